@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .pof_mkl import OnlineKernelClient
     from .secure_gram import GramClient
     from .serving import serve
+    from .streaming import StreamClient
 
 __all__ = [
     "AlignmentClient",
@@ -30,6 +31,7 @@ __all__ = [
     "PhaseClient",
     "RangesClient",
     "SVMClient",
+    "StreamClient",
     "VerticalKernelClient",
     "serve",
 ]
@@ -43,6 +45,7 @@ _MODULES = {
     "PhaseClient": "fedkern_flwr.node.client",
     "RangesClient": "column_ranges",
     "SVMClient": "hierarchical_svm",
+    "StreamClient": "streaming",
     "VerticalKernelClient": "fdskl",
     "serve": "serving",
 }

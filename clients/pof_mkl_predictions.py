@@ -28,7 +28,7 @@ def keep_weights(
     """Keep what the weights over the kernels of a ``table`` are made of, if there is a folder."""
     path = client.state_path(request.session, _KEPT)
     if path is not None:
-        numbers = np.frombuffer(account.pack(), "<f8")
+        numbers = np.frombuffer(StreamAccount.pack(account), "<f8")  # without the place of a stream
         meta = {"law": _law(request, table), "round": request.round}
         write_atomically(path, pack_arrays({"account": numbers}, meta), private=True)
 

@@ -62,6 +62,10 @@ class StateError(ProtocolError):
     """Something that a node should remember is gone; what it was made of must be sent again."""
 
 
+class StreamError(FedKernError):
+    """A stream has too few new rows for a message yet, or none will come."""
+
+
 class SumError(FedKernError):
     """A secure sum cannot be made or opened: values out of bounds, wrong shares, broken rules."""
 

@@ -76,17 +76,23 @@ class Scaling:
                 f"the table has {table.x.shape[1]} columns but the scaling has {self.x_min.size}",
                 remedy="use the columns the scaling was fitted on",
             )
-        x, y, x_test = table.x, table.y, table.x_test
-        if self.clip:
-            x = np.clip(x, self.x_min, self.x_max)
-            y = None if y is None else np.clip(y, self.y_min, self.y_max)
+        x_test = table.x_test
+        x, y = self.rows(table.x, table.y if table.y is not None else np.zeros(table.rows))
         return replace(
             table,
-            x=self._unit_interval(x) / self.row_norm,
-            y=None if y is None else self._scale_y(y),
+            x=x,
+            y=None if table.y is None else y,
             x_test=None if x_test is None else self.new_rows(x_test),
             y_test=None if table.y_test is None else self._scale_y(table.y_test),
         )
+
+    def rows(
+        self, x: NDArray[np.float64], y: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Scale features, shape (n, d), and labels, shape (n,), of training rows."""
+        if self.clip:
+            x, y = np.clip(x, self.x_min, self.x_max), np.clip(y, self.y_min, self.y_max)
+        return self._unit_interval(x) / self.row_norm, self._scale_y(y)
 
     def new_rows(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """Scale features of test rows: they are clipped to [0, 1] before the norm."""

@@ -2,7 +2,9 @@
 
 Two rules are the online methods' own, because a sample is predicted once: a sum that cannot be
 opened is a round lost and the run goes on, see :meth:`OnlineStrategy.rounds`; and a run that is
-resumed repeats no round that a client has answered, see :meth:`OnlineStrategy._take_up`.
+resumed repeats no round that a client has answered, see :meth:`OnlineStrategy._take_up`. Where rows
+come while a run goes on, a client without enough of them has no part in the message, and the run
+ends when too few clients are left whose streams go on, see :mod:`.online_streams`.
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import CheckpointError, FedKernError, ProtocolError, SumError, TableError
+from fedkern_flwr.errors import (
+    CheckpointError,
+    CohortError,
+    FedKernError,
+    ProtocolError,
+    SumError,
+    TableError,
+)
 from fedkern_flwr.method import Answers, Ask, Round, Rounds, Save, Steps, Term
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.reporting import whether_converged
@@ -24,7 +33,7 @@ from fedkern_flwr.secure_sum import Encoding, RunningSum
 from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply, PhaseMessage
 
-from .online_release import OnlineRelease
+from .online_streams import OnlineStreams
 
 Floats = NDArray[np.float64]
 _ENCODING = Encoding.fixed_point(wire.SUM_BOUND)
@@ -32,7 +41,7 @@ _BEGINNING = 10  # samples of a client, whose errors may be large before anythin
 _REPORTED = ("round", "total_samples", "total_squared_error", "regret", "largest_loss")
 
 
-class OnlineStrategy(OnlineRelease):
+class OnlineStrategy(OnlineStreams):
     """Base class of the online methods.
 
     ``start(grid, num_rounds=T)`` lets every client predict T samples of its own stream, each
@@ -121,7 +130,12 @@ class OnlineStrategy(OnlineRelease):
             try:
                 answers = yield self._question(number)
                 survivors = self._learn(answers)
-            except SumError as error:
+            except (CohortError, SumError) as error:
+                if self.streams_end(number):
+                    self.num_rounds, self.planned = self.stop(number - 1), number - 1
+                    break
+                if isinstance(error, CohortError) and not self.late_:
+                    raise
                 self._lose(number, error)
             save = Save(self.server_state(), self._memory())
             found = self._metrics(number, survivors)
@@ -184,11 +198,12 @@ class OnlineStrategy(OnlineRelease):
         self.step(total[: -wire.STATISTICS], survivors)
         return survivors
 
-    def _lose(self, number: int, error: SumError) -> None:
-        assert self.sums is not None
+    def _lose(self, number: int, error: CohortError | SumError) -> None:
         problem = f"{error.party}: {error.problem}" if error.party else error.problem
+        if self.late_:
+            problem = f"{len(self.late_)} streams have too few new rows"
         logger.warning("round %d is lost: %s", number, problem)
-        if number >= self.planned and not self.sums.contributors:
+        if self.sums is not None and number >= self.planned and not self.sums.contributors:
             problem = f"no round could be opened: {problem}"
         elif self._lost_rounds >= self.max_missed:
             problem = f"{self._lost_rounds} rounds in a row are lost: {problem}"
@@ -305,6 +320,7 @@ class OnlineStrategy(OnlineRelease):
         small = mse is None or mse <= wire.LARGEST_VARIANCE
         text = "the error is larger than that of the mean of labels in [0, 1] can be"
         ended = whether_converged(small, text, self.advice)
+        self.note_drift()
         spread = regret = regret_spread = largest = None
         if self.sums is not None:
             clients = self.sums.contributors

@@ -5,7 +5,8 @@ user likes.
 
 References
 ----------
-Steck, "Embarrassingly Shallow Autoencoders for Sparse Data", WWW 2019. Deshpande and Karypis,
+Steck, "Embarrassingly Shallow Autoencoders for Sparse Data", WWW 2019; "Autoencoders that Don't
+Overfit towards the Identity", NeurIPS 2020. Deshpande and Karypis,
 "Item-based top-N recommendation algorithms", ACM TOIS 22, 2004.
 """
 
@@ -37,6 +38,8 @@ FEWEST_USERS = 5  # who choose lambda
 
 Floats = NDArray[np.float64]
 Items = NDArray[Any]
+#: Share of what a user likes that EASE is trained to do without: popular items weigh less.
+DROPOUT = 0.2
 _HELD_OUT = 0.2  # of what a user likes
 _MOST_USERS = 1000  # who choose lambda
 _ALONE = 1.0 + 1e-9  # the gain of one user alone is its standard error, but for rounding
@@ -70,8 +73,9 @@ class Recommender:
     def scores(self, liked: Items, own: Items | None = None) -> Floats:
         """Return the scores of all items for a user.
 
-        EASE: with P = (K + lambda I)^-1 and B_ji = -P_ji / P_ii (0 where j = i) the score of item i
-        is the sum of B_ji over what the user likes. knn: the sum of the kernel between i and the
+        EASE: with P = (K + p / (1 - p) diag(K) + lambda I)^-1, p = ``DROPOUT``, and B_ji =
+        -P_ji / P_ii (0 where j = i) the score of item i is the sum of B_ji over what the user
+        likes. knn: the sum of the kernel between i and the
         liked items that are among its ``neighbours`` nearest (and as near as the last of these).
         Without liked items in the matrix, and where it cannot be inverted: popularity.
 
@@ -81,7 +85,7 @@ class Recommender:
             Items that the user likes; those that are not in the matrix are ignored.
         own : ndarray of int, optional
             All items of this user's row of K, ``liked`` among them: scores are those of K without
-            this row. Only q of cf-komd, a mean over all items, keeps it.
+            this row. Only q of cf-komd, a mean over all items, and p / (1 - p) diag(K) keep it.
 
         Returns
         -------
@@ -200,11 +204,12 @@ def _matrix(products: bytes, kind: str) -> NDArray[Any]:
 
 @lru_cache(maxsize=4)
 def _inverse(products: bytes, kind: str, regularization: float) -> Floats | None:
-    """Return (K + lambda I)^-1; None if there is none, as of forged matrices."""
+    """Return P of EASE; None if there is none, as of forged matrices."""
     from scipy.linalg.lapack import dpotrf, dpotri  # a node that ranks nothing does without
 
     matrix = _matrix(products, kind).astype(np.float64)
-    matrix.ravel()[:: len(matrix) + 1] += regularization
+    diagonal = matrix.ravel()[:: len(matrix) + 1]
+    diagonal += DROPOUT / (1.0 - DROPOUT) * diagonal + regularization
     factor, failed = dpotrf(matrix.T, lower=1)  # which is the same, in the order of LAPACK
     if failed:
         return None

@@ -25,6 +25,8 @@ from .ledger_file import LedgerFile, keep_set, kept_set, secret_key
 from .orders import refusal
 from .policy import NodePolicy
 from .rows import OwnRows, RowSet, digest, set_of
+from .streamed import Streamed, keep_place, keep_rows, kept_place, name_rows, runs_with, streamed_in
+from .summaries import count, summaries
 
 _ROUNDING = 1e-9
 
@@ -175,6 +177,33 @@ class NodeLedger:
             )
             return figures
 
+    def place(self) -> str:
+        """Return where this node's stream goes on; nothing at first."""
+        with self.file.open() as db:
+            return kept_place(db, self.partition)
+
+    def take(self, session: str, taken: Streamed, *, compare: bool) -> None:
+        """Enter rows of a stream that take part in a run, and where the stream goes on.
+
+        With ``compare`` rows that took part before are refused: those of sums are.
+
+        Raises
+        ------
+        RefusedError
+            Some took part before. Nothing is entered then.
+        """
+        with self.file.writing() as db:
+            run, _ = self._run(db, session)
+            rows = name_rows(db, secret_key(db), self.partition, taken)
+            before = runs_with(db, rows) if compare else set()
+            if run in before or len(np.unique(rows.names)) < len(rows):
+                remedy = "name an id-column whose values come once"
+                raise refusal("stream: a row would take part twice", self.party, remedy)
+            rule = "stream: some of its new rows are among"
+            self._permit(db, run, [Conflict(other, rule) for other in sorted(before)])
+            keep_rows(db, run, rows)
+            keep_place(db, self.partition, taken.place)
+
     def refuse(self, session: str, rule: str) -> None:
         """Count a refusal."""
         with self.file.writing() as db:
@@ -197,7 +226,7 @@ class NodeLedger:
         """
         with self.file.writing() as db:
             for run in runs:
-                if not _count(db, "runs WHERE id = ?", run):
+                if not count(db, "runs WHERE id = ?", run):
                     raise OptionError(
                         f"there is no run {run} in the ledger",
                         remedy="take the number from the refusal or `fedkern node ledger show`",
@@ -207,36 +236,13 @@ class NodeLedger:
     def runs(self) -> list[RunSummary]:
         """Return what was answered, run by run."""
         with self.file.open() as db:
-            out = []
-            for number, opened, method, secure, pinned in db.execute(
-                "SELECT id, opened, method, secure, pinned FROM runs ORDER BY id"
-            ).fetchall():
-                sums = db.execute(
-                    "SELECT purpose, number, parties FROM sums WHERE run = ?", (number,)
-                ).fetchall()
-                out.append(
-                    RunSummary(
-                        number,
-                        opened,
-                        method,
-                        bool(secure),
-                        bool(pinned),
-                        tuple(sorted({purpose for purpose, _, parties in sums if parties})),
-                        max((rows for _, rows, _ in sums), default=0),
-                        max((parties for *_, parties in sums), default=0),
-                        _count(db, "evaluations WHERE run = ?", number),
-                        _count(db, "refusals WHERE run = ?", number, "sum(number)"),
-                        _count(db, "permissions WHERE used IS NULL AND run = ?", number),
-                    )
-                )
-            return out
+            return summaries(db)
 
     def refusals(self) -> list[tuple[int, str, int]]:
         """Return (run or 0, rule, how often) of what was refused."""
         with self.file.open() as db:
-            return db.execute(
-                "SELECT run, rule, number FROM refusals ORDER BY run, rule"
-            ).fetchall()
+            query = "SELECT run, rule, number FROM refusals ORDER BY run, rule"
+            return db.execute(query).fetchall()
 
     # -- entries
 
@@ -315,13 +321,13 @@ class NodeLedger:
         if share <= before:
             return
         db.execute("UPDATE runs SET share = ? WHERE id = ?", (share, run))
-        rows = kept_set(db, learned)
+        rows = kept_set(db, learned).union(streamed_in(db, run))
         others = {
             other: spent
             for other, spent, held in db.execute(
                 "SELECT id, share, learned FROM runs WHERE share > 0 AND id <> ?", (run,)
             ).fetchall()
-            if rows.meets(kept_set(db, held))
+            if rows.meets(kept_set(db, held).union(streamed_in(db, other)))
         }
         strict = mode(policy, refuses=True) == "refuse"
         if strict and share + sum(others.values()) > 1.0 + _ROUNDING:
@@ -388,10 +394,6 @@ class NodeLedger:
     def _held(self, db: sqlite3.Connection, run: int) -> RowSet:
         (held,) = db.execute("SELECT held FROM runs WHERE id = ?", (run,)).fetchone()
         return kept_set(db, held)
-
-
-def _count(db: sqlite3.Connection, where: str, run: int, what: str = "count(*)") -> int:
-    return int(db.execute(f"SELECT {what} FROM {where}", (run,)).fetchone()[0] or 0)
 
 
 def _now() -> str:

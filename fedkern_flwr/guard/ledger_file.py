@@ -14,7 +14,7 @@ from ..errors import OptionError
 from .rows import RowSet, digest
 
 FILE = "ledger.sqlite"
-VERSION = 1
+VERSION = 2
 
 _PATIENCE = 60.0  # seconds to wait for another process
 #: Errors that waiting does not mend.
@@ -39,6 +39,16 @@ CREATE TABLE permissions (run INTEGER NOT NULL, given TEXT NOT NULL, used INTEGE
 CREATE TABLE refusals (
     run INTEGER NOT NULL, rule TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (run, rule));
 """
+_STREAMS = """
+CREATE TABLE places (partition INTEGER PRIMARY KEY, place TEXT NOT NULL);
+CREATE TABLE seen (
+    partition INTEGER NOT NULL, content INTEGER NOT NULL, times INTEGER NOT NULL,
+    PRIMARY KEY (partition, content)) WITHOUT ROWID;
+CREATE TABLE streamed (
+    name INTEGER NOT NULL, run INTEGER NOT NULL, PRIMARY KEY (name, run)) WITHOUT ROWID;
+CREATE INDEX streamed_by ON streamed (run);
+"""
+_SCHEMAS = (_SCHEMA, _STREAMS)  # what each version adds
 
 
 class LedgerFile:
@@ -97,14 +107,16 @@ class LedgerFile:
     def _prepare(self, db: sqlite3.Connection) -> None:
         """Make the tables of a new file; refuse those of a newer release."""
         (version,) = db.execute("PRAGMA user_version").fetchone()
-        if version == 0:
-            _begin_log(db)
+        if version < VERSION:
+            if version == 0:
+                _begin_log(db)
             db.execute("BEGIN IMMEDIATE")
             (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version == 0:  # nobody else has made them meanwhile
-                for statement in _SCHEMA.split(";"):
+            if version < VERSION:  # nobody else has made them meanwhile
+                for statement in "".join(_SCHEMAS[version:]).split(";"):
                     db.execute(statement)
-                db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
+                if version == 0:
+                    db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
                 db.execute(f"PRAGMA user_version = {VERSION}")
                 version = VERSION
             db.execute("COMMIT")

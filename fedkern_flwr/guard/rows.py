@@ -52,10 +52,10 @@ class OwnRows:
         ids = None if self.ids is None else [str(name).encode() for name in self.ids]
         contents = list(self.contents()) if self.parts else [b""] * len(ids or ())
         if ids is None:
-            plain = _hash(key, contents)
+            plain = hashes(key, contents)
             return RowSet(numbered := _number(key, plain), numbered)
         both = [name + b"/" + content for name, content in zip(ids, contents, strict=True)]
-        return RowSet(_hash(key, ids), _hash(key, both))
+        return RowSet(hashes(key, ids), hashes(key, both))
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +116,7 @@ def digest(key: bytes, *parts: bytes) -> bytes:
 
 def set_of(key: bytes, members: Sequence[bytes]) -> Digests:
     """Return the digests of a set, sorted."""
-    return np.unique(_hash(key, members))
+    return np.unique(hashes(key, members))
 
 
 def _rows(array: NDArray[Any] | sparse.csr_array) -> Iterator[bytes]:
@@ -132,7 +132,8 @@ def _rows(array: NDArray[Any] | sparse.csr_array) -> Iterator[bytes]:
     )
 
 
-def _hash(key: bytes, texts: Sequence[bytes]) -> Digests:
+def hashes(key: bytes, texts: Sequence[bytes]) -> Digests:
+    """Return keyed digests of texts, shape (n,)."""
     make = hashlib.blake2b
     raw = b"".join(make(text, digest_size=_SIZE, key=key).digest() for text in texts)
     return np.frombuffer(raw, "<u8").astype(np.uint64)
@@ -148,5 +149,5 @@ def _number(key: bytes, plain: Digests) -> Digests:
     out = plain.copy()
     again = repeats > 0
     texts = [b"%d/%d" % pair for pair in zip(ranked[again], repeats[again], strict=True)]
-    out[order[again]] = _hash(key, texts)
+    out[order[again]] = hashes(key, texts)
     return out

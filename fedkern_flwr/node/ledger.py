@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ..guard import NodePolicy
 from ..guard.history import Answer
 from ..guard.rows import OwnRows
+from ..guard.streamed import Streamed
 from ..secure_sum import Party
 from ..wire import DescribeRequest
 from .sums import ClientSums
@@ -40,6 +41,7 @@ class ClientLedger:
     def __init__(self, folder: Path | None, partition: int, policy: NodePolicy) -> None:
         self._folder, self._partition, self._policy = folder, partition, policy
         self._noted: dict[str, tuple[Positions, bool]] = {}
+        self._streamed: Streamed | None = None
 
     @property
     def _file(self) -> NodeLedger | None:
@@ -71,6 +73,16 @@ class ClientLedger:
             rows = np.union1d(self._noted[purpose][0], rows)
         self._noted[purpose] = (rows, each)
 
+    def place(self) -> str:
+        """Return where this node's stream goes on; nothing at first, or without a folder."""
+        return "" if self._file is None else self._file.place()
+
+    def stream(self, taken: Streamed | None) -> None:
+        """Note of which rows of a stream, instead of the table's, what is to be answered is."""
+        self._streamed = taken
+        if taken is not None:
+            self.note("update", np.zeros(0, np.intp), each=True)
+
     def enter(self, session: str, sums: ClientSums | None, *, records: bool, share: float) -> None:
         """Enter what the message at hand was about, as the node's ledger says.
 
@@ -79,6 +91,9 @@ class ClientLedger:
         RefusedError
         """
         noted, self._noted = self._noted, {}
+        taken, self._streamed = self._streamed, None
+        if self._file is not None and taken is not None:
+            self._file.take(session, taken, compare=sums is not None)
         if self._file is None or sums is None:
             return
         answers = [*_answers(sums, noted)]

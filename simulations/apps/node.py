@@ -272,7 +272,7 @@ def client_maker(
     every = (*keys, *_COMMON)
 
     def make_client(context: Context) -> PhaseClient:
-        if context.node_config.keys() & {"data", "role"}:
+        if context.node_config.keys() & {"data", "role", "stream"}:
             node = Node(context, own_table, every)
             own = arguments(node)
             return client(context, **{**node.settings(), **own})

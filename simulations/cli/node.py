@@ -19,6 +19,7 @@ from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.guard.ledger_file import FILE
 from fedkern_flwr.guard.policy import RULES, read_policy, write_policy
 from fedkern_flwr.node_config import read_config
+from fedkern_flwr.online.stream_files import fed_by_socket
 
 from ..warm_node.start import NO_THREADS, LogFormat, node_command
 from .console import plain_table
@@ -79,7 +80,7 @@ def start_node(
         if path is not None:
             _refuse_unreadable(path, f"--{name}")
             arguments += [f"--{name}", str(path)]
-    read_config(node_config)
+    fed_by_socket(read_config(node_config))
     _refuse_taken(port)
     command = node_command(
         superlink,
@@ -94,6 +95,22 @@ def start_node(
     )
     sys.stdout.flush()
     os.execve(command[0], command, {**os.environ, **NO_THREADS})
+
+
+@node_app.command("feed")
+def feed_stream(
+    node_config: Annotated[Path, typer.Option(help="TOML file of the node's configuration.")],
+) -> None:
+    """Take the rows that come to the socket of a node's stream; `node start` does it by itself."""
+    from ..warm_node.feeder import feed
+
+    fed = fed_by_socket(read_config(node_config))
+    if fed is None:
+        raise OptionError(
+            f"{node_config.name} names no socket as stream",
+            remedy='write stream = "unix:/path" or "127.0.0.1:PORT"; files need no feeder',
+        )
+    feed(*fed)
 
 
 @policy_app.command("show")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedkern_flwr.online.drift import recent_errors, rises
 from fedkern_flwr.reporting import whether_converged
+from fedkern_flwr.tables.table import listing
 
 from ... import strategies
 from ...strategies import PhaseStrategy
@@ -23,6 +25,7 @@ from .hindsight import server_regret
 from .new_rows import Parts
 from .online_data import DataSettings, Streams, prepare
 from .online_fitted import whole_model
+from .online_streams import read_on
 
 _COLUMNS = {
     "mse": Column(
@@ -93,8 +96,8 @@ class OnlineFamily(Family[DataSettings, Streams]):
         ]
 
     def prepare(self, settings: DataSettings) -> Streams:
-        """Load, scale and deal the data."""
-        return prepare(settings)
+        """Load, scale and deal the data; or have clients read the files of their parties."""
+        return prepare(settings) if settings.stream_wait is None else read_on(settings)
 
     def measure(self, strategy: PhaseStrategy, prepared: Streams, config: Config) -> dict[str, Any]:
         """Return the server's regret where it was asked for, and whether the mean does as well."""
@@ -138,12 +141,13 @@ class OnlineFamily(Family[DataSettings, Streams]):
             }
             for rows in zip(*(r["history"] for r in results), strict=True)
         ]
-        return average(
+        found = average(
             results,
             metrics={"mse_std": float(np.std(errors, ddof=len(errors) > 1))},
             history=history,
             survivors=results[-1]["history"][-1]["survivors"],
         )
+        return {**found, "drift": rises(history)}
 
     def size(self, facts: Mapping[str, Any]) -> str:
         """Return the numbers of clients and of samples per client."""
@@ -160,8 +164,10 @@ class OnlineFamily(Family[DataSettings, Streams]):
         ]
         if config["runs"] > 1:
             rows.insert(1, ["  std over feature draws (10⁻³)", milli(metrics["mse_std"], 3)])
-        if recent := _recent(result["history"]):
+        if recent := recent_errors(result["history"]):
             rows.insert(1, ["  of the last tenth (10⁻³)", milli(recent[-1][1], 3)])
+        if drift := rises(result["history"]):
+            rows.append(["the data drifts: error rises after", listing(map(str, drift))])
         if "test_mse" in metrics:
             rows.insert(2, ["MSE on held-out rows (10⁻³)", milli(metrics["test_mse"], 3)])
         if "regret_to_bound" in metrics:
@@ -182,16 +188,18 @@ class OnlineFamily(Family[DataSettings, Streams]):
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
         """Draw the error and the average regret over time."""
         history = summary["history"]
+        recent = [(t, mse, 0.0) for t, mse in recent_errors(history)]
         made = {
             "mse_plot": plots.plot_sweep(
                 {
                     f"{label}, of the first t": [(r["round"], r["mse"], 0.0) for r in history],
-                    "of the last tenth up to t": [(t, mse, 0.0) for t, mse in _recent(history)],
+                    "of the last tenth up to t": recent,
                 },
                 folder / "mean_squared_error.png",
                 title="Prediction error so far, and of late",
                 xlabel="samples per client t",
                 ylabel="error (MSE) of predictions",
+                marks={"error rises": rises(history)},
             )
         }
         if history[0]["regret"] is not None:
@@ -201,20 +209,3 @@ class OnlineFamily(Family[DataSettings, Streams]):
                 title="Average regret of the clients",
             )
         return made
-
-
-def _recent(history: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
-    """Return (t, error of the last tenth of a run's samples up to t): it rises where data drifts.
-
-    From errors so far: that of the samples between two rounds is the difference of their sums.
-    """
-    told = [(0, 0.0)]
-    told += [(row["round"], row["round"] * row["mse"]) for row in history if row["mse"] is not None]
-    found, first = [], 0
-    for t, total in told[1:]:
-        while told[first + 1][0] <= t - told[-1][0] / 10:
-            first += 1
-        before, earlier = told[first]
-        if before <= t - told[-1][0] / 10:
-            found.append((t, max(0.0, total - earlier) / (t - before)))
-    return found

@@ -49,6 +49,9 @@ class DataSettings(TableSettings):
         Concentration of the Dirichlet split.
     rounds : int or None
         T, samples per client (default: 500, or what there is).
+    stream_wait : float or None
+        The files of --party are read while the run goes on, and may grow: seconds to wait for the
+        rows of a message; 0 if what is there is all.
     """
 
     sites: tuple[str, ...] = ()
@@ -58,6 +61,7 @@ class DataSettings(TableSettings):
     site_share: float = 1.0
     alpha: float = 0.5
     rounds: int | None = None
+    stream_wait: float | None = None
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:

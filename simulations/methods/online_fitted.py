@@ -90,7 +90,8 @@ def _accounts(
     strategy: OnlineStrategy, prepared: Streams, state_dir: Path
 ) -> Iterator[StreamAccount]:
     """Yield what the clients of a simulated run remember, by partition."""
+    state: type[StreamAccount] = prepared.clients.kind.state_class
     for partition in range(prepared.num_clients):
         files = (state_dir / strategy.session).glob(f"partition-{partition}-round-*.state")
         last = max(files, key=lambda file: int(file.stem.rsplit("-", 1)[1]), default=None)
-        yield StreamAccount() if last is None else StreamAccount.unpack(last.read_bytes())
+        yield state() if last is None else state.unpack(last.read_bytes())

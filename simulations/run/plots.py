@@ -239,6 +239,7 @@ def plot_sweep(
     xlabel: str,
     ylabel: str,
     styles: Mapping[str, Style] | None = None,
+    marks: Mapping[str, Sequence[float]] | None = None,
 ) -> Path:
     """Draw means over a swept option, with a band of one standard deviation.
 
@@ -257,6 +258,8 @@ def plot_sweep(
         What the axes show, with units.
     styles : mapping of str to Style, optional (default: None)
         Look of the series; ``None`` gives them by order.
+    marks : mapping of str to sequence of float, optional (default: None)
+        Places on the horizontal axis that are marked, and what they are.
 
     Returns
     -------
@@ -271,6 +274,19 @@ def plot_sweep(
     figure = drawing.new_figure(3.2)
     axes = figure.add_subplot()
     looks = drawing.complete_styles(styles, curves)
+    for name, places in (marks or {}).items():
+        for place in places:
+            axes.axvline(place, color="0.5", linewidth=0.8, linestyle=":")
+            axes.annotate(
+                name,
+                (place, 0.98),
+                xycoords=("data", "axes fraction"),
+                rotation=90,
+                va="top",
+                ha="right",
+                fontsize=7,
+                color="0.4",
+            )
     all_x: list[float] = []
     all_y: list[float] = []
     labels = {}

@@ -24,7 +24,9 @@ from types import FrameType
 from fedkern_flwr.errors import FedKernError, OptionError
 from fedkern_flwr.flower_compat import MESSAGE_ARRIVED, run_supernode
 from fedkern_flwr.node_config import read_config, reread_config
+from fedkern_flwr.online.stream_files import fed_by_socket
 
+from .feeder import feed
 from .forked import Forked, fork
 from .log import SUPERNODE, LogReader, connection
 from .report import KEEPER, NodeReport
@@ -35,7 +37,7 @@ _HOST = "127.0.0.1"
 _LOOK = 1.0  # seconds from one look at what is overdue to the next
 _GRACE = 10.0  # seconds that a process gets to end by itself
 _AGAIN = 1.0  # seconds until who asks for tasks is started again
-_ASKS = "executor"
+_ASKS, _FEEDS = "executor", "feeder"
 #: Why a SuperNode ends that nobody has told to: so it does where its signature is not taken.
 _REFUSED = (
     ": the SuperLink refuses what it signs; its clock is wrong by more than five minutes, or its "
@@ -80,6 +82,7 @@ class WarmNode:
         self._selector = selectors.DefaultSelector()
         self._running: dict[int, _Running] = {}
         self._asking: Forked | None = None  # not before the SuperNode is there to be asked
+        self._feeding: Forked | None = None  # where rows come to a socket
         self._ending, self._reload, self._stopping = 0, False, False
 
     def run(self) -> int:
@@ -97,6 +100,7 @@ class WarmNode:
             gc.freeze()
             reader = LogReader(SUPERNODE)
             supernode = self._fork(reader, lambda: run_supernode(arguments), signal.SIGTERM)
+            self._feed()
             code = None
             try:
                 while code is None:
@@ -125,6 +129,12 @@ class WarmNode:
         asking = self._fork(LogReader(_ASKS), lambda: ask_for_tasks(*work), signal.SIGKILL)
         os.write(asking.input, FREE * free)
         return asking
+
+    def _feed(self) -> None:
+        """Start what writes the rows that come to a socket into the node's file."""
+        fed = fed_by_socket(self.config)
+        if fed is not None:
+            self._feeding = self._fork(LogReader(_FEEDS), lambda: feed(*fed), signal.SIGKILL)
 
     def _answer(self, token: str, run: int) -> None:
         """Have a copy of this process answer the message of a task."""
@@ -179,6 +189,10 @@ class WarmNode:
                 cpu = used.ru_utime + used.ru_stime
                 self.report.ended(time.monotonic() - ended.began, cpu, failed=code != 0)
                 self._tell(FREE)
+            elif ended.process is self._feeding:
+                self._say("what takes the rows of the stream has ended; started again")
+                time.sleep(_AGAIN)
+                self._feed()
             elif ended.process is self._asking:
                 self._say("who asks for tasks has ended; started again")
                 time.sleep(_AGAIN)

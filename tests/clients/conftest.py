@@ -21,6 +21,7 @@ from fedkern_flwr.clients import (
     KernelPCAClient,
     OnlineKernelClient,
     RangesClient,
+    StreamClient,
     SVMClient,
     VerticalKernelClient,
 )
@@ -90,6 +91,18 @@ def online(strategy: Any, seed: int, folder: Path) -> Any:
         return client
 
     simulate(strategy, nodes(make), 4, num_rounds=1)
+    return strategy
+
+
+def stream(strategy: Any, seed: int, folder: Path) -> Any:
+    rng = np.random.default_rng(seed)
+    tables = [(rng.uniform(-0.5, 0.5, (40, 3)), rng.random(40)) for _ in range(4)]
+
+    def make(context: Context, k: int) -> PhaseClient:
+        rows = zip(*tables[k], strict=True)
+        return StreamClient(context, rows, wait=0.0, state_dir=folder / f"{k}")
+
+    simulate(strategy, nodes(make), 4, num_rounds=30)
     return strategy
 
 
@@ -262,6 +275,7 @@ RUNS: dict[str, Callable[[int, Path], Any]] = {
     "pof-mkl": lambda s, f: online(POFMKL(secure=True), s, f),
     "pof-rls": lambda s, f: online(POFRLS(features=1, secure=True), s, f),
     "pof-rls, whole": lambda s, f: online(POFRLS(features=1, secure=True, drop_outs=False), s, f),
+    "vm-kofl, stream": lambda s, f: stream(VMKOFL(kernels=3, secure=True), s, f),
     "vm-kofl": lambda s, f: online(VMKOFL(secure=True), s, f),
     "em-kofl": lambda s, f: online(EMKOFL(secure=True), s, f),
     "per-fed-avg": lambda s, f: online(PerFedAvg(secure=True), s, f),

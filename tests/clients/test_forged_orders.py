@@ -141,6 +141,17 @@ CASES = [
     Case("pof-rls, whole", 2, "online-ridge", "update"),
     Case("pof-rls, whole", 2, "online-ridge-evaluate", "evaluate"),
     Case("vm-kofl", 2, "online-shared", "update"),
+    Case(
+        "vm-kofl, stream",
+        2,
+        "online-shared",
+        "update",
+        requests={
+            "fewer rows than hide each other": fields(samples=1),
+            "no row": fields(samples=0),
+            "a row before the first": fields(step=-1),
+        },
+    ),
     Case("em-kofl", 2, "online-drawn", "update"),
     Case("per-fed-avg", 2, "online-network", "update"),
     Case("per-fed-avg", 2, "online-network-evaluate", "evaluate"),

@@ -43,6 +43,7 @@ HERE = Path.cwd()
 NODES = 7
 WINE = {"data": "wine", "clients": NODES}
 STREAMS = {**WINE, "rounds": 6, "features": 4, "checkpoint_every": 3}
+FILES = {"party": tuple(f"{HERE}/{k}.csv" for k in range(NODES)), "label": "y", "stream_wait": 0.0}
 RATINGS = {"data": "r.csv", "clients": NODES, "min_support": 3}
 HYBRID = {"data": "wine", "hospitals": 4, "centres": 3, "landmarks": 12, "regularization": 0.1}
 VERTICAL = {"data": "wine", "parties": NODES, "gamma": 1.0, "regularization": 0.01}
@@ -58,6 +59,7 @@ RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "pof-mkl, slow": (STREAMS, ("online-personal-6-1",)),  # where it sleeps instead
     "pof-rls": (STREAMS, ("online-ridge-3-2",)),
+    "pof-rls, streams": ({**STREAMS, **FILES, "split": "site"}, ("online-ridge-3-2",)),
     "ofskl": (STREAMS, ("online-shared-2-3",)),
     "ofmkl-avg": (STREAMS, ("online-shared-3-0",)),
     "vm-kofl": (STREAMS, ("online-shared-2-6",)),
@@ -286,6 +288,10 @@ def ratings() -> None:
     pairs = np.argwhere(rng.random((42, 20)) < 0.4)
     lines = ["user,item", *(f"{u + 1},{i + 1}" for u, i in pairs)]
     Path("r.csv").write_text("\n".join(lines))
+    for k in range(NODES):
+        rows = np.random.default_rng(k).random((9, 3)).tolist()
+        text = "\n".join(",".join(map(repr, row)) for row in rows)
+        Path(f"{k}.csv").write_text(f"a,b,y\n{text}\n")
 
 
 @atexit.register

@@ -9,7 +9,7 @@ import pytest
 
 from fedkern_flwr.gram.matrix import unpack
 from fedkern_flwr.model_file import load_model
-from fedkern_flwr.simulations.methods.online import OnlineFamily, _recent
+from fedkern_flwr.simulations.methods.online import OnlineFamily
 
 pytestmark = pytest.mark.usefixtures("in_tmp")
 ONLINE = [cls.method for cls in OnlineFamily.strategies]
@@ -48,18 +48,6 @@ def test_a_secure_run_that_loses_its_rounds_says_why(commands, monkeypatch):
     line = commands.complaint("run", *commands.small("pof-mkl"), *lost, code=1)
     assert "rounds in a row are lost" in line
     assert "at least 4 must" in line
-
-
-def test_the_error_of_late_shows_a_drift_that_the_error_so_far_hides():
-    errors = np.where(np.arange(100) < 80, 0.01, 0.05)
-    so_far = np.cumsum(errors) / np.arange(1, 101)
-    history = [{"round": t, "mse": so_far[t - 1]} for t in range(5, 101, 5)]
-    recent = dict(_recent(history))
-    assert list(recent) == list(range(10, 101, 5))
-    for t, mse in recent.items():
-        assert mse == pytest.approx(errors[t - 10 : t].mean())
-    assert recent[100] > 2.5 * so_far[-1]
-    assert _recent([{"round": 5, "mse": None}, {"round": 10, "mse": 0.1}]) == [(10, 0.1)]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from flwr.app import Context
 from own_table import own_table  # type: ignore[import-not-found]  # the file beside this one
 
 from fedkern_flwr.clients import OnlineKernelClient, serve
-from fedkern_flwr.errors import TableError
+from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.simulations.apps.node import Node, client_maker, rows
@@ -23,6 +23,8 @@ def arguments(node: Node) -> dict[str, Any]:
     agreed on, held-out values clipped; without such a file the table must be scaled already. The
     common ``encoder`` comes first, if there is one.
     """
+    if "stream" in node.config:
+        return stream_arguments(node)
     if "encoder" in node.config:
         table, held = node.encoded(common=True, missing="encode")
     else:
@@ -37,6 +39,40 @@ def arguments(node: Node) -> dict[str, Any]:
     return {**rows(table, None, "x", "y"), "x_test": table.x_test, "y_test": table.y_test, **found}
 
 
+def stream_arguments(node: Node) -> dict[str, Any]:
+    """Say where the rows of a client come from while a run goes on.
+
+    They are scaled as those of a table. An ``encoder`` takes whole tables: a stream has numbers.
+
+    Raises
+    ------
+    OptionError
+    """
+    config = node.config
+    for key in {"data", "encoder"} & config.keys():
+        raise OptionError(f"this node has a stream and {key}", remedy="leave one of them out")
+    names = str(config.get("stream-columns", "")).split(",")
+    found: dict[str, Any] = {
+        "stream": str(config["stream"]),
+        "label": config.get("label-column", config.get("label")),
+        "id_column": config.get("id-column"),
+        "columns": [name.strip() for name in names if name.strip()],
+        "keep_weights": True,
+        **{key: str(config[key]) for key in ("sep", "decimal", "na") if key in config},
+    }
+    if "stream-wait" in config:
+        found["wait"] = float(config["stream-wait"])
+    scaling = read_scaling(config["scaling"]) if "scaling" in config else None
+    if scaling is not None:
+        found |= {"scaling": scaling, "label_range": (scaling.y_min, scaling.y_max)}
+    held = node.table("test-data")
+    if held is not None:
+        if scaling is not None:
+            held = scaling.apply(replace(held, x=held.x[:0], y=None, x_test=held.x, y_test=held.y))
+        found |= {"x_test": held.x_test, "y_test": held.y_test, "ids_test": held.ids}
+    return found
+
+
 def read_scaling(path: str) -> Scaling:
     """Read a file of public ranges."""
     try:
@@ -47,6 +83,15 @@ def read_scaling(path: str) -> Scaling:
         ) from None
 
 
+def client(context: Context, **own: Any) -> PhaseClient:
+    """Return the client of a node: of its table, or of its stream."""
+    if "stream" not in own:
+        return OnlineKernelClient(context, **own)
+    from fedkern_flwr.clients import StreamClient
+
+    return StreamClient(context, **own)
+
+
 def simulated(context: Context) -> PhaseClient:
     """Build the client of a node of a simulation, which gets public data."""
     from fedkern_flwr.simulations.apps.simulated import simulated_client
@@ -54,7 +99,5 @@ def simulated(context: Context) -> PhaseClient:
     return simulated_client(str(context.run_config["method"]), context)
 
 
-make_client = client_maker(
-    OnlineKernelClient, arguments, own_table, keys=("predictions",), simulated=simulated
-)
+make_client = client_maker(client, arguments, own_table, keys=("predictions",), simulated=simulated)
 app = serve(make_client)

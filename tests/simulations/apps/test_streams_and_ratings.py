@@ -68,6 +68,38 @@ def test_the_ridge_regressions_of_an_app_are_of_the_rows_of_all_nodes(
     assert "method is 'ofskl'; use pof-mkl or pof-rls" in refusal(site.run, method="ofskl")
 
 
+def test_a_node_may_have_a_stream_in_place_of_a_table(
+    make_site: Make, tmp_path: Path, refusal: Refusal
+) -> None:
+    """One of a file, one of what came to a socket: the same run, and the same predictions."""
+    site, found = make_site("pof-mkl"), []
+    for kind in ("table", "stream"):
+        saved, told = tmp_path / f"{kind}.npz", tmp_path / f"{kind}.json"
+        for k, node in enumerate(site.nodes):
+            node["state-dir"] = str(tmp_path / f"{kind}{k}")
+        if kind == "stream":
+            for k, node in enumerate(site.nodes):
+                file = Path(node.pop("data"))
+                node |= {"stream": str(file), "stream-wait": 0}
+                if k == 1:
+                    spool = tmp_path / "stream1" / "stream-1.rows"
+                    spool.parent.mkdir()
+                    shutil.copy(file, spool)
+                    node["stream"] = "unix:/run/readings.sock"
+        site.run(model=saved, result=told, secure="on")
+        site.run(predict=saved)
+        found.append((json.loads(told.read_text())["metrics"], site.written()))
+    assert found[0] == found[1]
+    for change, line in (
+        ({"data": "x.csv"}, "this node has a stream and data; leave one of them out"),
+        ({"stream": "10.0.0.1:80"}, "rows are taken from this machine only"),
+        ({"stream_columns": "a,c"}, "has no column 'c'"),
+        ({"label_column": None}, "the stream has no label"),
+    ):
+        node = {"state_dir": str(tmp_path / "other"), **change}
+        assert line in refusal(site.run, site.changed(2, **node), model=saved)
+
+
 def test_rows_with_ids_are_named_and_a_node_without_new_rows_predicts_none(
     make_site: Make, tmp_path: Path
 ) -> None:

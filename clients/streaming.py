@@ -1,0 +1,223 @@
+"""The client of the online methods whose rows come while a run goes on."""
+
+from __future__ import annotations
+
+import json
+import logging
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from flwr.app import ConfigRecord, Context
+from numpy.typing import NDArray
+
+from fedkern_flwr.errors import OptionError, ProtocolError, StreamError
+from fedkern_flwr.guard import counting
+from fedkern_flwr.guard.rows import OwnRows
+from fedkern_flwr.guard.streamed import Streamed
+from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.online import messages as wire
+from fedkern_flwr.online.source import ENDED, LATE, ROWS, Found, IteratorSource, Place, Source
+from fedkern_flwr.online.stream_files import open_stream
+from fedkern_flwr.scaling import Scaling
+from fedkern_flwr.wire import DescribeReply, DescribeRequest
+
+from .pof_mkl import OnlineKernelClient
+from .pof_mkl_account import StreamAccount
+
+logger = logging.getLogger("fedkern_flwr")
+
+WAIT = 30.0
+_RECORD = "fedkern-stream"
+_LOOKED_AT = 20  # rows by which columns of two values are told
+_PLACE = struct.Struct("<qq32s")
+
+
+@dataclass
+class PlacedAccount(StreamAccount):
+    """What a client remembers of its stream, with how far it has read it."""
+
+    place: Place = field(default_factory=Place)
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> Self:
+        """Read the account from a session's payload; empty at first."""
+        account = super().unpack(payload[_PLACE.size :])
+        if payload:
+            offset, skipped, head = _PLACE.unpack(payload[: _PLACE.size])
+            account.place = Place(offset, head.rstrip(b"\0").decode(), skipped)
+        return account
+
+    def pack(self) -> bytes:
+        """Return the account as bytes."""
+        place = self.place
+        return _PLACE.pack(place.offset, place.skipped, place.head.encode()) + super().pack()
+
+
+class StreamClient(OnlineKernelClient):
+    """Client of POF-MKL, POF-RLS and their baselines that learns rows as they come.
+
+    A message takes the next rows of the stream, as many as it says, predicts each and learns it.
+    Where so many have not come after ``wait`` seconds the client has no part in the message, and
+    the rows wait for the next: what the others count on is that whoever is in a sum has that many
+    rows in it. Rows with gaps, text or another number of cells are left out, counted, and told of
+    in the node's log.
+
+    Parameters
+    ----------
+    context : flwr.app.Context
+        The node's context.
+    stream : path, iterable or Source
+        A CSV or JSONL file that may grow; or (features, label), of an iterator that is made anew
+        with the client and read up to the place again. None stands for nothing yet.
+    label : str, optional
+        The column of a file to predict.
+    id_column : str, optional
+        The column of a file that names a row, such as its time.
+    columns : sequence of str, optional
+        Names of the features; by default all other columns of the file.
+    wait : float (default: 30.0)
+        Seconds to wait for the rows of a message; 0 if what is there is all.
+    scaling : Scaling, optional
+        Public ranges that bring rows into the unit ball and labels into [0, 1].
+    sep, decimal, na : str, optional
+        How a CSV file is written.
+    **common
+        Held-out rows, and options of :class:`OnlineKernelClient`. A node needs its ``state_dir``:
+        there its ledger has the rows that took part, and how far the stream has been read.
+
+    Raises
+    ------
+    OptionError
+        A node has no folder of its own, or a file no label.
+    """
+
+    state_class = PlacedAccount
+
+    def __init__(
+        self,
+        context: Context,
+        stream: str | Path | Iterable[Any] | Source,
+        *,
+        label: str | None = None,
+        id_column: str | None = None,
+        columns: Sequence[str] = (),
+        wait: float = WAIT,
+        scaling: Scaling | None = None,
+        sep: str | None = None,
+        decimal: str | None = None,
+        na: str = "",
+        **common: Any,
+    ) -> None:
+        super().__init__(context, np.zeros((0, 0)), np.zeros(0), **common)
+        if not wait >= 0.0:
+            raise OptionError(f"stream wait is {wait}", remedy="give seconds, 0 or more")
+        if self.state_dir is None and not self.simulated:
+            raise OptionError(
+                "a node with a stream needs a folder of its own",
+                remedy="name it as state_dir",
+                party=self.name,
+            )
+        self.wait, self.scaling = wait, scaling
+        if isinstance(stream, (str, Path)):
+            how: dict[str, Any] = {"label": label, "id_column": id_column, "sep": sep}
+            how |= {
+                "columns": tuple(columns),
+                "decimal": decimal or ".",
+                "na": na,
+                "follow": wait > 0.0,
+            }
+            self.source: Source = open_stream(stream, self.state_dir, self.partition, **how)
+        elif isinstance(stream, Source):
+            self.source = stream
+        else:
+            self.source = IteratorSource(stream, columns)
+        self.kept: PlacedAccount
+        self._found: Found | None = None  # rows of the message at hand
+
+    # -- what the run is told
+
+    def describe(self, request: DescribeRequest) -> DescribeReply:
+        """Tell the columns of the stream; of its rows, that there will be as many as are asked for.
+
+        Columns of two values are those of its next rows: of fewer rows it may be more columns,
+        which hides less and is safe.
+        """
+        self._open(self.wait)
+        self.kept = PlacedAccount.unpack(SessionState.load(self.context).payload)
+        found = self.source.take(self._place(), _LOOKED_AT, self.wait)
+        if not len(found.y):
+            raise StreamError(ENDED if found.ended else LATE, party=self.name)
+        binary = counting.binary_columns(found.x, found.y)
+        self.context.state[_RECORD] = ConfigRecord({"binary": binary})
+        self.x, self.y = self._scaled(found)
+        reply = replace(super().describe(request), rows=ROWS)
+        self.x, self.y = self.x[:0], self.y[:0]  # they have not taken part
+        return reply
+
+    @property
+    def binary(self) -> int:
+        """Columns of the stream, label included, with at most two values at its beginning."""
+        return int(self.context.state[_RECORD]["binary"])  # type: ignore[arg-type]
+
+    def _open(self, wait: float) -> None:
+        """Learn what the columns are."""
+        self.columns = self.source.names(wait)
+        self.x = np.zeros((0, len(self.columns)))
+        if not len(self.x_test):
+            self.x_test = self.x
+
+    # -- the rows of a message
+
+    def answer(self, request: Any, method: Callable[[Any], Any]) -> Any:
+        """Answer with the next rows; when all has gone well they have taken part."""
+        if isinstance(request, (wire.NetworkRequest, wire.NetworkEvaluateRequest)):
+            raise ProtocolError(
+                "PerFedAvg looks at rows twice, a stream has them once",
+                remedy="use pof-rls or pof-mkl",
+                party=self.name,
+            )
+        self._open(0.0)
+        self._found = None
+        reply = super().answer(request, method)
+        self._take_part()
+        return reply
+
+    def _rows(self, step: int, samples: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        if step < 0 or samples < 1:
+            raise ProtocolError(f"{samples} rows are asked for", party=self.name)
+        found = self.source.take(self._place(), samples, self.wait)
+        if len(found.y) < samples:
+            raise StreamError(ENDED if found.ended else LATE, party=self.name)
+        x, y = self._scaled(found)
+        self._found = replace(found, x=x, y=y)
+        return x, y
+
+    def _scaled(self, found: Found) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        if self.scaling is None:
+            return found.x, found.y
+        return self.scaling.rows(found.x, found.y)
+
+    def _place(self) -> Place:
+        """Return how far the stream has been read: a node's ledger knows, in all its runs."""
+        if self.simulated:
+            return self.kept.place
+        kept = self.ledger.place()
+        return Place(**json.loads(kept)) if kept else Place()
+
+    def _take_part(self) -> None:
+        """Note the rows of the message, which leaves the node when they are in its ledger."""
+        found = self._found
+        if found is None:
+            return
+        self.kept.place = found.place
+        if not self.simulated:
+            rows = OwnRows([(found.x, found.y)], found.ids, learned=len(found.y))
+            self.ledger.stream(Streamed(rows, json.dumps(vars(found.place)), found.anew))
+        if found.skipped:
+            why = ", ".join(f"{number} {what}" for what, number in sorted(found.skipped.items()))
+            total = found.skipped.total()
+            logger.warning("rows of the stream that are left out: %d (%s)", total, why)

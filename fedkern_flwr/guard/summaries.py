@@ -1,0 +1,39 @@
+"""What a node's ledger shows its owner: no session, no digest, no id."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from .history import RunSummary
+
+
+def summaries(db: sqlite3.Connection) -> list[RunSummary]:
+    """Return what was answered, run by run."""
+    out = []
+    for number, opened, method, secure, pinned in db.execute(
+        "SELECT id, opened, method, secure, pinned FROM runs ORDER BY id"
+    ).fetchall():
+        sums = db.execute(
+            "SELECT purpose, number, parties FROM sums WHERE run = ?", (number,)
+        ).fetchall()
+        out.append(
+            RunSummary(
+                number,
+                opened,
+                method,
+                bool(secure),
+                bool(pinned),
+                tuple(sorted({purpose for purpose, _, parties in sums if parties})),
+                max([count(db, "streamed WHERE run = ?", number), *(rows for _, rows, _ in sums)]),
+                max((parties for *_, parties in sums), default=0),
+                count(db, "evaluations WHERE run = ?", number),
+                count(db, "refusals WHERE run = ?", number, "sum(number)"),
+                count(db, "permissions WHERE used IS NULL AND run = ?", number),
+            )
+        )
+    return out
+
+
+def count(db: sqlite3.Connection, where: str, run: int, what: str = "count(*)") -> int:
+    """Return how many rows of a table are about a run."""
+    return int(db.execute(f"SELECT {what} FROM {where}", (run,)).fetchone()[0] or 0)

@@ -1,0 +1,392 @@
+"""Where the rows of a stream come from: an iterator, or a file that grows.
+
+A source is asked for the rows after a place and keeps nothing: the place is the client's to keep,
+and moves when rows have taken part. So a client may be built anew for every message.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import TableError
+
+#: Rows that a client of a stream says it has: it sums as many as a message takes, or none.
+ROWS = 1 << 40
+#: What is said of a stream without enough rows, which the server may know.
+LATE, ENDED = "its stream has too few new rows yet", "its stream has ended"
+
+_LOOK = 0.2  # seconds from one look for new rows to the next
+_HEAD = 1024  # bytes by which a file is known again
+_SEPARATORS = ",;\t|"
+_MISSING = ("", "na", "n/a", "nan", "null", "none", "?")
+_WORDS = {"true": 1.0, "false": 0.0}
+_GAP, _TEXT = "with gaps", "with text where numbers are"
+_AGAIN = "with the id of another"
+_WIDTH, _SHAPE = "with another number of cells", "that are none"
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far a stream has been read.
+
+    Attributes
+    ----------
+    offset : int
+        Bytes of a file, or items of an iterator.
+    head : str
+        Digest of the beginning of the file.
+    skipped : int
+        Rows so far that could not be used.
+    """
+
+    offset: int = 0
+    head: str = ""
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """Rows of a stream.
+
+    Attributes
+    ----------
+    x, y : ndarray, shape (n, d) and (n,)
+    ids : list of str or None
+    place : Place
+        After them.
+    skipped : Counter
+        Why rows between them could not be used.
+    ended : bool
+        Whether no others will come.
+    anew : bool
+        Whether the file is not the one that was read before.
+    """
+
+    x: Floats
+    y: Floats
+    ids: list[str] | None
+    place: Place
+    skipped: Counter[str] = field(default_factory=Counter)
+    ended: bool = False
+    anew: bool = False
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Where rows come from."""
+
+    def names(self, wait: float) -> tuple[str, ...]:
+        """Return the names of the features, once they are known; wait no longer than that."""
+
+    def take(self, place: Place, rows: int, wait: float) -> Found:
+        """Return the next rows after a place, or those that there are after so many seconds."""
+
+
+class IteratorSource:
+    """Rows of an iterator of (features, label); of None where there is nothing yet.
+
+    It may be made anew for every message, then it is read up to the place again; or live on, then
+    it must be given to every client as this object.
+
+    Parameters
+    ----------
+    rows : iterable of (array, number) or None
+    columns : sequence of str, optional
+        Names of the features.
+    """
+
+    def __init__(self, rows: Iterable[Any], columns: Sequence[str] = ()) -> None:
+        self._rows, self._columns = iter(rows), tuple(columns)
+        self._ahead: deque[Any] = deque()  # items that were read and have not taken part
+        self._first = 0  # place of the first of them
+
+    def names(self, wait: float) -> tuple[str, ...]:
+        """Return the names of the features, or numbers."""
+        if self._columns:
+            return self._columns
+        found = self.take(Place(self._first), 1, wait)
+        return tuple(f"x{k}" for k in range(found.x.shape[1]))
+
+    def take(self, place: Place, rows: int, wait: float) -> Found:
+        """Return the next rows after a place."""
+        deadline = time.monotonic() + wait
+        x: list[Any] = []
+        y: list[float] = []
+        why: Counter[str] = Counter()
+        number, ended = place.offset, False
+        if number < self._first:
+            raise TableError(
+                "the iterator of the stream is past the rows that are asked for",
+                remedy="make it anew with the client, or keep one IteratorSource for all",
+            )
+        while self._first < number and (self._ahead or self._read(deadline)):
+            self._ahead.popleft()
+            self._first += 1
+        at = 0
+        while len(y) < rows:
+            if at == len(self._ahead) and not self._read(deadline):
+                ended = self._over
+                break
+            item, at, number = self._ahead[at], at + 1, number + 1
+            problem = _pair(item, len(x[0]) if x else len(self._columns))
+            if problem:
+                why[problem] += 1
+                continue
+            x.append(np.asarray(item[0], np.float64))
+            y.append(float(item[1]))
+        width = len(x[0]) if x else len(self._columns)
+        after = Place(number, skipped=place.skipped + why.total())
+        return Found(
+            np.array(x, np.float64).reshape(len(y), width), np.array(y), None, after, why, ended
+        )
+
+    _over = False
+
+    def _read(self, deadline: float) -> bool:
+        """Read an item; tell whether there was one."""
+        while True:
+            item = next(self._rows, self)
+            self._over = item is self
+            if item is not None:
+                break
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(min(_LOOK, max(0.0, deadline - time.monotonic())))
+        if not self._over:
+            self._ahead.append(item)
+        return not self._over
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Rows of a CSV or JSONL file, a row a line; further lines may be written while it is read.
+
+    A last line without its end is left until it has one. A file that does not begin as before, or
+    is shorter than what was read of it, is another one and read from its beginning.
+
+    Parameters
+    ----------
+    path : Path
+        A CSV file begins with the names of its columns, a JSONL file with ``{``.
+    label : str
+        The column to predict.
+    id_column : str, optional
+        The column that names a row.
+    columns : sequence of str, optional
+        The features, in order; by default all columns but these, of JSONL those of the first line.
+    sep, decimal : str, optional
+        Of CSV: what parts the cells, by default what parts the names; the decimal mark.
+    na : str
+        Marks of missing cells beside the usual ones, separated by commas.
+    follow : bool (default: True)
+        Whether further rows may come.
+    """
+
+    path: Path
+    label: str
+    id_column: str | None = None
+    columns: tuple[str, ...] = ()
+    sep: str | None = None
+    decimal: str = "."
+    na: str = ""
+    follow: bool = True
+
+    def names(self, wait: float) -> tuple[str, ...]:
+        """Return the names of the features.
+
+        Raises
+        ------
+        TableError
+            There is no file, or no label.
+        """
+        deadline = time.monotonic() + wait
+        while not (head := self._head()):
+            if time.monotonic() >= deadline:
+                raise self._unfit("has no first line yet", "start what writes it")
+            time.sleep(_LOOK)
+        return self._layout(head)[1]
+
+    def take(self, place: Place, rows: int, wait: float) -> Found:
+        """Return the next rows after a place."""
+        deadline, found = time.monotonic() + wait, _Rows(rows)
+        start, anew = place, False
+        while True:
+            known = self._known(place)
+            if not known:
+                place = start = Place(skipped=start.skipped)
+                found, anew = _Rows(rows), True
+            place = self._read(place, found)
+            if len(found.y) == rows or time.monotonic() >= deadline:
+                break
+            time.sleep(min(_LOOK, max(0.0, deadline - time.monotonic())))
+        place = replace(place, skipped=start.skipped + found.why.total())
+        few = len(found.y) < rows
+        return found.result(place, ended=few and not self.follow, anew=anew)
+
+    # -- the file
+
+    def _head(self) -> bytes:
+        """Return the first line; nothing if it is not there yet."""
+        try:
+            with self.path.open("rb") as file:
+                line = file.readline()
+        except OSError as error:
+            if self.follow and isinstance(error, FileNotFoundError):
+                return b""
+            raise self._unfit("cannot be read", "check its path") from None
+        return line if line.endswith(b"\n") else b""
+
+    def _known(self, place: Place) -> bool:
+        """Tell whether the file is the one in which the place is."""
+        return not place.head or self._digest(place.offset) == place.head
+
+    def _digest(self, offset: int) -> str:
+        try:
+            with self.path.open("rb") as file:
+                begin = file.read(min(offset, _HEAD))
+                if file.seek(0, 2) < offset:
+                    return "shorter"
+        except OSError:
+            return "gone"
+        return hashlib.blake2b(begin, digest_size=16).hexdigest()
+
+    def _read(self, place: Place, found: _Rows) -> Place:
+        """Add complete lines after a place until there are enough rows."""
+        head = self._head()
+        if not head:
+            return place
+        cells, names, width = self._layout(head)
+        offset = place.offset
+        if not offset and not head.lstrip().startswith(b"{"):
+            offset = len(head)
+        with self.path.open("rb") as file:
+            file.seek(offset)
+            for line in file:
+                if len(found.y) == found.most or not line.endswith(b"\n"):
+                    break
+                offset += len(line)
+                text = line.decode("utf-8", "replace").strip()
+                if text:
+                    found.add(cells(text), names, self.label, self.id_column, self._number, width)
+        return replace(place, offset=offset, head=self._digest(offset)) if offset else place
+
+    def _layout(self, head: bytes) -> tuple[Callable[[str], Any], tuple[str, ...], int]:
+        """Return what reads a line, the names of the features, and how many cells a line has."""
+        text = head.decode("utf-8-sig", "replace").strip()
+        read: Callable[[str], Any] = _json_cells
+        width = 0
+        if text.startswith("{"):
+            columns = tuple(_json_cells(text) or ())
+        else:
+            tab = "\t" if self.sep == "tab" else self.sep
+            sep = tab or max(_SEPARATORS, key=text.count)
+            columns = tuple(name.strip() for name in next(csv.reader([text], delimiter=sep)))
+            width = len(columns)
+
+            def read(line: str) -> Any:
+                row = next(csv.reader([line], delimiter=sep), [])
+                return dict(zip(columns, row, strict=True)) if len(row) == width else None
+
+        for name in (self.label, self.id_column, *self.columns):
+            if name is not None and name not in columns:
+                raise self._unfit(f"has no column {name!r}", "name those in its first line")
+        others = (self.label, self.id_column)
+        return read, self.columns or tuple(n for n in columns if n not in others), width
+
+    def _number(self, cell: Any) -> float | str:
+        """Return a cell's number, or why it has none."""
+        if isinstance(cell, str):
+            text = cell.strip()
+            if text.lower() in _MISSING or text in self.na.split(","):
+                return _GAP
+            if text.lower() in _WORDS:
+                return _WORDS[text.lower()]
+            cell = text.replace(self.decimal, ".") if self.decimal != "." else text
+        if cell is None:
+            return _GAP
+        try:
+            value = float(cell)
+        except (TypeError, ValueError):
+            return _TEXT
+        return value if math.isfinite(value) else _GAP
+
+    def _unfit(self, problem: str, remedy: str) -> TableError:
+        return TableError(f"the stream {self.path.name} {problem}", remedy=remedy)
+
+
+@dataclass
+class _Rows:
+    """Rows as they are read."""
+
+    most: int
+    x: list[list[float]] = field(default_factory=list)
+    y: list[float] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    why: Counter[str] = field(default_factory=Counter)
+    width: int = 0
+
+    def add(
+        self,
+        cells: Mapping[str, Any] | None,
+        names: Sequence[str],
+        label: str,
+        id_column: str | None,
+        number: Callable[[Any], float | str],
+        width: int,
+    ) -> None:
+        """Add a row, or why it is none."""
+        self.width = len(names)
+        if cells is None:
+            self.why[_WIDTH if width else _SHAPE] += 1
+            return
+        wanted = [number(cells.get(name)) for name in (*names, label)]
+        name = "" if id_column is None else str(cells.get(id_column, "")).strip()
+        problems = [one for one in wanted if isinstance(one, str)]
+        if id_column is not None and (not name or name in self.ids):
+            problems.append(_AGAIN if name else _GAP)
+        if problems:
+            self.why[problems[0]] += 1
+            return
+        *features, target = (float(one) for one in wanted)
+        self.x.append(features)
+        self.y.append(target)
+        self.ids.append(name)
+
+    def result(self, place: Place, *, ended: bool, anew: bool) -> Found:
+        """Return them as arrays."""
+        x = np.array(self.x, np.float64).reshape(len(self.y), self.width)
+        named = self.ids if any(self.ids) else None
+        return Found(x, np.array(self.y), named, place, self.why, ended, anew)
+
+
+def _pair(item: Any, width: int) -> str:
+    """Return why an item is no row, nothing if it is one."""
+    try:
+        features, label = np.asarray(item[0], np.float64), float(item[1])
+    except (TypeError, ValueError, IndexError, KeyError):
+        return _TEXT
+    if features.ndim != 1 or (width and len(features) != width):
+        return _WIDTH
+    return "" if np.isfinite(features).all() and math.isfinite(label) else _GAP
+
+
+def _json_cells(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,389 @@
+"""Streams: rows that come while a run goes on, from iterators and files; and who is late."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+
+from fedkern_flwr.clients import OnlineKernelClient, StreamClient
+from fedkern_flwr.errors import FedKernError, OptionError, TableError
+from fedkern_flwr.online.source import FileSource, IteratorSource, Place
+from fedkern_flwr.scaling import Scaling
+from fedkern_flwr.simulations import simulate
+from fedkern_flwr.strategies import (
+    OFSKL,
+    POFMKL,
+    POFRLS,
+    VMKOFL,
+    LocalOnly,
+    PerFedAvg,
+)
+
+ROWS, CLIENTS = 48, 5
+Make = Callable[..., Any]
+METHODS: dict[str, Callable[..., Any]] = {
+    "pof-rls": lambda **o: POFRLS(**{"samples_per_round": 10, "seed": 1, **o}),
+    "pof-rls secure": lambda **o: POFRLS(secure=True, seed=1, **o),
+    "pof-mkl": lambda **o: POFMKL(kernels=5, samples_per_round=5, seed=1, **o),
+    "pof-mkl secure": lambda **o: POFMKL(kernels=5, features=3, secure=True, seed=1, **o),
+    "vm-kofl": lambda **o: VMKOFL(kernels=5, seed=1, **o),
+    "ofskl": lambda **o: OFSKL(features=5, seed=1, **o),
+    "local-only": lambda **o: LocalOnly(kernels=5, seed=1, **o),
+}
+NAMES = ("a", "b", "c", "d")
+
+
+def number(context: Context) -> int:
+    return int(context.node_config["partition-id"])
+
+
+def iterators(streams: Any, **how: Any) -> Callable[[Context], Any]:
+    """Serve streams as iterators that are made anew with every client."""
+
+    def client_fn(context: Context) -> StreamClient:
+        k = number(context)
+        rows = ((streams.x[k][t], streams.y[k][t]) for t in range(len(streams.x[k])))
+        return StreamClient(context, rows, **{"wait": 0.0, **how})
+
+    return client_fn
+
+
+def lines(x: np.ndarray, y: np.ndarray, kind: str = "csv") -> Iterator[str]:
+    for row, label in zip(x.tolist(), y.tolist(), strict=True):
+        if kind == "csv":
+            yield ",".join(map(repr, [*row, label])) + "\n"
+        else:
+            yield json.dumps({**dict(zip(NAMES, row, strict=True)), "y": label}) + "\n"
+
+
+HEAD = ",".join([*NAMES, "y"]) + "\n"
+
+
+def write(path: Path, x: np.ndarray, y: np.ndarray, kind: str = "csv") -> Path:
+    path.write_text((HEAD if kind == "csv" else "") + "".join(lines(x, y, kind)))
+    return path
+
+
+# -- the same numbers
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stream_gives_the_numbers_of_its_table(method: str, make_streams: Make) -> None:
+    """Bit by bit: what is learned, told and counted."""
+    streams = make_streams(CLIENTS, ROWS)
+    found = []
+    for client_fn in (streams.client_fn, iterators(streams)):
+        strategy = METHODS[method]()
+        simulate(strategy, client_fn, CLIENTS, num_rounds=ROWS)
+        found.append(strategy)
+    table, stream = found
+    assert stream.metrics_ == table.metrics_
+    assert stream.history_ == table.history_
+    assert stream.ledger_.exchanges == table.ledger_.exchanges
+    assert stream.privacy() == table.privacy()
+    for name, array in table.server_state().items():
+        assert np.array_equal(stream.server_state()[name], array)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_files_and_held_out_rows_as_well(kind: str, make_streams: Make, tmp_path: Path) -> None:
+    streams = make_streams(3, ROWS)
+    test = {"x_test": streams.x[0][:7], "y_test": streams.y[0][:7]}
+    for k in range(3):
+        write(tmp_path / f"{k}.{kind}", streams.x[k], streams.y[k], kind)
+
+    def table(context: Context) -> OnlineKernelClient:
+        k = number(context)
+        return OnlineKernelClient(context, streams.x[k], streams.y[k], **test)
+
+    def files(context: Context) -> StreamClient:
+        path = tmp_path / f"{number(context)}.{kind}"
+        return StreamClient(context, path, label="y", wait=0.0, **test)
+
+    found = [METHODS["pof-rls"](), METHODS["pof-rls"]()]
+    for strategy, client_fn in zip(found, (table, files), strict=True):
+        simulate(strategy, client_fn, 3, num_rounds=ROWS)
+    assert found[0].metrics_ == found[1].metrics_
+    assert "test_mse" in found[1].metrics_
+
+
+def test_an_iterator_may_live_on(make_streams: Make) -> None:
+    streams = make_streams(3, ROWS)
+    pairs = [zip(streams.x[k], streams.y[k], strict=True) for k in range(3)]
+    sources = [IteratorSource(pair) for pair in pairs]
+    strategy, table = METHODS["pof-mkl"](), METHODS["pof-mkl"]()
+    simulate(strategy, lambda c: StreamClient(c, sources[number(c)]), 3, num_rounds=ROWS)
+    simulate(table, streams.client_fn, 3, num_rounds=ROWS)
+    assert strategy.metrics_ == table.metrics_
+    with pytest.raises(FedKernError, match="iterator of the stream is past the rows"):
+        simulate(strategy, lambda c: StreamClient(c, sources[number(c)]), 3, num_rounds=ROWS)
+
+
+def test_public_ranges_scale_as_they_scale_a_table(make_streams: Make) -> None:
+    streams = make_streams(3, ROWS)
+    scaling = Scaling(np.full(4, -2.0), np.full(4, 1.0), 1.5, -1.0, 2.0, clip=True)
+    found = []
+    for scaled in (False, True):
+        source = make_streams(3, ROWS)
+        for k in range(3):
+            x, y = scaling.rows(source.x[k], source.y[k])
+            source.x[k], source.y[k] = (x, y) if not scaled else (source.x[k], source.y[k])
+        strategy = METHODS["pof-rls"]()
+        how = {"scaling": scaling} if scaled else {}
+        simulate(strategy, iterators(source, **how), 3, num_rounds=ROWS)
+        found.append(strategy.metrics_)
+    assert found[0] == found[1]
+    assert streams.y[0].max() > 0.5
+
+
+def test_a_run_goes_on_where_it_broke_off(make_streams: Make, tmp_path: Path) -> None:
+    """The place is kept with the weights: rows are neither repeated nor left out."""
+    streams = make_streams(3, ROWS)
+    for secure in (False, True):
+        how = {"secure": secure, "checkpoint": tmp_path / f"{secure}.npz", "checkpoint_every": 1}
+        how |= {"samples_per_round": 8, "experts": "all"}
+        client_fn = iterators(streams, state_dir=tmp_path / "nodes")
+        whole = METHODS["pof-rls"](**{**how, "checkpoint": None})
+        simulate(whole, client_fn, 3, num_rounds=ROWS)
+        broken, count = METHODS["pof-rls"](**how), 0
+
+        def stop(*_: Any) -> None:
+            nonlocal count
+            count += 1
+            if count == 4:
+                raise KeyboardInterrupt
+
+        broken.on_round = stop
+        with pytest.raises(KeyboardInterrupt):
+            simulate(broken, client_fn, 3, num_rounds=ROWS)
+        resumed = METHODS["pof-rls"](**how, resume=True)
+        simulate(resumed, client_fn, 3, num_rounds=ROWS)
+        assert resumed.metrics_ == whole.metrics_
+
+
+# -- the end, and who is late
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_run_ends_when_its_streams_do(
+    secure: bool, make_streams: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With the model, the figures and the held-out rows of the samples that there were."""
+    streams = make_streams(CLIENTS, ROWS)
+    test = {"x_test": streams.x[0][:7], "y_test": streams.y[0][:7]}
+    found, rounds = [], 1000
+    for _ in range(2):
+        strategy = METHODS["vm-kofl"](secure=secure, samples_per_round=9)
+        simulate(strategy, iterators(streams, **test), CLIENTS, num_rounds=rounds)
+        rounds = strategy.history_[-1]["round"]
+        found.append(strategy)
+    assert rounds == 45
+    assert found[0].metrics_ == found[1].metrics_
+    assert "test_mse" in found[0].metrics_
+    assert caplog.text.count("5 streams have ended: the run ends after 5 messages") == 1
+
+
+def test_without_any_row_there_is_no_run(make_streams: Make) -> None:
+    streams = make_streams(3, ROWS)
+    for k in range(3):
+        streams.x[k], streams.y[k] = streams.x[k][:3], streams.y[k][:3]
+    with pytest.raises(FedKernError, match="3 streams have ended, and too few had the rows"):
+        simulate(METHODS["pof-mkl"](), iterators(streams), 3)
+
+
+class Late:
+    """A source that has no rows at some looks."""
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, gone: set[int]) -> None:
+        self._rows, self._gone, self.looks = IteratorSource(zip(x, y, strict=True)), gone, 0
+
+    def names(self, wait: float) -> tuple[str, ...]:
+        return self._rows.names(wait)
+
+    def take(self, place: Place, rows: int, wait: float) -> Any:
+        self.looks += 1
+        return self._rows.take(place, 0 if self.looks in self._gone else rows, wait)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_who_is_late_has_no_part_in_a_message_and_its_rows_wait(
+    secure: bool, make_streams: Make
+) -> None:
+    """The first two global learners are ridge regressions of the rows that took part."""
+    streams = make_streams(CLIENTS, ROWS)
+    sources = [Late(streams.x[k], streams.y[k], {3} if k == 1 else set()) for k in range(CLIENTS)]
+    strategy = METHODS["pof-rls"](
+        secure=secure, samples_per_round=6, experts="global-ridge", forgetting=1.0
+    )
+    simulate(strategy, lambda c: StreamClient(c, sources[number(c)]), CLIENTS, num_rounds=30)
+    stops = strategy.plan_.stops
+    missed = stops[1] - stops[0]  # the second message: after a look at the beginning, the third
+    assert [row["survivors"] for row in strategy.history_] == [
+        CLIENTS - (n == 1) for n in range(len(stops))
+    ]
+    matrix, vector = 1e-3 * np.eye(5), np.zeros(5)
+    for k in range(CLIENTS):
+        n = 30 - missed * (k == 1)
+        phi = np.column_stack([streams.x[k][:n], np.ones(n)])
+        matrix, vector = matrix + phi.T @ phi, vector + phi.T @ (streams.y[k][:n] - 0.5)
+    found = strategy.model()[0]["raw"][0]
+    np.testing.assert_allclose(found, np.linalg.solve(matrix, vector), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_messages_without_enough_rows_are_lost_and_end_a_run_in_the_end(
+    secure: bool, make_streams: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    streams = make_streams(CLIENTS, ROWS)
+    for often, ends in ((2, False), (100, True)):
+        gone = set(range(4, 4 + often))
+        sources = [Late(streams.x[k], streams.y[k], gone) for k in range(CLIENTS)]
+        strategy = METHODS["vm-kofl"](secure=secure, samples_per_round=4, max_missed=3)
+        simulate(strategy, lambda c, s=sources: StreamClient(c, s[number(c)]), 5, num_rounds=48)
+        lost = [row["survivors"] for row in strategy.history_].count(0)
+        assert lost == 2
+        assert strategy.history_[-1]["round"] == (16 if ends else 48)
+    assert "round 3 is lost: 5 streams have too few new rows" in caplog.text
+    assert "5 streams have ended: the run ends after 4 messages" in caplog.text
+
+
+# -- files that grow
+
+
+def source(path: Path, **how: Any) -> FileSource:
+    return FileSource(path, "y", **{"follow": False, **how})
+
+
+def test_a_line_counts_when_it_has_its_end(tmp_path: Path) -> None:
+    path, x, y = tmp_path / "s.csv", np.arange(12.0).reshape(3, 4), np.arange(3.0)
+    text = HEAD + "".join(lines(x, y))
+    place, taken = Place(), 0
+    for size in range(len(text) + 1):
+        path.write_text(text[:size])
+        if size < len(HEAD):
+            with pytest.raises(TableError, match=r"s.csv has no first line yet"):
+                source(path).names(0.0)
+            continue
+        assert source(path).names(0.0) == NAMES
+        found = source(path).take(place, 1, 0.0)
+        assert len(found.y) == (text[:size].count("\n") - 1 - taken)
+        if len(found.y):
+            np.testing.assert_array_equal(found.x, x[taken : taken + 1])
+            taken, place = taken + 1, found.place
+    assert taken == 3
+    assert not found.skipped
+
+
+def test_rows_are_waited_for_and_no_longer_than_that(tmp_path: Path) -> None:
+    path = write(tmp_path / "s.csv", np.zeros((1, 4)), np.zeros(1))
+
+    def later() -> None:
+        time.sleep(0.3)
+        with path.open("a") as file:
+            file.write("1,1,1,1,1\n")
+
+    writer = threading.Thread(target=later)
+    writer.start()
+    found = source(path, follow=True).take(Place(), 2, 20.0)
+    writer.join()
+    assert found.y.tolist() == [0.0, 1.0]
+    began = time.monotonic()
+    few = source(path, follow=True).take(found.place, 1, 0.3)
+    assert 0.3 <= time.monotonic() - began < 5.0
+    assert (len(few.y), few.ended) == (0, False)
+    assert source(path).take(found.place, 1, 0.0).ended
+
+
+BAD = ["1,2,3,4\n", "1,,3,4,5\n", "1,2,x,4,5\n", "1,2,3,4,nan\n", "inf,2,3,4,5\n", "1,2,3,4,5,6\n"]
+BAD_JSON = ["{]\n", "[1]\n", '{"a": 1}\n', '{"a": "x", "b": 1, "c": 1, "d": 1, "y": 1}\n']
+
+
+@pytest.mark.parametrize(("kind", "bad"), [("csv", BAD), ("jsonl", BAD_JSON)])
+def test_rows_that_are_none_are_left_out_and_told_of_without_their_values(
+    kind: str, bad: list[str], make_streams: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    streams, rng = make_streams(3, ROWS), np.random.default_rng(0)
+    for k in range(3):
+        own = list(lines(streams.x[k], streams.y[k], kind))
+        for line in bad:
+            own.insert(1 + rng.integers(len(own)), line.replace("x", "Mallory"))
+        text = (HEAD if kind == "csv" else "") + "\n".join(line.strip() for line in own) + "\n\n"
+        (tmp_path / f"{k}").write_text(text)
+
+    def files(context: Context) -> StreamClient:
+        return StreamClient(context, tmp_path / f"{number(context)}", label="y", wait=0.0)
+
+    strategy, table = METHODS["pof-rls"](), METHODS["pof-rls"]()
+    simulate(strategy, files, 3, num_rounds=ROWS)
+    simulate(table, streams.client_fn, 3, num_rounds=ROWS)
+    assert strategy.metrics_ == table.metrics_
+    assert "rows of the stream that are left out: " in caplog.text
+    assert "with gaps" in caplog.text
+    assert "Mallory" not in caplog.text + str(strategy.result())
+
+
+def test_other_marks_and_separators(tmp_path: Path) -> None:
+    path = tmp_path / "s.csv"
+    path.write_text('time;a;"b, c";y\n07:00;1,5;true;2\n07:10;-;0;2\n07:20;2;false;-3,25\n')
+    found = source(path, id_column="time", decimal=",", na="-").take(Place(), 9, 0.0)
+    assert found.x.tolist() == [[1.5, 1.0], [2.0, 0.0]]
+    assert (found.y.tolist(), found.ids) == ([2.0, -3.25], ["07:00", "07:20"])
+    with path.open("a") as file:
+        file.write("07:30;1;1;1\n07:30;2;0;2\n;3;1;3\n")
+    more = source(path, id_column="time", decimal=",").take(found.place, 9, 0.0)
+    assert (more.ids, more.y.tolist(), more.skipped.total()) == (["07:30"], [1.0], 2)
+    some = source(path, id_column="time", decimal=",", columns=("b, c",))
+    assert some.take(Place(), 1, 0.0).x.tolist() == [[1.0]]
+    with pytest.raises(TableError, match=r"the stream s.csv has no column 'z'"):
+        source(path, columns=("z",)).names(0.0)
+
+
+def test_another_file_in_its_place_is_read_from_its_beginning(tmp_path: Path) -> None:
+    rng, path = np.random.default_rng(0), tmp_path / "s.csv"
+    x = rng.random((6, 4))
+    write(path, x[:4], np.arange(4.0))
+    found = source(path).take(Place(), 3, 0.0)
+    write(path, x[4:], np.arange(2.0))
+    other = source(path).take(found.place, 9, 0.0)
+    assert other.anew
+    np.testing.assert_array_equal(other.x, x[4:])
+    assert not source(path).take(other.place, 1, 0.0).anew
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [
+        ({"wait": -1.0}, "stream wait is -1.0"),
+        ({"label": None}, "the stream has no label; name the column to predict"),
+        ({"stream": "10.0.0.7:80"}, "rows are taken from this machine only"),
+        ({"stream": "127.0.0.1:0"}, "there is no port 0"),
+        ({"stream": "unix:"}, "the stream names no socket"),
+        ({"stream": "unix:/run/x"}, "a socket needs a folder of the node"),
+        ({"simulation": False}, "a node with a stream needs a folder of its own"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_line(how: dict[str, Any], line: str) -> None:
+    config = {"partition-id": 0, "num-partitions": 1, "simulation": how.pop("simulation", True)}
+    context = Context(1, 1, config, state=_none(), run_config={})
+    given = {"stream": "s.csv", "label": "y", **how}
+    with pytest.raises(OptionError, match=line):
+        StreamClient(context, **given)
+
+
+def test_methods_that_look_at_rows_twice_say_so(make_streams: Make) -> None:
+    with pytest.raises(FedKernError, match="0 of 3 clients answered"):
+        simulate(PerFedAvg(), iterators(make_streams(3, ROWS)), 3, num_rounds=4)
+
+
+def _none() -> Any:
+    from flwr.app import RecordDict
+
+    return RecordDict()
