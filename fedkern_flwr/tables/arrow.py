@@ -108,6 +108,7 @@ def file_columns(path: Path, dialect: Dialect) -> tuple[dict[str, Any], Dialect]
     import pyarrow as pa
 
     kind = "Parquet" if path.suffix.lower() == ".parquet" else "CSV"
+    said = "say otherwise what parts its columns (--sep), or " if dialect.sep else ""
     try:
         if kind == "CSV":
             from pyarrow import csv
@@ -125,7 +126,8 @@ def file_columns(path: Path, dialect: Dialect) -> tuple[dict[str, Any], Dialect]
                 table = file.read()
     except (pa.ArrowException, OSError, ValueError):  # their text repeats cells
         raise TableError(
-            f"{path.name} is not a readable {kind} file", remedy="save it again (text as UTF-8)"
+            f"{path.name} is not a readable {kind} file",
+            remedy=f"{said}save it again (text as UTF-8)",
         ) from None
     names = table.column_names
     if kind == "CSV" and any(_looks_like_data(name, len(names)) for name in names):

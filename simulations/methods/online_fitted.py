@@ -63,8 +63,10 @@ def _lone(strategy: LocalOnly, prepared: Streams, state_dir: Path) -> Parts:
     rule, rate = strategy.weight_fields().values()
     found = []
     for account in _accounts(strategy, prepared, state_dir):
+        account = account.of(strategy.kernels)
         weights = current_weights(rule, account.losses, account.gap, rate)
-        theta = account.own[0].reshape(len(weights), -1).astype(strategy.precision)
+        theta = account.own[0] if account.own else np.zeros(weights.size * 2 * strategy.features)
+        theta = theta.reshape(len(weights), -1).astype(strategy.precision)
         found.append((theta * weights[:, None]).ravel())
     names = ("features", "seed", "precision", "frequency_draw", "centre")
     arrays = {"weights": np.array(found), "bandwidths": strategy.bandwidths}

@@ -160,3 +160,10 @@ def test_numbers_of_two_kinds_are_refused_without_a_cell(
 def test_marks_that_cannot_be_are_refused(how: dict[str, str]) -> None:
     with pytest.raises(OptionError):
         load("a,y\n1,0\n2,1\n", **how)
+
+
+def test_a_file_that_is_not_parted_as_was_said_names_the_option() -> None:
+    text = "a;b;y\n1,5;2,5;0\n2;3;1\n"
+    with pytest.raises(TableError, match=r"not a readable CSV file; say otherwise .*--sep"):
+        load(text, sep=",")
+    assert load(text).x.shape == (2, 2)

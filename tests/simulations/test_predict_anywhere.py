@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from fedkern_flwr.fitted.forms import votes
 from fedkern_flwr.gram.dot_kernels import DotKernel
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.cli import run as run_command
+from fedkern_flwr.simulations.methods import online_fitted
 from fedkern_flwr.simulations.methods.gram_learner import choose_machine
 from fedkern_flwr.simulations.methods.groups_data import HierarchicalData, HierarchicalSettings
 from fedkern_flwr.simulations.methods.new_rows import read_predictions
@@ -288,6 +290,23 @@ def test_projections_of_kernel_pca_are_those_of_its_nodes(tables, commands):
 
     simulate(strategy, client, 3)
     assert np.abs(strategy.fitted().transform(x.reshape(-1, 2)).mean(axis=0)).max() < 1e-12
+
+
+def test_a_client_of_local_only_that_was_lost_has_learned_nothing(tables, commands):
+    messy(tables)
+    own = [*RUNS["local-only"], "--data", "train.csv", "--id", "id"]
+    commands.result(*own)
+    for state in Path("here/private_state").rglob("partition-1-*.state"):
+        state.unlink()
+    config = json.loads(Path("here/config.json").read_text())
+    prepared = run_command.prepare_data(config)
+    (session,) = Path("here/private_state").iterdir()
+    strategy = strategies.LocalOnly(seed=0)
+    strategy.num_rounds, strategy.run_seed, strategy._session = 16, 0, session.name
+    parts = online_fitted.whole_model(strategy, prepared, session.parent)
+    lost = parts.arrays["weights"][1]
+    assert not lost.any()
+    assert parts.arrays["weights"][[0, 2]].any(axis=1).all()
 
 
 # --- Where the server has it all -------------------------------------------------------------
