@@ -311,8 +311,7 @@ class FDSKL(VerticalOptions):
                 row = self._row(found, self._spent - spent) if found else {}
             state = {"iteration": done, "metrics": metrics, "evaluated": spent.tolist()}
             yield Round(done, row, save=self._save(phases, done, **state) if keeps else None)
-        known = self.judged_  # what it says of a useless model is that it has not converged
-        return metrics if known is None else {**metrics, "converged": not known.useless}
+        return {**metrics, **({"converged": not self.judged_.useless} if self.judged_ else {})}
 
     def descent(self) -> Descent:
         """Return the iterations of streaming, of the run at hand."""

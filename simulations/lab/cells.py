@@ -210,7 +210,7 @@ def run_alike(
             seed=first.seed,
             audited=first.audited,
             ray_address=ray_address,
-            progress=lambda label, done, total: progress(int(label), done, total),
+            progress=lambda label, done, total: progress(int(label.partition(":")[0]), done, total),
             measure=lambda strategy: own.measure(strategy, prepared, {}),
             draw_done=lambda entry, _: leave(entry),
         )
