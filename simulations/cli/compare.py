@@ -162,7 +162,7 @@ def compare_presets(
 
         results = [comparison_result(one, comparisons, seed) for one, comparisons in compared]
         alone = len(chosen) == 1
-        result = {**results[0]} if alone else {"presets": results}
+        result: dict[str, Any] = results[0] if alone else {"presets": results}
         result["left_out"] = left_out
         write_atomically(folder / _RESULT, json.dumps(result, allow_nan=False).encode())
         report = write_comparison_report(
