@@ -25,7 +25,7 @@ class FileStreams(StreamClients):
         What a :class:`~fedkern_flwr.clients.StreamClient` is told of them.
     """
 
-    kind = StreamClient
+    kind = StreamClient  # type: ignore[assignment]  # of another kind than the base infers
     paths: tuple[Path, ...] = ()
     how: Any = None
 
