@@ -371,6 +371,7 @@ WAYS: dict[str, Way] = {
     "fed-cg in parts": fed_cg({}, 20),
     "fed-cg, function's norm": fed_cg({"penalty": "rkhs", "gamma": 2.0}, 20),
     "fed-cg, normal landmarks": fed_cg({"sampling": "N"}),
+    "fed-cg, balanced classes": fed_cg({"class_weight": "balanced"}),
     "fed-cg by products": fed_cg(_CG),
     "fed-cg by products, in parts": fed_cg(_CG, 40, main=True),
     "fed-cg naive": fed_cg({"protocol": "naive"}),
