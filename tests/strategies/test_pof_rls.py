@@ -76,6 +76,19 @@ def test_the_global_learners_are_ridge_regressions_of_the_pooled_rows(
     np.testing.assert_allclose(found["kernels"], expected["kernels"], rtol=0, atol=1e-9)
 
 
+def test_sums_of_features_over_several_messages_forget_by_their_rows(
+    make_streams: Callable[..., Any],
+) -> None:
+    """As short messages as the rule of counting allows, features in every other one."""
+    streams = make_streams(6, ROUNDS)
+    strategy = run(POFRLS(features=4, secure=True, seed=5, forgetting=0.9), streams)
+    plan = strategy.plan_
+    assert 1 < sum(plan.sums) <= len(plan.sums) / 2
+    found, expected = strategy.model()[0], pooled(strategy, streams, lambda k, n: True)
+    np.testing.assert_allclose(found["raw"], expected["raw"], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(found["kernels"], expected["kernels"], rtol=0, atol=1e-9)
+
+
 def test_between_messages_a_client_learns_from_its_own_rows(
     make_streams: Callable[..., Any],
 ) -> None:
