@@ -33,7 +33,7 @@ def export(
     force: Annotated[bool, typer.Option("--force", help=FORCE)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show nothing but errors.")] = False,
 ) -> None:
-    """Write a model of an earlier run as ONNX graph, skops file or JSON."""
+    """Write a model of an earlier run as ONNX, skops or JSON."""
     screen, place = Screen(quiet), Path(model)
     folder = place.parent if place.is_file() else place
     target = Path(out) if out else folder / f"model.{to}"

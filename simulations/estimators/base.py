@@ -7,6 +7,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -70,7 +71,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         tags.target_tags.required = True
         return tags
 
-    def _fit(self, x: Any, y: Any, labels: Floats, classes: tuple[str, ...]) -> Self:
+    def _fit(self, x: Any, labels: Floats, classes: tuple[str, ...]) -> Self:
         """Run the method on all rows, with nodes whose ledgers are of this run alone."""
         own = family(self._method)
         with refusals(), quiet(), tempfile.TemporaryDirectory(prefix="fedkern-") as folder:
@@ -176,7 +177,11 @@ class Classifier(ClassifierMixin, Federated):  # type: ignore[misc]
         if len(self.classes_) < 2:
             raise ValueError(f"{type(self).__name__} needs labels of two classes, there is 1 class")
         names = tuple(f"class {k}" for k in range(len(self.classes_)))
-        return self._fit(x, y, places.astype(np.float64), names)
+        self._fit(x, places.astype(np.float64), names)
+        meta, told = self.model_.meta, [str(label) for label in self.classes_.tolist()]
+        named = {**meta, "table": {**meta["table"], "class_names": told}}
+        self.model_ = replace(self.model_, meta=named)  # who loads its file sees the labels
+        return self
 
     def decision_function(self, X: Any) -> Floats:
         """Return the scores of rows: shape (n,) for two classes, else (n, classes)."""
@@ -233,7 +238,7 @@ class Regressor(RegressorMixin, Federated):  # type: ignore[misc]
             Table, labels or parameters cannot be used.
         """
         x, labels = _rows(self, X, y, reset=True, numbers=True)
-        return self._fit(x, y, labels.astype(np.float64), ())
+        return self._fit(x, labels.astype(np.float64), ())
 
     def _values(self, table: Table) -> dict[str, Any]:
         return {**super()._values(table), "task": "regression"}

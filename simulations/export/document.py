@@ -8,7 +8,6 @@ one reader of twenty lines, and one graph, do for all.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -231,11 +230,3 @@ def plain(value: Any) -> Any:
     if isinstance(value, list):
         return [plain(one) for one in value]
     return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
-
-
-def without_encoder(model: FittedModel) -> FittedModel:
-    """Return a model of the features that its columns become."""
-    table = {**model.meta["table"]}
-    names = table.pop("columns")
-    table.pop("encoder", None)
-    return replace(model, meta={**model.meta, "table": table, "columns": len(names)})

@@ -151,6 +151,17 @@ def test_data_frames_with_text_gaps_and_names_of_classes() -> None:
         fitted.predict(new.select(["age", "town", "size"]))
 
 
+def test_a_saved_model_predicts_the_labels_of_the_estimator(tmp_path: Path) -> None:
+    x, y = IRIS
+    for labels in (np.array(["c", "a", "b"])[y], np.array([7, 3, 11])[y], y == 1):
+        fitted = FedCGClassifier(landmarks=30).fit(x, labels)
+        fitted.model_.save(tmp_path / "model.npz")
+        found = load_model(tmp_path / "model.npz").predict(x)
+        if labels.dtype == bool:
+            found = found == "True"
+        assert np.array_equal(found, fitted.predict(x))
+
+
 def test_probabilities_follow_the_loss_or_rows_held_out() -> None:
     x, y = IRIS
     for fitted in (FedCGClassifier().fit(x, y), FedCGClassifier(held_out=0.3).fit(x, y)):
