@@ -100,7 +100,8 @@ def plan(
     if given is None and for_raw and few:
         longest = min(_WAIT * few, max(few, MOST_SAMPLES))
         steps = range(for_raw, few + 1)
-        most = next(n for n in steps if _window(n, fixed + raw, some, room) <= longest)
+        fit = (n for n in steps if _window(n, fixed + raw, some, room) <= longest)
+        most = next(fit, few)
     stops = _stops(samples, for_raw or few or most, most)
     starts, sums, start, released = list[int](), list[bool](), 0, 0
     for number, stop in enumerate(stops):
