@@ -25,6 +25,8 @@ def arguments(node: Node) -> dict[str, Any]:
     """
     if "stream" in node.config:
         return stream_arguments(node)
+    for key in {"stream-wait", "stream-columns"} & node.config.keys():
+        raise OptionError(f"{key} is of a stream", remedy="name a stream, or leave it out")
     if "encoder" in node.config:
         table, held = node.encoded(common=True, missing="encode")
     else:
@@ -61,6 +63,8 @@ def stream_arguments(node: Node) -> dict[str, Any]:
         **{key: str(config[key]) for key in ("sep", "decimal", "na") if key in config},
     }
     if "stream-wait" in config:
+        if type(config["stream-wait"]) not in (int, float):
+            raise OptionError("stream-wait is no number", remedy="give seconds, 0 or more")
         found["wait"] = float(config["stream-wait"])
     scaling = read_scaling(config["scaling"]) if "scaling" in config else None
     if scaling is not None:

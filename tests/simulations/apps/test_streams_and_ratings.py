@@ -95,6 +95,8 @@ def test_a_node_may_have_a_stream_in_place_of_a_table(
         ({"stream": "10.0.0.1:80"}, "rows are taken from this machine only"),
         ({"stream_columns": "a,c"}, "has no column 'c'"),
         ({"label_column": None}, "the stream has no label"),
+        ({"stream_wait": "long"}, "stream-wait is no number; give seconds, 0 or more"),
+        ({"stream": None, "data": "x.csv"}, "is of a stream; name a stream, or leave it out"),
     ):
         node = {"state_dir": str(tmp_path / "other"), **change}
         assert line in refusal(site.run, site.changed(2, **node), model=saved)
