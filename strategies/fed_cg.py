@@ -32,8 +32,18 @@ from .fed_cg_system import KEPT, Floats, HybridSystem
 from .fed_cg_tuning import auto_landmarks, of_landmarks, tune_and_solve
 from .fed_cg_variance import Variance
 
-_OF_MODEL = ("landmarks", "sampling", "kernel", "missing")
-_OF_SYSTEM = ("kernel", "penalty", "protocol", "distance_bits", "attempts", "model_of")
+_OF_MODEL = ("landmarks", "sampling", "kernel", "basis", "missing")
+_OF_SYSTEM = (
+    "kernel",
+    "basis",
+    "budget",
+    "note_release",
+    "penalty",
+    "protocol",
+    "distance_bits",
+    "attempts",
+    "model_of",
+)
 _SYSTEMS: dict[str, type[HybridSystem]] = {
     "secure": SecureSystem,
     "naive": NaiveSystem,
@@ -197,6 +207,7 @@ class FedCG(Variance):
         metrics = meta.get("metrics")
         if metrics is not None:
             self.coefficients_ = arrays["coefficients"]
+            self.regularization_ = metrics.get("regularization", self.regularization_)
             self.take_factor(arrays)
             self._take_tuned(system, meta.get("tuned", {}))
         yield from system.open()
@@ -207,6 +218,7 @@ class FedCG(Variance):
 
         if metrics is None:
             self.coefficients_, metrics = yield from self._solve(system, start, arrays, save)
+            self.regularization_ = metrics.get("regularization", self.regularization_)
             factor = self.keep_factor(system, self.regularization_)
             done = {"metrics": metrics, "tuned": self.tuned_}
             yield save({"coefficients": self.coefficients_, **factor}, **done)
@@ -292,6 +304,7 @@ class FedCG(Variance):
         CheckpointError
             It is not a model of this method.
         """
+        meta = {"basis": "landmarks", **meta}  # which older models do not tell
         check_model(cls.method, {}, meta, {}, needs=_OF_MODEL)
         return cls(**{name: meta[name] for name in _OF_MODEL}, **more)
 
@@ -320,7 +333,8 @@ class FedCG(Variance):
         """
         if self.protocol != "secure":
             raise OptionError("predictions are made with protocol secure")
-        if any(meta.get(name) != getattr(self, name) for name in ("method", *_OF_MODEL[:3])):
+        meta = {"basis": "landmarks", **meta}
+        if any(meta.get(name) != getattr(self, name) for name in ("method", *_OF_MODEL[:4])):
             raise CheckpointError(
                 "the model was made with other options", remedy="use FedCG.of_model(meta)"
             )

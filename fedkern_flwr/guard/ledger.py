@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError, ProtocolError
 from .counting import mode
-from .history import Answer, Conflict, Entry, RunSummary, conflicts
+from .history import Answer, Conflict, Entry, conflicts
 from .ledger_file import LedgerFile, keep_set, kept_set, secret_key
 from .orders import refusal
 from .policy import NodePolicy
 from .rows import OwnRows, RowSet, digest, set_of
+from .spending import Charge, charge, kept_noise
+from .summaries import RunSummary, count, run_summaries
 
 _ROUNDING = 1e-9
 
@@ -91,6 +93,7 @@ class NodeLedger:
         *,
         records: bool,
         share: float = 0.0,
+        charges: Sequence[Charge] = (),
     ) -> None:
         """Enter what an answer is about; it may leave when this has returned.
 
@@ -107,6 +110,8 @@ class NodeLedger:
         share : float
             Numbers that the run has released so far about rows, for each unknown behind them; in
             all runs over some of the same rows at most one, unless the policy lets more pass.
+        charges : sequence of Charge
+            What is released with noise.
 
         Raises
         ------
@@ -123,6 +128,17 @@ class NodeLedger:
                     self._enter(db, key, kind, entry, policy, records=records)
             if share:
                 self._spend(db, run, share, policy)
+            charge(db, key, run, charges, policy, self.party)
+
+    def noise_key(self, session: str) -> bytes:
+        """Return the key of the noise of a run: the same until the run is over."""
+        with self.file.writing() as db:
+            return kept_noise(db, self._run(db, session)[0])
+
+    def forget_noise(self, session: str) -> None:
+        """Erase the key of the noise of a run."""
+        with self.file.writing() as db:
+            db.execute("DELETE FROM noise WHERE run = ?", (self._number(db, session),))
 
     def tell(
         self,
@@ -197,7 +213,7 @@ class NodeLedger:
         """
         with self.file.writing() as db:
             for run in runs:
-                if not _count(db, "runs WHERE id = ?", run):
+                if not count(db, "runs WHERE id = ?", run):
                     raise OptionError(
                         f"there is no run {run} in the ledger",
                         remedy="take the number from the refusal or `fedkern node ledger show`",
@@ -207,29 +223,7 @@ class NodeLedger:
     def runs(self) -> list[RunSummary]:
         """Return what was answered, run by run."""
         with self.file.open() as db:
-            out = []
-            for number, opened, method, secure, pinned in db.execute(
-                "SELECT id, opened, method, secure, pinned FROM runs ORDER BY id"
-            ).fetchall():
-                sums = db.execute(
-                    "SELECT purpose, number, parties FROM sums WHERE run = ?", (number,)
-                ).fetchall()
-                out.append(
-                    RunSummary(
-                        number,
-                        opened,
-                        method,
-                        bool(secure),
-                        bool(pinned),
-                        tuple(sorted({purpose for purpose, _, parties in sums if parties})),
-                        max((rows for _, rows, _ in sums), default=0),
-                        max((parties for *_, parties in sums), default=0),
-                        _count(db, "evaluations WHERE run = ?", number),
-                        _count(db, "refusals WHERE run = ?", number, "sum(number)"),
-                        _count(db, "permissions WHERE used IS NULL AND run = ?", number),
-                    )
-                )
-            return out
+            return run_summaries(db)
 
     def refusals(self) -> list[tuple[int, str, int]]:
         """Return (run or 0, rule, how often) of what was refused."""
@@ -388,10 +382,6 @@ class NodeLedger:
     def _held(self, db: sqlite3.Connection, run: int) -> RowSet:
         (held,) = db.execute("SELECT held FROM runs WHERE id = ?", (run,)).fetchone()
         return kept_set(db, held)
-
-
-def _count(db: sqlite3.Connection, where: str, run: int, what: str = "count(*)") -> int:
-    return int(db.execute(f"SELECT {what} FROM {where}", (run,)).fetchone()[0] or 0)
 
 
 def _now() -> str:

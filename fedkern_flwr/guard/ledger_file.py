@@ -14,7 +14,7 @@ from ..errors import OptionError
 from .rows import RowSet, digest
 
 FILE = "ledger.sqlite"
-VERSION = 1
+VERSION = 2
 
 _PATIENCE = 60.0  # seconds to wait for another process
 #: Errors that waiting does not mend.
@@ -38,6 +38,13 @@ CREATE TABLE evaluations (
 CREATE TABLE permissions (run INTEGER NOT NULL, given TEXT NOT NULL, used INTEGER);
 CREATE TABLE refusals (
     run INTEGER NOT NULL, rule TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (run, rule));
+"""
+#: What version 2 has besides: keys of noise until a run is over, and what its releases cost.
+_PRIVACY = """
+CREATE TABLE noise (run INTEGER PRIMARY KEY, key BLOB NOT NULL);
+CREATE TABLE spending (
+    run INTEGER NOT NULL, release BLOB NOT NULL, rows INTEGER NOT NULL, curve TEXT NOT NULL,
+    delta REAL NOT NULL, PRIMARY KEY (run, release));
 """
 
 
@@ -95,16 +102,18 @@ class LedgerFile:
             ) from None
 
     def _prepare(self, db: sqlite3.Connection) -> None:
-        """Make the tables of a new file; refuse those of a newer release."""
+        """Make the tables of a new file, or of an older release; refuse those of a newer one."""
         (version,) = db.execute("PRAGMA user_version").fetchone()
-        if version == 0:
-            _begin_log(db)
+        if version < VERSION:
+            if not version:
+                _begin_log(db)
             db.execute("BEGIN IMMEDIATE")
             (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version == 0:  # nobody else has made them meanwhile
-                for statement in _SCHEMA.split(";"):
+            if version < VERSION:  # nobody else has made them meanwhile
+                for statement in (_PRIVACY if version else _SCHEMA + _PRIVACY).split(";"):
                     db.execute(statement)
-                db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
+                if not version:
+                    db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
                 db.execute(f"PRAGMA user_version = {VERSION}")
                 version = VERSION
             db.execute("COMMIT")

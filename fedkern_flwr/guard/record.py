@@ -39,6 +39,8 @@ class RunRecord:
         Columns of a row of its table, label included.
     warned : bool
         Whether it was warned of a release of too many numbers.
+    privacy : str
+        What the run may cost in privacy, as it was opened; empty without noise.
     """
 
     session: str = ""
@@ -50,6 +52,7 @@ class RunRecord:
     group: dict[str, Any] = field(default_factory=dict)
     columns: int = 0
     warned: bool = False
+    privacy: str = ""
 
     @classmethod
     def load(cls, context: Context, session: str) -> RunRecord:

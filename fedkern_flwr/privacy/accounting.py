@@ -64,9 +64,9 @@ def epsilon_of(curve: Curve, delta: float) -> float:
 
 
 def least_variance(
-    euclidean: float, absolute: float, epsilon: float, delta: float, *, least: int
+    euclidean: float, absolute: float, epsilon: float, delta: float, *, least: int, times: int = 1
 ) -> int:
-    """Return the least variance with which a release costs no more than (epsilon, delta).
+    """Return the least variance with which ``times`` releases cost no more than (epsilon, delta).
 
     Raises
     ------
@@ -75,7 +75,8 @@ def least_variance(
     """
 
     def fits(variance: int) -> bool:
-        return epsilon_of(skellam_curve(variance, euclidean, absolute), delta) <= epsilon
+        one = skellam_curve(variance, euclidean, absolute)
+        return epsilon_of(times * one, delta) <= epsilon
 
     high = max(least, 1)
     if fits(high):

@@ -173,6 +173,7 @@ def plan_release(
     length: int,
     parties: int,
     least: int,
+    times: int = 1,
 ) -> Release:
     """Return the noise of a sum that costs the whole budget, with as fine a unit as is sensible.
 
@@ -194,6 +195,8 @@ def plan_release(
         N, parties of the sum.
     least : int
         t, fewest parties over which it can be opened.
+    times : int (default: 1)
+        Releases about the same unit that share the budget, each at the same cost.
 
     Raises
     ------
@@ -202,13 +205,13 @@ def plan_release(
     """
     honest = budget.honest(least, name)
     # e^epsilon + 1 times the total variation of all draws is taken from delta
-    drawn = float(length) * parties * TOTAL_VARIATION
+    drawn = float(length) * parties * times * TOTAL_VARIATION
     delta = budget.delta - (math.exp(min(budget.epsilon, 700.0)) + 1.0) * drawn
     for fraction in range(_FINEST, _COARSEST - 1, -1):
         moved = sensitivity * 2.0**fraction + math.sqrt(length)
         absolute = min(math.sqrt(length) * moved, moved**2)
         needed = least_variance(
-            moved, absolute, budget.epsilon, delta, least=honest * LEAST_VARIANCE
+            moved, absolute, budget.epsilon, delta, least=honest * LEAST_VARIANCE, times=times
         )
         share = -(-needed // honest)
         if share <= _WIDEST**2:

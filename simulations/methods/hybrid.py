@@ -180,6 +180,11 @@ class HybridFamily(Family[HybridSettings, HybridData]):
                 "scaling standard has no public range, within which landmarks are drawn",
                 remedy="use --scaling rank or range",
             )
+        if config["options"].get("privacy_epsilon") and config["data"]["scaling"] != "range":
+            raise OptionError(
+                "ranks depend on all rows, so privacy_epsilon does not hold for them",
+                remedy="use --scaling range: the ranges of the columns are then taken to be public",
+            )
         if config["data"]["reconstruction"]:
             check_reconstruction(FedCG(**config["options"]))
 

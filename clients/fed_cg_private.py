@@ -1,0 +1,36 @@
+"""The noise that a hospital derives itself of the run's budget and of what is public."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedkern_flwr.hybrid.private import EQUATIONS, OUTCOMES, equations_release, outcomes_release
+from fedkern_flwr.privacy import Release
+
+if TYPE_CHECKING:
+    from .fed_cg import HybridKernelClient
+
+
+def release_of(client: HybridKernelClient, name: str) -> Release | None:
+    """Return what a sum must cost and which noise it must have; None of sums that have none.
+
+    Such a sum is refused in a run with a budget, as all are whose features are not of length one.
+    """
+    table, budget = client.table, client.budget
+    if budget is None or not client.kept.fourier:
+        return None
+    counts, order = client.secure_sums.party.state.counts, client.secure_sums.order(name)
+    members = client.secure_sums.party.state.cohorts[order.cohort].members
+    classes, outputs = len(table.classes), table.y.shape[1]
+    if name == EQUATIONS:
+        return equations_release(
+            budget,
+            features=client.kept.landmarks,
+            outputs=outputs,
+            bound=1.0 if classes else table.label_bound,
+            rows=[counts[p][0] for p in members],
+        )
+    if name == OUTCOMES:
+        rows = [counts[p][1] for p in members]
+        return outcomes_release(budget, classes=classes, outputs=outputs, rows=rows)
+    return None

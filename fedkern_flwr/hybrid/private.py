@@ -1,0 +1,90 @@
+"""What FedCG on Fourier features releases with noise: the same reckoning at server and nodes.
+
+With unit ``row`` the record is either one that is learned from or one that is held out: what is
+released of the ones costs nothing of the others. A party has both, so that its two releases share
+the budget, and all its rows may be substituted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..privacy import Budget, Release, plan_release, sensitivity
+from ..solvers.equations import equations_length
+
+Floats = NDArray[np.float64]
+
+EQUATIONS, OUTCOMES = "equations", "outcomes"
+
+
+def equations_release(
+    budget: Budget, *, features: int, outputs: int, bound: float, rows: Sequence[int]
+) -> Release:
+    """Return the noise of the normal equations.
+
+    Parameters
+    ----------
+    budget : Budget
+        Of the run.
+    features, outputs : int
+        m, k.
+    bound : float
+        Largest absolute value of a number of a row's labels.
+    rows : sequence of int
+        How many rows each hospital declared that it learns from.
+    """
+    moved = sensitivity.ridge(features, bound * math.sqrt(outputs))
+    return _plan(budget, EQUATIONS, moved, equations_length(features, outputs), rows)
+
+
+def outcomes_release(budget: Budget, *, classes: int, outputs: int, rows: Sequence[int]) -> Release:
+    """Return the noise of what is counted on held-out rows; ``rows`` are those of each hospital."""
+    if classes:
+        return _plan(budget, OUTCOMES, sensitivity.confusion(), classes**2, rows)
+    return _plan(budget, OUTCOMES, sensitivity.errors(outputs), 1 + 4 * outputs, rows)
+
+
+def _plan(budget: Budget, name: str, moved: float, length: int, rows: Sequence[int]) -> Release:
+    whole = budget.unit == "party"
+    return plan_release(
+        name,
+        budget,
+        sensitivity=moved * (max(1, *rows) if whole else 1),
+        length=length,
+        parties=len(rows),
+        least=len(rows),
+        times=2 if whole else 1,
+    )
+
+
+def regularize(gram: Floats, regularization: float, deviation: float) -> tuple[Floats, float]:
+    """Return a noisy Gram matrix without its negative part, and a lambda that the noise asks for.
+
+    The noise is a symmetric matrix with entries of that standard deviation, whose eigenvalues are
+    within 2 ``deviation`` sqrt(m). Directions that it may have made up are damped by lambda of at
+    least half of that (Wang, "Revisiting differentially private linear regression: optimal and
+    adaptive prediction and estimation in unbounded domain", 2018).
+    """
+    values, vectors = np.linalg.eigh(gram)
+    positive = (vectors * np.maximum(values, 0.0)) @ vectors.T
+    return positive, max(regularization, deviation * math.sqrt(len(gram)))
+
+
+def tidy(counts: Floats, classes: int, rows: int) -> Floats:
+    """Return noisy counts of held-out rows as such a sum may be; the number of rows is public.
+
+    Of classes a confusion matrix of whole numbers from 0 on; of a regression the number of rows and
+    sums from 0 on but for those of the labels.
+    """
+    if classes:
+        found = np.maximum(counts, 0.0)
+        total = found.sum()
+        return np.rint(found * rows / total) if total > 0.0 else np.rint(found)
+    outputs = (len(counts) - 1) // 4
+    squared, absolute, labels, squares = counts[1:].reshape(4, outputs)
+    positive = [np.maximum(part, 0.0) for part in (squared, absolute, squares)]
+    return np.concatenate([[float(rows)], positive[0], positive[1], labels, positive[2]])

@@ -1,0 +1,74 @@
+"""What methods share that may add noise: the budget of a run, and what was released for it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from .method import Method
+from .options import option
+from .privacy import Budget, Release
+from .privacy.accounting import check_accountant
+
+
+class PrivateMethod(Method):
+    """A method whose sums may have noise, so that a run keeps a budget of privacy.
+
+    Attributes
+    ----------
+    budget : Budget or None
+        What a run may cost; None without noise.
+    """
+
+    privacy_epsilon: float | None = option(
+        None,
+        "Add noise to all that is released, so that a run costs no more than this epsilon; by "
+        "default none is added. The options of a run and the ranges of its columns are taken to be "
+        "public.",
+        above=0.0,
+    )
+    privacy_delta: float = option(
+        1e-5, "The delta that belongs to it: far less than one over the rows.", above=0.0, below=1.0
+    )
+    privacy_unit: Literal["row", "party"] = option(
+        "row", "What epsilon is about: one record, or all records of a party."
+    )
+    privacy_colluders: int = option(
+        1,
+        "Parties that may subtract the noise that they added themselves: the others add as much "
+        "more.",
+        least=0,
+    )
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if self.privacy_epsilon is not None:
+            self.budget = Budget(
+                self.privacy_epsilon,
+                self.privacy_delta,
+                self.privacy_unit,
+                self.privacy_colluders,
+            )
+            check_accountant()
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._released: dict[str, tuple[Release, int]] = {}
+
+    def note_release(self, release: Release, parties: int) -> None:
+        """Remember a sum that was opened over so many parties, for the report."""
+        self._released[release.name] = release, parties
+
+    def budget_report(self) -> dict[str, Any]:
+        """Return what the run may cost, what it released and what that cost."""
+        assert self.budget is not None
+        return {
+            **vars(self.budget),
+            "releases": [one.report(parties) for one, parties in self._released.values()],
+        }
+
+    def result(self) -> dict[str, Any]:
+        """Return the result of the last run, with what it cost in privacy."""
+        found = super().result()
+        if self.budget is not None:
+            found["privacy"] = {**found["privacy"], "budget": self.budget_report()}
+        return found
