@@ -26,7 +26,7 @@ from fedkern_flwr.wire import DescribeRequest
 from .fed_cg_kernel import HospitalKernel, KernelRows
 from .fed_cg_landmarks import LandmarkedParty, training_positions, wider
 from .fed_cg_paper import make_hops
-from .fed_cg_private import release_of
+from .fed_cg_private import release_of, weight_of
 from .fed_cg_table import HybridTable
 from .fed_cg_tuning import check_chosen, tuning_sums
 from .party_table import Floats
@@ -200,6 +200,7 @@ class HybridKernelClient(LandmarkedParty):
         m, outputs = self.kept.landmarks, self.table.y.shape[1]
         gram = self.kept.arrays.setdefault("gram", np.zeros((m, m)))  # without training rows
         right = self.kept.arrays.setdefault("right", np.zeros((m, outputs)))
+        right = right * weight_of(self)
         return wire.EquationsReply(plain=self._add("equations", pack_equations(gram, right)))
 
     @answers(wire.ProductRequest)

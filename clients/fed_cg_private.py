@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedkern_flwr.hybrid.private import EQUATIONS, OUTCOMES, equations_release, outcomes_release
+from fedkern_flwr.hybrid.private import (
+    EQUATIONS,
+    OUTCOMES,
+    equations_release,
+    label_weight,
+    outcomes_release,
+)
 from fedkern_flwr.privacy import Release
 
 if TYPE_CHECKING:
@@ -27,10 +33,22 @@ def release_of(client: HybridKernelClient, name: str) -> Release | None:
             budget,
             features=client.kept.landmarks,
             outputs=outputs,
-            bound=1.0 if classes else table.label_bound,
+            bound=_bound(client),
             rows=[counts[p][0] for p in members],
         )
     if name == OUTCOMES:
         rows = [counts[p][1] for p in members]
         return outcomes_release(budget, classes=classes, outputs=outputs, rows=rows)
     return None
+
+
+def weight_of(client: HybridKernelClient) -> float:
+    """Return by what K^T y is multiplied before noise is added to it; one without noise."""
+    if client.budget is None:
+        return 1.0
+    return label_weight(_bound(client), client.table.y.shape[1])
+
+
+def _bound(client: HybridKernelClient) -> float:
+    """Return the largest absolute value of a row's labels."""
+    return 1.0 if client.table.classes else client.table.label_bound

@@ -59,16 +59,8 @@ class PrivateMethod(Method):
         self._released[release.name] = release, parties
 
     def budget_report(self) -> dict[str, Any]:
-        """Return what the run may cost, what it released and what that cost."""
-        assert self.budget is not None
-        return {
-            **vars(self.budget),
-            "releases": [one.report(parties) for one, parties in self._released.values()],
-        }
-
-    def result(self) -> dict[str, Any]:
-        """Return the result of the last run, with what it cost in privacy."""
-        found = super().result()
-        if self.budget is not None:
-            found["privacy"] = {**found["privacy"], "budget": self.budget_report()}
-        return found
+        """Return what the run may cost, what it released and what that cost, for ``privacy()``."""
+        if self.budget is None:
+            return {}
+        releases = [one.report(parties) for one, parties in self._released.values()]
+        return {"budget": {**vars(self.budget), "releases": releases}}

@@ -44,6 +44,7 @@ _OF_SYSTEM = (
     "attempts",
     "model_of",
 )
+_FOURIER_WIDTH = 3.0  # gamma times the number of features, where it is not given
 _SYSTEMS: dict[str, type[HybridSystem]] = {
     "secure": SecureSystem,
     "naive": NaiveSystem,
@@ -146,8 +147,11 @@ class FedCG(Variance):
             penalty=self.penalty,
             sampling=self.chosen_sampling,
             tunes=self._tunes,
+            private=self.budget is not None,
         )
-        return {**self.sums_privacy(), **seen} if self.protocol == "secure" else seen
+        if self.protocol != "secure":
+            return seen
+        return {**self.sums_privacy(), **seen, **self.budget_report()}
 
     def matched(self) -> dict[str, Any]:
         """Return whose rows were matched."""
@@ -235,7 +239,8 @@ class FedCG(Variance):
             self._match()
         if not self.gammas_.size:
             features = sum(self._parties[h[0]].features for h in self.plan_.blocks.values())
-            gamma = self.gamma if self.gamma is not None else 1.0 / features
+            width = _FOURIER_WIDTH if self.basis == "fourier" else 1.0
+            gamma = self.gamma if self.gamma is not None else width / features
             self.gammas_ = np.array([] if self._tunes else [gamma], np.float64)
             if self.landmark_gamma:
                 self.gammas_ = landmark_gammas(gamma, self.landmarks_, self.run_seed)

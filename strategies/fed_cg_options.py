@@ -62,7 +62,7 @@ class HybridOptions(PrivateMethod, Judges):
     gamma: float | None = option(
         None,
         "Width; by default chosen, see tune, half and double of it for one landmark after the "
-        "other, or 1 / number of features.",
+        "other, or 1 / number of features, 3 / number with basis fourier.",
         above=0.0,
     )
     landmark_gamma: bool = option(

@@ -18,7 +18,13 @@ from fedkern_flwr.errors import OptionError
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.fourier import CIRCLE
 from fedkern_flwr.hybrid.parties import MEAN_DISTANCE
-from fedkern_flwr.hybrid.private import EQUATIONS, OUTCOMES, equations_release, outcomes_release
+from fedkern_flwr.hybrid.private import (
+    EQUATIONS,
+    OUTCOMES,
+    equations_release,
+    label_weight,
+    outcomes_release,
+)
 from fedkern_flwr.kernels.product import kernel_from_distances
 from fedkern_flwr.method import Answers, Ask, Deliver, LostState, Steps
 from fedkern_flwr.privacy import Release
@@ -44,7 +50,10 @@ class SecureSystem(HybridSystem):
         length, bound = equations_length(m, outputs), max(1.0, self.first.label_bound)
         request, reply = wire.EquationsRequest(gammas=np.zeros((0, 1))), wire.EquationsReply
         vector = yield from self._sum("equations", request, reply, length, self._rows * bound)
-        return unpack_equations(vector, m, outputs)
+        gram, right = unpack_equations(vector, m, outputs)
+        if self.budget is not None:
+            right /= label_weight(self._labels, outputs)
+        return gram, right
 
     def tuning_equations(self, gammas: Floats, folds: int) -> Steps:
         """Sum the normal equations of each width, shape (w, 1) or (w, m), and fold."""
@@ -188,9 +197,14 @@ class SecureSystem(HybridSystem):
             self.budget,
             features=self.landmarks,
             outputs=first.outputs,
-            bound=1.0 if first.classes else first.label_bound,
+            bound=self._labels,
             rows=[party.rows for party in hospitals],
         )
+
+    @property
+    def _labels(self) -> float:
+        """Largest absolute value of a row's labels."""
+        return 1.0 if self.first.classes else self.first.label_bound
 
     def _ask_hospitals(self, ask: Ask) -> Steps:
         """Return what hospitals answer; if one has lost its kernel, all kernels are made again."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from ..errors import FedKernError, OptionError
@@ -165,6 +166,7 @@ class Release:
         }
 
 
+@lru_cache(maxsize=64)
 def plan_release(
     name: str,
     budget: Budget,
@@ -207,7 +209,16 @@ def plan_release(
     # e^epsilon + 1 times the total variation of all draws is taken from delta
     drawn = float(length) * parties * times * TOTAL_VARIATION
     delta = budget.delta - (math.exp(min(budget.epsilon, 700.0)) + 1.0) * drawn
-    for fraction in range(_FINEST, _COARSEST - 1, -1):
+    if 2.0 * delta <= budget.delta:
+        raise OptionError(
+            f"epsilon {budget.epsilon:g} is more than the noise is exact to",
+            remedy="use a smaller privacy_epsilon, which says nothing above 20 anyway",
+        )
+    # with so fine a unit that rounding counts for nothing, noise is too wide by so many bits
+    scaled = sensitivity * 2.0**_FINEST
+    exact = least_variance(scaled, scaled, budget.epsilon, delta, least=1, times=times)
+    finest = _FINEST - max(0, (exact // honest // _WIDEST**2).bit_length() // 2)
+    for fraction in range(finest, _COARSEST - 1, -1):
         moved = sensitivity * 2.0**fraction + math.sqrt(length)
         absolute = min(math.sqrt(length) * moved, moved**2)
         needed = least_variance(

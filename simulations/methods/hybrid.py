@@ -26,6 +26,7 @@ from .common import (
     Column,
     Shown,
     accuracy,
+    budget_rows,
     metric,
     rmse,
     scientific,
@@ -250,7 +251,8 @@ class HybridFamily(Family[HybridSettings, HybridData]):
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return what the server saw, and how many rows lack a block."""
-        return [["the server saw", _server_saw(result["config"])], *_missing_rows(result)]
+        saw = [["the server saw", _server_saw(result["config"])]]
+        return [*saw, *budget_rows(result["privacy"]), *_missing_rows(result)]
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
         """Draw the residual over the iterations, where there were any."""

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from summing_nodes import ENCODING, Nodes, SummingClient, opening, work
+from summing_nodes import ENCODING, SESSION, Nodes, SummingClient, opening, work
 
 from fedkern_flwr.errors import FedKernError, RefusedError
-from fedkern_flwr.guard import SumRule
+from fedkern_flwr.guard import NodePolicy, SumRule
 from fedkern_flwr.privacy import Budget, Release, plan_release
 from fedkern_flwr.secure_sum import RunningSum
+from fedkern_flwr.wire import sums
 
 BUDGET = Budget(2.0)
 
@@ -134,6 +135,29 @@ def test_noise_is_kept_with_what_the_node_remembers_and_erased_with_it() -> None
     assert run.state(0).noise_key == key
     keys = {run.state(k).noise_key for k in run.members}
     assert len(keys) == 4
+
+
+def test_what_is_asked_again_has_the_noise_that_it_had() -> None:
+    """Order after order of the same sum, from clients that are made anew for each."""
+    run = NoisyNodes()
+    totals = []
+    for _ in range(2):
+        running = run.noisy(planned())
+        run.contribute(running)
+        run.server.unmask_sections([running])
+        totals.append(run.server.total(running))
+    assert np.array_equal(*totals)
+
+
+def test_a_run_that_is_resumed_has_the_noise_that_it_had(tmp_path: Any) -> None:
+    """Its key is in the node's folder until the run is over: a resumed run has new contexts."""
+    about: Any = {"simulation": False, "state_dir": tmp_path, "policy": NodePolicy(min_sum_rows=0)}
+    first = NoisyNodes(**about).state(1).noise_key
+    again = NoisyNodes(**about)
+    assert again.state(1).noise_key == first
+    assert again.state(0).noise_key != first
+    again.ask(1, sums.FinishRequest(session=SESSION, round=2))
+    assert NoisyNodes(**about).state(1).noise_key != first
 
 
 def test_without_dp_accounting_a_node_says_what_to_install(monkeypatch: Any) -> None:

@@ -89,6 +89,12 @@ def test_what_the_sampler_may_be_off_is_taken_from_delta():
     assert planned.delta == pytest.approx(1e-24 - taken, rel=1e-9)
 
 
+def test_an_epsilon_beyond_what_the_sampler_is_exact_to_is_refused():
+    with pytest.raises(OptionError, match="exact to") as why:
+        plan_release("sum", Budget(50.0), sensitivity=2.0, length=5150, parties=6, least=6)
+    assert "\n" not in str(why.value)
+
+
 def test_nothing_costs_nothing_and_no_delta_has_no_epsilon():
     assert epsilon_of(np.zeros(len(ORDERS)), 1e-5) == 0.0
     assert epsilon_of(skellam_curve(1e8, 100.0, 1e3), 0.0) == math.inf
