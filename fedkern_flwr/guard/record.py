@@ -41,6 +41,8 @@ class RunRecord:
         Whether it was warned of a release of too many numbers.
     privacy : str
         What the run may cost in privacy, as it was opened; empty without noise.
+    spent : dict
+        What it has released with noise, see :func:`~fedkern_flwr.guard.spending.spend`.
     """
 
     session: str = ""
@@ -53,6 +55,7 @@ class RunRecord:
     columns: int = 0
     warned: bool = False
     privacy: str = ""
+    spent: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, context: Context, session: str) -> RunRecord:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,9 @@ from .policy import NodePolicy
 from .rows import RowSet, digest
 
 _ROUNDING = 1e-6
+
+#: Of a release: whether it is about held-out rows, its curve and its delta.
+Spent = tuple[bool, list[float], float]
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,50 @@ def charge(
             ),
         )
         if found.rowcount:
+            query = "SELECT curve, delta FROM spending WHERE run = ? AND rows = ?"
+            own = db.execute(query, (run, keep_set(db, key, rows))).fetchall()
+            _check_run(_epsilon(own), one.release, party)
             _check(db, rows, policy, party)
+
+
+def spend(spent: Mapping[str, Spent], charges: Sequence[Charge], party: str) -> dict[str, Spent]:
+    """Return what a run has released with what is released now, by the keys of the noise.
+
+    A server that has a sum made again of other numbers gets other noise and another release: no
+    more of them than the run said that it costs.
+
+    Parameters
+    ----------
+    spent : mapping
+        Key of the noise -> whether it is about held-out rows, curve, delta.
+    charges : sequence of Charge
+        What is released now.
+    party : str
+        How errors name this node.
+
+    Raises
+    ------
+    RefusedError
+    """
+    found = dict(spent)
+    for one in charges:
+        release, held_out = one.release, one.held_out
+        found[one.key.hex()] = (held_out, release.curve.tolist(), release.delta)
+        whole = release.budget.unit == "party"
+        about = [s for s in found.values() if whole or s[0] == held_out]
+        _check_run(_epsilon([(json.dumps(s[1]), s[2]) for s in about]), release, party)
+    return found
+
+
+def _check_run(epsilon: float, release: Release, party: str) -> None:
+    """Refuse where a run costs more than it said.
+
+    Raises
+    ------
+    RefusedError
+    """
+    if epsilon > release.budget.epsilon * (1.0 + _ROUNDING):
+        raise refusal("privacy: the run would cost more than the budget that it declared", party)
 
 
 def spent(db: sqlite3.Connection, run: int) -> float:

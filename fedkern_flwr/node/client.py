@@ -209,6 +209,7 @@ class PhaseClient(SessionNode, NumPyClient):
         self.partners = self.choose_partners(request)
         self.sums = sums = self._open_sums(session, sections)
         reply = replied(handler, request)
+        self._spend()
         self.ledger.enter(session, sums, records=self.records, share=self._share)
         if self.sums is not None:
             self.sums.check_done()

@@ -20,6 +20,7 @@ from ..errors import FedKernError, RefusedError
 from ..guard import NodePolicy, RunRecord, counting, refusal
 from ..guard.evaluations import Asked, enter, too_few
 from ..guard.rows import OwnRows
+from ..guard.spending import spend
 from ..privacy import Budget
 from ..privacy.accounting import check_accountant
 from ..wire import DescribeRequest
@@ -86,6 +87,17 @@ class GuardedNode:
     def budget(self) -> Budget | None:
         """What the run may cost in privacy; None of a run without noise."""
         return Budget.read(self.record.privacy)
+
+    def _spend(self) -> None:
+        """Refuse to release more than the run's budget allows; remember what is released.
+
+        Raises
+        ------
+        RefusedError
+        """
+        if self.sums is not None and self.sums.charges:
+            self.record.spent = spend(self.record.spent, self.sums.charges, self.name)
+            self.record.store(self.context)
 
     def own_rows(self) -> OwnRows:
         """Return the rows of this node's table, for its ledger; none here."""

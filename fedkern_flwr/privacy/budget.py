@@ -140,6 +140,8 @@ class Release:
         Euclidean length by which a unit moves the sum, with rounding.
     honest : int
         t - c.
+    budget : Budget
+        Of the run that it is a part of.
     """
 
     name: str
@@ -148,6 +150,7 @@ class Release:
     delta: float
     sensitivity: float
     honest: int
+    budget: Budget
 
     @property
     def epsilon(self) -> float:
@@ -228,7 +231,7 @@ def plan_release(
         if share <= _WIDEST**2:
             curve = skellam_curve(float(share * honest), moved, absolute)
             noise = NoisySum(share, fraction)
-            return Release(name, noise, curve, delta, moved * 2.0**-fraction, honest)
+            return Release(name, noise, curve, delta, moved * 2.0**-fraction, honest, budget)
     raise OptionError(
         f"no noise is enough for {name} at epsilon {budget.epsilon:g}",
         remedy="use a larger privacy_epsilon, or release fewer numbers",

@@ -149,6 +149,23 @@ def test_what_is_asked_again_has_the_noise_that_it_had() -> None:
     assert np.array_equal(*totals)
 
 
+def test_a_server_gets_no_more_releases_than_the_run_said_that_it_costs() -> None:
+    """Other numbers under the same name are another release, with noise of its own."""
+
+    class Moved(NoisyClient):
+        def secure_sum(self, name: str, values: np.ndarray) -> None:
+            super().secure_sum(name, values + 1.0)
+
+    run = NoisyNodes()
+    for kind, fine in ((NoisyClient, True), (NoisyClient, True), (Moved, False)):
+        sections = run.server.sections(0, [run.noisy(planned())])
+        if fine:
+            run.server.take(0, run.ask(0, work(), sections, kind)[1])
+            continue
+        with pytest.raises(RefusedError, match="more than the budget that it declared"):
+            run.ask(0, work(), sections, kind)
+
+
 def test_a_run_that_is_resumed_has_the_noise_that_it_had(tmp_path: Any) -> None:
     """Its key is in the node's folder until the run is over: a resumed run has new contexts."""
     about: Any = {"simulation": False, "state_dir": tmp_path, "policy": NodePolicy(min_sum_rows=0)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,13 @@ def test_a_repeated_release_is_charged_once_and_another_again(tmp_path: Path) ->
     for _ in range(3):
         spend(ledger, "a", table(range(20)), one)
     assert epsilons(ledger) == [pytest.approx(1.0, rel=1e-3)]
-    spend(ledger, "a", table(range(20)), one, key=b"other noise")
-    assert epsilons(ledger) == [pytest.approx(epsilon_of(2 * one.curve, one.delta))]
+    with pytest.raises(RefusedError, match="more than the budget that it declared") as why:
+        spend(ledger, "a", table(range(20)), one, key=b"other noise")
+    assert "\n" not in str(why.value)
+    half = replace(one, budget=Budget(3.0))  # a part of a run's budget
+    spend(ledger, "b", table(range(20)), half, key=b"first")
+    spend(ledger, "b", table(range(20)), half, key=b"second")
+    assert epsilons(ledger)[1] == pytest.approx(epsilon_of(2 * one.curve, one.delta))
 
 
 def test_runs_about_the_same_rows_add_up_until_the_owner_s_limit(tmp_path: Path) -> None:
@@ -107,6 +113,7 @@ def test_a_party_without_rows_is_charged_nothing(tmp_path: Path) -> None:
 def test_the_smallest_delta_counts(tmp_path: Path) -> None:
     ledger = NodeLedger(tmp_path)
     first, second = release(1.0, 1e-5), release(1.0, 1e-8)
+    first, second = (replace(one, budget=Budget(9.0)) for one in (first, second))
     spend(ledger, "a", table(range(20)), first)
     spend(ledger, "a", table(range(20)), second, key=b"l")
     assert epsilons(ledger) == [pytest.approx(epsilon_of(first.curve + second.curve, 1e-8))]
