@@ -130,7 +130,7 @@ def measure(name: str, splits: int, draws: int) -> dict[tuple[str, float], np.nd
         split, rng = Split(x, y, seed), np.random.default_rng(seed)
         share = [split.rows // HOSPITALS] * HOSPITALS
         for epsilon in EPSILONS:
-            repeats = range(1 if math.isinf(epsilon) else min(draws, 5))
+            repeats = range(1 if math.isinf(epsilon) else min(draws, 3))
             for penalty in PENALTIES:
                 one = [logistic(split, epsilon, penalty, rng) for _ in repeats]
                 found[f"logistic {penalty:g}", epsilon].append(float(np.mean(one)))

@@ -99,7 +99,7 @@ class HybridKernelClient(LandmarkedParty):
     """
 
     whole_cohorts: ClassVar[bool] = True
-    adds_noise: ClassVar[bool] = True
+    adds_noise = True
     without_secret: ClassVar[str] = "configure the landmark seed at all holders of the block"
     without_key: ClassVar[str] = (
         "give all parties that share records the same alignment_key, or pass no ids"

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from .method import Method
 from .options import option
-from .privacy import Budget, Release
+from .privacy import Budget
 from .privacy.accounting import check_accountant
 
 
@@ -50,17 +50,13 @@ class PrivateMethod(Method):
             )
             check_accountant()
 
-    def _reset(self) -> None:
-        super()._reset()
-        self._released: dict[str, tuple[Release, int]] = {}
-
-    def note_release(self, release: Release, parties: int) -> None:
-        """Remember a sum that was opened over so many parties, for the report."""
-        self._released[release.name] = release, parties
-
     def budget_report(self) -> dict[str, Any]:
         """Return what the run may cost, what it released and what that cost, for ``privacy()``."""
         if self.budget is None:
             return {}
-        releases = [one.report(parties) for one, parties in self._released.values()]
+        releases = [one.report(parties) for one, parties in self.noised_.values()]
         return {"budget": {**vars(self.budget), "releases": releases}}
+
+    def privacy(self) -> dict[str, Any]:
+        """Return what the server sees, and the budget."""
+        return {**super().privacy(), **self.budget_report()}

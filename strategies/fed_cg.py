@@ -37,7 +37,7 @@ _OF_SYSTEM = (
     "kernel",
     "basis",
     "budget",
-    "note_release",
+    "note_noise",
     "penalty",
     "protocol",
     "distance_bits",

@@ -169,7 +169,7 @@ class SecureSystem(HybridSystem):
             Ask(request, reply=reply, sums=terms, among=hospitals)
         )
         if release is not None:
-            self.note_release(release, len(hospitals))
+            self.note_noise(release, len(hospitals))
             if name == EQUATIONS:
                 self.deviation = release.noise.deviation(len(hospitals))
         return self.added(answers.replies, length) if alone else answers.totals[name]

@@ -53,7 +53,7 @@ class HybridSystem(ABC):
         Of predictions: session and step of the run that made the model.
     budget : Budget or None
         What the run may cost in privacy.
-    note_release : callable
+    note_noise : callable
         Called with what is released, and over how many parties.
     known : dict
         Block -> fingerprint that its landmarks must have; of a new run empty.
@@ -81,7 +81,7 @@ class HybridSystem(ABC):
     model_of: tuple[str, int]
     known: Mapping[str, str]
     budget: Budget | None = None
-    note_release: Callable[[Release, int], None] = lambda release, parties: None
+    note_noise: Callable[[Release, int], None] = lambda release, parties: None
     landmark_kernel: Floats | None = None
     gram: Floats | None = None  # K^T K, once it is summed
     deviation: float = 0.0  # of the noise on it

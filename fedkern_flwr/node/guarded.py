@@ -46,7 +46,7 @@ class GuardedNode:
     #: Unknowns of a row beside its columns.
     labels_of_row: ClassVar[int] = 1
     #: Whether it adds noise in runs that have a budget of privacy.
-    adds_noise: ClassVar[bool] = False
+    adds_noise: bool = False
     #: Whether anything that its method releases depends on values of rows.
     tells_values: ClassVar[bool] = True
     context: Context

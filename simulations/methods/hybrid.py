@@ -26,7 +26,6 @@ from .common import (
     Column,
     Shown,
     accuracy,
-    budget_rows,
     metric,
     rmse,
     scientific,
@@ -181,11 +180,6 @@ class HybridFamily(Family[HybridSettings, HybridData]):
                 "scaling standard has no public range, within which landmarks are drawn",
                 remedy="use --scaling rank or range",
             )
-        if config["options"].get("privacy_epsilon") and config["data"]["scaling"] != "range":
-            raise OptionError(
-                "ranks depend on all rows, so privacy_epsilon does not hold for them",
-                remedy="use --scaling range: the ranges of the columns are then taken to be public",
-            )
         if config["data"]["reconstruction"]:
             check_reconstruction(FedCG(**config["options"]))
 
@@ -251,8 +245,7 @@ class HybridFamily(Family[HybridSettings, HybridData]):
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return what the server saw, and how many rows lack a block."""
-        saw = [["the server saw", _server_saw(result["config"])]]
-        return [*saw, *budget_rows(result["privacy"]), *_missing_rows(result)]
+        return [["the server saw", _server_saw(result["config"])], *_missing_rows(result)]
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
         """Draw the residual over the iterations, where there were any."""
