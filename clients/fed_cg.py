@@ -26,7 +26,7 @@ from fedkern_flwr.wire import DescribeRequest
 from .fed_cg_kernel import HospitalKernel, KernelRows
 from .fed_cg_landmarks import LandmarkedParty, training_positions, wider
 from .fed_cg_paper import make_hops
-from .fed_cg_private import release_of, weight_of
+from .fed_cg_private import charge_centre, release_of, weight_of
 from .fed_cg_table import HybridTable
 from .fed_cg_tuning import check_chosen, tuning_sums
 from .party_table import Floats
@@ -160,6 +160,7 @@ class HybridKernelClient(LandmarkedParty):
         """Contribute partial distances; take the totals of an earlier part that come along."""
         self._take_distances()
         self._note_rows(request)
+        charge_centre(self)
         landmarks = self._landmarks()
         if self._ordered("landmark pairs"):
             if self.kept.fourier:

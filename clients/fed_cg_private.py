@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fedkern_flwr.guard.spending import Charge
+from fedkern_flwr.hybrid.parties import CENTRE
 from fedkern_flwr.hybrid.private import (
     EQUATIONS,
     OUTCOMES,
@@ -11,7 +13,7 @@ from fedkern_flwr.hybrid.private import (
     label_weight,
     outcomes_release,
 )
-from fedkern_flwr.privacy import Release
+from fedkern_flwr.privacy import Release, plan_release
 
 if TYPE_CHECKING:
     from .fed_cg import HybridKernelClient
@@ -40,6 +42,16 @@ def release_of(client: HybridKernelClient, name: str) -> Release | None:
         rows = [counts[p][1] for p in members]
         return outcomes_release(budget, classes=classes, outputs=outputs, rows=rows)
     return None
+
+
+def charge_centre(client: HybridKernelClient) -> None:
+    """Charge a centre's rows for the whole run: they are in what the hospitals release."""
+    budget = client.budget
+    if budget is None or client.role != CENTRE:
+        return
+    least = budget.colluders + 1
+    whole = plan_release("run", budget, sensitivity=1.0, length=1, parties=least, least=least)
+    client.secure_sums.charges.append(Charge(client.session.encode(), whole))
 
 
 def weight_of(client: HybridKernelClient) -> float:

@@ -84,7 +84,7 @@ class ClientLedger:
         if self._file is None or sums is None:
             return
         answers = [*_answers(sums, noted)]
-        if answers:
+        if answers or sums.charges:
             self._file.enter(
                 session,
                 answers,
