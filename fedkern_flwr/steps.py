@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from .errors import CohortError, OptionError, ProtocolError
 from .failure import Failure
-from .privacy import Budget, Release, plan_release
+from .privacy import Budget, Release, plan_sum
 from .secure_sum import Encoding, RunningSum
 from .wire import PhaseMessage
 
@@ -335,16 +335,8 @@ def sum_release(
             f"the sum {name!r} has no sensitivity, so no noise is enough for it",
             remedy="state one in Sum and @contributes, or leave out privacy_epsilon",
         )
-    whole = budget.unit == "party"  # which has rows that are learned from and rows held out
-    return plan_release(
-        name,
-        budget,
-        sensitivity=sensitivity * (max(1, *rows) if whole else 1),
-        length=length,
-        parties=len(rows),
-        least=least,
-        times=releases * (2 if whole else 1),
-    )
+    about: dict[str, Any] = {"rows": rows, "least": least, "releases": releases}
+    return plan_sum(name, budget, sensitivity=sensitivity, length=length, **about)
 
 
 def sum_name(name: str, *, held_out: bool) -> str:

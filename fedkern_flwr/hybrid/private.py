@@ -1,8 +1,6 @@
 """What FedCG on Fourier features releases with noise: the same reckoning at server and nodes.
 
-With unit ``row`` the record is either one that is learned from or one that is held out: what is
-released of the ones costs nothing of the others. A party has both, so that its two releases share
-the budget, and all its rows may be substituted.
+All sums are over whole cohorts: no party of them may be missing.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..privacy import Budget, Release, plan_release, sensitivity
+from ..privacy import Budget, Release, plan_sum, sensitivity
 from ..solvers.equations import equations_length
 
 Floats = NDArray[np.float64]
@@ -38,7 +36,8 @@ def equations_release(
         How many rows each hospital declared that it learns from.
     """
     moved = sensitivity.ridge(features, label_weight(bound, outputs) * bound * math.sqrt(outputs))
-    return _plan(budget, EQUATIONS, moved, equations_length(features, outputs), rows)
+    length = equations_length(features, outputs)
+    return plan_sum(EQUATIONS, budget, sensitivity=moved, length=length, rows=rows, least=len(rows))
 
 
 def label_weight(bound: float, outputs: int) -> float:
@@ -52,22 +51,9 @@ def label_weight(bound: float, outputs: int) -> float:
 
 def outcomes_release(budget: Budget, *, classes: int, outputs: int, rows: Sequence[int]) -> Release:
     """Return the noise of what is counted on held-out rows; ``rows`` are those of each hospital."""
-    if classes:
-        return _plan(budget, OUTCOMES, sensitivity.confusion(), classes**2, rows)
-    return _plan(budget, OUTCOMES, sensitivity.errors(outputs), 1 + 4 * outputs, rows)
-
-
-def _plan(budget: Budget, name: str, moved: float, length: int, rows: Sequence[int]) -> Release:
-    whole = budget.unit == "party"
-    return plan_release(
-        name,
-        budget,
-        sensitivity=moved * (max(1, *rows) if whole else 1),
-        length=length,
-        parties=len(rows),
-        least=len(rows),
-        times=2 if whole else 1,
-    )
+    moved = sensitivity.confusion() if classes else sensitivity.errors(outputs)
+    length = classes**2 if classes else 1 + 4 * outputs
+    return plan_sum(OUTCOMES, budget, sensitivity=moved, length=length, rows=rows, least=len(rows))
 
 
 def regularize(gram: Floats, regularization: float, deviation: float) -> tuple[Floats, float]:

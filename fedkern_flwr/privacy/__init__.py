@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from .budget import Budget, NoisySum, Release, plan_release
+from .budget import Budget, NoisySum, Release, plan_release, plan_sum
 from .noise import skellam
 
-__all__ = ["Budget", "NoisySum", "Release", "plan_release", "skellam"]
+__all__ = ["Budget", "NoisySum", "Release", "plan_release", "plan_sum", "skellam"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
@@ -235,4 +236,47 @@ def plan_release(
     raise OptionError(
         f"no noise is enough for {name} at epsilon {budget.epsilon:g}",
         remedy="use a larger privacy_epsilon, or release fewer numbers",
+    )
+
+
+def plan_sum(
+    name: str,
+    budget: Budget,
+    *,
+    sensitivity: float,
+    length: int,
+    rows: Sequence[int],
+    least: int,
+    releases: int = 1,
+) -> Release:
+    """Return the noise of a sum over parties with so many rows each.
+
+    With unit ``row`` a record is either learned from or held out, and costs of the ones are none of
+    the others. A party has both, which share the budget, and all its rows may be substituted.
+
+    Parameters
+    ----------
+    name, budget, length, least
+        See :func:`plan_release`.
+    sensitivity : float
+        Euclidean length by which one row moves the sum.
+    rows : sequence of int
+        Of each party.
+    releases : int (default: 1)
+        Sums about the same rows that share the budget.
+
+    Raises
+    ------
+    OptionError
+        See :func:`plan_release`.
+    """
+    whole = budget.unit == "party"
+    return plan_release(
+        name,
+        budget,
+        sensitivity=sensitivity * (max(1, *rows) if whole else 1),
+        length=length,
+        parties=len(rows),
+        least=least,
+        times=releases * (2 if whole else 1),
     )
