@@ -72,6 +72,7 @@ class AlignmentClient(AnsweringClient):
 
     role = "party"
     pair_secrets: ClassVar[bool] = True
+    tells_values: ClassVar[bool] = False  # of ids only which of them two parties have
     whole_cohorts: ClassVar[bool] = True
     enough_parties: ClassVar[int] = 2
 

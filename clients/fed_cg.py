@@ -14,8 +14,10 @@ from numpy.typing import ArrayLike
 from fedkern_flwr.errors import StateError
 from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.hybrid import messages as wire
+from fedkern_flwr.hybrid.fourier import CIRCLE
 from fedkern_flwr.hybrid.landmarks import check_seed_bytes
 from fedkern_flwr.hybrid.parties import CENTRE, CLASS_COUNTS, HOSPITAL, MEAN_DISTANCE
+from fedkern_flwr.hybrid.private import OUTCOMES
 from fedkern_flwr.kernels.product import distance_bound, mean_distances, partial_distances
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.options import check_choice
@@ -26,6 +28,7 @@ from .fed_cg_columns import EncodingParty, UnencodedTable, check_unencoded
 from .fed_cg_kernel import HospitalKernel, KernelRows
 from .fed_cg_landmarks import training_positions, wider
 from .fed_cg_paper import make_hops
+from .fed_cg_private import charge_centre, release_of, weight_of
 from .fed_cg_table import HybridTable
 from .fed_cg_tuning import check_chosen, training_counts, tuning_sums
 from .party_table import Floats
@@ -110,6 +113,7 @@ class HybridKernelClient(EncodingParty):
     """
 
     whole_cohorts: ClassVar[bool] = True
+    adds_noise = True
     without_secret: ClassVar[str] = "configure the landmark seed at all holders of the block"
     without_key: ClassVar[str] = (
         "give all parties that share records the same alignment_key, or pass no ids"
@@ -188,9 +192,13 @@ class HybridKernelClient(EncodingParty):
         if self.table is not self.raw:  # else what this party adds is not known yet
             self._take_distances()
         self._note_rows(request)
+        charge_centre(self)
         landmarks = self._landmarks()
         if self._ordered("landmark pairs"):
-            self.secure_sums.check("landmark pairs", self._distance_rule())
+            if self.kept.fourier:
+                raise self.wrong("features have no landmarks whose distances could be told")
+            rule = replace(self._distance_rule(), nobodys=True)
+            self.secure_sums.check("landmark pairs", rule)
             self._note("landmark pairs", _NO_ROWS)
             if request.landmark_pairs:
                 square = partial_distances(landmarks, landmarks, self.kept.settings["kernel"])
@@ -207,7 +215,7 @@ class HybridKernelClient(EncodingParty):
             if not self._ordered(name):
                 continue
             rule = self._distance_rule(receiver=hospital)
-            self.secure_sums.check(name, replace(rule, length=len(rows) * self.kept.landmarks))
+            self.secure_sums.check(name, replace(rule, length=len(rows) * self.kept.summed))
             if hospital == self.partition:  # adds its own block by itself
                 self.secure_sums.contribute_nothing(name)
             else:
@@ -227,6 +235,7 @@ class HybridKernelClient(EncodingParty):
         m, outputs = self.kept.landmarks, self.table.y.shape[1]
         gram = self.kept.arrays.setdefault("gram", np.zeros((m, m)))  # without training rows
         right = self.kept.arrays.setdefault("right", np.zeros((m, outputs)))
+        right = right * weight_of(self)
         return wire.EquationsReply(plain=self._add("equations", pack_equations(gram, right)))
 
     @answers(wire.ProductRequest)
@@ -249,6 +258,8 @@ class HybridKernelClient(EncodingParty):
         self._check_role()
         asked = kept.arrays["rows"][kept.train :]
         if request.count:
+            if self.budget is not None and request.bins:
+                raise refusal("privacy: histograms without noise are asked for", self.name)
             self._check_sum("outcomes", len(asked) * self.yardstick(request.bins).largest)
             least = self.policy.min_evaluation_rows
             check_selection(asked, self._held_out, least=least, party=self.name)
@@ -357,7 +368,10 @@ class HybridKernelClient(EncodingParty):
         ``bound`` is what no number of this node's vector can exceed.
         """
         if self._ordered(name):
-            self.secure_sums.check(name, replace(wider(bound), length=length))
+            rule = replace(wider(bound), length=length)
+            if self.budget is not None:
+                rule = replace(rule, release=release_of(self, name), held_out=name == OUTCOMES)
+            self.secure_sums.check(name, rule)
 
     def _add(self, name: str, vector: Floats) -> tuple[Floats, ...]:
         """Contribute to a sum; without one return the vector, where that is allowed."""
@@ -366,6 +380,8 @@ class HybridKernelClient(EncodingParty):
             self._note(name, _NO_ROWS if name == "outcomes" else learned)
             self.secure_sums.contribute(name, vector)
             return ()
+        if self.budget is not None:
+            raise refusal("privacy: its own values would be sent without noise", self.name)
         if self._secure and not self.allow_single:
             raise self.wrong(
                 "its own values would be shown to the server: there is nobody to sum with",
@@ -394,6 +410,8 @@ class HybridKernelClient(EncodingParty):
 
     def _distance_rule(self, receiver: int = -1) -> SumRule:
         """Return the rule of sums of distances: this block's are within its declared ranges."""
+        if self.kept.fourier:
+            return SumRule(CIRCLE, receiver)
         own = self.raw is not None and receiver == self.partition  # it adds nothing
         bound = 0.0 if own else self._distance_bound
         return replace(wider(bound), receiver=receiver, rings=() if receiver < 0 else (32,))

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import StateError
+from fedkern_flwr.hybrid.fourier import CIRCLE, features
 from fedkern_flwr.kernels.product import kernel_from_distances, row_chunks
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.solvers.tuning_sums import Equations
@@ -50,8 +51,18 @@ class RunState(KeptState):
 
     @property
     def landmarks(self) -> int:
-        """Number m of landmarks."""
+        """Number m of landmarks, or of features."""
         return int(self.settings["landmarks"])
+
+    @property
+    def fourier(self) -> bool:
+        """Whether the kernel is one of Fourier features."""
+        return self.settings.get("basis") == "fourier"
+
+    @property
+    def summed(self) -> int:
+        """Numbers that are summed of a row: distances, or phases."""
+        return self.landmarks // 2 if self.fourier else self.landmarks
 
     @property
     def train(self) -> int:
@@ -154,12 +165,13 @@ class HospitalKernel:
             if int(name.rpartition("#")[2]) != kept.done:  # it came before
                 continue
             try:
-                self._absorb(total.reshape(-1, kept.landmarks))
+                found = CIRCLE.decode(total, 1) if kept.fourier else total
+                self._absorb(found.reshape(-1, kept.summed))
             except StateError:  # the rows before are gone: the next step asks for all of them
                 kept.settings["done"] = -1
         while kept.settings.get("alone") and kept.done < kept.total:
             part = next(row_chunks(kept.total - kept.done, kept.landmarks))
-            self._absorb(np.zeros((part.stop, kept.landmarks)))
+            self._absorb(np.zeros((part.stop, kept.summed)))
 
     def _absorb(self, totals: Floats) -> None:
         """Add this hospital's own block, make the kernel, keep what later steps need of it."""
@@ -170,7 +182,9 @@ class HospitalKernel:
             for part in row_chunks(len(rows), 32 * kept.landmarks):  # 1 MB: no array of full size
                 totals[part] += self.distances(rows[part], landmarks)
         kernel = totals
-        if not kept.tunes:
+        if kept.fourier:
+            kernel = features(totals)
+        elif not kept.tunes:
             kernel = kernel_from_distances(totals, kept.arrays["gammas"])
         trained = max(0, min(kept.train, stop) - start)
         if kept.settings["keep_training"] or kept.tunes:

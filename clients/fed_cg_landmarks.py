@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.hybrid import messages as wire
+from fedkern_flwr.hybrid.fourier import block_phases, draw_block
 from fedkern_flwr.hybrid.landmarks import (
     SAMPLINGS,
     array_fingerprint,
@@ -34,8 +35,9 @@ from .fed_cg_table import HybridTable
 from .party_table import Floats
 from .table_client import TableClient
 
+BASES = ("landmarks", "fourier")
 _SEED_BYTES = 32
-_SETTINGS = ("kernel", "landmarks", "sampling", "public_seed")
+_SETTINGS = ("kernel", "landmarks", "basis", "sampling", "public_seed")
 _ROUNDED = 1.0 + 5e-10  # less than what strategies allow for rounding
 
 
@@ -83,8 +85,12 @@ class LandmarkedParty(TableClient):
         chosen = self.protocol == "secure" and not request.model and not len(request.gammas)
         fits = len(request.gammas) in (1, request.landmarks) or chosen
         fits = fits and bool((request.gammas > 0.0).all())
-        if not known or not fits:
+        if not known or not fits or request.basis not in BASES:
             raise self.wrong("the kernel or its widths do not fit")
+        plain = len(request.gammas) == 1 and request.sampling == "U"
+        even = request.landmarks % 2 == 0
+        if request.basis == "fourier" and not (plain and even and self.protocol == "secure"):
+            raise self.wrong("features of another kind than a node makes are asked for")
         kept = self.kept
         if kept.begun:
             return
@@ -203,6 +209,10 @@ class LandmarkedParty(TableClient):
     def _landmarks(self) -> Floats:
         if not self.table.features:
             return np.zeros((self.kept.landmarks, 0))
+        if self.kept.fourier:
+            kernel, (gamma,) = self.kept.settings["kernel"], self.kept.arrays["gammas"]
+            width = self.table.features
+            return draw_block(self.kept.seed, self.kept.summed, width, kernel, float(gamma))
         if self.kept.settings["sampling"] == "P":
             if self.landmarks is None or self.landmarks.shape[1] != self.table.features:
                 raise OptionError(
@@ -236,12 +246,15 @@ class LandmarkedParty(TableClient):
         return kernel_from_distances(found, self.kept.arrays["gammas"])
 
     def _distances(self, rows: NDArray[Any], landmarks: Floats) -> Floats:
-        """Return partial distances of announced rows, zeros where a row is not held (-1)."""
+        """Return partial distances, or phases, of announced rows; zeros where none is held (-1)."""
         held = rows >= 0
-        out = np.zeros((len(rows), len(landmarks)))
+        out = np.zeros((len(rows), self.kept.summed))
         if self.table.features and held.any():
             x, kernel = self.features_at(rows[held]), self.kept.settings["kernel"]
-            found = partial_distances(x, landmarks, kernel)
+            fourier = self.kept.fourier
+            found = (
+                block_phases(x, landmarks) if fourier else partial_distances(x, landmarks, kernel)
+            )
             if held.all():
                 return found
             out[held] = found

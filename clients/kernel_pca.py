@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.kernels.pca import features_of, moments
+from fedkern_flwr.kernels.pca import REST_SENSITIVITY, SENSITIVITY, features_of, moments
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.node.method_client import MethodClient, contributes
 
@@ -23,17 +23,18 @@ class KernelPCAClient(MethodClient):
 
     labels_of_row = 0
 
-    @contributes("moments", bound=1.0)
+    @contributes("moments", bound=1.0, sensitivity=SENSITIVITY)
     def add_moments(self, **kernel: Any) -> dict[str, Any]:
         """Return number, sum and second moments of the features of its rows."""
         return moments(features_of(self.x, **kernel))
 
-    @contributes("rest", bound=4.0, held_out=True)
+    @contributes("rest", bound=4.0, held_out=True, sensitivity=REST_SENSITIVITY)
     def add_rest(self, mean: Floats, components: Floats, **kernel: Any) -> dict[str, Any]:
         """Return the variance of held-out rows, and how much of it the components leave."""
         z = features_of(self.x_test, **kernel) - mean
-        whole = float(np.vecdot(z, z).sum())
-        return {"left": whole - float(((z @ components.T) ** 2).sum()), "all": whole}
+        whole = np.vecdot(z, z).clip(0.0, 4.0)  # whatever mean and components are
+        kept = ((z @ components.T) ** 2).sum(axis=1).clip(0.0, whole)
+        return {"left": float((whole - kept).sum()), "all": float(whole.sum())}
 
     @answers("project")
     def project(self, mean: Floats, components: Floats, **kernel: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from .privacy import Release
 from .strategy import Arrays
 from .summing import SummingStrategy
 
@@ -25,6 +26,8 @@ class Driven(SummingStrategy):
         Partitions that have opened what is opened once.
     simulated : bool
         Whether the run at hand is a simulation.
+    noised_ : dict
+        Name -> a sum with noise that was opened, and over how many parties.
     """
 
     confirmed: ClassVar[bool]
@@ -32,6 +35,8 @@ class Driven(SummingStrategy):
     counts_replies: ClassVar[bool]
     reopens: ClassVar[bool]
     attempts: int
+    #: Sums about the same rows that share a budget of privacy; the client's class says the same.
+    releases: ClassVar[int] = 1
 
     def _reset(self) -> None:
         super()._reset()
@@ -40,6 +45,11 @@ class Driven(SummingStrategy):
         self.saved_meta_: dict[str, Any] = {}
         self.kept_: int | None = None
         self.spent_: set[int] = set()
+        self.noised_: dict[str, tuple[Release, int]] = {}
+
+    def note_noise(self, release: Release, parties: int) -> None:
+        """Remember a sum with noise that was opened over so many parties."""
+        self.noised_[release.name] = release, parties
 
     @property
     def session(self) -> str:

@@ -34,6 +34,7 @@ def gather_nodes(
     ledger: Ledger,
     secure: bool = False,
     order_seed: int = -1,
+    privacy: str = "",
     reply: type[Described] = DescribeReply,  # type: ignore[assignment]
     check: Callable[[Sequence[Described]], None] = check_parties,
     say: Callable[[str], None] = lambda _: None,
@@ -72,6 +73,7 @@ def gather_nodes(
                 resume_round=resume_round,
                 secure=secure,
                 order_seed=order_seed,
+                privacy=privacy,
             )
             messages = request_messages(request, fresh, group_id=_DESCRIBE)
             outcome = exchange(grid, messages, phase=_DESCRIBE, timeout=remaining, ledger=ledger)

@@ -31,7 +31,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from .driven import Driven
-from .errors import EngineError, FedKernError
+from .errors import EngineError, FedKernError, OptionError
 from .flower_compat import is_simulated
 from .node.answering import AnsweringClient, answers
 from .node.method_client import MethodClient, contributes
@@ -130,6 +130,11 @@ class Method(Driven):
         self.attempts = attempts
         for name, found in declared(type(self)).items():
             setattr(self, name, found.check(common.pop(name, found.default)))
+        if any(name.startswith("privacy_") for name in common):
+            raise OptionError(
+                f"{self.method} adds no noise to what it releases, so it keeps no privacy_epsilon",
+                remedy="leave it out; fed-cg with basis fourier and kernel-pca keep one",
+            )
         super().__init__(**common)
 
     def fill_in(self, **defaults: Any) -> None:

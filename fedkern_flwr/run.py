@@ -15,6 +15,7 @@ from .driven import Driven
 from .errors import CohortError, ProtocolError, SumError
 from .guard.counting import too_many
 from .overlap import Overlap
+from .privacy import Release
 from .run_log import RunLog
 from .secure_sum import Encoding
 from .steps import (
@@ -30,6 +31,7 @@ from .steps import (
     Term,
     sum_bound,
     sum_name,
+    sum_release,
 )
 from .strategy import logger
 from .wire.method import MethodReply, MethodRequest, pack, unpack
@@ -146,12 +148,37 @@ class Run:
             length=length,
             encoding=Encoding.fixed_point(bound),
         )
+        release = self._release(step, term.name, length)
+        if release is not None:
+            term = replace(term, encoding=term.encoding.noisy(release.noise))
         among = self.log.again or None
         asked = Ask(request, reply=MethodReply, sums=[term], until="enough", among=among)
         found = self.asking.ask(asked)
         self.log.again = []
-        self._warn(term.name)
+        if release is None:
+            self._warn(term.name)
+        else:
+            self.method.note_noise(release, len(found.contributors[term.name]))
         return np.asarray(found.totals[term.name], np.float64)
+
+    def _release(self, step: Sum, name: str, length: int) -> Release | None:
+        """Return the noise of a sum; None in a run without a budget."""
+        method = self.method
+        if method.budget is None:
+            return None
+        assert method.sums is not None
+        cohort = method.sums.membership.cohorts[0]
+        parties = {p.partition: p for p in method.parties_.values()}
+        rows = [parties[p].test_rows if step.held_out else parties[p].rows for p in cohort.members]
+        return sum_release(
+            method.budget,
+            name,
+            step.sensitivity,
+            length=length,
+            rows=rows,
+            least=cohort.threshold,
+            releases=method.releases,
+        )
 
     def _warn(self, name: str) -> None:
         """Warn once of a sum of more numbers than unknowns; in deployments the nodes do."""

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import CohortError, ProtocolError
+from .errors import CohortError, OptionError, ProtocolError
 from .failure import Failure
+from .privacy import Budget, Release, plan_sum
 from .secure_sum import Encoding, RunningSum
 from .wire import PhaseMessage
 
@@ -82,9 +83,10 @@ class Sum:
         Of what the bound is.
     held_out : bool (default: False)
         Whether it is about held-out rows: nodes tell such figures seldom, and of enough rows.
-    sensitivity, clip : float, optional
-        Euclidean length by which one row moves a client's numbers, and to which the client clips
-        what a row adds. Not used before noise is.
+    sensitivity : float, optional
+        Euclidean length by which a row that takes another's place moves a client's numbers, at
+        most; the clients state the same. Runs with a budget of privacy need it, see
+        :class:`~fedkern_flwr.private_method.PrivateMethod`.
     """
 
     name: str
@@ -94,7 +96,6 @@ class Sum:
     per: Literal["row", "client"] = "row"
     held_out: bool = False
     sensitivity: float | None = None
-    clip: float | None = None
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -293,6 +294,49 @@ Steps = Generator[Step, Any, Any]  # a part of them, which may return anything
 def sum_bound(bound: float, rows: Sequence[int]) -> float:
     """Return the public bound of a client's numbers, of that of a row and the rows of each."""
     return bound * max(1, *rows) * (1.0 + _ROUNDING)
+
+
+def sum_release(
+    budget: Budget,
+    name: str,
+    sensitivity: float | None,
+    *,
+    length: int,
+    rows: Sequence[int],
+    least: int,
+    releases: int,
+) -> Release:
+    """Return the noise of a sum in a run with a budget: clients derive the same.
+
+    Parameters
+    ----------
+    budget : Budget
+        Of the run.
+    name : str
+        Of the sum.
+    sensitivity : float or None
+        Of a row, see :class:`Sum`.
+    length : int
+        Numbers of each client.
+    rows : sequence of int
+        Of each client.
+    least : int
+        Fewest clients over which it can be opened.
+    releases : int
+        Sums about the same rows that share the budget.
+
+    Raises
+    ------
+    OptionError
+        It has no sensitivity.
+    """
+    if sensitivity is None:
+        raise OptionError(
+            f"the sum {name!r} has no sensitivity, so no noise is enough for it",
+            remedy="state one in Sum and @contributes, or leave out privacy_epsilon",
+        )
+    about: dict[str, Any] = {"rows": rows, "least": least, "releases": releases}
+    return plan_sum(name, budget, sensitivity=sensitivity, length=length, **about)
 
 
 def sum_name(name: str, *, held_out: bool) -> str:

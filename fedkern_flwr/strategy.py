@@ -20,6 +20,7 @@ from .failure import Failure, count_failures
 from .gather import gather_nodes
 from .ledger import Ledger
 from .options import UnknownOptionError, at_least, unknown_option
+from .privacy import Budget
 from .wire import DescribeReply, check_parties
 
 logger = logging.getLogger("fedkern_flwr")
@@ -79,6 +80,7 @@ class PhaseStrategy(Strategy):
     fixed: ClassVar[frozenset[str]] = frozenset()
     #: Whether a simulated run leaves a model that predicts rows in one place.
     left_whole: ClassVar[bool] = False
+    budget: Budget | None = None  # what a run may cost in privacy
     #: How its clients describe themselves.
     described: ClassVar[type[DescribeReply]] = DescribeReply
 
@@ -221,10 +223,7 @@ class PhaseStrategy(Strategy):
         check_parties(parties)
 
     def gather(self, grid: Grid, *, resume_round: int = 0, secure: bool = False) -> None:
-        """Wait for the nodes, ask who they are, remember them in ``parties_``.
-
-        With ``secure`` their keys for secure sums come with the answers.
-        """
+        """Wait for the nodes, ask who they are; with ``secure`` they send keys for secure sums."""
         self.parties_ = gather_nodes(
             grid,
             session=self._session,
@@ -235,6 +234,7 @@ class PhaseStrategy(Strategy):
             ledger=self.ledger_,
             secure=secure,
             order_seed=self.order_seed,
+            privacy="" if self.budget is None else self.budget.write(),
             reply=self.described,
             check=self.check_parties,
             say=logger.info,

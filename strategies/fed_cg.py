@@ -33,8 +33,19 @@ from .fed_cg_system import KEPT, Floats, HybridSystem
 from .fed_cg_tuning import auto_landmarks, of_landmarks, tune_and_solve
 from .fed_cg_variance import Variance
 
-_OF_MODEL = ("landmarks", "sampling", "kernel", "missing")
-_OF_SYSTEM = ("kernel", "penalty", "protocol", "distance_bits", "attempts", "model_of")
+_OF_MODEL = ("landmarks", "sampling", "kernel", "basis", "missing")
+_OF_SYSTEM = (
+    "kernel",
+    "basis",
+    "budget",
+    "note_noise",
+    "penalty",
+    "protocol",
+    "distance_bits",
+    "attempts",
+    "model_of",
+)
+_FOURIER_WIDTH = 3.0  # gamma times the number of features, where it is not given
 _SYSTEMS: dict[str, type[HybridSystem]] = {
     "secure": SecureSystem,
     "naive": NaiveSystem,
@@ -146,8 +157,11 @@ class FedCG(Variance):
             sampling=self.chosen_sampling,
             tunes=self._tunes,
             encodes=bool(self.encoders_) and not self.model_of[0],
+            private=self.budget is not None,
         )
-        return {**self.sums_privacy(), **seen} if self.protocol == "secure" else seen
+        if self.protocol != "secure":
+            return seen
+        return {**self.sums_privacy(), **seen, **self.budget_report()}
 
     def matched(self) -> dict[str, Any]:
         """Return whose rows were matched."""
@@ -212,6 +226,7 @@ class FedCG(Variance):
         metrics = meta.get("metrics")
         if metrics is not None:
             self.coefficients_ = arrays["coefficients"]
+            self.regularization_ = metrics.get("regularization", self.regularization_)
             self.take_factor(arrays)
             self._take_tuned(system, meta.get("tuned", {}))
         yield from system.open()
@@ -224,6 +239,7 @@ class FedCG(Variance):
 
         if metrics is None:
             self.coefficients_, metrics = yield from self._solve(system, start, arrays, save)
+            self.regularization_ = metrics.get("regularization", self.regularization_)
             factor = self.keep_factor(system, self.regularization_)
             done = {"metrics": metrics, "tuned": self.tuned_}
             yield save({"coefficients": self.coefficients_, **factor}, **done)
@@ -240,7 +256,8 @@ class FedCG(Variance):
             self._match()
         if not self.gammas_.size:
             features = sum(self._parties[h[0]].features for h in self.plan_.blocks.values())
-            gamma = self.gamma if self.gamma is not None else 1.0 / features
+            width = _FOURIER_WIDTH if self.basis == "fourier" else 1.0
+            gamma = self.gamma if self.gamma is not None else width / features
             self.gammas_ = np.array([] if self._tunes else [gamma], np.float64)
             if self.landmark_gamma:
                 self.gammas_ = landmark_gammas(gamma, self.landmarks_, self.run_seed)
@@ -328,6 +345,7 @@ class FedCG(Variance):
         CheckpointError
             It is not a model of this method.
         """
+        meta = {"basis": "landmarks", **meta}  # which older models do not tell
         check_model(cls.method, {}, meta, {}, needs=_OF_MODEL)
         return cls(**{name: meta[name] for name in _OF_MODEL}, **more)
 
@@ -356,7 +374,8 @@ class FedCG(Variance):
         """
         if self.protocol != "secure":
             raise OptionError("predictions are made with protocol secure")
-        if any(meta.get(name) != getattr(self, name) for name in ("method", *_OF_MODEL[:3])):
+        meta = {"basis": "landmarks", **meta}
+        if any(meta.get(name) != getattr(self, name) for name in ("method", *_OF_MODEL[:4])):
             raise CheckpointError(
                 "the model was made with other options", remedy="use FedCG.of_model(meta)"
             )

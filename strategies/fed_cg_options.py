@@ -11,17 +11,28 @@ from fedkern_flwr.hybrid.parties import MissingBlocks
 from fedkern_flwr.judging.judges import Weighted
 from fedkern_flwr.kernels.product import ProductKernel
 from fedkern_flwr.method import option
+from fedkern_flwr.private_method import PrivateMethod
 from fedkern_flwr.solvers.least_squares import Penalty
 
 from .fed_cg_columns import Scaling
 
 Protocol = Literal["secure", "naive", "chain"]
 Tune = Literal["auto", "folds", "gcv", "off"]
+#: What basis fourier goes with, by option.
+_OF_FOURIER: dict[str, tuple[Any, ...]] = {
+    "protocol": ("secure",),
+    "penalty": ("ridge",),
+    "sampling": ("U", "auto"),
+    "missing": ("error", "drop-row"),
+    "landmark_gamma": (False,),
+    "tune": ("off", "auto"),
+    "variance": (False,),
+}
 _DIRECT_UP_TO, _RANK = 1000, 200  # landmarks; of the preconditioner
 _LANDMARKS, _LAMBDA = 100, 1e-3  # where it is neither given nor chosen
 
 
-class HybridOptions(Weighted):
+class HybridOptions(PrivateMethod, Weighted):
     """Base class of FedCG: its options."""
 
     fixed: ClassVar[frozenset[str]] = frozenset(
@@ -42,13 +53,19 @@ class HybridOptions(Weighted):
         "the block (C, see hybrid/landmarks.py); or training rows (P, only where data may be "
         "pooled). Auto: C for blocks of one holder, U for others.",
     )
+    basis: Literal["landmarks", "fourier"] = option(
+        "landmarks",
+        "Kernel columns of random landmarks, or random Fourier features, whose phases are added up "
+        "over the blocks: rows of length one, as privacy_epsilon needs them. Then landmarks is "
+        "their number, twice that of the phases, and neither gamma nor regularization is chosen.",
+    )
     kernel: ProductKernel = option(
         "rbf", "exp(-gamma d) of squared Euclidean or of absolute distances d."
     )
     gamma: float | None = option(
         None,
         "Width; by default chosen, see tune, half and double of it for one landmark after the "
-        "other, or 1 / number of features.",
+        "other, or 1 / number of features, 3 / number with basis fourier.",
         above=0.0,
     )
     landmark_gamma: bool = option(
@@ -148,10 +165,38 @@ class HybridOptions(Weighted):
                 "with a width per landmark the kernel of the landmarks is not symmetric",
                 remedy="use penalty ridge, or one width",
             )
+        self._check_basis(direct)
         self._check_tuning(direct)
+
+    def _check_basis(self, direct: bool) -> None:
+        private = self.privacy_epsilon is not None
+        if private and self.basis != "fourier":
+            raise OptionError(
+                "privacy_epsilon is for basis fourier: kernel columns are too long for it",
+                remedy="add --basis fourier",
+            )
+        if private and not direct:
+            raise OptionError(
+                "privacy_epsilon is for solver normal-equations: each product would cost as much",
+                remedy="leave the solver out, or use fewer landmarks",
+            )
+        if self.basis != "fourier":
+            return
+        for name, wanted in _OF_FOURIER.items():
+            if getattr(self, name) not in wanted:
+                raise OptionError(
+                    f"{name} {getattr(self, name)} is not for basis fourier",
+                    remedy=f"use {wanted[0]}" if wanted[0] else "leave it out",
+                )
+        if self.fixed_landmarks % 2:
+            raise OptionError(
+                f"basis fourier has a sine and a cosine of each phase, not {self.landmarks}",
+                remedy=f"use --landmarks {self.fixed_landmarks + 1}",
+            )
 
     def _check_tuning(self, direct: bool) -> None:
         possible = direct and self.protocol == "secure" and self.penalty == "ridge"
+        possible = possible and self.basis == "landmarks"
         given = self.landmark_gamma or None not in (self.gamma, self.regularization)
         weighs = self.class_weight is not None
         self.tunes = self.tune != "off" and possible and (weighs or not given)
@@ -190,7 +235,8 @@ class HybridOptions(Weighted):
     @property
     def chosen_sampling(self) -> str:
         """How landmarks are drawn; uniform by default in the paper's protocols."""
-        auto = self.sampling == "auto" and self.protocol != "secure"
+        plain = self.protocol != "secure" or self.basis == "fourier"
+        auto = self.sampling == "auto" and plain
         return "U" if auto else self.sampling
 
     @property

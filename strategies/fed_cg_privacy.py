@@ -32,6 +32,7 @@ def seen_by(
     variance: bool,
     encodes: bool,
     weighted: bool = False,
+    private: bool = False,
 ) -> dict[str, Any]:
     """Return what server and clients see in a run, for its privacy ledger.
 
@@ -53,6 +54,8 @@ def seen_by(
         Whether blocks were encoded in the run.
     weighted : bool (default: False)
         Whether classes count alike.
+    private : bool
+        Whether noise is added to what is released.
     """
     if protocol == "naive":
         return {
@@ -82,6 +85,8 @@ def seen_by(
         server = [f"{whose} counts on held-out rows"]
     elif alone:
         server = [f"{summed} of the only hospital, and its counts on held-out rows"]
+    if private:
+        server = [f"{server[0]}, with noise; see budget"]
     if penalty == "rkhs" and not predicts:
         server.append("distances between landmarks")
     moments = {"N": "means and deviations", "C": "means and covariances"}.get(sampling, "")
@@ -112,7 +117,9 @@ def seen_by(
             "the kernel of their own rows: distances between their own patients, with many "
             "landmarks also along random directions of a centre's features; of a centre with a "
             "single feature that feature",
-            "the coefficients; of two hospitals each can compute K^T(K a - y) of the other",
+            "the coefficients, made of sums with noise"
+            if private
+            else "the coefficients; of two hospitals each can compute K^T(K a - y) of the other",
             *(spread if sampling in ("C", "auto") else []),
             *(["K^T K, when they predict with the model"] if variance else []),
             *shared,

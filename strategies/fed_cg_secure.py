@@ -9,18 +9,29 @@ exchange to be unmasked; a sum that lacks a party is repeated with all of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from fedkern_flwr.errors import OptionError
 from fedkern_flwr.hybrid import messages as wire
+from fedkern_flwr.hybrid.fourier import CIRCLE
 from fedkern_flwr.hybrid.parties import CLASS_COUNTS, MEAN_DISTANCE
+from fedkern_flwr.hybrid.private import (
+    EQUATIONS,
+    OUTCOMES,
+    equations_release,
+    label_weight,
+    outcomes_release,
+)
 from fedkern_flwr.kernels.product import (
     ProductKernel,
     distance_bound,
     kernel_from_distances,
 )
 from fedkern_flwr.method import Answers, Ask, Deliver, LostState, Steps
+from fedkern_flwr.privacy import Release
 from fedkern_flwr.solvers.equations import equations_length, unpack_equations
 from fedkern_flwr.solvers.tuning_sums import Equations, tuning_length
 
@@ -50,7 +61,10 @@ class SecureSystem(HybridSystem):
         request = wire.EquationsRequest(gammas=np.zeros((0, 1)), class_counts=_NOTHING)
         reply = wire.EquationsReply
         vector = yield from self._sum("equations", request, reply, length, self._rows * bound)
-        return unpack_equations(vector, m, outputs)
+        gram, right = unpack_equations(vector, m, outputs)
+        if self.budget is not None:
+            right /= label_weight(self._labels, outputs)
+        return gram, right
 
     def tuning_equations(self, gammas: Floats, folds: int) -> Steps:
         """Sum the normal equations of each width, shape (w, 1) or (w, m), and fold."""
@@ -120,11 +134,13 @@ class SecureSystem(HybridSystem):
 
     def _sum_distances(self, parts: dict[int, slice], *, pairs: bool) -> Steps:
         m, bound = self.landmarks, self._distance_bound
+        fourier = self.basis == "fourier"
+        width = m // 2 if fourier else m
         pairs = pairs and self.penalty == "rkhs" and self.landmark_kernel is None
         terms = [
             self.term(
                 f"distances/{h}#{part.start}",
-                (part.stop - part.start) * m,
+                (part.stop - part.start) * width,
                 bound,
                 f"ward {h}",
                 receiver=h,
@@ -134,6 +150,8 @@ class SecureSystem(HybridSystem):
             if part.stop
         ]
         asked = {p for h in parts for p in self.plan.wards[h].rows}
+        if fourier:
+            terms = [replace(term, encoding=CIRCLE) for term in terms]
         if pairs and m > 1:
             terms.append(self.term("landmark pairs", m * (m - 1) // 2, bound, "everybody"))
             asked = set(self.plan.parties)
@@ -182,13 +200,50 @@ class SecureSystem(HybridSystem):
         """Return the exact sum of a vector over all hospitals; of the only one its vector."""
         hospitals = self.plan.hospitals
         alone = len(hospitals) == 1
-        terms = [] if alone else [self.term(name, length, bound, "hospitals")]
+        release = None if self.budget is None else self._release(name, alone)
+        terms = [] if alone else [self.term(name, length, bound, "hospitals", release=release)]
         request = self.columns.told(request, self.parties, hospitals)
         among = None if isinstance(request, dict) else hospitals
         answers: Answers = yield from self._ask_hospitals(
             Ask(request, reply=reply, sums=terms, among=among)
         )
+        if release is not None:
+            self.note_noise(release, len(hospitals))
+            if name == EQUATIONS:
+                self.deviation = release.noise.deviation(len(hospitals))
         return self.added(answers.replies, length) if alone else answers.totals[name]
+
+    def _release(self, name: str, alone: bool) -> Release:
+        """Return the noise of a sum: each node derives the same.
+
+        Raises
+        ------
+        OptionError
+            A single hospital has nobody who adds noise besides.
+        """
+        assert self.budget is not None
+        if alone:
+            raise OptionError(
+                "privacy_epsilon is for sums of several hospitals", remedy="let more take part"
+            )
+        hospitals, first = [self.parties[h] for h in self.plan.hospitals], self.first
+        if name == OUTCOMES:
+            rows = [party.test_rows for party in hospitals]
+            return outcomes_release(
+                self.budget, classes=first.classes, outputs=first.outputs, rows=rows
+            )
+        return equations_release(
+            self.budget,
+            features=self.landmarks,
+            outputs=first.outputs,
+            bound=self._labels,
+            rows=[party.rows for party in hospitals],
+        )
+
+    @property
+    def _labels(self) -> float:
+        """Largest absolute value of a row's labels."""
+        return 1.0 if self.first.classes else self.first.label_bound
 
     def _ask_hospitals(self, ask: Ask) -> Steps:
         """Return what hospitals answer; if one has lost its kernel, all kernels are made again."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import ProtocolError
+from fedkern_flwr.hybrid.private import regularize
 from fedkern_flwr.method import Round, Save, Steps
 from fedkern_flwr.reporting import iterations_ended
 from fedkern_flwr.seeding import derive_seed
@@ -42,7 +43,11 @@ def first_coefficients(
 def solve_directly(system: HybridSystem, regularization: float) -> Steps:
     """Sum the normal equations, solve them; return coefficients, shape (m, k), and metrics."""
     gram, right = yield from system.equations()
-    return (yield from solve_summed(system, gram, right, regularization))
+    if not system.deviation:
+        return (yield from solve_summed(system, gram, right, regularization))
+    gram, regularization = regularize(gram, regularization, system.deviation)
+    coefficients, metrics = yield from solve_summed(system, gram, right, regularization)
+    return coefficients, {**metrics, "regularization": regularization}
 
 
 def solve_summed(system: HybridSystem, gram: Floats, right: Floats, regularization: float) -> Steps:

@@ -14,8 +14,10 @@ from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.landmarks import moments_length
 from fedkern_flwr.hybrid.parties import Plan, Ward
+from fedkern_flwr.hybrid.private import tidy
 from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.method import Ask, Steps, Term
+from fedkern_flwr.privacy import Budget, Release
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.strategy import logger
 
@@ -39,7 +41,7 @@ class HybridSystem(ABC):
         Partition -> its description.
     cohorts : list of str
         Names of the sets among which is summed, by number.
-    landmarks, sampling, kernel, penalty, protocol, distance_bits, attempts
+    landmarks, sampling, kernel, basis, penalty, protocol, distance_bits, attempts
         Options of :class:`~fedkern_flwr.strategies.FedCG`.
     keep_training : bool
         Whether hospitals keep the kernel of their training rows: conjugate gradients need it.
@@ -51,6 +53,10 @@ class HybridSystem(ABC):
         Seed of the landmarks in the paper's protocols.
     model_of : (str, int)
         Of predictions: session and step of the run that made the model.
+    budget : Budget or None
+        What the run may cost in privacy.
+    note_noise : callable
+        Called with what is released, and over how many parties.
     known : dict
         Block -> fingerprint that its landmarks must have; of a new run empty.
     columns : CommonColumns
@@ -67,6 +73,7 @@ class HybridSystem(ABC):
     landmarks: int
     sampling: str
     kernel: str
+    basis: str
     penalty: str
     protocol: str
     distance_bits: int
@@ -78,8 +85,11 @@ class HybridSystem(ABC):
     model_of: tuple[str, int]
     known: Mapping[str, str]
     columns: CommonColumns
+    budget: Budget | None = None
+    note_noise: Callable[[Release, int], None] = lambda release, parties: None
     landmark_kernel: Floats | None = None
     gram: Floats | None = None  # K^T K, once it is summed
+    deviation: float = 0.0  # of the noise on it
     fingerprints: dict[str, str] = field(default_factory=dict)
     # Mean distance of training rows to landmarks, where it was summed.
     mean_distance: float | None = None
@@ -140,10 +150,13 @@ class HybridSystem(ABC):
         rows = [self.plan.wards[h].test for h in tested] or [0]
         # where nothing is summed each hospital's rows must be enough for its histogram
         bins = bins_of(sum(rows) if self.protocol == "secure" else min(rows), first.classes)
+        bins = 0 if self.budget is not None else bins
         yard = Yardstick(first.classes, first.outputs, first.label_bound, bins)
         counts = yield from self.give(
             coefficients, predicted, yard if count else None, most=float(max(rows))
         )
+        if self.budget is not None and count and counts.any():
+            counts = tidy(counts, first.classes, sum(rows))
         return yard, counts if count else None
 
     def give(
@@ -335,6 +348,7 @@ class HybridSystem(ABC):
                 parts,
                 variant=self.protocol,
                 kernel=self.kernel,
+                basis=self.basis,
                 sampling=self.plan.sampling(party.block, self.sampling),
                 landmarks=self.landmarks,
                 seed_from=seed_from,
@@ -368,12 +382,16 @@ class HybridSystem(ABC):
         *,
         receiver: int | None = None,
         bits: int = 64,
+        release: Release | None = None,
     ) -> Term:
         """Return a sum over a whole cohort, of numbers up to ``bound`` and what rounding adds."""
+        encoding = Encoding.fixed_point(bound * _ROUNDED, bits)
+        if release is not None:
+            encoding = encoding.noisy(release.noise)
         return Term(
             name=name,
             length=length,
-            encoding=Encoding.fixed_point(bound * _ROUNDED, bits),
+            encoding=encoding,
             cohort=self.cohorts.index(cohort),
             receiver=receiver,
             self_masks=False,

@@ -9,12 +9,13 @@ import numpy as np
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.fitted import FittedModel
-from fedkern_flwr.kernels.pca import principal, shapes
-from fedkern_flwr.method import Ask, Method, Rounds, Sum, option
+from fedkern_flwr.kernels.pca import REST_SENSITIVITY, SENSITIVITY, principal, shapes
+from fedkern_flwr.method import Ask, Rounds, Sum, option
+from fedkern_flwr.private_method import PrivateMethod
 from fedkern_flwr.wire import DescribeReply
 
 
-class KernelPCA(Method):
+class KernelPCA(PrivateMethod):
     """Kernel principal components by random features, the same as of pooled rows.
 
     The clients sum the moments of their features; each projects its own rows, which stay there.
@@ -46,7 +47,7 @@ class KernelPCA(Method):
         bandwidth = float(np.sqrt(columns / 2.0)) if self.bandwidth is None else self.bandwidth
         kernel = {"bandwidth": bandwidth, "features": self.features, "seed": self.run_seed}
         self.planned = 4
-        total = yield Sum("moments", shapes(width), bound=1.0, ask=kernel)
+        total = yield Sum("moments", shapes(width), bound=1.0, ask=kernel, sensitivity=SENSITIVITY)
         mean, components, shares = principal(total, self.components)
         self.model_ = {"mean": mean, "components": components, "shares": shares}
         model = {**kernel, "mean": mean, "components": components}
@@ -54,7 +55,14 @@ class KernelPCA(Method):
         metrics = {"rows": int(np.rint(total["rows"])), "explained": float(shares.sum())}
         yield Ask("project", model, least=1)  # who has vanished goes without
         if any(party.test_rows for party in parties):
-            left = yield Sum("rest", {"left": (), "all": ()}, bound=4.0, ask=model, held_out=True)
+            left = yield Sum(
+                "rest",
+                {"left": (), "all": ()},
+                bound=4.0,
+                ask=model,
+                held_out=True,
+                sensitivity=REST_SENSITIVITY,
+            )
             if left["all"] > 0.0:
                 metrics["test_explained"] = float(1.0 - left["left"] / left["all"])
         return metrics

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..gram.dot_kernels import DotKernel
 from ..gram.values import count_values, quantise
 from ..groups import linear_model
+from ..hybrid import fourier
 from ..kernels.pca import features_of
 from ..kernels.product import kernel_from_distances, partial_distances
 from ..kernels.random_features import feature_map
@@ -43,6 +44,14 @@ def landmark_kernel(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
 def of_landmarks(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
     """Return outputs of FedCG; numbers are within the bound of the labels, as at hospitals."""
     found = landmark_kernel(arrays, meta, x) @ arrays["coefficients"]
+    bound = np.inf if meta["classes"] else float(meta["label_bound"])
+    return np.asarray(np.clip(found, -bound, bound))
+
+
+def of_features(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
+    """Return outputs of FedCG on Fourier features; numbers are within the bound of the labels."""
+    phases = x @ arrays["directions"].T + arrays["offsets"]
+    found = fourier.features(phases) @ arrays["coefficients"]
     bound = np.inf if meta["classes"] else float(meta["label_bound"])
     return np.asarray(np.clip(found, -bound, bound))
 
@@ -155,6 +164,7 @@ def of_components(arrays: Arrays, meta: Meta, x: Floats) -> Floats:
 
 FORMS: Mapping[str, Callable[[Arrays, Meta, Floats], Floats]] = {
     "landmarks": of_landmarks,
+    "fourier": of_features,
     "directions": of_directions,
     "instances": of_instances,
     "linear": linear_model.outputs,

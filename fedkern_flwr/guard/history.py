@@ -77,23 +77,6 @@ class Answer:
     again: bool = False
 
 
-@dataclass(frozen=True)
-class RunSummary:
-    """What the ledger shows of a run: no session, no digest, no id."""
-
-    number: int
-    opened: str
-    method: str
-    secure: bool
-    pinned: bool
-    sums: tuple[str, ...]
-    rows: int
-    parties: int
-    evaluations: int
-    refusals: int
-    permissions: int
-
-
 @dataclass(frozen=True, order=True)
 class Conflict:
     """Why a sum is refused: the run with which it would be compared, and the rule."""

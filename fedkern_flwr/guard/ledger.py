@@ -20,13 +20,14 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError, ProtocolError
 from .counting import mode
-from .history import Answer, Conflict, Entry, RunSummary, conflicts
+from .history import Answer, Conflict, Entry, conflicts
 from .ledger_file import LedgerFile, keep_set, kept_set, secret_key
 from .orders import refusal
 from .policy import NodePolicy
 from .rows import OwnRows, RowSet, digest, set_of
+from .spending import Charge, charge, kept_noise
 from .streamed import Streamed, keep_place, keep_rows, kept_place, name_rows, runs_with, streamed_in
-from .summaries import count, summaries
+from .summaries import RunSummary, count, run_summaries
 
 _ROUNDING = 1e-9
 
@@ -93,6 +94,7 @@ class NodeLedger:
         *,
         records: bool,
         share: float = 0.0,
+        charges: Sequence[Charge] = (),
     ) -> None:
         """Enter what an answer is about; it may leave when this has returned.
 
@@ -109,6 +111,8 @@ class NodeLedger:
         share : float
             Numbers that the run has released so far about rows, for each unknown behind them; in
             all runs over some of the same rows at most one, unless the policy lets more pass.
+        charges : sequence of Charge
+            What is released with noise.
 
         Raises
         ------
@@ -125,6 +129,17 @@ class NodeLedger:
                     self._enter(db, key, kind, entry, policy, records=records)
             if share:
                 self._spend(db, run, share, policy)
+            charge(db, key, run, charges, policy, self.party)
+
+    def noise_key(self, session: str) -> bytes:
+        """Return the key of the noise of a run: the same until the run is over."""
+        with self.file.writing() as db:
+            return kept_noise(db, self._run(db, session)[0])
+
+    def forget_noise(self, session: str) -> None:
+        """Erase the key of the noise of a run."""
+        with self.file.writing() as db:
+            db.execute("DELETE FROM noise WHERE run = ?", (self._number(db, session),))
 
     def tell(
         self,
@@ -236,7 +251,7 @@ class NodeLedger:
     def runs(self) -> list[RunSummary]:
         """Return what was answered, run by run."""
         with self.file.open() as db:
-            return summaries(db)
+            return run_summaries(db)
 
     def refusals(self) -> list[tuple[int, str, int]]:
         """Return (run or 0, rule, how often) of what was refused."""

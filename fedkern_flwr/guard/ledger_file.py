@@ -39,7 +39,9 @@ CREATE TABLE permissions (run INTEGER NOT NULL, given TEXT NOT NULL, used INTEGE
 CREATE TABLE refusals (
     run INTEGER NOT NULL, rule TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (run, rule));
 """
-_STREAMS = """
+#: What version 2 has besides: where streams are and which rows of them took part; keys of noise
+#: until a run is over, and what its releases cost.
+_SINCE_2 = """
 CREATE TABLE places (partition INTEGER PRIMARY KEY, place TEXT NOT NULL);
 CREATE TABLE seen (
     partition INTEGER NOT NULL, content INTEGER NOT NULL, times INTEGER NOT NULL,
@@ -47,8 +49,12 @@ CREATE TABLE seen (
 CREATE TABLE streamed (
     name INTEGER NOT NULL, run INTEGER NOT NULL, PRIMARY KEY (name, run)) WITHOUT ROWID;
 CREATE INDEX streamed_by ON streamed (run);
+CREATE TABLE noise (run INTEGER PRIMARY KEY, key BLOB NOT NULL);
+CREATE TABLE spending (
+    run INTEGER NOT NULL, release BLOB NOT NULL, rows INTEGER NOT NULL, curve TEXT NOT NULL,
+    delta REAL NOT NULL, PRIMARY KEY (run, release));
 """
-_SCHEMAS = (_SCHEMA, _STREAMS)  # what each version adds
+_SCHEMAS = (_SCHEMA, _SINCE_2)  # what each version adds
 
 
 class LedgerFile:
@@ -105,7 +111,7 @@ class LedgerFile:
             ) from None
 
     def _prepare(self, db: sqlite3.Connection) -> None:
-        """Make the tables of a new file; refuse those of a newer release."""
+        """Make the tables of a new file, or of an older release; refuse those of a newer one."""
         (version,) = db.execute("PRAGMA user_version").fetchone()
         if version < VERSION:
             if version == 0:

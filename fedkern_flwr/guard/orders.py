@@ -7,6 +7,7 @@ bound taken from the order would be a question about the data: whether a vector 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RefusedError
+from ..privacy.budget import Budget, NoisySum, Release
 from ..secure_sum.encoding import Encoding
 from ..secure_sum.identity import Counts
 from ..secure_sum.membership import Cohort
@@ -46,6 +48,13 @@ class SumRule:
         How many numbers it has, where that says which rows are meant.
     rings : tuple of int
         Other sizes of the ring that are right as well.
+    release : Release or None
+        With noise: what the node derives itself of the run's budget and the public options. The
+        order must have the noise that belongs to it.
+    held_out : bool
+        Of a release: whether it is about held-out rows.
+    nobodys : bool
+        Whether it is about no rows: then it needs no noise.
     """
 
     encoding: Encoding
@@ -55,6 +64,14 @@ class SumRule:
     wider: bool = False
     rings: tuple[int, ...] = ()
     length: int | None = None
+    release: Release | None = None
+    held_out: bool = False
+    nobodys: bool = False
+
+    @property
+    def noise(self) -> NoisySum:
+        """What each party adds."""
+        return NoisySum() if self.release is None else self.release.noise
 
 
 def check_order(order: Order, rule: SumRule, *, cohorts: int, party: str) -> None:
@@ -83,6 +100,8 @@ def check_order(order: Order, rule: SumRule, *, cohorts: int, party: str) -> Non
         wrong = "masks"
     elif order.kind != right.kind or order.bits not in (right.bits, *rule.rings):
         wrong = "encoding"
+    elif NoisySum(order.noise, order.fraction) != rule.noise:
+        wrong = "noise"
     elif rule.length is not None and order.length != rule.length:
         wrong = "length"
     elif not (bound >= right.bound if rule.wider else bound == right.bound):
@@ -133,7 +152,16 @@ def check_cohort(
         raise refusal(f"min_sum_rows = {policy.min_sum_rows}: a sum has {rows}", party)
 
 
-def check_run(policy: NodePolicy, method: str, *, secure: bool, pinned: bool, party: str) -> None:
+def check_run(
+    policy: NodePolicy,
+    method: str,
+    *,
+    secure: bool,
+    pinned: bool,
+    party: str,
+    budget: Budget | None = None,
+    tells: bool = True,
+) -> None:
     """Refuse a run in which the owner does not take part.
 
     Parameters
@@ -148,11 +176,22 @@ def check_run(policy: NodePolicy, method: str, *, secure: bool, pinned: bool, pa
         Whether this node signs its keys, and knows those of the others.
     party : str
         How errors name this node.
+    budget : Budget, optional
+        What the run may cost in privacy; none of a run without noise.
+    tells : bool (default: True)
+        Whether the method releases anything that depends on values of rows.
 
     Raises
     ------
     RefusedError
     """
+    if tells and math.isfinite(limit := policy.max_epsilon):
+        if budget is None:
+            raise refusal(f"max_epsilon = {limit:g}: the run adds no noise", party)
+        if budget.epsilon > limit:
+            raise refusal(f"max_epsilon = {limit:g}: the run costs {budget.epsilon:g}", party)
+    if budget is not None and not secure:
+        raise refusal("privacy: noise is added to secure sums, the run sums in plain", party)
     if policy.methods and method not in policy.methods:
         raise refusal(f"methods: {method[:40]} is not among them", party)
     if policy.require_secure_sums and not secure:

@@ -34,7 +34,7 @@ RULES: Mapping[str, str] = {
     "counting": "more numbers than unknowns; by default refused of streams, warned of elsewhere",
     "allow_small_sums": "do not count numbers and unknowns",
     "allow_recovery": "let others hold shares of the node's seeds, so that sums survive it",
-    "max_epsilon": "largest privacy loss of a run, once a method adds noise",
+    "max_epsilon": "largest epsilon that rows may lose in all runs; runs without noise are refused",
 }
 
 
@@ -70,8 +70,8 @@ class NodePolicy:
     allow_recovery : bool
         Whether shares of its seeds are held by others, so that a sum can be opened if it vanishes.
     max_epsilon : float
-        Largest privacy loss of a run that it takes part in; of no effect while no method adds
-        noise.
+        Largest epsilon that its rows may lose, in all runs together; with it runs that add no noise
+        are refused.
     """
 
     methods: tuple[str, ...] = ()

@@ -39,6 +39,10 @@ class RunRecord:
         Columns of a row of its table, label included.
     warned : bool
         Whether it was warned of a release of too many numbers.
+    privacy : str
+        What the run may cost in privacy, as it was opened; empty without noise.
+    spent : dict
+        What it has released with noise, see :func:`~fedkern_flwr.guard.spending.spend`.
     """
 
     session: str = ""
@@ -50,6 +54,8 @@ class RunRecord:
     group: dict[str, Any] = field(default_factory=dict)
     columns: int = 0
     warned: bool = False
+    privacy: str = ""
+    spent: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def load(cls, context: Context, session: str) -> RunRecord:

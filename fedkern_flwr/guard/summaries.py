@@ -1,13 +1,32 @@
-"""What a node's ledger shows its owner: no session, no digest, no id."""
+"""What a node's ledger shows of each run: no session, no digest, no id."""
 
 from __future__ import annotations
 
 import sqlite3
+from dataclasses import dataclass
 
-from .history import RunSummary
+from .spending import spent
 
 
-def summaries(db: sqlite3.Connection) -> list[RunSummary]:
+@dataclass(frozen=True)
+class RunSummary:
+    """What the ledger shows of a run."""
+
+    number: int
+    opened: str
+    method: str
+    secure: bool
+    pinned: bool
+    sums: tuple[str, ...]
+    rows: int
+    parties: int
+    evaluations: int
+    refusals: int
+    permissions: int
+    epsilon: float  # of what it released with noise, 0 if nothing
+
+
+def run_summaries(db: sqlite3.Connection) -> list[RunSummary]:
     """Return what was answered, run by run."""
     out = []
     for number, opened, method, secure, pinned in db.execute(
@@ -29,6 +48,7 @@ def summaries(db: sqlite3.Connection) -> list[RunSummary]:
                 count(db, "evaluations WHERE run = ?", number),
                 count(db, "refusals WHERE run = ?", number, "sum(number)"),
                 count(db, "permissions WHERE used IS NULL AND run = ?", number),
+                spent(db, number),
             )
         )
     return out

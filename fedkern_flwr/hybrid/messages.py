@@ -121,7 +121,8 @@ class LandmarksRequest(RowsRequest):
     variant: str  # the protocol
     kernel: str
     sampling: str
-    landmarks: int  # m
+    landmarks: int  # m; of basis "fourier" 2 D features
+    basis: str = "landmarks"  # or "fourier": phases take the place of distances
     # Who shares this block's secret: the only other holder (then both derive it from the secret of
     # their pair), or the one that sealed ``sealed_seed``; -1: it is the party's own.
     seed_from: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -10,6 +11,12 @@ from numpy.typing import NDArray
 from .random_features import feature_map
 
 Floats = NDArray[np.float64]
+
+#: How far a row that takes another's place moves :func:`moments`, of rows of length one: the number
+#: of rows not at all, their sum by 2, the upper triangle by sqrt(1 + 1 / D) at most.
+SENSITIVITY = math.sqrt(4.0 + 2.0)
+#: The same of two numbers in [0, 4].
+REST_SENSITIVITY = math.sqrt(2.0) * 4.0
 
 
 def features_of(x: Floats, *, bandwidth: float, features: int, seed: int) -> Floats:
@@ -45,7 +52,9 @@ def principal(total: Mapping[str, Floats], components: int) -> tuple[Floats, Flo
     (ndarray of shape (w,), ndarray of shape (k, w), ndarray of shape (k,))
         The largest entry of each component is positive, so that it has one sign.
     """
-    rows, mean = float(total["rows"]), total["sum"] / total["rows"]
+    rows = max(float(total["rows"]), 1.0)  # it may have noise
+    mean = total["sum"] / rows
+    mean = mean / max(1.0, float(np.linalg.norm(mean)))
     square = np.zeros((len(mean), len(mean)))
     square[np.triu_indices(len(mean))] = total["products"]
     covariance = (square + np.triu(square, 1).T) / rows - np.outer(mean, mean)
@@ -53,5 +62,7 @@ def principal(total: Mapping[str, Floats], components: int) -> tuple[Floats, Flo
     best = vectors[:, ::-1][:, :components].T
     largest = np.abs(best).argmax(axis=1)
     best *= np.sign(best[np.arange(len(best)), largest])[:, None]
-    shares = np.maximum(values[::-1][:components], 0.0) / max(float(values.sum()), 1e-300)
+    whole = 1.0 - float(mean @ mean)  # rows have length one
+    shares = np.maximum(values[::-1][:components], 0.0) / max(whole, 1e-12)
+    shares /= max(1.0, float(shares.sum()))
     return mean, best, shares

@@ -33,7 +33,7 @@ from .failures import conceal, replied
 from .last_answer import forget_answer, keep_answer, kept_answer
 from .ledger import ClientLedger
 from .session_state import SessionState
-from .sessions import SessionNode
+from .sessions import SessionNode, node_number
 from .sums import ClientSums, erase_state, has_state, load_state, store_state
 
 logger = logging.getLogger("fedkern_flwr")
@@ -110,9 +110,9 @@ class PhaseClient(SessionNode, NumPyClient):
         self.policy, self.simulated = node_policy(policy, context), is_simulated(context)
         self.identity_key, self.trusted_keys = identity_key, trusted_keys
         self.allow_single = allow_single
-        self.partition = _node_number(context, "partition-id")
+        self.partition = node_number(context, "partition-id")
         self.name = f"partition {self.partition}"
-        self.partitions = _node_number(context, "num-partitions")
+        self.partitions = node_number(context, "num-partitions")
         self.state_dir = Path(state_dir) if state_dir is not None else None
         folder = None if self.simulated else self.state_dir
         self.ledger = ClientLedger(folder, self.partition, self.policy)
@@ -209,6 +209,7 @@ class PhaseClient(SessionNode, NumPyClient):
         self.partners = self.choose_partners(request)
         self.sums = sums = self._open_sums(session, sections)
         reply = replied(handler, request)
+        self._spend()
         self.ledger.enter(session, sums, records=self.records, share=self._share)
         if self.sums is not None:
             self.sums.check_done()
@@ -237,6 +238,8 @@ class PhaseClient(SessionNode, NumPyClient):
             secure=request.secure,
             pinned=self._pinned,
             party=self.name,
+            budget=self.open_budget(request),
+            tells=self.tells_values,
         )
         forget_answer(self.context)
         state = SessionState(session=request.session)
@@ -285,8 +288,12 @@ class PhaseClient(SessionNode, NumPyClient):
         known = load_state(self.context)
         if known is None or known.session != request.session or not known.private:
             # else the request has come twice: the same key
-            same = known is not None and known.session == request.session
-            known = PartyState(request.session, fixed=known.fixed if same and known else {})
+            same = known if known is not None and known.session == request.session else None
+            known = PartyState(request.session)
+            if same is not None:
+                known.fixed, known.noise_key = same.fixed, same.noise_key
+        if self.record.privacy:
+            known.noise_key = self.ledger.noise_key(request.session, known)
         self.record.secure, self.record.columns = True, reply.features + self.labels_of_row
         self.record.store(self.context)
         party = self._party(known)
@@ -384,16 +391,5 @@ class PhaseClient(SessionNode, NumPyClient):
         state.store(self.context)
         self.record.told = {key: [] for key in self.record.told}
         self.record.store(self.context)
+        self.ledger.forget_noise(session)
         erase_state(self.context)
-
-
-def _node_number(context: Context, key: str) -> int:
-    value = context.node_config.get(key)
-    if type(value) is not int:
-        raise OptionError(
-            f"the node's configuration has no whole number {key}",
-            remedy='start the SuperNode with --node-config "partition-id=0 num-partitions=..."'
-            if key == "partition-id"
-            else "add num-partitions=... to --node-config",
-        )
-    return value

@@ -20,6 +20,10 @@ from ..errors import FedKernError, RefusedError
 from ..guard import NodePolicy, RunRecord, counting, refusal
 from ..guard.evaluations import Asked, enter, too_few
 from ..guard.rows import OwnRows
+from ..guard.spending import spend
+from ..privacy import Budget
+from ..privacy.accounting import check_accountant
+from ..wire import DescribeRequest
 from ..wire import sums as sum_wire
 from .ledger import ClientLedger
 from .session_state import SessionState
@@ -41,6 +45,10 @@ class GuardedNode:
     counts_strictly: ClassVar[bool] = False
     #: Unknowns of a row beside its columns.
     labels_of_row: ClassVar[int] = 1
+    #: Whether it adds noise in runs that have a budget of privacy.
+    adds_noise: bool = False
+    #: Whether anything that its method releases depends on values of rows.
+    tells_values: ClassVar[bool] = True
     context: Context
     record: RunRecord  # of the run of the message at hand
     name: str
@@ -54,6 +62,42 @@ class GuardedNode:
     _group: counting.Group | None = None  # rows of the request at hand and what was counted
     _small = ""  # what is wrong with the request at hand, if it is allowed
     _share = 0.0  # numbers that it releases for each unknown, where these are counted over runs
+
+    def open_budget(self, request: DescribeRequest) -> Budget | None:
+        """Return what the run may cost in privacy; it is fixed when the run is opened.
+
+        Raises
+        ------
+        RefusedError
+            This client adds no noise, or the run was opened with another budget.
+        OptionError
+            ``dp-accounting`` is not installed.
+        """
+        budget = Budget.read(request.privacy)
+        if budget is not None and not self.adds_noise:
+            raise refusal("privacy: this method adds no noise", self.name)
+        if budget is not None:
+            check_accountant()
+        if self.record.secure and self.record.privacy != request.privacy:
+            raise refusal("privacy: the run was opened with another budget", self.name)
+        self.record.privacy = request.privacy
+        return budget
+
+    @property
+    def budget(self) -> Budget | None:
+        """What the run may cost in privacy; None of a run without noise."""
+        return Budget.read(self.record.privacy)
+
+    def _spend(self) -> None:
+        """Refuse to release more than the run's budget allows; remember what is released.
+
+        Raises
+        ------
+        RefusedError
+        """
+        if self.sums is not None and self.sums.charges:
+            self.record.spent = spend(self.record.spent, self.sums.charges, self.name)
+            self.record.store(self.context)
 
     def own_rows(self) -> OwnRows:
         """Return the rows of this node's table, for its ledger; none here."""
@@ -156,6 +200,8 @@ class GuardedNode:
     def _count_table(self, name: str) -> None:
         assert self.sums is not None
         order = self.sums.order(name)
+        if order.noise:  # its noise says what is released, not its numbers
+            return
         own = self.sums.party.state.counts.get(self.partition, (0, 0))[0]
         if own and self.counts(order):
             self.release(name, self.record.columns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,8 @@ from ..guard import NodePolicy
 from ..guard.history import Answer
 from ..guard.rows import OwnRows
 from ..guard.streamed import Streamed
-from ..secure_sum import Party
+from ..secure_sum import Party, PartyState
+from ..secure_sum.noise_keys import KEY_BYTES
 from ..wire import DescribeRequest
 from .sums import ClientSums
 
@@ -97,8 +99,15 @@ class ClientLedger:
         if self._file is None or sums is None:
             return
         answers = [*_answers(sums, noted)]
-        if answers:
-            self._file.enter(session, answers, self._policy, records=records, share=share)
+        if answers or sums.charges:
+            self._file.enter(
+                session,
+                answers,
+                self._policy,
+                records=records,
+                share=share,
+                charges=sums.charges,
+            )
 
     def tell(self, session: str, asked: str, rows: Positions, figures: list[float]) -> list[float]:
         """Enter figures; return those to tell.
@@ -110,6 +119,20 @@ class ClientLedger:
         if self._file is None:
             return figures
         return self._file.tell(session, asked, rows, figures, self._policy)
+
+    def noise_key(self, session: str, state: PartyState) -> bytes:
+        """Return the key of the noise of a run, which lasts until the run is over.
+
+        Without a folder it lasts as long as what the node remembers of secure sums.
+        """
+        if self._file is None:
+            return state.noise_key or secrets.token_bytes(KEY_BYTES)
+        return self._file.noise_key(session)
+
+    def forget_noise(self, session: str) -> None:
+        """Erase the key of the noise of a run."""
+        if self._file is not None:
+            self._file.forget_noise(session)
 
     def refuse(self, session: str, rule: str) -> None:
         """Count a refusal."""

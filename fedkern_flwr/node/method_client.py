@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import Context
@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checkpoint import write_csv
 from ..errors import ProtocolError, SumError, TableError
-from ..guard import SumRule, counting
+from ..guard import SumRule, counting, refusal
 from ..guard.rows import OwnRows
 from ..private_files import make_private_folder
 from ..secure_sum import Encoding
-from ..steps import split, sum_bound, sum_name
+from ..steps import split, sum_bound, sum_name, sum_release
 from ..tables.frames import take_frame
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from ..wire.method import MethodReply, MethodRequest, pack, unpack
@@ -35,6 +35,7 @@ class Contribution:
     bound: float
     per: Literal["row", "client"]
     held_out: bool
+    sensitivity: float | None
 
 
 def contributes(
@@ -43,6 +44,7 @@ def contributes(
     bound: float = 1.0,
     per: Literal["row", "client"] = "row",
     held_out: bool = False,
+    sensitivity: float | None = None,
 ) -> Callable[[Answer], Answer]:
     """Mark a client's method that returns its terms of a sum: key -> number or array.
 
@@ -60,10 +62,14 @@ def contributes(
         Of what the bound is.
     held_out : bool (default: False)
         Whether the terms are about held-out rows: they are told seldom, and of enough rows.
+    sensitivity : float, optional
+        Euclidean length by which a row that takes another's place moves the terms, at most: the
+        handler must see to that. With one for each of its handlers a client takes part in runs
+        with a budget of privacy.
     """
 
     def mark(method: Answer) -> Answer:
-        method.contributes = Contribution(name, bound, per, held_out)  # type: ignore[attr-defined]
+        method.contributes = Contribution(name, bound, per, held_out, sensitivity)  # type: ignore[attr-defined]
         return method
 
     return mark
@@ -107,6 +113,9 @@ class MethodClient(AnsweringClient):
         Rows and labels do not fit, or hold NaN or infinite values.
     """
 
+    #: Sums of a run about the same rows that share its budget of privacy.
+    releases: ClassVar[int] = 1
+
     def __init__(
         self,
         context: Context,
@@ -132,6 +141,8 @@ class MethodClient(AnsweringClient):
         self.y_test = None if y_test is None else self._table(y_test, 1, len(self.x_test))
         self.ids, self.ids_test, self.columns = ids, ids_test, tuple(columns)
         self._check_handlers()
+        sums = self.marked("contributes")
+        self.adds_noise = bool(sums) and all(c.sensitivity is not None for c in sums)
 
     # -- for handlers
 
@@ -254,6 +265,17 @@ class MethodClient(AnsweringClient):
                 remedy="state the same in both",
                 party=self.name,
             )
+        if self.budget is not None:
+            release = sum_release(
+                self.budget,
+                name,
+                said.sensitivity,
+                length=length,
+                rows=rows,
+                least=state.cohorts[sums.order(name).cohort].threshold,
+                releases=self.releases,
+            )
+            rule = replace(rule, release=release, held_out=said.held_out)
         sums.check(name, rule)
         terms = flatten(method(**given), sizes, said.name)
         if not np.abs(terms).max(initial=0.0) <= bound:
@@ -281,6 +303,8 @@ class MethodClient(AnsweringClient):
                 remedy="return a dictionary, or None",
                 party=self.name,
             )
+        if found and self.budget is not None:
+            raise refusal("privacy: its answer would be sent without noise", self.name)
         plain, arrays = pack(found or {})
         return MethodReply(round=request.round, plain=plain, given=arrays)
 

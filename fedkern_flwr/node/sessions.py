@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from flwr.app import Context
+
 from ..checkpoint import write_atomically
-from ..errors import ProtocolError
+from ..errors import OptionError, ProtocolError
 from .guarded import GuardedNode
 from .session_state import SessionState
 
@@ -101,3 +103,21 @@ class SessionNode(GuardedNode):
         )
         for file in older[:-_KEPT_STATES]:
             file.unlink(missing_ok=True)
+
+
+def node_number(context: Context, key: str) -> int:
+    """Return a whole number of the node's configuration.
+
+    Raises
+    ------
+    OptionError
+    """
+    value = context.node_config.get(key)
+    if type(value) is not int:
+        raise OptionError(
+            f"the node's configuration has no whole number {key}",
+            remedy='start the SuperNode with --node-config "partition-id=0 num-partitions=..."'
+            if key == "partition-id"
+            else "add num-partitions=... to --node-config",
+        )
+    return value

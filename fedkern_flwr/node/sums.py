@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import ProtocolError, SumError
 from ..guard import NodePolicy, SumRule, check_cohort, check_order, refusal
+from ..guard.spending import Charge
 from ..secure_sum import Party, PartyState
 from ..wire import PhaseMessage
 from ..wire import sums as wire
@@ -53,6 +54,8 @@ class ClientSums:
         Name -> parties that are declared to be in a sum that this request unmasks.
     contributed : list
         Orders of the sums in which there is something of this node now.
+    charges : list of Charge
+        What was released with noise, for the node's ledger.
     replies : list
         Sections of the reply.
     ends : bool
@@ -62,6 +65,9 @@ class ClientSums:
     def __init__(self, party: Party, policy: NodePolicy, enough: int) -> None:
         self.party, self.policy, self.enough = party, policy, enough
         self._rules: dict[str, SumRule] = {}
+        #: Whether the run has a budget of privacy: what the server opens must have noise.
+        self.noisy = bool(party.state.noise_key)
+        self.charges: list[Charge] = []
         self.orders: dict[str, wire.Order] = {}
         self.delivered: dict[str, NDArray[Any]] = {}
         self.opened: dict[str, tuple[int, int]] = {}
@@ -142,11 +148,18 @@ class ClientSums:
         """
         cohorts = len(self.party.state.cohorts)
         check_order(self.order(name), rule, cohorts=cohorts, party=self._name)
+        if self.noisy and rule.release is None and rule.receiver < 0 and not rule.nobodys:
+            raise refusal("privacy: the run opens a sum without noise", self._name)
         self._rules[name] = rule
         self.on_check(name)
 
-    def contribute(self, name: str, values: NDArray[Any], *, overwrite: bool = False) -> None:
+    def contribute(
+        self, name: str, values: NDArray[Any], *, overwrite: bool = False, release: str = ""
+    ) -> None:
         """Add this client's vector to the sum of that name; ``overwrite`` it if that may be done.
+
+        ``release`` tells sums with noise of one name apart, see
+        :mod:`fedkern_flwr.secure_sum.noise_keys`.
 
         Raises
         ------
@@ -156,18 +169,19 @@ class ClientSums:
             The values do not fit what was declared. Which way they do not is in the log only.
         """
         self.contributed.append(self.order(name))
-        self._add(name, values, overwrite=overwrite)
+        self._add(name, values, overwrite=overwrite, release=release)
 
-    def contribute_nothing(self, name: str) -> None:
+    def contribute_nothing(self, name: str, *, release: str = "") -> None:
         """Take part in the sum of that name with zeros.
 
         Raises
         ------
         SumError
         """
-        self._add(name, np.broadcast_to(0, self.order(name).length), overwrite=False)
+        nothing = np.broadcast_to(0, self.order(name).length)
+        self._add(name, nothing, overwrite=False, release=release)
 
-    def _add(self, name: str, values: NDArray[Any], *, overwrite: bool) -> None:
+    def _add(self, name: str, values: NDArray[Any], *, overwrite: bool, release: str) -> None:
         order = self.order(name)
         if name not in self._rules:
             raise SumError(
@@ -176,10 +190,14 @@ class ClientSums:
                 party=self._name,
             )
         try:
-            upload = self.party.contribute(order, values, overwrite=overwrite)
+            upload = self.party.contribute(order, values, overwrite=overwrite, release=release)
         except SumError as error:
             logger.error("%s", error)
             raise refusal("the values of a sum, its log says more", self._name) from None
+        rule = self._rules[name]
+        if rule.release is not None:
+            key = self.party.drawn.pop(name)
+            self.charges.append(Charge(key, rule.release, held_out=rule.held_out))
         self.replies.append(upload)
         del self.orders[name]
 

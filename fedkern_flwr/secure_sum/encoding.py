@@ -7,13 +7,15 @@ float mask cannot both hide a value and keep its last digits.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError, SumError
+from ..privacy.budget import NoisySum
+from ..privacy.noise import LEAST_VARIANCE, MOST_VARIANCE, reach
 from ..wire.sums import Order
 
 Kind = Literal["fixed-point", "integer", "circle"]
@@ -24,6 +26,7 @@ _SIGNED: dict[int, type[np.signedinteger[Any]]] = {16: np.int16, 32: np.int32, 6
 CHUNK_BYTES = 4 << 20  # of a vector that travels
 
 _KINDS = get_args(Kind)
+_MOST_FRACTION = 60  # fractional bits of numbers with noise
 _CHUNK = 1 << 16  # numbers encoded at once: their copies stay in the processor's cache
 _TURN = 2.0 * math.pi
 
@@ -41,11 +44,14 @@ class Encoding:
         The ring is Z modulo 2^bits.
     bound : float
         Public bound B on the absolute value of each number of each party; 0 for angles.
+    noise : NoisySum
+        Noise that each party adds, and the fractional bits that belong to it.
     """
 
     kind: Kind
     bits: int
     bound: float
+    noise: NoisySum = NoisySum()
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS or self.bits not in _UNSIGNED:
@@ -55,6 +61,13 @@ class Encoding:
             )
         if self.kind != "circle" and not 0.0 < self.bound < math.inf:
             raise OptionError(f"bound is {self.bound}", remedy="declare a positive bound")
+        variance = self.noise.variance
+        if variance and not (
+            self.kind == "fixed-point"
+            and LEAST_VARIANCE <= variance <= MOST_VARIANCE
+            and abs(self.noise.fraction) <= _MOST_FRACTION
+        ):
+            raise OptionError(f"there is no noise of variance {variance} on {self.kind!r} numbers")
 
     @classmethod
     def fixed_point(cls, bound: float, bits: int = 64) -> Encoding:
@@ -80,7 +93,12 @@ class Encoding:
         OptionError
             There is none such.
         """
-        return cls(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
+        noise = NoisySum(order.noise, order.fraction)
+        return cls(order.kind, order.bits, order.bound, noise)  # type: ignore[arg-type]
+
+    def noisy(self, noise: NoisySum) -> Encoding:
+        """Return the same encoding with noise that each party adds."""
+        return replace(self, noise=noise)
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
@@ -91,8 +109,11 @@ class Encoding:
         """Return f, fractional bits of the fixed point when ``parties`` numbers are added.
 
         f = bits - 2 - ceil(log2 parties) - ceil(log2 bound), so that the sum stays below a quarter
-        of the ring. Each number is rounded to a multiple of 2^-f.
+        of the ring. Each number is rounded to a multiple of 2^-f. With noise f belongs to it: then
+        rounding is part of what the noise hides.
         """
+        if self.noise.variance:
+            return self.noise.fraction
         return self.bits - 2 - _ceil_log2(parties) - _ceil_log2(self.bound)
 
     def check_room(self, parties: int) -> None:
@@ -107,6 +128,15 @@ class Encoding:
                 f"{parties} integers up to {self.bound:g} overflow a {self.bits}-bit ring",
                 remedy="use a larger ring or a smaller bound",
             )
+        if self.noise.variance:
+            units = self._largest * 2.0**self.noise.fraction + 1.0  # and what rounding adds
+            if parties * units >= 2.0 ** (self.bits - 1):
+                raise OptionError(
+                    f"{parties} numbers up to {self.bound:g} with their noise overflow a "
+                    f"{self.bits}-bit ring",
+                    remedy="use a larger ring or a smaller bound",
+                )
+            return
         if self.kind == "fixed-point" and not 0 <= self.fraction_bits(parties) < 900:
             raise OptionError(
                 f"{parties} numbers up to {self.bound:g} leave no fractional bits in a "
@@ -182,12 +212,17 @@ class Encoding:
             return
         largest = max(abs(float(total.min())), abs(float(total.max())))
         step = 2.0 ** -self.fraction_bits(parties) if self.kind == "fixed-point" else 0.0
-        if largest > parties * (self.bound * (1.0 + 1e-9) + step):
+        if largest > parties * (self._largest * (1.0 + 1e-9) + step):
             raise SumError(
                 f"{name} is larger than {parties} vectors within the bound can be: a party did not "
                 "keep to the protocol",
                 remedy="run the same release on all nodes and look at their logs",
             )
+
+    @property
+    def _largest(self) -> float:
+        """What no party's number exceeds, with its noise."""
+        return self.bound + reach(self.noise.variance) * 2.0**-self.noise.fraction
 
     def _encode(self, values: NDArray[Any], out: RingArray, parties: int, name: str) -> None:
         """Write the ring elements of some numbers, at least one, to ``out``."""

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
 from ..errors import SumError
+from ..privacy.noise import skellam
 from ..wire import sums as wire
 from . import relay
 from .encoding import Encoding, chunks
@@ -28,6 +29,7 @@ from .keys import (
 )
 from .masks import Stream, add_streams
 from .membership import Cohort, Membership
+from .noise_keys import noise_key
 from .party_rules import Accepted, PartyRules
 from .party_state import OpenSum, order_terms
 from .seeds import commitment
@@ -146,7 +148,12 @@ class Party(PartyRules):
         self.accepted[order.cohort, order.index] = Accepted(cohort, encoding, label, keys)
 
     def contribute(
-        self, order: wire.Order, values: NDArray[Any], *, overwrite: bool = False
+        self,
+        order: wire.Order,
+        values: NDArray[Any],
+        *,
+        overwrite: bool = False,
+        release: str = "",
     ) -> wire.Upload:
         """Encode, mask and share; refuse before anything leaves this party.
 
@@ -158,11 +165,14 @@ class Party(PartyRules):
             This party's vector; ``np.broadcast_to(0.0, length)`` takes no time to encode.
         overwrite : bool (default: False)
             Whether the masked vector may take the place of the values.
+        release : str
+            Of sums with noise: which of the releases of that name it is, see :mod:`.noise_keys`.
 
         Raises
         ------
         SumError
-            The values do not fit the order; see also :meth:`accept`.
+            The values do not fit the order, or noise is ordered in a run that has declared none;
+            see also :meth:`accept`.
         OptionError
             The ring has no room for the sum.
         """
@@ -177,6 +187,12 @@ class Party(PartyRules):
             masked = encoding.encode(
                 np.asarray(values), len(cohort.members), name=order.name, overwrite=overwrite
             )
+        if order.noise:
+            if not self.state.noise_key:
+                raise self.refuse("noise is ordered in a run that declared no budget of privacy")
+            key = noise_key(self.state.noise_key, order, release, masked)
+            masked += skellam(order.noise, order.length, key).astype(masked.dtype)
+            self.drawn[order.name] = key
         del self.accepted[order.cohort, order.index]
         others = cohort.neighbours[self.partition]
         streams: list[Stream] = [(keys[j][0], j < self.partition) for j in others]

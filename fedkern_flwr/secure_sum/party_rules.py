@@ -52,6 +52,8 @@ class PartyRules:
         self.identity, self.trusted, self.allow_single = identity, trusted, allow_single
         self.allow_recovery = allow_recovery
         self.accepted: dict[tuple[int, int], Accepted] = {}
+        #: Name of a sum to which noise was added just now -> the key of that noise.
+        self.drawn: dict[str, bytes] = {}
 
     def check_order(self, order: Order) -> tuple[Cohort, Encoding]:
         """Refuse an order that breaks a rule; return its cohort and encoding.
@@ -136,6 +138,7 @@ class PartyRules:
         """
         members = self.state.cohorts[order.cohort].members
         terms = [members, order.receiver, order.self_masks, order.kind, order.bits, order.bound]
+        terms += [order.noise, order.fraction]
         if self.regroup and order.self_masks:
             terms = ["under self masks"]
         digest = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:32]

@@ -25,7 +25,7 @@ def order_terms(order: Order) -> str:
     the total, and one that tells the others of a shorter vector would read the rest of it.
     """
     terms = [order.name, order.length, order.kind, order.bits, float(order.bound)]
-    return json.dumps([*terms, order.receiver, order.self_masks])
+    return json.dumps([*terms, order.receiver, order.self_masks, order.noise, order.fraction])
 
 
 @dataclass(repr=False)  # its text would show secrets
@@ -70,6 +70,8 @@ class PartyState:
         Neighbour -> secret of the pair for the method's own use, if the method has any.
     counts : dict
         Partition -> rows that it learns from, held-out rows; as declared in the roster.
+    noise_key : bytes
+        What the noise of the run is drawn with; empty in a run without noise.
     """
 
     session: str
@@ -83,6 +85,7 @@ class PartyState:
     open: dict[tuple[int, int], OpenSum] = field(default_factory=dict)
     secrets: dict[int, bytes] = field(default_factory=dict)
     counts: dict[int, Counts] = field(default_factory=dict)
+    noise_key: bytes = b""
 
     def enter(self, cohort: Cohort, roots: dict[int, bytes]) -> None:
         """Become a member of a cohort."""
@@ -111,6 +114,7 @@ class PartyState:
             "open": [_pack_open(opened) for opened in self.open.values()],
             "secrets": [[j, secret.hex()] for j, secret in self.secrets.items()],
             "counts": [[j, *pair] for j, pair in self.counts.items()],
+            "noise_key": self.noise_key.hex(),
         }
         return json.dumps(value).encode()
 
@@ -131,6 +135,7 @@ class PartyState:
             open={(s.order.cohort, s.order.index): s for s in map(_unpack_open, value["open"])},
             secrets={j: bytes.fromhex(secret) for j, secret in value["secrets"]},
             counts={j: (rows, tests) for j, rows, tests in value["counts"]},
+            noise_key=bytes.fromhex(value["noise_key"]),
         )
 
 

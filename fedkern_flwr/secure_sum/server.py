@@ -164,6 +164,8 @@ class SecureSum:
             self_masks=self_masks,
             open_from=min((k for c, k in self._open if c == cohort), default=self._next[cohort]),
             counted=0,
+            noise=encoding.noise.variance,
+            fraction=encoding.noise.fraction,
         )
         self._next[cohort] += 1
         known = self.membership

@@ -34,6 +34,9 @@ class DescribeRequest(_Opening, phase="describe"):
     order_seed : int
         For methods that draw rows at random: runs with the same seed announce the rows in the same
         order. -1 for an order of this session.
+    privacy : str
+        What the run may cost in privacy, see :class:`~fedkern_flwr.privacy.Budget`; empty for a run
+        without noise.
     """
 
     session: str
@@ -41,6 +44,7 @@ class DescribeRequest(_Opening, phase="describe"):
     resume_round: int
     secure: bool = False
     order_seed: int = -1
+    privacy: str = ""
 
 
 class DescribeReply(_Opening, phase="describe"):

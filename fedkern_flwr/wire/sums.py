@@ -71,6 +71,10 @@ class Order(SumSection, phase="sum-order"):
         Sums of this cohort with smaller numbers are closed: erase what belongs to them.
     counted : int
         Number of the last sum of this cohort in which this client's vector was counted.
+    noise : int
+        Variance of the noise that each party adds, in units of the last place squared; 0 for none.
+    fraction : int
+        With noise: fractional bits, of which there are as many as fit without it.
     """
 
     name: str
@@ -82,6 +86,8 @@ class Order(SumSection, phase="sum-order"):
     self_masks: bool
     open_from: int
     counted: int
+    noise: int = 0
+    fraction: int = 0
 
 
 class Upload(SumSection, phase="sum-upload"):

@@ -169,12 +169,13 @@ def show_ledger(state_dir: _Folder) -> None:
             str(run.evaluations),
             str(run.refusals),
             str(run.permissions),
+            f"{run.epsilon:.3g}" if run.epsilon else "-",
             ", ".join(run.sums) or "-",
         )
         for run in ledger.runs()
     ]
     heads = ("run", "opened (UTC)", "method", "rows", "parties", "figures told", "refusals")
-    _print((*heads, "permissions", "sums"), rows)
+    _print((*heads, "permissions", "epsilon", "sums"), rows)
     refused = [
         (str(run) if run else "-", rule, str(number)) for run, rule, number in ledger.refusals()
     ]

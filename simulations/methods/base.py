@@ -26,6 +26,7 @@ from .common import (
     TIMEOUT,
     Column,
     Shown,
+    budget_rows,
     class_rows,
     cost_rows,
     failure_rows,
@@ -205,6 +206,12 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         OptionError
         """
         strategy = self._strategy(config["method"])
+        private = config["options"].get("privacy_epsilon") is not None
+        if private and config["data"].get("scaling", "range") not in ("range", "none"):
+            raise OptionError(
+                "privacy_epsilon does not hold for columns that are scaled by all rows",
+                remedy="use --scaling range: the ranges of the columns are then taken to be public",
+            )
         if config.get("secure") and "secure" in strategy.fixed:
             raise OptionError(
                 f"{config['method']} sends nothing that could be summed",
@@ -291,6 +298,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
             *unconverged_rows(result),
             *cost_rows(result),
             *self.seen(result),
+            *budget_rows(result["privacy"]),
             *failure_rows(result),
         ]
 

@@ -374,3 +374,16 @@ def failure_rows(result: Summary) -> list[list[str]]:
     """Return the row of a run's table that counts requests without an answer, if any."""
     lost = sum(sum(reasons.values()) for reasons in result["failures"].values())
     return [["requests not answered", str(lost)]] if lost else []
+
+
+def budget_rows(privacy: Mapping[str, Any]) -> list[list[str]]:
+    """Return the rows of a run's table that tell what it cost in privacy; none without noise."""
+    budget = privacy.get("budget")
+    if budget is None:
+        return []
+    about = f"epsilon {budget['epsilon']:g} at delta {budget['delta']:g} of each {budget['unit']}"
+    noise = [
+        [f"noise of {one['release']}", f"{one['deviation']:.3g} on each number"]
+        for one in budget["releases"]
+    ]
+    return [["privacy", about], *noise]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 from scipy.spatial.distance import cdist
 
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.hybrid.fourier import draw_block
 from fedkern_flwr.hybrid.landmarks import draw_landmarks, moment_sums, public_seed, read_moments
 from fedkern_flwr.labels import balanced_weights, class_counts, encode_classes
 
@@ -30,7 +33,7 @@ _CHUNK = 1 << 21  # numbers of a chunk of the kernel
 
 
 def pooled_landmarks(strategy: FedCG, prepared: HybridData) -> dict[str, Floats]:
-    """Return each block's slice of the landmarks as the parties drew them."""
+    """Return each block's slice of the landmarks, or directions, as the parties drew them."""
     seed = strategy.seed or 0
     pooled, given = prepared.split(seed), prepared.given(strategy)
     out = {}
@@ -39,6 +42,11 @@ def pooled_landmarks(strategy: FedCG, prepared: HybridData) -> dict[str, Floats]
             out[block] = given[:, columns]
             continue
         ranges, moments = np.tile([0.0, 1.0], (len(columns), 1)), None
+        if strategy.basis == "fourier":
+            pairs, gamma = strategy.landmarks_ // 2, float(strategy.gammas_[0])
+            seed_of = public_seed(seed, block)
+            out[block] = draw_block(seed_of, pairs, len(columns), strategy.kernel, gamma)
+            continue
         sampling = strategy.plan_.sampling(block, strategy.chosen_sampling)
         if sampling in ("N", "C"):
             x = pooled.x[np.ix_(taking_part(strategy, pooled) & pooled.train, columns)]
@@ -60,6 +68,12 @@ def pooled_kernel(
     strategy: FedCG, pooled: Pooled, rows: NDArray[np.intp], landmarks: dict[str, Floats]
 ) -> Floats:
     """Return the kernel of rows and landmarks from the definition of the distances."""
+    if strategy.basis == "fourier":
+        turns = np.zeros((len(rows), strategy.landmarks_ // 2))
+        for block, columns in pooled.blocks.items():
+            turns += pooled.x[np.ix_(rows, columns)] @ landmarks[block][:, :-1].T
+            turns += landmarks[block][:, -1]
+        return np.hstack([np.cos(turns), np.sin(turns)]) / math.sqrt(strategy.landmarks_ / 2)
     total = np.zeros((len(rows), strategy.landmarks_))
     for block, columns in pooled.blocks.items():
         x = pooled.x[np.ix_(rows, columns)]
@@ -69,14 +83,14 @@ def pooled_kernel(
 
 
 def centralised_difference(strategy: FedCG, prepared: HybridData) -> float | None:
-    """Return max |f_fed - f_central| over the held-out rows; None if there are none.
+    """Return max |f_fed - f_central| over the held-out rows; None if there are none, or with noise.
 
     f_fed are the predictions that the hospitals wrote.
     """
     pooled = prepared.split(strategy.seed or 0)
     here = taking_part(strategy, pooled)
     train, test = (np.flatnonzero(here & part) for part in (pooled.train, ~pooled.train))
-    if not len(test):
+    if not len(test) or strategy.budget is not None:
         return None
     landmarks = pooled_landmarks(strategy, prepared)
     m = strategy.landmarks_

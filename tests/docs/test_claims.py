@@ -24,6 +24,7 @@ PAGES = (
     "secure-gram.md",
     "hierarchical-svm.md",
     "secure-aggregation.md",
+    "privacy-budget.md",
 )
 
 pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="no source tree here")

@@ -254,3 +254,24 @@ def test_every_client_says_what_its_rows_are() -> None:
         found = getattr(clients, name)
         if isinstance(found, type) and found is not PhaseClient:
             assert found.own_rows is not PhaseClient.own_rows, name
+
+
+def test_runs_with_noise_add_up_at_each_node_until_its_limit(federation: Federation) -> None:
+    """Whole runs on nodes that are no simulation; centres know what hospitals release of rows."""
+    policy = NodePolicy(max_epsilon=3.0, min_own_rows=0)
+
+    def private(epsilon: float | None) -> FedCG:
+        return FedCG(basis="fourier", landmarks=4, privacy_epsilon=epsilon)
+
+    for _ in range(2):
+        federation.run("fed-cg", 5, strategy=private(1.5), policy=policy)
+    spent = [run.epsilon for run in federation.ledger(0).runs()]
+    assert spent == pytest.approx([1.5, 1.5], rel=1e-3)
+    assert [run.epsilon for run in federation.ledger(3).runs()] == pytest.approx(spent, rel=1e-3)
+    with pytest.raises(RefusedError, match=r"max_epsilon = 3: with this run") as error:
+        federation.run("fed-cg", 5, strategy=private(2.5), policy=policy)
+    assert "\n" not in str(error.value)
+    assert federation.ledger(0).runs()[2].epsilon == 0.0
+    for epsilon, named in ((4.0, "the run costs 4"), (None, "adds no noise")):
+        with pytest.raises(FedKernError, match=named):
+            federation.run("fed-cg", 5, strategy=private(epsilon), policy=policy)

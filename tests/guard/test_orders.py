@@ -55,6 +55,8 @@ def order_of(rule: SumRule) -> Order:
         "backups": False,
         "open_from": 1,
         "counted": 0,
+        "noise": rule.noise.variance,
+        "fraction": rule.noise.fraction,
     }
     return Order(**{f.name: known[f.name] for f in fields(Order)})  # type: ignore[arg-type]
 

@@ -1,0 +1,63 @@
+"""Random Fourier features of a hybrid split: phases are added up over the blocks of features.
+
+A row's phases are omega_j^T x + b_j for j = 1..D. The holders of a block draw the components of
+their columns, and a part of the offset, from a secret of their own; the sum over the blocks, modulo
+2 pi, is the hospital's. A pair of features cos and sin of each phase, of length sqrt(1 / D), makes
+a row of length one: that is why one row moves a sum of theirs so little, whatever its values are.
+
+References
+----------
+Rahimi and Recht, "Random Features for Large-Scale Kernel Machines", NIPS 2007.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.frequencies import Kernel, draw_directions, draw_offsets
+from ..secure_sum import Encoding
+
+Floats = NDArray[np.float64]
+
+#: Phases are added up on a circle of 2^64 steps.
+CIRCLE = Encoding.circle(64)
+
+
+def draw_block(seed: bytes, pairs: int, width: int, kernel: Kernel, gamma: float) -> Floats:
+    """Return one block's components of all directions, and its offsets in the last column.
+
+    Parameters
+    ----------
+    seed : bytes
+        The secret of the block's holders, 32 bytes.
+    pairs : int
+        D.
+    width : int
+        d, columns of the block.
+    kernel : {"rbf", "laplacian"}
+        Whose kernel the features estimate.
+    gamma : float
+        Its width.
+
+    Returns
+    -------
+    ndarray of float64, shape (D, d + 1)
+    """
+    directions = draw_directions(seed, 0, pairs, width, kernel, gamma)
+    return np.column_stack([directions, draw_offsets(seed, 0, pairs, kernel, gamma)])
+
+
+def block_phases(x: Floats, block: Floats) -> Floats:
+    """Return a block's part of the phases, shape (n, D)."""
+    return np.asarray(x @ block[:, :-1].T + block[:, -1])
+
+
+def features(phases: Floats) -> Floats:
+    """Return the features of total phases, shape (n, 2 D): rows have length one."""
+    pairs = phases.shape[1]
+    out = np.empty((len(phases), 2 * pairs))
+    np.cos(phases, out=out[:, :pairs])
+    np.sin(phases, out=out[:, pairs:])
+    out *= np.sqrt(1.0 / pairs)
+    return out

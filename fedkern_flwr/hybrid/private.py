@@ -1,0 +1,89 @@
+"""What FedCG on Fourier features releases with noise: the same reckoning at server and nodes.
+
+All sums are over whole cohorts: no party of them may be missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..privacy import Budget, Release, plan_sum, sensitivity
+from ..solvers.equations import equations_length
+
+Floats = NDArray[np.float64]
+
+EQUATIONS, OUTCOMES = "equations", "outcomes"
+
+
+def equations_release(
+    budget: Budget, *, features: int, outputs: int, bound: float, rows: Sequence[int]
+) -> Release:
+    """Return the noise of the normal equations.
+
+    Parameters
+    ----------
+    budget : Budget
+        Of the run.
+    features, outputs : int
+        m, k.
+    bound : float
+        Largest absolute value of a number of a row's labels.
+    rows : sequence of int
+        How many rows each hospital declared that it learns from.
+    """
+    moved = sensitivity.ridge(features, label_weight(bound, outputs) * bound * math.sqrt(outputs))
+    length = equations_length(features, outputs)
+    return plan_sum(EQUATIONS, budget, sensitivity=moved, length=length, rows=rows, least=len(rows))
+
+
+def label_weight(bound: float, outputs: int) -> float:
+    """Return by what K^T y is multiplied before noise is added: labels then have length 1/2.
+
+    Labels of length one would take four fifths of the squared sensitivity, and with it the noise of
+    the Gram matrix up; the optimum is flat.
+    """
+    return 0.5 / (bound * math.sqrt(outputs))
+
+
+def outcomes_release(budget: Budget, *, classes: int, outputs: int, rows: Sequence[int]) -> Release:
+    """Return the noise of what is counted on held-out rows; ``rows`` are those of each hospital."""
+    moved = sensitivity.confusion() if classes else sensitivity.errors(outputs)
+    length = classes**2 if classes else 1 + 4 * outputs
+    return plan_sum(OUTCOMES, budget, sensitivity=moved, length=length, rows=rows, least=len(rows))
+
+
+def regularize(gram: Floats, regularization: float, deviation: float) -> tuple[Floats, float]:
+    """Return a noisy Gram matrix without its negative part, and a lambda that the noise asks for.
+
+    The noise is a symmetric matrix with entries of that standard deviation, whose eigenvalues are
+    within 2 ``deviation`` sqrt(m). Directions that it may have made up are damped by a lambda of at
+    least a quarter of that, a factor that was found on svmguide1 and phishing.
+
+    References
+    ----------
+    Wang, "Revisiting differentially private linear regression: optimal and adaptive prediction and
+    estimation in unbounded domain", UAI 2018.
+    """
+    values, vectors = np.linalg.eigh(gram)
+    positive = (vectors * np.maximum(values, 0.0)) @ vectors.T
+    return positive, max(regularization, 0.5 * deviation * math.sqrt(len(gram)))
+
+
+def tidy(counts: Floats, classes: int, rows: int) -> Floats:
+    """Return noisy counts of held-out rows as such a sum may be; the number of rows is public.
+
+    Of classes a confusion matrix of whole numbers from 0 on; of a regression the number of rows and
+    sums from 0 on but for those of the labels.
+    """
+    if classes:
+        found = np.maximum(counts, 0.0)
+        total = found.sum()
+        return np.rint(found * rows / total) if total > 0.0 else np.rint(found)
+    outputs = (len(counts) - 1) // 4
+    squared, absolute, labels, squares = counts[1:].reshape(4, outputs)
+    positive = [np.maximum(part, 0.0) for part in (squared, absolute, squares)]
+    return np.concatenate([[float(rows)], positive[0], positive[1], labels, positive[2]])

@@ -1,0 +1,14 @@
+"""Differential privacy on exact sums of integers: noise, what it must be, what it costs.
+
+* :mod:`.noise`: Skellam noise, drawn exactly from the operating system's randomness.
+* :mod:`.accounting`: Renyi divergences of releases, their composition, epsilon.
+* :mod:`.budget`: what a run may cost, and the noise of a release that costs so much.
+* :mod:`.sensitivity`: how far one record moves a release.
+"""
+
+from __future__ import annotations
+
+from .budget import Budget, NoisySum, Release, plan_release, plan_sum
+from .noise import skellam
+
+__all__ = ["Budget", "NoisySum", "Release", "plan_release", "plan_sum", "skellam"]

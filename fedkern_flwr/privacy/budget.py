@@ -1,0 +1,282 @@
+"""What a run may cost, and the noise of a release that costs no more.
+
+Each party of a sum adds noise of variance v / (t - c): v is what the release needs, t the least
+number of parties over which the sum can be opened, and c the number of colluders, who subtract
+what they added. So every sum that is opened has at least v that nobody knows.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any, Literal, get_args
+
+from ..errors import FedKernError, OptionError
+from .accounting import Curve, epsilon_of, least_variance, skellam_curve
+from .noise import LEAST_VARIANCE, TOTAL_VARIATION
+
+Unit = Literal["row", "party"]
+
+#: A party's noise has at most this standard deviation, in units of the last place.
+_WIDEST = 1 << 15
+_FINEST, _COARSEST = 40, -20  # fractional bits
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a run may cost.
+
+    Attributes
+    ----------
+    epsilon, delta : float
+        Of all that the run releases about a unit.
+    unit : {"row", "party"}
+        What is substituted: one record, or all records of a party.
+    colluders : int
+        c, parties that may tell each other, or the server, the noise that they added.
+    """
+
+    epsilon: float
+    delta: float = 1e-5
+    unit: Unit = "row"
+    colluders: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what is no budget.
+
+        Raises
+        ------
+        OptionError
+        """
+        if not 0.0 < self.epsilon < math.inf:
+            raise OptionError(
+                f"privacy_epsilon is {self.epsilon}", remedy="use a positive number, such as 3"
+            )
+        if not 0.0 < self.delta < 1.0:
+            raise OptionError(
+                f"privacy_delta is {self.delta}", remedy="use less than one over the rows"
+            )
+        if self.unit not in get_args(Unit):
+            raise OptionError(f"privacy_unit is {str(self.unit)[:20]!r}", remedy="row or party")
+        if self.colluders < 0:
+            raise OptionError(f"privacy_colluders is {self.colluders}", remedy="use 0 or more")
+
+    def write(self) -> str:
+        """Return the budget as text, for a message."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def read(cls, text: str) -> Budget | None:
+        """Read what :meth:`write` returned; nothing of an empty text.
+
+        Raises
+        ------
+        OptionError
+        """
+        if not text:
+            return None
+        try:
+            found = json.loads(text)
+            kinds = {"epsilon": float, "delta": float, "unit": str, "colluders": int}
+            if {name: type(value) for name, value in found.items()} == kinds:
+                return cls(**found)
+        except (ValueError, AttributeError, FedKernError):
+            pass
+        raise OptionError("the budget of the run is none", remedy="run the same release everywhere")
+
+    def honest(self, least: int, name: str) -> int:
+        """Return t - c, of a sum that is opened over ``least`` parties or more.
+
+        Raises
+        ------
+        OptionError
+            There are none.
+        """
+        if least <= self.colluders:
+            raise OptionError(
+                f"{name} may be opened over {least} parties of which {self.colluders} collude",
+                remedy="let more parties take part, or use a smaller privacy_colluders",
+            )
+        return least - self.colluders
+
+
+@dataclass(frozen=True)
+class NoisySum:
+    """Noise of a sum, the same for all its parties.
+
+    Attributes
+    ----------
+    variance : int
+        Of each party's noise, in units of the last place squared; 0 for none.
+    fraction : int
+        Fractional bits of the fixed point: a unit is 2^-fraction.
+    """
+
+    variance: int = 0
+    fraction: int = 0
+
+    def deviation(self, parties: int) -> float:
+        """Return the standard deviation of the noise of a sum over so many parties."""
+        return math.sqrt(parties * self.variance) * 2.0**-self.fraction
+
+
+@dataclass(frozen=True)
+class Release:
+    """A sum with noise, and what it costs.
+
+    Attributes
+    ----------
+    name : str
+        What is summed.
+    noise : NoisySum
+        What each party adds.
+    curve : ndarray of float64
+        Renyi divergences (:data:`~fedkern_flwr.privacy.accounting.ORDERS`) at the least noise.
+    delta : float
+        At which epsilon is told, less what the sampler's total variation takes.
+    sensitivity : float
+        Euclidean length by which a unit moves the sum, with rounding.
+    honest : int
+        t - c.
+    budget : Budget
+        Of the run that it is a part of.
+    """
+
+    name: str
+    noise: NoisySum
+    curve: Curve
+    delta: float
+    sensitivity: float
+    honest: int
+    budget: Budget
+
+    @property
+    def epsilon(self) -> float:
+        """What it costs at its delta."""
+        return epsilon_of(self.curve, self.delta)
+
+    def report(self, parties: int) -> dict[str, Any]:
+        """Return what ``result.json`` says of it; ``parties`` contributed."""
+        return {
+            "release": self.name,
+            "mechanism": "skellam",
+            "epsilon": self.epsilon,
+            "sensitivity": self.sensitivity,
+            "declared_deviation": self.noise.deviation(self.honest),
+            "deviation": self.noise.deviation(parties),
+        }
+
+
+@lru_cache(maxsize=64)
+def plan_release(
+    name: str,
+    budget: Budget,
+    *,
+    sensitivity: float,
+    length: int,
+    parties: int,
+    least: int,
+    times: int = 1,
+) -> Release:
+    """Return the noise of a sum that costs the whole budget, with as fine a unit as is sensible.
+
+    Rounding to units moves a party's vector by at most half a unit for each of its numbers, before
+    and after the substitution: sqrt(``length``) units are added to the sensitivity. Integers that
+    move by S2 in length move by no more than S1 = min(sqrt(length) S2, S2^2) in absolute values.
+
+    Parameters
+    ----------
+    name : str
+        What is summed.
+    budget : Budget
+        What it may cost.
+    sensitivity : float
+        Euclidean length by which a unit moves the sum.
+    length : int
+        How many numbers it has.
+    parties : int
+        N, parties of the sum.
+    least : int
+        t, fewest parties over which it can be opened.
+    times : int (default: 1)
+        Releases about the same unit that share the budget, each at the same cost.
+
+    Raises
+    ------
+    OptionError
+        No noise is enough, or ``dp-accounting`` is not installed.
+    """
+    honest = budget.honest(least, name)
+    # e^epsilon + 1 times the total variation of all draws is taken from delta
+    drawn = float(length) * parties * times * TOTAL_VARIATION
+    delta = budget.delta - (math.exp(min(budget.epsilon, 700.0)) + 1.0) * drawn
+    if 2.0 * delta <= budget.delta:
+        raise OptionError(
+            f"epsilon {budget.epsilon:g} is more than the noise is exact to",
+            remedy="use a smaller privacy_epsilon, which says nothing above 20 anyway",
+        )
+    # with so fine a unit that rounding counts for nothing, noise is too wide by so many bits
+    scaled = sensitivity * 2.0**_FINEST
+    exact = least_variance(scaled, scaled, budget.epsilon, delta, least=1, times=times)
+    finest = _FINEST - max(0, (exact // honest // _WIDEST**2).bit_length() // 2)
+    for fraction in range(finest, _COARSEST - 1, -1):
+        moved = sensitivity * 2.0**fraction + math.sqrt(length)
+        absolute = min(math.sqrt(length) * moved, moved**2)
+        needed = least_variance(
+            moved, absolute, budget.epsilon, delta, least=honest * LEAST_VARIANCE, times=times
+        )
+        share = -(-needed // honest)
+        if share <= _WIDEST**2:
+            curve = skellam_curve(float(share * honest), moved, absolute)
+            noise = NoisySum(share, fraction)
+            return Release(name, noise, curve, delta, moved * 2.0**-fraction, honest, budget)
+    raise OptionError(
+        f"no noise is enough for {name} at epsilon {budget.epsilon:g}",
+        remedy="use a larger privacy_epsilon, or release fewer numbers",
+    )
+
+
+def plan_sum(
+    name: str,
+    budget: Budget,
+    *,
+    sensitivity: float,
+    length: int,
+    rows: Sequence[int],
+    least: int,
+    releases: int = 1,
+) -> Release:
+    """Return the noise of a sum over parties with so many rows each.
+
+    With unit ``row`` a record is either learned from or held out, and costs of the ones are none of
+    the others. A party has both, which share the budget, and all its rows may be substituted.
+
+    Parameters
+    ----------
+    name, budget, length, least
+        See :func:`plan_release`.
+    sensitivity : float
+        Euclidean length by which one row moves the sum.
+    rows : sequence of int
+        Of each party.
+    releases : int (default: 1)
+        Sums about the same rows that share the budget.
+
+    Raises
+    ------
+    OptionError
+        See :func:`plan_release`.
+    """
+    whole = budget.unit == "party"
+    return plan_release(
+        name,
+        budget,
+        sensitivity=sensitivity * (max(1, *rows) if whole else 1),
+        length=length,
+        parties=len(rows),
+        least=least,
+        times=releases * (2 if whole else 1),
+    )

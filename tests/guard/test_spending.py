@@ -1,0 +1,164 @@
+"""What releases with noise cost the rows of a node, and what its owner lets them cost."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedkern_flwr.errors import RefusedError
+from fedkern_flwr.guard import NodePolicy, check_run
+from fedkern_flwr.guard.ledger import Answer, NodeLedger
+from fedkern_flwr.guard.ledger_file import FILE
+from fedkern_flwr.guard.rows import OwnRows
+from fedkern_flwr.guard.spending import Charge
+from fedkern_flwr.privacy import Budget, Release, plan_release
+from fedkern_flwr.privacy.accounting import epsilon_of
+
+PARTY = "partition 3"
+RUN: dict[str, Any] = {"kind": "K", "method": "m", "secure": True, "pinned": False}
+
+
+def release(epsilon: float, delta: float = 1e-5) -> Release:
+    budget = Budget(epsilon, delta)
+    return plan_release("sum", budget, sensitivity=2.0, length=50, parties=3, least=3)
+
+
+def table(ids: range, learned: int | None = None) -> OwnRows:
+    x = np.array([[float(k)] for k in ids])
+    return OwnRows([(x,)], [str(k) for k in ids], len(ids) if learned is None else learned)
+
+
+def spend(
+    ledger: NodeLedger,
+    session: str,
+    rows: OwnRows,
+    one: Release,
+    *,
+    most: float = np.inf,
+    key: bytes = b"k",
+    held_out: bool = False,
+) -> None:
+    ledger.open_run(session, rows=rows, **RUN)
+    charges = [Charge(key, one, held_out)]
+    answers = [Answer("sum", parties=3)]
+    policy = NodePolicy(max_epsilon=most)
+    ledger.enter(session, answers, policy, records=True, charges=charges)
+
+
+def epsilons(ledger: NodeLedger) -> list[float]:
+    return [run.epsilon for run in ledger.runs()]
+
+
+def test_a_run_is_told_what_it_cost(tmp_path: Path) -> None:
+    ledger = NodeLedger(tmp_path)
+    ledger.open_run("none", rows=table(range(20)), **RUN)
+    spend(ledger, "a", table(range(20)), release(1.0))
+    assert epsilons(ledger) == [0.0, pytest.approx(1.0, rel=1e-3)]
+
+
+def test_a_repeated_release_is_charged_once_and_another_again(tmp_path: Path) -> None:
+    ledger, one = NodeLedger(tmp_path), release(1.0)
+    for _ in range(3):
+        spend(ledger, "a", table(range(20)), one)
+    assert epsilons(ledger) == [pytest.approx(1.0, rel=1e-3)]
+    with pytest.raises(RefusedError, match="more than the budget that it declared") as why:
+        spend(ledger, "a", table(range(20)), one, key=b"other noise")
+    assert "\n" not in str(why.value)
+    half = replace(one, budget=Budget(3.0))  # a part of a run's budget
+    spend(ledger, "b", table(range(20)), half, key=b"first")
+    spend(ledger, "b", table(range(20)), half, key=b"second")
+    assert epsilons(ledger)[1] == pytest.approx(epsilon_of(2 * one.curve, one.delta))
+
+
+def test_runs_about_the_same_rows_add_up_until_the_owner_s_limit(tmp_path: Path) -> None:
+    ledger, one = NodeLedger(tmp_path), release(1.0)
+    both = epsilon_of(2 * one.curve, one.delta)
+    spend(ledger, "a", table(range(20)), one, most=both * 0.99)
+    with pytest.raises(RefusedError, match=r"max_epsilon = .*would lose") as why:
+        spend(ledger, "b", table(range(20)), one, most=both * 0.99)
+    assert "\n" not in str(why.value)
+    assert epsilons(ledger)[1] == 0.0  # what is refused is not entered
+    spend(ledger, "c", table(range(20)), one, most=both * 1.01)
+
+
+def test_one_row_in_common_is_enough_to_add_up(tmp_path: Path) -> None:
+    ledger, one = NodeLedger(tmp_path), release(1.0)
+    spend(ledger, "a", table(range(20)), one, most=1.1)
+    spend(ledger, "others", table(range(20, 40)), one, most=1.1)
+    with pytest.raises(RefusedError, match="max_epsilon"):
+        spend(ledger, "b", table(range(19, 60)), one, most=1.1)
+
+
+def test_held_out_rows_are_other_rows(tmp_path: Path) -> None:
+    """Releases about disjoint records do not add up; with the next split they do."""
+    ledger, one = NodeLedger(tmp_path), release(1.0)
+    spend(ledger, "a", table(range(20), 14), one, most=1.1)
+    spend(ledger, "a", table(range(20), 14), one, most=1.1, key=b"e", held_out=True)
+    assert epsilons(ledger) == [pytest.approx(1.0, rel=1e-3)]
+    with pytest.raises(RefusedError, match="max_epsilon"):
+        spend(ledger, "b", table(range(20), 8), one, most=1.1)
+
+
+def test_a_party_without_rows_is_charged_nothing(tmp_path: Path) -> None:
+    ledger = NodeLedger(tmp_path)
+    spend(ledger, "a", table(range(0)), release(1.0), most=0.5)
+    assert epsilons(ledger) == [0.0]
+
+
+def test_the_smallest_delta_counts(tmp_path: Path) -> None:
+    ledger = NodeLedger(tmp_path)
+    first, second = release(1.0, 1e-5), release(1.0, 1e-8)
+    first, second = (replace(one, budget=Budget(9.0)) for one in (first, second))
+    spend(ledger, "a", table(range(20)), first)
+    spend(ledger, "a", table(range(20)), second, key=b"l")
+    assert epsilons(ledger) == [pytest.approx(epsilon_of(first.curve + second.curve, 1e-8))]
+
+
+def test_the_key_of_a_run_s_noise_lasts_until_it_is_over(tmp_path: Path) -> None:
+    ledger = NodeLedger(tmp_path)
+    for session in ("a", "b"):
+        ledger.open_run(session, rows=table(range(20)), **RUN)
+    first = ledger.noise_key("a")
+    assert len(first) == 32
+    assert NodeLedger(tmp_path).noise_key("a") == first != ledger.noise_key("b")
+    ledger.forget_noise("a")
+    assert ledger.noise_key("a") != first
+
+
+def test_the_ledger_of_an_older_release_goes_on(tmp_path: Path) -> None:
+    ledger = NodeLedger(tmp_path)
+    ledger.open_run("a", rows=table(range(20)), **RUN)
+    with sqlite3.connect(tmp_path / FILE) as db:
+        db.executescript("DROP TABLE noise; DROP TABLE spending; PRAGMA user_version = 1;")
+    spend(ledger, "b", table(range(20)), release(1.0))
+    assert epsilons(ledger) == [0.0, pytest.approx(1.0, rel=1e-3)]
+
+
+@pytest.mark.parametrize(
+    ("most", "budget", "tells", "secure", "refused"),
+    [
+        (3.0, None, True, True, "the run adds no noise"),
+        (3.0, None, False, True, ""),
+        (3.0, Budget(3.1), True, True, "the run costs 3.1"),
+        (3.0, Budget(3.0), True, True, ""),
+        (np.inf, None, True, True, ""),
+        (np.inf, Budget(9.0), True, True, ""),
+        (np.inf, Budget(9.0), True, False, "sums in plain"),
+    ],
+)
+def test_a_run_is_opened_only_within_the_limit(
+    most: float, budget: Budget | None, tells: bool, secure: bool, refused: str
+) -> None:
+    policy = NodePolicy(max_epsilon=most, require_secure_sums=False)
+    about: dict[str, Any] = {"secure": secure, "pinned": False, "budget": budget, "tells": tells}
+    if not refused:
+        check_run(policy, "m", party=PARTY, **about)
+        return
+    with pytest.raises(RefusedError, match=refused) as why:
+        check_run(policy, "m", party=PARTY, **about)
+    assert "\n" not in str(why.value)

@@ -1,0 +1,178 @@
+"""Noise in secure sums: every opened sum has it, it never wraps, and it is never drawn twice."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+from sums_in_memory import Run
+
+from fedkern_flwr.errors import OptionError, SumError
+from fedkern_flwr.privacy import Budget, NoisySum, plan_release
+from fedkern_flwr.privacy.noise import reach
+from fedkern_flwr.secure_sum import Encoding, PartyState
+
+ALARM = 1e-9  # probability of a false one: the noise cannot be seeded
+SMALL = NoisySum(1 << 16, 4)
+
+
+def begin(parties: int, *, noisy: bool = True, **options: Any) -> Run:
+    """Begin a run in which each party has a key of noise."""
+    run = Run(parties, **options)
+    for p in run.members if noisy else ():
+        state = PartyState.unpack(run.states[p])
+        state.noise_key = secrets.token_bytes(32)
+        run.states[p] = state.pack()
+    return run
+
+
+@pytest.mark.parametrize(("parties", "dead"), [(2, 0), (3, 0), (5, 1), (12, 3), (31, 3), (50, 5)])
+def test_a_sum_over_survivors_has_the_declared_noise_or_more(parties: int, dead: int) -> None:
+    run, length = begin(parties), 20_000 // parties
+    threshold = run.server.membership.cohorts[0].threshold
+    budget = Budget(2.0)
+    planned = plan_release(
+        "gradient", budget, sensitivity=3.0, length=length, parties=parties, least=threshold
+    )
+    encoding = Encoding.fixed_point(5.0).noisy(planned.noise)
+    values = {p: np.full(length, math.sin(p)) for p in range(dead, parties)}
+    total = run.sum(values, encoding=encoding)
+    noise = total - sum(values.values())
+    expected = planned.noise.deviation(parties - dead)
+    sigmas = stats.norm.isf(ALARM)
+    assert abs(noise.std() / expected - 1) < sigmas * math.sqrt(0.51 / length)
+    assert abs(noise.mean()) < sigmas * expected / math.sqrt(length) + parties * 2.0**-10
+    assert expected >= planned.noise.deviation(threshold - budget.colluders)
+
+
+@pytest.mark.parametrize(("bits", "noise"), [(16, NoisySum(1 << 16, -1)), (32, SMALL), (64, SMALL)])
+@pytest.mark.parametrize("parties", [2, 12])
+def test_noise_at_its_largest_does_not_wrap(bits: int, noise: NoisySum, parties: int) -> None:
+    """All parties at their bound, with all of them the largest noise that there is."""
+    encoding = Encoding.fixed_point(3.0, bits).noisy(noise)
+    if bits == 16 and parties == 12:
+        with pytest.raises(OptionError, match="with their noise overflow a 16-bit ring") as why:
+            encoding.check_room(parties)
+        assert "\n" not in str(why.value)
+        return
+    encoding.check_room(parties)
+    one = encoding.encode(np.array([3.0, -3.0]), parties, name="x")
+    most = reach(noise.variance)
+    extreme = one + np.array([most, -most]).astype(one.dtype)
+    total = np.zeros_like(one)
+    for _ in range(parties):
+        total += extreme
+    found = encoding.decode(total, parties)
+    largest = parties * (3.0 + most * 2.0**-noise.fraction)
+    assert np.allclose(found, [largest, -largest], rtol=0.0, atol=parties * 2.0**-noise.fraction)
+    encoding.check_total(found, parties, name="x")
+
+
+def test_what_no_noise_explains_is_no_total() -> None:
+    encoding = Encoding.fixed_point(3.0).noisy(SMALL)
+    largest = 2 * (3.0 + reach(SMALL.variance) / 16 + 1 / 16)
+    encoding.check_total(np.array([0.999 * largest]), 2, name="x")
+    with pytest.raises(SumError, match="larger than 2 vectors"):
+        encoding.check_total(np.array([1.01 * largest]), 2, name="x")
+
+
+@pytest.mark.parametrize(
+    ("kind", "noise"),
+    [
+        ("integer", SMALL),
+        ("circle", SMALL),
+        ("fixed-point", NoisySum(1 << 15, 4)),
+        ("fixed-point", NoisySum(1 << 33, 4)),
+        ("fixed-point", NoisySum(1 << 16, 99)),
+    ],
+)
+def test_noise_of_which_nothing_is_known_is_refused(kind: Any, noise: NoisySum) -> None:
+    with pytest.raises(OptionError, match="no noise"):
+        Encoding(kind, 64, 0.0 if kind == "circle" else 2.0, noise)
+
+
+def test_a_sum_that_is_repeated_has_the_noise_that_it_had() -> None:
+    """Byte for byte, under other masks, from parties that were only bytes in between."""
+    run = begin(4)
+    encoding = Encoding.fixed_point(5.0).noisy(SMALL)
+    values = {p: np.full(50, float(p)) for p in run.members}
+    first = run.sum(values, encoding=encoding, name="gradient")
+    again = run.sum(values, encoding=encoding, name="gradient#another attempt")
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, np.full(50, 6.0))
+
+
+@pytest.mark.parametrize("change", ["values", "name", "length"])
+def test_what_differs_has_noise_of_its_own(change: str) -> None:
+    run, length = begin(4), 400
+    encoding = Encoding.fixed_point(5.0).noisy(SMALL)
+    values = {p: np.zeros(length) for p in run.members}
+    first = run.sum(values, encoding=encoding, name="a")
+    if change == "values":  # by one digit, of each party
+        values = {p: np.full(length, 2.0**-4) for p in run.members}
+    if change == "length":
+        values = {p: np.zeros(length + 1) for p in run.members}
+    name = "b" if change == "name" else "a"
+    second = run.sum(values, encoding=encoding, name=name)[:length]
+    apart = second - values[0][:length].sum() / length * 4 - first
+    expected = math.sqrt(2.0) * SMALL.deviation(4)
+    assert abs(apart.std() / expected - 1) < stats.norm.isf(ALARM) * math.sqrt(0.51 / length)
+
+
+def test_zeros_of_two_releases_have_noise_of_their_own() -> None:
+    """What a party without rows adds round after round is the same, and its noise is not."""
+    run, encoding = begin(3), Encoding.fixed_point(5.0).noisy(SMALL)
+    found = []
+    for release in ("1", "2", "2"):
+        running = run.order(100, encoding, name="gradient")
+        party = run.party(0)
+        for section in run.server.sections(0, [running]):
+            if section.phase == "sum-roster" and not party.state.digest:
+                party.join(section)  # type: ignore[arg-type]
+        party.contribute(running.order, np.zeros(100), release=release)
+        run.keep(party)
+        found.append(party.drawn["gradient"])
+        run.server.close(running)
+    assert found[0] != found[1] == found[2]
+
+
+def test_two_parties_and_two_runs_draw_different_noise() -> None:
+    encoding, values = Encoding.fixed_point(5.0).noisy(SMALL), np.zeros(60)
+    totals = [
+        begin(3, session="same").sum(dict.fromkeys(range(3), values), encoding=encoding)
+        for _ in range(2)
+    ]
+    assert not np.array_equal(*totals)
+
+
+def test_noise_in_a_run_without_a_budget_is_refused() -> None:
+    run = begin(3, noisy=False)
+    with pytest.raises(SumError, match="declared no budget"):
+        run.sum(
+            dict.fromkeys(range(3), np.zeros(5)), encoding=Encoding.fixed_point(1.0).noisy(SMALL)
+        )
+
+
+@pytest.mark.parametrize("other", [NoisySum(), NoisySum(1 << 17, 4), NoisySum(1 << 16, 5)])
+def test_a_sum_is_not_repeated_with_other_noise(other: NoisySum) -> None:
+    run, encoding = begin(3), Encoding.fixed_point(5.0)
+    values = dict.fromkeys(range(3), np.zeros(5))
+    run.sum(values, encoding=encoding.noisy(SMALL), name="a")
+    with pytest.raises(SumError, match="repeated otherwise"):
+        run.sum(values, encoding=encoding.noisy(other), name="a")
+
+
+def test_parties_that_were_told_of_different_noise_mask_differently() -> None:
+    """So that nobody is made to add less than the others believe."""
+    from dataclasses import replace
+
+    from fedkern_flwr.secure_sum.party_state import order_terms
+
+    run = begin(3)
+    order = run.order(5, Encoding.fixed_point(5.0).noisy(SMALL)).order
+    for change in ({"noise": 1 << 17}, {"fraction": 5}, {"noise": 0, "fraction": 0}):
+        assert order_terms(replace(order, **change)) != order_terms(order)  # type: ignore[arg-type]
