@@ -183,6 +183,11 @@ class FedCG(Variance):
         hybrid.check_parties(parties)
         if unencoded_blocks(parties) and self.protocol != "secure":
             raise ProtocolError("features are encoded in protocol 'secure' only")
+        if unencoded_blocks(parties) and self.basis == "fourier":
+            raise ProtocolError(
+                "features of basis 'fourier' are not encoded in the run",
+                remedy="encode the tables beforehand, or use basis 'landmarks'",
+            )
 
     def cohorts(self) -> list[list[int]] | None:
         """Match the rows; return the sets among which is summed, fixed by who holds what."""
