@@ -25,7 +25,7 @@ def release_of(client: HybridKernelClient, name: str) -> Release | None:
     Such a sum is refused in a run with a budget, as all are whose features are not of length one.
     """
     table, budget = client.table, client.budget
-    if budget is None or not client.kept.fourier:
+    if budget is None or not client.kept.fourier or predicts(client):
         return None
     counts, order = client.secure_sums.party.state.counts, client.secure_sums.order(name)
     members = client.secure_sums.party.state.cohorts[order.cohort].members
@@ -44,10 +44,15 @@ def release_of(client: HybridKernelClient, name: str) -> Release | None:
     return None
 
 
+def predicts(client: HybridKernelClient) -> bool:
+    """Tell whether the run predicts with a model of an earlier one: then it releases nothing."""
+    return bool(client.kept.settings["model"] != client.session)
+
+
 def charge_centre(client: HybridKernelClient) -> None:
     """Charge a centre's rows for the whole run: they are in what the hospitals release."""
     budget = client.budget
-    if budget is None or client.role != CENTRE:
+    if budget is None or client.role != CENTRE or predicts(client):
         return
     least = budget.colluders + 1
     whole = plan_release("run", budget, sensitivity=1.0, length=1, parties=least, least=least)

@@ -352,7 +352,8 @@ class FedCG(Variance):
         """
         meta = {"basis": "landmarks", **meta}  # which older models do not tell
         check_model(cls.method, {}, meta, {}, needs=_OF_MODEL)
-        return cls(**{name: meta[name] for name in _OF_MODEL}, **more)
+        private = {name: meta[name] for name in meta if name.startswith("privacy_")}
+        return cls(**{name: meta[name] for name in _OF_MODEL}, **private, **more)
 
     def predict_at_nodes(
         self, grid: Grid, arrays: Arrays, meta: Mapping[str, Any], *, timeout: float = 3600

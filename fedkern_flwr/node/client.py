@@ -389,7 +389,7 @@ class PhaseClient(SessionNode, NumPyClient):
         state = self.open_session(session)
         state.payload = self.forget(state)
         state.store(self.context)
+        self.ledger.forget_noise(session)
         self.record.told = {key: [] for key in self.record.told}
         self.record.store(self.context)
-        self.ledger.forget_noise(session)
         erase_state(self.context)

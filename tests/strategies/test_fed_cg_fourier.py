@@ -271,6 +271,23 @@ def test_a_server_that_asks_for_histograms_without_noise_is_refused(
         fitted(deal(x, y, 3, 2, classes=(0, 1)), tmp_path, privacy_epsilon=2.0)
 
 
+def test_predictions_with_a_private_model_are_made_within_the_limit_and_cost_nothing(
+    tmp_path: Path,
+) -> None:
+    x, y = side(90, 5)
+    policy = NodePolicy.of_simulations(max_epsilon=2.0)
+    nodes = Nodes(HybridKernelClient, deal(x, y, 3, 2, classes=(0, 1), policy=policy), tmp_path)
+    arrays, meta = nodes.run(strategy(privacy_epsilon=2.0)).model()
+    before = nodes.outputs()
+    for path in tmp_path.glob("*.csv"):
+        path.unlink()
+    again = FedCG.of_model(meta)
+    assert again.budget == Budget(2.0)
+    again.predict_at_nodes(nodes.grid(), arrays, meta)
+    assert nodes.outputs() == {name: pytest.approx(values) for name, values in before.items()}
+    assert not again.noised_
+
+
 @pytest.mark.parametrize(("hospitals", "named"), [(1, "several hospitals"), (2, "collude")])
 def test_too_few_hospitals_are_refused(hospitals: int, named: str, tmp_path: Path) -> None:
     x, y = side(90, 5)
