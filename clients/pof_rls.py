@@ -88,10 +88,10 @@ def learn_samples(request: wire.RidgeRequest, account: StreamAccount, stream: Ro
     ProtocolError
         The sums are to be of other rows, or what came belongs to no learner.
     """
-    before = request.step - request.window
     if not 0 <= request.window <= request.step:
         raise ProtocolError("its sums are of no rows of the message")
-    x, y = stream(request.window, before + request.samples)
+    x, y = stream(request.window, request.step - request.window + request.samples)
+    before = len(y) - request.samples  # a stream has none of messages in which it had no part
     y = np.asarray(y, np.float64) - request.centre
     raw, features = ridge.raw_rows(x[before:]), _features(request, x)
     banks = _banks(request, account, x.shape[1])

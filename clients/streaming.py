@@ -33,28 +33,48 @@ logger = logging.getLogger("fedkern_flwr")
 WAIT = 30.0
 _RECORD = "fedkern-stream"
 _LOOKED_AT = 20  # rows by which columns of two values are told
-_PLACE = struct.Struct("<qq32s")
+_PLACE = struct.Struct("<qq32sqq")
+
+
+def _no_rows() -> NDArray[np.float64]:
+    return np.zeros((0, 0))
 
 
 @dataclass
 class PlacedAccount(StreamAccount):
-    """What a client remembers of its stream, with how far it has read it."""
+    """What a client remembers of its stream, with how far it has read it.
+
+    Attributes
+    ----------
+    place : Place
+        How far.
+    recent : ndarray, shape (n, d + 2)
+        Rows that later sums may be of, as those of POF-RLS's features are of several messages: of
+        each which sample of the run it is, features and label.
+    """
 
     place: Place = field(default_factory=Place)
+    recent: NDArray[np.float64] = field(default_factory=_no_rows)
 
     @classmethod
     def unpack(cls, payload: bytes) -> Self:
         """Read the account from a session's payload; empty at first."""
-        account = super().unpack(payload[_PLACE.size :])
-        if payload:
-            offset, skipped, head = _PLACE.unpack(payload[: _PLACE.size])
-            account.place = Place(offset, head.rstrip(b"\0").decode(), skipped)
+        if not payload:
+            return super().unpack(payload)
+        offset, skipped, head, rows, columns = _PLACE.unpack(payload[: _PLACE.size])
+        end = _PLACE.size + 8 * rows * columns
+        account = super().unpack(payload[end:])
+        account.place = Place(offset, head.rstrip(b"\0").decode(), skipped)
+        kept = np.frombuffer(payload[_PLACE.size : end], "<f8")
+        account.recent = kept.reshape(rows, columns)
         return account
 
     def pack(self) -> bytes:
         """Return the account as bytes."""
         place = self.place
-        return _PLACE.pack(place.offset, place.skipped, place.head.encode()) + super().pack()
+        numbers = place.offset, place.skipped, place.head.encode()
+        head = _PLACE.pack(*numbers, *self.recent.shape)
+        return head + self.recent.astype("<f8").tobytes() + super().pack()
 
 
 class StreamClient(OnlineKernelClient):
@@ -137,6 +157,7 @@ class StreamClient(OnlineKernelClient):
             self.source = IteratorSource(stream, columns)
         self.kept: PlacedAccount
         self._found: Found | None = None  # rows of the message at hand
+        self._request: Any = None
 
     # -- what the run is told
 
@@ -181,20 +202,36 @@ class StreamClient(OnlineKernelClient):
                 party=self.name,
             )
         self._open(0.0)
-        self._found = None
+        self._found, self._request = None, request
         reply = super().answer(request, method)
         self._take_part()
         return reply
 
     def _rows(self, step: int, samples: int) -> tuple[NDArray[Any], NDArray[Any]]:
-        if step < 0 or samples < 1:
+        """Return the next rows of the stream, after those that messages since ``step`` took.
+
+        Of a message in which the client had no part there are none. Where the features of all of
+        them are summed it has no part either, as the others count on as many rows of everyone.
+        """
+        before = self._request.step - step
+        if step < 0 or not 0 <= before < samples:
             raise ProtocolError(f"{samples} rows are asked for", party=self.name)
-        found = self.source.take(self._place(), samples, self.wait)
-        if len(found.y) < samples:
+        earlier = self._earlier(step)
+        if before and len(earlier) < before and self._request.sums:
+            raise StreamError(LATE, party=self.name)
+        found = self.source.take(self._place(), samples - before, self.wait)
+        if len(found.y) < samples - before:
             raise StreamError(ENDED if found.ended else LATE, party=self.name)
         x, y = self._scaled(found)
         self._found = replace(found, x=x, y=y)
-        return x, y
+        if not len(earlier):
+            return x, y
+        return np.concatenate([earlier[:, 1:-1], x]), np.concatenate([earlier[:, -1], y])
+
+    def _earlier(self, step: int) -> NDArray[np.float64]:
+        """Return what is remembered of rows from a sample on."""
+        recent = self.kept.recent
+        return recent[recent[:, 0] >= step] if len(recent) else recent
 
     def _scaled(self, found: Found) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         if self.scaling is None:
@@ -214,6 +251,11 @@ class StreamClient(OnlineKernelClient):
         if found is None:
             return
         self.kept.place = found.place
+        if isinstance(self._request, wire.RidgeRequest):
+            steps = self._request.step + np.arange(len(found.y))
+            recent = np.column_stack([steps, found.x, found.y])
+            earlier = self._earlier(self._request.window)
+            self.kept.recent = np.concatenate([earlier, recent]) if len(earlier) else recent
         if not self.simulated:
             rows = OwnRows([(found.x, found.y)], found.ids, learned=len(found.y))
             self.ledger.stream(Streamed(rows, json.dumps(vars(found.place)), found.anew))

@@ -15,6 +15,7 @@ from flwr.app import Context
 
 from fedkern_flwr.clients import OnlineKernelClient, StreamClient
 from fedkern_flwr.errors import FedKernError, OptionError, TableError
+from fedkern_flwr.online import ridge
 from fedkern_flwr.online.source import FileSource, IteratorSource, Place
 from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.simulations import simulate
@@ -236,6 +237,33 @@ def test_who_is_late_has_no_part_in_a_message_and_its_rows_wait(
         matrix, vector = matrix + phi.T @ phi, vector + phi.T @ (streams.y[k][:n] - 0.5)
     found = strategy.model()[0]["raw"][0]
     np.testing.assert_allclose(found, np.linalg.solve(matrix, vector), rtol=0, atol=1e-9)
+
+
+def test_features_are_summed_of_those_who_had_part_in_all_messages_about_them(
+    make_streams: Make,
+) -> None:
+    """Of who was late in one of them none, and later ones again; the rows are the next ones."""
+    streams = make_streams(CLIENTS, ROWS)
+    sources = [Late(streams.x[k], streams.y[k], {3} if k == 1 else set()) for k in range(CLIENTS)]
+    strategy = METHODS["pof-rls secure"](features=6, width=1.0)
+    simulate(strategy, lambda c: StreamClient(c, sources[number(c)]), CLIENTS, num_rounds=ROWS)
+    plan, several = strategy.plan_, strategy.plan_.sums.index(True)
+    assert several > 1  # the first features are of more than two messages
+    survivors = [CLIENTS - (n in (1, several)) for n in range(len(plan.stops))]
+    assert [row["survivors"] for row in strategy.history_] == survivors
+    lengths = np.diff((0, *plan.stops))
+    late = int(lengths[1] + lengths[several])  # samples that client 1 had no part in
+    matrix, vector = 1e-3 * np.eye(12), np.zeros(12)
+    for n in np.flatnonzero(plan.sums):
+        for k in range(CLIENTS):
+            if k == 1 and n == several:
+                continue
+            rows = slice(plan.starts[n] - late * (k == 1), plan.stops[n] - late * (k == 1))
+            width = np.array([1.0]).astype("<f8").tobytes()
+            phi = ridge.kernel_rows(streams.x[k][rows], width, 6, strategy.run_seed)[0]
+            matrix, vector = matrix + phi.T @ phi, vector + phi.T @ (streams.y[k][rows] - 0.5)
+    found = strategy.model()[0]["kernels"][0]
+    np.testing.assert_allclose(found, np.linalg.solve(matrix, vector), rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("secure", [False, True])
