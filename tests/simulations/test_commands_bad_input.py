@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
+from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.methods.online import OnlineFamily
 from fedkern_flwr.simulations.methods.registry import METHODS, family, method, options
 
@@ -346,3 +347,11 @@ def test_bad_input_of_other_commands_is_one_line(arguments, text, commands):
     Path("mine/letter.txt").write_text("mine")
     assert text in commands.complaint(*arguments.split())
     assert [file.name for file in Path("mine").iterdir()] == ["letter.txt"]
+
+
+def test_a_method_without_noise_names_those_that_keep_a_budget(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["run", "fdskl", "--privacy-epsilon", "3"]) == 2
+    said = capsys.readouterr().err
+    assert "adds no noise to what it releases; fed-cg with --basis fourier" in said
