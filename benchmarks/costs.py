@@ -113,7 +113,7 @@ def fed_cg(*, hospitals: int, centres: int, rows: int, landmarks: int, outputs: 
         up=arrays(16 * own, 8 * m * own, 8 * (m * (m + 1) / 2 + m * k), 8 * 4)
         + distances
         + 2 * among,
-        down=arrays(*[4] * 4, 8, 0, 0, 4 * own, 8 * m * own, 8 * m * k, *[0] * 6) + roster,
+        down=arrays(*[4] * 4, 8, 0, 0, 4 * own, 8 * m * own, 8 * m * k, *[0] * 7) + roster,
     )
     centre = Role(
         centres,

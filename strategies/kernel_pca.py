@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.kernels.pca import REST_SENSITIVITY, SENSITIVITY, principal, shapes
 from fedkern_flwr.method import Ask, Rounds, Sum, option
 from fedkern_flwr.private_method import PrivateMethod
 from fedkern_flwr.wire import DescribeReply
+
+if TYPE_CHECKING:
+    from fedkern_flwr.fitted import FittedModel
 
 
 class KernelPCA(PrivateMethod):
@@ -69,6 +71,8 @@ class KernelPCA(PrivateMethod):
 
     def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
         """Return mean and components, which project rows (``transform``)."""
+        from fedkern_flwr.fitted import FittedModel  # a node that finds its client here does without
+
         if not self.model_:
             raise self.not_run()
         return FittedModel.of_server(self.method, "components", self.model_, self._kernel, ())

@@ -101,7 +101,7 @@ def start_node(
 def feed_stream(
     node_config: Annotated[Path, typer.Option(help="TOML file of the node's configuration.")],
 ) -> None:
-    """Take the rows that come to the socket of a node's stream; `node start` does it by itself."""
+    """Take the rows that come to the socket of a node's stream; 'node start' does it by itself."""
     from ..warm_node.feeder import feed
 
     fed = fed_by_socket(read_config(node_config))

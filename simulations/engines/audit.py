@@ -86,7 +86,7 @@ _UP = _by_field(
     key={"describe": "public_key signature", "sum-vote": "signature"},
     declared={
         "describe": "block seeded square_bound absolute_bound fold_rows fold_sum_rows outputs "
-        "classes labels label_bound labelled kinds allow_single named group product",
+        "classes labels label_bound value_bound labelled kinds allow_single named group product",
     },
     total={"svm-agent": "term", "svm-combine": "term", "svm-ring": "term"},
     masked={"sum-upload": "masked"},

@@ -202,6 +202,10 @@ def run_alike(
             },
         )
 
+    def progress_of(label: str, done: int, total: int) -> None:
+        if total:  # else it is trained at one place, and nobody knows how long
+            progress(int(label), done, total)
+
     with threadpool_limits(1):  # sums depend on the number of threads
         run_entries(
             entries,
@@ -210,7 +214,7 @@ def run_alike(
             seed=first.seed,
             audited=first.audited,
             ray_address=ray_address,
-            progress=lambda label, done, total: progress(int(label.partition(":")[0]), done, total),
+            progress=progress_of,
             measure=lambda strategy: own.measure(strategy, prepared, {}),
             draw_done=lambda entry, _: leave(entry),
         )

@@ -40,6 +40,7 @@ _WARM = (
             "pof_rls",
             "secure_gram",
             "serving",
+            "streaming",
         )
     ),
     "fedkern_flwr.registered",

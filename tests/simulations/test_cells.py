@@ -16,6 +16,7 @@ from fedkern_flwr.simulations.lab.cells import Cell, CellStore, run_alike, run_c
 from fedkern_flwr.simulations.lab.sweep import CellFailed, choose_jobs, sweep
 from fedkern_flwr.simulations.methods.experiment import run_entries
 from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
+from fedkern_flwr.simulations.methods.registry import family
 from fedkern_flwr.simulations.methods.vertical_data import VerticalSettings
 from fedkern_flwr.simulations.run import provenance as origin
 from fedkern_flwr.simulations.run.entries import Entry
@@ -38,7 +39,15 @@ def cell(**changes: Any) -> Cell:
 
 def test_a_cell_is_the_draw_that_a_run_of_several_draws_has() -> None:
     entry = Entry("OFSKL", "ofskl", {"features": 8})
-    run_entries([entry], prepare(WEATHER), engine="in-process", seed=2, runs=3)
+    data, own = prepare(WEATHER), family("ofskl")
+    run_entries(
+        [entry],
+        data,
+        engine="in-process",
+        seed=2,
+        runs=3,
+        measure=lambda strategy: own.measure(strategy, data, {}),
+    )
     for draw, expected in enumerate(entry.results):
         found = run_cell(cell(seed=2 + draw))["result"]
         for name in ("metrics", "history", "exchanges", "bytes_up", "bytes_down", "privacy"):

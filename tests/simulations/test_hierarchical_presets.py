@@ -41,8 +41,8 @@ def compared(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
 
 
 def test_every_table_and_figure_of_the_issue_has_a_preset() -> None:
-    numbers = ("table2", "table3", "figure7", "figure8", "figure10a", "figure10b", "figure11")
-    numbers += ("figure12", "figure13", "staleness")
+    numbers = ("table2", "table3", "figure5", "figure7", "figure8", "figure10a", "figure10b")
+    numbers += ("figure11", "figure12", "figure13", "staleness")
     assert set(OWN) == {f"hierarchical-{number}" for number in numbers}
 
 
@@ -118,6 +118,7 @@ def test_table2_has_random_labels(
 
 #: Figure -> entries, and its plots; ``make test-long`` has those that are like others.
 FIGURES: dict[str, tuple[int, list[str]]] = {
+    "figure5": (6, ["rho-accuracy", "rho-iterations"]),
     "figure7": (3, ["groups-accuracy-over-groups"]),
     "figure8": (3, ["users-iterations-over-users"]),
     "figure10a": (1, ["groups-iterations-over-groups", "groups-reached-over-groups"]),

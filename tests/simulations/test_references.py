@@ -150,7 +150,7 @@ def test_compare_shows_references_and_their_costs_as_nothing(tmp_path, monkeypat
     found = json.loads(captured.out)["datasets"]["NYC weather"]["methods"]["the mean"]
     assert (found["method"], found["exchanges"]) == ("mean-label", 0)
     assert found["draws"]["mse"] == [0.0, 1.0]
-    row = next(line for line in captured.err.splitlines() if "the mean" in line)
+    row = next(line for line in captured.err.splitlines() if line.startswith(" the mean"))
     assert row.split()[-4:-1] == ["-", "-", "-"]
     report = Path("c/report.html").read_text()
     assert ">all data of all parties: it is pooled</th><td>server</td><td>the mean</td>" in report

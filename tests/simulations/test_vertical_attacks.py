@@ -116,7 +116,7 @@ def no_model(_: str, phases: np.ndarray, targets: np.ndarray, **__: Any) -> Fitt
 def run(where: Split, strategy: FDSKL, rounds: int = 4) -> Recorded:
     insiders, transcript, counted = VerticalInsiders(), Transcript(), Audit()
     client_fn = insiders.watch(where.client_fn)
-    learn = phase_tuning.fit if strategy.features <= LEARNED else no_model
+    learn = phase_tuning.fit if (strategy.features or 2000) <= LEARNED else no_model
     with mock.patch.object(phase_tuning, "fit", learn):
         simulate(
             strategy,
