@@ -12,7 +12,7 @@ from fedkern_flwr import strategies
 from fedkern_flwr.simulations.lab.presets import NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
-README, RESULTS = ROOT / "README.md", ROOT / "docs/results.md"
+README, RESULTS = ROOT / "README.md", ROOT / "docs/results-archive.md"
 METHODS = ("POFMKL", "FedCG", "FDSKL", "SecureGram", "FedCFK", "HierarchicalSVM")
 
 pytestmark = pytest.mark.skipif(not README.is_file(), reason="no source tree here")
@@ -62,7 +62,7 @@ def section(anchor: str) -> str:
 
 def test_every_method_links_to_figures_with_the_commands_that_made_them() -> None:
     for row in methods():
-        anchors = re.findall(r"\(docs/results\.md#([\w-]+)\)", row[-1])
+        anchors = re.findall(r"\(docs/results-archive\.md#([\w-]+)\)", row[-1])
         assert anchors, row[0]
         for anchor in anchors:
             commands = re.findall(r"`fedkern compare ([\w-]+)", section(anchor))
