@@ -2,7 +2,7 @@
 
 ``python tests/helpers/newcomer.py BIN`` types it with the ``fedkern`` and ``python`` of another
 installation, such as one of release 0.1, and prints what is seen there: the table of
-docs/results.md, "A newcomer's day".
+docs/results-archive.md, "A newcomer's day".
 """
 
 from __future__ import annotations

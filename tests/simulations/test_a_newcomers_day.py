@@ -1,6 +1,6 @@
 """A newcomer's day: what is typed with own tables, and what is seen.
 
-The script is tests/helpers/newcomer.py; what release 0.1 shows stands in docs/results.md.
+The script is tests/helpers/newcomer.py; what release 0.1 shows stands in docs/results-archive.md.
 """
 
 from __future__ import annotations
