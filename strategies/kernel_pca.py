@@ -71,7 +71,9 @@ class KernelPCA(PrivateMethod):
 
     def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
         """Return mean and components, which project rows (``transform``)."""
-        from fedkern_flwr.fitted import FittedModel  # a node that finds its client here does without
+        from fedkern_flwr.fitted import (
+            FittedModel,  # a node that finds its client here does without
+        )
 
         if not self.model_:
             raise self.not_run()

@@ -46,13 +46,15 @@ def _dealt(name: str, nodes: int, run: tuple[tuple[str, Any], ...]) -> tuple[Pre
     own, config = family(name), dict(run)
     values = {key.replace("-", "_"): value for key, value in run}
     values |= {"rounds": config["num-rounds"], **own.deal_nodes(values, nodes)}
-    settings = own.settings(
-        **{
-            f.name: None if f.default is None and not values[f.name] else values[f.name]
-            for f in fields(own.settings)
-            if f.name in values
-        }
-    )
+    given = {
+        f.name: None if f.default is None and not values[f.name] else values[f.name]
+        for f in fields(own.settings)
+        if f.name in values
+    }
+    usual = own.settings.of_runs  # what a command line has where nothing is said
+    if given.get("missing") == "error":
+        given.pop("missing")
+    settings = own.settings(**{**usual, **given})
     data = own.prepare(settings)
     folder = config.get("state-dir")
     strategy = make_strategy(method(name), config)

@@ -236,7 +236,9 @@ DAY: dict[str, Scene] = {
         seen="^ProtocolError .* it serves no client of fed-cg.*serve the client that belongs",
     ),
     "help that one reads": _scene(7, "fedkern run fed-cg --help", seen="--help-all .*--party"),
-    "what is to be named": _scene(7, "fedkern init --help", seen="One of pof-mkl, pof-rls, fed-cg, fdskl"),
+    "what is to be named": _scene(
+        7, "fedkern init --help", seen="One of pof-mkl, pof-rls, fed-cg, fdskl"
+    ),
     "mods that count": _scene(
         7,
         f"python {STREAMS}from flwr.clientapp.mod import arrays_size_mod, message_size_mod\n"

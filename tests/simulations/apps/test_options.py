@@ -14,8 +14,9 @@ from app_sites import Site, node_keys
 from fedkern_flwr.errors import FedKernError, TableError
 from fedkern_flwr.registered import find_method
 from fedkern_flwr.simulations.apps.server import make_strategy, read_options
+from fedkern_flwr.simulations.apps.simulated import _dealt
 from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
-from fedkern_flwr.simulations.methods.registry import family, options
+from fedkern_flwr.simulations.methods.registry import family, method, options
 from fedkern_flwr.simulations.run.options import Option, accepted
 from fedkern_flwr.strategies import (
     FDSKL,
@@ -225,3 +226,24 @@ def test_an_app_is_a_folder_with_one_file_to_change(app: str) -> None:
     }
     assert "CHANGE THIS" in (folder / "own_table.py").read_text()
     assert "own_table.py" in (folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["fed-cg", "fdskl", "hierarchical-svm"])
+def test_a_simulated_app_makes_of_a_table_what_a_run_makes(name: str, tmp_path: Path) -> None:
+    """Text, gaps and far values: the same columns, of the same rows."""
+    rng = np.random.default_rng(0)
+    rows = ["a,b,c,town,ill"]
+    for k, (a, b) in enumerate(np.exp(3.0 * rng.normal(size=(80, 2)))):
+        gap = "" if k % 9 == 0 else f"{b:.3f}"
+        rows.append(f"{a:.3f},{gap},{k % 7},{'xyz'[k % 3]},{k % 2}")
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    config = declared(app_folder(name.replace("-", "_")))
+    config |= {"data": str(tmp_path / "t.csv"), "label": "ill"}
+    found, _ = _dealt(name, 4, tuple(sorted(config.items())))
+    own = family(name)
+    values = {o.name: o.default for o in [*options(method(name)), *own.parameters()]}
+    values |= {"data": str(tmp_path / "t.csv"), "label": "ill"}
+    expected = own.settings.from_values(own.config(name, values)["data"])
+    for setting in ("scaling", "missing", "categories"):
+        assert getattr(found.settings, setting) == getattr(expected, setting)
+    assert len(found.explain()) == 4
