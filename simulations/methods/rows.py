@@ -16,6 +16,7 @@ from fedkern_flwr.encoding import Encoder, Explanation
 from fedkern_flwr.errors import TableError
 from fedkern_flwr.method import Method, MethodClient
 from fedkern_flwr.options import declared
+from fedkern_flwr.private_method import PrivateMethod
 from fedkern_flwr.registered import client_of, find_method, registered
 from fedkern_flwr.summing import SummingStrategy
 from fedkern_flwr.tables.table import Table, drop_constant_columns
@@ -201,7 +202,8 @@ class RowsFamily(Family[RowSettings, RowData]):
     def usual_options(self, name: str) -> frozenset[str]:
         """Return the method's own options and the number of clients."""
         own = declared(find_method(name)).keys() - declared(SummingStrategy).keys()
-        return frozenset({"clients", *own})
+        budget = declared(PrivateMethod).keys() - {"privacy_epsilon"}
+        return frozenset({"clients", *(own - budget)})
 
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return how many clients there were at the end."""
