@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.tables import check_file, load_table
-from fedkern_flwr.tables.table import Missing, Table, listing, no_such
+from fedkern_flwr.tables.table import Missing, Table, listing, near, no_such
 
 #: What files of a method's parties have: rows of the same columns; such rows, and columns of theirs
 #: with others; or columns of the same rows each, labels with one of them.
@@ -128,9 +128,13 @@ class PartyFiles:
                 file
             )
         if not owners:
+            meant = near(
+                label or "", dict.fromkeys(name for one in others for name in one.features)
+            )
+            remedy = "".join(f"did you mean {one!r}? " for one in meant)
             raise TableError(
                 f"no file has the labels: column {label!r}",
-                remedy="name a file with it, or another column with --label",
+                remedy=f"{remedy}name a file with it, or another column with --label",
             )
         if holding == "columns" and len(owners) > 1:
             raise TableError(

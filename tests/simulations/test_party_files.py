@@ -349,9 +349,15 @@ ERRORS: dict[str, tuple[str, list[str], list[str], str]] = {
     "twice": ("fed-cg", ["north.csv", "./north.csv"], [], "north.csv is named twice; name every"),
     "no file": ("fed-cg", ["north.csv", "gone.csv"], [], "there is no file gone.csv; check the"),
     "no label": ("fed-cg", GOOD, ["--label", "z"], "no file has the labels: column 'z'; name a"),
+    "label misspelt": ("fed-cg", GOOD, ["--label", "Y"], "'Y'; did you mean 'y'? name a file w"),
     "label not named": ("fdskl", GOOD, ["--label", ""], "the labels: column ''"),
     "no id named": ("fdskl", GOOD, ["--id", ""], "north.csv has no id column ''; choose from"),
-    "no id column": ("fed-cg", ["north.csv", "odd.csv"], [], "odd.csv has no id column 'id'; ch"),
+    "no id column": (
+        "fed-cg",
+        ["north.csv", "odd.csv"],
+        [],
+        "no id column 'id'; did you mean 'd'? choose",
+    ),
     "two owners": (
         "fdskl",
         GOOD,
