@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -179,6 +180,18 @@ class PartyFiles:
     def text(self) -> str:
         """Names of the files."""
         return " + ".join(file.name for file in (*self.owners, *self.others))
+
+    def named(self, text: str, nodes: int) -> str:
+        """Return a text in which partitions, of so many, have the names of their files as well."""
+        files = [*self.owners, *self.others]
+        if nodes < len(files):  # of a matrix, who has columns is a node
+            files = [file for file in files if file.features]
+
+        def name(found: re.Match[str]) -> str:
+            number = int(found[1])
+            return f"{files[number].name} ({found[0]})" if number < len(files) else found[0]
+
+        return re.sub(r"\bpartition (\d+)\b", name, text)
 
     def parts(self, sources: Sequence[str]) -> tuple[NDArray[np.intp], ...]:
         """Return for each block the places of what became of its columns.
