@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -75,8 +74,9 @@ def _behind(best: Mapping[str, Any], pooled: Mapping[str, Any]) -> str:
     """Return by how much a method is behind the model of the pooled data, where that is much."""
     own, other = best["metrics"], pooled["metrics"]
     if "test_rmse" in own.keys() & other.keys():
-        more = own["test_rmse"] / max(other["test_rmse"], sys.float_info.min) - 1.0
-        return f"{100.0 * more:.0f} % behind" if more > MUCH_RMSE else ""
+        more = own["test_rmse"] - other["test_rmse"]
+        much = more > MUCH_RMSE * other["test_rmse"] > 0.0
+        return f"{100.0 * more / other['test_rmse']:.0f} % behind" if much else ""
     if "test_accuracy" in own.keys() & other.keys():
         less = other["test_accuracy"] - own["test_accuracy"]
         return f"{100.0 * less:.1f} points behind" if less > MUCH_ACCURACY else ""

@@ -43,6 +43,7 @@ def said(metric: str, column: str, best: float, pooled: float, alone: float, non
         (("test_accuracy", "accuracy", 0.90, 0.93, 0.6, 0.7), "3.0 points behind", True),
         (("test_accuracy", "accuracy", 0.92, 0.93, 0.8, 0.7), "", False),
         (("test_rmse", "rmse", 1.2, 1.0, 3.0, 2.0), "20 % behind", True),
+        (("test_rmse", "rmse", 1.0, 0.0, 1.5, 2.0), "", False),
         (("test_rmse", "rmse", 1.04, 1.0, 1.5, 2.0), "", False),
     ],
 )
