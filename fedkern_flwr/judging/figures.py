@@ -61,10 +61,11 @@ class Judged:
         Returns
         -------
         dict
-            Classes: ``test_accuracy``, ``test_balanced_accuracy`` (mean recall of the classes that
-            are there); for two ``test_recall`` and ``test_precision`` of the second class; with
-            histograms ``test_auc`` (mean over the classes, ties count half) and ``test_auc_bin``,
-            by how much the bins can have changed it; of the rows that do not calibrate
+            Classes: ``test_accuracy``, ``test_most_frequent`` (that of the rows' most frequent
+            class), ``test_balanced_accuracy`` (mean recall of the classes that are there); for two
+            ``test_recall`` and ``test_precision`` of the second class; with histograms
+            ``test_auc`` (mean over the classes, ties count half) and ``test_auc_bin``, by how much
+            the bins can have changed it; of the rows that do not calibrate
             ``test_log_loss``, ``test_brier`` and ``test_calibration_error``, the last also before
             calibration, ``test_set_coverage`` and ``test_set_size``. Log loss and Brier score of
             several classes end in ``_ovr``: they are means of one class against the rest.
@@ -135,6 +136,7 @@ class Judged:
         here = confusion.sum(1) > 0.0
         recalls = np.diagonal(confusion)[here] / confusion.sum(1)[here]
         found = {"test_accuracy": float(np.trace(confusion) / confusion.sum())}
+        found["test_most_frequent"] = float(confusion.sum(1).max() / confusion.sum())
         if self.yard.classes == 2:
             hits = confusion[1, 1]
             if confusion[1].sum():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -149,9 +149,16 @@ def listing(names: Any) -> str:
 def no_such(kind: str, name: str, source: str, names: Any) -> ColumnError:
     """Return the error for a name that is not there; one that is like it is named first."""
     names = [str(one) for one in names]
-    near = get_close_matches(name, names, n=1)
-    listed = listing([*near, *(one for one in names if one not in near)])
-    return ColumnError(f"{source} has no {kind} {name!r}", remedy=f"choose from: {listed}")
+    meant = near(name, names)
+    listed = listing([*meant, *(one for one in names if one not in meant)])
+    remedy = "".join(f"did you mean {one!r}? " for one in meant) + f"choose from: {listed}"
+    return ColumnError(f"{source} has no {kind} {name!r}", remedy=remedy)
+
+
+def near(name: str, names: Iterable[str]) -> list[str]:
+    """Return the name that is most like another, small and capital letters being alike, if any."""
+    spelled = {one.lower(): one for one in names}
+    return [spelled[one] for one in get_close_matches(name.lower(), spelled, n=1)]
 
 
 def _keep_columns(table: Table, keep: NDArray[np.bool_]) -> Table:

@@ -31,6 +31,7 @@ from ..lab.presets import (
 )
 from ..lab.presets.own import METHODS_OF_TABLES
 from ..lab.sweep import CellFailed, choose_jobs, sweep
+from ..lab.verdict import verdict
 from ..run.data import Settings
 from ..run.entries import check_seed
 from ..run.folders import FORCE, chosen_folder, folder_of_results, json_writer
@@ -339,8 +340,7 @@ def _show(
         if pair.reversed:
             screen.note(f"reversed: {pair.better} is not better than {pair.worse}")
     figures = paper_figures(comparison)
-    missed = [figure.cells() for figure in figures if figure.misses]
-    if missed:
+    if missed := [figure.cells() for figure in figures if figure.misses]:
         counts = count_misses(figures)
         screen.table(
             f"{part.dataset}: {counts['missed']} of {counts['figures']} figures of the paper are "
@@ -349,6 +349,8 @@ def _show(
             [cells[1:] for cells in missed],
             text=2,
         )
+    if text := verdict(comparison):
+        screen.note(text)
     return comparison
 
 

@@ -14,6 +14,7 @@ from fedkern_flwr.fitted import load_model
 
 from ..export.document import document, plain
 from ..run.folders import FORCE, used
+from ..run.run_folder import RunFolder
 from .console import Screen
 from .lazy import as_command
 
@@ -35,6 +36,8 @@ def export(
 ) -> None:
     """Write a model of an earlier run as ONNX, skops or JSON."""
     screen, place = Screen(quiet), Path(model)
+    if not place.exists():
+        RunFolder.open(place)  # says so
     folder = place.parent if place.is_file() else place
     target = Path(out) if out else folder / f"model.{to}"
     if target.is_dir() or not target.resolve().parent.is_dir():

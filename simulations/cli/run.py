@@ -70,6 +70,9 @@ def run_method(name: str, values: dict[str, Any]) -> None:
             with tracking(values["track"], config, folder.path) as track:
                 result = _execute(screen, folder, config, prepared, address, track, resume=False)
         except FedKernError as error:
+            files = getattr(getattr(prepared, "settings", None), "files", None)
+            if files is not None:
+                error.args = (files.named(str(error), prepared.num_clients),)
             if error.exit_code == OptionError.exit_code and not folder.unfinished:
                 folder.discard()  # it is known only now that this cannot be run
             raise

@@ -9,6 +9,8 @@ from ..methods.common import COSTS, scientific
 from ..methods.references import ALONE
 from .comparison import Comparison, pooled_labels
 
+#: By how much a pooled model is better for the verdict to say so: accuracy, and share of the RMSE.
+MUCH_ACCURACY, MUCH_RMSE = 0.02, 0.05
 _ALONE = ("local-only", ALONE)
 
 
@@ -16,7 +18,8 @@ def verdict(comparison: Comparison) -> str:
     """Return three sentences on the methods of a comparison.
 
     The first says which federated method has the best figure, the second how good models of the
-    pooled data and of a single party are, the third what the server saw of the best one.
+    pooled data and of a single party are, by how much the former are better if that is much, and
+    whether the latter are of use; the third what the server saw of the best one.
     """
     section, summaries = comparison.section, comparison.summaries
     references = set(pooled_labels(comparison.entries))
@@ -46,14 +49,17 @@ def verdict(comparison: Comparison) -> str:
     head, several = column.headings[0], len(federated) > 1
     first = f"{comparison.dataset}: {best}, {head} {figure(best)}"
     first += f", the best of {len(federated)} federated methods" if several else ""
-    beside = [
-        f"{what} {figure(label)} ({label})"
-        for what, label in (
-            ("on the pooled data", best_of([one for one in summaries if one in references])),
-            ("each party alone", best_of(alone)),
-        )
-        if label
-    ]
+    pooled, single = best_of([one for one in summaries if one in references]), best_of(alone)
+    simple = next((one.label for one in comparison.entries if one.method == "constant"), "")
+    beside = []
+    if pooled:
+        behind = _behind(summaries[best], summaries[pooled])
+        more = f", {best} is {behind}" if behind else ""
+        beside.append(f"on the pooled data {figure(pooled)} ({pooled}){more}")
+    if single:
+        useless = simple and best_of([simple, single]) == simple
+        more = f", no better than the {simple}, {figure(simple)}" if useless else ""
+        beside.append(f"each party alone {figure(single)} ({single}){more}")
     difference = summaries[best]["metrics"].get("centralised_difference")
     if beside:
         second = f"Beside it: {'; '.join(beside)}"
@@ -62,6 +68,19 @@ def verdict(comparison: Comparison) -> str:
     else:
         second = "No model of the pooled data or of a single party was computed beside it"
     return f"{first}. {second}. {_seen(summaries[best])}."
+
+
+def _behind(best: Mapping[str, Any], pooled: Mapping[str, Any]) -> str:
+    """Return by how much a method is behind the model of the pooled data, where that is much."""
+    own, other = best["metrics"], pooled["metrics"]
+    if "test_rmse" in own.keys() & other.keys():
+        more = own["test_rmse"] - other["test_rmse"]
+        much = more > MUCH_RMSE * other["test_rmse"] > 0.0
+        return f"{100.0 * more / other['test_rmse']:.0f} % behind" if much else ""
+    if "test_accuracy" in own.keys() & other.keys():
+        less = other["test_accuracy"] - own["test_accuracy"]
+        return f"{100.0 * less:.1f} points behind" if less > MUCH_ACCURACY else ""
+    return ""
 
 
 def _seen(summary: Mapping[str, Any]) -> str:

@@ -274,6 +274,8 @@ class Shown:
         return [[self.text, write(value)]] if here else []
 
 
+#: The accuracy without a model.
+MOST_FREQUENT = Shown("test_most_frequent", "  of the most frequent class")
 #: How good classes, probabilities and sets are, beside the accuracy.
 SCORED = (
     Shown("test_balanced_accuracy", "  balanced accuracy"),
@@ -298,6 +300,7 @@ ERRORS = (
 #: How good a model is.
 JUDGED = (
     Shown("test_accuracy", "accuracy on held-out rows"),
+    MOST_FREQUENT,
     Shown("test_recall", "  recall"),
     Shown("test_precision", "  precision"),
     *SCORED,

@@ -24,6 +24,7 @@ from .common import (
     COSTS,
     ERRORS,
     ITERATIONS,
+    MOST_FREQUENT,
     SCORED,
     Column,
     Shown,
@@ -117,6 +118,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
     usual = "users groups partition model C class_weight"
     shown = (
         Shown("test_accuracy", "accuracy on held-out rows"),
+        MOST_FREQUENT,
         Shown("centralised_test_accuracy", _OPTIMUM),
         *SCORED,
         Shown("test_rmse", "RMSE on held-out rows"),

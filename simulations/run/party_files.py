@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.tables import check_file, load_table
-from fedkern_flwr.tables.table import Missing, Table, listing, no_such
+from fedkern_flwr.tables.table import Missing, Table, listing, near, no_such
 
 #: What files of a method's parties have: rows of the same columns; such rows, and columns of theirs
 #: with others; or columns of the same rows each, labels with one of them.
@@ -128,9 +129,13 @@ class PartyFiles:
                 file
             )
         if not owners:
+            meant = near(
+                label or "", dict.fromkeys(name for one in others for name in one.features)
+            )
+            remedy = "".join(f"did you mean {one!r}? " for one in meant)
             raise TableError(
                 f"no file has the labels: column {label!r}",
-                remedy="name a file with it, or another column with --label",
+                remedy=f"{remedy}name a file with it, or another column with --label",
             )
         if holding == "columns" and len(owners) > 1:
             raise TableError(
@@ -175,6 +180,18 @@ class PartyFiles:
     def text(self) -> str:
         """Names of the files."""
         return " + ".join(file.name for file in (*self.owners, *self.others))
+
+    def named(self, text: str, nodes: int) -> str:
+        """Return a text in which partitions, of so many, have the names of their files as well."""
+        files = [*self.owners, *self.others]
+        if nodes < len(files):  # of a matrix, who has columns is a node
+            files = [file for file in files if file.features]
+
+        def name(found: re.Match[str]) -> str:
+            number = int(found[1])
+            return f"{files[number].name} ({found[0]})" if number < len(files) else found[0]
+
+        return re.sub(r"\bpartition (\d+)\b", name, text)
 
     def parts(self, sources: Sequence[str]) -> tuple[NDArray[np.intp], ...]:
         """Return for each block the places of what became of its columns.

@@ -78,6 +78,7 @@ def test_the_confusion_matrix_is_that_of_scikit_learn(
     matrix = metrics.confusion_matrix(labels, chosen, labels=range(classes))
     np.testing.assert_array_equal(judged.details()["confusion"], matrix)
     assert found["test_accuracy"] == pytest.approx(metrics.accuracy_score(labels, chosen))
+    assert found["test_most_frequent"] == pytest.approx(matrix.sum(1).max() / rows)
     recalls = metrics.recall_score(labels, chosen, average=None, labels=np.unique(labels))
     assert found["test_balanced_accuracy"] == pytest.approx(recalls.mean())
     if classes == 2:

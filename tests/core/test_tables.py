@@ -331,6 +331,7 @@ ERRORS: dict[str, Case] = {
     "no label column": bad(
         csv_of(GOOD), "no label column 'z'; choose from: key, a, b, out$", label="z"
     ),
+    "misspelt": bad(csv_of(GOOD), r"'Out'; did you mean 'out'\? choose from: out, k", label="Out"),
     "no id column": bad(csv_of(GOOD), "no id column 'z'; choose from", label="out", id_column="z"),
     "no site column": bad(csv_of(GOOD), "no site column 'z'; choose", label="out", site_column="z"),
     "many columns": bad(

@@ -289,6 +289,7 @@ def test_a_table_of_several_families(
     assert report.index("<h2>Verdict") < report.index("<h2>What was compared")
     text = report.split("<h2>Verdict</h2>")[1].split("</p>")[0].removeprefix("\n<p>")
     best = max(("FDSKL", "FedCG", "Secure Gram"), key=accuracy.__getitem__)
+    assert unescape(text) in said
     assert text.startswith(f"Wine: {best}, accuracy {accuracy[best]:.4f}, the best of 3 federated")
     assert f". Beside it: on the pooled data {accuracy['linear']:.4f} (linear). Its server" in text
     assert len(re.findall(r"\.(?= [A-Z]|$)", text)) == 3  # sentences

@@ -141,6 +141,11 @@ def test_the_reader_of_the_page_predicts_as_the_model_does() -> None:
         assert np.array_equal(space["predict"](document, x), model.predict(x))
 
 
+def test_a_folder_that_is_not_there_is_named() -> None:
+    with pytest.raises(FedKernError, match="nope is not the folder of a run; name the folder"):
+        command.main(["nope", "--to", "json"], standalone_mode=False)
+
+
 def test_one_client_of_an_online_method() -> None:
     model = trained(RUNS["pof-mkl"])
     export("--client", "1")

@@ -349,9 +349,15 @@ ERRORS: dict[str, tuple[str, list[str], list[str], str]] = {
     "twice": ("fed-cg", ["north.csv", "./north.csv"], [], "north.csv is named twice; name every"),
     "no file": ("fed-cg", ["north.csv", "gone.csv"], [], "there is no file gone.csv; check the"),
     "no label": ("fed-cg", GOOD, ["--label", "z"], "no file has the labels: column 'z'; name a"),
+    "label misspelt": ("fed-cg", GOOD, ["--label", "Y"], "'Y'; did you mean 'y'? name a file w"),
     "label not named": ("fdskl", GOOD, ["--label", ""], "the labels: column ''"),
     "no id named": ("fdskl", GOOD, ["--id", ""], "north.csv has no id column ''; choose from"),
-    "no id column": ("fed-cg", ["north.csv", "odd.csv"], [], "odd.csv has no id column 'id'; ch"),
+    "no id column": (
+        "fed-cg",
+        ["north.csv", "odd.csv"],
+        [],
+        "no id column 'id'; did you mean 'd'? choose",
+    ),
     "two owners": (
         "fdskl",
         GOOD,
@@ -428,3 +434,26 @@ def test_the_column_of_ids_is_asked_for(commands: Any) -> None:
     assert "is not named; use --id" in line
     line = commands.complaint("run", "fed-cg", "--id", "id", *party)
     assert "the column of the label is not named; use --label" in line
+
+
+def test_who_refuses_is_named_by_the_file(commands: Any) -> None:
+    values = table()
+    write("north.csv", range(30), ["a", "b", "y"], values)
+    write("south.csv", range(30, 60), ["a", "b", "y"], values)
+    write("lab.csv", range(60), ["c", "d"], values)
+    party = [word for path in GOOD for word in ("--party", path)]
+    line = commands.complaint("run", "fed-cg", "--label", "y", "--id", "id", *party, "--quiet")
+    assert "30 of 30 rows of north.csv (partition 0) are known to one centre only" in line
+
+
+def test_partitions_are_the_files_in_the_order_of_the_nodes() -> None:
+    """Who has nothing but labels is a node of FDSKL and FedCG, and none of Secure Gram."""
+    values = table()
+    write("north.csv", range(60), ["y"], values)
+    write("lab.csv", range(60), ["c", "d"], values)
+    write("other.csv", range(60), ["e"], values)
+    plain = {"sep": None, "decimal": None, "na": ()}
+    found = PartyFiles.read(["lab.csv", "north.csv", "other.csv"], "columns", "y", "id", plain)
+    for nodes, first in ((3, "north.csv"), (2, "lab.csv")):
+        text = found.named("partition 0: partition 9", nodes)
+        assert text == f"{first} (partition 0): partition 9"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,10 @@ def test_a_useless_model_says_so(
     assert f"predicts no better than {simple}" in shown
     found = json.loads(Path("o/result.json").read_text())
     assert found["no_better_than"] == simple
+    if simple == ONE_CLASS:
+        most = found["metrics"]["test_most_frequent"]
+        assert most == found["metrics"]["test_accuracy"] > 0.9
+        assert re.search(rf"of the most frequent class +{most:.4f}", shown)
 
 
 @pytest.mark.parametrize("method", ["fed-cg", "fdskl", "hierarchical-svm", "pof-mkl"])
