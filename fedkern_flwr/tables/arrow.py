@@ -109,6 +109,8 @@ def file_columns(path: Path, dialect: Dialect) -> tuple[dict[str, Any], Dialect]
 
     kind = "Parquet" if path.suffix.lower() == ".parquet" else "CSV"
     said = "say otherwise what parts its columns (--sep), or " if dialect.sep else ""
+    if kind == "CSV" and dialect.decimal == ",":
+        said += "put numbers with a decimal comma in quotes if commas part the columns too, or "
     try:
         if kind == "CSV":
             from pyarrow import csv
