@@ -91,7 +91,7 @@ def load_table(
         or bar, whichever parts all lines alike; of a ``.tsv`` file a tab.
     decimal : {".", ","} or None (default: None)
         CSV and Parquet: the decimal mark of numbers that are text. By default a comma where that
-        is what the numbers of a CSV have whose columns commas do not part.
+        is what the numbers of a CSV have; in quotes where commas part its columns too.
     na : str or sequence of str (default: ())
         CSV and Parquet: marks of missing cells, separated by commas, beside an empty cell, ``NA``,
         ``N/A``, ``NaN``, ``null``, ``None``, ``?``, and ``-`` where all else is

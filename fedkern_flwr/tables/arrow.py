@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import ColumnError, TableError
 from .dialect import Dialect, read_plainly
+from .hints import hint, shortened
 from .kinds import parse_numbers, read_cells
 from .table import Kind, Table, listing, no_such
 
@@ -58,6 +59,7 @@ def read_columns(
     columns, notes = read_plainly(columns, [*features, *labels], source, dialect, tsv=tsv)
     special: dict[str, Kind] = {}
     categories: dict[str, tuple[str, ...]] = {}
+    hints: tuple[str, ...] = ()
     for j, name in enumerate(features):
         if kinds is None:
             x[:, j] = _numbers(columns[name], name, source)
@@ -68,8 +70,10 @@ def read_columns(
             special[name] = cells.kind
         if cells.kind == "category":
             categories[name] = cells.names
+            hints += hint(name, cells.names, cells.values) if name not in kinds else ()
         if cells.lost:
             notes += (f"{cells.lost} cells of {name!r} are no {cells.kind}s: taken as missing",)
+    notes += shortened(hints)
     if id_column is None and not kinds:
         notes += _like_ids(features, x)
     y: NDArray[np.float64] | None = None
@@ -78,6 +82,7 @@ def read_columns(
         y, found = _labels(columns[label], label, source, classes)
         if found:
             notes += (f"encoded the {len(found)} classes of {label!r} as 0 to {len(found) - 1}",)
+            notes += hint(label, found, y) if classes is None else ()
     return Table(
         x,
         y,
@@ -109,6 +114,8 @@ def file_columns(path: Path, dialect: Dialect) -> tuple[dict[str, Any], Dialect]
 
     kind = "Parquet" if path.suffix.lower() == ".parquet" else "CSV"
     said = "say otherwise what parts its columns (--sep), or " if dialect.sep else ""
+    if kind == "CSV" and dialect.decimal == ",":
+        said += "put numbers with a decimal comma in quotes if commas part the columns too, or "
     try:
         if kind == "CSV":
             from pyarrow import csv

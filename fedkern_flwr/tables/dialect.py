@@ -20,6 +20,7 @@ _SAMPLE = 1 << 18  # characters of which the separator is told
 _MARKS = ("?", "#N/A", "<NA>", "n/a")  # beside those that say nothing but that a cell is missing
 _COMMA = r"(?i)^[+-]?(\d+,\d*|,\d+)(e[+-]?\d+)?$"
 _POINT = r"(?i)^[+-]?(\d+\.\d*|\.\d+)(e[+-]?\d+)?$"
+_THOUSANDS = r"^[+-]?[1-9]\d{0,2},\d{3}$"
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,6 @@ class Dialect:
             raise OptionError(
                 "the decimal mark is neither a point nor a comma", remedy="use , or ."
             )
-        if self.sep is not None and self.sep == self.decimal == ",":
-            raise OptionError("columns and decimals have the same mark", remedy="leave out sep")
 
     @classmethod
     def of(cls, sep: str | None, decimal: str | None, na: str | Iterable[str]) -> Dialect:
@@ -87,7 +86,9 @@ def read_plainly(
     """Return columns whose cells are as everywhere, and a note of what was not.
 
     Text is trimmed, null where it is missing, and has a point as decimal mark. A dash is a missing
-    cell where all others are numbers. A decimal comma is looked for where commas part no columns.
+    cell where all others are numbers. Files other than CSV have a decimal point unless told. Where
+    commas part the columns too, numbers with a decimal comma stand in quotes, and those that may
+    have marks of thousands tell nothing.
 
     Raises
     ------
@@ -101,7 +102,7 @@ def read_plainly(
         marked += read[name].null_count - plain.null_count
     decimal = dialect.decimal
     if decimal is None:
-        decimal = "." if dialect.sep in (None, ",") else _find_decimal(read, source)
+        decimal = "." if dialect.sep is None else _find_decimal(read, source, dialect.sep)
     if decimal == ",":
         read = {name: _with_points(cells, name, source) for name, cells in read.items()}
     told = []
@@ -144,17 +145,22 @@ def _all_numbers(cells: Any) -> bool:
     return values is not None
 
 
-def _find_decimal(columns: dict[str, Any], source: str) -> Decimal:
+def _find_decimal(columns: dict[str, Any], source: str, sep: str) -> Decimal:
     """Tell the decimal mark of the columns that hold nothing but numbers."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
+    texts = [c for c in columns.values() if pa.types.is_string(c.type) and c.null_count < len(c)]
+    if not any(pc.any(pc.match_substring(cells, ",")).as_py() for cells in texts):
+        return "."
     found = set()
-    for cells in columns.values():
-        if pa.types.is_string(cells.type) and cells.null_count < len(cells):
-            marks = [m for m, how in ((",", _COMMA), (".", _POINT)) if _count(cells, how)]
-            if marks and _all_numbers(cells):
-                found.update(marks)
-    if len(found) > 1:
+    for cells in texts:
+        marks = {mark for mark, how in ((",", _COMMA), (".", _POINT)) if _count(cells, how)}
+        if sep == "," and _count(cells, _COMMA) == _count(cells, _THOUSANDS):
+            marks.discard(",")
+        if marks and _all_numbers(cells):
+            found |= marks
+    if len(found) > 1 and sep != ",":
         raise TableError(
             f"some numbers of {source} have a decimal comma, others a decimal point",
             remedy="say which it is with --decimal",
@@ -174,10 +180,11 @@ def _with_points(cells: Any, name: str, source: str) -> Any:
 
     if not pa.types.is_string(cells.type):
         return cells
-    if wrong := _count(cells, _POINT):
+    comma = pc.match_substring_regex(cells, _COMMA)
+    wrong = _count(cells, _POINT)
+    if wrong and (pc.any(comma).as_py() or _all_numbers(cells)):  # else it is text, as versions are
         raise TableError(
             f"{wrong} cells of column {name!r} of {source} have a decimal point, not a comma",
             remedy="remove marks of thousands, or use --decimal .",
         )
-    comma = pc.match_substring_regex(cells, _COMMA)
     return pc.if_else(comma, pc.replace_substring(cells, ",", "."), cells)

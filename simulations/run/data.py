@@ -18,13 +18,15 @@ from fedkern_flwr.encoding.columns import Scaling
 from fedkern_flwr.encoding.gaps import Gaps
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.seeding import derive_seed
-from fedkern_flwr.tables.table import Missing, Table, without_missing
+from fedkern_flwr.tables.table import Missing, Table, listing, without_missing
 
 from ...strategies import PhaseStrategy
 from ..engines.faults import Plan
 from ..engines.ray import ClientFn
 from .datasets import load_data, usual_name
 from .party_files import FEATURES, Holding, PartyFiles
+
+_NAMED = 10  # classes that a note names
 
 
 @dataclass(frozen=True)
@@ -159,11 +161,17 @@ class TableSettings(Settings):
     def load(self, missing: Missing, *, labelled: bool = True) -> Table:
         """Load the table; without labels only where it need not be labelled.
 
+        A note names the classes of a text label: who simulates holds the table.
+
         Raises
         ------
         TableError, OptionError
             See :func:`load_data`.
         """
+        table = self._load(missing, labelled)
+        return replace(table, notes=(*table.notes, *_classes_note(table)))
+
+    def _load(self, missing: Missing, labelled: bool) -> Table:
         if self.given is not None:
             return without_missing(self.given, missing, self.data)
         if self.files is not None:
@@ -193,6 +201,26 @@ class TableSettings(Settings):
         key = derive_seed(self.seed, "categories").to_bytes(16)
         gaps: Gaps = "encode" if encode else "keep"
         return Encoder.fit(train, self.scaling, gaps, self.categories, key=key)
+
+
+def _classes_note(table: Table) -> tuple[str, ...]:
+    """Return a note of the classes of text and their rows, and of those that may be misspelt."""
+    if not table.classes or table.y is None:
+        return ()
+    places = table.y[np.isfinite(table.y)].astype(np.intp)
+    rows = np.bincount(places, minlength=len(table.classes)).tolist()
+    found = [(name, n) for name, n in zip(table.classes, rows, strict=True) if n]
+    alone = [name for name, n in found if n == 1]
+    text = f"{len(found)} classes"
+    if len(found) <= _NAMED:
+        text += f": {listing(f'{name} {n}' for name, n in found)}"
+    elif not alone:
+        return ()
+    if len(alone) == 1:
+        text += f"; {listing(alone)} has 1 row: a typo?"
+    elif alone:
+        text += f"; {listing(alone)} have 1 row each: typos?"
+    return (text,)
 
 
 def deal_files(

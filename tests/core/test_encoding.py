@@ -407,3 +407,93 @@ def test_columns_that_say_nothing_are_named() -> None:
     assert encoder.notes == ("left out 2 columns that say nothing: still, same",)
     assert encoder.outputs == ("plain",)
     assert encoder.sources.tolist() == [2]
+
+
+# --- Text that may be meant otherwise -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (
+            ["0,25", "7,5", "41"] * 8 + ["lost", "none"],
+            "24 of 26 cells look like numbers with a decimal comma; --decimal , reads them unless "
+            "commas mark thousands, --na names what marks a missing cell",
+        ),
+        (
+            ["41,5", "7,5"] * 8,
+            "16 of 16 cells look like numbers with a decimal comma; --decimal , reads them unless "
+            "commas mark thousands",
+        ),
+        (
+            ["<7", "7.5", "41"] * 6 + [None],
+            "12 of 18 cells look like numbers, 6 have a mark such as <; "
+            "--na names what marks a missing cell",
+        ),
+        (
+            ["31.12.2024", "1.1.2025", "7.11.2024 7:41"] * 6 + ["lost"],
+            "18 of 19 cells look like dates, which are read as YYYY-MM-DD alone",
+        ),
+        (
+            ["12/31/24", "7 Nov 2024"] * 9,
+            "18 of 18 cells look like dates, which are read as YYYY-MM-DD alone",
+        ),
+    ],
+)
+def test_text_that_looks_like_numbers_or_dates_is_said_without_a_cell(
+    cells: list[str | None], expected: str
+) -> None:
+    table = load_table(pa.table({"crp": cells}), labelled=False, missing="encode", kinds={})
+    assert table.kinds == {"crp": "category"}
+    assert table.notes == (f"'crp' is read as text: {expected}",)
+    for cell in {*cells} - {None, "<7"}:
+        assert cell is None or cell not in table.notes[0]
+    assert not load_table(
+        pa.table({"crp": cells}), labelled=False, missing="encode", kinds={"crp": "category"}
+    ).notes
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["<18", "18-64", ">64"] * 6,
+        ["7", "a", "b"] * 6,
+        ["1.2.3", "4.5.6"] * 9,
+        ["2024-12-31", "2025-01-01"] * 9,
+        ["7,5", "8,5", "a", "b", "c"] * 4,
+        [None] * 9,
+    ],
+)
+def test_other_text_is_not_remarked_upon(cells: list[str | None]) -> None:
+    table = load_table(
+        pa.table({"crp": pa.array(cells, pa.string())}), labelled=False, missing="keep", kinds={}
+    )
+    assert table.notes == ()
+
+
+def test_what_the_remedy_names_helps_and_many_columns_are_counted() -> None:
+    cells = pa.table({f"c{k}": ["0,25", "7,5", "41", "x"] * 6 for k in range(8)})
+    notes = load_table(cells, labelled=False, missing="encode", kinds={}).notes
+    assert len(notes) == 6
+    assert notes[-1] == "3 more columns of text look so"
+    table = load_table(cells, labelled=False, missing="encode", kinds={}, decimal=",", na="x")
+    assert table.kinds == {}
+    np.testing.assert_array_equal(table.x[:4, 0], [0.25, 7.5, 41.0, np.nan])
+
+
+def test_labels_that_look_like_numbers_are_said_unless_classes_are_named() -> None:
+    table = pa.table({"x": range(8), "crp": ["0,25", "7,5"] * 4})
+    notes = load_table(table, label="crp", kinds={}).notes
+    assert "'crp' is read as text: 8 of 8 cells look like numbers with a dec" in notes[-1]
+    notes = load_table(table, label="crp", kinds={}, classes=["7,5", "0,25"]).notes
+    assert notes == ("encoded the 2 classes of 'crp' as 0 to 1",)
+
+
+def test_dates_that_say_nothing_are_left_out_and_it_is_said_why() -> None:
+    days = [f"{k % 28 + 1}.{k % 12 + 1}.{1950 + k}" for k in range(60)]
+    table = load_table(
+        pa.table({"a": range(60), "day": days}), labelled=False, missing="encode", kinds={}
+    )
+    encoder = Encoder.fit(table, categories="onehot")
+    assert "dates, which are read as YYYY-MM-DD alone" in " ".join(table.notes)
+    assert encoder.notes == ("left out 1 column that says nothing: day",)

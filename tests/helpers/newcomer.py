@@ -154,6 +154,32 @@ DAY: dict[str, Scene] = {
         "fedkern run fed-cg --data clinic.tsv --label ill --id patient --out o",
         seen="clinic.tsv has a decimal comma and 10 cells that a mark such as . says to be missing",
     ),
+    "decimal commas in quotes": _scene(
+        3,
+        "fedkern run fed-cg --data lab-2.csv --label grade --decimal , --explain-columns --out o",
+        seen="crp number .*lab-2.csv has a decimal comma",
+    ),
+    "decimal commas in quotes, found": _scene(
+        3,
+        "fedkern run fed-cg --data lab-2.csv --label grade --explain-columns --out o",
+        seen="crp number .*lab-2.csv has a decimal comma",
+    ),
+    "limits among numbers": _scene(
+        3,
+        "fedkern run fed-cg --data lab-2.csv --label grade --out o",
+        seen="'ddimer' is read as text: 80 of 120 cells look like numbers.*, 40 have a mark",
+    ),
+    "dates of another form": _scene(
+        3,
+        "fedkern run fed-cg --data lab-2.csv --label grade --categories onehot --out o",
+        seen="'day' .* 120 of 120 cells look like dates, which are read as YYYY-MM-DD alone.*"
+        "left out 1 column that says nothing: day",
+    ),
+    "a class misspelt": _scene(
+        3,
+        "fedkern run fed-cg --data lab-2.csv --label grade --out o",
+        seen="note: 3 classes: mild 60, modrate 1, severe 59; modrate has 1 row: a typo[?]",
+    ),
     "gaps": _scene(
         3, "fedkern run fed-cg --data gaps.csv --label ill --out o", seen="accuracy on held-out"
     ),
@@ -298,6 +324,12 @@ def write_tables(folder: Path) -> None:
         _write(folder / f"{name}.csv", {k: v[rows] for k, v in own.items()})
     lab = {"patient": patient, "p": x[0], "q": x[1], "ill": ill}
     _write(folder / "lab.csv", {k: v[::-1] for k, v in lab.items()})
+    quoted = {"crp": age, "iron": dose, "zinc": x[0]}
+    quoted = {k: [f"{one:.2f}".replace(".", ",") for one in v] for k, v in quoted.items()}
+    limits = ["<5" if k % 3 == 1 else f"{5 + k % 40}" for k in range(ROWS)]
+    days = [f"{k % 28 + 1}.{k % 12 + 1}.{1900 + k}" for k in range(ROWS)]
+    grade = ["modrate", *("mild" if k % 2 else "severe" for k in range(1, ROWS))]
+    _write(folder / "lab-2.csv", {**quoted, "ddimer": limits, "day": days, "grade": grade})
     numbers = {name: rng.normal(size=ROWS) for name in "vwxyz"}
     _write(folder / "numbers.csv", numbers)
     side = np.where(np.arange(ROWS) % 20 == 0, "edge", "flat")

@@ -99,6 +99,26 @@ def test_constant_columns_are_noted(name, table, tables, tmp_path):
     assert "constant in the training rows: b" in notes
 
 
+@pytest.mark.parametrize(
+    ("classes", "expected"),
+    [
+        (["u", "v"], ["2 classes: u 30, v 30"]),
+        (["[red]", "v\tw"], ["2 classes: [red] 30, v w 30"]),
+        (["u", "v", "w1"], ["3 classes: u 29, v 30, w1 1; w1 has 1 row: a typo?"]),
+        (["u", "w1", "w2"], ["3 classes: u 58, w1 1, w2 1; w1, w2 have 1 row each: typos?"]),
+        ([f"c{k:02}" for k in range(12)], []),
+        ([*(f"c{k:02}" for k in range(12)), "w1"], ["13 classes; w1 has 1 row: a typo?"]),
+        ([0.0, 1.0], []),
+    ],
+)
+def test_classes_of_text_are_named_with_their_rows(classes, expected, table, tables, tmp_path):
+    alone = [one for one in classes if str(one).startswith("w")]
+    many = [one for one in classes if one not in alone]
+    table["y"] = [*alone, *(many[k % len(many)] for k in range(len(alone), 60))]
+    notes = prepare("fed-cg", tables.write(tmp_path / "t.csv", table)).notes
+    assert [note for note in notes if note[0].isdigit()] == expected
+
+
 @every_family
 def test_runs_share_a_split_unless_each_is_to_have_its_own(name):
     for resplit in (False, True):
