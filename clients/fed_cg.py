@@ -197,7 +197,7 @@ class HybridKernelClient(EncodingParty):
         if self._ordered("landmark pairs"):
             if self.kept.fourier:
                 raise self.wrong("features have no landmarks whose distances could be told")
-            rule = replace(self._distance_rule(), nobodys=True)
+            rule = replace(self._distance_rule(), nobodys=self.kept.settings["sampling"] == "U")
             self.secure_sums.check("landmark pairs", rule)
             self._note("landmark pairs", _NO_ROWS)
             if request.landmark_pairs:

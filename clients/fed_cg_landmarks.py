@@ -91,6 +91,8 @@ class LandmarkedParty(TableClient):
         even = request.landmarks % 2 == 0
         if request.basis == "fourier" and not (plain and even and self.protocol == "secure"):
             raise self.wrong("features of another kind than a node makes are asked for")
+        if self.budget is not None and request.basis != "fourier":
+            raise self.wrong("with a budget of privacy features are of basis 'fourier' only")
         kept = self.kept
         if kept.begun:
             return
@@ -118,11 +120,23 @@ class LandmarkedParty(TableClient):
                 check_selection(rows[train:], self._held_out, party=party)
             else:
                 check_selection(rows, range(table.rows + table.tests), party=party)
+            if self.budget is not None:
+                self._check_apart(hospital, rows)
             text = b"%d/" % train + np.ascontiguousarray(rows, "<i4").tobytes()
             digest, name = hashlib.sha256(text).hexdigest(), f"rows of {hospital}"
             if self.kept.settings.setdefault(name, digest) != digest:
                 raise refusal("other rows are asked for than before in this run", party)
             self._note(name, rows[:train])
+
+    def _check_apart(self, hospital: int, rows: NDArray[Any]) -> None:
+        """Refuse rows that are named for two hospitals: each moves the sums of both."""
+        named = self.kept.arrays.get("named", np.zeros((0, 2), np.int64))
+        mine = rows[rows >= 0]
+        if np.isin(mine, named[named[:, 0] != hospital, 1]).any():
+            raise refusal("a row is asked for by two hospitals, which costs twice", self.name)
+        if not (named[:, 0] == hospital).any():
+            both = np.column_stack([np.full(len(mine), hospital), mine])
+            self.kept.arrays["named"] = np.concatenate([named, both])
 
     @property
     def _held_out(self) -> range:

@@ -50,9 +50,12 @@ def predicts(client: HybridKernelClient) -> bool:
 
 
 def charge_centre(client: HybridKernelClient) -> None:
-    """Charge a centre's rows for the whole run: they are in what the hospitals release."""
+    """Charge a centre's rows for the whole run: they are in what the hospitals release.
+
+    Whether the hospitals predict only, as the server may tell this party, it cannot see.
+    """
     budget = client.budget
-    if budget is None or client.role != CENTRE or predicts(client):
+    if budget is None or client.role != CENTRE:
         return
     least = budget.colluders + 1
     whole = plan_release("run", budget, sensitivity=1.0, length=1, parties=least, least=least)

@@ -328,12 +328,15 @@ class OnlineKernelClient(AnsweringClient):
             )
         # an adaptation looks at the samples before as well, and sums of features may be of them
         start, stop = request.step, request.step + request.samples
+        columns, last = self.x.shape[1] + 1, None
         if isinstance(request, wire.NetworkRequest):
             start = max(0, start - request.samples)
-        elif isinstance(request, wire.RidgeRequest):
-            start = request.window
-        columns = self.x.shape[1] + 1
-        self.release(wire.UPDATE_SUM, columns, binary=self.binary, start=start, stop=stop)
+        elif isinstance(request, wire.RidgeRequest) and request.window < start:
+            raw = columns * (columns + 3) // 2 if request.raw else 0  # of the message's own rows
+            start, last = request.window, (start, raw + wire.STATISTICS)
+        self.release(
+            wire.UPDATE_SUM, columns, binary=self.binary, start=start, stop=stop, last=last
+        )
 
     def _mask(self, report: wire.StreamReport, sums: ClientSums) -> wire.MaskedReply:
         order = sums.order(wire.UPDATE_SUM)

@@ -205,6 +205,17 @@ def check_rows_again(group: Group, start: int, party: str) -> None:
         raise small_sum("rows of an earlier message are asked for again", party)
 
 
+def check_new_rows(group: Group, start: int, party: str) -> None:
+    """Refuse rows of which something was released by itself already.
+
+    Raises
+    ------
+    RefusedError
+    """
+    if group.start < group.stop and group.opened + len(group.ordered) and start < group.stop:
+        raise small_sum("rows of an earlier message are asked for again", party)
+
+
 def is_counted(name: str, receiver: int) -> bool:
     """Tell whether a sum is about rows that are learned from, and opened by the server."""
     return receiver < 0 and not name.startswith(OF_HELD_OUT + OF_NO_ROWS)

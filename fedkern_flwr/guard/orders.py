@@ -161,6 +161,7 @@ def check_run(
     party: str,
     budget: Budget | None = None,
     tells: bool = True,
+    remembers: bool = True,
 ) -> None:
     """Refuse a run in which the owner does not take part.
 
@@ -180,6 +181,8 @@ def check_run(
         What the run may cost in privacy; none of a run without noise.
     tells : bool (default: True)
         Whether the method releases anything that depends on values of rows.
+    remembers : bool (default: True)
+        Whether this node knows what earlier runs cost.
 
     Raises
     ------
@@ -190,6 +193,18 @@ def check_run(
             raise refusal(f"max_epsilon = {limit:g}: the run adds no noise", party)
         if budget.epsilon > limit:
             raise refusal(f"max_epsilon = {limit:g}: the run costs {budget.epsilon:g}", party)
+        if not remembers:
+            raise refusal(
+                f"max_epsilon = {limit:g}: without a folder it does not know what runs have cost",
+                party,
+                "give it a state_dir",
+            )
+        if budget.delta > policy.max_delta:
+            raise refusal(
+                f"max_delta = {policy.max_delta:g}: that of the run is {budget.delta:g}", party
+            )
+        if budget.colluders < 1:
+            raise refusal("max_epsilon: the run counts on nobody who tells its noise", party)
     if budget is not None and not secure:
         raise refusal("privacy: noise is added to secure sums, the run sums in plain", party)
     if policy.methods and method not in policy.methods:

@@ -35,6 +35,7 @@ RULES: Mapping[str, str] = {
     "allow_small_sums": "do not count numbers and unknowns",
     "allow_recovery": "let others hold shares of the node's seeds, so that sums survive it",
     "max_epsilon": "largest epsilon that rows may lose in all runs; runs without noise are refused",
+    "max_delta": "with max_epsilon: largest delta of a run, the chance that its promise is broken",
 }
 
 
@@ -72,6 +73,9 @@ class NodePolicy:
     max_epsilon : float
         Largest epsilon that its rows may lose, in all runs together; with it runs that add no noise
         are refused.
+    max_delta : float
+        With it: largest delta of a run. Nor may a run count on nobody who tells the noise that he
+        added.
     """
 
     methods: tuple[str, ...] = ()
@@ -86,6 +90,7 @@ class NodePolicy:
     allow_small_sums: bool = False
     allow_recovery: bool = True
     max_epsilon: float = math.inf
+    max_delta: float = 1e-5
 
     def __post_init__(self) -> None:
         """Refuse values that are no rules.
@@ -199,7 +204,7 @@ def _wrong(name: str, value: Any) -> str:
     if name == "counting":
         ways = get_args(Counting)
         return "" if value is None or value in ways else f"choose {' or '.join(map(repr, ways))}"
-    if name == "max_epsilon":
+    if name in ("max_epsilon", "max_delta"):
         number = kind in (int, float) and value >= 0.0
         return "" if number else "use a number from 0"
     if type(_BY_NAME[name].default) is bool:

@@ -66,8 +66,10 @@ def charge(
     RefusedError
     """
     for one in charges:
-        learned, held_out = _rows(db, run)
+        learned, held_out, whole = _rows(db, run)
         rows = held_out if one.held_out else learned
+        if one.release.budget.unit == "party":  # whatever is told of it adds up
+            rows = whole
         if not len(rows):
             continue
         found = db.execute(
@@ -169,10 +171,10 @@ def _epsilon(found: Sequence[tuple[str, float]]) -> float:
     return epsilon_of(total, min(delta for _, delta in found)) if found else 0.0
 
 
-def _rows(db: sqlite3.Connection, run: int) -> tuple[RowSet, RowSet]:
-    """Return the rows that a run learns from, and those that it holds out."""
+def _rows(db: sqlite3.Connection, run: int) -> tuple[RowSet, RowSet, RowSet]:
+    """Return the rows that a run learns from, those that it holds out, and all of them."""
     held, learned = db.execute("SELECT held, learned FROM runs WHERE id = ?", (run,)).fetchone()
     first = kept_set(db, learned)
     whole = kept_set(db, held)
     rest = ~np.isin(whole.values, first.values)
-    return first, whole.take(rest).sorted()
+    return first, whole.take(rest).sorted(), whole

@@ -80,7 +80,7 @@ def runs_with(db: sqlite3.Connection, rows: RowSet) -> set[int]:
 def keep_rows(db: sqlite3.Connection, run: int, rows: RowSet) -> None:
     """Enter rows that take part in a run."""
     pairs = [(name, run) for name in _signed(rows.names)]
-    db.executemany("INSERT INTO streamed VALUES (?, ?)", pairs)
+    db.executemany("INSERT OR IGNORE INTO streamed VALUES (?, ?)", pairs)
 
 
 def streamed_in(db: sqlite3.Connection, run: int) -> RowSet:

@@ -240,6 +240,7 @@ class PhaseClient(SessionNode, NumPyClient):
             party=self.name,
             budget=self.open_budget(request),
             tells=self.tells_values,
+            remembers=self.simulated or self.state_dir is not None,
         )
         forget_answer(self.context)
         state = SessionState(session=request.session)

@@ -145,6 +145,7 @@ class GuardedNode:
         binary: int = 0,
         start: int = 0,
         stop: int = counting.ENDLESS,
+        last: tuple[int, int] | None = None,
     ) -> None:
         """Count the numbers that a sum would release about this node's rows, with earlier ones.
 
@@ -161,6 +162,9 @@ class GuardedNode:
             How many of them have at most two values.
         start, stop : int
             The rows that are summed, the same of every party; by default all.
+        last : (int, int), optional
+            Where some numbers are about the last of these rows alone: from which one on, and how
+            many numbers.
 
         Raises
         ------
@@ -176,6 +180,8 @@ class GuardedNode:
             group = counting.Group(start, stop, row)
         elif self.count_mode == "refuse":
             counting.check_rows_again(group, start, self.name)
+        if last is not None and self.count_mode == "refuse":
+            counting.check_new_rows(group, last[0], self.name)
         group.start, group.stop = min(group.start, start), max(group.stop, stop)
         group.row = min(group.row, row)
         place = order.cohort, order.index
@@ -185,6 +191,8 @@ class GuardedNode:
         # a sum without self masks has the whole cohort
         least = cohort.threshold if order.self_masks else len(cohort.members)
         alive = counting.least_survivors(rows, least, own=self.partition)
+        if last is not None:
+            self._count(counting.Group(last[0], stop, row), last[1], alive, order.receiver)
         self._count(group, numbers, alive, order.receiver)
 
     def _counted_rows(self) -> counting.Group:

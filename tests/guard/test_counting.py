@@ -393,3 +393,31 @@ def test_kernels_of_the_clients_own_choice_are_refused(make_streams: Callable[..
     strategy = POFMKL(**SMALL, kernels_per_round=3, samples_per_round=10)
     with pytest.raises(RefusedError, match="clients choose kernels of their own"):
         simulate(strategy, guarded(make_streams(5, 20)), 5, num_rounds=20)
+
+
+class _Forger(POFRLS):
+    """After two messages asks for sums of single rows, as if they were of several messages."""
+
+    def request(self, stream: dict[str, Any]) -> Any:
+        """Forge the message."""
+        honest = super().request(stream)
+        forges = self._number > 2 and not honest.sums and honest.window < honest.step
+        return replace(honest, samples=1) if forges else honest
+
+
+def test_rows_of_earlier_messages_are_no_unknowns_of_what_is_summed_of_the_last_alone(
+    make_streams: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Sums of columns are about the rows of their message, whatever features are summed later."""
+    streams, found = make_streams(6, 24), []
+    for kind in (POFRLS, _Forger):
+        caplog.clear()
+        strategy = kind(features=4, secure=True, seed=5, max_missed=1)
+        try:
+            simulate(strategy, guarded(streams), 6, num_rounds=24)
+        except FedKernError as error:
+            found.append(str(error))
+        else:
+            found.append("")
+    assert found[0] == ""
+    assert "numbers would be released" in found[1] + caplog.text

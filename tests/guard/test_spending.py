@@ -164,3 +164,53 @@ def test_a_run_is_opened_only_within_the_limit(
     with pytest.raises(RefusedError, match=refused) as why:
         check_run(policy, "m", party=PARTY, **about)
     assert "\n" not in str(why.value)
+
+
+@pytest.mark.parametrize(
+    ("budget", "remembers", "refused"),
+    [
+        (Budget(1.0, delta=1e-5), True, ""),
+        (Budget(1.0, delta=0.5), True, "max_delta = 1e-05: that of the run is 0.5"),
+        (Budget(1.0, colluders=0), True, "the run counts on nobody who tells its noise"),
+        (Budget(1.0), False, "without a folder it does not know what runs have cost"),
+    ],
+)
+def test_a_promise_is_of_delta_colluders_and_all_runs(
+    budget: Budget, remembers: bool, refused: str
+) -> None:
+    def open_run(policy: NodePolicy) -> None:
+        check_run(
+            policy,
+            "fed-cg",
+            secure=True,
+            pinned=True,
+            party="partition 0",
+            budget=budget,
+            remembers=remembers,
+        )
+
+    open_run(NodePolicy())  # whose owner promises nobody anything
+    if refused:
+        with pytest.raises(RefusedError, match=refused):
+            open_run(NodePolicy(max_epsilon=1.0))
+    else:
+        open_run(NodePolicy(max_epsilon=1.0))
+
+
+def test_what_is_told_of_a_party_adds_up_whichever_rows_it_is_about(tmp_path: Path) -> None:
+    """Learned and held-out rows are one party's; those of records are not."""
+    one, found = release(1.0), {}
+    both = epsilon_of(2 * one.curve, one.delta)
+    for unit in ("row", "party"):
+        ledger = NodeLedger(tmp_path / unit)
+        told = replace(one, budget=Budget(3.0, unit=unit))
+        for held_out in (False, True):
+            key = b"held out" if held_out else b"learned"
+            spend(ledger, "a", table(range(20), 12), told, key=key, held_out=held_out)
+        found[unit] = epsilons(ledger)[0]
+        others = ("b", "c") if unit == "row" else ("b",)
+        for run in others[:-1]:
+            spend(ledger, run, table(range(20), 12), told)
+        with pytest.raises(RefusedError, match="would lose"):
+            spend(ledger, others[-1], table(range(20), 12), told, most=both * 0.99)
+    assert found == {"row": pytest.approx(1.0, rel=1e-3), "party": pytest.approx(both)}
