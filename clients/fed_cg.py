@@ -228,7 +228,9 @@ class HybridKernelClient(EncodingParty):
     def send_equations(self, request: wire.EquationsRequest) -> wire.EquationsReply:
         """Contribute K_h^T K_h and K_h^T y_h of the training rows (eq. 2.9)."""
         if self.kept.tunes:
-            return wire.EquationsReply(plain=self._add("equations", tuning_sums(self, request)))
+            return wire.EquationsReply(
+                plain=self._add(wire.equations_sum(request), tuning_sums(self, request))
+            )
         if request.gammas.size or request.folds != 1:
             raise self.wrong("the width of this run is known: there is none to choose")
         self.check_hospital("equations", 1.0)

@@ -42,9 +42,9 @@ def tuning_sums(client: HybridKernelClient, request: wire.EquationsRequest) -> F
     table, kept = client.table, client.kept
     length = tuning_length(kept.landmarks, table.y.shape[1], folds, len(gammas))
     largest = 1.0 if weights is None or not weights.size else float(weights.mean())
-    client.check_hospital("equations", max(largest, table.label_bound**2), length)
+    client.check_hospital(wire.equations_sum(request), max(largest, table.label_bound**2), length)
     if folds > 1:
-        _check_folds(client, folds)
+        _check_folds(client, request)
     return client.kernel.tuning_sums(gammas, _folds(client, folds), folds, weights)
 
 
@@ -73,24 +73,26 @@ def _weights(client: HybridKernelClient, request: wire.EquationsRequest) -> Floa
         raise client.wrong("classes are to be balanced, and the labels are numbers")
     y = client.kernel.targets()
     own, rows = class_counts(y), float(len(y))
-    if client.sums is None or "equations" not in client.sums.orders:
+    name = wire.equations_sum(request)
+    if client.sums is None or name not in client.sums.orders:
         counts = own if not counts.size else counts
     else:
-        rows = float(sum(client.sums.rows("equations")))
+        rows = float(sum(client.sums.rows(name)))
     fits = counts.shape == own.shape and counts.sum() == rows
     if not fits or not ((own <= counts) & (counts <= rows - own.sum() + own)).all():
         raise refusal("counts of classes that its rows contradict", client.name)
     return balanced_weights(y, counts)
 
 
-def _check_folds(client: HybridKernelClient, folds: int) -> None:
+def _check_folds(client: HybridKernelClient, request: wire.EquationsRequest) -> None:
     """Refuse folds of few rows, or of rows of few hospitals: their sums are told one by one."""
+    folds, name = request.folds, wire.equations_sum(request)
     policy, own = client.policy, client.kept.train // folds
     if client.kept.train > 0 and own < policy.min_own_rows:
         raise refusal(f"min_own_rows = {policy.min_own_rows}: a fold has {own}", client.name)
-    if client.sums is None or "equations" not in client.sums.orders:
+    if client.sums is None or name not in client.sums.orders:
         return  # a single hospital that allows it
-    others = [rows // folds for rows in client.sums.rows("equations")]
+    others = [rows // folds for rows in client.sums.rows(name)]
     least = policy.least_parties(client.enough_parties)
     if sum(rows > 0 for rows in others) < least:
         raise refusal(f"min_parties = {least}: a fold has rows of fewer", client.name)

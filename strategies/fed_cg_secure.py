@@ -77,7 +77,7 @@ class SecureSystem(HybridSystem):
         if self.balanced:
             bound = float(sum(ward.train for ward in self.plan.wards.values()))
         reply, length = wire.EquationsReply, tuning_length(*shape)
-        vector = yield from self._sum("equations", request, reply, length, bound)
+        vector = yield from self._sum(wire.equations_sum(request), request, reply, length, bound)
         return Equations.unpack(vector, *shape)
 
     def products(self, directions: Floats, *, labels: bool = False) -> Steps:

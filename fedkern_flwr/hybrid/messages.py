@@ -6,6 +6,7 @@ are filled in as a request is sent, the number of a reply by the client's base.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from numpy.typing import NDArray
@@ -233,3 +234,13 @@ class CoefficientsRequest(HybridRequest, phase="hybrid-coefficients"):
 
 class CoefficientsReply(PlainReply, phase="hybrid-coefficients"):
     """See :class:`PlainReply`."""
+
+
+def equations_sum(request: EquationsRequest) -> str:
+    """Return the name of the sum of normal equations whose rows weigh as a request says.
+
+    Masks depend on the name: hospitals that were told different counts of classes have no sum.
+    """
+    if not request.class_counts.size:
+        return "equations"
+    return f"equations#{hashlib.sha256(request.class_counts.tobytes()).hexdigest()[:32]}"

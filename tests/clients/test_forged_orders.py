@@ -115,6 +115,7 @@ _WEIGHED: dict[str, Callable[[Any], Any]] = {
     "a class of one row": fields(class_counts=lambda c: np.array([c.sum() - 1, 1.0])),
     "fewer rows than there are": fields(class_counts=lambda c: c - 1),
     "more rows than there are": fields(class_counts=lambda c: c * 100),
+    "counts that others were not told": fields(class_counts=lambda c: c + np.array([1.0, -1.0])),
     "more classes": fields(class_counts=lambda c: np.append(c, 0.0)),
     "no number": fields(class_counts=lambda c: c * np.nan),
 }
