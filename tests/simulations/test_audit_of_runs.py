@@ -330,6 +330,7 @@ def test_what_the_server_reads() -> None:
     assert by_kind["commitment"] == {"commitments", "fingerprint"}
     assert by_kind["size"] == {"rows", "features", "test_rows", "columns", "binary"}
     bounds = {"block", "seeded", "square_bound", "absolute_bound", "fold_rows", "fold_sum_rows"}
+    bounds |= {"value_bound"}
     assert by_kind["declared"] == common | bounds
     by_kind = fields_seen(watched("fdskl"))
     assert by_kind["size"] == {"rows", "features", "test_rows", "others", "columns", "binary"}
