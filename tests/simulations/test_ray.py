@@ -75,6 +75,7 @@ RAISED = {
     "pof-mkl": {"1": 2},
     "pof-mkl, secure": {"1": 1, "2": 1},
     "pof-rls": {"2": 1},
+    "pof-rls, streams": {"2": 1},
     "ofskl": {"3": 1},
     "ofmkl-avg": {"0": 1},
     "vm-kofl": {"6": 1},
