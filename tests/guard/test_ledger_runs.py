@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Context
+from identities import pin_identities
 
 from fedkern_flwr import clients
 from fedkern_flwr.clients import (
@@ -96,16 +95,8 @@ class Federation:
     """Nodes with folders and pinned identities of their own, which are no simulation."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, lines = folder, []
-        for k in range(NODES):
-            key, text = Ed25519PrivateKey.generate(), serialization.Encoding
-            private, plain = serialization.PrivateFormat, serialization.NoEncryption()
-            (folder / f"identity-{k}").write_bytes(
-                key.private_bytes(text.PEM, private.OpenSSH, plain)
-            )
-            public = key.public_key().public_bytes(text.OpenSSH, serialization.PublicFormat.OpenSSH)
-            lines.append(f"{k} {public.decode()}")
-        (folder / "trusted").write_text("\n".join(lines))
+        self.folder = folder
+        pin_identities(folder, NODES)
 
     def run(
         self,

@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Context
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from identities import pin_identities
 
 from fedkern_flwr.clients import OnlineKernelClient, StreamClient
 from fedkern_flwr.errors import FedKernError, RefusedError
@@ -36,17 +35,10 @@ class Federation:
     """Nodes with folders and pinned identities that are no simulation, each with a file."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, lines = folder, []
+        self.folder = folder
+        pin_identities(folder, NODES)
         for k in range(NODES):
-            key, text = Ed25519PrivateKey.generate(), serialization.Encoding
-            private, plain = serialization.PrivateFormat, serialization.NoEncryption()
-            (folder / f"identity-{k}").write_bytes(
-                key.private_bytes(text.PEM, private.OpenSSH, plain)
-            )
-            public = key.public_key().public_bytes(text.OpenSSH, serialization.PublicFormat.OpenSSH)
-            lines.append(f"{k} {public.decode()}")
             self.file(k).write_text(HEAD)
-        (folder / "trusted").write_text("\n".join(lines))
 
     def file(self, k: int) -> Path:
         return self.folder / f"{k}.csv"

@@ -308,3 +308,29 @@ def test_a_node_takes_part_within_its_limit(
         return
     with pytest.raises(FedKernError, match="max_epsilon = 2"):
         fitted(tables, tmp_path, privacy_epsilon=epsilon)
+
+
+def test_a_row_of_two_hospitals_is_refused_by_who_holds_it(tmp_path: Path) -> None:
+    """It would move the sums of both, and is charged once."""
+    x, y = side(90, 6)
+    tables = deal(x, y, 3, 2, classes=(0, 1))
+    tables[1]["ids"] = [tables[0]["ids"][0], *list(tables[1]["ids"])[1:]]
+    fitted([dict(one) for one in tables], tmp_path / "free")
+    with pytest.raises(FedKernError, match="asked for by two hospitals"):
+        fitted(tables, tmp_path / "budget", privacy_epsilon=2.0)
+
+
+def test_a_server_that_asks_for_landmarks_in_a_run_with_a_budget_is_refused(
+    monkeypatch: Any, tmp_path: Path
+) -> None:
+    honest = FedCG._system
+
+    def forged(self: FedCG) -> Any:
+        system = honest(self)
+        system.basis = "landmarks"
+        return system
+
+    monkeypatch.setattr(FedCG, "_system", forged)
+    x, y = side(90, 5)
+    with pytest.raises(FedKernError, match="features are of basis 'fourier' only"):
+        fitted(deal(x, y, 3, 2, classes=(0, 1)), tmp_path, privacy_epsilon=2.0)
