@@ -1,7 +1,7 @@
 """Keep the tables of presets, and write the pages that are made of them.
 
 ``results.py keep PRESET`` computes a preset (``make results PRESET=...``) and keeps its tables in
-docs/results/; ``results.py pages`` writes the checklist of docs/results.md and the tables of
+docs/results/, of ``peers`` its pictures in docs/images/ as well; ``results.py pages`` writes the checklist of docs/results.md and the tables of
 docs/results/README.md from what is kept. The catalogue of what the papers have is
 docs/results/papers.toml.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,8 @@ DOCS = Path(__file__).parent.parent / "docs"
 KEPT = DOCS / "results"
 PAGE, TABLES = DOCS / "results.md", KEPT / "README.md"
 BEGIN, END = "<!-- checklist -->", "<!-- end of the checklist -->"
+#: Pictures of a comparison, without the name of its section, and what they are called.
+PICTURES = {"errors-exchanges.png": "peers-exchanges.png", "errors-bytes.png": "peers-bytes.png"}
 _HEADINGS = ("data", "method", "figure", "ours", "± std", "paper")
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
@@ -47,6 +50,10 @@ def keep(
         if status := subprocess.run(command, check=False).returncode:
             raise typer.Exit(status)
         found = json.loads(file.read_text())
+        for picture in Path(folder, "out", "plots").glob("*.png"):
+            for end, name in PICTURES.items():
+                if picture.name.endswith(end):
+                    shutil.copy(picture, DOCS / "images" / name)
     split = " --paper-split" if "--paper-split" in context.args else ""
     made = _kept(found, shlex.join(["fedkern", "compare", preset, *context.args]))
     file_of(preset + split).write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n")

@@ -21,7 +21,7 @@ from sklearn.svm import SVC
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.simulations.cli import compare as command
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.lab.presets import own_table
+from fedkern_flwr.simulations.lab.presets import own_table, preset
 from fedkern_flwr.simulations.lab.references.baselines import alone
 from fedkern_flwr.simulations.methods.pooled import PooledSplit
 from fedkern_flwr.simulations.methods.registry import family_with
@@ -234,6 +234,21 @@ def test_files_of_parties(folder: Path) -> None:
     pooled = family_with(settings).prepare(settings).pooled(0)
     assert sum(len(rows) for rows, _ in pooled.parties) == len(pooled.y)
     assert [len(rows) for rows, _ in pooled.parties] == [32, 31]  # of 45 and 44
+
+
+def test_the_tables_of_peers_are_tables_of_ones_own() -> None:
+    """One section, so that pictures are over all tables; rows are capped, for all alike."""
+    (section,) = preset("peers", ("Wine", "Digits")).sections
+    assert list(section.data) == ["Wine", "Digits"]
+    for name in section.data:
+        (own,) = own_table({"data": name.lower()}, [])[0].sections
+        assert section.entries == own.entries
+        parts = []
+        for label, *_ in section.entries:
+            settings = section.settings(name, label)
+            parts.append(family_with(settings).prepare(settings).pooled(1))
+        assert {len(part.y) for part in parts} == {{"Wine": 125, "Digits": 1000}[name]}
+        assert len({part.x_test.tobytes() for part in parts}) == 1
 
 
 def test_a_data_set_of_a_preset_may_be_another_file(
