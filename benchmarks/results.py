@@ -1,9 +1,9 @@
 """Keep the tables of presets, and write the pages that are made of them.
 
 ``results.py keep PRESET`` computes a preset (``make results PRESET=...``) and keeps its tables in
-docs/results/, of ``peers`` its pictures in docs/images/ as well; ``results.py pages`` writes the checklist of docs/results.md and the tables of
-docs/results/README.md from what is kept. The catalogue of what the papers have is
-docs/results/papers.toml.
+docs/results/, of ``peers`` its pictures in docs/images/ as well; ``results.py pages`` writes the
+checklist of docs/results.md and the tables of docs/results/README.md from what is kept. The
+catalogue of what the papers have is docs/results/papers.toml.
 """
 
 from __future__ import annotations
