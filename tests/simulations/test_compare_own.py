@@ -18,6 +18,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.svm import SVC
 
+from fedkern_flwr.errors import TableError
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.simulations.cli import compare as command
 from fedkern_flwr.simulations.cli.main import run
@@ -263,6 +264,19 @@ def test_a_data_set_of_a_preset_may_be_another_file(
     found = json.loads(capsys.readouterr().out)
     assert list(found["datasets"]) == ["Higgs"]
     assert found["datasets"]["Higgs"]["source"].startswith("mine.npz, ")
+    for name, asked in (
+        ("pof-mkl-table2", "WEC"),
+        ("pof-mkl-figure2", "WEC"),
+        ("fdskl-table4", "ijcnn1"),
+        ("fdskl-figure6", "real-sim"),
+        ("fdskl-figure5", "givemecredit"),
+        ("fed-cfk-table2", "ml-1m"),
+    ):
+        made = preset(name, (asked,), {asked: "mine.npz"})
+        assert made.sections
+        assert {Path(one.data) for one in made.data.values()} == {Path("mine.npz").resolve()}
+        with pytest.raises(TableError, match="FEDKERN_DATA"):
+            preset(name, (asked,))
     assert run(["compare", "cross-vertical", "--datasets", "Digits=mine.npz"]) == 2
     assert "the preset reads no file digits.npz" in capsys.readouterr().err
     assert run(["compare", *given, "--datasets", "Higgs=nothing.npz"]) == 2
