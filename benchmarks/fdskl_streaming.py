@@ -6,7 +6,8 @@ evaluations need, are left out on both sides.
 
 ``--ends`` compares, on a made table of ten columns and 19,000 rows and on those of FEDKERN_DATA
 that are named, what streaming is at the end: the last iterate of the given steps, or by default
-what the active party solves on the phases that it has by then. Accuracy, or RMSE in units of the label.
+what the active party solves on the phases that it has by then. Accuracy, or RMSE in units of the
+label.
 """
 
 from __future__ import annotations
