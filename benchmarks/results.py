@@ -1,9 +1,10 @@
 """Keep the tables of presets, and write the pages that are made of them.
 
 ``results.py keep PRESET`` computes a preset (``make results PRESET=...``) and keeps its tables in
-docs/results/, of ``peers`` its pictures in docs/images/ as well; ``results.py pages`` writes the
-checklist of docs/results.md and the tables of docs/results/README.md from what is kept. The
-catalogue of what the papers have is docs/results/papers.toml.
+docs/results/, of ``peers`` its pictures in docs/images/ as well; ``results.py missing`` does so for
+all presets of the papers that are not kept yet. ``results.py pages`` writes the checklist of
+docs/results.md and the tables of docs/results/README.md from what is kept. The catalogue of what
+the papers have is docs/results/papers.toml.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ PAGE, TABLES = DOCS / "results.md", KEPT / "README.md"
 BEGIN, END = "<!-- checklist -->", "<!-- end of the checklist -->"
 #: Pictures of a comparison, without the name of its section, and what they are called.
 PICTURES = {"errors-exchanges.png": "peers-exchanges.png", "errors-bytes.png": "peers-bytes.png"}
+_SPLIT = " --paper-split"
 _HEADINGS = ("data", "method", "figure", "ours", "± std", "paper")
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
@@ -54,10 +56,30 @@ def keep(
             for end, name in PICTURES.items():
                 if picture.name.endswith(end):
                     shutil.copy(picture, DOCS / "images" / name)
-    split = " --paper-split" if "--paper-split" in context.args else ""
+    split = _SPLIT if _SPLIT.strip() in context.args else ""
     made = _kept(found, shlex.join(["fedkern", "compare", preset, *context.args]))
     file_of(preset + split).write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n")
     pages()
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def missing(context: typer.Context) -> None:
+    """Keep all presets of the list of which nothing is kept; what follows is as of ``keep``.
+
+    One that cannot be computed does not stop the others.
+    """
+    failed = 0
+    for preset in sorted({item.get("preset", "") for item in _items()} - {""}):
+        if not file_of(preset).is_file():
+            command = [sys.executable, __file__, "keep", *preset.split(), *context.args]
+            failed += bool(subprocess.run(command, check=False).returncode)
+    raise typer.Exit(int(failed > 0))
+
+
+def _items() -> Iterator[Mapping[str, Any]]:
+    """Yield the tables and figures of all papers."""
+    for paper in tomllib.loads((KEPT / "papers.toml").read_text())["paper"]:
+        yield from paper["items"]
 
 
 @app.command()

@@ -6,6 +6,7 @@ import json
 import tomllib
 
 import pytest
+from typer.testing import CliRunner
 
 from fedkern_flwr.simulations.lab.presets import PAPERS
 
@@ -58,3 +59,25 @@ def test_a_figure_that_misses_is_on_the_page(results, monkeypatch, tmp_path) -> 
     made = results.checklist()
     assert "0 of 1 figures met, 0 missed for the better, 1 for the worse" in made
     assert "| P | Table 1 | Iris | FedCG | accuracy | 0.900 ↓ | 0.010 | 0.95 |" in made
+
+
+def test_what_is_missing_is_kept_and_what_fails_stops_nothing(
+    results, monkeypatch, tmp_path
+) -> None:
+    (tmp_path / "papers.toml").write_text(
+        '[[paper]]\nname = "P"\nsource = "S"\nitems = [{item = "1", preset = "a --paper-split"}, '
+        '{item = "2", preset = "b"}, {item = "3", preset = "c"}, {item = "4", why = "diagram"}]\n'
+    )
+    monkeypatch.setattr(results, "KEPT", tmp_path)
+    results.file_of("b").touch()
+    asked = []
+
+    class Done:
+        returncode = 1
+
+    monkeypatch.setattr(
+        results.subprocess, "run", lambda command, check: asked.append(command[2:]) or Done()
+    )
+    found = CliRunner().invoke(results.app, ["missing", "--runs", "1"])
+    assert found.exit_code == 1
+    assert asked == [["keep", "a", "--paper-split", "--runs", "1"], ["keep", "c", "--runs", "1"]]

@@ -626,7 +626,7 @@ def test_uploads_have_the_size_of_the_phases(bits: int, parties: Callable[..., P
         (True, {}, 32, 1000),
         (True, {"phase_bits": 16, "features": 60}, 16, 60),
         (False, {"phase_bits": 32, "features": 60}, 32, 60),
-        (True, {"schedule": "streaming", "batch": 5, "directions": 2}, 16, 20),
+        (True, {"schedule": "streaming", "batch": 5, "directions": 2}, 16, 12),
     ],
 )
 def test_numbers_take_twice_the_bits_of_half_the_phases(

@@ -79,8 +79,8 @@ def _settings(dataset: str, **more: Any) -> VerticalSettings:
 
 
 def _streamed(dataset: str, **more: Any) -> Contender:
-    gamma = _SETS[dataset][2]
-    return (_STREAMING, "fdskl", {"schedule": "streaming", "gamma": gamma, **more})
+    papers = {"schedule": "streaming", "step_schedule": "constant"}  # the last iterate
+    return (_STREAMING, "fdskl", {**papers, "gamma": _SETS[dataset][2], **more})
 
 
 def _dsg(dataset: str) -> Contender:
