@@ -95,6 +95,7 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
         batch=_BATCH,
         directions=_DIRECTIONS,
         step=options.step,
+        step_schedule="constant",  # its iterates
         evaluate_every=max(1, options.rounds // 10),
     )
     simulate(streaming, data.client_fn(streaming), options.parties, num_rounds=options.rounds)

@@ -29,7 +29,10 @@ KEPT = DOCS / "results"
 PAGE, TABLES = DOCS / "results.md", KEPT / "README.md"
 BEGIN, END = "<!-- checklist -->", "<!-- end of the checklist -->"
 #: Pictures of a comparison, without the name of its section, and what they are called.
-PICTURES = {"errors-exchanges.png": "peers-exchanges.png", "errors-bytes.png": "peers-bytes.png"}
+PICTURES = {
+    "errors-exchanges.png": "peers-tables-exchanges.png",
+    "errors-bytes.png": "peers-tables-bytes.png",
+}
 _SPLIT = " --paper-split"
 _HEADINGS = ("data", "method", "figure", "ours", "± std", "paper")
 
