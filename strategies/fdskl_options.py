@@ -156,7 +156,7 @@ class VerticalOptions(Weighted):
     @property
     def solves(self) -> bool:
         """Whether streaming ends with a solution on the phases at hand: not in the paper's mode."""
-        fixed = self._descends or self.directions == 1 or self.topology == "tree"
+        fixed = self._descends or 1 in (self.directions, self.batch) or self.topology == "tree"
         return self.schedule == "streaming" and not fixed and len(self.plan_.actives) == 1
 
     @property

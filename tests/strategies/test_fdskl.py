@@ -407,7 +407,8 @@ def test_who_says_a_step_or_takes_the_papers_mode_gets_the_last_iterate() -> Non
     strategy = FDSKL(schedule="streaming", seed=0)
     strategy.plan_ = replace(strategy.plan_, actives=(0,))
     assert strategy.solves
-    for options in ({"step": 0.3}, {"step_schedule": "constant"}, {"directions": 1}):
+    given: list[Table] = [{"step": 0.3}, {"step_schedule": "constant"}]
+    for options in (*given, {"directions": 1}, {"batch": 1}):
         other = FDSKL(schedule="streaming", seed=0, **options)
         other.plan_ = strategy.plan_
         assert not other.solves
