@@ -256,11 +256,12 @@ class FDSKL(VerticalOptions):
         phases, need = self._phases(), Need(np.arange(self.plan_.total), self.upto_)
         yield from phases.advance(need, save_as=_KEPT)
         yield self._save(phases, _KEPT)
+        found: dict[str, float]
         metrics, found = yield from self._solve(phases, need, None, _KEPT)
         if found:
             self.history_.append({"round": 1, **found})
         yield self._save(phases, _KEPT, metrics=metrics, multiple=self.multiple_)
-        return metrics
+        return dict(metrics)
 
     def _solve(self, phases: Phases, need: Need, again: Need | None, save_as: int) -> Steps:
         """Have the active party train; return what it chose and how good it is, and the latter."""
