@@ -147,6 +147,7 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
             found = in_own_process(
                 __file__, {"kind": kind, "path": str(path), "command": command}, threads=1
             )
+            console.print(kind, found)
             cells = f"{found['accuracy']:.4f}", f"{found['cpu']:.0f}", f"{found['peak'] / 1e9:.2f}"
             sent = f"{found['bytes'] / 1e9:.2f}" if "bytes" in found else ""
             table.add_row(kind, *cells, str(found.get("exchanges", "")), sent)
