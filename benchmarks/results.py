@@ -167,16 +167,19 @@ def _status(item: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     missed = [one for one in figures if one["misses"]]
     if not missed:
         return f"met: all {len(figures)} figures{without}"
-    better = sum(one["better"] is True for one in missed)
+    better, worse, absent = (
+        sum(one["better"] is which for one in missed) for which in (True, False, None)
+    )
     text = f"{len(figures) - len(missed)} of {len(figures)} figures met"
-    return f"{text}, {better} missed for the better, {len(missed) - better} for the worse{without}"
+    text += f", {better} missed for the better, {worse} for the worse"
+    return f"{text}{f', {absent} not there' * bool(absent)}{without}"
 
 
 def _missed(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
     for one in _figures(found):
-        if one["misses"]:
+        if one["misses"] and one["ours"] is not None:
             digits, better = one["decimals"] + 1, {True: " ↑", False: " ↓"}
-            ours = "-" if one["ours"] is None else f"{one['ours']:.{digits}f}"
+            ours = f"{one['ours']:.{digits}f}"
             spread = "" if one["spread"] is None else f"{one['spread']:.{digits}f}"
             paper = f"{one['paper']:.{one['decimals']}f}"
             names = (one["dataset"], one["label"], one["column"])

@@ -54,10 +54,12 @@ def test_a_figure_that_misses_is_on_the_page(results, monkeypatch, tmp_path) -> 
         "paper": 0.95, "decimals": 2, "better": False, "nearest": 0.91, "misses": True,
     }  # fmt: skip
     kept = {"command": "fedkern compare x", "date": "2026-01-01", "versions": {}}
-    of = {"source": "", "notes": [], "table": {}, "paper_figures": [figure]}
+    absent = {**figure, "label": "no draws", "ours": None, "better": None}
+    of = {"source": "", "notes": [], "table": {}, "paper_figures": [figure, absent]}
     results.file_of("fed-cg-table2").write_text(json.dumps({**kept, "datasets": {"Iris": of}}))
     made = results.checklist()
-    assert "0 of 1 figures met, 0 missed for the better, 1 for the worse" in made
+    assert "0 of 2 figures met, 0 missed for the better, 1 for the worse, 1 not there" in made
+    assert "no draws" not in made
     assert "| P | Table 1 | Iris | FedCG | accuracy | 0.900 ↓ | 0.010 | 0.95 |" in made
 
 
