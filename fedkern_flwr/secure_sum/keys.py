@@ -18,7 +18,7 @@ import json
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 KEY_BYTES = 32
 _CONTEXT = b"fedkern-flwr secure sum 1 "
@@ -90,7 +90,7 @@ def next_root(root: bytes) -> bytes:
 
 
 def sum_keys(root: bytes, label: bytes, pair: bytes) -> tuple[bytes, bytes]:
-    """Return (mask key, relay key) of two parties for one sum: the two blocks of HKDF-Expand."""
+    """Return (mask key, relay key) of two parties for one sum."""
     info = _CONTEXT + b"keys " + label + pair
-    mask = hmac.digest(root, info + b"\x01", "sha256")
-    return mask, hmac.digest(root, mask + info + b"\x02", "sha256")
+    both = HKDFExpand(hashes.SHA256(), 2 * KEY_BYTES, info).derive(root)
+    return both[:KEY_BYTES], both[KEY_BYTES:]
