@@ -108,12 +108,50 @@ DAY: dict[str, Scene] = {
         "print(strategy.predict(x).shape)",
         seen=r"\(40,\)",
     ),
+    "new rows unlike those of the run": _scene(
+        1,
+        MAIL,
+        "fedkern predict mail --data odd-mail.csv --id number",
+        seen="unknown categories, taken as others: 'sender' in 2 of 40 rows .*values far outside "
+        "those of training, .*'length' in 1 of 40 rows .*gaps in columns that had none in "
+        "training: 'links' in 3 of 40 rows",
+    ),
+    "a second file of predictions": _scene(
+        1, MAIL, PREDICT, PREDICT, seen="40 predictions: mail/predictions-2.csv"
+    ),
+    "a file of predictions that is used": _scene(
+        1,
+        MAIL,
+        f"{PREDICT} --out p.csv",
+        f"{PREDICT} --out p.csv",
+        seen="p.csv has results already; choose another --out",
+        code=2,
+    ),
+    "a used file is not the first trouble": _scene(
+        1,
+        MAIL,
+        f"{PREDICT} --out p.csv",
+        "fedkern predict mail --data visits.csv --id patient --out p.csv",
+        seen="visits.csv lacks 4 columns of the model",
+        code=2,
+    ),
+    "ids keep the name of their column": _scene(
+        1, MAIL, PREDICT, "cat mail/predictions.csv", seen="^number,class,"
+    ),
+    "new rows of each party in Python": _scene(
+        1,
+        f"fedkern run fed-cg {PARTIES} --allow-single --out o",
+        "python from fedkern_flwr import load_model; m = load_model('o'); "
+        "print(m.predict(['north.csv', 'south.csv', 'lab.csv']).shape, "
+        "(m.predict(['south.csv', 'lab.csv']) == m.predict('visits.csv')[60:]).all())",
+        seen=r"\(120,\) True",
+    ),
     "columns that predict does not need": _scene(
         1,
         "fedkern run fed-cg --data mail.csv --label kind --id number --out mail",
         "fedkern predict mail --data new-mail.csv --id number --out p.csv",
         "cat p.csv",
-        seen="^number,|^id,class,.* ?probability_ham,probability_news,probability_spam",
+        seen="^number,class,.* ?probability_ham,probability_news,probability_spam",
     ),
     "classes by name in figures": _scene(2, MAIL, seen=r"held-out rows of spam .*as spam"),
     "one class against the others": _scene(
@@ -301,6 +339,9 @@ def write_tables(folder: Path) -> None:
     _write(folder / "mail.csv", {**mail, "kind": kind})
     new = {name: cells[:40] for name, cells in mail.items()}
     _write(folder / "new-mail.csv", {"remark": ["read, later"] * 40, **new})
+    odd = {name: list(cells) for name, cells in new.items()}
+    odd["sender"][3:5], odd["length"][7], odd["links"][:3] = ["bank", "aunt"], 1e6, [""] * 3
+    _write(folder / "odd-mail.csv", odd)
 
     species = np.arange(8 * 25) % 25
     wings = {f"wing{k}": rng.normal(size=len(species)) + (species >> k & 1) * 4 for k in range(5)}
