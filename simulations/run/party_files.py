@@ -113,6 +113,11 @@ class PartyFiles(PartyTables):
             _check_columns(one, owners[0])
         return cls(label, id_column, tuple(owners), tuple(others), blocks_of(owners[0], others))
 
+    @property
+    def labelled(self) -> list[int]:
+        """Which of the others have the labels as well, though they are not used."""
+        return [k for k, file in enumerate(self.others) if file.label is not None]
+
     def named(self, text: str, nodes: int) -> str:
         """Return a text in which partitions, of so many, have the names of their files as well."""
         files = [*self.owners, *self.others]
