@@ -246,7 +246,7 @@ def test_a_party_alone_may_be_one_whose_labels_are_not_used(name: str, folder: P
     for file, columns in kept.items():
         Path(f"{file}.csv").write_text("\n".join(";".join(row[k] for k in columns) for row in rows))
     party = ["a.csv", "b.csv:features", "c.csv"]
-    values = {"party": party, "label": "grape", "id_column": "bottle", "centres": 2}
+    values = {"party": party, "label": "grape", "id_column": "bottle"}
     preset, _ = own_table(values, [name])
     (settings,) = preset.data.values()
     pooled = family_with(settings).prepare(settings).pooled(0)
