@@ -243,6 +243,40 @@ DAY: dict[str, Scene] = {
         "fedkern run secure-gram --data visits.csv --label ill --encoding fixed-point --out o",
         seen="'patient' has another whole number in each row, as ids have: --id patient",
     ),
+    "ids that are text": _scene(
+        5,
+        "fedkern run fed-cg --data names.csv --label ill --out o",
+        seen="^((?!whole number).)*left out 1 column that says nothing: name((?!whole number).)*$",
+    ),
+    "a system that is solved at once": _scene(
+        5,
+        "fedkern run fed-cg --data visits.csv --label ill --id patient --out o",
+        seen="^((?!iterations|residual).)*accuracy on held-out((?!iterations|residual).)*$",
+    ),
+    "a rare class among columns": _scene(
+        6,
+        "fedkern run hierarchical-svm --data coins.csv --label side --partition vertical "
+        "--users 4 --groups 2 --allow-single --rounds 20 --out o",
+        seen="found in no held-out row; if they are rare, fdskl with --class-weight balanced",
+    ),
+    "a negative epsilon": _scene(
+        6,
+        "fedkern run fed-cg --data visits.csv --label ill --basis fourier --privacy-epsilon=-1",
+        seen=r"privacy_epsilon is -1\.0; use a positive number",
+        code=2,
+    ),
+    "a sum of two": _scene(
+        6,
+        f"fedkern run fed-cg {PARTIES} --allow-single --out o",
+        seen="a sum has two parties: .*; let a third take part",
+    ),
+    "another kernel in Python": _scene(
+        6,
+        f"python {STREAMS}from fedkern_flwr.simulations.estimators import *\n"
+        "for one in (FedCGClassifier(kernel='laplacian'), FDSKLClassifier(kernel='laplacian')):\n"
+        "    print(one.fit(x, x[:, 0] > 0.25).strategy_.kernel)",
+        seen="laplacian laplacian",
+    ),
     "a folder that is used": _scene(6, FULL, FULL, seen="full has results already", code=2),
     "a model of no use": _scene(
         6,
@@ -355,6 +389,8 @@ def write_tables(folder: Path) -> None:
     clinic = {"patient": patient, "age": age, "dose": dose, "p": x[0], "q": x[1]}
     _write(folder / "visits.csv", {**clinic, "visits": visits, "ill": ill})
     gaps = {**clinic, "age": np.where(np.arange(ROWS) % 9 == 4, "", age.astype(str))}
+    named = [f"{one}/{k % 7}x" for k, one in enumerate(patient)]
+    _write(folder / "names.csv", {"name": named, **dict([*clinic.items()][1:]), "ill": ill})
     _write(folder / "gaps.csv", {**{k: v for k, v in gaps.items() if k != "patient"}, "ill": ill})
     comma = {k: [f"{cell}".replace(".", ",") for cell in v] for k, v in clinic.items()}
     comma["dose"] = ["?" if k % 12 == 5 else cell for k, cell in enumerate(comma["dose"])]
