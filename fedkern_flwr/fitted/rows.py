@@ -41,7 +41,7 @@ def read_rows(
     how = {key: value for key, value in how.items() if value}
     if several:
         id_column = id_column or meta.get("id")
-        parties = PartyTables.of_new_rows(rows, meta["label"] or None, id_column, how)
+        parties = PartyTables.of_new_rows(rows, meta["label"] or None, id_column, how, list(kinds))
         rows, _, notes = parties.frame(whole=True)
         lost = sum(one.rows for one in parties.owners) - rows.num_rows
         if strict and lost:

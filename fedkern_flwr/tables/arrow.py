@@ -177,7 +177,9 @@ def frame_columns(frame: Any) -> dict[str, Any]:
 def _by_name(table: Any, source: str) -> dict[str, Any]:
     names = table.column_names
     if "" in names:
-        raise TableError(f"a column of {source} has no name", remedy="name it or remove it")
+        raise TableError(
+            f"a column of {source} has no name", remedy="name it or remove it (pandas: index=False)"
+        )
     repeated = len(names) - len(set(names))
     if repeated:
         raise TableError(f"{source} has {repeated} repeated column names", remedy="rename them")

@@ -58,7 +58,12 @@ class PartyTables:
 
     @classmethod
     def of_new_rows(
-        cls, party: Any, label: str | None, id_column: str | None, dialect: Mapping[str, Any]
+        cls,
+        party: Any,
+        label: str | None,
+        id_column: str | None,
+        dialect: Mapping[str, Any],
+        known: Sequence[str],
     ) -> Self:
         """Read tables with new rows, whose labels are not used.
 
@@ -72,6 +77,8 @@ class PartyTables:
             Names of columns.
         dialect : mapping
             How files are written, see :class:`~fedkern_flwr.tables.dialect.Dialect`.
+        known : sequence of str
+            Columns of the model, by their names in the table of all; others are ignored.
 
         Raises
         ------
@@ -81,10 +88,8 @@ class PartyTables:
         numbered = {f"table {k + 1}": one for k, one in enumerate(party)}
         named = party if isinstance(party, Mapping) else numbered
         check_files([Path(one) for one in named.values() if isinstance(one, (str, Path))])
-        files = [
-            replace(read_party(one, label, id_column, dialect, name), label=None)
-            for name, one in named.items()
-        ]
+        read = (read_party(one, label, id_column, dialect, name) for name, one in named.items())
+        files = [replace(one, label=None, features=_needed(one.features, known)) for one in read]
         if len(files) < 2:
             raise OptionError("one table is one party", remedy="name that of every party")
         owners = tuple(one for one in files if one.features.keys() == files[0].features.keys())
@@ -95,7 +100,7 @@ class PartyTables:
                 "rows belong together",
                 remedy="name the column of the ids with --id, in Python as id_column of read",
             )
-        return cls(None, id_column, owners, others, blocks_of(owners[0], others))
+        return cls(None, id_column, owners, others, blocks_of(owners[0], others, known))
 
     @property
     def text(self) -> str:
@@ -201,18 +206,44 @@ def read_party(
     return PartyTable(name, columns, labels, ids, notes)
 
 
-def blocks_of(first: PartyTable, others: Sequence[PartyTable]) -> tuple[tuple[str, ...], ...]:
-    """Return the columns of each party; names that two of them have say whose they are."""
+def blocks_of(
+    first: PartyTable, others: Sequence[PartyTable], known: Sequence[str] = ()
+) -> tuple[tuple[str, ...], ...]:
+    """Return the columns of each party; names that two of them have say whose they are.
+
+    That is a name of the known ones where only one is left: a file may be called otherwise now.
+    """
     taken = list(first.features)
     blocks = [tuple(taken)]
     for file in others:
-        block = [
-            name if name not in taken else _free(f"{name} of {Path(file.name).stem}", taken)
-            for name in file.features
-        ]
+        block: list[str] = []
+        for name in file.features:
+            of = name
+            if name in taken:
+                left = [one for one in known if _is_of(one, name) and one not in taken]
+                of = left[0] if len(left) == 1 else _free(f"{name} of {_stem(file)}", taken)
+            block.append(of)
         taken += block
         blocks.append(tuple(block))
     return tuple(blocks)
+
+
+def _stem(file: PartyTable) -> str:
+    return Path(file.name).stem
+
+
+def _is_of(one: str, name: str) -> bool:
+    """Tell whether a name in the table of all is that of a column which several parties have."""
+    return one.startswith(f"{name} of ")
+
+
+def _needed(features: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    """Return the columns of a party that may be known ones."""
+    return {
+        name: column
+        for name, column in features.items()
+        if name in known or any(_is_of(one, name) for one in known)
+    }
 
 
 def _free(name: str, taken: Sequence[str]) -> str:

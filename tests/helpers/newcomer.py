@@ -138,6 +138,14 @@ DAY: dict[str, Scene] = {
     "ids keep the name of their column": _scene(
         1, MAIL, PREDICT, "cat mail/predictions.csv", seen="^number,class,"
     ),
+    "new files of other names and columns": _scene(
+        1,
+        f"fedkern run fed-cg {PARTIES.replace('lab.csv', 'lab-age.csv')} --allow-single --out o",
+        "python import shutil; shutil.copy('lab-age.csv', 'new-lab.csv')",
+        "python import pandas as pd; pd.read_csv('south.csv').assign(remark='a').to_csv('s.csv', index=0)",
+        "fedkern predict o --party s.csv --party north.csv --party new-lab.csv",
+        seen="120 predictions",
+    ),
     "new rows of each party in Python": _scene(
         1,
         f"fedkern run fed-cg {PARTIES} --allow-single --out o",
@@ -401,6 +409,8 @@ def write_tables(folder: Path) -> None:
         _write(folder / f"{name}.csv", {k: v[rows] for k, v in own.items()})
     lab = {"patient": patient, "p": x[0], "q": x[1], "ill": ill}
     _write(folder / "lab.csv", {k: v[::-1] for k, v in lab.items()})
+    lab["age"] = -age
+    _write(folder / "lab-age.csv", {k: v[::-1] for k, v in lab.items()})
     quoted = {"crp": age, "iron": dose, "zinc": x[0]}
     quoted = {k: [f"{one:.2f}".replace(".", ",") for one in v] for k, v in quoted.items()}
     limits = ["<5" if k % 3 == 1 else f"{5 + k % 40}" for k in range(ROWS)]
