@@ -142,7 +142,8 @@ DAY: dict[str, Scene] = {
         1,
         f"fedkern run fed-cg {PARTIES.replace('lab.csv', 'lab-age.csv')} --allow-single --out o",
         "python import shutil; shutil.copy('lab-age.csv', 'new-lab.csv')",
-        "python import pandas as pd; pd.read_csv('south.csv').assign(remark='a').to_csv('s.csv', index=0)",
+        "python import pandas as pd; "
+        "pd.read_csv('south.csv').assign(remark='a').to_csv('s.csv', index=False)",
         "fedkern predict o --party s.csv --party north.csv --party new-lab.csv",
         seen="120 predictions",
     ),
