@@ -23,7 +23,9 @@ from fedkern_flwr.simulations.lab.attacks.hybrid import HybridRun
 from fedkern_flwr.simulations.lab.attacks.hybrid_insiders import Insiders
 from fedkern_flwr.simulations.lab.attacks.membership import (
     ROUNDING,
+    advantage,
     area_under_curve,
+    definiteness,
     leverage,
     membership,
     membership_of_folds,
@@ -164,3 +166,21 @@ def test_candidates_that_are_not_in_the_sum_are_a_guess() -> None:
 
 def test_the_area_under_the_curve_counts_ties_by_half() -> None:
     assert area_under_curve(np.array([1.0, 2.0]), np.array([0.0, 1.0])) == 3.5 / 4
+
+
+@pytest.mark.parametrize("rows", [1, 5, 15])
+def test_without_noise_a_rest_of_few_rows_tells_which_they_are(rows: int) -> None:
+    """Less a row of its own it is positive semi-definite; less any other it is not."""
+    rng = np.random.default_rng(rows)
+    behind, others = rng.normal(size=(2, rows, 20))
+    found = definiteness(behind.T @ behind, np.concatenate([behind, others]))
+    assert (found[:rows] > -1e-9).all()
+    assert (found[rows:] < -1e-3).all()
+
+
+def test_an_advantage_is_judged_on_rows_that_did_not_choose_the_threshold() -> None:
+    rng = np.random.default_rng(0)
+    same = [advantage(*rng.normal(size=(2, 100)), rng) for _ in range(300)]
+    assert abs(np.mean(same)) < 0.03  # the best threshold of its own rows would be right by 0.1
+    apart = advantage(1.0 + rng.random(100), rng.random(100), rng)
+    assert apart > 0.95
