@@ -13,7 +13,7 @@ from .random_features import feature_map
 Floats = NDArray[np.float64]
 
 #: How far a row that takes another's place moves :func:`moments`, of rows of length one. With the
-#: inner product c of the two the square is 2 - 2 c of the sum of the rows, and of the upper triangle
+#: inner product c of the two the square is 2 - 2 c of the sum of the rows, and of the triangle
 #: (1 + 1 / D) (1 - c^2), see :func:`~fedkern_flwr.privacy.sensitivity.ridge`: together at most 4.5,
 #: for D = 1 and c = -1 / 2.
 SENSITIVITY = math.sqrt(4.5)

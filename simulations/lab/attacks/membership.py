@@ -124,7 +124,7 @@ def advantage(members: Floats, others: Floats, rng: np.random.Generator) -> floa
     """
     scores = np.concatenate([members, others])
     inside = np.arange(len(scores)) < len(members)
-    half = rng.random(len(scores)) < 0.5  # noqa: PLR2004
+    half = rng.random(len(scores)) < 0.5
     found = 0.0
     for chosen in (half, ~half):
         steps = np.sort(scores[chosen])
