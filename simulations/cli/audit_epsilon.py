@@ -21,7 +21,7 @@ _LEVEL = 0.95  # of all bounds together
 
 def audit_budgets(
     epsilon: Annotated[str, typer.Option(help="Budgets to declare, parted by commas.")] = "1,3,8",
-    draws: Annotated[int, typer.Option(help="Releases of each of the two tables.")] = 2000,
+    draws: Annotated[int, typer.Option(help="Releases of each of the two tables.")] = 5000,
     seed: Annotated[int, typer.Option(help="Seed of the search for the worst record.")] = 0,
     json_target: Annotated[
         str | None, typer.Option("--json", help="Write the result here; - for stdout.")

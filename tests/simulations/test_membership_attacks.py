@@ -23,7 +23,6 @@ from fedkern_flwr.simulations.lab.attacks.hybrid import HybridRun
 from fedkern_flwr.simulations.lab.attacks.hybrid_insiders import Insiders
 from fedkern_flwr.simulations.lab.attacks.membership import (
     ROUNDING,
-    advantage,
     area_under_curve,
     definiteness,
     leverage,
@@ -176,11 +175,3 @@ def test_without_noise_a_rest_of_few_rows_tells_which_they_are(rows: int) -> Non
     found = definiteness(behind.T @ behind, np.concatenate([behind, others]))
     assert (found[:rows] > -1e-9).all()
     assert (found[rows:] < -1e-3).all()
-
-
-def test_an_advantage_is_judged_on_rows_that_did_not_choose_the_threshold() -> None:
-    rng = np.random.default_rng(0)
-    same = [advantage(*rng.normal(size=(2, 100)), rng) for _ in range(300)]
-    assert abs(np.mean(same)) < 0.03  # the best threshold of its own rows would be right by 0.1
-    apart = advantage(1.0 + rng.random(100), rng.random(100), rng)
-    assert apart > 0.95

@@ -117,27 +117,6 @@ def definiteness(rest: Floats, candidates: Floats) -> Floats:
     return np.asarray(np.linalg.eigvalsh(without)[:, 0])
 
 
-def advantage(members: Floats, others: Floats, rng: np.random.Generator) -> float:
-    """Return how much more often a score is high of a member than of another row.
-
-    The threshold is the best for half of the rows and judged on the other half.
-    """
-    scores = np.concatenate([members, others])
-    inside = np.arange(len(scores)) < len(members)
-    half = rng.random(len(scores)) < 0.5
-    found = 0.0
-    for chosen in (half, ~half):
-        steps = np.sort(scores[chosen])
-        gains = [_difference(scores[chosen], inside[chosen], step) for step in steps]
-        found += _difference(scores[~chosen], inside[~chosen], steps[int(np.argmax(gains))]) / 2.0
-    return found
-
-
-def _difference(scores: Floats, inside: NDArray[np.bool_], threshold: float) -> float:
-    high = scores >= threshold
-    return float(high[inside].mean() - high[~inside].mean())
-
-
 def area_under_curve(members: Floats, others: Floats) -> float:
     """Return the probability that a member has a higher score than another row, ties by half."""
     ranks = rankdata(np.concatenate([members, others]))[: len(members)]
