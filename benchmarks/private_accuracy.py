@@ -196,7 +196,7 @@ def draw(results: dict[str, dict[tuple[str, float], np.ndarray]]) -> None:
         axis.minorticks_off()
     first: Any = np.atleast_1d(axes)[0]
     first.set_ylabel("accuracy on held-out rows")
-    figure.legend(*first.get_legend_handles_labels(), loc="lower center", ncols=3, frameon=False)
+    figure.legend(*first.get_legend_handles_labels(), loc="lower center", ncols=4, frameon=False)
     figure.tight_layout(rect=(0.0, 0.1, 1.0, 1.0))
     figure.savefig(PICTURE, dpi=110)
 
