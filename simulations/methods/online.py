@@ -95,6 +95,26 @@ class OnlineFamily(Family[DataSettings, Streams]):
             )
         ]
 
+    def config(self, name: str, values: Mapping[str, Any]) -> Config:
+        """Return the configuration of a run: with a budget of privacy secure sums, no medians."""
+        found = super().config(name, values)
+        if found["options"].get("privacy_epsilon") is not None:
+            found["secure"] = found["options"]["secure"] = True
+            if found["data"]["missing"] == "encode":  # gaps would be filled by all rows
+                found["data"]["missing"] = "error"
+        return found
+
+    def check(self, config: Config) -> None:
+        """Refuse options that cannot work before any data is read.
+
+        Raises
+        ------
+        OptionError
+        """
+        data = config["data"]
+        ranges = "range" if data["scaling"] == "auto" else data["scaling"]
+        super().check({**config, "data": {**data, "scaling": ranges}})
+
     def prepare(self, settings: DataSettings) -> Streams:
         """Load, scale and deal the data; or have clients read the files of their parties."""
         return prepare(settings) if settings.stream_wait is None else read_on(settings)
