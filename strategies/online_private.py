@@ -147,9 +147,9 @@ class PrivateOnline(PrivateMethod, OnlineStrategy):
             "which clients contributed to which sum",
             "number of rows, held-out rows and columns per client, digest of the column names",
         ]
-        if self.simulated:
+        if self._reports:
             seen.append(
                 "of a simulation each client's squared error, regret and largest loss so far: for "
-                "its report, which is no release. No node tells them"
+                "its report, which is no release. No deployed node tells them"
             )
         return {**found, "sums": [], "server_sees": seen}
