@@ -2,7 +2,8 @@
 
 ``FEDKERN_DATA=FOLDER python benchmarks/private_streams.py [SEEDS]`` prints a table (mean squared
 error, 10⁻³, of predictions made before the label is known) and draws
-``docs/images/privacy-streams.png``.
+``docs/images/privacy-streams.png``; with ``rls`` instead of SEEDS it prints that of POF-RLS, whose
+runs are made as they are: two seeds.
 
 A message is an exact sum of clipped terms and noise, as ``test_private_online.py`` shows. So that
 hundreds of runs take minutes, all clients are computed in one place, with the library's features,
@@ -21,14 +22,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flwr.app import Context
 from numpy.typing import NDArray
 
+from fedkern_flwr.clients import OnlineKernelClient
 from fedkern_flwr.kernels.dictionary import bandwidth_dictionary
 from fedkern_flwr.kernels.random_features import feature_map
 from fedkern_flwr.online import private
 from fedkern_flwr.online.learning import CENTRE, LOCAL_STEP, AdaGradNorm
 from fedkern_flwr.privacy import Budget, skellam
+from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
+from fedkern_flwr.strategies import POFRLS
 
 Floats = NDArray[np.float64]
 
@@ -128,9 +133,7 @@ def together(
     theta, rule = np.zeros(z.shape[2:]), AdaGradNorm(kernels)
     hedges, squared, error = Hedges(clients, kernels), np.zeros((clients, kernels)), 0.0
     finite = math.isfinite(epsilon)
-    draw = (
-        noise_of(Budget(epsilon, 1e-5, unit), clients, kernels, stops, clip) if finite else None
-    )
+    draw = noise_of(Budget(epsilon, 1e-5, unit), clients, kernels, stops, clip) if finite else None
     for start, stop in zip([0, *stops[:-1]], stops, strict=True):
         own = np.broadcast_to(theta, (clients, *theta.shape))
         grown = 4.0 * squared
@@ -203,6 +206,41 @@ def measure(seeds: int) -> Results:
     return found
 
 
+def rls(x: Floats, y: Floats, seed: int, **options: Any) -> float:
+    """Return the mean squared error of a run of POF-RLS."""
+
+    def client_fn(context: Context) -> OnlineKernelClient:
+        k = int(context.node_config["partition-id"])
+        return OnlineKernelClient(context, x[k], y[k] + CENTRE)
+
+    strategy = POFRLS(drop_outs=False, seed=seed, **options)
+    simulate(strategy, client_fn, len(x), num_rounds=y.shape[1])
+    return float(strategy.metrics_["mse"])
+
+
+def measure_rls(seeds: int) -> None:
+    """Print the table of POF-RLS."""
+    head = " | ".join("none" if math.isinf(e) else f"ε {e:g}" for e in EPSILONS)
+    print(f"| stream | clients x samples | B | {head} | alone |")
+    print("|---|---|---|" + "---|" * (len(EPSILONS) + 1))
+    for name in ("naval", "nyc-weather"):
+        for clients in CLIENTS:
+            data = [load(name, clients, seed) for seed in range(seeds)]
+            size = f"{clients} x {data[0][1].shape[1]}"
+            each = [rls(*one, k, experts="local", secure=False) for k, one in enumerate(data)]
+            by_itself = float(np.mean(each))
+            for batch in BATCHES[1:]:
+                row = []
+                for epsilon in EPSILONS:
+                    how: dict[str, Any] = {"samples_per_round": batch}
+                    if math.isfinite(epsilon):
+                        how["privacy_epsilon"] = epsilon
+                    each = [rls(*one, k, **how) for k, one in enumerate(data)]
+                    row.append(float(np.mean(each)))
+                figures = " | ".join(f"{1e3 * one:.2f}" for one in [*row, by_itself])
+                print(f"| {name} | {size} | {batch} | {figures} |", flush=True)
+
+
 def draw(found: Results) -> None:
     """Draw error over epsilon, a panel per stream and number of clients."""
     import matplotlib as mpl
@@ -233,8 +271,9 @@ def draw(found: Results) -> None:
 
 def main() -> None:
     """Print the table, draw the picture."""
-    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    draw(measure(seeds))
+    if sys.argv[1:] == ["rls"]:
+        return measure_rls(2)
+    return draw(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 5))
 
 
 if __name__ == "__main__":

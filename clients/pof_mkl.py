@@ -30,11 +30,12 @@ from fedkern_flwr.wire.sums import Order
 from .pof_mkl_account import StreamAccount
 from .pof_mkl_alone import learn_alone
 from .pof_mkl_predictions import keep_weights, read_weights, write_outputs
-from .pof_mkl_private import add_noisy, gradients, losses_told, private_rule
+from .pof_mkl_private import add_noisy, private_rule
 from .pof_mkl_samples import (
     Predictions,
     book,
     choose_kernels,
+    chosen_gradients,
     compare,
     learn_between,
     message_features,
@@ -167,7 +168,7 @@ class OnlineKernelClient(AnsweringClient):
         followed = learn_between(seen, request, account.squared)
         weights, losses, account.gap = weigh_samples(request, account, followed.losses)
         chosen, probabilities = choose_kernels(request, weights[0], self.partition)
-        gradient = gradients(self, seen, request, chosen, probabilities)
+        gradient = chosen_gradients(seen, request, chosen, probabilities)
         book(account, followed, losses, weights)
         kernels = chosen[:0] if request.released else chosen
         return wire.PersonalReply(kernels=kernels, gradient=gradient, **account.report())
@@ -178,9 +179,9 @@ class OnlineKernelClient(AnsweringClient):
         account, seen = self.kept.of(len(request.theta)), self._predict(request)
         sums = seen.losses.sum(axis=0)
         everything = np.arange(len(request.theta))
-        gradient = gradients(self, seen, request, everything, np.ones(len(everything)))
+        gradient = chosen_gradients(seen, request, everything, np.ones(len(everything)))
         book(account, seen, account.losses + sums, request.weights)
-        losses = losses_told(self, seen, request) if request.send_losses else sums[:0]
+        losses = sums if request.send_losses else sums[:0]
         return wire.SharedReply(gradient=gradient, losses=losses, **account.report())
 
     @answers(wire.DrawnRequest)
@@ -189,12 +190,11 @@ class OnlineKernelClient(AnsweringClient):
         account, seen = self.kept.of(len(request.theta)), self._predict(request)
         sums = seen.losses.sum(axis=0)
         drawn, probability = np.array([request.kernel]), np.array([request.probability])
-        gradient = gradients(self, seen, request, drawn, probability)
+        gradient = chosen_gradients(seen, request, drawn, probability)
         weights = np.zeros(len(request.theta))
         weights[request.kernel] = 1.0
         book(account, seen, account.losses + sums, weights)
-        losses = losses_told(self, seen, request)
-        return wire.DrawnReply(gradient=gradient, losses=losses, **account.report())
+        return wire.DrawnReply(gradient=gradient, losses=sums, **account.report())
 
     @answers(wire.RidgeRequest)
     def train_ridges(self, request: wire.RidgeRequest) -> wire.RidgeReply:
@@ -276,12 +276,12 @@ class OnlineKernelClient(AnsweringClient):
                 sums.check(name, rule)
         if sums is not None and wire.UPDATE_SUM in sums.orders and self.budget is None:
             self._count_rows(request)
-        reply = method(request)
+        private = self.budget is not None and sums is not None and wire.UPDATE_SUM in sums.orders
+        reply = add_noisy(self, request, method) if private else method(request)
         if isinstance(reply, wire.EvaluateReply):
             reply = self._tell(reply)
-        elif sums is not None and isinstance(reply, wire.StreamReport):
-            private = self.budget is not None
-            reply = add_noisy(self, request, reply) if private else self._mask(reply, sums)
+        elif sums is not None and isinstance(reply, wire.StreamReport) and not private:
+            reply = self._mask(reply, sums)
         if self.keep_weights and isinstance(request, wire.PersonalRequest):
             keep_weights(self, request, self.kept, self._table())
         return reply

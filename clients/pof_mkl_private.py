@@ -1,7 +1,15 @@
-"""What a client of POF-MKL and its baselines tells in a run with a budget of privacy."""
+"""What a client of the online methods tells in a run with a budget of privacy.
+
+A message says something of its own samples, given what was public before, and nothing else: what
+is summed is made of the rows of the message and of the request alone. What the client learns for
+itself, which depends on all its samples, is neither sent nor does it decide whether there is an
+answer.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,15 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.guard import SumRule, refusal
-from fedkern_flwr.kernels.random_features import Real
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import private
-from fedkern_flwr.online.learning import Floats, pick_frequencies, shared_frequencies
+from fedkern_flwr.online.learning import Floats, pick_frequencies, shared_frequencies, shared_subset
+from fedkern_flwr.privacy import Release
 
-from .pof_mkl_samples import Predictions, chosen_gradients
+from .pof_mkl_samples import compare, message_features
 
 if TYPE_CHECKING:
     from .pof_mkl import OnlineKernelClient
+
+logger = logging.getLogger("fedkern_flwr")
 
 
 def private_rule(client: OnlineKernelClient, request: Any, rule: SumRule) -> SumRule:
@@ -26,95 +36,113 @@ def private_rule(client: OnlineKernelClient, request: Any, rule: SumRule) -> Sum
     Raises
     ------
     RefusedError
-        The client would choose kernels by its weights, which earlier samples made; or a message
-        takes more samples than the largest.
+        Other things would be summed than those of a message's own samples, or without a bound.
     """
-    shape = _pairs(request)
-    if client.budget is None or shape is None:
-        return rule  # which is refused, where something is released
-    kernels, losses = shape
-    own = isinstance(request, wire.PersonalRequest) and request.selection != "shared"
-    if own and request.kernels_per_round < len(request.theta):
-        raise refusal("privacy: kernels are chosen by weights of earlier samples", client.name)
-    if not 0 < request.samples <= request.most or not 0.0 < request.clip < np.inf:
-        raise refusal("privacy: a message of more samples, or without a clip", client.name)
-    state = client.secure_sums.party.state
-    cohort = state.cohorts[client.secure_sums.order(wire.UPDATE_SUM).cohort]
-    pairs = request.released or kernels * request.features
-    release = private.update_release(
+    problem = "" if 0 < request.samples <= request.most else "a message of more samples"
+    largest = float(request.samples)
+    if isinstance(request, wire.KernelRequest):
+        largest *= request.clip
+        own = isinstance(request, wire.PersonalRequest) and request.selection != "shared"
+        if own and request.kernels_per_round < len(request.theta):  # type: ignore[attr-defined]
+            problem = "kernels are chosen by weights of earlier samples"
+    elif isinstance(request, wire.RidgeRequest):
+        if request.window != request.step:
+            problem = "a sum of earlier messages' samples"
+    else:
+        return rule  # which has no noise, so it is refused
+    if not 0.0 < largest <= wire.SUM_BOUND:  # else it would depend on values what does not fit
+        problem = "residuals without a bound"
+    if problem:
+        raise refusal(f"privacy: {problem}", client.name)
+    release = _release(client, request)
+    rows = (request.step, request.step + request.samples)
+    length = private.message_length(request, client.x.shape[1])
+    return replace(rule, release=release, rows=rows, length=length)
+
+
+def _release(client: OnlineKernelClient, request: Any) -> Release:
+    """Return the noise of the sum of a message."""
+    assert client.budget is not None
+    sums = client.secure_sums
+    cohort = sums.party.state.cohorts[sums.order(wire.UPDATE_SUM).cohort]
+    known: dict[str, int] = {"most": request.most, "messages": request.messages}
+    known["parties"] = len(cohort.members)
+    known["least"] = known["parties"] if request.whole else cohort.threshold
+    if isinstance(request, wire.RidgeRequest):
+        return private.ridge_release(
+            client.budget,
+            columns=client.x.shape[1] if request.raw else 0,
+            kernels=request.kernels if request.sums else 0,
+            features=request.features,
+            summed=request.summed,
+            **known,
+        )
+    kernels, losses = private.summed(request)
+    return private.update_release(
         client.budget,
         clip=request.clip,
-        pairs=pairs,
+        pairs=request.released or kernels * request.features,
         features=request.features,
         losses=losses,
-        most=request.most,
-        messages=request.messages,
-        parties=len(cohort.members),
-        least=len(cohort.members) if request.whole else cohort.threshold,
+        **known,
     )
-    rows = (request.step, request.step + request.samples)
-    return replace(rule, release=release, rows=rows, length=2 * pairs + losses)
-
-
-def _pairs(request: Any) -> tuple[int, int] | None:
-    """Return the kernels whose gradients are summed, and how many losses; None of other sums."""
-    if isinstance(request, wire.PersonalRequest):
-        return min(request.kernels_per_round, len(request.theta)), 0
-    if isinstance(request, wire.SharedRequest):
-        return len(request.theta), len(request.theta) if request.send_losses else 0
-    if isinstance(request, wire.DrawnRequest):
-        return 1, len(request.theta)
-    return None
 
 
 def add_noisy(
-    client: OnlineKernelClient, request: Any, report: wire.StreamReport
+    client: OnlineKernelClient, request: Any, learn: Callable[[Any], Any]
 ) -> wire.NoisyReply:
-    """Add what a message is about to its sum; what depends on earlier samples stays here.
+    """Add what a message is about to its sum, then learn; what is learned stays here.
+
+    An error in learning would depend on earlier samples, and a server may provoke it: so nobody
+    is told of one, but in simulations.
 
     Raises
     ------
     RefusedError
     """
-    sums = client.secure_sums
-    vector = np.zeros(sums.order(wire.UPDATE_SUM).length)
-    report.add_to(vector)
-    sums.contribute(wire.UPDATE_SUM, vector, release=str(request.round))
+    x, y = client._rows(request.step, request.samples)
+    vector = message_sum(request, x, y)
+    client.secure_sums.contribute(wire.UPDATE_SUM, vector, release=str(request.round))
     told: dict[str, Any] = {"total_samples": 0, "total_squared_error": 0.0}
     told |= {"regret": 0.0, "largest_loss": 0.0}
-    if client.simulated:
-        told = {name: getattr(report, name) for name in told}
+    before = client.kept.pack()
+    try:
+        report = learn(request)
+        client.state_class.unpack(client.kept.pack())
+    except Exception:
+        if client.simulated:
+            raise
+        client.kept = client.state_class.unpack(before)
+        logger.exception("nothing is learned from this message")
+    else:
+        if client.simulated:
+            told = {name: getattr(report, name) for name in told}
     return wire.NoisyReply(**told)
 
 
-def gradients(
-    client: OnlineKernelClient,
-    seen: Predictions,
-    request: wire.KernelRequest,
-    chosen: NDArray[np.integer[Any]],
-    probabilities: Floats,
-) -> Real:
-    """Return the chosen kernels' gradients; with a budget features times clipped residuals.
-
-    The residuals are those of the parameters in the message, and of nothing that was learned from
-    the client's earlier samples.
-    """
-    if client.budget is None:
-        return chosen_gradients(seen, request, chosen, probabilities)
-    residuals = private.clipped(seen.kernels.take(chosen, axis=1) - seen.y[:, None], request.clip)
-    total = private.weighed_features(residuals, seen.z.take(chosen, axis=1))
-    if not request.released:
-        return total
-    shape = len(chosen), request.features
-    picked = shared_frequencies(*shape, request.released, request.seed, request.round)
-    return pick_frequencies(total, picked)
+def message_sum(request: Any, x: NDArray[Any], y: NDArray[Any]) -> Floats:
+    """Return what a client adds of the samples of a message, by what the request says alone."""
+    labels = np.asarray(y, np.float64) - request.centre
+    if isinstance(request, wire.RidgeRequest):
+        return private.ridge_sum(request, x, labels)
+    seen = compare(message_features(request, x.shape[1])(x), request.theta, labels, request)
+    residuals = private.clipped(seen.kernels - labels[:, None], request.clip)
+    _, losses = private.summed(request)
+    more = private.clipped_losses(residuals, request.clip) if losses else np.zeros(0)
+    chosen = _chosen(request)
+    gradient = private.weighed_features(residuals[:, chosen], seen.z[:, chosen])
+    if request.released:
+        shape = len(chosen), request.features
+        picked = shared_frequencies(*shape, request.released, request.seed, request.round)
+        gradient = pick_frequencies(gradient, picked)
+    return np.concatenate([gradient.ravel(), more])
 
 
-def losses_told(
-    client: OnlineKernelClient, seen: Predictions, request: wire.KernelRequest
-) -> Floats:
-    """Return the losses of all kernels; with a budget of clipped residuals, without penalty."""
-    if client.budget is None:
-        return np.asarray(seen.losses.sum(axis=0))
-    residuals = private.clipped(seen.kernels - seen.y[:, None], request.clip)
-    return private.clipped_losses(residuals, request.clip)
+def _chosen(request: wire.KernelRequest) -> NDArray[np.integer[Any]]:
+    """Return the kernels whose gradients are summed, the same at all clients."""
+    if isinstance(request, wire.DrawnRequest):
+        return np.array([request.kernel])
+    many = len(request.theta)
+    if isinstance(request, wire.PersonalRequest) and request.kernels_per_round < many:
+        return shared_subset(many, request.kernels_per_round, request.seed, request.round)
+    return np.arange(many)

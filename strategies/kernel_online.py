@@ -107,6 +107,12 @@ class KernelOnlineStrategy(PrivateOnline, DictionaryStrategy):
 
     left_whole = True
 
+    privacy_clip: float = option(
+        private.CLIP,
+        "With a budget of privacy: c, how far the residual of a prediction counts. A smaller one "
+        "has less noise beside it and lets large errors pass for small ones.",
+        above=0.0,
+    )
     frequencies_per_round: int | Literal["all", "auto"] = option(
         "auto",
         "Frequencies, of all kernels together, whose gradients are sent: all clients send those of "
@@ -211,7 +217,9 @@ class KernelOnlineStrategy(PrivateOnline, DictionaryStrategy):
     def kernel_fields(self) -> dict[str, Any]:
         """Return the fields of a ``KernelRequest``."""
         theta, own = self.theta_.astype(self.precision), self.dictionary_fields()
-        return {**own, **self.private_fields(), "released": self._frequencies, "theta": theta}
+        if self.budget is not None:
+            own |= {**self.private_fields(), "clip": self.privacy_clip}
+        return {**own, "released": self._frequencies, "theta": theta}
 
     # -- a budget of privacy
 

@@ -10,9 +10,8 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.method import Answers, Ask, Steps, option
+from fedkern_flwr.method import Answers, Ask, Steps
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.online import private
 from fedkern_flwr.privacy import Release
 from fedkern_flwr.private_method import PrivateMethod
 from fedkern_flwr.strategy import logger
@@ -27,13 +26,6 @@ class PrivateOnline(PrivateMethod, OnlineStrategy):
     them costs; a party takes part in all of them. This holds as long as nothing that a client sends
     depends on its earlier samples: with a budget it tells no errors and chooses no kernels.
     """
-
-    privacy_clip: float = option(
-        private.CLIP,
-        "With a budget: c, how far the residual of a prediction counts. A smaller one has less "
-        "noise beside it and lets large errors pass for small ones.",
-        above=0.0,
-    )
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -76,7 +68,7 @@ class PrivateOnline(PrivateMethod, OnlineStrategy):
         """Return what a request says of the noise, nothing without a budget."""
         if self.budget is None:
             return {}
-        return {**self._messages(), "clip": self.privacy_clip}
+        return dict(self._messages())
 
     @abstractmethod
     def gradients(self, total: Floats, answers: int) -> Floats:

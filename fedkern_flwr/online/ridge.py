@@ -41,7 +41,7 @@ def numbers(features: int) -> int:
 def sums(phi: Floats, y: Floats) -> Floats:
     """Return the upper triangle of Phi^T Phi and Phi^T y of rows phi, shape (..., n, p)."""
     across = phi.swapaxes(-1, -2)
-    return np.concatenate([_triangle(across @ phi), across @ y], axis=-1)
+    return pack(across @ phi, across @ y)
 
 
 def _triangle(matrix: Floats) -> Floats:
@@ -72,6 +72,17 @@ def _places(features: int) -> NDArray[np.intp]:
     found = np.asarray(np.maximum(matrix, matrix.T).ravel())
     found.setflags(write=False)
     return found
+
+
+def unpack(totals: Floats, features: int) -> tuple[Floats, Floats]:
+    """Return Phi^T Phi, shape (..., p, p), and Phi^T y of what :func:`sums` returns."""
+    pairs = totals.shape[-1] - features
+    return _square(totals[..., :pairs], features), totals[..., pairs:]
+
+
+def pack(matrix: Floats, right: Floats) -> Floats:
+    """Return what :func:`sums` returns."""
+    return np.concatenate([_triangle(matrix), right], axis=-1)
 
 
 def solve(totals: Floats, features: int, ridge: float) -> Floats:

@@ -52,6 +52,7 @@ def plan(
     fixed: int,
     up: float = math.inf,
     known: bool = True,
+    steady: bool = False,
 ) -> Plan:
     """Plan the messages so that no more numbers are released of any rows than they have unknowns.
 
@@ -76,6 +77,8 @@ def plan(
         Most numbers of a message.
     known : bool
         Whether the kernels have a width before raw columns are summed.
+    steady : bool
+        Whether the first messages are as long as the others.
     """
     room = unknowns if unknowns > 0.0 else math.inf
 
@@ -102,7 +105,7 @@ def plan(
         steps = range(for_raw, few + 1)
         fit = (n for n in steps if _window(n, fixed + raw, some, room) <= longest)
         most = next(fit, few)
-    stops = _stops(samples, for_raw or few or most, most)
+    stops = _stops(samples, most if steady else for_raw or few or most, most)
     starts, sums, start, released = list[int](), list[bool](), 0, 0
     for number, stop in enumerate(stops):
         starts.append(start if some else stops[number - 1] if number else 0)

@@ -95,7 +95,7 @@ class OnlineFamily(Family[DataSettings, Streams]):
             )
         ]
 
-    def config(self, name: str, values: Mapping[str, Any]) -> Config:
+    def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the configuration of a run: with a budget of privacy secure sums, no medians."""
         found = super().config(name, values)
         if found["options"].get("privacy_epsilon") is not None:

@@ -16,15 +16,16 @@ from dp_accounting.pld import privacy_loss_distribution
 from faulty import PowerCutError
 from flwr.app import Context
 
+from fedkern_flwr import clients
 from fedkern_flwr.clients import OnlineKernelClient
-from fedkern_flwr.clients.pof_mkl_private import gradients, losses_told
-from fedkern_flwr.clients.pof_mkl_samples import compare, message_features
+from fedkern_flwr.clients.pof_mkl_private import message_sum
 from fedkern_flwr.errors import FedKernError, OptionError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.method import Method
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.online.private import update_release
+from fedkern_flwr.online import ridge, ridge_plan
+from fedkern_flwr.online.private import ridge_release, ridge_sum, update_release
 from fedkern_flwr.privacy import Budget, NoisySum, budget, plan_release
 from fedkern_flwr.privacy.accounting import ORDERS, epsilon_of
 from fedkern_flwr.secure_sum import Party, encoding
@@ -34,10 +35,12 @@ from fedkern_flwr.strategies import (
     EMKOFL,
     OFSKL,
     POFMKL,
+    POFRLS,
     VMKOFL,
     LocalOnly,
     OFMKLAvg,
     PerFedAvg,
+    pof_rls,
 )
 from fedkern_flwr.strategies.kernel_online import KernelOnlineStrategy
 from fedkern_flwr.strategies.online import OnlineStrategy
@@ -56,7 +59,15 @@ METHODS: dict[str, Callable[..., Any]] = {
     "ofmkl-avg": lambda **o: OFMKLAvg(**SOME, **o),
     "vm-kofl": lambda **o: VMKOFL(**SOME, samples_per_round=2, **o),
     "em-kofl": lambda **o: EMKOFL(**SOME, samples_per_round=2, **o),
+    "pof-rls": lambda **o: POFRLS(features=3, seed=3, samples_per_round=4, **o),
+    "pof-rls party": lambda **o: POFRLS(
+        features=3, kernels=2, seed=3, samples_per_round=3, privacy_unit="party", **o
+    ),
+    "pof-rls columns": lambda **o: POFRLS(
+        experts="global-ridge", seed=3, samples_per_round=3, forgetting=1.0, **o
+    ),
 }
+BY_GRADIENTS = [name for name in METHODS if not name.startswith("pof-rls")]
 
 
 class Nodes:
@@ -137,7 +148,15 @@ def test_another_sample_changes_its_own_message_and_nothing_else(
     def public(strategy: Any, total: np.ndarray, answers: int) -> np.ndarray:
         return 3.0 * np.random.default_rng(strategy._number).standard_normal(total.size)
 
+    def public_rows(strategy: Any, total: np.ndarray, answers: int) -> np.ndarray:
+        rng = np.random.default_rng(strategy._number)
+        shapes = [ridge.sums(rng.random((9, 4)), rng.random(9))] * (strategy.plan_.raw > 0)
+        for _ in range(len(strategy._kernels)):
+            shapes.append(ridge.sums(rng.random((9, 6)) / 3.0, rng.random(9)))
+        return np.concatenate(shapes) * ridge_plan.scale(strategy._samples)
+
     monkeypatch.setattr(KernelOnlineStrategy, "gradients", public)
+    monkeypatch.setattr(POFRLS, "gradients", public_rows)
     x, y = streams()
     other_x, other_y = x.copy(), y.copy()
     other_x[2, 4], other_y[2, 4] = (0.1, 0.5, 0.3), 1.0 - y[2, 4]
@@ -147,8 +166,8 @@ def test_another_sample_changes_its_own_message_and_nothing_else(
         found.append(nodes.added)
         said.append(nodes.said)
         nodes.said = []
-    size = strategy.batch_size()
-    own = 2, min(4 // size + 1, strategy.exchanges())
+    messages = range(1, strategy.exchanges() + 1)
+    own = 2, next(n for n in messages if strategy.stop(n) > 4)
     assert found[0].keys() == found[1].keys()
     for place, vector in found[0].items():
         assert (vector.tobytes() == found[1][place].tobytes()) == (place != own), place
@@ -177,15 +196,6 @@ def test_nodes_tell_no_errors_and_a_simulation_reports_them(name: str, nodes: No
 # -- how far a sample moves its message
 
 
-def moved(request: Any, x: np.ndarray, y: np.ndarray, chosen: np.ndarray, losses: int) -> Any:
-    """Return what a client adds in a run with a budget."""
-    client: Any = SimpleNamespace(budget=Budget(3.0))
-    seen = compare(message_features(request, x.shape[1])(x), request.theta, y, request)
-    found = gradients(client, seen, request, chosen, np.ones(len(chosen))).ravel()
-    more = losses_told(client, seen, request) if losses else np.zeros(0)
-    return np.concatenate([found, more])
-
-
 @pytest.mark.parametrize("losses", [0, 4])
 @pytest.mark.parametrize("released", [0, 5])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e30, math.inf])
@@ -195,7 +205,6 @@ def test_a_sample_moves_a_message_no_farther_than_is_charged(
     """The worst neighbours that were found, in units of the ring and with rounding."""
     rng = np.random.default_rng(0)
     features, kernels, clip = 3, 4, 0.2
-    chosen = np.arange(kernels)
     pairs = released or kernels * features
     release = update_release(
         Budget(3.0),
@@ -211,24 +220,22 @@ def test_a_sample_moves_a_message_no_farther_than_is_charged(
     unit, farthest = 2.0**-release.noise.fraction, 0.0
     for number in range(150):
         theta = rng.choice([-scale, 0.0, scale], (kernels, 2 * features))
-        request = wire.PersonalRequest(
-            bandwidths=np.geomspace(1e-3, 10.0, kernels).astype("<f8").tobytes(),
-            features=features,
-            seed=number,
-            regularization=0.1,
-            precision="float32",
-            frequency_draw="orthogonal",
-            centre=0.5,
-            released=released,
-            theta=theta.astype(np.float32),
-            kernels_per_round=kernels,
-            selection="shared",
-            exploration=1.0,
-            weight_rule="adahedge",
-            learning_rate=0.1,
-            samples=6,
-            clip=clip,
-        )
+        about: dict[str, Any] = {
+            "bandwidths": np.geomspace(1e-3, 10.0, kernels).astype("<f8").tobytes(),
+            "features": features,
+            "seed": number,
+            "regularization": 0.1,
+            "precision": "float32",
+            "frequency_draw": "orthogonal",
+            "centre": 0.5,
+            "released": released,
+            "theta": theta.astype(np.float32),
+            "weights": np.ones(kernels),
+            "send_losses": losses > 0,
+            "samples": 6,
+            "clip": clip,
+        }
+        request = wire.SharedRequest(**about)
         x, y = rng.random((6, 3)), rng.uniform(-5.0, 5.0, 6)
         other_x, other_y = x.copy(), y.copy()
         other_y[3] = -y[3]  # to the other side
@@ -236,13 +243,48 @@ def test_a_sample_moves_a_message_no_farther_than_is_charged(
             other_x[3] = 1e3 * rng.standard_normal(3)
         both = (x, y), (other_x, other_y)
         with np.errstate(all="ignore"):
-            vectors = [moved(request, *one, chosen, losses) for one in both]
+            vectors = [message_sum(request, *one) for one in both]
         assert all(np.isfinite(v).all() for v in vectors)
         whole = [np.rint(v / unit) for v in vectors]
         farthest = max(farthest, float(np.linalg.norm(whole[0] - whole[1]) * unit))
     assert farthest <= release.sensitivity
     if scale <= 1.0 and not losses:
         assert farthest > 0.95 * release.sensitivity
+
+
+@pytest.mark.parametrize("columns", [0, 1, 4])
+@pytest.mark.parametrize(("kernels", "summed"), [(0, 3), (1, 3), (3, 2)])
+def test_a_row_moves_sums_of_products_no_farther_than_is_charged(
+    columns: int, kernels: int, summed: int
+) -> None:
+    if not columns and not kernels:
+        return
+    rng, farthest, features = np.random.default_rng(0), 0.0, 3
+    about: dict[str, Any] = {"columns": columns, "kernels": kernels, "summed": summed}
+    how: dict[str, int] = {"most": 5, "messages": 2, "parties": 5, "least": 5}
+    release = ridge_release(Budget(3.0), features=features, **about, **how)
+    unit = 2.0**-release.noise.fraction
+    for number in range(300):
+        request: Any = SimpleNamespace(
+            raw=columns > 0,
+            sums=kernels > 0,
+            bandwidths=np.geomspace(0.02, 1.0, kernels).astype("<f8").tobytes(),
+            features=features,
+            summed=summed,
+            seed=number,
+        )
+        x, y = rng.standard_normal((5, columns or 4)), rng.uniform(-5.0, 5.0, 5)
+        other_x, other_y = x.copy(), y.copy()
+        towards = rng.standard_normal(columns or 4) if number % 3 else np.zeros(columns or 4)
+        other_x[2] = rng.choice([3.0, 1e300]) * (towards - x[2])
+        other_y[2] = -5.0 * np.sign(y[2])
+        both = (x, y), (other_x, other_y)
+        with np.errstate(all="ignore"):
+            sums = [ridge_sum(request, *one) for one in both]
+        assert all(np.isfinite(one).all() for one in sums)
+        whole = [np.rint(one / unit) for one in sums]
+        farthest = max(farthest, float(np.linalg.norm(whole[0] - whole[1]) * unit))
+    assert 0.6 * release.sensitivity < farthest <= release.sensitivity
 
 
 def test_features_that_are_no_numbers_do_not_show() -> None:
@@ -262,7 +304,7 @@ def test_features_that_are_no_numbers_do_not_show() -> None:
         clip=0.1,
     )
     with np.errstate(all="ignore"):
-        found = moved(request, np.full((1, 3), 30.0), np.zeros(1), np.zeros(1, int), 1)
+        found = message_sum(request, np.full((1, 3), 30.0), np.zeros(1))
     assert np.isfinite(found).all()
 
 
@@ -299,7 +341,7 @@ def test_epsilon_is_that_of_a_reckoning_by_hand(unit: Any, messages: int) -> Non
 # -- the model
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", BY_GRADIENTS)
 def test_without_noise_and_clip_it_is_the_run_without_a_budget(
     name: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,20 +363,44 @@ def test_without_noise_and_clip_it_is_the_run_without_a_budget(
     np.testing.assert_allclose(made.theta_, usual.theta_, atol=2e-5)
 
 
+def test_without_noise_pof_rls_is_ridge_regression_of_the_pooled_rows(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(party_module, "skellam", lambda v, n, key: np.zeros(n, np.int64))
+    monkeypatch.setattr(budget, "_WIDEST", 1 << 27)
+    monkeypatch.setattr(encoding, "MOST_VARIANCE", 1 << 60)
+    monkeypatch.setattr(pof_rls, "steadied", lambda totals, *_: totals)
+    plan_release.cache_clear()
+    x, y = streams()
+    x /= 2.0  # in the unit ball
+    strategy = nodes.run(METHODS["pof-rls"](privacy_epsilon=3.0), x, y)
+    plan_release.cache_clear()
+    widths = strategy.model()[0]["bandwidths"].tobytes()
+    assert np.frombuffer(widths, "<f8") == [2.0]  # and none that the rows tell
+    flat, labels = x.reshape(-1, 3), y.reshape(-1) - 0.5
+    for name, rows in (
+        ("raw", ridge.raw_rows(flat)),
+        ("kernels", ridge.kernel_rows(flat, widths, 3, 3)[0]),
+    ):
+        gram = rows.T @ rows + strategy.regularization * np.eye(rows.shape[1])
+        found = strategy.model()[0][name]
+        np.testing.assert_allclose(found[0], np.linalg.solve(gram, rows.T @ labels), atol=1e-3)
+
+
 def test_with_noise_it_learns_where_there_are_many_clients(monkeypatch: Any) -> None:
     rng = np.random.default_rng(1)
-    x = rng.random((60, 80, 2)) / 2.0
+    x = rng.random((40, 80, 2)) / 2.0
     y = x.sum(axis=2)
     found = {}
     for epsilon in (None, 8.0):
-        how: dict[str, Any] = {"kernels": 1, "features": 10, "seed": 0, "samples_per_round": 4}
+        how: dict[str, Any] = {"kernels": 1, "features": 10, "seed": 0, "samples_per_round": 8}
 
         def client_fn(context: Context) -> OnlineKernelClient:
             k = int(context.node_config["partition-id"])
             return OnlineKernelClient(context, x[k], y[k])
 
-        strategy = POFMKL(privacy_epsilon=epsilon, **how)
-        simulate(strategy, client_fn, 60, num_rounds=80)
+        strategy = POFMKL(privacy_epsilon=epsilon, drop_outs=False, **how)
+        simulate(strategy, client_fn, 40, num_rounds=80)
         found[epsilon] = strategy.metrics_["mse"]
     spread = float(((y - 0.5) ** 2).mean())
     assert found[None] < found[8.0] < 0.7 * spread
@@ -407,6 +473,15 @@ class SameRows(POFMKL):
         return super().request({**stream, "step": 0})
 
 
+class Windows(POFRLS):
+    def request(self, stream: dict[str, Any]) -> Any:
+        return replace(super().request(stream), window=0)
+
+
+class Unbound(Lies):
+    changed = {"clip": 1e300}  # noqa: RUF012
+
+
 class FewMessages(POFMKL):
     def _messages(self) -> dict[str, int]:
         return {**super()._messages(), "messages": 1}
@@ -420,6 +495,8 @@ class FewMessages(POFMKL):
         (SmallClip, {}, "the noise of a sum"),
         (FewSamples, {"samples_per_round": 4}, "a message of more samples"),
         (LessNoise, {}, "the noise of a sum"),
+        (Unbound, {}, "residuals without a bound"),
+        (Windows, {"samples_per_round": 3}, "a sum of earlier messages' samples"),
         (SameRows, {}, "rows of an earlier message are asked for again"),
         (FewMessages, {"privacy_unit": "party"}, "more than the budget that it declared"),
     ],
@@ -427,8 +504,9 @@ class FewMessages(POFMKL):
 def test_a_server_that_asks_for_more_is_refused(
     kind: Any, more: dict[str, Any], named: str, nodes: Nodes
 ) -> None:
+    strategy = kind(privacy_epsilon=3.0, **{**SOME, "kernels": 1 + 3 * (kind != Windows)}, **more)
     with pytest.raises(FedKernError, match=named) as why:
-        nodes.run(kind(privacy_epsilon=3.0, **SOME, **more), *streams())
+        nodes.run(strategy, *streams())
     assert "\n" not in str(why.value)
 
 
@@ -460,6 +538,22 @@ def test_what_a_budget_does_not_go_with_is_refused(kind: type[Method], options: 
     with pytest.raises(OptionError, match=named) as why:
         kind(privacy_epsilon=3.0, **options)
     assert "\n" not in str(why.value)
+
+
+@pytest.mark.parametrize("kind", [POFMKL, POFRLS])
+def test_whether_learning_goes_well_is_told_to_nobody(
+    kind: Any, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of a client's own learning depends on its earlier samples."""
+
+    def fails(*_: Any) -> None:
+        raise np.linalg.LinAlgError
+
+    name = "weigh_samples" if kind is POFMKL else "learn_samples"
+    monkeypatch.setattr(clients.pof_mkl if kind is POFMKL else clients.pof_rls, name, fails)
+    options: dict[str, Any] = {"kernels": 1, "features": 3, "samples_per_round": 3}
+    strategy = nodes.run(kind(privacy_epsilon=3.0, **options), *streams())
+    assert [row["survivors"] for row in strategy.history_] == [CLIENTS] * 3
 
 
 # -- what it costs
