@@ -126,6 +126,8 @@ class OnlineFamily(Family[DataSettings, Streams]):
         held = np.concatenate([one.y_test for one in shards])
         found: dict[str, Any] = {}
         judged = held if "test_mse" in metrics else y  # what was learned in the end counts
+        if metrics["mse"] is None:
+            return {}
         if metrics.get("test_mse", metrics["mse"]) >= np.mean((judged - y.mean()) ** 2):
             found["no_better_than"] = "the mean of all labels"
             if metrics.get("converged", True):  # else it has been said
@@ -152,6 +154,7 @@ class OnlineFamily(Family[DataSettings, Streams]):
         """Average the draws round by round; ``mse_std`` is the standard deviation over draws."""
         results = entry.results
         errors = [result["metrics"]["mse"] for result in results]
+        told = None not in errors  # as nodes do not with a budget of privacy
         history = [
             {
                 "round": rows[0]["round"],
@@ -163,7 +166,7 @@ class OnlineFamily(Family[DataSettings, Streams]):
         ]
         found = average(
             results,
-            metrics={"mse_std": float(np.std(errors, ddof=len(errors) > 1))},
+            metrics={"mse_std": float(np.std(errors, ddof=len(errors) > 1)) if told else None},
             history=history,
             survivors=results[-1]["history"][-1]["survivors"],
         )
@@ -176,6 +179,8 @@ class OnlineFamily(Family[DataSettings, Streams]):
     def figures(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return errors and regrets."""
         metrics, config = result["metrics"], result["config"]
+        if metrics["mse"] is None and "budget" in result["privacy"]:
+            return [["errors", "each client's, in its own log: with a budget none is told"]]
         rows = [
             ["MSE (10⁻³)", milli(metrics["mse"], 3)],
             ["  std over clients (10⁻³)", milli(metrics["mse_client_std"], 3)],
@@ -207,7 +212,9 @@ class OnlineFamily(Family[DataSettings, Streams]):
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
         """Draw the error and the average regret over time."""
-        history = summary["history"]
+        history = [row for row in summary["history"] if row["mse"] is not None]
+        if not history:
+            return {}
         recent = [(t, mse, 0.0) for t, mse in recent_errors(history)]
         made = {
             "mse_plot": plots.plot_sweep(

@@ -31,6 +31,8 @@ from fedkern_flwr.privacy.accounting import ORDERS, epsilon_of
 from fedkern_flwr.secure_sum import Party, encoding
 from fedkern_flwr.secure_sum import party as party_module
 from fedkern_flwr.simulations import simulate
+from fedkern_flwr.simulations.methods.registry import family
+from fedkern_flwr.simulations.run.entries import Entry
 from fedkern_flwr.strategies import (
     EMKOFL,
     OFSKL,
@@ -540,6 +542,12 @@ def test_what_a_budget_does_not_go_with_is_refused(kind: type[Method], options: 
     assert "\n" not in str(why.value)
 
 
+def test_a_node_writes_its_error_into_its_own_log(nodes: Nodes, caplog: Any) -> None:
+    with caplog.at_level("INFO", logger="fedkern_flwr"):
+        nodes.run(POFMKL(privacy_epsilon=3.0, **SOME), *streams())
+    assert caplog.text.count("own mean squared error, told to nobody: ") == CLIENTS
+
+
 @pytest.mark.parametrize("kind", [POFMKL, POFRLS])
 def test_whether_learning_goes_well_is_told_to_nobody(
     kind: Any, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
@@ -596,23 +604,25 @@ def POFMKL_CURVE() -> Any:
     return update_release(Budget(1.0), **about, messages=9, parties=4, least=3).curve
 
 
+@pytest.mark.parametrize("kind", [POFMKL, POFRLS])
 def test_a_run_that_is_resumed_draws_no_noise_anew_and_pays_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes, (x, y) = Nodes(monkeypatch, tmp_path), streams()
     nodes.policy = NodePolicy(min_sum_rows=0, max_epsilon=1.001)
     options = {**SOME, "checkpoint": tmp_path / "c.npz", "checkpoint_every": 3}
+    options |= {"samples_per_round": 1}
 
     def cut(done: int, total: int, metrics: Any) -> None:
         if done == 5:
             raise PowerCutError
 
-    first = POFMKL(privacy_epsilon=1.0, **options)
+    first = kind(privacy_epsilon=1.0, **options)
     first.on_round = cut
     with pytest.raises(PowerCutError):
         nodes.run(first, x, y)
     before = nodes.added
-    second = nodes.run(POFMKL(privacy_epsilon=1.0, **options, resume=True), x, y)
+    second = nodes.run(kind(privacy_epsilon=1.0, **options, resume=True), x, y)
     assert not before.keys() & nodes.added.keys()
     assert {k for _, k in before.keys() | nodes.added.keys()} == set(range(1, ROUNDS + 1))
     assert len(nodes.secrets) == CLIENTS
@@ -620,3 +630,30 @@ def test_a_run_that_is_resumed_draws_no_noise_anew_and_pays_once(
     assert [run.epsilon for run in NodeLedger(tmp_path / "0").runs()] == [
         pytest.approx(1.0, rel=1e-3)
     ]
+
+
+def test_what_a_deployment_shows_says_where_the_errors_are(nodes: Nodes, tmp_path: Path) -> None:
+    strategy, own = nodes.run(POFMKL(privacy_epsilon=3.0, **SOME), *streams()), family("pof-mkl")
+    entry = Entry("POF-MKL", "pof-mkl", {})
+    entry.results.append({**strategy.result(), "seconds": 1.0})
+    summary = own.summarise(entry)
+    assert summary["metrics"]["mse"] is None
+    result = {**strategy.result(), **summary, "config": {"runs": 1, "clients": CLIENTS}}
+    shown = dict(own.figures(result))
+    assert shown == {"errors": "each client's, in its own log: with a budget none is told"}
+    assert own.plots(tmp_path, "POF-MKL", summary) == {}
+
+
+def test_the_command_takes_secure_sums_and_nothing_that_all_rows_decide() -> None:
+    own = family("pof-mkl")
+    values = {o.name: o.default for o in own.parameters()} | {"seed": 0, "privacy_epsilon": 3.0}
+    values |= {o.name: o.default for o in own.own_options} | {"secure": False, "runs": 1}
+    values |= {"missing": "encode"}
+    config = own.config("pof-mkl", values)
+    assert config["secure"]
+    assert config["options"]["secure"]
+    assert config["data"]["missing"] == "error"
+    own.check(config)
+    with pytest.raises(OptionError, match="scaled by all rows") as why:
+        own.check({**config, "data": {**config["data"], "scaling": "rank"}})
+    assert "\n" not in str(why.value)
