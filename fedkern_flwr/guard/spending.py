@@ -18,6 +18,7 @@ from .policy import NodePolicy
 from .rows import RowSet, digest
 
 _ROUNDING = 1e-6
+_FEW = 1000  # rows that are compared one by one
 
 #: Of a release: whether it is about held-out rows, its curve, its delta, and of one about some rows
 #: where these end, else 0.
@@ -207,7 +208,15 @@ def _about(db: sqlite3.Connection, rows: RowSet, run: int | None = None) -> list
     """Return curve and delta of the releases about some of the rows, in all runs or in one."""
     query = "SELECT members, curve, delta FROM spending JOIN sets ON sets.id = rows"
     about = db.execute(query) if run is None else db.execute(f"{query} WHERE run = ?", (run,))
-    return [(curve, delta) for members, curve, delta in about if rows.meets(RowSet.unpack(members))]
+    meets = rows.meets
+    if len(rows) < _FEW:  # of a stream there are many small sets
+        names, values = set(rows.names.tolist()), set(rows.values.tolist())
+
+        def meets(other: RowSet) -> bool:
+            some = names.isdisjoint(other.names.tolist())
+            return not (some and values.isdisjoint(other.values.tolist()))
+
+    return [(curve, delta) for members, curve, delta in about if meets(RowSet.unpack(members))]
 
 
 def _rows(db: sqlite3.Connection, run: int, one: Charge) -> RowSet:
