@@ -17,7 +17,7 @@ from faulty import PowerCutError
 from flwr.app import Context
 
 from fedkern_flwr import clients
-from fedkern_flwr.clients import OnlineKernelClient
+from fedkern_flwr.clients import OnlineKernelClient, StreamClient
 from fedkern_flwr.clients.pof_mkl_private import message_sum
 from fedkern_flwr.errors import FedKernError, OptionError
 from fedkern_flwr.guard import NodePolicy
@@ -26,6 +26,7 @@ from fedkern_flwr.method import Method
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import ridge, ridge_plan
 from fedkern_flwr.online.private import ridge_release, ridge_sum, update_release
+from fedkern_flwr.online.source import IteratorSource
 from fedkern_flwr.privacy import Budget, NoisySum, budget, plan_release
 from fedkern_flwr.privacy.accounting import ORDERS, epsilon_of
 from fedkern_flwr.secure_sum import Party, encoding
@@ -597,6 +598,33 @@ def test_runs_over_the_same_rows_add_up_until_the_owner_s_limit(
     with pytest.raises(FedKernError, match="would lose") as why:
         nodes.run(POFMKL(privacy_epsilon=1.0, **SOME), x[:, overlapping], y[:, overlapping])
     assert "\n" not in str(why.value)
+
+
+@pytest.mark.parametrize("unit", ["row", "party"])
+def test_rows_of_a_stream_are_charged_as_they_come(unit: Any, tmp_path: Path) -> None:
+    x, y = streams(2 * ROUNDS)
+    sources = [IteratorSource(zip(x[k], y[k], strict=True)) for k in range(CLIENTS)]
+
+    def client_fn(context: Context) -> StreamClient:
+        k = int(context.node_config["partition-id"])
+        context.node_config["simulation"] = False
+        policy = NodePolicy(min_sum_rows=0, max_epsilon=1.001)
+        return StreamClient(
+            context, sources[k], wait=0.0, state_dir=tmp_path / str(k), policy=policy
+        )
+
+    def run() -> None:
+        options: dict[str, Any] = {**SOME, "samples_per_round": 3, "privacy_unit": unit}
+        simulate(POFMKL(privacy_epsilon=1.0, **options), client_fn, CLIENTS, num_rounds=ROUNDS)
+
+    run()
+    if unit == "party":
+        with pytest.raises(FedKernError, match="would lose"):
+            run()
+    else:
+        run()
+    told = [one.epsilon for one in NodeLedger(tmp_path / "0").runs()]
+    assert told == [pytest.approx(1.0, rel=1e-3), pytest.approx(float(unit == "row"), rel=1e-3)]
 
 
 def POFMKL_CURVE() -> Any:
