@@ -262,6 +262,9 @@ def draw(found: Results) -> None:
         axis.axhline(by_itself, color="black", lw=1.2, label="each client alone")
         axis.set(title=f"{name}, {clients} clients", xscale="log", yscale="log", xlabel="epsilon")
         axis.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
+        limits = axis.get_ylim()
+        ticks = [one for one in (1, 2, 5, 10, 20, 50) if limits[0] <= one <= limits[1]]
+        axis.set_yticks(ticks, [str(one) for one in ticks])
         axis.minorticks_off()
     axes[0].set_ylabel("mean squared error (10⁻³)")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="lower center", ncols=4, frameon=False)
