@@ -6,6 +6,8 @@ one line and leaves with :attr:`FedKernError.exit_code`.
 
 from __future__ import annotations
 
+import logging
+
 
 class FedKernError(Exception):
     """Base class of all errors raised by fedkern-flwr.
@@ -24,6 +26,8 @@ class FedKernError(Exception):
 
     #: Exit code of the command line: 2 for bad input, 1 for a run that fails later.
     exit_code = 1
+    #: Whether the log has its line already.
+    told = False
 
     def __init__(self, problem: str, *, remedy: str = "", party: str = "", phase: str = "") -> None:
         self.problem, self.remedy, self.party, self.phase = problem, remedy, party, phase
@@ -98,3 +102,21 @@ class CheckpointError(FedKernError):
     """A checkpoint is missing, damaged or belongs to another run."""
 
     exit_code = 2
+
+
+def log_in_one_line() -> None:
+    """Have Flower log an error of ours that ends an app as its line, without a traceback.
+
+    Flower goes on to end the run as failed. A rehearsal in process has the traceback.
+    """
+    logging.getLogger("flwr").addFilter(_one_line)
+
+
+def _one_line(record: logging.LogRecord) -> bool:
+    """Take the traceback from a record about an error of ours; leave it out if it was told."""
+    error = record.exc_info[1] if record.exc_info else None
+    if not isinstance(error, FedKernError):
+        return True
+    record.exc_info, record.exc_text = None, None
+    record.msg, record.args = "fedkern: %s", (" ".join(str(error).split()),)
+    return not error.told

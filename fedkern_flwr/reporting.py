@@ -63,6 +63,7 @@ def errors_reported(path: str | Path) -> Iterator[None]:
     except FedKernError as error:
         line = " ".join(str(error).split())
         logger.error("fedkern: %s", line)
+        error.told = True
         write_result(path, {"error": line, "exit_code": error.exit_code})
         raise
 

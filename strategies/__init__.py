@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fedkern_flwr.errors import log_in_one_line
+
 if TYPE_CHECKING:
     from fedkern_flwr.strategy import PhaseStrategy
     from fedkern_flwr.summing import SummingStrategy
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from .pof_mkl import POFMKL
     from .pof_rls import POFRLS
     from .secure_gram import SecureGram
+
+log_in_one_line()
 
 __all__ = [
     "EMKOFL",

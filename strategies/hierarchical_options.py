@@ -304,3 +304,10 @@ class SVMOptions(Judges):
     def least_agents(self) -> int:
         """How many groups there must be at least where some may be left out."""
         return 3 if self.ring else max(2, len(self.groups_) // 2 + 1)
+
+    @property
+    def advice_of_classes(self) -> str:
+        """What to do where rare classes are never found: columns of rows are not weighed."""
+        if self.partition == "vertical":
+            return "if they are rare, fdskl with --class-weight balanced finds more of them"
+        return super().advice_of_classes

@@ -113,9 +113,7 @@ class Category:
                 bucket, sign = signed_bucket(bytes.fromhex(self.key), name)
                 table[k, bucket] = (1 + sign) / 2
             return list(table[rows].T)
-        if self.key:
-            names = [str(bucket_of(bytes.fromhex(self.key), name)) for name in names]
-        kept = list(self.facts.counts)
+        names, kept = self._kept_as(names), list(self.facts.counts)
         places = {name: k for k, name in enumerate(kept)}
         missing = len(kept) + 1  # which no column is of
         place = np.array([*(places.get(name, len(kept)) for name in names), missing], np.intp)[rows]
@@ -124,6 +122,21 @@ class Category:
         total = self.facts.rows - self.facts.missing
         shares = np.array([*(count / total for count in self.facts.counts.values()), 0.0, 0.0])
         return [shares[place]]
+
+    def unknown(self, codes: Floats, names: Sequence[str]) -> Any:
+        """Return which rows have a category that is not kept: a rare or an unknown one.
+
+        Names of hashed categories are not kept, so that nothing is known of them.
+        """
+        if self.how == "hashing" or not self._values:
+            return np.zeros(len(codes), bool)
+        known = np.append(np.isin(self._kept_as(names), list(self.facts.counts)), True)
+        return ~known[np.where(np.isfinite(codes), codes, len(names)).astype(np.intp)]
+
+    def _kept_as(self, names: Sequence[str]) -> Sequence[str]:
+        """Return what names are kept as: themselves, or their buckets."""
+        key = bytes.fromhex(self.key)
+        return [str(bucket_of(key, name)) for name in names] if key else names
 
     def explain(self) -> str:
         """Return what becomes of it, without a category."""

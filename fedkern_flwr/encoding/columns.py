@@ -109,6 +109,13 @@ class Number:
             return np.clip((values - facts.least) / (width if width > 0 else 1.0), 0.0, 1.0)
         return values
 
+    def far(self, values: Floats) -> Any:
+        """Return which values are further from those of the rows to learn from than these lie."""
+        facts = self.facts
+        width = facts.greatest - facts.least
+        beyond = np.fmax(facts.least - values, values - facts.greatest)
+        return np.isfinite(values) & (beyond > width) & (width > 0.0)
+
     def explain(self) -> str:
         """Return what becomes of it, without a value."""
         how = {
@@ -186,6 +193,10 @@ class Date:
         parts, known = parts_of_dates(values, self.first), np.isfinite(values)
         found = [part.transform(parts[k])[:, 0] for k, part in self._used]
         return stacked(found, known, self.parts[0].facts, self.gaps)
+
+    def far(self, values: Floats) -> Any:
+        """Return which dates are further from those of the rows to learn from than these lie."""
+        return self.parts[0].far(parts_of_dates(values, self.first)[0])
 
     def explain(self) -> str:
         """Return what becomes of it, without a value."""

@@ -200,6 +200,42 @@ class Encoder:
         # Sums along another order in memory are rounded otherwise: figures of papers' runs stay.
         return np.asarray(made, order="C" if x.flags.c_contiguous else "F")
 
+    def strange(self, table: Table) -> tuple[str, ...]:
+        """Return notes of rows of a table unlike those to learn from: counts and names of columns.
+
+        A line each for rare or unknown categories, for numbers and dates that are further away than
+        those to learn from lie apart, and for gaps where these had none.
+        """
+        places = self.places(table, "the table")
+        categories, rare, far, gaps = [], False, [], []
+        for column in self.columns:
+            cells, count = table.x[:, places[column.name]], f"{column.name!r} in "
+            if not column.outputs:
+                continue
+            if isinstance(column, Category):
+                if found := int(column.unknown(cells, table.categories[column.name]).sum()):
+                    categories.append(f"{count}{found}")
+                    rare = rare or column.rare > 0
+            elif found := int(column.far(cells).sum()):
+                far.append(f"{count}{found}")
+            facts = column.parts[0].facts if isinstance(column, Date) else column.facts
+            if (
+                column.gaps == "encode"
+                and not facts.missing
+                and (found := int((~np.isfinite(cells)).sum()))
+            ):
+                gaps.append(f"{count}{found}")
+        what = "rare or unknown" if rare else "unknown"
+        return tuple(
+            f"{text}: {listing(found)} of {table.rows} rows"
+            for text, found in (
+                (f"{what} categories, taken as others", categories),
+                ("values far outside those of training, so that predictions are guesses", far),
+                ("gaps in columns that had none in training", gaps),
+            )
+            if found
+        )
+
     def explain(self) -> list[Explanation]:
         """Return what became of each column."""
         return [

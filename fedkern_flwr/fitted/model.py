@@ -17,9 +17,9 @@ from ..errors import CheckpointError, OptionError, TableError
 from ..judging.calibration import Calibration
 from ..labels import are_numbers, decide, name_classes
 from ..scaling import Scaling
-from ..tables import load_table
 from ..tables.table import Table, listing
 from .forms import FORMS, with_deviations
+from .rows import array_of, read_rows
 
 Floats = NDArray[np.float64]
 
@@ -27,7 +27,6 @@ Floats = NDArray[np.float64]
 PREDICTOR = "predictor.npz"
 
 _CHUNK = 1024  # rows predicted at once
-_NUMBERS = ("number", "boolean", "date")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -40,7 +39,8 @@ class FittedModel:
 
     Rows are a table of :func:`fedkern_flwr.tables.load_table`, a data frame of pandas, polars or
     pyarrow, or a file, all with the columns of the training table by name, in any order and perhaps
-    with others; or an array of the training table's features in their order, where all are numbers.
+    with others; or a list of several, one of each party, or a mapping of them by names; or an array
+    of the training table's features in their order, where all are numbers.
 
     Parameters
     ----------
@@ -136,23 +136,37 @@ class FittedModel:
         found = self.meta["table"].get("encoder")
         return None if found is None else Encoder.from_dict(found)
 
-    def read(self, rows: Any, id_column: str | None = None, **dialect: Any) -> Table:
+    def read(
+        self, rows: Any, id_column: str | None = None, *, strict: bool = False, **dialect: Any
+    ) -> Table:
         """Return a file, data frame or array as a table with the columns of the model.
 
         Parameters
         ----------
-        rows : path, data frame or array
-            Cells may be missing; a label column is ignored.
+        rows : path, data frame, array, or a sequence or mapping of several paths or frames
+            Cells may be missing; a label column is ignored. Of several, each a party's, those with
+            the columns of the first have rows of their own, the others further columns of these.
+            Rows that are not in all of them are left out, with a note.
         id_column : str or None
-            Column of the rows' names, of a file or data frame.
+            Column of the rows' names, of a file or data frame; of several that of the run's tables
+            by default.
+        strict : bool (default: False)
+            Whether rows that are not in all of several tables are refused.
         **dialect
             How a file is written, see :func:`fedkern_flwr.tables.load_table`; what was said of the
             run's table by default.
+
+        Returns
+        -------
+        Table
+            Its ``ids`` are the names of the rows, its ``notes`` say what is unlike the run's table.
 
         Raises
         ------
         TableError
             They cannot be read, or an array cannot hold the columns.
+        OptionError
+            Nothing tells which rows of several tables belong together.
         CheckpointError
             The model has no encoder of columns.
         """
@@ -161,31 +175,7 @@ class FittedModel:
                 "the model is one of features as nodes hold them, a file has columns",
                 remedy="predict in Python, with fedkern_flwr.load_model",
             )
-        kinds = encoder.kinds
-        if not isinstance(rows, (np.ndarray, list, tuple)):
-            keys = ("sep", "decimal", "na")
-            how = {key: dialect.get(key) or self.meta.get(key) for key in keys}
-            file = Path(rows) if isinstance(rows, (str, Path)) else None
-            arrays = file is not None and file.suffix.lower() == ".npz"
-            table = load_table(
-                rows,
-                label=(self.meta["label"] or None) if arrays else None,  # an array of several
-                id_column=id_column,
-                missing="keep",
-                labelled=False,
-                bare=True,
-                kinds=kinds,
-                needed=kinds,
-                **{**dialect, **{key: value for key, value in how.items() if value}},
-            )
-            encoder.places(table, "the table" if file is None else file.name)
-            return table
-        if any(kind not in _NUMBERS for kind in kinds.values()):
-            raise TableError(
-                "the model has columns of categories, which an array does not hold",
-                remedy="give a data frame, or a file",
-            )
-        return Table(_numbers(rows, len(kinds)), None, tuple(kinds), kinds=kinds)
+        return read_rows(rows, encoder, self.meta, id_column, dialect, strict=strict)
 
     def features(self, rows: Any) -> Floats:
         """Return what the model takes of rows, shape (n, d); NaN where a cell is missing.
@@ -197,8 +187,8 @@ class FittedModel:
         """
         encoder = self.encoder
         if encoder is None:
-            return _numbers(rows, int(self.meta["columns"]))
-        table = rows if isinstance(rows, Table) else self.read(rows)
+            return array_of(rows, int(self.meta["columns"]))
+        table = rows if isinstance(rows, Table) else self.read(rows, strict=True)
         if not self.meta.get("encoded", True):
             places = encoder.places(table, "the table")
             names = [encoder.columns[source].name for source in encoder.sources]
@@ -361,18 +351,3 @@ def load_model(path: str | Path) -> FittedModel:
             remedy="name the folder of the run",
         )
     return FittedModel(str(meta["method"]), arrays, meta)
-
-
-def _numbers(rows: Any, columns: int) -> Floats:
-    try:
-        x = np.asarray(rows, np.float64)
-    except (TypeError, ValueError):
-        raise TableError(
-            "the rows are not numbers", remedy="give a two-dimensional array"
-        ) from None
-    if x.ndim != 2 or x.shape[1] != columns:
-        raise TableError(
-            f"an array of shape {x.shape} is no rows of the model's {columns} columns",
-            remedy="give its features in their order, or a data frame with their names",
-        )
-    return x

@@ -7,7 +7,6 @@ summed travels in secure sums, named here; what follows the vector of a sum are 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,8 +101,8 @@ class StatisticsRequest(FeaturesRequest, phase="svm-statistics"):
 
     def sum_name(self, before: str) -> str:
         """Name of the sum: all users who add to it have been told the same, now and before."""
-        alike: dict[str, Any] = {"session": before, "round": 0, "attempt": 0}
-        return bind(STATISTICS_SUM, replace(self, partners=np.zeros(0, np.int32), **alike))
+        alike = replace(self, partners=np.zeros(0, np.int32))
+        return bind(STATISTICS_SUM, alike, session=before, round=0, attempt=0)
 
 
 class StatisticsReply(SVMReply, phase="svm-statistics"):
@@ -160,8 +159,7 @@ class StepWithAgentRequest(LocalRequest, phase="svm-step"):
 
         ``before`` is the name of the sum before, with which the users' state came about.
         """
-        alike: dict[str, Any] = {"session": before, "attempt": 0, "sealed": b""}
-        return bind(GROUP_SUM, replace(self, **alike))
+        return bind(GROUP_SUM, self, session=before, attempt=0, sealed=b"")
 
 
 class StepWithAgentReply(SVMReply, phase="svm-step"):

@@ -43,8 +43,8 @@ def equations_release(
 def label_weight(bound: float, outputs: int) -> float:
     """Return by what K^T y is multiplied before noise is added: labels then have length 1/2.
 
-    Labels of length one would take four fifths of the squared sensitivity, and with it the noise of
-    the Gram matrix up; the optimum is flat.
+    Labels of length one would take the sensitivity from 5 / 4 to 2, and with it the noise of the
+    Gram matrix up; the optimum is flat.
     """
     return 0.5 / (bound * math.sqrt(outputs))
 

@@ -12,9 +12,11 @@ from .random_features import feature_map
 
 Floats = NDArray[np.float64]
 
-#: How far a row that takes another's place moves :func:`moments`, of rows of length one: the number
-#: of rows not at all, their sum by 2, the upper triangle by sqrt(1 + 1 / D) at most.
-SENSITIVITY = math.sqrt(4.0 + 2.0)
+#: How far a row that takes another's place moves :func:`moments`, of rows of length one. With the
+#: inner product c of the two the square is 2 - 2 c of the sum of the rows, and of the triangle
+#: (1 + 1 / D) (1 - c^2), see :func:`~fedkern_flwr.privacy.sensitivity.ridge`: together at most 4.5,
+#: for D = 1 and c = -1 / 2.
+SENSITIVITY = math.sqrt(4.5)
 #: The same of two numbers in [0, 4].
 REST_SENSITIVITY = math.sqrt(2.0) * 4.0
 

@@ -13,11 +13,13 @@ def ridge(features: int, labels: float) -> float:
     """Return how far a record moves the upper triangle of Phi^T Phi, and Phi^T y.
 
     A row of Phi has D = ``features`` / 2 pairs of a sine and a cosine, each pair of length
-    sqrt(1 / D), so that a row has length one. A record that takes the place of another moves
-    Phi^T Phi by u u^T - v v^T, whose squared length is 2 - 2 (u^T v)^2 <= 2. The upper triangle
-    has half of that and half of what the diagonal has. Of a pair it has two entries, each moved by
-    at most 1 / D: their squares add up to at most 2 / D in all.
-    Phi^T y is moved by at most 2 ``labels``.
+    sqrt(1 / D), so that a row has length one. A record that takes the place of another, with
+    u^T v = c, moves Phi^T Phi by u u^T - v v^T, whose squared length is 2 - 2 c^2. The upper
+    triangle has half of that and half of what the diagonal has. Of a pair with the inner product
+    c_j / D it has two entries, each moved by at most sqrt(1 - c_j^2) / D: all their squares add up
+    to at most 2 (1 - c^2) / D. Phi^T y is moved by at most the root of 2 b^2 (1 + abs(c)), for
+    labels of length b. The squares together, k (1 - c^2) + 2 b^2 (1 + abs(c)) with k = 1 + 1 / D,
+    are largest at abs(c) = b^2 / k, or at 1 if that is more.
 
     Parameters
     ----------
@@ -26,8 +28,8 @@ def ridge(features: int, labels: float) -> float:
     labels : float
         Bound of the Euclidean length of a row's labels.
     """
-    pairs = features / 2.0
-    return math.sqrt(1.0 + 1.0 / pairs + 4.0 * labels**2)
+    squares, label = 1.0 + 2.0 / features, labels**2
+    return 2.0 * labels if label > squares else (squares + label) / math.sqrt(squares)
 
 
 def confusion() -> float:

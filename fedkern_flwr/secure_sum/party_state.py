@@ -13,8 +13,9 @@ from typing import Any
 
 from ..wire.sums import Order
 from .identity import Counts
-from .keys import sum_label
+from .keys import KEY_BYTES, sum_label
 from .membership import Cohort
+from .shamir import cut
 
 
 def order_terms(order: Order) -> str:
@@ -106,8 +107,7 @@ class PartyState:
             "cipher": self.cipher,
             "cohorts": [[c.number, c.members, c.threshold] for c in self.cohorts.values()],
             "roots": [
-                [c, [[j, root.hex()] for j, root in roots.items()]]
-                for c, roots in self.roots.items()
+                [c, list(roots), b"".join(roots.values()).hex()] for c, roots in self.roots.items()
             ],
             "last": list(self.last.items()),
             "fixed": self.fixed,
@@ -129,7 +129,10 @@ class PartyState:
             digest=digest,
             cipher=value["cipher"],
             cohorts={c: Cohort(c, tuple(m), t, digest) for c, m, t in value["cohorts"]},
-            roots={c: {j: bytes.fromhex(root) for j, root in r} for c, r in value["roots"]},
+            roots={
+                c: dict(zip(others, cut(bytes.fromhex(roots), KEY_BYTES), strict=True))
+                for c, others, roots in value["roots"]
+            },
             last=dict(value["last"]),
             fixed=value["fixed"],
             open={(s.order.cohort, s.order.index): s for s in map(_unpack_open, value["open"])},
@@ -143,7 +146,7 @@ def _pack_open(opened: OpenSum) -> dict[str, Any]:
     return {
         **vars(opened),
         "order": vars(opened.order),
-        "keys": [[j, mask.hex(), seal.hex()] for j, (mask, seal) in opened.keys.items()],
+        "keys": [list(opened.keys), b"".join(map(b"".join, opened.keys.values())).hex()],
         "own_share": opened.own_share.hex(),
         "pad": opened.pad.hex(),
         "alive": opened.alive.hex(),
@@ -151,6 +154,7 @@ def _pack_open(opened: OpenSum) -> dict[str, Any]:
 
 
 def _unpack_open(value: dict[str, Any]) -> OpenSum:
-    keys = {j: (bytes.fromhex(mask), bytes.fromhex(seal)) for j, mask, seal in value["keys"]}
+    others, both = value["keys"][0], cut(bytes.fromhex(value["keys"][1]), KEY_BYTES)
+    keys = {j: (both[2 * k], both[2 * k + 1]) for k, j in enumerate(others)}
     secret = {name: bytes.fromhex(value[name]) for name in ("own_share", "pad", "alive")}
     return OpenSum(**{**value, "order": Order(**value["order"]), "keys": keys, **secret})

@@ -75,7 +75,8 @@ def read_columns(
             notes += (f"{cells.lost} cells of {name!r} are no {cells.kind}s: taken as missing",)
     notes += shortened(hints)
     if id_column is None and not kinds:
-        notes += _like_ids(features, x)
+        numbers = [k for k, name in enumerate(features) if name not in special]
+        notes += _like_ids([features[k] for k in numbers], x[:, numbers])
     y: NDArray[np.float64] | None = None
     found: tuple[str, ...] = ()
     if use_label and label is not None:
@@ -176,7 +177,9 @@ def frame_columns(frame: Any) -> dict[str, Any]:
 def _by_name(table: Any, source: str) -> dict[str, Any]:
     names = table.column_names
     if "" in names:
-        raise TableError(f"a column of {source} has no name", remedy="name it or remove it")
+        raise TableError(
+            f"a column of {source} has no name", remedy="name it or remove it (pandas: index=False)"
+        )
     repeated = len(names) - len(set(names))
     if repeated:
         raise TableError(f"{source} has {repeated} repeated column names", remedy="rename them")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg, optimize
+from scipy import linalg
 
 from ..errors import FedKernError, OptionError
 from ..solvers.losses import LOSSES, Loss, loss_derivatives, loss_values
@@ -148,6 +148,8 @@ def descend(
             value += float((share * loss_values(loss, f, y)).sum())
             slope += z.T @ (share * loss_derivatives(loss, f, y)).astype(z.dtype)
         return value, coordinates.slope(slope).ravel()
+
+    from scipy import optimize  # other methods do without, and it loads as slowly as all of them
 
     at, steps, largest = coordinates.of(start).ravel(), 0, np.inf
     for precision in (np.float32, np.float64):

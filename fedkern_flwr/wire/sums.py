@@ -243,13 +243,15 @@ class SumReply(Message, phase="sum-reply"):
     """A reply that only carries sections."""
 
 
-def bind(name: str, request: PhaseMessage) -> str:
+def bind(name: str, request: PhaseMessage, **alike: Any) -> str:
     """Return the name of a sum to which nodes contribute only if all were asked the same.
 
     The masks of a sum depend on its name: a server that tells nodes different things, such as other
-    items or another set of nodes that count, gets a sum that cannot be opened.
+    items or another set of nodes that count, gets a sum that cannot be opened. Scalars in which
+    requests may differ are given, with what stands for them.
     """
-    digest = hashlib.sha256(json.dumps(sorted(request.scalars().items()), default=repr).encode())
+    scalars = {**request.scalars(), **alike}
+    digest = hashlib.sha256(json.dumps(sorted(scalars.items()), default=repr).encode())
     for array in request.arrays():
         digest.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
     return f"{name}#{digest.hexdigest()[:32]}"

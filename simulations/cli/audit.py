@@ -24,6 +24,7 @@ from ..methods.registry import family
 from ..run.entries import check_seed
 from ..run.folders import FORCE, chosen_folder, folder_of_results, json_writer
 from ..run.options import RUN, Option
+from .audit_epsilon import audit_budgets
 from .console import Screen, plain_table
 from .lazy import as_command
 from .options import by_method
@@ -203,3 +204,4 @@ def _save(folder: Path, result: Mapping[str, Any]) -> None:
 _TEXT = "Attack a method and report what is recovered."
 command = by_method("audit", _TEXT, AUDITED, audit_method, audit_options)
 command.add_command(as_command("all", audit_all))
+command.add_command(as_command("epsilon", audit_budgets))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,7 @@ from fedkern_flwr.fitted import PREDICTOR, load_model
 from ..methods.new_rows import predict_file
 from ..methods.registry import family
 from ..run.folders import FORCE, used
-from ..run.party_files import PartyFiles
+from ..run.party_files import FEATURES
 from ..run.run_folder import RunFolder
 from .console import Screen
 from .lazy import as_command
@@ -31,10 +32,14 @@ def predict(
         typer.Option(help="File of a party, once for each, instead of --data; matched by --id."),
     ] = None,
     id_column: Annotated[
-        str | None, typer.Option("--id", help="Column of record ids (default: row numbers).")
+        str | None,
+        typer.Option(
+            "--id", help="Column of record ids (default: row numbers; the run's, with --party)."
+        ),
     ] = None,
     out: Annotated[
-        str | None, typer.Option(help="CSV file (default: predictions.csv in the run's folder).")
+        str | None,
+        typer.Option(help="CSV file (default: predictions.csv beside the model, or -2, -3)."),
     ] = None,
     sep: Annotated[
         str | None, typer.Option(help="What parts the columns: a character, or tab.")
@@ -57,34 +62,37 @@ def predict(
     of_run = path.name in ("model.npz", PREDICTOR) and (place / "config.json").is_file()
     alone = path.is_file() and not of_run  # the file of save()
     run = None if alone else _open(place)
-    target = Path(out) if out else place / "predictions.csv"
+    target = Path(out) if out else _free(place / "predictions.csv", force=force)
     if (target.exists() and not target.is_file()) or not target.resolve().parent.is_dir():
         raise OptionError(f"--out {target} cannot be written", remedy="name a file in a folder")
-    if target.exists() and not force:
-        raise used(target)
     if (data is None) == (not party):
         raise OptionError("new rows are in one file or in files of parties", remedy=_ROWS)
     if data is not None and not Path(data).is_file():
         raise TableError(f"there is no file {data}", remedy="check the path")
     dialect = {"sep": sep, "decimal": decimal, "na": na or ()}
-    whole = load_model(path) if run is None else None
-    rows: Any = Path(data or "")
-    if party:
-        label = run["data"].get("label") if run else whole and whole.meta["label"]
-        files = PartyFiles.of_new_rows(party, label or None, id_column, dialect)
-        rows, _, notes = files.frame(whole=True)
-        for note in notes:
-            screen.note(f"note: {note}")
-    if whole is not None:
+    rows: Any = [one.removesuffix(FEATURES) for one in party] if party else Path(str(data))
+
+    def writable() -> Path:
+        if out and target.exists() and not force:
+            raise used(target)
+        return target
+
+    if run is None:
+        whole = load_model(path)
         own = family(whole.method)
         whole = whole if client is None else whole.of_client(client)
-        made, left_out = predict_file(whole, rows, id_column, target, **dialect)
+        made, left_out = predict_file(whole, rows, id_column, writable, **dialect)
     else:
-        assert run is not None
         own = family(run["method"])
-        made, left_out = own.predict(place, run, rows, id_column, target, client, **dialect)
+        made, left_out = own.predict(place, run, rows, id_column, writable, client, **dialect)
     note = f", {left_out} left out: {own.left_out}" if left_out else ""
     screen.note(f"{made} predictions: {target}{note}")
+
+
+def _free(path: Path, *, force: bool) -> Path:
+    """Return a path, or one with a number behind its name if a file is there already."""
+    numbered = (path.with_stem(f"{path.stem}-{number}") for number in range(2, 10**6))
+    return path if force else next(one for one in chain([path], numbered) if not one.exists())
 
 
 def _open(place: Path) -> dict[str, Any]:

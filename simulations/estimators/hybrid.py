@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from fedkern_flwr.encoding.columns import Scaling
+from fedkern_flwr.kernels.product import ProductKernel
 
 from ..run.splits import Split
 from .base import Classifier, Federated, Regressor
@@ -27,6 +28,8 @@ class _FedCG(Federated):
         Concentration of the Dirichlet split.
     landmarks : int or "auto" (default: "auto")
         m.
+    kernel : {"rbf", "laplacian"} (default: "rbf")
+        The kernel, of all columns.
     gamma, regularization : float or None (default: None)
         Width and lambda; by default chosen in the run, see ``tune``.
     tune : {"auto", "folds", "gcv", "off"} (default: "auto")
@@ -36,7 +39,7 @@ class _FedCG(Federated):
     held_out : float (default: 0.0)
         Share of the rows that calibrates probabilities and is not learned from.
     options : mapping or None (default: None)
-        Further options of ``fedkern run fed-cg``, such as ``{"kernel": "laplacian"}``.
+        Further options of ``fedkern run fed-cg``, such as ``{"basis": "fourier"}``.
     random_state : int, RandomState or None (default: 0)
         Seed of split and landmarks.
     """
@@ -51,6 +54,7 @@ class _FedCG(Federated):
         split: Split = "iid",
         alpha: float = 0.5,
         landmarks: int | Literal["auto"] = "auto",
+        kernel: ProductKernel = "rbf",
         gamma: float | None = None,
         regularization: float | None = None,
         tune: Literal["auto", "folds", "gcv", "off"] = "auto",
@@ -60,7 +64,8 @@ class _FedCG(Federated):
         random_state: Any = 0,
     ) -> None:
         self.parties, self.centres, self.split, self.alpha = parties, centres, split, alpha
-        self.landmarks, self.gamma, self.regularization = landmarks, gamma, regularization
+        self.landmarks, self.kernel = landmarks, kernel
+        self.gamma, self.regularization = gamma, regularization
         self.tune, self.scaling, self.held_out = tune, scaling, held_out
         self.options, self.random_state = options, random_state
 

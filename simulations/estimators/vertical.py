@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from fedkern_flwr.encoding.columns import Scaling
 from fedkern_flwr.errors import TableError
+from fedkern_flwr.kernels.frequencies import Kernel
 
 from .base import Classifier, Federated, Regressor
 
@@ -30,6 +31,8 @@ class _FDSKL(_Columns):
         where all are one's own.
     features : int or None (default: None)
         Directions, by default 2000.
+    kernel : {"rbf", "laplacian"} (default: "rbf")
+        The kernel, of all columns.
     gamma, regularization : float or None (default: None)
         Width and lambda; by default chosen by cross-validation at the party with the labels.
     loss : {"square", "logistic", "smooth-hinge"} or None (default: None)
@@ -51,6 +54,7 @@ class _FDSKL(_Columns):
         *,
         parties: int = 4,
         features: int | None = None,
+        kernel: Kernel = "rbf",
         gamma: float | None = None,
         regularization: float | None = None,
         loss: Literal["square", "logistic", "smooth-hinge"] | None = None,
@@ -59,7 +63,7 @@ class _FDSKL(_Columns):
         options: Mapping[str, Any] | None = None,
         random_state: Any = 0,
     ) -> None:
-        self.parties, self.features, self.gamma = parties, features, gamma
+        self.parties, self.features, self.kernel, self.gamma = parties, features, kernel, gamma
         self.regularization, self.loss, self.scaling = regularization, loss, scaling
         self.held_out, self.options, self.random_state = held_out, options, random_state
 

@@ -206,8 +206,12 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         OptionError
         """
         strategy = self._strategy(config["method"])
-        private = config["options"].get("privacy_epsilon") is not None
-        if private and config["data"].get("scaling", "range") not in ("range", "none"):
+        private = config["options"].get("privacy_epsilon")
+        if (
+            private is not None
+            and private > 0.0
+            and config["data"].get("scaling", "range") not in ("range", "none")
+        ):
             raise OptionError(
                 "privacy_epsilon does not hold for columns that are scaled by all rows",
                 remedy="use --scaling range: the ranges of the columns are then taken to be public",

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from flwr.app import Context
 
+from ...clients.party_table import PartyTable
 from .dealt_data import DealtTable
 
 D = TypeVar("D", bound=DealtTable)
@@ -95,6 +96,18 @@ class TableClients(DealtClients, Generic[D]):
     def alignment_key(self) -> bytes:
         """The alignment key of the simulated parties."""
         return alignment_key(self.seed)
+
+
+class KeptTable:
+    """Makes the table of a simulated node when its first message comes; it stays as it is."""
+
+    made: PartyTable | None = None
+
+    def __call__(self, *rows: Any, **how: Any) -> PartyTable:
+        """Return the table of a node."""
+        if self.made is None:
+            self.made = PartyTable(*rows, **how)
+        return self.made
 
 
 def alignment_key(seed: int) -> bytes:

@@ -97,6 +97,10 @@ class DealtTable:
             self.x[train], self.y[train], self.x[test], self.y[test], self.classes, unit, alone
         )
 
+    def complete(self, columns: NDArray[np.intp]) -> NDArray[np.bool_]:
+        """Return which rows have all of some columns."""
+        return np.asarray(np.isfinite(self.x[:, columns]).all(axis=1))
+
     def alone(self) -> Iterable[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
         """Return rows with labels, and columns, of each party that could learn without others."""
         return ()

@@ -20,7 +20,7 @@ from ..engines.delays import DelayLaw, GroupDelays
 from ..engines.faults import Plan
 from ..run.random_labels import RANDOM_LABELS, random_labels
 from ..run.splits import split_rows
-from .clients import TableClients
+from .clients import KeptTable, TableClients
 from .dealt_data import DealtData, DealtTable, named_columns
 from .groups_settings import HierarchicalSettings
 from .labelled_data import check_sites, owners
@@ -86,7 +86,7 @@ class HierarchicalClients(TableClients[Dealt]):
             rng = np.random.default_rng(derive_seed(self.seed, "label owner"))
             rows = rng.permutation(len(self.dealt.y))
             own = self._ids(rows) | self._targets(rows)
-            return {"role": OWNER, **own}
+            return {"role": OWNER, "table": KeptTable(), **own}
         group = group_of(self.sizes)[partition]
         block = group if self.dealt.vertical else 0
         rows = np.flatnonzero(self.dealt.holders[block] == partition)
@@ -94,7 +94,7 @@ class HierarchicalClients(TableClients[Dealt]):
         own = self._parts("x", self.dealt.x[:, columns], rows)
         own |= self._ids(rows) if self.dealt.vertical else self._targets(rows)
         named = tuple(self.dealt.columns[c] for c in columns)
-        return {"role": USER, "group": group, "columns": named, **own}
+        return {"role": USER, "group": group, "table": KeptTable(), "columns": named, **own}
 
     def _parts(self, name: str, values: NDArray[Any], rows: NDArray[np.intp]) -> dict[str, Any]:
         """Return values of rows to learn from and, if any rows are held out, of these."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,14 @@ _COLUMNS = {
 }
 
 
+class _Residual(Shown):
+    """The row of the residual that iterations left."""
+
+    def rows(self, metrics: Mapping[str, Any]) -> list[list[str]]:
+        """Return the row, if there were iterations."""
+        return super().rows(metrics) if metrics.get("iterations") else []
+
+
 class HybridFamily(Family[HybridSettings, HybridData]):
     """FedCG."""
 
@@ -146,8 +155,8 @@ class HybridFamily(Family[HybridSettings, HybridData]):
             Shown(f"reconstruction_{n}", f"error of distances by {text}", scientific)
             for n, text in ATTACKS.items()
         ),
-        ITERATIONS,
-        Shown("residual", "relative residual", scientific),
+        replace(ITERATIONS, zero=False),  # a system that is solved directly has none
+        _Residual("residual", "relative residual", scientific),
     )
     data = "breast-cancer"
     own_options = (

@@ -116,12 +116,15 @@ class Pooled(DealtTable):
         The rows before they were encoded, where hospitals encode their block in the run.
     value_bound : float
         Bound of its values.
+    labelled : tuple of str
+        Blocks of centres whose files have the labels, which they do not use.
     """
 
     hospital: NDArray[np.intp]
     blocks: Mapping[str, NDArray[np.intp]]
     raw: Table | None = None
     value_bound: float = DEFAULT_BOUND
+    labelled: tuple[str, ...] = ()
 
     @property
     def hospitals(self) -> int:
@@ -129,9 +132,10 @@ class Pooled(DealtTable):
         return int(self.hospital.max()) + 1
 
     def alone(self) -> list[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
-        """Return the rows of each hospital, and the block of all hospitals."""
+        """Return the rows of each hospital with their block, and of centres that have labels."""
         own = self.blocks.get(OWN_BLOCK, np.empty(0, np.intp))
-        return [(self.hospital == h, own) for h in range(self.hospitals)]
+        found = [(self.hospital == h, own) for h in range(self.hospitals)]
+        return found + [(self.complete(self.blocks[b]), self.blocks[b]) for b in self.labelled]
 
     def landmarks(self, count: int, seed: int) -> Floats:
         """Return training rows drawn without replacement as landmarks (sampling P)."""
@@ -346,6 +350,9 @@ class HybridData(DealtData[HybridSettings, Pooled]):
             blocks=blocks,
             raw=table.take(rows) if settings.common_encoders else None,
             value_bound=settings.value_bound,
+            labelled=tuple(f"centre {k + 1}" for k in settings.files.labelled)
+            if settings.files is not None
+            else (),
         )
 
 

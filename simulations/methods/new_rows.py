@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,8 @@ from fedkern_flwr.model_file import load_model
 
 Config = Mapping[str, Any]
 Floats = NDArray[np.float64]
+#: Returns the file that is to be written, or refuses it.
+Target = Callable[[], Path]
 
 
 class Parts(NamedTuple):
@@ -38,6 +40,7 @@ class Parts(NamedTuple):
             "form": self.form,
             "table": json.loads(scaling),
             "label": str(config["data"].get("label") or ""),
+            "id": config["data"].get("id_column"),
             "calibration": list(calibration),
             **{key: config["data"].get(key) for key in ("sep", "decimal", "na")},
             "keep": "as safe as the training table: it holds what the simulated parties know",
@@ -79,9 +82,16 @@ class SavedRun:
 
 
 def predict_file(
-    model: FittedModel, data: Any, id_column: str | None, out: Path, **dialect: Any
+    model: FittedModel, data: Any, id_column: str | None, out: Target, **dialect: Any
 ) -> tuple[int, int]:
-    """Predict rows, of a file or data frame, and write them; return how many, how many lack cells.
+    """Predict rows, of one file or of several parties' files, and write them.
+
+    ``out`` returns the file, and is asked when nothing else can be wrong.
+
+    Returns
+    -------
+    (int, int)
+        How many were predicted, and how many lack cells.
 
     Raises
     ------
@@ -96,11 +106,14 @@ def predict_file(
     rows = np.flatnonzero(model.complete(x))
     if not len(rows):
         raise TableError("every row lacks a value", remedy="fill in its cells")
-    write_rows(out, [ids[row] for row in rows], model, x[rows])
+    named = (id_column or model.meta.get("id")) if table.ids is not None else None
+    write_rows(out(), [ids[row] for row in rows], model, x[rows], named or "id")
     return len(rows), len(x) - len(rows)
 
 
-def write_rows(out: Path, ids: Sequence[str], model: FittedModel, x: Floats) -> None:
+def write_rows(
+    out: Path, ids: Sequence[str], model: FittedModel, x: Floats, id_column: str = "id"
+) -> None:
     """Write predictions: id, class and outputs, or id and the value in the label's unit.
 
     Of a model without labels the projections on its components.
@@ -125,7 +138,7 @@ def write_rows(out: Path, ids: Sequence[str], model: FittedModel, x: Floats) -> 
     if not names and deviations.size:
         heads = [*heads, "deviation"]
         cells = [[*row, repr(v)] for row, v in zip(cells, deviations[:, 0].tolist(), strict=True)]
-    write_csv(out, [["id", *heads], *cells])
+    write_csv(out, [["id" if id_column in heads else id_column, *heads], *cells])
 
 
 def read_predictions(folder: Path) -> dict[int, list[float]]:

@@ -11,7 +11,7 @@ from fedkern_flwr.fitted import FittedModel, load_model
 
 from ...strategies import PhaseStrategy
 from ..run.data import Prepared
-from .new_rows import Config, Parts, predict_file
+from .new_rows import Config, Parts, Target, predict_file
 
 P = TypeVar("P", bound=Prepared)
 
@@ -70,7 +70,7 @@ class Predicting(Generic[P]):
         config: Config,
         data: Any,
         id_column: str | None,
-        out: Path,
+        out: Target,
         client: int | None = None,
         **dialect: Any,
     ) -> tuple[int, int]:
@@ -82,13 +82,14 @@ class Predicting(Generic[P]):
             Folder of the run.
         config : mapping
             The run's configuration.
-        data : Path or data frame
-            Rows with the columns of the training data; others are ignored, as is a label. Values
-            beyond the training rows' range are clipped to it.
+        data : Path, or list of several
+            Of parties. Rows with the columns of the training data; others are ignored, as is a
+            label. Values beyond the training rows' range are clipped to it.
         id_column : str or None
             Column of record ids; row numbers by default.
-        out : Path
-            CSV file: id, then the predicted class and the outputs, or the predicted value.
+        out : callable
+            Returns the CSV file that is written: id, then the predicted class and the outputs, or
+            the predicted value.
         client : int or None
             Of an online method: whose weights predict, by default the mean of all.
         **dialect

@@ -24,7 +24,7 @@ from ...strategies import FedCFK, PhaseStrategy
 from .base import Config
 from .common import COSTS, DIFFERENCE, Column, Shown, digits, drawn, metric, range_cells, to_pooled
 from .gram_options import COLUMNS_READ, MatrixFamily
-from .new_rows import SavedRun
+from .new_rows import SavedRun, Target
 from .rating_data import RatingData, RatingSettings, rows_of
 from .recommender_oracle import BASELINES, COVERAGE, likes, pooled_kernel, rank_all
 
@@ -153,7 +153,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         config: Config,
         data: Any,
         id_column: str | None,
-        out: Path,
+        out: Target,
         client: int | None = None,
         **dialect: Any,
     ) -> tuple[int, int]:
@@ -172,8 +172,9 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
             Ratings of the users; those of at least the run's ``min_rating`` count as positive.
         id_column, client : None
             There are none.
-        out : Path
-            CSV file: user, rank, item and score of at most 100 items that the user did not rate.
+        out : callable
+            Returns the CSV file that is written: user, rank, item and score of at most 100 items
+            that the user did not rate.
         **dialect
             Of tables: ratings have none.
 
@@ -250,7 +251,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
             )
         for note in found.notes:
             logging.getLogger("fedkern_flwr").warning(note)
-        write_recommendations(out, lines)
+        write_recommendations(out(), lines)
         return made, found.users - made
 
     def size(self, facts: Mapping[str, Any]) -> str:

@@ -70,14 +70,18 @@ class Columns(DealtTable):
         Active party that has the label of a row.
     parts : tuple of ndarray
         Columns of each party.
+    labelled : tuple of int
+        Other parties whose files have the labels, which they do not use.
     """
 
     owner: NDArray[np.intp]
     parts: tuple[NDArray[np.intp], ...]
+    labelled: tuple[int, ...] = ()
 
     def alone(self) -> list[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
-        """Return the labelled rows of each active party, and its columns."""
-        return [(self.owner == p, self.parts[p]) for p in np.unique(self.owner)]
+        """Return the labelled rows of each party that has labels, and its columns."""
+        found = [(self.owner == p, self.parts[p]) for p in np.unique(self.owner)]
+        return found + [(self.complete(self.parts[p]), self.parts[p]) for p in self.labelled]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +192,8 @@ class VerticalData(DealtData[VerticalSettings, Columns]):
         owner = np.zeros(len(found.y), np.intp)
         for part in (found.train, ~found.train):
             owner[part] = np.arange(int(part.sum())) % settings.active_parties
-        return Columns(**vars(found), owner=owner, parts=parts)
+        labelled = () if settings.files is None else [k + 1 for k in settings.files.labelled]
+        return Columns(**vars(found), owner=owner, parts=parts, labelled=tuple(labelled))
 
 
 def frequency_seed(seed: int, party: int) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.tables import check_file, load_table
+from fedkern_flwr.tables.parties import PartyTable, PartyTables, blocks_of, read_party
+from fedkern_flwr.tables.parties import check_files as check_twice
 from fedkern_flwr.tables.table import Missing, Table, listing, near, no_such
 
 #: What files of a method's parties have: rows of the same columns; such rows, and columns of theirs
@@ -25,43 +27,8 @@ FEATURES = ":features"
 
 
 @dataclass(frozen=True, eq=False)
-class _File:
-    """A party's file: what it is called, its columns without label and id, its labels and ids."""
-
-    name: str
-    features: dict[str, Any]
-    label: Any
-    ids: NDArray[np.str_] | None
-    notes: tuple[str, ...]
-
-    @property
-    def rows(self) -> int:
-        columns = [*self.features.values(), *[self.label] * (self.label is not None)]
-        return len(columns[0]) if columns else len(self.ids) if self.ids is not None else 0
-
-
-@dataclass(frozen=True, eq=False)
-class PartyFiles:
-    """What parties have in files of their own.
-
-    Attributes
-    ----------
-    label, id_column : str or None
-        Names of the columns.
-    owners : tuple
-        Files with the labels, or of all parties if there is no label.
-    others : tuple
-        Files without them, whose rows are found by their ids.
-    blocks : tuple of tuple of str
-        Columns of the owners, which are the same, and of each of the others, by their names in the
-        table of all.
-    """
-
-    label: str | None
-    id_column: str | None
-    owners: tuple[_File, ...]
-    others: tuple[_File, ...]
-    blocks: tuple[tuple[str, ...], ...]
+class PartyFiles(PartyTables):
+    """What parties have in files of their own."""
 
     @classmethod
     def read(
@@ -107,8 +74,8 @@ class PartyFiles:
         dialect: tuple[tuple[str, Any], ...],
     ) -> PartyFiles:
         joined = holding != "rows"
-        owners: list[_File] = []
-        others: list[_File] = []
+        owners: list[PartyTable] = []
+        others: list[PartyTable] = []
         for path, plain in files:
             if plain and not joined:
                 raise OptionError(
@@ -116,7 +83,7 @@ class PartyFiles:
                     "labels or needs none",
                     remedy="leave out :features, or use fed-cg, fdskl or secure-gram",
                 )
-            file = _read(path, label, id_column, dict(dialect))
+            file = read_party(path, label, id_column, dict(dialect))
             if not joined and label is not None and file.label is None:
                 if owners:
                     raise TableError(
@@ -144,42 +111,12 @@ class PartyFiles:
             )
         for one in owners[1:]:
             _check_columns(one, owners[0])
-        return cls(label, id_column, tuple(owners), tuple(others), _blocks(owners[0], others))
-
-    @classmethod
-    def of_new_rows(
-        cls,
-        party: Sequence[str],
-        label: str | None,
-        id_column: str | None,
-        dialect: Mapping[str, Any],
-    ) -> PartyFiles:
-        """Read files with new rows, whose labels are not used.
-
-        Files with the columns of the first have rows of their own, the others further columns.
-
-        Raises
-        ------
-        TableError, OptionError
-            A file cannot be read, there is one only, or nothing tells which rows belong together.
-        """
-        paths = [Path(text.removesuffix(FEATURES)) for text in party]
-        check_files(paths)
-        files = [replace(_read(path, label, id_column, dialect), label=None) for path in paths]
-        owners = tuple(one for one in files if one.features.keys() == files[0].features.keys())
-        others = tuple(one for one in files if one not in owners)
-        if others and id_column is None:
-            raise OptionError(
-                f"{others[0].name} has other columns than {files[0].name}, and nothing tells which "
-                "rows belong together",
-                remedy="name the column of the ids with --id",
-            )
-        return cls(None, id_column, owners, others, _blocks(owners[0], others))
+        return cls(label, id_column, tuple(owners), tuple(others), blocks_of(owners[0], others))
 
     @property
-    def text(self) -> str:
-        """Names of the files."""
-        return " + ".join(file.name for file in (*self.owners, *self.others))
+    def labelled(self) -> list[int]:
+        """Which of the others have the labels as well, though they are not used."""
+        return [k for k, file in enumerate(self.others) if file.label is not None]
 
     def named(self, text: str, nodes: int) -> str:
         """Return a text in which partitions, of so many, have the names of their files as well."""
@@ -234,52 +171,6 @@ class PartyFiles:
         )
         return Table(**{**vars(table), "notes": (*notes, *table.notes)})
 
-    def frame(self, *, whole: bool) -> tuple[Any, str, list[str]]:
-        """Return a data frame of all, the column with the number of a row's file, and notes.
-
-        Rows that are not in all files are left out if the others are to be ``whole``.
-        """
-        import pyarrow as pa
-
-        columns = {
-            mine: _stack([file.features[name] for file in self.owners])
-            for mine, name in zip(self.blocks[0], self.owners[0].features, strict=True)
-        }
-        sizes = [file.rows for file in self.owners]
-        number = np.repeat([f"{k:05}" for k in range(len(sizes))], sizes)
-        keep, notes = np.ones(len(number), bool), [n for f in self.owners for n in f.notes]
-        if self.others:
-            names = (listing(file.name for file in part) for part in (self.owners, self.others))
-            what = "labels" if self.label else "new rows"
-            notes.insert(0, "{} are in {}, other columns of their rows in {}".format(what, *names))
-        ids = None
-        if self.id_column is not None:
-            ids = np.concatenate([file.ids for file in self.owners if file.ids is not None])
-            self._check_ids(ids)
-        for file, block in zip(self.others, self.blocks[1:], strict=True):
-            assert ids is not None
-            places, found = _places(ids, file)
-            keep &= found
-            for mine, name in zip(block, file.features, strict=True):
-                columns[mine] = file.features[name].take(pa.array(places, mask=~found))
-            notes += [*file.notes, *(_lost(file, int(found.sum())) if self.label else ())]
-        special = {self.label: _stack([file.label for file in self.owners])} if self.label else {}
-        if ids is not None and self.id_column is not None:
-            special[self.id_column] = pa.array(ids.tolist(), pa.string())
-        site = _free("party", [*columns, *special])
-        frame = pa.table({**columns, **special, site: pa.array(number.tolist(), pa.string())})
-        if whole and not keep.all():
-            notes.append(f"{int((~keep).sum())} of {len(keep)} rows are not in all files: left out")
-            frame = frame.filter(pa.array(keep))
-        return frame, site, notes
-
-    def _check_ids(self, ids: NDArray[np.str_]) -> None:
-        if repeated := len(ids) - len(np.unique(ids)):
-            raise TableError(
-                f"{repeated} ids are in two of {listing(file.name for file in self.owners)}",
-                remedy="keep the row of an id in one of them",
-            )
-
 
 def check_files(paths: Sequence[Path]) -> None:
     """Refuse one party only, and a file that is named twice.
@@ -290,39 +181,10 @@ def check_files(paths: Sequence[Path]) -> None:
     """
     if len(paths) < 2:
         raise OptionError("one file is one party", remedy="use --party for every party's file")
-    for k, path in enumerate(paths):
-        if path.resolve() in [other.resolve() for other in paths[:k]]:
-            raise OptionError(f"{path.name} is named twice", remedy="name every file once")
+    check_twice(paths)
 
 
-def _read(
-    path: Path, label: str | None, id_column: str | None, dialect: Mapping[str, Any]
-) -> _File:
-    """Read the columns of a file."""
-    from fedkern_flwr.tables.arrow import file_columns, text_cells
-    from fedkern_flwr.tables.dialect import Dialect, read_plainly
-
-    check_file(path)
-    if path.suffix.lower() == ".npz":
-        raise TableError(f"{path.name} is no party's file", remedy="save it as .csv or .parquet")
-    columns, found = file_columns(path, Dialect.of(**dialect))
-    ids = None
-    if id_column is not None:
-        if id_column not in columns:
-            raise no_such("id column", id_column, path.name, columns)
-        ids = text_cells(columns.pop(id_column), id_column, path.name)
-        if repeated := len(ids) - len(np.unique(ids)):
-            raise TableError(
-                f"the id column of {path.name} has {repeated} duplicate ids",
-                remedy="keep one row per id",
-            )
-    tsv = path.suffix.lower() == ".tsv"
-    columns, notes = read_plainly(columns, [*columns], path.name, found, tsv=tsv)
-    labels = None if label is None else columns.pop(label, None)
-    return _File(path.name, columns, labels, ids, notes)
-
-
-def _check_columns(one: _File, first: _File) -> None:
+def _check_columns(one: PartyTable, first: PartyTable) -> None:
     """Refuse a file that has not the columns of the first."""
     for here, there in ((one, first), (first, one)):
         lacking = [name for name in there.features if name not in here.features]
@@ -332,52 +194,3 @@ def _check_columns(one: _File, first: _File) -> None:
                 f"the first is {lacking[0]!r}",
                 remedy="give both the same, or write FILE:features of what is a part of the rows'",
             )
-
-
-def _blocks(first: _File, others: Sequence[_File]) -> tuple[tuple[str, ...], ...]:
-    """Return the columns of each party; names that two of them have say whose they are."""
-    taken = list(first.features)
-    blocks = [tuple(taken)]
-    for file in others:
-        block = [
-            name if name not in taken else _free(f"{name} of {Path(file.name).stem}", taken)
-            for name in file.features
-        ]
-        taken += block
-        blocks.append(tuple(block))
-    return tuple(blocks)
-
-
-def _free(name: str, taken: Sequence[str]) -> str:
-    while name in taken:
-        name += "'"
-    return name
-
-
-def _stack(parts: Sequence[Any]) -> Any:
-    """Return columns of several files as one; as text if their types differ."""
-    import pyarrow as pa
-
-    if len({part.type for part in parts}) > 1:
-        parts = [part.cast(pa.string()) for part in parts]
-    chunks = [chunk for part in parts for chunk in getattr(part, "chunks", [part])]
-    return pa.chunked_array(chunks, parts[0].type)
-
-
-def _places(ids: NDArray[np.str_], file: _File) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-    """Return where the rows stand in a file, and which of them are there."""
-    assert file.ids is not None
-    order = np.argsort(file.ids)
-    places = order[np.searchsorted(file.ids, ids, sorter=order).clip(max=len(order) - 1)]
-    found = (file.ids[places] == ids) & (ids != "")
-    if not found.any():
-        raise TableError(
-            f"no id of {file.name} is that of a row with a label",
-            remedy="write the ids alike in all files",
-        )
-    return places, found
-
-
-def _lost(file: _File, found: int) -> list[str]:
-    lost = file.rows - found
-    return [f"{lost} of {file.rows} rows of {file.name} have no label: left out"] if lost else []

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
 
+import fedkern_flwr.strategies  # noqa: F401 - of an app's server
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.reporting import errors_reported, write_result
 
@@ -50,3 +52,26 @@ def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.M
         raise TableError("no rows")
     write_result("", {})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_an_error_of_ours_is_the_last_line_of_the_log(
+    told: bool, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Flower logs what an app raises; an app of one's own does not report it itself."""
+    flower, shown = logging.getLogger("flwr"), logging.StreamHandler()
+    flower.addHandler(shown)
+    try:
+        for error in (TableError("no rows", remedy="bring\nsome"), ValueError("crash")):
+            try:
+                if told:
+                    with errors_reported(path):
+                        raise error
+                raise error
+            except Exception as raised:
+                flower.error("%s raised an exception", "ServerApp", exc_info=raised)
+    finally:
+        flower.removeHandler(shown)
+    ours, _, crash = capsys.readouterr().err.partition("ServerApp raised an exception")
+    assert ours == "fedkern: no rows; bring some\n"
+    assert "Traceback" in crash

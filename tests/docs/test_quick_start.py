@@ -51,9 +51,12 @@ def run_blocks(folder: Path, *left_out: str) -> str:
 
 
 def accuracies(printed: str) -> list[float]:
-    """Return the accuracy of each run of the app; all took five exchanges."""
+    """Return the accuracy of each run of the app.
+
+    All took five exchanges, and the second, whose hospitals encode text and gaps, one more.
+    """
     found = re.findall(r"accuracy on new patients: (\S+), (\d+) exchanges", printed)
-    assert {exchanges for _, exchanges in found} == {"5"}
+    assert [exchanges for _, exchanges in found] == ["5", "6", "5"][: len(found)]
     return [float(accuracy) for accuracy, _ in found]
 
 
@@ -65,11 +68,12 @@ def test_the_blocks_that_are_left_out_are_the_expected_ones() -> None:
 
 def test_blocks_lead_to_predictions_of_the_hospitals(tmp_path: Path) -> None:
     printed = run_blocks(tmp_path, *INSTALL, *SERVERS)
-    (accuracy,) = accuracies(printed)
+    accuracy, with_text = accuracies(printed)
     alone = re.search(r"north alone: (\S+)", printed)
     assert alone is not None
     # landmarks are new in every run: .965 or .974
     assert accuracy > 0.9 > float(alone[1])
+    assert with_text > 0.9
     arrays, meta = load_model(tmp_path / "model.npz", "fed-cg")
     assert arrays["coefficients"].shape == (100, 1)
     assert meta["blocks"] == ["clinical", "laboratory"]
@@ -87,7 +91,7 @@ def test_blocks_lead_to_predictions_of_the_hospitals(tmp_path: Path) -> None:
     with (tmp_path / "new_patients.csv").open(newline="") as file:
         new = list(csv.DictReader(file))
     assert len(new) == 114
-    assert {"id", "class", "probability_0", "probability_1", "set"} <= set(new[0])
+    assert {"patient", "class", "probability_0", "probability_1", "set"} <= set(new[0])
 
 
 @pytest.mark.deployment
@@ -96,6 +100,6 @@ def test_the_app_of_the_page_runs_with_flower(tmp_path: Path) -> None:
     with SuperLink(tmp_path / "flwr"):  # the page's FLWR_HOME
         left_out = (*INSTALL, "deploy-local", "fedkern run", "fedkern predict", "alone.py")
         printed = run_blocks(tmp_path, *left_out)
-    rehearsed, simulated = accuracies(printed)
+    rehearsed, _, simulated = accuracies(printed)
     assert simulated == pytest.approx(rehearsed, abs=0.03)
     assert simulated > 0.9

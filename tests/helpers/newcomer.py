@@ -108,12 +108,59 @@ DAY: dict[str, Scene] = {
         "print(strategy.predict(x).shape)",
         seen=r"\(40,\)",
     ),
+    "new rows unlike those of the run": _scene(
+        1,
+        MAIL,
+        "fedkern predict mail --data odd-mail.csv --id number",
+        seen="unknown categories, taken as others: 'sender' in 2 of 40 rows .*values far outside "
+        "those of training, .*'length' in 1 of 40 rows .*gaps in columns that had none in "
+        "training: 'links' in 3 of 40 rows",
+    ),
+    "a second file of predictions": _scene(
+        1, MAIL, PREDICT, PREDICT, seen="40 predictions: mail/predictions-2.csv"
+    ),
+    "a file of predictions that is used": _scene(
+        1,
+        MAIL,
+        f"{PREDICT} --out p.csv",
+        f"{PREDICT} --out p.csv",
+        seen="p.csv has results already; choose another --out",
+        code=2,
+    ),
+    "a used file is not the first trouble": _scene(
+        1,
+        MAIL,
+        f"{PREDICT} --out p.csv",
+        "fedkern predict mail --data visits.csv --id patient --out p.csv",
+        seen="visits.csv lacks 4 columns of the model",
+        code=2,
+    ),
+    "ids keep the name of their column": _scene(
+        1, MAIL, PREDICT, "cat mail/predictions.csv", seen="^number,class,"
+    ),
+    "new files of other names and columns": _scene(
+        1,
+        f"fedkern run fed-cg {PARTIES.replace('lab.csv', 'lab-age.csv')} --allow-single --out o",
+        "python import shutil; shutil.copy('lab-age.csv', 'new-lab.csv')",
+        "python import pandas as pd; "
+        "pd.read_csv('south.csv').assign(remark='a').to_csv('s.csv', index=False)",
+        "fedkern predict o --party s.csv --party north.csv --party new-lab.csv",
+        seen="120 predictions",
+    ),
+    "new rows of each party in Python": _scene(
+        1,
+        f"fedkern run fed-cg {PARTIES} --allow-single --out o",
+        "python from fedkern_flwr import load_model; m = load_model('o'); "
+        "print(m.predict(['north.csv', 'south.csv', 'lab.csv']).shape, "
+        "(m.predict(['south.csv', 'lab.csv']) == m.predict('visits.csv')[60:]).all())",
+        seen=r"\(120,\) True",
+    ),
     "columns that predict does not need": _scene(
         1,
         "fedkern run fed-cg --data mail.csv --label kind --id number --out mail",
         "fedkern predict mail --data new-mail.csv --id number --out p.csv",
         "cat p.csv",
-        seen="^number,|^id,class,.* ?probability_ham,probability_news,probability_spam",
+        seen="^number,class,.* ?probability_ham,probability_news,probability_spam",
     ),
     "classes by name in figures": _scene(2, MAIL, seen=r"held-out rows of spam .*as spam"),
     "one class against the others": _scene(
@@ -204,6 +251,40 @@ DAY: dict[str, Scene] = {
         5,
         "fedkern run secure-gram --data visits.csv --label ill --encoding fixed-point --out o",
         seen="'patient' has another whole number in each row, as ids have: --id patient",
+    ),
+    "ids that are text": _scene(
+        5,
+        "fedkern run fed-cg --data names.csv --label ill --out o",
+        seen="^((?!whole number).)*left out 1 column that says nothing: name((?!whole number).)*$",
+    ),
+    "a system that is solved at once": _scene(
+        5,
+        "fedkern run fed-cg --data visits.csv --label ill --id patient --out o",
+        seen="^((?!iterations|residual).)*accuracy on held-out((?!iterations|residual).)*$",
+    ),
+    "a rare class among columns": _scene(
+        6,
+        "fedkern run hierarchical-svm --data coins.csv --label side --partition vertical "
+        "--users 4 --groups 2 --allow-single --rounds 20 --out o",
+        seen="found in no held-out row; if they are rare, fdskl with --class-weight balanced",
+    ),
+    "a negative epsilon": _scene(
+        6,
+        "fedkern run fed-cg --data visits.csv --label ill --basis fourier --privacy-epsilon=-1",
+        seen=r"privacy_epsilon is -1\.0; use a positive number",
+        code=2,
+    ),
+    "a sum of two": _scene(
+        6,
+        f"fedkern run fed-cg {PARTIES} --allow-single --out o",
+        seen="a sum has two parties: .*; let a third take part",
+    ),
+    "another kernel in Python": _scene(
+        6,
+        f"python {STREAMS}from fedkern_flwr.simulations.estimators import *\n"
+        "for one in (FedCGClassifier(kernel='laplacian'), FDSKLClassifier(kernel='laplacian')):\n"
+        "    print(one.fit(x, x[:, 0] > 0.25).strategy_.kernel)",
+        seen="laplacian laplacian",
     ),
     "a folder that is used": _scene(6, FULL, FULL, seen="full has results already", code=2),
     "a model of no use": _scene(
@@ -301,6 +382,9 @@ def write_tables(folder: Path) -> None:
     _write(folder / "mail.csv", {**mail, "kind": kind})
     new = {name: cells[:40] for name, cells in mail.items()}
     _write(folder / "new-mail.csv", {"remark": ["read, later"] * 40, **new})
+    odd = {name: list(cells) for name, cells in new.items()}
+    odd["sender"][3:5], odd["length"][7], odd["links"][:3] = ["bank", "aunt"], 1e6, [""] * 3
+    _write(folder / "odd-mail.csv", odd)
 
     species = np.arange(8 * 25) % 25
     wings = {f"wing{k}": rng.normal(size=len(species)) + (species >> k & 1) * 4 for k in range(5)}
@@ -314,6 +398,8 @@ def write_tables(folder: Path) -> None:
     clinic = {"patient": patient, "age": age, "dose": dose, "p": x[0], "q": x[1]}
     _write(folder / "visits.csv", {**clinic, "visits": visits, "ill": ill})
     gaps = {**clinic, "age": np.where(np.arange(ROWS) % 9 == 4, "", age.astype(str))}
+    named = [f"{one}/{k % 7}x" for k, one in enumerate(patient)]
+    _write(folder / "names.csv", {"name": named, **dict([*clinic.items()][1:]), "ill": ill})
     _write(folder / "gaps.csv", {**{k: v for k, v in gaps.items() if k != "patient"}, "ill": ill})
     comma = {k: [f"{cell}".replace(".", ",") for cell in v] for k, v in clinic.items()}
     comma["dose"] = ["?" if k % 12 == 5 else cell for k, cell in enumerate(comma["dose"])]
@@ -324,6 +410,8 @@ def write_tables(folder: Path) -> None:
         _write(folder / f"{name}.csv", {k: v[rows] for k, v in own.items()})
     lab = {"patient": patient, "p": x[0], "q": x[1], "ill": ill}
     _write(folder / "lab.csv", {k: v[::-1] for k, v in lab.items()})
+    lab["age"] = -age
+    _write(folder / "lab-age.csv", {k: v[::-1] for k, v in lab.items()})
     quoted = {"crp": age, "iron": dose, "zinc": x[0]}
     quoted = {k: [f"{one:.2f}".replace(".", ",") for one in v] for k, v in quoted.items()}
     limits = ["<5" if k % 3 == 1 else f"{5 + k % 40}" for k in range(ROWS)]

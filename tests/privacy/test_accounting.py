@@ -163,12 +163,17 @@ def test_a_row_moves_normal_equations_no_farther_than_declared(seed, pairs, boun
     assert found <= sensitivity.ridge(2 * pairs, bound) * (1 + 1e-12)
 
 
-def test_the_sensitivity_of_ridge_is_nearly_attained():
-    pairs = 1000
-    rng = np.random.default_rng(0)
-    u, v = features(rng, pairs), features(rng, pairs)
+@pytest.mark.parametrize("pairs", [1, 2, 7])
+@pytest.mark.parametrize("bound", [0.0, 0.5, 1.0, 2.0])
+def test_the_sensitivity_of_ridge_is_attained(pairs, bound):
+    """By phases of equal inner products, whose squares move by as much as they can."""
+    c = min(1.0, bound**2 / (1.0 + 1.0 / pairs))
+    half = math.acos(c) / 2.0
+    phases = np.outer([math.pi / 4.0 + half, math.pi / 4.0 - half], np.ones(pairs))
+    u, v = np.hstack([np.cos(phases), np.sin(phases)]) / math.sqrt(pairs)
     moved = (np.outer(u, u) - np.outer(v, v))[np.triu_indices(2 * pairs)]
-    assert np.linalg.norm(moved) > 0.98 * sensitivity.ridge(2 * pairs, 0.0)
+    found = math.hypot(np.linalg.norm(moved), np.linalg.norm(bound * (u + v)))
+    assert found == pytest.approx(sensitivity.ridge(2 * pairs, bound))
 
 
 @given(ROWS, st.integers(1, 60), st.floats(0.0, 50.0))

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from hypothesis import given
 from hypothesis import strategies as st
 from sums_in_memory import Run, refused
@@ -211,3 +213,11 @@ def test_two_directions_and_kinds_never_share_a_nonce() -> None:
         for s, d in ((2, 3), (3, 2))
     }
     assert len(made) == 4
+
+
+def test_keys_of_a_sum_are_those_of_hkdf_expand() -> None:
+    for root in (bytes(32), os.urandom(32)):
+        label, pair = sum_label("run", 1, 2, "weights"), pair_label(3, 4)
+        info = b"fedkern-flwr secure sum 1 keys " + label + pair
+        both = HKDFExpand(hashes.SHA256(), 64, info).derive(root)
+        assert sum_keys(root, label, pair) == (both[:32], both[32:])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 from sums_in_memory import Run
 
 from fedkern_flwr.errors import OptionError, SumError
@@ -50,11 +50,11 @@ def test_a_sum_over_survivors_has_the_declared_noise_or_more(parties: int, dead:
 
 
 @pytest.mark.parametrize(("bits", "noise"), [(16, NoisySum(1 << 16, -1)), (32, SMALL), (64, SMALL)])
-@pytest.mark.parametrize("parties", [2, 12])
+@pytest.mark.parametrize("parties", [2, 12, 50])
 def test_noise_at_its_largest_does_not_wrap(bits: int, noise: NoisySum, parties: int) -> None:
     """All parties at their bound, with all of them the largest noise that there is."""
     encoding = Encoding.fixed_point(3.0, bits).noisy(noise)
-    if bits == 16 and parties == 12:
+    if bits == 16 and parties > 9:
         with pytest.raises(OptionError, match="with their noise overflow a 16-bit ring") as why:
             encoding.check_room(parties)
         assert "\n" not in str(why.value)
@@ -70,6 +70,31 @@ def test_noise_at_its_largest_does_not_wrap(bits: int, noise: NoisySum, parties:
     largest = parties * (3.0 + most * 2.0**-noise.fraction)
     assert np.allclose(found, [largest, -largest], rtol=0.0, atol=parties * 2.0**-noise.fraction)
     encoding.check_total(found, parties, name="x")
+
+
+@pytest.mark.parametrize(("bits", "noise"), [(16, NoisySum(1 << 16, -1)), (32, SMALL), (64, SMALL)])
+@pytest.mark.parametrize(("parties", "dead"), [(2, 0), (5, 1), (50, 5)])
+def test_the_noise_of_survivors_has_the_law_of_their_variance(
+    bits: int, noise: NoisySum, parties: int, dead: int
+) -> None:
+    """In each ring, by chi-square against e^-v I_k(v), where it has room; else it is refused."""
+    run, encoding = begin(parties), Encoding.fixed_point(64.0, bits).noisy(noise)
+    values = {p: np.resize([64.0, -64.0, 0.0], 4000) for p in range(dead, parties)}
+    if bits == 16 and parties == 50:
+        with pytest.raises(OptionError, match="overflow a 16-bit ring"):
+            run.sum(values, encoding=encoding)
+        return
+    total = run.sum(values, encoding=encoding) - sum(values.values())
+    units, variance = total * 2.0**noise.fraction, noise.variance * (parties - dead)
+    assert np.array_equal(units, np.rint(units))
+    whole = np.arange(-14 * math.isqrt(variance), 14 * math.isqrt(variance) + 1)
+    below = np.cumsum(special.ive(np.abs(whole), float(variance)))
+    assert below[-1] == pytest.approx(1.0)
+    edges = whole[np.searchsorted(below, np.arange(1, 40) / 40)]
+    expected = np.diff([0.0, *below[edges - whole[0]], below[-1]]) * units.size
+    counts = np.bincount(np.searchsorted(edges, units), minlength=40)
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    assert stats.chi2.ppf(ALARM, 39) < statistic < stats.chi2.isf(ALARM, 39)
 
 
 def test_what_no_noise_explains_is_no_total() -> None:

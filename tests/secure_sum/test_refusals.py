@@ -782,7 +782,10 @@ def test_one_party_is_too_few() -> None:
 def test_two_parties_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "fedkern_flwr")
     run = Run(2)
-    text = "a sum has two parties: with one of them, whoever opens it has the other's part"
+    text = (
+        "a sum has two parties: with one of them, whoever opens it has the other's part; let a "
+        "third take part, or take it into account: each has what the sum tells of the other"
+    )
     assert text in caplog.text.replace("\n", " ")
     assert run.sum({0: [1], 1: [2]}).tolist() == [3]
     caplog.clear()

@@ -236,6 +236,26 @@ def test_files_of_parties(folder: Path) -> None:
     assert [len(rows) for rows, _ in pooled.parties] == [32, 31]  # of 45 and 44
 
 
+@pytest.mark.parametrize("name", ["fed-cg", "fdskl"])
+def test_a_party_alone_may_be_one_whose_labels_are_not_used(name: str, folder: Path) -> None:
+    """The laboratory of the second file could train; that of the third has no labels."""
+    rows = [line.split(";") for line in (folder / "wine.csv").read_text().splitlines()]
+    at, own = rows[0].index("grape"), rows[0].index("bottle")
+    free = [k for k in range(len(rows[0])) if k not in (at, own)]
+    kept = {"a": [*free[:2], at, own], "b": [*free[2:4], at, own], "c": [*free[4:6], own]}
+    for file, columns in kept.items():
+        Path(f"{file}.csv").write_text("\n".join(";".join(row[k] for k in columns) for row in rows))
+    party = ["a.csv", "b.csv:features", "c.csv"]
+    values = {"party": party, "label": "grape", "id_column": "bottle"}
+    preset, _ = own_table(values, [name])
+    (settings,) = preset.data.values()
+    pooled = family_with(settings).prepare(settings).pooled(0)
+    assert len(pooled.parties) == 2
+    assert all(2 <= len(columns) <= 4 for _, columns in pooled.parties)  # and those of gaps
+    assert all(len(rows) == len(pooled.y) for rows, _ in pooled.parties)
+    assert not set(pooled.parties[0][1]) & set(pooled.parties[1][1])
+
+
 def test_a_data_set_of_a_preset_may_be_another_file(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from fedkern_flwr.simulations.lab.attacks.hybrid_insiders import Insiders
 from fedkern_flwr.simulations.lab.attacks.membership import (
     ROUNDING,
     area_under_curve,
+    definiteness,
     leverage,
     membership,
     membership_of_folds,
@@ -164,3 +165,13 @@ def test_candidates_that_are_not_in_the_sum_are_a_guess() -> None:
 
 def test_the_area_under_the_curve_counts_ties_by_half() -> None:
     assert area_under_curve(np.array([1.0, 2.0]), np.array([0.0, 1.0])) == 3.5 / 4
+
+
+@pytest.mark.parametrize("rows", [1, 5, 15])
+def test_without_noise_a_rest_of_few_rows_tells_which_they_are(rows: int) -> None:
+    """Less a row of its own it is positive semi-definite; less any other it is not."""
+    rng = np.random.default_rng(rows)
+    behind, others = rng.normal(size=(2, rows, 20))
+    found = definiteness(behind.T @ behind, np.concatenate([behind, others]))
+    assert (found[:rows] > -1e-9).all()
+    assert (found[rows:] < -1e-3).all()

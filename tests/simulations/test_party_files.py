@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedkern_flwr import load_model
+from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.simulations.methods.hybrid_data import HybridData, HybridSettings
 from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
 from fedkern_flwr.simulations.methods.registry import family
@@ -324,13 +328,30 @@ def test_new_rows_of_parties_are_predicted_as_those_of_one_table(
         assert [float(row[name]) for row in made] == pytest.approx(
             [float(row[name]) for row in expected], abs=1e-12
         )
+    assert next(iter(made[0])) == "id"
+    commands.shown("predict", "here", *parties, "--out", "by-run.csv")  # matched by the run's ids
+    assert tables.read("by-run.csv") == tables.read("p.csv")
+    model, frames = load_model("here"), [pd.read_csv("one.csv"), pd.read_csv("new-lab.csv")]
+    rows = model.read([one, "two.csv", other])
+    assert model.predict(rows).tolist() == [row["class"] for row in made]
+    assert rows.ids is not None
+    assert rows.ids.tolist() == [row["id"] for row in made]
+    whole = [frames[0][6:], frames[1]]
+    assert model.predict(whole).tolist() == [row["class"] for row in made[:14]]
+    assert model.predict({"a": whole[0], "b": whole[1]}).tolist() == model.predict(whole).tolist()
+    with pytest.raises(TableError, match=r"^6 rows are not in all of table 1 \+ table 2; leave"):
+        model.predict(frames)
+    nameless = replace(model, meta={**model.meta, "id": None})
+    with pytest.raises(OptionError, match="table 2 has other columns than table 1, and nothing"):
+        nameless.predict(frames)
+    assert nameless.read(frames, "id").rows == 14
     Path("alone.npz").write_bytes(Path("here/predictor.npz").read_bytes())
     commands.shown("predict", "alone.npz", *parties, "--id", "id", "--out", "alone.csv")
     assert tables.read("alone.csv") == tables.read("p.csv")
     os.mkfifo("pipe")  # nor is a device replaced
     for more, line in (
-        (parties, "new-lab.csv has other columns than one.csv, and nothing tells which rows"),
-        (parties[:2], "one file is one party; use --party for every party's file"),
+        (parties[:2], "one table is one party; name that of every party"),
+        (["--party", one, "--party", one], "one.csv is named twice; name every file once"),
         ([*parties, "--data", one], "new rows are in one file or in files of parties; use --data"),
         ([], "new rows are in one file or in files of parties; use --data FILE, or --party FILE"),
         (["--data", "all.csv", "--force", "--out", "pipe"], "--out pipe cannot be written; name"),

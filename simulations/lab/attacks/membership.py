@@ -8,6 +8,10 @@ and infinite outside of the span of the rows, which with fewer rows than landmar
 everything. Rows that are unusual have more leverage, learned from or not: that is taken off by
 their leverage among rows that the party knows.
 
+Whoever knows all rows but a few subtracts them, and what is left is the matrix of the few: without
+noise, less k k^T it is positive definite still if k is one of them, and never otherwise
+(:func:`definiteness`).
+
 Without K^T K, whoever has label and prediction of a row compares them: what was learned from is
 predicted better.
 
@@ -92,6 +96,25 @@ def membership_of_folds(
     """
     found = [membership(g, own[folds == f], familiar, candidates) for f, g in enumerate(grams)]
     return np.asarray(np.max(found, axis=0))
+
+
+def definiteness(rest: Floats, candidates: Floats) -> Floats:
+    """Return the smallest eigenvalue of a matrix without each of some candidates.
+
+    Parameters
+    ----------
+    rest : ndarray, shape (m, m)
+        What a release leaves when all rows that are known are taken off, of fewer than m rows.
+    candidates : ndarray, shape (n, m)
+        Features of rows that may be among the others.
+
+    Returns
+    -------
+    ndarray, shape (n,)
+        The higher, the more likely: zero up to rounding of a row behind the rest, without noise.
+    """
+    without = rest - candidates[:, :, None] * candidates[:, None, :]
+    return np.asarray(np.linalg.eigvalsh(without)[:, 0])
 
 
 def area_under_curve(members: Floats, others: Floats) -> float:

@@ -1,0 +1,283 @@
+"""Tables of parties, one each: rows of the same columns, and further columns of these rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import OptionError, TableError
+from . import arrow, check_file
+from .dialect import Dialect, read_plainly
+from .table import listing, no_such
+
+
+@dataclass(frozen=True, eq=False)
+class PartyTable:
+    """What it is called, its columns without label and id, its labels and ids."""
+
+    name: str
+    features: dict[str, Any]
+    label: Any
+    ids: NDArray[np.str_] | None
+    notes: tuple[str, ...]
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        columns = [*self.features.values(), *[self.label] * (self.label is not None)]
+        return len(columns[0]) if columns else len(self.ids) if self.ids is not None else 0
+
+
+@dataclass(frozen=True, eq=False)
+class PartyTables:
+    """What parties have, each in a table of its own.
+
+    Attributes
+    ----------
+    label, id_column : str or None
+        Names of the columns.
+    owners : tuple
+        Tables with the labels, or of all parties if there is no label.
+    others : tuple
+        Tables without them, whose rows are found by their ids.
+    blocks : tuple of tuple of str
+        Columns of the owners, which are the same, and of each of the others, by their names in the
+        table of all.
+    """
+
+    label: str | None
+    id_column: str | None
+    owners: tuple[PartyTable, ...]
+    others: tuple[PartyTable, ...]
+    blocks: tuple[tuple[str, ...], ...]
+
+    @classmethod
+    def of_new_rows(
+        cls,
+        party: Any,
+        label: str | None,
+        id_column: str | None,
+        dialect: Mapping[str, Any],
+        known: Sequence[str],
+    ) -> Self:
+        """Read tables with new rows, whose labels are not used.
+
+        Tables with the columns of the first have rows of their own, the others further columns.
+
+        Parameters
+        ----------
+        party : sequence or mapping
+            Files or data frames of pandas, polars or pyarrow, of which a mapping says the names.
+        label, id_column : str or None
+            Names of columns.
+        dialect : mapping
+            How files are written, see :class:`~fedkern_flwr.tables.dialect.Dialect`.
+        known : sequence of str
+            Columns of the model, by their names in the table of all; others are ignored.
+
+        Raises
+        ------
+        TableError, OptionError
+            One cannot be read, there is one only, or nothing tells which rows belong together.
+        """
+        numbered = {f"table {k + 1}": one for k, one in enumerate(party)}
+        named = party if isinstance(party, Mapping) else numbered
+        check_files([Path(one) for one in named.values() if isinstance(one, (str, Path))])
+        read = (read_party(one, label, id_column, dialect, name) for name, one in named.items())
+        files = [replace(one, label=None, features=_needed(one.features, known)) for one in read]
+        if len(files) < 2:
+            raise OptionError("one table is one party", remedy="name that of every party")
+        owners = tuple(one for one in files if one.features.keys() == files[0].features.keys())
+        others = tuple(one for one in files if one not in owners)
+        if others and id_column is None:
+            raise OptionError(
+                f"{others[0].name} has other columns than {files[0].name}, and nothing tells which "
+                "rows belong together",
+                remedy="name the column of the ids with --id, in Python as id_column of read",
+            )
+        return cls(None, id_column, owners, others, blocks_of(owners[0], others, known))
+
+    @property
+    def text(self) -> str:
+        """Names of the files."""
+        return " + ".join(file.name for file in (*self.owners, *self.others))
+
+    def frame(self, *, whole: bool) -> tuple[Any, str, list[str]]:
+        """Return a data frame of all, the column with the number of a row's file, and notes.
+
+        Rows that are not in all files are left out if the others are to be ``whole``.
+        """
+        import pyarrow as pa
+
+        columns = {
+            mine: _stack([file.features[name] for file in self.owners])
+            for mine, name in zip(self.blocks[0], self.owners[0].features, strict=True)
+        }
+        sizes = [file.rows for file in self.owners]
+        number = np.repeat([f"{k:05}" for k in range(len(sizes))], sizes)
+        keep, notes = np.ones(len(number), bool), [n for f in self.owners for n in f.notes]
+        if self.others:
+            names = (listing(file.name for file in part) for part in (self.owners, self.others))
+            what = "labels" if self.label else "new rows"
+            notes.insert(0, "{} are in {}, other columns of their rows in {}".format(what, *names))
+        ids = None
+        if self.id_column is not None:
+            ids = np.concatenate([file.ids for file in self.owners if file.ids is not None])
+            self._check_ids(ids)
+        for file, block in zip(self.others, self.blocks[1:], strict=True):
+            assert ids is not None
+            places, found = _places(ids, file, "a row with a label" if self.label else "a new row")
+            keep &= found
+            for mine, name in zip(block, file.features, strict=True):
+                columns[mine] = file.features[name].take(pa.array(places, mask=~found))
+            notes += [*file.notes, *(_lost(file, int(found.sum())) if self.label else ())]
+        special = {self.label: _stack([file.label for file in self.owners])} if self.label else {}
+        if ids is not None and self.id_column is not None:
+            special[self.id_column] = pa.array(ids.tolist(), pa.string())
+        site = _free("party", [*columns, *special])
+        frame = pa.table({**columns, **special, site: pa.array(number.tolist(), pa.string())})
+        if whole and not keep.all():
+            notes.append(f"{int((~keep).sum())} of {len(keep)} rows are not in all files: left out")
+            frame = frame.filter(pa.array(keep))
+        return frame, site, notes
+
+    def _check_ids(self, ids: NDArray[np.str_]) -> None:
+        if repeated := len(ids) - len(np.unique(ids)):
+            raise TableError(
+                f"{repeated} ids are in two of {listing(file.name for file in self.owners)}",
+                remedy="keep the row of an id in one of them",
+            )
+
+
+def check_files(paths: Sequence[Path]) -> None:
+    """Refuse a file that is named twice.
+
+    Raises
+    ------
+    OptionError
+    """
+    for k, path in enumerate(paths):
+        if path.resolve() in [other.resolve() for other in paths[:k]]:
+            raise OptionError(f"{path.name} is named twice", remedy="name every file once")
+
+
+def read_party(
+    data: Any,
+    label: str | None,
+    id_column: str | None,
+    dialect: Mapping[str, Any],
+    name: str = "",
+) -> PartyTable:
+    """Read the columns of a file, or of a data frame that has this name.
+
+    Raises
+    ------
+    TableError
+        It cannot be read, or has no such ids, or some twice.
+    """
+    how = Dialect.of(dialect.get("sep"), dialect.get("decimal"), dialect.get("na") or ())
+    if isinstance(data, (str, Path)):
+        path = Path(data)
+        name = path.name
+        check_file(path)
+        if path.suffix.lower() == ".npz":
+            raise TableError(f"{name} is no party's file", remedy="save it as .csv or .parquet")
+        columns, how = arrow.file_columns(path, how)
+    else:
+        columns, how = arrow.frame_columns(data), replace(how, sep=None)
+    ids = None
+    if id_column is not None:
+        if id_column not in columns:
+            raise no_such("id column", id_column, name, columns)
+        ids = arrow.text_cells(columns.pop(id_column), id_column, name)
+        if repeated := len(ids) - len(np.unique(ids)):
+            raise TableError(
+                f"the id column of {name} has {repeated} duplicate ids",
+                remedy="keep one row per id",
+            )
+    tsv = name.lower().endswith(".tsv")
+    columns, notes = read_plainly(columns, [*columns], name, how, tsv=tsv)
+    labels = None if label is None else columns.pop(label, None)
+    return PartyTable(name, columns, labels, ids, notes)
+
+
+def blocks_of(
+    first: PartyTable, others: Sequence[PartyTable], known: Sequence[str] = ()
+) -> tuple[tuple[str, ...], ...]:
+    """Return the columns of each party; names that two of them have say whose they are.
+
+    That is a name of the known ones where only one is left: a file may be called otherwise now.
+    """
+    taken = list(first.features)
+    blocks = [tuple(taken)]
+    for file in others:
+        block: list[str] = []
+        for name in file.features:
+            of = name
+            if name in taken:
+                left = [one for one in known if _is_of(one, name) and one not in taken]
+                of = left[0] if len(left) == 1 else _free(f"{name} of {_stem(file)}", taken)
+            block.append(of)
+        taken += block
+        blocks.append(tuple(block))
+    return tuple(blocks)
+
+
+def _stem(file: PartyTable) -> str:
+    return Path(file.name).stem
+
+
+def _is_of(one: str, name: str) -> bool:
+    """Tell whether a name in the table of all is that of a column which several parties have."""
+    return one.startswith(f"{name} of ")
+
+
+def _needed(features: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    """Return the columns of a party that may be known ones."""
+    return {
+        name: column
+        for name, column in features.items()
+        if name in known or any(_is_of(one, name) for one in known)
+    }
+
+
+def _free(name: str, taken: Sequence[str]) -> str:
+    while name in taken:
+        name += "'"
+    return name
+
+
+def _stack(parts: Sequence[Any]) -> Any:
+    """Return columns of several files as one; as text if their types differ."""
+    import pyarrow as pa
+
+    if len({part.type for part in parts}) > 1:
+        parts = [part.cast(pa.string()) for part in parts]
+    chunks = [chunk for part in parts for chunk in getattr(part, "chunks", [part])]
+    return pa.chunked_array(chunks, parts[0].type)
+
+
+def _places(
+    ids: NDArray[np.str_], file: PartyTable, row: str
+) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """Return where the rows stand in a file, and which of them are there."""
+    assert file.ids is not None
+    order = np.argsort(file.ids)
+    places = order[np.searchsorted(file.ids, ids, sorter=order).clip(max=len(order) - 1)]
+    found = (file.ids[places] == ids) & (ids != "")
+    if not found.any():
+        raise TableError(
+            f"no id of {file.name} is that of {row}",
+            remedy="write the ids alike in all files",
+        )
+    return places, found
+
+
+def _lost(file: PartyTable, found: int) -> list[str]:
+    lost = file.rows - found
+    return [f"{lost} of {file.rows} rows of {file.name} have no label: left out"] if lost else []
