@@ -290,6 +290,34 @@ def test_a_row_moves_sums_of_products_no_farther_than_is_charged(
     assert 0.6 * release.sensitivity < farthest <= release.sensitivity
 
 
+def test_losses_of_kernels_that_are_not_drawn_are_charged() -> None:
+    """A label that is predicted exactly takes the place of one that is far from all kernels."""
+    kernels, features, clip = 8, 3, 0.2
+    request = wire.DrawnRequest(
+        bandwidths=np.ones(kernels).astype("<f8").tobytes(),
+        features=features,
+        seed=0,
+        regularization=0.1,
+        precision="float32",
+        frequency_draw="orthogonal",
+        centre=0.5,
+        released=0,
+        theta=np.zeros((kernels, 2 * features), np.float32),
+        kernel=3,
+        probability=0.5,
+        clip=clip,
+    )
+    about: dict[str, Any] = {"clip": clip, "pairs": features, "features": features}
+    about |= {"losses": kernels, "most": 1, "messages": 9, "parties": 5, "least": 4}
+    x = np.full((1, 3), 0.3)
+    one, other = (message_sum(request, x, np.array([label])) for label in (0.5, 9.0))
+    moved = float(np.linalg.norm(one - other))
+    assert moved == pytest.approx(3.0 * clip, rel=1e-6)
+    charged = update_release(Budget(3.0), **about)
+    assert 2.5 * clip < moved <= charged.sensitivity
+    assert len(one) == 2 * features + kernels
+
+
 def test_features_that_are_no_numbers_do_not_show() -> None:
     """Frequencies so high that phases of some rows overflow: a refusal would tell which."""
     request = wire.SharedRequest(
