@@ -14,6 +14,7 @@ from fedkern_flwr.clients.pof_mkl_account import StreamAccount
 from fedkern_flwr.clients.pof_rls import learn_samples
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.online import ridge, ridge_plan
+from fedkern_flwr.online.hedge import Hedge, hedge_bound
 from fedkern_flwr.online.messages import RidgeRequest
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Fault, FaultPlan, Transcript
@@ -116,31 +117,46 @@ def test_between_messages_a_client_learns_from_its_own_rows(
 
 @pytest.mark.parametrize("memory", [1.0, 0.98, 0.9])
 @pytest.mark.parametrize("several", [1, 7, 70])
-def test_a_learner_of_single_rows_is_a_ridge_regression(memory: float, several: int) -> None:
-    """However many rows it is given at once."""
-    rng = np.random.default_rng(0)
-    phi, y = rng.standard_normal((70, 6)), rng.standard_normal(70)
-    learner = ridge.from_state(ridge.unlearned(6, 0.5), 6, memory=memory, ridge=0.5)
-    found = [learner.learn(phi[t : t + several], y[t : t + several]) for t in range(0, 70, several)]
-    matrix, vector, expected = 0.5 * np.eye(6), np.zeros(6), np.zeros(70)
+@pytest.mark.parametrize("features", [6, 40])
+def test_a_learner_of_single_rows_is_a_ridge_regression(
+    memory: float, several: int, features: int
+) -> None:
+    """However many rows it is given at once, and with its state kept between them."""
+    rng, each = np.random.default_rng(0), np.arange(features)
+    phi, y = rng.standard_normal((2, 70, features)), rng.standard_normal(70)
+    more = {"memory": memory, "ridge": 0.5}
+
+    def fresh() -> ridge.Ridges:
+        start = np.stack([ridge.unlearned(features, 0.5)] * 2)
+        return ridge.from_start(start, features, **more)
+
+    learner, found = fresh(), []
+    for t in range(0, 70, several):
+        found.append(learner.learn(phi[:, t : t + several], y[t : t + several]))
+        learner = ridge.from_state(learner.state, (2,), features, **more)
+    matrix, vector = np.stack([0.5 * np.eye(features)] * 2), np.zeros((2, features))
+    expected = np.zeros((2, 70))
     for t in range(70):
-        expected[t] = phi[t] @ np.linalg.solve(matrix, vector)
-        matrix = memory * matrix + np.outer(phi[t], phi[t])
-        matrix[t % 6, t % 6] += 6 * 0.5 * (1.0 - memory)
-        vector = memory * vector + phi[t] * y[t]
-    np.testing.assert_allclose(np.concatenate(found), expected, rtol=0, atol=1e-9)
-    np.testing.assert_allclose(learner.theta, np.linalg.solve(matrix, vector), atol=1e-10)
-    told = learner.theta.copy()
+        row = phi[:, t]
+        expected[:, t] = np.vecdot(row, np.linalg.solve(matrix, vector[..., None])[..., 0])
+        matrix = memory * matrix + row[:, None] * row[..., None]
+        j = each[t % features]
+        matrix[:, j, j] += features * 0.5 * (1.0 - memory)
+        vector = memory * vector + row * y[t]
+    np.testing.assert_allclose(np.concatenate(found, axis=1), expected, rtol=0, atol=1e-9)
+    theta = np.linalg.solve(matrix, vector[..., None])[..., 0]
+    np.testing.assert_allclose(learner.theta, theta, atol=1e-9)
     for last in (False, True):  # what is predicted does not depend on what comes after
-        fresh = ridge.from_state(ridge.unlearned(6, 0.5), 6, memory=memory, ridge=0.5)
-        np.testing.assert_allclose(fresh.learn(phi, y, last=last), expected, atol=1e-9)
-    np.testing.assert_array_equal(learner.theta, told)
-    start = ridge.solve(ridge.sums(phi, y), 6, 0.5)
-    again = ridge.from_state(start, 6)
-    again.learn(phi[:1], y[:1])
-    twice = np.concatenate([phi, phi[:1]]), np.append(y, y[0])
-    expected = ridge.solve(ridge.sums(*twice), 6, 0.5)
-    np.testing.assert_allclose(again.state(), expected, atol=1e-12)
+        np.testing.assert_allclose(fresh().learn(phi, y, last=last), expected, atol=1e-9)
+    np.testing.assert_allclose(learner.theta, theta, atol=1e-9)
+    start = ridge.solve(ridge.sums(phi, y), features, 0.5)
+    again = ridge.from_start(start, features)
+    again.learn(phi[:, :1], y[:1])
+    twice = np.concatenate([phi, phi[:, :1]], axis=1), np.append(y, y[0])
+    expected = ridge.solve(ridge.sums(*twice), features, 0.5)
+    np.testing.assert_allclose(again.theta, expected[:, -features:], atol=1e-10)
+    one = sum(ridge.sums(phi[:, [t]], y[[t]], 4.0) for t in range(70))
+    np.testing.assert_allclose(one, 4.0 * ridge.sums(phi, y), atol=1e-9)
 
 
 def test_rows_that_are_not_summed_yet_are_learned_again() -> None:
@@ -174,7 +190,7 @@ def test_regret_against_the_best_learner_stays_within_the_bound_of_adahedge(
     reports = [e.scalars for e in record.entries(phase=UPLOAD, direction="up")]
     for report in reports:
         best = report["total_squared_error"] - report["regret"]
-        assert report["regret"] <= ridge.hedge_bound(8, report["total_samples"], best)
+        assert report["regret"] <= hedge_bound(8, report["total_samples"], best)
 
 
 def test_who_cannot_learn_yet_stays_asleep_through_a_long_message() -> None:
@@ -198,7 +214,7 @@ def test_the_mixture_keeps_adahedges_bound_on_any_losses(
 ) -> None:
     """Also where some are asleep, which have the mixture's loss."""
     rng = np.random.default_rng(seed)
-    hedge, mixed = ridge.Hedge(np.zeros(experts)), 0.0
+    hedge, mixed = Hedge(np.zeros(experts)), 0.0
     better = rng.random(experts) ** 3
     for _ in range(samples):
         awake = rng.random(experts) < 0.8
@@ -208,7 +224,7 @@ def test_the_mixture_keeps_adahedges_bound_on_any_losses(
         hedge.learn(np.where(awake, losses, loss))
         mixed += loss
     best = float(hedge.losses.min())
-    assert mixed - best <= ridge.hedge_bound(experts, samples, best) + 1e-9
+    assert mixed - best <= hedge_bound(experts, samples, best) + 1e-9
 
 
 @given(
