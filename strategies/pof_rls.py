@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,12 @@ from fedkern_flwr.online.learning import CENTRE
 from fedkern_flwr.strategy import Arrays
 
 from .online import Floats, OnlineStrategy
+from .online_predictions import PredictingStrategy
 
 _UNKNOWN = 2.0  # width where no sums tell the distance of rows: those of the unit ball
 
 
-class POFRLS(OnlineStrategy):
+class POFRLS(PredictingStrategy):
     """Personalised online federated kernel learning by recursive ridge regression.
 
     The clients sum products of their features, from which the server has the ridge regression of
@@ -51,6 +53,17 @@ class POFRLS(OnlineStrategy):
     left_whole = True
     reply_class = wire.RidgeReply
     evaluate_reply = wire.RidgeEvaluateReply
+    predict_reply = wire.RidgePredictReply
+    of_models = (
+        "kernels",
+        "features",
+        "regularization",
+        "forgetting",
+        "experts",
+        "seed",
+        "centre",
+    )
+    facts = (*PredictingStrategy.facts, "summed")
     fixed = OnlineStrategy.fixed | {"step_size"}
     in_sums = "products of features and labels, and statistics"
     sent_sums = "products of features and labels"
@@ -188,10 +201,11 @@ class POFRLS(OnlineStrategy):
     def evaluation(self) -> wire.RidgeEvaluateRequest:
         """Ask for the error of the predictions of held-out rows."""
         every = 1 if self.checkpoint else 0
-        return wire.RidgeEvaluateRequest(checkpoint_every=every, window=0, **self._fields())
+        return wire.RidgeEvaluateRequest(checkpoint_every=every, window=0, **self._fields(0))
 
-    def _fields(self) -> dict[str, Any]:
-        left, inverses = math.inf if self.down is None else self.down, 0
+    def _fields(self, most: float | None = None) -> dict[str, Any]:
+        """Return what tells the global learners, with as many inverses as ``most`` numbers hold."""
+        left, inverses = self.down or math.inf if most is None else most, 0
         left -= sum(one[..., 0].size * features for features, one in self._solutions)
         for features, one in self._solutions:
             left -= one[..., features:].size
@@ -254,6 +268,8 @@ class POFRLS(OnlineStrategy):
 
     def model(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the coefficients of the global learners, with what builds the features."""
+        if self._predicting:
+            return super().model()
         arrays = {
             "kernels" if one.ndim == 3 else "raw": one[..., -features:].reshape(-1, features)
             for features, one in self._solutions
@@ -275,3 +291,34 @@ class POFRLS(OnlineStrategy):
         self._raw = raw.reshape(self._raw.shape).copy()
         self._kernels = kernels.reshape(self._kernels.shape).copy()
         self._solve()
+
+    # -- predictions with a model that was saved
+
+    def model_shapes(
+        self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
+    ) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the coefficients and the bandwidths, of what there is."""
+        several = 1 + (self.forgetting < 1.0)
+        shapes = {
+            "raw": (several, int(meta["dimension"]) + 1),
+            "kernels": (several * self.kernels, 2 * int(meta["summed"])),
+            "bandwidths": (self.kernels,),
+        }
+        return {name: shape for name, shape in shapes.items() if name in arrays}
+
+    def load_model_arrays(
+        self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
+    ) -> None:
+        """Set the coefficients of the global learners."""
+        raw, summed = arrays.get("raw"), int(meta["summed"])
+        self.plan_ = ridge_plan.Plan(raw=int(raw is not None), features=summed)
+        self.width_ = float(arrays["bandwidths"][0]) if "bandwidths" in arrays else 0.0
+        self._begun = "kernels" in arrays
+        self._solutions = [] if raw is None else [(raw.shape[-1], np.asarray(raw))]
+        if self._begun:
+            kernels = np.asarray(arrays["kernels"]).reshape(self.kernels, -1, 2 * summed)
+            self._solutions.append((2 * summed, kernels))
+
+    def prediction(self, model: str) -> wire.RidgePredictRequest:
+        """Ask for predictions with the coefficients and what nodes kept."""
+        return wire.RidgePredictRequest(model=model, window=0, **self._fields(0))

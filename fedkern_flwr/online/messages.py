@@ -233,11 +233,21 @@ class PredictRequest(KernelRequest, phase="online-predict"):
     learning_rate: float
 
 
+class RidgePredictRequest(RidgeRequest, phase="online-ridge-predict"):
+    """The same with the mixture of learners that it kept."""
+
+    model: str  # session of the run that made the model
+
+
 class PredictReply(Message, phase="online-predict"):
     """How many rows the node has predicted, 0 if it holds none out."""
 
     round: int = 0
     samples: int
+
+
+class RidgePredictReply(PredictReply, phase="online-ridge-predict"):
+    """How many rows the node has predicted, 0 if it holds none out."""
 
 
 # -- PerFedAvg

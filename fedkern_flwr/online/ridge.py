@@ -315,6 +315,12 @@ def from_state(state: list[Floats], shape: tuple[int, ...], features: int, **mor
     return Ridges(inverse, theta, since=since, scale=float(scale), rows=int(rows), **more)
 
 
+def without_inverses(states: list[Floats]) -> list[Floats]:
+    """Return states that predict and do not learn."""
+    kept = [True, False, True, False]  # of the parts of a state
+    return [one if kept[k % STATE] else one[:0] for k, one in enumerate(states)]
+
+
 def unlearned(features: int, ridge: float) -> Floats:
     """Return what a learner begins from that has seen nothing."""
     return np.concatenate([np.eye(features).take(_upper(features)) / ridge, np.zeros(features)])
