@@ -47,6 +47,7 @@ def request_of(kernels: int, features: int, samples: int) -> RidgeRequest:
         centre=0.5,
         raw=True,
         summed=features,
+        shared=kernels,
         sums=True,
         begun=True,
         inverses=2,

@@ -32,7 +32,17 @@ _OF_KERNELS = (
     "learning_rate",
     "regularization",
 )
-_OF_RIDGES = ("experts", "kernels", "features", "seed", "forgetting", "centre", "raw", "summed")
+_OF_RIDGES = (
+    "experts",
+    "kernels",
+    "features",
+    "seed",
+    "forgetting",
+    "centre",
+    "raw",
+    "summed",
+    "shared",
+)
 
 
 def keep_weights(
@@ -122,7 +132,7 @@ def write_outputs(
 
 def _law(request: Any, table: Layout) -> str:
     """Return a digest of what is public of a run, and of how its weights are made."""
-    names = _OF_KERNELS
+    names: tuple[str, ...] = _OF_KERNELS
     if isinstance(request, wire.RidgeRequest):
         names = _OF_RIDGES
     text = repr((*(getattr(request, name) for name in names), table))

@@ -54,7 +54,7 @@ class Bank:
         """Return rows as the learners take them."""
         if not self.on_features:
             return raw
-        found = features[:, None]
+        found = features[: len(self.learners.theta), None]
         return found if isinstance(self.columns, slice) else found[..., self.columns]
 
     def learn(self, raw: Floats, features: Floats, y: Floats) -> Floats:
@@ -117,7 +117,7 @@ def learn_samples(request: wire.RidgeRequest, account: StreamAccount, stream: Ro
     account.own = [part for bank in banks if bank.own for part in _kept(bank)]
     sums = [ridge.sums(raw, new, ridge_plan.scale(len(new)))] if request.raw else []
     if request.sums:
-        picked = features[..., _picked(request)]
+        picked = features[: request.shared, :, _picked(request)]
         sums.append(ridge.sums(picked, y, ridge_plan.scale(len(y))).ravel())
     return np.concatenate([np.zeros(0), *sums])
 
@@ -143,7 +143,7 @@ def mixture(request: wire.RidgeRequest, account: StreamAccount, dimension: int) 
         if not bank.on_features:
             raw += part
         elif known:
-            features[:, bank.columns] += part
+            features[: len(part), bank.columns] += part
     return np.concatenate([raw, features.ravel()])
 
 
@@ -158,7 +158,7 @@ def _banks(request: wire.RidgeRequest, account: StreamAccount, dimension: int) -
         shape: tuple[int, ...] = ()
         few = dimension + 1
         if on_features:
-            few, columns, shape = 2 * request.summed, _picked(request), (request.kernels,)
+            few, columns, shape = 2 * request.summed, _picked(request), (request.shared,)
         if request.summed if on_features else request.raw:
             sent, many = request.begun or not on_features, (*shape, len(memories))
             begin = np.zeros((*many, few))
@@ -174,7 +174,9 @@ def _banks(request: wire.RidgeRequest, account: StreamAccount, dimension: int) -
             banks.append(Bank(learners, on_features, columns, 0, own=False, learns=sent))
         if wanted not in ("all", "local", "local-kernels" if on_features else "local-ridge"):
             continue
-        few = 2 * request.features if on_features else dimension + 1
+        few, shape = dimension + 1, ()
+        if on_features:
+            few, shape = 2 * request.features, (request.kernels,)
         needs, learns = min(few, ridge.NAP), bool(request.bandwidths) or not on_features
         for memory in memories:
             more: dict[str, Any] = {"memory": memory, "ridge": request.regularization}

@@ -63,7 +63,7 @@ class POFRLS(PredictingStrategy):
         "seed",
         "centre",
     )
-    facts = (*PredictingStrategy.facts, "summed")
+    facts = (*PredictingStrategy.facts, "summed", "shared")
     fixed = OnlineStrategy.fixed | {"step_size"}
     in_sums = "products of features and labels, and statistics"
     sent_sums = "products of features and labels"
@@ -97,11 +97,17 @@ class POFRLS(PredictingStrategy):
         "Learners that are mixed: of all clients' rows (global), of the client's own (local), on "
         "raw columns (ridge) or on features (kernels). With local ones statistics alone are sent.",
     )
-    up: int | None = option(None, "Most numbers of a client in a message.", least=1)
+    up: int | None = option(
+        None,
+        "Most numbers of a client in a message: then fewer kernels are summed, or fewer "
+        "frequencies of one, or raw columns only.",
+        least=1,
+    )
     down: int | None = option(
         None,
         "Most numbers to a client in a message. Global learners that are too much for it come "
-        "without their inverses, and learn nothing between messages.",
+        "without their inverses, and learn nothing between messages; if their coefficients are, "
+        "fewer are summed.",
         least=1,
     )
 
@@ -134,28 +140,35 @@ class POFRLS(PredictingStrategy):
             More numbers than unknowns, and a node would refuse.
         """
         each = math.inf if self.sums is None else self.unknowns_of_samples(dimension)
-        given, raw = self.samples_per_round, ridge.numbers(dimension + 1)
+        given, columns, several = self.samples_per_round, dimension + 1, 1 + (self.forgetting < 1.0)
         counted = any(party.counting != "off" for party in self.parties_.values())
         self.plan_ = ridge_plan.plan(
             self.num_rounds,
             each if counted else math.inf,
             given=None if given == "auto" else given,
-            raw=raw if self.experts in ("all", "global", "global-ridge") else 0,
+            columns=columns if self.experts in ("all", "global", "global-ridge") else 0,
             kernels=self.kernels if self.experts in ("all", "global", "global-kernels") else 0,
             features=self.features,
             fixed=wire.STATISTICS,
             up=self.up or math.inf,
+            down=(self.down or math.inf) / several,
             known=self.width is not None,
         )
-        if self.experts.startswith("global") and not self.plan_.raw and not self.plan_.features:
+        nothing = not self.plan_.raw and not self.plan_.features
+        if nothing and (self.up or self.down) and not self.experts.startswith("local"):
+            least = min(ridge.numbers(columns), ridge.numbers(2)) + wire.STATISTICS
+            raise OptionError(
+                f"up={self.up} and down={self.down} leave room for nothing that all learn from",
+                remedy=f"allow {least} numbers up and {2 * several} down, or use experts='local'",
+            )
+        if self.experts.startswith("global") and nothing:
             raise OptionError(
                 f"nothing may be summed that {self.experts!r} learners could learn from",
                 remedy="use experts='all', more samples per round, or fewer features",
             )
         self._batch = max(np.diff([0, *self.plan_.stops]).tolist())
-        several = 1 + (self.forgetting < 1.0)
-        self._raw = np.zeros((several, raw if self.plan_.raw else 0))
-        kernels = self.kernels if self.plan_.features else 0
+        self._raw = np.zeros((several, ridge.numbers(columns) if self.plan_.raw else 0))
+        kernels = self.plan_.kernels if self.plan_.features else 0
         self._kernels = np.zeros((kernels, several, ridge.numbers(2 * self.plan_.features)))
         self.width_ = self.width or (0.0 if self.plan_.raw else _UNKNOWN)
         self._solve()
@@ -225,6 +238,7 @@ class POFRLS(PredictingStrategy):
             "centre": CENTRE,
             "raw": bool(self.plan_.raw),
             "summed": self.plan_.features,
+            "shared": self.plan_.kernels,
             "sums": self._sums,
             "begun": self._begun,
             "inverses": inverses,
@@ -275,7 +289,8 @@ class POFRLS(PredictingStrategy):
             for features, one in self._solutions
         }
         arrays["bandwidths"] = np.frombuffer(self._bandwidths(), "<f8")
-        meta = {**super().model()[1], "summed": self.plan_.features}
+        summed = {"summed": self.plan_.features, "shared": self.plan_.kernels}
+        meta = {**super().model()[1], **summed}
         return {name: one for name, one in arrays.items() if one.size}, meta
 
     def server_state(self) -> Arrays:
@@ -301,7 +316,7 @@ class POFRLS(PredictingStrategy):
         several = 1 + (self.forgetting < 1.0)
         shapes = {
             "raw": (several, int(meta["dimension"]) + 1),
-            "kernels": (several * self.kernels, 2 * int(meta["summed"])),
+            "kernels": (several * int(meta["shared"]), 2 * int(meta["summed"])),
             "bandwidths": (self.kernels,),
         }
         return {name: shape for name, shape in shapes.items() if name in arrays}
@@ -310,13 +325,13 @@ class POFRLS(PredictingStrategy):
         self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
     ) -> None:
         """Set the coefficients of the global learners."""
-        raw, summed = arrays.get("raw"), int(meta["summed"])
-        self.plan_ = ridge_plan.Plan(raw=int(raw is not None), features=summed)
+        raw, summed, shared = arrays.get("raw"), int(meta["summed"]), int(meta["shared"])
+        self.plan_ = ridge_plan.Plan(raw=int(raw is not None), features=summed, kernels=shared)
         self.width_ = float(arrays["bandwidths"][0]) if "bandwidths" in arrays else 0.0
         self._begun = "kernels" in arrays
         self._solutions = [] if raw is None else [(raw.shape[-1], np.asarray(raw))]
         if self._begun:
-            kernels = np.asarray(arrays["kernels"]).reshape(self.kernels, -1, 2 * summed)
+            kernels = np.asarray(arrays["kernels"]).reshape(shared, -1, 2 * summed)
             self._solutions.append((2 * summed, kernels))
 
     def prediction(self, model: str) -> wire.RidgePredictRequest:

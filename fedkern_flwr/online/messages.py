@@ -181,6 +181,7 @@ class RidgeRequest(StreamRequest, phase="online-ridge"):
     centre: float  # around which labels are learned
     raw: bool  # whether raw columns are summed, in every message
     summed: int  # D', frequencies of each kernel that are summed in some messages
+    shared: int  # so many of the kernels, the first ones
     sums: bool  # whether this is one of them
     window: int  # first sample that is not in what the learners on features begin from
     begun: bool  # whether there was one before

@@ -69,11 +69,9 @@ def one_of(*methods: Kind) -> Callable[[Config], Kind]:
 
     def chosen(config: Config) -> Kind:
         name = str(config["method"])
-        if (
-            config.get("predict")
-            and (of := load_model(config["predict"])[1].get("method")) in known
-        ):
-            name = of
+        if config.get("predict"):
+            found = str(load_model(config["predict"])[1].get("method"))
+            name = found if found in known else name
         if name not in known:
             raise OptionError(f"method is {name!r}", remedy=f"use {' or '.join(known)}")
         return known[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -167,7 +168,14 @@ def test_rows_that_are_not_summed_yet_are_learned_again() -> None:
     strategy.width_ = 1.0
     known = ridge.kernel_rows(x[:2], ridge.widths(1, 1.0), 4, 0)[0]
     start = ridge.solve(ridge.sums(known, y[:2] - 0.5), 8, LAMBDA)
-    fields = {**strategy._fields(), "summed": 4, "begun": True, "inverses": 1, "starts": start}
+    fields = {
+        **strategy._fields(),
+        "summed": 4,
+        "shared": 1,
+        "begun": True,
+        "inverses": 1,
+        "starts": start,
+    }
     fields |= {"seed": 0, "sums": True}
     request = RidgeRequest(step=6, samples=3, window=2, **fields)
     total = learn_samples(request, account, lambda at, many: (x[at : at + many], y[at : at + many]))
@@ -231,22 +239,36 @@ def test_the_mixture_keeps_adahedges_bound_on_any_losses(
     st.integers(1, 600),
     st.floats(1.0, 2000.0),
     st.one_of(st.none(), st.integers(1, 60)),
-    st.integers(0, 300),
+    st.integers(0, 24),
     st.integers(0, 3),
     st.integers(1, 30),
+    st.one_of(st.just(math.inf), st.integers(1, 2000)),
+    st.one_of(st.just(math.inf), st.integers(1, 200)),
 )
 def test_no_message_of_a_plan_releases_more_numbers_than_it_has_unknowns(
-    samples: int, unknowns: float, given: int | None, raw: int, kernels: int, features: int
+    samples: int,
+    unknowns: float,
+    given: int | None,
+    columns: int,
+    kernels: int,
+    features: int,
+    up: float,
+    down: float,
 ) -> None:
-    plan = ridge_plan.plan(
-        samples, unknowns, given=given, raw=raw, kernels=kernels, features=features, fixed=0
-    )
+    """Nor than its budget has, up and down."""
+    sizes = {"columns": columns, "kernels": kernels, "features": features, "fixed": 0}
+    plan = ridge_plan.plan(samples, unknowns, given=given, **sizes, up=up, down=down)
+    raw = ridge.numbers(columns) if columns else 0
     lengths = np.diff([0, *plan.stops])
     assert lengths.sum() == samples
     assert lengths.min() >= 1
     if given:
         assert lengths.max() < 2 * given
-    kept, released = kernels * ridge.numbers(2 * plan.features), 0
+    kept, released = plan.kernels * ridge.numbers(2 * plan.features), 0
+    assert raw * (plan.raw > 0) + kept <= up
+    assert columns * (plan.raw > 0) + plan.kernels * 2 * plan.features <= down
+    if plan.kernels > 1:
+        assert plan.features in (0, features)
     starts = (0, *plan.stops)
     for before, length, start, summed in zip(starts, lengths, plan.starts, plan.sums, strict=False):
         one = raw * (plan.raw > 0)
@@ -283,6 +305,30 @@ def test_drift_is_followed_by_learners_that_forget(make_streams: Callable[..., A
 def test_what_may_not_be_summed_is_said_before_anything_is_sent(
     make_streams: Callable[..., Any],
 ) -> None:
-    strategy = POFRLS(experts="global", up=5)
-    with pytest.raises(OptionError, match="nothing may be summed that 'global' learners"):
-        run(strategy, make_streams(4, ROUNDS))
+    text = (
+        "up=5 and down=None leave room for nothing that all learn from; allow 11 numbers up and 4"
+    )
+    for experts in ("global", "all"):
+        with pytest.raises(OptionError, match=text):
+            run(POFRLS(experts=experts, up=5), make_streams(4, ROUNDS))
+    with pytest.raises(OptionError, match="nothing may be summed that 'global-ridge' learners"):
+        run(POFRLS(experts="global-ridge", secure=True), make_streams(3, 2), 2)
+
+
+def test_a_budget_leaves_out_kernels_before_frequencies_of_one(
+    make_streams: Callable[..., Any],
+) -> None:
+    """Whatever the budget, no message is longer; and what is left out is learned locally."""
+    streams, found = make_streams(4, ROUNDS), []
+    for up in (None, 120, 80, 40, 25):
+        for down in (None, 150, 24, 10):
+            record = Transcript()
+            strategy = POFRLS(features=4, kernels=3, up=up, down=down, samples_per_round=8)
+            run(strategy, streams, transcript=record)
+            for entry in record.entries(phase=UPLOAD):
+                sizes = [array.size for array in entry.arrays]
+                most = (up if entry.direction == "up" else down) or math.inf
+                assert sum(sizes) + 6 * (entry.direction == "up") <= most
+            found.append((strategy.plan_.kernels, strategy.plan_.features, strategy.plan_.raw > 0))
+    assert found[0] == (3, 4, True)
+    assert {(2, 4, True), (1, 4, True), (1, 2, True)} <= set(found)
