@@ -28,6 +28,8 @@ NAP = 20
 _BLOCK = 32
 #: Fewer rows than these are multiplied with packed triangles, one by one.
 _FEW = 16
+#: Unless features are no more than these.
+_SMALL = 64
 #: The kernels' widths over twice the distance of rows, in the order in which kernels are added.
 _WIDTHS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0)
 
@@ -194,7 +196,7 @@ class Ridges:
 
     def _learn_many(self, phi: Floats, y: Floats, *, last: bool) -> list[Floats]:
         """Take rows in blocks, which are shorter the more is forgotten."""
-        if len(y) >= _FEW:
+        if len(y) >= _FEW or self.theta.shape[-1] <= _SMALL:
             self._open()
         fewer = math.log(0.01) / math.log(self.memory) if self.memory < 1.0 else _BLOCK
         block = max(1, min(_BLOCK, int(fewer)))
