@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,14 @@ from fedkern_flwr.errors import CheckpointError, ProtocolError, TableError
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.learning import Floats
-from fedkern_flwr.online.ridge import without_inverses
 
 from .pof_mkl_account import StreamAccount
+from .pof_mkl_samples import message_features, weights_now
 
+if TYPE_CHECKING:
+    from .pof_mkl import OnlineKernelClient
+
+_CHUNK = 256  # rows predicted at once
 Layout = tuple[str, int]  # digest of the columns, how many there are
 _KEPT = ".weights"
 _OF_KERNELS = (
@@ -54,11 +58,50 @@ def keep_weights(
     """Keep what predictions for a ``table`` need of the client's, if there is a folder."""
     path = client.state_path(request.session, _KEPT)
     if path is not None:
-        own = without_inverses(account.own)
+        own = account.own
+        if isinstance(request, wire.RidgeRequest):
+            from fedkern_flwr.online.ridge import without_inverses
+
+            own = without_inverses(own)
         kept = StreamAccount.pack(replace(account, own=own))  # without the place of a stream
         meta = {"law": _law(request, table), "round": request.round}
         numbers = np.frombuffer(kept, "<f8")
         write_atomically(path, pack_arrays({"account": numbers}, meta), private=True)
+
+
+def predict_later(
+    client: OnlineKernelClient,
+    request: wire.PredictRequest | wire.RidgePredictRequest,
+    table: Layout,
+) -> int:
+    """Predict a client's held-out rows with what it kept, write them; return how many.
+
+    Raises
+    ------
+    CheckpointError
+        It kept nothing, or of another model.
+    TableError
+        There is no file to write, or a row has no name.
+    """
+    rows = client.x_test
+    if not len(rows):
+        return 0
+    account = read_kept(client, request, table)
+    if isinstance(request, wire.RidgePredictRequest):
+        from .pof_rls import predict_rows
+
+        outputs = predict_rows(request, account, rows)
+    else:
+        weights = weights_now(request, account.of(len(request.theta)))
+        features = message_features(request, rows.shape[1])
+        parts = [
+            np.vecdot(features(rows[start : start + _CHUNK]), request.theta) @ weights
+            for start in range(0, len(rows), _CHUNK)
+        ]
+        outputs = np.concatenate(parts) + request.centre
+    of = (client.predictions, client.ids_test, client.label_range, client.name)
+    write_outputs(outputs, *of)
+    return len(rows)
 
 
 def read_kept(
