@@ -29,7 +29,7 @@ from fedkern_flwr.wire.sums import Order
 
 from .pof_mkl_account import StreamAccount
 from .pof_mkl_alone import learn_alone
-from .pof_mkl_predictions import keep_weights, read_weights, write_outputs
+from .pof_mkl_predictions import keep_weights, predict_later
 from .pof_mkl_private import add_noisy, private_rule
 from .pof_mkl_samples import (
     Predictions,
@@ -78,8 +78,8 @@ class OnlineKernelClient(AnsweringClient):
     predictions : path, optional
         CSV file for predictions of the held-out rows: row or id, output.
     keep_weights : bool (default: False)
-        Whether the weights over the kernels are kept in ``state_dir`` after each round of POF-MKL,
-        for predictions with its model in a later run.
+        Whether what predictions need is kept in ``state_dir`` after each round of POF-MKL and
+        POF-RLS, for predictions with its model in a later run.
     state_dir : path, optional
         The node's own folder for saved state; needed to resume, and to keep the weights.
 
@@ -244,16 +244,12 @@ class OnlineKernelClient(AnsweringClient):
     @answers(wire.PredictRequest)
     def predict_kernels(self, request: wire.PredictRequest) -> wire.PredictReply:
         """Predict the held-out rows with the weights kept of an earlier run, and write them."""
-        if len(self.x_test):
-            weights = read_weights(self, request, self._table())
-            features = message_features(request, self.x_test.shape[1])
-            parts = [
-                np.vecdot(features(self.x_test[start : start + _CHUNK]), request.theta) @ weights
-                for start in range(0, len(self.x_test), _CHUNK)
-            ]
-            outputs = np.concatenate(parts) + request.centre
-            write_outputs(outputs, self.predictions, self.ids_test, self.label_range, self.name)
-        return wire.PredictReply(samples=len(self.x_test))
+        return wire.PredictReply(samples=predict_later(self, request, self._table()))
+
+    @answers(wire.RidgePredictRequest)
+    def predict_ridges(self, request: wire.RidgePredictRequest) -> wire.RidgePredictReply:
+        """Predict the held-out rows with the mixture kept of an earlier run, and write them."""
+        return wire.RidgePredictReply(samples=predict_later(self, request, self._table()))
 
     @answers(wire.NetworkEvaluateRequest)
     def evaluate_network(self, request: wire.NetworkEvaluateRequest) -> wire.NetworkEvaluateReply:
@@ -282,7 +278,7 @@ class OnlineKernelClient(AnsweringClient):
             reply = self._tell(reply)
         elif sums is not None and isinstance(reply, wire.StreamReport) and not private:
             reply = self._mask(reply, sums)
-        if self.keep_weights and isinstance(request, wire.PersonalRequest):
+        if self.keep_weights and type(request) in (wire.PersonalRequest, wire.RidgeRequest):
             keep_weights(self, request, self.kept, self._table())
         return reply
 

@@ -72,7 +72,7 @@ def _release(client: OnlineKernelClient, request: Any) -> Release:
         return private.ridge_release(
             client.budget,
             columns=client.x.shape[1] if request.raw else 0,
-            kernels=request.kernels if request.sums else 0,
+            kernels=request.shared if request.sums else 0,
             features=request.features,
             summed=request.summed,
             **known,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,13 @@ from fedkern_flwr.privacy import Release
 from fedkern_flwr.strategy import Arrays
 
 from .online import Floats
+from .online_predictions import PredictingStrategy
 from .online_private import PrivateOnline
 
 _UNKNOWN = 2.0  # width where no sums tell the distance of rows: those of the unit ball
 
 
-class POFRLS(PrivateOnline):
+class POFRLS(PredictingStrategy, PrivateOnline):
     """Personalised online federated kernel learning by recursive ridge regression.
 
     The clients sum products of their features, from which the server has the ridge regression of
@@ -54,6 +56,17 @@ class POFRLS(PrivateOnline):
     left_whole = True
     reply_class = wire.RidgeReply
     evaluate_reply = wire.RidgeEvaluateReply
+    predict_reply = wire.RidgePredictReply
+    of_models = (
+        "kernels",
+        "features",
+        "regularization",
+        "forgetting",
+        "experts",
+        "seed",
+        "centre",
+    )
+    facts = (*PredictingStrategy.facts, "summed", "shared")
     fixed = PrivateOnline.fixed | {"step_size"}
     in_sums = "products of features and labels, and statistics"
     sent_sums = "products of features and labels"
@@ -87,11 +100,17 @@ class POFRLS(PrivateOnline):
         "Learners that are mixed: of all clients' rows (global), of the client's own (local), on "
         "raw columns (ridge) or on features (kernels). With local ones statistics alone are sent.",
     )
-    up: int | None = option(None, "Most numbers of a client in a message.", least=1)
+    up: int | None = option(
+        None,
+        "Most numbers of a client in a message: then fewer kernels are summed, or fewer "
+        "frequencies of one, or raw columns only.",
+        least=1,
+    )
     down: int | None = option(
         None,
         "Most numbers to a client in a message. Global learners that are too much for it come "
-        "without their inverses, and learn nothing between messages.",
+        "without their inverses, and learn nothing between messages; if their coefficients are, "
+        "fewer are summed.",
         least=1,
     )
 
@@ -125,33 +144,40 @@ class POFRLS(PrivateOnline):
             More numbers than unknowns, and a node would refuse.
         """
         each = math.inf if self.sums is None else self.unknowns_of_samples(dimension)
-        given, raw = self.samples_per_round, ridge.numbers(dimension + 1)
+        given, columns, several = self.samples_per_round, dimension + 1, 1 + (self.forgetting < 1.0)
         private = self.budget is not None  # then noise says what is released, and each has its own
         if private:
             each, given = math.inf, ridge_plan.MOST_SAMPLES if given == "auto" else given
-            self._variances = np.zeros(1 + (self.forgetting < 1.0))
+            self._variances = np.zeros(several)
         counted = any(party.counting != "off" for party in self.parties_.values())
         self.plan_ = ridge_plan.plan(
             self.num_rounds,
             each if counted else math.inf,
             given=None if given == "auto" else given,
-            raw=raw if self.experts in ("all", "global", "global-ridge") else 0,
+            columns=columns if self.experts in ("all", "global", "global-ridge") else 0,
             kernels=self.kernels if self.experts in ("all", "global", "global-kernels") else 0,
             features=self.features,
             fixed=wire.STATISTICS,
             up=self.up or math.inf,
+            down=(self.down or math.inf) / several,
             known=self.width is not None or private,
             steady=private,
         )
-        if self.experts.startswith("global") and not self.plan_.raw and not self.plan_.features:
+        nothing = not self.plan_.raw and not self.plan_.features
+        if nothing and (self.up or self.down) and not self.experts.startswith("local"):
+            least = min(ridge.numbers(columns), ridge.numbers(2)) + wire.STATISTICS
+            raise OptionError(
+                f"up={self.up} and down={self.down} leave room for nothing that all learn from",
+                remedy=f"allow {least} numbers up and {2 * several} down, or use experts='local'",
+            )
+        if self.experts.startswith("global") and nothing:
             raise OptionError(
                 f"nothing may be summed that {self.experts!r} learners could learn from",
                 remedy="use experts='all', more samples per round, or fewer features",
             )
         self._batch = max(np.diff([0, *self.plan_.stops]).tolist())
-        several = 1 + (self.forgetting < 1.0)
-        self._raw = np.zeros((several, raw if self.plan_.raw else 0))
-        kernels = self.kernels if self.plan_.features else 0
+        self._raw = np.zeros((several, ridge.numbers(columns) if self.plan_.raw else 0))
+        kernels = self.plan_.kernels if self.plan_.features else 0
         self._kernels = np.zeros((kernels, several, ridge.numbers(2 * self.plan_.features)))
         self.width_ = self.width or (0.0 if self.plan_.raw and not private else _UNKNOWN)
         self._solve()
@@ -197,10 +223,11 @@ class POFRLS(PrivateOnline):
     def evaluation(self) -> wire.RidgeEvaluateRequest:
         """Ask for the error of the predictions of held-out rows."""
         every = 1 if self.checkpoint else 0
-        return wire.RidgeEvaluateRequest(checkpoint_every=every, window=0, **self._fields())
+        return wire.RidgeEvaluateRequest(checkpoint_every=every, window=0, **self._fields(0))
 
-    def _fields(self) -> dict[str, Any]:
-        left, inverses = math.inf if self.down is None else self.down, 0
+    def _fields(self, most: float | None = None) -> dict[str, Any]:
+        """Return what tells the global learners, with as many inverses as ``most`` numbers hold."""
+        left, inverses = self.down or math.inf if most is None else most, 0
         left -= sum(one[..., 0].size * features for features, one in self._solutions)
         for features, one in self._solutions:
             left -= one[..., features:].size
@@ -220,6 +247,7 @@ class POFRLS(PrivateOnline):
             "centre": CENTRE,
             "raw": bool(self.plan_.raw),
             "summed": self.plan_.features,
+            "shared": self.plan_.kernels,
             "sums": self._sums,
             "begun": self._begun,
             "inverses": inverses,
@@ -292,12 +320,15 @@ class POFRLS(PrivateOnline):
 
     def model(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the coefficients of the global learners, with what builds the features."""
+        if self._predicting:
+            return super().model()
         arrays = {
             "kernels" if one.ndim == 3 else "raw": one[..., -features:].reshape(-1, features)
             for features, one in self._solutions
         }
         arrays["bandwidths"] = np.frombuffer(self._bandwidths(), "<f8")
-        meta = {**super().model()[1], "summed": self.plan_.features}
+        summed = {"summed": self.plan_.features, "shared": self.plan_.kernels}
+        meta = {**super().model()[1], **summed}
         return {name: one for name, one in arrays.items() if one.size}, meta
 
     def server_state(self) -> Arrays:
@@ -314,3 +345,34 @@ class POFRLS(PrivateOnline):
         self._raw = raw.reshape(self._raw.shape).copy()
         self._kernels = kernels.reshape(self._kernels.shape).copy()
         self._solve()
+
+    # -- predictions with a model that was saved
+
+    def model_shapes(
+        self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
+    ) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the coefficients and the bandwidths, of what there is."""
+        several = 1 + (self.forgetting < 1.0)
+        shapes = {
+            "raw": (several, int(meta["dimension"]) + 1),
+            "kernels": (several * int(meta["shared"]), 2 * int(meta["summed"])),
+            "bandwidths": (self.kernels,),
+        }
+        return {name: shape for name, shape in shapes.items() if name in arrays}
+
+    def load_model_arrays(
+        self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
+    ) -> None:
+        """Set the coefficients of the global learners."""
+        raw, summed, shared = arrays.get("raw"), int(meta["summed"]), int(meta["shared"])
+        self.plan_ = ridge_plan.Plan(raw=int(raw is not None), features=summed, kernels=shared)
+        self.width_ = float(arrays["bandwidths"][0]) if "bandwidths" in arrays else 0.0
+        self._begun = "kernels" in arrays
+        self._solutions = [] if raw is None else [(raw.shape[-1], np.asarray(raw))]
+        if self._begun:
+            kernels = np.asarray(arrays["kernels"]).reshape(shared, -1, 2 * summed)
+            self._solutions.append((2 * summed, kernels))
+
+    def prediction(self, model: str) -> wire.RidgePredictRequest:
+        """Ask for predictions with the coefficients and what nodes kept."""
+        return wire.RidgePredictRequest(model=model, window=0, **self._fields(0))

@@ -194,6 +194,7 @@ class RidgeRequest(StreamRequest, phase="online-ridge"):
     centre: float  # around which labels are learned
     raw: bool  # whether raw columns are summed, in every message
     summed: int  # D', frequencies of each kernel that are summed in some messages
+    shared: int  # so many of the kernels, the first ones
     sums: bool  # whether this is one of them
     window: int  # first sample that is not in what the learners on features begin from
     begun: bool  # whether there was one before
@@ -246,11 +247,21 @@ class PredictRequest(KernelRequest, phase="online-predict"):
     learning_rate: float
 
 
+class RidgePredictRequest(RidgeRequest, phase="online-ridge-predict"):
+    """The same with the mixture of learners that it kept."""
+
+    model: str  # session of the run that made the model
+
+
 class PredictReply(Message, phase="online-predict"):
     """How many rows the node has predicted, 0 if it holds none out."""
 
     round: int = 0
     samples: int
+
+
+class RidgePredictReply(PredictReply, phase="online-ridge-predict"):
+    """How many rows the node has predicted, 0 if it holds none out."""
 
 
 # -- PerFedAvg

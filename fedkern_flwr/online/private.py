@@ -122,7 +122,7 @@ def message_length(request: wire.KernelRequest | wire.RidgeRequest, columns: int
     """Return how many numbers a client with so many columns adds to the sum of a message."""
     if isinstance(request, wire.RidgeRequest):
         raw = ridge.numbers(columns + 1) if request.raw else 0
-        return raw + int(request.sums) * request.kernels * ridge.numbers(2 * request.summed)
+        return raw + int(request.sums) * request.shared * ridge.numbers(2 * request.summed)
     kernels, losses = summed(request)
     return 2 * (request.released or kernels * request.features) + losses
 
@@ -182,7 +182,8 @@ def ridge_sum(request: wire.RidgeRequest, x: NDArray[Any], labels: Floats) -> Fl
     if request.sums:
         phi = ridge.kernel_rows(x, request.bandwidths, request.features, request.seed)
         half = np.arange(request.summed)
-        phi = np.nan_to_num(phi[..., np.concatenate([half, request.features + half])], nan=0.0)
+        phi = phi[: request.shared, :, np.concatenate([half, request.features + half])]
+        phi = np.nan_to_num(phi, nan=0.0)
         parts.append(ridge.sums(phi, y).ravel())
     return np.concatenate(parts)
 

@@ -331,6 +331,7 @@ SILENT = {
     "hybrid-chain",
     "online-local",  # of runs without sums
     "online-predict",
+    "online-ridge-predict",
     "ranges-write",
     "svm-block",
     "svm-multiplier",

@@ -274,6 +274,7 @@ def test_a_row_moves_sums_of_products_no_farther_than_is_charged(
             bandwidths=np.geomspace(0.02, 1.0, kernels).astype("<f8").tobytes(),
             features=features,
             summed=summed,
+            shared=kernels,
             seed=number,
         )
         x, y = rng.standard_normal((5, columns or 4)), rng.uniform(-5.0, 5.0, 5)
