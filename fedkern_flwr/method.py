@@ -133,7 +133,8 @@ class Method(Driven):
         if any(name.startswith("privacy_") for name in common):
             raise OptionError(
                 f"{self.method} adds no noise to what it releases, so it keeps no privacy_epsilon",
-                remedy="leave it out; fed-cg with basis fourier and kernel-pca keep one",
+                remedy="leave it out; fed-cg with basis fourier, kernel-pca, pof-mkl, pof-rls "
+                "keep one",
             )
         super().__init__(**common)
 

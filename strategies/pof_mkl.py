@@ -103,6 +103,11 @@ class POFMKL(PredictingStrategy, KernelOnlineStrategy):
                 "clients choose kernels of their own and frequencies_per_round is given",
                 remedy="use subset='shared' or leave out kernels_per_round",
             )
+        if own and self.budget is not None:
+            raise OptionError(
+                "with a budget of privacy no client may choose kernels, by weights of earlier rows",
+                remedy="use subset='shared' or leave out kernels_per_round",
+            )
         self.selection = self.selection or ("bins" if self.step_size == "paper" else "subset")
         self.kernels_per_round = self._many()
 
@@ -114,7 +119,8 @@ class POFMKL(PredictingStrategy, KernelOnlineStrategy):
         """Return M of the run at hand."""
         if self._given is not None:
             return self._given
-        shared = self.is_secure or isinstance(self.frequencies_per_round, int)
+        shared = self.is_secure or self.budget is not None
+        shared = shared or isinstance(self.frequencies_per_round, int)
         if shared and self.subset == "private":
             return self.kernels
         return min(DEFAULT_KERNELS_PER_ROUND, self.kernels)

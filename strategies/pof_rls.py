@@ -14,15 +14,18 @@ from fedkern_flwr.method import option
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import ridge, ridge_plan
 from fedkern_flwr.online.learning import CENTRE
+from fedkern_flwr.online.private import ridge_release, steadied
+from fedkern_flwr.privacy import Release
 from fedkern_flwr.strategy import Arrays
 
-from .online import Floats, OnlineStrategy
+from .online import Floats
 from .online_predictions import PredictingStrategy
+from .online_private import PrivateOnline
 
 _UNKNOWN = 2.0  # width where no sums tell the distance of rows: those of the unit ball
 
 
-class POFRLS(PredictingStrategy):
+class POFRLS(PredictingStrategy, PrivateOnline):
     """Personalised online federated kernel learning by recursive ridge regression.
 
     The clients sum products of their features, from which the server has the ridge regression of
@@ -64,7 +67,7 @@ class POFRLS(PredictingStrategy):
         "centre",
     )
     facts = (*PredictingStrategy.facts, "summed", "shared")
-    fixed = OnlineStrategy.fixed | {"step_size"}
+    fixed = PrivateOnline.fixed | {"step_size"}
     in_sums = "products of features and labels, and statistics"
     sent_sums = "products of features and labels"
     kept = ("weights over the learners", "learners of its own rows")
@@ -119,6 +122,7 @@ class POFRLS(PredictingStrategy):
         self._samples, self._rows, self._sums = 1, 1, False  # of the message at hand
         self._raw, self._kernels = np.zeros((0, 0)), np.zeros((0, 0, 0))
         self._begun = False
+        self._variances = np.zeros(0)  # of the noise on the totals that forget nothing, and others
         self._solutions: list[tuple[int, Floats]] = []  # of raw columns, of features
 
     def options(self) -> dict[str, Any]:
@@ -141,6 +145,10 @@ class POFRLS(PredictingStrategy):
         """
         each = math.inf if self.sums is None else self.unknowns_of_samples(dimension)
         given, columns, several = self.samples_per_round, dimension + 1, 1 + (self.forgetting < 1.0)
+        private = self.budget is not None  # then noise says what is released, and each has its own
+        if private:
+            each, given = math.inf, ridge_plan.MOST_SAMPLES if given == "auto" else given
+            self._variances = np.zeros(several)
         counted = any(party.counting != "off" for party in self.parties_.values())
         self.plan_ = ridge_plan.plan(
             self.num_rounds,
@@ -152,7 +160,8 @@ class POFRLS(PredictingStrategy):
             fixed=wire.STATISTICS,
             up=self.up or math.inf,
             down=(self.down or math.inf) / several,
-            known=self.width is not None,
+            known=self.width is not None or private,
+            steady=private,
         )
         nothing = not self.plan_.raw and not self.plan_.features
         if nothing and (self.up or self.down) and not self.experts.startswith("local"):
@@ -170,9 +179,9 @@ class POFRLS(PredictingStrategy):
         self._raw = np.zeros((several, ridge.numbers(columns) if self.plan_.raw else 0))
         kernels = self.plan_.kernels if self.plan_.features else 0
         self._kernels = np.zeros((kernels, several, ridge.numbers(2 * self.plan_.features)))
-        self.width_ = self.width or (0.0 if self.plan_.raw else _UNKNOWN)
+        self.width_ = self.width or (0.0 if self.plan_.raw and not private else _UNKNOWN)
         self._solve()
-        if self.sums is None:
+        if self.sums is None or private:
             return
         plan, numbers, found = self.plan_, 0, list[tuple[int, float]]()
         for before, start, stop, some in zip(
@@ -209,7 +218,7 @@ class POFRLS(PredictingStrategy):
         window = self.plan_.starts[message]
         self._rows = stream["step"] + self._samples - window
         self._sums = self.plan_.sums[message] and self.width_ > 0.0
-        return wire.RidgeRequest(**stream, **self._fields(), window=window)
+        return wire.RidgeRequest(**stream, **self.private_fields(), **self._fields(), window=window)
 
     def evaluation(self) -> wire.RidgeEvaluateRequest:
         """Ask for the error of the predictions of held-out rows."""
@@ -254,10 +263,39 @@ class POFRLS(PredictingStrategy):
         if self.plan_.raw:
             wanted.append((self._dimension + 1, self._raw))
         wanted += [(2 * self.plan_.features, self._kernels)] if self._begun else []
-        self._solutions = [
-            (features, ridge.solve(totals, features, self.regularization))
-            for features, totals in wanted
-        ]
+        self._solutions = []
+        for features, totals in wanted:
+            if self._variances.any():
+                parts = np.moveaxis(totals, -2, 0)
+                deviations = np.sqrt(self._variances)
+                steady = [
+                    steadied(one, features, float(d))
+                    for one, d in zip(parts, deviations, strict=True)
+                ]
+                totals = np.stack(steady, axis=-2)
+            self._solutions.append((features, ridge.solve(totals, features, self.regularization)))
+
+    # -- a budget of privacy
+
+    def plan_noise(self, **known: int) -> Release:
+        """Return the noise of the sums of a message."""
+        assert self.budget is not None
+        return ridge_release(
+            self.budget,
+            columns=self._dimension if self.plan_.raw else 0,
+            kernels=len(self._kernels) if self._sums else 0,
+            features=self.features,
+            summed=self.plan_.features,
+            **known,
+        )
+
+    def gradients(self, total: Floats, answers: int) -> Floats:
+        """Return the sums as they are without a budget; note how much noise the totals have."""
+        noise = self.noise()
+        assert noise is not None
+        kept = np.array([1.0, self.forgetting ** (2 * self._samples)])[: len(self._variances)]
+        self._variances = kept * self._variances + noise.noise.deviation(answers) ** 2
+        return total * ridge_plan.scale(self._samples)
 
     # -- state
 
@@ -295,12 +333,13 @@ class POFRLS(PredictingStrategy):
 
     def server_state(self) -> Arrays:
         """Return what follows from the first sums, and all sums."""
-        facts = np.array([self.width_, float(self._begun)])
+        facts = np.array([self.width_, float(self._begun), *self._variances])
         return {"sums": np.concatenate([facts, self._raw.ravel(), self._kernels.ravel()])}
 
     def load_server_state(self, arrays: Arrays) -> None:
         """Set what :meth:`server_state` returned."""
-        (width, begun), rest = np.split(arrays["sums"], [2])
+        (width, begun, *noise), rest = np.split(arrays["sums"], [2 + len(self._variances)])
+        self._variances = np.array(noise)
         raw, kernels = np.split(rest, [self._raw.size])
         self.width_, self._begun = float(width), bool(begun)
         self._raw = raw.reshape(self._raw.shape).copy()

@@ -81,6 +81,17 @@ def _places(features: int) -> NDArray[np.intp]:
     return found
 
 
+def unpack(totals: Floats, features: int) -> tuple[Floats, Floats]:
+    """Return Phi^T Phi, shape (..., p, p), and Phi^T y of what :func:`sums` returns."""
+    pairs = totals.shape[-1] - features
+    return _square(totals[..., :pairs], features), totals[..., pairs:]
+
+
+def pack(matrix: Floats, right: Floats) -> Floats:
+    """Return what :func:`sums` returns."""
+    return np.concatenate([_triangle(matrix), right], axis=-1)
+
+
 def solve(totals: Floats, features: int, ridge: float) -> Floats:
     """Return what learners begin from: the triangle of (P + ridge I)^-1, and their coefficients.
 

@@ -56,6 +56,7 @@ def plan(
     up: float = math.inf,
     down: float = math.inf,
     known: bool = True,
+    steady: bool = False,
 ) -> Plan:
     """Plan the messages so that no more numbers are released of any rows than they have unknowns.
 
@@ -83,6 +84,8 @@ def plan(
         Most coefficients that a client gets.
     known : bool
         Whether the kernels have a width before raw columns are summed.
+    steady : bool
+        Whether the first messages are as long as the others.
     """
     room = unknowns if unknowns > 0.0 else math.inf
 
@@ -116,7 +119,7 @@ def plan(
         steps = range(for_raw, few + 1)
         fit = (n for n in steps if _window(n, fixed + raw, some, room) <= longest)
         most = next(fit, few)
-    stops = _stops(samples, for_raw or few or most, most)
+    stops = _stops(samples, most if steady else for_raw or few or most, most)
     starts, sums, start, released = list[int](), list[bool](), 0, 0
     for number, stop in enumerate(stops):
         starts.append(start if some else stops[number - 1] if number else 0)

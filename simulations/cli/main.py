@@ -109,7 +109,7 @@ def run(arguments: list[str] | None = None) -> int:
 def _known(error: click.ClickException) -> str:
     """Name the commands there are when an unknown one was asked for, and who keeps a budget."""
     if isinstance(error, click.NoSuchOption) and error.option_name.startswith("--privacy-"):
-        others = "fed-cg with --basis fourier and kernel-pca keep a budget"
+        others = "fed-cg with --basis fourier, kernel-pca, pof-mkl and pof-rls keep a budget"
         return f" This method adds no noise to what it releases; {others}."
     context = getattr(error, "ctx", None)
     if context is None or not isinstance(context.command, click.Group):
