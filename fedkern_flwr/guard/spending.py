@@ -19,8 +19,9 @@ from .rows import RowSet, digest
 
 _ROUNDING = 1e-6
 
-#: Of a release: whether it is about held-out rows, its curve and its delta.
-Spent = tuple[bool, list[float], float]
+#: Of a release: whether it is about held-out rows, its curve (or the key of an earlier release that
+#: has the same one) and its delta.
+Spent = tuple[bool, list[float] | str, float]
 
 
 @dataclass(frozen=True)
@@ -110,11 +111,16 @@ def spend(spent: Mapping[str, Spent], charges: Sequence[Charge], party: str) -> 
     """
     found = dict(spent)
     for one in charges:
-        release, held_out = one.release, one.held_out
-        found[one.key.hex()] = (held_out, release.curve.tolist(), release.delta)
+        release, held_out, key = one.release, one.held_out, one.key.hex()
+        if key not in found:
+            curve = release.curve.tolist()
+            same = next((k for k, s in found.items() if s[1] == curve), curve)
+            found[key] = (held_out, same, release.delta)
         whole = release.budget.unit == "party"
         about = [s for s in found.values() if whole or s[0] == held_out]
-        _check_run(_epsilon([(json.dumps(s[1]), s[2]) for s in about]), release, party)
+        curves = [found[s[1]][1] if isinstance(s[1], str) else s[1] for s in about]
+        epsilon = epsilon_of(np.sum(curves, axis=0), min(s[2] for s in about))
+        _check_run(epsilon, release, party)
     return found
 
 

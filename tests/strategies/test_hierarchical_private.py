@@ -241,7 +241,7 @@ def test_settings_that_change_and_other_losses_are_refused(other: Any, monkeypat
         return replace(found, **other) if self.step > 1 or "loss" in other else found
 
     monkeypatch.setattr(hierarchical_private.PrivateRounds, "_request", lie)
-    with pytest.raises(FedKernError, match="settings of the run have changed|have no bound"):
+    with pytest.raises(FedKernError, match=r"settings of the run have changed|have no bound"):
         run(strategy())
 
 
