@@ -49,6 +49,7 @@ class AlignIds(Method):
     """
 
     method, title = "align", "Align"
+    no_budget = "tells which ids are in common, without noise"
     fixed: ClassVar[frozenset[str]] = frozenset(
         {"seed", "min_clients", "min_cohort", "max_missed", "threshold"}
         | {"checkpoint", "checkpoint_every", "resume"}

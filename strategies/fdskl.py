@@ -68,6 +68,10 @@ class FDSKL(VerticalOptions):
     """
 
     method, title = "fdskl", "FDSKL"
+    no_budget = (
+        "releases a number for each pair of items, where noise for a user would leave nothing of "
+        "most"
+    )
     left_whole = True
     described = wire.VerticalDescribeReply
     default_rounds = 200
