@@ -65,7 +65,7 @@ __all__ = [
 
 #: Methods that keep a budget of privacy, for those who ask others for one.
 KEEP_BUDGETS = (
-    "fed-cg with basis fourier, hierarchical-svm with architecture centralised, kernel-pca"
+    "fed-cg with basis fourier, hierarchical-svm with architecture centralised, or kernel-pca"
 )
 
 

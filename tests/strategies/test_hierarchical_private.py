@@ -190,7 +190,6 @@ def test_no_loss_residual_or_statistic_is_told() -> None:
         ({"class_weight": "balanced"}, "class_weight"),
         ({"scale": "none"}, "scale none"),
         ({"rho": 1.0}, "rho"),
-        ({"checkpoint": "a"}, "checkpoint"),
         ({"privacy_delta": 1.0}, "privacy_delta"),
     ],
 )
