@@ -69,8 +69,7 @@ class FDSKL(VerticalOptions):
 
     method, title = "fdskl", "FDSKL"
     no_budget = (
-        "releases a number for each pair of items, where noise for a user would leave nothing of "
-        "most"
+        "shows the label owner the phases of each row, where noise would leave nothing of them"
     )
     left_whole = True
     described = wire.VerticalDescribeReply
