@@ -20,9 +20,9 @@ from .rows import RowSet, digest
 _ROUNDING = 1e-6
 _FEW = 1000  # rows that are compared one by one
 
-#: Of a release: whether it is about held-out rows, its curve, its delta, and of one about some rows
-#: where these end, else 0.
-Spent = tuple[bool, list[float], float, int]
+#: Of a release: whether it is about held-out rows, its curve (or the key of an earlier release that
+#: has the same one), its delta, and of one about some rows where these end, else 0.
+Spent = tuple[bool, list[float] | str, float, int]
 
 _BEFORE = "before"  # of a party: all that was told of earlier rows
 
@@ -143,9 +143,14 @@ def spend(spent: Mapping[str, Spent], charges: Sequence[Charge], party: str) -> 
                 curve = np.sum([s[1] for s in earlier.values()], axis=0).tolist()
                 least = min(s[2] for s in earlier.values())
                 found[_BEFORE] = (False, curve, least, start)
-        found[name] = (one.held_out, release.curve.tolist(), release.delta, stop)
+        if name not in found:
+            curve = release.curve.tolist()
+            alike = (k for k, s in found.items() if not (stop or s[3]) and s[1] == curve)
+            found[name] = (one.held_out, next(alike, curve), release.delta, stop)
         about = [s for s in found.values() if whole or s[0] == one.held_out]
-        _check_run(_epsilon([(json.dumps(s[1]), s[2]) for s in about]), release, party)
+        curves = [found[s[1]][1] if isinstance(s[1], str) else s[1] for s in about]
+        epsilon = epsilon_of(np.sum(curves, axis=0), min(s[2] for s in about))
+        _check_run(epsilon, release, party)
     return found
 
 
