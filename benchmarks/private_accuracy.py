@@ -5,7 +5,7 @@ draws ``docs/images/privacy-accuracy.png``.
 
 What a run of FedCG releases is an exact sum and noise, as ``test_fed_cg_fourier.py`` shows; so that
 50 draws of noise take minutes, the sum is made once per split, in one place, and noise of the
-library is added to it: four hospitals, one of which colludes. Width 3 / columns on columns scaled
+library is added to it: four hospitals, one of which colludes. Width 20 / columns^1.5 on columns scaled
 to [0, 1] by ranges that are taken to be public, 100 features, lambda of the noise: nothing is
 chosen by the data.
 
@@ -77,7 +77,7 @@ class Split:
         order = rng.permutation(len(x))
         train, test = order[: (7 * len(x)) // 10], order[(7 * len(x)) // 10 :]
         drawn = fourier.draw_block(
-            rng.bytes(32), FEATURES // 2, x.shape[1], "rbf", 3.0 / x.shape[1]
+            rng.bytes(32), FEATURES // 2, x.shape[1], "rbf", fourier.usual_gamma(x.shape[1])
         )
         z = fourier.features(fourier.block_phases(x, drawn))
         self.x, self.y, self.train, self.test = x, y, train, test

@@ -18,7 +18,7 @@ from common import Record, run_script
 from rich.console import Console
 from streams import Floats, generated, recursive_ridge, rows_by_round
 
-from fedkern_flwr.online.ridge import hedge_bound
+from fedkern_flwr.online.hedge import hedge_bound
 from fedkern_flwr.simulations.methods.experiment import run_entries
 from fedkern_flwr.simulations.run import drawing
 from fedkern_flwr.simulations.run.entries import Entry

@@ -15,7 +15,8 @@ the middle, and a hyperplane that turns by half a circle.
 
 ``MLP`` is a ReLU network of at most 1000 parameters, learned by the clients' summed gradients, in
 plain. ``global-ridge alone`` and its like are single learners of POF-RLS, under the rule of
-counting as well; nan where it allows them no sums.
+counting as well; nan where it allows them no sums. ``told``: kernels alone do not know the width
+that the mixture finds with the sums of columns, twice the root mean squared distance of rows.
 """
 
 from __future__ import annotations
@@ -64,12 +65,18 @@ STREAMS = (*SETTINGS, *GENERATED)
 FEDERATED: dict[str, tuple[str, dict[str, Any]]] = {
     "POF-MKL": ("pof-mkl", {}),
     "POF-MKL, 50": ("pof-mkl", {"samples_per_round": 50}),
+    "POF-MKL, secure": ("pof-mkl", {"secure": True}),
+    "POF-MKL, secure, 50": ("pof-mkl", {"secure": True, "samples_per_round": 50}),
     "POF-RLS": ("pof-rls", {"secure": True}),
     "POF-RLS, 50": ("pof-rls", {"secure": True, "samples_per_round": 50}),
     "MLP": ("per-fed-avg", {"inner_step": 0.0}),
     **{
         f"{experts} alone": ("pof-rls", {"secure": True, "experts": experts})
         for experts in ("local-ridge", "local-kernels", "global-ridge", "global-kernels")
+    },
+    **{
+        f"{experts} alone, told": ("pof-rls", {"secure": True, "experts": experts})
+        for experts in ("local-kernels", "global-kernels")
     },
 }
 REFERENCES = ("local ridge", "local RFF", "global ridge", "global RFF")
@@ -169,33 +176,42 @@ def reference(name: str, x: Floats, y: Floats, seed: int) -> Floats:
 
 
 def federated(column: str, prepared: Streams, seed: int) -> Floats:
-    """Run a method in process; return its mean squared error of all rounds and of halves."""
+    """Run a method in process; return its errors, and its costs, see :func:`figures`."""
     method, options = FEDERATED[column]
+    if column.endswith("told"):
+        spread = rows_by_round(prepared)[0].var(axis=(0, 1)).sum()
+        options = {**options, "width": 2.0 * float(np.sqrt(2.0 * spread))}
     entry = Entry(column, method, options)
     try:
         run_entries([entry], prepared, engine="in-process", seed=seed)
     except OptionError:
-        if not column.endswith("alone"):
+        if "alone" not in column:
             raise
         # the rule of counting leaves it nothing to learn from
-        return np.full(3, np.nan)
+        return np.full(6, np.nan)
+    costs = [entry.results[0][name] for name in ("exchanges", "bytes_up", "bytes_down")]
+    costs = np.array(costs) / prepared.rounds / [1, *[len(prepared.clients.shards)] * 2]
     history = {row["round"]: row["mse"] for row in entry.results[0]["history"]}
     middle = min(history, key=lambda t: abs(t - prepared.rounds / 2))  # messages may be long
     first, whole = history[middle], history[prepared.rounds]
     if middle == prepared.rounds:
-        return np.array([whole, np.nan, np.nan])
+        return np.array([whole, np.nan, np.nan, *costs])
     rest = (whole * prepared.rounds - first * middle) / (prepared.rounds - middle)
-    return np.array([whole, first, rest])
+    return np.array([whole, first, rest, *costs])
 
 
 def figures(column: str, prepared: Streams, seed: int, start: float) -> Floats:
-    """Return a column's mean squared error of all rounds, the first half and the second."""
+    """Return a column's mean squared error of all rounds, the first half and the second.
+
+    And of a client and per sample: exchanges, bytes up, bytes down; nan of the references.
+    """
     if column in FEDERATED:
         return federated(column, prepared, seed)
     x, y = rows_by_round(prepared)
     errors = reference(column, x, y - start, seed).mean(axis=1)
     middle = len(errors) // 2
-    return np.array([part.mean() for part in (errors, errors[:middle], errors[middle:])])
+    parts = [part.mean() for part in (errors, errors[:middle], errors[middle:])]
+    return np.array([*parts, *[np.nan] * 3])
 
 
 def measure(options: argparse.Namespace, console: Console) -> list[Record]:
@@ -204,24 +220,28 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
     headings = " | ".join(["", *options.columns])
     table = new_table("mean squared error (10⁻³) ± std over seeds", headings)
     drifts = new_table("drift", headings)
+    costs = new_table("of a client and sample: exchanges, bytes up, bytes down", headings)
     records: list[Record] = []
     for name in streams[-1:] if options.quick else streams:
         prepared = [stream(name, seed) for seed in seeds]
-        cells, drift = [name], [name]
+        cells, drift, cost = [name], [name], [name]
         for column in options.columns:
             found = [
                 figures(column, one, s, options.start)
                 for s, one in zip(seeds, prepared, strict=True)
             ]
-            errors, first, second = np.transpose(found)
+            errors, first, second, *per_sample = np.transpose(found)
             value = float(errors.mean())
             cells.append(f"{1e3 * value:.3g} ± {1e3 * errors.std():.1g}")
             drift.append(f"{second.mean() / first.mean():.2g}")
+            cost.append("{:.2f} {:,.0f} {:,.0f}".format(*(one[0] for one in per_sample)))
             records.append(Record(f"{name}, {column}", value, "squared error"))
         table.add_row(*cells)
         drifts.add_row(*drift)
+        costs.add_row(*cost)
     console.print(table)
     console.print(drifts)
+    console.print(costs)
     return records
 
 

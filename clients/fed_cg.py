@@ -17,7 +17,7 @@ from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.fourier import CIRCLE
 from fedkern_flwr.hybrid.landmarks import check_seed_bytes
 from fedkern_flwr.hybrid.parties import CENTRE, CLASS_COUNTS, HOSPITAL, MEAN_DISTANCE
-from fedkern_flwr.hybrid.private import OUTCOMES
+from fedkern_flwr.judging.noisy import OUTCOMES
 from fedkern_flwr.kernels.product import distance_bound, mean_distances, partial_distances
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.options import check_choice

@@ -8,11 +8,10 @@ from fedkern_flwr.guard.spending import Charge
 from fedkern_flwr.hybrid.parties import CENTRE
 from fedkern_flwr.hybrid.private import (
     EQUATIONS,
-    OUTCOMES,
     equations_release,
     label_weight,
-    outcomes_release,
 )
+from fedkern_flwr.judging.noisy import OUTCOMES, outcomes_release
 from fedkern_flwr.privacy import Release, plan_release
 
 if TYPE_CHECKING:

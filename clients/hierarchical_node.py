@@ -274,7 +274,7 @@ class SVMNode(TableClient):
 
         def make() -> tuple[Floats, ...]:
             rows = self.rows_of(self.table.x)
-            used = own["loss"] == "hinge" and not chain and len(rows) < rows.shape[1]
+            used = own.get("loss") == "hinge" and not chain and len(rows) < rows.shape[1]
             return (rows, rows @ rows.T) if used else (rows,)
 
         if not self._prepared:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups import prediction_messages as saved
+from fedkern_flwr.groups import private_messages as private
 from fedkern_flwr.groups.members import AGENT, OWNER, USER
 from fedkern_flwr.node.client import Handler
 from fedkern_flwr.wire import PhaseMessage
 
 from .hierarchical_agent import AgentOfRows
 from .hierarchical_predictions import Predicting
+from .hierarchical_private import PrivateUser
 from .hierarchical_user import UserOfRows
 from .hierarchical_vertical import NodeOfColumns
 
@@ -19,6 +21,7 @@ _ASKED: dict[str, tuple[type[wire.SVMRequest], ...]] = {
         wire.FeaturesRequest,
         wire.SolveRequest,
         wire.EvaluateRequest,
+        private.GradientRequest,
         wire.PlanRequest,
         wire.VisitRequest,
     ),
@@ -33,7 +36,7 @@ _ASKED: dict[str, tuple[type[wire.SVMRequest], ...]] = {
 }
 
 
-class SVMClient(UserOfRows, AgentOfRows, NodeOfColumns, Predicting):
+class SVMClient(PrivateUser, UserOfRows, AgentOfRows, NodeOfColumns, Predicting):
     """A node of HierarchicalSVM.
 
     In a horizontal split users hold rows with labels, and agents no data. In a vertical one the

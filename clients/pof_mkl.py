@@ -12,31 +12,32 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
-from fedkern_flwr.errors import ProtocolError, TableError
+from fedkern_flwr.errors import TableError
 from fedkern_flwr.guard import SumRule, counting, refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.kernels.random_features import FeatureMap, Real
 from fedkern_flwr.node.answering import AnsweringClient, answers
+from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import network
-from fedkern_flwr.online.learning import Floats, check_rows, step_rule
+from fedkern_flwr.online.learning import Floats, check_rows
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.tables.frames import take_frame
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire.sums import Order
 
 from .pof_mkl_account import StreamAccount
-from .pof_mkl_predictions import keep_weights, read_weights, write_outputs
+from .pof_mkl_alone import learn_alone
+from .pof_mkl_predictions import keep_weights, predict_later
+from .pof_mkl_private import add_noisy, private_rule
 from .pof_mkl_samples import (
     Predictions,
     book,
     choose_kernels,
     chosen_gradients,
     compare,
-    known_word,
     learn_between,
-    learn_sample,
     message_features,
     weigh_samples,
     weights_now,
@@ -77,8 +78,8 @@ class OnlineKernelClient(AnsweringClient):
     predictions : path, optional
         CSV file for predictions of the held-out rows: row or id, output.
     keep_weights : bool (default: False)
-        Whether the weights over the kernels are kept in ``state_dir`` after each round of POF-MKL,
-        for predictions with its model in a later run.
+        Whether what predictions need is kept in ``state_dir`` after each round of POF-MKL and
+        POF-RLS, for predictions with its model in a later run.
     state_dir : path, optional
         The node's own folder for saved state; needed to resume, and to keep the weights.
 
@@ -94,6 +95,7 @@ class OnlineKernelClient(AnsweringClient):
     """
 
     counts_strictly = True
+    adds_noise = True
     state_class = StreamAccount
 
     def counts(self, order: Order) -> bool:
@@ -149,7 +151,7 @@ class OnlineKernelClient(AnsweringClient):
             features=self.x.shape[1],
             test_rows=len(self.y_test),
             columns=columns_digest(self.columns),
-            binary=self.binary,
+            binary=0 if self.budget else self.binary,
         )
 
     @property
@@ -215,37 +217,7 @@ class OnlineKernelClient(AnsweringClient):
     @answers(wire.LocalRequest)
     def train_local(self, request: wire.LocalRequest) -> wire.LocalReply:
         """Multi-kernel learning on this node alone, sample by sample."""
-        if self.sums is not None:
-            raise ProtocolError("its errors are told in runs without secure sums", party=self.name)
-        kernels = len(request.bandwidths) // 8
-        account = self.kept.of(kernels)
-        x, y = self._rows(request.step, request.samples)
-        y = y - request.centre
-        features = message_features(request, x.shape[1])
-        theta = np.zeros((kernels, 2 * request.features))
-        rule = step_rule(
-            known_word(request.step_size, ("paper", "adaptive")), kernels, request.samples
-        )
-        squared_errors, regrets = np.empty((2, request.samples))
-        for t in range(request.samples):
-            z = features(x[t : t + 1])
-            seen = compare(z, theta.astype(request.precision), y[t : t + 1], request)
-            weights, losses, account.gap = weigh_samples(request, account, seen.losses)
-            book(account, seen, losses, weights)
-            squared_errors[t], regrets[t] = account.total, account.regret
-            learn_sample(theta, seen, request, rule)
-        account.own = [theta.ravel()]
-        found = theta.astype(request.precision)
-        error = self._test_error(features, found, weights_now(request, account), request.centre)
-        told = np.array([len(self.y_test), error])
-        tests, error = self.figures("held-out rows", np.arange(len(self.y_test)), told, alone=True)
-        return wire.LocalReply(
-            test_samples=int(tests),
-            test_squared_error=float(error),
-            squared_errors=squared_errors,
-            regrets=regrets,
-            **account.report(),
-        )
+        return learn_alone(self, request)
 
     @answers(wire.NetworkRequest)
     def train_network(self, request: wire.NetworkRequest) -> wire.NetworkReply:
@@ -272,16 +244,12 @@ class OnlineKernelClient(AnsweringClient):
     @answers(wire.PredictRequest)
     def predict_kernels(self, request: wire.PredictRequest) -> wire.PredictReply:
         """Predict the held-out rows with the weights kept of an earlier run, and write them."""
-        if len(self.x_test):
-            weights = read_weights(self, request, self._table())
-            features = message_features(request, self.x_test.shape[1])
-            parts = [
-                np.vecdot(features(self.x_test[start : start + _CHUNK]), request.theta) @ weights
-                for start in range(0, len(self.x_test), _CHUNK)
-            ]
-            outputs = np.concatenate(parts) + request.centre
-            write_outputs(outputs, self.predictions, self.ids_test, self.label_range, self.name)
-        return wire.PredictReply(samples=len(self.x_test))
+        return wire.PredictReply(samples=predict_later(self, request, self._table()))
+
+    @answers(wire.RidgePredictRequest)
+    def predict_ridges(self, request: wire.RidgePredictRequest) -> wire.RidgePredictReply:
+        """Predict the held-out rows with the mixture kept of an earlier run, and write them."""
+        return wire.RidgePredictReply(samples=predict_later(self, request, self._table()))
 
     @answers(wire.NetworkEvaluateRequest)
     def evaluate_network(self, request: wire.NetworkEvaluateRequest) -> wire.NetworkEvaluateReply:
@@ -298,15 +266,19 @@ class OnlineKernelClient(AnsweringClient):
         """Check what is ordered; of a secure run put all that is told into a sum."""
         if (sums := self.sums) is not None:
             for name in tuple(sums.orders):
-                sums.check(name, _RULES[request.whole])
-        if sums is not None and wire.UPDATE_SUM in sums.orders:
+                rule = _RULES[request.whole]
+                if name == wire.UPDATE_SUM and self.budget is not None:
+                    rule = private_rule(self, request, rule)
+                sums.check(name, rule)
+        if sums is not None and wire.UPDATE_SUM in sums.orders and self.budget is None:
             self._count_rows(request)
-        reply = method(request)
+        private = self.budget is not None and sums is not None and wire.UPDATE_SUM in sums.orders
+        reply = add_noisy(self, request, method) if private else method(request)
         if isinstance(reply, wire.EvaluateReply):
             reply = self._tell(reply)
-        elif sums is not None and isinstance(reply, wire.StreamReport):
+        elif sums is not None and isinstance(reply, wire.StreamReport) and not private:
             reply = self._mask(reply, sums)
-        if self.keep_weights and isinstance(request, wire.PersonalRequest):
+        if self.keep_weights and type(request) in (wire.PersonalRequest, wire.RidgeRequest):
             keep_weights(self, request, self.kept, self._table())
         return reply
 
@@ -337,6 +309,14 @@ class OnlineKernelClient(AnsweringClient):
         self.release(
             wire.UPDATE_SUM, columns, binary=self.binary, start=start, stop=stop, last=last
         )
+
+    def forget(self, state: SessionState) -> bytes:
+        """Tell this node how well it has predicted, where nobody else is told."""
+        if self.budget is not None and not self.simulated and state.payload:
+            account = self.state_class.unpack(state.payload)
+            error = account.total / max(1.0, account.samples)
+            logger.info("own mean squared error, told to nobody: %.3g", error)
+        return super().forget(state)
 
     def _mask(self, report: wire.StreamReport, sums: ClientSums) -> wire.MaskedReply:
         order = sums.order(wire.UPDATE_SUM)

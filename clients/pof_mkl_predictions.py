@@ -1,11 +1,12 @@
-"""Predictions of POF-MKL after a run: the weights that a node keeps, the file that it writes."""
+"""Predictions after a run: the weights that a node keeps of it, the file that it writes."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,27 +15,99 @@ from fedkern_flwr.checkpoint import pack_arrays, unpack_arrays, write_atomically
 from fedkern_flwr.errors import CheckpointError, ProtocolError, TableError
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.online.learning import Floats, current_weights
+from fedkern_flwr.online.learning import Floats
 
 from .pof_mkl_account import StreamAccount
+from .pof_mkl_samples import message_features, weights_now
 
+if TYPE_CHECKING:
+    from .pof_mkl import OnlineKernelClient
+
+_CHUNK = 256  # rows predicted at once
 Layout = tuple[str, int]  # digest of the columns, how many there are
 _KEPT = ".weights"
+_OF_KERNELS = (
+    "bandwidths",
+    "features",
+    "seed",
+    "precision",
+    "frequency_draw",
+    "weight_rule",
+    "learning_rate",
+    "regularization",
+)
+_OF_RIDGES = (
+    "experts",
+    "kernels",
+    "features",
+    "seed",
+    "forgetting",
+    "centre",
+    "raw",
+    "summed",
+    "shared",
+)
 
 
 def keep_weights(
-    client: PhaseClient, request: wire.PersonalRequest, account: StreamAccount, table: Layout
+    client: PhaseClient,
+    request: wire.PersonalRequest | wire.RidgeRequest,
+    account: StreamAccount,
+    table: Layout,
 ) -> None:
-    """Keep what the weights over the kernels of a ``table`` are made of, if there is a folder."""
+    """Keep what predictions for a ``table`` need of the client's, if there is a folder."""
     path = client.state_path(request.session, _KEPT)
     if path is not None:
-        numbers = np.frombuffer(StreamAccount.pack(account), "<f8")  # without the place of a stream
+        own = account.own
+        if isinstance(request, wire.RidgeRequest):
+            from fedkern_flwr.online.ridge import without_inverses
+
+            own = without_inverses(own)
+        kept = StreamAccount.pack(replace(account, own=own))  # without the place of a stream
         meta = {"law": _law(request, table), "round": request.round}
+        numbers = np.frombuffer(kept, "<f8")
         write_atomically(path, pack_arrays({"account": numbers}, meta), private=True)
 
 
-def read_weights(client: PhaseClient, request: wire.PredictRequest, table: Layout) -> Floats:
-    """Return this node's weights over the kernels at the end of the run that made the model.
+def predict_later(
+    client: OnlineKernelClient,
+    request: wire.PredictRequest | wire.RidgePredictRequest,
+    table: Layout,
+) -> int:
+    """Predict a client's held-out rows with what it kept, write them; return how many.
+
+    Raises
+    ------
+    CheckpointError
+        It kept nothing, or of another model.
+    TableError
+        There is no file to write, or a row has no name.
+    """
+    rows = client.x_test
+    if not len(rows):
+        return 0
+    account = read_kept(client, request, table)
+    if isinstance(request, wire.RidgePredictRequest):
+        from .pof_rls import predict_rows
+
+        outputs = predict_rows(request, account, rows)
+    else:
+        weights = weights_now(request, account.of(len(request.theta)))
+        features = message_features(request, rows.shape[1])
+        parts = [
+            np.vecdot(features(rows[start : start + _CHUNK]), request.theta) @ weights
+            for start in range(0, len(rows), _CHUNK)
+        ]
+        outputs = np.concatenate(parts) + request.centre
+    of = (client.predictions, client.ids_test, client.label_range, client.name)
+    write_outputs(outputs, *of)
+    return len(rows)
+
+
+def read_kept(
+    client: PhaseClient, request: wire.PredictRequest | wire.RidgePredictRequest, table: Layout
+) -> StreamAccount:
+    """Return what this node kept at the end of the run that made the model.
 
     Raises
     ------
@@ -57,7 +130,7 @@ def read_weights(client: PhaseClient, request: wire.PredictRequest, table: Layou
         )
     try:
         arrays, meta = unpack_arrays(path.read_bytes())
-        account = StreamAccount.unpack(arrays["account"].tobytes()).of(len(request.theta))
+        account = StreamAccount.unpack(arrays["account"].tobytes())
     except (CheckpointError, ProtocolError, KeyError):
         arrays, meta, account = {}, {}, StreamAccount()
     if meta.get("law") != _law(request, table):
@@ -66,8 +139,7 @@ def read_weights(client: PhaseClient, request: wire.PredictRequest, table: Layou
             remedy="name the model that the run saved, and bring back its columns",
             party=party,
         )
-    rule: Any = request.weight_rule  # the law says that it made the weights
-    return current_weights(rule, account.losses, account.gap, request.learning_rate)
+    return account
 
 
 def write_outputs(
@@ -101,9 +173,10 @@ def write_outputs(
     write_csv(path, [heads, *zip(names, map(repr, scaled), strict=True)])
 
 
-def _law(request: wire.PersonalRequest | wire.PredictRequest, table: Layout) -> str:
-    """Return a digest of the public kernels and of how weights are made."""
-    names = ("bandwidths", "features", "seed", "precision", "frequency_draw", "weight_rule")
-    public = [getattr(request, name) for name in names]
-    text = repr((*public, request.learning_rate, request.regularization, table))
+def _law(request: Any, table: Layout) -> str:
+    """Return a digest of what is public of a run, and of how its weights are made."""
+    names: tuple[str, ...] = _OF_KERNELS
+    if isinstance(request, wire.RidgeRequest):
+        names = _OF_RIDGES
+    text = repr((*(getattr(request, name) for name in names), table))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import ridge, ridge_plan
+from fedkern_flwr.online.hedge import Hedge
 from fedkern_flwr.online.learning import Floats
 
 from .pof_mkl_account import StreamAccount
@@ -53,7 +54,7 @@ class Bank:
         """Return rows as the learners take them."""
         if not self.on_features:
             return raw
-        found = features[:, None]
+        found = features[: len(self.learners.theta), None]
         return found if isinstance(self.columns, slice) else found[..., self.columns]
 
     def learn(self, raw: Floats, features: Floats, y: Floats) -> Floats:
@@ -96,7 +97,7 @@ def learn_samples(request: wire.RidgeRequest, account: StreamAccount, stream: Ro
     raw, features = ridge.raw_rows(x[before:]), _features(request, x)
     banks = _banks(request, account, x.shape[1])
     account.of(sum(bank.many for bank in banks))
-    hedge, new = ridge.Hedge(account.losses, account.gap), y[before:]
+    hedge, new = Hedge(account.losses, account.gap), y[before:]
     awake = _awake(banks, request.samples)
     for bank in banks:
         if before and bank.on_features and not bank.own:  # learned before, and not sent back yet
@@ -113,11 +114,11 @@ def learn_samples(request: wire.RidgeRequest, account: StreamAccount, stream: Ro
     account.losses = account.squared = hedge.losses
     account.gap = hedge.gap
     account.samples += request.samples
-    account.own = [_kept(bank) for bank in banks if bank.own]
-    sums = [ridge.sums(raw, new) * ridge_plan.scale(len(new))] if request.raw else []
+    account.own = [part for bank in banks if bank.own for part in _kept(bank)]
+    sums = [ridge.sums(raw, new, ridge_plan.scale(len(new)))] if request.raw else []
     if request.sums:
-        picked = features[..., _picked(request)]
-        sums.append(ridge.sums(picked, y).ravel() * ridge_plan.scale(len(y)))
+        picked = features[: request.shared, :, _picked(request)]
+        sums.append(ridge.sums(picked, y, ridge_plan.scale(len(y))).ravel())
     return np.concatenate([np.zeros(0), *sums])
 
 
@@ -132,7 +133,7 @@ def mixture(request: wire.RidgeRequest, account: StreamAccount, dimension: int) 
     """Return the coefficients of all features with which the client predicts now."""
     banks = _banks(request, account, dimension)
     account.of(sum(bank.many for bank in banks))
-    weights = ridge.Hedge(account.losses, account.gap).weights(_awake(banks, 1)[:, 0])
+    weights = Hedge(account.losses, account.gap).weights(_awake(banks, 1)[:, 0])
     known = request.kernels if request.bandwidths else 0
     raw, features, at = np.zeros(dimension + 1), np.zeros((known, 2 * request.features)), 0
     for bank in banks:
@@ -142,7 +143,7 @@ def mixture(request: wire.RidgeRequest, account: StreamAccount, dimension: int) 
         if not bank.on_features:
             raw += part
         elif known:
-            features[:, bank.columns] += part
+            features[: len(part), bank.columns] += part
     return np.concatenate([raw, features.ravel()])
 
 
@@ -157,7 +158,7 @@ def _banks(request: wire.RidgeRequest, account: StreamAccount, dimension: int) -
         shape: tuple[int, ...] = ()
         few = dimension + 1
         if on_features:
-            few, columns, shape = 2 * request.summed, _picked(request), (request.kernels,)
+            few, columns, shape = 2 * request.summed, _picked(request), (request.shared,)
         if request.summed if on_features else request.raw:
             sent, many = request.begun or not on_features, (*shape, len(memories))
             begin = np.zeros((*many, few))
@@ -168,33 +169,33 @@ def _banks(request: wire.RidgeRequest, account: StreamAccount, dimension: int) -
                 if begin.size != size:
                     raise ProtocolError("what global learners begin from has another size")
                 begin = begin.reshape(*many, length)
-            learners = ridge.from_state(begin, few, inverses=learn and sent and inverses > 0)
+            learners = ridge.from_start(begin if learn else begin[..., -few:], few)
             inverses -= sent
             banks.append(Bank(learners, on_features, columns, 0, own=False, learns=sent))
         if wanted not in ("all", "local", "local-kernels" if on_features else "local-ridge"):
             continue
-        few = 2 * request.features if on_features else dimension + 1
+        few, shape = dimension + 1, ()
+        if on_features:
+            few, shape = 2 * request.features, (request.kernels,)
         needs, learns = min(few, ridge.NAP), bool(request.bandwidths) or not on_features
         for memory in memories:
-            more: dict[str, Any] = {"memory": memory, "ridge": request.regularization, "rows": 0}
-            kept = account.own[at] if at < len(account.own) else np.zeros(0)
-            if kept.size:
-                more["rows"], begin = int(kept[0]), kept[1:].reshape(*shape, 1, -1)
+            more: dict[str, Any] = {"memory": memory, "ridge": request.regularization}
+            kept, at = account.own[at : at + ridge.STATE], at + ridge.STATE
+            if kept and kept[0].size:
+                learners = ridge.from_state(kept, (*shape, 1), few, **more)
             else:
                 start = ridge.unlearned(few, request.regularization)
-                begin = np.broadcast_to(start, (*shape, 1, start.size))
-            learners, at = ridge.from_state(begin, few, **more), at + 1
+                start = np.broadcast_to(start, (*shape, 1, start.size))
+                learners = ridge.from_start(start, few, **more)
             banks.append(Bank(learners, on_features, slice(None), needs, own=True, learns=learns))
     if starts.size:
         raise ProtocolError("there are no learners for all that was sent")
     return banks
 
 
-def _kept(bank: Bank) -> Floats:
+def _kept(bank: Bank) -> list[Floats]:
     """Return what the client remembers of its own learners."""
-    if not bank.learns:
-        return np.zeros(0)
-    return np.append(float(bank.learners.rows), bank.learners.state())
+    return bank.learners.state if bank.learns else [np.zeros(0)] * ridge.STATE
 
 
 def _picked(request: wire.RidgeRequest) -> NDArray[np.intp]:

@@ -63,6 +63,13 @@ __all__ = [
 ]
 
 
+#: Methods that keep a budget of privacy, for those who ask others for one.
+KEEP_BUDGETS = (
+    "fed-cg with basis fourier, hierarchical-svm with architecture centralised, pof-mkl, pof-rls, "
+    "or kernel-pca"
+)
+
+
 class Method(Driven):
     """Base class of methods: a Flower ``Strategy`` whose run is the generator :meth:`rounds`.
 
@@ -114,6 +121,8 @@ class Method(Driven):
     client: ClassVar[type[MethodClient] | str] = ""
     #: Metrics that tables show: name -> what it is.
     shows: ClassVar[Mapping[str, str]] = {}
+    #: Why a method without noise keeps no budget of privacy; completes "fdskl ...".
+    no_budget: ClassVar[str] = "adds no noise to what it releases"
     #: What the server sees beside the sums, for ``result.json``.
     server_sees: ClassVar[tuple[str, ...]] = ()
 
@@ -132,8 +141,8 @@ class Method(Driven):
             setattr(self, name, found.check(common.pop(name, found.default)))
         if any(name.startswith("privacy_") for name in common):
             raise OptionError(
-                f"{self.method} adds no noise to what it releases, so it keeps no privacy_epsilon",
-                remedy="leave it out; fed-cg with basis fourier and kernel-pca keep one",
+                f"{self.method} {self.no_budget}, so it keeps no privacy_epsilon",
+                remedy=f"leave it out, or take {KEEP_BUDGETS}",
             )
         super().__init__(**common)
 

@@ -12,6 +12,7 @@ from fedkern_flwr.align.private_intersection import POINT_BYTES
 from fedkern_flwr.alignment import Overlap, count_duplicates, count_overlaps
 from fedkern_flwr.errors import ProtocolError, SmallCohortError, StateError
 from fedkern_flwr.method import Ask, LostState, Method, Rounds, Steps
+from fedkern_flwr.options import unknown_option
 from fedkern_flwr.secure_sum.envelope import SEALING_BYTES
 from fedkern_flwr.strategy import logger
 from fedkern_flwr.wire import DescribeReply
@@ -49,14 +50,18 @@ class AlignIds(Method):
     """
 
     method, title = "align", "Align"
+    no_budget = "tells which ids are in common, without noise"
     fixed: ClassVar[frozenset[str]] = frozenset(
         {"seed", "min_clients", "min_cohort", "max_missed", "threshold"}
         | {"checkpoint", "checkpoint_every", "resume"}
     )
     relays_only = True
 
-    def __init__(self, *, attempts: int = 5, node_timeout: float = 60.0) -> None:
-        super().__init__(attempts=attempts, node_timeout=node_timeout)
+    def __init__(self, *, attempts: int = 5, node_timeout: float = 60.0, **unknown: Any) -> None:
+        for name in unknown:
+            if name in self.fixed:
+                raise unknown_option(type(self), name)
+        super().__init__(attempts=attempts, node_timeout=node_timeout, **unknown)
 
     def _reset(self) -> None:
         super()._reset()

@@ -71,6 +71,7 @@ class ColumnRanges(Method):
     """
 
     method, title = "ranges", "Column ranges"
+    no_budget = "tells the ranges of columns, without noise"
     whole_cohorts = True
     fixed: ClassVar[frozenset[str]] = frozenset(
         {"seed", "min_clients", "max_missed", "threshold"}

@@ -68,6 +68,9 @@ class FDSKL(VerticalOptions):
     """
 
     method, title = "fdskl", "FDSKL"
+    no_budget = (
+        "shows the label owner the phases of each row, where noise would leave nothing of them"
+    )
     left_whole = True
     described = wire.VerticalDescribeReply
     default_rounds = 200

@@ -81,6 +81,10 @@ class FedCFK(SecureGram):
     """
 
     method, title = "fed-cfk", "FedCFK"
+    no_budget = (
+        "releases a number for each pair of items, where noise for a user would leave nothing of "
+        "most"
+    )
     left_whole = False
     fixed: ClassVar[frozenset[str]] = SecureGram.fixed | {"encoding", "bound", "fraction_bits"}
     of_kernel: ClassVar[tuple[str, ...]] = (*SecureGram.of_kernel, *_USED)

@@ -14,6 +14,7 @@ from fedkern_flwr.errors import CheckpointError, OptionError, ProtocolError
 from fedkern_flwr.guard.counting import hidden_rows
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid import parties as hybrid
+from fedkern_flwr.hybrid.fourier import usual_gamma
 from fedkern_flwr.hybrid.parties import Plan, match_rows, summing_sets
 from fedkern_flwr.kernels.product import landmark_gammas
 from fedkern_flwr.method import Round, Rounds, Save, Steps
@@ -45,7 +46,6 @@ _OF_SYSTEM = (
     "attempts",
     "model_of",
 )
-_FOURIER_WIDTH = 3.0  # gamma times the number of features, where it is not given
 _SYSTEMS: dict[str, type[HybridSystem]] = {
     "secure": SecureSystem,
     "naive": NaiveSystem,
@@ -261,8 +261,8 @@ class FedCG(Variance):
             self._match()
         if not self.gammas_.size:
             features = sum(self._parties[h[0]].features for h in self.plan_.blocks.values())
-            width = _FOURIER_WIDTH if self.basis == "fourier" else 1.0
-            gamma = self.gamma if self.gamma is not None else width / features
+            usual = usual_gamma(features) if self.basis == "fourier" else 1.0 / features
+            gamma = self.gamma if self.gamma is not None else usual
             self.gammas_ = np.array([] if self._tunes else [gamma], np.float64)
             if self.landmark_gamma:
                 self.gammas_ = landmark_gammas(gamma, self.landmarks_, self.run_seed)

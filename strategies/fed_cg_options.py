@@ -65,7 +65,7 @@ class HybridOptions(PrivateMethod, Weighted):
     gamma: float | None = option(
         None,
         "Width; by default chosen, see tune, half and double of it for one landmark after the "
-        "other, or 1 / number of features, 3 / number with basis fourier.",
+        "other, or 1 / number of features, 20 / number^1.5 with basis fourier.",
         above=0.0,
     )
     landmark_gamma: bool = option(

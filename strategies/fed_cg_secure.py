@@ -20,11 +20,10 @@ from fedkern_flwr.hybrid.fourier import CIRCLE
 from fedkern_flwr.hybrid.parties import CLASS_COUNTS, MEAN_DISTANCE
 from fedkern_flwr.hybrid.private import (
     EQUATIONS,
-    OUTCOMES,
     equations_release,
     label_weight,
-    outcomes_release,
 )
+from fedkern_flwr.judging.noisy import OUTCOMES, outcomes_release
 from fedkern_flwr.kernels.product import (
     ProductKernel,
     distance_bound,

@@ -14,8 +14,8 @@ from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.landmarks import moments_length
 from fedkern_flwr.hybrid.parties import Plan, Ward
-from fedkern_flwr.hybrid.private import tidy
 from fedkern_flwr.judging.counts import Yardstick, bins_of
+from fedkern_flwr.judging.noisy import tidy
 from fedkern_flwr.method import Ask, Steps, Term
 from fedkern_flwr.privacy import Budget, Release
 from fedkern_flwr.secure_sum import Encoding

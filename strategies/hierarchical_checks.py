@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.groups import gradients
 
 if TYPE_CHECKING:
     from .hierarchical_options import SVMOptions
@@ -79,6 +80,38 @@ def check_together(strategy: SVMOptions) -> None:
         "groups that do not wait have no residuals in common; use another rho_schedule": (
             strategy.staleness > 0 and strategy.rho_schedule in ("balanced", "scaled")
         ),
+    }
+    for text, broken in rules.items():
+        if broken:
+            problem, _, remedy = text.partition("; ")
+            raise OptionError(problem, remedy=remedy)
+
+
+def check_private(strategy: SVMOptions) -> None:
+    """Refuse what a run with a budget cannot have.
+
+    Raises
+    ------
+    OptionError
+    """
+    admm = ("rho", "sigma", "rho_schedule", "relaxation", "step_sizes")
+    given = [name for name in admm if getattr(strategy, name) is not None]
+    rules = {
+        "privacy_epsilon is for horizontal splits; of columns fed-cg with basis fourier keeps a "
+        "budget": strategy.partition == "vertical",
+        "privacy_epsilon is for one sum of all users; use architecture centralised, where no group "
+        "needs noise of its own": strategy.architecture != "centralised",
+        "privacy_epsilon is for losses whose derivatives are bounded; use model linear, rbf or "
+        "logistic, or for numbers fed-cg with basis fourier": strategy.loss
+        not in gradients.BOUNDED,
+        "C is not chosen by the rows in a run with privacy_epsilon; give C, such as 1": strategy.C
+        is None,
+        "class_weight counts classes without noise; leave it out": strategy.class_weight
+        is not None,
+        "scale none has no meaning with privacy_epsilon; leave it out, columns are to lie in "
+        "[0, 1]": strategy.scale == "none",
+        f"{' and '.join(given)} are those of ADMM, privacy_epsilon takes steps of its own; leave "
+        "them out": bool(given),
     }
     for text, broken in rules.items():
         if broken:

@@ -94,14 +94,8 @@ class Grouped(SVMOptions):
 
     def term(self, name: str, length: int, cohort: int = USERS, **more: Any) -> Term:
         """Return a sum that needs its whole cohort."""
-        return Term(
-            name=name,
-            length=length,
-            encoding=self.encoding,
-            cohort=cohort,
-            self_masks=False,
-            **more,
-        )
+        common: dict[str, Any] = {"encoding": self.encoding, "cohort": cohort, **more}
+        return Term(name=name, length=length, self_masks=False, **common)
 
     def question(self, requests: Mapping[int, Any], reply: Any, **more: Any) -> Ask:
         """Return the question of the step at hand."""

@@ -25,19 +25,21 @@ from fedkern_flwr.groups.orthogonal_product import Product
 from fedkern_flwr.judging.judges import Judges
 from fedkern_flwr.method import option
 from fedkern_flwr.options import check_choice
+from fedkern_flwr.private_method import PrivateMethod
 from fedkern_flwr.solvers.local_solvers import Loss
 from fedkern_flwr.vertical.parties import MissingRows
 
-from .hierarchical_checks import check_together, one_after_the_other
+from .hierarchical_checks import check_private, check_together, one_after_the_other
 
 Partition = Literal["horizontal", "vertical"]
 Architecture = Literal["hierarchical", "centralised", "chain"]
+_WIDTH = 3.0  # gamma by default for columns in [0, 1], in units of one over their number
 _FEATURES, _RELAXATION, _RESIDUAL, _GAP = 500, 1.7, 0.01, 1e-3
 #: What helps where iterations did not converge.
 MORE_ROUNDS = "use more --rounds, or a larger --tolerance"
 
 
-class SVMOptions(Judges):
+class SVMOptions(Judges, PrivateMethod):
     """Options of HierarchicalSVM.
 
     Parameters
@@ -186,6 +188,8 @@ class SVMOptions(Judges):
                 raise OptionError(f"step size {k} is {size}", remedy="use a positive number")
         super().__init__(checkpoint_every=checkpoint_every, **options)
         check_together(self)
+        if self.budget is not None:
+            check_private(self)
         slow = self.consensus == "paper" or self.architecture == "chain"
         given = self.rho is not None or self.step_sizes is not None
         if given or slow:
@@ -236,7 +240,8 @@ class SVMOptions(Judges):
         """The width of the kernel, 0 without one."""
         if self.kind != "rbf":
             return 0.0
-        return 1.0 / max(1, self.columns_) if self.gamma is None else self.gamma
+        wide = 1.0 if self.budget is None else _WIDTH
+        return wide / max(1, self.columns_) if self.gamma is None else self.gamma
 
     @property
     def each_c(self) -> Floats:

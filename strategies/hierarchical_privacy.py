@@ -39,6 +39,16 @@ def seen_by(strategy: SVMOptions) -> dict[str, Any]:
                 "messages at its rows, whose signs are at first the labels",
             ],
         }
+    if strategy.budget is not None:
+        return {
+            "server_sees": [
+                _SIZES,
+                _DECLARED,
+                "the sum of all users' gradients in each iteration, with noise; see budget",
+                "outcomes on the held-out rows of all users together, with noise",
+            ],
+            "user_sees": ["the model of each iteration"],
+        }
     of_rbf = " and of the random features" if strategy.kind == "rbf" else ""
     statistics = f"means and variances of the columns{of_rbf} over all users"
     server = [

@@ -7,13 +7,17 @@ from typing import Any
 
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import CheckpointError
 from fedkern_flwr.fitted import FittedModel
+from fedkern_flwr.groups.consensus import Floats
+from fedkern_flwr.groups.gradients import GRADIENT_SUM, ITERATIONS
 from fedkern_flwr.method import Round, Rounds
 from fedkern_flwr.model_file import check_made_with, check_model
-from fedkern_flwr.options import at_least
+from fedkern_flwr.options import at_least, declared
+from fedkern_flwr.private_method import PrivateMethod
 from fedkern_flwr.reporting import iterations_ended
 from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
@@ -24,6 +28,7 @@ from .hierarchical_options import MORE_ROUNDS
 from .hierarchical_pipelined import PipelinedRounds
 from .hierarchical_predictions import PredictionRounds, shapes_of
 from .hierarchical_privacy import predictions_seen_by, seen_by, warnings_of
+from .hierarchical_private import PrivateRounds
 
 _RESIDUALS = ("primal", "dual")
 _VERTICAL = "the split is vertical"
@@ -36,7 +41,7 @@ _OF_MODELS = {
 }
 
 
-class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PredictionRounds):
+class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PrivateRounds, PredictionRounds):
     """HierarchicalSVM: linear and kernel classifiers from users in groups, each with an agent.
 
     Minimises 1/2 |w|^2 + C sum_n loss(y_n, w^T x_n + b) over the rows of all users. In a horizontal
@@ -125,7 +130,11 @@ class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PredictionRounds
             del cohort["shares_to_open"]
         if self.predicting:
             return predictions_seen_by(self.partition, sums)
-        return {**sums, **seen_by(self)}
+        found = {**sums, **seen_by(self), **self.budget_report()}
+        for one in found["budget"]["releases"] if "budget" in found else ():
+            if one["release"] == GRADIENT_SUM:  # one of so many
+                one["times"] = self.num_rounds
+        return found
 
     def matched(self) -> dict[str, Any]:
         """Return who is in which group, and how many rows were left out."""
@@ -150,6 +159,12 @@ class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PredictionRounds
         super().begin(config)
         at_least("seed", self.run_seed, 0)
 
+    def start(self, *arguments: Any, **named: Any) -> Result:
+        """Run the method; with a budget in fewer iterations, unless it is told how many."""
+        if self.budget is not None and len(arguments) < 3 and named.get("num_rounds") is None:
+            named["num_rounds"] = ITERATIONS
+        return super().start(*arguments, **named)
+
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
         """Fit the model and judge it on held-out rows."""
         self.planned, known = self.num_rounds, self.saved_meta_
@@ -166,6 +181,11 @@ class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PredictionRounds
                 {} if self.C is not None else {"C": 1.0, "by": "nothing", "why": _VERTICAL}
             )
             return dict((yield from self.column_rounds()))
+        if self.budget is not None:
+            found = yield from self.private_rounds()
+            judged = yield from self.judge_with_noise(found.model)
+            self._take_model(found.model)
+            return {**judged, **iterations_ended(self.num_rounds, True, "", MORE_ROUNDS)}
         if not known:
             self.plan_trials(self.shape_[1])
             yield from self.measure_columns()
@@ -174,15 +194,19 @@ class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PredictionRounds
         found = yield from iterate() if layers else self.flat_rounds()
         last = self.history_[-1]["round"] if self.history_ else 0
         lost = {user for g in self.groups_ if g.number in found.lost for user in g.users}
-        self.coefficients_ = model = found.model
+        model = found.model
         judged = yield from self.judge_left(model, lost) if lost else self.judge(model)
-        weights, bias = self.coordinates.model(model)
-        self.model_ = {"weights": weights, "bias": bias, **self.raw_arrays()}
+        self._take_model(model)
         left_out = {"groups_left_out": len(found.lost)} if found.lost else {}
         row = self.history_[-1] if self.history_ else {}
         apart = ", ".join(f"{name} residual {row[name]:.1e}" for name in _RESIDUALS if name in row)
         ended = iterations_ended(last, found.converged, apart, MORE_ROUNDS)
         return {**judged, **ended, **left_out}
+
+    def _take_model(self, model: Floats) -> None:
+        weights, bias = self.coordinates.model(model)
+        self.coefficients_ = model
+        self.model_ = {"weights": weights, "bias": bias, **self.raw_arrays()}
 
     # -- predictions with a model that was saved
 
@@ -253,6 +277,8 @@ class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PredictionRounds
         numbers = ("outputs", "columns", "features", "gamma", "seed", "feature_seed")
         check_model(cls.method, {}, meta, {}, (*_OF_MODELS, *numbers, "session", "tables"))
         chosen = {name: meta[name] for name in _OF_MODELS}
+        if meta.get("privacy_epsilon") is not None:
+            chosen |= {n: meta[n] for n in ("C", *declared(PrivateMethod)) if n in meta}
         if meta["model"] == "rbf":
             chosen |= {"features": meta["features"], "gamma": meta["gamma"]}
         return cls(**chosen, **more)

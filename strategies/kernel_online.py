@@ -14,10 +14,19 @@ from fedkern_flwr.kernels.dictionary import bandwidth_dictionary
 from fedkern_flwr.kernels.random_features import FrequencyDraw, Precision
 from fedkern_flwr.method import option
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.online.learning import CENTRE, place_frequencies, shared_frequencies, step_rule
+from fedkern_flwr.online import private
+from fedkern_flwr.online.learning import (
+    CENTRE,
+    pick_frequencies,
+    place_frequencies,
+    shared_frequencies,
+    step_rule,
+)
+from fedkern_flwr.privacy import Release
 from fedkern_flwr.strategy import Arrays
 
 from .online import Floats, OnlineStrategy
+from .online_private import PrivateOnline
 
 
 class DictionaryStrategy(OnlineStrategy):
@@ -80,7 +89,7 @@ class DictionaryStrategy(OnlineStrategy):
         }
 
 
-class KernelOnlineStrategy(DictionaryStrategy):
+class KernelOnlineStrategy(PrivateOnline, DictionaryStrategy):
     """Base class of those of them that learn the parameters together.
 
     Parameters
@@ -98,6 +107,12 @@ class KernelOnlineStrategy(DictionaryStrategy):
 
     left_whole = True
 
+    privacy_clip: float = option(
+        private.CLIP,
+        "With a budget of privacy: c, how far the residual of a prediction counts. A smaller one "
+        "has less noise beside it and lets large errors pass for small ones.",
+        above=0.0,
+    )
     frequencies_per_round: int | Literal["all", "auto"] = option(
         "auto",
         "Frequencies, of all kernels together, whose gradients are sent: all clients send those of "
@@ -201,8 +216,49 @@ class KernelOnlineStrategy(DictionaryStrategy):
 
     def kernel_fields(self) -> dict[str, Any]:
         """Return the fields of a ``KernelRequest``."""
-        theta = self.theta_.astype(self.precision)
-        return {**self.dictionary_fields(), "released": self._frequencies, "theta": theta}
+        theta, own = self.theta_.astype(self.precision), self.dictionary_fields()
+        if self.budget is not None:
+            own |= {**self.private_fields(), "clip": self.privacy_clip}
+        return {**own, "released": self._frequencies, "theta": theta}
+
+    # -- a budget of privacy
+
+    def plan_noise(self, **known: int) -> Release:
+        """Return the noise of the gradients of a message."""
+        assert self.budget is not None
+        losses = self.reported()
+        return private.update_release(
+            self.budget,
+            clip=self.privacy_clip,
+            pairs=(self.sum_length() - losses) // 2,
+            features=self.features,
+            losses=losses,
+            **known,
+        )
+
+    def chance(self) -> float:
+        """Return the probability with which the kernels in question were chosen."""
+        return len(self.in_question()) / self.kernels
+
+    def gradients(self, total: Floats, answers: int) -> Floats:
+        """Return gradients and losses of what clients sum with a budget: see :mod:`.private`."""
+        kernels, losses = self.in_question(), self.reported()
+        samples = answers * (self.stop(self._number) - self.stop(self._number - 1))
+        penalty = self.regularization * samples * self.theta_[kernels]
+        if self._frequencies:
+            penalty = pick_frequencies(penalty, self._picked(len(kernels)))
+        found = total.copy()
+        found[: len(total) - losses] += penalty.ravel()
+        found[: len(total) - losses] *= 2.0 / self.chance()
+        if losses:
+            found[-losses:] *= self.privacy_clip
+            squared = np.vecdot(self.theta_, self.theta_)
+            found[-losses:] += self.regularization * samples * squared
+        return found
+
+    def _picked(self, kernels: int) -> NDArray[np.int32]:
+        shape = kernels, self.features
+        return shared_frequencies(*shape, self._frequencies, self.run_seed, self._number)
 
     def spread(self, total: Floats) -> Floats:
         """Return the gradient of all kernels, (N, 2D), from the gradients that were summed.
@@ -214,7 +270,7 @@ class KernelOnlineStrategy(DictionaryStrategy):
             gradient[kernels] = total.reshape(len(kernels), -1)
             return gradient
         shape = len(kernels), self.features
-        chosen = shared_frequencies(*shape, self._frequencies, self.run_seed, self._number)
+        chosen = self._picked(len(kernels))
         pairs = total.reshape(-1, 2) * (shape[0] * shape[1] / self._frequencies)
         gradient[kernels] = place_frequencies(pairs, chosen, *shape)
         return gradient

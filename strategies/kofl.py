@@ -115,11 +115,15 @@ class EMKOFL(GlobalWeights):
 
     def _reset(self) -> None:
         super()._reset()
-        self._drawn = 0
+        self._drawn, self._probability = 0, 1.0
 
     def in_question(self) -> NDArray[np.int32]:
         """Return the single kernel drawn."""
         return np.array([self._drawn], np.int32)
+
+    def chance(self) -> float:
+        """Return the probability of the kernel drawn, 1 where gradients are not divided by it."""
+        return self._probability
 
     def request(self, stream: dict[str, Any]) -> wire.DrawnRequest:
         """Draw the kernel of the round and ask for its gradient."""
@@ -128,9 +132,11 @@ class EMKOFL(GlobalWeights):
         draw = uniform(self.run_seed, "drawn kernel", self._number)
         drawn = int(np.searchsorted(np.cumsum(probabilities), draw, side="right"))
         self._drawn = min(drawn, self.kernels - 1)
+        likely = float(probabilities[self._drawn])
+        self._probability = likely if self.importance_weighting else 1.0
         return wire.DrawnRequest(
             **stream,
             **self.kernel_fields(),
             kernel=self._drawn,
-            probability=float(probabilities[self._drawn]) if self.importance_weighting else 1.0,
+            probability=self._probability,
         )

@@ -163,7 +163,7 @@ class OnlineStrategy(OnlineStreams):
                 "checkpoint_every": every if self.checkpoint else 0,
             }
         )
-        length, sizes = self.sum_length() + wire.STATISTICS, self.reply_sizes()
+        length, sizes = self.message_length(), self.reply_sizes()
         if self.sums is not None:
             self._check_left(number)
         return self._ask(number, request, self.reply_class, wire.UPDATE_SUM, length, sizes=sizes)
@@ -289,7 +289,7 @@ class OnlineStrategy(OnlineStreams):
     def _metrics(self, number: int, survivors: int) -> dict[str, Any]:
         """Return the metrics of a round."""
         clients, sums = len(self._reports), self._statistics
-        if self.sums is not None:
+        if self.sums is not None and not self._reported:
             clients = self.sums.contributors
         elif clients:
             sums = np.sum([report.statistics() for report in self._reports.values()], axis=0)
@@ -300,6 +300,11 @@ class OnlineStrategy(OnlineStreams):
             "regret": regrets / clients if clients and self._has_regret else None,
             "survivors": survivors,
         }
+
+    @property
+    def _reported(self) -> bool:
+        """Whether the metrics are made of what clients report beside their sums, if anything."""
+        return self.budget is not None
 
     @property
     def _has_regret(self) -> bool:
@@ -322,7 +327,7 @@ class OnlineStrategy(OnlineStreams):
         ended = whether_converged(small, text, self.advice)
         self.note_drift()
         spread = regret = regret_spread = largest = None
-        if self.sums is not None:
+        if self.sums is not None and not self._reported:
             clients = self.sums.contributors
             if not clients:
                 return {"mse": mse, **ended}
@@ -347,7 +352,7 @@ class OnlineStrategy(OnlineStreams):
 
     def _memory(self) -> dict[str, Any]:
         """Return what the metrics are made of."""
-        if self.sums is not None:
+        if self.sums is not None and not self._reported:
             statistics = self._statistics.tolist()
             return {"statistics": statistics, "released": self._released, "batch": self._batch}
         reports = {
@@ -366,7 +371,7 @@ class OnlineStrategy(OnlineStreams):
         for partition, values in meta.get("reports", {}).items():
             kind = wire.KernelReport if "regret" in values else wire.StreamReport
             self._reports[int(partition)] = kind(**values)
-        if self.sums is not None:
+        if self.sums is not None and not self._reported:
             if (meta["batch"], meta["released"]) != (self._batch, self._released):
                 raise CheckpointError(
                     "other clients or rows are there than when the run broke off",

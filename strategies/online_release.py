@@ -91,6 +91,10 @@ class OnlineRelease(Method):
     def sum_length(self) -> int:
         """Return how many numbers of each client the method sums in this round."""
 
+    def message_length(self) -> int:
+        """Return how many numbers are summed in this round, with those that metrics are made of."""
+        return self.sum_length() + wire.STATISTICS
+
     def batch_size(self) -> int:
         """Return the number of samples per exchange; the last one has the rest as well."""
         return self._batch
@@ -118,7 +122,7 @@ class OnlineRelease(Method):
         """
         given = self.samples_per_round
         self._batch = 1 if given == "auto" else given
-        if self.sums is None:
+        if self.sums is None or self.budget is not None:  # noise says what is released
             self.fit_release(math.inf)
             return
         each = self.unknowns_of_samples(dimension)

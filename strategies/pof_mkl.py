@@ -3,40 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import CohortError, OptionError, ProtocolError, TableError
-from fedkern_flwr.method import Ask, Rounds, option
-from fedkern_flwr.model_file import check_made_with, check_model
+from fedkern_flwr.errors import OptionError, ProtocolError
+from fedkern_flwr.method import option
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.learning import LOCAL_STEP, Selection, Subset, regret_bound, shared_subset
-from fedkern_flwr.strategy import Arrays, logger
-from fedkern_flwr.wire import DescribeReply
+from fedkern_flwr.strategy import logger
 
 from .kernel_online import KernelOnlineStrategy
+from .online_predictions import PredictingStrategy
 
 DEFAULT_KERNELS_PER_ROUND = 25
 _FEW = 4  # clients whose sum hides them: sums of up to three samples have long been inverted
 _NEGLIGIBLE = 1e-9
-#: Options by which features and weights are made of a model.
-_OF_MODELS = (
-    "bandwidths",
-    "features",
-    "regularization",
-    "precision",
-    "frequency_draw",
-    "step_size",
-    "seed",
-    "centre",
-)
 
 
-class POFMKL(KernelOnlineStrategy):
+class POFMKL(PredictingStrategy, KernelOnlineStrategy):
     """Personalised online multi-kernel learning with few kernels per message.
 
     The server holds parameters theta_i for each of N kernels; every client keeps its own weights
@@ -64,6 +51,16 @@ class POFMKL(KernelOnlineStrategy):
     reply_class = wire.PersonalReply
     server_sees = ("which kernels a client chose, hence something of the order of its weights",)
     kept = ("weights over the kernels",)
+    of_models = (
+        "bandwidths",
+        "features",
+        "regularization",
+        "precision",
+        "frequency_draw",
+        "step_size",
+        "seed",
+        "centre",
+    )
 
     kernels_per_round: int | None = option(
         None,
@@ -106,20 +103,24 @@ class POFMKL(KernelOnlineStrategy):
                 "clients choose kernels of their own and frequencies_per_round is given",
                 remedy="use subset='shared' or leave out kernels_per_round",
             )
+        if own and self.budget is not None:
+            raise OptionError(
+                "with a budget of privacy no client may choose kernels, by weights of earlier rows",
+                remedy="use subset='shared' or leave out kernels_per_round",
+            )
         self.selection = self.selection or ("bins" if self.step_size == "paper" else "subset")
         self.kernels_per_round = self._many()
 
     def _reset(self) -> None:
         super()._reset()
-        self._predicting = False
-        self._model: tuple[Arrays, dict[str, Any]] | None = None  # that predictions are made with
         self._chosen = np.arange(0, dtype=np.int32)  # the shared kernels of the round
 
     def _many(self) -> int:
         """Return M of the run at hand."""
         if self._given is not None:
             return self._given
-        shared = self.is_secure or isinstance(self.frequencies_per_round, int)
+        shared = self.is_secure or self.budget is not None
+        shared = shared or isinstance(self.frequencies_per_round, int)
         if shared and self.subset == "private":
             return self.kernels
         return min(DEFAULT_KERNELS_PER_ROUND, self.kernels)
@@ -167,23 +168,10 @@ class POFMKL(KernelOnlineStrategy):
         """Return the options that determine the model."""
         return {**super().options(), "kernels_per_round": self._many()}
 
-    def model(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return theta, and what a prediction needs to know; the weights stay with the clients."""
-        return self._model or super().model()
-
     def privacy(self) -> dict[str, Any]:
         """Return what the server sees."""
-        if self._predicting:
-            return {
-                "protocol": "predictions stay at the clients",
-                "server_sees": [
-                    "number of rows and columns per client, digest of the column names",
-                    "how many rows each client predicted",
-                ],
-                "never_leaves_the_client": ["rows", "predictions", *self.kept],
-            }
         seen = super().privacy()
-        if self.is_secure and self.lonely_kernels > _NEGLIGIBLE:
+        if not self._predicting and self.is_secure and self.lonely_kernels > _NEGLIGIBLE:
             chance = f"{self.lonely_kernels:.1g} a round"
             few = f"gradients of kernels that few clients chose (chance up to {chance})"
             seen["server_sees"].append(few)
@@ -237,96 +225,18 @@ class POFMKL(KernelOnlineStrategy):
 
     # -- predictions with a model that was saved
 
-    def predict_at_nodes(
-        self,
-        grid: Grid,
-        arrays: Mapping[str, NDArray[Any]],
-        meta: Mapping[str, Any],
-        *,
-        timeout: float = 3600,
+    def model_shapes(
+        self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
+    ) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of theta and the bandwidths."""
+        return {"theta": (self.kernels, 2 * self.features), "bandwidths": (self.kernels,)}
+
+    def load_model_arrays(
+        self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
     ) -> None:
-        """Have the clients predict their held-out rows with a model and weights of their own.
-
-        A client uses the weights that it kept after its last round of the run that made the model,
-        and writes the predictions; only how many there are is sent.
-
-        Parameters
-        ----------
-        grid : Grid
-            Flower's grid, of any engine.
-        arrays : mapping
-            Arrays of the model, see :meth:`model`.
-        meta : mapping
-            What else belongs to the model.
-        timeout : float (default: 3600)
-            Seconds to wait for the replies.
-
-        Raises
-        ------
-        CheckpointError
-            The model is not one of this method or of these options.
-        TableError
-            The clients have other columns than the model, or no rows to predict.
-        ProtocolError
-            A client cannot predict its rows; the others have.
-        CohortError
-            Not all clients are there, or some did not answer.
-        """
-        shapes = {"theta": (self.kernels, 2 * self.features), "bandwidths": (self.kernels,)}
-        check_model(self.method, arrays, meta, shapes)
-        own = self.options()
-        check_made_with(POFMKL, {name: own[name] for name in _OF_MODELS if name != "seed"}, meta)
-        self.begin()
-        self._predicting, self._model = True, (dict(arrays), dict(meta))
-        self.num_rounds, self.run_seed = int(meta["samples"]), int(meta["seed"])
+        """Set theta."""
         self.theta_ = np.asarray(arrays["theta"], np.float64)
-        self.conduct(grid, self._predict, timeout=timeout)
 
-    def takes_sums(self, grid: Grid) -> bool:
-        """Tell whether a run takes secure sums: clients of secure runs take part in no others."""
-        predicts = self._model[1] if self._model else None
-        return bool(predicts["secure"]) if predicts else super().takes_sums(grid)
-
-    def _predict(self, parties: Sequence[DescribeReply]) -> Rounds:
-        assert self._model is not None
-        meta = self._model[1]
-        if (parties[0].columns, parties[0].features) != (meta["columns"], meta["dimension"]):
-            raise TableError(
-                "the clients have other columns than the model was learned from",
-                remedy="bring the same columns in the same order",
-            )
-        request = wire.PredictRequest(
-            model=str(meta["session"]), **self.weight_fields(), **self.kernel_fields()
-        )
-        answers = yield Ask(request, reply=wire.PredictReply, until="once", least=0)
-        if answers.failures:
-            partition, failure = min(answers.failures.items())
-            all_failed = len(answers.failures)
-            others = f" ({all_failed} clients in all)" if all_failed > 1 else ""
-            _, _, text = failure.detail.partition(": ")
-            if text:
-                raise ProtocolError(f"{text}{others}")
-            raise CohortError(
-                f"partition {partition} did not predict: {failure}{others}",
-                remedy="mend it and predict again",
-            )
-        samples = sum(reply.samples for reply in answers.replies.values())
-        if not samples:
-            raise TableError(
-                "no client holds rows to predict",
-                remedy="name test-data in the --node-config of those that shall predict",
-            )
-        return {"predicted_rows": samples}
-
-    @classmethod
-    def of_model(cls, meta: Mapping[str, Any], **more: Any) -> POFMKL:
-        """Return a strategy with the options of a model that was saved.
-
-        Raises
-        ------
-        CheckpointError
-            It is not a model of this method.
-        """
-        others = ("samples", "secure", "session", "columns", "dimension")
-        check_model(cls.method, {}, meta, {}, (*_OF_MODELS, *others))
-        return cls(**{name: meta[name] for name in _OF_MODELS if name != "centre"}, **more)
+    def prediction(self, model: str) -> wire.PredictRequest:
+        """Ask for predictions with theta and the weights that nodes kept."""
+        return wire.PredictRequest(model=model, **self.weight_fields(), **self.kernel_fields())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,18 @@ from fedkern_flwr.method import option
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import ridge, ridge_plan
 from fedkern_flwr.online.learning import CENTRE
+from fedkern_flwr.online.private import ridge_release, steadied
+from fedkern_flwr.privacy import Release
 from fedkern_flwr.strategy import Arrays
 
-from .online import Floats, OnlineStrategy
+from .online import Floats
+from .online_predictions import PredictingStrategy
+from .online_private import PrivateOnline
 
 _UNKNOWN = 2.0  # width where no sums tell the distance of rows: those of the unit ball
 
 
-class POFRLS(OnlineStrategy):
+class POFRLS(PredictingStrategy, PrivateOnline):
     """Personalised online federated kernel learning by recursive ridge regression.
 
     The clients sum products of their features, from which the server has the ridge regression of
@@ -51,7 +56,18 @@ class POFRLS(OnlineStrategy):
     left_whole = True
     reply_class = wire.RidgeReply
     evaluate_reply = wire.RidgeEvaluateReply
-    fixed = OnlineStrategy.fixed | {"step_size"}
+    predict_reply = wire.RidgePredictReply
+    of_models = (
+        "kernels",
+        "features",
+        "regularization",
+        "forgetting",
+        "experts",
+        "seed",
+        "centre",
+    )
+    facts = (*PredictingStrategy.facts, "summed", "shared")
+    fixed = PrivateOnline.fixed | {"step_size"}
     in_sums = "products of features and labels, and statistics"
     sent_sums = "products of features and labels"
     kept = ("weights over the learners", "learners of its own rows")
@@ -84,11 +100,17 @@ class POFRLS(OnlineStrategy):
         "Learners that are mixed: of all clients' rows (global), of the client's own (local), on "
         "raw columns (ridge) or on features (kernels). With local ones statistics alone are sent.",
     )
-    up: int | None = option(None, "Most numbers of a client in a message.", least=1)
+    up: int | None = option(
+        None,
+        "Most numbers of a client in a message: then fewer kernels are summed, or fewer "
+        "frequencies of one, or raw columns only.",
+        least=1,
+    )
     down: int | None = option(
         None,
         "Most numbers to a client in a message. Global learners that are too much for it come "
-        "without their inverses, and learn nothing between messages.",
+        "without their inverses, and learn nothing between messages; if their coefficients are, "
+        "fewer are summed.",
         least=1,
     )
 
@@ -100,6 +122,7 @@ class POFRLS(OnlineStrategy):
         self._samples, self._rows, self._sums = 1, 1, False  # of the message at hand
         self._raw, self._kernels = np.zeros((0, 0)), np.zeros((0, 0, 0))
         self._begun = False
+        self._variances = np.zeros(0)  # of the noise on the totals that forget nothing, and others
         self._solutions: list[tuple[int, Floats]] = []  # of raw columns, of features
 
     def options(self) -> dict[str, Any]:
@@ -121,32 +144,44 @@ class POFRLS(OnlineStrategy):
             More numbers than unknowns, and a node would refuse.
         """
         each = math.inf if self.sums is None else self.unknowns_of_samples(dimension)
-        given, raw = self.samples_per_round, ridge.numbers(dimension + 1)
+        given, columns, several = self.samples_per_round, dimension + 1, 1 + (self.forgetting < 1.0)
+        private = self.budget is not None  # then noise says what is released, and each has its own
+        if private:
+            each, given = math.inf, ridge_plan.MOST_SAMPLES if given == "auto" else given
+            self._variances = np.zeros(several)
         counted = any(party.counting != "off" for party in self.parties_.values())
         self.plan_ = ridge_plan.plan(
             self.num_rounds,
             each if counted else math.inf,
             given=None if given == "auto" else given,
-            raw=raw if self.experts in ("all", "global", "global-ridge") else 0,
+            columns=columns if self.experts in ("all", "global", "global-ridge") else 0,
             kernels=self.kernels if self.experts in ("all", "global", "global-kernels") else 0,
             features=self.features,
             fixed=wire.STATISTICS,
             up=self.up or math.inf,
-            known=self.width is not None,
+            down=(self.down or math.inf) / several,
+            known=self.width is not None or private,
+            steady=private,
         )
-        if self.experts.startswith("global") and not self.plan_.raw and not self.plan_.features:
+        nothing = not self.plan_.raw and not self.plan_.features
+        if nothing and (self.up or self.down) and not self.experts.startswith("local"):
+            least = min(ridge.numbers(columns), ridge.numbers(2)) + wire.STATISTICS
+            raise OptionError(
+                f"up={self.up} and down={self.down} leave room for nothing that all learn from",
+                remedy=f"allow {least} numbers up and {2 * several} down, or use experts='local'",
+            )
+        if self.experts.startswith("global") and nothing:
             raise OptionError(
                 f"nothing may be summed that {self.experts!r} learners could learn from",
                 remedy="use experts='all', more samples per round, or fewer features",
             )
         self._batch = max(np.diff([0, *self.plan_.stops]).tolist())
-        several = 1 + (self.forgetting < 1.0)
-        self._raw = np.zeros((several, raw if self.plan_.raw else 0))
-        kernels = self.kernels if self.plan_.features else 0
+        self._raw = np.zeros((several, ridge.numbers(columns) if self.plan_.raw else 0))
+        kernels = self.plan_.kernels if self.plan_.features else 0
         self._kernels = np.zeros((kernels, several, ridge.numbers(2 * self.plan_.features)))
-        self.width_ = self.width or (0.0 if self.plan_.raw else _UNKNOWN)
+        self.width_ = self.width or (0.0 if self.plan_.raw and not private else _UNKNOWN)
         self._solve()
-        if self.sums is None:
+        if self.sums is None or private:
             return
         plan, numbers, found = self.plan_, 0, list[tuple[int, float]]()
         for before, start, stop, some in zip(
@@ -183,15 +218,16 @@ class POFRLS(OnlineStrategy):
         window = self.plan_.starts[message]
         self._rows = stream["step"] + self._samples - window
         self._sums = self.plan_.sums[message] and self.width_ > 0.0
-        return wire.RidgeRequest(**stream, **self._fields(), window=window)
+        return wire.RidgeRequest(**stream, **self.private_fields(), **self._fields(), window=window)
 
     def evaluation(self) -> wire.RidgeEvaluateRequest:
         """Ask for the error of the predictions of held-out rows."""
         every = 1 if self.checkpoint else 0
-        return wire.RidgeEvaluateRequest(checkpoint_every=every, window=0, **self._fields())
+        return wire.RidgeEvaluateRequest(checkpoint_every=every, window=0, **self._fields(0))
 
-    def _fields(self) -> dict[str, Any]:
-        left, inverses = math.inf if self.down is None else self.down, 0
+    def _fields(self, most: float | None = None) -> dict[str, Any]:
+        """Return what tells the global learners, with as many inverses as ``most`` numbers hold."""
+        left, inverses = self.down or math.inf if most is None else most, 0
         left -= sum(one[..., 0].size * features for features, one in self._solutions)
         for features, one in self._solutions:
             left -= one[..., features:].size
@@ -211,6 +247,7 @@ class POFRLS(OnlineStrategy):
             "centre": CENTRE,
             "raw": bool(self.plan_.raw),
             "summed": self.plan_.features,
+            "shared": self.plan_.kernels,
             "sums": self._sums,
             "begun": self._begun,
             "inverses": inverses,
@@ -226,10 +263,39 @@ class POFRLS(OnlineStrategy):
         if self.plan_.raw:
             wanted.append((self._dimension + 1, self._raw))
         wanted += [(2 * self.plan_.features, self._kernels)] if self._begun else []
-        self._solutions = [
-            (features, ridge.solve(totals, features, self.regularization))
-            for features, totals in wanted
-        ]
+        self._solutions = []
+        for features, totals in wanted:
+            if self._variances.any():
+                parts = np.moveaxis(totals, -2, 0)
+                deviations = np.sqrt(self._variances)
+                steady = [
+                    steadied(one, features, float(d))
+                    for one, d in zip(parts, deviations, strict=True)
+                ]
+                totals = np.stack(steady, axis=-2)
+            self._solutions.append((features, ridge.solve(totals, features, self.regularization)))
+
+    # -- a budget of privacy
+
+    def plan_noise(self, **known: int) -> Release:
+        """Return the noise of the sums of a message."""
+        assert self.budget is not None
+        return ridge_release(
+            self.budget,
+            columns=self._dimension if self.plan_.raw else 0,
+            kernels=len(self._kernels) if self._sums else 0,
+            features=self.features,
+            summed=self.plan_.features,
+            **known,
+        )
+
+    def gradients(self, total: Floats, answers: int) -> Floats:
+        """Return the sums as they are without a budget; note how much noise the totals have."""
+        noise = self.noise()
+        assert noise is not None
+        kept = np.array([1.0, self.forgetting ** (2 * self._samples)])[: len(self._variances)]
+        self._variances = kept * self._variances + noise.noise.deviation(answers) ** 2
+        return total * ridge_plan.scale(self._samples)
 
     # -- state
 
@@ -254,24 +320,59 @@ class POFRLS(OnlineStrategy):
 
     def model(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the coefficients of the global learners, with what builds the features."""
+        if self._predicting:
+            return super().model()
         arrays = {
             "kernels" if one.ndim == 3 else "raw": one[..., -features:].reshape(-1, features)
             for features, one in self._solutions
         }
         arrays["bandwidths"] = np.frombuffer(self._bandwidths(), "<f8")
-        meta = {**super().model()[1], "summed": self.plan_.features}
+        summed = {"summed": self.plan_.features, "shared": self.plan_.kernels}
+        meta = {**super().model()[1], **summed}
         return {name: one for name, one in arrays.items() if one.size}, meta
 
     def server_state(self) -> Arrays:
         """Return what follows from the first sums, and all sums."""
-        facts = np.array([self.width_, float(self._begun)])
+        facts = np.array([self.width_, float(self._begun), *self._variances])
         return {"sums": np.concatenate([facts, self._raw.ravel(), self._kernels.ravel()])}
 
     def load_server_state(self, arrays: Arrays) -> None:
         """Set what :meth:`server_state` returned."""
-        (width, begun), rest = np.split(arrays["sums"], [2])
+        (width, begun, *noise), rest = np.split(arrays["sums"], [2 + len(self._variances)])
+        self._variances = np.array(noise)
         raw, kernels = np.split(rest, [self._raw.size])
         self.width_, self._begun = float(width), bool(begun)
         self._raw = raw.reshape(self._raw.shape).copy()
         self._kernels = kernels.reshape(self._kernels.shape).copy()
         self._solve()
+
+    # -- predictions with a model that was saved
+
+    def model_shapes(
+        self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
+    ) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the coefficients and the bandwidths, of what there is."""
+        several = 1 + (self.forgetting < 1.0)
+        shapes = {
+            "raw": (several, int(meta["dimension"]) + 1),
+            "kernels": (several * int(meta["shared"]), 2 * int(meta["summed"])),
+            "bandwidths": (self.kernels,),
+        }
+        return {name: shape for name, shape in shapes.items() if name in arrays}
+
+    def load_model_arrays(
+        self, arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any]
+    ) -> None:
+        """Set the coefficients of the global learners."""
+        raw, summed, shared = arrays.get("raw"), int(meta["summed"]), int(meta["shared"])
+        self.plan_ = ridge_plan.Plan(raw=int(raw is not None), features=summed, kernels=shared)
+        self.width_ = float(arrays["bandwidths"][0]) if "bandwidths" in arrays else 0.0
+        self._begun = "kernels" in arrays
+        self._solutions = [] if raw is None else [(raw.shape[-1], np.asarray(raw))]
+        if self._begun:
+            kernels = np.asarray(arrays["kernels"]).reshape(shared, -1, 2 * summed)
+            self._solutions.append((2 * summed, kernels))
+
+    def prediction(self, model: str) -> wire.RidgePredictRequest:
+        """Ask for predictions with the coefficients and what nodes kept."""
+        return wire.RidgePredictRequest(model=model, window=0, **self._fields(0))

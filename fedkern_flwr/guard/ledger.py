@@ -95,6 +95,7 @@ class NodeLedger:
         records: bool,
         share: float = 0.0,
         charges: Sequence[Charge] = (),
+        taken: RowSet | None = None,
     ) -> None:
         """Enter what an answer is about; it may leave when this has returned.
 
@@ -113,6 +114,8 @@ class NodeLedger:
             all runs over some of the same rows at most one, unless the policy lets more pass.
         charges : sequence of Charge
             What is released with noise.
+        taken : RowSet, optional
+            Of a stream: the rows of the message at hand, see :meth:`take`.
 
         Raises
         ------
@@ -129,7 +132,7 @@ class NodeLedger:
                     self._enter(db, key, kind, entry, policy, records=records)
             if share:
                 self._spend(db, run, share, policy)
-            charge(db, key, run, charges, policy, self.party)
+            charge(db, key, run, charges, policy, self.party, taken=taken)
 
     def noise_key(self, session: str) -> bytes:
         """Return the key of the noise of a run: the same until the run is over."""
@@ -197,8 +200,10 @@ class NodeLedger:
         with self.file.open() as db:
             return kept_place(db, self.partition)
 
-    def take(self, session: str, taken: Streamed, *, compare: bool) -> None:
+    def take(self, session: str, taken: Streamed, *, compare: bool) -> RowSet:
         """Enter rows of a stream that take part in a run, and where the stream goes on.
+
+        Returns their digests.
 
         With ``compare`` rows that took part before are refused: those of sums are.
 
@@ -218,6 +223,7 @@ class NodeLedger:
             self._permit(db, run, [Conflict(other, rule) for other in sorted(before)])
             keep_rows(db, run, rows)
             keep_place(db, self.partition, taken.place)
+            return rows
 
     def refuse(self, session: str, rule: str) -> None:
         """Count a refusal."""

@@ -53,6 +53,8 @@ class SumRule:
         order must have the noise that belongs to it.
     held_out : bool
         Of a release: whether it is about held-out rows.
+    rows : (int, int) or None
+        Of a release: which rows it is about, see :class:`~fedkern_flwr.guard.spending.Charge`.
     nobodys : bool
         Whether it is about no rows: then it needs no noise.
     """
@@ -66,6 +68,7 @@ class SumRule:
     length: int | None = None
     release: Release | None = None
     held_out: bool = False
+    rows: tuple[int, int] | None = None
     nobodys: bool = False
 
     @property

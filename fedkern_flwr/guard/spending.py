@@ -18,9 +18,13 @@ from .policy import NodePolicy
 from .rows import RowSet, digest
 
 _ROUNDING = 1e-6
+_FEW = 1000  # rows that are compared one by one
 
-#: Of a release: whether it is about held-out rows, its curve and its delta.
-Spent = tuple[bool, list[float], float]
+#: Of a release: whether it is about held-out rows, its curve (or the key of an earlier release that
+#: has the same one), its delta, and of one about some rows where these end, else 0.
+Spent = tuple[bool, list[float] | str, float, int]
+
+_BEFORE = "before"  # of a party: all that was told of earlier rows
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,14 @@ class Charge:
         What it costs.
     held_out : bool
         Whether it is about the held-out rows; else about those that are learned from.
+    rows : (int, int) or None
+        The first of the rows that it is about, and the one after the last; by default all.
     """
 
     key: bytes
     release: Release
     held_out: bool = False
+    rows: tuple[int, int] | None = None
 
 
 def kept_noise(db: sqlite3.Connection, run: int) -> bytes:
@@ -55,23 +62,39 @@ def charge(
     charges: Sequence[Charge],
     policy: NodePolicy,
     party: str,
+    *,
+    taken: RowSet | None = None,
 ) -> None:
     """Enter what releases cost; refuse those that cost rows more than the node's owner allows.
 
     Releases about a set of rows add up with all others about some of the same rows, in this run and
-    in others. The rows that a run learns from and those that it holds out are not the same.
+    in others. The rows that a run learns from and those that it holds out are not the same. What is
+    told of a party adds up, whichever rows it is about.
+
+    Parameters
+    ----------
+    db, key, run
+        The ledger, the key of its digests, and which run it is.
+    charges : sequence of Charge
+        What is released now.
+    policy : NodePolicy
+        What the node's owner allows.
+    party : str
+        How errors name this node.
+    taken : RowSet, optional
+        Of a stream: the rows of the message at hand.
 
     Raises
     ------
     RefusedError
     """
     for one in charges:
-        learned, held_out, whole = _rows(db, run)
-        rows = held_out if one.held_out else learned
-        if one.release.budget.unit == "party":  # whatever is told of it adds up
-            rows = whole
+        rows = _rows(db, run, one) if taken is None else taken
         if not len(rows):
             continue
+        if one.release.budget.unit == "party":
+            everything = np.array(np.frombuffer(digest(key, b"party")[:8], "<u8"))
+            rows = rows.union(RowSet(everything, everything))
         found = db.execute(
             "INSERT OR IGNORE INTO spending VALUES (?, ?, ?, ?, ?)",
             (
@@ -83,9 +106,7 @@ def charge(
             ),
         )
         if found.rowcount:
-            query = "SELECT curve, delta FROM spending WHERE run = ? AND rows = ?"
-            own = db.execute(query, (run, keep_set(db, key, rows))).fetchall()
-            _check_run(_epsilon(own), one.release, party)
+            _check_run(_epsilon(_about(db, rows, run)), one.release, party)
             _check(db, rows, policy, party)
 
 
@@ -110,11 +131,26 @@ def spend(spent: Mapping[str, Spent], charges: Sequence[Charge], party: str) -> 
     """
     found = dict(spent)
     for one in charges:
-        release, held_out = one.release, one.held_out
-        found[one.key.hex()] = (held_out, release.curve.tolist(), release.delta)
+        release, name, stop = one.release, one.key.hex(), 0
         whole = release.budget.unit == "party"
-        about = [s for s in found.values() if whole or s[0] == held_out]
-        _check_run(_epsilon([(json.dumps(s[1]), s[2]) for s in about]), release, party)
+        if one.rows is not None:
+            start, stop = one.rows
+            earlier = {k: s for k, s in found.items() if s[3] and k != name}
+            if any(s[3] > start for s in earlier.values()):
+                raise refusal("privacy: rows of an earlier message are asked for again", party)
+            found = {k: s for k, s in found.items() if k not in earlier}
+            if whole and earlier:
+                curve = np.sum([s[1] for s in earlier.values()], axis=0).tolist()
+                least = min(s[2] for s in earlier.values())
+                found[_BEFORE] = (False, curve, least, start)
+        if name not in found:
+            curve = release.curve.tolist()
+            alike = (k for k, s in found.items() if not (stop or s[3]) and s[1] == curve)
+            found[name] = (one.held_out, next(alike, curve), release.delta, stop)
+        about = [s for s in found.values() if whole or s[0] == one.held_out]
+        curves = [found[s[1]][1] if isinstance(s[1], str) else s[1] for s in about]
+        epsilon = epsilon_of(np.sum(curves, axis=0), min(s[2] for s in about))
+        _check_run(epsilon, release, party)
     return found
 
 
@@ -130,12 +166,20 @@ def _check_run(epsilon: float, release: Release, party: str) -> None:
 
 
 def spent(db: sqlite3.Connection, run: int) -> float:
-    """Return epsilon of what a run has released with noise: the larger of learned and held out."""
-    groups: dict[int, list[tuple[str, float]]] = {}
+    """Return epsilon of what a run has released with noise of the row of which most was told."""
+    releases: dict[int, list[tuple[str, float]]] = {}
     query = "SELECT rows, curve, delta FROM spending WHERE run = ?"
     for rows, curve, delta in db.execute(query, (run,)).fetchall():
-        groups.setdefault(rows, []).append((curve, delta))
-    return max((_epsilon(found) for found in groups.values()), default=0.0)
+        releases.setdefault(rows, []).append((curve, delta))
+    sets_of: dict[int, tuple[int, ...]] = {}  # row -> the sets that it is in
+    for rows in releases:
+        for row in kept_set(db, rows).names.tolist():
+            sets_of[row] = (*sets_of.get(row, ()), rows)
+    costs = {
+        tuple(sorted(one for rows in sets for one in releases[rows]))
+        for sets in set(sets_of.values())
+    }
+    return max((_epsilon(cost) for cost in costs), default=0.0)
 
 
 def _check(db: sqlite3.Connection, rows: RowSet, policy: NodePolicy, party: str) -> None:
@@ -147,13 +191,7 @@ def _check(db: sqlite3.Connection, rows: RowSet, policy: NodePolicy, party: str)
     """
     if not np.isfinite(policy.max_epsilon):
         return
-    query = "SELECT rows, curve, delta FROM spending"
-    found = [
-        (curve, delta)
-        for other, curve, delta in db.execute(query).fetchall()
-        if rows.meets(kept_set(db, other))
-    ]
-    total = _epsilon(found)
+    total = _epsilon(_about(db, rows))
     if total > policy.max_epsilon * (1.0 + _ROUNDING):
         raise refusal(
             f"max_epsilon = {policy.max_epsilon:g}: with this run its rows would lose {total:.3g} "
@@ -171,10 +209,27 @@ def _epsilon(found: Sequence[tuple[str, float]]) -> float:
     return epsilon_of(total, min(delta for _, delta in found)) if found else 0.0
 
 
-def _rows(db: sqlite3.Connection, run: int) -> tuple[RowSet, RowSet, RowSet]:
-    """Return the rows that a run learns from, those that it holds out, and all of them."""
+def _about(db: sqlite3.Connection, rows: RowSet, run: int | None = None) -> list[tuple[str, float]]:
+    """Return curve and delta of the releases about some of the rows, in all runs or in one."""
+    query = "SELECT members, curve, delta FROM spending JOIN sets ON sets.id = rows"
+    about = db.execute(query) if run is None else db.execute(f"{query} WHERE run = ?", (run,))
+    meets = rows.meets
+    if len(rows) < _FEW:  # of a stream there are many small sets
+        names, values = set(rows.names.tolist()), set(rows.values.tolist())
+
+        def meets(other: RowSet) -> bool:
+            some = names.isdisjoint(other.names.tolist())
+            return not (some and values.isdisjoint(other.values.tolist()))
+
+    return [(curve, delta) for members, curve, delta in about if meets(RowSet.unpack(members))]
+
+
+def _rows(db: sqlite3.Connection, run: int, one: Charge) -> RowSet:
+    """Return the rows that a release of a run is about; all of its table if it is about a party."""
     held, learned = db.execute("SELECT held, learned FROM runs WHERE id = ?", (run,)).fetchone()
-    first = kept_set(db, learned)
-    whole = kept_set(db, held)
-    rest = ~np.isin(whole.values, first.values)
-    return first, whole.take(rest).sorted(), whole
+    whole, first = kept_set(db, held), kept_set(db, learned)
+    if one.release.budget.unit == "party":
+        return whole.sorted()
+    if one.rows is not None:
+        return whole.take(slice(*one.rows)).sorted()
+    return whole.take(~np.isin(whole.values, first.values)).sorted() if one.held_out else first

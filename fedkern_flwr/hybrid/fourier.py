@@ -48,6 +48,15 @@ def draw_block(seed: bytes, pairs: int, width: int, kernel: Kernel, gamma: float
     return np.column_stack([directions, draw_offsets(seed, 0, pairs, kernel, gamma)])
 
 
+def usual_gamma(columns: int) -> float:
+    """Return the width that is taken where none may be chosen: of columns in [0, 1], by their number.
+
+    Noise costs smooth kernels more, as their features are nearly alike; with many columns a narrow
+    kernel sees every row by itself. Measured with noise on ten tables of 2 to 123 columns.
+    """
+    return float(20.0 / columns**1.5)
+
+
 def block_phases(x: Floats, block: Floats) -> Floats:
     """Return a block's part of the phases, shape (n, D)."""
     return np.asarray(x @ block[:, :-1].T + block[:, -1])

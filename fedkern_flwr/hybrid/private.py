@@ -16,7 +16,7 @@ from ..solvers.equations import equations_length
 
 Floats = NDArray[np.float64]
 
-EQUATIONS, OUTCOMES = "equations", "outcomes"
+EQUATIONS = "equations"
 
 
 def equations_release(
@@ -49,13 +49,6 @@ def label_weight(bound: float, outputs: int) -> float:
     return 0.5 / (bound * math.sqrt(outputs))
 
 
-def outcomes_release(budget: Budget, *, classes: int, outputs: int, rows: Sequence[int]) -> Release:
-    """Return the noise of what is counted on held-out rows; ``rows`` are those of each hospital."""
-    moved = sensitivity.confusion() if classes else sensitivity.errors(outputs)
-    length = classes**2 if classes else 1 + 4 * outputs
-    return plan_sum(OUTCOMES, budget, sensitivity=moved, length=length, rows=rows, least=len(rows))
-
-
 def regularize(gram: Floats, regularization: float, deviation: float) -> tuple[Floats, float]:
     """Return a noisy Gram matrix without its negative part, and a lambda that the noise asks for.
 
@@ -71,19 +64,3 @@ def regularize(gram: Floats, regularization: float, deviation: float) -> tuple[F
     values, vectors = np.linalg.eigh(gram)
     positive = (vectors * np.maximum(values, 0.0)) @ vectors.T
     return positive, max(regularization, 0.5 * deviation * math.sqrt(len(gram)))
-
-
-def tidy(counts: Floats, classes: int, rows: int) -> Floats:
-    """Return noisy counts of held-out rows as such a sum may be; the number of rows is public.
-
-    Of classes a confusion matrix of whole numbers from 0 on; of a regression the number of rows and
-    sums from 0 on but for those of the labels.
-    """
-    if classes:
-        found = np.maximum(counts, 0.0)
-        total = found.sum()
-        return np.rint(found * rows / total) if total > 0.0 else np.rint(found)
-    outputs = (len(counts) - 1) // 4
-    squared, absolute, labels, squares = counts[1:].reshape(4, outputs)
-    positive = [np.maximum(part, 0.0) for part in (squared, absolute, squares)]
-    return np.concatenate([[float(rows)], positive[0], positive[1], labels, positive[2]])

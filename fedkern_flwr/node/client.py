@@ -272,6 +272,8 @@ class PhaseClient(SessionNode, NumPyClient):
         """Add who the node is, and its key of the run, to its description."""
         known_as: dict[str, Any] = {"partition": self.partition, "partitions": self.partitions}
         reply = replace(reply, **known_as, role=self.role, restored=self.restored)
+        if self.record.privacy:  # how many columns are binary follows from the rows
+            reply = replace(reply, binary=0)
         if self.records:
             check_own_rows(self.policy, reply.rows, party=self.name)
         if not self.simulated:

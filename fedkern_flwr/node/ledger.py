@@ -93,9 +93,9 @@ class ClientLedger:
         RefusedError
         """
         noted, self._noted = self._noted, {}
-        taken, self._streamed = self._streamed, None
+        taken, self._streamed, rows = self._streamed, None, None
         if self._file is not None and taken is not None:
-            self._file.take(session, taken, compare=sums is not None)
+            rows = self._file.take(session, taken, compare=sums is not None)
         if self._file is None or sums is None:
             return
         answers = [*_answers(sums, noted)]
@@ -107,6 +107,7 @@ class ClientLedger:
                 records=records,
                 share=share,
                 charges=sums.charges,
+                taken=rows,
             )
 
     def tell(self, session: str, asked: str, rows: Positions, figures: list[float]) -> list[float]:

@@ -197,7 +197,7 @@ class ClientSums:
         rule = self._rules[name]
         if rule.release is not None:
             key = self.party.drawn.pop(name)
-            self.charges.append(Charge(key, rule.release, held_out=rule.held_out))
+            self.charges.append(Charge(key, rule.release, rule.held_out, rule.rows))
         self.replies.append(upload)
         del self.orders[name]
 

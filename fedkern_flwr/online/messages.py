@@ -40,6 +40,11 @@ class StreamRequest(Message):
     samples: int = 0  # B, samples to take
     checkpoint_every: int = 0  # rounds from one saved private state to the next; 0 saves none
     whole: bool = False  # whether a secure sum is one of everybody, which opens by itself
+    # of a run with a budget of privacy, see private.py: how far a residual counts, samples of the
+    # largest message, and how many messages there are
+    clip: float = 0.0
+    most: int = 0
+    messages: int = 0
 
 
 class DictionaryRequest(StreamRequest):
@@ -108,6 +113,14 @@ class MaskedReply(Message, phase="online-masked"):
     """The reply of a secure run: what it says is in a masked vector beside it."""
 
     round: int = 0
+
+
+class NoisyReply(KernelReport, phase="online-noisy"):
+    """The reply of a run with a budget of privacy: zeros, but in simulations.
+
+    There it says what a simulation reports of errors. They depend on all samples so far, so no
+    node tells them.
+    """
 
 
 # -- POF-MKL
@@ -181,6 +194,7 @@ class RidgeRequest(StreamRequest, phase="online-ridge"):
     centre: float  # around which labels are learned
     raw: bool  # whether raw columns are summed, in every message
     summed: int  # D', frequencies of each kernel that are summed in some messages
+    shared: int  # so many of the kernels, the first ones
     sums: bool  # whether this is one of them
     window: int  # first sample that is not in what the learners on features begin from
     begun: bool  # whether there was one before
@@ -233,11 +247,21 @@ class PredictRequest(KernelRequest, phase="online-predict"):
     learning_rate: float
 
 
+class RidgePredictRequest(RidgeRequest, phase="online-ridge-predict"):
+    """The same with the mixture of learners that it kept."""
+
+    model: str  # session of the run that made the model
+
+
 class PredictReply(Message, phase="online-predict"):
     """How many rows the node has predicted, 0 if it holds none out."""
 
     round: int = 0
     samples: int
+
+
+class RidgePredictReply(PredictReply, phase="online-ridge-predict"):
+    """How many rows the node has predicted, 0 if it holds none out."""
 
 
 # -- PerFedAvg

@@ -1,4 +1,4 @@
-"""Recursive ridge regression: sums of rows, learners that take one row at a time, their mixture.
+"""Recursive ridge regression: sums of rows, and learners that take one row at a time.
 
 A row is given to learners as its raw columns with a one, or as the random Fourier features of a
 kernel. What is summed over clients of p features are p (p + 1) / 2 + p numbers: the upper triangle
@@ -8,13 +8,12 @@ of Phi^T Phi, and Phi^T y. A ridge regression of all rows so far follows from th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import blas, cho_factor, cho_solve
 
 from ..kernels.random_features import feature_map
 
@@ -27,8 +26,10 @@ Experts = Literal[
 NAP = 20
 #: Rows that a learner takes at once.
 _BLOCK = 32
-#: Fewer rows than these are taken one by one.
-_FEW = 4
+#: Fewer rows than these are multiplied with packed triangles, one by one.
+_FEW = 16
+#: Unless features are no more than these.
+_SMALL = 64
 #: The kernels' widths over twice the distance of rows, in the order in which kernels are added.
 _WIDTHS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0)
 
@@ -38,10 +39,16 @@ def numbers(features: int) -> int:
     return features * (features + 3) // 2
 
 
-def sums(phi: Floats, y: Floats) -> Floats:
-    """Return the upper triangle of Phi^T Phi and Phi^T y of rows phi, shape (..., n, p)."""
-    across = phi.swapaxes(-1, -2)
-    return np.concatenate([_triangle(across @ phi), across @ y], axis=-1)
+def sums(phi: Floats, y: Floats, scale: float = 1.0) -> Floats:
+    """Return the upper triangle of Phi^T Phi and Phi^T y of rows phi, (..., n, p), times scale."""
+    across, (*stack, n, p) = scale * phi.swapaxes(-1, -2), phi.shape
+    if n > 1:
+        return np.concatenate([_triangle(across @ phi), across @ y], axis=-1)
+    found = np.zeros((*stack, numbers(p)))
+    found[..., -p:] = across @ y
+    for total, row in zip(found.reshape(-1, numbers(p)), phi.reshape(-1, p), strict=True):
+        blas.dspr(p, scale, row, total[:-p], lower=1, overwrite_ap=1)
+    return found
 
 
 def _triangle(matrix: Floats) -> Floats:
@@ -74,6 +81,17 @@ def _places(features: int) -> NDArray[np.intp]:
     return found
 
 
+def unpack(totals: Floats, features: int) -> tuple[Floats, Floats]:
+    """Return Phi^T Phi, shape (..., p, p), and Phi^T y of what :func:`sums` returns."""
+    pairs = totals.shape[-1] - features
+    return _square(totals[..., :pairs], features), totals[..., pairs:]
+
+
+def pack(matrix: Floats, right: Floats) -> Floats:
+    """Return what :func:`sums` returns."""
+    return np.concatenate([_triangle(matrix), right], axis=-1)
+
+
 def solve(totals: Floats, features: int, ridge: float) -> Floats:
     """Return what learners begin from: the triangle of (P + ridge I)^-1, and their coefficients.
 
@@ -101,13 +119,20 @@ def solve(totals: Floats, features: int, ridge: float) -> Floats:
 class Ridges:
     """Ridge regressions of p features each, which learn one row after the other, all together.
 
+    The inverse of each is c (P - U^T U): P stays as it came, a packed triangle that a row is
+    multiplied with as it is, and U has a row for each that was learned since. Once these are more
+    than a quarter of the features, or many rows are learned at once, they are put into P.
+
     Parameters
     ----------
-    inverse : ndarray, shape (..., p, p), or None
-        Of each what :func:`solve` returns, as a whole matrix; it is taken over. None for
-        coefficients that stay as they are.
+    inverse : ndarray, shape (..., p (p + 1) / 2), or None
+        P, of which nothing is changed in place. None for coefficients that stay as they are.
     theta : ndarray, shape (..., p)
         Coefficients.
+    since : ndarray, shape (..., r, p), optional
+        U, with the factor ``scale``.
+    scale : float (default: 1.0)
+        c.
     memory : float (default: 1.0)
         Share of what is remembered of all rows before, with each row. The ridge stays: for what is
         forgotten of it, one feature after the other is given a row of zero label.
@@ -122,11 +147,16 @@ class Ridges:
         inverse: Floats | None,
         theta: Floats,
         *,
+        since: Floats | None = None,
+        scale: float = 1.0,
         memory: float = 1.0,
         ridge: float = 0.0,
         rows: int = 0,
     ) -> None:
-        self.inverse, self.theta = inverse, theta
+        self._triangles, self.theta = inverse, theta
+        self._since = theta[..., None, :][..., :0, :] if since is None else since
+        self._scale = scale
+        self._whole = np.zeros(0)  # the inverses as matrices, while many rows are learned
         self.memory, self.rows = memory, rows
         self._leak = math.sqrt(theta.shape[-1] * ridge * (1.0 - memory))
 
@@ -147,38 +177,42 @@ class Ridges:
         ndarray, shape (..., n)
             Of each row what those before it tell.
         """
-        if self.inverse is None or (last and len(y) == 1):
+        if self._triangles is None or (last and len(y) == 1):
             return np.asarray((phi @ self.theta[..., None])[..., 0])
-        if len(y) < _FEW:
-            each = [self._learn_one(phi[..., t, :], y[t]) for t in range(len(y))]
-            return np.stack(each, axis=-1)
-        fewer = math.log(0.01) / math.log(self.memory) if self.memory < 1.0 else _BLOCK
-        block = max(1, min(_BLOCK, int(fewer)))
-        parts = [slice(t, min(t + block, len(y))) for t in range(0, len(y), block)]
-        found = [self._learn(phi[..., t, :], y[t], last=last and t.stop == len(y)) for t in parts]
+        if len(y) == 1:
+            found = [self._learn_one(phi[..., 0, :], float(y[0]))[..., None]]
+        else:
+            found = self._learn_many(phi, y, last=last)
+        if 4 * self._since.shape[-2] > self.theta.shape[-1]:
+            self._open()
         return np.concatenate(found, axis=-1)
 
     def _learn_one(self, phi: Floats, y: float) -> Floats:
-        """Take a row by itself, which is faster for a few."""
-        assert self.inverse is not None
-        found = np.asarray(np.vecdot(self.theta, phi))
-        gain = (self.inverse @ phi[..., None])[..., 0]
-        self._add(gain, np.vecdot(gain, phi), y - found, self.memory)
+        """Take a row by itself, which is faster."""
+        found, memory = np.asarray(np.vecdot(self.theta, phi)), self.memory
+        gain = self._times(phi[..., None, :])[..., 0, :]
+        spread = (memory + np.vecdot(gain, phi))[..., None]
+        theta = self.theta + gain * ((y - found)[..., None] / spread)
+        steps = [gain / np.sqrt(spread)]
         if self._leak:
-            j = self.rows % self.theta.shape[-1]
-            gain = self._leak * self.inverse[..., j]
-            self._add(gain, self._leak * gain[..., j], -self._leak * self.theta[..., j], 1.0)
-        self.rows += 1
+            j = [self.rows % theta.shape[-1]]
+            column = self._columns(np.array(j))[..., 0, :] - steps[0] * steps[0][..., j]
+            column *= self._leak / memory
+            spread = 1.0 + self._leak * column[..., j]
+            theta -= column * (self._leak * theta[..., j] / spread)
+            steps.append(column / np.sqrt(spread / memory))
+        self.theta, self.rows = theta, self.rows + 1
+        self._add(np.stack(steps, axis=-2), 1.0 / memory)
         return found
 
-    def _add(self, gain: Floats, spread: Floats, wrong: Floats, memory: float) -> None:
-        """Move by a row with ``gain`` P phi, ``spread`` phi P phi and error ``wrong``."""
-        assert self.inverse is not None
-        step = gain / np.sqrt(memory + spread)[..., None]  # its outer product is symmetric
-        self.theta += gain * (wrong / (memory + spread))[..., None]
-        self.inverse -= step[..., None] * step[..., None, :]
-        if memory < 1.0:
-            self.inverse *= 1.0 / memory
+    def _learn_many(self, phi: Floats, y: Floats, *, last: bool) -> list[Floats]:
+        """Take rows in blocks, which are shorter the more is forgotten."""
+        if len(y) >= _FEW or self.theta.shape[-1] <= _SMALL:
+            self._open()
+        fewer = math.log(0.01) / math.log(self.memory) if self.memory < 1.0 else _BLOCK
+        block = max(1, min(_BLOCK, int(fewer)))
+        parts = [slice(t, min(t + block, len(y))) for t in range(0, len(y), block)]
+        return [self._learn(phi[..., t, :], y[t], last=last and t.stop == len(y)) for t in parts]
 
     def _learn(self, phi: Floats, y: Floats, *, last: bool) -> Floats:
         """Take a few rows at once.
@@ -187,17 +221,17 @@ class Ridges:
         of predicting each row from those before it, divided by L's diagonal; and P - K S^-1 K^T,
         K = P Phi^T, is the inverse after them all.
         """
-        assert self.inverse is not None
         n, some = len(y), 1
         ages = self.memory ** np.arange(1.0, n + 1.0)
+        gain = self._times(phi)
         if self._leak:
-            some = 2
-            phi = np.repeat(phi, 2, axis=-2)
+            some, features = 2, self.theta.shape[-1]
+            places = (self.rows + np.arange(n)) % features
+            phi, gain = np.repeat(phi, 2, axis=-2), np.repeat(gain, 2, axis=-2)
             phi[..., 1::2, :] = 0.0
-            places = (self.rows + np.arange(n)) % phi.shape[-1]
             phi[..., 2 * np.arange(n) + 1, places] = self._leak
+            gain[..., 1::2, :] = self._leak * self._columns(places)
             y, ages = np.column_stack([y, np.zeros(n)]).ravel(), ages.repeat(2)
-        gain = phi @ self.inverse
         spread = gain @ phi.swapaxes(-1, -2)
         each = np.arange(len(y))
         spread[..., each, each] += ages
@@ -208,100 +242,101 @@ class Ridges:
         both = np.linalg.solve(factor, np.concatenate([gain, wrong], axis=-1))
         gain, wrong = np.ascontiguousarray(both[..., :-1]), both[..., -1]
         if not last:
-            self.theta += (wrong[..., None, :] @ gain)[..., 0, :]
-            self.inverse -= gain.swapaxes(-1, -2) @ gain
-            if ages[-1] < 1.0:
-                self.inverse *= 1.0 / ages[-1]
+            self.theta = self.theta + (wrong[..., None, :] @ gain)[..., 0, :]
+            self._add(gain, 1.0 / ages[-1])
         self.rows += n
         return np.asarray((y - factor[..., each, each] * wrong)[..., ::some])
 
-    def state(self) -> Floats:
-        """Return what they go on from, as :func:`solve` returns it, shape (..., numbers)."""
-        assert self.inverse is not None
-        return np.concatenate([_triangle(self.inverse), self.theta], axis=-1)
+    def _times(self, phi: Floats) -> Floats:
+        """Return rows times the inverses, shape (..., n, p)."""
+        if self._whole.size:
+            return phi @ self._whole
+        assert self._triangles is not None
+        *stack, p = self.theta.shape
+        found = np.empty((*stack, phi.shape[-2], p))
+        rows = np.broadcast_to(phi, found.shape)
+        for place in np.ndindex(*stack, phi.shape[-2]):
+            found[place] = blas.dspmv(p, 1.0, self._triangles[place[:-1]], rows[place], lower=1)
+        found -= (phi @ self._since.swapaxes(-1, -2)) @ self._since
+        return found * self._scale
+
+    def _columns(self, places: NDArray[np.intp]) -> Floats:
+        """Return columns of the inverses as rows, shape (..., n, p)."""
+        if self._whole.size:
+            return self._whole[..., places, :]
+        assert self._triangles is not None
+        p = self.theta.shape[-1]
+        found = self._triangles[..., _places(p).reshape(p, p)[places]]
+        found -= self._since[..., places].swapaxes(-1, -2) @ self._since
+        return found * self._scale
+
+    def _add(self, gain: Floats, growth: float) -> None:
+        """Take products of rows ``gain`` away from the inverses, which then grow."""
+        if not self._whole.size:
+            self._since = np.concatenate([self._since, gain / math.sqrt(self._scale)], axis=-2)
+            self._scale *= growth
+            return
+        self._whole -= gain.swapaxes(-1, -2) @ gain
+        if growth > 1.0:
+            self._whole *= growth
+
+    def _open(self) -> None:
+        """Make whole matrices of the inverses."""
+        if not self._whole.size:
+            assert self._triangles is not None
+            self._whole = _square(self._triangles, self.theta.shape[-1])
+            gain = self._since * math.sqrt(self._scale)
+            self._since, self._scale, growth = self._since[..., :0, :], 1.0, self._scale
+            self._whole *= growth
+            self._add(gain, 1.0)
+
+    @property
+    def state(self) -> list[Floats]:
+        """What they go on from: rows and scale, triangles of P, coefficients and U, all flat."""
+        if self._whole.size:
+            self._triangles, self._whole = _triangle(self._whole), np.zeros(0)
+        assert self._triangles is not None
+        head = np.array([float(self.rows), self._scale])
+        return [head, *(one.ravel() for one in (self._triangles, self.theta, self._since))]
 
 
-def from_state(state: Floats, features: int, *, inverses: bool = True, **more: Any) -> Ridges:
-    """Return regressions that go on from a state, coefficients alone without ``inverses``.
+#: Arrays in a state.
+STATE = 4
+
+
+def from_start(start: Floats, features: int, **more: Any) -> Ridges:
+    """Return regressions that begin from what :func:`solve` returns, or from coefficients alone.
 
     Parameters
     ----------
-    state : ndarray, shape (..., numbers(p)) or (..., p)
-        As :meth:`Ridges.state` and :func:`solve` return it.
+    start : ndarray, shape (..., numbers(p)) or (..., p)
+        Of each, with or without its inverse.
     features : int
         p.
-    inverses : bool
-        Whether it has the inverses.
     **more
         Of :class:`Ridges`.
     """
-    pairs = state.shape[-1] - features
-    inverse = _square(state[..., :pairs], features) if inverses else None
-    return Ridges(inverse, state[..., pairs:].copy(), **more)
+    inverse = start[..., :-features] if start.shape[-1] > features else None
+    return Ridges(inverse, start[..., -features:], **more)
+
+
+def from_state(state: list[Floats], shape: tuple[int, ...], features: int, **more: Any) -> Ridges:
+    """Return ``shape`` regressions that go on from a :attr:`Ridges.state`."""
+    (rows, scale), inverse, theta, since = state
+    since = since.reshape(*shape, -1, features)
+    inverse, theta = inverse.reshape(*shape, -1), theta.reshape(*shape, features)
+    return Ridges(inverse, theta, since=since, scale=float(scale), rows=int(rows), **more)
+
+
+def without_inverses(states: list[Floats]) -> list[Floats]:
+    """Return states that predict and do not learn."""
+    kept = [True, False, True, False]  # of the parts of a state
+    return [one if kept[k % STATE] else one[:0] for k, one in enumerate(states)]
 
 
 def unlearned(features: int, ridge: float) -> Floats:
     """Return what a learner begins from that has seen nothing."""
     return np.concatenate([np.eye(features).take(_upper(features)) / ridge, np.zeros(features)])
-
-
-@dataclass
-class Hedge:
-    """AdaHedge over experts of which some may be asleep: these predict what the others do.
-
-    Attributes
-    ----------
-    losses : ndarray, shape (N,)
-        Summed so far.
-    gap : float
-        Cumulative mixability gap.
-
-    References
-    ----------
-    de Rooij, van Erven, Grunwald and Koolen, "Follow the Leader If You Can, Hedge If You Must",
-    JMLR 15, 2014. Freund, Schapire, Singer and Warmuth, "Using and Combining Predictors That
-    Specialize", STOC 1997.
-    """
-
-    losses: Floats
-    gap: float = 0.0
-
-    def weights(self, awake: NDArray[np.bool_] | None = None) -> Floats:
-        """Return the weights for the next sample, those of who is asleep 0."""
-        behind = self.losses - (self.losses if awake is None else self.losses[awake]).min()
-        if self.gap > 0.0 and behind.size > 1:
-            found = np.exp(-math.log(behind.size) / self.gap * np.maximum(behind, 0.0))
-        else:
-            found = (behind <= 0.0).astype(np.float64)
-        if awake is not None:
-            found = np.where(awake, found, 0.0)
-        return np.asarray(found / found.sum())
-
-    def learn(self, losses: Floats) -> None:
-        """Take the losses of a sample; that of who slept is the mixture's."""
-        weights, before = self.weights(), self.losses.min()
-        after = self.losses + losses
-        mixed = after.min() - before
-        if self.gap > 0.0 and losses.size > 1:
-            rate = math.log(losses.size) / self.gap
-            shares = [np.exp(-rate * (s - s.min())).sum() for s in (self.losses, after)]
-            mixed -= math.log(shares[1] / shares[0]) / rate
-        self.gap += max(0.0, float(weights @ losses) - float(mixed))
-        self.losses = after
-
-
-def hedge_bound(experts: int, samples: int, best: float) -> float:
-    """Return AdaHedge's bound on the regret, for losses in [0, 1] (JMLR 2014, Theorem 8).
-
-    Parameters
-    ----------
-    experts, samples : int
-        N, and how many samples there were.
-    best : float
-        Loss of the best expert, summed.
-    """
-    log, left = math.log(experts), max(0.0, 1.0 - best / samples)
-    return 2.0 * math.sqrt(best * left * log) + 16.0 / 3.0 * log + 2.0
 
 
 def widths(kernels: int, width: float) -> bytes:

@@ -32,6 +32,8 @@ class Plan:
         Fewest samples of a message that sums raw columns; 0 if none does.
     features : int
         Frequencies of each kernel that are summed; 0 if none are.
+    kernels : int
+        So many kernels, the first ones, are summed.
     """
 
     stops: tuple[int, ...] = (1,)
@@ -39,6 +41,7 @@ class Plan:
     sums: tuple[bool, ...] = (False,)
     raw: int = 0
     features: int = 0
+    kernels: int = 0
 
 
 def plan(
@@ -46,17 +49,20 @@ def plan(
     unknowns: float,
     *,
     given: int | None,
-    raw: int,
+    columns: int,
     kernels: int,
     features: int,
     fixed: int,
     up: float = math.inf,
+    down: float = math.inf,
     known: bool = True,
+    steady: bool = False,
 ) -> Plan:
     """Plan the messages so that no more numbers are released of any rows than they have unknowns.
 
-    Raw columns come first, in every message, then as many frequencies of the kernels as are left.
-    Those are summed over the samples of several messages, which are as short as raw columns allow.
+    Raw columns come first, in every message, then kernels, then as many frequencies of the first
+    kernel as are left: fewer kernels of all frequencies predict better than all of few. These are
+    summed over the samples of several messages, which are as short as raw columns allow.
 
     Parameters
     ----------
@@ -66,25 +72,30 @@ def plan(
         Of a message with one sample of each client; infinite if nothing is counted.
     given : int or None
         Samples per message, if they are given.
-    raw : int
-        Numbers of the sums of raw columns; 0 if they are not wanted.
+    columns : int
+        Raw columns with a one; 0 if their sums are not wanted.
     kernels, features : int
         Kernels whose features are wanted, and how many frequencies of each.
     fixed : int
         Numbers that each message has besides.
     up : float
         Most numbers of a message.
+    down : float
+        Most coefficients that a client gets.
     known : bool
         Whether the kernels have a width before raw columns are summed.
+    steady : bool
+        Whether the first messages are as long as the others.
     """
     room = unknowns if unknowns > 0.0 else math.inf
 
     def least(count: int) -> int:
         return max(1, least_samples(fixed + count, room))
 
+    raw = numbers(columns) if columns else 0
     most = min(samples if given is None else given, samples)
     enough = most if given or not kernels else min(MOST_SAMPLES, most // 4)
-    for_raw = least(raw) if raw and fixed + raw <= up else 0
+    for_raw = least(raw) if raw and fixed + raw <= up and columns <= down else 0
     if for_raw > max(1, enough):
         for_raw = 0
     raw *= for_raw > 0
@@ -92,8 +103,14 @@ def plan(
         shared = raw + kernels * numbers(2 * features)
         wanted = least(shared) if shared else MOST_SAMPLES  # or clients need nothing of each other
         most = max(for_raw, min(wanted, MOST_SAMPLES, samples), 1)
-    left = min(room * most, up) - fixed - raw
-    while kernels * numbers(2 * features) > left and features:
+    left, down = min(room * most, up) - fixed - raw, down - columns * (for_raw > 0)
+
+    def within() -> bool:
+        return kernels * numbers(2 * features) <= left and kernels * 2 * features <= down
+
+    while kernels > 1 and not within():
+        kernels -= 1
+    while features and not within():
         features -= 1
     some = kernels * numbers(2 * features)
     few = least(raw + some) if some else 0
@@ -102,7 +119,7 @@ def plan(
         steps = range(for_raw, few + 1)
         fit = (n for n in steps if _window(n, fixed + raw, some, room) <= longest)
         most = next(fit, few)
-    stops = _stops(samples, for_raw or few or most, most)
+    stops = _stops(samples, most if steady else for_raw or few or most, most)
     starts, sums, start, released = list[int](), list[bool](), 0, 0
     for number, stop in enumerate(stops):
         starts.append(start if some else stops[number - 1] if number else 0)
@@ -111,7 +128,7 @@ def plan(
         sums.append(some > 0 and may)
         if sums[-1]:
             start, released = stop, 0
-    return Plan(tuple(stops), tuple(starts), tuple(sums), for_raw, features if few else 0)
+    return Plan(tuple(stops), tuple(starts), tuple(sums), for_raw, features if few else 0, kernels)
 
 
 def _stops(samples: int, first: int, most: int) -> list[int]:

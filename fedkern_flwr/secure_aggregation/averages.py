@@ -149,9 +149,7 @@ def pack(
         layout.append((name, len(numbers) if isinstance(value, list) else 0))
         start += len(numbers)
     if arrays:
-        _fill(
-            out[1 + SLOTS :], _only(dict(content.array_records), "ArrayRecord", ArrayRecord), arrays
-        )
+        out[1 + SLOTS :] = returned_arrays(content, arrays)
     out[1:] *= own
     text = json.dumps(layout)
     if len(text) > _LONGEST:
@@ -215,7 +213,23 @@ def read_layout(text: str) -> Layout:
     return found
 
 
-def _fill(out: NDArray[np.float64], found: ArrayRecord, expected: ArrayRecord) -> None:
+def returned_arrays(content: RecordDict, expected: ArrayRecord) -> NDArray[np.float64]:
+    """Return the numbers of the arrays that an app returned.
+
+    Parameters
+    ----------
+    content : RecordDict
+        What the app returned.
+    expected : ArrayRecord
+        What it was sent: names and shapes must be the same.
+
+    Raises
+    ------
+    ProtocolError
+        They are not.
+    """
+    found = _only(dict(content.array_records), "ArrayRecord", ArrayRecord)
+    out = np.zeros(vector_length(expected) - 1 - SLOTS)
     fits = found.keys() == expected.keys()
     start = 0
     for name, sent in expected.items() if fits else ():
@@ -232,6 +246,7 @@ def _fill(out: NDArray[np.float64], found: ArrayRecord, expected: ArrayRecord) -
             "its app returns other arrays than it was sent",
             remedy="return all arrays of the model, under the same names and of the same shapes",
         )
+    return out
 
 
 def _only(records: Mapping[str, Record], kind: str, cls: type[Record]) -> Record:

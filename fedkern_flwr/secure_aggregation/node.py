@@ -6,7 +6,8 @@ The app trains as ever; its arrays and metrics, times its weight, leave the node
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,11 @@ from ..node.client import logger
 from ..node.reported import reported
 from ..node.sums import ClientSums
 from ..node_config import renew
+from ..privacy import Budget
 from ..wire import DescribeReply, DescribeRequest, columns_digest
 from . import averages
 from . import messages as wire
+from .clipping import Clip, flatten
 
 App = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, App], Message]
@@ -39,6 +42,8 @@ def secure_aggregation_mod(
     held_out: Examples | None = None,
     bound: float = averages.BOUND,
     weighted_by: str = averages.WEIGHT,
+    clip: float | None = None,
+    noise_multiplier: float | None = None,
     **common: Any,
 ) -> Mod:
     """Return a mod that has an app take part in secure aggregation; the first in its list.
@@ -62,6 +67,9 @@ def secure_aggregation_mod(
     weighted_by : str (default: "num-examples")
         Metric that is the weight; that of the strategy. It is at most the number of examples of
         the node that has most.
+    clip, noise_multiplier : float, optional
+        Those of the strategy: the node clips its update and adds its share of the noise, and takes
+        part in no run with another clip, less noise or none. By default it adds none.
     **common
         ``state_dir``, ``identity_key``, ``trusted_keys``, ``policy``: see
         :class:`~fedkern_flwr.clients.PhaseClient`.
@@ -69,9 +77,10 @@ def secure_aggregation_mod(
     Raises
     ------
     OptionError
-        The bound is none.
+        The bound is none, or clip and noise are not.
     """
     averages.check_bound(bound)
+    clipped = Clip.of(clip, noise_multiplier)
 
     def mod(message: Message, context: Context, app: App) -> Message:
         with reported(context):
@@ -84,6 +93,7 @@ def secure_aggregation_mod(
                 held_out=held_out,
                 bound=bound,
                 weighted_by=weighted_by,
+                clip=clipped,
                 **common,
             )
         return client.reply()
@@ -103,6 +113,8 @@ class AveragingClient(AnsweringClient):
         Answers the app's part of it.
     examples, held_out, bound, weighted_by
         See :func:`secure_aggregation_mod`.
+    clip : Clip or None
+        Clip and noise; None for a node that adds none.
     **common
         Options of :class:`~fedkern_flwr.clients.PhaseClient`.
     """
@@ -119,12 +131,26 @@ class AveragingClient(AnsweringClient):
         held_out: Examples | None,
         bound: float,
         weighted_by: str,
+        clip: Clip | None,
         **common: Any,
     ) -> None:
         super().__init__(context, **common)
         self.message, self.app = message, app
         self.examples, self.held_out = examples, held_out
-        self.bound, self.weighted_by = bound, weighted_by
+        self.bound, self.weighted_by, self.clip = bound, weighted_by, clip
+        self.adds_noise = clip is not None
+
+    def open_budget(self, request: DescribeRequest) -> Budget | None:
+        """Return what the run may cost; it must be one with noise where this node adds some.
+
+        Raises
+        ------
+        RefusedError
+        """
+        declared = Budget.read(request.privacy)
+        if (declared is None) != (self.clip is None) or (declared and declared.unit != "party"):
+            raise refusal("privacy: the run and the node differ in clip and noise", self.name)
+        return super().open_budget(request)
 
     def reply(self) -> Message:
         """Answer the message.
@@ -137,7 +163,7 @@ class AveragingClient(AnsweringClient):
         content = self.message.content
         config = content.get(CONFIG)
         if not isinstance(config, ConfigRecord) or "phase" not in config:
-            if self.policy.require_secure_sums:
+            if self.policy.require_secure_sums or self.clip is not None:
                 with reported(self.context):
                     raise refusal("require_secure_sums: the run sums in plain", self.name)
             return self.app(self.message, self.context)
@@ -167,10 +193,34 @@ class AveragingClient(AnsweringClient):
         """Have the app train; contribute its arrays and metrics."""
         records = self._records()
         sent, name = averages.sent_arrays(records), averages.sum_name(records)
+        if self.clip is not None:
+            return self._train_clipped(request, sent, name, self.clip)
         sums, most = self._check(request, name, 0, averages.vector_length(sent))
         vector, layout = self._ask_app(sent, most)
         sums.contribute(name, vector, overwrite=True)
         return wire.AverageReply(round=request.round, layout=layout)
+
+    def _train_clipped(
+        self, request: wire.AverageRequest, sent: ArrayRecord, name: str, clip: Clip
+    ) -> wire.AverageReply:
+        """Have the app train; contribute how it moves the arrays, clipped, and noise."""
+        sums, budget, before = self._sums_of(request, name), self.budget, flatten(sent)
+        assert budget is not None
+        cohort = sums.party.state.cohorts[sums.order(name).cohort]
+        parties = len(cohort.members)
+        release = clip.release(budget, len(before), parties, cohort.threshold)
+        rule = SumRule(
+            clip.encoding(release, parties),
+            self_masks=True,
+            everybody=True,
+            length=len(before),
+            release=release,
+        )
+        sums.check(name, rule)
+        with self._fitting():
+            after = averages.returned_arrays(self._app_answer(), sent)
+        sums.contribute(name, clip.shorten(after - before), release=str(request.round))
+        return wire.AverageReply(round=request.round, layout="")
 
     @answers(wire.FiguresRequest)
     def evaluate_app(self, request: wire.FiguresRequest) -> wire.FiguresReply:
@@ -202,31 +252,46 @@ class AveragingClient(AnsweringClient):
 
         ``place`` is 0 for those that are trained on, 1 for those held out.
         """
+        sums = self._sums_of(request, name)
+        state = sums.party.state
+        members = state.cohorts[sums.order(name).cohort].members
+        most = max(state.counts[member][place] for member in members)
+        rule = SumRule(
+            averages.encoding(self.bound, most), self_masks=True, everybody=True, length=length
+        )
+        sums.check(name, rule)
+        return sums, most
+
+    def _sums_of(self, request: wire.AverageRequest, name: str) -> ClientSums:
+        """Return the sums of a request; refuse one that has not that of what the app is sent."""
         if self.sums is None:
             raise refusal("the run sums in plain", self.name)
         if request.weighted_by != self.weighted_by:
             raise refusal(f"the weight of the run is not {self.weighted_by!r}", self.name)
         if name not in self.sums.orders:
             raise refusal("the sum is over nodes that were sent something else", self.name)
-        state = self.sums.party.state
-        members = state.cohorts[self.sums.order(name).cohort].members
-        most = max(state.counts[member][place] for member in members)
-        rule = SumRule(
-            averages.encoding(self.bound, most), self_masks=True, everybody=True, length=length
-        )
-        self.sums.check(name, rule)
-        return self.sums, most
+        return self.sums
 
     def _ask_app(self, sent: ArrayRecord, most: int) -> tuple[NDArray[np.float64], str]:
         """Return the vector of what the app answers, and the layout of its metrics."""
+        with self._fitting():
+            return averages.pack(self._app_answer(), sent, self.weighted_by, most)
+
+    def _app_answer(self) -> RecordDict:
+        """Have the app answer the message without our records."""
         message = copy_message(self.message)
         for name in (CONFIG, PARAMETERS):
             message.content.pop(name, None)
         answer = self.app(message, self.context)
         if answer.has_error():
-            raise ProtocolError("its app answers with an error", party=self.name)
+            raise ProtocolError("its app answers with an error")
+        return answer.content
+
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
+        """Name this node in what is said of an answer of its app that does not fit."""
         try:
-            return averages.pack(answer.content, sent, self.weighted_by, most)
+            yield
         except ProtocolError as error:
             raise ProtocolError(error.problem, remedy=error.remedy, party=self.name) from None
 

@@ -64,11 +64,14 @@ def server_app(method: Kind | Callable[[Config], Kind], *, agreed: Sequence[str]
 
 
 def one_of(*methods: Kind) -> Callable[[Config], Kind]:
-    """Return what finds the method of a run by its key ``method``."""
+    """Return what finds the method of a run by its key ``method``, or by the model it predicts."""
     known = {one.method: one for one in methods}
 
     def chosen(config: Config) -> Kind:
         name = str(config["method"])
+        if config.get("predict"):
+            found = str(load_model(config["predict"])[1].get("method"))
+            name = found if found in known else name
         if name not in known:
             raise OptionError(f"method is {name!r}", remedy=f"use {' or '.join(known)}")
         return known[name]

@@ -109,8 +109,13 @@ def run(arguments: list[str] | None = None) -> int:
 def _known(error: click.ClickException) -> str:
     """Name the commands there are when an unknown one was asked for, and who keeps a budget."""
     if isinstance(error, click.NoSuchOption) and error.option_name.startswith("--privacy-"):
-        others = "fed-cg with --basis fourier and kernel-pca keep a budget"
-        return f" This method adds no noise to what it releases; {others}."
+        from fedkern_flwr.method import KEEP_BUDGETS, Method  # what takes long to load
+
+        from ..methods.registry import METHODS
+
+        known = METHODS.get(error.ctx.info_name or "" if error.ctx else "")
+        why = getattr(known, "no_budget", Method.no_budget)
+        return f" {known.method if known else 'This'} {why}; take {KEEP_BUDGETS}."
     context = getattr(error, "ctx", None)
     if context is None or not isinstance(context.command, click.Group):
         return ""

@@ -82,6 +82,7 @@ _UP = _by_field(
         "svm-write": "samples",
         "gram-predict": "users",
         "online-predict": "samples",
+        "online-ridge-predict": "samples",
     },
     key={"describe": "public_key signature", "sum-vote": "signature"},
     declared={

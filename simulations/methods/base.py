@@ -14,7 +14,7 @@ from fedkern_flwr.summing import SummingStrategy
 
 from ...strategies import PhaseStrategy
 from ..engines import DropOut
-from ..run.data import Prepared, Settings, TableSettings, deal_files
+from ..run.data import Prepared, Settings, TableSettings, check_public, deal_files
 from ..run.entries import Entry, average, check_seed
 from ..run.options import RUN, Option, of_settings, options
 from .common import (
@@ -238,6 +238,9 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         ------
         OptionError, SmallCohortError
         """
+        if config["options"].get("privacy_epsilon") is not None:
+            settings = getattr(prepared, "settings", None)
+            check_public(settings or self.settings.from_values(config["data"]))
         if config.get("secure"):
             strategy = self._strategy(config["method"])(**config["options"])
             assert isinstance(strategy, SummingStrategy)

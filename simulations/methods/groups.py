@@ -235,7 +235,8 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         found: dict[str, Any] = {"kilobytes_per_user": strategy.ledger_.bytes_up / 1e3 / users}
         pooled = prepared.pooled(strategy.seed or 0)
         found |= in_units(strategy.metrics_, pooled.label_unit)
-        if strategy.class_weight:  # the pooled optimum is that of equal weights
+        # the pooled optimum is that of equal weights, in coordinates that follow from the rows
+        if strategy.class_weight or strategy.budget is not None:
             return found
         features = None
         if strategy.frequencies:
@@ -291,7 +292,9 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return what the server saw."""
-        return [["the server saw", "the global model in every iteration"]]
+        noisy = result["config"]["options"].get("privacy_epsilon") is not None
+        sums = "sums of all users' gradients, with noise, in every iteration"
+        return [["the server saw", sums if noisy else "the global model in every iteration"]]
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
         """Draw the residuals, or the label owner's duality gap, over the iterations."""

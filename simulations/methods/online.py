@@ -104,6 +104,26 @@ class OnlineFamily(Family[DataSettings, Streams]):
             )
         ]
 
+    def config(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the configuration of a run: with a budget of privacy secure sums, no medians."""
+        found = super().config(name, values)
+        if found["options"].get("privacy_epsilon") is not None:
+            found["secure"] = found["options"]["secure"] = True
+            if found["data"]["missing"] == "encode":  # gaps would be filled by all rows
+                found["data"]["missing"] = "error"
+        return found
+
+    def check(self, config: Config) -> None:
+        """Refuse options that cannot work before any data is read.
+
+        Raises
+        ------
+        OptionError
+        """
+        data = config["data"]
+        ranges = "range" if data["scaling"] == "auto" else data["scaling"]
+        super().check({**config, "data": {**data, "scaling": ranges}})
+
     def prepare(self, settings: DataSettings) -> Streams:
         """Load, scale and deal the data; or have clients read the files of their parties."""
         return prepare(settings) if settings.stream_wait is None else read_on(settings)
@@ -115,6 +135,8 @@ class OnlineFamily(Family[DataSettings, Streams]):
         held = np.concatenate([one.y_test for one in shards])
         found: dict[str, Any] = {}
         judged = held if "test_mse" in metrics else y  # what was learned in the end counts
+        if metrics["mse"] is None:
+            return {}
         if metrics.get("test_mse", metrics["mse"]) >= np.mean((judged - y.mean()) ** 2):
             found["no_better_than"] = "the mean of all labels"
             if metrics.get("converged", True):  # else it has been said
@@ -141,6 +163,7 @@ class OnlineFamily(Family[DataSettings, Streams]):
         """Average the draws round by round; ``mse_std`` is the standard deviation over draws."""
         results = entry.results
         errors = [result["metrics"]["mse"] for result in results]
+        told = None not in errors  # as nodes do not with a budget of privacy
         history = [
             {
                 "round": rows[0]["round"],
@@ -152,7 +175,7 @@ class OnlineFamily(Family[DataSettings, Streams]):
         ]
         found = average(
             results,
-            metrics={"mse_std": float(np.std(errors, ddof=len(errors) > 1))},
+            metrics={"mse_std": float(np.std(errors, ddof=len(errors) > 1)) if told else None},
             history=history,
             survivors=results[-1]["history"][-1]["survivors"],
         )
@@ -165,6 +188,8 @@ class OnlineFamily(Family[DataSettings, Streams]):
     def figures(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return errors and regrets."""
         metrics, config = result["metrics"], result["config"]
+        if metrics["mse"] is None and "budget" in result["privacy"]:
+            return [["errors", "each client's, in its own log: with a budget none is told"]]
         rows = [
             ["MSE (10⁻³)", milli(metrics["mse"], 3)],
             ["  std over clients (10⁻³)", milli(metrics["mse_client_std"], 3)],
@@ -196,7 +221,9 @@ class OnlineFamily(Family[DataSettings, Streams]):
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
         """Draw the error and the average regret over time."""
-        history = summary["history"]
+        history = [row for row in summary["history"] if row["mse"] is not None]
+        if not history:
+            return {}
         recent = [(t, mse, 0.0) for t, mse in recent_errors(history)]
         made = {
             "mse_plot": plots.plot_sweep(

@@ -203,6 +203,36 @@ class TableSettings(Settings):
         return Encoder.fit(train, self.scaling, gaps, self.categories, key=key)
 
 
+def check_public(settings: Any) -> None:
+    """Refuse columns that the encoder would make of what it counts in all rows.
+
+    For runs with a budget of privacy, in which ranges and names of columns are public.
+
+    Parameters
+    ----------
+    settings : TableSettings
+        Of a run.
+
+    Raises
+    ------
+    OptionError
+    """
+    missing: Any = getattr(settings, "missing", "error")
+    gaps = missing == "encode"
+    table = settings.load("keep" if gaps else missing, labelled=settings.label is not None)
+    held = table.x if table.x_test is None else np.vstack([table.x, table.x_test])
+    if gaps and not np.isfinite(held).all():
+        raise OptionError(
+            "privacy_epsilon does not hold for gaps that are filled by the median of all rows",
+            remedy="use --missing drop-row",
+        )
+    if "category" in table.kinds.values() and settings.categories != "hashing":
+        raise OptionError(
+            "privacy_epsilon does not hold for categories whose rows are counted",
+            remedy="use --categories hashing",
+        )
+
+
 def _classes_note(table: Table) -> tuple[str, ...]:
     """Return a note of the classes of text and their rows, and of those that may be misspelt."""
     if not table.classes or table.y is None:

@@ -298,6 +298,13 @@ RUNS: dict[str, Callable[[int, Path], Any]] = {
     "svm, flat": lambda s, f: layers(
         HierarchicalSVM(architecture="centralised"), s, f, groups=1, agents=False
     ),
+    "svm, budget": lambda s, f: layers(
+        HierarchicalSVM(architecture="centralised", C=1.0, privacy_epsilon=3.0),
+        s,
+        f,
+        groups=1,
+        agents=False,
+    ),
     "svm, chain": lambda s, f: layers(
         HierarchicalSVM(architecture="chain"), s, f, groups=1, agents=False
     ),

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkern_flwr.errors import ProtocolError, SumError
+from fedkern_flwr.errors import OptionError, ProtocolError, SumError
 from fedkern_flwr.groups.messages import FLAT_SUM, GROUP_SUM, LocalRequest
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.sums import ClientSums, load_state, store_state
@@ -126,6 +126,13 @@ _BINS: dict[str, Callable[[Any], Any]] = {
     "fewer bins": fields(counts=lambda c: c[:, :9]),
     "no place": fields(places=lambda p: 0.0 * p),
     "no scale": fields(scale=lambda s: 0.0 * s),
+}
+_GRADIENTS: dict[str, Callable[[Any], Any]] = {
+    "fewer iterations, with less noise each": fields(iterations=1),
+    "no iterations": fields(iterations=0),
+    "a loss without bound": fields(loss="squared"),
+    "features that there are not": fields(features=3),
+    "a model that is none": fields(model=lambda w: w * np.nan),
 }
 _RIDGES: dict[str, Callable[[Any], Any]] = {
     "rows before the first": fields(window=lambda w: w - 1),
@@ -270,6 +277,8 @@ CASES = [
     Case("svm, in turn", 4, "svm-agent", "group", zeros=True),
     Case("svm", 2, "svm-evaluate", ""),
     Case("svm, flat", 2, "svm-local", ""),
+    Case("svm, budget", 2, "svm-gradient", "gradients", requests=_GRADIENTS),
+    Case("svm, budget", 2, "svm-count", "outcomes", requests={"a loss": fields(loss="squared")}),
     Case("svm, chain", 2, "svm-chain", ""),
     Case(
         "svm, columns",
@@ -331,6 +340,7 @@ SILENT = {
     "hybrid-chain",
     "online-local",  # of runs without sums
     "online-predict",
+    "online-ridge-predict",
     "ranges-write",
     "svm-block",
     "svm-multiplier",
@@ -375,7 +385,7 @@ class Node:
             out, _, metrics = self.client.fit(
                 request.arrays() + arrays, request.scalars() | scalars
             )
-        except (ProtocolError, SumError) as error:
+        except (OptionError, ProtocolError, SumError) as error:
             return str(error)
         assert order is None or any(
             s.phase == "sum-upload" for s in detach(out, metrics, party="")[2]

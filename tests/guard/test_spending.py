@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.errors import RefusedError
-from fedkern_flwr.guard import NodePolicy, check_run
+from fedkern_flwr.guard import NodePolicy, check_run, spending
 from fedkern_flwr.guard.ledger import Answer, NodeLedger
 from fedkern_flwr.guard.ledger_file import FILE
 from fedkern_flwr.guard.rows import OwnRows
@@ -214,3 +214,69 @@ def test_what_is_told_of_a_party_adds_up_whichever_rows_it_is_about(tmp_path: Pa
         with pytest.raises(RefusedError, match="would lose"):
             spend(ledger, others[-1], table(range(20), 12), told, most=both * 0.99)
     assert found == {"row": pytest.approx(1.0, rel=1e-3), "party": pytest.approx(both)}
+
+
+# -- releases about some of the rows, as each message of a stream is
+
+
+def message(ledger: NodeLedger, run: str, start: int, one: Release, *, most: float) -> None:
+    ledger.open_run(run, rows=table(range(20)), **RUN)
+    charges = [Charge(b"%d" % start, one, rows=(start, start + 5))]
+    ledger.enter(run, [], NodePolicy(max_epsilon=most), records=True, charges=charges)
+
+
+def test_messages_about_other_rows_do_not_add_up_and_a_second_run_does(tmp_path: Path) -> None:
+    ledger, one = NodeLedger(tmp_path), release(1.0)
+    both = epsilon_of(2 * one.curve, one.delta)
+    for run in ("a", "b"):
+        for start in (0, 5, 10):
+            message(ledger, run, start, one, most=both * 1.01)
+    assert epsilons(ledger) == [pytest.approx(1.0, rel=1e-3)] * 2
+    with pytest.raises(RefusedError, match="would lose"):
+        message(ledger, "c", 5, one, most=both * 1.01)
+    message(ledger, "c", 15, one, most=both * 1.01)
+
+
+def test_messages_about_some_of_the_same_rows_add_up_within_a_run(tmp_path: Path) -> None:
+    ledger, one = NodeLedger(tmp_path), release(1.0)
+    message(ledger, "a", 0, one, most=np.inf)
+    with pytest.raises(RefusedError, match="more than the budget that it declared"):
+        message(ledger, "a", 4, one, most=np.inf)
+    message(ledger, "b", 0, replace(one, budget=Budget(3.0)), most=np.inf)
+    message(ledger, "b", 3, replace(one, budget=Budget(3.0)), most=np.inf)
+    both = epsilon_of(2 * one.curve, one.delta)  # of the rows that are in both
+    assert epsilons(ledger) == [pytest.approx(1.0, rel=1e-3), pytest.approx(both)]
+
+
+def test_messages_about_a_party_add_up_in_all_runs_whatever_their_rows(tmp_path: Path) -> None:
+    ledger, one = NodeLedger(tmp_path), release(1.0)
+    one = replace(one, budget=Budget(2.0, unit="party"))
+    both = epsilon_of(2 * one.curve, one.delta)
+    message(ledger, "a", 0, one, most=both * 1.01)
+    ledger.open_run("b", rows=table(range(50, 60)), **RUN)
+    about: Any = {"records": True, "taken": table(range(50, 60)).digests(b"k" * 32)}
+    charges = [Charge(b"other rows", one, rows=(0, 5))]
+    ledger.enter("b", [], NodePolicy(max_epsilon=both * 1.01), charges=charges, **about)
+    with pytest.raises(RefusedError, match="would lose"):
+        message(ledger, "a", 5, one, most=both * 1.01)
+
+
+def test_a_stream_does_not_go_back_and_its_record_stays_short() -> None:
+    one, found = release(1.0), {}
+    for start in (0, 5, 5, 10):  # one is asked for again
+        charge = Charge(b"%d" % start, one, rows=(start, start + 5))
+        found = spending.spend(found, [charge], PARTY)
+    assert len(found) == 1
+    with pytest.raises(RefusedError, match="rows of an earlier message are asked for again"):
+        spending.spend(found, [Charge(b"other", one, rows=(14, 19))], PARTY)
+
+
+def test_messages_of_a_party_add_up_within_a_run() -> None:
+    one, found = release(1.0), {}
+    one = replace(one, budget=Budget(epsilon_of(3 * one.curve, one.delta) * 1.001, unit="party"))
+    for start in (0, 5, 5, 10):
+        charge = Charge(b"%d" % start, one, rows=(start, start + 5))
+        found = spending.spend(found, [charge], PARTY)
+    assert len(found) == 2
+    with pytest.raises(RefusedError, match="more than the budget that it declared"):
+        spending.spend(found, [Charge(b"15", one, rows=(15, 20))], PARTY)

@@ -24,6 +24,7 @@ from fedkern_flwr.gram.matrix import unpack
 from fedkern_flwr.kernels.random_features import feature_map
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.online.hedge import Hedge
 from fedkern_flwr.online.learning import current_weights
 from fedkern_flwr.simulations import InProcessGrid
 
@@ -78,6 +79,25 @@ class RidgeSite(StreamSite):
     """The same, for POF-RLS."""
 
     config = {"method": "pof-rls", "num_rounds": 20, "samples_per_round": 5, "features": 3}  # noqa: RUF012
+
+    def outputs(self, k: int, grid: InProcessGrid, saved: Path) -> np.ndarray:
+        """Return the mixture of what each learner predicts: those of all rows, and the client's."""
+        arrays, meta = load_model(saved)
+        context = list(grid.contexts.values())[k]
+        account = StreamAccount.unpack(SessionState.load(context).payload)
+        low, high = np.array([10.0, -1.0]), np.array([30.0, 1.0])
+        x = (np.clip(self.x[k, self.rows :], low, high) - low) / (high - low) / 1.5
+        raw = np.column_stack([x, np.ones(len(x))])
+        widths = np.array(arrays["bandwidths"], "<f8").tobytes()
+        z = feature_map(widths, 2, 3, meta["seed"], "float64", "orthogonal")(x)[:, 0]
+        half = np.arange(meta["summed"])
+        banks = [(raw, arrays["raw"])]
+        banks += [(raw, theta[None]) for theta in account.own[2:8:4]]
+        banks += [(z[:, [*half, *(3 + half)]], arrays["kernels"])] if half.size else []
+        banks += [(z, theta[None]) for theta in account.own[10::4]]
+        each = np.concatenate([rows @ theta.T for rows, theta in banks], axis=1)
+        found = each @ Hedge(account.losses, account.gap).weights()
+        return np.asarray(found.clip(-0.5, 0.5) + 0.5) * 100.0 + 50.0
 
 
 class RatingSite(Site):

@@ -8,6 +8,8 @@ from typing import Any, Literal, get_args, get_origin
 
 import pytest
 
+from fedkern_flwr.options import declared
+from fedkern_flwr.private_method import PrivateMethod
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.methods.online import OnlineFamily
 from fedkern_flwr.simulations.methods.registry import METHODS, family, method, options
@@ -349,9 +351,35 @@ def test_bad_input_of_other_commands_is_one_line(arguments, text, commands):
     assert [file.name for file in Path("mine").iterdir()] == ["letter.txt"]
 
 
-def test_a_method_without_noise_names_those_that_keep_a_budget(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_keeps_a_budget_or_says_in_a_line_which_do(
+    name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["run", "fdskl", "--privacy-epsilon", "3"]) == 2
-    said = capsys.readouterr().err
-    assert "adds no noise to what it releases; fed-cg with --basis fourier" in said
+    """On the command line; with a budget by default options or with what the line names."""
+    if issubclass(METHODS[name], PrivateMethod):
+        assert "privacy_epsilon" in declared(METHODS[name])
+        return
+    assert run(["run", name, "--privacy-epsilon", "3"]) == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert METHODS[name].no_budget in said  # type: ignore[attr-defined]
+    assert "fed-cg with basis fourier" in said
+
+
+@pytest.mark.parametrize("name", ["fed-cg", "hierarchical-svm", "kernel-pca"])
+def test_nothing_is_read_off_the_rows_for_nothing_in_a_run_with_a_budget(
+    name: str, commands: Any
+) -> None:
+    options = {
+        "fed-cg": "--basis fourier --centres 1",
+        "hierarchical-svm": "--architecture centralised --groups 1 --C 1",
+        "kernel-pca": "",
+    }[name]
+    begun = f"run {name} --data breast-cancer {options} --privacy-epsilon 3"
+    for scaling in ("auto", "rank", "standard"):
+        assert "scaled by all rows" in commands.complaint(*f"{begun} --scaling {scaling}".split())
+    rows = [f"{k % 7 / 7},{k % 5},{'ab'[k % 2]}" for k in range(120)]
+    Path("gaps.csv").write_text("a,b,y\n,1,a\n" + "\n".join(rows))
+    Path("text.csv").write_text("a,b,y\n" + "\n".join(r.replace(",", ",t", 1) for r in rows))
+    for file, said in (("gaps.csv", "median of all rows"), ("text.csv", "rows are counted")):
+        begun = f"run {name} --data {file} --label y {options} --scaling range --privacy-epsilon 3"
+        assert said in commands.complaint(*begun.split())

@@ -140,7 +140,7 @@ def test_what_does_not_go_with_it_is_refused(options: Any, named: str) -> None:
 
 
 def test_methods_that_add_no_noise_refuse_a_budget() -> None:
-    with pytest.raises(OptionError, match="secure-gram adds no noise") as why:
+    with pytest.raises(OptionError, match="secure-gram releases a number for each pair") as why:
         SecureGram(privacy_epsilon=1.0)
     assert "\n" not in str(why.value)
 

@@ -28,7 +28,7 @@ from fedkern_flwr.secure_aggregation import (
     averages,
     secure_aggregation_mod,
 )
-from fedkern_flwr.secure_aggregation.server import _Averages
+from fedkern_flwr.secure_aggregation.rounds import Averages
 from fedkern_flwr.simulations import Fault, FaultPlan, Transcript, simulate
 from fedkern_flwr.simulations.engines import Audit
 
@@ -297,7 +297,7 @@ def test_a_server_that_sends_nodes_different_models_opens_nothing(
     disguised: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it sends all but one node a model of which it knows what comes back."""
-    address = _Averages._address
+    address = Averages._address
 
     def lie(self: Any, *args: Any) -> list[Message]:
         first, *rest = address(self, *args)
@@ -308,7 +308,7 @@ def test_a_server_that_sends_nodes_different_models_opens_nothing(
             config["sections"] = config["sections"].replace(before, averages.sum_name(_own(first)))
         return [first, *rest]
 
-    monkeypatch.setattr(_Averages, "_address", lie)
+    monkeypatch.setattr(Averages, "_address", lie)
     strategy = SecureAvg(max_missed=2, fraction_evaluate=0.0)
     expected = CohortError if disguised else RefusedError
     words = "masks in average.* do not fit" if disguised else "sent something else"

@@ -134,10 +134,10 @@ def products_of(
     ]
     kernels, frequencies = 0, np.zeros((0, dimension, 0))
     if last.sums:
-        kernels, how = last.kernels, (last.seed, "float64", "orthogonal")
+        kernels, how = last.shared, (last.seed, "float64", "orthogonal")
         every = gaussian_frequencies(last.bandwidths, dimension, last.features, *how)  # type: ignore[arg-type]
-        every = every.reshape(dimension, kernels, last.features).swapaxes(0, 1)
-        frequencies = every[..., : last.summed]
+        every = every.reshape(dimension, last.kernels, last.features).swapaxes(0, 1)
+        frequencies = every[:kernels, :, : last.summed]
     rest = totals[-1][raw[-1].size :] / ridge_plan.scale(last.step + last.samples - last.window)
     return Products(
         raw=tuple(raw),

@@ -16,12 +16,12 @@ from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.errors import FedKernError, ProtocolError
 from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.simulations import InProcessGrid
-from fedkern_flwr.strategies import FDSKL, POFMKL, FedCFK, FedCG, HierarchicalSVM
+from fedkern_flwr.strategies import FDSKL, POFMKL, POFRLS, FedCFK, FedCG, HierarchicalSVM
 
 Make = Callable[[str], Site]
 Refusal = Callable[..., str]
 
-PREDICT = ("fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "fed-cfk")
+PREDICT = ("fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "pof-rls", "fed-cfk")
 STRATEGIES = {
     "fed_cg": FedCG,
     "fdskl": FDSKL,
@@ -54,7 +54,7 @@ def test_nodes_get_the_pooled_model_and_predict_with_it_later(
     caplog.set_level("INFO", logger="flwr")
     grid = site.run(model=saved, result=told)
     first, expected = site.written(), site.expected(grid, saved)
-    if name != "pof-mkl":  # which predicts by order only
+    if not name.startswith("pof"):  # which predict by order only
         near(first, expected, site.near)
     else:
         assert first == {}
@@ -150,6 +150,15 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"arrays": "theta"}, "theta should have shape (7, 12) and is of shape (6, 12)"),
         ({"session": None}, "the model says too little of itself"),
     ],
+    "pof-rls": [
+        ({"session": "ab" * 8}, "this node kept no weights of the run"),
+        ({"seed": 1}, "belong to another model"),
+        ({"experts": "global"}, "belong to another model"),
+        ({"dimension": 3}, "the model's raw should have shape (2, 4)"),
+        ({"columns": "0" * 64}, "other columns than the model"),
+        ({"nan": "raw"}, "the model's raw is not finite"),
+        ({"summed": None}, "the model says too little of itself"),
+    ],
     "fed-cfk": [
         ({"names": "0" * 64}, "another catalogue of items than the model"),
         ({"arrays": "gram"}, "the model's gram should have shape"),
@@ -184,7 +193,7 @@ def test_what_is_not_the_model_is_refused_in_a_line(
         save_arrays(other, found, changed)
         return refusal(site.run, **how)
 
-    method, head = STRATEGIES[site.app].method, meta["file"]
+    method, head = site.config.get("method", STRATEGIES[site.app].method), meta["file"]
     assert f"is a model of secure-gram, not of {method}; name a model of {method}" in line(
         file={**head, "method": "secure-gram"}
     )
@@ -197,13 +206,14 @@ def test_what_is_not_the_model_is_refused_in_a_line(
     assert "is a checkpoint, not a model" in refusal(site.run, **how)
     how["predict"] = tmp_path / "gone.npz"
     assert "there is no model" in refusal(site.run, **how)
-    assert site.written() == {} or name != "pof-mkl"
+    assert site.written() == {} or not name.startswith("pof")
 
 
 @pytest.mark.parametrize(
     ("name", "made", "other"),
     [
         ("pof-mkl", {"kernels": 7, "features": 6, "precision": "float64"}, POFMKL),
+        ("pof-rls", {"features": 3, "forgetting": 1.0}, POFRLS),
         ("fed-cfk", {"kernel": "linear"}, FedCFK),
         ("horizontal", {"model": "ridge"}, HierarchicalSVM),
     ],
@@ -256,7 +266,9 @@ def test_nodes_take_part_in_the_paper_s_modes_only_if_they_say_so(
     assert len(site.written()) >= 18
 
 
-@pytest.mark.parametrize("name", ["fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl"])
+@pytest.mark.parametrize(
+    "name", ["fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "pof-rls"]
+)
 def test_rows_to_predict_need_a_file_for_them(
     name: str, make_site: Make, tmp_path: Path, refusal: Refusal
 ) -> None:
@@ -330,7 +342,7 @@ def test_a_node_that_names_nothing_is_one_of_a_simulation(name: str, make_site: 
 
 @pytest.mark.parametrize(
     "name",
-    [*PREDICT[:3], "pof-mkl", "pof-rls", "fed-cfk", "ranges", "align", "kernel-pca"],
+    [*PREDICT[:3], *PREDICT[4:], "ranges", "align", "kernel-pca"],
 )
 def test_a_node_without_a_table_is_refused_and_no_deployed_node_is_a_simulated_one(
     name: str, make_site: Make

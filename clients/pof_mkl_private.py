@@ -1,0 +1,148 @@
+"""What a client of the online methods tells in a run with a budget of privacy.
+
+A message says something of its own samples, given what was public before, and nothing else: what
+is summed is made of the rows of the message and of the request alone. What the client learns for
+itself, which depends on all its samples, is neither sent nor does it decide whether there is an
+answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkern_flwr.guard import SumRule, refusal
+from fedkern_flwr.online import messages as wire
+from fedkern_flwr.online import private
+from fedkern_flwr.online.learning import Floats, pick_frequencies, shared_frequencies, shared_subset
+from fedkern_flwr.privacy import Release
+
+from .pof_mkl_samples import compare, message_features
+
+if TYPE_CHECKING:
+    from .pof_mkl import OnlineKernelClient
+
+logger = logging.getLogger("fedkern_flwr")
+
+
+def private_rule(client: OnlineKernelClient, request: Any, rule: SumRule) -> SumRule:
+    """Return what the sum of a message must be: with the noise that the client derives itself.
+
+    Raises
+    ------
+    RefusedError
+        Other things would be summed than those of a message's own samples, or without a bound.
+    """
+    problem = "" if 0 < request.samples <= request.most else "a message of more samples"
+    largest = float(request.samples)
+    if isinstance(request, wire.KernelRequest):
+        largest *= request.clip
+        own = isinstance(request, wire.PersonalRequest) and request.selection != "shared"
+        if own and request.kernels_per_round < len(request.theta):  # type: ignore[attr-defined]
+            problem = "kernels are chosen by weights of earlier samples"
+    elif isinstance(request, wire.RidgeRequest):
+        if request.window != request.step:
+            problem = "a sum of earlier messages' samples"
+    else:
+        return rule  # which has no noise, so it is refused
+    if not 0.0 < largest <= wire.SUM_BOUND:  # else it would depend on values what does not fit
+        problem = "residuals without a bound"
+    if problem:
+        raise refusal(f"privacy: {problem}", client.name)
+    release = _release(client, request)
+    rows = (request.step, request.step + request.samples)
+    length = private.message_length(request, client.x.shape[1])
+    return replace(rule, release=release, rows=rows, length=length)
+
+
+def _release(client: OnlineKernelClient, request: Any) -> Release:
+    """Return the noise of the sum of a message."""
+    assert client.budget is not None
+    sums = client.secure_sums
+    cohort = sums.party.state.cohorts[sums.order(wire.UPDATE_SUM).cohort]
+    known: dict[str, int] = {"most": request.most, "messages": request.messages}
+    known["parties"] = len(cohort.members)
+    known["least"] = known["parties"] if request.whole else cohort.threshold
+    if isinstance(request, wire.RidgeRequest):
+        return private.ridge_release(
+            client.budget,
+            columns=client.x.shape[1] if request.raw else 0,
+            kernels=request.shared if request.sums else 0,
+            features=request.features,
+            summed=request.summed,
+            **known,
+        )
+    kernels, losses = private.summed(request)
+    return private.update_release(
+        client.budget,
+        clip=request.clip,
+        pairs=request.released or kernels * request.features,
+        features=request.features,
+        losses=losses,
+        **known,
+    )
+
+
+def add_noisy(
+    client: OnlineKernelClient, request: Any, learn: Callable[[Any], Any]
+) -> wire.NoisyReply:
+    """Add what a message is about to its sum, then learn; what is learned stays here.
+
+    An error in learning would depend on earlier samples, and a server may provoke it: so nobody
+    is told of one, but in simulations.
+
+    Raises
+    ------
+    RefusedError
+    """
+    x, y = client._rows(request.step, request.samples)
+    vector = message_sum(request, x, y)
+    client.secure_sums.contribute(wire.UPDATE_SUM, vector, release=str(request.round))
+    told: dict[str, Any] = {"total_samples": 0, "total_squared_error": 0.0}
+    told |= {"regret": 0.0, "largest_loss": 0.0}
+    before = client.kept.pack()
+    try:
+        report = learn(request)
+        client.state_class.unpack(client.kept.pack())
+    except Exception:
+        if client.simulated:
+            raise
+        client.kept = client.state_class.unpack(before)
+        logger.exception("nothing is learned from this message")
+    else:
+        if client.simulated:
+            told = {name: getattr(report, name) for name in told}
+    return wire.NoisyReply(**told)
+
+
+def message_sum(request: Any, x: NDArray[Any], y: NDArray[Any]) -> Floats:
+    """Return what a client adds of the samples of a message, by what the request says alone."""
+    labels = np.asarray(y, np.float64) - request.centre
+    if isinstance(request, wire.RidgeRequest):
+        return private.ridge_sum(request, x, labels)
+    seen = compare(message_features(request, x.shape[1])(x), request.theta, labels, request)
+    residuals = private.clipped(seen.kernels - labels[:, None], request.clip)
+    _, losses = private.summed(request)
+    more = private.clipped_losses(residuals, request.clip) if losses else np.zeros(0)
+    chosen = _chosen(request)
+    gradient = private.weighed_features(residuals[:, chosen], seen.z[:, chosen])
+    if request.released:
+        shape = len(chosen), request.features
+        picked = shared_frequencies(*shape, request.released, request.seed, request.round)
+        gradient = pick_frequencies(gradient, picked)
+    return np.concatenate([gradient.ravel(), more])
+
+
+def _chosen(request: wire.KernelRequest) -> NDArray[np.integer[Any]]:
+    """Return the kernels whose gradients are summed, the same at all clients."""
+    if isinstance(request, wire.DrawnRequest):
+        return np.array([request.kernel])
+    many = len(request.theta)
+    if isinstance(request, wire.PersonalRequest) and request.kernels_per_round < many:
+        return shared_subset(many, request.kernels_per_round, request.seed, request.round)
+    return np.arange(many)

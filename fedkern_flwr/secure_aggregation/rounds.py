@@ -1,0 +1,288 @@
+"""The rounds of secure aggregation: each is a sum over the nodes, of which the mean is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from ..errors import OptionError, ProtocolError, SumError
+from ..exchange import CONFIG, REPLY, Outcome, read_reply, request_messages
+from ..failure import Failure
+from ..guard import counting
+from ..privacy import Release
+from ..secure_sum import RunningSum
+from ..strategy import logger
+from ..summing import SummingStrategy
+from . import averages
+from . import messages as wire
+from .clipping import NoisyMeans
+
+
+class Averages(SummingStrategy):
+    """The exchanges of a run: each is a sum over the nodes.
+
+    Parameters
+    ----------
+    bound, weighted_by
+        See :class:`SecureAggregation`.
+    noisy : NoisyMeans or None
+        What means with noise cost; None without noise.
+    **common
+        Options of :class:`~fedkern_flwr.strategies.SummingStrategy`.
+    """
+
+    method, title = "secure-aggregation", "Secure aggregation"
+    labels_of_row = 0
+
+    def __init__(
+        self,
+        *,
+        bound: float,
+        weighted_by: str,
+        noisy: NoisyMeans | None,
+        **common: Any,
+    ) -> None:
+        super().__init__(**common)
+        self.bound, self.weighted_by, self.noisy = bound, weighted_by, noisy
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.survivors_: list[list[int]] = []
+        self._step, self._lost, self._rounds, self._layout = 0, 0, 0, ""
+
+    def open(self, grid: Grid, rounds: int, initial: ArrayRecord) -> None:
+        """Gather the nodes and their keys; fix what so many rounds may cost."""
+        self._reset()
+        self._rounds = rounds
+        numbers = averages.vector_length(initial) - 1 - averages.SLOTS
+        if self.noisy is not None:
+            self.noisy.open(numbers, rounds)
+            self.budget = self.noisy.budget
+        self.gather(grid, secure=True)
+        self._release(numbers)  # refuses what nobody need begin with
+
+    def close(self, grid: Grid, timeout: float) -> None:
+        """Let the nodes erase what belongs to the run."""
+        self.finish(grid, number=self._step + 1, timeout=timeout)
+
+    def ask(self, grid: Grid, messages: list[Message], timeout: float) -> list[Message]:
+        """Return one reply to the messages of a round: the mean; none if the round is lost.
+
+        Raises
+        ------
+        OptionError
+            Not all nodes are asked, or for something else than training and evaluation.
+        CohortError
+            Too few answered for so many rounds.
+        """
+        if not messages:
+            return []
+        training = self._check_messages(messages)
+        if self.noisy is not None and not training:
+            raise no_figures()
+        first = messages[0].content
+        most = max(p.rows if training else p.test_rows for p in self.parties_.values())
+        if not training and not most:
+            return []
+        self._step += 1
+        arrays = averages.sent_arrays(first) if training else ArrayRecord()
+        length = averages.vector_length(arrays)
+        code = averages.encoding(self.bound, most)
+        release = self._release(length - 1 - averages.SLOTS)
+        if self.noisy is not None and release is not None:
+            length -= 1 + averages.SLOTS
+            code = self.noisy.clip.encoding(release, len(self.parties_))
+        elif training and not self.survivors_:
+            unknowns = self._unknowns(averages.TRAIN_SUM)
+            self.check_count(counting.too_many(length * self._rounds, unknowns))
+        assert self.sums is not None
+        name = averages.sum_name(first, 0 if training else self._step)
+        running = self.sums.order(name, length, code)
+        request_class = wire.AverageRequest if training else wire.FiguresRequest
+        request = request_class(
+            session=self._session, round=self._step, weighted_by=self.weighted_by
+        )
+        self._layout = ""
+        outcome = self.run_phase(
+            grid,
+            self._address(request, messages, running),
+            phase=request.phase,
+            timeout=timeout,
+            number=self._step,
+            required=0,
+        )
+        self._read(outcome, wire.AverageReply if training else wire.FiguresReply)
+        found = self._mean(grid, running, arrays, timeout, training, release)
+        if found is None:
+            return []
+        content = RecordDict({"metrics": found[1]})
+        if training:
+            content[next(iter(first.array_records), "arrays")] = found[0]
+        return [Message(content, reply_to=messages[0])]
+
+    def privacy(self) -> dict[str, Any]:
+        """Return what the server sees, and what it cost."""
+        sees = "the mean of arrays and metrics over the nodes of a round, and their total weight"
+        if self.noisy is not None:
+            sees = "the mean of clipped updates over the nodes of a round, with noise"
+        return {
+            **self.sums_privacy(),
+            **({} if self.noisy is None else {"budget": self.noisy.report()}),
+            "server_sees": [
+                sees,
+                "which nodes contributed to which mean, and the names of the metrics",
+                "number of examples, held-out examples and numbers per example of each node",
+            ],
+            "never_leaves_the_client": ["examples", "own arrays, metrics and weight"],
+        }
+
+    def released_sums(self) -> list[dict[str, Any]]:
+        """Return the numbers and unknowns of means of training, and of all evaluations together."""
+        found = super().released_sums()
+        judged = [entry for entry in found if entry["name"].startswith(averages.FIGURES_SUM)]
+        rest = [entry for entry in found if entry not in judged]
+        if judged:
+            numbers = sum(entry["numbers"] for entry in judged)
+            name, unknowns = averages.FIGURES_SUM.rstrip("/"), judged[0]["unknowns"]
+            rest.append(counting.released(name, numbers, unknowns))
+        return rest
+
+    # -- pieces
+
+    def _release(self, numbers: int) -> Release | None:
+        """Return what a mean of so many numbers costs; None of one without noise."""
+        if self.noisy is None:
+            return None
+        assert self.sums is not None
+        return self.noisy.release(numbers, self.sums.membership.cohorts[0])
+
+    def _check_messages(self, messages: list[Message]) -> bool:
+        """Tell whether the strategy asks for training; refuse what must not be summed.
+
+        Raises
+        ------
+        OptionError
+        """
+        kind = messages[0].metadata.message_type.partition(".")[0]
+        if kind not in ("train", "evaluate"):
+            raise OptionError(f"nothing masks the answers to messages of type {kind[:20]!r}")
+        asked = {message.metadata.dst_node_id for message in messages}
+        if asked != self.parties_.keys():
+            raise OptionError(
+                f"{len(asked)} of {len(self.parties_)} nodes are asked: sums over changing sets "
+                "show single nodes",
+                remedy="leave fraction_train at 1, and fraction_evaluate at 1 or 0",
+            )
+        contents = {id(message.content): message.content for message in messages}
+        one = len(contents) == 1  # as Flower's own strategies do
+        if not one and len(set(map(averages.sum_name, contents.values()))) > 1:
+            raise OptionError(
+                "the strategy sends nodes different records, which do not sum",
+                remedy="send all nodes the same",
+            )
+        return kind == "train"
+
+    def _address(
+        self, request: wire.AverageRequest, messages: list[Message], running: RunningSum
+    ) -> list[Message]:
+        """Return the messages of the strategy with our request beside the app's records."""
+        asked = {message.metadata.dst_node_id: message for message in messages}
+        sections = self.sum_sections([running])
+        out = []
+        for message in request_messages(
+            request, sections, group_id=str(request.round), sections=sections
+        ):
+            own = asked[message.metadata.dst_node_id]
+            content = RecordDict({CONFIG: message.content[CONFIG], **own.content})
+            out.append(
+                Message(
+                    content,
+                    dst_node_id=own.metadata.dst_node_id,
+                    message_type=own.metadata.message_type,
+                    group_id=message.metadata.group_id,
+                )
+            )
+        return out
+
+    def _read(self, outcome: Outcome, reply: type[wire.AverageReply]) -> None:
+        for message in self.in_order(outcome):
+            node = message.metadata.src_node_id
+            try:
+                if read_reply(reply, message, party=self.party(node)).round != self._step:
+                    raise ProtocolError("the reply belongs to another round")
+            except ProtocolError as error:
+                self.reject(node, Failure("invalid reply", error.problem), self._step)
+                continue
+            self.accept(node)
+
+    def _mean(
+        self,
+        grid: Grid,
+        running: RunningSum,
+        arrays: ArrayRecord,
+        timeout: float,
+        training: bool,
+        release: Release | None,
+    ) -> tuple[ArrayRecord, MetricRecord] | None:
+        """Open a sum; return the means, nothing if it cannot be opened or is of nothing."""
+        assert self.sums is not None
+        total = None
+        try:
+            self.unmask(grid, [running], number=self._step, timeout=timeout)
+            survivors = sorted(running.survivors)
+            total = self.sums.total(running)
+        except SumError as error:
+            self.blame(running, error, self._step)
+            self.sums.close(running)
+            logger.warning("exchange %d is lost: %s", self._step, error)
+            self._count_lost(str(error), training)
+        if training:
+            self.survivors_.append([] if total is None else survivors)
+        if total is None:
+            return None
+        self._lost = 0
+        if self.noisy is not None and release is not None:
+            means, told = self.noisy.mean(arrays, total, release, len(survivors))
+            return means, MetricRecord({self.weighted_by: float(len(survivors)), **told})
+        if total[0] <= 0.0:
+            if training:
+                logger.warning("exchange %d is lost: its total weight is 0", self._step)
+            else:
+                self.note_untold()
+            return None
+        return averages.unpack(total, arrays, self._layout, self.weighted_by)
+
+    def _count_lost(self, problem: str, training: bool) -> None:
+        self._lost += training
+        if self._lost >= self.max_missed:
+            lost = f"{self._lost} rounds in a row are lost: {problem}"
+            raise self.broken(lost, wire.AverageRequest.phase) from None
+
+    def on_reply(self) -> Callable[[int, Message], None] | None:
+        """Take the sections out of replies whose metrics are those of the others."""
+        take = super().on_reply()
+
+        def seen(node: int, message: Message) -> None:
+            layout = message.content.get(REPLY, ConfigRecord()).get("layout")
+            if isinstance(layout, str) and layout:
+                if not self._layout:
+                    averages.read_layout(layout)
+                    self._layout = layout
+                if layout != self._layout:
+                    logger.warning("%s returns other metrics than the others", self.party(node))
+                    raise ProtocolError("its metrics have other names than those of the others")
+            if take is not None:
+                take(node, message)
+
+        return seen
+
+
+def no_figures() -> OptionError:
+    return OptionError(
+        "figures of held-out examples would be told without noise",
+        remedy="with clip and noise_multiplier use fraction_evaluate=0, and evaluate_fn at the "
+        "server",
+    )

@@ -1,0 +1,108 @@
+"""HierarchicalSVM with a budget of privacy: proximal steps along noisy sums of gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedkern_flwr.groups import gradients
+from fedkern_flwr.groups import private_messages as wire
+from fedkern_flwr.groups.consensus import Floats
+from fedkern_flwr.judging.counts import Yardstick
+from fedkern_flwr.judging.noisy import OUTCOMES, outcomes_release, tidy
+from fedkern_flwr.method import Round, Steps
+from fedkern_flwr.privacy import Release
+from fedkern_flwr.secure_sum import Encoding
+
+from .hierarchical_rows import Learned, RowRounds
+
+
+class PrivateRounds(RowRounds):
+    """The iterations of a run with a budget, one exchange each, all users in each."""
+
+    def private_rounds(self) -> Steps:
+        """Take all steps; return the mean of the second half of the models."""
+        columns, shape = self.columns_, self.shape_
+        self.coordinates = gradients.public_coordinates(columns, self.frequencies)
+        parties = [self.party_of(user) for user in self.users_]
+        release = gradients.gradient_release(
+            self._budget(),
+            outputs=shape[0],
+            width=shape[1],
+            rows=[party.rows for party in parties],
+            iterations=self.num_rounds,
+        )
+        model, mean, ridge = np.zeros(shape), np.zeros(shape), self.coordinates.ridge()
+        half = self.num_rounds // 2
+        for done in range(self.num_rounds):
+            self.step += 1
+            most = float(max(party.rows for party in parties))
+            request, name = self._request(wire.GradientRequest, model), gradients.GRADIENT_SUM
+            total = yield from self._noisy_sum(name, request, wire.GradientReply, release, most)
+            before, model = (
+                model,
+                gradients.next_model(
+                    model,
+                    total.reshape(shape),
+                    done,
+                    loss=self.loss,
+                    c=self.C_,
+                    rows=self.rows_,
+                    ridge=ridge,
+                ),
+            )
+            mean += model * (done >= half) / (self.num_rounds - half)
+            moved = float(np.linalg.norm(model - before))
+            yield Round(done + 1, {"consensus_difference": moved})
+        return Learned(True, mean)
+
+    def judge_with_noise(self, model: Floats) -> Steps:
+        """Return the metrics of a model on held-out rows: the last exchange."""
+        self.step += 1
+        parties = [self.party_of(user) for user in self.users_]
+        rows = [party.test_rows for party in parties]
+        release = outcomes_release(
+            self._budget(), classes=self.classes_, outputs=self.outputs_, rows=rows
+        )
+        request, most = self._request(wire.CountRequest, model), float(max(1, *rows))
+        found = yield from self._noisy_sum(
+            OUTCOMES, request, wire.CountReply, release, most, ends=True
+        )
+        if not sum(rows):
+            return {}
+        yard = Yardstick(self.classes_, self.outputs_, self.label_bound_, 0)
+        return self.judge_by(yard, tidy(found, self.classes_, sum(rows)))
+
+    def _budget(self) -> Any:
+        assert self.budget is not None
+        return self.budget
+
+    def _request(self, kind: type[wire.GradientRequest], model: Floats) -> wire.GradientRequest:
+        return kind(
+            round=self.step,
+            loss=self.loss,
+            features=self.frequencies,
+            gamma=self.chosen_gamma,
+            feature_seed=self.run_seed,
+            iterations=self.num_rounds,
+            model=model,
+        )
+
+    def _noisy_sum(
+        self,
+        name: str,
+        request: wire.GradientRequest,
+        reply: Any,
+        release: Release,
+        most: float,
+        **more: Any,
+    ) -> Steps:
+        """Return the sum of all users' vectors with its noise."""
+        length = request.model.size if name == gradients.GRADIENT_SUM else self.classes_**2
+        code = Encoding.fixed_point(most).noisy(release.noise)
+        sums = [self.term(name, length, encoding=code)]
+        asked = dict.fromkeys(self.users_, request)
+        answers = yield self.question(asked, reply, sums=sums, **more)
+        self.note_noise(release, len(self.users_))
+        return answers.totals[name]

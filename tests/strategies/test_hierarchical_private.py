@@ -1,0 +1,283 @@
+"""HierarchicalSVM with a budget of privacy: noisy sums of gradients, what they cost and refuse."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+from scipy import stats
+from sklearn.datasets import load_breast_cancer
+
+from fedkern_flwr.clients import SVMClient
+from fedkern_flwr.errors import FedKernError, OptionError, RefusedError
+from fedkern_flwr.groups import gradients
+from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.privacy import Budget, NoisySum
+from fedkern_flwr.privacy.accounting import epsilon_of
+from fedkern_flwr.simulations import simulate
+from fedkern_flwr.strategies import HierarchicalSVM, hierarchical_private
+from fedkern_flwr.strategies.hierarchical_private import PrivateRounds
+
+USERS, ALARM = 4, 1e-9  # noise has no seed: odds of a false alarm
+STEPS = 6
+
+
+def table(n: int = 400) -> tuple[np.ndarray, np.ndarray]:
+    x, y = load_breast_cancer(return_X_y=True)
+    x = (x - x.min(0)) / np.ptp(x, axis=0)
+    return x[:n, :8], np.where(y[:n] > 0, 1.0, -1.0)
+
+
+X, Y = table()
+
+
+def nodes(**more: Any) -> Any:
+    def client(context: Context) -> SVMClient:
+        k = int(context.node_config["partition-id"])
+        rows, held = np.arange(k, 300, USERS), np.arange(300 + k, len(X), USERS)
+        own: Any = {"x_test": X[held], "y_test": Y[held], "classes": (-1.0, 1.0), **more}
+        return SVMClient(context, X[rows], Y[rows], **own)
+
+    return client
+
+
+def strategy(**options: Any) -> HierarchicalSVM:
+    base: Any = {"architecture": "centralised", "C": 1.0, "seed": 0, "privacy_epsilon": 3.0}
+    return HierarchicalSVM(**{**base, **options})
+
+
+def run(made: HierarchicalSVM, rounds: int | None = STEPS, **more: Any) -> HierarchicalSVM:
+    simulate(made, nodes(**more), USERS, num_rounds=rounds)
+    return made
+
+
+@pytest.fixture
+def opened(monkeypatch: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The models at which gradients were asked for, and the sums that the server opened."""
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    honest = gradients.next_model
+
+    def record(model: np.ndarray, total: np.ndarray, *known: Any, **more: Any) -> Any:
+        seen.append((model.copy(), total.copy()))
+        return honest(model, total, *known, **more)
+
+    monkeypatch.setattr(gradients, "next_model", record)
+    return seen
+
+
+def plain_gradient(model: np.ndarray, kind: str) -> np.ndarray:
+    """Term by term, of the pooled rows."""
+    total = np.zeros(X.shape[1] + 1)
+    for x, y in zip(X[:300], Y[:300], strict=True):
+        z = np.append((2.0 * x - 1.0) / math.sqrt(X.shape[1]), 1.0)
+        margin = float(y * (z @ model[0]))
+        slope = float(margin < 1.0) if kind == "linear" else 1.0 / (1.0 + math.exp(margin))
+        total -= slope * y * z
+    return total
+
+
+@pytest.mark.parametrize("kind", ["linear", "logistic"])
+@pytest.mark.parametrize("colluders", [0, 1, 3])
+def test_all_that_is_opened_has_the_noise_that_is_told(
+    kind: Any, colluders: int, opened: Any
+) -> None:
+    made = run(strategy(model=kind, privacy_colluders=colluders), 20)
+    noise = np.concatenate([total[0] - plain_gradient(w, kind) for w, total in opened])
+    budget = made.result()["privacy"]["budget"]
+    told, outcomes = budget["releases"]
+    assert [told["release"], outcomes["release"]] == ["gradients", "outcomes"]
+    assert told["times"] == 20
+    apart = noise.std() / told["deviation"] - 1.0
+    assert abs(apart) < stats.norm.isf(ALARM) * math.sqrt(0.51 / noise.size)
+    share = told["deviation"] / told["declared_deviation"]
+    assert share == pytest.approx(math.sqrt(USERS / (USERS - colluders)))
+
+
+def test_the_iterations_together_cost_the_budget_and_no_more() -> None:
+    made = run(strategy())
+    (release, parties), (counts, _) = (made.noised_[n] for n in ("gradients", "outcomes"))
+    assert parties == USERS
+    assert 2.98 < epsilon_of(STEPS * release.curve, release.delta) <= 3.0
+    assert 2.98 < counts.epsilon <= 3.0
+
+
+@pytest.mark.parametrize("kind", ["hinge", "logistic"])
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_one_row_moves_a_gradient_no_farther_than_is_charged(kind: Any, outputs: int) -> None:
+    """Whatever the model, the row (far outside of [0, 1] too) and its label."""
+    rng, farthest = np.random.default_rng(0), 0.0
+    planned = gradients.gradient_release(
+        Budget(1.0), outputs=outputs, width=6, rows=[20, 20], iterations=3
+    )
+    unit, coordinates = 2.0**-planned.noise.fraction, gradients.public_coordinates(5, 0)
+    for scale in np.geomspace(0.01, 100.0, 300):
+        model = scale * rng.standard_normal((outputs, 6))
+        x = rng.uniform(-scale, scale, (20, 5))
+        y = rng.choice([-1.0, 1.0], (20, outputs))
+        other, labels = x.copy(), y.copy()
+        other[0], labels[0] = x[0], -y[0]
+        if rng.random() < 0.5:
+            other[0] = rng.uniform(-scale, scale, 5)
+        first, second = (
+            np.rint(
+                gradients.gradient(kind, gradients.shortened(coordinates.rows(a)), b, model) / unit
+            )
+            for a, b in ((x, y), (other, labels))
+        )
+        farthest = max(farthest, float(np.linalg.norm((first - second).ravel())) * unit)
+    assert farthest <= planned.sensitivity
+    assert farthest > (0.4 if kind == "logistic" else 0.6) * planned.sensitivity
+
+
+def test_the_public_coordinates_hold_columns_between_0_and_1_as_they_are() -> None:
+    rows = gradients.public_coordinates(8, 0).rows(X)
+    assert np.array_equal(gradients.shortened(rows), rows)
+    assert np.linalg.norm(rows, axis=1).max() <= math.sqrt(2.0)
+
+
+def test_with_much_budget_it_is_nearly_the_machine_without() -> None:
+    plain = HierarchicalSVM(architecture="centralised", C=1.0, seed=0)
+    simulate(plain, nodes(), USERS, num_rounds=50)
+    for kind in ("linear", "rbf", "logistic"):
+        more = {"features": 20} if kind == "rbf" else {}
+        made = run(strategy(model=kind, privacy_epsilon=12.0, **more), None if more else 30)
+        assert made.num_rounds == (gradients.ITERATIONS if more else 30)
+        right = float(np.mean(made.predict(X[300:]) == (Y[300:] > 0)))
+        best = float(np.mean(plain.predict(X[300:]) == (Y[300:] > 0)))
+        assert right > best - 0.08
+        assert made.metrics_["test_accuracy"] == pytest.approx(right, abs=0.15)
+
+
+def test_with_next_to_no_budget_it_ends() -> None:
+    made = run(strategy(privacy_epsilon=0.01))
+    assert np.isfinite(made.coefficients_).all()
+    assert 0.0 <= made.metrics_["test_accuracy"] <= 1.0
+
+
+def test_a_budget_for_parties_is_for_all_their_rows() -> None:
+    about: Any = {"outputs": 1, "width": 9, "rows": [60, 40], "iterations": 5}
+    rows = gradients.gradient_release(Budget(1.0), **about)
+    whole = gradients.gradient_release(Budget(1.0, unit="party"), **about)
+    ratio = whole.noise.deviation(2) / rows.noise.deviation(2)
+    assert ratio == pytest.approx(60 * math.sqrt(2.0), rel=0.05)  # and counts of a party
+    made = run(strategy(privacy_unit="party"))
+    assert made.result()["privacy"]["budget"]["unit"] == "party"
+
+
+def test_no_loss_residual_or_statistic_is_told() -> None:
+    made = run(strategy())
+    assert {*made.history_[-1]} == {"round", "consensus_difference"}
+    assert "objective" not in made.metrics_
+    assert {entry["name"] for entry in made.privacy()["sums"]} == {"gradients", "outcomes"}
+    assert "bins" not in made.result()["held_out"]
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"partition": "vertical", "architecture": "hierarchical"}, "horizontal"),
+        ({"architecture": "hierarchical"}, "architecture centralised"),
+        ({"architecture": "chain"}, "architecture centralised"),
+        ({"model": "ridge"}, "fed-cg with basis fourier"),
+        ({"C": None}, "give C"),
+        ({"class_weight": "balanced"}, "class_weight"),
+        ({"scale": "none"}, "scale none"),
+        ({"rho": 1.0}, "rho"),
+        ({"privacy_delta": 1.0}, "privacy_delta"),
+    ],
+)
+def test_what_does_not_go_with_a_budget_is_refused_in_a_line(options: Any, named: str) -> None:
+    with pytest.raises(OptionError, match=named) as why:
+        strategy(**options)
+    assert "\n" not in str(why.value)
+
+
+@pytest.mark.parametrize("weaker", [0.5, 0.99])
+def test_a_server_that_orders_less_noise_is_refused(weaker: float, monkeypatch: Any) -> None:
+    original = PrivateRounds._noisy_sum
+
+    def less(self: Any, name: str, request: Any, reply: Any, release: Any, *more: Any) -> Any:
+        noise = NoisySum(int(release.noise.variance * weaker), release.noise.fraction)
+        return original(self, name, request, reply, replace(release, noise=noise), *more)
+
+    monkeypatch.setattr(PrivateRounds, "_noisy_sum", less)
+    with pytest.raises(RefusedError, match="the noise of a sum"):
+        run(strategy())
+
+
+def test_more_iterations_than_were_said_are_refused(monkeypatch: Any) -> None:
+    """A server that says six and asks for seven: what they cost is counted by the nodes."""
+    honest = hierarchical_private.PrivateRounds._request
+
+    def lie(self: Any, *known: Any) -> Any:
+        return replace(honest(self, *known), iterations=STEPS)
+
+    release = gradients.gradient_release
+    monkeypatch.setattr(
+        hierarchical_private.gradients,
+        "gradient_release",
+        lambda *known, **about: release(*known, **{**about, "iterations": STEPS}),
+    )
+    monkeypatch.setattr(hierarchical_private.PrivateRounds, "_request", lie)
+    run(strategy(), STEPS)
+    with pytest.raises(FedKernError, match="more than the budget that it declared"):
+        run(strategy(), STEPS + 1)
+
+
+@pytest.mark.parametrize("other", [{"iterations": 3}, {"loss": "squared"}, {"gamma": 2.0}])
+def test_settings_that_change_and_other_losses_are_refused(other: Any, monkeypatch: Any) -> None:
+    honest = hierarchical_private.PrivateRounds._request
+
+    def lie(self: Any, kind: Any, model: Any) -> Any:
+        found = honest(self, kind, model)
+        return replace(found, **other) if self.step > 1 or "loss" in other else found
+
+    monkeypatch.setattr(hierarchical_private.PrivateRounds, "_request", lie)
+    with pytest.raises(FedKernError, match=r"settings of the run have changed|have no bound"):
+        run(strategy())
+
+
+def test_a_server_that_asks_for_solutions_in_a_run_with_a_budget_is_refused(
+    monkeypatch: Any,
+) -> None:
+    monkeypatch.setattr(HierarchicalSVM, "private_rounds", HierarchicalSVM.flat_rounds)
+    with pytest.raises(RefusedError, match="adds no noise to what is asked for"):
+        run(strategy())
+    monkeypatch.setattr(HierarchicalSVM, "private_rounds", HierarchicalSVM.measure_columns)
+    with pytest.raises(RefusedError, match="adds no noise to what is asked for"):
+        run(strategy())
+
+
+def test_gradients_without_a_budget_are_refused(monkeypatch: Any) -> None:
+    made = strategy()
+    monkeypatch.setattr(HierarchicalSVM, "gather", _without_budget(HierarchicalSVM.gather))
+    with pytest.raises(FedKernError, match="without a budget"):
+        run(made)
+
+
+def _without_budget(honest: Any) -> Any:
+    def gather(self: Any, *known: Any, **more: Any) -> None:
+        kept, self.budget = self.budget, None
+        honest(self, *known, **more)
+        self.budget = kept
+
+    return gather
+
+
+@pytest.mark.parametrize(("epsilon", "fine"), [(None, False), (3.1, False), (3.0, True)])
+def test_a_node_takes_part_within_its_limit(epsilon: float | None, fine: bool) -> None:
+    policy = NodePolicy.of_simulations(max_epsilon=3.0)
+    made = strategy(privacy_epsilon=epsilon)
+    if not fine:
+        with pytest.raises(FedKernError, match="max_epsilon = 3"):
+            run(made, policy=policy)
+        return
+    run(made, policy=policy)
+    assert HierarchicalSVM.of_model(made.model()[1]).budget == made.budget
