@@ -5,9 +5,9 @@ draws ``docs/images/privacy-accuracy.png``.
 
 What a run of FedCG releases is an exact sum and noise, as ``test_fed_cg_fourier.py`` shows; so that
 50 draws of noise take minutes, the sum is made once per split, in one place, and noise of the
-library is added to it: four hospitals, one of which colludes. Width 20 / columns^1.5 on columns scaled
-to [0, 1] by ranges that are taken to be public, 100 features, lambda of the noise: nothing is
-chosen by the data.
+library is added to it: four hospitals, one of which colludes. Width 20 / columns^1.5 on columns
+scaled to [0, 1] by ranges that are taken to be public, 100 features, lambda of the noise: nothing
+is chosen by the data.
 
 Beside it, on the same splits:
 

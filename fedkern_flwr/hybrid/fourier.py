@@ -49,7 +49,7 @@ def draw_block(seed: bytes, pairs: int, width: int, kernel: Kernel, gamma: float
 
 
 def usual_gamma(columns: int) -> float:
-    """Return the width that is taken where none may be chosen: of columns in [0, 1], by their number.
+    """Return the width of columns in [0, 1] that is taken where none may be chosen.
 
     Noise costs smooth kernels more, as their features are nearly alike; with many columns a narrow
     kernel sees every row by itself. Measured with noise on ten tables of 2 to 123 columns.
