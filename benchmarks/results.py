@@ -1,15 +1,17 @@
 """Keep the tables of presets, and write the pages that are made of them.
 
 ``results.py keep PRESET`` computes a preset (``make results PRESET=...``) and keeps its tables in
-docs/results/; ``results.py pages`` writes the checklist of docs/results.md and the tables of
-docs/results/README.md from what is kept. The catalogue of what the papers have is
-docs/results/papers.toml.
+docs/results/, of ``peers`` its pictures in docs/images/ as well; ``results.py missing`` does so for
+all presets of the papers that are not kept yet. ``results.py pages`` writes the checklist of
+docs/results.md and the tables of docs/results/README.md from what is kept. The catalogue of what
+the papers have is docs/results/papers.toml.
 """
 
 from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,6 +28,12 @@ DOCS = Path(__file__).parent.parent / "docs"
 KEPT = DOCS / "results"
 PAGE, TABLES = DOCS / "results.md", KEPT / "README.md"
 BEGIN, END = "<!-- checklist -->", "<!-- end of the checklist -->"
+#: Pictures of a comparison, without the name of its section, and what they are called.
+PICTURES = {
+    "errors-exchanges.png": "peers-tables-exchanges.png",
+    "errors-bytes.png": "peers-tables-bytes.png",
+}
+_SPLIT = " --paper-split"
 _HEADINGS = ("data", "method", "figure", "ours", "± std", "paper")
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
@@ -47,10 +55,34 @@ def keep(
         if status := subprocess.run(command, check=False).returncode:
             raise typer.Exit(status)
         found = json.loads(file.read_text())
-    split = " --paper-split" if "--paper-split" in context.args else ""
+        for picture in Path(folder, "out", "plots").glob("*.png"):
+            for end, name in PICTURES.items():
+                if picture.name.endswith(end):
+                    shutil.copy(picture, DOCS / "images" / name)
+    split = _SPLIT if _SPLIT.strip() in context.args else ""
     made = _kept(found, shlex.join(["fedkern", "compare", preset, *context.args]))
     file_of(preset + split).write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n")
     pages()
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def missing(context: typer.Context) -> None:
+    """Keep all presets of the list of which nothing is kept; what follows is as of ``keep``.
+
+    One that cannot be computed does not stop the others.
+    """
+    failed = 0
+    for preset in sorted({item.get("preset", "") for item in _items()} - {""}):
+        if not file_of(preset).is_file():
+            command = [sys.executable, __file__, "keep", *preset.split(), *context.args]
+            failed += bool(subprocess.run(command, check=False).returncode)
+    raise typer.Exit(int(failed > 0))
+
+
+def _items() -> Iterator[Mapping[str, Any]]:
+    """Yield the tables and figures of all papers."""
+    for paper in tomllib.loads((KEPT / "papers.toml").read_text())["paper"]:
+        yield from paper["items"]
 
 
 @app.command()
@@ -135,16 +167,19 @@ def _status(item: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     missed = [one for one in figures if one["misses"]]
     if not missed:
         return f"met: all {len(figures)} figures{without}"
-    better = sum(one["better"] is True for one in missed)
+    better, worse, absent = (
+        sum(one["better"] is which for one in missed) for which in (True, False, None)
+    )
     text = f"{len(figures) - len(missed)} of {len(figures)} figures met"
-    return f"{text}, {better} missed for the better, {len(missed) - better} for the worse{without}"
+    text += f", {better} missed for the better, {worse} for the worse"
+    return f"{text}{f', {absent} not there' * bool(absent)}{without}"
 
 
 def _missed(found: Mapping[str, Any]) -> Iterator[Sequence[str]]:
     for one in _figures(found):
-        if one["misses"]:
+        if one["misses"] and one["ours"] is not None:
             digits, better = one["decimals"] + 1, {True: " ↑", False: " ↓"}
-            ours = "-" if one["ours"] is None else f"{one['ours']:.{digits}f}"
+            ours = f"{one['ours']:.{digits}f}"
             spread = "" if one["spread"] is None else f"{one['spread']:.{digits}f}"
             paper = f"{one['paper']:.{one['decimals']}f}"
             names = (one["dataset"], one["label"], one["column"])

@@ -153,11 +153,11 @@ class VerticalKernelClient(ColumnsClient):
 
     @answers(wire.TrainRequest)
     def train(self, request: wire.TrainRequest) -> wire.TrainReply:
-        """Fit the model here, from the phases of all rows; predict the held-out ones."""
+        """Fit the model here, from the phases of the rows named; predict the held-out ones."""
         from fedkern_flwr.vertical.phase_tuning import fit  # with SciPy, for this message alone
 
         self._check_trained(request.rows)
-        kept, upto = self.kept, int(self.kept.settings["upto"])
+        kept, upto = self.kept, request.directions
         y = self._targets(request.rows)
         chosen = fit(
             request.loss,  # type: ignore[arg-type]

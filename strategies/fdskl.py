@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.judging.counts import Yardstick, bins_of
-from fedkern_flwr.method import Round, Rounds, Save, option
+from fedkern_flwr.method import Round, Rounds, Save, Steps, option
 from fedkern_flwr.model_file import check_model
 from fedkern_flwr.options import at_least
 from fedkern_flwr.strategy import Arrays, logger
@@ -27,7 +27,7 @@ from .fdskl_options import VerticalOptions
 from .fdskl_paper import TreePhases
 from .fdskl_phases import Need, Phases, held_out_rows
 from .fdskl_privacy import WARNINGS, seen_by
-from .fdskl_streaming import Descent
+from .fdskl_streaming import descent_of, evaluation_row
 
 _BASE_SHARE = 4.0  # the widths tried begin at 1 / (this times the number of columns)
 _KEPT = 1  # the parties keep what belongs to a one-shot run under this number
@@ -87,7 +87,6 @@ class FDSKL(VerticalOptions):
         self.outputs_, self.label_bound_ = 0, 1.0
         self.gamma_, self.multiple_, self.regularization_ = 0.0, 1, 0.0
         self.model_of: tuple[str, int] = ("", 0)
-        self.leaders: tuple[int, ...] = ()
         self.capacity = 0
         self.upto_: dict[int, int] = {}
         self._rows = ""
@@ -128,6 +127,7 @@ class FDSKL(VerticalOptions):
         holders = {p.partition for p in self.parties_.values() if p.features}
         seen = seen_by(
             one_shot=self.schedule == "one-shot",
+            chosen=self.schedule == "one-shot" or self.solves,
             shared=self.frequencies == "shared",
             tree=self.topology == "tree",
             ordered=self.order_seed >= 0,
@@ -248,7 +248,7 @@ class FDSKL(VerticalOptions):
         return Yardstick(self.classes_, self.outputs_, self.label_bound_, bins)
 
     def _train(self) -> Rounds:
-        """Collect all phases, have the active party train; note what it chose, how good it is."""
+        """Collect all phases, have the active party train."""
         owner, meta = self.plan_.actives[0], self.saved_meta_
         self.capacity, self.planned = self.chosen_features, 2
         self.upto_ = {owner: self.capacity}
@@ -259,10 +259,20 @@ class FDSKL(VerticalOptions):
         phases, need = self._phases(), Need(np.arange(self.plan_.total), self.upto_)
         yield from phases.advance(need, save_as=_KEPT)
         yield self._save(phases, _KEPT)
+        found: dict[str, float]
+        metrics, found = yield from self._solve(phases, need, None, _KEPT)
+        if found:
+            self.history_.append({"round": 1, **found})
+        yield self._save(phases, _KEPT, metrics=metrics, multiple=self.multiple_)
+        return dict(metrics)
+
+    def _solve(self, phases: Phases, need: Need, again: Need | None, save_as: int) -> Steps:
+        """Have the active party train; return what it chose and how good it is, and the latter."""
         reply = yield from phases.train(
-            owner,
+            self.plan_.actives[0],
             need,
-            save_as=_KEPT,
+            again,
+            save_as=save_as,
             multiples=MULTIPLES if self.gamma is None else (1,),
             regularizations=self.tried_regularizations,
             bins=self._yard.bins,
@@ -274,29 +284,29 @@ class FDSKL(VerticalOptions):
         metrics = {"gamma": self.gamma_ * factor, "regularization": reply.regularization}
         if reply.score >= 0.0:
             metrics["validation_score"] = reply.score
-        if found := self._metrics([reply.counts]):
-            self.history_.append({"round": 1, **found})
-        metrics |= found
-        yield self._save(phases, _KEPT, metrics=metrics, multiple=reply.multiple)
-        return metrics
+        found = self._metrics([reply.counts])
+        return metrics | found, found
 
     def _descend(self) -> Rounds:
         """Run the iterations from where the checkpoint stands; evaluate on the way if asked to."""
-        descent = self.descent()
+        descent = descent_of(self)
         most = self.planned = self.num_rounds
         self.capacity = max(descent.upto(most).values())
         self.regularization_ = self.chosen_regularization
         meta, phases = self.saved_meta_, self._phases()
         done, metrics = int(meta.get("iteration", 0)), dict(meta.get("metrics", {}))
         spent = np.array(meta.get("evaluated", (0.0, 0.0)))  # seconds and bytes of evaluations
-        self.upto_ = descent.upto(done)
+        self.upto_, solved = descent.upto(done), descent.solved(most)
+        if done == most and self.solves:
+            self.upto_, self.multiple_ = dict(solved.upto), int(meta["multiple"])
+            self.regularization_ = float(metrics["regularization"])
         yield Round(0)
         while done < most:
             every = self.checkpoint_every if self.checkpoint is not None else None
             last = min(_next(done, every), _next(done, self.evaluate_every), most)
             judged = last == most or (self.evaluate_every and not last % self.evaluate_every)
-            tested = Need(held_out_rows(self.plan_), descent.upto(last)) if judged else None
-            tested = tested if self.plan_.test_rows else None
+            tests = held_out_rows(self.plan_)
+            tested = Need(tests, descent.upto(last)) if judged and len(tests) else None
             keeps = last == most or self.checkpoint is not None
             for t in range(done + 1, last + descent.lag + 1):
                 before = self._spent
@@ -306,39 +316,27 @@ class FDSKL(VerticalOptions):
             done, self.upto_, row = last, descent.upto(last), dict[str, Any]()
             if judged:
                 metrics = {"gamma": self.gamma_, "regularization": self.regularization_}
-            if tested is not None:
+            found: Mapping[str, float] = {}
+            if last == most and self.solves:
+                again = Need(np.union1d(solved.rows, tests), self.upto_)
+                metrics, found = yield from self._solve(phases, solved, again, last)
+                self.upto_ = dict(solved.upto)
+            elif tested is not None:
                 counts = yield from phases.judge(tested, bins=self._yard.bins)
-                spent += self._spent - before  # that of the exchange that asked for their phases
                 found = self._metrics(counts)
                 metrics |= found
-                row = self._row(found, self._spent - spent) if found else {}
-            state = {"iteration": done, "metrics": metrics, "evaluated": spent.tolist()}
+            if tested is not None:
+                spent += self._spent - before  # that of the exchange that asked for their phases
+                row = evaluation_row(found, self._spent - spent) if found else {}
+            state = {"iteration": done, "metrics": metrics, "multiple": self.multiple_}
+            state["evaluated"] = spent.tolist()
             yield Round(done, row, save=self._save(phases, done, **state) if keeps else None)
         return {**metrics, **({"converged": not self.judged_.useless} if self.judged_ else {})}
-
-    def descent(self) -> Descent:
-        """Return the iterations of streaming, of the run at hand."""
-        return Descent(
-            plan=self.plan_,
-            leaders=self.leaders,
-            seed=self.run_seed,
-            batch=self.batch or 0,
-            directions=self.directions or 0,
-            step=self.chosen_step,
-            schedule=self.step_schedule or "constant",
-            regularization=self.chosen_regularization,
-        )
 
     @property
     def _spent(self) -> NDArray[np.float64]:
         """Seconds and uploaded bytes of the run so far."""
         return np.array([self.ledger_.seconds, self.ledger_.bytes_up])
-
-    def _row(self, found: Mapping[str, float], spent: NDArray[np.float64]) -> dict[str, Any]:
-        """Return the row of the history of an evaluation."""
-        seconds, bytes_up = spent.tolist()
-        error = found.get("test_rmse", 1.0 - found.get("test_accuracy", 1.0))
-        return {**found, "test_error": error, "bytes_up": int(bytes_up), "seconds": seconds}
 
     # -- predictions with a model that was saved
 

@@ -53,7 +53,8 @@ class VerticalOptions(Weighted):
     step: float | None = option(
         None,
         "Of streaming: gamma, by default 0.5 for the square loss, 4 for logistic and 2 for smooth "
-        "hinge, and r / 16 of that with fewer than 16 directions.",
+        "hinge, and r / 16 of that with fewer than 16 directions; with one active party the last "
+        "model is then solved on the phases that it has.",
         above=0.0,
     )
     step_schedule: StepSchedule | None = option(
@@ -68,13 +69,14 @@ class VerticalOptions(Weighted):
     kernel: Kernel = option("rbf", "exp(-gamma d) of squared Euclidean or of absolute distances d.")
     gamma: float | None = option(
         None,
-        "Width; by default chosen by cross-validation at the active party (one-shot), or 1 / "
-        "number of columns (streaming).",
+        "Width; by default chosen by cross-validation at the active party, in streaming if it "
+        "solves the last model; else 1 / number of columns.",
         above=0.0,
     )
     regularization: float | None = option(
         None,
-        "lambda; by default chosen by cross-validation (one-shot), or 1e-4 (streaming).",
+        "lambda; by default chosen by cross-validation, in streaming if the last model is solved; "
+        "else 1e-4.",
         above=0.0,
     )
     intercept: bool = option(
@@ -110,6 +112,7 @@ class VerticalOptions(Weighted):
         if self.phase_bits not in (None, 16, 32):
             raise OptionError(f"phase_bits is {self.phase_bits}", remedy="use 16 or 32")
         self._check_schedule()
+        self._descends = self.step is not None or self.step_schedule is not None
         for name, value in {**_OWN["one-shot"], **_OWN["streaming"]}.items():
             setattr(self, name, value if getattr(self, name) is None else getattr(self, name))
         largest, shrinks = self.chosen_step, self.chosen_regularization
@@ -138,6 +141,7 @@ class VerticalOptions(Weighted):
         super()._reset()
         self.plan_ = VerticalPlan((), (), {}, {}, {})
         self.classes_ = 0
+        self.leaders: tuple[int, ...] = ()
 
     @property
     def chosen_loss(self) -> Loss:
@@ -148,6 +152,12 @@ class VerticalOptions(Weighted):
     def learns_numbers(self) -> bool:
         """Whether a model of numbers is solved at once, which is as precise as its phases."""
         return self.schedule == "one-shot" and not self.classes_
+
+    @property
+    def solves(self) -> bool:
+        """Whether streaming ends with a solution on the phases at hand: not in the paper's mode."""
+        fixed = self._descends or 1 in (self.directions, self.batch) or self.topology == "tree"
+        return self.schedule == "streaming" and not fixed and len(self.plan_.actives) == 1
 
     @property
     def chosen_bits(self) -> int:
@@ -201,4 +211,5 @@ class VerticalOptions(Weighted):
         """What to do where something as simple as a constant predicts as well."""
         if self.schedule == "one-shot":
             return super().advice
-        return "it has not converged: try a smaller --step or more --rounds"
+        smaller = "" if self.solves else "a smaller --step or "
+        return f"it has not converged: try {smaller}more --rounds"

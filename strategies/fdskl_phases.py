@@ -237,6 +237,7 @@ class Phases:
         self,
         owner: int,
         need: Need,
+        again: Need | None = None,
         *,
         save_as: int,
         multiples: Sequence[int],
@@ -245,18 +246,21 @@ class Phases:
         intercept: bool,
         balanced: bool,
     ) -> Steps:
-        """Let the owner learn from all of its rows, and predict, as the last thing in the run.
+        """Let the owner learn from its rows of ``need``, and predict, as the last thing in the run.
 
-        Where phases came in several messages, the owner may have lost those before the last: the
-        others are told of the end when it has answered.
+        If it has lost phases, it gets those of ``again``, which is of streaming alone. Where all
+        came in several messages, it may have lost those before the last: the others are told of the
+        end when it has answered.
         """
-        ends = self.ends and self._parts == 1
+        ends = self.ends and self._parts == 1 and again is None
+        rows = np.intersect1d(need.rows, _range(self.plan.train[owner]))
 
         def train() -> Steps:
             request = wire.TrainRequest(
                 save_as=save_as,
                 delivered=self._waiting.get(owner, 0),
                 loss=self.loss,
+                directions=need.upto[owner],
                 seed=self.seed,
                 count=True,
                 bins=bins,
@@ -264,14 +268,14 @@ class Phases:
                 balanced=balanced,
                 multiples=np.array(multiples, np.int32),
                 regularizations=np.array(regularizations),
-                rows=self.positions(owner, _range(self.plan.train[owner])),
+                rows=self.positions(owner, rows),
                 tests=self.positions(owner, _range(self.plan.test[owner])),
             )
             asked = {owner: request}
             answers: Answers = yield from self.ask(asked, wire.TrainReply, ends=ends)
             return answers.replies[owner]
 
-        return (yield from train() if ends else self.insist(train, lambda: need))
+        return (yield from train() if ends else self.insist(train, lambda: again or need))
 
     def _judge(self, bins: int | None, calibration: Sequence[float]) -> Steps:
         plan = self.plan

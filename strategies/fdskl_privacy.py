@@ -37,7 +37,14 @@ _PRIVATE = (
 
 
 def seen_by(
-    *, one_shot: bool, shared: bool, tree: bool, ordered: bool, alone: bool, several: bool
+    *,
+    one_shot: bool,
+    chosen: bool,
+    shared: bool,
+    tree: bool,
+    ordered: bool,
+    alone: bool,
+    several: bool,
 ) -> dict[str, Any]:
     """Return what server and clients see in a run, for its privacy ledger.
 
@@ -45,6 +52,8 @@ def seen_by(
     ----------
     one_shot, shared, tree : bool
         Schedule, frequencies and topology.
+    chosen : bool
+        Whether the active party chooses width and regularization.
     ordered : bool
         Whether rows are announced in an order that depends on a seed.
     alone : bool
@@ -56,9 +65,9 @@ def seen_by(
     server.append(_DECLARED)
     if ordered:
         server.append("the order of rows, by which it can link those of runs with the same seed")
-    if one_shot:
+    if chosen:
         server.append("the width and regularization chosen, and their score in cross-validation")
-    else:
+    if not one_shot:
         server.append("which rows are in which batch")
     server.append("each active party's counts on its held-out rows")
     active = [*(_SHARED if shared else _PRIVATE)]

@@ -1,21 +1,27 @@
 """FDSKL streaming: doubly stochastic gradients, an iteration per exchange.
 
 The exchange that brings the active parties the phases of one batch asks for those of the next.
+Where a single party is active and nothing is said of steps, it makes the last model of the phases
+that it has by then: of the rows of the last half of the batches and the directions of the first
+half, as one-shot does. The iterations are then what the error on the way is of.
 With several active parties f is summed over them in between: an iteration then begins two exchanges
 before it ends, and they overlap.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedkern_flwr.method import Steps
 from fedkern_flwr.vertical.doubly_stochastic import StepSchedule, draw_batch, step_size
 from fedkern_flwr.vertical.parties import VerticalPlan
 
+from .fdskl_options import VerticalOptions
 from .fdskl_phases import Iteration, Need, Phases, Rows
 
 
@@ -84,6 +90,14 @@ class Descent:
         rows = [self.rows(number) for number in range(first, last + 1)]
         return Need(np.unique(np.concatenate(rows)), self.upto(last))
 
+    def solved(self, iterations: int) -> Need:
+        """Return the phases that a solution takes at the end: rows of the last half of the batches.
+
+        All of them have the directions of the first of these batches.
+        """
+        half = iterations // 2
+        return Need(self.need(half + 1, iterations).rows, self.upto(half + 1))
+
     def advance(
         self, phases: Phases, t: int, done: int, last: int, tested: Need | None, save_as: int
     ) -> Steps:
@@ -106,3 +120,24 @@ class Descent:
             return self.need(max(finish, done + 1), min(t - 1, last))
 
         yield from phases.advance(need, again if t > done + 1 else None, **work)
+
+
+def descent_of(strategy: VerticalOptions) -> Descent:
+    """Return the iterations of streaming, of the run at hand."""
+    return Descent(
+        plan=strategy.plan_,
+        leaders=strategy.leaders,
+        seed=strategy.run_seed,
+        batch=strategy.batch or 0,
+        directions=strategy.directions or 0,
+        step=strategy.chosen_step,
+        schedule=strategy.step_schedule or "constant",
+        regularization=strategy.chosen_regularization,
+    )
+
+
+def evaluation_row(found: Mapping[str, float], spent: NDArray[np.float64]) -> dict[str, Any]:
+    """Return the row of the history of an evaluation after so many seconds and bytes."""
+    seconds, bytes_up = spent.tolist()
+    error = found.get("test_rmse", 1.0 - found.get("test_accuracy", 1.0))
+    return {**found, "test_error": error, "bytes_up": int(bytes_up), "seconds": seconds}

@@ -106,9 +106,10 @@ class HopsReply(VerticalReply, phase="vertical-hops"):
 
 
 class TrainRequest(VerticalRequest, phase="vertical-train"):
-    """Fit a model to all phases at once; the last of them come with this request."""
+    """Fit a model to phases at once; the last of them come with this request."""
 
     loss: str
+    directions: int  # how many of the first of a row's phases
     seed: int  # of the folds of the cross-validation
     count: bool  # whether to tell how good predictions of the held-out rows are
     bins: int = 0  # of the histograms that tell it, 0 for none

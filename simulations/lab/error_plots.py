@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..run import drawing
 from ..run.drawing import Style
 
-__all__ = ["plot_error_boxes", "plot_error_time"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["plot_error_boxes", "plot_error_panels", "plot_error_time"]
 
 _LOG_TIME, _LOG_ERROR = 20.0, 5.0  # ratios of largest to smallest from which axes are logarithmic
 _LEAST_SECONDS = 1e-4  # shorter times are drawn as this
@@ -60,8 +64,63 @@ def plot_error_time(
         If matplotlib is not installed.
     """
     figure = drawing.new_figure(3.2)
-    axes = figure.add_subplot()
     looks = drawing.complete_styles(styles, curves)
+    labels = _draw_errors(figure.add_subplot(), curves, looks)
+    drawing.finish_axes(figure.axes[0], title, xlabel, ylabel)
+    drawing.legend_below(figure, labels, looks)
+    return drawing.save_figure(figure, path)
+
+
+def plot_error_panels(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float, float]]]],
+    path: Path,
+    *,
+    ylabel: str,
+    xlabel: str,
+    styles: Mapping[str, Style] | None = None,
+) -> Path:
+    """Draw a panel like :func:`plot_error_time` per data set, two in a row, with one legend.
+
+    Parameters
+    ----------
+    panels : mapping of str to mapping
+        Per data set the ``curves`` of :func:`plot_error_time`.
+    path : Path
+        Where to write; the suffix does not matter.
+    ylabel, xlabel : str
+        What error and cost are, with their units.
+    styles : mapping of str to Style, optional (default: None)
+        Look of the methods; ``None`` gives them by order.
+
+    Returns
+    -------
+    Path
+        The PNG.
+
+    Raises
+    ------
+    OptionError
+        If matplotlib is not installed.
+    """
+    rows = -(-len(panels) // 2)
+    figure = drawing.new_figure(1.75 * rows)
+    names = dict.fromkeys(name for curves in panels.values() for name in curves)
+    looks = drawing.complete_styles(styles, names)
+    for place, (title, curves) in enumerate(panels.items(), 1):
+        axes = figure.add_subplot(rows, 2, place)
+        _draw_errors(axes, curves, looks)
+        last, first = place > len(panels) - 2, place % 2
+        drawing.finish_axes(axes, title, xlabel if last else "", ylabel if first else "")
+    drawing.legend_below(figure, {name: drawing.clean_name(name) for name in names}, looks)
+    return drawing.save_figure(figure, path)
+
+
+def _draw_errors(
+    axes: Axes,
+    curves: Mapping[str, Sequence[tuple[float, float, float]]],
+    looks: Mapping[str, Style],
+) -> dict[str, str]:
+    """Draw curves and markers; return what the legend calls them."""
     labels, times, errors = {}, [], []
     for name, points in curves.items():
         kept = sorted(p for p in points if math.isfinite(p[0]) and math.isfinite(p[1]))
@@ -83,6 +142,7 @@ def plot_error_time(
                 capsize=3,
                 linestyle="none",
                 zorder=3,
+                clip_on=False,
             )
         elif kept:
             if any(stds):
@@ -102,9 +162,7 @@ def plot_error_time(
             axes.set_ylim(bottom=max(0.0, axes.get_ylim()[0]))
     else:
         drawing.say_no_data(axes)
-    drawing.finish_axes(axes, title, xlabel, ylabel)
-    drawing.legend_below(figure, labels, looks)
-    return drawing.save_figure(figure, path)
+    return labels
 
 
 def plot_error_boxes(

@@ -122,7 +122,10 @@ COSTS: dict[str, Column] = {
         "read. What sums and released matrices say of the rows is not counted here.",
     ),
     "seconds": Column(
-        ("seconds",), lambda s: [figure(s["seconds"], 1)], reading="Seconds depend on the machine."
+        ("seconds",),
+        lambda s: [figure(s["seconds"], 1)],
+        values=drawn("seconds"),
+        reading="Seconds depend on the machine.",
     ),
     "megabytes": Column(
         ("MB up", "MB down"),

@@ -149,6 +149,7 @@ def versions() -> dict[str, str]:
         "cryptography",
         "ray",
         "xgboost",
+        "xgboost-cpu",
     ):
         try:
             found[package] = version(package)

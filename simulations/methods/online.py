@@ -36,15 +36,24 @@ _COLUMNS = {
         reading="MSE: squared error of the predictions, each made before the label was known; mean "
         "over clients, samples and feature draws. Labels are scaled to [0, 1].",
     ),
-    "mse_std": Column(("std (draws)",), lambda s: [milli(s["metrics"]["mse_std"])]),
+    "mse_std": Column(
+        ("std (draws)",),
+        lambda s: [milli(s["metrics"]["mse_std"])],
+        values=lambda s: [s["metrics"]["mse_std"] / 1e-3] if len(s["draws"]["mse"]) > 1 else [None],
+    ),
     "regret": Column(
-        ("regret", "std (clients)"),
-        lambda s: [figure(s["metrics"]["regret_mean"]), figure(s["metrics"]["regret_std"])],
+        ("regret",),
+        lambda s: [figure(s["metrics"]["regret_mean"])],
         rank=lambda s: s["metrics"]["regret_mean"],
         values=drawn("regret_mean"),
         reading="Regret: a client's summed squared error above that of its best kernel in "
         "hindsight; mean and standard deviation over clients. PerFedAvg has no kernels and "
         "therefore no regret.",
+    ),
+    "regret_std": Column(
+        ("std (clients)",),
+        lambda s: [figure(s["metrics"]["regret_std"])],
+        values=drawn("regret_std"),
     ),
     **COSTS,
 }

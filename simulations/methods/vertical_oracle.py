@@ -17,6 +17,7 @@ from fedkern_flwr.vertical.phase_training import minimise, solve_square
 from fedkern_flwr.vertical.phases import outputs
 
 from ...strategies import FDSKL
+from ...strategies.fdskl_streaming import descent_of
 from .clients import alignment_key
 from .new_rows import read_predictions
 from .vertical_data import Columns, VerticalData, frequency_seed
@@ -92,9 +93,13 @@ def centralised_difference(strategy: FDSKL, prepared: VerticalData) -> float | N
     complete = np.isfinite(pooled.x).all(axis=1)
     twin = _Twin(strategy, pooled, seed)
     train, test = (np.flatnonzero(complete & part) for part in (pooled.train, ~pooled.train))
+    descends = strategy.schedule == "streaming" and not strategy.solves
+    if strategy.solves:  # from rows of the last half of the batches
+        solved = descent_of(strategy).solved(strategy.num_rounds).rows
+        train = twin.announced(train)[solved - strategy.plan_.train[strategy.leaders[0]].start]
     if not len(test) or strategy.model_of[0]:
         return None
-    central = _one_shot if strategy.schedule == "one-shot" else _streaming
+    central = _streaming if descends else _one_shot
     found = read_predictions(prepared.predictions)
     if not set(test.tolist()) <= found.keys():
         return None  # a run resumed when all was done: they went with the process that made them
@@ -104,7 +109,8 @@ def centralised_difference(strategy: FDSKL, prepared: VerticalData) -> float | N
 
 def _one_shot(twin: _Twin, train: NDArray[np.intp], test: NDArray[np.intp]) -> Floats:
     strategy, owner = twin.strategy, twin.strategy.plan_.actives[0]
-    phases = twin.phases(train, owner, strategy.capacity)
+    directions = strategy.upto_[owner]
+    phases = twin.phases(train, owner, directions)
     targets, multiple = twin.targets[train], strategy.multiple_
     value, more = strategy.regularization_, dict[str, Any](intercept=strategy.has_intercept)
     if strategy.class_weight:
@@ -114,13 +120,13 @@ def _one_shot(twin: _Twin, train: NDArray[np.intp], test: NDArray[np.intp]) -> F
     else:
         loss = strategy.chosen_loss
         weights = minimise(loss, phases, targets, value, multiple, **more)
-    return outputs(twin.phases(test, owner, strategy.capacity), weights, multiple)
+    return outputs(twin.phases(test, owner, directions), weights, multiple)
 
 
 def _streaming(twin: _Twin, train: NDArray[np.intp], test: NDArray[np.intp]) -> Floats:
     """Keep f of all rows up to date: n r cosines per iteration."""
     strategy, pooled, seed = twin.strategy, twin.pooled, twin.seed
-    descent = strategy.descent()
+    descent = descent_of(strategy)
     batches = {a: twin.announced(train[pooled.owner[train] == a]) for a in strategy.leaders}
     rows, directions = np.concatenate([train, test]), descent.directions
     place = np.full(len(pooled.y), -1)

@@ -6,6 +6,7 @@ import json
 import tomllib
 
 import pytest
+from typer.testing import CliRunner
 
 from fedkern_flwr.simulations.lab.presets import PAPERS
 
@@ -39,7 +40,7 @@ def test_every_preset_of_a_paper_is_on_the_list_or_is_ours(results) -> None:
 def test_every_item_has_a_preset_or_a_reason_and_every_file_an_item(results) -> None:
     assert all(("preset" in item) != ("why" in item) for item in items(results))
     known = {results.file_of(item["preset"]) for item in items(results) if "preset" in item}
-    assert set(results.KEPT.glob("*.json")) <= known
+    assert set(results.KEPT.glob("*.json")) <= known | {results.file_of("peers")}
 
 
 def test_a_figure_that_misses_is_on_the_page(results, monkeypatch, tmp_path) -> None:
@@ -53,8 +54,32 @@ def test_a_figure_that_misses_is_on_the_page(results, monkeypatch, tmp_path) -> 
         "paper": 0.95, "decimals": 2, "better": False, "nearest": 0.91, "misses": True,
     }  # fmt: skip
     kept = {"command": "fedkern compare x", "date": "2026-01-01", "versions": {}}
-    of = {"source": "", "notes": [], "table": {}, "paper_figures": [figure]}
+    absent = {**figure, "label": "no draws", "ours": None, "better": None}
+    of = {"source": "", "notes": [], "table": {}, "paper_figures": [figure, absent]}
     results.file_of("fed-cg-table2").write_text(json.dumps({**kept, "datasets": {"Iris": of}}))
     made = results.checklist()
-    assert "0 of 1 figures met, 0 missed for the better, 1 for the worse" in made
+    assert "0 of 2 figures met, 0 missed for the better, 1 for the worse, 1 not there" in made
+    assert "no draws" not in made
     assert "| P | Table 1 | Iris | FedCG | accuracy | 0.900 ↓ | 0.010 | 0.95 |" in made
+
+
+def test_what_is_missing_is_kept_and_what_fails_stops_nothing(
+    results, monkeypatch, tmp_path
+) -> None:
+    (tmp_path / "papers.toml").write_text(
+        '[[paper]]\nname = "P"\nsource = "S"\nitems = [{item = "1", preset = "a --paper-split"}, '
+        '{item = "2", preset = "b"}, {item = "3", preset = "c"}, {item = "4", why = "diagram"}]\n'
+    )
+    monkeypatch.setattr(results, "KEPT", tmp_path)
+    results.file_of("b").touch()
+    asked = []
+
+    class Done:
+        returncode = 1
+
+    monkeypatch.setattr(
+        results.subprocess, "run", lambda command, check: asked.append(command[2:]) or Done()
+    )
+    found = CliRunner().invoke(results.app, ["missing", "--runs", "1"])
+    assert found.exit_code == 1
+    assert asked == [["keep", "a", "--paper-split", "--runs", "1"], ["keep", "c", "--runs", "1"]]

@@ -133,7 +133,7 @@ STREAMING: dict[str, tuple[bool | None, Check]] = {
     "--batch 1": (OTHER, lambda r: coefficients().shape == (100, 1)),
     "--step 0.1": (OTHER, bool),
     "--step-schedule diminishing --regularization 0.3 --step 0.4": (OTHER, bool),
-    "--step-schedule constant": (SAME, bool),
+    "--step-schedule constant": (OTHER, lambda r: coefficients().shape == (100, 1)),
     "--regularization 0.3": (OTHER, bool),
     "--loss logistic": (OTHER, bool),
     "--loss smooth-hinge": (OTHER, bool),

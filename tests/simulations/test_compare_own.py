@@ -18,10 +18,11 @@ from sklearn.metrics import accuracy_score
 from sklearn.model_selection import GridSearchCV, StratifiedKFold
 from sklearn.svm import SVC
 
+from fedkern_flwr.errors import TableError
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.simulations.cli import compare as command
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.lab.presets import own_table
+from fedkern_flwr.simulations.lab.presets import own_table, preset
 from fedkern_flwr.simulations.lab.references.baselines import alone
 from fedkern_flwr.simulations.methods.pooled import PooledSplit
 from fedkern_flwr.simulations.methods.registry import family_with
@@ -236,6 +237,21 @@ def test_files_of_parties(folder: Path) -> None:
     assert [len(rows) for rows, _ in pooled.parties] == [32, 31]  # of 45 and 44
 
 
+def test_the_tables_of_peers_are_tables_of_ones_own() -> None:
+    """One section, so that pictures are over all tables; rows are capped, for all alike."""
+    (section,) = preset("peers", ("Wine", "Digits")).sections
+    assert list(section.data) == ["Wine", "Digits"]
+    for name in section.data:
+        (own,) = own_table({"data": name.lower()}, [])[0].sections
+        assert section.entries == own.entries
+        parts = []
+        for label, *_ in section.entries:
+            settings = section.settings(name, label)
+            parts.append(family_with(settings).prepare(settings).pooled(1))
+        assert {len(part.y) for part in parts} == {{"Wine": 125, "Digits": 1000}[name]}
+        assert len({part.x_test.tobytes() for part in parts}) == 1
+
+
 @pytest.mark.parametrize("name", ["fed-cg", "fdskl"])
 def test_a_party_alone_may_be_one_whose_labels_are_not_used(name: str, folder: Path) -> None:
     """The laboratory of the second file could train; that of the third has no labels."""
@@ -268,6 +284,19 @@ def test_a_data_set_of_a_preset_may_be_another_file(
     found = json.loads(capsys.readouterr().out)
     assert list(found["datasets"]) == ["Higgs"]
     assert found["datasets"]["Higgs"]["source"].startswith("mine.npz, ")
+    for name, asked in (
+        ("pof-mkl-table2", "WEC"),
+        ("pof-mkl-figure2", "WEC"),
+        ("fdskl-table4", "ijcnn1"),
+        ("fdskl-figure6", "real-sim"),
+        ("fdskl-figure5", "givemecredit"),
+        ("fed-cfk-table2", "ml-1m"),
+    ):
+        made = preset(name, (asked,), {asked: "mine.npz"})
+        assert made.sections
+        assert {Path(one.data) for one in made.data.values()} == {Path("mine.npz").resolve()}
+        with pytest.raises(TableError, match="FEDKERN_DATA"):
+            preset(name, (asked,))
     assert run(["compare", "cross-vertical", "--datasets", "Digits=mine.npz"]) == 2
     assert "the preset reads no file digits.npz" in capsys.readouterr().err
     assert run(["compare", *given, "--datasets", "Higgs=nothing.npz"]) == 2

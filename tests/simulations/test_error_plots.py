@@ -14,7 +14,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedkern_flwr.simulations.lab.comparison import Comparison
-from fedkern_flwr.simulations.lab.error_plots import plot_error_boxes, plot_error_time
+from fedkern_flwr.simulations.lab.error_plots import (
+    plot_error_boxes,
+    plot_error_panels,
+    plot_error_time,
+)
 from fedkern_flwr.simulations.lab.figures.vertical import FIGURES
 from fedkern_flwr.simulations.lab.presets.online import weather
 from fedkern_flwr.simulations.run import drawing
@@ -65,6 +69,21 @@ def test_wide_ranges_of_times_and_errors_get_log_axes(tmp_path: Path, drawn: lis
     (axes,) = drawn[0].axes
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert axes.get_ylim()[0] == pytest.approx(2.0 / 1.3)
+
+
+def test_panels_have_a_look_per_method_and_one_legend(tmp_path: Path, drawn: list[Figure]) -> None:
+    panels = {
+        "first": {"a": [(1.0, 3.0, 0.0)], "b": [(1.0, 2.0, 0.0), (2.0, 1.0, 0.0)]},
+        "second": {"b": [(1.0, 4.0, 0.0), (5.0, 3.0, 0.1)]},
+        "third": {},
+    }
+    assert_valid(plot_error_panels(panels, tmp_path / "p", ylabel="e", xlabel="exchanges"))
+    first, second, third = drawn[0].axes
+    assert [one.get_title(loc="left") for one in drawn[0].axes] == [*panels]
+    assert first.lines[-1].get_color() == second.lines[-1].get_color()
+    assert (first.get_xlabel(), second.get_xlabel(), third.get_xlabel()) == ("", *["exchanges"] * 2)
+    (legend,) = drawn[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a", "b"]
 
 
 @pytest.mark.parametrize("curves", [{}, {"a": []}, {"a": [(1.0, 0.0, 0.0)]}])

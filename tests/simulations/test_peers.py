@@ -13,6 +13,7 @@ from fedkern_flwr.simulations.lab.figures import figures_of
 from fedkern_flwr.simulations.lab.presets import own_table
 from fedkern_flwr.simulations.lab.references import peers
 from fedkern_flwr.simulations.lab.references.peers import fed_avg, parties_alike, xgboost
+from fedkern_flwr.simulations.methods.experiment import versions
 from fedkern_flwr.simulations.methods.pooled import PooledSplit
 
 GIVEN = {"seed": 3, "progress": lambda done, total: None}
@@ -99,6 +100,7 @@ def test_xgboost_is_the_librarys(pooled: PooledSplit) -> None:
     )
     expected = trees.score(pooled.x_test, pooled.y_test)
     assert xgboost(names, **GIVEN)[0]["test_accuracy"] == pytest.approx(expected)
+    assert library.__version__ in versions().values()  # of the report, whatever it is called
     label, label_test = pooled.x[:, 0] * 2 - 1, pooled.x_test[:, 0] * 2 - 1
     numbers = PooledSplit(pooled.x, label, pooled.x_test, label_test, ())
     predicted = library.XGBRegressor(**state).fit(pooled.x, label).predict(pooled.x_test)

@@ -7,7 +7,7 @@ import hmac
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from nodes import Nodes, Table, side
 from sklearn import datasets
 
 from fedkern_flwr.clients import VerticalKernelClient
+from fedkern_flwr.clients.fdskl_store import PhaseStore
 from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.simulations import Transcript
@@ -360,6 +361,64 @@ def test_streaming_is_doubly_stochastic_gradients_of_the_pooled_data(
     assert strategy.leaders == tuple(range(actives))
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_streaming_ends_with_a_solution_on_the_phases_at_hand(
+    lost: bool, parties: Callable[..., Parties], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ridge regression on rows of the last half of the batches and directions of the first half.
+
+    The parties' messages are those of a run with a step, and the same again where the active party
+    has lost its phases at the end.
+    """
+    rounds, size, r, value = 24, 6, 3, 0.02
+    problem = Problem(*small(), 3, common=TWO)
+    options = {"schedule": "streaming", "batch": size, "directions": r, "regularization": value}
+    options |= {"loss": "square"}
+    read = PhaseStore.read
+
+    def lose(store: PhaseStore, rows: Array, upto: int) -> Array:
+        if len(rows) > size:  # than of an iteration
+            monkeypatch.setattr(PhaseStore, "read", read)
+            store.path.unlink()
+        return read(store, rows, upto)
+
+    if lost:
+        monkeypatch.setattr(PhaseStore, "read", lose)
+    run = parties(problem.tables())
+    strategy = run.fit(rounds, **options)
+    (order,), half = problem.plan(), rounds // 2
+    rows = sorted({i for t in range(half + 1, rounds + 1) for i in batch(t, len(order), size)})
+    assert r * rounds > len(rows) >= 25
+    count = r * (half + 1)
+    omega, b = joint_directions(problem, 0, count, "rbf", 0.5)
+    phi = np.sqrt(2.0 / count) * np.cos(problem.x @ omega.T + b)
+    z, y = phi[order[rows]], problem.targets()[order[rows]]
+    w = np.linalg.solve(2 * z.T @ z / len(z) + value * np.eye(count), 2 * z.T @ y / len(z))
+    found = run.outputs()
+    f = np.array([found[problem.ids[i]] for i in problem.test])
+    np.testing.assert_allclose(f, phi[problem.test] @ w, atol=1e-6)
+    assert strategy.upto_ == {0: count}
+    assert strategy.metrics_["regularization"] == value
+    exchanges = parties(problem.tables()).fit(rounds, **options, step=0.3).ledger_.exchanges
+    assert strategy.ledger_.exchanges == exchanges + 2 * lost
+
+
+def test_who_says_a_step_or_takes_the_papers_mode_gets_the_last_iterate() -> None:
+    strategy = FDSKL(schedule="streaming", seed=0)
+    strategy.plan_ = replace(strategy.plan_, actives=(0,))
+    assert strategy.solves
+    given: list[Table] = [{"step": 0.3}, {"step_schedule": "constant"}]
+    for options in (*given, {"directions": 1}, {"batch": 1}):
+        other = FDSKL(schedule="streaming", seed=0, **options)
+        other.plan_ = strategy.plan_
+        assert not other.solves
+    tree = FDSKL(schedule="streaming", seed=0, topology="tree")
+    tree.plan_ = strategy.plan_
+    strategy.plan_ = replace(strategy.plan_, actives=(0, 1))
+    assert not tree.solves
+    assert not strategy.solves
+
+
 def test_another_rule_or_another_seed_makes_another_function(
     parties: Callable[..., Parties],
 ) -> None:
@@ -568,7 +627,7 @@ def test_uploads_have_the_size_of_the_phases(bits: int, parties: Callable[..., P
         (True, {}, 32, 1000),
         (True, {"phase_bits": 16, "features": 60}, 16, 60),
         (False, {"phase_bits": 32, "features": 60}, 32, 60),
-        (True, {"schedule": "streaming", "batch": 5, "directions": 2}, 16, 20),
+        (True, {"schedule": "streaming", "batch": 5, "directions": 2}, 16, 12),
     ],
 )
 def test_numbers_take_twice_the_bits_of_half_the_phases(

@@ -14,7 +14,7 @@ from ...methods.recommender import RecommenderFamily
 from ...methods.vertical import VerticalFamily
 from . import groups, hybrid, online, recommender, vertical
 from .common import DrawAcross, DrawFigure, traffic
-from .costs import COSTS
+from .costs import ACROSS, COSTS
 
 _OF_TABLES = {"errors-box": vertical.FIGURES["errors-box"], "bytes": traffic, **COSTS}
 _FIGURES: dict[type[Family[Any, Any]], Mapping[str, DrawFigure]] = {
@@ -26,6 +26,7 @@ _FIGURES: dict[type[Family[Any, Any]], Mapping[str, DrawFigure]] = {
     HierarchicalFamily: {**_OF_TABLES, **groups.FIGURES},
 }
 _ACROSS: dict[type[Family[Any, Any]], Mapping[str, DrawAcross]] = {
+    HybridFamily: ACROSS,
     VerticalFamily: vertical.ACROSS,
     HierarchicalFamily: groups.ACROSS,
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fedkern_flwr.errors import OptionError, TableError
 
-from . import cross, demo, gram, hybrid, online, vertical
+from . import cross, demo, gram, hybrid, online, peers, vertical
 from . import groups as hierarchical
 from .base import Builder, Preset, Section, placed
 from .own import own_options, own_table
@@ -30,7 +30,12 @@ _PAPERS: dict[str, Builder] = {
     for name, builder in family.PRESETS.items()
 }
 #: New presets are registered here.
-_PRESETS: dict[str, Builder] = {"demo": demo.demo, **cross.PRESETS, **_PAPERS}
+_PRESETS: dict[str, Builder] = {
+    "demo": demo.demo,
+    **cross.PRESETS,
+    **peers.PRESETS,
+    **_PAPERS,
+}
 
 NAMES, PAPERS = tuple(_PRESETS), tuple(_PAPERS)
 

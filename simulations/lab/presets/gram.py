@@ -16,7 +16,7 @@ from fedkern_flwr.gram.learners import LEARNERS
 
 from ...methods.gram_data import GramSettings
 from ...methods.rating_data import RatingSettings
-from .base import Presets, Section, choose, data_path
+from .base import Presets, Section, choose, data_path, is_there
 
 _FILES = {
     "ml-100k": ("ml-100k/u.data", "ml-100k/ml-100k.inter", "u.data", "ml-100k.inter"),
@@ -58,9 +58,9 @@ PRESETS = Presets()
 
 def _ratings(name: str) -> str:
     """Return the path of a MovieLens file, which the user has put there."""
-    paths = [data_path(file) for file in _FILES[name]]
-    found = next((path for path in paths if path.is_file()), None)
+    found = next((data_path(file) for file in _FILES[name] if is_there(file)), None)
     if found is None:
+        data_path(_FILES[name][0])  # refuses where no folder is named
         raise TableError(
             f"there is none of {', '.join(_FILES[name])} in the folder that FEDKERN_DATA names",
             remedy="get the data from grouplens.org, which alone may distribute it",

@@ -36,6 +36,7 @@ _SHARED = (
     "task",
     "positive",
     "test_size",
+    "train_rows",
     "hospitals",
     "centres",
     "parties",
