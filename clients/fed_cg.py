@@ -21,6 +21,7 @@ from fedkern_flwr.judging.noisy import OUTCOMES
 from fedkern_flwr.kernels.product import distance_bound, mean_distances, partial_distances
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.options import check_choice
+from fedkern_flwr.secure_sum.noise_keys import asked
 from fedkern_flwr.solvers.equations import pack_equations
 from fedkern_flwr.wire import DescribeRequest
 
@@ -275,6 +276,7 @@ class HybridKernelClient(EncodingParty):
             found = self.kernel.predict(columns, request.gammas)
             predictions, spread = found[:, :outputs], found[:, outputs:]
         if not table.classes:  # no label is beyond its bound
+            predictions = np.nan_to_num(predictions)  # whether they are numbers must not show
             predictions = np.clip(predictions, -table.label_bound, table.label_bound)
         tests = self.places(asked) - table.rows
         deviations = np.zeros((len(tests), 0))
@@ -285,7 +287,8 @@ class HybridKernelClient(EncodingParty):
             return wire.CoefficientsReply(plain=())
         total = "outcomes" if self._ordered("outcomes") else ""
         counts = self.outcomes(tests, predictions, request.bins, total=total)
-        return wire.CoefficientsReply(plain=self._add("outcomes", counts))
+        model = (request.coefficients, request.gammas)
+        return wire.CoefficientsReply(plain=self._add("outcomes", counts, *model))
 
     @answers(wire.BlocksRequest)
     def send_blocks(self, request: wire.BlocksRequest) -> wire.BlocksReply:
@@ -375,12 +378,13 @@ class HybridKernelClient(EncodingParty):
                 rule = replace(rule, release=release_of(self, name), held_out=name == OUTCOMES)
             self.secure_sums.check(name, rule)
 
-    def _add(self, name: str, vector: Floats) -> tuple[Floats, ...]:
+    def _add(self, name: str, vector: Floats, *model: Floats) -> tuple[Floats, ...]:
         """Contribute to a sum; without one return the vector, where that is allowed."""
         if self._ordered(name):
+            release = asked(self.kept.arrays.get("rows", _NO_ROWS), *model)
             learned = self.kept.arrays.get("rows", _NO_ROWS)[: self.kept.settings.get("train", 0)]
             self._note(name, _NO_ROWS if name == "outcomes" else learned)
-            self.secure_sums.contribute(name, vector)
+            self.secure_sums.contribute(name, vector, release=release)
             return ()
         if self.budget is not None:
             raise refusal("privacy: its own values would be sent without noise", self.name)

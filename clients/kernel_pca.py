@@ -32,8 +32,9 @@ class KernelPCAClient(MethodClient):
     def add_rest(self, mean: Floats, components: Floats, **kernel: Any) -> dict[str, Any]:
         """Return the variance of held-out rows, and how much of it the components leave."""
         z = features_of(self.x_test, **kernel) - mean
-        whole = np.vecdot(z, z).clip(0.0, 4.0)  # whatever mean and components are
-        kept = ((z @ components.T) ** 2).sum(axis=1).clip(0.0, whole)
+        # whatever mean and components are
+        whole = np.nan_to_num(np.vecdot(z, z), nan=4.0).clip(0.0, 4.0)
+        kept = np.nan_to_num(((z @ components.T) ** 2).sum(axis=1)).clip(0.0, whole)
         return {"left": float((whole - kept).sum()), "all": float(whole.sum())}
 
     @answers("project")

@@ -50,6 +50,8 @@ _RULES = {
     whole: SumRule(Encoding.fixed_point(wire.SUM_BOUND), self_masks=not whole, everybody=True)
     for whole in (False, True)
 }
+_JUDGING = (wire.EvaluateRequest, wire.RidgeEvaluateRequest, wire.NetworkEvaluateRequest)
+_NOT_SUMMED = (wire.PredictRequest, wire.RidgePredictRequest, wire.LocalRequest)
 
 
 class OnlineKernelClient(AnsweringClient):
@@ -264,7 +266,13 @@ class OnlineKernelClient(AnsweringClient):
 
     def answer(self, request: Any, method: Callable[[Any], Any]) -> Any:
         """Check what is ordered; of a secure run put all that is told into a sum."""
+        if getattr(request, "regularization", 0.0) < 0.0:
+            raise refusal("a negative regularization", self.name)
         if (sums := self.sums) is not None:
+            if not isinstance(request, _NOT_SUMMED):  # what fails would tell of rows, for nothing
+                due = wire.EVALUATE_SUM if isinstance(request, _JUDGING) else wire.UPDATE_SUM
+                if set(sums.orders) != {due}:
+                    raise refusal("values of rows are asked for outside of their sum", self.name)
             for name in tuple(sums.orders):
                 rule = _RULES[request.whole]
                 if name == wire.UPDATE_SUM and self.budget is not None:

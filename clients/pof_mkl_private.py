@@ -50,7 +50,8 @@ def private_rule(client: OnlineKernelClient, request: Any, rule: SumRule) -> Sum
             problem = "a sum of earlier messages' samples"
     else:
         return rule  # which has no noise, so it is refused
-    if not 0.0 < largest <= wire.SUM_BOUND:  # else it would depend on values what does not fit
+    # else it would depend on values what does not fit, rounded as it is
+    if not 0.0 < largest <= wire.SUM_BOUND / 2 or request.messages < 1:
         problem = "residuals without a bound"
     if problem:
         raise refusal(f"privacy: {problem}", client.name)

@@ -55,6 +55,7 @@ def shortened(rows: Floats) -> Floats:
     out = rows.copy()
     lengths = np.linalg.norm(out[:, :-1], axis=1, keepdims=True)
     out[:, :-1] /= np.maximum(lengths, 1.0)
+    out[~np.isfinite(out).all(axis=1), :-1] = 0.0
     return out
 
 
@@ -72,7 +73,8 @@ def gradient(loss: Loss, rows: Floats, y: Floats, model: Floats) -> Floats:
     model : ndarray, shape (k, d + 1)
         A model per output.
     """
-    margins = y * (rows @ model.T)
+    with np.errstate(over="ignore", invalid="ignore"):  # of absurd models: it must not show
+        margins = np.nan_to_num(y * (rows @ model.T))
     if loss == "hinge":
         slopes = (margins < 1.0).astype(np.float64)
     else:

@@ -143,6 +143,8 @@ def spend(spent: Mapping[str, Spent], charges: Sequence[Charge], party: str) -> 
                 curve = np.sum([s[1] for s in earlier.values()], axis=0).tolist()
                 least = min(s[2] for s in earlier.values())
                 found[_BEFORE] = (False, curve, least, start)
+        elif not (whole or one.held_out or name in found) and any(s[3] for s in found.values()):
+            raise refusal("privacy: rows of messages are asked for again", party)
         if name not in found:
             curve = release.curve.tolist()
             alike = (k for k, s in found.items() if not (stop or s[3]) and s[1] == curve)

@@ -59,7 +59,8 @@ def usual_gamma(columns: int) -> float:
 
 def block_phases(x: Floats, block: Floats) -> Floats:
     """Return a block's part of the phases, shape (n, D)."""
-    return np.asarray(x @ block[:, :-1].T + block[:, -1])
+    phases = x @ block[:, :-1].T + block[:, -1]
+    return np.where(np.isfinite(phases), phases, 0.0)  # of absurd widths: it must not show
 
 
 def features(phases: Floats) -> Floats:

@@ -25,7 +25,8 @@ def features_of(x: Floats, *, bandwidth: float, features: int, seed: int) -> Flo
     """Return the random features of rows, shape (n, 2 D), each row of length one."""
     widths = np.array([bandwidth], "<f8").tobytes()
     z = feature_map(widths, x.shape[1], features, seed, "float64", "orthogonal")(x)
-    return np.asarray(z[:, 0])
+    finite = np.isfinite(z[:, 0]).all(axis=1, keepdims=True)
+    return np.where(finite, z[:, 0], 0.0)  # of absurd bandwidths: it must not show
 
 
 def moments(z: Floats) -> dict[str, Floats | int]:

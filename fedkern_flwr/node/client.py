@@ -20,7 +20,7 @@ from ..errors import (
 )
 from ..failure import mark_error
 from ..flower_compat import Client, NumPyClient
-from ..guard import NodePolicy, RunRecord, check_own_rows, check_run
+from ..guard import NodePolicy, RunRecord, check_own_rows, check_run, refusal
 from ..guard.evaluations import open_once
 from ..guard.policy import is_simulated, node_policy
 from ..secure_sum import Party, PartyState
@@ -183,6 +183,9 @@ class PhaseClient(SessionNode, NumPyClient):
         except Exception as error:
             if self.simulated:  # its engine shows all of it
                 raise
+            if self.record.secure:  # what fails by values is a question without an end
+                failed = refusal("an error of its own code", self.name)
+                self._count_refusal(str(config.get("session", "")), failed)
             concealed = conceal(error)
         raise concealed
 

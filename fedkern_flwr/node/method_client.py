@@ -17,6 +17,7 @@ from ..guard import SumRule, counting, refusal
 from ..guard.rows import OwnRows
 from ..private_files import make_private_folder
 from ..secure_sum import Encoding
+from ..secure_sum.noise_keys import asked
 from ..steps import split, sum_bound, sum_name, sum_release
 from ..tables.frames import take_frame
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
@@ -257,10 +258,10 @@ class MethodClient(AnsweringClient):
         bound = sum_bound(said.bound, rows if said.per == "row" else [1])
         length = sum(sizes.values())
         rule = SumRule(Encoding.fixed_point(bound), self_masks=True, everybody=True, length=length)
-        asked = sums.order(name).bound
-        if self.simulated and asked != bound:
+        told = sums.order(name).bound
+        if self.simulated and told != bound:
             raise ProtocolError(
-                f"Sum({said.name!r}) and its handler state different bounds: {asked:g} and "
+                f"Sum({said.name!r}) and its handler state different bounds: {told:g} and "
                 f"{bound:g} for the most rows of a client",
                 remedy="state the same in both",
                 party=self.name,
@@ -291,7 +292,7 @@ class MethodClient(AnsweringClient):
             )
         if said.held_out:
             terms = self.figures(name, np.arange(len(self.x_test)), terms, total=name)
-        sums.contribute(name, terms)
+        sums.contribute(name, terms, release=asked(request.plain, *request.given))
         return MethodReply(round=request.round, given=())
 
     def _tell(self, request: MethodRequest, method: Callable[..., Any]) -> MethodReply:

@@ -158,8 +158,8 @@ class ClientSums:
     ) -> None:
         """Add this client's vector to the sum of that name; ``overwrite`` it if that may be done.
 
-        ``release`` tells sums with noise of one name apart, see
-        :mod:`fedkern_flwr.secure_sum.noise_keys`.
+        ``release`` is the question that a sum with noise answers: all that is public and that the
+        values depend on, see :func:`fedkern_flwr.secure_sum.noise_keys.asked`.
 
         Raises
         ------
@@ -189,12 +189,18 @@ class ClientSums:
                 remedy="call check() before contribute()",
                 party=self._name,
             )
+        rule = self._rules[name]
+        if rule.release is not None and not release:
+            raise SumError(
+                f"nothing says which question the sum {name!r} with noise answers",
+                remedy="give contribute() the release",
+                party=self._name,
+            )
         try:
             upload = self.party.contribute(order, values, overwrite=overwrite, release=release)
         except SumError as error:
             logger.error("%s", error)
             raise refusal("the values of a sum, its log says more", self._name) from None
-        rule = self._rules[name]
         if rule.release is not None:
             key = self.party.drawn.pop(name)
             self.charges.append(Charge(key, rule.release, rule.held_out, rule.rows))

@@ -4,23 +4,35 @@ A sum that is repeated, because a party or a message was lost, must have the noi
 else whoever sees both has the mean of two noises. And noise that has been added to one release must
 never be added to another: their difference would have none.
 
-So the key of the noise is a keyed digest of the release and of the very numbers that it is added
-to, under a secret of the run that was drawn from the operating system and is kept until the run is
-over. To the same numbers of the same release the same noise is added, byte for byte. What differs
-in a single digit gets noise of its own, and is another release, which is charged. Which release it
-is, the method says where the same numbers may be right twice, such as the zeros of a party without
-rows in one round and in the next.
+So the key of the noise is a keyed digest of the question and of the very numbers that answer it,
+under a secret of the run that was drawn from the operating system and is kept until the run is
+over. The same answer to the same question has the same noise, byte for byte. Another question has
+noise of its own and is another release, which is charged, also if the numbers are the same: else a
+server would learn without noise whether they are. And so are other numbers, which would be told by
+the difference of two sums with one noise. What the question was, a method says by :func:`asked`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
+
+from numpy.typing import NDArray
 
 from ..wire.sums import Order
 from .encoding import RingArray
 
 KEY_BYTES = 32
+
+
+def asked(*public: str | bytes | NDArray[Any]) -> str:
+    """Return a short name of a question: of all that is public on which its answer depends."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in public:
+        encoded = part.encode() if isinstance(part, str) else bytes(part)
+        found.update(f"{len(encoded)}/".encode() + encoded)
+    return found.hexdigest()
 
 
 def noise_key(secret: bytes, order: Order, release: str, numbers: RingArray) -> bytes:
@@ -33,7 +45,7 @@ def noise_key(secret: bytes, order: Order, release: str, numbers: RingArray) -> 
     order : Order
         Of the sum; what follows a # in its name, its number and its masks are those of an attempt.
     release : str
-        Which of the releases of that name it is.
+        The question: :func:`asked`.
     numbers : ndarray of unsigned integers
         What the noise is added to, before it is masked.
     """

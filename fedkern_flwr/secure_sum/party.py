@@ -166,7 +166,7 @@ class Party(PartyRules):
         overwrite : bool (default: False)
             Whether the masked vector may take the place of the values.
         release : str
-            Of sums with noise: which of the releases of that name it is, see :mod:`.noise_keys`.
+            Of sums with noise: the question, see :func:`.noise_keys.asked`.
 
         Raises
         ------

@@ -15,13 +15,24 @@ from fedkern_flwr.clients import HybridKernelClient, KernelPCAClient, SVMClient
 from fedkern_flwr.errors import FedKernError, OptionError
 from fedkern_flwr.private_method import PrivateMethod
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.strategies import FedCG, HierarchicalSVM, KernelPCA
+from fedkern_flwr.strategies import (
+    EMKOFL,
+    OFSKL,
+    POFMKL,
+    POFRLS,
+    VMKOFL,
+    FedCG,
+    HierarchicalSVM,
+    KernelPCA,
+    OFMKLAvg,
+)
 
 #: What a method asks for besides.
 KEEPS: dict[type[Any], dict[str, Any]] = {
     FedCG: {"basis": "fourier"},
     HierarchicalSVM: {"architecture": "centralised", "C": 1.0},
     KernelPCA: {},
+    **{method: {} for method in (POFMKL, OFSKL, OFMKLAvg, VMKOFL, EMKOFL, POFRLS)},
 }
 EVERY = [
     found

@@ -281,3 +281,32 @@ def test_a_node_takes_part_within_its_limit(epsilon: float | None, fine: bool) -
         return
     run(made, policy=policy)
     assert HierarchicalSVM.of_model(made.model()[1]).budget == made.budget
+
+
+def test_an_equal_answer_to_another_question_is_another_release(monkeypatch: Any) -> None:
+    """Else a server sees, without noise, whether a row is past the margin of some model."""
+    totals, honest = [], PrivateRounds._noisy_sum
+
+    def twice(self: Any, name: str, request: Any, *rest: Any, **more: Any) -> Any:
+        for scale in (0.0, 1e-3, 0.0):  # no row is past the margin of either
+            other = replace(request, model=np.full_like(request.model, scale))
+            totals.append((yield from honest(self, name, other, *rest, **more)))
+        return totals[-1]
+
+    monkeypatch.setattr(PrivateRounds, "_noisy_sum", twice)
+    with pytest.raises(FedKernError, match="more than the budget"):
+        run(strategy(), 2)
+    assert len(totals) == 3
+    assert not np.array_equal(totals[0], totals[1])
+    assert np.array_equal(totals[0], totals[2])  # the same question again
+
+
+def test_models_for_which_rows_overflow_are_answered_whatever_the_rows() -> None:
+    """A refusal would tell of a row."""
+    rng = np.random.default_rng(0)
+    for kind in ("hinge", "logistic"):
+        for scale in (1e300, 1.7e308):
+            model = scale * rng.choice([-1.0, 1.0], (1, 9))
+            rows = gradients.public_coordinates(8, 0).rows(X)
+            found = gradients.gradient(kind, gradients.shortened(rows), Y[:, None], model)  # type: ignore[arg-type]
+            assert np.abs(found).max() <= len(X)

@@ -514,6 +514,10 @@ class Unbound(Lies):
     changed = {"clip": 1e300}  # noqa: RUF012
 
 
+class Negative(Lies):
+    changed = {"regularization": -0.35}  # noqa: RUF012
+
+
 class FewMessages(POFMKL):
     def _messages(self) -> dict[str, int]:
         return {**super()._messages(), "messages": 1}
@@ -528,6 +532,7 @@ class FewMessages(POFMKL):
         (FewSamples, {"samples_per_round": 4}, "a message of more samples"),
         (LessNoise, {}, "the noise of a sum"),
         (Unbound, {}, "residuals without a bound"),
+        (Negative, {}, "a negative regularization"),
         (Windows, {"samples_per_round": 3}, "a sum of earlier messages' samples"),
         (SameRows, {}, "rows of an earlier message are asked for again"),
         (FewMessages, {"privacy_unit": "party"}, "more than the budget that it declared"),

@@ -47,6 +47,7 @@ from fedkern_flwr.strategies import (
     PerFedAvg,
 )
 from fedkern_flwr.wire import PROTOCOL_VERSION
+from fedkern_flwr.wire.sections import detach
 
 CLIENTS, ROUNDS = 7, 8
 KERNELS: dict[str, Any] = {
@@ -318,6 +319,32 @@ def test_a_replayed_upload_is_refused(make_streams: Callable[..., Any]) -> None:
     assert secure.ledger_.failures == {"1": {"invalid reply its message belongs to no open sum": 1}}
 
 
+@pytest.mark.parametrize("name", ["pof-mkl", "ofskl", "pof-rls", "per-fed-avg"])
+def test_rows_are_not_looked_at_without_an_order(
+    name: str, make_streams: Callable[..., Any]
+) -> None:
+    """Whether a message fails says something of rows, and no sum would be charged for it."""
+    said = []
+
+    class Asked(OnlineKernelClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            arrays, plain, sections = detach(list(parameters), dict(config), party="server")
+            if sections and self.partition == 0 and plain["phase"] != "describe" and not said:
+                with pytest.raises(RefusedError, match="outside of their sum") as why:
+                    super().fit(arrays, plain)
+                said.append(why.value)
+            return super().fit(parameters, config)
+
+    streams = make_streams(CLIENTS, 5)
+
+    def client_fn(context: Any) -> Asked:
+        k = int(context.node_config["partition-id"])
+        return Asked(context, streams.x[k], streams.y[k])
+
+    simulate(METHODS[name](secure=True), client_fn, CLIENTS, num_rounds=5)
+    assert said
+
+
 def test_a_node_that_fails_before_the_keys_stops_the_run(make_streams: Callable[..., Any]) -> None:
     faults = FaultPlan([(1, "describe", None, Fault("error"))])
     with pytest.raises(FedKernError, match="phase describe: raised InjectedError"):
@@ -506,8 +533,11 @@ def test_state_between_rounds_holds_no_secret_of_a_finished_round(
     strategy.on_round = look
     run(strategy, streams)
     secrets_of = [
-        {value for entry in state["open"] for key in entry["keys"] for value in key[1:]}
-        | {root for _, roots in state["roots"] for _, root in roots}
+        {
+            keys[at : at + 64]  # hexadecimal
+            for keys in [*(e["keys"][1] for e in state["open"]), *(r[2] for r in state["roots"])]
+            for at in range(0, len(keys), 64)
+        }
         for state in seen
     ]
     assert all(len(found) == 3 * (CLIENTS - 1) for found in secrets_of)
