@@ -21,15 +21,22 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from fedkern_flwr.errors import ProtocolError
+from fedkern_flwr.groups.gradients import (
+    GRADIENT_SUM,
+    gradient,
+    public_coordinates,
+    shortened,
+)
 from fedkern_flwr.hybrid import fourier, private
 from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.kernels.pca import features_of, moments
+from fedkern_flwr.online.messages import UPDATE_SUM
 from fedkern_flwr.privacy import Release
 from fedkern_flwr.solvers.equations import pack_equations
 from fedkern_flwr.wire.sums import Order
 
-from ....clients import HybridKernelClient, KernelPCAClient
-from ....strategies import FedCG, KernelPCA
+from ....clients import HybridKernelClient, KernelPCAClient, OnlineKernelClient, SVMClient
+from ....strategies import POFMKL, FedCG, HierarchicalSVM, KernelPCA
 from ...engines import simulate
 from ..attacks.likelihood_ratio import (
     epsilon_of_shift,
@@ -66,6 +73,8 @@ class Case:
     least : int or None
         Fewest parties over which the sum can be opened, by default all.
     colluders : int
+    rounds : int or None
+        Of the run; of a sum that all rounds make one has all of the budget.
     """
 
     method: str
@@ -76,6 +85,7 @@ class Case:
     term: Callable[[Record], Floats]
     least: int | None = None
     colluders: int = 1
+    rounds: int | None = None
 
     @property
     def title(self) -> str:
@@ -224,7 +234,8 @@ def _run(case: Case, record: Record, epsilon: float, delta: float) -> _Run:
     """
     budget = {"privacy_epsilon": epsilon, "privacy_delta": delta}
     strategy, watcher = case.strategy(**budget, privacy_colluders=case.colluders), Contributions()
-    simulate(strategy, watcher.watch(case.clients(record)), case.parties)
+    watched = watcher.watch(case.clients(record))
+    simulate(strategy, watched, case.parties, num_rounds=case.rounds)
     added = {p: one.sums[case.sum] for p, one in watcher.parties.items() if case.sum in one.sums}
     told = {release.name: release for release, _ in strategy.noised_.values()}
     if len(added) != case.parties or case.sum not in told:
@@ -324,8 +335,56 @@ def _moments(record: Record) -> Floats:
     return np.concatenate([np.ravel(part) for part in found.values()])
 
 
+# -- HierarchicalSVM
+
+
+def _svm(**budget: Any) -> HierarchicalSVM:
+    return HierarchicalSVM(architecture="centralised", C=1.0, seed=0, **budget)
+
+
+def _users(record: Record) -> Callable[[Any], Any]:
+    tables = _tables(record, 3)
+
+    def client_fn(context: Any) -> SVMClient:
+        x, y = tables[int(context.node_config["partition-id"])]
+        return SVMClient(context, x, y, classes=(-1.0, 1.0))
+
+    return client_fn
+
+
+def _slope(record: Record) -> Floats:
+    """Return the gradient at zero, where all rows are within the margin."""
+    x, y = record
+    rows = shortened(public_coordinates(_WIDTH, 0).rows(x[None]))
+    return gradient("hinge", rows, np.array([[y]]), np.zeros((1, _WIDTH + 1))).ravel()
+
+
+# -- POF-MKL
+
+
+def _pof_mkl(**budget: Any) -> POFMKL:
+    return POFMKL(kernels=1, features=2, samples_per_round=_ROWS, seed=0, **budget)
+
+
+def _streams(record: Record) -> Callable[[Any], Any]:
+    tables = _tables(record, 3)
+
+    def client_fn(context: Any) -> OnlineKernelClient:
+        return OnlineKernelClient(context, *tables[int(context.node_config["partition-id"])])
+
+    return client_fn
+
+
+def _signed(record: Record) -> Floats:
+    """Return what moves as a residual of theta zero times features of length one: as labels do."""
+    x, y = record
+    return np.asarray(y * np.append(x, 1.0))
+
+
 CASES: tuple[Case, ...] = (
     Case("fed-cg", "equations", 2, _fed_cg, _hospitals(2), _equations),
     Case("fed-cg", "equations", 4, _fed_cg, _hospitals(4), _equations, colluders=2),
     Case("kernel-pca", "moments", 4, _kernel_pca, _owners, _moments, least=3),
+    Case("hierarchical-svm", GRADIENT_SUM, 3, _svm, _users, _slope, rounds=1),
+    Case("pof-mkl", UPDATE_SUM, 3, _pof_mkl, _streams, _signed, rounds=_ROWS),
 )
