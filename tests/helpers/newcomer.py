@@ -322,6 +322,17 @@ DAY: dict[str, Scene] = {
         seen="name a third file with --party, or allow it with --allow-single",
         code=2,
     ),
+    "counts with noise": _scene(
+        6,
+        "fedkern run fed-cg --data visits.csv --label ill --id patient --basis fourier "
+        "--hospitals 4 --centres 0 --scaling range --privacy-epsilon 3 --out o",
+        seen="rows ~.* frequent class ~.* rows of no ~.* outcomes [^ ]+ on each .* with ~ are made",
+    ),
+    "an area that bins hide": _scene(
+        6,
+        "fedkern run hierarchical-svm --data coins.csv --label side --users 4 --out o",
+        seen="^((?!AUC|may be off).)*log loss((?!AUC|may be off).)*$",
+    ),
     "a negative epsilon": _scene(
         6,
         "fedkern run fed-cg --data visits.csv --label ill --basis fourier --privacy-epsilon=-1",
