@@ -18,7 +18,8 @@ def seen_by(strategy: SVMOptions) -> dict[str, Any]:
     if strategy.partition == "vertical":
         return {
             "server_sees": [
-                "objective and duality gap of each iteration, outcomes on held-out rows",
+                "objective and duality gap of each iteration",
+                "outcomes on held-out rows",
                 "pseudonyms of the rows, and which users hold them",
                 _SIZES,
                 _DECLARED,
@@ -42,7 +43,7 @@ def seen_by(strategy: SVMOptions) -> dict[str, Any]:
     if strategy.budget is not None:
         return {
             "server_sees": [
-                "the sum of all users' gradients in each iteration, with noise; see budget",
+                "sums of all users' gradients with noise, see budget",
                 "outcomes on the held-out rows of all users together, with noise",
                 _SIZES,
                 _DECLARED,
@@ -52,7 +53,8 @@ def seen_by(strategy: SVMOptions) -> dict[str, Any]:
     of_rbf = " and of the random features" if strategy.kind == "rbf" else ""
     statistics = f"means and variances of the columns{of_rbf} over all users"
     server = [
-        "the global model of each iteration, and the total loss of each class",
+        "the global model of each iteration",
+        "the total loss of each class",
         statistics,
         "outcomes on the held-out rows of all users together",
         _SIZES,
