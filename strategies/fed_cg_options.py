@@ -173,7 +173,7 @@ class HybridOptions(PrivateMethod, Weighted):
         if private and self.basis != "fourier":
             raise OptionError(
                 "privacy_epsilon is for basis fourier: kernel columns are too long for it",
-                remedy="add --basis fourier",
+                remedy="add --basis fourier, and leave columns at --scaling range",
             )
         if private and not direct:
             raise OptionError(

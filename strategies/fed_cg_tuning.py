@@ -104,7 +104,7 @@ def plan_sums(system: HybridSystem, strategy: FedCG) -> tuple[tuple[int, int], s
         wanted = [(1, 1)]  # there is nothing to choose: the rows of rare classes weigh more
     elif strategy.gamma is not None:
         wanted = list(dict.fromkeys((folds, 1) for folds, _ in wanted))
-    why = "all that is tried"
+    why, of_folds = "all that is tried", ""
     for folds, widths in wanted:
         numbers = tuning_length(system.landmarks, system.first.outputs, folds, widths)
         least = max(_LEAST_ROWS, *(system.parties[h].fold_rows for h in wards))
@@ -118,5 +118,9 @@ def plan_sums(system: HybridSystem, strategy: FedCG) -> tuple[tuple[int, int], s
         elif numbers > _MOST_NUMBERS:
             why = f"more would be {8 * numbers >> 20} MB"
         else:
-            return (folds, widths), why
-    return wanted[-1], why
+            break
+        if folds > 1:
+            of_folds = why if few else f"{why}; use fewer landmarks"
+    if strategy.tune == "folds" and folds == 1 and of_folds:
+        logger.warning("generalised cross-validation chooses, not folds: %s", of_folds)
+    return (folds, widths), why

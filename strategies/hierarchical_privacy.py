@@ -18,10 +18,11 @@ def seen_by(strategy: SVMOptions) -> dict[str, Any]:
     if strategy.partition == "vertical":
         return {
             "server_sees": [
+                "objective and duality gap of each iteration",
+                "outcomes on held-out rows",
+                "pseudonyms of the rows, and which users hold them",
                 _SIZES,
                 _DECLARED,
-                "pseudonyms of the rows, and which users hold them",
-                "objective and duality gap of each iteration, outcomes on held-out rows",
             ],
             "agent_sees": [
                 "means, variances and the model of its group's columns",
@@ -42,21 +43,22 @@ def seen_by(strategy: SVMOptions) -> dict[str, Any]:
     if strategy.budget is not None:
         return {
             "server_sees": [
+                "sums of all users' gradients with noise, see budget",
+                "outcomes on the held-out rows of all users together, with noise",
                 _SIZES,
                 _DECLARED,
-                "the sum of all users' gradients in each iteration, with noise; see budget",
-                "outcomes on the held-out rows of all users together, with noise",
             ],
             "user_sees": ["the model of each iteration"],
         }
     of_rbf = " and of the random features" if strategy.kind == "rbf" else ""
     statistics = f"means and variances of the columns{of_rbf} over all users"
     server = [
+        "the global model of each iteration",
+        "the total loss of each class",
+        statistics,
+        "outcomes on the held-out rows of all users together",
         _SIZES,
         _DECLARED,
-        statistics,
-        "the global model of each iteration, and the total loss of each class",
-        "outcomes on the held-out rows of all users together",
     ]
     if strategy.C is None:
         server.append("models of each C that is tried and each fold, and losses on the folds")

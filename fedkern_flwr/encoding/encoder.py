@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError, TableError
-from ..tables.table import Kind, Table, listing
+from ..tables.table import Kind, Table, how_many, listing
 from .categories import Categories, Category, column_key
 from .columns import Column, Date, Number, Scaling
 from .facts import MIN_ROWS, CategoryFacts
@@ -179,7 +179,8 @@ class Encoder:
         lacking = [column.name for column in self.columns if column.name not in places]
         if lacking:
             raise TableError(
-                f"{source} lacks {len(lacking)} columns of the model, the first is {lacking[0]!r}",
+                f"{source} lacks {how_many(len(lacking), 'column')} of the model, "
+                f"the first is {lacking[0]!r}",
                 remedy="give the columns of the training data",
             )
         return places

@@ -148,8 +148,8 @@ class FittedModel:
             the columns of the first have rows of their own, the others further columns of these.
             Rows that are not in all of them are left out, with a note.
         id_column : str or None
-            Column of the rows' names, of a file or data frame; of several that of the run's tables
-            by default.
+            Column of the rows' names, of files or data frames; by default that of the run's table,
+            of a single file or frame only if it is there.
         strict : bool (default: False)
             Whether rows that are not in all of several tables are refused.
         **dialect

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..encoding import Encoder
-from ..errors import TableError
+from ..errors import ColumnError, TableError
 from ..tables import load_table
 from ..tables.parties import PartyTables
 from ..tables.table import Table
@@ -59,10 +60,10 @@ def read_rows(
         return replace(table, notes=encoder.strange(table))
     file = Path(rows) if isinstance(rows, (str, Path)) else None
     arrays = file is not None and file.suffix.lower() == ".npz"
-    table = load_table(
+    load = partial(
+        load_table,
         rows,
         label=(meta["label"] or None) if arrays else None,  # an array of several
-        id_column=id_column,
         missing="keep",
         labelled=False,
         bare=True,
@@ -71,6 +72,15 @@ def read_rows(
         source="the table of all parties" if several else None,
         **how,
     )
+    usual = None if arrays or id_column else meta.get("id")
+    try:
+        table = load(id_column=id_column or usual)
+    except TableError as error:
+        if usual is None:
+            raise
+        table = load(id_column=None)
+        if not isinstance(error, ColumnError):
+            notes.append(f"{error.problem}: the rows are numbered")
     encoder.places(table, "the table" if file is None else file.name)
     return replace(table, notes=(*notes, *table.notes, *encoder.strange(table)))
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ColumnError, TableError
-from .dialect import Dialect, read_plainly
+from .dialect import Dialect, ragged_line, read_plainly
 from .hints import hint, shortened
 from .kinds import parse_numbers, read_cells
 from .table import Kind, Table, listing, no_such
@@ -70,7 +70,8 @@ def read_columns(
             special[name] = cells.kind
         if cells.kind == "category":
             categories[name] = cells.names
-            hints += hint(name, cells.names, cells.values) if name not in kinds else ()
+            if name not in kinds:
+                hints += hint(name, cells.names, cells.values, dialect.decimal)
         if cells.lost:
             notes += (f"{cells.lost} cells of {name!r} are no {cells.kind}s: taken as missing",)
     notes += shortened(hints)
@@ -133,9 +134,10 @@ def file_columns(path: Path, dialect: Dialect) -> tuple[dict[str, Any], Dialect]
             with parquet.ParquetFile(path) as file:
                 table = file.read()
     except (pa.ArrowException, OSError, ValueError):  # their text repeats cells
+        ragged = ragged_line(path, dialect.sep) if kind == "CSV" and dialect.sep else ""
         raise TableError(
-            f"{path.name} is not a readable {kind} file",
-            remedy=f"{said}save it again (text as UTF-8)",
+            f"{path.name} is not a readable {kind} file" + f": {ragged}" * bool(ragged),
+            remedy=said + ("mend the line" if ragged else "save it again (text as UTF-8)"),
         ) from None
     names = table.column_names
     if kind == "CSV" and any(_looks_like_data(name, len(names)) for name in names):

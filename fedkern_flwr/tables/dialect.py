@@ -12,10 +12,10 @@ import numpy as np
 
 from ..errors import OptionError, TableError
 from .kinds import parse_numbers, plain_cells
+from .table import SEPARATORS, how_many
 
 Decimal = Literal[".", ","]
 
-_SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _SAMPLE = 1 << 18  # characters of which the separator is told
 _MARKS = ("?", "#N/A", "<NA>", "n/a")  # beside those that say nothing but that a cell is missing
 _COMMA = r"(?i)^[+-]?(\d+,\d*|,\d+)(e[+-]?\d+)?$"
@@ -69,7 +69,7 @@ def find_separator(path: Path) -> str:
         text = file.read(_SAMPLE)
         whole = not file.read(1)
     found: dict[str, int] = {}
-    for sep in _SEPARATORS:
+    for sep in SEPARATORS:
         try:
             lines = [line for line in csv.reader(text.splitlines(True), delimiter=sep) if line]
         except csv.Error:
@@ -78,6 +78,21 @@ def find_separator(path: Path) -> str:
         if len(set(widths)) == 1 and widths[0] > 1:
             found[sep] = widths[0]
     return max(found, key=lambda sep: found[sep], default=",")  # the first of equal ones
+
+
+def ragged_line(path: Path, sep: str) -> str:
+    """Say which line of a text file has more or fewer cells than the first; nothing if none."""
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        reader = csv.reader(file, delimiter=sep)
+        try:
+            first = len(next(reader, []))
+            for line in reader:
+                if line and len(line) != first:
+                    cells = how_many(len(line), "cell")
+                    return f"line {reader.line_num} has {cells}, the first has {first}"
+        except csv.Error:
+            pass
+    return ""
 
 
 def read_plainly(
@@ -107,7 +122,7 @@ def read_plainly(
         read = {name: _with_points(cells, name, source) for name, cells in read.items()}
     told = []
     if dialect.sep not in (None, "\t" if tsv else ","):
-        told.append(f"columns parted by {_SEPARATORS.get(dialect.sep, 'the given mark')}")
+        told.append(f"columns parted by {SEPARATORS.get(dialect.sep, 'the given mark')}")
     if decimal == ",":
         told.append("a decimal comma")
     if marked:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import TableError
+from .table import how_many
 
 
 def take_frame(x: Any, columns: Sequence[str] | None, party: str) -> tuple[Any, Any]:
@@ -37,7 +38,8 @@ def take_frame(x: Any, columns: Sequence[str] | None, party: str) -> tuple[Any, 
             lacking = [name for name in columns if name not in found]
             if lacking:
                 raise TableError(
-                    f"the data frame lacks {len(lacking)} columns, the first is {lacking[0]!r}",
+                    f"the data frame lacks {how_many(len(lacking), 'column')}, "
+                    f"the first is {lacking[0]!r}",
                     remedy="give rows and held-out rows the same columns",
                 )
             found = {name: found[name] for name in columns}

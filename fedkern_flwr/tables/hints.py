@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,8 +16,12 @@ _DATE = rf"^(\d{{4}}[./-]\d{{1,2}}[./-]\d{{1,2}}|{_YEAR_LAST})([T ,]+\d{{1,2}}:.
 _SHOWN = 5
 
 
-def hint(column: str, names: Sequence[str], places: NDArray[np.float64]) -> tuple[str, ...]:
+def hint(
+    column: str, names: Sequence[str], places: NDArray[np.float64], decimal: str | None = None
+) -> tuple[str, ...]:
     """Return a note if half of the cells or more look like numbers or dates; it quotes no cell.
+
+    Of numbers with a decimal comma, where a point was asked for, it is a warning.
 
     Parameters
     ----------
@@ -26,6 +31,8 @@ def hint(column: str, names: Sequence[str], places: NDArray[np.float64]) -> tupl
         The different cells.
     places : ndarray of float64, shape (n,)
         Positions of the n cells among them, NaN where one is missing.
+    decimal : str or None
+        The decimal mark that was asked for.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -50,7 +57,11 @@ def hint(column: str, names: Sequence[str], places: NDArray[np.float64]) -> tupl
     remedies = ["--decimal , reads them unless commas mark thousands"] if commas else []
     if numbers < known:
         remedies.append("--na names what marks a missing cell")
-    return (f"{column!r} is read as text: {text}; {', '.join(remedies)}",)
+    text = f"{column!r} is read as text: {text}; {', '.join(remedies)}"
+    if commas and decimal == ".":
+        logging.getLogger("fedkern_flwr").warning(text)
+        return ()
+    return (text,)
 
 
 def shortened(hints: Sequence[str]) -> tuple[str, ...]:

@@ -19,6 +19,8 @@ Missing = Literal["error", "drop-row", "keep", "encode"]
 Kind = Literal["number", "boolean", "date", "category"]
 
 
+#: What parts the columns of text files.
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _DROP_ROWS = "use --missing drop-row"
 
 
@@ -152,7 +154,16 @@ def no_such(kind: str, name: str, source: str, names: Any) -> ColumnError:
     meant = near(name, names)
     listed = listing([*meant, *(one for one in names if one not in meant)])
     remedy = "".join(f"did you mean {one!r}? " for one in meant) + f"choose from: {listed}"
+    for mark, word in SEPARATORS.items() if len(names) == 1 else ():
+        if mark in names[0]:
+            option = "tab" if mark == "\t" else f"'{mark}'"
+            remedy = f"{word} seem to part its columns: use --sep {option}"
     return ColumnError(f"{source} has no {kind} {name!r}", remedy=remedy)
+
+
+def how_many(number: int, what: str) -> str:
+    """Return a number of things, of which ``what`` is the singular."""
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def near(name: str, names: Iterable[str]) -> list[str]:

@@ -34,7 +34,7 @@ def predict(
     id_column: Annotated[
         str | None,
         typer.Option(
-            "--id", help="Column of record ids (default: row numbers; the run's, with --party)."
+            "--id", help="Column of record ids (default: the run's if it is there, or row numbers)."
         ),
     ] = None,
     out: Annotated[

@@ -30,6 +30,7 @@ from .common import (
     class_rows,
     cost_rows,
     failure_rows,
+    noise_mark,
     per_draw,
     server_row,
     unconverged_rows,
@@ -300,7 +301,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         """Return (name, figure) of what is shown of a run's result."""
         return [
             *self.figures(result),
-            *class_rows(result),
+            *class_rows(result, noise_mark(result["privacy"])),
             *useless_rows(result),
             *unconverged_rows(result),
             *cost_rows(result),
@@ -311,7 +312,12 @@ class Family(Predicting[P], ABC, Generic[S, P]):
 
     def figures(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return the rows that say how good a model is."""
-        return [row for shown in self.shown for row in shown.rows(result["metrics"])]
+        mark = noise_mark(result["privacy"])
+        return [
+            [name, mark * shown.metric.startswith("test_") + value]
+            for shown in self.shown
+            for name, value in shown.rows(result["metrics"])
+        ]
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return the rows that say what the server saw, and what else there is to say."""

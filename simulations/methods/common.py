@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.markup import escape
 
+from fedkern_flwr.judging.noisy import OUTCOMES
 from fedkern_flwr.plain_text import plain_line
 
 from ..engines import Engine
@@ -19,6 +20,8 @@ from ..run.options import RUN, Option
 
 Summary = Mapping[str, Any]
 _LONGEST_NAME, _MOST_ROWS = 24, 12  # of classes in a run's table
+_NOISY = "~"  # before figures that are made of counts with noise
+_MOST_OFF = 0.1  # an area under the curve that may be farther off says nothing
 Writer = Callable[[float | None], str]
 
 
@@ -277,13 +280,21 @@ class Shown:
         return [[self.text, write(value)]] if here else []
 
 
+class _Area(Shown):
+    """A row of the area under the curve, where bins leave it near enough."""
+
+    def rows(self, metrics: Mapping[str, Any]) -> list[list[str]]:
+        """Return the row, if there is one."""
+        return super().rows(metrics) if (metrics.get("test_auc_bin") or 0.0) <= _MOST_OFF else []
+
+
 #: The accuracy without a model.
 MOST_FREQUENT = Shown("test_most_frequent", "  of the most frequent class")
 #: How good classes, probabilities and sets are, beside the accuracy.
 SCORED = (
     Shown("test_balanced_accuracy", "  balanced accuracy"),
-    Shown("test_auc", "  AUC"),
-    Shown("test_auc_bin", "    may be off by, for bins", 4, zero=False),
+    _Area("test_auc", "  AUC"),
+    _Area("test_auc_bin", "    may be off by, for bins", 4, zero=False),
     Shown("test_log_loss", "  log loss of probabilities"),
     Shown("test_log_loss_ovr", "  log loss, one class against the rest"),
     Shown("test_brier", "  Brier score"),
@@ -325,8 +336,11 @@ class _Iterations(Shown):
 ITERATIONS = _Iterations("iterations", "iterations", lambda v: figure(v, 1).removesuffix(".0"))
 
 
-def class_rows(result: Summary) -> list[list[str]]:
-    """Return the rows of a run's table that say which classes were taken for which."""
+def class_rows(result: Summary, mark: str = "") -> list[list[str]]:
+    """Return the rows of a run's table that say which classes were taken for which.
+
+    ``mark`` stands before counts.
+    """
     found = result.get("held_out", {})
     names = [escape(plain_line(name, _LONGEST_NAME)) for name in found.get("class_names", ())]
     if not names or "confusion" not in found or len(names) > _MOST_ROWS:
@@ -334,7 +348,7 @@ def class_rows(result: Summary) -> list[list[str]]:
     rows = [["positive class", names[1]]] if len(names) == 2 else []
     for name, counts in zip(names, found["confusion"], strict=True):
         taken = [f"{n} as {other}" for n, other in zip(counts, names, strict=True) if n]
-        rows.append([f"held-out rows of {name}", ", ".join(taken) or "none"])
+        rows.append([f"held-out rows of {name}", mark + (", ".join(taken) or "none")])
     return rows
 
 
@@ -382,6 +396,12 @@ def failure_rows(result: Summary) -> list[list[str]]:
     return [["requests not answered", str(lost)]] if lost else []
 
 
+def noise_mark(privacy: Mapping[str, Any]) -> str:
+    """Return what marks figures on held-out rows in a run's table: that their counts had noise."""
+    releases = (privacy.get("budget") or {}).get("releases", ())
+    return _NOISY if any(one["release"] == OUTCOMES for one in releases) else ""
+
+
 def budget_rows(privacy: Mapping[str, Any]) -> list[list[str]]:
     """Return the rows of a run's table that tell what it cost in privacy; none without noise."""
     budget = privacy.get("budget")
@@ -389,7 +409,11 @@ def budget_rows(privacy: Mapping[str, Any]) -> list[list[str]]:
         return []
     about = f"epsilon {budget['epsilon']:g} at delta {budget['delta']:g} of each {budget['unit']}"
     noise = [
-        [f"noise of {one['release']}", f"{one['deviation']:.3g} on each number"]
+        [
+            f"noise of {one['release']}",
+            f"{one['deviation']:.3g} on each number"
+            + f"; figures with {_NOISY} are made of them" * (one["release"] == OUTCOMES),
+        ]
         for one in budget["releases"]
     ]
     return [["privacy", about], *noise]

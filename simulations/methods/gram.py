@@ -263,7 +263,8 @@ def judge_table(strategy: SecureGram, prepared: InstanceData, config: Config) ->
     seconds = time.perf_counter() - started
     if machine.learner == "svc":
         text = f"the support vector machine needs more than {max(stopped, default=0):,} steps"
-        found |= whether_converged(not stopped, text, "scale the columns, or leave out one of ids")
+        remedy = "scale the columns, leave out one of ids, or give a smaller --cost"
+        found |= whether_converged(not stopped, text, remedy)
     steps = 2.0**strategy.fraction_bits
     rounded = np.rint(x * steps) / steps
     twin = predict_held_out(machine, rounded @ rounded.T, y, train)

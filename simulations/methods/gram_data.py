@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.interactions import is_interactions
-from fedkern_flwr.tables.table import Table
+from fedkern_flwr.tables.table import Table, how_many
 from fedkern_flwr.vertical.parties import MissingRows
 
 from ...clients import GramClient
@@ -197,7 +197,7 @@ class InstanceData(DealtData[GramSettings, Instances]):
         parts = None if files is None else [p for p in files.parts(found.source_names) if len(p)]
         if not 2 <= parties <= columns:
             raise OptionError(
-                f"{columns} columns cannot be dealt to {parties} clients",
+                f"{how_many(columns, 'column')} cannot be dealt to {parties} clients",
                 remedy=f"use 2 to {columns} clients",
             )
         raw = None if table.kinds else table.x[:, found.scaling["sources"]]

@@ -291,10 +291,8 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         return f"{dealt}, {facts['rows']} training and {facts['held_out_rows']} held-out rows"
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
-        """Return what the server saw."""
-        noisy = result["config"]["options"].get("privacy_epsilon") is not None
-        sums = "sums of all users' gradients, with noise, in every iteration"
-        return [["the server saw", sums if noisy else "the global model in every iteration"]]
+        """Return what the server saw, first of all what matters most."""
+        return [["the server saw", result["privacy"]["server_sees"][0]]]
 
     def plots(self, folder: Path, label: str, summary: Mapping[str, Any]) -> dict[str, Path]:
         """Draw the residuals, or the label owner's duality gap, over the iterations."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.groups.members import AGENT, OWNER, USER
 from fedkern_flwr.seeding import derive_seed
-from fedkern_flwr.tables.table import Table
+from fedkern_flwr.tables.table import Table, how_many
 
 from ...clients import SVMClient
 from ...strategies import HierarchicalSVM, PhaseStrategy
@@ -192,7 +192,7 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
             return (columns,), (deal_rows(self.settings, table, train, self.settings.users, seed),)
         if found.width < len(sizes):
             raise OptionError(
-                f"{found.width} columns cannot be dealt to {len(sizes)} groups",
+                f"{how_many(found.width, 'column')} cannot be dealt to {len(sizes)} groups",
                 remedy="use fewer groups",
             )
         first = np.cumsum([0, *sizes[:-1]])

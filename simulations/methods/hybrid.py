@@ -11,6 +11,7 @@ import numpy as np
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.judging.figures import in_units
+from fedkern_flwr.tables.table import how_many
 
 from ... import strategies
 from ...strategies import FedCG, PhaseStrategy
@@ -192,7 +193,8 @@ class HybridFamily(Family[HybridSettings, HybridData]):
             hospitals = 2 if clients is None else clients - centres
         if clients not in (None, hospitals + centres):
             raise OptionError(
-                f"{hospitals} hospitals and {centres} centres are not {clients} clients",
+                f"{how_many(hospitals, 'hospital')} and {how_many(centres, 'centre')} "
+                f"are not {clients} clients",
                 remedy="leave out --clients",
             )
         found = super().config(name, {**values, "hospitals": hospitals})
@@ -274,7 +276,8 @@ class HybridFamily(Family[HybridSettings, HybridData]):
     def size(self, facts: Mapping[str, Any]) -> str:
         """Return the numbers of parties and rows."""
         rows = f"{sum(facts['rows'])} training and {sum(facts['held_out_rows'])} held-out rows"
-        return f"{facts['hospitals']} hospitals, {facts['centres']} centres, {rows}"
+        hospitals, centres = how_many(facts["hospitals"], "hospital"), facts["centres"]
+        return f"{hospitals}, {how_many(centres, 'centre')}, {rows}"
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return what the server saw, and how many rows lack a block."""

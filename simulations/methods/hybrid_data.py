@@ -14,7 +14,7 @@ from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.hybrid.parties import CENTRE, HOSPITAL
 from fedkern_flwr.seeding import derive_seed
-from fedkern_flwr.tables.table import Table
+from fedkern_flwr.tables.table import Table, how_many
 
 from ...clients import HybridKernelClient
 from ...strategies import FedCG, PhaseStrategy
@@ -99,7 +99,7 @@ class HybridSettings(LabelledSettings):
     def describe(self) -> str:
         """Return who gets what, for the caption of a table."""
         own = "" if self.own_block else " (no own columns)"
-        return f"{self.hospitals} hospitals{own} and {self.centres} centres"
+        return f"{how_many(self.hospitals, 'hospital')}{own} and {how_many(self.centres, 'centre')}"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -317,7 +317,8 @@ class HybridData(DealtData[HybridSettings, Pooled]):
             parts = settings.files.parts(found.source_names)[not settings.own_block :]
         elif d < shares:
             raise OptionError(
-                f"{d} columns cannot be dealt to {shares} blocks", remedy="use fewer centres"
+                f"{how_many(d, 'column')} cannot be dealt to {shares} blocks",
+                remedy="use fewer centres",
             )
         else:
             parts = found.share(shares)

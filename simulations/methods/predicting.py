@@ -86,7 +86,7 @@ class Predicting(Generic[P]):
             Of parties. Rows with the columns of the training data; others are ignored, as is a
             label. Values beyond the training rows' range are clipped to it.
         id_column : str or None
-            Column of record ids; row numbers by default.
+            Column of record ids; by default the run's, if it is there, else row numbers.
         out : callable
             Returns the CSV file that is written: id, then the predicted class and the outputs, or
             the predicted value.

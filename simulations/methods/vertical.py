@@ -105,9 +105,12 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
                 remedy="add --schedule streaming, or leave out --active-parties",
             )
         if parties == 2 and not config["data"]["allow_single"]:
+            more = "name a third file with --party"
+            if not config["data"].get("party"):
+                more = "use more --parties"
             raise OptionError(
                 "of two parties the active one would learn the phases of the other alone",
-                remedy="use more --parties, or allow it with --allow-single",
+                remedy=f"{more}, or allow it with --allow-single",
             )
 
     def check_data(self, config: Config, prepared: VerticalData) -> None:

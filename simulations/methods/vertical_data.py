@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.tables.table import Table
+from fedkern_flwr.tables.table import Table, how_many
 from fedkern_flwr.vertical.parties import ACTIVE, PASSIVE, MissingRows
 
 from ...clients import VerticalKernelClient
@@ -184,7 +184,7 @@ class VerticalData(DealtData[VerticalSettings, Columns]):
             parts = settings.files.parts(found.source_names)
         elif found.width < settings.parties:
             raise OptionError(
-                f"{found.width} columns cannot be dealt to {settings.parties} parties",
+                f"{how_many(found.width, 'column')} cannot be dealt to {settings.parties} parties",
                 remedy="use fewer parties",
             )
         else:

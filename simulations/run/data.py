@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -241,6 +242,7 @@ def _classes_note(table: Table) -> tuple[str, ...]:
     rows = np.bincount(places, minlength=len(table.classes)).tolist()
     found = [(name, n) for name, n in zip(table.classes, rows, strict=True) if n]
     alone = [name for name, n in found if n == 1]
+    _warn_alike([name for name, _ in found])
     text = f"{len(found)} classes"
     if len(found) <= _NAMED:
         text += f": {listing(f'{name} {n}' for name, n in found)}"
@@ -251,6 +253,21 @@ def _classes_note(table: Table) -> tuple[str, ...]:
     elif alone:
         text += f"; {listing(alone)} have 1 row each: typos?"
     return (text,)
+
+
+def _warn_alike(names: Sequence[str]) -> None:
+    """Warn of classes whose names differ in capital letters and spaces alone."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault("".join(name.split()).casefold(), []).append(name)
+    for same in alike.values():
+        if len(same) > 1:
+            logging.getLogger("fedkern_flwr").warning(
+                "classes %s differ in capital letters or spaces alone and are taken for %d; write "
+                "them alike if they are one",
+                listing(same),
+                len(same),
+            )
 
 
 def deal_files(

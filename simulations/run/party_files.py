@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,13 @@ from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.tables import check_file, load_table
 from fedkern_flwr.tables.parties import PartyTable, PartyTables, blocks_of, read_party
 from fedkern_flwr.tables.parties import check_files as check_twice
-from fedkern_flwr.tables.table import Missing, Table, listing, near, no_such
+from fedkern_flwr.tables.table import Missing, Table, how_many, listing, near, no_such
 
 #: What files of a method's parties have: rows of the same columns; such rows, and columns of theirs
 #: with others; or columns of the same rows each, labels with one of them.
 Holding = Literal["rows", "rows and columns", "columns"]
+
+logger = logging.getLogger("fedkern_flwr")
 
 #: What is written behind a file whose labels are not used.
 FEATURES = ":features"
@@ -169,7 +172,20 @@ class PartyFiles(PartyTables):
             kinds={},
             source="the table of all parties",
         )
+        self._say_lacking(table)
         return Table(**{**vars(table), "notes": (*notes, *table.notes)})
+
+    def _say_lacking(self, table: Table) -> None:
+        """Warn of files with labels that lack classes which others have."""
+        if not table.classes or table.y is None or table.site is None:
+            return
+        for k, file in enumerate(self.owners):
+            here = set(table.y[table.site == f"{k:05}"].tolist())
+            lacking = [name for place, name in enumerate(table.classes) if place not in here]
+            if lacking:
+                text = "%s has no row of %s %s, which others have"
+                classes = "class" if len(lacking) == 1 else f"{len(lacking)} classes"
+                logger.warning(text, file.name, classes, listing(lacking))
 
 
 def check_files(paths: Sequence[Path]) -> None:
@@ -190,7 +206,8 @@ def _check_columns(one: PartyTable, first: PartyTable) -> None:
         lacking = [name for name in there.features if name not in here.features]
         if lacking:
             raise TableError(
-                f"{here.name} lacks {len(lacking)} columns of {there.name}, "
+                f"{here.name} lacks {how_many(len(lacking), 'column')} of {there.name}, "
                 f"the first is {lacking[0]!r}",
-                remedy="give both the same, or write FILE:features of what is a part of the rows'",
+                remedy="give both the same, or write FILE:features of one that has further columns "
+                "of rows in others",
             )

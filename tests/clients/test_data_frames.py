@@ -148,7 +148,7 @@ def test_a_frame_that_cannot_be_used_is_refused_in_a_line(name: str) -> None:
         (frame(X).append_column("word", pa.array(secret)), "'word' of the data frame is not num"),
         (
             frame(X).drop_columns([NAMES[1]]),
-            "frame lacks 1 columns, the first is 'height'",
+            "frame lacks 1 column, the first is 'height'",
         ),
     ):
         with pytest.raises(TableError, match=text) as refused:

@@ -286,7 +286,9 @@ ERRORS: dict[str, Case] = {
     "truncated npz": bad(_raw("a.npz", b"PK\x03\x04s3cret"), "not a readable NPZ file"),
     "corrupt parquet": bad(_raw("a.parquet", b"s3cret"), "not a readable Parquet file; save it"),
     "ragged csv": bad(
-        csv_of(HEAD + f"1,{SECRET}\n"), "data.csv is not a readable CSV file", **AS_LABEL
+        csv_of(HEAD + f"1,{SECRET}\n"),
+        "data.csv is not a readable CSV file: line 2 has 2 cells, the first has 4; mend the line",
+        **AS_LABEL,
     ),
     "not utf-8": bad(_raw("a.csv", b"a,out\n\xff,1\n"), "text as UTF-8", label="out"),
     "pickled": bad(_pickled, "array 'X' of data.npz holds pickled objects, which are never"),

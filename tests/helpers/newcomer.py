@@ -155,6 +155,21 @@ DAY: dict[str, Scene] = {
         "(m.predict(['south.csv', 'lab.csv']) == m.predict('visits.csv')[60:]).all())",
         seen=r"\(120,\) True",
     ),
+    "ids that the run had": _scene(
+        1,
+        MAIL,
+        "fedkern predict mail --data new-mail.csv --out p.csv",
+        "cat p.csv",
+        seen="^number,class,.* 7000,",
+    ),
+    "ids that the run had, one of them twice": _scene(
+        1,
+        MAIL,
+        "python text = open('new-mail.csv').read().replace(',7003,', ',7002,'); "
+        "open('twice.csv', 'w').write(text)",
+        "fedkern predict mail --data twice.csv --out p.csv",
+        seen="the id column of twice.csv .*: the rows are numbered.* 40 predictions",
+    ),
     "columns that predict does not need": _scene(
         1,
         "fedkern run fed-cg --data mail.csv --label kind --id number --out mail",
@@ -211,6 +226,25 @@ DAY: dict[str, Scene] = {
         "fedkern run fed-cg --data lab-2.csv --label grade --explain-columns --out o",
         seen="crp number .*lab-2.csv has a decimal comma",
     ),
+    "decimal commas, a point asked for": _scene(
+        3,
+        "fedkern run fed-cg --data lab-2.csv --label grade --decimal . --centres 0 --out o",
+        seen="WARNING +'crp' is read as text: 120 of 120 .* --decimal , reads them",
+    ),
+    "a line with too few cells": _scene(
+        3,
+        "python text = open('visits.csv').read().splitlines(); text[6] = text[6][:-4]; "
+        "open('short.csv', 'w').write('\\n'.join(text))",
+        "fedkern run fed-cg --data short.csv --label ill --id patient",
+        seen="short.csv is not a readable CSV file: line 7 has 6 cells, the first has 7; mend",
+        code=2,
+    ),
+    "semicolons asked for": _scene(
+        3,
+        "fedkern run fed-cg --data visits.csv --sep ; --label ill --id patient",
+        seen="no label column 'ill'; commas seem to part its columns: use --sep ','",
+        code=2,
+    ),
     "limits among numbers": _scene(
         3,
         "fedkern run fed-cg --data lab-2.csv --label grade --out o",
@@ -226,6 +260,14 @@ DAY: dict[str, Scene] = {
         3,
         "fedkern run fed-cg --data lab-2.csv --label grade --out o",
         seen="note: 3 classes: mild 60, modrate 1, severe 59; modrate has 1 row: a typo[?]",
+    ),
+    "classes written in two ways": _scene(
+        3,
+        "python text = open('south.csv').read().replace('yes', ' Yes'); "
+        "open('south.csv', 'w').write(text)",
+        f"fedkern run fed-cg {PARTIES} --allow-single --out o",
+        seen="WARNING north.csv has no row of class Yes, which others have .*south.csv has no row "
+        "of class yes.* classes Yes, yes differ in capital letters or spaces alone",
     ),
     "gaps": _scene(
         3, "fedkern run fed-cg --data gaps.csv --label ill --out o", seen="accuracy on held-out"
@@ -267,6 +309,29 @@ DAY: dict[str, Scene] = {
         "fedkern run hierarchical-svm --data coins.csv --label side --partition vertical "
         "--users 4 --groups 2 --allow-single --rounds 20 --out o",
         seen="found in no held-out row; if they are rare, fdskl with --class-weight balanced",
+    ),
+    "folds that cannot be": _scene(
+        6,
+        "fedkern run fed-cg --data visits.csv --label ill --id patient --tune folds "
+        "--hospitals 10 --out o",
+        seen="cross-validation chooses, not folds: more folds would have too few rows",
+    ),
+    "two parties in files": _scene(
+        6,
+        "fedkern run fdskl --party north.csv --party lab.csv:features --label ill --id patient",
+        seen="name a third file with --party, or allow it with --allow-single",
+        code=2,
+    ),
+    "counts with noise": _scene(
+        6,
+        "fedkern run fed-cg --data visits.csv --label ill --id patient --basis fourier "
+        "--hospitals 4 --centres 0 --scaling range --privacy-epsilon 3 --out o",
+        seen="rows ~.* frequent class ~.* rows of no ~.* outcomes [^ ]+ on each .* with ~ are made",
+    ),
+    "an area that bins hide": _scene(
+        6,
+        "fedkern run hierarchical-svm --data coins.csv --label side --users 4 --out o",
+        seen="^((?!AUC|may be off).)*log loss((?!AUC|may be off).)*$",
     ),
     "a negative epsilon": _scene(
         6,

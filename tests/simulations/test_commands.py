@@ -100,7 +100,7 @@ PROMISES = dict.fromkeys(ONLINE, STREAMS) | {
          "centralised_test_accuracy": (0.6, 1.0), "objective": (52.0, 54.0),
          "centralised_objective": (53.4485, 53.4486), "converged": (1, 1)},
         "6 users in 2 groups, 105 training and 45 held-out rows",
-        "the global model in every iteration",
+        "the global model of each iteration",
         "of the pooled optimum",
         rounds=58,
         plots=("convergence_plot",),

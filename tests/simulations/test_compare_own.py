@@ -28,6 +28,7 @@ from fedkern_flwr.simulations.methods.pooled import PooledSplit
 from fedkern_flwr.simulations.methods.registry import family_with
 
 TWO = ("--methods", "fed-cg,secure-gram", "--splits", "2", "--parties", "2")
+WIDTHS = (0.25, 1.0, 4.0, 0.1, 0.01, 0.001)  # of SVC, times scikit-learn's
 GIVEN = {"seed": 3, "progress": lambda done, total: None}
 
 
@@ -93,7 +94,7 @@ def test_pooled_models_are_those_of_scikit_learn(folder: Path, wine: dict[str, A
             "logistic, pooled": (LogisticRegression(max_iter=1000), inner),
             "SVC, pooled": (
                 SVC(),
-                {"C": [1.0, 10.0, 100.0], "gamma": [w * unit for w in (0.25, 1.0, 4.0)]},
+                {"C": [1.0, 10.0, 100.0], "gamma": [w * unit for w in WIDTHS]},
             ),
         }
         for label, (model, grid) in grids.items():

@@ -389,7 +389,7 @@ ERRORS: dict[str, tuple[str, list[str], list[str], str]] = {
         "fed-cg",
         ["north.csv", "wide.csv"],
         [],
-        "north.csv lacks 1 columns of wide.csv, the first is 'c'; give both the same, or",
+        "north.csv lacks 1 column of wide.csv, the first is 'c'; give both the same, or",
     ),
     "rows without label": (
         "hierarchical-svm",

@@ -227,6 +227,19 @@ def test_the_seed_decides(name):
         assert run(1)[0] != run(2)[0]
 
 
+@pytest.mark.parametrize(("reference", "gain"), [(svc, 0.03), (kernel_ridge, None)])
+def test_smoother_kernels_are_tried_where_it_is_asked_for(reference, gain) -> None:
+    """Ordered classes of a linear score: the widths about the default are all too narrow."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(600, 7))
+    score = x @ np.linspace(0.3, 1.0, 7) + 0.2 * rng.normal(size=600)
+    y = np.digitize(score, np.quantile(score, [0.2, 0.5, 0.8])).astype(float)
+    data = PooledSplit(x[:200], y[:200], x[200:], y[200:], (0.0, 1.0, 2.0, 3.0), 1.0)
+    usual, wide = (reference(data, wide=w, **GIVEN)[0] for w in (False, True))
+    assert wide["gamma"] < usual["gamma"] / 2.0
+    assert gain is None or wide["test_accuracy"] > usual["test_accuracy"] + gain
+
+
 def test_what_is_given_is_not_tuned():
     data, steps = split("breast_cancer"), []
     metrics, _ = svc(data, seed=0, progress=lambda *done: steps.append(done), C=2.0, gamma=0.3)

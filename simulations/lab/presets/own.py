@@ -49,6 +49,7 @@ _SHARED = (
 )
 _COSTS = ("exchanges", "traffic", "cpu", "deployed", "plain", "epsilon", "sees")
 _SHARE, _SPLITS, _SVC_ROWS = 0.3, 10, 4000
+_RIDGE: dict[str, Any] = {"landmarks": 500, "wide": True}
 # What a method needs on a table of features, and where the labels are numbers
 _ON_TABLES: Mapping[str, dict[str, Any]] = {
     "secure-gram": {"encoding": "fixed-point", "kernel": "rbf"}
@@ -122,7 +123,7 @@ def _averages(prepared: Prepared) -> bool:
 
 def _peers(alike: str, *, numbers: bool) -> tuple[list[Contender], list[str]]:
     """Return what one would use instead, and why some of it is left out."""
-    found: list[Contender] = [("Nyström ridge, pooled", "kernel-ridge", {"landmarks": 500})]
+    found: list[Contender] = [("Nyström ridge, pooled", "kernel-ridge", _RIDGE)]
     absent = []
     if find_spec("xgboost") is None:
         absent.append("XGBoost: it is not installed; pip install 'fedkern-flwr[peers]'")
@@ -217,7 +218,7 @@ def _preset(
     name = Path(first.data).stem if Path(first.data).is_file() else first.data
     pooled: tuple[Contender, ...] = (
         ("logistic, pooled", "linear", {}),
-        ("SVC, pooled", "svc", {"max_rows": _SVC_ROWS}),
+        ("SVC, pooled", "svc", {"max_rows": _SVC_ROWS, "wide": True}),
         ("boosted trees, pooled", "boosting", {}),
         ("most frequent class", "constant", {}),
     )

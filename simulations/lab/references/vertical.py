@@ -37,6 +37,7 @@ LinearLoss = Literal["square", "logistic", "squared-hinge"]
 _TUNING_ROWS, _FOLDS = 3000, 5
 _COSTS = (1.0, 10.0, 100.0)
 _WIDTHS = (0.25, 1.0, 4.0)  # times 1 / (d Var x), the default of scikit-learn
+_WIDE = (*_WIDTHS, 1e-1, 1e-2, 1e-3)  # of equal ones the first is taken
 _REGULARIZATIONS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
 _TUBE = 0.01  # errors of SVR that cost nothing, in units of labels scaled to [-1, 1]
 
@@ -49,6 +50,7 @@ def svc(
     C: float | None = None,
     gamma: float | None = None,
     max_rows: int | None = None,
+    wide: bool = False,
 ) -> Outcome:
     """Train a support vector machine with the Gaussian kernel by LIBSVM; SVR for a regression.
 
@@ -67,6 +69,8 @@ def svc(
         1 / (d Var x) if not given.
     max_rows : int, optional
         Train on so many random rows, if there are more.
+    wide : bool (default: False)
+        Try 1/1000, 1/100 and 1/10 of that width as well.
 
     Returns
     -------
@@ -81,7 +85,7 @@ def svc(
     """
     _check_positive(C=C, gamma=gamma, max_rows=max_rows)
     pooled.check()
-    widths = _widths(pooled) if gamma is None else [gamma]
+    widths = _widths(pooled, wide) if gamma is None else [gamma]
     grid = _grid(C=_COSTS if C is None else [C], gamma=widths)
     return _tuned(partial(_machine, pooled), grid, pooled, seed, progress, max_rows)
 
@@ -131,7 +135,12 @@ def linear(
 
 
 def kernel_ridge(
-    pooled: PooledSplit, *, seed: int, progress: Progress, landmarks: int = 500
+    pooled: PooledSplit,
+    *,
+    seed: int,
+    progress: Progress,
+    landmarks: int = 500,
+    wide: bool = False,
 ) -> Outcome:
     """Train kernel ridge regression with the Gaussian kernel on random landmarks (Nystroem).
 
@@ -145,6 +154,8 @@ def kernel_ridge(
         Called with steps done and steps in all.
     landmarks : int (default: 500)
         Training rows taken as landmarks; with no fewer than there are rows the method is exact.
+    wide : bool (default: False)
+        Try smoother kernels as well, see :func:`svc`.
 
     Returns
     -------
@@ -171,7 +182,7 @@ def kernel_ridge(
         )
         return pipeline.make_pipeline(features, ridge(alpha=regularization))
 
-    grid = _grid(gamma=_widths(pooled), regularization=_REGULARIZATIONS)
+    grid = _grid(gamma=_widths(pooled, wide), regularization=_REGULARIZATIONS)
     return _tuned(build, grid, pooled, seed, progress)
 
 
@@ -238,10 +249,10 @@ def _linear_model(pooled: PooledSplit, loss: LinearLoss, rows: int, regularizati
     return ridge(alpha=0.5 * rows * regularization)
 
 
-def _widths(pooled: PooledSplit) -> list[float]:
-    """Return the widths to choose from, around scikit-learn's default."""
+def _widths(pooled: PooledSplit, wide: bool = False) -> list[float]:
+    """Return the widths to choose from, around scikit-learn's default or from far below it."""
     unit = 1.0 / (pooled.x.shape[1] * (float(pooled.x.var()) or 1.0))
-    return [width * unit for width in _WIDTHS]
+    return [width * unit for width in (_WIDE if wide else _WIDTHS)]
 
 
 def _grid(**options: Sequence[float]) -> list[dict[str, float]]:
