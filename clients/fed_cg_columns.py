@@ -125,10 +125,12 @@ class UnencodedTable(HybridTable):
         Raises
         ------
         TableError
-            It does not fit the columns, or leads out of the unit cube.
+            It does not fit the columns.
         """
         encoder, (y, ids, y_test, ids_test) = self.own.named(text), self._rest
-        x, x_test = (encoder.transform(part) for part in (self.raw, self.held))
+        parts = (encoder.transform(part) for part in (self.raw, self.held))
+        # whether values are beyond what the server says they are must not show
+        x, x_test = (np.clip(np.nan_to_num(part), 0.0, 1.0) for part in parts)
         rows = (x, y, ids, x_test if self.tests else None, y_test, ids_test)
         return HybridTable(self.party, *rows, columns=encoder.outputs, **self._common)
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkern_flwr.errors import OptionError
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Coordinates, Floats
 from fedkern_flwr.groups.digits import from_digits, to_digits
 from fedkern_flwr.groups.orthogonal_product import default_vectors, draw_orthogonal, mask_multiplier
-from fedkern_flwr.guard import check_selection
+from fedkern_flwr.guard import check_selection, refusal
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.solvers.dual_subspace import LabelOwner, objective, visit
 
@@ -31,6 +32,8 @@ class NodeOfColumns(SVMNode):
     @answers(wire.ColumnsRequest)
     def contribute_columns(self, request: wire.ColumnsRequest) -> wire.ColumnsReply:
         """Contribute sums and sums of squares of the columns."""
+        if request.agent < 0:
+            raise refusal("columns for no agent", self.name)
         self.check(wire.GROUP_SUM, request.agent)
         self._check_plan(request)
         plan = hashlib.sha256(request.take.tobytes() + b"/" + request.place.tobytes()).hexdigest()
@@ -44,12 +47,15 @@ class NodeOfColumns(SVMNode):
         sealed = b""
         if self.product == "orthogonal":
             self.kept.seed = self.kept.seed or secrets.token_bytes(32)
-            z = draw_orthogonal(
-                np.column_stack([x, np.ones(len(x))]),
-                default_vectors(len(x), x.shape[1] + 1),
-                int.from_bytes(self.kept.seed, "big"),
-                party=self.name,
-            )
+            try:
+                z = draw_orthogonal(
+                    np.column_stack([x, np.ones(len(x))]),
+                    default_vectors(len(x), x.shape[1] + 1),
+                    int.from_bytes(self.kept.seed, "big"),
+                    party=self.name,
+                )
+            except OptionError as error:  # which follows from rows
+                raise self.unfit(error) from None
             sealed = self.seal(request.agent, z, "orthogonal")
         return wire.ColumnsReply(orthogonal=sealed)
 
@@ -157,6 +163,9 @@ class NodeOfColumns(SVMNode):
         """Take outputs, solve in the subspace of the messages so far, seal the next message."""
         own = self.kept.settings
         if request.kind == "start":
+            for party in (*request.users.tolist(), *request.agents.tolist()):
+                if party >= 0:
+                    self.pair_secret(party)  # what fails later would cost the plan nothing
             self._pin_plan(request)
             names = ("take", "users", "agents", "sizes", "place")
             self.kept.arrays |= {name: getattr(request, name) for name in names}
@@ -186,7 +195,10 @@ class NodeOfColumns(SVMNode):
     def _next_message(self, request: wire.OwnerRequest) -> None:
         own, found = self.kept.settings, self.kept.arrays
         rows = self._held(slice(own["rows"]))
-        leader = LabelOwner(own["loss"], self.table.y[rows], own["c"], 0, numbers=rows)
+        try:
+            leader = LabelOwner(own["loss"], self.table.y[rows], own["c"], 0, numbers=rows)
+        except OptionError as error:  # which follows from labels
+            raise self.unfit(error) from None
         if "sent" in found:
             leader.unpack(found)
         if request.kind in ("step", "last"):
