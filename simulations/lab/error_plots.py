@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -129,7 +130,7 @@ def _draw_errors(
         means = [mean for _, mean, _ in kept]
         stds = [std if math.isfinite(std) else 0.0 for _, _, std in kept]
         if len(kept) == 1:
-            axes.errorbar(
+            _, *bars = axes.errorbar(
                 xs,
                 means,
                 yerr=stds if stds[0] else None,
@@ -144,6 +145,8 @@ def _draw_errors(
                 zorder=3,
                 clip_on=False,
             )
+            for part in itertools.chain(*bars):  # a log axis has no end for them
+                part.set_clip_on(True)
         elif kept:
             if any(stds):
                 low, high = np.subtract(means, stds), np.add(means, stds)

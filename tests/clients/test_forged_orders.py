@@ -289,6 +289,7 @@ CASES = [
             "a row again and again": fields(take=twice),
             "all of them elsewhere": fields(place=lambda p: p + 100),
             "few rows to learn from": fields(rows=1),
+            "for no agent": fields(agent=-1),
         },
     ),
     Case("svm, columns", 2, "svm-visit", "group"),

@@ -195,6 +195,16 @@ def test_several_classes_are_judged_one_against_the_rest(seed: int, classes: int
     np.testing.assert_allclose(whole, ratio / ratio.sum(1, keepdims=True))
 
 
+@pytest.mark.parametrize("classes", [0, 2])
+@pytest.mark.parametrize("bins", [0, 8])
+def test_outputs_that_are_no_numbers_are_counted(classes: int, bins: int) -> None:
+    """Of a forged model: a failure would tell of the row for which it overflows."""
+    outputs = np.array([[np.nan], [np.inf], [-np.inf], [1e300], [0.5]])
+    targets = np.array([[1.0], [-1.0], [1.0], [-1.0], [1.0]])
+    found = Yardstick(classes, 1, 1.0, bins).count(outputs, targets, np.ones(5, bool))
+    assert np.isfinite(found).all()
+
+
 @given(
     counts=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=8, max_size=8),
     level=st.sampled_from([0.5, 0.9, 0.99]),
