@@ -81,7 +81,7 @@ def test_a_vertical_split_gives_every_group_all_rows_of_its_columns() -> None:
     part = prepared.split(0)
     owner = nodes[-1]
     assert set(owner) == {
-        *("role", "ids", "ids_test", "y", "y_test"),
+        *("role", "table", "ids", "ids_test", "y", "y_test"),
         *("classes", "label_bound", "alignment_key"),
     }
     np.testing.assert_array_equal(owner["y"], part.y[owner["ids"].astype(int)])

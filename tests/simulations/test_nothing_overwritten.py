@@ -38,7 +38,13 @@ def test_predictions_are_not_replaced_unasked(commands: Any, tables: Any) -> Non
         == 0
     )
     predict = ["predict", "o", "--data", data, "--id", "id"]
+    first = Path("o/predictions.csv")
     assert commands(*predict)[0] == 0
+    first.write_text("precious")
+    assert commands(*predict)[0] == 0
+    assert Path("o/predictions-2.csv").exists()
+    assert first.read_text() == "precious"
+    predict += ["--out", str(first)]
     assert "has results already" in commands.complaint(*predict)
     assert commands(*predict, "--force")[0] == 0
 
