@@ -256,9 +256,10 @@ class VerticalKernelClient(ColumnsClient):
                 scores = features[:, :have] @ alpha.astype(features.dtype)
             outputs = self._bounded(np.asarray(scores, np.float64).reshape(len(rows), -1))
             loss, targets = request.loss, self._targets(rows)
-            loss_now = loss_values(loss, outputs, targets).mean()  # type: ignore[arg-type]
-            if self.simulated and loss_now > LARGEST_LOSS:
-                raise self._diverged()
+            if self.simulated:
+                reached = loss_values(loss, outputs, targets).mean()  # type: ignore[arg-type]
+                if reached > LARGEST_LOSS:
+                    raise self._diverged()
             made = new_coefficients(
                 loss,  # type: ignore[arg-type]
                 outputs,

@@ -381,8 +381,9 @@ class HybridKernelClient(EncodingParty):
     def _add(self, name: str, vector: Floats, *model: Floats) -> tuple[Floats, ...]:
         """Contribute to a sum; without one return the vector, where that is allowed."""
         if self._ordered(name):
-            release = asked(self.kept.arrays.get("rows", _NO_ROWS), *model)
-            learned = self.kept.arrays.get("rows", _NO_ROWS)[: self.kept.settings.get("train", 0)]
+            rows = self.kept.arrays.get("rows", _NO_ROWS)
+            release = "" if self.budget is None else asked(rows, *model)
+            learned = rows[: self.kept.settings.get("train", 0)]
             self._note(name, _NO_ROWS if name == "outcomes" else learned)
             self.secure_sums.contribute(name, vector, release=release)
             return ()
