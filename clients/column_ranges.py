@@ -267,7 +267,7 @@ class RangesClient(AnsweringClient):
 
     def _fix(self, asked: Coarse) -> None:
         """Refuse a second centre or other bins: ever new ones would tell of single values."""
-        if self.kept.settings.setdefault("asked", asked.digest) != asked.digest:
+        if not self.kept.pin("asked", asked.digest):
             raise refusal("another centre or other bins than before", self.name)
 
     @property

@@ -310,7 +310,7 @@ class VerticalKernelClient(ColumnsClient):
     def _fixed(self, name: str, rows: NDArray[Any]) -> bool:
         """Tell whether rows are those of the first time; which they were is remembered."""
         digest = hashlib.sha256(np.sort(rows).astype("<i8").tobytes()).hexdigest()
-        return bool(self.kept.settings.setdefault(name, digest) == digest)
+        return bool(self.kept.pin(name, digest))
 
     def _check_trained(self, rows: NDArray[Any]) -> None:
         """Refuse to learn from few or other rows than before: what validates them is told."""
@@ -326,11 +326,11 @@ class VerticalKernelClient(ColumnsClient):
         ------
         ProtocolError
         """
-        if not self._fixed("counted", tests):
-            raise self.wrong("other held-out rows are to be counted than before")
         if 2 * len(tests) < self.table.tests:
             raise self.wrong(
                 f"{len(tests)} of {self.table.tests} held-out rows are to be counted, which "
                 "would tell too much of them",
                 remedy="check the ids: most of these rows are not held by all parties",
             )
+        if not self._fixed("counted", tests):
+            raise self.wrong("other held-out rows are to be counted than before")

@@ -37,7 +37,7 @@ def tuning_sums(client: HybridKernelClient, request: wire.EquationsRequest) -> F
     weights = _weights(client, request)
     digest = hashlib.sha256(gammas.astype("<f8").tobytes()).hexdigest()
     asked = [folds, digest, request.balanced, request.class_counts.tolist()]
-    if client.kept.settings.setdefault("tuned", asked) != asked:
+    if not client.kept.pin("tuned", asked):
         raise refusal("other widths or folds are asked for than before in this run", client.name)
     table, kept = client.table, client.kept
     length = tuning_length(kept.landmarks, table.y.shape[1], folds, len(gammas))

@@ -169,23 +169,37 @@ class PhaseClient(SessionNode, NumPyClient):
         """Erase what a finished run leaves on this node; return what is kept of its state."""
         return state.payload
 
+    def keep_fixed(self, session: str) -> None:
+        """Keep what a message that failed has fixed: the next may not ask otherwise.
+
+        Whether a message fails may depend on values, so it has told something of them.
+        """
+        state = load_state(self.context)
+        if state is not None:
+            if self.sums is not None and state.session == session:
+                state.fixed = self.sums.fixed() | state.fixed
+            store_state(self.context, state)
+
     # -- requests
 
     def _answer(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> PhaseMessage:
         """Answer a request; Flower shows the server the text of whatever is raised here."""
+        session = str(config.get("session", ""))
         try:
             return self._dispatch(parameters, config)
         except FedKernError as error:
+            self.keep_fixed(session)
             if isinstance(error, RefusedError):
-                self._count_refusal(str(config.get("session", "")), error)
+                self._count_refusal(session, error)
             error.args = (mark_error(f"{type(error).__name__}: {error}"),)
             raise
         except Exception as error:
             if self.simulated:  # its engine shows all of it
                 raise
+            self.keep_fixed(session)
             if self.record.secure:  # what fails by values is a question without an end
                 failed = refusal("an error of its own code", self.name)
-                self._count_refusal(str(config.get("session", "")), failed)
+                self._count_refusal(session, failed)
             concealed = conceal(error)
         raise concealed
 

@@ -207,6 +207,11 @@ class ClientSums:
         self.replies.append(upload)
         del self.orders[name]
 
+    def fixed(self) -> dict[str, str]:
+        """Return how the sums are repeated, if at all, that were checked in this message."""
+        names, fixed = {name.partition("#")[0] for name in self._rules}, self.party.state.fixed
+        return {name: digest for name, digest in fixed.items() if name in names}
+
     def check_done(self) -> None:
         """Refuse to answer while a sum waits for this client's vector.
 
