@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ import numpy as np
 import pytest
 from faulty import Cut, PowerCutError, never
 from flwr.app import Context
+from known_noise import know_noise
 
 from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.errors import CheckpointError, CohortError, FedKernError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
-from fedkern_flwr.node.ledger import ClientLedger
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import HierarchicalSVM
 
@@ -34,10 +33,7 @@ X, Y = rows()
 
 @dataclass
 class Users:
-    """Users with folders, whose owners allow one run about their rows.
-
-    Keys of noise are drawn as ever, but the same in each of two networks with the same ``place``.
-    """
+    """Users with folders, whose owners allow one run about their rows."""
 
     folder: Path
     state: bool = True
@@ -78,21 +74,9 @@ class Users:
 
 
 @pytest.fixture
-def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Users]:
+def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Users:
     """Users whose noise is known to the test: drawn again it is other noise."""
-    drawn: dict[tuple[Path, str, int], bytes] = {}
-    honest = ClientLedger.noise_key
-
-    def known(self: Any, session: str, state: Any) -> bytes:
-        """The first key of a user is a function of who it is, another one of the system."""
-        key = honest(self, session, state)
-        if self._folder is None:
-            return key
-        place = self._folder, session, self._partition
-        first = drawn.setdefault(place, key)
-        return bytes([self._partition]) * 32 if first == key else key
-
-    monkeypatch.setattr(ClientLedger, "noise_key", known)
+    know_noise(monkeypatch)
     return Users(tmp_path)
 
 
