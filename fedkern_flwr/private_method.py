@@ -53,26 +53,27 @@ class PrivateMethod(Method):
 
     def _reset(self) -> None:
         super()._reset()
-        self._released: dict[str, Any] = {}  # before the run broke off
+        self._earlier_releases: dict[str, Any] = {}  # before the run broke off
 
     def progress(self) -> dict[str, Any]:
         """Return what a resumed run must know, with what was released."""
-        return {**super().progress(), "releases": self._reports()}
+        return {**super().progress(), "releases": self.release_reports()}
 
     def go_on(self, progress: Mapping[str, Any]) -> None:
         """Take up a run that broke off, with what it released."""
         super().go_on(progress)
-        self._released = dict(progress.get("releases", {}))
+        self._earlier_releases = dict(progress.get("releases", {}))
 
-    def _reports(self) -> dict[str, Any]:
+    def release_reports(self) -> dict[str, Any]:
+        """Return what ``result.json`` says of each release, by its name."""
         own = {name: one.report(parties) for name, (one, parties) in self.noised_.items()}
-        return self._released | own
+        return self._earlier_releases | own
 
     def budget_report(self) -> dict[str, Any]:
         """Return what the run may cost, what it released and what that cost, for ``privacy()``."""
         if self.budget is None:
             return {}
-        return {"budget": {**vars(self.budget), "releases": [*self._reports().values()]}}
+        return {"budget": {**vars(self.budget), "releases": [*self.release_reports().values()]}}
 
     def privacy(self) -> dict[str, Any]:
         """Return what the server sees, and the budget."""

@@ -240,7 +240,7 @@ class FinishRequest(SumRequest, phase="finish"):
 
 
 class BreakRequest(SumRequest, phase="break"):
-    """The run broke off, and may go on: erase what belongs to its sums, but for noise that was told.
+    """The run broke off, and may go on: erase what belongs to its sums, but the key of its noise.
 
     A sum that is asked for again must have the noise that it had.
     """
