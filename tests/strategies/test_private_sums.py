@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,6 +21,7 @@ from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.kernels.pca import REST_SENSITIVITY, SENSITIVITY, features_of, moments
 from fedkern_flwr.method import Ask, MethodClient, Sum, answers, contributes
+from fedkern_flwr.node import guarded
 from fedkern_flwr.privacy import NoisySum
 from fedkern_flwr.private_method import PrivateMethod
 from fedkern_flwr.simulations import Fault, FaultPlan, simulate
@@ -241,3 +243,22 @@ def test_a_run_that_lost_too_many_goes_on_with_the_noise_that_it_had(
     for k in range(CLIENTS):
         (run,) = NodeLedger(tmp_path / "run" / str(k), k).runs()
         assert run.epsilon == pytest.approx(2.0, rel=1e-2)
+
+
+def test_a_node_without_the_accountant_is_named_in_a_line_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = guarded.check_accountant
+
+    def lacking(party: str) -> None:
+        with monkeypatch.context() as there:
+            if party == "partition 2":
+                there.setitem(sys.modules, "dp_accounting", None)
+            honest(party)
+
+    monkeypatch.setattr(guarded, "check_accountant", lacking)
+    with pytest.raises(FedKernError, match="pip install 'fedkern-flwr") as why:
+        run(KernelPCA(privacy_epsilon=2.0, features=5, seed=0), KernelPCAClient)
+    assert str(why.value).startswith("partition 2, phase describe: differential privacy needs")
+    assert "\n" not in str(why.value)
+    assert why.value.exit_code == 2
