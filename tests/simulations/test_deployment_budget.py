@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context
+from servers import processes_of
 
 from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.guard import NodePolicy
@@ -98,6 +99,8 @@ def test_a_run_with_a_budget_breaks_off_goes_on_and_is_paid_once(
             time.sleep(0.1)
         os.kill(deployment.processes.pid("SuperLink"), signal.SIGKILL)
         deployment.processes.kill("SuperLink")
+    for pid in processes_of(tmp_path / "flwr"):  # the app's server, which waits for its SuperLink
+        os.kill(pid, signal.SIGKILL)
     assert (tmp_path / "run.npz").exists()
     keys = noise_keys(tmp_path)
     assert [len(own) for own in keys] == [1] * NODES
@@ -116,6 +119,7 @@ def test_a_run_with_a_budget_breaks_off_goes_on_and_is_paid_once(
     assert result["metrics"] == pytest.approx(quiet.metrics_)
     assert result["privacy"]["budget"] == quiet.privacy()["budget"]
     assert noise_keys(tmp_path) == [[]] * NODES  # of a run that is over
+    assert processes_of(tmp_path / "flwr") == []
 
     assert "max_epsilon = 3: with this run its rows would lose" in again["error"]
     assert "\n" not in again["error"]
