@@ -82,4 +82,4 @@ def test_what_is_told_to_nobody_is_no_line(caplog: pytest.LogCaptureFixture) -> 
     result = {"metrics": {"mse": None, "rows": 3}, "privacy": {}, "failures": {}, **told}
     with caplog.at_level(logging.INFO, logger="flwr"):
         log_result(result)
-    assert [record.message for record in caplog.records][0] == "rows: 3"
+    assert caplog.messages[0] == "rows: 3"
