@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context
-from servers import processes_of
+from servers import processes_of, wait_for_end_of
 
 from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.guard import NodePolicy
@@ -119,7 +119,7 @@ def test_a_run_with_a_budget_breaks_off_goes_on_and_is_paid_once(
     assert result["metrics"] == pytest.approx(quiet.metrics_)
     assert result["privacy"]["budget"] == quiet.privacy()["budget"]
     assert noise_keys(tmp_path) == [[]] * NODES  # of a run that is over
-    assert processes_of(tmp_path / "flwr") == []
+    assert wait_for_end_of(tmp_path / "flwr") == []
 
     assert "max_epsilon = 3: with this run its rows would lose" in again["error"]
     assert "\n" not in again["error"]
