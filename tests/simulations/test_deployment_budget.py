@@ -7,7 +7,7 @@ import os
 import signal
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,8 @@ def test_a_run_with_a_budget_breaks_off_goes_on_and_is_paid_once(
         os.kill(deployment.processes.pid("SuperLink"), signal.SIGKILL)
         deployment.processes.kill("SuperLink")
     for pid in processes_of(tmp_path / "flwr"):  # the app's server, which waits for its SuperLink
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     assert (tmp_path / "run.npz").exists()
     keys = noise_keys(tmp_path)
     assert [len(own) for own in keys] == [1] * NODES
