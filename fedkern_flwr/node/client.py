@@ -282,8 +282,12 @@ class PhaseClient(SessionNode, NumPyClient):
         """Phases that carry sections and nothing else."""
         carry = (sum_wire.VoteRequest, sum_wire.UnmaskRequest, sum_wire.RecoverRequest)
         answered = {kind.phase: (kind, self._answer_sections) for kind in carry}
-        finish = sum_wire.FinishRequest
-        return {**answered, finish.phase: (finish, self._finish_sums)}
+        finish, broken = sum_wire.FinishRequest, sum_wire.BreakRequest
+        return {
+            **answered,
+            finish.phase: (finish, self._finish_sums),
+            broken.phase: (broken, self._break_off),
+        }
 
     def _announce(self, request: DescribeRequest, reply: DescribeReply) -> DescribeReply:
         """Add who the node is, and its key of the run, to its description."""
@@ -404,12 +408,17 @@ class PhaseClient(SessionNode, NumPyClient):
         self._end(request.session)
         return sum_wire.SumReply()
 
-    def _end(self, session: str) -> None:
-        """Erase what a run that is over leaves behind."""
+    def _break_off(self, request: sum_wire.BreakRequest) -> sum_wire.SumReply:
+        self._end(request.session, over=False)
+        return sum_wire.SumReply()
+
+    def _end(self, session: str, *, over: bool = True) -> None:
+        """Erase what a run leaves behind; the key of its noise only when it is over."""
         state = self.open_session(session)
         state.payload = self.forget(state)
         state.store(self.context)
-        self.ledger.forget_noise(session)
+        if over:
+            self.ledger.forget_noise(session)
         self.record.told = {key: [] for key in self.record.told}
         self.record.store(self.context)
         erase_state(self.context)

@@ -77,7 +77,7 @@ class GuardedNode:
         if budget is not None and not self.adds_noise:
             raise refusal("privacy: this method adds no noise", self.name)
         if budget is not None:
-            check_accountant()
+            check_accountant(self.name)
         if self.record.secure and self.record.privacy != request.privacy:
             raise refusal("privacy: the run was opened with another budget", self.name)
         self.record.privacy = request.privacy

@@ -239,6 +239,13 @@ class FinishRequest(SumRequest, phase="finish"):
     """The run is over: erase all that belongs to its sums."""
 
 
+class BreakRequest(SumRequest, phase="break"):
+    """The run broke off, and may go on: erase what belongs to its sums, but the key of its noise.
+
+    A sum that is asked for again must have the noise that it had.
+    """
+
+
 class SumReply(Message, phase="sum-reply"):
     """A reply that only carries sections."""
 
