@@ -34,12 +34,11 @@ from .console import Screen, plain_table
 _RESULT = "audit.json"
 _LEAST = 100  # draws
 _BROKEN = 3  # exit code
+_DECLARED = ",".join(map("{:g}".format, BUDGETS))
 
 
 def audit_budgets(
-    epsilon: Annotated[str, typer.Option(help="Budgets to declare, parted by commas.")] = ",".join(
-        f"{one:g}" for one in BUDGETS
-    ),
+    epsilon: Annotated[str, typer.Option(help="Budgets to declare, parted by commas.")] = _DECLARED,
     draws: Annotated[int, typer.Option(help="Releases of each of the two tables.")] = DRAWS,
     seed: Annotated[int, typer.Option(help="Seed of the search for the worst record.")] = 0,
     out: Annotated[str | None, typer.Option(help="Folder of the audit.")] = None,

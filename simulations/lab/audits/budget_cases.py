@@ -80,7 +80,7 @@ def _served(build: Callable[[Any, int], Any]) -> Callable[[Any], Any]:
 
 def _outcome(record: Record) -> Floats:
     """Return the cell of a held-out row among counts, of which there is another for each label."""
-    return np.eye(2)[int(record[1] > 0.0)]
+    return np.asarray(np.eye(2)[int(record[1] > 0.0)])
 
 
 # -- FedCG
@@ -95,7 +95,9 @@ def _fed_cg(record: Record, parties: int, *, held_out: bool = False, **budget: A
     def hospital(context: Any, k: int) -> HybridKernelClient:
         (x, y), (x_test, y_test) = tables[k]
         ids = [f"{k}/{i}" for i in range(2 * _ROWS)]
-        tests = {"x_test": x_test, "y_test": y_test, "ids_test": ids[_ROWS:]} if held_out else {}
+        tests: dict[str, Any] = {}
+        if held_out:
+            tests = {"x_test": x_test, "y_test": y_test, "ids_test": ids[_ROWS:]}
         return HybridKernelClient(
             context,
             x,
@@ -157,7 +159,7 @@ def _svm(record: Record, parties: int, *, held_out: bool = False, **budget: Any)
 
     def user(context: Any, k: int) -> SVMClient:
         (x, y), (x_test, y_test) = tables[k]
-        tests = {"x_test": x_test, "y_test": y_test} if held_out else {}
+        tests: dict[str, Any] = {"x_test": x_test, "y_test": y_test} if held_out else {}
         return SVMClient(context, x, y, classes=(-1.0, 1.0), **tests)
 
     return HierarchicalSVM(architecture="centralised", C=1.0, seed=0, **budget), _served(user)
@@ -237,7 +239,11 @@ def _averaging(
         return means.budget.epsilon - privacy_epsilon
 
     noise: dict[str, Any] = {"clip": _CLIP, "noise_multiplier": brentq(over, 0.2, 1e4)}
-    common = {"delta": privacy_delta, "colluders": privacy_colluders, "threshold": 3}
+    common: dict[str, Any] = {
+        "delta": privacy_delta,
+        "colluders": privacy_colluders,
+        "threshold": 3,
+    }
     return _SecureAvg(fraction_evaluate=0.0, **noise, **common), _app(record, parties, noise)
 
 
@@ -253,7 +259,7 @@ def _app(record: Record, parties: int, noise: dict[str, Any]) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         x, y = table(context)
-        sent = message.content["arrays"]["w"].numpy()
+        sent = message.content.array_records["arrays"]["w"].numpy()
         rows = np.column_stack([x, np.ones(len(x))])
         moved = sent + _STEP * rows.T @ (y - rows @ sent)
         content = {
