@@ -119,11 +119,10 @@ def audit_all(
                     break
             audits.append(done)
             _line(screen, done)
-        sums = budget_report.audit_sums(bar.update, seed=seed)
-    screen.note(f"{budget_report.COMMAND}: {budget_report.outcome(sums)}")
+        budgets = budget_report.audit_all_budgets(bar.update, seed=seed)
+    screen.note(f"{budget_report.COMMAND}: {budgets.outcome}")
     common = _common({"seed": seed, "trials": trials})
-    kept, draws = all(one.kept for one in sums), budget_report.DRAWS
-    number = sum(done.as_expected for done in audits) + kept
+    number = sum(done.as_expected for done in audits) + budgets.kept
     good = number == len(audits) + 1
     result = {
         "method": "all",
@@ -136,11 +135,11 @@ def audit_all(
             }
             for done in audits
         ],
-        "epsilon": budget_report.to_dict(sums, draws),
+        "epsilon": budget_report.to_dict(budgets),
         **common,
     }
     _save(folder, result)
-    page = write_all(folder / "audit.html", audits, sums, draws, _facts(seed, trials))
+    page = write_all(folder / "audit.html", audits, budgets, _facts(seed, trials))
     screen.note(f"{number} of {len(audits) + 1} audits as documented")
     screen.note(f"report: {page.resolve()}")
     tell(result)

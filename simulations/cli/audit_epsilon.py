@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
@@ -13,19 +13,8 @@ from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.privacy.accounting import check_accountant
 
-from ..lab.audits.budget_report import (
-    BUDGETS,
-    COLUMNS,
-    DRAWS,
-    TEXTS,
-    audit_sums,
-    caption,
-    cells,
-    outcome,
-    to_dict,
-    write_epsilon,
-)
-from ..lab.audits.budgets import Audited
+from ..lab.audits import budget_report
+from ..lab.audits.budget_report import BUDGETS, DRAWS, Budgets
 from ..methods.experiment import versions
 from ..run.entries import check_seed
 from ..run.folders import FORCE, chosen_folder, folder_of_results, json_writer
@@ -34,6 +23,7 @@ from .console import Screen, plain_table
 _RESULT = "audit.json"
 _LEAST = 100  # draws
 _BROKEN = 3  # exit code
+_COLOURS = {"kept": "green", "no budget": "yellow", "BROKEN": "bold red"}
 _DECLARED = ",".join(map("{:g}".format, BUDGETS))
 
 
@@ -63,31 +53,43 @@ def audit_budgets(
     folder = chosen_folder(out, "audit-epsilon")
     with folder_of_results(folder, _RESULT, force=force):
         with screen.progress() as bar:
-            found = audit_sums(bar.update, budgets, draws, seed)
-        result = {**to_dict(found, draws), "seed": seed, "versions": versions()}
+            found = budget_report.audit_all_budgets(bar.update, budgets, draws, seed)
+        result = {**budget_report.to_dict(found), "seed": seed, "versions": versions()}
         write_atomically(folder / _RESULT, json.dumps(result, allow_nan=False).encode())
         named = ", ".join(f"{name} {number}" for name, number in versions().items())
         facts = {"seed": str(seed), "releases of each table": str(draws), "versions": named}
-        page = write_epsilon(folder / "audit.html", found, draws, facts)
-    show(screen, found, draws)
+        page = budget_report.write_epsilon(folder / "audit.html", found, facts)
+    show(screen, found)
     screen.note(f"report: {page.resolve()}")
     tell(result)
-    if result["verdict"] == "BROKEN":
+    if not found.kept:
         raise typer.Exit(_BROKEN)
 
 
-def show(screen: Screen, audits: Sequence[Audited], draws: int) -> None:
-    """Print the table of all sums and what was found."""
+def show(screen: Screen, found: Budgets) -> None:
+    """Print the tables of sums and of attacks, and what was found."""
+    sums, attacks = (
+        map(budget_report.cells, found.sums),
+        map(budget_report.attack_cells, found.attacks),
+    )
+    _table(
+        screen, budget_report.caption(found.draws), budget_report.COLUMNS, sums, budget_report.TEXTS
+    )
+    _table(screen, budget_report.ATTACK_CAPTION, budget_report.ATTACK_COLUMNS, attacks, 1)
+    screen.note(found.outcome)
+
+
+def _table(
+    screen: Screen, caption: str, columns: Sequence[str], rows: Iterable[list[str]], texts: int
+) -> None:
+    """Print a table whose first columns are text."""
     table = plain_table()
-    for number, name in enumerate(COLUMNS):
-        table.add_column(name, justify="left" if number < TEXTS else "right", no_wrap=True)
-    for audited in audits:
-        *row, verdict = cells(audited)
-        colour = "green" if audited.kept else "bold red"
-        table.add_row(*map(escape, row), f"[{colour}]{verdict}[/]")
-    screen.note(f"\n{caption(draws)}")
+    for number, name in enumerate(columns):
+        table.add_column(name, justify="left" if number < texts else "right", no_wrap=True)
+    for *row, verdict in rows:
+        table.add_row(*map(escape, row), f"[{_COLOURS[verdict]}]{verdict}[/]")
+    screen.note(f"\n{caption}")
     screen.console.print(table)
-    screen.note(outcome(audits))
 
 
 def _numbers(text: str) -> list[float]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...run.report import Block, FactsBlock, TableBlock, TextBlock, write_report
+from ...run.report import Block, FactsBlock, Mark, TableBlock, TextBlock, write_report
+from . import budget_attacks
+from .budget_attacks import Recovered
 from .budget_cases import CASES
 from .budgets import DELTA, Audited, audit_epsilon
 from .report import explanation
 
 ATTACK = "likelihood ratio"
+ATTACKS = (budget_attacks.LOSS, budget_attacks.DEFINITENESS, budget_attacks.JOINT)
+_MARKS: dict[str, Mark] = {"kept": "good", "no budget": "fair", "BROKEN": "bad"}
 COMMAND = "fedkern audit epsilon"
 #: Budgets that are declared, and releases of each of the two tables, unless told otherwise.
 BUDGETS, DRAWS = (1.0, 3.0, 8.0), 5000
@@ -20,6 +26,7 @@ COLUMNS = (
     *("declared", "charged", "provable", "proven", "if normal", "told apart", "verdict"),
 )
 TEXTS = 4  # columns of text
+ATTACK_COLUMNS = ("attack", "epsilon", "recovered", "95 % interval", "allowed", "verdict")
 #: Of all bounds together.
 LEVEL = 0.95
 
@@ -34,24 +41,68 @@ _READING = (
     "together with 95 % confidence for all rows. Told apart: how much oftener the test names the "
     "one table when it was the one than when it was the other; 0 is a coin.",
     "BROKEN: a bound is above what is charged, a table moves the sum farther than is charged, or "
-    "more is charged than was declared.",
+    "more is charged than was declared; or of an attack the interval is above what is allowed.",
+    "Known attacks are on rows as they come, not on the worst ones. Recovered: of a row that was "
+    "learned from and one that was not, how much oftener the first looks more like it, where 0 is "
+    "a coin; of the joint inversion the share of rows that were returned. Allowed: how far the "
+    "best test tells the worst two tables apart with all of epsilon.",
 )
 
 
-def audit_sums(
+@dataclass(frozen=True)
+class Budgets:
+    """What was found of budgets.
+
+    Attributes
+    ----------
+    sums : list of Audited
+    attacks : list of Recovered
+    draws : int
+        Releases of each of the two tables.
+    """
+
+    sums: list[Audited]
+    attacks: list[Recovered]
+    draws: int
+
+    @property
+    def kept(self) -> bool:
+        """Whether nothing is broken."""
+        return all(a.kept for a in self.sums) and all(a.kept for a in self.attacks)
+
+    @property
+    def outcome(self) -> str:
+        """What was found, in a line."""
+        broken = [f"{a.case.title} at {a.declared:g}" for a in self.sums if not a.kept]
+        broken += [f"{a.attack} at {a.epsilon:g}" for a in self.attacks if not a.kept]
+        if broken:
+            return f"BROKEN: {', '.join(broken)}"
+        return f"of {len(self.sums)} sums no bound is above what is charged"
+
+
+def audit_all_budgets(
     progress: Callable[[str, float, int], None],
     budgets: Sequence[float] = BUDGETS,
     draws: int = DRAWS,
     seed: int = 0,
-) -> list[Audited]:
-    """Audit all sums with some budgets, all bounds together with confidence :data:`LEVEL`."""
+) -> Budgets:
+    """Audit all sums with some budgets, all bounds together with confidence :data:`LEVEL`.
+
+    Then try the known attacks, without a budget and with each.
+    """
     every = [(case, epsilon) for case in CASES for epsilon in budgets]
     confidence = 1.0 - (1.0 - LEVEL) / (2 * len(every))
-    found: list[Audited] = []
-    for case, epsilon in every:
-        progress(f"{case.title}, epsilon {epsilon:g}", len(found), len(every))
-        found.append(audit_epsilon(case, epsilon, draws=draws, seed=seed, confidence=confidence))
-    return found
+    sums, attacks = list[Audited](), list[Recovered]()
+    known = [math.inf, *sorted(budgets, reverse=True)]
+    steps = len(every) + len(known)
+    for number, (case, epsilon) in enumerate(every):
+        progress(f"{case.title}, epsilon {epsilon:g}", number, steps)
+        sums.append(audit_epsilon(case, epsilon, draws=draws, seed=seed, confidence=confidence))
+    for number, epsilon in enumerate(known):
+        progress(f"known attacks, epsilon {epsilon:g}", len(every) + number, steps)
+        attacks += budget_attacks.recover(epsilon, seed)
+    order = list(dict.fromkeys(one.attack for one in attacks))
+    return Budgets(sums, sorted(attacks, key=lambda one: order.index(one.attack)), draws)
 
 
 def cells(audited: Audited) -> list[str]:
@@ -65,12 +116,18 @@ def cells(audited: Audited) -> list[str]:
     return [case.method, case.sum, opened, case.unit, *figures, apart, verdict]
 
 
-def outcome(audits: Sequence[Audited]) -> str:
-    """Say in a line what was found."""
-    broken = [f"{a.case.title} at {a.declared:g}" for a in audits if not a.kept]
-    if broken:
-        return f"BROKEN: {', '.join(broken)}"
-    return f"{len(audits)} sums, no bound is above what is charged"
+def attack_cells(found: Recovered) -> list[str]:
+    """Return the row of an attack in a table."""
+    low, high = found.interval
+    free = math.isinf(found.epsilon)
+    return [
+        found.attack,
+        "none" if free else f"{found.epsilon:g}",
+        f"{100 * found.shares.mean():.0f} %",
+        f"{100 * low:.0f} to {100 * high:.0f}",
+        "-" if free else f"{100 * found.allowed:.0f} %",
+        "no budget" if free else "kept" if found.kept else "BROKEN",
+    ]
 
 
 def caption(draws: int) -> str:
@@ -78,40 +135,56 @@ def caption(draws: int) -> str:
     return f"Sums with noise: epsilon at delta {DELTA:g}, {draws:,} releases of each of two tables."
 
 
-def table(audits: Sequence[Audited], draws: int) -> TableBlock:
-    """Return the table of all sums."""
-    marks = {(n, len(COLUMNS) - 1): "good" if a.kept else "bad" for n, a in enumerate(audits)}
-    return TableBlock(caption(draws), COLUMNS, [cells(a) for a in audits], marks=marks)  # type: ignore[arg-type]
+ATTACK_CAPTION = "Known attacks on runs with a budget: per cent."
 
 
-def blocks(audits: Sequence[Audited], draws: int) -> list[Block]:
-    """Return table and explanation, for a page."""
+def blocks(found: Budgets) -> list[Block]:
+    """Return tables and explanations, for a page."""
     return [
-        table(audits, draws),
+        _table(caption(found.draws), COLUMNS, map(cells, found.sums)),
+        _table(ATTACK_CAPTION, ATTACK_COLUMNS, map(attack_cells, found.attacks)),
         TextBlock("How to read it: epsilon", _READING),
-        explanation(ATTACK),
+        *map(explanation, (ATTACK, *ATTACKS)),
     ]
 
 
-def write_epsilon(path: Path, audits: Sequence[Audited], draws: int, facts: dict[str, str]) -> Path:
+def _table(text: str, columns: Sequence[str], found: Iterable[list[str]]) -> TableBlock:
+    rows, last = list(found), len(columns) - 1
+    marks = {(n, last): _MARKS[row[-1]] for n, row in enumerate(rows)}
+    return TableBlock(text, columns, rows, marks=marks)
+
+
+def write_epsilon(path: Path, found: Budgets, facts: dict[str, str]) -> Path:
     """Write the report of an audit of epsilon."""
     return write_report(
         path,
         title="Audit of epsilon",
-        subtitle=f"The best test of two tables against the noise of a budget: {outcome(audits)}.",
-        blocks=[FactsBlock("", {"command": COMMAND, **facts}), *blocks(audits, draws)],
+        subtitle=f"The best test of two tables against the noise of a budget: {found.outcome}.",
+        blocks=[FactsBlock("", {"command": COMMAND, **facts}), *blocks(found)],
     )
 
 
-def to_dict(audits: Sequence[Audited], draws: int) -> dict[str, Any]:
+def to_dict(found: Budgets) -> dict[str, Any]:
     """Return it as JSON has it."""
     return {
         "method": "epsilon",
-        "verdict": "kept" if all(a.kept for a in audits) else "BROKEN",
+        "verdict": "kept" if found.kept else "BROKEN",
         "confidence": LEVEL,
         "delta": DELTA,
-        "draws": draws,
-        "checks": [_entry(audited) for audited in audits],
+        "draws": found.draws,
+        "checks": [_entry(audited) for audited in found.sums],
+        "attacks": [
+            {
+                "attack": one.attack,
+                "epsilon": None if math.isinf(one.epsilon) else one.epsilon,
+                "recovered": float(one.shares.mean()),
+                "interval": list(one.interval),
+                "allowed": one.allowed,
+                "runs": len(one.shares),
+                "kept": one.kept,
+            }
+            for one in found.attacks
+        ],
     }
 
 

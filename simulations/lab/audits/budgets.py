@@ -161,7 +161,7 @@ class Audited:
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
+def silence() -> Iterator[None]:
     """Say nothing of runs over rows that are made up."""
     logger = logging.getLogger("fedkern_flwr")
     before = logger.level
@@ -172,7 +172,7 @@ def _silence() -> Iterator[None]:
         logger.setLevel(before)
 
 
-@_silence()
+@silence()
 def audit_epsilon(
     case: Case,
     epsilon: float,

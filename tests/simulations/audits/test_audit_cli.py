@@ -17,6 +17,7 @@ from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.lab.audits import (
     PLANS,
     Variant,
+    budget_attacks,
     budget_report,
     findings,
     plan_of,
@@ -229,22 +230,26 @@ def test_all_needs_every_verdict_to_be_as_documented(
     monkeypatch.setattr(command, "audit", cache_of(command.audit))
     kept = audit_epsilon(CASES[0], 3.0, draws=100, confidence=1.0 - 1e-6)
     broken = replace(kept, moved=2.0 * kept.sensitivity)
+    attacks = [budget_attacks.Recovered("loss", 3.0, np.array([0.1, 0.2]))]
     wrong = Variant("fed-cg", naive.options)
     for expected, one, code in ((naive, kept, 0), (wrong, kept, 3), (naive, broken, 3)):
-        monkeypatch.setattr(budget_report, "audit_sums", lambda *known, one=one, **more: [one])
+        found = budget_report.Budgets([one], attacks, 100)
+        monkeypatch.setattr(
+            budget_report, "audit_all_budgets", lambda *known, found=found, **more: found
+        )
         plan = next(p for p in PLANS if "fed-cg" in p.methods)
         short = type(plan)(**{**vars(plan), "variants": (expected,)})
         monkeypatch.setattr(command, "PLANS", (short,))
         assert run(["audit", "all", "--json", "-", "--out", "here", "--force"]) == code
         said = capsys.readouterr()
         assert f"{1 + int(code == 0)} of 2 audits as documented" in said.err
-        assert f"fedkern audit epsilon: {budget_report.outcome([one])}" in said.err
+        assert f"fedkern audit epsilon: {found.outcome}" in said.err
         result = json.loads(said.out)
         assert result["audits"][0]["as_expected"] == (expected is naive)
         assert result["epsilon"]["verdict"] == ("kept" if one is kept else "BROKEN")
         page = Path("here/audit.html").read_text()
         assert "Audit of all methods" in page
-        assert "Attack: likelihood ratio" in page
+        assert page.count("Attack: likelihood ratio") == page.count("Attack: loss") == 1
         assert page.count('<span class="bad">NO</span>') == (code != 0)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fedkern_flwr.privacy import skellam
 from fedkern_flwr.secure_sum import party
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.lab.attacks import likelihood_ratio
-from fedkern_flwr.simulations.lab.audits import budget_report
+from fedkern_flwr.simulations.lab.audits import budget_attacks, budget_report
 from fedkern_flwr.simulations.lab.audits.budget_cases import CASES
 from fedkern_flwr.simulations.lab.audits.budgets import Audited, Case, audit_epsilon
 
@@ -56,6 +57,22 @@ def test_half_the_noise_is_caught(case: Case, monkeypatch: pytest.MonkeyPatch) -
     assert found.moved <= found.sensitivity  # it is the noise
 
 
+@pytest.mark.parametrize("attack", budget_report.ATTACKS)
+def test_known_attacks_work_without_a_budget_and_have_nothing_left_with_one(attack: str) -> None:
+    """Each on the same runs, of which the second ones declare epsilon 1."""
+    free, noisy = (recovered(epsilon)[attack] for epsilon in (math.inf, 1.0))
+    assert free.interval[0] > 0.2
+    assert free.shares.min() > noisy.shares.mean()
+    assert noisy.kept
+    assert abs(noisy.shares.mean()) < 0.15
+    assert not replace(free, epsilon=1.0).kept
+
+
+@cache
+def recovered(epsilon: float) -> dict[str, budget_attacks.Recovered]:
+    return {one.attack: one for one in budget_attacks.recover(epsilon)}
+
+
 def test_a_party_that_adds_more_than_is_charged_and_a_charge_beyond_the_budget_are_caught() -> None:
     found = audited(CASES[0])
     assert found.kept
@@ -74,6 +91,8 @@ def test_the_command_tells_what_was_proven(
 ) -> None:
     monkeypatch.setattr(budget_report, "CASES", CASES[:1])
     monkeypatch.setattr(budget_report, "LEVEL", SURE)
+    monkeypatch.setattr(budget_attacks, "RUNS", 2)
+    monkeypatch.setattr(budget_attacks, "FEW", 2)
     words = ["audit", "epsilon", "--epsilon", "8", "--draws", "1000", "--json", "-"]
     words += ["--out", str(tmp_path / "here")]
     assert run(words) == 0
@@ -86,7 +105,9 @@ def test_the_command_tells_what_was_proven(
     assert "epsilon at delta 1e-05, 1,000 releases" in said.err
     page = (tmp_path / "here" / "audit.html").read_text()
     assert '<span class="good">kept</span>' in page
-    assert "Attack: likelihood ratio" in page
+    for attack in ("likelihood ratio", "loss", "definiteness", "joint inversion"):
+        assert page.count(f"Attack: {attack}") == 1
+    assert [one["kept"] for one in found["attacks"]] == 6 * [True]
     assert json.loads((tmp_path / "here" / "audit.json").read_text()) == found
     monkeypatch.setattr(party, "skellam", lambda v, size, key: skellam(1 << 16, size, key))
     assert run([*words, "--quiet", "--force"]) == 3
