@@ -85,7 +85,9 @@ def _table(
     """Print a table whose first columns are text."""
     table = plain_table()
     for number, name in enumerate(columns):
-        table.add_column(name, justify="left" if number < texts else "right", no_wrap=True)
+        text = number < texts
+        heading = name if text else name.replace(" ", "\n")
+        table.add_column(heading, justify="left" if text else "right", no_wrap=not text)
     for *row, verdict in rows:
         table.add_row(*map(escape, row), f"[{_COLOURS[verdict]}]{verdict}[/]")
     screen.note(f"\n{caption}")

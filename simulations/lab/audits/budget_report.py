@@ -23,7 +23,7 @@ COMMAND = "fedkern audit epsilon"
 BUDGETS, DRAWS = (1.0, 3.0, 8.0), 5000
 COLUMNS = (
     *("method", "sum", "opened by", "unit"),
-    *("declared", "charged", "provable", "proven", "if normal", "told apart", "verdict"),
+    *("declared", "charged", "provable", "proven", "if normal", "verdict"),
 )
 TEXTS = 4  # columns of text
 ATTACK_COLUMNS = ("attack", "epsilon", "recovered", "95 % interval", "allowed", "verdict")
@@ -32,14 +32,12 @@ LEVEL = 0.95
 
 _READING = (
     "Opened by: the fewest parties over which the server can open the sum, of all. Figures are "
-    "epsilon, a pure number, at the delta that is given; told apart is in per cent. Declared is "
-    "the budget of the run, charged what the one sum costs of it. Provable is the epsilon of a "
-    "Gaussian with this noise for these two tables: no test proves more, however often the sum is "
-    "released.",
+    "epsilon, a pure number, at the delta that is given. Declared is the budget of the run, "
+    "charged what the one sum costs of it. Provable is the epsilon of a Gaussian with this noise "
+    "for these two tables: no test proves more, however often the sum is released.",
     "Proven: what the error rates of the test say of any noise. If normal: what they say of noise "
     "that is nearly normal, as this is; it needs fewer releases. Both are lower bounds, which hold "
-    "together with 95 % confidence for all rows. Told apart: how much oftener the test names the "
-    "one table when it was the one than when it was the other; 0 is a coin.",
+    "together with 95 % confidence for all rows.",
     "BROKEN: a bound is above what is charged, a table moves the sum farther than is charged, or "
     "more is charged than was declared; or of an attack the interval is above what is allowed.",
     "Known attacks are on rows as they come, not on the worst ones. Recovered: of a row that was "
@@ -108,12 +106,18 @@ def audit_all_budgets(
 def cells(audited: Audited) -> list[str]:
     """Return the row of a sum in a table."""
     bounds = audited.declared, audited.epsilon, audited.reached, audited.proven, audited.gaussian
-    apart = f"{100 * audited.advantage:.0f} %"
     verdict = "kept" if audited.kept else "BROKEN"
     case = audited.case
     opened = f"{case.fewest} of {case.parties}"
     figures = (f"{value:.2f}" for value in bounds)
-    return [case.method, case.sum, opened, case.unit, *figures, apart, verdict]
+    return [
+        case.method,
+        case.sum.partition("/")[2] or case.sum,
+        opened,
+        case.unit,
+        *figures,
+        verdict,
+    ]
 
 
 def attack_cells(found: Recovered) -> list[str]:
@@ -132,10 +136,10 @@ def attack_cells(found: Recovered) -> list[str]:
 
 def caption(draws: int) -> str:
     """Say what the figures of the table are."""
-    return f"Sums with noise: epsilon at delta {DELTA:g}, {draws:,} releases of each of two tables."
+    return f"Sums with noise: epsilon at delta {DELTA:g}; {draws:,} releases of each of two tables."
 
 
-ATTACK_CAPTION = "Known attacks on runs with a budget: per cent."
+ATTACK_CAPTION = f"Known attacks on runs without a budget and with one: delta {DELTA:g}."
 
 
 def blocks(found: Budgets) -> list[Block]:

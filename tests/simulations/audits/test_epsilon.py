@@ -102,7 +102,7 @@ def test_the_command_tells_what_was_proven(
     assert found["verdict"] == "kept"
     assert 0.0 < max(check["proven"], check["proven_if_normal"]) <= check["charged"]
     assert check["charged"] <= check["declared"] == 8.0
-    assert "epsilon at delta 1e-05, 1,000 releases" in said.err
+    assert "epsilon at delta 1e-05; 1,000 releases" in said.err
     page = (tmp_path / "here" / "audit.html").read_text()
     assert '<span class="good">kept</span>' in page
     for attack in ("likelihood ratio", "loss", "definiteness", "joint inversion"):
