@@ -19,7 +19,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Message, MetricRecord, RecordDict
 
+from fedkern_flwr.clients import VerticalKernelClient
+from fedkern_flwr.clients.fed_cg_kernel import HospitalKernel
 from fedkern_flwr.clients.run_file import RunFile
 from fedkern_flwr.errors import FedKernError, OptionError, StreamError, SumError, TableError
 from fedkern_flwr.guard import RunRecord
@@ -342,27 +345,34 @@ def test_rows_that_do_not_mix_are_counted(asked: Callable[..., Asked]) -> None:
 
 
 @pytest.mark.parametrize("what", ["score", "finish"])
-def test_scores_beyond_the_bound_do_not_show(what: str, asked: Callable[..., Asked]) -> None:
+def test_scores_beyond_the_bound_do_not_show(
+    what: str, asked: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether an iteration diverges follows from labels, and its steps are the server's."""
 
     def wanted(client: Any, request: Any) -> bool:
-        leads = request.finish > 0 and request.leader == client.partition
-        return client.role == "active" and (leads if what == "finish" else request.score > 1)
+        leads = request.finish > 1 and request.leader == client.partition
+        return client.role == "active" and (leads if what == "finish" else request.score > 2)
 
     def only(client: Any, request: Any) -> bool:
         return request.phase == "vertical-step" and wanted(client, request)
 
     one = asked("fdskl, two", "vertical-step at active", only)
     kept, session = one.kept, SessionState.load(one.client.context)
-    directions = one.request.directions
-    kept.arrays["alpha"] = np.full((directions, 1), 1e200)  # of the iterations before
-    kept.settings["scored"] = 0  # this one is made by itself
+    kept.arrays["alpha"] = np.full_like(kept.arrays["alpha"], 1e200)
+    kept.settings["scored"] = 0
     session.payload = kept.pack()
     session.store(one.client.context)
     one.state = copy.deepcopy(one.client.context.state)
-    deaf = [s for s in one.sections if not isinstance(s, sums.Delivery)]
+    take = VerticalKernelClient._take_delivered
+
+    def by_itself(client: VerticalKernelClient, request: Any) -> None:
+        take(client, request)
+        client.kept.arrays.pop("scores", None)
+
+    monkeypatch.setattr(VerticalKernelClient, "_take_delivered", by_itself)
     for change in TABLES.values():
-        assert one.try_out(with_table(one.client, change), sections=deaf) == ("", False)
+        assert one.try_out(with_table(one.client, change)) == ("", False)
 
 
 def test_values_beyond_a_forged_encoder_do_not_show(asked: Callable[..., Asked]) -> None:
@@ -374,3 +384,124 @@ def test_values_beyond_a_forged_encoder_do_not_show(asked: Callable[..., Asked])
     request = replace(one.request, encoder=json.dumps(encoder))
     for change in TABLES.values():
         assert one.try_out(with_table(one.client, change), request) == ("", False)
+
+
+# -- what was open
+
+
+def test_a_total_with_an_offset_is_refused_and_counted(asked: Callable[..., Asked]) -> None:
+    """A pad hides a total and does not bind it: what is beyond the bound would tell of it."""
+    one = asked("fed-cg", "hybrid-equations at hospital: delivered")
+    (delivery,) = (s for s in one.sections if isinstance(s, sums.Delivery))
+
+    def moved(by: int) -> list[Any]:
+        offset = tuple(part + part.dtype.type(by) for part in delivery.padded)
+        other = replace(delivery, padded=offset)
+        return [other if s is delivery else s for s in one.sections]
+
+    text, counted = one.try_out(sections=moved(1 << 8 * delivery.padded[0].itemsize - 2))
+    assert "RefusedError: partition 0: refused by the node: a total that was delivered" in text
+    assert counted
+    later = replace(one.request, round=one.request.round + 1)
+    one.begin()
+    assert one.send() == ""  # the genuine one
+    assert "a total that was delivered" in one.send(request=later, sections=moved(1))  # another
+    assert one.refusals == 1
+
+
+def test_one_guess_of_class_counts_is_answered(asked: Callable[..., Asked]) -> None:
+    """Whether own rows contradict them tells of labels: of those that come first, of no others."""
+    for run, begins, name in (
+        ("svm, in turn", "svm-local at user: group", "shares"),
+        ("fed-cg, weighed", "hybrid-equations at hospital", "class_counts"),
+    ):
+        one = asked(run, begins)
+        right = getattr(one.request, name)
+        total = right.sum() if name == "class_counts" else 0.0
+        guess = np.array([total, 0.0]) if total else 1e-3 * right
+        text = one.send(request=replace(one.request, **{name: guess}))
+        assert "classes that its rows contradict" in text
+        assert "refused by the node" in one.send()
+        assert one.refusals == 2
+
+
+def test_a_hospital_does_not_look_at_rows_to_count_outside_of_a_sum(
+    asked: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = asked("fed-cg", "hybrid-coefficients at hospital: outcomes")
+    looked = list[bool]()
+    monkeypatch.setattr(HospitalKernel, "predict", lambda *_: looked.append(True))
+    text, counted = one.try_out(sections=[])
+    assert "its own values would be shown to the server" in text
+    assert counted
+    assert not looked
+
+
+def test_an_app_that_answers_wrongly_says_the_same_and_is_counted(
+    asked: Callable[..., Asked],
+) -> None:
+    one = asked("means of apps", "average at client: average")
+    app = one.client.app
+    answers = {
+        "a negative weight": {"loss": 1.0, "num-examples": -1},
+        "no weight": {"loss": 1.0},
+        "more than the bound": {"loss": 1e9, "num-examples": 8},
+    }
+
+    def wrong(message: Message, context: Any, metrics: Any) -> Message:
+        content = app(message, context).content
+        kept = RecordDict({"metrics": MetricRecord(metrics), "arrays": content["arrays"]})
+        return Message(kept, reply_to=message)
+
+    said = set[str]()
+    for metrics in answers.values():
+        one.client.app = lambda m, c, metrics=metrics: wrong(m, c, metrics)
+        text, counted = one.try_out()
+        assert counted
+        said.add(re.sub("(its values do not fit|the values of a sum).*", "", text))
+    assert said == {"RefusedError: partition 0: refused by the node: "}
+
+
+def test_points_of_absurd_components_are_drawn(tmp_path: Path, asked: Callable[..., Asked]) -> None:
+    drawn = list[np.ndarray]()
+    one = asked(
+        "kernel-pca", "method at client: ", lambda _, r: getattr(r, "name", "") == "project"
+    )
+    one.client.results, one.client.draw = tmp_path, lambda path, points, y: drawn.append(points)
+    mean, components = one.request.given
+    absurd = np.full_like(components, 1e308)
+    assert one.try_out(request=replace(one.request, given=(mean, absurd))) == ("", False)
+    assert np.isfinite(drawn[0]).all()
+
+
+def test_what_fails_in_learning_or_encoding_says_no_more(
+    asked: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stops(*_: Any, **__: Any) -> None:
+        raise FedKernError("it stopped at a gradient of 77")
+
+    one = asked("fdskl", "vertical-train at active")
+    monkeypatch.setattr("fedkern_flwr.vertical.phase_tuning.fit", stops)
+    text, counted = one.try_out()
+    assert UNFIT in text
+    assert counted
+    one = asked("ranges, encoded", "ranges-write")
+    text, counted = one.try_out(request=replace(one.request, encoder="{}"))
+    assert UNFIT in text
+    assert counted
+
+
+def test_columns_are_for_an_agent(asked: Callable[..., Asked]) -> None:
+    """Else the server would open the sum of a group, and vectors sealed for nobody would fail."""
+    one = asked("svm, orthogonal", "svm-columns")
+    orders = [replace(s, receiver=-1) if isinstance(s, sums.Order) else s for s in one.sections]
+    text, counted = one.try_out(request=replace(one.request, agent=-1), sections=orders)
+    assert "refused by the node: columns for no agent" in text
+    assert counted
+
+
+def test_a_plan_has_as_many_rows_as_it_says(asked: Callable[..., Asked]) -> None:
+    one = asked("svm, columns", "svm-owner", lambda _, r: getattr(r, "kind", "") == "start")
+    text, counted = one.try_out(request=replace(one.request, take=one.request.take[:5]))
+    assert "refused by the node: a plan of fewer rows than it says" in text
+    assert counted
