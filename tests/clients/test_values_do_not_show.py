@@ -351,7 +351,7 @@ def test_scores_beyond_the_bound_do_not_show(
     """Whether an iteration diverges follows from labels, and its steps are the server's."""
 
     def wanted(client: Any, request: Any) -> bool:
-        leads = request.finish > 1 and request.leader == client.partition
+        leads = request.finish > 2 and request.leader == client.partition
         return client.role == "active" and (leads if what == "finish" else request.score > 2)
 
     def only(client: Any, request: Any) -> bool:
@@ -359,7 +359,7 @@ def test_scores_beyond_the_bound_do_not_show(
 
     one = asked("fdskl, two", "vertical-step at active", only)
     kept, session = one.kept, SessionState.load(one.client.context)
-    kept.arrays["alpha"] = np.full_like(kept.arrays["alpha"], 1e200)
+    kept.arrays["alpha"] = np.full_like(kept.arrays["alpha"], 1e30)
     kept.settings["scored"] = 0
     session.payload = kept.pack()
     session.store(one.client.context)
@@ -379,8 +379,8 @@ def test_values_beyond_a_forged_encoder_do_not_show(asked: Callable[..., Asked])
     one = asked("fed-cg, encoded", "hybrid-equations at hospital")
     encoder = json.loads(one.request.encoder)
     for column in encoder["columns"]:
-        facts = column["facts"]
-        facts |= {"least": 0.5, "greatest": 0.6, "knots": [0.5, 0.6]}
+        column["scale"] = "standard"
+        column["facts"] |= {"mean": 0.5, "deviation": 0.1}
     request = replace(one.request, encoder=json.dumps(encoder))
     for change in TABLES.values():
         assert one.try_out(with_table(one.client, change), request) == ("", False)
