@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
-from fedkern_flwr.errors import OptionError, RefusedError
+from fedkern_flwr.errors import FedKernError, OptionError, RefusedError
 from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.kernels.frequencies import FREQUENCIES, Frequencies, check_frequency_seed
 from fedkern_flwr.labels import balanced_weights, class_counts
@@ -158,18 +158,21 @@ class VerticalKernelClient(ColumnsClient):
 
         self._check_trained(request.rows)
         kept, upto = self.kept, request.directions
-        y = self._targets(request.rows)
-        chosen = fit(
-            request.loss,  # type: ignore[arg-type]
-            self.store().read(request.rows, upto),
-            y,
-            classes=len(self.table.classes),
-            seed=request.seed,
-            multiples=request.multiples.tolist(),
-            regularizations=request.regularizations.tolist(),
-            intercept=request.intercept,
-            weights=balanced_weights(y, class_counts(y)) if request.balanced else None,
-        )
+        y, phases = self._targets(request.rows), self.store().read(request.rows, upto)
+        try:
+            chosen = fit(
+                request.loss,  # type: ignore[arg-type]
+                phases,
+                y,
+                classes=len(self.table.classes),
+                seed=request.seed,
+                multiples=request.multiples.tolist(),
+                regularizations=request.regularizations.tolist(),
+                intercept=request.intercept,
+                weights=balanced_weights(y, class_counts(y)) if request.balanced else None,
+            )
+        except FedKernError as error:  # how far it came follows from labels
+            raise self.unfit(error) from None
         kept.arrays["alpha"] = chosen.weights[:upto] / np.sqrt(upto)
         kept.arrays["intercept"] = chosen.weights[upto:]
         kept.settings["multiple"] = chosen.multiple

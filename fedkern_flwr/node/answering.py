@@ -114,6 +114,7 @@ class AnsweringClient(PhaseClient):
         return handle
 
     def _reply(self, request: Any, method: Callable[..., Any]) -> PhaseMessage:
+        self._looked = True
         try:
             reply: Any = self.answer(request, method)
         except NotKeptError as missing:

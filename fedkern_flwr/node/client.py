@@ -93,6 +93,8 @@ class PhaseClient(SessionNode, NumPyClient):
     restored = True
     answered = 0
     opened = 0
+    #: Whether the message at hand has come as far as the code that looks at rows.
+    _looked = False
 
     _wrappers: ClassVar[dict[type, type[Client]]] = {}
 
@@ -189,7 +191,7 @@ class PhaseClient(SessionNode, NumPyClient):
             return self._dispatch(parameters, config)
         except FedKernError as error:
             self.keep_fixed(session)
-            if isinstance(error, RefusedError):
+            if isinstance(error, RefusedError) or self._may_tell(error):
                 self._count_refusal(session, error)
             error.args = (mark_error(f"{type(error).__name__}: {error}"),)
             raise
@@ -203,8 +205,17 @@ class PhaseClient(SessionNode, NumPyClient):
             concealed = conceal(error)
         raise concealed
 
+    def _may_tell(self, error: FedKernError) -> bool:
+        """Tell whether an error may follow from values of rows: if so it counts as a refusal.
+
+        What a handler raises may, whatever its class: a server that forges requests until one fails
+        reads values. Messages out of turn, and sums that cannot be opened, are not counted.
+        """
+        return self._looked and not error.free and self.record.secure and not self.simulated
+
     def _dispatch(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> PhaseMessage:
         self.sums, self._group, self._small, self._share = None, None, "", 0.0
+        self._looked = False
         parameters, config, sections = detach(parameters, config, party=_SERVER)
         phase, session = str(config.get("phase", "")), str(config.get("session", ""))
         self.record = RunRecord.load(self.context, session)

@@ -29,6 +29,9 @@ def order_terms(order: Order) -> str:
     return json.dumps([*terms, order.receiver, order.self_masks, order.noise, order.fraction])
 
 
+_BYTES = ("own_share", "pad", "alive", "delivered")
+
+
 @dataclass(repr=False)  # its text would show secrets
 class OpenSum:
     """A sum to which this party has contributed and that is not closed."""
@@ -39,6 +42,7 @@ class OpenSum:
     pad: bytes = b""
     alive: bytes = b""  # the only survivors that it votes or answers for
     answered: bool = False
+    delivered: bytes = b""  # digest of the total that was opened, if any was
 
     def label(self, session: str) -> bytes:
         """Return the label of the sum."""
@@ -147,14 +151,12 @@ def _pack_open(opened: OpenSum) -> dict[str, Any]:
         **vars(opened),
         "order": vars(opened.order),
         "keys": [list(opened.keys), b"".join(map(b"".join, opened.keys.values())).hex()],
-        "own_share": opened.own_share.hex(),
-        "pad": opened.pad.hex(),
-        "alive": opened.alive.hex(),
+        **{name: getattr(opened, name).hex() for name in _BYTES},
     }
 
 
 def _unpack_open(value: dict[str, Any]) -> OpenSum:
     others, both = value["keys"][0], cut(bytes.fromhex(value["keys"][1]), KEY_BYTES)
     keys = {j: (both[2 * k], both[2 * k + 1]) for k, j in enumerate(others)}
-    secret = {name: bytes.fromhex(value[name]) for name in ("own_share", "pad", "alive")}
+    secret = {name: bytes.fromhex(value[name]) for name in _BYTES}
     return OpenSum(**{**value, "order": Order(**value["order"]), "keys": keys, **secret})
