@@ -41,6 +41,7 @@ from .released_sums import keep_sums, release_of, returned
 
 #: Runs of each attack at each epsilon; those of the joint inversion, which takes longer.
 RUNS, FEW = 10, 4
+_ALARM = 1e-4  # probability of a false one
 LOSS, DEFINITENESS, JOINT = "loss", "definiteness", "joint inversion"
 
 
@@ -65,8 +66,7 @@ class Recovered:
     @property
     def interval(self) -> tuple[float, float]:
         """The 95 % interval of their mean, of nearly normal means."""
-        mean, runs = float(self.shares.mean()), len(self.shares)
-        wide = float(t.isf(0.025, runs - 1) * self.shares.std(ddof=1) / math.sqrt(runs))
+        mean, wide = float(self.shares.mean()), self._reach(0.025)
         return mean - wide, mean + wide
 
     @property
@@ -79,8 +79,13 @@ class Recovered:
 
     @property
     def kept(self) -> bool:
-        """Whether the interval begins below what epsilon allows."""
-        return self.interval[0] <= self.allowed
+        """Whether chance explains, more often than :data:`_ALARM`, what is beyond the allowed."""
+        return float(self.shares.mean()) - self._reach(_ALARM) <= self.allowed
+
+    def _reach(self, level: float) -> float:
+        """Return by how much a mean is too large by chance, no oftener than ``level``."""
+        runs = len(self.shares)
+        return float(t.isf(level, runs - 1) * self.shares.std(ddof=1) / math.sqrt(runs))
 
 
 @silence()

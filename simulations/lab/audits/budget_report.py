@@ -39,7 +39,8 @@ _READING = (
     "that is nearly normal, as this is; it needs fewer releases. Both are lower bounds, which hold "
     "together with 95 % confidence for all rows.",
     "BROKEN: a bound is above what is charged, a table moves the sum farther than is charged, or "
-    "more is charged than was declared; or of an attack the interval is above what is allowed.",
+    "more is charged than was declared; or an attack recovers more than is allowed, by more than "
+    "chance explains once in 10,000 times.",
     "Known attacks are on rows as they come, not on the worst ones. Recovered: of a row that was "
     "learned from and one that was not, how much oftener the first looks more like it, where 0 is "
     "a coin; of the joint inversion the share of rows that were returned. Allowed: how far the "
