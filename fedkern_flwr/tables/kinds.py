@@ -174,7 +174,9 @@ def texts(values: Sequence[str]) -> Any:
 
     parts = [value.encode() for value in values]
     ends = np.cumsum([0, *map(len, parts)], dtype=np.int32)
-    return pa.StringArray.from_buffers(len(parts), pa.py_buffer(ends), pa.py_buffer(b"".join(parts)))
+    return pa.StringArray.from_buffers(
+        len(parts), pa.py_buffer(ends), pa.py_buffer(b"".join(parts))
+    )
 
 
 def nothing() -> Any:
@@ -185,7 +187,7 @@ def nothing() -> Any:
 
 
 def _in_numpy(cells: Any, kind: type[Any]) -> NDArray[Any]:
-    """Return an Arrow array of numbers as one of NumPy; without gaps past pandas, as :func:`texts`."""
+    """Return an Arrow array of numbers in NumPy; without gaps past pandas, as :func:`texts`."""
     if cells.null_count:
         return np.asarray(cells.to_numpy())
     chunks, size = getattr(cells, "chunks", [cells]), np.dtype(kind).itemsize

@@ -255,5 +255,5 @@ def bind(name: str, request: PhaseMessage, **alike: Any) -> str:
     digest = hashlib.sha256(json.dumps(sorted(scalars.items()), default=repr).encode())
     for array in request.arrays():
         digest.update(f"{array.dtype.str}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array))
+        digest.update(np.ascontiguousarray(array).data)
     return f"{name}#{digest.hexdigest()[:32]}"

@@ -35,7 +35,7 @@ class LazyCommand(TyperCommand):
         self._text, self._load = text, load
 
     @property
-    def help(self) -> str | None:  # type: ignore[override]
+    def help(self) -> str | None:
         """The line of help."""
         return self._text if isinstance(self._text, str) else self._text()
 
