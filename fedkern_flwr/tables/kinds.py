@@ -173,10 +173,9 @@ def texts(values: Sequence[str]) -> Any:
     import pyarrow as pa
 
     parts = [value.encode() for value in values]
-    ends = np.cumsum([0, *map(len, parts)], dtype=np.int32)
-    return pa.StringArray.from_buffers(
-        len(parts), pa.py_buffer(ends), pa.py_buffer(b"".join(parts))
-    )
+    ends = np.cumsum([0, *map(len, parts)], dtype=np.int32).tobytes()
+    buffers = map(pa.py_buffer, (ends, b"".join(parts)))
+    return pa.StringArray.from_buffers(len(parts), *buffers)
 
 
 def nothing() -> Any:

@@ -51,8 +51,8 @@ def by_method(
         suggest_commands=False,  # Click does
     )
     for method in methods:
-        text = partial(lambda name: escape(summary(name)), method)
-        found.add_command(LazyCommand(method, text, partial(build, method)))
+        told = partial(lambda name: escape(summary(name)), method)
+        found.add_command(LazyCommand(method, told, partial(build, method)))
     return found
 
 
