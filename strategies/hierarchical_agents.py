@@ -11,7 +11,6 @@ from fedkern_flwr.errors import CohortError
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Floats, Residuals, global_center
 from fedkern_flwr.groups.members import Group
-from fedkern_flwr.groups.trials import ITERATIONS
 from fedkern_flwr.method import Deliver, Round, Steps
 from fedkern_flwr.overlap import Overlap
 from fedkern_flwr.secure_sum import RunningSum
@@ -20,7 +19,6 @@ from fedkern_flwr.strategy import logger
 from .hierarchical_progress import Live, Progress
 from .hierarchical_rows import RowRounds
 
-_EASED = 0.35  # sigma in units of rho times users per group, once C of one output is chosen
 GROUP_STATISTICS, AGENT_STATISTICS = 3, 5  # of each output, after the models
 
 
@@ -92,9 +90,7 @@ class AgentRounds(RowRounds):
     def _sigma(self, done: int, factor: Floats) -> Floats:
         if self.sigma is not None:
             return np.full((len(factor), 1), self.sigma)
-        share = _EASED if self.eased and done >= ITERATIONS else 1.0
-        users = share * len(self.users_) / len(self.groups_)
-        return self.mean_rho() * self.grown(done, factor) * users
+        return self.mean_rho() * self.grown(done, factor) * len(self.users_) / len(self.groups_)
 
     def _combine(self, advancing: set[int], ordering: set[int]) -> Steps:
         """Have all agents contribute their terms, those of advancing groups after a new center.
@@ -200,7 +196,8 @@ class AgentRounds(RowRounds):
             return
         run.center = self.chosen_of(run.center)
         run.models = {k: self.chosen_of(model) for k, model in run.models.items()}
-        run.factors = self.factors_of(run.factors, run.residuals, run.slowest)
+        now, following = run.factors
+        run.factors = self.chosen_of(now), self.chosen_of(following)
         run.residuals, run.best = Residuals.unknown(self.outputs_), None
         for one in run.live.values():
             one.judging = None  # a model of all that were tried

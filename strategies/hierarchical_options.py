@@ -103,8 +103,8 @@ class SVMOptions(Judges, PrivateMethod):
         None,
         "The penalty grows 20 times within 40 iterations, which is the default for one output; or "
         "is scaled to each output's duals, which is the default for several, as of classes of "
-        "which some are rare, and for a linear SVM once its C is chosen; or follows the residuals; "
-        "or stays, which is the default where rho or step_sizes are given.",
+        "which some are rare; or follows the residuals; or stays, which is the default where rho "
+        "or step_sizes are given.",
     )
     relaxation: float = option(
         None,

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkern_flwr.groups.consensus import Floats, Residuals, RhoSchedule, growth, scale
+from fedkern_flwr.groups.consensus import Floats
 from fedkern_flwr.groups.trials import (
     FOLDS,
     ITERATIONS,
@@ -62,17 +62,6 @@ class Trials(Grouped):
         if not self.trying:
             return super().each_c
         return np.tile(np.repeat(self.tried_, self.outputs_), self.folds_)[:, None]
-
-    @property
-    def eased(self) -> bool:
-        """Whether the penalties of a linear SVM of one output follow its duals once C is chosen."""
-        layers = self.architecture == "hierarchical" and self.rho_schedule is None
-        return layers and self.folds_ > 0 and self.outputs_ == 1 and self.kind == "linear"
-
-    @property
-    def schedule(self) -> RhoSchedule:
-        """How rho grows: by a plan while C is tried, which all C are judged by."""
-        return "scaled" if self.eased and not self.trying else super().schedule
 
     def plan_trials(self, width: int) -> None:
         """Try several C, if none is given, and users and options allow it."""
@@ -135,21 +124,6 @@ class Trials(Grouped):
     def chosen_of(self, stacked: Floats) -> Floats:
         """Return what belongs to the chosen C, of what belongs to all that were tried."""
         return part_of(stacked, self.folds_, len(self.tried_), self._chosen)
-
-    def factors_of(
-        self, before: tuple[Floats, Floats], last: Residuals, done: int
-    ) -> tuple[Floats, Floats]:
-        """Return the factors of rho, of this iteration and the next, once C is settled.
-
-        ``last`` are the residuals of all that were tried, after so many iterations.
-        """
-        now, following = map(self.chosen_of, before)
-        if not self.eased:
-            return now, following
-        now, following = (growth("rising", k, now) for k in (done, done + 1))
-        pull, size = self.chosen_of(last.pull), self.chosen_of(last.size)
-        rho = self.mean_rho()[:, 0] * now
-        return now, following * scale(pull, size, rho, ITERATIONS)
 
     def chosen_field(self) -> dict[str, Any]:
         """Return the field of a request that says which C it goes on with."""

@@ -43,10 +43,7 @@ CONSENSUS = ("exact", "paper")
 
 _RISE, _RISE_ROUNDS = 20.0, 40  # rho grows so many times within so many iterations
 _BALANCE_UNTIL, _BALANCE_EVERY, _BALANCE_MOST = 60, 5, 2.0
-_SCALE_MOST = 3.0
-#: Of several outputs and of one: until when rho may change, every how many iterations, to which
-#: multiple of the scale.
-_SCALES = ((40, 5, 3.0), (60, 3, 2.5))
+_SCALE_UNTIL, _SCALE_EVERY, _SCALE_MOST, _SCALE = 40, 5, 3.0, 3.0
 
 
 @dataclass(frozen=True)
@@ -222,12 +219,12 @@ def balance(primal: Floats, dual: Floats, iteration: int) -> Floats:
 
 
 def scale(pull: Floats, size: Floats, rho: Floats, iteration: int) -> Floats:
-    """Return the factors for rho by the scale of each output, at most 3, and 1 in the end.
+    """Return the factors for rho by the scale of each output, at most 3, and 1 from iteration 40.
 
     The optimum has the same duals for any rho, so that the rho they ask for is their size in units
     of the model's. Of a class with few rows they are small: with the rho of a frequent one its
     model, and above all its bias, would hardly move. Three times the scale needed the fewest
-    iterations on tables of seven classes, 2.5 times on those of two.
+    iterations on tables of seven classes.
 
     Parameters
     ----------
@@ -236,13 +233,12 @@ def scale(pull: Floats, size: Floats, rho: Floats, iteration: int) -> Floats:
     rho : ndarray, shape (k,)
         What the penalties are.
     iteration : int
-        Iterations done. Every fifth rho may change until 40; of one output every third until 60.
+        Iterations done. Every fifth rho may change.
     """
     factor, known = np.ones_like(rho), (pull > 0.0) & (size > 0.0)
-    until, every, times = _SCALES[len(rho) == 1]
-    if iteration > until or iteration % every:
+    if iteration > _SCALE_UNTIL or iteration % _SCALE_EVERY:
         return factor
-    np.divide(times * pull, size * rho, out=factor, where=known)
+    np.divide(_SCALE * pull, size * rho, out=factor, where=known)
     return np.clip(factor, 1.0 / _SCALE_MOST, _SCALE_MOST)
 
 

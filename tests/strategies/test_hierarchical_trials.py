@@ -78,24 +78,6 @@ def test_the_choice_is_that_of_pooled_rows_in_the_same_folds(kind: Any) -> None:
     assert strategy.result()["tuned"]["C"] == strategy.C_ == strategy.model()[1]["C"]
 
 
-def test_the_penalty_of_one_svm_follows_its_duals_once_c_is_chosen() -> None:
-    """Fewer iterations, no farther from the optimum; while C is tried nothing is other."""
-    x, y = blobs(ROWS)
-    one = fit(horizontal(x, y, SIZES), C=None)
-    other = fit(horizontal(x, y, SIZES), C=None, rho_schedule="rising")
-    assert one.tuned_ == other.tuned_
-    rhos, before = ([row["rho"] for row in found.history_] for found in (one, other))
-    assert rhos[:ITERATIONS] == before[:ITERATIONS]
-    assert rhos[ITERATIONS] != before[ITERATIONS]
-    assert len(set(rhos[ITERATIONS:])) < len(rhos[ITERATIONS:]) / 2  # every third at most
-    margins = SVC(C=one.C_, kernel="linear", tol=1e-8).fit(own := standard(x), y)
-    w, f = margins.coef_[0], margins.decision_function(own)
-    best = 0.5 * w @ w + one.C_ * np.maximum(0.0, 1.0 - y * f).sum()
-    gaps = [found.metrics_["objective"] / best - 1.0 for found in (one, other)]
-    assert gaps[0] < max(gaps[1], 1e-3)
-    assert one.metrics_["iterations"] < other.metrics_["iterations"]
-
-
 @pytest.mark.parametrize(
     "options", [{"pipelined": False}, {"architecture": "centralised"}, {"lost_groups": "leave-out"}]
 )
