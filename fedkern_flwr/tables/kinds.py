@@ -174,8 +174,8 @@ def texts(values: Sequence[str]) -> Any:
 
     parts = [value.encode() for value in values]
     ends = np.cumsum([0, *map(len, parts)], dtype=np.int32).tobytes()
-    buffers = map(pa.py_buffer, (ends, b"".join(parts)))
-    return pa.StringArray.from_buffers(len(parts), *buffers)
+    whole = pa.py_buffer(b"".join(parts))
+    return pa.StringArray.from_buffers(len(parts), pa.py_buffer(ends), whole)
 
 
 def nothing() -> Any:
