@@ -91,6 +91,7 @@ class PartyState:
     secrets: dict[int, bytes] = field(default_factory=dict)
     counts: dict[int, Counts] = field(default_factory=dict)
     noise_key: bytes = b""
+    _written: tuple[list[Any], str] = field(default=([], ""), init=False, compare=False)
 
     def enter(self, cohort: Cohort, roots: dict[int, bytes]) -> None:
         """Become a member of a cohort."""
@@ -103,24 +104,35 @@ class PartyState:
             del self.open[key]
 
     def pack(self) -> bytes:
-        """Return the state as bytes."""
+        """Return the state as bytes: after each message, so that what stays is written once."""
         value = {
-            "session": self.session,
-            "private": self.private.hex(),
-            "digest": self.digest.hex(),
-            "cipher": self.cipher,
-            "cohorts": [[c.number, c.members, c.threshold] for c in self.cohorts.values()],
             "roots": [
                 [c, list(roots), b"".join(roots.values()).hex()] for c, roots in self.roots.items()
             ],
             "last": list(self.last.items()),
             "fixed": self.fixed,
             "open": [_pack_open(opened) for opened in self.open.values()],
-            "secrets": [[j, secret.hex()] for j, secret in self.secrets.items()],
-            "counts": [[j, *pair] for j, pair in self.counts.items()],
-            "noise_key": self.noise_key.hex(),
         }
-        return json.dumps(value).encode()
+        return f"{self._lasting()[:-1]}, {json.dumps(value)[1:]}".encode()
+
+    def _lasting(self) -> str:
+        """Return as text what is settled with the roster of the run."""
+        names = ("session", "private", "digest", "cipher", "noise_key")
+        now = [getattr(self, name) for name in names]
+        now += [list(self.cohorts.values()), dict(self.secrets), dict(self.counts)]
+        if self._written[0] != now:
+            value = {
+                "session": self.session,
+                "private": self.private.hex(),
+                "digest": self.digest.hex(),
+                "cipher": self.cipher,
+                "cohorts": [[c.number, c.members, c.threshold] for c in self.cohorts.values()],
+                "secrets": [[j, secret.hex()] for j, secret in self.secrets.items()],
+                "counts": [[j, *pair] for j, pair in self.counts.items()],
+                "noise_key": self.noise_key.hex(),
+            }
+            self._written = now, json.dumps(value)
+        return self._written[1]
 
     @classmethod
     def unpack(cls, data: bytes) -> PartyState:

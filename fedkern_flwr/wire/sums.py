@@ -13,6 +13,7 @@ import hashlib
 import json
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from .message import Message, PhaseMessage, arrays
@@ -260,5 +261,6 @@ def bind(name: str, request: PhaseMessage, **alike: Any) -> str:
     scalars = {**request.scalars(), **alike}
     digest = hashlib.sha256(json.dumps(sorted(scalars.items()), default=repr).encode())
     for array in request.arrays():
-        digest.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
     return f"{name}#{digest.hexdigest()[:32]}"
