@@ -118,7 +118,7 @@ class ColumnsClient(TableClient):
         old = KeptState.unpack(path.read_bytes())
         if any(old.settings.get(name) != value for name, value in asked.items()):
             raise self.wrong("the settings are not those of the run that made the model")
-        self.kept.seed = old.seed
+        self.kept.borrow(old.seed)
         if self.role == ACTIVE and "alpha" in old.arrays:
             self.kept.arrays["alpha"] = old.arrays["alpha"]
             self.kept.settings["multiple"] = old.settings.get("multiple", 1)

@@ -208,11 +208,11 @@ class LandmarkedParty(TableClient):
         path = self.saved_state(request.model, request.model_round)
         if path is not None and path.is_file():
             old = RunState.unpack(path.read_bytes())
-            self.kept.seed = old.seed
+            self.kept.borrow(old.seed)
             made_of = ("moments", "encoder")
             self.kept.arrays |= {k: v for k, v in old.arrays.items() if k in made_of}
         elif request.sampling == "P" or (self.landmark_seed and request.sampling == "U"):
-            self.kept.seed = self.landmark_seed or b""
+            self.kept.borrow(self.landmark_seed or b"")
         else:
             raise CheckpointError(
                 "the landmarks of the model are not known here any more",

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from .ledger_file import LedgerFile, keep_set, kept_set, secret_key
 from .orders import refusal
 from .policy import NodePolicy
 from .rows import OwnRows, RowSet, digest, set_of
+from .shown import keep_shown
 from .spending import Charge, charge, kept_noise
 from .streamed import Streamed, keep_place, keep_rows, kept_place, name_rows, runs_with, streamed_in
 from .summaries import RunSummary, count, run_summaries
@@ -96,6 +98,7 @@ class NodeLedger:
         share: float = 0.0,
         charges: Sequence[Charge] = (),
         taken: RowSet | None = None,
+        shown: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Enter what an answer is about; it may leave when this has returned.
 
@@ -116,6 +119,8 @@ class NodeLedger:
             What is released with noise.
         taken : RowSet, optional
             Of a stream: the rows of the message at hand, see :meth:`take`.
+        shown : mapping
+            Mark of values that are opened -> digest of the parties, see :mod:`.shown`.
 
         Raises
         ------
@@ -133,6 +138,7 @@ class NodeLedger:
             if share:
                 self._spend(db, run, share, policy)
             charge(db, key, run, charges, policy, self.party, taken=taken)
+            keep_shown(db, key, run, shown, self.party)
 
     def noise_key(self, session: str) -> bytes:
         """Return the key of the noise of a run: the same until the run is over."""

@@ -14,7 +14,7 @@ from ..errors import OptionError
 from .rows import RowSet, digest
 
 FILE = "ledger.sqlite"
-VERSION = 2
+VERSION = 3
 
 _PATIENCE = 60.0  # seconds to wait for another process
 #: Errors that waiting does not mend.
@@ -54,7 +54,13 @@ CREATE TABLE spending (
     run INTEGER NOT NULL, release BLOB NOT NULL, rows INTEGER NOT NULL, curve TEXT NOT NULL,
     delta REAL NOT NULL, PRIMARY KEY (run, release));
 """
-_SCHEMAS = (_SCHEMA, _SINCE_2)  # what each version adds
+#: What version 3 has besides: over which parties values were summed.
+_SINCE_3 = """
+CREATE TABLE shown (
+    run INTEGER NOT NULL, mark BLOB NOT NULL, among TEXT NOT NULL,
+    PRIMARY KEY (run, mark)) WITHOUT ROWID;
+"""
+_SCHEMAS = (_SCHEMA, _SINCE_2, _SINCE_3)  # what each version adds
 
 
 class LedgerFile:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, TypeVar
 from flwr.app import Context
 
 from ..errors import ProtocolError, TableError
+from ..secure_sum.noise_keys import asked
 from ..wire import PhaseMessage
 from .client import Handler, PhaseClient
 from .failures import NoReplyError
@@ -83,6 +84,11 @@ class AnsweringClient(PhaseClient):
                 self.kept.leave_pins(before)
                 state.payload = before.pack()
                 state.store(self.context)
+
+    def question(self) -> str:
+        """Return the name of what is asked, and of what was settled by messages before."""
+        settled = self.kept.settled() if isinstance(self.kept, KeptState) else b""
+        return asked(super().question(), settled)
 
     def answer(self, request: Any, method: Callable[[Any], Any]) -> Any:
         """Return what a handler replies; subclasses check orders before and add to sums after."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
@@ -25,6 +26,7 @@ from ..guard.evaluations import open_once
 from ..guard.policy import is_simulated, node_policy
 from ..secure_sum import Party, PartyState
 from ..secure_sum.identity import read_identity, read_trusted
+from ..secure_sum.noise_keys import asked
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
 from ..wire import sums as sum_wire
 from ..wire.releases import check_server
@@ -39,6 +41,8 @@ from .sums import ClientSums, erase_state, has_state, load_state, store_state
 logger = logging.getLogger("fedkern_flwr")
 
 _SERVER = "server"
+#: Fields of requests that say nothing of what is asked.
+_OF_AN_ATTEMPT = ("session", "round", "checkpoint_every", "save_as")
 
 Handler = Callable[[Any], PhaseMessage]
 
@@ -88,6 +92,8 @@ class PhaseClient(SessionNode, NumPyClient):
     whole_cohorts: ClassVar[bool] = False
     #: Whether sums of one name may be over ever new cohorts.
     regroup = False
+    #: Whether the same values are opened over the same parties only.
+    same_parties: ClassVar[bool] = True
     sums: ClientSums | None = None
     partners: Collection[int] = ()
     restored = True
@@ -180,7 +186,14 @@ class PhaseClient(SessionNode, NumPyClient):
         if state is not None:
             if self.sums is not None and state.session == session:
                 state.fixed = self.sums.fixed() | state.fixed
+                state.keep_delivered(self.sums.party.state)
             store_state(self.context, state)
+
+    def question(self) -> str:
+        """Return the name of what the message at hand asks, whichever attempt it is."""
+        scalars = self._request.scalars().items()
+        public = [repr(sorted(item for item in scalars if item[0] not in _OF_AN_ATTEMPT))]
+        return asked(*public, *map(np.ascontiguousarray, self._request.arrays()))
 
     # -- requests
 
@@ -236,6 +249,8 @@ class PhaseClient(SessionNode, NumPyClient):
         self._request = request = message.unpack(parameters, config, party=_SERVER)
         self.partners = self.choose_partners(request)
         self.sums = sums = self._open_sums(session, sections)
+        if sums is not None:
+            sums.question = self.question
         reply = replied(handler, request)
         self._spend()
         self.ledger.enter(session, sums, records=self.records, share=self._share)
@@ -359,6 +374,7 @@ class PhaseClient(SessionNode, NumPyClient):
             return ClientSums(self._party(state), self.policy, self.enough_parties)
         known = self.open_session(session)
         sums = ClientSums(self._party(state), self.policy, self.enough_parties)
+        self.sums = sums  # also where a section is refused: see keep_fixed
         sums.on_check = self._count_table
         sums.take(sections)
         if sums.opened:
@@ -366,7 +382,6 @@ class PhaseClient(SessionNode, NumPyClient):
             for name, place in sums.opened.items():
                 open_once(self.record, name.partition("#")[0], place, self.name)
             self.record.store(self.context)
-            self.sums = sums
             for name, place in sums.opened.items():
                 group = self._counted_rows()
                 if group.has(place):
@@ -408,6 +423,7 @@ class PhaseClient(SessionNode, NumPyClient):
             partners=self.partners,
             whole_cohorts=self.whole_cohorts,
             regroup=self.regroup,
+            same_parties=self.same_parties,
             allow_recovery=self.policy.allow_recovery,
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,8 @@ class KeptState:
         What else the method keeps.
     """
 
+    #: Settings that tell how far the party is.
+    progress: ClassVar[tuple[str, ...]] = ("done",)
     settings: dict[str, Any] = field(default_factory=dict)
     seed: bytes = b""
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -46,6 +48,11 @@ class KeptState:
         """Have what is missing be told apart from a mistake of the code."""
         self.settings, self.arrays = _Kept(self.settings), _Kept(self.arrays)
         self._pins: set[str] = set()
+        self._borrowed = False
+
+    def borrow(self, seed: bytes) -> None:
+        """Take the secret of another run, for as long as the messages that need it do not fail."""
+        self.seed, self._borrowed = seed, True
 
     def pin(self, name: str, value: Any) -> bool:
         """Fix a setting for the rest of the run, also if the message at hand fails.
@@ -58,9 +65,14 @@ class KeptState:
         self._pins.add(name)
         return bool(self.settings.setdefault(name, value) == value)
 
+    def settled(self) -> bytes:
+        """Return what the server has settled of the run, and the data have not."""
+        settings = {k: v for k, v in self.settings.items() if k not in self.progress}
+        return json.dumps(settings, sort_keys=True).encode()
+
     def leave_pins(self, before: KeptState) -> None:
-        """Write what has been pinned since, and the secret, to the state of the message before."""
-        before.seed = before.seed or self.seed
+        """Write what was pinned since, and a new secret, to the state of the message before."""
+        before.seed = before.seed or (b"" if self._borrowed else self.seed)
         for name in self._pins:
             before.settings.setdefault(name, self.settings[name])
 

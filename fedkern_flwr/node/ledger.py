@@ -108,6 +108,7 @@ class ClientLedger:
                 share=share,
                 charges=sums.charges,
                 taken=rows,
+                shown=sums.party.shown,
             )
 
     def tell(self, session: str, asked: str, rows: Positions, figures: list[float]) -> list[float]:

@@ -14,6 +14,7 @@ from ..errors import ProtocolError, SumError
 from ..guard import NodePolicy, SumRule, check_cohort, check_order, refusal
 from ..guard.spending import Charge
 from ..secure_sum import Party, PartyState
+from ..secure_sum.noise_keys import asked
 from ..wire import PhaseMessage
 from ..wire import sums as wire
 from ..wire.sections import Section
@@ -77,6 +78,8 @@ class ClientSums:
         self.ends = False
         #: Called with the name of a sum that has been checked.
         self.on_check: Callable[[str], None] = lambda name: None
+        #: Names all that the message asks, and what was settled before, for the noise of its sums.
+        self.question: Callable[[], str] = lambda: ""
 
     def take(self, sections: Iterable[Section]) -> None:
         """Read the sections of a request; vote, unmask and recover at once, keep orders for later.
@@ -204,6 +207,8 @@ class ClientSums:
                 remedy="give contribute() the release",
                 party=self._name,
             )
+        if rule.release is not None:
+            release = asked(release, self.question())
         try:
             upload = self.party.contribute(order, values, overwrite=overwrite, release=release)
         except SumError as error:

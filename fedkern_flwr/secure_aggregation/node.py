@@ -25,6 +25,7 @@ from ..node.reported import reported
 from ..node.sums import ClientSums
 from ..node_config import renew
 from ..privacy import Budget
+from ..secure_sum.noise_keys import asked
 from ..wire import DescribeReply, DescribeRequest, columns_digest
 from . import averages
 from . import messages as wire
@@ -219,7 +220,8 @@ class AveragingClient(AnsweringClient):
         sums.check(name, rule)
         with self._fitting():
             after = averages.returned_arrays(self._app_answer(), sent)
-        sums.contribute(name, clip.shorten(after - before), release=str(request.round))
+        question = asked(str(request.round), before)
+        sums.contribute(name, clip.shorten(after - before), release=question)
         return wire.AverageReply(round=request.round, layout="")
 
     @answers(wire.FiguresRequest)

@@ -18,10 +18,12 @@ import hashlib
 import json
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ..wire.sums import Order
 from .encoding import RingArray
+from .membership import Cohort
 
 KEY_BYTES = 32
 
@@ -35,7 +37,9 @@ def asked(*public: str | bytes | NDArray[Any]) -> str:
     return found.hexdigest()
 
 
-def noise_key(secret: bytes, order: Order, release: str, numbers: RingArray) -> bytes:
+def noise_key(
+    secret: bytes, order: Order, cohort: Cohort, release: str, numbers: RingArray
+) -> bytes:
     """Return the key of the noise of a party.
 
     Parameters
@@ -44,13 +48,27 @@ def noise_key(secret: bytes, order: Order, release: str, numbers: RingArray) -> 
         Of the run and the party.
     order : Order
         Of the sum; what follows a # in its name, its number and its masks are those of an attempt.
+    cohort : Cohort
+        The parties among whom the sum is made: the difference of two sums with one noise over
+        others is that of the parties in which they differ. Its number is the server's to choose.
     release : str
         The question: :func:`asked`.
     numbers : ndarray of unsigned integers
         What the noise is added to, before it is masked.
     """
     name = order.name.partition("#")[0]
-    terms = [order.cohort, name, release, order.length, order.bits, order.noise, order.fraction]
+    among = [*cohort.members, cohort.threshold, order.receiver]
+    terms = [among, name, release, order.length, order.bits, order.noise, order.fraction]
     found = hashlib.blake2b(json.dumps(terms).encode(), key=secret, digest_size=KEY_BYTES)
     found.update(b"/" + numbers.tobytes())
     return found.digest()
+
+
+def value_mark(order: Order, values: NDArray[Any]) -> str:
+    """Return the mark of what a party adds to a sum, however it is encoded; of nothing, none."""
+    if not np.any(values):
+        return ""
+    terms = [order.name.partition("#")[0], order.length, order.receiver]
+    found = hashlib.blake2b(json.dumps(terms).encode(), digest_size=8)
+    found.update(np.ascontiguousarray(values).data)
+    return found.hexdigest()

@@ -30,7 +30,7 @@ from .keys import (
 )
 from .masks import Stream, add_streams
 from .membership import Cohort, Membership
-from .noise_keys import noise_key
+from .noise_keys import noise_key, value_mark
 from .party_rules import Accepted, PartyRules
 from .party_state import OpenSum, order_terms
 from .seeds import commitment
@@ -67,6 +67,8 @@ class Party(PartyRules):
     regroup : bool (default: False)
         Whether sums of the same name may be over ever new cohorts: for methods whose owner knows
         what that shows.
+    same_parties : bool (default: False)
+        Whether the same values, under one name, are opened over the same parties only.
     """
 
     # -- set-up
@@ -184,20 +186,23 @@ class Party(PartyRules):
         if (order.cohort, order.index) not in self.accepted:
             self.accept(order)
         cohort, encoding, label, keys = self.accepted[order.cohort, order.index]
+        mark = value_mark(order, values) if self.same_parties else ""
         with self.named():
             masked = encoding.encode(
                 np.asarray(values), len(cohort.members), name=order.name, overwrite=overwrite
             )
+        if not order.self_masks:
+            self.check_shown(mark, order, cohort.members)
         if order.noise:
             if not self.state.noise_key:
                 raise self.refuse("noise is ordered in a run that declared no budget of privacy")
-            key = noise_key(self.state.noise_key, order, release, masked)
+            key = noise_key(self.state.noise_key, order, cohort, release, masked)
             masked += skellam(order.noise, order.length, key).astype(masked.dtype)
             self.drawn[order.name] = key
         del self.accepted[order.cohort, order.index]
         others = cohort.neighbours[self.partition]
         streams: list[Stream] = [(keys[j][0], j < self.partition) for j in others]
-        opened = OpenSum(order, keys)
+        opened = OpenSum(order, keys, mark=mark)
         if order.receiver == self.partition:
             opened.pad = secrets.token_bytes(KEY_BYTES)
             streams.append((opened.pad, False))
@@ -264,6 +269,7 @@ class Party(PartyRules):
         shares = [opened.own_share]
         for source, text in zip(living, sealed, strict=True):
             shares.append(self._unseal(relay.SHARE, label, source, text, opened))
+        self.check_shown(opened.mark, opened.order, alive)
         opened.alive, opened.answered = request.alive, True
         return wire.UnmaskReply(
             cohort=cohort.number,

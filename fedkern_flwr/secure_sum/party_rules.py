@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from ..errors import SumError
+from ..errors import RefusedError, SumError
 from ..wire.sums import Ballot, Order, SumSection, Unmask
 from .encoding import Encoding
 from .membership import Cohort
@@ -45,8 +45,9 @@ class PartyRules:
         whole_cohorts: bool = False,
         allow_recovery: bool = True,
         regroup: bool = False,
+        same_parties: bool = False,
     ) -> None:
-        self.regroup = regroup
+        self.regroup, self.same_parties = regroup, same_parties
         self.partition, self.state, self.partners = partition, state, partners
         self.pair_secrets, self.whole_cohorts = pair_secrets, whole_cohorts
         self.identity, self.trusted, self.allow_single = identity, trusted, allow_single
@@ -54,6 +55,8 @@ class PartyRules:
         self.accepted: dict[tuple[int, int], Accepted] = {}
         #: Name of a sum to which noise was added just now -> the key of that noise.
         self.drawn: dict[str, bytes] = {}
+        #: What this message has opened: mark of values -> digest of the parties.
+        self.shown: dict[str, str] = {}
 
     def check_order(self, order: Order) -> tuple[Cohort, Encoding]:
         """Refuse an order that breaks a rule; return its cohort and encoding.
@@ -147,6 +150,29 @@ class PartyRules:
             raise self.refuse(
                 f"{name} was summed before and would be repeated otherwise",
                 "repeat it with the same parties, or end the run",
+            )
+
+    def check_shown(self, mark: str, order: Order, parties: Iterable[int]) -> None:
+        """Refuse to have the same values opened over other parties than before.
+
+        The difference of two such sums is that of the parties in which they differ; noise that all
+        of them repeat goes with it.
+
+        Raises
+        ------
+        RefusedError
+            Counted by a node: it tells that values are the same.
+        """
+        if not mark or not self.same_parties:
+            return
+        among = hashlib.sha256(json.dumps(sorted(parties)).encode()).hexdigest()[:16]
+        self.shown[mark] = among
+        if self.state.shown.setdefault(mark, among) != among:
+            raise RefusedError(
+                "refused by the node: the parties of a sum: its values were summed over others "
+                "before",
+                remedy="go on with those, or start another run",
+                party=f"partition {self.partition}",
             )
 
     def _check_single(self) -> None:

@@ -43,6 +43,7 @@ class OpenSum:
     alive: bytes = b""  # the only survivors that it votes or answers for
     answered: bool = False
     delivered: bytes = b""  # digest of the total that was opened, if any was
+    mark: str = ""  # of the values that were added, unless they are nothing
 
     def label(self, session: str) -> bytes:
         """Return the label of the sum."""
@@ -75,6 +76,8 @@ class PartyState:
         Neighbour -> secret of the pair for the method's own use, if the method has any.
     counts : dict
         Partition -> rows that it learns from, held-out rows; as declared in the roster.
+    shown : dict
+        Mark of values -> digest of the parties over whose sum they were opened.
     noise_key : bytes
         What the noise of the run is drawn with; empty in a run without noise.
     """
@@ -88,6 +91,7 @@ class PartyState:
     last: dict[int, int] = field(default_factory=dict)
     fixed: dict[str, str] = field(default_factory=dict)
     open: dict[tuple[int, int], OpenSum] = field(default_factory=dict)
+    shown: dict[str, str] = field(default_factory=dict)
     secrets: dict[int, bytes] = field(default_factory=dict)
     counts: dict[int, Counts] = field(default_factory=dict)
     noise_key: bytes = b""
@@ -103,6 +107,12 @@ class PartyState:
         for key in [k for k in self.open if k[0] == cohort and k[1] < open_from]:
             del self.open[key]
 
+    def keep_delivered(self, later: PartyState) -> None:
+        """Take over which totals were opened, from a later state that is to be forgotten."""
+        for place, opened in later.open.items():
+            if place in self.open:
+                self.open[place].delivered = self.open[place].delivered or opened.delivered
+
     def pack(self) -> bytes:
         """Return the state as bytes: after each message, so that what stays is written once."""
         value = {
@@ -111,6 +121,7 @@ class PartyState:
             ],
             "last": list(self.last.items()),
             "fixed": self.fixed,
+            "shown": self.shown,
             "open": [_pack_open(opened) for opened in self.open.values()],
         }
         return f"{self._lasting()[:-1]}, {json.dumps(value)[1:]}".encode()
@@ -151,6 +162,7 @@ class PartyState:
             },
             last=dict(value["last"]),
             fixed=value["fixed"],
+            shown=value["shown"],
             open={(s.order.cohort, s.order.index): s for s in map(_unpack_open, value["open"])},
             secrets={j: bytes.fromhex(secret) for j, secret in value["secrets"]},
             counts={j: (rows, tests) for j, rows, tests in value["counts"]},

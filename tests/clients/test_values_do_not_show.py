@@ -510,3 +510,22 @@ def test_a_plan_has_as_many_rows_as_it_says(asked: Callable[..., Asked]) -> None
     text, counted = one.try_out(request=replace(one.request, take=one.request.take[:5]))
     assert "refused by the node: a plan of fewer rows than it says" in text
     assert counted
+
+
+def test_one_total_is_opened_though_the_message_fails(asked: Callable[..., Asked]) -> None:
+    """Else totals that are tried one after the other read the sum by the bound that one breaks."""
+    one = asked("fed-cg", "hybrid-equations at hospital: delivered")
+    (delivery,) = (s for s in one.sections if isinstance(s, sums.Delivery))
+    order = next(s for s in one.sections if isinstance(s, sums.Order))
+    wrong = replace(order, cohort=77, name="of nobody")
+    carrier = sums.UnmaskRequest(session=one.request.session, round=99)
+
+    def tried(by: int) -> str:
+        parts = [part.copy() for part in delivery.padded]
+        parts[0][0] += parts[0].dtype.type(by)
+        return one.send(request=carrier, sections=[replace(delivery, padded=tuple(parts)), wrong])
+
+    assert "not in the cohort" in tried(0)
+    assert one.refusals == 0
+    assert "a total that was delivered" in tried(1)
+    assert one.refusals == 1

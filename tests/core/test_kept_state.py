@@ -32,6 +32,20 @@ def test_a_state_with_a_lost_or_another_end_is_refused() -> None:
             KeptState.unpack(data)
 
 
+def test_a_message_that_fails_leaves_what_it_pinned_and_no_secret_of_another_run() -> None:
+    before, failed, borrowed = KeptState({"a": 1}), KeptState({"a": 1}), KeptState()
+    assert failed.pin("a", 1)
+    assert failed.pin("b", 2)
+    assert not failed.pin("b", 3)
+    failed.settings["done"], failed.seed = 7, b"new"
+    failed.leave_pins(before)
+    assert (before.settings, before.seed) == ({"a": 1, "b": 2}, b"new")
+    borrowed.borrow(b"of another run")
+    fresh = KeptState()
+    borrowed.leave_pins(fresh)
+    assert not fresh.seed
+
+
 def test_what_was_made_last_is_kept_as_far_as_there_is_room() -> None:
     made, recent = [], Recent(3 * 80)
 

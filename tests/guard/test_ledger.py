@@ -342,8 +342,8 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="knows nothing of this run"):
         answer(ledger, "b")
     with sqlite3.connect(tmp_path / FILE) as db:
-        db.execute("PRAGMA user_version = 3")
-    with pytest.raises(OptionError, match=r"ledger.sqlite has version 3, this release knows 2"):
+        db.execute("PRAGMA user_version = 4")
+    with pytest.raises(OptionError, match=r"ledger.sqlite has version 4, this release knows 3"):
         answer(ledger, "a")
     (tmp_path / FILE).write_bytes(b"not a database, and longer than a header would be" * 9)
     for name in ("-wal", "-shm"):

@@ -134,7 +134,7 @@ def test_the_ledger_of_an_older_release_goes_on(tmp_path: Path) -> None:
     ledger = NodeLedger(tmp_path)
     ledger.open_run("a", rows=table(range(20)), **RUN)
     with sqlite3.connect(tmp_path / FILE) as db:
-        later = ("noise", "spending", "places", "seen", "streamed")
+        later = ("noise", "spending", "places", "seen", "streamed", "shown")
         db.executescript("".join(f"DROP TABLE {name};" for name in later))
         db.execute("PRAGMA user_version = 1")
     spend(ledger, "b", table(range(20)), release(1.0))

@@ -15,6 +15,9 @@ from fedkern_flwr.errors import OptionError, SumError
 from fedkern_flwr.privacy import Budget, NoisySum, plan_release
 from fedkern_flwr.privacy.noise import reach
 from fedkern_flwr.secure_sum import Encoding, PartyState
+from fedkern_flwr.secure_sum.membership import Cohort
+from fedkern_flwr.secure_sum.noise_keys import noise_key
+from fedkern_flwr.wire.sums import Order
 
 ALARM = 1e-9  # probability of a false one: the noise cannot be seeded
 SMALL = NoisySum(1 << 16, 4)
@@ -163,6 +166,33 @@ def test_zeros_of_two_releases_have_noise_of_their_own() -> None:
         found.append(party.drawn["gradient"])
         run.server.close(running)
     assert found[0] != found[1] == found[2]
+
+
+def test_among_other_parties_noise_is_another_whatever_the_server_calls_them() -> None:
+    """Else the difference of two sums shows the parties in which they differ."""
+    order = Order(
+        cohort=0,
+        index=0,
+        name="gradient",
+        length=3,
+        kind="fixed-point",
+        bits=64,
+        bound=1.0,
+        receiver=-1,
+        self_masks=False,
+        noise=1,
+        fraction=4,
+        open_from=0,
+        counted=0,
+    )
+    numbers = np.zeros(3, np.uint64)
+    cohorts = [((0, 1, 2), 3), ((0, 1, 2), 3), ((0, 1, 3), 3), ((0, 1, 2, 3), 3), ((0, 1, 2), 2)]
+    keys = [
+        noise_key(bytes(32), order, Cohort(n, members, least, b""), "asked", numbers)
+        for n, (members, least) in enumerate(cohorts)
+    ]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 4
 
 
 def test_two_parties_and_two_runs_draw_different_noise() -> None:

@@ -30,7 +30,7 @@ EXPECTED = {
     ("horizontal", 0): ("user", {"pyarrow"}),
     ("horizontal", 4): ("agent", set()),  # which has no table
     ("vertical", 6): ("owner", {"pyarrow"}),
-    ("pof-mkl", 0): ("client", {"pyarrow", "scipy", "scipy.linalg"}),
+    ("pof-mkl", 0): ("client", {"pyarrow"}),
     ("fed-cfk", 0): ("client", {"pyarrow", "scipy", "scipy.sparse"}),
     ("align", 0): ("party", {"pyarrow"}),
     ("ranges", 3): ("client", set()),
