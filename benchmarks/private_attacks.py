@@ -37,7 +37,8 @@ from fedkern_flwr.simulations.lab.attacks.likelihood_ratio import shift_of_epsil
 from fedkern_flwr.simulations.lab.attacks.membership import area_under_curve, definiteness
 from fedkern_flwr.simulations.lab.attacks.sum_membership import sum_membership
 from fedkern_flwr.simulations.lab.attacks.transcripts import observe
-from fedkern_flwr.simulations.lab.audits.budgets import CASES, Audited, audit_epsilon
+from fedkern_flwr.simulations.lab.audits.budget_cases import CASES
+from fedkern_flwr.simulations.lab.audits.budgets import Audited, audit_epsilon
 from fedkern_flwr.simulations.lab.audits.released_sums import keep_sums, release_of, returned
 from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
 from fedkern_flwr.solvers.equations import pack_equations, unpack_equations

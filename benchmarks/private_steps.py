@@ -1,6 +1,6 @@
 """Accuracy against epsilon of HierarchicalSVM's release: noisy sums of gradients, on real tables.
 
-``FEDKERN_DATA=FOLDER python benchmarks/private_steps.py [SPLITS]`` prints a table.
+``FEDKERN_DATA=FOLDER python benchmarks/private_steps.py [SPLITS [TABLE ...]]`` prints a table.
 
 What a run with a budget releases is sums and noise, as ``test_hierarchical_private.py`` shows; the
 sums are made in one place here, with the library's gradients, noise and steps: four users of
@@ -60,7 +60,7 @@ def main() -> None:
     """Print a row for each table and machine."""
     splits = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     print("| table | machine | none |" + "".join(f" eps {e:g} |" for e in EPSILONS[1:]))
-    for name in SETS:
+    for name in sys.argv[2:] or SETS:
         for machine, frequencies in MACHINES.items():
             found = [
                 np.mean([accuracy(name, frequencies, epsilon, seed) for seed in range(splits)])

@@ -25,7 +25,7 @@ from fedkern_flwr.align.column_ranges import (
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.encoding.common import Coarse, OwnColumns
 from fedkern_flwr.encoding.kept import KeptEncoder
-from fedkern_flwr.errors import OptionError, ProtocolError, TableError
+from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.node.answering import AnsweringClient, answers
@@ -267,7 +267,7 @@ class RangesClient(AnsweringClient):
 
     def _fix(self, asked: Coarse) -> None:
         """Refuse a second centre or other bins: ever new ones would tell of single values."""
-        if self.kept.settings.setdefault("asked", asked.digest) != asked.digest:
+        if not self.kept.pin("asked", asked.digest):
             raise refusal("another centre or other bins than before", self.name)
 
     @property
@@ -300,13 +300,15 @@ class RangesClient(AnsweringClient):
         rows = self.secure_sums.rows(name)
         return len(rows), sum(rows)
 
-    @staticmethod
-    def _write_encoder(request: wire.WriteRequest, own: OwnColumns, path: Path) -> int:
+    def _write_encoder(self, request: wire.WriteRequest, own: OwnColumns, path: Path) -> int:
         """Write the common encoder, or that of a node that is alone; return its outputs."""
-        if request.alone:
-            kept = KeptEncoder.fit(path, own.table, request.scaling, request.categories)
-            return len(kept.names)
-        kept = KeptEncoder(own.named(request.encoder), request.session)
+        try:
+            if request.alone:
+                kept = KeptEncoder.fit(path, own.table, request.scaling, request.categories)
+                return len(kept.names)
+            kept = KeptEncoder(own.named(request.encoder), request.session)
+        except FedKernError as error:
+            raise self.unfit(error) from None
         kept.write(path)
         return len(kept.names)
 

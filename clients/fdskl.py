@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
-from fedkern_flwr.errors import OptionError, RefusedError
+from fedkern_flwr.errors import FedKernError, OptionError, RefusedError
 from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.kernels.frequencies import FREQUENCIES, Frequencies, check_frequency_seed
 from fedkern_flwr.labels import balanced_weights, class_counts
@@ -158,18 +158,21 @@ class VerticalKernelClient(ColumnsClient):
 
         self._check_trained(request.rows)
         kept, upto = self.kept, request.directions
-        y = self._targets(request.rows)
-        chosen = fit(
-            request.loss,  # type: ignore[arg-type]
-            self.store().read(request.rows, upto),
-            y,
-            classes=len(self.table.classes),
-            seed=request.seed,
-            multiples=request.multiples.tolist(),
-            regularizations=request.regularizations.tolist(),
-            intercept=request.intercept,
-            weights=balanced_weights(y, class_counts(y)) if request.balanced else None,
-        )
+        y, phases = self._targets(request.rows), self.store().read(request.rows, upto)
+        try:
+            chosen = fit(
+                request.loss,  # type: ignore[arg-type]
+                phases,
+                y,
+                classes=len(self.table.classes),
+                seed=request.seed,
+                multiples=request.multiples.tolist(),
+                regularizations=request.regularizations.tolist(),
+                intercept=request.intercept,
+                weights=balanced_weights(y, class_counts(y)) if request.balanced else None,
+            )
+        except FedKernError as error:  # how far it came follows from labels
+            raise self.unfit(error) from None
         kept.arrays["alpha"] = chosen.weights[:upto] / np.sqrt(upto)
         kept.arrays["intercept"] = chosen.weights[upto:]
         kept.settings["multiple"] = chosen.multiple
@@ -310,7 +313,7 @@ class VerticalKernelClient(ColumnsClient):
     def _fixed(self, name: str, rows: NDArray[Any]) -> bool:
         """Tell whether rows are those of the first time; which they were is remembered."""
         digest = hashlib.sha256(np.sort(rows).astype("<i8").tobytes()).hexdigest()
-        return bool(self.kept.settings.setdefault(name, digest) == digest)
+        return bool(self.kept.pin(name, digest))
 
     def _check_trained(self, rows: NDArray[Any]) -> None:
         """Refuse to learn from few or other rows than before: what validates them is told."""
@@ -326,11 +329,11 @@ class VerticalKernelClient(ColumnsClient):
         ------
         ProtocolError
         """
-        if not self._fixed("counted", tests):
-            raise self.wrong("other held-out rows are to be counted than before")
         if 2 * len(tests) < self.table.tests:
             raise self.wrong(
                 f"{len(tests)} of {self.table.tests} held-out rows are to be counted, which "
                 "would tell too much of them",
                 remedy="check the ids: most of these rows are not held by all parties",
             )
+        if not self._fixed("counted", tests):
+            raise self.wrong("other held-out rows are to be counted than before")

@@ -261,6 +261,7 @@ class HybridKernelClient(EncodingParty):
         self._check_role()
         asked = kept.arrays["rows"][kept.train :]
         if request.count:
+            self._check_alone(OUTCOMES)
             if self.budget is not None and request.bins:
                 raise refusal("privacy: histograms without noise are asked for", self.name)
             self._check_sum("outcomes", len(asked) * self.yardstick(request.bins).largest)
@@ -387,6 +388,13 @@ class HybridKernelClient(EncodingParty):
             self._note(name, _NO_ROWS if name == "outcomes" else learned)
             self.secure_sums.contribute(name, vector, release=release)
             return ()
+        self._check_alone(name)
+        return (vector,)
+
+    def _check_alone(self, name: str) -> None:
+        """Refuse to tell the server what no sum was ordered of, where that is not allowed."""
+        if self._ordered(name):
+            return
         if self.budget is not None:
             raise refusal("privacy: its own values would be sent without noise", self.name)
         if self._secure and not self.allow_single:
@@ -394,7 +402,6 @@ class HybridKernelClient(EncodingParty):
                 "its own values would be shown to the server: there is nobody to sum with",
                 "let more hospitals take part, or allow it with allow_single",
             )
-        return (vector,)
 
     def _add_mean_distance(self, request: wire.DistancesRequest, landmarks: Floats) -> None:
         """Contribute the mean distances of all training rows to the landmarks, added up."""

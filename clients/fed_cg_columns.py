@@ -224,7 +224,7 @@ class EncodingParty(LandmarkedParty):
         length = fine_length(own.kinds, asked.edges(self.value_bound), d)
         rows = self._check_columns(name, length)
         # distances from ever new centres, and counts in ever new bins, would tell of single values
-        if self.kept.settings.setdefault("asked", asked.digest) != asked.digest:
+        if not self.kept.pin("asked", asked.digest):
             raise refusal("another centre or other bins than before", self.name)
         share = own.fine(own.numbers(), asked, self.value_bound, rows)
         self.secure_sums.contribute(name, share)

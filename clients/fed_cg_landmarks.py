@@ -124,7 +124,7 @@ class LandmarkedParty(TableClient):
                 self._check_apart(hospital, rows)
             text = b"%d/" % train + np.ascontiguousarray(rows, "<i4").tobytes()
             digest, name = hashlib.sha256(text).hexdigest(), f"rows of {hospital}"
-            if self.kept.settings.setdefault(name, digest) != digest:
+            if not self.kept.pin(name, digest):
                 raise refusal("other rows are asked for than before in this run", party)
             self._note(name, rows[:train])
 

@@ -34,11 +34,11 @@ def tuning_sums(client: HybridKernelClient, request: wire.EquationsRequest) -> F
         raise refusal(f"more than {MOST_WIDTHS} widths or {MOST_FOLDS} folds", client.name)
     if gammas.shape[1] not in (1, client.kept.landmarks):
         raise client.wrong("the widths to choose from do not fit the landmarks")
-    weights = _weights(client, request)
     digest = hashlib.sha256(gammas.astype("<f8").tobytes()).hexdigest()
     asked = [folds, digest, request.balanced, request.class_counts.tolist()]
-    if client.kept.settings.setdefault("tuned", asked) != asked:
+    if not client.kept.pin("tuned", asked):
         raise refusal("other widths or folds are asked for than before in this run", client.name)
+    weights = _weights(client, request)  # of counts that are the first: others may be guesses
     table, kept = client.table, client.kept
     length = tuning_length(kept.landmarks, table.y.shape[1], folds, len(gammas))
     largest = 1.0 if weights is None or not weights.size else float(weights.mean())

@@ -223,8 +223,7 @@ class SVMNode(TableClient):
         ProtocolError
             They have changed: the same values would be summed in another way.
         """
-        known = self.kept.settings
-        if any(known.setdefault(name, value) != value for name, value in settings.items()):
+        if not all(self.kept.pin(name, value) for name, value in settings.items()):
             raise self.wrong(
                 "the settings of the run have changed",
                 "run the same release on both sides, and resume with the same options",

@@ -13,6 +13,7 @@ from fedkern_flwr.groups.prediction_messages import PredictRequest
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.judging.noisy import OUTCOMES, outcomes_release
 from fedkern_flwr.node.answering import answers
+from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.privacy import Budget, Release
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.noise_keys import asked
@@ -34,6 +35,14 @@ class PrivateUser(SVMNode):
             why = "is asked for without a budget" if noisy else "adds no noise to what is asked for"
             raise refusal(f"privacy: it {why}", self.name)
         return super().answer(request, method)
+
+    def close_round(
+        self, state: SessionState, number: int, payload: bytes, checkpoint_every: int
+    ) -> None:
+        """Keep the settings of the run, and that this node has a folder, to go on with it."""
+        super().close_round(state, number, payload, checkpoint_every)
+        if number == 1 and isinstance(self._request, wire.GradientRequest):
+            self._save(state, number)
 
     @answers(wire.GradientRequest)
     def add_gradient(self, request: wire.GradientRequest) -> wire.GradientReply:

@@ -201,10 +201,10 @@ class UserOfRows(SolverOfUser):
     def _check_shares(self, shares: Floats) -> None:
         """Refuse weights of classes that are not those of the run, or cannot be.
 
-        With a share of its own a user's rows could outweigh all others' in what is summed.
+        With a share of its own a user's rows could outweigh all others' in what is summed. Whether
+        they can be tells of labels: it is told of the first that come, and of no others.
         """
-        known, rows = self.kept.arrays.get("shares", shares), self.kept.settings["rows"]
-        fits = np.array_equal(known, shares)
+        fits, rows = self.kept.pin("shares", shares.tolist()), self.kept.settings["rows"]
         if shares.size:
             positive = (self.table.y > 0.0).sum(0)
             least, most = positive - 0.5, rows - len(self.table.y) + positive + 0.5

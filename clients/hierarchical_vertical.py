@@ -186,6 +186,8 @@ class NodeOfColumns(SVMNode):
         """Refuse another plan than before: what is counted of one row is its label."""
         rows, tests = self.table.rows, self.table.tests
         learned, held_out = request.take[: request.rows], request.take[request.rows :]
+        if len(learned) != request.rows:
+            raise refusal("a plan of fewer rows than it says", self.name)
         least = self.policy.min_own_rows
         check_selection(learned, range(rows), least=least, party=self.name)
         check_selection(held_out, range(rows, rows + tests), party=self.name)

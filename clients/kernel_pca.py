@@ -12,6 +12,7 @@ from fedkern_flwr.node.answering import answers
 from fedkern_flwr.node.method_client import MethodClient, contributes
 
 Floats = NDArray[np.float64]
+_FAR = 1e100
 
 
 class KernelPCAClient(MethodClient):
@@ -41,6 +42,7 @@ class KernelPCAClient(MethodClient):
     def project(self, mean: Floats, components: Floats, **kernel: Any) -> None:
         """Project its own rows, for files of its own."""
         scores = (features_of(self.x, **kernel) - mean) @ components.T
+        scores = np.nan_to_num(scores).clip(-_FAR, _FAR)  # or whether they can be drawn would show
         names = [f"component {k + 1}" for k in range(len(components))]
         self.write_rows("projections", names, scores)
         self.scatter("projections", scores)

@@ -323,7 +323,8 @@ class OnlineKernelClient(AnsweringClient):
         if self.budget is not None and not self.simulated and state.payload:
             account = self.state_class.unpack(state.payload)
             error = account.total / max(1.0, account.samples)
-            logger.info("own mean squared error, told to nobody: %.3g", error)
+            log = logging.getLogger("flwr")  # which a node's log shows
+            log.info("own mean squared error, told to nobody: %.3g", error)
         return super().forget(state)
 
     def _mask(self, report: wire.StreamReport, sums: ClientSums) -> wire.MaskedReply:

@@ -28,6 +28,8 @@ class FedKernError(Exception):
     exit_code = 1
     #: Whether the log has its line already.
     told = False
+    #: Whether it follows from files, or from when rows come, and never from their values.
+    free = False
 
     def __init__(self, problem: str, *, remedy: str = "", party: str = "", phase: str = "") -> None:
         self.problem, self.remedy, self.party, self.phase = problem, remedy, party, phase
@@ -65,9 +67,13 @@ class RefusedError(ProtocolError):
 class StateError(ProtocolError):
     """Something that a node should remember is gone; what it was made of must be sent again."""
 
+    free = True
+
 
 class StreamError(FedKernError):
     """A stream has too few new rows for a message yet, or none will come."""
+
+    free = True
 
 
 class SumError(FedKernError):
@@ -102,6 +108,7 @@ class CheckpointError(FedKernError):
     """A checkpoint is missing, damaged or belongs to another run."""
 
     exit_code = 2
+    free = True
 
 
 def log_in_one_line() -> None:

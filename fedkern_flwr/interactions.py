@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from .errors import OptionError, TableError
 from .interactions_files import (
@@ -28,6 +27,9 @@ from .interactions_files import (
     read_columns,
 )
 from .seeding import derive_seed
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 __all__ = [
     "INTERACTION_FILES",
@@ -133,6 +135,8 @@ class Interactions:
         csr_array of int64, shape (users, items)
             1 for every interaction.
         """
+        from scipy.sparse import csr_array  # runs on tables do without
+
         user, item = (self.user, self.item) if rows is None else (self.user[rows], self.item[rows])
         ones = np.ones(len(user), dtype=np.int64)
         return csr_array((ones, (user, item)), shape=(self.users, self.items))

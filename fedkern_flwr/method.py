@@ -352,16 +352,16 @@ class Method(Driven):
         except EngineError:
             raise  # nobody can be reached any more
         except FedKernError:
-            self._part(run, secure)
+            self._part(run, secure, goes_on=self.budget is not None and self.resumable)
             raise
         self._part(run, secure and not run.asking.over)
 
-    def _part(self, run: Run, secure: bool) -> None:
+    def _part(self, run: Run, secure: bool, *, goes_on: bool = False) -> None:
         """Let whoever is left erase the secrets of the run."""
         if secure:
             with contextlib.suppress(FedKernError):
-                asking = run.asking
-                self.finish(asking.grid, number=run.log.number + 1, timeout=asking.timeout)
+                asking, number = run.asking, run.log.number + 1
+                self.finish(asking.grid, number=number, timeout=asking.timeout, goes_on=goes_on)
 
 
 def _tests(row: Mapping[str, Any]) -> MetricRecord:

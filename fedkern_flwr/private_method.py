@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from .method import Method
@@ -50,12 +51,29 @@ class PrivateMethod(Method):
             )
             check_accountant()
 
+    def _reset(self) -> None:
+        super()._reset()
+        self._earlier_releases: dict[str, Any] = {}  # before the run broke off
+
+    def progress(self) -> dict[str, Any]:
+        """Return what a resumed run must know, with what was released."""
+        return {**super().progress(), "releases": self.release_reports()}
+
+    def go_on(self, progress: Mapping[str, Any]) -> None:
+        """Take up a run that broke off, with what it released."""
+        super().go_on(progress)
+        self._earlier_releases = dict(progress.get("releases", {}))
+
+    def release_reports(self) -> dict[str, Any]:
+        """Return what ``result.json`` says of each release, by its name."""
+        own = {name: one.report(parties) for name, (one, parties) in self.noised_.items()}
+        return self._earlier_releases | own
+
     def budget_report(self) -> dict[str, Any]:
         """Return what the run may cost, what it released and what that cost, for ``privacy()``."""
         if self.budget is None:
             return {}
-        releases = [one.report(parties) for one, parties in self.noised_.values()]
-        return {"budget": {**vars(self.budget), "releases": releases}}
+        return {"budget": {**vars(self.budget), "releases": [*self.release_reports().values()]}}
 
     def privacy(self) -> dict[str, Any]:
         """Return what the server sees, and the budget."""

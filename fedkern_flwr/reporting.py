@@ -28,7 +28,8 @@ def log_result(result: Mapping[str, Any]) -> None:
         for key, facts in value.items() if isinstance(value, dict) else [("", value)]:
             logger.info("%s %s: %s", name.replace("_", " "), key, facts)
     for name, value in result["metrics"].items():
-        logger.info("%s: %s", name, f"{value:.6g}" if isinstance(value, float) else value)
+        if value is not None:
+            logger.info("%s: %s", name, f"{value:.6g}" if isinstance(value, float) else value)
     for seen in result["privacy"].get("server_sees", ()):
         logger.info("the server saw: %s", seen)
     logger.info("exchanges: %d in %.1f s", result["exchanges"], result["seconds"])

@@ -228,12 +228,15 @@ class SummingStrategy(PhaseStrategy):
             if party.partition in running.suspects:
                 self.reject(node, Failure("invalid reply", error.problem), number)
 
-    def finish(self, grid: Grid, *, number: int, timeout: float) -> None:
-        """Let all clients erase what a finished run leaves on them; wait a minute at most."""
+    def finish(self, grid: Grid, *, number: int, timeout: float, goes_on: bool = False) -> None:
+        """Let all clients erase what a run leaves on them; wait a minute at most."""
         timeout = min(timeout, FAREWELL)
-        request = sum_wire.FinishRequest(session=self._session, round=number)
+        kind = sum_wire.BreakRequest if goes_on else sum_wire.FinishRequest
+        request = kind(session=self._session, round=number)
         messages = request_messages(request, self.parties_, group_id="finish")
-        self.run_phase(grid, messages, phase="finish", timeout=timeout, number=number, required=0)
+        self.run_phase(
+            grid, messages, phase=request.phase, timeout=timeout, number=number, required=0
+        )
 
     def _collect_votes(
         self, grid: Grid, sums: Sequence[RunningSum], number: int, timeout: float

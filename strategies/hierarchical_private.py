@@ -11,7 +11,7 @@ from fedkern_flwr.groups import private_messages as wire
 from fedkern_flwr.groups.consensus import Floats
 from fedkern_flwr.judging.counts import Yardstick
 from fedkern_flwr.judging.noisy import OUTCOMES, outcomes_release, tidy
-from fedkern_flwr.method import Round, Steps
+from fedkern_flwr.method import Round, Save, Steps
 from fedkern_flwr.privacy import Release
 from fedkern_flwr.secure_sum import Encoding
 
@@ -19,7 +19,11 @@ from .hierarchical_rows import Learned, RowRounds
 
 
 class PrivateRounds(RowRounds):
-    """The iterations of a run with a budget, one exchange each, all users in each."""
+    """The iterations of a run with a budget, one exchange each, all users in each.
+
+    A run that is resumed repeats the iterations since its checkpoint: the same questions, so that
+    users answer with the noise that they had.
+    """
 
     def private_rounds(self) -> Steps:
         """Take all steps; return the mean of the second half of the models."""
@@ -33,9 +37,12 @@ class PrivateRounds(RowRounds):
             rows=[party.rows for party in parties],
             iterations=self.num_rounds,
         )
-        model, mean, ridge = np.zeros(shape), np.zeros(shape), self.coordinates.ridge()
-        half = self.num_rounds // 2
-        for done in range(self.num_rounds):
+        self.note_noise(release, len(parties))
+        start, ridge = np.zeros(shape), self.coordinates.ridge()
+        model, mean = self.saved_.get("model", start), self.saved_.get("mean", start)
+        half, known = self.num_rounds // 2, {"nodes": self.nodes_digest()}
+        self.step = self.last_saved
+        for done in range(self.last_saved, self.num_rounds):
             self.step += 1
             most = float(max(party.rows for party in parties))
             request, name = self._request(wire.GradientRequest, model), gradients.GRADIENT_SUM
@@ -52,9 +59,12 @@ class PrivateRounds(RowRounds):
                     ridge=ridge,
                 ),
             )
-            mean += model * (done >= half) / (self.num_rounds - half)
-            moved = float(np.linalg.norm(model - before))
-            yield Round(done + 1, {"consensus_difference": moved})
+            mean = mean + model * (done >= half) / (self.num_rounds - half)
+            moved, save = float(np.linalg.norm(model - before)), None
+            if done in (0, self.num_rounds - 1) or self.is_due(done + 1):
+                self.last_saved = done + 1
+                save = Save({"model": model, "mean": mean}, {**known, "done": done + 1}, kept=1)
+            yield Round(done + 1, {"consensus_difference": moved}, save=save)
         return Learned(True, mean)
 
     def judge_with_noise(self, model: Floats) -> Steps:
@@ -65,9 +75,11 @@ class PrivateRounds(RowRounds):
         release = outcomes_release(
             self._budget(), classes=self.classes_, outputs=self.outputs_, rows=rows
         )
+        self.note_noise(release, len(parties))
         request, most = self._request(wire.CountRequest, model), float(max(1, *rows))
+        ends = self.checkpoint is None  # else users need the key of their noise to answer again
         found = yield from self._noisy_sum(
-            OUTCOMES, request, wire.CountReply, release, most, ends=True
+            OUTCOMES, request, wire.CountReply, release, most, ends=ends
         )
         if not sum(rows):
             return {}
@@ -104,5 +116,4 @@ class PrivateRounds(RowRounds):
         sums = [self.term(name, length, encoding=code)]
         asked = dict.fromkeys(self.users_, request)
         answers = yield self.question(asked, reply, sums=sums, **more)
-        self.note_noise(release, len(self.users_))
         return answers.totals[name]

@@ -15,6 +15,7 @@ from ..wire import PhaseMessage
 from .client import Handler, PhaseClient
 from .failures import NoReplyError
 from .kept_state import KeptState, NotKeptError
+from .session_state import SessionState
 from .sums import ClientSums, erase_state
 
 Answer = TypeVar("Answer", bound=Callable[..., Any])
@@ -72,6 +73,17 @@ class AnsweringClient(PhaseClient):
             if not isinstance(what, str)
         }
 
+    def keep_fixed(self, session: str) -> None:
+        """Keep what was pinned, and the party's secret, of a message that failed."""
+        super().keep_fixed(session)
+        state = SessionState.load(self.context)
+        if session and state.session == session:
+            before = self.state_class.unpack(state.payload)
+            if isinstance(before, KeptState):
+                self.kept.leave_pins(before)
+                state.payload = before.pack()
+                state.store(self.context)
+
     def answer(self, request: Any, method: Callable[[Any], Any]) -> Any:
         """Return what a handler replies; subclasses check orders before and add to sums after."""
         return method(request)
@@ -102,6 +114,7 @@ class AnsweringClient(PhaseClient):
         return handle
 
     def _reply(self, request: Any, method: Callable[..., Any]) -> PhaseMessage:
+        self._looked = True
         try:
             reply: Any = self.answer(request, method)
         except NotKeptError as missing:
@@ -133,7 +146,7 @@ class AnsweringClient(PhaseClient):
         ------
         TableError
         """
-        if self.kept.settings.setdefault("table", digest) != digest:
+        if not self.kept.pin("table", digest):
             raise TableError(
                 "its table is not the one with which this run began",
                 remedy="bring that table back, or start the run anew",

@@ -93,6 +93,8 @@ class PhaseClient(SessionNode, NumPyClient):
     restored = True
     answered = 0
     opened = 0
+    #: Whether the message at hand has come as far as the code that looks at rows.
+    _looked = False
 
     _wrappers: ClassVar[dict[type, type[Client]]] = {}
 
@@ -169,28 +171,51 @@ class PhaseClient(SessionNode, NumPyClient):
         """Erase what a finished run leaves on this node; return what is kept of its state."""
         return state.payload
 
+    def keep_fixed(self, session: str) -> None:
+        """Keep what a message that failed has fixed: the next may not ask otherwise.
+
+        Whether a message fails may depend on values, so it has told something of them.
+        """
+        state = load_state(self.context)
+        if state is not None:
+            if self.sums is not None and state.session == session:
+                state.fixed = self.sums.fixed() | state.fixed
+            store_state(self.context, state)
+
     # -- requests
 
     def _answer(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> PhaseMessage:
         """Answer a request; Flower shows the server the text of whatever is raised here."""
+        session = str(config.get("session", ""))
         try:
             return self._dispatch(parameters, config)
         except FedKernError as error:
-            if isinstance(error, RefusedError):
-                self._count_refusal(str(config.get("session", "")), error)
+            self.keep_fixed(session)
+            if isinstance(error, RefusedError) or self._may_tell(error):
+                self._count_refusal(session, error)
             error.args = (mark_error(f"{type(error).__name__}: {error}"),)
             raise
         except Exception as error:
             if self.simulated:  # its engine shows all of it
                 raise
+            self.keep_fixed(session)
             if self.record.secure:  # what fails by values is a question without an end
                 failed = refusal("an error of its own code", self.name)
-                self._count_refusal(str(config.get("session", "")), failed)
+                self._count_refusal(session, failed)
             concealed = conceal(error)
         raise concealed
 
+    def _may_tell(self, error: FedKernError) -> bool:
+        """Tell whether an error may follow from values of rows: if so it counts as a refusal.
+
+        What a handler raises may, whatever its class: a server that forges requests until one fails
+        reads values. Messages out of turn, and sums that cannot be opened, are not counted.
+        """
+        return self._looked and not error.free and self.record.secure and not self.simulated
+
     def _dispatch(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> PhaseMessage:
         self.sums, self._group, self._small, self._share = None, None, "", 0.0
+        self._looked = False
         parameters, config, sections = detach(parameters, config, party=_SERVER)
         phase, session = str(config.get("phase", "")), str(config.get("session", ""))
         self.record = RunRecord.load(self.context, session)
@@ -268,8 +293,12 @@ class PhaseClient(SessionNode, NumPyClient):
         """Phases that carry sections and nothing else."""
         carry = (sum_wire.VoteRequest, sum_wire.UnmaskRequest, sum_wire.RecoverRequest)
         answered = {kind.phase: (kind, self._answer_sections) for kind in carry}
-        finish = sum_wire.FinishRequest
-        return {**answered, finish.phase: (finish, self._finish_sums)}
+        finish, broken = sum_wire.FinishRequest, sum_wire.BreakRequest
+        return {
+            **answered,
+            finish.phase: (finish, self._finish_sums),
+            broken.phase: (broken, self._break_off),
+        }
 
     def _announce(self, request: DescribeRequest, reply: DescribeReply) -> DescribeReply:
         """Add who the node is, and its key of the run, to its description."""
@@ -390,12 +419,17 @@ class PhaseClient(SessionNode, NumPyClient):
         self._end(request.session)
         return sum_wire.SumReply()
 
-    def _end(self, session: str) -> None:
-        """Erase what a run that is over leaves behind."""
+    def _break_off(self, request: sum_wire.BreakRequest) -> sum_wire.SumReply:
+        self._end(request.session, over=False)
+        return sum_wire.SumReply()
+
+    def _end(self, session: str, *, over: bool = True) -> None:
+        """Erase what a run leaves behind; the key of its noise only when it is over."""
         state = self.open_session(session)
         state.payload = self.forget(state)
         state.store(self.context)
-        self.ledger.forget_noise(session)
+        if over:
+            self.ledger.forget_noise(session)
         self.record.told = {key: [] for key in self.record.told}
         self.record.store(self.context)
         erase_state(self.context)

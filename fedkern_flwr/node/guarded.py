@@ -77,7 +77,7 @@ class GuardedNode:
         if budget is not None and not self.adds_noise:
             raise refusal("privacy: this method adds no noise", self.name)
         if budget is not None:
-            check_accountant()
+            check_accountant(self.name)
         if self.record.secure and self.record.privacy != request.privacy:
             raise refusal("privacy: the run was opened with another budget", self.name)
         self.record.privacy = request.privacy
@@ -340,10 +340,12 @@ class GuardedNode:
         members = state.cohorts[self.sums.order(total).cohort].members
         return [state.counts[member][0 if users else 1] for member in members]
 
-    def _count_refusal(self, session: str, error: RefusedError) -> None:
-        """Note that an order was refused; at the third nothing of the run is left here to open."""
+    def _count_refusal(self, session: str, error: FedKernError) -> None:
+        """Note that a request was refused; at the third nothing of the run is left here to open."""
+        name = type(error).__name__  # of other errors the text may be about rows
         with suppress(FedKernError):  # the refusal is what is told
-            self.ledger.refuse(session, error.problem.partition(": ")[2])
+            rule = error.problem.partition(": ")[2]
+            self.ledger.refuse(session, rule if isinstance(error, RefusedError) else name)
         if SessionState.load(self.context).session != session:
             return
         record = RunRecord.load(self.context, session)  # without what the request has changed

@@ -45,6 +45,24 @@ class KeptState:
     def __post_init__(self) -> None:
         """Have what is missing be told apart from a mistake of the code."""
         self.settings, self.arrays = _Kept(self.settings), _Kept(self.arrays)
+        self._pins: set[str] = set()
+
+    def pin(self, name: str, value: Any) -> bool:
+        """Fix a setting for the rest of the run, also if the message at hand fails.
+
+        Returns
+        -------
+        bool
+            Whether it has this value, as from the first time on.
+        """
+        self._pins.add(name)
+        return bool(self.settings.setdefault(name, value) == value)
+
+    def leave_pins(self, before: KeptState) -> None:
+        """Write what has been pinned since, and the secret, to the state of the message before."""
+        before.seed = before.seed or self.seed
+        for name in self._pins:
+            before.settings.setdefault(name, self.settings[name])
 
     def pack(self) -> bytes:
         """Return the state as bytes; an empty one as nothing.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from flwr.app import Context
@@ -97,12 +98,10 @@ class SessionNode(GuardedNode):
         if path is None:
             return
         write_atomically(path, state.payload, private=True)
-        older = sorted(
-            path.parent.glob(f"partition-{self.partition}-round-*.state"),
-            key=lambda file: int(file.stem.rsplit("-", 1)[1]),
-        )
-        for file in older[:-_KEPT_STATES]:
-            file.unlink(missing_ok=True)
+        start, end = f"partition-{self.partition}-round-", ".state"
+        names = [n for n in os.listdir(path.parent) if n.startswith(start) and n.endswith(end)]
+        for name in sorted(names, key=lambda n: int(n[len(start) : -len(end)]))[:-_KEPT_STATES]:
+            (path.parent / name).unlink(missing_ok=True)
 
 
 def node_number(context: Context, key: str) -> int:

@@ -103,12 +103,20 @@ class ClientSums:
             elif section.phase == wire.Recover.phase:
                 self.replies.append(self.party.recover(section.read(wire.Recover, party=_SERVER)))
             elif section.phase == wire.Delivery.phase:
-                name, total = self.party.receive(section.read(wire.Delivery, party=_SERVER))
-                self.delivered[name] = total
+                self._take_total(section.read(wire.Delivery, party=_SERVER))
             elif section.phase == wire.End.phase:
                 self.ends = section.read(wire.End, party=_SERVER) is not None
             else:
                 raise ProtocolError(f"there is no section {section.phase[:20]!r}", party=_SERVER)
+
+    def _take_total(self, delivery: wire.Delivery) -> None:
+        """Open a total; whether it is within the bound would tell of it, if others were tried."""
+        try:
+            name, total = self.party.receive(delivery)
+        except SumError as error:
+            logger.error("%s", error)
+            raise refusal("a total that was delivered, its log says more", self._name) from None
+        self.delivered[name] = total
 
     def order(self, name: str) -> wire.Order:
         """Return the order of the sum of that name.
@@ -206,6 +214,11 @@ class ClientSums:
             self.charges.append(Charge(key, rule.release, rule.held_out, rule.rows))
         self.replies.append(upload)
         del self.orders[name]
+
+    def fixed(self) -> dict[str, str]:
+        """Return how the sums are repeated, if at all, that were checked in this message."""
+        names, fixed = {name.partition("#")[0] for name in self._rules}, self.party.state.fixed
+        return {name: digest for name, digest in fixed.items() if name in names}
 
     def check_done(self) -> None:
         """Refuse to answer while a sum waits for this client's vector.

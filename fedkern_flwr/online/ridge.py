@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import blas, cho_factor, cho_solve
 
 from ..kernels.random_features import feature_map
 
@@ -44,6 +43,8 @@ def sums(phi: Floats, y: Floats, scale: float = 1.0) -> Floats:
     across, (*stack, n, p) = scale * phi.swapaxes(-1, -2), phi.shape
     if n > 1:
         return np.concatenate([_triangle(across @ phi), across @ y], axis=-1)
+    from scipy.linalg import blas  # other methods do without
+
     found = np.zeros((*stack, numbers(p)))
     found[..., -p:] = across @ y
     for total, row in zip(found.reshape(-1, numbers(p)), phi.reshape(-1, p), strict=True):
@@ -104,6 +105,8 @@ def solve(totals: Floats, features: int, ridge: float) -> Floats:
     ridge : float
         lambda > 0.
     """
+    from scipy.linalg import cho_factor, cho_solve
+
     pairs = totals.shape[-1] - features
     matrices = _square(totals[..., :pairs], features)
     each = np.arange(features)
@@ -256,6 +259,8 @@ class Ridges:
         if self._whole.size:
             return phi @ self._whole
         assert self._triangles is not None
+        from scipy.linalg import blas
+
         *stack, p = self.theta.shape
         found = np.empty((*stack, phi.shape[-2], p))
         rows = np.broadcast_to(phi, found.shape)

@@ -95,21 +95,23 @@ def least_variance(
     return high
 
 
-def check_accountant() -> None:
-    """Refuse to begin without the library that accounts.
+def check_accountant(party: str = "") -> None:
+    """Refuse to begin without the library that accounts; ``party`` is who has it not.
 
     Raises
     ------
     OptionError
     """
-    _rdp()
+    _rdp(party)
 
 
-def _rdp() -> Any:
+def _rdp(party: str = "") -> Any:
     try:
         from dp_accounting import rdp
     except ImportError:
         raise OptionError(
-            "differential privacy needs the package dp-accounting", remedy=f"run {_INSTALL}"
+            "differential privacy needs the package dp-accounting",
+            remedy=f"run {_INSTALL}",
+            party=party,
         ) from None
     return rdp

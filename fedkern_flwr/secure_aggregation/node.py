@@ -293,7 +293,8 @@ class AveragingClient(AnsweringClient):
         try:
             yield
         except ProtocolError as error:
-            raise ProtocolError(error.problem, remedy=error.remedy, party=self.name) from None
+            named = ProtocolError(error.problem, remedy=error.remedy, party=self.name)
+            raise self.unfit(named) from None
 
     def _records(self) -> RecordDict:
         """Return the app's own records."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -81,11 +82,15 @@ def _cipher(name: str, key: bytes, offset: int) -> CipherContext:
     """Return the key stream of ``key`` from byte ``offset`` on."""
     chosen: Cipher[Any]
     if name == "aes-256-ctr":
-        counter = (offset // _AES_BLOCK).to_bytes(16, "big")
-        chosen = Cipher(algorithms.AES256(key), modes.CTR(counter))
+        chosen = Cipher(algorithms.AES256(key), _counter(offset // _AES_BLOCK))
     elif name == "chacha20":
         counter = (offset // _CHACHA_BLOCK).to_bytes(4, "little") + bytes(12)
         chosen = Cipher(algorithms.ChaCha20(key, counter), None)
     else:
         raise ValueError(f"unknown cipher {name!r}")
     return chosen.encryptor()
+
+
+@lru_cache(maxsize=64)  # to make one takes as long as the cipher of a short vector
+def _counter(block: int) -> modes.CTR:
+    return modes.CTR(block.to_bytes(16, "big"))

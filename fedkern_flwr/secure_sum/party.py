@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -307,6 +308,8 @@ class Party(PartyRules):
     def receive(self, delivery: wire.Delivery) -> tuple[str, NDArray[Any]]:
         """Open a sum that belongs to this party.
 
+        Its pad hides the total and does not bind it: one total is opened, and no other.
+
         Returns
         -------
         (str, ndarray)
@@ -320,6 +323,10 @@ class Party(PartyRules):
         total = np.concatenate(parts) if parts else np.zeros(0, encoding.dtype)
         if any(part.dtype != encoding.dtype for part in parts) or total.size != order.length:
             raise self.refuse(f"the total of {order.name} has the wrong size or dtype")
+        digest = hashlib.sha256(total.data).digest()
+        if (opened.delivered or digest) != digest:
+            raise self.refuse(f"another total of {order.name} than before")
+        opened.delivered = digest
         add_streams(total, [(opened.pad, True)], cipher=self.state.cipher)
         if encoding.kind == "circle":  # as compact as they travelled
             return order.name, total

@@ -29,6 +29,9 @@ def order_terms(order: Order) -> str:
     return json.dumps([*terms, order.receiver, order.self_masks, order.noise, order.fraction])
 
 
+_BYTES = ("own_share", "pad", "alive", "delivered")
+
+
 @dataclass(repr=False)  # its text would show secrets
 class OpenSum:
     """A sum to which this party has contributed and that is not closed."""
@@ -39,6 +42,7 @@ class OpenSum:
     pad: bytes = b""
     alive: bytes = b""  # the only survivors that it votes or answers for
     answered: bool = False
+    delivered: bytes = b""  # digest of the total that was opened, if any was
 
     def label(self, session: str) -> bytes:
         """Return the label of the sum."""
@@ -87,6 +91,7 @@ class PartyState:
     secrets: dict[int, bytes] = field(default_factory=dict)
     counts: dict[int, Counts] = field(default_factory=dict)
     noise_key: bytes = b""
+    _written: tuple[list[Any], str] = field(default=([], ""), init=False, compare=False)
 
     def enter(self, cohort: Cohort, roots: dict[int, bytes]) -> None:
         """Become a member of a cohort."""
@@ -99,24 +104,35 @@ class PartyState:
             del self.open[key]
 
     def pack(self) -> bytes:
-        """Return the state as bytes."""
+        """Return the state as bytes: after each message, so that what stays is written once."""
         value = {
-            "session": self.session,
-            "private": self.private.hex(),
-            "digest": self.digest.hex(),
-            "cipher": self.cipher,
-            "cohorts": [[c.number, c.members, c.threshold] for c in self.cohorts.values()],
             "roots": [
                 [c, list(roots), b"".join(roots.values()).hex()] for c, roots in self.roots.items()
             ],
             "last": list(self.last.items()),
             "fixed": self.fixed,
             "open": [_pack_open(opened) for opened in self.open.values()],
-            "secrets": [[j, secret.hex()] for j, secret in self.secrets.items()],
-            "counts": [[j, *pair] for j, pair in self.counts.items()],
-            "noise_key": self.noise_key.hex(),
         }
-        return json.dumps(value).encode()
+        return f"{self._lasting()[:-1]}, {json.dumps(value)[1:]}".encode()
+
+    def _lasting(self) -> str:
+        """Return as text what is settled with the roster of the run."""
+        names = ("session", "private", "digest", "cipher", "noise_key")
+        now = [getattr(self, name) for name in names]
+        now += [list(self.cohorts.values()), dict(self.secrets), dict(self.counts)]
+        if self._written[0] != now:
+            value = {
+                "session": self.session,
+                "private": self.private.hex(),
+                "digest": self.digest.hex(),
+                "cipher": self.cipher,
+                "cohorts": [[c.number, c.members, c.threshold] for c in self.cohorts.values()],
+                "secrets": [[j, secret.hex()] for j, secret in self.secrets.items()],
+                "counts": [[j, *pair] for j, pair in self.counts.items()],
+                "noise_key": self.noise_key.hex(),
+            }
+            self._written = now, json.dumps(value)
+        return self._written[1]
 
     @classmethod
     def unpack(cls, data: bytes) -> PartyState:
@@ -147,14 +163,12 @@ def _pack_open(opened: OpenSum) -> dict[str, Any]:
         **vars(opened),
         "order": vars(opened.order),
         "keys": [list(opened.keys), b"".join(map(b"".join, opened.keys.values())).hex()],
-        "own_share": opened.own_share.hex(),
-        "pad": opened.pad.hex(),
-        "alive": opened.alive.hex(),
+        **{name: getattr(opened, name).hex() for name in _BYTES},
     }
 
 
 def _unpack_open(value: dict[str, Any]) -> OpenSum:
     others, both = value["keys"][0], cut(bytes.fromhex(value["keys"][1]), KEY_BYTES)
     keys = {j: (both[2 * k], both[2 * k + 1]) for k, j in enumerate(others)}
-    secret = {name: bytes.fromhex(value[name]) for name in ("own_share", "pad", "alive")}
+    secret = {name: bytes.fromhex(value[name]) for name in _BYTES}
     return OpenSum(**{**value, "order": Order(**value["order"]), "keys": keys, **secret})

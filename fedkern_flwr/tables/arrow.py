@@ -226,9 +226,9 @@ def _labels(
     import pyarrow as pa
 
     values, text = parse_numbers(cells)
-    known = ~cells.is_null().to_numpy()
     texts, found = np.empty(0, np.str_), np.empty(0, np.str_)
     if values is None and pa.types.is_string(cells.type):
+        known = ~cells.is_null().to_numpy()
         texts = cells.to_numpy()[known].astype(np.str_)
         found, codes, counts = np.unique(texts, return_inverse=True, return_counts=True)
         # A few text cells among numbers are typing errors, not classes.

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..errors import OptionError, TableError
-from .kinds import parse_numbers, plain_cells
+from .kinds import nothing, parse_numbers, plain_cells, texts
 from .table import SEPARATORS, how_many
 
 Decimal = Literal[".", ","]
@@ -143,11 +143,11 @@ def _without_marks(cells: Any, na: tuple[str, ...]) -> Any:
         return pc.if_else(pa.array(absent), pa.scalar(None, cells.type), cells)
     if not pa.types.is_string(cells.type):
         return cells
-    absent = pc.is_in(cells, value_set=pa.array([*_MARKS, *na]))
-    cells = pc.if_else(absent, pa.scalar(None, pa.string()), cells)
-    dash = pc.is_in(cells, value_set=pa.array(["-"]))
+    absent = pc.is_in(cells, value_set=texts([*_MARKS, *na]))
+    cells = pc.if_else(absent, nothing(), cells)
+    dash = pc.is_in(cells, value_set=texts(["-"]))
     if pc.any(dash).as_py():
-        less = pc.if_else(dash, pa.scalar(None, pa.string()), cells)
+        less = pc.if_else(dash, nothing(), cells)
         if less.null_count < len(less) and _all_numbers(less):
             return less
     return cells

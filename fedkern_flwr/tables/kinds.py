@@ -160,8 +160,38 @@ def plain_cells(column: Any) -> Any:
     if not any(is_text(column.type) for is_text in kinds):
         return column
     cells = pc.utf8_trim_whitespace(column.cast(pa.string()))
-    absent = pc.is_in(cells, value_set=pa.array(_MISSING_TEXT))
-    return pc.if_else(absent, pa.scalar(None, pa.string()), cells)
+    absent = pc.is_in(cells, value_set=texts(_MISSING_TEXT))
+    return pc.if_else(absent, nothing(), cells)
+
+
+def texts(values: Sequence[str]) -> Any:
+    """Return an Arrow array of texts.
+
+    At the first Python value that PyArrow converts it loads pandas, if that is installed, which
+    takes longer than reading a small table.
+    """
+    import pyarrow as pa
+
+    parts = [value.encode() for value in values]
+    ends = np.cumsum([0, *map(len, parts)], dtype=np.int32).tobytes()
+    whole = pa.py_buffer(b"".join(parts))
+    return pa.StringArray.from_buffers(len(parts), pa.py_buffer(ends), whole)
+
+
+def nothing() -> Any:
+    """Return a missing text, as PyArrow has it; see :func:`texts`."""
+    import pyarrow as pa
+
+    return pa.nulls(1, pa.string())[0]
+
+
+def _in_numpy(cells: Any, kind: type[Any]) -> NDArray[Any]:
+    """Return an Arrow array of numbers in NumPy; without gaps past pandas, as :func:`texts`."""
+    if cells.null_count:
+        return np.asarray(cells.to_numpy())
+    chunks, size = getattr(cells, "chunks", [cells]), np.dtype(kind).itemsize
+    parts = [np.frombuffer(c.buffers()[1], kind, len(c), c.offset * size) for c in chunks if len(c)]
+    return np.concatenate([np.zeros(0, kind), *parts])
 
 
 def parse_numbers(cells: Any) -> tuple[Floats | None, NDArray[np.intp]]:
@@ -170,13 +200,13 @@ def parse_numbers(cells: Any) -> tuple[Floats | None, NDArray[np.intp]]:
     import pyarrow.compute as pc
 
     if pa.types.is_string(cells.type):
-        numeric = pc.fill_null(pc.match_substring_regex(cells, _NUMBER), True)
-        text = np.flatnonzero(~numeric.to_numpy())
+        numeric = pc.or_kleene(pc.is_null(cells), pc.match_substring_regex(cells, _NUMBER))
+        text = _in_numpy(pc.indices_nonzero(pc.invert(numeric)), np.uint64).astype(np.intp)
         if text.size:
             return None, text
         cells = pc.utf8_ltrim(cells, "+")
     try:
-        values: Floats = cells.cast(pa.float64(), safe=False).to_numpy()
+        values: Floats = _in_numpy(cells.cast(pa.float64(), safe=False), np.float64)
     except (pa.ArrowException, ValueError):
         return None, np.arange(len(cells))
     return values, np.empty(0, dtype=np.intp)
@@ -190,7 +220,7 @@ def _numbers_of(cells: Any, text: NDArray[np.intp]) -> Floats:
     if text.size:
         numeric = np.ones(len(cells), bool)
         numeric[text] = False
-        cells = pc.if_else(pa.array(numeric), cells, pa.scalar(None, pa.string()))
+        cells = pc.if_else(pa.array(numeric), cells, nothing())
     values, _ = parse_numbers(cells)
     assert values is not None
     return values

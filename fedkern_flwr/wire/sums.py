@@ -13,6 +13,7 @@ import hashlib
 import json
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from .message import Message, PhaseMessage, arrays
@@ -239,6 +240,13 @@ class FinishRequest(SumRequest, phase="finish"):
     """The run is over: erase all that belongs to its sums."""
 
 
+class BreakRequest(SumRequest, phase="break"):
+    """The run broke off, and may go on: erase what belongs to its sums, but the key of its noise.
+
+    A sum that is asked for again must have the noise that it had.
+    """
+
+
 class SumReply(Message, phase="sum-reply"):
     """A reply that only carries sections."""
 
@@ -253,5 +261,6 @@ def bind(name: str, request: PhaseMessage, **alike: Any) -> str:
     scalars = {**request.scalars(), **alike}
     digest = hashlib.sha256(json.dumps(sorted(scalars.items()), default=repr).encode())
     for array in request.arrays():
-        digest.update(f"{array.dtype.str}{array.shape}".encode() + array.tobytes())
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
     return f"{name}#{digest.hexdigest()[:32]}"

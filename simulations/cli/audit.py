@@ -15,10 +15,12 @@ from rich.markup import escape
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.privacy.accounting import check_accountant
 
-from ..lab.audits import PLANS, Audited, Plan, Variant, audit, plan_of
+from ..lab.audits import PLANS, Audited, Plan, Variant, audit, budget_report, plan_of
 from ..lab.audits.engine import Progress
-from ..lab.audits.report import COLUMNS, cells, write_all, write_audit
+from ..lab.audits.report import COLUMNS, cells, write_audit
+from ..lab.audits.report_all import write_all
 from ..methods.experiment import versions
 from ..methods.registry import family
 from ..run.entries import check_seed
@@ -98,12 +100,14 @@ def audit_all(
 ) -> None:
     """Audit every method as it is, and with the options of papers.
 
-    Exit code 0 if each default shows nothing beyond what is documented and each paper's option is
-    found to give away what it is said to give away, with this seed or one of the next, else 3.
+    Exit code 0 if each default shows nothing beyond what is documented, each paper's option is
+    found to give away what it is said to give away, with this seed or one of the next, and no test
+    proves more epsilon than sums with noise are charged; else 3.
     """
     screen = Screen(quiet)
     tell = json_writer(json_target)
     _check(trials, seed)
+    check_accountant()
     folder = chosen_folder(out, "audit-all")
     audits: list[Audited] = []
     with folder_of_results(folder, _RESULT, force=force), screen.progress() as bar:
@@ -115,9 +119,11 @@ def audit_all(
                     break
             audits.append(done)
             _line(screen, done)
+        budgets = budget_report.audit_all_budgets(bar.update, seed=seed)
+    screen.note(f"{budget_report.COMMAND}: {budgets.outcome}")
     common = _common({"seed": seed, "trials": trials})
-    number = sum(done.as_expected for done in audits)
-    good = number == len(audits)
+    number = sum(done.as_expected for done in audits) + budgets.kept
+    good = number == len(audits) + 1
     result = {
         "method": "all",
         "verdict": "as documented" if good else "not as documented",
@@ -129,11 +135,12 @@ def audit_all(
             }
             for done in audits
         ],
+        "epsilon": budget_report.to_dict(budgets),
         **common,
     }
     _save(folder, result)
-    page = write_all(folder / "audit.html", audits, _facts(seed, trials))
-    screen.note(f"{number} of {len(audits)} audits as documented")
+    page = write_all(folder / "audit.html", audits, budgets, _facts(seed, trials))
+    screen.note(f"{number} of {len(audits) + 1} audits as documented")
     screen.note(f"report: {page.resolve()}")
     tell(result)
     if not good:

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import json
+from collections.abc import Iterable, Sequence
+from typing import Annotated
 
 import typer
+from rich.markup import escape
 
+from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.privacy.accounting import check_accountant
 
-from ..lab.audits.budgets import CASES, DELTA, Audited, audit_epsilon
+from ..lab.audits import budget_report
+from ..lab.audits.budget_report import BUDGETS, DRAWS, Budgets
 from ..methods.experiment import versions
 from ..run.entries import check_seed
-from ..run.folders import json_writer
+from ..run.folders import FORCE, chosen_folder, folder_of_results, json_writer
 from .console import Screen, plain_table
 
-_COLUMNS = ("sum", "declared", "at most provable", "proven", "proven if normal", "told apart", "")
+_RESULT = "audit.json"
 _LEAST = 100  # draws
-_LEVEL = 0.95  # of all bounds together
+_BROKEN = 3  # exit code
+_COLOURS = {"kept": "green", "no budget": "yellow", "BROKEN": "bold red"}
+_DECLARED = ",".join(map("{:g}".format, BUDGETS))
 
 
 def audit_budgets(
-    epsilon: Annotated[str, typer.Option(help="Budgets to declare, parted by commas.")] = "1,3,8",
-    draws: Annotated[int, typer.Option(help="Releases of each of the two tables.")] = 5000,
+    epsilon: Annotated[str, typer.Option(help="Budgets to declare, parted by commas.")] = _DECLARED,
+    draws: Annotated[int, typer.Option(help="Releases of each of the two tables.")] = DRAWS,
     seed: Annotated[int, typer.Option(help="Seed of the search for the worst record.")] = 0,
+    out: Annotated[str | None, typer.Option(help="Folder of the audit.")] = None,
+    force: Annotated[bool, typer.Option("--force", help=FORCE)] = False,
     json_target: Annotated[
         str | None, typer.Option("--json", help="Write the result here; - for stdout.")
     ] = None,
@@ -39,38 +49,49 @@ def audit_budgets(
     if draws < _LEAST:
         raise OptionError(f"draws is {draws}", remedy=f"use {_LEAST} or more")
     budgets = _numbers(epsilon)
-    confidence = 1.0 - (1.0 - _LEVEL) / (2 * len(CASES) * len(budgets))
-    found: list[Audited] = []
-    with screen.progress() as bar:
-        for case in CASES:
-            for one in budgets:
-                bar.update(f"{case.title}, epsilon {one:g}", len(found), len(CASES) * len(budgets))
-                found.append(
-                    audit_epsilon(case, one, draws=draws, seed=seed, confidence=confidence)
-                )
-    table = plain_table()
-    for number, name in enumerate(_COLUMNS):
-        table.add_column(name, justify="left" if number == 0 else "right")
-    for audited in found:
-        table.add_row(*_cells(audited))
-    screen.console.print(table)
-    broken = [f"{a.case.title} at {a.epsilon:g}" for a in found if not a.kept]
-    verdict = f"BROKEN: {', '.join(broken)}" if broken else "no bound is above what is declared"
-    screen.note(verdict)
-    tell(
-        {
-            "method": "epsilon",
-            "verdict": "BROKEN" if broken else "kept",
-            "confidence": _LEVEL,
-            "delta": DELTA,
-            "draws": draws,
-            "seed": seed,
-            "checks": [_entry(audited) for audited in found],
-            "versions": versions(),
-        }
+    check_accountant()
+    folder = chosen_folder(out, "audit-epsilon")
+    with folder_of_results(folder, _RESULT, force=force):
+        with screen.progress() as bar:
+            found = budget_report.audit_all_budgets(bar.update, budgets, draws, seed)
+        result = {**budget_report.to_dict(found), "seed": seed, "versions": versions()}
+        write_atomically(folder / _RESULT, json.dumps(result, allow_nan=False).encode())
+        named = ", ".join(f"{name} {number}" for name, number in versions().items())
+        facts = {"seed": str(seed), "releases of each table": str(draws), "versions": named}
+        page = budget_report.write_epsilon(folder / "audit.html", found, facts)
+    show(screen, found)
+    screen.note(f"report: {page.resolve()}")
+    tell(result)
+    if not found.kept:
+        raise typer.Exit(_BROKEN)
+
+
+def show(screen: Screen, found: Budgets) -> None:
+    """Print the tables of sums and of attacks, and what was found."""
+    sums, attacks = (
+        map(budget_report.cells, found.sums),
+        map(budget_report.attack_cells, found.attacks),
     )
-    if broken:
-        raise typer.Exit(3)
+    _table(
+        screen, budget_report.caption(found.draws), budget_report.COLUMNS, sums, budget_report.TEXTS
+    )
+    _table(screen, budget_report.ATTACK_CAPTION, budget_report.ATTACK_COLUMNS, attacks, 1)
+    screen.note(found.outcome)
+
+
+def _table(
+    screen: Screen, caption: str, columns: Sequence[str], rows: Iterable[list[str]], texts: int
+) -> None:
+    """Print a table whose first columns are text."""
+    table = plain_table()
+    for number, name in enumerate(columns):
+        text = number < texts
+        heading = name if text else name.replace(" ", "\n")
+        table.add_column(heading, justify="left" if text else "right", no_wrap=not text)
+    for *row, verdict in rows:
+        table.add_row(*map(escape, row), f"[{_COLOURS[verdict]}]{verdict}[/]")
+    screen.note(f"\n{caption}")
+    screen.console.print(table)
 
 
 def _numbers(text: str) -> list[float]:
@@ -83,28 +104,3 @@ def _numbers(text: str) -> list[float]:
             f"epsilon is {text[:40]!r}", remedy="use numbers between 0 and 20, such as 1,3,8"
         )
     return found
-
-
-def _cells(audited: Audited) -> list[str]:
-    bounds = audited.epsilon, audited.reached, audited.proven, audited.gaussian
-    verdict = "[green]kept[/]" if audited.kept else "[bold red]BROKEN[/]"
-    apart = f"{100 * audited.advantage:.0f} %"
-    return [audited.case.title, *(f"{value:.2f}" for value in bounds), apart, verdict]
-
-
-def _entry(audited: Audited) -> dict[str, Any]:
-    return {
-        "method": audited.case.method,
-        "sum": audited.case.sum,
-        "parties": audited.case.parties,
-        "least": audited.case.least or audited.case.parties,
-        "colluders": audited.case.colluders,
-        "epsilon": audited.epsilon,
-        "provable": audited.reached,
-        "proven": audited.proven,
-        "proven_if_normal": audited.gaussian,
-        "advantage": audited.advantage,
-        "moved": audited.moved,
-        "sensitivity": audited.sensitivity,
-        "kept": audited.kept,
-    }

@@ -23,7 +23,7 @@ from ..deployment.node_files import NodeConfig, Secrets, toml, write_node
 from ..deployment.run_config import app_folder, run_config
 from ..methods.base import Family
 from ..methods.experiment import checkpoint_file, summarise
-from ..methods.registry import FAMILIES, family, method, options
+from ..methods.registry import families, family, method, options
 from ..run.data import Prepared
 from ..run.entries import Entry
 from ..run.folders import chosen_folder, json_writer
@@ -63,7 +63,7 @@ _OWN = (
     Option("keep", bool, False, "Leave everything running and say how to use it.", RUN, "--keep"),
 )
 
-DEPLOYABLE = tuple(name for own in FAMILIES for name in own.deployable)
+DEPLOYABLE = tuple(name for own in families() for name in own.deployable)
 
 
 def deploy_options(name: str) -> list[Option]:

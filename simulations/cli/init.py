@@ -13,11 +13,11 @@ import typer
 from fedkern_flwr.errors import OptionError
 
 from ..deployment.run_config import app_folder
-from ..methods.registry import FAMILIES, family
+from ..methods.registry import families, family
 from .lazy import as_command
 
 #: Methods whose app deals public data to the nodes of a simulation.
-COPIED = tuple(name for own in FAMILIES if own.app != "method" for name in own.deployable)
+COPIED = tuple(name for own in families() if own.app != "method" for name in own.deployable)
 
 _FEDERATION = """
 # For `flwr run .`, which moves it to Flower's own configuration when it is run first.

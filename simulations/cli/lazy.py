@@ -18,15 +18,30 @@ class LazyCommand(TyperCommand):
 
     Parameters
     ----------
-    name, text : str
-        What a list of commands shows.
+    name : str
+    text : str or callable
+        What a list of commands shows, or what returns it.
     load : callable or str
         Returns the command; or the module beside this one whose ``command`` it is.
     """
 
-    def __init__(self, name: str, text: str, load: Callable[[], click.Command] | str) -> None:
-        super().__init__(name, help=text)
-        self._load = load
+    def __init__(
+        self,
+        name: str,
+        text: str | Callable[[], str],
+        load: Callable[[], click.Command] | str,
+    ) -> None:
+        super().__init__(name)
+        self._text, self._load = text, load
+
+    @property
+    def help(self) -> str | None:
+        """The line of help."""
+        return self._text if isinstance(self._text, str) else self._text()
+
+    @help.setter
+    def help(self, text: str | None) -> None:
+        """Click sets none."""
 
     @cached_property
     def loaded(self) -> click.Command:

@@ -34,10 +34,13 @@ def by_method(
 ) -> TyperGroup:
     """Return a command with a command for each method, with the method's options."""
 
-    def build(method: str, summary: str) -> click.Command:
+    def summary(method: str) -> str:
+        return (METHODS[method].__doc__ or "").strip().splitlines()[0]
+
+    def build(method: str) -> click.Command:
         usual = _USUAL | family(method).usual_options(method)
         return as_command(
-            method, build_command(partial(run, method), options_of(method), summary, usual)
+            method, build_command(partial(run, method), options_of(method), summary(method), usual)
         )
 
     found = TyperGroup(
@@ -48,8 +51,8 @@ def by_method(
         suggest_commands=False,  # Click does
     )
     for method in methods:
-        summary = (METHODS[method].__doc__ or "").strip().splitlines()[0]
-        found.add_command(LazyCommand(method, escape(summary), partial(build, method, summary)))
+        told = partial(lambda name: escape(summary(name)), method)
+        found.add_command(LazyCommand(method, told, partial(build, method)))
     return found
 
 

@@ -49,7 +49,7 @@ _COMMON = ("engine", "seed", "drop", "timeout")
 class Family(Predicting[P], ABC, Generic[S, P]):
     """Methods that take the same data and report the same metrics.
 
-    A family is registered in :data:`fedkern_flwr.simulations.methods.registry.FAMILIES`.
+    A family is registered in :mod:`fedkern_flwr.simulations.methods.registry`.
 
     Attributes
     ----------

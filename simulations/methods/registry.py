@@ -2,38 +2,64 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.registered import registered
 
 from ...strategies import PhaseStrategy
 from ..run.data import Settings
 from ..run.options import Option, options
 from .base import Family
-from .gram import GramFamily
-from .groups import HierarchicalFamily
-from .hybrid import HybridFamily
-from .online import OnlineFamily
-from .recommender import RecommenderFamily
-from .rows import RowsFamily
-from .vertical import VerticalFamily
 
-__all__ = ["FAMILIES", "METHODS", "Option", "family", "family_with", "method", "options"]
+__all__ = ["METHODS", "Option", "families", "family", "family_with", "method", "options"]
 
-#: A new family is registered here.
-FAMILIES: tuple[Family[Any, Any], ...] = (
-    OnlineFamily(),
-    HybridFamily(),
-    VerticalFamily(),
-    GramFamily(),
-    RecommenderFamily(),
-    HierarchicalFamily(),
-    RowsFamily(),
-)
-
-METHODS: dict[str, type[PhaseStrategy]] = {
-    cls.method: cls for family in FAMILIES for cls in family.strategies
+#: Class of a family in its module -> its methods. A new family is registered here.
+_FAMILIES = {
+    "online.OnlineFamily": (
+        *("pof-mkl", "pof-rls", "ofskl", "ofmkl-avg", "vm-kofl", "em-kofl"),
+        *("per-fed-avg", "local-only"),
+    ),
+    "hybrid.HybridFamily": ("fed-cg",),
+    "vertical.VerticalFamily": ("fdskl",),
+    "gram.GramFamily": ("secure-gram",),
+    "recommender.RecommenderFamily": ("fed-cfk",),
+    "groups.HierarchicalFamily": ("hierarchical-svm",),
+    "rows.RowsFamily": tuple(registered()),
 }
+_FAMILY_OF = {name: place for place, names in _FAMILIES.items() for name in names}
+
+
+class _Methods(Mapping[str, type[PhaseStrategy]]):
+    """Name -> strategy class. What takes long to load is loaded for the methods asked for alone."""
+
+    def __getitem__(self, name: str) -> type[PhaseStrategy]:
+        found = _load(_FAMILY_OF[name]).strategies
+        return next(strategy for strategy in found if strategy.method == name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_FAMILY_OF)
+
+    def __len__(self) -> int:
+        return len(_FAMILY_OF)
+
+
+METHODS = _Methods()
+
+
+@cache
+def _load(place: str) -> Family[Any, Any]:
+    module, name = place.split(".")
+    made: Family[Any, Any] = getattr(import_module(f".{module}", __package__), name)()
+    return made
+
+
+def families() -> list[Family[Any, Any]]:
+    """Return all families."""
+    return [_load(place) for place in _FAMILIES]
 
 
 def method(name: str) -> type[PhaseStrategy]:
@@ -57,10 +83,10 @@ def family(name: str) -> Family[Any, Any]:
     OptionError
         Unknown method.
     """
-    strategy = method(name)
-    return next(family for family in FAMILIES if strategy in family.strategies)
+    method(name)
+    return _load(_FAMILY_OF[name])
 
 
 def family_with(settings: Settings) -> Family[Any, Any]:
     """Return the family whose data has settings of this kind."""
-    return next(family for family in FAMILIES if family.settings is type(settings))
+    return next(family for family in families() if family.settings is type(settings))

@@ -309,6 +309,9 @@ RUNS: dict[str, Callable[[int, Path], Any]] = {
         HierarchicalSVM(architecture="chain"), s, f, groups=1, agents=False
     ),
     "svm, columns": lambda s, f: columns(HierarchicalSVM(partition="vertical"), s, f, predict=True),
+    "svm, orthogonal": lambda s, f: columns(
+        HierarchicalSVM(partition="vertical", product="orthogonal"), s, f, product="orthogonal"
+    ),
     "ranges": lambda s, f: ranges(ColumnRanges(), s, f),
     "ranges, encoded": lambda s, f: ranges(ColumnRanges(), s, f, "encoder"),
     "means of apps": lambda s, f: means(SecureMean(), s, f),
@@ -333,7 +336,7 @@ class Found(BaseException):  # an engine passes on what is no Exception
         self.state = copy.deepcopy(client.context.state)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def guarded_runs() -> dict[str, Callable[[int, Path], Any]]:
     """Return runs of all methods, by name: (seed of the tables, folder) -> the strategy."""
     return RUNS

@@ -15,7 +15,7 @@ from fedkern_flwr.clients.fed_cg_kernel import RunState
 from fedkern_flwr.errors import FedKernError, ProtocolError, RefusedError, SumError
 from fedkern_flwr.guard import NodePolicy, RunRecord, SumRule
 from fedkern_flwr.node.client import PhaseClient
-from fedkern_flwr.node.sums import ClientSums
+from fedkern_flwr.node.sums import ClientSums, load_state, store_state
 from fedkern_flwr.online.messages import LocalRequest
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.masks import CIPHERS
@@ -108,6 +108,38 @@ def test_without_the_rule_bounds_would_read_distances(
     largest, said = bisect(found)
     assert "" in said
     np.testing.assert_allclose(largest, true_distances(found), atol=1e-8, rtol=0)
+
+
+def test_a_message_that_fails_fixes_what_was_asked(
+    meet: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other landmarks, rows or bounds for the next would make one refusal's bit a measurement."""
+    found = meet("fed-cg, products", 3, "hybrid-distances", "distances/1", 1)
+    client, request = found.client, found.request
+
+    def kept() -> RunState:
+        return RunState.unpack(client.open_session(request.session).payload)
+
+    orders = [s for s in found.sections if getattr(s, "name", "") == "distances/1#0"]
+    others = [s for s in found.sections if not isinstance(s, sums.Order)]
+    assert kept().seed == b""
+    with pytest.raises(RefusedError, match="the bound of a sum"):
+        send(client, request, [*others, replace(orders[0], bound=0.01)])
+    seed = kept().seed
+    assert seed  # drawn, and kept
+    with monkeypatch.context() as far:
+        far.setattr(client, "_distances", lambda rows, marks: np.full((len(rows), len(marks)), 9e9))
+        with pytest.raises(RefusedError, match="the values of a sum"):
+            send(client, request, [*others, *orders])
+    state = load_state(client.context)
+    assert state is not None
+    assert list(state.fixed) == ["distances/1"]
+    store_state(client.context, state)
+    assert kept().seed == seed
+    place = request.hospitals.tolist().index(1)
+    rows = [r[::-1].copy() if n == place else r for n, r in enumerate(request.rows)]
+    with pytest.raises(RefusedError, match="other rows are asked for than before"):
+        send(client, replace(request, rows=tuple(rows)), [*others, *orders])
 
 
 # -- a run that has ended

@@ -10,7 +10,7 @@ import pytest
 
 import fedkern_flwr.strategies  # noqa: F401 - of an app's server
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.reporting import errors_reported, write_result
+from fedkern_flwr.reporting import errors_reported, log_result, write_result
 
 
 @pytest.fixture
@@ -75,3 +75,11 @@ def test_an_error_of_ours_is_the_last_line_of_the_log(
     ours, _, crash = capsys.readouterr().err.partition("ServerApp raised an exception")
     assert ours == "fedkern: no rows; bring some\n"
     assert "Traceback" in crash
+
+
+def test_what_is_told_to_nobody_is_no_line(caplog: pytest.LogCaptureFixture) -> None:
+    told = {"exchanges": 6, "seconds": 1.0, "bytes_up": 0, "bytes_down": 0}
+    result = {"metrics": {"mse": None, "rows": 3}, "privacy": {}, "failures": {}, **told}
+    with caplog.at_level(logging.INFO, logger="flwr"):
+        log_result(result)
+    assert caplog.messages[0] == "rows: 3"

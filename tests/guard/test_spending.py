@@ -271,6 +271,15 @@ def test_a_stream_does_not_go_back_and_its_record_stays_short() -> None:
         spending.spend(found, [Charge(b"other", one, rows=(14, 19))], PARTY)
 
 
+def test_all_rows_are_not_asked_for_after_messages_of_some() -> None:
+    """What messages of a stream cost is of their own rows: a sum of all would cost them twice."""
+    one = release(1.0)
+    found = spending.spend({}, [Charge(b"0", one, rows=(0, 5))], PARTY)
+    with pytest.raises(RefusedError, match="rows of messages are asked for again"):
+        spending.spend(found, [Charge(b"all", one)], PARTY)
+    assert len(spending.spend(found, [Charge(b"held out", one, held_out=True)], PARTY)) == 2
+
+
 def test_messages_of_a_party_add_up_within_a_run() -> None:
     one, found = release(1.0), {}
     one = replace(one, budget=Budget(epsilon_of(3 * one.curve, one.delta) * 1.001, unit="party"))

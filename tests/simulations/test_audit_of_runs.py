@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context
+from scipy.special import chdtrc
 
 from fedkern_flwr.clients import (
     HybridKernelClient,
@@ -528,3 +529,9 @@ def test_a_chain_that_is_not_sealed_is_seen(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(fed_cg_paper, "unseal_message", lambda secret, sealed, *at: sealed[28:])
     padded = watch(fed_cg, **CHAIN)
     assert padded.view("up")["hybrid-chain", "sent"].uniform < NOT_UNIFORM
+
+
+def test_the_tail_of_chi_square_is_that_of_scipy() -> None:
+    for statistic in (0.0, 1.0, 180.0, 255.0, 400.0, 1e4):
+        right = chdtrc(255, statistic)
+        assert audit.chi_square_tail(255, statistic) == pytest.approx(right, rel=1e-9, abs=1e-300)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from fedkern_flwr.simulations.cli.main import app
 from fedkern_flwr.simulations.cli.options import METHODS
+from fedkern_flwr.simulations.methods.registry import families, family
 from fedkern_flwr.simulations.run.datasets import BUILTIN, usual_name
 from fedkern_flwr.simulations.run.options import PANELS
 
@@ -35,6 +37,31 @@ def test_nothing_of_a_method_is_loaded(arguments: list[str]) -> None:
     parents = {"fedkern_flwr", "fedkern_flwr.errors", "fedkern_flwr.simulations"}
     ours = {name for name in modules if name.startswith("fedkern_flwr")}
     assert ours == {*parents, cli, f"{cli}.main", f"{cli}.lazy"}
+
+
+def test_a_run_loads_its_own_family_and_little_else(tmp_path: Path) -> None:
+    """No other family, no SciPy, which linear SVMs do without, and no pandas for a plain table."""
+    file, rows = tmp_path / "t.csv", [f"{k % 7},{k % 5},{k % 2}\n" for k in range(99)]
+    file.write_text("a,b,y\n" + "".join(rows))
+    command = f"run hierarchical-svm --data {file} --label y --users 4 --C 1 --rounds 2"
+    program = (
+        "import sys; from fedkern_flwr.simulations.cli.main import run; "
+        f"assert not run({[*command.split(), '--out', str(tmp_path / 'run')]!r}); "
+        "print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    methods = "fedkern_flwr.simulations.methods"
+    found = set(done.stderr.split())
+    assert f"{methods}.groups" in found
+    others = {f"{methods}.{name}" for name in ("hybrid", "vertical", "gram", "online", "rows")}
+    assert not found & {"scipy", "pandas", *others}
+
+
+def test_methods_are_listed_with_their_families() -> None:
+    listed = [(own, strategy.method) for own in families() for strategy in own.strategies]
+    assert [name for _, name in listed] == list(METHODS)
+    assert all(family(name) is own for own, name in listed)
 
 
 def test_commands_say_what_they_say_when_they_are_loaded() -> None:

@@ -9,12 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faulty import never
+from flwr.app import Context
+from known_noise import know_noise
 from nodes import Nodes, Table, side
 from scipy import linalg, stats
 
 from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.errors import FedKernError, OptionError
 from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.hybrid import fourier, private
 from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.judging.counts import Yardstick
@@ -334,3 +338,35 @@ def test_a_server_that_asks_for_landmarks_in_a_run_with_a_budget_is_refused(
     x, y = side(90, 5)
     with pytest.raises(FedKernError, match="features are of basis 'fourier' only"):
         fitted(deal(x, y, 3, 2, classes=(0, 1)), tmp_path, privacy_epsilon=2.0)
+
+
+class Deployed(HybridKernelClient):
+    """A party of a deployment: it has a ledger."""
+
+    def __init__(self, context: Context, *table: Any, **more: Any) -> None:
+        context.node_config["simulation"] = False
+        super().__init__(context, *table, **more)
+
+
+def test_a_run_that_breaks_off_while_it_is_judged_goes_on_and_is_paid_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    know_noise(monkeypatch)
+    x, y = side(90, 5)
+    tables = deal(x, y, 3, 2, classes=(0, 1), policy=NodePolicy(max_epsilon=2.0))
+
+    def run(name: str, faults: Any = None, **more: Any) -> FedCG:
+        nodes = Nodes(Deployed, tables, tmp_path / name)
+        keep = {"checkpoint": tmp_path / f"{name}.npz", "attempts": 2, "privacy_epsilon": 2.0}
+        return nodes.run(strategy(**keep, **more), faults=faults)  # type: ignore[no-any-return]
+
+    quiet = run("quiet")
+    with pytest.raises(FedKernError, match="resume from the checkpoint"):
+        run("broken", never(1, "hybrid-coefficients"))
+    found = run("broken", resume=True)
+    assert np.array_equal(found.coefficients_, quiet.coefficients_)
+    assert found.metrics_ == quiet.metrics_
+    assert found.privacy()["budget"] == quiet.privacy()["budget"]
+    for k in range(5):
+        (paid,) = NodeLedger(tmp_path / "broken" / f"node-{k}", k).runs()
+        assert paid.epsilon == pytest.approx(2.0, rel=1e-2)

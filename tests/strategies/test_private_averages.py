@@ -391,29 +391,31 @@ def test_a_node_tells_no_figures_in_a_run_with_noise(monkeypatch: pytest.MonkeyP
     assert "without noise" in str(strategy.ledger_.failures)
 
 
-def test_runs_add_up_at_each_node_until_its_owner_s_limit(tmp_path: Path) -> None:
-    """One run costs 2.996, two cost more than four."""
+def owned(folder: Path, **policy: Any) -> ClientApp:
+    """Return the app of deployed nodes with folders, whose owners have a policy."""
 
-    def serve(message: Message, context: Context) -> Message:
-        context.node_config["simulation"] = False
-        k = int(context.node_config["partition-id"])
-        about: Any = {"state_dir": tmp_path / str(k), "policy": NodePolicy(max_epsilon=4.0)}
-
-        def answer(message: Message, context: Context) -> Message:
-            metrics = MetricRecord({"num-examples": 1.0})
-            content = {"arrays": message.content["arrays"], "metrics": metrics}
-            return Message(RecordDict(content), reply_to=message)
-
-        mod = secure_aggregation_mod(examples, **about, clip=CLIP, noise_multiplier=3.0)
-        return mod(message, context, answer)
+    def answer(message: Message, context: Context) -> Message:
+        metrics = MetricRecord({"num-examples": 1.0})
+        content = {"arrays": message.content["arrays"], "metrics": metrics}
+        return Message(RecordDict(content), reply_to=message)
 
     class App(ClientApp):
         def __call__(self, message: Message, context: Context) -> Message:
-            return serve(message, context)
+            context.node_config["simulation"] = False
+            place = folder / str(context.node_config["partition-id"])
+            about: Any = {"state_dir": place, "policy": NodePolicy(**policy)}
+            mod = secure_aggregation_mod(examples, **about, clip=CLIP, noise_multiplier=3.0)
+            return mod(message, context, answer)
+
+    return App()
+
+
+def test_runs_add_up_at_each_node_until_its_owner_s_limit(tmp_path: Path) -> None:
+    """One run costs 2.996, two cost more than four."""
 
     def one(rounds: int) -> Any:
         strategy = secure(noise_multiplier=3.0)
-        run(strategy, App(), num_rounds=rounds)
+        run(strategy, owned(tmp_path, max_epsilon=4.0), num_rounds=rounds)
         return strategy
 
     assert 2.9 < one(1).privacy()["budget"]["spent"] < 3.1
@@ -421,6 +423,32 @@ def test_runs_add_up_at_each_node_until_its_owner_s_limit(tmp_path: Path) -> Non
         one(1)
     with pytest.raises(FedKernError, match="max_epsilon = 4: the run costs"):
         one(20)
+
+
+@pytest.mark.parametrize(
+    ("options", "policy", "refused"),
+    [
+        ({"delta": 1e-4}, {}, "max_delta = 1e-05: that of the run is 0.0001"),
+        ({"delta": 1e-4}, {"max_delta": 1e-4}, ""),
+        ({"delta": 1e-6}, {"max_delta": 1e-7}, "max_delta = 1e-07: that of the run is 1e-06"),
+        ({"colluders": 0}, {}, "max_epsilon: the run counts on nobody who tells its noise"),
+        ({"colluders": 2}, {}, ""),
+    ],
+)
+def test_a_node_with_a_limit_takes_no_weaker_delta_and_no_run_without_colluders(
+    options: Any, policy: Any, refused: str, tmp_path: Path
+) -> None:
+    """Without a limit it takes the server's word for both."""
+    weak = {"noise_multiplier": 3.0, **options}
+    run(secure(**weak), owned(tmp_path / "free"))
+    limited = owned(tmp_path / "limited", max_epsilon=9.0, **policy)
+    if not refused:
+        run(secure(**weak), limited)
+        return
+    with pytest.raises(FedKernError, match=refused) as why:
+        run(secure(**weak), limited)
+    assert "\n" not in str(why.value)
+    assert why.value.exit_code == 2
 
 
 def test_wrappers_of_flower_are_refused_with_what_to_take() -> None:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
+from known_noise import know_noise
 from scipy import stats
 
 from fedkern_flwr import run as driver
 from fedkern_flwr.clients import KernelPCAClient
 from fedkern_flwr.errors import FedKernError
+from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.kernels.pca import REST_SENSITIVITY, SENSITIVITY, features_of, moments
 from fedkern_flwr.method import Ask, MethodClient, Sum, answers, contributes
+from fedkern_flwr.node import guarded
 from fedkern_flwr.privacy import NoisySum
 from fedkern_flwr.private_method import PrivateMethod
 from fedkern_flwr.simulations import Fault, FaultPlan, simulate
@@ -201,3 +207,58 @@ def test_noise_that_is_halved_on_the_way_is_refused(monkeypatch: Any) -> None:
     monkeypatch.setattr(driver, "sum_release", less)
     with pytest.raises(FedKernError, match="the noise of a sum"):
         run(KernelPCA(privacy_epsilon=2.0, features=5, seed=0), KernelPCAClient)
+
+
+def test_a_run_that_lost_too_many_goes_on_with_the_noise_that_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but two have answered the last question, and are told that the run broke off."""
+    know_noise(monkeypatch)
+
+    def fit(name: str, faults: Any = None, **more: Any) -> KernelPCA:
+        def serve(context: Context) -> MethodClient:
+            context.node_config["simulation"] = False
+            k = int(context.node_config["partition-id"])
+            policy = NodePolicy(max_epsilon=2.0)
+            own: Any = {"state_dir": tmp_path / name / str(k), "policy": policy}
+            return KernelPCAClient(context, X[k, :300], x_test=X[k, 300:], **own)
+
+        about: Any = {"features": 5, "seed": 0, "attempts": 2, "privacy_epsilon": 2.0, **more}
+        made = KernelPCA(checkpoint=tmp_path / f"{name}.npz", **about)
+        simulate(made, serve, CLIENTS, faults=faults)
+        return made
+
+    def gone(delivery: Any) -> Fault | None:
+        late = delivery.phase == "method" and delivery.round > 3 and delivery.partition in (1, 4)
+        return Fault("error") if late else None
+
+    quiet = fit("quiet")
+    with pytest.raises(FedKernError, match="resume from the checkpoint"):
+        fit("run", gone)
+    found = fit("run", resume=True)
+    for name, values in quiet.model_.items():
+        assert np.array_equal(found.model_[name], values), name
+    assert found.metrics_ == quiet.metrics_
+    assert found.privacy()["budget"] == quiet.privacy()["budget"]
+    for k in range(CLIENTS):
+        (run,) = NodeLedger(tmp_path / "run" / str(k), k).runs()
+        assert run.epsilon == pytest.approx(2.0, rel=1e-2)
+
+
+def test_a_node_without_the_accountant_is_named_in_a_line_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = guarded.check_accountant
+
+    def lacking(party: str) -> None:
+        with monkeypatch.context() as there:
+            if party == "partition 2":
+                there.setitem(sys.modules, "dp_accounting", None)
+            honest(party)
+
+    monkeypatch.setattr(guarded, "check_accountant", lacking)
+    with pytest.raises(FedKernError, match="pip install 'fedkern-flwr") as why:
+        run(KernelPCA(privacy_epsilon=2.0, features=5, seed=0), KernelPCAClient)
+    assert str(why.value).startswith("partition 2, phase describe: differential privacy needs")
+    assert "\n" not in str(why.value)
+    assert why.value.exit_code == 2

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,50 +16,35 @@ from fedkern_flwr.wire.sections import Section, attach, detach
 from fedkern_flwr.wire.sums import Order, Unmask, Upload
 
 from .gradient_inversion import Floats
-from .seen import Watched, Watcher
+
+#: Name of a sum -> partition -> its order and what that party adds, before noise and masks.
+Contributions = dict[str, dict[int, tuple[Order, Floats]]]
+
+_CONTRIBUTE = Party.contribute
+_NUMBERS = 1 << 18  # of releases that are made at once
 
 
-@dataclass
-class Contributed(Watched):
-    """What a party adds to sums.
+@contextmanager
+def contributions() -> Iterator[Contributions]:
+    """Note what the parties of a run in this process add to sums with noise: the first of a name.
 
-    Attributes
-    ----------
-    sums : dict
-        Name of the sum -> its order and what this party adds, before noise and masks; the first.
+    The run itself is made without noise. So two runs over two tables have the same model, and what
+    is counted on held-out rows with it differs by nothing but rows.
     """
+    found: Contributions = {}
 
-    sums: dict[str, tuple[Order, Floats]] = field(default_factory=dict)
+    def noted(party: Party, order: Order, values: NDArray[Any], **more: Any) -> Upload:
+        if not order.noise:
+            return _CONTRIBUTE(party, order, values, **more)
+        parties = found.setdefault(order.name.partition("#")[0], {})
+        parties.setdefault(party.partition, (order, np.array(values, np.float64)))
+        return _without_noise(party, order, values, **more)
 
-
-class Contributions(Watcher[Contributed]):
-    """Watches what all parties of a run add to sums with noise."""
-
-    insider = Contributed
-
-    def listen(self, client: Any, insider: Contributed) -> None:
-        """Have a client note what it adds."""
-        open_sums = client._open_sums
-
-        def opened(*known: Any) -> Any:
-            sums = open_sums(*known)
-            if sums is not None:
-                _note(sums.party, insider.sums)
-            return sums
-
-        client._open_sums = opened
-
-
-def _note(party: Party, sums: dict[str, tuple[Order, Floats]]) -> None:
-    contribute = party.contribute
-
-    def noted(order: Order, values: NDArray[Any], **more: Any) -> Any:
-        if order.noise:
-            name = order.name.partition("#")[0]
-            sums.setdefault(name, (order, np.array(values, np.float64)))
-        return contribute(order, values, **more)
-
-    party.contribute = noted  # type: ignore[method-assign]
+    Party.contribute = noted  # type: ignore[method-assign,assignment]
+    try:
+        yield found
+    finally:
+        Party.contribute = _CONTRIBUTE  # type: ignore[method-assign]
 
 
 class ReplayedSum:
@@ -98,45 +84,57 @@ class ReplayedSum:
         for party in self.parties.values():
             party.join(self.server.roster)
 
-    def release(self, victim: int, values: Floats) -> Floats:
-        """Release the sum once; return what is left of it for whoever knows all but the victim.
+    def releases(self, victim: int, values: Floats, times: int) -> Floats:
+        """Release the sum so often; return what is left for whoever knows all but the victim.
+
+        Many releases are one long sum, whose numbers all have noise of their own.
 
         Parameters
         ----------
         victim : int
             A party that does not collude.
-        values : ndarray
+        values : ndarray, shape (length,)
             What it adds.
+        times : int
+            How often.
 
         Returns
         -------
-        ndarray
+        ndarray, shape (times, length)
             Its numbers and the noise of all who do not collude.
         """
+        most = max(1, _NUMBERS // self.order.length)
+        parts = [min(most, times - start) for start in range(0, times, most)]
+        return np.concatenate([self._release(victim, values, some) for some in parts])
+
+    def _release(self, victim: int, values: Floats, times: int) -> Floats:
         order, encoding = self.order, Encoding.of(self.order)
-        running = self.server.order(order.name, order.length, encoding, self_masks=order.self_masks)
-        known = np.zeros(order.length, encoding.dtype)
+        length = times * order.length
+        running = self.server.order(order.name, length, encoding, self_masks=order.self_masks)
+        known = np.zeros(length, encoding.dtype)
         for p in self.alive:
             party = self.parties[p]
             party.state.noise_key = secrets.token_bytes(32)  # as each run has its own
-            added = values if p == victim else self.vectors[p]
+            added = np.tile(values if p == victim else self.vectors[p], times)
             if p != victim:
                 known += encoding.encode(added, len(self.vectors), name=order.name)
-            send = _without_noise if p in self.colluders else Party.contribute
+            send = _without_noise if p in self.colluders else _CONTRIBUTE
             self.server.take(p, _carried(send(party, running.order, added)))
         for p, messages in self.server.unmask_sections([running]).items():
             (section,) = _carried(*messages)
             reply = self.parties[p].unmask(section.read(Unmask, party="server"))
             self.server.take(p, _carried(reply))
-        total = self.server.total(running)
-        return np.asarray(total - encoding.decode(known, len(self.vectors)))
+        left = self.server.total(running) - encoding.decode(known, len(self.vectors))
+        return np.asarray(left).reshape(times, order.length)
 
 
-def _without_noise(party: Party, order: Order, values: Floats) -> Upload:
+def _without_noise(party: Party, order: Order, values: NDArray[Any], **more: Any) -> Upload:
     """Contribute as a colluder does who tells its noise: it may as well add none."""
-    party.accept(order)
-    upload = party.contribute(replace(order, noise=0), values)
+    if (order.cohort, order.index) not in party.accepted:
+        party.accept(order)
+    upload = _CONTRIBUTE(party, replace(order, noise=0), values, **more)
     party.state.open[order.cohort, order.index].order = order
+    party.drawn[order.name] = secrets.token_bytes(32)  # nobody's, for the ledger
     return upload
 
 

@@ -78,7 +78,7 @@ class MaskedVector:
     @property
     def encoding(self) -> Encoding:
         """Of the sum."""
-        return Encoding(self.order.kind, self.order.bits, self.order.bound)  # type: ignore[arg-type]
+        return Encoding.of(self.order)
 
     def read(self, reading: Reading) -> Floats:
         """Return numbers, as if there were no mask.

@@ -1,4 +1,4 @@
-"""What an audit leaves: a table on the screen, ``audit.json`` and ``audit.html``."""
+"""What the audit of a method leaves: a table on the screen, ``audit.json`` and ``audit.html``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .findings import Finding
 from .plan import Variant
 
 COLUMNS = ("attack", "who looks", "at what", "trials", "recovered", "chance (95 %)", "r", "verdict")
-_MARKS: dict[str, Mark] = {"nothing": "good", "documented": "fair", "LEAK": "bad"}
-_READING = (
+MARKS: dict[str, Mark] = {"nothing": "good", "documented": "fair", "LEAK": "bad"}
+READING = (
     "Recovered: share of trials in which the attack was right. Mostly the true row is hidden among "
     "nine others of the table and the one nearest to what was computed is taken for it, or one of "
     "two has to be chosen; chance is what somebody hits who has seen nothing, with the exact "
@@ -100,7 +100,7 @@ def cells(finding: Finding) -> list[str]:
 def table(audited: Audited, caption: str) -> TableBlock:
     """Return the table of an audit."""
     marks = {
-        (row, len(COLUMNS) - 1): _MARKS[finding.verdict]
+        (row, len(COLUMNS) - 1): MARKS[finding.verdict]
         for row, finding in enumerate(audited.findings)
     }
     return TableBlock(caption, COLUMNS, [cells(f) for f in audited.findings], marks=marks)
@@ -114,8 +114,8 @@ def write_audit(path: Path, audited: Audited, facts: dict[str, str], why: str) -
     blocks: list[Block] = [
         FactsBlock("", {"verdict": verdict, "command": audited.variant.command, **facts}),
         table(audited, "What each attack recovered, against chance."),
-        TextBlock("How to read it", [*_READING, *([f"This audit. {why}"] if why else [])]),
-        *_explained(audited.findings),
+        TextBlock("How to read it", [*READING, *([f"This audit. {why}"] if why else [])]),
+        *explained(audited.findings),
     ]
     return write_report(
         path,
@@ -125,43 +125,17 @@ def write_audit(path: Path, audited: Audited, facts: dict[str, str], why: str) -
     )
 
 
-def write_all(path: Path, audits: Sequence[Audited], facts: dict[str, str]) -> Path:
-    """Write the report of all methods and variants."""
-    rows, marks = [], {}
-    for number, done in enumerate(audits):
-        found = ", ".join(done.leaks) or "nothing"
-        kind = "paper's variant" if done.variant.leaks else "default"
-        rows.append([done.variant.command, kind, found, "yes" if done.as_expected else "NO"])
-        marks[number, 2] = _MARKS["LEAK" if done.leaks else "nothing"]
-        marks[number, 3] = _MARKS["nothing" if done.as_expected else "LEAK"]
-    columns = ("audit", "kind", "found", "as documented")
-    blocks: list[Block] = [
-        FactsBlock("", facts),
-        TableBlock("Each method as it is, and with options of papers.", columns, rows, marks=marks),
-        TextBlock("How to read it", _READING),
-        *(table(done, done.variant.command) for done in audits),
-        *_explained([finding for done in audits for finding in done.findings], figures=False),
-    ]
-    failed = sum(not done.as_expected for done in audits)
-    outcome = "all as documented" if not failed else f"{failed} not as documented"
-    return write_report(
-        path,
-        title="Audit of all methods",
-        subtitle=f"Defaults must show nothing, options of papers what they are said to: {outcome}.",
-        blocks=blocks,
-    )
-
-
-def _explained(findings: Sequence[Finding], *, figures: bool = True) -> list[Block]:
+def explained(findings: Sequence[Finding], *, figures: bool = True) -> list[Block]:
     """Return a section for each attack that was tried."""
     names = dict.fromkeys(f.subject.attack for f in findings)
     return [
-        _section(name, [f for f in findings if f.subject.attack == name] if figures else [])
+        explanation(name, [f for f in findings if f.subject.attack == name] if figures else [])
         for name in names
     ]
 
 
-def _section(name: str, findings: Sequence[Finding]) -> TextBlock:
+def explanation(name: str, findings: Sequence[Finding] = ()) -> TextBlock:
+    """Return the section of an attack, and what it found."""
     attack = ATTACKS[name]
     paragraphs = [
         f"What it knows. {attack.knows}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,16 @@ import pytest
 
 from fedkern_flwr.simulations.cli import audit as command
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.lab.audits import PLANS, Variant, findings, plan_of
+from fedkern_flwr.simulations.lab.audits import (
+    PLANS,
+    Variant,
+    budget_attacks,
+    budget_report,
+    findings,
+    plan_of,
+)
+from fedkern_flwr.simulations.lab.audits.budget_cases import CASES
+from fedkern_flwr.simulations.lab.audits.budgets import audit_epsilon
 from fedkern_flwr.simulations.lab.audits.catalogue import ATTACKS
 
 #: Smaller runs than those of an audit.
@@ -215,19 +225,32 @@ def cache_of(audit: Callable[..., Any]) -> Callable[..., Any]:
 def test_all_needs_every_verdict_to_be_as_documented(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With one audit of the many: it is as documented, or it is not."""
+    """With one audit of the many, and one sum: they are as documented, or one is not."""
     naive = plan_of("fed-cg").variants[1]
     monkeypatch.setattr(command, "audit", cache_of(command.audit))
-    for expected, code in ((naive, 0), (Variant("fed-cg", naive.options), 3)):
+    kept = audit_epsilon(CASES[0], 3.0, draws=100, confidence=1.0 - 1e-6)
+    broken = replace(kept, moved=2.0 * kept.sensitivity)
+    attacks = [budget_attacks.Recovered("loss", 3.0, np.array([0.1, 0.2]))]
+    wrong = Variant("fed-cg", naive.options)
+    for expected, one, code in ((naive, kept, 0), (wrong, kept, 3), (naive, broken, 3)):
+        found = budget_report.Budgets([one], attacks, 100)
+        monkeypatch.setattr(
+            budget_report, "audit_all_budgets", lambda *known, found=found, **more: found
+        )
         plan = next(p for p in PLANS if "fed-cg" in p.methods)
         short = type(plan)(**{**vars(plan), "variants": (expected,)})
         monkeypatch.setattr(command, "PLANS", (short,))
         assert run(["audit", "all", "--json", "-", "--out", "here", "--force"]) == code
         said = capsys.readouterr()
-        assert f"{int(code == 0)} of 1 audits as documented" in said.err
+        assert f"{1 + int(code == 0)} of 2 audits as documented" in said.err
+        assert f"fedkern audit epsilon: {found.outcome}" in said.err
         result = json.loads(said.out)
-        assert result["audits"][0]["as_expected"] == (code == 0)
-        assert "Audit of all methods" in Path("here/audit.html").read_text()
+        assert result["audits"][0]["as_expected"] == (expected is naive)
+        assert result["epsilon"]["verdict"] == ("kept" if one is kept else "BROKEN")
+        page = Path("here/audit.html").read_text()
+        assert "Audit of all methods" in page
+        assert page.count("Attack: likelihood ratio") == page.count("Attack: loss") == 1
+        assert page.count('<span class="bad">NO</span>') == (code != 0)
 
 
 @pytest.mark.parametrize(

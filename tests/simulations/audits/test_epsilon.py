@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,12 +18,13 @@ import pytest
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.privacy import skellam
 from fedkern_flwr.secure_sum import party
-from fedkern_flwr.simulations.cli import audit_epsilon as command
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.lab.attacks import likelihood_ratio
-from fedkern_flwr.simulations.lab.audits.budgets import CASES, Audited, Case, audit_epsilon
+from fedkern_flwr.simulations.lab.audits import budget_attacks, budget_report
+from fedkern_flwr.simulations.lab.audits.budget_cases import CASES
+from fedkern_flwr.simulations.lab.audits.budgets import Audited, Case, audit_epsilon
 
-SURE, EPSILON, DRAWS = 1.0 - 1e-6, 8.0, 600
+SURE, EPSILON, DRAWS = 1.0 - 1e-6, 8.0, 2000
 TITLES = [case.title for case in CASES]
 
 
@@ -30,15 +34,18 @@ def audited(case: Case) -> Audited:
 
 @pytest.mark.parametrize("case", CASES, ids=TITLES)
 def test_no_test_proves_more_epsilon_than_is_declared(case: Case) -> None:
-    """And the audit is near: all of the sensitivity is used, half of epsilon is proven."""
+    """And the audit is near: the sensitivity is used, half of epsilon is proven."""
     found = audited(case)
     assert found.kept
-    assert 0.99 * found.sensitivity < found.moved <= found.sensitivity
-    assert 0.9 * EPSILON < found.reached <= EPSILON
-    assert 0.4 * EPSILON < found.gaussian <= EPSILON
+    assert found.declared == pytest.approx(EPSILON, abs=1e-6)
+    assert found.epsilon <= found.declared
+    assert case.uses * found.sensitivity < found.moved <= found.sensitivity
+    assert 0.85 * found.epsilon < found.reached <= found.epsilon
+    assert 0.5 * found.epsilon < found.gaussian <= found.epsilon
+    assert len(np.unique(found.one)) > 0.9 * DRAWS  # each release has noise of its own
 
 
-@pytest.mark.parametrize("case", CASES[::2], ids=TITLES[::2])
+@pytest.mark.parametrize("case", CASES, ids=TITLES)
 def test_half_the_noise_is_caught(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     def half(variance: int, size: int, key: bytes) -> Any:
         return skellam(variance // 4, size, key)
@@ -46,37 +53,65 @@ def test_half_the_noise_is_caught(case: Case, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(party, "skellam", half)
     found = audited(case)
     assert not found.kept
-    assert found.gaussian > EPSILON
+    assert found.gaussian > found.epsilon
     assert found.moved <= found.sensitivity  # it is the noise
 
 
-def test_a_party_that_adds_more_than_is_charged_is_caught() -> None:
+@pytest.mark.parametrize("attack", budget_report.ATTACKS)
+def test_known_attacks_work_without_a_budget_and_have_nothing_left_with_one(attack: str) -> None:
+    """On the same tables; the second runs declare epsilon 3, and their noise has no seed."""
+    free, noisy = (recovered(epsilon)[attack] for epsilon in (math.inf, 3.0))
+    assert free.interval[0] > 0.2
+    assert noisy.shares.mean() < 0.75 * free.shares.mean()  # six of its deviations away
+    assert noisy.kept
+    assert not replace(free, epsilon=1.0).kept
+
+
+@cache
+def recovered(epsilon: float) -> dict[str, budget_attacks.Recovered]:
+    return {one.attack: one for one in budget_attacks.recover(epsilon)}
+
+
+def test_a_party_that_adds_more_than_is_charged_and_a_charge_beyond_the_budget_are_caught() -> None:
     found = audited(CASES[0])
-    longer = Audited(**{**vars(found), "moved": 1.01 * found.sensitivity})
     assert found.kept
-    assert not longer.kept
+    for wrong in ({"moved": 1.01 * found.sensitivity}, {"declared": 0.99 * found.epsilon}):
+        assert not replace(found, **wrong).kept
 
 
 def test_a_sum_that_no_run_made_is_refused() -> None:
-    case = Case(**{**vars(CASES[2]), "sum": "rest"})
+    case = replace(CASES[0], sum="rest")
     with pytest.raises(ProtocolError, match="no such sum"):
         audit_epsilon(case, 1.0, draws=1)
 
 
 def test_the_command_tells_what_was_proven(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(command, "CASES", CASES[:1])
-    words = ["audit", "epsilon", "--epsilon", "8", "--draws", "100", "--quiet", "--json", "-"]
-    monkeypatch.setattr(command, "_LEVEL", SURE)
+    monkeypatch.setattr(budget_report, "CASES", CASES[:1])
+    monkeypatch.setattr(budget_report, "LEVEL", SURE)
+    monkeypatch.setattr(budget_attacks, "RUNS", 2)
+    monkeypatch.setattr(budget_attacks, "FEW", 2)
+    words = ["audit", "epsilon", "--epsilon", "8", "--draws", "1000", "--json", "-"]
+    words += ["--out", str(tmp_path / "here")]
     assert run(words) == 0
-    found = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    found = json.loads(said.out)
     (check,) = found["checks"]
     assert found["verdict"] == "kept"
-    assert check["proven"] <= check["proven_if_normal"] <= check["epsilon"] == 8.0
+    assert 0.0 < max(check["proven"], check["proven_if_normal"]) <= check["charged"]
+    assert check["charged"] <= check["declared"] == 8.0
+    assert "epsilon at delta 1e-05; 1,000 releases" in said.err
+    page = (tmp_path / "here" / "audit.html").read_text()
+    assert '<span class="good">kept</span>' in page
+    for attack in ("likelihood ratio", "loss", "definiteness", "joint inversion"):
+        assert page.count(f"Attack: {attack}") == 1
+    assert [one["kept"] for one in found["attacks"]] == 6 * [True]
+    assert json.loads((tmp_path / "here" / "audit.json").read_text()) == found
     monkeypatch.setattr(party, "skellam", lambda v, size, key: skellam(1 << 16, size, key))
-    assert run(words) == 3
+    assert run([*words, "--quiet", "--force"]) == 3
     assert json.loads(capsys.readouterr().out)["verdict"] == "BROKEN"
+    assert '<span class="bad">BROKEN</span>' in (tmp_path / "here" / "audit.html").read_text()
 
 
 @pytest.mark.parametrize("wrong", [["--epsilon", "none"], ["--epsilon", "0"], ["--draws", "9"]])
