@@ -39,6 +39,10 @@ class RunState(KeptState):
     ``rows/<hospital>`` and what the method keeps.
     """
 
+    def settled(self) -> bytes:
+        """Return what the server has settled: the settings, and the widths."""
+        return super().settled() + np.asarray(self.arrays.get("gammas", ())).tobytes()
+
     @property
     def begun(self) -> bool:
         """Whether the settings of the run have arrived."""

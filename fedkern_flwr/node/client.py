@@ -42,7 +42,7 @@ logger = logging.getLogger("fedkern_flwr")
 
 _SERVER = "server"
 #: Fields of requests that say nothing of what is asked.
-_OF_AN_ATTEMPT = ("session", "round", "checkpoint_every", "save_as")
+_OF_AN_ATTEMPT = ("session", "round", "attempt", "checkpoint_every", "save_as")
 
 Handler = Callable[[Any], PhaseMessage]
 

@@ -88,14 +88,14 @@ class Nodes:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path | None = None) -> None:
         self.folder, self.policy = folder, NodePolicy(min_sum_rows=0)
-        self.simulation = False
+        self.simulation, self.asking = False, 0
         self.added: dict[tuple[int, int], np.ndarray] = {}
         self.said: list[Any] = []
         self.secrets: set[tuple[int, bytes]] = set()
         nodes, contribute = self, Party.contribute
 
         def adds(party: Party, order: Any, values: Any, **more: Any) -> Any:
-            place = party.partition, int(more["release"] or 0)
+            place = party.partition, nodes.asking
             assert place not in nodes.added
             nodes.added[place] = np.array(values)
             nodes.secrets.add((party.partition, party.state.noise_key))
@@ -113,6 +113,7 @@ class Nodes:
                 return found
 
             def answer(self, request: Any, method: Any) -> Any:
+                nodes.asking = request.round
                 found = super().answer(request, method)
                 nodes.said.append(asdict(found))
                 return found

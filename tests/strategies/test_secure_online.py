@@ -497,9 +497,9 @@ def test_nothing_secret_stays_behind(
     made: list[str] = []
     original = party_module.OpenSum
 
-    def opened(order: Any, keys: dict[int, tuple[bytes, bytes]]) -> Any:
+    def opened(order: Any, keys: dict[int, tuple[bytes, bytes]], **more: Any) -> Any:
         made.extend(key.hex() for pair in keys.values() for key in pair)
-        return original(order, keys)
+        return original(order, keys, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(party_module, "OpenSum", opened)
