@@ -39,9 +39,11 @@ class RunState(KeptState):
     ``rows/<hospital>`` and what the method keeps.
     """
 
-    def settled(self) -> bytes:
+    progress = ("done", "keep_as", "columns")
+
+    def settled(self, session: str) -> bytes:
         """Return what the server has settled: the settings, and the widths."""
-        return super().settled() + np.asarray(self.arrays.get("gammas", ())).tobytes()
+        return super().settled(session) + np.asarray(self.arrays.get("gammas", ())).tobytes()
 
     @property
     def begun(self) -> bool:

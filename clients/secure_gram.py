@@ -94,7 +94,6 @@ class GramClient(AnsweringClient):
     """
 
     state_class = Released
-    same_parties = False  # of the same rows one sum is opened, see Released
     labels_of_row: ClassVar[int] = 0
     #: A node may hold a single user, whom the other nodes' users hide.
     records: ClassVar[bool] = False

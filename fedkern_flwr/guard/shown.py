@@ -11,6 +11,7 @@ import hashlib
 import sqlite3
 from collections.abc import Mapping
 
+from ..secure_sum.party_rules import OTHER_PARTIES
 from .orders import refusal
 
 
@@ -29,4 +30,4 @@ def keep_shown(
         db.execute("INSERT OR IGNORE INTO shown VALUES (?, ?, ?)", (run, known, among))
         query = "SELECT among FROM shown WHERE run = ? AND mark = ?"
         if db.execute(query, (run, known)).fetchone()[0] != among:
-            raise refusal("the parties of a sum: its values were summed over others before", party)
+            raise refusal(OTHER_PARTIES, party, "go on with those, or start another run")

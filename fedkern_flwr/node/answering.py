@@ -87,9 +87,9 @@ class AnsweringClient(PhaseClient):
 
     def question(self) -> str:
         """Return the name of what is asked, and of what was settled by messages before."""
-        settled = self.kept.settled() if isinstance(self.kept, KeptState) else b""
-        own_name = str(self._request.session).encode()  # which says nothing
-        return asked(super().question(), settled.replace(own_name, b""))
+        session = self._request.session
+        settled = self.kept.settled(session) if isinstance(self.kept, KeptState) else b""
+        return asked(super().question(), settled)
 
     def answer(self, request: Any, method: Callable[[Any], Any]) -> Any:
         """Return what a handler replies; subclasses check orders before and add to sums after."""

@@ -92,8 +92,8 @@ class PhaseClient(SessionNode, NumPyClient):
     whole_cohorts: ClassVar[bool] = False
     #: Whether sums of one name may be over ever new cohorts.
     regroup = False
-    #: Whether the same values are opened over the same parties only.
-    same_parties: ClassVar[bool] = True
+    #: Whether the same values are opened over the same survivors only.
+    same_parties: ClassVar[bool] = False
     sums: ClientSums | None = None
     partners: Collection[int] = ()
     restored = True
@@ -342,6 +342,7 @@ class PhaseClient(SessionNode, NumPyClient):
             known = PartyState(request.session)
             if same is not None:
                 known.fixed, known.noise_key = same.fixed, same.noise_key
+                known.shown = same.shown
         if self.record.privacy:
             known.noise_key = self.ledger.noise_key(request.session, known)
         self.record.secure, self.record.columns = True, reply.features + self.labels_of_row

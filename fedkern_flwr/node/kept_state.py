@@ -65,9 +65,10 @@ class KeptState:
         self._pins.add(name)
         return bool(self.settings.setdefault(name, value) == value)
 
-    def settled(self) -> bytes:
-        """Return what the server has settled of the run, and the data have not."""
-        settings = {k: v for k, v in self.settings.items() if k not in self.progress}
+    def settled(self, session: str) -> bytes:
+        """Return what the server has settled of the run, but for its name."""
+        known = self.settings.items()
+        settings = {k: v for k, v in known if k not in self.progress and v != session}
         return json.dumps(settings, sort_keys=True).encode()
 
     def leave_pins(self, before: KeptState) -> None:

@@ -116,6 +116,7 @@ class MethodClient(AnsweringClient):
 
     #: Sums of a run about the same rows that share its budget of privacy.
     releases: ClassVar[int] = 1
+    same_parties = True
 
     def __init__(
         self,

@@ -68,7 +68,8 @@ class Party(PartyRules):
         Whether sums of the same name may be over ever new cohorts: for methods whose owner knows
         what that shows.
     same_parties : bool (default: False)
-        Whether the same values, under one name, are opened over the same parties only.
+        Whether the same values, under one name, are opened over the same survivors only. The same
+        noise always is.
     """
 
     # -- set-up
@@ -186,19 +187,19 @@ class Party(PartyRules):
         if (order.cohort, order.index) not in self.accepted:
             self.accept(order)
         cohort, encoding, label, keys = self.accepted[order.cohort, order.index]
-        mark = value_mark(order, values) if self.same_parties else ""
+        mark = value_mark(order, values) if self.same_parties or not order.self_masks else ""
         with self.named():
             masked = encoding.encode(
                 np.asarray(values), len(cohort.members), name=order.name, overwrite=overwrite
             )
-        if not order.self_masks:
-            self.check_shown(mark, order, cohort.members)
         if order.noise:
             if not self.state.noise_key:
                 raise self.refuse("noise is ordered in a run that declared no budget of privacy")
             key = noise_key(self.state.noise_key, order, cohort, release, masked)
             masked += skellam(order.noise, order.length, key).astype(masked.dtype)
-            self.drawn[order.name] = key
+            self.drawn[order.name], mark = key, hashlib.sha256(key).hexdigest()[:16]
+        if not order.self_masks:  # opens when all have contributed
+            self.show(mark, cohort.members)
         del self.accepted[order.cohort, order.index]
         others = cohort.neighbours[self.partition]
         streams: list[Stream] = [(keys[j][0], j < self.partition) for j in others]
@@ -269,7 +270,7 @@ class Party(PartyRules):
         shares = [opened.own_share]
         for source, text in zip(living, sealed, strict=True):
             shares.append(self._unseal(relay.SHARE, label, source, text, opened))
-        self.check_shown(opened.mark, opened.order, alive)
+        self.check_shown(opened.mark, alive)
         opened.alive, opened.answered = request.alive, True
         return wire.UnmaskReply(
             cohort=cohort.number,

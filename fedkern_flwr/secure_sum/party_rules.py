@@ -20,6 +20,10 @@ from .votes import Subject, check_votes
 _LONGEST_LEAP = 1024  # sums that a party may have missed in a row
 
 
+#: The rule by which the same values are not opened over other parties.
+OTHER_PARTIES = "the parties of a sum: its values were summed over others before"
+
+
 class Accepted(NamedTuple):
     """An order that was accepted, and what its vector is masked with."""
 
@@ -152,8 +156,15 @@ class PartyRules:
                 "repeat it with the same parties, or end the run",
             )
 
-    def check_shown(self, mark: str, order: Order, parties: Iterable[int]) -> None:
-        """Refuse to have the same values opened over other parties than before.
+    def show(self, mark: str, parties: Iterable[int]) -> str:
+        """Note over which parties marked values are about to be opened; return their digest."""
+        among = hashlib.sha256(json.dumps(sorted(parties)).encode()).hexdigest()[:16]
+        if mark:
+            self.shown[mark] = among
+        return among
+
+    def check_shown(self, mark: str, survivors: Iterable[int]) -> None:
+        """Refuse to have the same values, or the same noise, opened over other survivors.
 
         The difference of two such sums is that of the parties in which they differ; noise that all
         of them repeat goes with it.
@@ -163,14 +174,10 @@ class PartyRules:
         RefusedError
             Counted by a node: it tells that values are the same.
         """
-        if not mark or not self.same_parties:
-            return
-        among = hashlib.sha256(json.dumps(sorted(parties)).encode()).hexdigest()[:16]
-        self.shown[mark] = among
-        if self.state.shown.setdefault(mark, among) != among:
+        among = self.show(mark, survivors)
+        if mark and self.state.shown.setdefault(mark, among) != among:
             raise RefusedError(
-                "refused by the node: the parties of a sum: its values were summed over others "
-                "before",
+                f"refused by the node: {OTHER_PARTIES}",
                 remedy="go on with those, or start another run",
                 party=f"partition {self.partition}",
             )
