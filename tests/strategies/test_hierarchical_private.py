@@ -155,7 +155,8 @@ def test_with_much_budget_it_is_nearly_the_machine_without() -> None:
 def test_with_next_to_no_budget_it_ends() -> None:
     made = run(strategy(privacy_epsilon=0.01))
     assert np.isfinite(made.coefficients_).all()
-    assert 0.0 <= made.metrics_["test_accuracy"] <= 1.0
+    told = made.metrics_.get("test_accuracy")  # none where the noise leaves no row to count
+    assert told is None or 0.0 <= told <= 1.0
 
 
 def test_a_budget_for_parties_is_for_all_their_rows() -> None:
