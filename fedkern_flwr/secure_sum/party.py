@@ -187,7 +187,8 @@ class Party(PartyRules):
         if (order.cohort, order.index) not in self.accepted:
             self.accept(order)
         cohort, encoding, label, keys = self.accepted[order.cohort, order.index]
-        mark = value_mark(order, values) if self.same_parties or not order.self_masks else ""
+        marked = (self.same_parties or not order.self_masks) and not order.noise
+        mark = value_mark(order, values) if marked else ""  # with noise that of its key
         with self.named():
             masked = encoding.encode(
                 np.asarray(values), len(cohort.members), name=order.name, overwrite=overwrite

@@ -86,7 +86,7 @@ def _table(
     table = plain_table()
     for number, name in enumerate(columns):
         text = number < texts
-        heading = name if text else name.replace(" ", "\n")
+        heading = name if text else "\n".join(name.rsplit(" ", 1))
         table.add_column(heading, justify="left" if text else "right", no_wrap=not text)
     for *row, verdict in rows:
         table.add_row(*map(escape, row), f"[{_COLOURS[verdict]}]{verdict}[/]")
