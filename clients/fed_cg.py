@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Context
@@ -20,28 +19,22 @@ from fedkern_flwr.hybrid.parties import CENTRE, CLASS_COUNTS, HOSPITAL, MEAN_DIS
 from fedkern_flwr.judging.noisy import OUTCOMES
 from fedkern_flwr.kernels.product import distance_bound, mean_distances, partial_distances
 from fedkern_flwr.node.answering import answers
-from fedkern_flwr.options import check_choice
 from fedkern_flwr.secure_sum.noise_keys import asked
 from fedkern_flwr.solvers.equations import pack_equations
 from fedkern_flwr.wire import DescribeRequest
 
-from .fed_cg_columns import EncodingParty, UnencodedTable, check_unencoded
 from .fed_cg_kernel import HospitalKernel, KernelRows
-from .fed_cg_landmarks import training_positions, wider
-from .fed_cg_paper import make_hops
+from .fed_cg_landmarks import LandmarkedParty, training_positions, wider
 from .fed_cg_private import charge_centre, release_of, weight_of
 from .fed_cg_table import HybridTable
 from .fed_cg_tuning import check_chosen, training_counts, tuning_sums
 from .party_table import Floats
 
-Protocol = Literal["secure", "naive", "chain"]
-PROTOCOLS = ("secure", "naive", "chain")
 _UNIT = 1.0 + 1e-9
 _NO_ROWS = np.zeros(0, np.int32)
-_BEFORE = wire.MomentsRequest, wire.ColumnsRequest, wire.HistogramsRequest
 
 
-class HybridKernelClient(EncodingParty):
+class HybridKernelClient(LandmarkedParty):
     """A hospital or a centre in FedCG.
 
     A hospital has labels for its rows and perhaps a block of features; a centre has a block of
@@ -77,23 +70,6 @@ class HybridKernelClient(EncodingParty):
     landmark_seed : bytes, optional
         Secret of 32 bytes, the same at all holders of the block. Without it a single holder draws
         one, and several agree on one during the run.
-    landmarks : array, shape (m, d), optional
-        The block's slice of landmarks that were chosen elsewhere (sampling P), where data may be
-        pooled.
-    encode : bool (default: False)
-        Whether the features are as in the file: with gaps (NaN) and positions among categories.
-        All holders of the block sum what their common encoder is made of, in the run.
-    kinds, categories, categories_test : mapping, optional
-        With ``encode``: what the columns hold, as in a :class:`~fedkern_flwr.tables.Table`.
-    category_key : bytes, optional
-        With ``encode`` and text: secret of all holders of the block, of no server, that hides the
-        names of categories.
-    value_bound : float, optional
-        With ``encode``: public bound on the magnitude of all values, the same at all holders; 2^20
-        by default.
-    protocol : {"secure", "naive", "chain"} (default: "secure")
-        The only protocol in which this node takes part. ``naive`` shows the block's kernel and the
-        labels to the server, ``chain`` shows most of it to the other parties.
     predictions : path, optional
         CSV file that a hospital writes for its held-out rows: id, outputs, predicted class.
     **common
@@ -105,7 +81,7 @@ class HybridKernelClient(EncodingParty):
     TableError
         Wrong shapes, NaN, values out of range, duplicate ids, unknown classes.
     OptionError
-        A key that is too short, an unknown protocol.
+        A key that is too short.
 
     Notes
     -----
@@ -130,68 +106,47 @@ class HybridKernelClient(EncodingParty):
         block: str | None = None,
         ranges: ArrayLike | None = None,
         landmark_seed: bytes | None = None,
-        landmarks: ArrayLike | None = None,
-        encode: bool = False,
-        kinds: Mapping[str, Any] | None = None,
-        categories: Mapping[str, tuple[str, ...]] | None = None,
-        categories_test: Mapping[str, tuple[str, ...]] | None = None,
-        category_key: bytes = b"",
-        value_bound: float | None = None,
-        protocol: Protocol = "secure",
         **common: Any,
     ) -> None:
         def check() -> None:
-            check_choice("protocol", protocol, PROTOCOLS)
-            if encode:
-                given = {"ranges": ranges, "landmarks": landmarks}
-                check_unencoded(self.name, protocol=protocol, x=x, **given)
             if landmark_seed is not None:
                 check_seed_bytes(landmark_seed)
 
-        table: Any = partial(HybridTable, ranges=ranges)
-        if encode:
-            names = categories or {}, categories_test or categories or {}
-            table = self.unencoded(kinds or {}, *names, category_key, value_bound)
-        super().__init__(context, x, y, table=table, check=check, **common)
-        self.raw = self.table if isinstance(self.table, UnencodedTable) else None
+        super().__init__(
+            context, x, y, table=partial(HybridTable, ranges=ranges), check=check, **common
+        )
         self.role = HOSPITAL if y is not None else CENTRE
         default = "clinical" if y is not None else f"centre {self.partition}"
         self.block = default if block is None else block
-        self.protocol, self.landmark_seed = protocol, landmark_seed
-        self.landmarks = None if landmarks is None else self.table.check_landmarks(landmarks)
+        self.landmark_seed = landmark_seed
 
     # -- phases
 
     def describe(self, request: DescribeRequest) -> wire.HybridDescribeReply:
         """Tell who this is; see the message."""
-        reply = self.tell(
+        return self.tell(
             request,
             wire.HybridDescribeReply,
             block=self.block,
-            seeded=self.landmark_seed is not None or self.landmarks is not None,
+            seeded=self.landmark_seed is not None,
             square_bound=distance_bound(self.table.ranges, "rbf"),
             absolute_bound=distance_bound(self.table.ranges, "laplacian"),
             fold_rows=self.policy.min_own_rows,
             fold_sum_rows=self.policy.min_sum_rows,
         )
-        return self.tell_columns(reply, request.session)
 
     def answer(self, request: Any, method: Any) -> Any:
-        """Take up the encoder, the settings or the distances that come along, before a handler."""
-        self.take_encoder(request.encoder)
-        if isinstance(request, wire.LandmarksRequest):
+        """Take up the settings or the distances that come along, before a handler."""
+        if isinstance(request, wire.DistancesRequest):
             self._begin(request)
-            self.take_encoder("")  # that of the model
-        elif not isinstance(request, _BEFORE):
+        elif not isinstance(request, wire.MomentsRequest):
             self._go_on()
         return method(request)
 
     @answers(wire.DistancesRequest)
     def send_distances(self, request: wire.DistancesRequest) -> wire.DistancesReply:
         """Contribute partial distances; take the totals of an earlier part that come along."""
-        self.add_columns()
-        if self.table is not self.raw:  # else what this party adds is not known yet
-            self._take_distances()
+        self._take_distances()
         self._note_rows(request)
         charge_centre(self)
         landmarks = self._landmarks()
@@ -256,8 +211,6 @@ class HybridKernelClient(EncodingParty):
     def take_coefficients(self, request: wire.CoefficientsRequest) -> wire.CoefficientsReply:
         """Predict the held-out rows, keep the predictions here, count how good they are."""
         kept, table = self.kept, self.table
-        if len(request.predictions) and self.protocol == "secure":
-            raise self.wrong("a node makes its predictions itself in protocol 'secure'")
         self._check_role()
         asked = kept.arrays["rows"][kept.train :]
         if request.count:
@@ -267,15 +220,12 @@ class HybridKernelClient(EncodingParty):
             self._check_sum("outcomes", len(asked) * self.yardstick(request.bins).largest)
             least = self.policy.min_evaluation_rows
             check_selection(asked, self._held_out, least=least, party=self.name)
-        predictions = kept.arrays.get("predictions", request.predictions)
-        spread = np.zeros((0, 0))
-        if not len(predictions):
-            check_chosen(self, request.gammas)
-            columns, outputs = request.coefficients, request.coefficients.shape[1]
-            if request.noise.size:
-                columns = np.hstack([columns, request.factor])
-            found = self.kernel.predict(columns, request.gammas)
-            predictions, spread = found[:, :outputs], found[:, outputs:]
+        check_chosen(self, request.gammas)
+        columns, outputs = request.coefficients, request.coefficients.shape[1]
+        if request.noise.size:
+            columns = np.hstack([columns, request.factor])
+        found = self.kernel.predict(columns, request.gammas)
+        predictions, spread = found[:, :outputs], found[:, outputs:]
         if not table.classes:  # no label is beyond its bound
             predictions = np.nan_to_num(predictions)  # whether they are numbers must not show
             predictions = np.clip(predictions, -table.label_bound, table.label_bound)
@@ -290,21 +240,6 @@ class HybridKernelClient(EncodingParty):
         counts = self.outcomes(tests, predictions, request.bins, total=total)
         model = (request.coefficients, request.gammas)
         return wire.CoefficientsReply(plain=self._add("outcomes", counts, *model))
-
-    @answers(wire.BlocksRequest)
-    def send_blocks(self, request: wire.BlocksRequest) -> wire.BlocksReply:
-        """Naive protocol (section 2.2): show this block's kernel and the labels to the server."""
-        self._note_rows(request)
-        return wire.BlocksReply(
-            fingerprint=self._fingerprint(),
-            targets=self.kernel.targets() if self.role == HOSPITAL else np.zeros((0, 0)),
-            blocks=tuple(self.block_kernel(rows) for rows in request.rows),
-        )
-
-    @answers(wire.ChainRequest)
-    def send_hops(self, request: wire.ChainRequest) -> wire.ChainReply:
-        """Chain protocol (Algorithms 1 and 2): this party's hops; see :mod:`.fed_cg_paper`."""
-        return make_hops(self, request, lambda: self.kernel)
 
     # -- what the phases share
 
@@ -321,13 +256,11 @@ class HybridKernelClient(EncodingParty):
     def _take_distances(self) -> None:
         self.kernel.take({} if self.sums is None else self.sums.delivered)
 
-    def _note_rows(self, request: wire.LandmarksRequest) -> None:
+    def _note_rows(self, request: wire.DistancesRequest) -> None:
         """Note which rows the request is about; at a hospital a kernel begins at position 0."""
         self._fix_rows(request)
         arrays = self.kept.arrays
         for (hospital, train, start, stop), rows in zip(request.parts, request.rows, strict=True):
-            if request.variant == "chain":
-                arrays[f"rows/{hospital}"] = rows
             if hospital == self.partition and not start:
                 arrays["rows"] = rows
                 self.kept.settings |= {
@@ -351,17 +284,16 @@ class HybridKernelClient(EncodingParty):
         ``kernel`` is what a row's product with a kernel value cannot exceed.
         """
         self._check_role()
-        if self._secure:
-            self._check_share(self.kept.arrays["rows"][: self.kept.train])
+        self._check_share(self.kept.arrays["rows"][: self.kept.train])
         self._check_sum(name, self.kept.train * max(kernel, self.table.label_bound), length)
 
     def _go_on(self) -> None:
         """Take the kernel as far as it has arrived; go on with the whole, once a run has begun."""
-        settings, begun, secure = self.kept.settings, self.kept.begun, self._secure
-        if begun and "rows" in self.kept.arrays and secure:
+        settings, begun = self.kept.settings, self.kept.begun
+        if begun and "rows" in self.kept.arrays:
             self._take_distances()
         lacks = settings.get("done") != settings.get("total")
-        if not begun or (self.role == HOSPITAL and secure and lacks):
+        if not begun or (self.role == HOSPITAL and lacks):
             raise StateError(
                 "it has not the whole kernel of this run",
                 remedy="it is sent again",
@@ -397,7 +329,7 @@ class HybridKernelClient(EncodingParty):
             return
         if self.budget is not None:
             raise refusal("privacy: its own values would be sent without noise", self.name)
-        if self._secure and not self.allow_single:
+        if not self.allow_single:
             raise self.wrong(
                 "its own values would be shown to the server: there is nobody to sum with",
                 "let more hospitals take part, or allow it with allow_single",
@@ -409,8 +341,6 @@ class HybridKernelClient(EncodingParty):
             raise self.wrong("the width of this run is known: it needs no mean distance")
         rows, kernel = training_positions(request), self.kept.settings["kernel"]
         self._check_share(np.unique(rows))
-        if self.raw is not None and self.role == HOSPITAL:  # it follows from the encoder
-            rows = rows[:0]
         bound = len(rows) * self._distance_bound
         self.secure_sums.check(MEAN_DISTANCE, replace(wider(bound), length=1))
         self._note(MEAN_DISTANCE, rows)
@@ -426,6 +356,6 @@ class HybridKernelClient(EncodingParty):
         """Return the rule of sums of distances: this block's are within its declared ranges."""
         if self.kept.fourier:
             return SumRule(CIRCLE, receiver)
-        own = self.raw is not None and receiver == self.partition  # it adds nothing
-        bound = 0.0 if own else self._distance_bound
-        return replace(wider(bound), receiver=receiver, rings=() if receiver < 0 else (32,))
+        return replace(
+            wider(self._distance_bound), receiver=receiver, rings=() if receiver < 0 else (32,)
+        )

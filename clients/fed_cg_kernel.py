@@ -33,13 +33,11 @@ class RunState(KeptState):
 
     ``order`` (rows,), the row of the table at each announced position; ``gammas`` (1,) or (m,),
     (0,) while the width is being chosen;
-    ``moments`` (2, d), if landmarks are normal; ``encoder``, bytes of the text of a common one. At
-    a hospital ``rows``, its announced rows in the kernel's order, ``gram`` and ``right``, the
-    normal equations so far. In a chain
-    ``rows/<hospital>`` and what the method keeps.
+    ``moments`` (2, d), if landmarks are normal. At a hospital ``rows``, its announced rows in the
+    kernel's order, ``gram`` and ``right``, the normal equations so far.
     """
 
-    progress = ("done", "keep_as", "columns")
+    progress = ("done",)
 
     def settled(self, session: str) -> bytes:
         """Return what the server has settled: the settings, and the widths."""

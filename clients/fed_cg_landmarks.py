@@ -10,22 +10,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import CheckpointError, OptionError
+from fedkern_flwr.errors import CheckpointError
 from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.fourier import block_phases, draw_block
 from fedkern_flwr.hybrid.landmarks import (
     SAMPLINGS,
-    array_fingerprint,
     draw_landmarks,
     moment_sums,
     moments_length,
-    public_seed,
     read_moments,
     seed_fingerprint,
 )
 from fedkern_flwr.hybrid.parties import HOSPITAL
-from fedkern_flwr.kernels.product import PRODUCT_KERNELS, kernel_from_distances, partial_distances
+from fedkern_flwr.kernels.product import PRODUCT_KERNELS, partial_distances
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_message
@@ -37,7 +35,7 @@ from .table_client import TableClient
 
 BASES = ("landmarks", "fourier")
 _SEED_BYTES = 32
-_SETTINGS = ("kernel", "landmarks", "basis", "sampling", "public_seed")
+_SETTINGS = ("kernel", "landmarks", "basis", "sampling")
 _ROUNDED = 1.0 + 5e-10  # less than what strategies allow for rounding
 
 
@@ -50,46 +48,29 @@ class LandmarkedParty(TableClient):
         Its rows.
     block : str
         Name of its block of features.
-    protocol : str
-        The only protocol in which it takes part.
     landmark_seed : bytes or None
         Secret that was configured.
-    landmarks : ndarray, shape (m, d), or None
-        Landmarks that were chosen elsewhere.
     """
 
     state_class = RunState
     kept: RunState
     table: HybridTable
     block: str
-    protocol: str
     landmark_seed: bytes | None
-    landmarks: Floats | None
-
-    @property
-    def _secure(self) -> bool:
-        """Whether values leave in sums only: this node or the run says so."""
-        return "secure" in (self.protocol, self.kept.settings.get("protocol"))
 
     # -- settings and rows
 
-    def _begin(self, request: wire.LandmarksRequest) -> None:
+    def _begin(self, request: wire.DistancesRequest) -> None:
         """Take up the settings of a run; a request that is repeated finds them again."""
-        if request.variant != self.protocol:
-            raise self.other_run("protocol", request.variant, safe="secure")
-        if self.protocol != "naive" and isinstance(request, wire.BlocksRequest):
-            raise self.wrong("kernel blocks and labels leave a node in protocol 'naive' only")
-        if self.protocol == "secure" and request.public_seed >= 0:
-            raise self.wrong("landmarks that everybody knows are not for protocol 'secure'")
         known = request.kernel in PRODUCT_KERNELS and request.sampling in SAMPLINGS
-        chosen = self.protocol == "secure" and not request.model and not len(request.gammas)
+        chosen = not request.model and not len(request.gammas)
         fits = len(request.gammas) in (1, request.landmarks) or chosen
         fits = fits and bool((request.gammas > 0.0).all())
         if not known or not fits or request.basis not in BASES:
             raise self.wrong("the kernel or its widths do not fit")
         plain = len(request.gammas) == 1 and request.sampling == "U"
         even = request.landmarks % 2 == 0
-        if request.basis == "fourier" and not (plain and even and self.protocol == "secure"):
+        if request.basis == "fourier" and not (plain and even):
             raise self.wrong("features of another kind than a node makes are asked for")
         if self.budget is not None and request.basis != "fourier":
             raise self.wrong("with a budget of privacy features are of basis 'fourier' only")
@@ -106,10 +87,9 @@ class LandmarkedParty(TableClient):
         kept.settings |= {
             **{name: getattr(request, name) for name in _SETTINGS},
             "model": request.model or request.session,
-            "protocol": request.variant,
         }
 
-    def _fix_rows(self, request: wire.MomentsRequest | wire.LandmarksRequest) -> None:
+    def _fix_rows(self, request: wire.MomentsRequest | wire.DistancesRequest) -> None:
         """Refuse other rows than before: sums that differ by one patient would show that one."""
         table, party = self.table, self.name
         for (hospital, train, start, stop), rows in zip(request.parts, request.rows, strict=True):
@@ -159,31 +139,25 @@ class LandmarkedParty(TableClient):
     def agree(self, request: wire.MomentsRequest) -> wire.MomentsReply:
         """Add up the moments of the block; draw and seal its secret, if it falls to this party."""
         self._fix_rows(request)
-        plain, sealed = np.zeros(0), []
+        sealed = []
         if request.moments:
-            positions, name = training_positions(request), f"moments/{self.block}"
-            self._note(name, positions)
-            if self.protocol == "secure":
-                length = moments_length(self.table.features, request.sampling)
-                self.secure_sums.check(name, replace(wider(len(positions)), length=length))
             if request.sampling not in ("N", "C"):
                 raise self.wrong("moments are asked for of landmarks that need none")
+            positions, name = training_positions(request), f"moments/{self.block}"
+            self._note(name, positions)
+            length = moments_length(self.table.features, request.sampling)
+            self.secure_sums.check(name, replace(wider(len(positions)), length=length))
             self._check_share(np.unique(positions))
-            x, ranges = self.features_at(positions), self.table.ranges
-            plain = moment_sums(x, ranges, request.sampling)
-            if self.protocol == "secure":
-                self.secure_sums.contribute(name, plain)
-                plain = plain[:0]
+            x = self.features_at(positions)
+            self.secure_sums.contribute(name, moment_sums(x, self.table.ranges, request.sampling))
         for peer in request.peers.tolist():
             self.kept.seed = self.kept.seed or secrets.token_bytes(_SEED_BYTES)
             place = ("landmarks", self.session, self.block, self.partition, peer)
             sealed.append(seal_message(self.pair_secret(peer), self.kept.seed, *place))
         secret = tuple(np.frombuffer(one, np.uint8) for one in sealed)
-        return wire.MomentsReply(plain=plain, sealed=secret)
+        return wire.MomentsReply(sealed=secret)
 
-    def _landmark_secret(self, request: wire.LandmarksRequest) -> bytes:
-        if request.public_seed >= 0:
-            return public_seed(request.public_seed, self.block)
+    def _landmark_secret(self, request: wire.DistancesRequest) -> bytes:
         if self.landmark_seed is not None:
             return self.landmark_seed
         other, session = request.seed_from, self.session
@@ -194,7 +168,7 @@ class LandmarkedParty(TableClient):
             return derive_key(self.pair_secret(other), "landmarks", session, self.block)
         return self.kept.seed or secrets.token_bytes(_SEED_BYTES)
 
-    def _moments(self, request: wire.LandmarksRequest) -> Floats:
+    def _moments(self, request: wire.DistancesRequest) -> Floats:
         sums, ranges, sampling = request.moments, self.table.ranges, request.sampling
         if not sums.size:
             x = self.features_at(training_positions(request))
@@ -203,16 +177,15 @@ class LandmarkedParty(TableClient):
             raise self.wrong("moments of another number of features")
         return read_moments(sums, ranges, sampling)
 
-    def _remember(self, request: wire.LandmarksRequest) -> None:
+    def _remember(self, request: wire.DistancesRequest) -> None:
         """Take up the secret and moments that this party kept of the run that made a model."""
         path = self.saved_state(request.model, request.model_round)
         if path is not None and path.is_file():
             old = RunState.unpack(path.read_bytes())
             self.kept.borrow(old.seed)
-            made_of = ("moments", "encoder")
-            self.kept.arrays |= {k: v for k, v in old.arrays.items() if k in made_of}
-        elif request.sampling == "P" or (self.landmark_seed and request.sampling == "U"):
-            self.kept.borrow(self.landmark_seed or b"")
+            self.kept.arrays |= {k: v for k, v in old.arrays.items() if k == "moments"}
+        elif self.landmark_seed and request.sampling == "U":
+            self.kept.borrow(self.landmark_seed)
         else:
             raise CheckpointError(
                 "the landmarks of the model are not known here any more",
@@ -227,37 +200,15 @@ class LandmarkedParty(TableClient):
             kernel, (gamma,) = self.kept.settings["kernel"], self.kept.arrays["gammas"]
             width = self.table.features
             return draw_block(self.kept.seed, self.kept.summed, width, kernel, float(gamma))
-        if self.kept.settings["sampling"] == "P":
-            if self.landmarks is None or self.landmarks.shape[1] != self.table.features:
-                raise OptionError(
-                    "sampling P takes training rows as landmarks, which data that may not be "
-                    "pooled does not allow: this node was given none",
-                    remedy="use sampling U, N or C",
-                    party=self.name,
-                )
-            if len(self.landmarks) != self.kept.landmarks:
-                raise OptionError(
-                    f"{self.kept.landmarks} landmarks are asked for, this node was given "
-                    f"{len(self.landmarks)}",
-                    party=self.name,
-                )
-            return self.landmarks
         moments = self.kept.arrays.get("moments")
         return draw_landmarks(self.kept.seed, self.kept.landmarks, self.table.ranges, moments)
 
     def _fingerprint(self) -> bytes:
         model = str(self.kept.settings["model"])
-        if self.kept.settings["sampling"] == "P":
-            return array_fingerprint(self._landmarks(), model, self.block)
         drawn_from = np.vstack([self.table.ranges.T, *self.kept.arrays.get("moments", ())])
         return seed_fingerprint(self.kept.seed, model, self.block, drawn_from)
 
     # -- distances
-
-    def block_kernel(self, rows: NDArray[Any]) -> Floats:
-        """Return the factor of the kernel that this party's block makes, shape (rows, m)."""
-        found = self._distances(rows, self._landmarks())
-        return kernel_from_distances(found, self.kept.arrays["gammas"])
 
     def _distances(self, rows: NDArray[Any], landmarks: Floats) -> Floats:
         """Return partial distances, or phases, of announced rows; zeros where none is held (-1)."""
@@ -275,7 +226,7 @@ class LandmarkedParty(TableClient):
         return out
 
 
-def training_positions(request: wire.MomentsRequest | wire.LandmarksRequest) -> NDArray[Any]:
+def training_positions(request: wire.MomentsRequest | wire.DistancesRequest) -> NDArray[Any]:
     """Return the positions of all training rows that a request names and this party holds."""
     named = [r[:train] for (_, train, *_), r in zip(request.parts, request.rows, strict=True)]
     positions = np.concatenate([np.zeros(0, np.int32), *named])

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.alignment import AlignmentKey, hash_ids, sort_order
 
-from .party_table import Floats, PartyTable
+from .party_table import PartyTable
 
 
 class HybridTable(PartyTable):
@@ -42,21 +42,6 @@ class HybridTable(PartyTable):
         hashes = hash_ids(self._ids[rows], key or self._own_key(), "fedkern-flwr folds")
         out = np.empty(len(rows), np.intp)
         out[sort_order(hashes)] = np.arange(len(rows)) % folds
-        return out
-
-    def check_landmarks(self, landmarks: ArrayLike) -> Floats:
-        """Return landmarks that were chosen elsewhere, shape (m, d).
-
-        Raises
-        ------
-        TableError
-        """
-        out = self._numbers(landmarks, "landmarks")
-        if out.ndim != 2 or out.shape[1] != self.features or not np.isfinite(out).all():
-            raise self._bad(
-                f"landmarks of shape {out.shape} do not fit {self.features} features",
-                "pass the block's own columns, without NaN",
-            )
         return out
 
     def _check_ranges(self) -> None:

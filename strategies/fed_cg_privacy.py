@@ -1,16 +1,8 @@
-"""What each protocol of FedCG shows to whom."""
+"""What FedCG shows to whom."""
 
 from __future__ import annotations
 
 from typing import Any
-
-#: Logged once when a run begins.
-WARNINGS = {
-    "naive": "protocol naive shows the server every kernel block and all labels: it can compute "
-    "every feature of every row",
-    "chain": "protocol chain shows every party the kernel blocks of the others, and the server "
-    "K^T K p of each hospital and noisy labels",
-}
 
 _SIZES = "numbers of rows, held-out rows and columns per party, keyed hashes of ids"
 _DECLARED = (
@@ -21,7 +13,6 @@ _DECLARED = (
 
 
 def seen_by(
-    protocol: str,
     *,
     direct: bool,
     alone: bool,
@@ -30,7 +21,6 @@ def seen_by(
     sampling: str,
     tunes: bool,
     variance: bool,
-    encodes: bool,
     weighted: bool = False,
     private: bool = False,
 ) -> dict[str, Any]:
@@ -38,7 +28,7 @@ def seen_by(
 
     Parameters
     ----------
-    protocol, penalty, sampling : str
+    penalty, sampling : str
         Options of the run.
     direct : bool
         Whether the normal equations are summed.
@@ -50,34 +40,11 @@ def seen_by(
         Whether the width is chosen.
     variance : bool
         Whether the model predicts variances.
-    encodes : bool
-        Whether blocks were encoded in the run.
     weighted : bool (default: False)
         Whether classes count alike.
     private : bool
         Whether noise is added to what is released.
     """
-    if protocol == "naive":
-        return {
-            "server_sees": [
-                "every kernel block, and with the landmarks every feature",
-                "all labels, and each hospital's counts on held-out rows",
-                _SIZES,
-            ],
-            "clients_see": ["the coefficients", "the landmarks of their block"],
-            "never_leaves_the_client": ["ids"],
-        }
-    if protocol == "chain":
-        return {
-            "server_sees": [
-                "K^T K p of each hospital",
-                "K alpha - y + noise of each row at the start, from which labels can be told",
-                "each hospital's counts on held-out rows",
-                _SIZES,
-            ],
-            "clients_see": ["p", "the kernel blocks of all other parties of the chain"],
-            "never_leaves_the_client": ["ids", "rows"],
-        }
     summed = "K^T K and K^T y" if direct else "K^T y and products of K^T K"
     server = [f"sums over the hospitals of {summed}, and of counts and histograms on held-out rows"]
     if predicts:
@@ -96,15 +63,7 @@ def seen_by(
         server.append("these sums for each width and fold; the mean distance to the landmarks")
     if weighted and not predicts:
         server.append("how many training rows each class has over the hospitals")
-    if encodes:
-        server.append(
-            "of blocks that were encoded in the run: what each column holds, count, mean, "
-            "deviation, phases and histograms of numbers and dates over all holders, how many rows "
-            "have each category, not what it is called"
-        )
     shared = [f"{moments} of their own block over all its holders"] if moments else []
-    if encodes:
-        shared.append("of a block that was encoded in the run the first histograms and the encoder")
     spread = ["of a centre's training rows the covariance, up to a motion and chance"]
     return {
         "server_sees": [

@@ -78,7 +78,7 @@ def rounding_error(
     (K^T K + lambda I)^-1 E c. The mean over the training rows, times what the worst of held-out
     ones was seen to be off.
     """
-    rows = sum(ward.train for ward in system.plan.wards.values())
+    rows = system.plan.training_rows
     error = _WORST * np.finfo(np.float64).eps / 2.0 * float(gram.max(initial=0.0))
     error *= math.sqrt(1.0 + float((coefficients**2).sum()))
     if error * math.sqrt(len(gram) / (4.0 * regularization * rows)) < _TOLD:  # no more than this
@@ -134,7 +134,7 @@ def iterate(
 
     begun: Arrays = dict(saved)
     options: dict[str, Any] = {"state": CGState.from_arrays(saved)} if saved else {}
-    if not saved:  # one exchange; in a chain a pass, two when it does not start at zero
+    if not saved:  # one exchange
         right, sketch, product = yield from system.begin(probes, start)
         begun = {"right": right, **({"sketch": sketch, "probes": probes} if sketch.size else {})}
         if start.any():

@@ -20,7 +20,6 @@ from fedkern_flwr.solvers.tuning import (
 from fedkern_flwr.solvers.tuning_sums import tuning_length
 from fedkern_flwr.strategy import logger
 
-from .fed_cg_secure import SecureSystem
 from .fed_cg_solvers import solve_summed
 from .fed_cg_system import Floats, HybridSystem
 
@@ -44,12 +43,11 @@ def tune_and_solve(system: HybridSystem, strategy: FedCG) -> Steps:
     dict
         What was tried and chosen, as plain values for a result file.
     """
-    assert isinstance(system, SecureSystem)
     (folds, count), why = plan_sums(system, strategy)
-    rows = sum(ward.train for ward in system.plan.wards.values())
+    rows = system.plan.training_rows
     # without anybody to sum with: rows and landmarks uniform in the unit cube
     parties = [system.parties[holders[0]] for holders in system.plan.blocks.values()]
-    rbf = system.kernel == "rbf"
+    rbf = strategy.kernel == "rbf"
     bound = sum(p.square_bound if rbf else p.absolute_bound for p in parties)
     distance = system.mean_distance or bound / (6.0 if rbf else 3.0) or 1.0
     # the last digits are those of the nodes' processors: engines take the same widths

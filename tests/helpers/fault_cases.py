@@ -183,7 +183,7 @@ _CHAIN: Table = {"protocol": "chain", "regularization": 10.0, "tolerance": 1e-4}
 
 def fed_cg(options: Table, rows: int = 1000, *, main: bool = False) -> Way:
     """Return a way of FedCG; ``rows`` are those that a message of distances holds."""
-    size = {"fedkern_flwr.strategies.fed_cg_secure._MESSAGE": 8 * 12 * rows}
+    size = {"fedkern_flwr.strategies.fed_cg_system._MESSAGE": 8 * 12 * rows}
     return Way(FED_CG, hospitals_and_centres, options, main=main, patches=size)
 
 
