@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 from scipy import linalg
 
 from fedkern_flwr.errors import CheckpointError, ProtocolError
-from fedkern_flwr.guard.counting import hidden_rows
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid import parties as hybrid
 from fedkern_flwr.hybrid.fourier import usual_gamma
@@ -27,12 +25,24 @@ from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.wire import DescribeReply
 
 from .fed_cg_options import HybridOptions
-from .fed_cg_privacy import seen_by
-from .fed_cg_solvers import first_coefficients, iterate, solve_directly
+from .fed_cg_solvers import (
+    auto_landmarks,
+    counting_allows,
+    first_coefficients,
+    iterate,
+    of_landmarks,
+    solve_directly,
+    tune_and_solve,
+)
 from .fed_cg_system import KEPT, Floats, HybridSystem
-from .fed_cg_tuning import auto_landmarks, of_landmarks, tune_and_solve
 
 _OF_MODEL = ("landmarks", "sampling", "kernel", "basis", "missing")
+_SIZES = "numbers of rows, held-out rows and columns per party, keyed hashes of ids"
+_DECLARED = (
+    "what each party declares: block, bounds that follow from its ranges, bound of its labels, "
+    "fewest rows of its own and of all in a fold; digests of the names of columns and classes, and "
+    "of its landmarks"
+)
 
 
 class FedCG(HybridOptions):
@@ -89,8 +99,8 @@ class FedCG(HybridOptions):
         self.fingerprints_: dict[str, str] = {}
         self.outputs_, self.classes_, self.label_bound_ = 0, 0, 1.0
         self.model_of: tuple[str, int] = ("", 0)
-        self.sets_: dict[str, list[int]] = {}
-        self.described_: dict[int, wire.HybridDescribeReply] = {}
+        self._sets: dict[str, list[int]] = {}
+        self._parties: dict[int, wire.HybridDescribeReply] = {}
         self._factor: Floats = np.zeros((0, 0))
 
     # -- what a method tells about itself
@@ -117,17 +127,51 @@ class FedCG(HybridOptions):
 
     def privacy(self) -> dict[str, Any]:
         """Return what is seen by whom."""
-        seen = seen_by(
-            direct=self.chosen_solver == "normal-equations",
-            alone=len(self.plan_.hospitals) == 1,
-            predicts=bool(self.model_of[0]),
-            variance=self.variance,
-            weighted=self.class_weight is not None,
-            penalty=self.penalty,
-            sampling=self.chosen_sampling,
-            tunes=self._tunes,
-            private=self.budget is not None,
-        )
+        predicts, alone = bool(self.model_of[0]), len(self.plan_.hospitals) == 1
+        private, sampling = self.budget is not None, self.chosen_sampling
+        summed = "K^T y and products of K^T K" if self.chosen_solver == "cg" else "K^T K and K^T y"
+        hospitals = "sums over the hospitals of"
+        server = [f"{hospitals} {summed}, and of counts and histograms on held-out rows"]
+        if predicts:
+            whose = "the only hospital's" if alone else hospitals
+            server = [f"{whose} counts on held-out rows"]
+        elif alone:
+            server = [f"{summed} of the only hospital, and its counts on held-out rows"]
+        if private:
+            server = [f"{server[0]}, with noise; see budget"]
+        if self.penalty == "rkhs" and not predicts:
+            server.append("distances between landmarks")
+        moments = {"N": "means and deviations", "C": "means and covariances"}.get(sampling, "")
+        if moments and not predicts:
+            server.append(f"{moments} of blocks that several parties hold")
+        if self._tunes:
+            server.append("these sums for each width and fold; the mean distance to the landmarks")
+        if self.class_weight is not None and not predicts:
+            server.append("how many training rows each class has over the hospitals")
+        shared = [f"{moments} of their own block over all its holders"] if moments else []
+        spread = ["of a centre's training rows the covariance, up to a motion and chance"]
+        seen = {
+            "server_sees": [
+                *server,
+                _SIZES,
+                "which rows of which party belong together",
+                _DECLARED,
+            ],
+            "hospitals_see": [
+                "the kernel of their own rows: distances between their own patients, with many "
+                "landmarks also along random directions of a centre's features; of a centre with a "
+                "single feature that feature",
+                "the coefficients, made of sums with noise"
+                if private
+                else "the coefficients; of two hospitals each can compute K^T(K a - y) of the "
+                "other",
+                *(spread if sampling in ("C", "auto") else []),
+                *(["K^T K, when they predict with the model"] if self.variance else []),
+                *shared,
+            ],
+            "centres_see": ["which of their rows belong to which hospital", *shared],
+            "never_leaves_the_client": ["rows", "labels", "ids", "landmarks", "predictions"],
+        }
         return {**self.sums_privacy(), **seen, **self.budget_report()}
 
     def matched(self) -> dict[str, Any]:
@@ -153,17 +197,18 @@ class FedCG(HybridOptions):
             predict=bool(self.model_of[0]),
             allow_single=self.allow_single,
         )
-        self.described_ = {party.partition: party for party in parties}
-        first = self.described_[self.plan_.hospitals[0]]
+        self._parties = {party.partition: party for party in parties}
+        first = self._parties[self.plan_.hospitals[0]]
         self.outputs_, self.classes_ = first.outputs, first.classes
         self.label_bound_ = first.label_bound
         self.check_weighted(self.classes_)
         if self.landmarks == "auto" and self._tunes:
-            allowed = self.counting_allows() - (self.classes_ if self.class_weight else 0)
+            counts = self.classes_ if self.class_weight else 0
+            allowed = counting_allows(self.plan_, self._parties) - counts
             self.landmarks_ = auto_landmarks(self.plan_, self.outputs_, allowed)
         tunes = self._tunes and self.gamma is None
-        self.sets_ = summing_sets(self.plan_, penalty=self.penalty, tunes=tunes)
-        return list(self.sets_.values())
+        self._sets = summing_sets(self.plan_, penalty=self.penalty, tunes=tunes)
+        return list(self._sets.values())
 
     # -- a run
 
@@ -205,19 +250,29 @@ class FedCG(HybridOptions):
 
     def _system(self) -> HybridSystem:
         if not self.gammas_.size:
-            features = sum(self.described_[h[0]].features for h in self.plan_.blocks.values())
+            features = sum(self._parties[h[0]].features for h in self.plan_.blocks.values())
             usual = usual_gamma(features) if self.basis == "fourier" else 1.0 / features
             gamma = self.gamma if self.gamma is not None else usual
             self.gammas_ = np.array([] if self._tunes else [gamma], np.float64)
             if self.landmark_gamma:
                 self.gammas_ = landmark_gammas(gamma, self.landmarks_, self.run_seed)
-        return HybridSystem(self, self.fingerprints_, tunes=self._tunes)
+        return HybridSystem(
+            options=self,
+            plan=self.plan_,
+            parties=self._parties,
+            cohorts=list(self._sets),
+            landmarks=self.landmarks_,
+            gammas=self.gammas_,
+            tunes=self._tunes,
+            model_of=self.model_of,
+            known=self.fingerprints_,
+        )
 
     def _solve(
         self, system: HybridSystem, start: Floats, arrays: Arrays, save: Callable[..., Save]
     ) -> Steps:
         if self._tunes:
-            coefficients, metrics, tuned = yield from tune_and_solve(system, self)
+            coefficients, metrics, tuned = yield from tune_and_solve(system)
             self._take_tuned(system, tuned)
             return coefficients, metrics
         if self.chosen_solver == "normal-equations":
@@ -238,7 +293,7 @@ class FedCG(HybridOptions):
         if tuned:
             self.tuned_, self.regularization_ = tuned, tuned["regularization"]
             chosen = np.array([tuned["gamma"]])
-            self.gammas_ = system.gammas = of_landmarks(self, chosen)[0]
+            self.gammas_ = system.gammas = of_landmarks(self, chosen, self.landmarks_)[0]
 
     def _keep_factor(self, system: HybridSystem) -> None:
         """Keep what variances are made of: the inverse of the factor of K^T K + lambda I."""
@@ -250,19 +305,6 @@ class FedCG(HybridOptions):
 
     def _factor_arrays(self) -> Arrays:
         return {"factor": self._factor} if self._factor.size else {}
-
-    def counting_allows(self) -> float:
-        """Return how many numbers their nodes release of the hospitals' rows, infinity if all."""
-        hospitals = [self.described_[h] for h in self.plan_.hospitals]
-        if all(party.counting == "off" for party in hospitals):
-            return math.inf
-        rows = {party.partition: party.rows for party in hospitals}
-        behind = [
-            hidden_rows(rows, rows, own=party.partition) * (party.features + 1)
-            for party in hospitals
-            if party.rows
-        ]
-        return min(behind, default=0)
 
     # -- predictions with a model that was saved
 

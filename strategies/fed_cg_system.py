@@ -9,18 +9,17 @@ exchange to be unmasked; a sum that lacks a party is repeated with all of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.hybrid import messages as wire
-from fedkern_flwr.hybrid.fourier import CIRCLE
+from fedkern_flwr.hybrid.fourier import CIRCLE, EQUATIONS, equations_release, label_weight
 from fedkern_flwr.hybrid.landmarks import moments_length
-from fedkern_flwr.hybrid.parties import CLASS_COUNTS, MEAN_DISTANCE
-from fedkern_flwr.hybrid.private import EQUATIONS, equations_release, label_weight
+from fedkern_flwr.hybrid.parties import CLASS_COUNTS, MEAN_DISTANCE, Plan
 from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.judging.noisy import OUTCOMES, outcomes_release, tidy
 from fedkern_flwr.kernels.product import kernel_from_distances
@@ -31,8 +30,7 @@ from fedkern_flwr.solvers.equations import equations_length, unpack_equations
 from fedkern_flwr.solvers.tuning_sums import Equations, tuning_length
 from fedkern_flwr.strategy import logger
 
-if TYPE_CHECKING:
-    from .fed_cg import FedCG
+from .fed_cg_options import HybridOptions
 
 Floats = NDArray[np.float64]
 KEPT = 1  # the parties keep what belongs to a run under this number
@@ -41,43 +39,60 @@ _ROUNDED = 1.0 + 1e-9
 _MESSAGE = 256 << 20  # bytes of distances in a message; larger problems take more exchanges
 
 
+@dataclass(kw_only=True)
 class HybridSystem:
     """The linear system of a run, held by the parties.
 
-    Parameters
+    Attributes
     ----------
-    method : FedCG
-        Whose run it is; options and parties are there.
-    known : dict
-        Block -> fingerprint that its landmarks must have; of a new run empty.
+    options : HybridOptions
+        Of the run.
+    plan : Plan
+        Who holds which rows and blocks.
+    parties : dict
+        Partition -> its description.
+    cohorts : list of str
+        Names of the sets among which is summed, by number.
+    landmarks : int
+        Number m of landmarks.
+    gammas : ndarray of float64, shape (1,) or (m,)
+        Widths; of none while they are being chosen.
     tunes : bool
         Whether the width is chosen in this run.
+    model_of : (str, int)
+        Of predictions: session and step of the run that made the model.
+    known : dict
+        Block -> fingerprint that its landmarks must have; of a new run empty.
     """
 
-    def __init__(self, method: FedCG, known: Mapping[str, str], *, tunes: bool) -> None:
-        self.of, self.known, self.tunes = method, known, tunes
-        self.plan, self.parties = method.plan_, method.described_
-        self.cohorts, self.gammas = list(method.sets_), method.gammas_
-        self.balanced = method.class_weight is not None
-        self.landmark_kernel: Floats | None = None  # K_mm, where the penalty needs it
-        self.gram: Floats | None = None  # K^T K, once it is summed
-        self.deviation = 0.0  # of the noise on it
-        self.fingerprints: dict[str, str] = {}
-        self.mean_distance: float | None = None  # of training rows to landmarks, once it is summed
-        self.class_counts: Floats | None = None  # training rows of each class, once they are summed
-        self._moments: dict[str, Floats] = {}
-        # partition -> who sealed the secret of its block, and the sealed secret
-        self._sealed: dict[int, tuple[int, NDArray[Any]]] = {}
+    options: HybridOptions
+    plan: Plan
+    parties: Mapping[int, wire.HybridDescribeReply]
+    cohorts: list[str]
+    landmarks: int
+    gammas: Floats
+    tunes: bool
+    model_of: tuple[str, int]
+    known: Mapping[str, str]
+    landmark_kernel: Floats | None = None  # K_mm, where the penalty needs it
+    gram: Floats | None = None  # K^T K, once it is summed
+    deviation: float = 0.0  # of the noise on it
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    mean_distance: float | None = None  # of training rows to landmarks, once it is summed
+    class_counts: Floats | None = None  # training rows of each class, once they are summed
+    _moments: dict[str, Floats] = field(default_factory=dict)
+    # partition -> who sealed the secret of its block, and the sealed secret
+    _sealed: dict[int, tuple[int, NDArray[Any]]] = field(default_factory=dict)
+
+    @property
+    def balanced(self) -> bool:
+        """Whether the training rows of all classes count alike."""
+        return self.options.class_weight is not None
 
     @property
     def first(self) -> wire.HybridDescribeReply:
         """A hospital: all have the same outputs, classes and bound of labels."""
         return self.parties[self.plan.hospitals[0]]
-
-    @property
-    def landmarks(self) -> int:
-        """Number m of landmarks."""
-        return self.of.landmarks_
 
     @property
     def released(self) -> int:
@@ -101,7 +116,7 @@ class HybridSystem:
         length = equations_length(m, outputs)
         vector = yield from self._sum(EQUATIONS, request, wire.EquationsReply, length, bound)
         gram, right = unpack_equations(vector, m, outputs)
-        if self.of.budget is not None:
+        if self.options.budget is not None:
             right /= label_weight(self._labels, outputs)
         return gram, right
 
@@ -153,10 +168,10 @@ class HybridSystem:
             )
             count = False
         rows = [wards[h].test for h in tested] or [0]
-        bins = 0 if self.of.budget is not None else bins_of(sum(rows), first.classes)
+        bins = 0 if self.options.budget is not None else bins_of(sum(rows), first.classes)
         yard = Yardstick(first.classes, first.outputs, first.label_bound, bins)
         counts = yield from self.give(coefficients, yard if count else None, most=float(max(rows)))
-        if self.of.budget is not None and count and counts.any():
+        if self.options.budget is not None and count and counts.any():
             counts = tidy(counts, first.classes, sum(rows))
         return yard, counts if count else None
 
@@ -199,9 +214,9 @@ class HybridSystem:
 
         Nothing is asked where holders need not agree on anything before they draw landmarks.
         """
-        sampling, terms, requests = self.of.chosen_sampling, list[Term](), dict[int, Any]()
+        sampling, terms, requests = self.options.chosen_sampling, list[Term](), dict[int, Any]()
         leaders: dict[str, int] = {}
-        if self.of.model_of[0]:
+        if self.model_of[0]:
             return
         for block, holders in self.plan.blocks.items():
             moments = sampling in ("N", "C") and len(holders) > 1
@@ -216,9 +231,13 @@ class HybridSystem:
                 leaders[block] = holders[0]
             for p in holders if moments or block in leaders else ():
                 peers = [q for q in holders if q != p] if p == leaders.get(block) else []
-                asked = {"moments": moments, "sampling": sampling}
-                peers_of = np.array(peers, np.int32)
-                requests[p] = self._rows_request(wire.MomentsRequest, p, peers=peers_of, **asked)
+                requests[p] = self._rows_request(
+                    wire.MomentsRequest,
+                    p,
+                    moments=moments,
+                    sampling=sampling,
+                    peers=np.array(peers, np.int32),
+                )
             if moments:
                 length = moments_length(self.parties[holders[0]].features, sampling)
                 bound = float(self.plan.training_rows or 1)
@@ -265,7 +284,7 @@ class HybridSystem:
         """Sum the distances, as many rows at a time as a message may hold."""
         wards = self.plan.wards
         largest = max(sum(w.total for w in wards.values() if p in w.centres) for p in self.parties)
-        parts = max(1, -(-largest * self.landmarks * self.of.distance_bits // 8 // _MESSAGE))
+        parts = max(1, -(-largest * self.landmarks * self.options.distance_bits // 8 // _MESSAGE))
         steps = {h: -(-ward.total // parts) for h, ward in wards.items()}
         for number in range(parts):
             part = {}
@@ -280,9 +299,9 @@ class HybridSystem:
                 yield from self._sum_distances(part, once=not number)
 
     def _sum_distances(self, parts: dict[int, slice], *, once: bool) -> Steps:
-        of, m, bound = self.of, self.landmarks, self._distance_bound
-        fourier, rows = of.basis == "fourier", float(self.plan.training_rows)
-        pairs = once and of.penalty == "rkhs" and self.landmark_kernel is None
+        options, m, bound = self.options, self.landmarks, self._distance_bound
+        fourier, rows = options.basis == "fourier", float(self.plan.training_rows)
+        pairs = once and options.penalty == "rkhs" and self.landmark_kernel is None
         terms = [
             self._term(
                 f"distances/{h}#{part.start}",
@@ -290,7 +309,7 @@ class HybridSystem:
                 bound,
                 f"ward {h}",
                 receiver=h,
-                bits=of.distance_bits,
+                bits=options.distance_bits,
             )
             for h, part in parts.items()
             if part.stop
@@ -324,7 +343,7 @@ class HybridSystem:
 
     def _distances_request(self, partition: int, parts: Mapping[int, slice]) -> Any:
         """Return all that a party must know to draw its landmarks and make its kernel."""
-        of, party = self.of, self.parties[partition]
+        options, party = self.options, self.parties[partition]
         holders = self.plan.blocks.get(party.block, ())
         seed_from, sealed = self._sealed.get(partition, (-1, _NO_BYTES))
         if party.features and not party.seeded and len(holders) == 2:
@@ -333,16 +352,16 @@ class HybridSystem:
             wire.DistancesRequest,
             partition,
             parts,
-            kernel=of.kernel,
-            basis=of.basis,
-            sampling=self.plan.sampling(party.block, of.chosen_sampling),
+            kernel=options.kernel,
+            basis=options.basis,
+            sampling=self.plan.sampling(party.block, options.chosen_sampling),
             landmarks=self.landmarks,
             seed_from=seed_from,
-            model=of.model_of[0],
-            model_round=of.model_of[1],
-            save_as=0 if of.model_of[0] else KEPT,
+            model=self.model_of[0],
+            model_round=self.model_of[1],
+            save_as=0 if self.model_of[0] else KEPT,
             landmark_pairs=bool(party.features) and holders[:1] == (partition,),
-            keep_training=of.chosen_solver == "cg",
+            keep_training=options.chosen_solver == "cg",
             gammas=self.gammas,
             moments=self._moments.get(party.block, _NOTHING),
             sealed_seed=sealed,
@@ -374,7 +393,7 @@ class HybridSystem:
 
     @property
     def _distance_bound(self) -> float:
-        rbf = self.of.kernel == "rbf"
+        rbf = self.options.kernel == "rbf"
         bounds = (p.square_bound if rbf else p.absolute_bound for p in self.parties.values())
         return max(bounds) or 1.0
 
@@ -384,12 +403,12 @@ class HybridSystem:
         """Return the exact sum of a vector over all hospitals; of the only one its vector."""
         hospitals = self.plan.hospitals
         alone = len(hospitals) == 1
-        release = None if self.of.budget is None else self._release(name)
+        release = None if self.options.budget is None else self._release(name)
         terms = [] if alone else [self._term(name, length, bound, "hospitals", release=release)]
         ask = Ask(request, reply=reply, sums=terms, among=hospitals)
         answers: Answers = yield from self._ask(ask)
         if release is not None:
-            self.of.note_noise(release, len(hospitals))
+            self.options.note_noise(release, len(hospitals))
             if name == EQUATIONS:
                 self.deviation = release.noise.deviation(len(hospitals))
         if not alone:
@@ -401,7 +420,7 @@ class HybridSystem:
 
     def _ask(self, ask: Ask) -> Steps:
         """Return what hospitals answer; if one has lost its kernel, all kernels are made again."""
-        for _ in range(self.of.attempts):
+        for _ in range(self.options.attempts):
             try:
                 return (yield ask)
             except LostState as error:
@@ -439,7 +458,7 @@ class HybridSystem:
         OptionError
             A single hospital has nobody who adds noise besides.
         """
-        budget = self.of.budget
+        budget = self.options.budget
         assert budget is not None
         hospitals, first = [self.parties[h] for h in self.plan.hospitals], self.first
         if len(hospitals) == 1:

@@ -19,7 +19,7 @@ from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.errors import FedKernError, OptionError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
-from fedkern_flwr.hybrid import fourier, private
+from fedkern_flwr.hybrid import fourier
 from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.judging.counts import Yardstick
 from fedkern_flwr.kernels.product import kernel_from_distances, partial_distances
@@ -167,7 +167,7 @@ def opened(monkeypatch: Any) -> list[np.ndarray]:
 
 def released(z: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The normal equations as a hospital adds them, with labels of length one half."""
-    right = z.T @ y[:, None] * private.label_weight(1.0, 1)
+    right = z.T @ y[:, None] * fourier.label_weight(1.0, 1)
     return pack_equations(z.T @ z, right)
 
 
@@ -198,7 +198,7 @@ def test_all_that_is_opened_has_the_noise_that_is_told(
 def test_one_record_moves_what_is_added_no_farther_than_is_charged() -> None:
     """The release itself, not a formula of it: rows that are as far apart as may be."""
     budget, rng = Budget(1.0), np.random.default_rng(0)
-    planned = private.equations_release(budget, features=M, outputs=1, bound=1.0, rows=[50, 50])
+    planned = fourier.equations_release(budget, features=M, outputs=1, bound=1.0, rows=[50, 50])
     unit, farthest = 2.0**-planned.noise.fraction, 0.0
     for _ in range(200):
         x = rng.uniform(0.0, 40.0, (50, 5))  # so far apart that features are unrelated
@@ -214,8 +214,8 @@ def test_one_record_moves_what_is_added_no_farther_than_is_charged() -> None:
 
 
 def test_a_budget_for_parties_is_for_all_their_rows(tmp_path: Path) -> None:
-    rows = private.equations_release(Budget(1.0), features=M, outputs=1, bound=1.0, rows=[60, 40])
-    whole = private.equations_release(
+    rows = fourier.equations_release(Budget(1.0), features=M, outputs=1, bound=1.0, rows=[60, 40])
+    whole = fourier.equations_release(
         Budget(1.0, unit="party"), features=M, outputs=1, bound=1.0, rows=[60, 40]
     )
     ratio = whole.noise.deviation(2) / rows.noise.deviation(2)
