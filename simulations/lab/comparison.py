@@ -30,9 +30,9 @@ class Comparison:
         Draws per entry.
     entries : list of Entry
     summaries : dict
-        Label -> what the family's :meth:`~Family.summarise` returns, with what it keeps of all
-        draws as ``draws``; of a reference method what
-        :func:`~fedkern_flwr.simulations.methods.references.summarise_reference` returns.
+        Label -> what the family's :meth:`~Family.summarise` returns, of a reference method what
+        :func:`~fedkern_flwr.simulations.methods.references.summarise_reference` does; with what
+        the family keeps of all draws.
     facts : dict
         What the data decided, see :meth:`Prepared.facts`.
     notes : tuple of str
@@ -131,10 +131,8 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
         reference = references_of(family).get(method)
         entry = Entry(label, method, dict(cells[0].options), reference=reference)
         entry.results = [record["result"] for record in records]
-        if reference is None:
-            summary = {**family.summarise(entry), **family.per_draw(entry)}
-        else:
-            summary = summarise_reference(entry)
+        summarise = family.summarise if reference is None else summarise_reference
+        summary = {**summarise(entry), **family.per_draw(entry)}
         summary["method"], summary["options"] = method, entry.options
         summaries[label] = summary
         entries.append(entry)

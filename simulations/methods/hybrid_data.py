@@ -26,6 +26,7 @@ from .clients import TableClients
 from .dealt_data import DealtData, DealtTable, bound_of
 from .hybrid_encoded import unencoded, with_common
 from .labelled_data import LabelledSettings, check_sites, owners
+from .pooled import PooledSplit
 
 Floats = NDArray[np.float64]
 
@@ -61,8 +62,6 @@ class HybridSettings(LabelledSettings):
         that they have in common in the run: one exchange more (default: encoded beforehand).
     value_bound : float
         With common encoders: public bound on the magnitude of all values of the hospitals' block.
-    reconstruction : bool
-        Attack the naive protocol's kernel and report the errors (pools the data).
     """
 
     worked_out = frozenset({"hospitals"})
@@ -78,7 +77,6 @@ class HybridSettings(LabelledSettings):
     paper_split: bool = False
     common_encoders: bool = False
     value_bound: float = DEFAULT_BOUND
-    reconstruction: bool = False
 
     def training(self, table: Table, seed: int) -> NDArray[np.bool_]:
         """Return which rows are for training."""
@@ -100,6 +98,22 @@ class HybridSettings(LabelledSettings):
         """Return who gets what, for the caption of a table."""
         own = "" if self.own_block else " (no own columns)"
         return f"{how_many(self.hospitals, 'hospital')}{own} and {how_many(self.centres, 'centre')}"
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class HybridSplit(PooledSplit):
+    """Training and held-out rows, with who would hold what.
+
+    Attributes
+    ----------
+    hospital : ndarray of int, shape (n,)
+        To which hospital a training row goes.
+    blocks : dict
+        Name of a block -> positions of its columns; the hospitals' own first, if they have one.
+    """
+
+    hospital: NDArray[np.intp]
+    blocks: Mapping[str, NDArray[np.intp]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -130,6 +144,11 @@ class Pooled(DealtTable):
     def hospitals(self) -> int:
         """Number of hospitals."""
         return int(self.hospital.max()) + 1
+
+    def pooled(self) -> HybridSplit:
+        """Return it in the hands of a single owner, who knows how it was dealt."""
+        mine = self.hospital[self.train]
+        return HybridSplit(**vars(super().pooled()), hospital=mine, blocks=self.blocks)
 
     def alone(self) -> list[tuple[NDArray[np.bool_], NDArray[np.intp]]]:
         """Return the rows of each hospital with their block, and of centres that have labels."""

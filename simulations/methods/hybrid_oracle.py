@@ -9,26 +9,16 @@ from numpy.typing import NDArray
 from scipy import linalg
 from scipy.spatial.distance import cdist
 
-from fedkern_flwr.errors import OptionError
 from fedkern_flwr.hybrid.fourier import draw_block
 from fedkern_flwr.hybrid.landmarks import draw_landmarks, moment_sums, public_seed, read_moments
 from fedkern_flwr.labels import balanced_weights, class_counts, encode_classes
 
 from ...strategies import FedCG
-from ..lab.attacks.edm_completion import reconstruction_errors
 from .hybrid_data import HybridData, Pooled
 from .new_rows import read_predictions
 
 Floats = NDArray[np.float64]
 
-#: Attacks of the paper's Figure 8 and the two closed forms: name -> how tables call them.
-ATTACKS = {
-    "alternating-descent": "alternating descent",
-    "rank-alternation": "rank alternation",
-    "soft-impute": "soft-impute",
-    "svd": "closed form",
-    "trilateration": "trilateration",
-}
 _CHUNK = 1 << 21  # numbers of a chunk of the kernel
 
 
@@ -41,20 +31,24 @@ def pooled_landmarks(strategy: FedCG, prepared: HybridData) -> dict[str, Floats]
         if given is not None:
             out[block] = given[:, columns]
             continue
-        ranges, moments = np.tile([0.0, 1.0], (len(columns), 1)), None
         if strategy.basis == "fourier":
             pairs, gamma = strategy.landmarks_ // 2, float(strategy.gammas_[0])
             seed_of = public_seed(seed, block)
             out[block] = draw_block(seed_of, pairs, len(columns), strategy.kernel, gamma)
             continue
         sampling = strategy.plan_.sampling(block, strategy.chosen_sampling)
-        if sampling in ("N", "C"):
-            x = pooled.x[np.ix_(taking_part(strategy, pooled) & pooled.train, columns)]
-            x = x[np.isfinite(x).all(axis=1)]
-            sums = moment_sums(x, ranges, sampling)
-            moments = read_moments(sums, ranges, sampling)
-        out[block] = draw_landmarks(public_seed(seed, block), strategy.landmarks_, ranges, moments)
+        x = pooled.x[np.ix_(taking_part(strategy, pooled) & pooled.train, columns)]
+        out[block] = block_landmarks(sampling, strategy.landmarks_, x, seed, block)
     return out
+
+
+def block_landmarks(sampling: str, m: int, x: Floats, seed: int, block: str) -> Floats:
+    """Return the slice of the landmarks of a block whose training rows are ``x``, within [0, 1]."""
+    ranges, moments = np.tile([0.0, 1.0], (x.shape[1], 1)), None
+    if sampling in ("N", "C"):
+        sums = moment_sums(x[np.isfinite(x).all(axis=1)], ranges, sampling)
+        moments = read_moments(sums, ranges, sampling)
+    return draw_landmarks(public_seed(seed, block), m, ranges, moments)
 
 
 def taking_part(strategy: FedCG, pooled: Pooled) -> NDArray[np.bool_]:
@@ -138,36 +132,3 @@ def _distances(strategy: FedCG, x: Floats, landmarks: Floats) -> Floats:
     if strategy.kernel == "rbf":
         return np.asarray(cdist(x, landmarks, "sqeuclidean"))
     return np.asarray(cdist(x, landmarks, "cityblock"))
-
-
-def check_reconstruction(strategy: FedCG) -> None:
-    """Refuse to attack what is not shown.
-
-    Raises
-    ------
-    OptionError
-        The protocol does not show the kernel, or it is not one of squared distances.
-    """
-    if strategy.protocol != "naive" or strategy.kernel != "rbf":
-        raise OptionError(
-            "the attack is on the distances that protocol naive shows",
-            remedy="use --protocol naive with --kernel rbf, or leave out --reconstruction",
-        )
-
-
-def reconstruction(strategy: FedCG, prepared: HybridData) -> dict[str, float]:
-    """Return errors of distances between training rows from what protocol naive shows the server.
-
-    Raises
-    ------
-    OptionError
-        See :func:`check_reconstruction`.
-    """
-    check_reconstruction(strategy)
-    pooled = prepared.split(strategy.seed or 0)
-    rows = np.flatnonzero(taking_part(strategy, pooled) & pooled.train)
-    parts = pooled_landmarks(strategy, prepared)
-    columns = np.concatenate([pooled.blocks[block] for block in parts])
-    x, landmarks = pooled.x[np.ix_(rows, columns)], np.hstack(list(parts.values()))
-    found = reconstruction_errors(x, landmarks, seed=strategy.seed or 0)
-    return {f"reconstruction_{name}": error for name, error in found.items()}

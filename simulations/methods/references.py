@@ -9,7 +9,6 @@ from typing import Any
 
 from ..run.data import Prepared
 from ..run.entries import Entry, average, draw_label, mean
-from .common import per_draw
 
 #: The reference whose models are those of single parties.
 ALONE = "alone"
@@ -72,13 +71,11 @@ def summarise_reference(entry: Entry) -> dict[str, Any]:
     Returns
     -------
     dict
-        As :func:`~fedkern_flwr.simulations.run.entries.average`, and metrics and seconds of the
-        single draws as ``draws``.
+        As :func:`~fedkern_flwr.simulations.run.entries.average`.
     """
     results = entry.results
     history = [
         {name: mean([row.get(name) for row in rows]) for name in rows[0]}
         for rows in zip(*(r["history"] for r in results), strict=False)
     ]
-    found = average(results, metrics={}, history=history, survivors=0)
-    return {**found, "draws": per_draw(entry)}
+    return average(results, metrics={}, history=history, survivors=0)

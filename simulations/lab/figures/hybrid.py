@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...methods.hybrid_oracle import ATTACKS
+from ...methods.hybrid import ATTACKS
 from ...run.report import FigureBlock
 from ..comparison import Comparison
 from .common import (

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ...methods.hybrid_data import HybridSettings
-from .base import Presets, Section, choose, data_file
+from .base import Contender, Presets, Section, choose, data_file
 
 # name -> (data, settings, lambda of the paper's programs, tolerance of Tables 2-4, of Tables 5-7)
 _SETS: dict[str, tuple[str, dict[str, Any], float, str, str]] = {
@@ -26,7 +26,8 @@ _SETS: dict[str, tuple[str, dict[str, Any], float, str, str]] = {
 }
 _SHARES = {"Ionosphere": 0.2, "Sonar": 0.2}  # of rows that the paper's programs hold out, else 0.3
 _LANDMARKS = 50
-_PLAIN = {"landmarks": _LANDMARKS, "sampling": "U"}  # with gamma 1 / d and lambda 1e-3
+_PLAIN = {"landmarks": _LANDMARKS, "sampling": "U"}
+_DEFAULT = {"gamma": 1 / 30, "regularization": 1e-3}  # of FedCG on 30 columns
 
 # data set -> sampling -> (kernel, gamma, lambda), by cross-validation
 _CHOSEN: dict[str, dict[str, tuple[str, float, float]]] = {
@@ -102,6 +103,7 @@ _SAMPLING = {2: "P", 3: "U", 4: "N", 5: "P", 6: "U", 7: "N"}
 _EXACT, _ITERATED, _AS_PRINTED = "FedCG", "FedCG, by cg", "paper's settings"
 _CENTRAL, _DIRECT = "CenCG", "FedCG, direct"
 _RATES = ("accuracy", "recall", "precision")
+_PRINTED_CG = {"init": "random", "tolerance": 1e-7}  # in all tables
 
 PRESETS = Presets()
 #: The same on the split of the paper's programs.
@@ -122,22 +124,28 @@ def _tuned(dataset: str, sampling: str, **more: Any) -> dict[str, Any]:
     return {**chosen, "sampling": sampling, **more}
 
 
-def _as_printed(dataset: str, number: int) -> dict[str, Any]:
+def _as_printed(dataset: str, sampling: str) -> dict[str, Any]:
     """Return the options of the paper's programs."""
     return {
-        **_by_cg(number),
         "landmarks": _LANDMARKS,
-        "sampling": _SAMPLING[number],
+        "sampling": sampling,
         "gamma": 0.5,
         "regularization": _SETS[dataset][2],
-        "init": "random",
-        "tolerance": 1e-7,
     }
 
 
-def _by_cg(number: int) -> dict[str, Any]:
-    init = "random" if number < 5 else "zero"
-    return {"solver": "cg", "preconditioner_rank": 0, "init": init}
+def _direct(label: str, options: dict[str, Any]) -> Contender:
+    """Return the entry that solves the normal equations."""
+    if options["sampling"] == "P":
+        return label, "fed-cg-paper", {**options, "protocol": "direct"}
+    return label, "fed-cg", {**options, "solver": "normal-equations"}
+
+
+def _by_cg(label: str, options: dict[str, Any], **more: Any) -> Contender:
+    """Return the entry of conjugate gradients: with landmarks P the paper's chain."""
+    if options["sampling"] == "P":
+        return label, "fed-cg-paper", {**options, "protocol": "chain", **more}
+    return label, "fed-cg", {**options, "solver": "cg", "preconditioner_rank": 0, **more}
 
 
 def _epochs(dataset: str, number: int) -> str:
@@ -170,9 +178,9 @@ def _table(number: int) -> None:
         return Section(
             {dataset: _settings(dataset, resplit=True)},
             (
-                (_EXACT, "fed-cg", ours),
-                (_ITERATED, "fed-cg", {**ours, **_by_cg(number), "tolerance": 1e-8}),
-                (_AS_PRINTED, "fed-cg", _as_printed(dataset, number)),
+                _direct(_EXACT, ours),
+                _by_cg(_ITERATED, ours, init="random" if number < 5 else "zero", tolerance=1e-8),
+                _by_cg(_AS_PRINTED, _as_printed(dataset, sampling), **_PRINTED_CG),
             ),
             (*paper, epochs, "difference"),
             (),
@@ -198,15 +206,14 @@ def _paper_split(number: int) -> None:
         partial(choose, known=_SETS),
     )
     def section(dataset: str) -> Section:
-        options, columns = _as_printed(dataset, number), (_epochs(dataset, number), "seconds")
+        options, columns = _as_printed(dataset, sampling), (_epochs(dataset, number), "seconds")
         rows = dict(zip((_EXACT, _CENTRAL), _PAPER[number][dataset], strict=True))
-        direct = {k: v for k, v in options.items() if k not in _by_cg(number)}
         return Section(
             {dataset: _settings(dataset, paper_split=True, test_size=_SHARES.get(dataset, 0.3))},
             (
-                (_EXACT, "fed-cg", options),
-                (_CENTRAL, "fed-cg", {**options, "protocol": "naive"}),
-                (_DIRECT, "fed-cg", {**direct, "solver": "normal-equations"}),
+                _by_cg(_EXACT, options, **_PRINTED_CG),
+                (_CENTRAL, "fed-cg-paper", {**options, "protocol": "naive", **_PRINTED_CG}),
+                _direct(_DIRECT, options),
             ),
             (*_RATES, *columns),
             (),
@@ -240,17 +247,16 @@ def _residuals(datasets: tuple[str, ...]) -> list[Section]:
         "sampling": "U",
         "gamma": 0.5,
         "regularization": 1e-6,
-        "solver": "cg",
         "init": "random",
-        "preconditioner_rank": 0,
     }
+    secure = {**options, "solver": "cg", "preconditioner_rank": 0}
     return [
         Section(
             {name: _settings(name) for name in choose(datasets, known, ("Sonar",))},
             (
-                ("FedCG, secure", "fed-cg", options),
-                ("CenCG: pooled on the server", "fed-cg", {**options, "protocol": "naive"}),
-                ("FedCG, secure, rank 25", "fed-cg", {**options, "preconditioner_rank": 25}),
+                ("FedCG, secure", "fed-cg", secure),
+                ("CenCG: pooled on the server", "fed-cg-paper", {**options, "protocol": "naive"}),
+                ("FedCG, secure, rank 25", "fed-cg", {**secure, "preconditioner_rank": 25}),
             ),
             ("accuracy", "iterations", "residual", "difference", "exchanges"),
             ("residual",),
@@ -273,14 +279,14 @@ _ALL_ROWS = {"Sonar": 146, "Ionosphere": 245}  # training rows of a split
 def _sizes(dataset: str) -> Section:
     names = {"P": "training rows (P)", "U": "uniform (U)", "N": "normal (N)"}
     entries = [
-        (f"{name}, {m}", "fed-cg", _tuned(dataset, sampling, landmarks=m))
+        _direct(f"{name}, {m}", _tuned(dataset, sampling, landmarks=m))
         for sampling, name in names.items()
         for m in _SIZES
     ]
     if dataset in _ALL_ROWS:  # K^T K + lambda K with square K: (K + lambda I) a = y, eq. 2.5
         rows = _ALL_ROWS[dataset]
         every = _tuned(dataset, "P", landmarks=rows, penalty="rkhs")
-        entries.append((f"all rows (KRLS), {rows}", "fed-cg", every))
+        entries.append(_direct(f"all rows (KRLS), {rows}", every))
     data = {dataset: _settings(dataset, resplit=True)}
     return Section(data, tuple(entries), ("accuracy",), ("accuracy",), sweep="landmarks")
 
@@ -296,12 +302,11 @@ def _sizes(dataset: str) -> Section:
 )
 def _reconstruction(datasets: tuple[str, ...]) -> list[Section]:
     kept = choose(datasets, ("Iris", "Sonar", "Ionosphere"))
-    naive = {"protocol": "naive", "gamma": 0.5}
     return [
         Section(
-            {name: _settings(name, reconstruction=True) for name in kept},
+            {name: _settings(name) for name in kept},
             tuple(
-                (f"{sampling}, {m}", "fed-cg", {"landmarks": m, "sampling": sampling, **naive})
+                (f"{sampling}, {m}", "fed-cg-distances", {"landmarks": m, "sampling": sampling})
                 for sampling in "PUN"
                 for m in _SIZES
             ),
@@ -319,7 +324,7 @@ def hospitals() -> Section:
         (
             ("FedCG", "fed-cg", {**_PLAIN, "tune": "off"}),
             ("FedCG, by cg", "fed-cg", {**_PLAIN, "solver": "cg"}),
-            ("naive, shows all", "fed-cg", {**_PLAIN, "protocol": "naive"}),
+            ("naive, shows all", "fed-cg-paper", {**_PLAIN, **_DEFAULT, "protocol": "direct"}),
         ),
         ("accuracy", "difference", "exchanges", "megabytes", "seconds"),
         ("bytes",),

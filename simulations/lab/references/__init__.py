@@ -19,6 +19,7 @@ from ...methods.vertical import VerticalFamily
 from ...run.entries import Reference
 from . import vertical
 from .baselines import alone, constant
+from .hybrid import HYBRID
 from .merge_rounds import merge_rounds
 from .peers import PEERS
 from .recommenders import RECOMMENDERS
@@ -31,7 +32,7 @@ _TABLES: Mapping[str, Reference] = {
 }
 
 REFERENCES: dict[type[Family[Any, Any]], Mapping[str, Reference]] = {
-    HybridFamily: _TABLES,
+    HybridFamily: {**HYBRID, **_TABLES},
     VerticalFamily: _TABLES,
     GramFamily: _TABLES,
     RecommenderFamily: {**RECOMMENDERS, "merge-rounds": merge_rounds},
