@@ -30,6 +30,7 @@ from fedkern_flwr.hybrid.landmarks import draw_landmarks, public_seed
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.simulations import Fault, Transcript
+from fedkern_flwr.simulations.papers.fedcg import Hospital, chain, naive
 from fedkern_flwr.simulations.run.toy import three_hospitals
 from fedkern_flwr.strategies import FedCG
 
@@ -795,6 +796,55 @@ def test_iterations_that_do_not_converge_are_reported(
     assert strategy.metrics_["residual"] > 1e-10
     assert "not converged after 3 iterations: residual" in caplog.text
     assert "solver normal-equations" in caplog.text
+
+
+# -- the paper's algorithm
+
+
+def test_conjugate_gradients_are_those_of_the_paper_iterate_by_iterate(
+    parties: Callable[..., Parties],
+) -> None:
+    """From the same start, without a preconditioner: Algorithm 1, from sums of all hospitals.
+
+    The start is drawn by the server from the seed of the run. No party needs it: they are asked for
+    products with it. The paper's program is given what the server drew.
+    """
+    tables = deal(*small(), 3, 2, classes=(0, 1))
+    m, lam, gamma, starts = 20, 0.3, 4.0, list[np.ndarray]()  # well conditioned: few digits go
+
+    def note(number: int, arrays: ArrayRecord) -> None:
+        if not number:
+            starts.append(arrays.to_numpy_ndarrays()[0])
+
+    options: Table = {"solver": "cg", "init": "random", "preconditioner_rank": 0, "seed": 7}
+    options |= {"gamma": gamma, "regularization": lam, "tolerance": 1e-14}
+    iterates = []
+    for number in range(1, 11):
+        more = {"num_rounds": number, "evaluate_fn": note}
+        iterates.append(parties(tables).fit(landmarks=m, more=more, **options).coefficients_[:, 0])
+    assert {start.tobytes() for start in starts} == {starts[0].tobytes()}
+    assert np.abs(starts[0]).max() > 1.0
+
+    hospitals, centres = tables[:3], tables[3:]
+    rows: list[Hospital] = []
+    for own in hospitals:
+        blocks = []
+        for centre in centres:
+            known = dict(zip(centre["ids"], centre["x"], strict=True))
+            blocks.append(np.array([known[name] for name in own["ids"]]))
+        rows.append(Hospital([*blocks, own["x"]], np.where(own["y"] == 1, 1.0, -1.0)))
+    w = [
+        draw_landmarks(table["landmark_seed"], m, np.asarray(table["ranges"], float))
+        for table in (*centres, hospitals[0])
+    ]
+    alpha, limits = starts[0][:, 0], {"tolerance": 1e-30, "epochs": 10}
+    for paper in (chain, naive):
+        found, _ = paper(rows, w, gamma, lam, alpha=alpha, **limits)
+        assert len(found.iterates) == 11
+        steps = np.abs(np.diff(found.iterates, axis=0)).max(axis=1)
+        assert steps.min() > 1e-3  # each is another one
+        for ours, theirs in zip(iterates, found.iterates[1:], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=0.0, atol=1e-6)
 
 
 # -- problems that take several messages
