@@ -50,8 +50,8 @@ class FedCG(HybridOptions):
 
     Hospitals own rows with labels, centres own blocks of features of these rows. The kernel is a
     product over blocks, its landmarks are random; the coefficients solve
-    (K^T K + lambda I) a = K^T y (eq. 2.9) for all hospitals' rows together. With the default
-    protocol they are the same as if all data were pooled, after five exchanges.
+    (K^T K + lambda I) a = K^T y (eq. 2.9) for all hospitals' rows together. They are the same as
+    if all data were pooled, by default after five exchanges.
 
     Flower's ``initial_arrays`` are coefficients, shape (m, k), from which cg starts, and
     ``num_rounds`` (1000) its most iterations.
