@@ -21,6 +21,7 @@ from fedkern_flwr.simulations.lab.comparison import plan
 from fedkern_flwr.simulations.lab.presets.online import weather
 from fedkern_flwr.simulations.lab.references import REFERENCES
 from fedkern_flwr.simulations.lab.references import dsg as vertical_dsg
+from fedkern_flwr.simulations.lab.references.hybrid import HYBRID
 from fedkern_flwr.simulations.lab.references.vertical import (
     VERTICAL,
     PooledSplit,
@@ -31,6 +32,8 @@ from fedkern_flwr.simulations.lab.references.vertical import (
     svc,
 )
 from fedkern_flwr.simulations.methods.experiment import run_entries
+from fedkern_flwr.simulations.methods.hybrid import ATTACKS
+from fedkern_flwr.simulations.methods.hybrid_data import HybridData, HybridSettings
 from fedkern_flwr.simulations.methods.online import OnlineFamily
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
 from fedkern_flwr.simulations.methods.references import summarise_reference
@@ -115,8 +118,6 @@ def test_draws_that_an_entry_has_are_not_run_again():
     summary = summarise_reference(pooled)
     assert summary["metrics"] == {"mse": 6.5}
     assert summary["history"] == [{"round": 1, "mse": 6.0}]
-    assert summary["draws"].pop("seconds") == [r["seconds"] for r in pooled.results]
-    assert summary["draws"] == {"mse": [5.5, 6.5, 7.5]}
 
 
 @pytest.mark.usefixtures("fake")
@@ -161,6 +162,59 @@ def test_references_are_no_methods_of_the_command_line():
 
 
 # -- the references
+
+
+def hybrid_runs(*entries: Entry, data: str = "breast-cancer") -> list[dict]:
+    prepared = HybridData(HybridSettings(data, positive="0"))
+    for entry in entries:
+        entry.reference = HYBRID.get(entry.method)
+    run_entries(entries, prepared, engine="in-process", seed=4)
+    return [entry.results[0] for entry in entries]
+
+
+@pytest.mark.parametrize("sampling", ["U", "N"])
+def test_the_papers_protocols_of_fedcg_have_its_landmarks_start_and_iterates(sampling):
+    options = {"landmarks": 20, "sampling": sampling, "gamma": 0.5, "regularization": 1.0}
+    options |= {"init": "random"}
+    secure, *papers = hybrid_runs(
+        Entry("secure", "fed-cg", {**options, "solver": "cg", "preconditioner_rank": 0}),
+        Entry("chain", "fed-cg-paper", options),
+        Entry("naive", "fed-cg-paper", {**options, "protocol": "naive"}),
+    )
+    first = [row["squared_residual"] for row in secure["history"][:4]]
+    for paper in papers:
+        np.testing.assert_allclose(
+            [row["squared_residual"] for row in paper["history"][:4]], first, rtol=1e-6
+        )
+        assert abs(paper["metrics"]["iterations"] - secure["metrics"]["iterations"]) <= 1
+        assert paper["metrics"]["centralised_difference"] < 1e-6
+        assert paper["metrics"]["converged"]
+        for rate in ("test_accuracy", "test_recall", "test_precision"):
+            assert paper["metrics"][rate] == secure["metrics"][rate]
+    assert papers[0]["privacy"]["server_sees"][0] == "v of hospital 0"
+    assert papers[1]["privacy"]["server_sees"][-1] == "kernel of hospital 1"
+    assert papers[1]["bytes_up"] == 8 * 398 * (3 * 20 + 1)  # three blocks of 398 rows, and labels
+
+
+@pytest.mark.parametrize("penalty", ["ridge", "rkhs"])
+def test_landmarks_that_are_rows(penalty):
+    options = {"landmarks": 50, "sampling": "P", "gamma": 0.5, "regularization": 0.1}
+    direct, chain = hybrid_runs(
+        Entry("direct", "fed-cg-paper", {**options, "protocol": "direct", "penalty": penalty}),
+        Entry("chain", "fed-cg-paper", options),
+    )
+    assert direct["metrics"]["test_accuracy"] > 0.95
+    assert direct["metrics"]["centralised_difference"] < 1e-9
+    same = direct["metrics"]["test_accuracy"] == chain["metrics"]["test_accuracy"]
+    assert same or penalty == "rkhs"
+
+
+def test_distances_from_the_naive_protocols_kernel():
+    options = {"landmarks": 6, "sampling": "P"}
+    (found,) = hybrid_runs(Entry("P", "fed-cg-distances", options), data="iris")
+    assert found["metrics"].keys() == {f"reconstruction_{name}" for name in ATTACKS}
+    assert found["metrics"]["reconstruction_trilateration"] < 1e-12  # more landmarks than columns
+    assert found["metrics"]["reconstruction_rank-alternation"] > 0.1
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,7 @@ _SAMPLING = {2: "P", 3: "U", 4: "N", 5: "P", 6: "U", 7: "N"}
 _EXACT, _ITERATED, _AS_PRINTED = "FedCG", "FedCG, by cg", "paper's settings"
 _CENTRAL, _DIRECT = "CenCG", "FedCG, direct"
 _RATES = ("accuracy", "recall", "precision")
+_ROWS = "Landmarks P need pooled rows: the paper's chain runs in one process. "
 _PRINTED_CG = {"init": "random", "tolerance": 1e-7}  # in all tables
 
 PRESETS = Presets()
@@ -163,7 +164,8 @@ def _table(number: int) -> None:
         "Ten splits (70 % for training, the same share of each class), new landmarks for each, "
         "two hospitals (toy: three) and two centres. Widths and regularisation by cross-validation "
         "on the training rows of the first split"
-        f"{'; conjugate gradients start at random coefficients' if number < 5 else ''}. Beside the "
+        f"{'; conjugate gradients start at random coefficients' if number < 5 else ''}. "
+        f"{_ROWS if sampling == 'P' else ''}Beside the "
         "accuracies stand the paper's, of one split; beside the stop epochs those of its settings: "
         "Gaussian, gamma 0.5, lambda 1e-6 (ionosphere 1e-4), random start.",
         partial(choose, known=_SETS),
@@ -201,8 +203,8 @@ def _paper_split(number: int) -> None:
         "One split, that of the paper's programs (scikit-learn's train_test_split with seed 0), "
         "twenty draws of landmarks, where the paper has one in Tables 2 to 4 and ten in Tables 5 "
         "to 7, and its settings: Gaussian, gamma 0.5, lambda 1e-6 (ionosphere 1e-4), conjugate "
-        "gradients. CenCG is the same with all data at the server. Its training seconds are of "
-        "another machine.",
+        "gradients. CenCG is the same with all data at the server: the naive protocol. "
+        f"{_ROWS if sampling == 'P' else ''}The paper's training seconds are of another machine.",
         partial(choose, known=_SETS),
     )
     def section(dataset: str) -> Section:

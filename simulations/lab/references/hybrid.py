@@ -15,7 +15,7 @@ from fedkern_flwr.solvers.least_squares import Penalty, solve_equations
 
 from ...methods.hybrid_data import HybridSplit
 from ...methods.hybrid_oracle import block_landmarks
-from ...papers.fedcg import Hospital, build_kernel, chain, naive, sample_landmarks
+from ...papers.fedcg import SERVER, Hospital, build_kernel, chain, naive, sample_landmarks
 from ...run.entries import Outcome, Reference
 from ..attacks.edm_completion import reconstruction_errors
 
@@ -104,7 +104,8 @@ def fed_cg_paper(
         {"round": epoch, "residual": math.sqrt(squared) / length, "squared_residual": squared}
         for epoch, squared in enumerate(found.squared[1:], start=1)
     ]
-    metrics: dict[str, Any] = {}
+    told = dict.fromkeys(name for _, receiver, name, _ in transcript if receiver == SERVER)
+    metrics: dict[str, Any] = {"server_sees": list(told)}
     if protocol == "direct":
         shown = [
             np.prod([a for *_, name, a in transcript if name == f"kernel of hospital {h}"], axis=0)
