@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize, special, stats
 
-from fedkern_flwr.hybrid import fourier, private
+from fedkern_flwr.hybrid import fourier
 from fedkern_flwr.privacy import Budget, sensitivity, skellam
 from fedkern_flwr.solvers.equations import pack_equations, unpack_equations
 from fedkern_flwr.solvers.least_squares import solve_equations
@@ -82,7 +82,7 @@ class Split:
         z = fourier.features(fourier.block_phases(x, drawn))
         self.x, self.y, self.train, self.test = x, y, train, test
         self.z_test, self.rows = z[test], len(train)
-        right = z[train].T @ y[train, None] * private.label_weight(1.0, 1)
+        right = z[train].T @ y[train, None] * fourier.label_weight(1.0, 1)
         self.sums = pack_equations(z[train].T @ z[train], right)
 
     def accuracy(self, sums: np.ndarray, deviation: float) -> float:
@@ -90,8 +90,8 @@ class Split:
         gram, right = unpack_equations(sums, FEATURES, 1)
         penalty = LEAST_LAMBDA
         if deviation:
-            gram, penalty = private.regularize(gram, penalty, deviation)
-        coefficients = solve_equations(gram, right / private.label_weight(1.0, 1), penalty)
+            gram, penalty = fourier.regularize(gram, penalty, deviation)
+        coefficients = solve_equations(gram, right / fourier.label_weight(1.0, 1), penalty)
         return self.right(self.z_test @ coefficients[:, 0])
 
     def right(self, outputs: np.ndarray) -> float:
@@ -141,7 +141,7 @@ def measure(name: str, splits: int, draws: int) -> dict[tuple[str, float], np.nd
                 for what in ("ours", "declared", "gauss", "central"):
                     found[what, epsilon].append(plain)
                 continue
-            planned = private.equations_release(
+            planned = fourier.equations_release(
                 Budget(epsilon, DELTA), features=FEATURES, outputs=1, bound=1.0, rows=share
             )
             unit, actual = 2.0**-planned.noise.fraction, planned.noise.deviation(HOSPITALS)

@@ -29,7 +29,7 @@ import numpy as np
 from private_accuracy import DELTA, FEATURES, HOSPITALS, LEAST_LAMBDA, load
 from scipy.stats import norm
 
-from fedkern_flwr.hybrid import fourier, private
+from fedkern_flwr.hybrid import fourier
 from fedkern_flwr.privacy import Budget, NoisySum, plan_release, skellam
 from fedkern_flwr.simulations import Transcript, simulate
 from fedkern_flwr.simulations.lab.attacks.joint_inversion import Release, invert_release
@@ -79,7 +79,7 @@ def of_fed_cg() -> dict[tuple[str, float], float]:
         for rows, name in LOSSES.items():
             count = rows or (7 * len(x)) // 10
             train, others = order[:count], order[count:]
-            right = z[train].T @ y[train, None] * private.label_weight(1.0, 1)
+            right = z[train].T @ y[train, None] * fourier.label_weight(1.0, 1)
             sums = pack_equations(z[train].T @ z[train], right)
             hidden, decoys = train[:UNKNOWN], others[:UNKNOWN]
             known = z[train[UNKNOWN:]].T @ z[train[UNKNOWN:]]
@@ -87,7 +87,7 @@ def of_fed_cg() -> dict[tuple[str, float], float]:
                 for _ in range(1 if math.isinf(epsilon) else REPEATS):
                     released, deviation = sums, 0.0
                     if math.isfinite(epsilon):
-                        planned = private.equations_release(
+                        planned = fourier.equations_release(
                             Budget(epsilon, DELTA),
                             features=FEATURES,
                             outputs=1,
@@ -112,8 +112,8 @@ def fitted(gram: np.ndarray, products: np.ndarray, deviation: float) -> np.ndarr
     """Return the model of FedCG."""
     penalty = LEAST_LAMBDA
     if deviation:
-        gram, penalty = private.regularize(gram, penalty, deviation)
-    return np.asarray(solve_equations(gram, products / private.label_weight(1.0, 1), penalty))[:, 0]
+        gram, penalty = fourier.regularize(gram, penalty, deviation)
+    return np.asarray(solve_equations(gram, products / fourier.label_weight(1.0, 1), penalty))[:, 0]
 
 
 def online_sums() -> tuple[list[tuple[Release, np.ndarray]], np.ndarray]:

@@ -2,46 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import secrets
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Context
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from fedkern_flwr.errors import StateError
+from fedkern_flwr.errors import CheckpointError, StateError
 from fedkern_flwr.guard import SumRule, check_selection, refusal
+from fedkern_flwr.guard.spending import Charge
 from fedkern_flwr.hybrid import messages as wire
-from fedkern_flwr.hybrid.fourier import CIRCLE
-from fedkern_flwr.hybrid.landmarks import check_seed_bytes
+from fedkern_flwr.hybrid.fourier import (
+    CIRCLE,
+    EQUATIONS,
+    block_phases,
+    draw_block,
+    equations_release,
+    label_weight,
+)
+from fedkern_flwr.hybrid.landmarks import (
+    SAMPLINGS,
+    check_seed_bytes,
+    draw_landmarks,
+    moment_sums,
+    moments_length,
+    read_moments,
+    seed_fingerprint,
+)
 from fedkern_flwr.hybrid.parties import CENTRE, CLASS_COUNTS, HOSPITAL, MEAN_DISTANCE
-from fedkern_flwr.judging.noisy import OUTCOMES
-from fedkern_flwr.kernels.product import distance_bound, mean_distances, partial_distances
+from fedkern_flwr.judging.noisy import OUTCOMES, outcomes_release
+from fedkern_flwr.kernels.product import (
+    PRODUCT_KERNELS,
+    distance_bound,
+    mean_distances,
+    partial_distances,
+)
+from fedkern_flwr.labels import balanced_weights, class_counts
 from fedkern_flwr.node.answering import answers
-from fedkern_flwr.options import check_choice
+from fedkern_flwr.privacy import Release, plan_release
+from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_message
 from fedkern_flwr.secure_sum.noise_keys import asked
 from fedkern_flwr.solvers.equations import pack_equations
+from fedkern_flwr.solvers.tuning_sums import MOST_FOLDS, MOST_WIDTHS, tuning_length
 from fedkern_flwr.wire import DescribeRequest
 
-from .fed_cg_columns import EncodingParty, UnencodedTable, check_unencoded
-from .fed_cg_kernel import HospitalKernel, KernelRows
-from .fed_cg_landmarks import training_positions, wider
-from .fed_cg_paper import make_hops
-from .fed_cg_private import charge_centre, release_of, weight_of
-from .fed_cg_table import HybridTable
-from .fed_cg_tuning import check_chosen, training_counts, tuning_sums
+from .fed_cg_kernel import HospitalKernel, HybridTable, KernelRows, RunState
 from .party_table import Floats
+from .table_client import TableClient
 
-Protocol = Literal["secure", "naive", "chain"]
-PROTOCOLS = ("secure", "naive", "chain")
+BASES = ("landmarks", "fourier")
+_SEED_BYTES = 32
+_SETTINGS = ("kernel", "landmarks", "basis", "sampling")
 _UNIT = 1.0 + 1e-9
+_ROUNDED = 1.0 + 5e-10  # less than what strategies allow for rounding
 _NO_ROWS = np.zeros(0, np.int32)
-_BEFORE = wire.MomentsRequest, wire.ColumnsRequest, wire.HistogramsRequest
 
 
-class HybridKernelClient(EncodingParty):
+class HybridKernelClient(TableClient):
     """A hospital or a centre in FedCG.
 
     A hospital has labels for its rows and perhaps a block of features; a centre has a block of
@@ -77,23 +99,6 @@ class HybridKernelClient(EncodingParty):
     landmark_seed : bytes, optional
         Secret of 32 bytes, the same at all holders of the block. Without it a single holder draws
         one, and several agree on one during the run.
-    landmarks : array, shape (m, d), optional
-        The block's slice of landmarks that were chosen elsewhere (sampling P), where data may be
-        pooled.
-    encode : bool (default: False)
-        Whether the features are as in the file: with gaps (NaN) and positions among categories.
-        All holders of the block sum what their common encoder is made of, in the run.
-    kinds, categories, categories_test : mapping, optional
-        With ``encode``: what the columns hold, as in a :class:`~fedkern_flwr.tables.Table`.
-    category_key : bytes, optional
-        With ``encode`` and text: secret of all holders of the block, of no server, that hides the
-        names of categories.
-    value_bound : float, optional
-        With ``encode``: public bound on the magnitude of all values, the same at all holders; 2^20
-        by default.
-    protocol : {"secure", "naive", "chain"} (default: "secure")
-        The only protocol in which this node takes part. ``naive`` shows the block's kernel and the
-        labels to the server, ``chain`` shows most of it to the other parties.
     predictions : path, optional
         CSV file that a hospital writes for its held-out rows: id, outputs, predicted class.
     **common
@@ -105,7 +110,7 @@ class HybridKernelClient(EncodingParty):
     TableError
         Wrong shapes, NaN, values out of range, duplicate ids, unknown classes.
     OptionError
-        A key that is too short, an unknown protocol.
+        A key that is too short.
 
     Notes
     -----
@@ -113,6 +118,9 @@ class HybridKernelClient(EncodingParty):
     below 256 MB.
     """
 
+    state_class = RunState
+    kept: RunState
+    table: HybridTable
     whole_cohorts: ClassVar[bool] = True
     adds_noise = True
     without_secret: ClassVar[str] = "configure the landmark seed at all holders of the block"
@@ -130,70 +138,199 @@ class HybridKernelClient(EncodingParty):
         block: str | None = None,
         ranges: ArrayLike | None = None,
         landmark_seed: bytes | None = None,
-        landmarks: ArrayLike | None = None,
-        encode: bool = False,
-        kinds: Mapping[str, Any] | None = None,
-        categories: Mapping[str, tuple[str, ...]] | None = None,
-        categories_test: Mapping[str, tuple[str, ...]] | None = None,
-        category_key: bytes = b"",
-        value_bound: float | None = None,
-        protocol: Protocol = "secure",
         **common: Any,
     ) -> None:
         def check() -> None:
-            check_choice("protocol", protocol, PROTOCOLS)
-            if encode:
-                given = {"ranges": ranges, "landmarks": landmarks}
-                check_unencoded(self.name, protocol=protocol, x=x, **given)
             if landmark_seed is not None:
                 check_seed_bytes(landmark_seed)
 
-        table: Any = partial(HybridTable, ranges=ranges)
-        if encode:
-            names = categories or {}, categories_test or categories or {}
-            table = self.unencoded(kinds or {}, *names, category_key, value_bound)
-        super().__init__(context, x, y, table=table, check=check, **common)
-        self.raw = self.table if isinstance(self.table, UnencodedTable) else None
+        super().__init__(
+            context, x, y, table=partial(HybridTable, ranges=ranges), check=check, **common
+        )
         self.role = HOSPITAL if y is not None else CENTRE
         default = "clinical" if y is not None else f"centre {self.partition}"
         self.block = default if block is None else block
-        self.protocol, self.landmark_seed = protocol, landmark_seed
-        self.landmarks = None if landmarks is None else self.table.check_landmarks(landmarks)
-
-    # -- phases
+        self.landmark_seed = landmark_seed
 
     def describe(self, request: DescribeRequest) -> wire.HybridDescribeReply:
         """Tell who this is; see the message."""
-        reply = self.tell(
+        return self.tell(
             request,
             wire.HybridDescribeReply,
             block=self.block,
-            seeded=self.landmark_seed is not None or self.landmarks is not None,
+            seeded=self.landmark_seed is not None,
             square_bound=distance_bound(self.table.ranges, "rbf"),
             absolute_bound=distance_bound(self.table.ranges, "laplacian"),
             fold_rows=self.policy.min_own_rows,
             fold_sum_rows=self.policy.min_sum_rows,
         )
-        return self.tell_columns(reply, request.session)
 
     def answer(self, request: Any, method: Any) -> Any:
-        """Take up the encoder, the settings or the distances that come along, before a handler."""
-        self.take_encoder(request.encoder)
-        if isinstance(request, wire.LandmarksRequest):
+        """Take up the settings or the distances that come along, before a handler."""
+        if isinstance(request, wire.DistancesRequest):
             self._begin(request)
-            self.take_encoder("")  # that of the model
-        elif not isinstance(request, _BEFORE):
+        elif not isinstance(request, wire.MomentsRequest):
             self._go_on()
         return method(request)
+
+    # -- settings and rows
+
+    def _begin(self, request: wire.DistancesRequest) -> None:
+        """Take up the settings of a run; a request that is repeated finds them again."""
+        known = request.kernel in PRODUCT_KERNELS and request.sampling in SAMPLINGS
+        chosen = not request.model and not len(request.gammas)
+        fits = len(request.gammas) in (1, request.landmarks) or chosen
+        fits = fits and bool((request.gammas > 0.0).all())
+        if not known or not fits or request.basis not in BASES:
+            raise self.wrong("the kernel or its widths do not fit")
+        plain = len(request.gammas) == 1 and request.sampling == "U"
+        even = request.landmarks % 2 == 0
+        if request.basis == "fourier" and not (plain and even):
+            raise self.wrong("features of another kind than a node makes are asked for")
+        if self.budget is not None and request.basis != "fourier":
+            raise self.wrong("with a budget of privacy features are of basis 'fourier' only")
+        kept = self.kept
+        if kept.begun:
+            return
+        if request.model:
+            self._remember(request)
+        else:
+            kept.seed = self._landmark_secret(request)
+            if request.sampling in ("N", "C"):
+                kept.arrays["moments"] = self._moments(request)
+        kept.arrays["gammas"] = request.gammas
+        kept.settings |= {
+            **{name: getattr(request, name) for name in _SETTINGS},
+            "model": request.model or request.session,
+        }
+
+    def _fix_rows(self, request: wire.MomentsRequest | wire.DistancesRequest) -> None:
+        """Refuse other rows than before: sums that differ by one patient would show that one."""
+        table, party = self.table, self.name
+        for (hospital, train, start, stop), rows in zip(request.parts, request.rows, strict=True):
+            if not 0 <= train <= len(rows) or not 0 <= start <= stop <= len(rows):
+                raise refusal("parts of rows that there are not", party)
+            if hospital == self.partition:
+                check_selection(rows[:train], range(table.rows), party=party)
+                check_selection(rows[train:], self._held_out, party=party)
+            else:
+                check_selection(rows, range(table.rows + table.tests), party=party)
+            if self.budget is not None:
+                self._check_apart(hospital, rows)
+            text = b"%d/" % train + np.ascontiguousarray(rows, "<i4").tobytes()
+            digest, name = hashlib.sha256(text).hexdigest(), f"rows of {hospital}"
+            if not self.kept.pin(name, digest):
+                raise refusal("other rows are asked for than before in this run", party)
+            self._note(name, rows[:train])
+
+    def _check_apart(self, hospital: int, rows: NDArray[Any]) -> None:
+        """Refuse rows that are named for two hospitals: each moves the sums of both."""
+        named = self.kept.arrays.get("named", np.zeros((0, 2), np.int64))
+        mine = rows[rows >= 0]
+        if np.isin(mine, named[named[:, 0] != hospital, 1]).any():
+            raise refusal("a row is asked for by two hospitals, which costs twice", self.name)
+        if not (named[:, 0] == hospital).any():
+            both = np.column_stack([np.full(len(mine), hospital), mine])
+            self.kept.arrays["named"] = np.concatenate([named, both])
+
+    @property
+    def _held_out(self) -> range:
+        """Positions of held-out rows among those that are announced."""
+        return range(self.table.rows, self.table.rows + self.table.tests)
+
+    def _check_share(self, rows: NDArray[Any]) -> None:
+        """Refuse to stand in a sum with fewer training rows than the node's owner allows."""
+        last = self.table.rows + (0 if self.role == HOSPITAL else self.table.tests)
+        check_selection(rows, range(last), least=self.policy.min_own_rows, party=self.name)
+
+    def _note(self, purpose: str, rows: NDArray[Any], *, each: bool = False) -> None:
+        """Note what is made of which announced rows; -1 is a row that is not held."""
+        if not self.simulated:
+            self.note_rows(purpose, self.places(rows[rows >= 0]), each=each)
+
+    # -- landmarks
+
+    @answers(wire.MomentsRequest)
+    def agree(self, request: wire.MomentsRequest) -> wire.MomentsReply:
+        """Add up the moments of the block; draw and seal its secret, if it falls to this party."""
+        self._fix_rows(request)
+        sealed = []
+        if request.moments:
+            if request.sampling not in ("N", "C"):
+                raise self.wrong("moments are asked for of landmarks that need none")
+            positions, name = training_positions(request), f"moments/{self.block}"
+            self._note(name, positions)
+            length = moments_length(self.table.features, request.sampling)
+            self.secure_sums.check(name, replace(wider(len(positions)), length=length))
+            self._check_share(np.unique(positions))
+            x = self.features_at(positions)
+            self.secure_sums.contribute(name, moment_sums(x, self.table.ranges, request.sampling))
+        for peer in request.peers.tolist():
+            self.kept.seed = self.kept.seed or secrets.token_bytes(_SEED_BYTES)
+            place = ("landmarks", self.session, self.block, self.partition, peer)
+            sealed.append(seal_message(self.pair_secret(peer), self.kept.seed, *place))
+        secret = tuple(np.frombuffer(one, np.uint8) for one in sealed)
+        return wire.MomentsReply(sealed=secret)
+
+    def _landmark_secret(self, request: wire.DistancesRequest) -> bytes:
+        if self.landmark_seed is not None:
+            return self.landmark_seed
+        other, session = request.seed_from, self.session
+        if request.sealed_seed.size:
+            place = ("landmarks", session, self.block, other, self.partition)
+            return unseal_message(self.pair_secret(other), request.sealed_seed.tobytes(), *place)
+        if other >= 0:
+            return derive_key(self.pair_secret(other), "landmarks", session, self.block)
+        return self.kept.seed or secrets.token_bytes(_SEED_BYTES)
+
+    def _moments(self, request: wire.DistancesRequest) -> Floats:
+        sums, ranges, sampling = request.moments, self.table.ranges, request.sampling
+        if not sums.size:
+            x = self.features_at(training_positions(request))
+            sums = moment_sums(x, ranges, sampling)
+        if sums.shape != (moments_length(self.table.features, sampling),):
+            raise self.wrong("moments of another number of features")
+        return read_moments(sums, ranges, sampling)
+
+    def _remember(self, request: wire.DistancesRequest) -> None:
+        """Take up the secret and moments that this party kept of the run that made a model."""
+        path = self.saved_state(request.model, request.model_round)
+        if path is not None and path.is_file():
+            old = RunState.unpack(path.read_bytes())
+            self.kept.borrow(old.seed)
+            self.kept.arrays |= {k: v for k, v in old.arrays.items() if k == "moments"}
+        elif self.landmark_seed and request.sampling == "U":
+            self.kept.borrow(self.landmark_seed)
+        else:
+            raise CheckpointError(
+                "the landmarks of the model are not known here any more",
+                remedy="give the client the state_dir that it had when the model was made",
+                party=self.name,
+            )
+
+    def _landmarks(self) -> Floats:
+        if not self.table.features:
+            return np.zeros((self.kept.landmarks, 0))
+        if self.kept.fourier:
+            kernel, (gamma,) = self.kept.settings["kernel"], self.kept.arrays["gammas"]
+            width = self.table.features
+            return draw_block(self.kept.seed, self.kept.summed, width, kernel, float(gamma))
+        moments = self.kept.arrays.get("moments")
+        return draw_landmarks(self.kept.seed, self.kept.landmarks, self.table.ranges, moments)
+
+    def _fingerprint(self) -> bytes:
+        model = str(self.kept.settings["model"])
+        drawn_from = np.vstack([self.table.ranges.T, *self.kept.arrays.get("moments", ())])
+        return seed_fingerprint(self.kept.seed, model, self.block, drawn_from)
+
+    # -- distances, and the kernel that a hospital makes of them
 
     @answers(wire.DistancesRequest)
     def send_distances(self, request: wire.DistancesRequest) -> wire.DistancesReply:
         """Contribute partial distances; take the totals of an earlier part that come along."""
-        self.add_columns()
-        if self.table is not self.raw:  # else what this party adds is not known yet
-            self._take_distances()
+        self._take_distances()
         self._note_rows(request)
-        charge_centre(self)
+        self._charge_centre()
         landmarks = self._landmarks()
         if self._ordered("landmark pairs"):
             if self.kept.fourier:
@@ -210,7 +347,7 @@ class HybridKernelClient(EncodingParty):
         if self._ordered(MEAN_DISTANCE):
             self._add_mean_distance(request, landmarks)
         if self._ordered(CLASS_COUNTS):
-            self._add(CLASS_COUNTS, training_counts(self))
+            self._add(CLASS_COUNTS, self._training_counts())
         for (hospital, _, start, stop), all_rows in zip(request.parts, request.rows, strict=True):
             rows, name = all_rows[start:stop], f"distances/{hospital}#{start}"
             if not self._ordered(name):
@@ -225,21 +362,195 @@ class HybridKernelClient(EncodingParty):
                 self.secure_sums.contribute(name, found.reshape(-1), overwrite=True)
         return wire.DistancesReply(fingerprint=self._fingerprint())
 
+    def _add_mean_distance(self, request: wire.DistancesRequest, landmarks: Floats) -> None:
+        """Contribute the mean distances of all training rows to the landmarks, added up."""
+        if not self.kept.tunes:
+            raise self.wrong("the width of this run is known: it needs no mean distance")
+        rows, kernel = training_positions(request), self.kept.settings["kernel"]
+        self._check_share(np.unique(rows))
+        bound = len(rows) * self._distance_bound
+        self.secure_sums.check(MEAN_DISTANCE, replace(wider(bound), length=1))
+        self._note(MEAN_DISTANCE, rows)
+        found = mean_distances(self.features_at(rows), landmarks, kernel)
+        self.secure_sums.contribute(MEAN_DISTANCE, np.array([found.sum()]))
+
+    @property
+    def _distance_bound(self) -> float:
+        """What no distance of this party's block is beyond."""
+        return distance_bound(self.table.ranges, self.kept.settings["kernel"])
+
+    def _distance_rule(self, receiver: int = -1) -> SumRule:
+        """Return the rule of sums of distances: this block's are within its declared ranges."""
+        if self.kept.fourier:
+            return SumRule(CIRCLE, receiver)
+        return replace(
+            wider(self._distance_bound), receiver=receiver, rings=() if receiver < 0 else (32,)
+        )
+
+    def _distances(self, rows: NDArray[Any], landmarks: Floats) -> Floats:
+        """Return partial distances, or phases, of announced rows; zeros where none is held (-1)."""
+        held = rows >= 0
+        out = np.zeros((len(rows), self.kept.summed))
+        if self.table.features and held.any():
+            x, kernel = self.features_at(rows[held]), self.kept.settings["kernel"]
+            fourier = self.kept.fourier
+            found = (
+                block_phases(x, landmarks) if fourier else partial_distances(x, landmarks, kernel)
+            )
+            if held.all():
+                return found
+            out[held] = found
+        return out
+
+    @property
+    def kernel(self) -> HospitalKernel:
+        """The kernel of this hospital's rows."""
+        rows = KernelRows(self.state_dir, self.session, self.partition, self.kept.landmarks)
+        landmarks = self._landmarks if self.table.features else None
+        return HospitalKernel(self.kept, rows, self.table.y, landmarks, self._distances)
+
+    def _take_distances(self) -> None:
+        self.kernel.take({} if self.sums is None else self.sums.delivered)
+
+    def _note_rows(self, request: wire.DistancesRequest) -> None:
+        """Note which rows the request is about; at a hospital a kernel begins at position 0."""
+        self._fix_rows(request)
+        arrays = self.kept.arrays
+        for (hospital, train, start, stop), rows in zip(request.parts, request.rows, strict=True):
+            if hospital == self.partition and not start:
+                arrays["rows"] = rows
+                self.kept.settings |= {
+                    "train": train,
+                    "total": len(rows),
+                    "alone": not stop,
+                    "keep_training": request.keep_training,
+                    "done": 0,
+                }
+                for name in ("gram", "right"):
+                    arrays.pop(name, None)
+
+    def _go_on(self) -> None:
+        """Take the kernel as far as it has arrived; go on with the whole, once a run has begun."""
+        settings, begun = self.kept.settings, self.kept.begun
+        if begun and "rows" in self.kept.arrays:
+            self._take_distances()
+        lacks = settings.get("done") != settings.get("total")
+        if not begun or (self.role == HOSPITAL and lacks):
+            raise StateError(
+                "it has not the whole kernel of this run",
+                remedy="it is sent again",
+                party=self.name,
+            )
+
+    # -- sums over the hospitals
+
     @answers(wire.EquationsRequest)
     def send_equations(self, request: wire.EquationsRequest) -> wire.EquationsReply:
         """Contribute K_h^T K_h and K_h^T y_h of the training rows (eq. 2.9)."""
         if self.kept.tunes:
             return wire.EquationsReply(
-                plain=self._add(wire.equations_sum(request), tuning_sums(self, request))
+                plain=self._add(wire.equations_sum(request), self._tuning_sums(request))
             )
         if request.gammas.size or request.folds != 1:
             raise self.wrong("the width of this run is known: there is none to choose")
-        self.check_hospital("equations", 1.0)
+        self._check_hospital("equations", 1.0)
         m, outputs = self.kept.landmarks, self.table.y.shape[1]
         gram = self.kept.arrays.setdefault("gram", np.zeros((m, m)))  # without training rows
         right = self.kept.arrays.setdefault("right", np.zeros((m, outputs)))
-        right = right * weight_of(self)
+        right = right * self._label_weight
         return wire.EquationsReply(plain=self._add("equations", pack_equations(gram, right)))
+
+    def _tuning_sums(self, request: wire.EquationsRequest) -> Floats:
+        """Return a hospital's normal equations of each width and fold, as one vector.
+
+        Raises
+        ------
+        RefusedError, ProtocolError
+            It is asked for more than it may tell, or for something else than before.
+        """
+        gammas, folds = request.gammas, request.folds
+        few = 1 <= len(gammas) <= MOST_WIDTHS and 1 <= folds <= MOST_FOLDS
+        if not few or not (gammas > 0.0).all():
+            raise refusal(f"more than {MOST_WIDTHS} widths or {MOST_FOLDS} folds", self.name)
+        if gammas.shape[1] not in (1, self.kept.landmarks):
+            raise self.wrong("the widths to choose from do not fit the landmarks")
+        digest = hashlib.sha256(gammas.astype("<f8").tobytes()).hexdigest()
+        choice = [folds, digest, request.balanced, request.class_counts.tolist()]
+        if not self.kept.pin("tuned", choice):
+            raise refusal("other widths or folds are asked for than before in this run", self.name)
+        # of counts that are the first: others may be guesses
+        weights = self._class_weights(request)
+        table, kept = self.table, self.kept
+        length = tuning_length(kept.landmarks, table.y.shape[1], folds, len(gammas))
+        largest = 1.0 if weights is None or not weights.size else float(weights.mean())
+        bound = max(largest, table.label_bound**2)
+        self._check_hospital(wire.equations_sum(request), bound, length)
+        if folds > 1:
+            self._check_folds(request)
+        rows = self.places(self.kept.arrays["rows"][: self.kept.train])
+        fold = self.table.folds(rows, folds, self.alignment_key)
+        return self.kernel.tuning_sums(gammas, fold, folds, weights)
+
+    def _training_counts(self) -> Floats:
+        """Return how many training rows of each class this hospital has, to be summed.
+
+        Raises
+        ------
+        RefusedError, ProtocolError
+        """
+        if not self.kept.tunes or not self.table.classes:
+            raise self.wrong("the rows of this run are not weighed by their classes")
+        self._check_hospital(CLASS_COUNTS, 1.0, len(self.table.classes))
+        return class_counts(self.kernel.targets())
+
+    def _class_weights(self, request: wire.EquationsRequest) -> Floats | None:
+        """Return the weights of the training rows by their classes, None where all weigh the same.
+
+        With counts of its own a server could have single rows outweigh all others in a sum.
+        """
+        counts = request.class_counts
+        if not request.balanced:
+            return None
+        if not self.table.classes:
+            raise self.wrong("classes are to be balanced, and the labels are numbers")
+        y = self.kernel.targets()
+        own, rows = class_counts(y), float(len(y))
+        name = wire.equations_sum(request)
+        if self.sums is None or name not in self.sums.orders:
+            counts = own if not counts.size else counts
+        else:
+            rows = float(sum(self.sums.rows(name)))
+        fits = counts.shape == own.shape and counts.sum() == rows
+        if not fits or not ((own <= counts) & (counts <= rows - own.sum() + own)).all():
+            raise refusal("counts of classes that its rows contradict", self.name)
+        return balanced_weights(y, counts)
+
+    def _check_folds(self, request: wire.EquationsRequest) -> None:
+        """Refuse folds of few rows, or of rows of few hospitals: their sums are told one by one."""
+        folds, name = request.folds, wire.equations_sum(request)
+        policy, own = self.policy, self.kept.train // folds
+        if self.kept.train > 0 and own < policy.min_own_rows:
+            raise refusal(f"min_own_rows = {policy.min_own_rows}: a fold has {own}", self.name)
+        if self.sums is None or name not in self.sums.orders:
+            return  # a single hospital that allows it
+        others = [rows // folds for rows in self.sums.rows(name)]
+        least = policy.least_parties(self.enough_parties)
+        if sum(rows > 0 for rows in others) < least:
+            raise refusal(f"min_parties = {least}: a fold has rows of fewer", self.name)
+        if sum(others) < policy.min_sum_rows:
+            raise refusal(f"min_sum_rows = {policy.min_sum_rows}: a fold has fewer", self.name)
+
+    def _check_chosen(self, gammas: Floats) -> None:
+        """Refuse a width where it is known, and none where it was to be chosen.
+
+        Raises
+        ------
+        ProtocolError
+        """
+        tunes, known = self.kept.tunes, self.kept.arrays["gammas"]
+        fits = len(gammas) in (1, self.kept.landmarks) and bool((gammas > 0.0).all())
+        if not (fits if tunes else not gammas.size or np.array_equal(gammas, known)):
+            raise self.wrong("the width of the model is not that of this run")
 
     @answers(wire.ProductRequest)
     def send_product(self, request: wire.ProductRequest) -> wire.ProductReply:
@@ -248,7 +559,7 @@ class HybridKernelClient(EncodingParty):
             raise refusal("directions longer than one", self.name)
         if self.kept.tunes:
             raise self.wrong("the width of this run is not known: there are no products")
-        self.check_hospital("product", np.sqrt(self.kept.landmarks))
+        self._check_hospital("product", np.sqrt(self.kept.landmarks))
         vector = self.kernel.products(request.directions, labels=request.labels)
         return wire.ProductReply(plain=self._add("product", vector))
 
@@ -256,8 +567,6 @@ class HybridKernelClient(EncodingParty):
     def take_coefficients(self, request: wire.CoefficientsRequest) -> wire.CoefficientsReply:
         """Predict the held-out rows, keep the predictions here, count how good they are."""
         kept, table = self.kept, self.table
-        if len(request.predictions) and self.protocol == "secure":
-            raise self.wrong("a node makes its predictions itself in protocol 'secure'")
         self._check_role()
         asked = kept.arrays["rows"][kept.train :]
         if request.count:
@@ -267,15 +576,12 @@ class HybridKernelClient(EncodingParty):
             self._check_sum("outcomes", len(asked) * self.yardstick(request.bins).largest)
             least = self.policy.min_evaluation_rows
             check_selection(asked, self._held_out, least=least, party=self.name)
-        predictions = kept.arrays.get("predictions", request.predictions)
-        spread = np.zeros((0, 0))
-        if not len(predictions):
-            check_chosen(self, request.gammas)
-            columns, outputs = request.coefficients, request.coefficients.shape[1]
-            if request.noise.size:
-                columns = np.hstack([columns, request.factor])
-            found = self.kernel.predict(columns, request.gammas)
-            predictions, spread = found[:, :outputs], found[:, outputs:]
+        self._check_chosen(request.gammas)
+        columns, outputs = request.coefficients, request.coefficients.shape[1]
+        if request.noise.size:
+            columns = np.hstack([columns, request.factor])
+        found = self.kernel.predict(columns, request.gammas)
+        predictions, spread = found[:, :outputs], found[:, outputs:]
         if not table.classes:  # no label is beyond its bound
             predictions = np.nan_to_num(predictions)  # whether they are numbers must not show
             predictions = np.clip(predictions, -table.label_bound, table.label_bound)
@@ -291,82 +597,24 @@ class HybridKernelClient(EncodingParty):
         model = (request.coefficients, request.gammas)
         return wire.CoefficientsReply(plain=self._add("outcomes", counts, *model))
 
-    @answers(wire.BlocksRequest)
-    def send_blocks(self, request: wire.BlocksRequest) -> wire.BlocksReply:
-        """Naive protocol (section 2.2): show this block's kernel and the labels to the server."""
-        self._note_rows(request)
-        return wire.BlocksReply(
-            fingerprint=self._fingerprint(),
-            targets=self.kernel.targets() if self.role == HOSPITAL else np.zeros((0, 0)),
-            blocks=tuple(self.block_kernel(rows) for rows in request.rows),
-        )
-
-    @answers(wire.ChainRequest)
-    def send_hops(self, request: wire.ChainRequest) -> wire.ChainReply:
-        """Chain protocol (Algorithms 1 and 2): this party's hops; see :mod:`.fed_cg_paper`."""
-        return make_hops(self, request, lambda: self.kernel)
-
-    # -- what the phases share
-
-    @property
-    def kernel(self) -> HospitalKernel:
-        """The kernel of this hospital's rows."""
-        rows = KernelRows(self.state_dir, self.session, self.partition, self.kept.landmarks)
-        landmarks = self._landmarks if self.table.features else None
-        return HospitalKernel(self.kept, rows, self.table.y, landmarks, self._distances)
+    # -- what a sum of hospitals may be
 
     def _ordered(self, name: str) -> bool:
         return self.sums is not None and name in self.sums.orders
-
-    def _take_distances(self) -> None:
-        self.kernel.take({} if self.sums is None else self.sums.delivered)
-
-    def _note_rows(self, request: wire.LandmarksRequest) -> None:
-        """Note which rows the request is about; at a hospital a kernel begins at position 0."""
-        self._fix_rows(request)
-        arrays = self.kept.arrays
-        for (hospital, train, start, stop), rows in zip(request.parts, request.rows, strict=True):
-            if request.variant == "chain":
-                arrays[f"rows/{hospital}"] = rows
-            if hospital == self.partition and not start:
-                arrays["rows"] = rows
-                self.kept.settings |= {
-                    "train": train,
-                    "total": len(rows),
-                    "alone": not stop,
-                    "keep_training": request.keep_training,
-                    "done": 0,
-                }
-                for name in ("gram", "right"):
-                    arrays.pop(name, None)
 
     def _check_role(self) -> None:
         """Refuse to add a centre's zeros to a sum of hospitals: it may be that of a single one."""
         if self.role != HOSPITAL:
             raise self.wrong("it has no labels, so it adds nothing")
 
-    def check_hospital(self, name: str, kernel: float, length: int | None = None) -> None:
+    def _check_hospital(self, name: str, kernel: float, length: int | None = None) -> None:
         """Refuse to add what would be nothing, or of few rows, or to another sum than is meant.
 
         ``kernel`` is what a row's product with a kernel value cannot exceed.
         """
         self._check_role()
-        if self._secure:
-            self._check_share(self.kept.arrays["rows"][: self.kept.train])
+        self._check_share(self.kept.arrays["rows"][: self.kept.train])
         self._check_sum(name, self.kept.train * max(kernel, self.table.label_bound), length)
-
-    def _go_on(self) -> None:
-        """Take the kernel as far as it has arrived; go on with the whole, once a run has begun."""
-        settings, begun, secure = self.kept.settings, self.kept.begun, self._secure
-        if begun and "rows" in self.kept.arrays and secure:
-            self._take_distances()
-        lacks = settings.get("done") != settings.get("total")
-        if not begun or (self.role == HOSPITAL and secure and lacks):
-            raise StateError(
-                "it has not the whole kernel of this run",
-                remedy="it is sent again",
-                party=self.name,
-            )
 
     def _check_sum(self, name: str, bound: float, length: int | None = None) -> None:
         """Refuse a sum of hospitals that is not the one meant.
@@ -376,7 +624,7 @@ class HybridKernelClient(EncodingParty):
         if self._ordered(name):
             rule = replace(wider(bound), length=length)
             if self.budget is not None:
-                rule = replace(rule, release=release_of(self, name), held_out=name == OUTCOMES)
+                rule = replace(rule, release=self._release(name), held_out=name == OUTCOMES)
             self.secure_sums.check(name, rule)
 
     def _add(self, name: str, vector: Floats, *model: Floats) -> tuple[Floats, ...]:
@@ -397,35 +645,69 @@ class HybridKernelClient(EncodingParty):
             return
         if self.budget is not None:
             raise refusal("privacy: its own values would be sent without noise", self.name)
-        if self._secure and not self.allow_single:
+        if not self.allow_single:
             raise self.wrong(
                 "its own values would be shown to the server: there is nobody to sum with",
                 "let more hospitals take part, or allow it with allow_single",
             )
 
-    def _add_mean_distance(self, request: wire.DistancesRequest, landmarks: Floats) -> None:
-        """Contribute the mean distances of all training rows to the landmarks, added up."""
-        if not self.kept.tunes:
-            raise self.wrong("the width of this run is known: it needs no mean distance")
-        rows, kernel = training_positions(request), self.kept.settings["kernel"]
-        self._check_share(np.unique(rows))
-        if self.raw is not None and self.role == HOSPITAL:  # it follows from the encoder
-            rows = rows[:0]
-        bound = len(rows) * self._distance_bound
-        self.secure_sums.check(MEAN_DISTANCE, replace(wider(bound), length=1))
-        self._note(MEAN_DISTANCE, rows)
-        found = mean_distances(self.features_at(rows), landmarks, kernel)
-        self.secure_sums.contribute(MEAN_DISTANCE, np.array([found.sum()]))
+    def _release(self, name: str) -> Release | None:
+        """Return what a sum must cost and which noise it must have; None of sums that have none.
+
+        A run with a budget refuses such a sum, as it does all of features not of length one.
+        """
+        table, budget = self.table, self.budget
+        if budget is None or not self.kept.fourier or self.kept.settings["model"] != self.session:
+            return None
+        counts, order = self.secure_sums.party.state.counts, self.secure_sums.order(name)
+        members = self.secure_sums.party.state.cohorts[order.cohort].members
+        classes, outputs = len(table.classes), table.y.shape[1]
+        if name == EQUATIONS:
+            return equations_release(
+                budget,
+                features=self.kept.landmarks,
+                outputs=outputs,
+                bound=self._label_bound,
+                rows=[counts[p][0] for p in members],
+            )
+        if name == OUTCOMES:
+            rows = [counts[p][1] for p in members]
+            return outcomes_release(budget, classes=classes, outputs=outputs, rows=rows)
+        return None
 
     @property
-    def _distance_bound(self) -> float:
-        """What no distance of this party's block is beyond."""
-        return distance_bound(self.table.ranges, self.kept.settings["kernel"])
+    def _label_weight(self) -> float:
+        """By what K^T y is multiplied before noise is added to it; one without noise."""
+        if self.budget is None:
+            return 1.0
+        return label_weight(self._label_bound, self.table.y.shape[1])
 
-    def _distance_rule(self, receiver: int = -1) -> SumRule:
-        """Return the rule of sums of distances: this block's are within its declared ranges."""
-        if self.kept.fourier:
-            return SumRule(CIRCLE, receiver)
-        own = self.raw is not None and receiver == self.partition  # it adds nothing
-        bound = 0.0 if own else self._distance_bound
-        return replace(wider(bound), receiver=receiver, rings=() if receiver < 0 else (32,))
+    @property
+    def _label_bound(self) -> float:
+        """The largest absolute value of a row's labels."""
+        return 1.0 if self.table.classes else self.table.label_bound
+
+    def _charge_centre(self) -> None:
+        """Charge a centre's rows for the whole run: they are in what the hospitals release.
+
+        Whether the hospitals predict only, as the server may tell this party, it cannot see.
+        """
+        budget = self.budget
+        if budget is None or self.role != CENTRE:
+            return
+        least = budget.colluders + 1
+        whole = plan_release("run", budget, sensitivity=1.0, length=1, parties=least, least=least)
+        self.secure_sums.charges.append(Charge(self.session.encode(), whole))
+
+
+def training_positions(request: wire.MomentsRequest | wire.DistancesRequest) -> NDArray[Any]:
+    """Return the positions of all training rows that a request names and this party holds."""
+    named = [r[:train] for (_, train, *_), r in zip(request.parts, request.rows, strict=True)]
+    positions = np.concatenate([np.zeros(0, np.int32), *named])
+    return positions[positions >= 0]
+
+
+def wider(bound: float) -> SumRule:
+    """Return the rule of a sum whose bound is the largest of those of its parties."""
+    own = max(bound * _ROUNDED, np.finfo(np.float64).tiny)
+    return SumRule(Encoding.fixed_point(own), wider=True)

@@ -1,8 +1,9 @@
-"""The kernel of a hospital's rows, made as sums of distances arrive, and what is kept of it.
+"""What a party of FedCG has: its table, its state of a run, at a hospital the kernel of its rows.
 
-In a deployment every message may meet a new process, and the rows are too many to travel with the
-node's state: they lie in a private file that is erased at the end of the run. They can be made
-again: a hospital without them says so, and the run goes back.
+The kernel is made as sums of distances arrive. In a deployment every message may meet a new
+process, and the rows are too many to travel with the node's state: they lie in a private file that
+is erased at the end of the run. They can be made again: a hospital without them says so, and the
+run goes back.
 """
 
 from __future__ import annotations
@@ -13,16 +14,71 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from fedkern_flwr.alignment import AlignmentKey, hash_ids, sort_order
 from fedkern_flwr.errors import StateError
 from fedkern_flwr.hybrid.fourier import CIRCLE, features
 from fedkern_flwr.kernels.product import kernel_from_distances, row_chunks
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.solvers.tuning_sums import Equations
 
-from .party_table import Floats
+from .party_table import Floats, PartyTable
 from .run_file import RunFile
+
+
+class HybridTable(PartyTable):
+    """Rows of one party: a block of features, labels at a hospital, held-out rows at a hospital.
+
+    Parameters
+    ----------
+    *rows
+        Party and rows, see :class:`~fedkern_flwr.clients.party_table.PartyTable`.
+    ranges : array, shape (d, 2), or None
+        [0, 1] by default.
+    **common
+        Options of :class:`~fedkern_flwr.clients.party_table.PartyTable`.
+    """
+
+    def __init__(self, *rows: Any, ranges: ArrayLike | None, **common: Any) -> None:
+        super().__init__(*rows, **common)
+        unit = np.tile([0.0, 1.0], (self.features, 1))
+        self.ranges = unit if ranges is None else self._numbers(ranges, "ranges")
+        self._check_ranges()
+
+    def folds(
+        self, rows: NDArray[np.intp], folds: int, key: AlignmentKey | None
+    ) -> NDArray[np.intp]:
+        """Deal training rows to folds of equal sizes, in the order of keyed hashes of their ids.
+
+        Which row is in which fold stays the same as long as the rows do, and is not known without
+        the key.
+        """
+        hashes = hash_ids(self._ids[rows], key or self._own_key(), "fedkern-flwr folds")
+        out = np.empty(len(rows), np.intp)
+        out[sort_order(hashes)] = np.arange(len(rows)) % folds
+        return out
+
+    def _check_ranges(self) -> None:
+        if self.ranges.shape != (self.features, 2) or not np.isfinite(self.ranges).all():
+            raise self._bad(
+                f"ranges of shape {self.ranges.shape} do not fit {self.features} features",
+                "declare least and greatest value of each",
+            )
+        low, high = self.ranges.T
+        if not (high >= low).all():
+            raise self._bad(
+                "ranges that end before they begin", "declare least and greatest value of each"
+            )
+        for x in (self.x, self.x_test):
+            outside = ((x < low) | (x > high)).any(axis=0)
+            if outside.any():
+                name = self.columns[int(np.argmax(outside))]
+                more = f" (and {int(outside.sum()) - 1} more)" if outside.sum() > 1 else ""
+                raise self._bad(
+                    f"column {name!r}{more} has values outside its declared range",
+                    "scale it by the public range, or declare a wider one at all its holders",
+                )
 
 
 class RunState(KeptState):
@@ -33,13 +89,11 @@ class RunState(KeptState):
 
     ``order`` (rows,), the row of the table at each announced position; ``gammas`` (1,) or (m,),
     (0,) while the width is being chosen;
-    ``moments`` (2, d), if landmarks are normal; ``encoder``, bytes of the text of a common one. At
-    a hospital ``rows``, its announced rows in the kernel's order, ``gram`` and ``right``, the
-    normal equations so far. In a chain
-    ``rows/<hospital>`` and what the method keeps.
+    ``moments`` (2, d), if landmarks are normal. At a hospital ``rows``, its announced rows in the
+    kernel's order, ``gram`` and ``right``, the normal equations so far.
     """
 
-    progress = ("done", "keep_as", "columns")
+    progress = ("done",)
 
     def settled(self, session: str) -> bytes:
         """Return what the server has settled: the settings, and the widths."""

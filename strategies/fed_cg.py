@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
+from scipy import linalg
 
-from fedkern_flwr.errors import CheckpointError, OptionError, ProtocolError
-from fedkern_flwr.guard.counting import hidden_rows
+from fedkern_flwr.errors import CheckpointError, ProtocolError
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid import parties as hybrid
 from fedkern_flwr.hybrid.fourier import usual_gamma
@@ -21,45 +20,38 @@ from fedkern_flwr.method import Round, Rounds, Save, Steps
 from fedkern_flwr.model_file import check_model
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.solvers.preconditioner import probe_vectors
-from fedkern_flwr.strategy import Arrays, logger
+from fedkern_flwr.strategy import Arrays
 from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.wire import DescribeReply
 
-from .fed_cg_columns import CommonColumns, are_late, most_numbers, unencoded_blocks
-from .fed_cg_paper import ChainSystem, NaiveSystem
-from .fed_cg_privacy import WARNINGS, seen_by
-from .fed_cg_secure import SecureSystem
-from .fed_cg_solvers import first_coefficients, iterate, solve_directly
+from .fed_cg_options import HybridOptions
+from .fed_cg_solvers import (
+    auto_landmarks,
+    counting_allows,
+    first_coefficients,
+    iterate,
+    of_landmarks,
+    solve_directly,
+    tune_and_solve,
+)
 from .fed_cg_system import KEPT, Floats, HybridSystem
-from .fed_cg_tuning import auto_landmarks, of_landmarks, tune_and_solve
-from .fed_cg_variance import Variance
 
 _OF_MODEL = ("landmarks", "sampling", "kernel", "basis", "missing")
-_OF_SYSTEM = (
-    "kernel",
-    "basis",
-    "budget",
-    "note_noise",
-    "penalty",
-    "protocol",
-    "distance_bits",
-    "attempts",
-    "model_of",
+_SIZES = "numbers of rows, held-out rows and columns per party, keyed hashes of ids"
+_DECLARED = (
+    "what each party declares: block, bounds that follow from its ranges, bound of its labels, "
+    "fewest rows of its own and of all in a fold; digests of the names of columns and classes, and "
+    "of its landmarks"
 )
-_SYSTEMS: dict[str, type[HybridSystem]] = {
-    "secure": SecureSystem,
-    "naive": NaiveSystem,
-    "chain": ChainSystem,
-}
 
 
-class FedCG(Variance):
+class FedCG(HybridOptions):
     """FedCG: kernel regularised least squares over rows and features held by different parties.
 
     Hospitals own rows with labels, centres own blocks of features of these rows. The kernel is a
     product over blocks, its landmarks are random; the coefficients solve
-    (K^T K + lambda I) a = K^T y (eq. 2.9) for all hospitals' rows together. With the default
-    protocol they are the same as if all data were pooled, after five exchanges.
+    (K^T K + lambda I) a = K^T y (eq. 2.9) for all hospitals' rows together. They are the same as
+    if all data were pooled, by default after five exchanges.
 
     Flower's ``initial_arrays`` are coefficients, shape (m, k), from which cg starts, and
     ``num_rounds`` (1000) its most iterations.
@@ -79,10 +71,6 @@ class FedCG(Variance):
     tuned_ : dict
         What of them was tried, what was chosen and how; empty where nothing was. The widths of the
         landmarks are half and double of the one that was chosen, in turn.
-    encoders_ : dict
-        Name of each block that was encoded in the run -> its encoder as JSON, without names.
-    columns_ : list of dict
-        What the columns of these blocks became.
     outputs_, classes_, label_bound_
         What the hospitals have labels of.
     model_of : (str, int)
@@ -113,24 +101,18 @@ class FedCG(Variance):
         self.model_of: tuple[str, int] = ("", 0)
         self._sets: dict[str, list[int]] = {}
         self._parties: dict[int, wire.HybridDescribeReply] = {}
-        self.encoders_: dict[str, str] = {}
-        self.columns_: list[dict[str, Any]] = []
+        self._factor: Floats = np.zeros((0, 0))
 
     # -- what a method tells about itself
 
-    def summary(self) -> None:
-        """Log the configuration, and what a protocol gives away."""
-        if self.protocol in WARNINGS:
-            logger.warning(WARNINGS[self.protocol])
-        super().summary()
-
     def model(self) -> tuple[Arrays, dict[str, Any]]:
         """Return coefficients and widths, and what a prediction needs to know."""
+        judged = self.judged_ is not None and bool(self._factor.size)
         meta = {
             **self.options(),
             "landmarks": self.landmarks_,
             "regularization": self.regularization_,
-            "session": self.model_of[0] or self._session,
+            "session": self.model_of[0] or self.session,
             "step": self.model_of[1] or KEPT,
             "fingerprints": self.fingerprints_,
             "blocks": sorted(self.plan_.blocks),
@@ -138,29 +120,58 @@ class FedCG(Variance):
             "classes": self.classes_,
             "label_bound": self.label_bound_,
             "calibration": self.calibration_numbers(),
-            "noise": self.noise(),
-            "encoders": self.encoders_,
+            "noise": self.judged_.squares() if judged and self.judged_ else [],
         }
         arrays = {"coefficients": self.coefficients_, "gammas": self.gammas_}
-        return {**arrays, **self.factor_arrays()}, meta
+        return {**arrays, **self._factor_arrays()}, meta
 
     def privacy(self) -> dict[str, Any]:
         """Return what is seen by whom."""
-        seen = seen_by(
-            self.protocol,
-            direct=self.chosen_solver == "normal-equations",
-            alone=len(self.plan_.hospitals) == 1,
-            predicts=bool(self.model_of[0]),
-            variance=self.variance,
-            weighted=self.class_weight is not None,
-            penalty=self.penalty,
-            sampling=self.chosen_sampling,
-            tunes=self._tunes,
-            encodes=bool(self.encoders_) and not self.model_of[0],
-            private=self.budget is not None,
-        )
-        if self.protocol != "secure":
-            return seen
+        predicts, alone = bool(self.model_of[0]), len(self.plan_.hospitals) == 1
+        private, sampling = self.budget is not None, self.chosen_sampling
+        summed = "K^T y and products of K^T K" if self.chosen_solver == "cg" else "K^T K and K^T y"
+        hospitals = "sums over the hospitals of"
+        server = [f"{hospitals} {summed}, and of counts and histograms on held-out rows"]
+        if predicts:
+            whose = "the only hospital's" if alone else hospitals
+            server = [f"{whose} counts on held-out rows"]
+        elif alone:
+            server = [f"{summed} of the only hospital, and its counts on held-out rows"]
+        if private:
+            server = [f"{server[0]}, with noise; see budget"]
+        if self.penalty == "rkhs" and not predicts:
+            server.append("distances between landmarks")
+        moments = {"N": "means and deviations", "C": "means and covariances"}.get(sampling, "")
+        if moments and not predicts:
+            server.append(f"{moments} of blocks that several parties hold")
+        if self._tunes:
+            server.append("these sums for each width and fold; the mean distance to the landmarks")
+        if self.class_weight is not None and not predicts:
+            server.append("how many training rows each class has over the hospitals")
+        shared = [f"{moments} of their own block over all its holders"] if moments else []
+        spread = ["of a centre's training rows the covariance, up to a motion and chance"]
+        seen = {
+            "server_sees": [
+                *server,
+                _SIZES,
+                "which rows of which party belong together",
+                _DECLARED,
+            ],
+            "hospitals_see": [
+                "the kernel of their own rows: distances between their own patients, with many "
+                "landmarks also along random directions of a centre's features; of a centre with a "
+                "single feature that feature",
+                "the coefficients, made of sums with noise"
+                if private
+                else "the coefficients; of two hospitals each can compute K^T(K a - y) of the "
+                "other",
+                *(spread if sampling in ("C", "auto") else []),
+                *(["K^T K, when they predict with the model"] if self.variance else []),
+                *shared,
+            ],
+            "centres_see": ["which of their rows belong to which hospital", *shared],
+            "never_leaves_the_client": ["rows", "labels", "ids", "landmarks", "predictions"],
+        }
         return {**self.sums_privacy(), **seen, **self.budget_report()}
 
     def matched(self) -> dict[str, Any]:
@@ -168,43 +179,22 @@ class FedCG(Variance):
         return self.plan_.report() if self.plan_.wards else {}
 
     def result(self) -> dict[str, Any]:
-        """Return the result of the last run, with what was tried, chosen and encoded in it."""
-        found = {"tuned": self.tuned_, "encoded": self.columns_}
-        return {**super().result(), **{name: value for name, value in found.items() if value}}
+        """Return the result of the last run, with what was tried and chosen in it."""
+        return {**super().result(), **({"tuned": self.tuned_} if self.tuned_ else {})}
 
     # -- parties
 
-    def takes_sums(self, grid: Grid) -> bool:
-        """Tell whether clients need keys: not to show all to the server."""
-        return self.protocol != "naive"
-
     def check_parties(self, parties: Sequence[Any]) -> None:
-        """Refuse partitions that clash, ids that come twice, columns that do not fit together."""
+        """Refuse partitions that clash and ids that come twice."""
         hybrid.check_parties(parties)
-        if unencoded_blocks(parties) and self.protocol != "secure":
-            raise ProtocolError("features are encoded in protocol 'secure' only")
-        if unencoded_blocks(parties) and self.basis == "fourier":
-            raise ProtocolError(
-                "features of basis 'fourier' are not encoded in the run",
-                remedy="encode the tables beforehand, or use basis 'landmarks'",
-            )
 
     def cohorts(self) -> list[list[int]] | None:
         """Match the rows; return the sets among which is summed, fixed by who holds what."""
-        self._match()
-        tunes = self._tunes and self.gamma is None
-        self._sets = summing_sets(
-            self.plan_, protocol=self.protocol, penalty=self.penalty, tunes=tunes
-        )
-        return list(self._sets.values())
-
-    def _match(self) -> None:
         parties: list[Any] = list(self.parties_.values())
         self.plan_ = match_rows(
             parties,
             self.missing,
             predict=bool(self.model_of[0]),
-            secure=self.protocol == "secure",
             allow_single=self.allow_single,
         )
         self._parties = {party.partition: party for party in parties}
@@ -212,9 +202,13 @@ class FedCG(Variance):
         self.outputs_, self.classes_ = first.outputs, first.classes
         self.label_bound_ = first.label_bound
         self.check_weighted(self.classes_)
-        if self.landmarks == "auto" and self._tunes and self.sampling != "P":
-            allowed = self.counting_allows() - (self.classes_ if self.class_weight else 0)
+        if self.landmarks == "auto" and self._tunes:
+            counts = self.classes_ if self.class_weight else 0
+            allowed = counting_allows(self.plan_, self._parties) - counts
             self.landmarks_ = auto_landmarks(self.plan_, self.outputs_, allowed)
+        tunes = self._tunes and self.gamma is None
+        self._sets = summing_sets(self.plan_, penalty=self.penalty, tunes=tunes)
+        return list(self._sets.values())
 
     # -- a run
 
@@ -224,7 +218,6 @@ class FedCG(Variance):
         self.fingerprints_ = dict(meta.get("fingerprints", {}))
         system = self._system()
         digest = rows_digest(parties, "block", saved=meta.get("rows"), checkpoint=self.checkpoint)
-        known: dict[str, Any] = {"rows": digest}
         shape = (self.landmarks_, self.outputs_)
         start = first_coefficients(shape, self.initial_, self.init, self.run_seed)
         yield Round(0, arrays=[start])
@@ -232,12 +225,11 @@ class FedCG(Variance):
         if metrics is not None:
             self.coefficients_ = arrays["coefficients"]
             self.regularization_ = metrics.get("regularization", self.regularization_)
-            self.take_factor(arrays)
+            self._factor = arrays.get("factor", self._factor)
             self._take_tuned(system, meta.get("tuned", {}))
         yield from system.open()
-        known["fingerprints"] = self.fingerprints_ = dict(system.fingerprints)
-        known["encoders"] = self.encoders_ = dict(system.columns.encoders)
-        self.columns_ = system.columns.explain()
+        self.fingerprints_ = dict(system.fingerprints)
+        known: dict[str, Any] = {"rows": digest, "fingerprints": self.fingerprints_}
 
         def save(arrays: Mapping[str, NDArray[Any]], **meta: Any) -> Save:
             return Save(arrays, {**known, **meta}, kept=KEPT)
@@ -245,9 +237,9 @@ class FedCG(Variance):
         if metrics is None:
             self.coefficients_, metrics = yield from self._solve(system, start, arrays, save)
             self.regularization_ = metrics.get("regularization", self.regularization_)
-            factor = self.keep_factor(system, self.regularization_)
+            self._keep_factor(system)
             done = {"metrics": metrics, "tuned": self.tuned_}
-            yield save({"coefficients": self.coefficients_, **factor}, **done)
+            yield save({"coefficients": self.coefficients_, **self._factor_arrays()}, **done)
         yard, counts = yield from system.evaluate(self.coefficients_, self.allow_single)
         if counts is not None and counts.any():
             metrics = {**metrics, **self.judge_by(yard, counts)}
@@ -257,8 +249,6 @@ class FedCG(Variance):
         return metrics
 
     def _system(self) -> HybridSystem:
-        if not self.plan_.wards:
-            self._match()
         if not self.gammas_.size:
             features = sum(self._parties[h[0]].features for h in self.plan_.blocks.values())
             usual = usual_gamma(features) if self.basis == "fourier" else 1.0 / features
@@ -266,41 +256,23 @@ class FedCG(Variance):
             self.gammas_ = np.array([] if self._tunes else [gamma], np.float64)
             if self.landmark_gamma:
                 self.gammas_ = landmark_gammas(gamma, self.landmarks_, self.run_seed)
-        return _SYSTEMS[self.protocol](
-            columns=self._unencoded(),
+        return HybridSystem(
+            options=self,
             plan=self.plan_,
             parties=self._parties,
             cohorts=list(self._sets),
-            keep_training=self.chosen_solver == "cg",
-            tunes=self._tunes,
-            gammas=self.gammas_,
-            public_seed=self.run_seed,
-            known=self.fingerprints_,
             landmarks=self.landmarks_,
-            sampling=self.chosen_sampling,
-            balanced=self.class_weight is not None,
-            **{name: getattr(self, name) for name in _OF_SYSTEM},
-        )
-
-    def _unencoded(self) -> CommonColumns:
-        """Return what is to be encoded in the run, with the encoders that are known."""
-        found = unencoded_blocks([*self._parties.values()])
-        uniform = self.chosen_sampling in ("auto", "U") and self.penalty == "ridge"
-        return CommonColumns(
-            found,
-            list(self._sets),
-            are_late(found) and uniform,
-            self.encoder_scaling,
-            self.encoder_categories,
-            dict(self.encoders_ or self.saved_meta_.get("encoders", {})),
-            not self.model_of[0],
+            gammas=self.gammas_,
+            tunes=self._tunes,
+            model_of=self.model_of,
+            known=self.fingerprints_,
         )
 
     def _solve(
         self, system: HybridSystem, start: Floats, arrays: Arrays, save: Callable[..., Save]
     ) -> Steps:
         if self._tunes:
-            coefficients, metrics, tuned = yield from tune_and_solve(system, self)
+            coefficients, metrics, tuned = yield from tune_and_solve(system)
             self._take_tuned(system, tuned)
             return coefficients, metrics
         if self.chosen_solver == "normal-equations":
@@ -321,23 +293,18 @@ class FedCG(Variance):
         if tuned:
             self.tuned_, self.regularization_ = tuned, tuned["regularization"]
             chosen = np.array([tuned["gamma"]])
-            self.gammas_ = system.gammas = of_landmarks(self, chosen)[0]
+            self.gammas_ = system.gammas = of_landmarks(self, chosen, self.landmarks_)[0]
 
-    def counting_allows(self) -> float:
-        """Return how many numbers their nodes release of the hospitals' rows, infinity if all."""
-        hospitals = [self._parties[h] for h in self.plan_.hospitals]
-        if all(party.counting == "off" for party in hospitals):
-            return math.inf
-        # nodes that warn alone take encoders as if they had been made in a run before
-        strict = any(party.counting == "refuse" for party in hospitals)
-        rows = {party.partition: party.rows for party in hospitals}
-        behind = [
-            hidden_rows(rows, rows, own=party.partition) * (party.features + 1)
-            for party in hospitals
-            if party.rows
-        ]
-        shared = unencoded_blocks(hospitals).values() if strict else ()
-        return min(behind, default=0) - sum(map(most_numbers, shared))
+    def _keep_factor(self, system: HybridSystem) -> None:
+        """Keep what variances are made of: the inverse of the factor of K^T K + lambda I."""
+        if self.variance and not self.classes_ and system.gram is not None:
+            matrix = system.gram + self.regularization_ * np.eye(len(system.gram))
+            lower = linalg.cholesky(matrix, lower=True)
+            inverse = linalg.solve_triangular(lower, np.eye(len(lower)), lower=True)
+            self._factor = np.ascontiguousarray(inverse.T)
+
+    def _factor_arrays(self) -> Arrays:
+        return {"factor": self._factor} if self._factor.size else {}
 
     # -- predictions with a model that was saved
 
@@ -378,8 +345,6 @@ class FedCG(Variance):
         CohortError, ProtocolError, TableError, OptionError
             See :meth:`start`.
         """
-        if self.protocol != "secure":
-            raise OptionError("predictions are made with protocol secure")
         meta = {"basis": "landmarks", **meta}
         if any(meta.get(name) != getattr(self, name) for name in ("method", *_OF_MODEL[:4])):
             raise CheckpointError(
@@ -393,7 +358,6 @@ class FedCG(Variance):
         def rounds(parties: Sequence[DescribeReply]) -> Rounds:
             self.coefficients_, self.gammas_ = arrays["coefficients"], arrays["gammas"]
             self.outputs_, self.fingerprints_ = outputs, dict(meta["fingerprints"])
-            self.encoders_ = dict(meta.get("encoders", {}))
             if sorted(self.plan_.blocks) != meta["blocks"]:
                 raise ProtocolError(
                     f"the parties hold blocks {sorted(self.plan_.blocks)}, the model has "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from fedkern_flwr.encoding.categories import Categories
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.hybrid.landmarks import Sampling
 from fedkern_flwr.hybrid.parties import MissingBlocks
@@ -14,13 +13,9 @@ from fedkern_flwr.method import option
 from fedkern_flwr.private_method import PrivateMethod
 from fedkern_flwr.solvers.least_squares import Penalty
 
-from .fed_cg_columns import Scaling
-
-Protocol = Literal["secure", "naive", "chain"]
 Tune = Literal["auto", "folds", "gcv", "off"]
 #: What basis fourier goes with, by option.
 _OF_FOURIER: dict[str, tuple[Any, ...]] = {
-    "protocol": ("secure",),
     "penalty": ("ridge",),
     "sampling": ("U", "auto"),
     "missing": ("error", "drop-row"),
@@ -49,9 +44,9 @@ class HybridOptions(PrivateMethod, Weighted):
     sampling: Literal[Sampling, "auto"] = option(
         "auto",
         "Landmarks uniform on each feature's range (U), normal with mean and deviation of the data "
-        "and clipped to the range (N), both turned at random; normal with mean and covariance of "
-        "the block (C, see hybrid/landmarks.py); or training rows (P, only where data may be "
-        "pooled). Auto: C for blocks of one holder, U for others.",
+        "and clipped to the range (N), both turned at random; or normal with mean and covariance "
+        "of the block (C, see hybrid/landmarks.py). Auto: C for blocks of one holder, U for "
+        "others.",
     )
     basis: Literal["landmarks", "fourier"] = option(
         "landmarks",
@@ -78,25 +73,20 @@ class HybridOptions(PrivateMethod, Weighted):
         "auto",
         "Choose what is not given of gamma and regularization, in the same exchanges: by folds of "
         "the rows, or by generalised cross-validation, which sums less. Auto: the better of those "
-        "that the nodes' rules allow, with normal equations of protocol secure and penalty ridge; "
-        "off elsewhere.",
+        "that the nodes' rules allow, with normal equations and penalty ridge; off elsewhere.",
     )
     penalty: Penalty = option(
         "ridge", "lambda I (eq. 2.9) or lambda K_mm with the pseudo-inverse (eq. 2.10)."
     )
-    protocol: Protocol = option(
-        "secure", "Secure sums, or the paper's protocols, which log what they give away."
-    )
     solver: Literal["auto", "normal-equations", "cg"] = option(
         "auto",
-        "Sum the normal equations once, or iterate conjugate gradients, an exchange each (chain: "
-        "several). Auto: the former up to 1000 landmarks, except in a chain.",
+        "Sum the normal equations once, or iterate conjugate gradients, an exchange each. Auto: "
+        "the former up to 1000 landmarks.",
         of_model=False,
     )
     preconditioner_rank: int | None = option(
         None,
-        "Of cg: rank of the Nystrom preconditioner, 0 for none. By default 200 (at most m / 2) "
-        "with protocol secure, none with the paper's.",
+        "Of cg: rank of the Nystrom preconditioner, 0 for none. By default 200, at most m / 2.",
         of_model=False,
     )
     init: Literal["zero", "random"] = option(
@@ -120,22 +110,15 @@ class HybridOptions(PrivateMethod, Weighted):
     )
     distance_bits: int = option(
         64,
-        "Of protocol secure: bits of a number in the sums of distances, 32 or 64. With 32 they are "
-        "half as large; the total of C centres' distances of at most b is then off by less than "
+        "Bits of a number in the sums of distances, 32 or 64. With 32 they are half as large; the "
+        "total of C centres' distances of at most b is then off by less than "
         "C 2^(ceil(log2(C + 1)) + floor(log2 b) - 30).",
     )
-
-    encoder_scaling: Scaling = option(
-        "auto",
-        "How numbers are scaled whose common encoder is made in the run: by the range of a column, "
-        "but by ranks where some of its values are far from the others, or all of them one way.",
-        of_model=False,
-    )
-    encoder_categories: Categories = option(
-        "auto",
-        "What text becomes there: a column per category, their shares of the rows, or signed "
-        "buckets of a hash under the holders' secret; auto: columns of up to 20, else shares.",
-        of_model=False,
+    variance: bool = option(
+        False,
+        "Of a regression: predict the variance of Bayesian ridge as well. Far from all landmarks "
+        "it falls to that of held-out errors. Who has the model, and hospitals that predict with "
+        "it, can then compute K^T K; of two hospitals each has the other's.",
     )
 
     def __init__(self, **options: Any) -> None:
@@ -148,23 +131,21 @@ class HybridOptions(PrivateMethod, Weighted):
                 f"preconditioner_rank is {rank}",
                 remedy=f"use 0 to {self.fixed_landmarks} (landmarks)",
             )
-        if direct and self.protocol == "chain":
-            raise OptionError("a chain has no normal equations", remedy="use solver cg")
         if direct and (rank or self.init == "random"):
             name = "preconditioner_rank" if rank else "init"
             raise OptionError(f"{name} is for solver cg", remedy="add solver cg, or leave it out")
-        if self.protocol == "chain" and rank:
-            raise OptionError("a chain has no preconditioner", remedy="use protocol secure")
-        if self.penalty == "rkhs" and self.protocol != "secure":
-            raise OptionError(
-                f"penalty rkhs is not made with protocol {self.protocol}",
-                remedy="use protocol secure",
-            )
         if self.penalty == "rkhs" and self.landmark_gamma:
             raise OptionError(
                 "with a width per landmark the kernel of the landmarks is not symmetric",
                 remedy="use penalty ridge, or one width",
             )
+        for name, wanted in (("chosen_solver", "normal-equations"), ("penalty", "ridge")):
+            if self.variance and getattr(self, name) != wanted:
+                raise OptionError(
+                    f"there is no variance with {name.removeprefix('chosen_')} "
+                    f"{getattr(self, name)}",
+                    remedy=f"use {wanted}, or leave variance out",
+                )
         self._check_basis(direct)
         self._check_tuning(direct)
 
@@ -195,22 +176,22 @@ class HybridOptions(PrivateMethod, Weighted):
             )
 
     def _check_tuning(self, direct: bool) -> None:
-        possible = direct and self.protocol == "secure" and self.penalty == "ridge"
+        possible = direct and self.penalty == "ridge"
         possible = possible and self.basis == "landmarks"
         given = self.landmark_gamma or None not in (self.gamma, self.regularization)
         weighs = self.class_weight is not None
         self.tunes = self.tune != "off" and possible and (weighs or not given)
         if weighs and not (self.tunes and not self.landmark_gamma):
             raise OptionError(
-                "class_weight is for normal equations of protocol secure and penalty ridge, "
-                "without tune off and landmark_gamma",
+                "class_weight is for normal equations and penalty ridge, without tune off and "
+                "landmark_gamma",
                 remedy="leave it out",
             )
         if self.tune in ("folds", "gcv") and given:
             raise OptionError("gamma and regularization are given, and tune", remedy="leave it out")
         if self.tune in ("folds", "gcv") and not possible:
             raise OptionError(
-                f"tune {self.tune} is for normal equations of protocol secure and penalty ridge",
+                f"tune {self.tune} is for normal equations and penalty ridge",
                 remedy="leave it out",
             )
 
@@ -224,8 +205,7 @@ class HybridOptions(PrivateMethod, Weighted):
         """The solver that ``auto`` stands for."""
         if self.solver != "auto":
             return self.solver
-        direct = self.fixed_landmarks <= _DIRECT_UP_TO and self.protocol != "chain"
-        return "normal-equations" if direct else "cg"
+        return "normal-equations" if self.fixed_landmarks <= _DIRECT_UP_TO else "cg"
 
     @property
     def fixed_landmarks(self) -> int:
@@ -234,17 +214,15 @@ class HybridOptions(PrivateMethod, Weighted):
 
     @property
     def chosen_sampling(self) -> str:
-        """How landmarks are drawn; uniform by default in the paper's protocols."""
-        plain = self.protocol != "secure" or self.basis == "fourier"
-        auto = self.sampling == "auto" and plain
-        return "U" if auto else self.sampling
+        """How landmarks are drawn; basis fourier needs no moments of the rows."""
+        return "U" if self.sampling == "auto" and self.basis == "fourier" else self.sampling
 
     @property
     def rank(self) -> int:
         """Rank of the preconditioner, 0 for none."""
         if self.preconditioner_rank is not None:
             return self.preconditioner_rank
-        return min(_RANK, self.fixed_landmarks // 2) if self.protocol == "secure" else 0
+        return min(_RANK, self.fixed_landmarks // 2)
 
     @property
     def chosen_regularization(self) -> float:

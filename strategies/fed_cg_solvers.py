@@ -1,28 +1,48 @@
-"""Solvers of FedCG: the normal equations at once, or conjugate gradients, a product an exchange."""
+"""Solvers of FedCG: the normal equations at once, or conjugate gradients, a product an exchange.
+
+Width and lambda are chosen from normal equations of several widths and folds, in the same
+exchanges.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import ProtocolError
-from fedkern_flwr.hybrid.private import regularize
+from fedkern_flwr.guard.counting import hidden_rows
+from fedkern_flwr.hybrid import messages as wire
+from fedkern_flwr.hybrid.fourier import regularize
+from fedkern_flwr.hybrid.parties import Plan
 from fedkern_flwr.method import Round, Save, Steps
 from fedkern_flwr.reporting import iterations_ended
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.solvers.conjugate_gradient import CGState, ConjugateGradient
 from fedkern_flwr.solvers.least_squares import regularized, solve_equations
 from fedkern_flwr.solvers.preconditioner import NystromPreconditioner
+from fedkern_flwr.solvers.tuning import (
+    LAMBDAS,
+    LAMBDAS_OF_NUMBERS,
+    PLANS,
+    choose,
+    spread,
+    widths_around,
+)
+from fedkern_flwr.solvers.tuning_sums import tuning_length
 from fedkern_flwr.strategy import Arrays, logger
 
+from .fed_cg_options import HybridOptions
 from .fed_cg_system import Floats, HybridSystem
 
 #: Of rounding errors: the worst held-out row against the mean; which are told of.
 _WORST, _TOLD = 50.0, 1e-3
+_LEAST_ROWS = 5  # of a hospital in a fold
+_LANDMARKS = (20, 400)  # least and most
+_MOST_NUMBERS = 1 << 23  # of a hospital's message: 64 MB
 
 
 def first_coefficients(
@@ -78,7 +98,7 @@ def rounding_error(
     (K^T K + lambda I)^-1 E c. The mean over the training rows, times what the worst of held-out
     ones was seen to be off.
     """
-    rows = sum(ward.train for ward in system.plan.wards.values())
+    rows = system.plan.training_rows
     error = _WORST * np.finfo(np.float64).eps / 2.0 * float(gram.max(initial=0.0))
     error *= math.sqrt(1.0 + float((coefficients**2).sum()))
     if error * math.sqrt(len(gram) / (4.0 * regularization * rows)) < _TOLD:  # no more than this
@@ -134,7 +154,7 @@ def iterate(
 
     begun: Arrays = dict(saved)
     options: dict[str, Any] = {"state": CGState.from_arrays(saved)} if saved else {}
-    if not saved:  # one exchange; in a chain a pass, two when it does not start at zero
+    if not saved:  # one exchange
         right, sketch, product = yield from system.begin(probes, start)
         begun = {"right": right, **({"sketch": sketch, "probes": probes} if sketch.size else {})}
         if start.any():
@@ -168,3 +188,115 @@ def _row(system: HybridSystem, residuals: Floats, squared: Floats) -> dict[str, 
         "squared_residual": float(np.sum(squared)),
         "survivors": len(system.plan.parties),
     }
+
+
+# -- choosing width and lambda
+
+
+def tune_and_solve(system: HybridSystem) -> Steps:
+    """Sum the equations of several widths and folds, choose, solve.
+
+    Returns
+    -------
+    ndarray, shape (m, k)
+        The coefficients.
+    dict
+        Metrics.
+    dict
+        What was tried and chosen, as plain values for a result file.
+    """
+    options = system.options
+    (folds, count), why = plan_sums(system)
+    rows = system.plan.training_rows
+    # without anybody to sum with: rows and landmarks uniform in the unit cube
+    parties = [system.parties[holders[0]] for holders in system.plan.blocks.values()]
+    rbf = options.kernel == "rbf"
+    bound = sum(p.square_bound if rbf else p.absolute_bound for p in parties)
+    distance = system.mean_distance or bound / (6.0 if rbf else 3.0) or 1.0
+    # the last digits are those of the nodes' processors: engines take the same widths
+    gammas = widths_around(float(f"{distance:.12g}"), count)
+    if options.gamma is not None:
+        gammas = np.array([options.gamma])
+    lambdas = rows * (LAMBDAS if system.first.classes else LAMBDAS_OF_NUMBERS)
+    if options.regularization is not None:
+        lambdas = np.array([options.regularization])
+    widths = of_landmarks(options, gammas, system.landmarks)
+    sums = yield from system.tuning_equations(widths, folds)
+    found = choose(sums, lambdas, rows, numbers=not system.first.classes)
+    gamma, weight = float(gammas[found.width]), float(lambdas[found.weight])
+    tuned = {
+        "by": f"{folds} folds" if folds > 1 else "generalised cross-validation",
+        "why": why,
+        "gammas": gammas.tolist(),
+        "regularizations": lambdas.tolist(),
+        "gamma": gamma,
+        "regularization": weight,
+        "error": float(found.errors[found.width, found.weight]),
+        "numbers": tuning_length(system.landmarks, system.first.outputs, folds, len(gammas)),
+    }
+    logger.info("by %s: gamma %.3g, lambda %.3g (%s)", tuned["by"], gamma, weight, why)
+    system.gammas = widths[found.width]
+    gram, right = sums.gram[:, found.width].sum(0), sums.right[:, found.width].sum(0)
+    coefficients, metrics = yield from solve_summed(system, gram, right, weight)
+    return coefficients, {**metrics, "gamma": gamma, "regularization": weight}, tuned
+
+
+def of_landmarks(options: HybridOptions, gammas: Floats, landmarks: int) -> Floats:
+    """Return the widths of the landmarks, shape (w, m), one for all, (w, 1), where it is given."""
+    return gammas[:, None] if options.gamma is not None else spread(gammas, landmarks)
+
+
+def auto_landmarks(plan: Plan, outputs: int, allowed: float) -> int:
+    """Return how many landmarks are taken: those whose sums for one width may be released."""
+    least, most = _LANDMARKS
+    rows = max(1, sum(ward.total for ward in plan.wards.values()))
+    most = max(least, min(most, _MOST_NUMBERS // rows))
+    moments = 1 + outputs  # the mean distance, y^T y
+    free = 8 * (min(allowed, 1e9) - moments) + (2 * outputs + 1) ** 2  # m (m + 1) / 2 + m k
+    fits = math.isqrt(int(max(0.0, free)))
+    return min(most, max(least, (fits - 2 * outputs - 1) // 2))
+
+
+def counting_allows(plan: Plan, parties: Mapping[int, wire.HybridDescribeReply]) -> float:
+    """Return how many numbers their nodes release of the hospitals' rows, infinity if all."""
+    hospitals = [parties[h] for h in plan.hospitals]
+    if all(party.counting == "off" for party in hospitals):
+        return math.inf
+    rows = {party.partition: party.rows for party in hospitals}
+    behind = [
+        hidden_rows(rows, rows, own=party.partition) * (party.features + 1)
+        for party in hospitals
+        if party.rows
+    ]
+    return min(behind, default=0)
+
+
+def plan_sums(system: HybridSystem) -> tuple[tuple[int, int], str]:
+    """Return (folds, widths) to be summed, the best that the nodes allow, and why not more."""
+    options, wards = system.options, system.plan.wards
+    allowed = counting_allows(system.plan, system.parties) - system.released
+    wanted = [plan for plan in PLANS if options.tune != "gcv" or plan[0] == 1]
+    if None not in (options.gamma, options.regularization):
+        wanted = [(1, 1)]  # there is nothing to choose: the rows of rare classes weigh more
+    elif options.gamma is not None:
+        wanted = list(dict.fromkeys((folds, 1) for folds, _ in wanted))
+    why, of_folds = "all that is tried", ""
+    for folds, widths in wanted:
+        numbers = tuning_length(system.landmarks, system.first.outputs, folds, widths)
+        least = max(_LEAST_ROWS, *(system.parties[h].fold_rows for h in wards))
+        most = max(system.parties[h].fold_sum_rows for h in wards)
+        few = any(0 < ward.train < folds * least for ward in wards.values())
+        few = few or sum(ward.train // folds for ward in wards.values()) < most
+        if folds > 1 and few:
+            why = "more folds would have too few rows"
+        elif numbers > allowed:
+            why = f"the rule of counting allows {math.floor(max(allowed, 0)):,} numbers"
+        elif numbers > _MOST_NUMBERS:
+            why = f"more would be {8 * numbers >> 20} MB"
+        else:
+            break
+        if folds > 1:
+            of_folds = why if few else f"{why}; use fewer landmarks"
+    if options.tune == "folds" and folds == 1 and of_folds:
+        logger.warning("generalised cross-validation chooses, not folds: %s", of_folds)
+    return (folds, widths), why

@@ -243,22 +243,6 @@ class Encoder:
             Explanation(one.name, one.kind, len(one.outputs), one.explain()) for one in self.columns
         ]
 
-    def spread(self) -> float:
-        """Return the mean squared distance of the rows' outputs from 1/2, added up.
-
-        Of columns from 0 to 1: that of numbers by their knots, a quarter for each column of 0 and
-        1, about as much for shares of categories.
-        """
-        total = 0.0
-        for column in self.columns:
-            parts = column.parts if isinstance(column, Date) else (column,)
-            total += 0.25 * len(column.outputs)
-            for part in parts:
-                if isinstance(part, Number) and part.useful:
-                    known = part.transform(np.array(part.facts.knots))[:, 0]
-                    total += float(((known - 0.5) ** 2).mean()) - 0.25
-        return total
-
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values; every number survives exactly as JSON."""
         return {"columns": [column.to_dict() for column in self.columns]}

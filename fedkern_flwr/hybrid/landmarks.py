@@ -10,7 +10,7 @@ the features themselves. So the landmarks of a block are turned by a secret rota
 References
 ----------
 Damiani, Rodina and Decherchi, "A Hybrid Federated Kernel Regularized Least Squares Algorithm",
-2024, section 2 (sampling methods P, U and N).
+2024, section 2 (sampling methods U and N).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from ..errors import OptionError
 
 Floats = NDArray[np.float64]
-Sampling = Literal["U", "N", "C", "P"]
-SAMPLINGS = ("U", "N", "C", "P")
+Sampling = Literal["U", "N", "C"]
+SAMPLINGS = ("U", "N", "C")
 SEED_BYTES = 32
 _FINGERPRINT_BYTES = 16
 
@@ -146,7 +146,7 @@ def read_moments(sums: Floats, ranges: Floats, sampling: str = "N") -> Floats:
 
 
 def public_seed(seed: int, block: str) -> bytes:
-    """Return a block's seed that anybody can compute: for simulations and the paper's protocols."""
+    """Return a block's seed that anybody can compute: for simulations only."""
     return hashlib.sha256(f"fedkern-flwr public landmarks/{seed}/{block}".encode()).digest()
 
 
@@ -159,12 +159,6 @@ def seed_fingerprint(seed: bytes, session: str, block: str, moments: Floats | No
     if moments is not None:
         text += b"/" + np.ascontiguousarray(moments, "<f8").tobytes()
     return hmac.digest(seed, text, "sha256")[:_FINGERPRINT_BYTES]
-
-
-def array_fingerprint(landmarks: Floats, session: str, block: str) -> bytes:
-    """Return the fingerprint of landmarks that were given instead of a seed."""
-    digest = hashlib.sha256(np.ascontiguousarray(landmarks, "<f8").tobytes()).digest()
-    return seed_fingerprint(digest, session, block)
 
 
 def check_seed_bytes(seed: bytes) -> None:

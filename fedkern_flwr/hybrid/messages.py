@@ -28,11 +28,6 @@ class HybridDescribeReply(TableReply):
     absolute_bound: float
     fold_rows: int = 0  # least number of its training rows in a fold
     fold_sum_rows: int = 0  # the same of all hospitals' rows
-    # Of features that are encoded in the run: a letter for each, see encoding.common; public bound
-    # on their magnitude; digest of the session and of what hides categories.
-    kinds: str = ""
-    value_bound: float = 0.0
-    secret_digest: str = ""
 
 
 class HybridRequest(Message):
@@ -40,7 +35,6 @@ class HybridRequest(Message):
 
     session: str = ""
     round: int = 0  # grows with every exchange, so that duplicates are noticed
-    encoder: str = ""  # of the receiver's block, once it is known: JSON, without names of columns
 
 
 class HybridReply(Message):
@@ -75,29 +69,6 @@ class RowsRequest(HybridRequest):
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
-class ColumnsRequest(HybridRequest, phase="hybrid-columns"):
-    """Contribute to the coarse sum of a block's columns where it rides on no other exchange."""
-
-
-class ColumnsReply(HybridReply, phase="hybrid-columns"):
-    """The coarse sum is made."""
-
-
-class HistogramsRequest(HybridRequest, phase="hybrid-histograms"):
-    """Contribute to the fine sum; see :class:`~fedkern_flwr.encoding.common.Coarse`."""
-
-    count: Floats = array("columns", dtype="float64")
-    mean: Floats = array("columns", dtype="float64")
-    scale: Floats = array("columns", dtype="float64")
-    places: Floats = array("encoded", "bounds", dtype="float64")
-    counts: Floats = array("encoded", "bins", dtype="float64")
-    strays: Floats = array("encoded", "decimals", dtype="float64")
-
-
-class HistogramsReply(HybridReply, phase="hybrid-histograms"):
-    """The fine sum is made."""
-
-
 class MomentsRequest(RowsRequest, phase="hybrid-moments"):
     """Agree on the landmarks of blocks that several parties hold, before the distances."""
 
@@ -111,15 +82,12 @@ class MomentsRequest(RowsRequest, phase="hybrid-moments"):
 class MomentsReply(HybridReply, phase="hybrid-moments"):
     """What the holders of a block agree on."""
 
-    # Of the paper's protocols: count, sums and products. Empty in the secure one.
-    plain: Floats = array("numbers", dtype="float64")
     sealed: tuple[Bytes, ...] = arrays("bytes", dtype="byte")  # the secret, for each peer
 
 
-class LandmarksRequest(RowsRequest):
-    """All that a party needs to compute its distances."""
+class DistancesRequest(RowsRequest, phase="hybrid-distances"):
+    """Contribute partial distances of the rows to sums that belong to their hospitals."""
 
-    variant: str  # the protocol
     kernel: str
     sampling: str
     landmarks: int  # m; of basis "fourier" 2 D features
@@ -127,7 +95,6 @@ class LandmarksRequest(RowsRequest):
     # Who shares this block's secret: the only other holder (then both derive it from the secret of
     # their pair), or the one that sealed ``sealed_seed``; -1: it is the party's own.
     seed_from: int
-    public_seed: int  # of the paper's protocols, which all parties know; -1 for secret ones
     model: str  # for predictions: session and step of the run that made the model; else empty, 0
     model_round: int
     save_as: int  # step under which to keep what resuming or predicting needs; 0: nothing is kept
@@ -140,25 +107,10 @@ class LandmarksRequest(RowsRequest):
     rows: tuple[Index, ...] = arrays("rows", dtype="index")
 
 
-class DistancesRequest(LandmarksRequest, phase="hybrid-distances"):
-    """Contribute partial distances of the rows to sums that belong to their hospitals."""
-
-
 class DistancesReply(HybridReply, phase="hybrid-distances"):
     """The distances are in the sums."""
 
     fingerprint: bytes  # equal at all holders of a block if they have the same landmarks
-
-
-class BlocksRequest(LandmarksRequest, phase="hybrid-blocks"):
-    """Naive protocol: send the kernel of this party's block."""
-
-
-class BlocksReply(DistancesReply, phase="hybrid-blocks"):
-    """Naive protocol: labels of a hospital's training rows, kernel blocks in the order asked."""
-
-    targets: Floats = array("trains", "outputs", dtype="float64")
-    blocks: tuple[Floats, ...] = arrays("rows", "landmarks", dtype="float64")
 
 
 class EquationsRequest(HybridRequest, phase="hybrid-equations"):
@@ -190,31 +142,6 @@ class ProductReply(PlainReply, phase="hybrid-product"):
     """See :class:`PlainReply`."""
 
 
-class ChainRequest(RowsRequest, phase="hybrid-chain"):
-    """A hop of the paper's chain: multiply what came with this party's block and pass it on.
-
-    One hop per entry of ``hospitals``; it names positions only, the rows are known.
-    """
-
-    purpose: str  # of the forward pass, "start", "product" or "evaluate"; see the client
-    froms: Index = array("hospitals", dtype="index")  # parties before and after, -1 at the ends
-    tos: Index = array("hospitals", dtype="index")
-    backwards: Index = array("hospitals", dtype="index")  # 1 on the way back
-    # p, or the coefficients; for the first party of a pass.
-    vector: Floats = array("landmarks", "directions", dtype="float64")
-    # What the party before sealed for this one, empty at the start.
-    received: tuple[Bytes, ...] = arrays("bytes", dtype="byte")
-
-
-class ChainReply(HybridReply, phase="hybrid-chain"):
-    """Per hospital: what is sealed for the next party, at the end what the server gets."""
-
-    # From a hospital at the start: v = K alpha - y + eta (Algorithm 2, line 20), which the paper
-    # lets the server see.
-    residual: Floats = array("rows", "outputs", dtype="float64")
-    sent: tuple[Bytes, ...] = arrays("bytes", dtype="byte")
-
-
 class CoefficientsRequest(HybridRequest, phase="hybrid-coefficients"):
     """The model for a hospital, which predicts its held-out rows and counts how good it is."""
 
@@ -223,8 +150,6 @@ class CoefficientsRequest(HybridRequest, phase="hybrid-coefficients"):
     coefficients: Floats = array("landmarks", "outputs", dtype="float64")
     # The width, or one per landmark, if it was chosen in this run.
     gammas: Floats = array("gammas", dtype="float64")
-    # Naive protocol: the server has the kernel and predicts. Else empty.
-    predictions: Floats = array("rows", "outputs", dtype="float64")
     calibration: Floats = array("calibration", dtype="float64")  # of a saved model, see Calibration
     # Of a saved model that predicts variances: s^2 of each output, and the transposed inverse of
     # the Cholesky factor of K^T K + lambda I.

@@ -29,8 +29,6 @@ HOSPITAL, CENTRE = "hospital", "centre"
 MEAN_DISTANCE = "mean distance"
 #: Sum of the hospitals' training rows of each class, where these are balanced.
 CLASS_COUNTS = "class counts"
-#: Beginnings of the names of the sums that common encoders are made of, before that of the block.
-COLUMNS, HISTOGRAMS = "columns/", "histograms/"
 #: Refuses partitions that clash and pseudonyms that come twice.
 check_parties = partial(
     check_tables,
@@ -122,6 +120,11 @@ class Plan:
         """All parties that take part, ascending."""
         return tuple(sorted({p for ward in self.wards.values() for p in ward.rows}))
 
+    @property
+    def training_rows(self) -> int:
+        """Rows of all hospitals to learn from."""
+        return sum(ward.train for ward in self.wards.values())
+
     def sampling(self, block: str, asked: str) -> str:
         """Return how landmarks of a block are drawn: ``auto`` needs no exchange."""
         if asked != "auto":
@@ -151,7 +154,6 @@ def match_rows(
     missing: MissingBlocks,
     *,
     predict: bool,
-    secure: bool,
     allow_single: bool,
 ) -> Plan:
     """Match the rows of all parties; log what of them is left out.
@@ -167,7 +169,7 @@ def match_rows(
             remedy="name test-data in the --node-config of those that shall predict",
         )
     plan = make_plan(parties, missing, predict=predict)
-    check_alone(plan, parties, secure=secure, allow_single=allow_single)
+    check_alone(plan, parties, allow_single=allow_single)
     for h, ward in plan.wards.items():
         if ward.dropped or ward.lacking:
             logger.warning(
@@ -182,9 +184,7 @@ def match_rows(
     return plan
 
 
-def summing_sets(
-    plan: Plan, *, protocol: str, penalty: str, tunes: bool = False
-) -> dict[str, list[int]]:
+def summing_sets(plan: Plan, *, penalty: str, tunes: bool = False) -> dict[str, list[int]]:
     """Return name -> partitions of the sets among which is summed, fixed by who holds what.
 
     With ``tunes`` the mean distance to the landmarks is summed over all parties, if there are two.
@@ -195,8 +195,6 @@ def summing_sets(
         The penalty needs a sum, and there is one party.
     """
     wards = {f"ward {h}": sorted(w.rows) for h, w in plan.wards.items() if w.centres}
-    if protocol == "chain":
-        return wards
     shared = {f"block {b}": list(p) for b, p in plan.blocks.items() if len(p) > 1}
     alone = len(plan.hospitals) == 1
     sets = {**({} if alone else {"hospitals": list(plan.hospitals)}), **wards, **shared}
@@ -270,7 +268,6 @@ def check_alone(
     plan: Plan,
     parties: Sequence[HybridDescribeReply],
     *,
-    secure: bool,
     allow_single: bool,
 ) -> None:
     """Refuse what would show a single party's values.
@@ -282,8 +279,6 @@ def check_alone(
     ProtocolError
         The run does, a centre does not.
     """
-    if not secure:
-        return
     if allow_single:
         strict = {p.partition for p in parties if not p.allow_single}
         for ward in plan.wards.values():

@@ -191,7 +191,7 @@ def ridge_sum(request: wire.RidgeRequest, x: NDArray[Any], labels: Floats) -> Fl
 def steadied(totals: Floats, features: int, deviation: float) -> Floats:
     """Return noisy sums whose Phi^T Phi has no negative part, and a lambda that the noise asks for.
 
-    As FedCG does with its own, see :func:`fedkern_flwr.hybrid.private.regularize`: half of
+    As FedCG does with its own, see :func:`fedkern_flwr.hybrid.fourier.regularize`: half of
     ``deviation`` sqrt(p), where the noise has eigenvalues up to 2 ``deviation`` sqrt(p).
     """
     gram, right = ridge.unpack(totals, features)

@@ -35,7 +35,6 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "category-key": partial(read_secret, name="the category key"),
     "classes": lambda text: read_classes(str(text)) or None,
     "label-bound": float,
-    "value-bound": float,
     "top": int,
     "results": Path,
 }

@@ -45,7 +45,6 @@ _OF_SIMULATIONS = (
     "hindsight",
     "delay",
     "party",
-    "reconstruction",
 )
 _ENGINE, _SERVER_LOG = "deployment", "server.log"
 _WRITTEN = ("predictions", "recommendations")  # files that nodes write
@@ -161,7 +160,6 @@ def _write_nodes(
 def _policy(strategy: PhaseStrategy, nodes: int) -> NodePolicy:
     """Return the policy of nodes whose owner wants this run: the default, but for what it needs."""
     plain = getattr(strategy, "secure", True) is False
-    plain |= getattr(strategy, "protocol", "") == "naive"
     return NodePolicy(
         require_secure_sums=not plain, min_parties=2 if nodes == 2 and not plain else None
     )

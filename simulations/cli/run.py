@@ -62,9 +62,7 @@ def run_method(name: str, values: dict[str, Any]) -> None:
         with screen.status("reading the table"):
             prepared = prepare_data(config)
         family(name).check_data(config, prepared)
-        late = prepared.explained_late
-        if not late:
-            _explain(screen, values, [one._asdict() for one in prepared.explain()])
+        _explain(screen, values, [one._asdict() for one in prepared.explain()])
         folder = RunFolder.create(chosen_folder(values["out"], name), config, force=values["force"])
         try:
             with tracking(values["track"], config, folder.path) as track:
@@ -76,8 +74,6 @@ def run_method(name: str, values: dict[str, Any]) -> None:
             if error.exit_code == OptionError.exit_code and not folder.unfinished:
                 folder.discard()  # it is known only now that this cannot be run
             raise
-        if late:
-            _explain(screen, values, result["columns"])
     _show(screen, folder, result)
     tell(result)
 

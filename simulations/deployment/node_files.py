@@ -26,7 +26,6 @@ _PLAIN = (
     "role",
     "group",
     "block",
-    "protocol",
     "frequencies",
     "topology",
     "product",

@@ -48,7 +48,6 @@ _UP = _by_field(
     sealed={
         "align-hop": "sealed",
         "hybrid-moments": "sealed",
-        "hybrid-chain": "sent",
         "vertical-hops": "sealed",
         "svm-agent": "sealed",
         "svm-combine": "sealed",
@@ -66,7 +65,6 @@ _UP = _by_field(
         "align-tags": "fingerprint",
         "describe": "secret_digest",
         "hybrid-distances": "fingerprint",
-        "hybrid-blocks": "fingerprint",
         "sum-upload": "commitments",
     },
     pseudonym={"align-tags": "ids", "describe": "ids"},
@@ -87,7 +85,7 @@ _UP = _by_field(
     key={"describe": "public_key signature", "sum-vote": "signature"},
     declared={
         "describe": "block seeded square_bound absolute_bound fold_rows fold_sum_rows outputs "
-        "classes labels label_bound value_bound labelled kinds allow_single named group product",
+        "classes labels label_bound labelled kinds allow_single named group product",
     },
     total={"svm-agent": "term", "svm-combine": "term", "svm-ring": "term"},
     masked={"sum-upload": "masked"},
@@ -95,7 +93,7 @@ _UP = _by_field(
     seed={"sum-unmask": "seeds"},
 )
 #: What a client gets is ``public`` (chosen by the server, or made of released sums) but for these.
-#: ``matching``: which of its rows belong together with those of others. ``own``: of its own rows.
+#: ``matching``: which of its rows belong together with those of others.
 _DOWN = _by_field(
     sealed={
         "align-hop": "received",
@@ -103,8 +101,6 @@ _DOWN = _by_field(
         "sum-unmask": "shares",
         "sum-recover": "backups",
         "hybrid-distances": "sealed_seed",
-        "hybrid-blocks": "sealed_seed",
-        "hybrid-chain": "received",
         "vertical-hops": "received",
         "svm-local": "sealed",
         "svm-step": "sealed",
@@ -120,7 +116,6 @@ _DOWN = _by_field(
     matching={
         "hybrid-moments": "rows",
         "hybrid-distances": "rows",
-        "hybrid-blocks": "rows",
         "vertical-step": "rows finish_rows score_rows",
         "vertical-hops": "rows",
         "vertical-train": "rows tests",
@@ -130,11 +125,7 @@ _DOWN = _by_field(
         "svm-contribute": "take place",
         "svm-owner": "take place",
     },
-    own={"hybrid-coefficients": "predictions"},
 )
-#: Fields whose values are sealed for the next client or, at the end of the way, for the server to
-#: read. Sealed numbers are longer by nonce and tag, so that bare ones cannot pass for them.
-_SOME_SEALED = {("up", "hybrid-chain", "sent"): "sent to the server"}
 _CONTROL = {"phase", "protocol", "round", "cohort", "index", "session"}
 _CONTROL |= {"num_examples", "code", "message"}  # Flower's own: samples asked for, status
 _UNIFORM = ("masked", "sealed")
@@ -226,8 +217,6 @@ class Audit:
         for phase, name, value in _fields(direction, message):
             if isinstance(value, np.ndarray) and not value.size:
                 continue  # nothing to see
-            if (direction, phase, name) in _SOME_SEALED and value.nbytes % 8 == 0:
-                name = _SOME_SEALED[direction, phase, name]
             key = (direction, node, phase, name)
             entry = seen.get(key)
             if entry is None:

@@ -30,7 +30,6 @@ _SERVER = {
 _CLIENTS = {
     "public": ("public",),
     "matching": ("matching",),
-    "own": ("own",),
     "masked": ("masked",),
     "sealed": ("sealed",),
     "keys": ("key",),

@@ -78,11 +78,9 @@ def _reconstruction(summary: Mapping[str, Any]) -> list[str]:
 
 def _server_saw(config: Mapping[str, Any]) -> str:
     """Return what the server saw in a few words; ``result.json`` has all of it."""
-    short = {"naive": "every feature and label", "chain": "products of each hospital, noisy labels"}
-    sums = f"sums over {config['hospitals']} hospitals"
     if config["hospitals"] == 1:
-        sums = "the sums of a single hospital"
-    return short.get(config["options"].get("protocol", "secure"), sums)
+        return "the sums of a single hospital"
+    return f"sums over {config['hospitals']} hospitals"
 
 
 def _missing_rows(result: Mapping[str, Any]) -> list[list[str]]:
@@ -92,22 +90,6 @@ def _missing_rows(result: Mapping[str, Any]) -> list[list[str]]:
     lacking = sum(sum(ward["rows_without_block"].values()) for ward in wards)
     found = (("rows left out for a missing block", dropped), ("missing blocks of rows", lacking))
     return [[text, str(count)] for text, count in found if count]
-
-
-def _check_common(strategy: FedCG, data: Mapping[str, Any]) -> None:
-    """Refuse to encode in the run what is not of several hospitals.
-
-    Raises
-    ------
-    OptionError
-    """
-    problem = ""
-    if data["hospitals"] < 2 or not data["own_block"]:
-        problem = "common encoders are of columns that several hospitals have"
-    elif strategy.protocol != "secure" or strategy.sampling == "P":
-        problem = "common encoders are for protocol secure and sampling U, N or C"
-    if problem:
-        raise OptionError(problem, remedy="leave out --common-encoders")
 
 
 _COLUMNS = {
@@ -175,7 +157,7 @@ class HybridFamily(Family[HybridSettings, HybridData]):
         ),
     )
     repetitions, seeded = "Runs averaged, each with its own landmarks.", "split and landmarks"
-    secured_by = ("protocol", "secure", "naive or chain")
+    always_secure = "columns of a kernel show the rows of a hospital"
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
         """Make two nodes hospitals unless told otherwise, the others centres."""
@@ -202,12 +184,7 @@ class HybridFamily(Family[HybridSettings, HybridData]):
                 f"are not {clients} clients",
                 remedy="leave out --clients",
             )
-        found = super().config(name, {**values, "hospitals": hospitals})
-        data = found["data"]
-        if data["common_encoders"]:
-            how = {f"encoder_{name}": data[name] for name in ("scaling", "categories")}
-            found["options"] = {**found["options"], **how}
-        return found
+        return super().config(name, {**values, "hospitals": hospitals})
 
     def check(self, config: Config) -> None:
         """Refuse options that cannot work before any data is read."""
@@ -217,18 +194,6 @@ class HybridFamily(Family[HybridSettings, HybridData]):
                 "scaling standard has no public range, within which landmarks are drawn",
                 remedy="use --scaling rank or range",
             )
-        if config["data"]["common_encoders"]:
-            _check_common(FedCG(**config["options"]), config["data"])
-
-    def check_data(self, config: Config, prepared: HybridData) -> None:
-        """Refuse more landmarks than there are training rows, where they are such rows.
-
-        Raises
-        ------
-        OptionError
-        """
-        super().check_data(config, prepared)
-        prepared.given(FedCG(**config["options"], seed=config["seed"]))
 
     def prepare(self, settings: HybridSettings) -> HybridData:
         """Load the table and deal it."""
@@ -239,7 +204,6 @@ class HybridFamily(Family[HybridSettings, HybridData]):
     ) -> dict[str, Any]:
         """Return the difference from the pooled solution, and errors in the labels' units."""
         assert isinstance(strategy, FedCG)
-        prepared.adopt(strategy)
         difference = centralised_difference(strategy, prepared)
         found: dict[str, Any] = {}
         if difference is not None:

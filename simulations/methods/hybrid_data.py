@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.align.column_ranges import DEFAULT_BOUND
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.hybrid.parties import CENTRE, HOSPITAL
-from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.tables.table import Table, how_many
 
 from ...clients import HybridKernelClient
-from ...strategies import FedCG, PhaseStrategy
+from ...strategies import PhaseStrategy
 from ..run.data import hold_out
 from ..run.party_files import PartyFiles
 from ..run.splits import Split, split_rows
 from ..run.toy import three_hospitals
 from .clients import TableClients
 from .dealt_data import DealtData, DealtTable, bound_of
-from .hybrid_encoded import unencoded, with_common
 from .labelled_data import LabelledSettings, check_sites, owners
 from .pooled import PooledSplit
 
@@ -57,11 +54,6 @@ class HybridSettings(LabelledSettings):
         Allow a single hospital, and rows that a single centre knows.
     paper_split : bool
         Hold out the rows that the paper's programs do: scikit-learn's train_test_split, seed 0.
-    common_encoders : bool
-        Hospitals have their own block as in a file, with text, dates and gaps, and make the encoder
-        that they have in common in the run: one exchange more (default: encoded beforehand).
-    value_bound : float
-        With common encoders: public bound on the magnitude of all values of the hospitals' block.
     """
 
     worked_out = frozenset({"hospitals"})
@@ -75,8 +67,6 @@ class HybridSettings(LabelledSettings):
     alpha: float = 0.5
     allow_single: bool = False
     paper_split: bool = False
-    common_encoders: bool = False
-    value_bound: float = DEFAULT_BOUND
 
     def training(self, table: Table, seed: int) -> NDArray[np.bool_]:
         """Return which rows are for training."""
@@ -126,18 +116,12 @@ class Pooled(DealtTable):
         To which hospital a row goes.
     blocks : dict
         Name of a block -> positions of its columns; the hospitals' own first, if they have one.
-    raw : Table or None
-        The rows before they were encoded, where hospitals encode their block in the run.
-    value_bound : float
-        Bound of its values.
     labelled : tuple of str
         Blocks of centres whose files have the labels, which they do not use.
     """
 
     hospital: NDArray[np.intp]
     blocks: Mapping[str, NDArray[np.intp]]
-    raw: Table | None = None
-    value_bound: float = DEFAULT_BOUND
     labelled: tuple[str, ...] = ()
 
     @property
@@ -156,17 +140,6 @@ class Pooled(DealtTable):
         found = [(self.hospital == h, own) for h in range(self.hospitals)]
         return found + [(self.complete(self.blocks[b]), self.blocks[b]) for b in self.labelled]
 
-    def landmarks(self, count: int, seed: int) -> Floats:
-        """Return training rows drawn without replacement as landmarks (sampling P)."""
-        complete = np.flatnonzero(self.train & np.isfinite(self.x).all(axis=1))
-        if len(complete) < count:
-            raise OptionError(
-                f"{count} landmarks are asked of {len(complete)} training rows",
-                remedy="use fewer landmarks, or sampling U or N",
-            )
-        rng = np.random.default_rng(derive_seed(seed, "landmark rows"))
-        return np.asarray(self.x[rng.choice(complete, count, replace=False)])
-
 
 @dataclass(frozen=True, kw_only=True)
 class HybridClients(TableClients[Pooled]):
@@ -175,13 +148,10 @@ class HybridClients(TableClients[Pooled]):
     Attributes
     ----------
     hospitals : int
-    given : ndarray of shape (m, d) or None
-        Landmarks that were chosen from the pooled rows.
     """
 
     kind = HybridKernelClient
     hospitals: int
-    given: Floats | None
 
     def predicts(self, partition: int) -> bool:
         """Tell whether a node is a hospital."""
@@ -198,16 +168,14 @@ class HybridClients(TableClients[Pooled]):
             "columns": tuple(dealt.columns[c] for c in columns),
             "alignment_key": self.alignment_key,
             "landmark_seed": public_seed(self.seed, block),
-            "landmarks": None if self.given is None else self.given[:, columns],
         }
         if centre < 0:
             mine = dealt.hospital == partition
             train, test = (np.flatnonzero(mine & part) for part in (dealt.train, ~dealt.train))
             x, x_test = (dealt.x[np.ix_(rows, columns)] for rows in (train, test))
-            features = {"x": x, "x_test": x_test}
-            if dealt.raw is not None:
-                features = unencoded(dealt, block, train, test, self.seed)
             return {
+                "x": x,
+                "x_test": x_test,
                 "y": dealt.y[train],
                 "ids": train,
                 "y_test": dealt.y[test] if np.isfinite(dealt.y[test]).all() else None,
@@ -215,7 +183,6 @@ class HybridClients(TableClients[Pooled]):
                 "classes": dealt.class_names or None,
                 "label_bound": dealt.label_bound,
                 **common,
-                **features,
             }
         x = dealt.x[:, columns]
         rows = np.flatnonzero(np.isfinite(x).all(axis=1))
@@ -223,20 +190,7 @@ class HybridClients(TableClients[Pooled]):
         return {"x": x[rows], "ids": rows, **common}
 
     def deployed(self, partition: int) -> dict[str, Any]:
-        """Return what the files and the configuration of a deployed node say.
-
-        Raises
-        ------
-        OptionError
-            Landmarks are rows of all parties.
-        """
-        if self.given is not None:
-            raise OptionError("sampling P needs all rows in one place", remedy="use U or N")
-        if self.dealt.raw is not None:
-            raise OptionError(
-                "common encoders are made of the nodes' own files",
-                remedy="leave out --common-encoders, or name encode in --node-config of the app",
-            )
+        """Return what the files and the configuration of a deployed node say."""
         role = HOSPITAL if partition < self.hospitals else CENTRE
         return {**self.arguments(partition), "role": role}
 
@@ -254,7 +208,7 @@ class HybridData(DealtData[HybridSettings, Pooled]):
         The table cannot be used, or there are too few rows or columns to deal.
     """
 
-    clients, told = HybridClients, ("protocol", "allow_single")
+    clients, told = HybridClients, ("allow_single",)
     drawn = {"three-hospitals": three_hospitals}  # noqa: RUF012
 
     def __init__(self, settings: HybridSettings) -> None:
@@ -266,15 +220,6 @@ class HybridData(DealtData[HybridSettings, Pooled]):
         if not settings.centres and not settings.own_block:
             raise OptionError("nobody has columns", remedy="use --own-block or more centres")
         super().__init__(settings)
-        self.explained_late = settings.common_encoders
-
-    def adopt(self, strategy: FedCG) -> None:
-        """Take the split of a run as its hospitals have encoded it."""
-        found = self.split(strategy.seed or 0)
-        if found.raw is not None and strategy.encoders_:
-            seed = strategy.seed or 0
-            known = seed if self.settings.resplit else self.settings.seed
-            self._splits[known] = with_common(found, OWN_BLOCK, strategy, seed)
 
     @property
     def num_clients(self) -> int:
@@ -282,15 +227,8 @@ class HybridData(DealtData[HybridSettings, Pooled]):
         return self.settings.hospitals + self.settings.centres
 
     def dealing(self, strategy: PhaseStrategy) -> dict[str, Any]:
-        """Return the number of hospitals, and landmarks that are training rows."""
-        assert isinstance(strategy, FedCG)
-        return {"hospitals": self.settings.hospitals, "given": self.given(strategy)}
-
-    def variant(self, strategy: PhaseStrategy) -> tuple[Hashable, ...]:
-        """Return what the clients depend on, with the number of landmarks that are rows."""
-        assert isinstance(strategy, FedCG)
-        rows = strategy.fixed_landmarks if strategy.sampling == "P" else 0
-        return *super().variant(strategy), rows
+        """Return the number of hospitals."""
+        return {"hospitals": self.settings.hospitals}
 
     def facts(self) -> dict[str, Any]:
         """Return who got which columns and how many rows."""
@@ -309,13 +247,6 @@ class HybridData(DealtData[HybridSettings, Pooled]):
             "rows": rows,
             "held_out_rows": held_out,
         }
-
-    def given(self, strategy: FedCG) -> Floats | None:
-        """Return landmarks chosen from the pooled training rows, where the sampling is P."""
-        if strategy.sampling != "P":
-            return None
-        seed = strategy.seed or 0
-        return self.split(seed).landmarks(strategy.fixed_landmarks, seed)
 
     def read(self) -> Table:
         """Load the table; which rows lack a block is found when the parties match theirs."""
@@ -368,8 +299,6 @@ class HybridData(DealtData[HybridSettings, Pooled]):
             notes=notes,
             hospital=_deal_rows(settings, table.take(rows), train, seed),
             blocks=blocks,
-            raw=table.take(rows) if settings.common_encoders else None,
-            value_bound=settings.value_bound,
             labelled=tuple(f"centre {k + 1}" for k in settings.files.labelled)
             if settings.files is not None
             else (),

@@ -18,7 +18,7 @@ from .new_rows import Parts
 def whole_model(strategy: FedCG, prepared: HybridData, state_dir: Path) -> Parts:
     """Return coefficients and the landmarks of all blocks, drawn from the parties' secrets."""
     arrays, meta = strategy.model()
-    split, given = prepared.split(strategy.seed or 0), prepared.given(strategy)
+    split = prepared.split(strategy.seed or 0)
     landmarks = np.zeros((strategy.landmarks_, len(split.columns)))
     if strategy.basis == "fourier":
         landmarks, offsets = landmarks[::2], np.zeros(len(landmarks) // 2)
@@ -26,9 +26,6 @@ def whole_model(strategy: FedCG, prepared: HybridData, state_dir: Path) -> Parts
     for block, columns in split.blocks.items():
         partition = 0 if block == OWN_BLOCK else centre
         centre += block != OWN_BLOCK
-        if given is not None:
-            landmarks[:, columns] = given[:, columns]
-            continue
         file = state_dir / meta["session"] / f"partition-{partition}-round-{meta['step']}.state"
         kept = RunState.unpack(file.read_bytes())
         if strategy.basis == "fourier":

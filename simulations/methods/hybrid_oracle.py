@@ -25,12 +25,9 @@ _CHUNK = 1 << 21  # numbers of a chunk of the kernel
 def pooled_landmarks(strategy: FedCG, prepared: HybridData) -> dict[str, Floats]:
     """Return each block's slice of the landmarks, or directions, as the parties drew them."""
     seed = strategy.seed or 0
-    pooled, given = prepared.split(seed), prepared.given(strategy)
+    pooled = prepared.split(seed)
     out = {}
     for block, columns in pooled.blocks.items():
-        if given is not None:
-            out[block] = given[:, columns]
-            continue
         if strategy.basis == "fourier":
             pairs, gamma = strategy.landmarks_ // 2, float(strategy.gammas_[0])
             seed_of = public_seed(seed, block)

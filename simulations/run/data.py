@@ -317,8 +317,6 @@ class Prepared(ABC):
     """
 
     notes: tuple[str, ...]
-    #: Whether a run decides what columns become.
-    explained_late: bool = False
 
     @property
     @abstractmethod

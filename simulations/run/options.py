@@ -13,12 +13,11 @@ from ...strategies import PhaseStrategy
 
 # Options of every run, or set by the run itself.
 _OF_THE_RUN = frozenset({"seed", "checkpoint", "resume", "secure"})
-_OF_THE_RUN |= {"encoder_scaling", "encoder_categories"}  # those of the data
 
 #: Groups of options in the help, in their order.
 PANELS = (DATA, PARTIES, METHOD, RUN) = ("Data", "Parties", "Method", "Engine and output")
 
-_OF_A_RUN = frozenset({"rounds", "resplit", "reconstruction", "delay"})  # of the settings
+_OF_A_RUN = frozenset({"rounds", "resplit", "delay"})  # of the settings
 _REPEATED = frozenset({"party"})
 _OF_PARTIES = {"clients", "hospitals", "centres", "own_block", "parties", "active_parties", "users"}
 _OF_PARTIES |= {
@@ -29,8 +28,8 @@ _OF_PARTIES |= {
     "site_share",
     "split",
     "alpha",
+    "allow_single",
 }
-_OF_PARTIES |= {"allow_single", "common_encoders", "value_bound"}
 _FLAGS = {"id_column": "--id", "site_column": "--site"}
 
 

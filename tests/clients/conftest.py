@@ -106,7 +106,7 @@ def stream(strategy: Any, seed: int, folder: Path) -> Any:
     return strategy
 
 
-def hybrid(strategy: Any, seed: int, folder: Path, **more: Any) -> Any:
+def hybrid(strategy: Any, seed: int, folder: Path) -> Any:
     rng = np.random.default_rng(seed)
     each = ROWS + TESTS
     x, y = rng.random((3 * each, 6)), rng.integers(0, 2, 3 * each)
@@ -127,7 +127,6 @@ def hybrid(strategy: Any, seed: int, folder: Path, **more: Any) -> Any:
             ids_test=names(k * each + ROWS, TESTS),
             classes=(0, 1),
             alignment_key=KEY,
-            **more,
         )
 
     simulate(strategy, nodes(make), 5)
@@ -282,10 +281,6 @@ RUNS: dict[str, Callable[[int, Path], Any]] = {
     "fed-cg": lambda s, f: hybrid(FedCG(landmarks=3, penalty="rkhs", sampling="N"), s, f),
     "fed-cg, tuned": lambda s, f: hybrid(FedCG(landmarks=3, sampling="C"), s, f),
     "fed-cg, weighed": lambda s, f: hybrid(FedCG(landmarks=3, class_weight="balanced"), s, f),
-    "fed-cg, encoded": lambda s, f: hybrid(FedCG(landmarks=3), s, f, encode=True),
-    "fed-cg, encoded first": lambda s, f: hybrid(
-        FedCG(landmarks=3, sampling="N"), s, f, encode=True
-    ),
     "fed-cg, products": lambda s, f: hybrid(FedCG(landmarks=3, solver="cg"), s, f),
     "fdskl": lambda s, f: vertical(FDSKL(features=8, gamma=0.5), s, f),
     "fdskl, two": lambda s, f: vertical(FDSKL(**_STREAM), s, f, actives=2),

@@ -170,17 +170,6 @@ CASES = [
     Case("fed-cg", 1, "hybrid-distances", "distances/1", True, requests=_WIDTHS),
     Case("fed-cg", 3, "hybrid-distances", "landmark pairs", True),
     Case("fed-cg", 1, "hybrid-equations", "equations", True),
-    Case("fed-cg, encoded", 1, "hybrid-distances", "columns/"),
-    Case("fed-cg, encoded first", 1, "hybrid-columns", "columns/"),
-    Case("fed-cg, encoded", 1, "hybrid-histograms", "histograms/", requests=_BINS),
-    Case(
-        "fed-cg, encoded",
-        1,
-        "hybrid-equations",
-        "equations",
-        True,
-        requests={"no encoder": fields(encoder="{}")},
-    ),
     Case("fed-cg, tuned", 1, "hybrid-moments", "moments/", True, requests=_PARTS),
     Case(
         "fed-cg, tuned",
@@ -337,8 +326,6 @@ SILENT = {
     "align-tags",
     "gram-ask",
     "gram-predict",
-    "hybrid-blocks",  # of the paper's protocols
-    "hybrid-chain",
     "online-local",  # of runs without sums
     "online-predict",
     "online-ridge-predict",
@@ -478,9 +465,6 @@ def answers(case: Case, found: Any) -> dict[str, str]:
         said["again, in one layer"] = node.ask(flat, replace(later, agent=-1, sealed=b""))
     if case.phase == "ranges-deviations":
         said["again, elsewhere"] = node.ask(again, replace(later, mean=later.mean + 1.0))
-    if getattr(later, "encoder", ""):
-        other = later.encoder.replace('"rows": ', '"rows": 1')
-        said["again, with another encoder"] = node.ask(again, replace(later, encoder=other))
     if case.requests is _BINS:
         places = later.places + np.array([1e-9, 0.0])  # as many bins
         said["again, about other places"] = node.ask(again, replace(later, places=places))

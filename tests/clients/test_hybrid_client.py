@@ -11,8 +11,6 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedkern_flwr.clients import HybridKernelClient
-from fedkern_flwr.clients.fed_cg_kernel import RunState
-from fedkern_flwr.clients.fed_cg_paper import label_noise
 from fedkern_flwr.errors import (
     ProtocolError,
     RefusedError,
@@ -80,12 +78,10 @@ def about_rows(kind: Any, number: int = 1, rows: Any = (0, 1, 2), **more: Any) -
         "starts": np.array([0], np.int32),
         "stops": np.array([count], np.int32),
         "rows": (np.array(rows, np.int32),),
-        "variant": "secure",
         "kernel": "rbf",
         "sampling": "U",
         "landmarks": 5,
         "seed_from": -1,
-        "public_seed": -1,
         "model": "",
         "model_round": 0,
         "landmark_pairs": False,
@@ -132,7 +128,7 @@ PHASES: list[Any] = [wire.EquationsRequest, wire.ProductRequest, wire.Coefficien
 def later(kind: Any, number: int = 2) -> Any:
     """Make a request that needs the kernel."""
     more: Table = {"directions": np.full((5, 1), 5.0**-0.5), "labels": True, "count": True}
-    more |= {"coefficients": np.ones((5, 1)), "predictions": np.zeros((0, 1))}
+    more |= {"coefficients": np.ones((5, 1))}
     more |= {"gammas": np.zeros((0, 1) if kind is wire.EquationsRequest else 0)}
     more |= {
         "class_counts": np.zeros(0),
@@ -155,14 +151,14 @@ def test_what_needs_the_kernel_is_refused_before_it_has_come(kind: Any) -> None:
 
 
 def test_a_step_is_done_once() -> None:
-    place, client = opened(protocol="naive")
-    request = about_rows(wire.BlocksRequest, 3, variant="naive", public_seed=0)
+    place, client = opened()
+    request = about_rows(wire.DistancesRequest, 3)
     send(client, request)
     before = SessionState.load(place)
     for number in (3, 2):
         again = dataclasses.replace(request, round=number)
         with pytest.raises(ProtocolError, match=f"round {number} has been done already"):
-            send(make(place, protocol="naive"), again)
+            send(make(place), again)
     assert SessionState.load(place) == before
 
 
@@ -197,72 +193,6 @@ def test_rows_stay_the_same_in_a_run(rows: tuple[int, ...]) -> None:
     send(client, about_rows(wire.DistancesRequest, 2))
     with pytest.raises(RefusedError, match="other rows are asked for than before in this run"):
         send(client, about_rows(wire.DistancesRequest, 3, rows=rows))
-
-
-def test_predictions_of_the_server_are_for_the_paper_s_protocols() -> None:
-    _, client = opened(allow_single=True)
-    send(client, about_rows(wire.DistancesRequest, stops=np.array([0], np.int32)))
-    request = dataclasses.replace(later(wire.CoefficientsRequest), predictions=np.ones((2, 1)))
-    with pytest.raises(ProtocolError, match="a node makes its predictions itself in protocol 'sec"):
-        send(client, request)
-
-
-@pytest.mark.parametrize("own", ["secure", "chain"])
-def test_a_node_shows_its_kernel_and_labels_in_protocol_naive_only(own: Any) -> None:
-    """Whatever a request claims the protocol of the run to be."""
-    for claimed, seed in (("naive", 0), (own, 0), (own, -1)):
-        place, client = opened(protocol=own, allow_single=True)
-        with pytest.raises(ProtocolError, match="protocol"):
-            send(client, about_rows(wire.BlocksRequest, variant=claimed, public_seed=seed))
-        assert not RunState.unpack(SessionState.load(place).payload).begun
-    _, client = opened(protocol="naive")
-    reply = send(
-        client, about_rows(wire.BlocksRequest, variant="naive", public_seed=0), wire.BlocksReply
-    )
-    assert reply.blocks[0].shape == (3, 5)
-
-
-@pytest.mark.parametrize("own", ["secure", "naive", "chain"])
-@pytest.mark.parametrize("asked", ["secure", "naive", "chain"])
-def test_a_node_takes_part_in_one_protocol_only(own: Any, asked: str) -> None:
-    _, client = opened(protocol=own)
-    kind: Any = wire.BlocksRequest if own == "naive" else wire.DistancesRequest
-    request = about_rows(kind, variant=asked)
-    if own == asked:
-        send(client, request)
-        return
-    text = f"takes part in runs with protocol '{own}' only, not '{asked}'; start it with protocol='"
-    with pytest.raises(ProtocolError, match=text):
-        send(client, request)
-
-
-def test_landmarks_that_everybody_knows_are_for_the_paper_s_protocols() -> None:
-    """With public landmarks a hospital could place the centres' patients by their distances."""
-    _, client = opened()
-    with pytest.raises(ProtocolError, match="landmarks that everybody knows"):
-        send(client, about_rows(wire.DistancesRequest, public_seed=0))
-
-
-def test_hops_are_made_in_a_chain_only() -> None:
-    hop = about_rows(
-        wire.ChainRequest,
-        2,
-        purpose="start",
-        froms=np.array([-1], np.int32),
-        tos=np.array([-1], np.int32),
-        backwards=np.array([0], np.int32),
-        vector=np.ones((5, 1)),
-        received=(np.zeros(0, np.uint8),),
-    )
-    _, client = opened()
-    send(client, about_rows(wire.DistancesRequest, stops=np.array([0], np.int32)))
-    text = "partition 4: partial products leave a node in protocol 'chain' only"
-    with pytest.raises(ProtocolError, match=text) as caught:
-        send(client, hop)
-    assert "\n" not in str(caught.value)
-    _, client = opened(protocol="chain")
-    with pytest.raises(StateError, match="partition 4: it has not the whole kernel of this run"):
-        send(client, hop)
 
 
 def test_a_hospital_alone_shows_its_sums_only_if_allowed() -> None:
@@ -369,7 +299,7 @@ def test_moments_leave_a_secure_node_in_secure_sums_only() -> None:
     with pytest.raises(
         ProtocolError, match="values are asked for that leave this node in secure s"
     ):
-        send(client, about_rows(wire.MomentsRequest, moments=True))
+        send(client, about_rows(wire.MomentsRequest, moments=True, sampling="N"))
 
 
 def test_a_secret_is_sealed_for_those_only_with_whom_there_is_one() -> None:
@@ -384,6 +314,14 @@ def test_a_secret_is_sealed_for_those_only_with_whom_there_is_one() -> None:
 # -- sums that a server orders for others than those whom they belong to
 
 HOSPITALS, CENTRES = (0, 1, 2), (3, 4)
+
+
+def test_moments_are_of_landmarks_that_need_them() -> None:
+    _, client = opened()
+    with pytest.raises(ProtocolError, match="moments are asked for of landmarks that need none"):
+        send(client, about_rows(wire.MomentsRequest, moments=True, sampling="U"))
+
+
 SERVERS = ("equations", "product", "outcomes", "moments/clinical", "landmark pairs")
 
 
@@ -498,16 +436,3 @@ def test_the_end_of_a_run_erases_everything(tmp_path: Path) -> None:
     assert set(place.state) <= {"fedkern", "fedkern-guard"}
     with pytest.raises(StateError):
         send(make(place, state_dir=tmp_path), later(wire.EquationsRequest, 10))
-
-
-# -- noise of the chain
-
-
-def test_label_noise_is_uniform_and_known_to_all() -> None:
-    """The paper's noise; that it hides no binary label is said in the documentation."""
-    found = label_noise(3, 1, 4000)
-    assert found.shape == (4000, 1)
-    assert 0.0 <= found.min() < 0.01 < 0.99 < found.max() < 1.0
-    assert abs(found.mean() - 0.5) < 0.02
-    np.testing.assert_array_equal(found, label_noise(3, 1, 4000))
-    assert not np.isclose(found, label_noise(3, 2, 4000)).all()

@@ -132,11 +132,6 @@ BAD_TABLES: dict[str, tuple[str | None, Table, str]] = {
     "ranges upside down": ("fed-cg", {"ranges": [[1, 0]] * 2}, "ranges that end .*; declare least"),
     "ranges unknown": ("fed-cg", {"ranges": [[0, np.nan]] * 2}, "ranges of .*; declare least and"),
     "ranges of text": ("fed-cg", {"ranges": [["secret", 1]] * 2}, "ranges that are not numbers"),
-    "landmarks": (
-        "fed-cg",
-        {"landmarks": [0.1, 0.2]},
-        r"landmarks of shape \(2,\) do not fit 2 fe",
-    ),
 }
 
 
@@ -179,7 +174,6 @@ BAD_OPTIONS: dict[str, tuple[str | None, Table, str]] = {
         {"landmark_seed": bytes(31)},
         "the landmark seed has 31 bytes instead of 32; draw one",
     ),
-    "an unknown protocol": ("fed-cg", {"protocol": "ring"}, "protocol is 'ring'"),
     "labels at a passive party": (
         "fdskl",
         {"role": "passive"},

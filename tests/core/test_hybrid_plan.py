@@ -400,19 +400,18 @@ def test_values_of_a_single_party_are_not_shown_unless_allowed() -> None:
     ]
     for plan, text in texts:
         with pytest.raises(OptionError, match=text):
-            check_alone(plan, [], secure=True, allow_single=False)
-        check_alone(plan, [], secure=True, allow_single=True)
-        check_alone(plan, [], secure=False, allow_single=False)
-    check_alone(fine, [], secure=True, allow_single=False)
+            check_alone(plan, [], allow_single=False)
+        check_alone(plan, [], allow_single=True)
+    check_alone(fine, [], allow_single=False)
 
 
 def test_a_centre_must_agree_to_be_alone_with_a_row() -> None:
     parties = [hospital(0, ROWS), hospital(1, [4]), party(2, [1, 2, 3, 4]), party(3, [1, 4])]
     plan = make_plan(parties, "neutral")
     with pytest.raises(ProtocolError, match="partition 2, phase describe: it alone knows rows of"):
-        check_alone(plan, parties, secure=True, allow_single=True)
+        check_alone(plan, parties, allow_single=True)
     parties[2] = replace(parties[2], allow_single=True)
-    check_alone(plan, parties, secure=True, allow_single=True)  # partition 3 is never alone
+    check_alone(plan, parties, allow_single=True)  # partition 3 is never alone
 
 
 def test_a_run_without_training_rows_is_no_cohort() -> None:

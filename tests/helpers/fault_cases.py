@@ -171,19 +171,18 @@ FED_CG = Method(
     outcome_of_fed_cg,
     {"landmarks": 12, "regularization": 0.1},
     {"alignment_key": bytes(16)},
-    shared=("protocol",),
     files="kernel",
     changes=({"regularization": 0.2}, {"sampling": "N"}, {"seed": 1}, {"tolerance": 1e-7}),
     tables=(without_a_row(0), with_a_stranger, other_labels, other_features(4)),
     spent=("hybrid-equations", "hybrid-product"),
 )
 _CG: Table = {"solver": "cg", "preconditioner_rank": 4, "tolerance": 1e-3}
-_CHAIN: Table = {"protocol": "chain", "regularization": 10.0, "tolerance": 1e-4}
+_PAPER: Table = {**_CG, "preconditioner_rank": 0, "init": "random"}
 
 
 def fed_cg(options: Table, rows: int = 1000, *, main: bool = False) -> Way:
     """Return a way of FedCG; ``rows`` are those that a message of distances holds."""
-    size = {"fedkern_flwr.strategies.fed_cg_secure._MESSAGE": 8 * 12 * rows}
+    size = {"fedkern_flwr.strategies.fed_cg_system._MESSAGE": 8 * 12 * rows}
     return Way(FED_CG, hospitals_and_centres, options, main=main, patches=size)
 
 
@@ -374,8 +373,7 @@ WAYS: dict[str, Way] = {
     "fed-cg, balanced classes": fed_cg({"class_weight": "balanced"}),
     "fed-cg by products": fed_cg(_CG),
     "fed-cg by products, in parts": fed_cg(_CG, 40, main=True),
-    "fed-cg naive": fed_cg({"protocol": "naive"}),
-    "fed-cg in a chain": fed_cg(_CHAIN),
+    "fed-cg by products, as in the paper": fed_cg(_PAPER),
     "fdskl": fdskl(1, _ONCE, main=True),
     "fdskl in parts": fdskl(1, _ONCE, message=1200, main=True),
     "fdskl streaming": fdskl(1, _STREAM, 6),

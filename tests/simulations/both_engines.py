@@ -67,11 +67,11 @@ RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "per-fed-avg": (STREAMS, ("online-network-2-1",)),
     "local-only": (STREAMS, ()),
     "fed-cg": (HYBRID, ("hybrid-distances-1-5", "hybrid-equations-3-0")),
-    "fed-cg, encoded": (
-        {**HYBRID, "common_encoders": True},
-        ("hybrid-distances-1-1", "hybrid-histograms-3-3"),
-    ),
     "fed-cg, cg": ({**HYBRID, "solver": "cg"}, ("hybrid-product-2-1",)),
+    "fed-cg, cg as in the paper": (
+        {**HYBRID, "solver": "cg", "init": "random", "preconditioner_rank": 0},
+        ("hybrid-distances-1-1", "hybrid-product-4-2"),
+    ),
     "fdskl": (VERTICAL, ("vertical-step-1-3", "vertical-train-3-0")),
     "fdskl, streaming": (STREAMING, ("vertical-step-3-0", "vertical-step-5-2")),
     "fdskl, two active": ({**STREAMING, "active_parties": 2}, ("vertical-step-5-1",)),

@@ -19,7 +19,6 @@ from fedkern_flwr.clients import (
     SVMClient,
     VerticalKernelClient,
     fdskl_paper,
-    fed_cg_paper,
     hierarchical_node,
 )
 from fedkern_flwr.groups import messages as groups
@@ -75,12 +74,11 @@ class Case:
 
 def fed_cg(hospitals: int = 3, centres: int = 2, **more: Any) -> Any:
     """A random table: two features at each party."""
-    options = {"landmarks": 20, "gamma": 1.0, "protocol": "secure", "allow_single": False, **more}
+    options = {"landmarks": 20, "gamma": 1.0, "allow_single": False, **more}
     rng = np.random.default_rng(0)
     many = 60 * hospitals
     x, y = rng.random((many, 2 + 2 * centres)), rng.integers(0, 2, many).astype(float)
-    common: dict[str, Any] = {n: options[n] for n in ("protocol", "allow_single")}
-    common["alignment_key"] = KEY
+    common: dict[str, Any] = {"allow_single": options["allow_single"], "alignment_key": KEY}
 
     def client_fn(context: Context) -> HybridKernelClient:
         k = int(context.node_config["partition-id"])
@@ -332,7 +330,6 @@ def test_what_the_server_reads() -> None:
     assert by_kind["commitment"] == {"commitments", "fingerprint"}
     assert by_kind["size"] == {"rows", "features", "test_rows", "columns", "binary"}
     bounds = {"block", "seeded", "square_bound", "absolute_bound", "fold_rows", "fold_sum_rows"}
-    bounds |= {"value_bound"}
     assert by_kind["declared"] == common | bounds
     by_kind = fields_seen(watched("fdskl"))
     assert by_kind["size"] == {"rows", "features", "test_rows", "others", "columns", "binary"}
@@ -363,45 +360,6 @@ def test_the_only_hospital_is_plain() -> None:
     assert of_kind(seen, "plain") == plain
 
 
-# -- the paper's protocols of FedCG
-
-CHAIN: dict[str, Any] = {"protocol": "chain", "regularization": 1.0}
-
-
-def test_naive_is_plain() -> None:
-    seen = watch(fed_cg, protocol="naive", sampling="N")
-    shown = names("hybrid-blocks", "targets", "blocks") | names("hybrid-coefficients", "plain")
-    assert of_kind(seen, "plain") == shown | names("hybrid-moments", "plain")
-    for centre in (1003, 1004):
-        view = seen.view("up", centre)
-        assert view["hybrid-blocks", "blocks"].bytes == 8 * 20 * 180
-        assert ("hybrid-blocks", "targets") not in view  # it has none
-    assert seen.view("up")["hybrid-blocks", "targets"].bytes == 8 * 3 * 45
-    assert of_kind(seen, "own", "down") == names("hybrid-coefficients", "predictions")
-
-
-def test_chain_is_sealed_but_at_the_end_of_the_way() -> None:
-    """Matrices go from party to party; what the last one sums up is for the server to read."""
-    seen = watch(fed_cg, **CHAIN)
-    end = names("hybrid-chain", "residual", "sent to the server")
-    assert of_kind(seen, "plain") == end | names("hybrid-coefficients", "plain")
-    up = seen.view("up")
-    assert up["hybrid-chain", "sent"].kind == "sealed"
-    assert up["hybrid-chain", "sent to the server"].bytes % (8 * 20) == 0
-    assert up["hybrid-chain", "residual"].bytes == 8 * 3 * 45
-    for entry in (up["hybrid-chain", "sent"], seen.view("down")["hybrid-chain", "received"]):
-        assert entry.uniform is not None
-        assert entry.uniform > UNIFORM
-    ends = [("hybrid-chain", "sent to the server") in seen.view("up", 1000 + k) for k in range(5)]
-    assert ends == [False, False, False, True, False]  # the way back ends at the first centre
-
-
-def test_a_chain_of_one_party_sends_its_product_to_the_server() -> None:
-    seen = watch(fed_cg, hospitals=2, centres=0, **CHAIN)
-    assert ("hybrid-chain", "sent") not in seen.view("up")
-    assert ("hybrid-chain", "sent to the server") in of_kind(seen, "plain")
-
-
 # -- mutations that must be seen
 
 
@@ -410,12 +368,7 @@ def test_a_chain_of_one_party_sends_its_product_to_the_server() -> None:
     [
         (
             hybrid,
-            names("hybrid-blocks", "targets", "blocks")
-            | names("hybrid-chain", "residual")
-            | {
-                (f"hybrid-{phase}", "plain")
-                for phase in ("moments", "equations", "product", "coefficients")
-            },
+            {(f"hybrid-{phase}", "plain") for phase in ("equations", "product", "coefficients")},
             ("hybrid-distances", "distances"),
         ),
         (vertical, TRAINED | COUNTED, ("vertical-step", "phases")),
@@ -515,20 +468,6 @@ def test_messages_that_are_not_sealed_are_seen(name: str, monkeypatch: pytest.Mo
         tested = [p for p in found if p is not None]
         assert tested
         assert max(tested) < NOT_UNIFORM
-
-
-def test_a_chain_that_is_not_sealed_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bare matrices are plain; bytes that only look sealed are not uniform."""
-    monkeypatch.setattr(fed_cg_paper, "seal_message", lambda secret, plain, *place: plain)
-    monkeypatch.setattr(fed_cg_paper, "unseal_message", lambda secret, sealed, *place: sealed)
-    bare = watch(fed_cg, **CHAIN)
-    assert ("hybrid-chain", "sent") not in bare.view("up")
-    assert bare.view("up")["hybrid-chain", "sent to the server"].bytes > 8 * 20 * 45
-    padding = bytes(28)
-    monkeypatch.setattr(fed_cg_paper, "seal_message", lambda secret, plain, *at: padding + plain)
-    monkeypatch.setattr(fed_cg_paper, "unseal_message", lambda secret, sealed, *at: sealed[28:])
-    padded = watch(fed_cg, **CHAIN)
-    assert padded.view("up")["hybrid-chain", "sent"].uniform < NOT_UNIFORM
 
 
 def test_the_tail_of_chi_square_is_that_of_scipy() -> None:

@@ -206,7 +206,7 @@ PROMISED = {
     "pof-rls": "kernels features width forgetting experts up down samples-per-round threshold",
     "pof-mkl": "kernels kernels-per-round exploration samples-per-round step-size threshold",
     "fed-cg": "hospitals centres landmarks sampling kernel gamma landmark-gamma regularization "
-    "penalty protocol solver preconditioner-rank init tolerance missing allow-single",
+    "penalty solver preconditioner-rank init tolerance missing allow-single",
     "fdskl": "parties active-parties schedule features directions batch rounds step step-schedule "
     "loss kernel gamma regularization frequencies phase-bits topology missing allow-single",
     "secure-gram": "kernel degree gamma min-support cohorts merge participation threshold encoding "

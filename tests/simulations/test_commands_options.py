@@ -39,12 +39,6 @@ def widths() -> np.ndarray:
     return load_model(Path("here/model.npz"))[0]["gammas"]
 
 
-def shows_plain(found: Result) -> bool:
-    sees = found["privacy"]
-    kinds = {row["kind"] for row in sees["seen"]["server"]}
-    return "plain" in kinds and sees["server_sees"][0].startswith("every kernel block")
-
-
 SAME, OTHER, ANY = True, False, None
 Check = Callable[[Result], Any]
 #: Options, whether the model is that of the run without them, and what else is true of the result.
@@ -56,7 +50,6 @@ HYBRID: dict[str, tuple[bool | None, Check]] = {
     "--no-own-block --centres 3": (OTHER, lambda r: "clinical" not in r["config"]["columns"]),
     "--landmarks 9": (OTHER, lambda r: coefficients().shape == (9, 1)),
     "--sampling N": (OTHER, lambda r: r["exchanges"] == 6),
-    "--sampling P": (OTHER, bool),
     "--kernel laplacian": (OTHER, bool),
     "--gamma 2": (OTHER, lambda r: set(widths()) == {2.0}),
     "--landmark-gamma": (OTHER, lambda r: 0.125 <= min(widths()) < 0.25 < max(widths()) <= 0.5),
@@ -64,12 +57,7 @@ HYBRID: dict[str, tuple[bool | None, Check]] = {
     "--penalty rkhs": (OTHER, bool),
     "--tune off": (OTHER, lambda r: set(widths()) == {0.25} and "tuned" not in r),
     "--tune gcv": (ANY, lambda r: r["tuned"]["by"] == "generalised cross-validation"),
-    "--protocol naive": (SAME, lambda r: r["exchanges"] == 3 and shows_plain(r)),
-    "--protocol chain": (
-        SAME, lambda r: r["exchanges"] > 20 and r["metrics"]["iterations"] > 5
-    ),
-    "--secure --protocol secure": (SAME, bool),
-    "--no-secure --protocol naive": (SAME, shows_plain),
+    "--secure": (SAME, bool),
     "--solver cg": (
         SAME, lambda r: 1 <= r["metrics"]["iterations"] <= 5 and r["metrics"]["residual"] <= 1e-10
     ),
@@ -91,13 +79,10 @@ HYBRID: dict[str, tuple[bool | None, Check]] = {
     "--test-size 0.5": (OTHER, lambda r: sum(r["config"]["held_out_rows"]) == 75),
     "--attempts 9 --node-timeout 5 --timeout 100": (SAME, bool),
 }  # fmt: skip
-#: What else the run says that must have the same model. Only normal equations of secure sums choose
-#: the width, the paper's protocols draw uniform landmarks, as do several holders of a block.
+#: What else the run says that must have the same model. Only normal equations choose the width,
+#: and several holders of a block draw uniform landmarks.
 UNCHOSEN, UNIFORM = "--tune off", "--sampling U"
 BASES = {
-    "--protocol naive": f"{UNCHOSEN} {UNIFORM}",
-    "--protocol chain": f"{UNCHOSEN} {UNIFORM}",
-    "--no-secure --protocol naive": f"{UNCHOSEN} {UNIFORM}",
     "--solver cg": UNCHOSEN,
     "--solver cg --preconditioner-rank 0": UNCHOSEN,
     "--solver cg --init random": UNCHOSEN,
@@ -325,8 +310,6 @@ def test_few_rounds_end_the_run_and_tolerance_ends_it_sooner(finished, commands)
     ("arguments", "texts"),
     [
         ("fed-cg --hospitals 1 --allow-single", ["the sums of a single hospital"]),
-        ("fed-cg --protocol naive", ["every feature and label"]),
-        ("fed-cg --protocol chain", ["products of each hospital, noisy labels"]),
         (
             "fdskl --topology tree --frequencies shared",
             [

@@ -123,6 +123,24 @@ def test_fed_cg_predicts_again_with_its_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.deployment
+def test_fed_cg_iterates_as_in_the_paper(
+    tmp_path: Path, with_secrets_of: Callable[[Path], None]
+) -> None:
+    """Plain conjugate gradients from random coefficients, an exchange an iteration."""
+    out, other = tmp_path / "deployed", tmp_path / "simulated"
+    options = "--solver cg --init random --preconditioner-rank 0 --tolerance 1e-5 --landmarks 20 "
+    options += "--gamma 1 --regularization 1 --allow-single --seed 4"
+    result = deployed(out, "fed-cg", f"--nodes 3 {options}")
+    with_secrets_of(out)
+    expected = simulated(other, "fed-cg", f"--hospitals 2 --centres 1 {options}")
+    compare(out, other, (result["metrics"], expected["metrics"]))
+    iterations = result["metrics"]["iterations"]
+    assert iterations == expected["metrics"]["iterations"] > 5
+    assert result["exchanges"] == expected["exchanges"] == 5 + iterations
+    assert processes_of(out / "flwr") == []
+
+
+@pytest.mark.deployment
 def test_fdskl_gives_the_predictions_of_a_simulation(
     tmp_path: Path, with_secrets_of: Callable[[Path], None]
 ) -> None:

@@ -140,7 +140,7 @@ def test_an_agent_has_no_files_but_its_policy(tmp_path: Path) -> None:
         ("pof-mkl --nodes 4", {}),
         ("pof-mkl --nodes 2", {"min_parties": 2}),
         ("fed-cg --nodes 4", {}),
-        ("fed-cg --nodes 4 --protocol naive", {"require_secure_sums": False}),
+        ("pof-mkl --nodes 4 --no-secure", {"require_secure_sums": False}),
         ("fed-cfk --nodes 10", {}),
     ],
 )

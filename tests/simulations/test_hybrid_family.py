@@ -123,11 +123,6 @@ def plain_solution(
             moments = np.array([x.mean(axis=0), x.std(axis=0)])
         unit = np.array([[0.0, 1.0]] * len(columns))
         landmarks[:, columns] = draw_landmarks(public_seed(seed, block), m, unit, moments)
-    if options.get("sampling") == "P":
-        landmarks = data.given(FedCG(**options, seed=seed))
-        rows = {row.tobytes() for row in pooled.x[train]}
-        assert {landmark.tobytes() for landmark in landmarks} <= rows
-        assert len(np.unique(landmarks, axis=0)) == m
     gamma = np.full(m, options.get("gamma") or 1.0 / pooled.x.shape[1])
     if options.get("landmark_gamma"):
         gamma = landmark_gammas(gamma[0], m, seed)
@@ -164,7 +159,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "default": ({}, {}),
     "laplacian": ({}, {"kernel": "laplacian", "gamma": 1.5}),
     "normal landmarks": ({}, {"sampling": "N"}),
-    "training rows as landmarks": ({}, {"sampling": "P"}),
     "a width per landmark": ({}, {"landmark_gamma": True}),
     "rkhs": ({}, {"penalty": "rkhs", "regularization": 0.1}),
     "many classes": ({"data": "iris", "centres": 3}, {}),

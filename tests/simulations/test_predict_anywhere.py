@@ -45,7 +45,6 @@ ROWS = 90
 ONLINE = ["--clients", "3", "--rounds", "16", "--test-size", "0.3"]
 RUNS: dict[str, list[str]] = {
     "fed-cg": ["fed-cg", "--landmarks", "16"],
-    "fed-cg encoded": ["fed-cg", "--landmarks", "16", "--common-encoders"],
     "fed-cg variance": ["fed-cg", "--landmarks", "8", "--variance", "--label", "cost"],
     "fdskl": ["fdskl", "--features", "40"],
     "secure-gram": ["secure-gram", "--encoding", "fixed-point"],

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Context
-from nodes import Nodes, side
 
 from fedkern_flwr import strategies
-from fedkern_flwr.clients import HybridKernelClient, KernelPCAClient, SVMClient
-from fedkern_flwr.errors import FedKernError, OptionError
+from fedkern_flwr.clients import KernelPCAClient, SVMClient
+from fedkern_flwr.errors import OptionError
 from fedkern_flwr.private_method import PrivateMethod
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import (
@@ -94,27 +92,3 @@ def _run(method: Any, x: np.ndarray) -> Any:
     made = method(privacy_epsilon=2.0, seed=0, **KEEPS[method])
     simulate(made, client, 4, num_rounds=3)
     return made
-
-
-def test_encoders_that_are_made_in_the_run_are_refused(tmp_path: Path) -> None:
-    """Their sums tell ranges, ranks and categories of a block without noise."""
-    x, y = side(90, 4)
-    tables: list[dict[str, Any]] = [
-        {
-            "x": x[rows],
-            "y": y[rows],
-            "block": "own",
-            "kinds": dict.fromkeys("abcd", "number"),
-            "columns": tuple("abcd"),
-            "encode": True,
-            "category_key": b"c" * 32,
-            "ids": rows,
-            "alignment_key": b"a secret of the data's owners",
-            "classes": (0, 1),
-        }
-        for rows in np.array_split(np.arange(90), 3)
-    ]
-    nodes = Nodes(HybridKernelClient, tables, tmp_path)
-    with pytest.raises(FedKernError, match="not encoded in the run") as why:
-        nodes.run(FedCG(basis="fourier", gamma=1.0, seed=0, privacy_epsilon=2.0))
-    assert "\n" not in str(why.value)

@@ -24,13 +24,13 @@ from sklearn import datasets, metrics
 from fedkern_flwr.alignment import hash_ids
 from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.clients.fed_cg_kernel import RunState
-from fedkern_flwr.clients.fed_cg_paper import label_noise
 from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError, ProtocolError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.hybrid.landmarks import draw_landmarks, public_seed
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.simulations import Fault, Transcript
+from fedkern_flwr.simulations.papers.fedcg import Hospital, chain, naive
 from fedkern_flwr.simulations.run.toy import three_hospitals
 from fedkern_flwr.strategies import FedCG
 
@@ -215,7 +215,6 @@ def pool(
     """Join all tables by id and compute distances to the landmarks of known seeds."""
     values: dict[str, dict[str, np.ndarray]] = {}
     ranges: dict[str, np.ndarray] = {}
-    given: dict[str, np.ndarray] = {}
     secret = dict(seeds or {})
     for k, table in enumerate(tables):
         if table.get("x") is None or not np.shape(table["x"])[1]:
@@ -224,8 +223,6 @@ def pool(
         ranges[block] = np.asarray(table.get("ranges", [[0.0, 1.0]] * np.shape(table["x"])[1]))
         if "landmark_seed" in table:
             secret.setdefault(block, table["landmark_seed"])
-        if "landmarks" in table:
-            given[block] = table["landmarks"]
         rows = values.setdefault(block, {})
         rows.update(zip(map(str, table["ids"]), np.asarray(table["x"]), strict=True))
         if "x_test" in table:
@@ -257,10 +254,7 @@ def pool(
             (n, d), found = x.shape, np.cov(x.T, bias=True)
             mixed = (n * found + np.trace(found) * np.eye(d)) / (n + d)
             moments = np.vstack([x.mean(axis=0), mixed])
-        if sampling == "P":
-            drawn[block] = given[block]
-        else:
-            drawn[block] = draw_landmarks(secret[block], landmarks, bounds, moments)
+        drawn[block] = draw_landmarks(secret[block], landmarks, bounds, moments)
 
     def distances(ids: list[str]) -> np.ndarray:
         out = np.zeros((len(ids), landmarks))
@@ -413,22 +407,6 @@ def incomplete() -> list[Table]:
     return tables
 
 
-def pooled_landmarks(own: bool = True) -> list[Table]:
-    """Training rows as landmarks, where data may be pooled: each party has its slice."""
-    tables = deal(*small(90), 2, 2, own=own, classes=(0, 1))
-    chosen = np.concatenate([table["ids"][:10] for table in tables[:2]])
-    holders = [table for table in tables if "x" in table]
-    values: dict[tuple[str, str], np.ndarray] = {}
-    for table in holders:
-        values.update(
-            ((table["block"], i), r) for i, r in zip(table["ids"], table["x"], strict=True)
-        )
-    for table in holders:
-        del table["landmark_seed"]
-        table["landmarks"] = [values[table["block"], i] for i in chosen]
-    return tables
-
-
 def far_from_zero() -> list[Table]:
     """Years, say, or temperatures in Kelvin: squares of the features have no digits to spare."""
     x, y = small(90)
@@ -447,11 +425,6 @@ VARIANTS: dict[str, tuple[Callable[[], list[Table]], Table]] = {
     "laplacian": (lambda: deal(*small(), 2, 2, classes=(0, 1)), {"kernel": "laplacian"}),
     "a width": (lambda: deal(*small(), 2, 2, classes=(0, 1)), {"gamma": 0.9}),
     "landmarks normal": (lambda: deal(*small(), 1, 2, classes=(0, 1)), {"sampling": "N"}),
-    "landmarks given": (pooled_landmarks, {"sampling": "P"}),
-    "landmarks given, hospitals without features": (
-        lambda: pooled_landmarks(own=False),
-        {"sampling": "P"},
-    ),
     "far from zero": (far_from_zero, {}),
     "far from zero, laplacian": (far_from_zero, {"kernel": "laplacian"}),
     "rows dropped": (incomplete, {"missing": "drop-row"}),
@@ -690,15 +663,10 @@ def test_iterations_are_those_of_the_centralised_method(
     x, y, common = load(name)
     tables = deal(x, y, 3, 2, **common)
     for table in tables:
-        table["landmark_seed"] = public_seed(4, table["block"])  # the seed of the paper's protocols
+        table["landmark_seed"] = public_seed(4, table["block"])
     pooled = pool(tables, 30)
     iterations = central_iterations(pooled, lam)
     options: Table = {"landmarks": 30, "solver": "cg", "preconditioner_rank": 0, "seed": 4}
-    group = parties(tables, protocol="naive")
-    naive = group.fit(protocol="naive", regularization=lam, **options)
-    assert abs(naive.metrics_["iterations"] - iterations) <= 1
-    assert difference(group, pooled, lam) <= EXACT
-    assert naive.ledger_.by_phase["hybrid-blocks"] == 1
     group = parties(tables, allow_single=True)
     secure = group.fit(regularization=lam, allow_single=True, **options)
     assert secure.metrics_["iterations"] <= 1.4 * iterations
@@ -830,132 +798,53 @@ def test_iterations_that_do_not_converge_are_reported(
     assert "solver normal-equations" in caplog.text
 
 
-# -- the paper's protocols
+# -- the paper's algorithm
 
 
-def published(tables: list[Table], seed: int = 0) -> list[Table]:
-    """Tables whose landmarks come from the run's public seed, as in the paper's protocols."""
-    blocks = [table.get("block") for table in tables]
-    return [
-        {**table, "landmark_seed": public_seed(seed, block)} if block else table
-        for table, block in zip(tables, blocks, strict=True)
-    ]
-
-
-@pytest.mark.parametrize("split", ["figure 3", "no features", "one centre", "three centres"])
-def test_the_chain_finds_the_pooled_solution(split: str, parties: Callable[..., Parties]) -> None:
-    """And as many iterations as the centralised method; L + 1 exchanges forth, L back."""
-    makers: dict[str, Callable[[], list[Table]]] = {
-        "figure 3": lambda: figure_three("iris"),
-        "no features": lambda: deal(*small(), 2, 2, own=False, classes=(0, 1)),
-        "one centre": lambda: deal(*small(), 3, 1, classes=(0, 1)),
-        "three centres": lambda: deal(*small(), 2, 3, classes=(0, 1)),
-    }
-    tables = published(makers[split]())
-    if split == "figure 3":
-        for table in tables:
-            if "y" in table:  # one output: setosa or not
-                table |= {"y": table["y"] > 0, "y_test": table["y_test"] > 0, "classes": (0, 1)}
-    group, lam = parties(tables, protocol="chain"), 1.0
-    strategy = group.fit(protocol="chain", landmarks=4, regularization=lam)
-    pooled = pool(tables, 4)
-    assert difference(group, pooled, lam) <= EXACT
-    iterations = central_iterations(pooled, lam)
-    assert abs(strategy.metrics_["iterations"] - iterations) <= 1
-    links = max(len(ward.centres) for ward in strategy.plan_.wards.values())
-    passes = 1 + strategy.metrics_["iterations"]
-    assert strategy.ledger_.by_phase["hybrid-chain"] == passes * (2 * links + 1) + links + 1
-
-
-def test_the_chain_may_start_anywhere(parties: Callable[..., Parties]) -> None:
-    tables = published(deal(*small(), 2, 2, classes=(0, 1)), seed=9)
-    group = parties(tables, protocol="chain")
-    group.fit(protocol="chain", landmarks=4, regularization=1.0, init="random", seed=9)
-    assert difference(group, pool(tables, 4), 1.0) <= EXACT
-
-
-def test_chain_and_naive_leave_blocks_out_as_the_secure_protocol_does(
+def test_conjugate_gradients_are_those_of_the_paper_iterate_by_iterate(
     parties: Callable[..., Parties],
 ) -> None:
-    tables = published(incomplete())
-    for missing in ("drop-row", "neutral"):
-        pooled = pool(tables, 4, missing=missing)
-        for protocol in ("naive", "chain"):
-            group = parties(tables, protocol=protocol)
-            group.fit(protocol=protocol, landmarks=4, regularization=1.0, missing=missing)
-            assert difference(group, pooled, 1.0) <= EXACT
+    """From the same start, without a preconditioner: Algorithm 1, from sums of all hospitals.
 
+    The start is drawn by the server from the seed of the run. No party needs it: they are asked for
+    products with it. The paper's program is given what the server drew.
+    """
+    tables = deal(*small(), 3, 2, classes=(0, 1))
+    m, lam, gamma, starts = 20, 0.3, 4.0, list[np.ndarray]()  # well conditioned: few digits go
 
-@pytest.mark.parametrize("protocol", ["naive", "chain"])
-def test_the_paper_s_protocols_draw_landmarks_from_the_seed_of_the_run(
-    protocol: Any, parties: Callable[..., Parties]
-) -> None:
-    """Whatever is configured; moments of shared blocks are added up in the open."""
-    tables = deal(*small(120), 4, 5, classes=(0, 1))
-    for sampling in ("U", "N"):
-        pooled = pool(published(tables, 8), 4, sampling=sampling)
-        for dealt in (tables, without_seeds(tables)):
-            group = parties(dealt, protocol=protocol)
-            options: Table = {"protocol": protocol, "sampling": sampling, "seed": 8}
-            strategy = group.fit(landmarks=4, regularization=1.0, **options)
-            assert difference(group, pooled, 1.0) <= EXACT
-            moments = strategy.ledger_.by_phase["hybrid-moments"]
-            assert moments == (sampling == "N")
+    def note(number: int, arrays: ArrayRecord) -> None:
+        if not number:
+            starts.append(arrays.to_numpy_ndarrays()[0])
 
+    options: Table = {"solver": "cg", "init": "random", "preconditioner_rank": 0, "seed": 7}
+    options |= {"gamma": gamma, "regularization": lam, "tolerance": 1e-14}
+    iterates = []
+    for number in range(1, 11):
+        more = {"num_rounds": number, "evaluate_fn": note}
+        iterates.append(parties(tables).fit(landmarks=m, more=more, **options).coefficients_[:, 0])
+    assert {start.tobytes() for start in starts} == {starts[0].tobytes()}
+    assert np.abs(starts[0]).max() > 1.0
 
-def test_a_chain_shows_labels_under_noise_that_all_parties_know(
-    parties: Callable[..., Parties],
-) -> None:
-    """Algorithm 2, line 20: v = K alpha - y + eta, here from alpha = 0."""
-    tables, record = deal(*small(), 2, 2, classes=(0, 1)), Transcript()
-    group = parties(tables, protocol="chain")
-    options: Table = {"protocol": "chain", "landmarks": 5, "regularization": 10.0, "seed": 6}
-    group.fit(**options, more={"transcript": record, "num_rounds": 1})
-    shown = [
-        entry.arrays[0]
-        for entry in record.entries(phase="hybrid-chain", direction="up")
-        if entry.arrays[0].size
+    hospitals, centres = tables[:3], tables[3:]
+    rows: list[Hospital] = []
+    for own in hospitals:
+        blocks = []
+        for centre in centres:
+            known = dict(zip(centre["ids"], centre["x"], strict=True))
+            blocks.append(np.array([known[name] for name in own["ids"]]))
+        rows.append(Hospital([*blocks, own["x"]], np.where(own["y"] == 1, 1.0, -1.0)))
+    w = [
+        draw_landmarks(table["landmark_seed"], m, np.asarray(table["ranges"], float))
+        for table in (*centres, hospitals[0])
     ]
-    assert len(shown) == 2
-    for k, v in enumerate(shown):
-        labels = label_noise(6, k, len(tables[k]["y"])) - v
-        positive = int(np.sum(tables[k]["y"] == 1))
-        np.testing.assert_allclose(np.abs(labels), 1.0, atol=1e-12)
-        assert int((labels > 0.0).sum()) == positive
-
-
-def test_a_chain_has_one_output(parties: Callable[..., Parties]) -> None:
-    tables = deal(*load("iris")[:2], 2, 2, classes=(0, 1, 2))
-    with pytest.raises(OptionError, match="'chain' solves for one output, the labels make 3; use"):
-        parties(tables, protocol="chain").fit(protocol="chain")
-
-
-@pytest.mark.parametrize("solver", ["normal-equations", "cg"])
-def test_the_naive_protocol_finds_the_pooled_solution(
-    solver: str, parties: Callable[..., Parties]
-) -> None:
-    x, y, common = load("wine")
-    tables = published(deal(x, y, 3, 3, **common))
-    group = parties(tables, protocol="naive")
-    strategy = group.fit(protocol="naive", solver=solver, regularization=1e-2)
-    assert difference(group, pool(tables), 1e-2) <= EXACT
-    assert strategy.ledger_.by_phase["hybrid-blocks"] == 1
-    assert strategy.sums is None
-
-
-@pytest.mark.parametrize("protocol", ["naive", "chain"])
-def test_the_paper_s_protocols_say_what_they_give_away(
-    protocol: Any, parties: Callable[..., Parties], caplog: pytest.LogCaptureFixture
-) -> None:
-    tables = deal(*small(), 2, 2, classes=(0, 1))
-    parties(tables, protocol=protocol).fit(protocol=protocol, regularization=1.0, landmarks=2)
-    assert f"protocol {protocol} shows" in caplog.text
-    with pytest.raises(FedKernError, match=r"partition 0: this node takes part in runs with prot"):
-        parties(tables).fit(protocol=protocol, regularization=1.0)
-    with pytest.raises(
-        FedKernError, match=rf"with protocol '{protocol}' only, not 'secure'; start"
-    ):
-        parties(tables, protocol=protocol).fit()
+    alpha, limits = starts[0][:, 0], {"tolerance": 1e-30, "epochs": 10}
+    for paper in (chain, naive):
+        found, _ = paper(rows, w, gamma, lam, alpha=alpha, **limits)
+        assert len(found.iterates) == 11
+        steps = np.abs(np.diff(found.iterates, axis=0)).max(axis=1)
+        assert steps.min() > 1e-3  # each is another one
+        for ours, theirs in zip(iterates, found.iterates[1:], strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=0.0, atol=1e-6)
 
 
 # -- problems that take several messages
@@ -976,7 +865,7 @@ def test_rows_may_travel_in_many_parts(
     tables[2] = {k: v for k, v in keep.items() if k not in ("ranges", "landmark_seed")}
     group = parties(tables)
     options: Table = {"solver": solver, "regularization": 1e-2, "missing": "neutral"}
-    monkeypatch.setattr("fedkern_flwr.strategies.fed_cg_secure._MESSAGE", 8 * 20 * rows)
+    monkeypatch.setattr("fedkern_flwr.strategies.fed_cg_system._MESSAGE", 8 * 20 * rows)
     record = Transcript()
     strategy = group.fit(**options, more={"transcript": record})
     total = sum(len(t["ids"]) + len(t["ids_test"]) for t in tables[:3])
@@ -1025,7 +914,7 @@ def test_many_parts_with_everything_that_travels_only_once(
     parties: Callable[..., Parties], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Moments and the kernel of the landmarks."""
-    monkeypatch.setattr("fedkern_flwr.strategies.fed_cg_secure._MESSAGE", 8 * 20 * 40)
+    monkeypatch.setattr("fedkern_flwr.strategies.fed_cg_system._MESSAGE", 8 * 20 * 40)
     tables = without_seeds(figure_three("wine"))
     group = parties(tables)
     options: Table = {"sampling": "N", "penalty": "rkhs", "gamma": 2.0}
@@ -1038,7 +927,7 @@ def test_many_parts_with_everything_that_travels_only_once(
 def test_a_hospital_without_centres_beside_one_with_many_parts(
     parties: Callable[..., Parties], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedkern_flwr.strategies.fed_cg_secure._MESSAGE", 8 * 20 * 15)
+    monkeypatch.setattr("fedkern_flwr.strategies.fed_cg_system._MESSAGE", 8 * 20 * 15)
     tables = deal(*small(90), 3, 2, classes=(0, 1))
     alone = {*tables[1]["ids"], *tables[1]["ids_test"]}
     for c in (3, 4):
@@ -1177,8 +1066,6 @@ def test_a_strategy_tells_its_options_and_what_is_seen(
     assert {"rows", "labels", "ids", "landmarks"} <= set(privacy["never_leaves_the_client"])
     alone = parties(tables[:1] + tables[2:], allow_single=True).fit(allow_single=True)
     assert "of the only hospital" in alone.privacy()["server_sees"][0]
-    naive = parties(tables, protocol="naive").fit(protocol="naive")
-    assert not {"labels", "rows"} & set(naive.privacy()["never_leaves_the_client"])
     with caplog.at_level(logging.WARNING, "fedkern_flwr"):
         neutral = parties(incomplete(), allow_single=True).fit(missing="neutral", allow_single=True)
     assert "rows without a block: {'omics 1': 8" in caplog.text
@@ -1192,7 +1079,7 @@ def test_a_strategy_tells_its_options_and_what_is_seen(
 ALONE: Table = {
     **dict.fromkeys(("landmarks", "attempts"), 0),
     **dict.fromkeys(("gamma", "regularization", "tolerance"), 0.0),
-    **dict.fromkeys(("sampling", "kernel", "penalty", "protocol", "solver", "init"), "Q"),
+    **dict.fromkeys(("sampling", "kernel", "penalty", "solver", "init"), "Q"),
     **{"distance_bits": 16, "missing": "mean"},
 }
 TOGETHER: list[tuple[Table, str]] = [
@@ -1201,18 +1088,6 @@ TOGETHER: list[tuple[Table, str]] = [
     ({"preconditioner_rank": -1, "solver": "cg"}, "preconditioner_rank is -1; use 0 to 100"),
     ({"preconditioner_rank": 5}, "preconditioner_rank is for solver cg; add solver cg, or leave"),
     ({"init": "random"}, "init is for solver cg; add solver cg, or leave it out"),
-    (
-        {"protocol": "chain", "solver": "normal-equations"},
-        "a chain has no normal equations; use solver cg",
-    ),
-    ({"protocol": "chain", "preconditioner_rank": 5}, "a chain has no preconditioner; use prot"),
-    *(
-        (
-            {"protocol": paper, "penalty": "rkhs"},
-            f"penalty rkhs is not made with protocol {paper}; ",
-        )
-        for paper in ("naive", "chain")
-    ),
     ({"penalty": "rkhs", "landmark_gamma": True}, "with a width per landmark the kernel of the la"),
     ({"resume": True}, "resume without a checkpoint; name the checkpoint file"),
     *(({name: value}, f"^{name} is {value!r}; ") for name, value in ALONE.items()),
@@ -1230,11 +1105,9 @@ def test_options_that_cannot_work_are_refused_at_once(options: Table, text: str)
 def test_the_solver_is_chosen_by_the_number_of_landmarks() -> None:
     chosen = {m: FedCG(landmarks=m).chosen_solver for m in (1, 1000, 1001)}
     assert chosen == {1: "normal-equations", 1000: "normal-equations", 1001: "cg"}
-    assert FedCG(protocol="chain").chosen_solver == "cg"
     assert FedCG(landmarks=5, solver="cg").chosen_solver == "cg"
     ranks = {m: FedCG(landmarks=m, solver="cg").rank for m in (10, 399, 400, 2000)}
     assert ranks == {10: 5, 399: 199, 400: 200, 2000: 200}
-    assert FedCG(protocol="naive", solver="cg").rank == FedCG(protocol="chain").rank == 0
 
 
 def test_no_rounds_are_refused(parties: Callable[..., Parties]) -> None:
@@ -1311,16 +1184,6 @@ MISFITS: dict[str, tuple[Callable[[list[Table]], None], Table, str]] = {
         lambda tables: tables.pop(0),  # type: ignore[arg-type, return-value]
         {},
         r"there is one hospital: what is summed over hospitals would be its own; let more",
-    ),
-    "training rows as landmarks": (
-        lambda tables: None,
-        {"sampling": "P"},
-        r"partition 0: sampling P takes training rows as landmarks, .* use sampling U, N or C",
-    ),
-    "other numbers of landmarks": (
-        lambda tables: [change(tables, k, landmarks=np.zeros((3, 2))) for k in range(4)] and None,
-        {"sampling": "P"},
-        r"partition 0: 20 landmarks are asked for, this node was given 3",
     ),
 }
 
@@ -1648,8 +1511,6 @@ def test_predictions_are_refused_for_other_parties_and_options(
     later = serve(newcomers(tables), group.folder)
     with pytest.raises(CheckpointError, match=r"other options; use FedCG\.of_model"):
         FedCG(landmarks=21).predict_at_nodes(later.grid(), arrays, meta)
-    with pytest.raises(OptionError, match="predictions are made with protocol secure"):
-        FedCG(landmarks=20, protocol="naive").predict_at_nodes(later.grid(), arrays, meta)
 
 
 def test_a_model_says_what_a_prediction_needs(parties: Callable[..., Parties]) -> None:
@@ -1806,7 +1667,7 @@ def test_widths_are_chosen_where_rows_travel_in_parts(
     """The mean distance is that of all training rows, whichever travel first."""
     tables = deal(*small(120), 2, 2, classes=(0, 1))
     whole = parties(tables, policy=UNCOUNTED).fit(**CHOSEN)
-    monkeypatch.setattr("fedkern_flwr.strategies.fed_cg_secure._MESSAGE", 8 * 20 * 110)
+    monkeypatch.setattr("fedkern_flwr.strategies.fed_cg_system._MESSAGE", 8 * 20 * 110)
     parts = parties(tables, policy=UNCOUNTED).fit(**CHOSEN)
     assert parts.ledger_.by_phase["hybrid-distances"] == 2
     np.testing.assert_allclose(parts.tuned_["gammas"], whole.tuned_["gammas"], rtol=1e-8)
@@ -1865,9 +1726,8 @@ def test_no_fold_has_fewer_rows_than_its_nodes_allow(
 BAD_TUNING: list[tuple[Table, str]] = [
     ({"gamma": 1.0, "regularization": 1.0}, "gamma and regularization are given, and tune; leave"),
     ({"landmark_gamma": True}, "gamma and regularization are given, and tune"),
-    ({"solver": "cg"}, "tune gcv is for normal equations of protocol secure and penalty ridge"),
-    ({"protocol": "naive"}, "tune gcv is for normal equations of protocol secure"),
-    ({"penalty": "rkhs"}, "tune gcv is for normal equations of protocol secure"),
+    ({"solver": "cg"}, "tune gcv is for normal equations and penalty ridge"),
+    ({"penalty": "rkhs"}, "tune gcv is for normal equations and penalty ridge"),
 ]
 
 

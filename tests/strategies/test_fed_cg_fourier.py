@@ -19,13 +19,13 @@ from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.errors import FedKernError, OptionError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
-from fedkern_flwr.hybrid import fourier, private
+from fedkern_flwr.hybrid import fourier
 from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.judging.counts import Yardstick
 from fedkern_flwr.kernels.product import kernel_from_distances, partial_distances
 from fedkern_flwr.privacy import Budget, NoisySum
 from fedkern_flwr.solvers.equations import pack_equations
-from fedkern_flwr.strategies import FedCG, SecureGram, fed_cg_secure
+from fedkern_flwr.strategies import FedCG, SecureGram, fed_cg_system
 
 KEY = b"a secret of the data's owners"
 ALARM = 1e-9  # probability of a false one: the noise cannot be seeded
@@ -123,7 +123,6 @@ def test_features_estimate_the_kernel_and_have_length_one(kernel: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"protocol": "naive"}, "protocol naive"),
         ({"penalty": "rkhs"}, "penalty rkhs"),
         ({"sampling": "C"}, "sampling C"),
         ({"missing": "neutral"}, "missing neutral"),
@@ -156,19 +155,19 @@ def test_methods_that_add_no_noise_refuse_a_budget() -> None:
 def opened(monkeypatch: Any) -> list[np.ndarray]:
     """What the server opens of the normal equations, as it travels."""
     seen: list[np.ndarray] = []
-    unpack = fed_cg_secure.unpack_equations
+    unpack = fed_cg_system.unpack_equations
 
     def record(vector: np.ndarray, *shape: int) -> Any:
         seen.append(vector.copy())
         return unpack(vector, *shape)
 
-    monkeypatch.setattr(fed_cg_secure, "unpack_equations", record)
+    monkeypatch.setattr(fed_cg_system, "unpack_equations", record)
     return seen
 
 
 def released(z: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The normal equations as a hospital adds them, with labels of length one half."""
-    right = z.T @ y[:, None] * private.label_weight(1.0, 1)
+    right = z.T @ y[:, None] * fourier.label_weight(1.0, 1)
     return pack_equations(z.T @ z, right)
 
 
@@ -199,7 +198,7 @@ def test_all_that_is_opened_has_the_noise_that_is_told(
 def test_one_record_moves_what_is_added_no_farther_than_is_charged() -> None:
     """The release itself, not a formula of it: rows that are as far apart as may be."""
     budget, rng = Budget(1.0), np.random.default_rng(0)
-    planned = private.equations_release(budget, features=M, outputs=1, bound=1.0, rows=[50, 50])
+    planned = fourier.equations_release(budget, features=M, outputs=1, bound=1.0, rows=[50, 50])
     unit, farthest = 2.0**-planned.noise.fraction, 0.0
     for _ in range(200):
         x = rng.uniform(0.0, 40.0, (50, 5))  # so far apart that features are unrelated
@@ -215,8 +214,8 @@ def test_one_record_moves_what_is_added_no_farther_than_is_charged() -> None:
 
 
 def test_a_budget_for_parties_is_for_all_their_rows(tmp_path: Path) -> None:
-    rows = private.equations_release(Budget(1.0), features=M, outputs=1, bound=1.0, rows=[60, 40])
-    whole = private.equations_release(
+    rows = fourier.equations_release(Budget(1.0), features=M, outputs=1, bound=1.0, rows=[60, 40])
+    whole = fourier.equations_release(
         Budget(1.0, unit="party"), features=M, outputs=1, bound=1.0, rows=[60, 40]
     )
     ratio = whole.noise.deviation(2) / rows.noise.deviation(2)
@@ -252,14 +251,14 @@ def test_a_server_that_orders_less_noise_is_refused(
     weaker: float, monkeypatch: Any, tmp_path: Path
 ) -> None:
     """Nodes derive the noise of their own, of the budget with which the run was opened."""
-    honest = fed_cg_secure.equations_release
+    honest = fed_cg_system.equations_release
 
     def less(budget: Budget, **known: Any) -> Any:
         found = honest(budget, **known)
         variance = max(1 << 16, int(found.noise.variance * weaker))
         return replace(found, noise=NoisySum(variance, found.noise.fraction))
 
-    monkeypatch.setattr(fed_cg_secure, "equations_release", less)
+    monkeypatch.setattr(fed_cg_system, "equations_release", less)
     x, y = side(90, 5)
     with pytest.raises(FedKernError, match="the noise of a sum"):
         fitted(deal(x, y, 3, 2, classes=(0, 1)), tmp_path, privacy_epsilon=2.0)
@@ -331,7 +330,7 @@ def test_a_server_that_asks_for_landmarks_in_a_run_with_a_budget_is_refused(
 
     def forged(self: FedCG) -> Any:
         system = honest(self)
-        system.basis = "landmarks"
+        self.basis = "landmarks"
         return system
 
     monkeypatch.setattr(FedCG, "_system", forged)

@@ -8,7 +8,6 @@ from typing import Any
 from own_table import own_table  # type: ignore[import-not-found]  # the file beside this one
 
 from fedkern_flwr.clients import HybridKernelClient, serve
-from fedkern_flwr.errors import OptionError
 from fedkern_flwr.scaling import read_ranges, scale_by_ranges
 from fedkern_flwr.simulations.apps.node import Node, client_maker, rows
 from fedkern_flwr.tables.table import Missing, Table, without_missing
@@ -19,9 +18,6 @@ KEYS = (
     "label-bound",
     "alignment-key",
     "landmark-seed",
-    "category-key",
-    "value-bound",
-    "protocol",
     "allow-single",
     "predictions",
 )
@@ -32,8 +28,6 @@ def arguments(node: Node) -> dict[str, Any]:
     hospital = node.role("hospital", "centre") == "hospital"
     if hospital:
         node.check_predictions()
-    if node.config.get("encode"):
-        return unencoded(node, hospital=hospital)
     missing: Missing = "error" if node.run["missing"] == "error" else "drop-row"
     if "encoder" in node.config:
         table, held = node.encoded(labelled=hospital, missing="keep")
@@ -41,23 +35,9 @@ def arguments(node: Node) -> dict[str, Any]:
         held = held and without_missing(held, missing, "the table")
     else:
         table, held = node.tables(labelled=hospital, missing=missing)
-    node.check_named(table)
     if ranges := node.config.get("ranges"):
         table, held = scale(table, ranges), held and scale(held, ranges)
     return rows(table, held, "x", "ids", *(("y",) if hospital else ()))
-
-
-def unencoded(node: Node, *, hospital: bool) -> dict[str, Any]:
-    """Read rows as they are in the file: all holders of the block encode them in the run."""
-    if node.config.keys() & {"encoder", "ranges"}:
-        raise OptionError(
-            "this node is to encode its columns in the run, and has an encoder or ranges",
-            remedy="leave out encode, or the other, in --node-config",
-        )
-    table, held = node.unencoded(labelled=hospital, missing="keep")
-    found = rows(table, held, "x", "ids", *(("y",) if hospital else ()))
-    named = {"categories": table.categories, "categories_test": held and held.categories}
-    return {**found, "encode": True, "kinds": table.kinds, **named}
 
 
 def scale(table: Table, ranges: str) -> Table:

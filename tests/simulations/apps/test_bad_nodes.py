@@ -71,7 +71,6 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
         (0, {"id_column": None}, "column 'key' of known0.csv is not numeric"),
         (0, {"test_data": "gone.csv"}, "there is no file gone.csv"),
         (0, {"test_data": "{}/proteins.csv"}, "the test data does not have the columns of the"),
-        (0, {"protocol": "open"}, "protocol"),
         (0, {"label_bound": 0}, "label_bound is 0"),
     ],
     "fdskl": [

@@ -184,42 +184,6 @@ def test_holders_of_a_block_have_one_encoder(
     assert site.written() == pytest.approx(found, rel=0, abs=1e-6)
 
 
-def test_hospitals_encode_a_block_in_the_run(
-    make_site: Make, preparation: Any, tmp_path: Path, refusal: Refusal
-) -> None:
-    """As with what the app ranges makes of the same files before, which is the same encoder."""
-    site, nodes, saved = make_site("fed-cg"), (0, 1), tmp_path / "model.npz"
-    holders_with_text(site, tmp_path, nodes)
-    for node in nodes:
-        site.nodes[node] |= {"block": "clinical"}
-    preparation.nodes = [{**site.nodes[node]} for node in nodes]
-    for node in nodes:
-        own = site.nodes[node]
-        own |= {"encode": True, "value-bound": 2**20}
-        assert "has an encoder or ranges; leave out encode" in refusal(site.client, node)
-        del own["encoder"]
-    change = {"categories": "ward,none"}
-    assert "the table has no feature column 'none'" in refusal(site.client, 0, **change)
-    given = {"landmarks": 12, "gamma": 0.5, "regularization": 0.01}
-    site.run(model=saved, **given)
-    found = site.written()
-    texts = load_model(saved, "fed-cg")[1]["encoders"]
-    site.run(predict=saved)
-    assert site.written() == pytest.approx(found, rel=0, abs=1e-9)
-    preparation.run(labels=False)
-    for node, own in zip(nodes, preparation.nodes, strict=True):
-        made = json.loads(Path(own["encoder"]).read_text())["columns"]
-        told = json.loads(texts["clinical"])["columns"]
-        named = ("name", "key", "parts")
-        for one, other in zip(made, told, strict=True):
-            assert all(one[k] == other[k] for k in one if k not in named)
-        gone = ("encode", "value-bound")
-        kept = {k: v for k, v in site.nodes[node].items() if k not in gone}
-        site.nodes[node] = {**kept, "encoder": own["encoder"]}
-    site.run(**given)
-    assert site.written() == pytest.approx(found, rel=0, abs=1e-6)
-
-
 @pytest.mark.parametrize("name", ["horizontal", "pof-mkl", "kernel-pca"])
 def test_without_a_common_encoder_rows_are_not_encoded_alone(
     make_site: Make, tmp_path: Path, refusal: Refusal, name: str

@@ -239,7 +239,6 @@ PAPER = [
         {"num_rounds": 2, "participation": 0.75, "min_support": -1},
     ),
     ("fed-cfk", {"request": "noisy"}, "noisy requests show what a user likes, and this node", {}),
-    ("fed-cg", {"protocol": "chain"}, "protocol", {"solver": "cg"}),
 ]
 
 

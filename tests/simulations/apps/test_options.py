@@ -147,11 +147,9 @@ VALUES: dict[str, Any] = {
     "label-bound": 2,
     "merge": "max",
     "product": "orthogonal",
-    "protocol": "naive",
     "request": "noisy",
     "top": 7.0,
     "topology": "tree",
-    "value-bound": 2,
 }
 OTHERS = {"fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "fed-cfk", "ranges", "align"}
 
