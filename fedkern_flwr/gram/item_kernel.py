@@ -36,10 +36,8 @@ class ItemKernel:
         were left out would cost up to 0.01 of the AUC.
     squares : ndarray of int, shape (kept,)
         Diagonal of the Gram matrix.
-    products : ndarray of int, shape (kept (kept + 1) / 2,) or (wanted, kept)
-        The Gram matrix packed, or some of its rows.
-    wanted : ndarray of int, shape (wanted,), or None
-        Positions of these rows among the items; None where all are there.
+    products : ndarray of int, shape (kept (kept + 1) / 2,)
+        The Gram matrix, packed.
     """
 
     kernel: DotKernel
@@ -49,7 +47,6 @@ class ItemKernel:
     mean: Floats
     squares: NDArray[Any]
     products: NDArray[Any]
-    wanted: NDArray[Any] | None = None
 
     @classmethod
     def of_gram(
@@ -112,9 +109,8 @@ class ItemKernel:
         return found
 
     def positions(self, positives: NDArray[Any]) -> NDArray[np.intp]:
-        """Return where a user's items are, of those whose rows are there."""
-        known = np.flatnonzero(np.isin(self.items, positives))
-        return known if self.wanted is None else np.intersect1d(known, self.wanted)
+        """Return where a user's items are, of those in the kernel."""
+        return np.flatnonzero(np.isin(self.items, positives))
 
     def columns(
         self, positions: NDArray[np.intp], without: NDArray[np.intp] | None = None
@@ -124,11 +120,8 @@ class ItemKernel:
         ``without`` are the positions of a row of zeros and ones that is taken out of the Gram
         matrix; the positions are some of them.
         """
-        if self.wanted is None:
-            products = packed_columns(self.products, len(self.items), positions)
-        else:
-            products = self.products[np.searchsorted(self.wanted, positions)].T
-        products, squares, users = products.astype(np.float64), self.squares, self.users
+        products = packed_columns(self.products, len(self.items), positions).astype(np.float64)
+        squares, users = self.squares, self.users
         if without is not None:
             squares, users = squares.astype(np.float64), users - 1
             products[without] -= 1.0
@@ -137,10 +130,7 @@ class ItemKernel:
 
 
 def _fit(kernel: Floats, mean: Floats, regularization: float) -> Floats:
-    """Fit a user; a kernel that is not positive semi-definite gets a larger lambda.
-
-    Only the entrywise maximum of several sums makes such kernels.
-    """
+    """Fit a user; a kernel that is singular to working precision gets a larger lambda."""
     try:
         return fit_user(kernel, mean, regularization)
     except OptionError:

@@ -129,7 +129,7 @@ class Recommender:
         Nodes of one process share those of one matrix.
         """
         kernel = self.kernel
-        if self.learner not in ("ease", "knn") or kernel.wanted is not None:
+        if self.learner not in ("ease", "knn"):
             return None
         make: Any = _inverse
         how: tuple[Any, ...] = (self.regularization,)

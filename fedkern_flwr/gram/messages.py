@@ -57,8 +57,6 @@ class SumRequest(GramRequest):
 class CountsRequest(SumRequest, phase="gram-counts"):
     """Sum how many rows have each item."""
 
-    merge: str  # "disjoint" or "max"
-
 
 class CountsReply(GramReply, phase="gram-counts"):
     """The node's counts are in the sum."""
@@ -67,10 +65,6 @@ class CountsReply(GramReply, phase="gram-counts"):
 class MatrixRequest(SumRequest, phase="gram-matrix"):
     """Sum the Gram matrix of some items."""
 
-    # Whether each row is summed once ("disjoint"), or the entrywise maximum of many sums is kept
-    # ("max").
-    merge: str
-    number: int  # of the round with merge max, else 1
     # The nodes of the cohort whose rows are summed, a bit each, the same for all. Who missed the
     # item counts adds zeros, for its masks.
     counted: bytes
@@ -93,24 +87,9 @@ class CrossReply(GramReply, phase="gram-cross"):
     """The node's products are in the sum."""
 
 
-class AskRequest(GramRequest, phase="gram-ask"):
-    """Which rows of the kernel does the node want? The paper's noisy request."""
-
-    items: Items = array("items", dtype="index")  # of the kernel, ascending
-
-
-class AskReply(GramReply, phase="gram-ask"):
-    """What the node asks for."""
-
-    wanted: Items = array("wanted", dtype="index")  # positions among the items, ascending
-
-
 class RecommendRequest(GramRequest, phase="gram-recommend"):
     """The kernel. Rank the items for each user, on the device."""
 
-    # "full" or "noisy": whether ``products`` is the whole packed matrix, or some rows of it one
-    # after the other.
-    request: str
     kernel: str  # this and the next three: see :class:`fedkern_flwr.gram.dot_kernels.DotKernel`
     degree: int
     gamma: float
@@ -128,8 +107,7 @@ class RecommendRequest(GramRequest, phase="gram-recommend"):
     coefficients: Reals = array("terms", dtype="float64")  # of kernel "series"
     mean: Reals = array("items", dtype="float64")  # of each row of the kernel
     squares: Products = array("items", dtype="ring")  # diagonal of the Gram matrix
-    wanted: Items = array("wanted", dtype="index")  # positions of the rows; empty if all are there
-    products: Products = array("products", dtype="ring")  # the Gram matrix
+    products: Products = array("products", dtype="ring")  # the Gram matrix, packed
 
 
 class RecommendReply(GramReply, phase="gram-recommend"):

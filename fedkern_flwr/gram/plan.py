@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,7 @@ from ..seeding import derive_seed
 from . import messages as wire
 from .values import entry_bound, smallest_ring
 
-Merge = Literal["disjoint", "max"]
 GramEncoding = Literal["counts", "fixed-point"]
-MERGES: tuple[str, ...] = get_args(Merge)
 ENCODINGS: tuple[str, ...] = get_args(GramEncoding)
 RANKING = ("auc", "ndcg@100", "recall@100", "ndcg@10", "recall@20")
 
@@ -95,40 +93,41 @@ def check_values(encoding: str, bound: float, fraction_bits: int) -> None:
 
 
 def disjoint_cohorts(
-    partitions: Sequence[int], participation: float, cohorts: int, seed: int
+    partitions: Sequence[int],
+    participation: float,
+    cohorts: int,
+    seed: int,
+    *,
+    halves: bool = False,
 ) -> list[list[int]]:
-    """Draw the nodes that take part and deal them to cohorts whose sizes differ by one at most.
+    """Draw the nodes that take part and deal them to disjoint cohorts.
+
+    The sizes of the cohorts differ by one at most. With ``halves`` each cohort has half of the
+    nodes that are left, and the last has all of them.
 
     Raises
     ------
     OptionError
         Fewer nodes than two a cohort.
     """
-    chosen = _draw(partitions, participation, seed, 0)
+    everybody = np.array(sorted(partitions), np.int64)
+    many = min(len(everybody), max(2, round(participation * len(everybody))))
+    rng = np.random.default_rng(derive_seed(seed, "participants", 0))
+    chosen = rng.permutation(everybody)[:many]
     if len(chosen) < 2 * cohorts:
         raise OptionError(
             f"{len(chosen)} nodes that take part do not make {cohorts} cohorts of two or more",
             remedy="use fewer cohorts, or let more nodes take part",
         )
-    return [sorted(part.tolist()) for part in np.array_split(chosen, cohorts)]
-
-
-def drawn_rounds(
-    partitions: Sequence[int], participation: float, rounds: int, seed: int
-) -> list[list[int]]:
-    """Draw the nodes that take part in each round of the paper's scheme, at least two."""
-    return [
-        sorted(_draw(partitions, participation, seed, number).tolist())
-        for number in range(1, rounds + 1)
-    ]
-
-
-def _draw(partitions: Sequence[int], participation: float, seed: int, number: int) -> Counts:
-    """Return a share of the nodes in random order, of two or more at least two."""
-    everybody = np.array(sorted(partitions), np.int64)
-    many = min(len(everybody), max(2, round(participation * len(everybody))))
-    rng = np.random.default_rng(derive_seed(seed, "participants", number))
-    return rng.permutation(everybody)[:many]
+    if not halves:
+        return [sorted(part.tolist()) for part in np.array_split(chosen, cohorts)]
+    drawn = []
+    for later in range(cohorts - 1, -1, -1):
+        most = len(chosen) - 2 * later  # two nodes at least for each cohort after this one
+        size = min(max(2, len(chosen) // 2), most) if later else len(chosen)
+        drawn.append(sorted(chosen[:size].tolist()))
+        chosen = chosen[size:]
+    return drawn
 
 
 def supported(counts: Sequence[Counts], least: int) -> NDArray[np.int32]:
@@ -167,16 +166,3 @@ def shows_few(
     """
     missing = set(counted) - set(summed)
     return bool(missing) and (len(missing) < 2 or sum(rows[p] for p in missing) < least)
-
-
-def combine(known: NDArray[Any] | None, fresh: NDArray[Any], rule: Merge) -> NDArray[Any]:
-    """Return the Gram matrix after another sum; ``known`` may be overwritten.
-
-    Disjoint cohorts add up (exact). ``max`` is the paper's entrywise maximum (section 3.1), which
-    need not be positive semi-definite and keeps a wrong entry for ever.
-    """
-    if known is None:
-        return fresh
-    how = np.maximum if rule == "max" else np.add
-    how(known, fresh, out=known)
-    return known

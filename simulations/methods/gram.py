@@ -155,8 +155,6 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
         """Return why there are no labels to predict, or no sums of new rows with others."""
         if GramSettings.from_values(config["data"]).rates:
             return "ratings have no labels to predict", "use fedkern run fed-cfk to recommend"
-        if config["options"].get("merge") == "max":
-            return "a maximum of sums is no matrix of new rows with others", "use --merge disjoint"
         return None
 
     def size(self, facts: Mapping[str, Any]) -> str:
@@ -237,8 +235,6 @@ def ratings_error(strategy: SecureGram, prepared: RatingData) -> int:
     users = rows_of(prepared.parts, strategy.survivors_)
     part = (pooled.train + pooled.test)[users][:, strategy.items_]
     exact = (part.T @ part).toarray()
-    if strategy.merge == "max":
-        exact = np.minimum(exact, strategy.gram_)  # what was counted cannot be more
     return int(np.abs(strategy.gram_ - exact).max())
 
 

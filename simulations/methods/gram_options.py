@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.gram.plan import disjoint_cohorts, drawn_rounds
+from fedkern_flwr.gram.plan import disjoint_cohorts
 from fedkern_flwr.secure_sum import check_cohort
 
 from ...strategies import FedCFK, PhaseStrategy, SecureGram
@@ -26,9 +26,12 @@ class MatrixFamily(Family[S, P]):
     def check(self, config: Config) -> None:
         """Refuse options that cannot work before any data is read."""
         super().check(config)
-        if config["data"]["rounds"] is not None and config["options"].get("merge") != "max":
-            raise OptionError("rounds is for merge max", remedy="add --merge max")
         check_rounds(config)
+        if (config["data"]["rounds"] or 1) > 1 and config["options"].get("cohorts", 1) > 1:
+            raise OptionError(
+                "cohorts are summed at once, and rounds one by one",
+                remedy="leave out --cohorts or --rounds",
+            )
 
     def check_data(self, config: Config, prepared: P) -> None:
         """Refuse sums that so many nodes cannot make, before anything is made.
@@ -43,10 +46,9 @@ class MatrixFamily(Family[S, P]):
         if prepared.num_clients < 2:
             raise OptionError("a single client has nobody to sum with", remedy="use more clients")
         everybody, share = range(prepared.num_clients), strategy.participation
-        if strategy.merge == "max":
-            cohorts = drawn_rounds(everybody, share, 1, 0)
-        else:
-            cohorts = disjoint_cohorts(everybody, share, strategy.cohorts_, 0)
+        rounds = config["data"]["rounds"] or 1
+        number = max(rounds, strategy.cohorts_)
+        cohorts = disjoint_cohorts(everybody, share, number, 0, halves=rounds > 1)
         if isinstance(strategy, FedCFK):
             cohorts.append(list(everybody))  # who sum how good the recommendations are
         for members in cohorts:

@@ -94,7 +94,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         Shown("evaluated_users", "users judged", 0),
         DIFFERENCE,
     )
-    seeded = "split, nodes that take part and noisy requests"
+    seeded = "split and nodes that take part"
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
         """Deal the users to the nodes."""
@@ -111,8 +111,6 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         assert isinstance(strategy, FedCFK)
         guessed = strategy.metrics_.get("auc", 1.0) <= 0.5
         simple = {"no_better_than": "items in any order"} if guessed else {}
-        if strategy.merge == "max" or strategy.request == "noisy":
-            return simple
         pooled, parts = prepared.split(strategy.seed or 0), prepared.parts
         users = rows_of(parts, strategy.survivors_)
         kernel = pooled_kernel(pooled.train[users], strategy.items_, strategy.dot_kernel_)

@@ -19,7 +19,6 @@ from ...methods.vertical import VerticalFamily
 from ...run.entries import Reference
 from . import vertical
 from .baselines import alone, constant
-from .merge_rounds import merge_rounds
 from .peers import PEERS
 from .recommenders import RECOMMENDERS
 
@@ -34,7 +33,7 @@ REFERENCES: dict[type[Family[Any, Any]], Mapping[str, Reference]] = {
     HybridFamily: _TABLES,
     VerticalFamily: _TABLES,
     GramFamily: _TABLES,
-    RecommenderFamily: {**RECOMMENDERS, "merge-rounds": merge_rounds},
+    RecommenderFamily: RECOMMENDERS,
     HierarchicalFamily: {"linear-svm": linear_svm, **_TABLES},
 }
 
