@@ -16,19 +16,27 @@ from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import ProtocolError, TableError
 from fedkern_flwr.gram import messages as wire
 from fedkern_flwr.gram.dot_kernels import DotKernel
-from fedkern_flwr.gram.item_kernel import ItemKernel
-from fedkern_flwr.gram.learners import (
+from fedkern_flwr.gram.matrix import (
+    count_values,
+    cross_gram,
+    is_sparse,
+    local_gram,
+    local_support,
+    packed_size,
+    quantise,
+)
+from fedkern_flwr.gram.messages import RANKING, check_values, ranking_encoding, ring_of
+from fedkern_flwr.gram.recommenders import (
     FEWEST_USERS,
     LEARNERS,
     MOST_STEPS,
     REGULARIZATION,
+    ItemKernel,
     Recommender,
+    best_items,
+    rank_metrics,
+    write_recommendations,
 )
-from fedkern_flwr.gram.matrix import cross_gram, local_gram, local_support, packed_size
-from fedkern_flwr.gram.plan import RANKING, check_values, ranking_encoding, ring_of
-from fedkern_flwr.gram.ranking import rank_metrics
-from fedkern_flwr.gram.recommending import best_items, write_recommendations
-from fedkern_flwr.gram.values import count_values, is_sparse, quantise
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.node.answering import AnsweringClient, answers

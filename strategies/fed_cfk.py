@@ -17,18 +17,19 @@ from fedkern_flwr.errors import (
 )
 from fedkern_flwr.gram import messages as wire
 from fedkern_flwr.gram.dot_kernels import KernelName
-from fedkern_flwr.gram.item_kernel import ItemKernel, compact
-from fedkern_flwr.gram.learners import (
+from fedkern_flwr.gram.messages import RANKING
+from fedkern_flwr.gram.recommenders import (
     FEWEST_USERS,
     LEARNERS,
     MOST_STEPS,
     NEIGHBOURS,
     REGULARIZATION,
     STEP,
+    ItemKernel,
     Learner,
     Recommender,
+    compact,
 )
-from fedkern_flwr.gram.plan import RANKING
 from fedkern_flwr.method import Ask, Rounds, Steps, option
 from fedkern_flwr.model_file import check_model
 from fedkern_flwr.strategy import Arrays, logger

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import CheckpointError, CohortError, OptionError, ProtocolError
 from fedkern_flwr.gram import messages as wire
 from fedkern_flwr.gram.dot_kernels import DotKernel, KernelName
-from fedkern_flwr.gram.matrix import pack, packed_diagonal, packed_size, unpack
-from fedkern_flwr.gram.plan import (
+from fedkern_flwr.gram.matrix import pack, packed_diagonal, packed_size, quantisation_error, unpack
+from fedkern_flwr.gram.messages import (
     GramEncoding,
     check_values,
     disjoint_cohorts,
@@ -29,7 +29,6 @@ from fedkern_flwr.gram.plan import (
     shows_few,
     supported,
 )
-from fedkern_flwr.gram.values import quantisation_error
 from fedkern_flwr.method import Ask, Method, Round, Rounds, Save, Steps, Term, option
 from fedkern_flwr.model_file import check_made_with, check_model
 from fedkern_flwr.options import at_least
@@ -335,7 +334,7 @@ class SecureGram(Method):
                 yield from self.sum_counts()
                 yield from self.save("counts")
             self.check_recovery()
-            yield from self.sum_matrices(known.get("done", []), known.get("few", []))
+            yield from self.sum_matrices()
             yield from self.save("gram")
         if self.encoding == "fixed-point":
             self.error_bound_ = quantisation_error(self.rows_, self.bound, self.fraction_bits)
@@ -353,12 +352,18 @@ class SecureGram(Method):
         return {}
 
     def save(self, stage: str, **more: Any) -> Steps:
-        """Keep what a run is resumed from: the items that are kept, or the model."""
+        """Keep what a run is resumed from."""
+        step = self.state(stage, **more)
+        if step is not None:
+            yield step
+
+    def state(self, stage: str, **more: Any) -> Save | None:
+        """Return what a run is resumed from: the items that are kept, or the model so far."""
         if self.checkpoint is None or (stage == "counts" and not self.counts_items):
-            return
+            return None
         arrays, meta = ({"items": self.items_}, {}) if stage == "counts" else self.model()
         known = {"stage": stage, "counted": self._counted, "tables": self._tables}
-        yield Save({**arrays, "counts": self.counts_}, {**meta, **known, **more})
+        return Save({**arrays, "counts": self.counts_}, {**meta, **known, **more})
 
     @property
     def _tables(self) -> list[list[Any]]:
@@ -472,8 +477,8 @@ class SecureGram(Method):
             )
         logger.warning("%s; %s", few, remedy)  # without numbers, so that it is shown once
 
-    def sum_matrices(self, done: Sequence[int] = (), few_before: Sequence[int] = ()) -> Steps:
-        """Sum K over the cohorts at once, or round by round; some are ``done`` in a resumed run.
+    def sum_matrices(self) -> Steps:
+        """Sum K over the cohorts at once, or round by round, from where a resumed run broke off.
 
         A cohort that does not answer in its round is summed after the others: nothing of it has
         been opened.
@@ -486,13 +491,15 @@ class SecureGram(Method):
         size = packed_size(len(self.items_))
         length = size + self._sums_supports * len(self.items_)
         few = np.zeros(len(self.items_), bool)
-        few[list(few_before)] = True
+        known = self.saved_meta_ if self.saved_meta_.get("stage") == "round" else {}
+        done = list(known.get("done", []))
+        few[known.get("few", [])] = True
         packed: NDArray[Any] | None = pack(self.gram_) if done else None
         everybody = set(self.survivors_)
         left = [[c] for c in range(len(self._members)) if c not in done]
         if self.num_rounds == 1:
             left = [list(range(len(self._members)))]
-        late, rounds = 0, list(done)
+        late = 0
         while left:
             chosen = left.pop(0)
             try:
@@ -521,14 +528,14 @@ class SecureGram(Method):
                     few |= (supports > 0) & (supports < self.min_support)
                 packed = fresh if packed is None else np.add(packed, fresh, out=packed)
             everybody |= present
-            rounds += chosen
+            done += chosen
             self.survivors_, self.rows_ = sorted(everybody), self._rows_of(everybody)
             assert packed is not None
             self.gram_ = unpack(packed, len(self.items_))
-            if left:
-                yield from self.save("round", done=rounds, few=np.flatnonzero(few).tolist())
-            number = len(rounds) if self.num_rounds > 1 else 1
-            yield Round(number, {"clients": len(present), "rows": self._rows_of(present)})
+            number = len(done) if self.num_rounds > 1 else 1
+            row = {"clients": len(present), "rows": self._rows_of(present)}
+            more = {"done": [*done], "few": np.flatnonzero(few).tolist()}
+            yield Round(number, row, save=self.state("round", **more) if left else None)
         if few.any():
             logger.warning(
                 "%d items are left out: fewer than %d rows had them when nodes dropped out",

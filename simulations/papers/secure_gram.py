@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import sparray
+from scipy.sparse import csr_array
 
 Integers = NDArray[np.int64]
 Transcript = list[tuple[str, str, str, NDArray[Any]]]
@@ -64,7 +64,7 @@ def random_users(users: int, share: float, rng: np.random.Generator) -> Integers
 
 
 def kernel_round(
-    x: NDArray[Any] | sparray, answering: Sequence[int] | Integers, known: Integers | None = None
+    x: NDArray[Any] | csr_array, answering: Sequence[int] | Integers, known: Integers | None = None
 ) -> tuple[Integers, Transcript]:
     """Sum K over the users who answer; keep the maximum of each entry (section 3.1).
 
@@ -98,7 +98,7 @@ def kernel_round(
 
 
 def kernel_rounds(
-    x: NDArray[Any] | sparray, share: float, rounds: int, rng: np.random.Generator
+    x: NDArray[Any] | csr_array, share: float, rounds: int, rng: np.random.Generator
 ) -> tuple[Integers, Transcript]:
     """Improve K_hat over rounds in which a random share of the users answers (section 3.1).
 

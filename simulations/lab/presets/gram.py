@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedkern_flwr.errors import TableError
-from fedkern_flwr.gram.learners import LEARNERS
+from fedkern_flwr.gram.recommenders import LEARNERS
 
 from ...methods.gram_data import GramSettings
 from ...methods.rating_data import RatingSettings

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.gram.dot_kernels import DotKernel
-from fedkern_flwr.gram.learners import Recommender
 from fedkern_flwr.gram.matrix import local_support
+from fedkern_flwr.gram.recommenders import Recommender
 from fedkern_flwr.options import at_least
 from fedkern_flwr.seeding import derive_seed
 

@@ -17,7 +17,7 @@ import pytest
 
 from fedkern_flwr.alignment import AlignmentTags, read_alignment
 from fedkern_flwr.clients import OnlineKernelClient
-from fedkern_flwr.gram.ranking import rank_metrics
+from fedkern_flwr.gram.recommenders import rank_metrics
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.scaling import Scaling, scale_by_ranges
 from fedkern_flwr.simulations.run import scatter
