@@ -30,8 +30,6 @@ _PLAIN = (
     "frequencies",
     "topology",
     "product",
-    "merge",
-    "request",
     "label_bound",
     "allow_single",
 )
