@@ -432,6 +432,22 @@ def test_before_the_first_checkpoint_a_run_starts_anew(network: Network) -> None
         (network.folder / "run.npz").unlink()
 
 
+@pytest.mark.parametrize("masks", [False, True])
+def test_rounds_that_were_summed_are_not_summed_again(network: Network, masks: bool) -> None:
+    """With sums that nodes open and with sums that open by themselves."""
+    options: Table = {"threshold": None, "min_support": 0, "drop_outs": masks, "num_rounds": 3}
+    with pytest.raises(PowerCutError):
+        network.fit(cut("gram-matrix", 2), **where(network, **options))
+    first = disjoint_cohorts(range(NODES), 1.0, 3, 0, halves=True)[0]
+    record = Transcript()
+    strategy = network.fit(**where(network, resume=True, **options), transcript=record)
+    network.check(strategy)
+    asked = [e.node - 1000 for e in record.entries(phase="gram-matrix", direction="down")]
+    assert sorted(asked) == [k for k in range(NODES) if k not in first]
+    assert [row["round"] for row in strategy.history_] == [1, 2, 3]
+    assert sum(row["clients"] for row in strategy.history_) == NODES
+
+
 def test_folders_of_another_run_do_not_serve(network: Network) -> None:
     """A node whose notes are gone may have helped to open K."""
     broken_in_the_opening(network, [0, 5])
