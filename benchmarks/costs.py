@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from fedkern_flwr.gram.plan import counts_encoding, matrix_encoding
+from fedkern_flwr.gram.messages import counts_encoding, matrix_encoding
 from fedkern_flwr.groups.digits import DIGITS
 from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.secure_sum.graph import default_threshold, degree, share_threshold

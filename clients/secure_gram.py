@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import json
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 from flwr.app import Context
@@ -15,34 +15,108 @@ from numpy.typing import ArrayLike, NDArray
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import ProtocolError, TableError
 from fedkern_flwr.gram import messages as wire
-from fedkern_flwr.gram.learners import FEWEST_USERS, MOST_STEPS, Recommender
-from fedkern_flwr.gram.matrix import cross_gram, local_gram, local_support
-from fedkern_flwr.gram.plan import MERGES, Merge, check_values, ranking_encoding, ring_of
-from fedkern_flwr.gram.recommending import REQUESTS, Request
+from fedkern_flwr.gram.dot_kernels import DotKernel
+from fedkern_flwr.gram.matrix import (
+    count_values,
+    cross_gram,
+    is_sparse,
+    local_gram,
+    local_support,
+    packed_size,
+    quantise,
+)
+from fedkern_flwr.gram.messages import RANKING, check_values, ranking_encoding, ring_of
+from fedkern_flwr.gram.recommenders import (
+    FEWEST_USERS,
+    LEARNERS,
+    MOST_STEPS,
+    REGULARIZATION,
+    ItemKernel,
+    Recommender,
+    best_items,
+    rank_metrics,
+    write_recommendations,
+)
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.node.answering import AnsweringClient, answers
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import ClientSums
-from fedkern_flwr.options import check_choice
+from fedkern_flwr.secure_sum.party_state import PartyState
 from fedkern_flwr.tables.frames import take_frame
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire.sections import Section
 from fedkern_flwr.wire.sums import bind
 
-from .secure_gram_ranking import (
-    Ranked,
-    judge,
-    noisy_request,
-    rank_items,
-    read_recommender,
-    write_best,
-)
-from .secure_gram_released import Released, disagreement
-from .secure_gram_rows import Rows, check_items, dense_rows, encode_rows, liked_items, read_rows
-
 if TYPE_CHECKING:
-    from scipy.sparse import sparray
+    from scipy.sparse import csr_array, sparray
+
+Rows: TypeAlias = "NDArray[Any] | csr_array"
+Ranked = tuple[int, NDArray[np.intp], NDArray[np.float64]]  # row, items that it likes, all scores
+
+
+@dataclass
+class Released:
+    """What a node remembers of a release, in its state and, with a ``state_dir``, on disk.
+
+    Attributes
+    ----------
+    opened : dict
+        Name -> [cohort, number] of the sums that it has helped to open.
+    survivors : list of int
+        Nodes whose rows are in the item counts.
+    counted : dict
+        "cohort/number" of a sum of matrices -> the nodes whose rows are to be in it, a bit each.
+    asked : dict
+        Name -> digest of what was asked for in sums that open by themselves when all contribute.
+    """
+
+    opened: dict[str, list[int]] = field(default_factory=dict)
+    survivors: list[int] = field(default_factory=list)
+    counted: dict[str, str] = field(default_factory=dict)
+    asked: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Released:
+        """Rebuild from :meth:`pack`; an empty one from nothing."""
+        return cls(**json.loads(data)) if data else cls()
+
+    def pack(self) -> bytes:
+        """Return as bytes."""
+        return json.dumps(vars(self)).encode()
+
+    def check_survivors(
+        self, name: str, place: tuple[int, int], state: PartyState, party: str
+    ) -> None:
+        """Refuse to open a matrix whose difference to the counts is one node."""
+        cohort = state.cohorts[place[0]]
+        alive = cohort.unpack(state.open[place].alive)
+        if name == wire.COUNTS_SUM:
+            if self.counted:
+                raise disagreement("item counts come before the matrix", party)
+            self.survivors = sorted(alive)
+        elif name == wire.GRAM_SUM:
+            counted = cohort.unpack(bytes.fromhex(self.counted["{}/{}".format(*place)]))
+            summed = alive.intersection(counted)
+            if len(summed) < cohort.threshold:
+                raise disagreement(
+                    f"{len(summed)} nodes count, at least {cohort.threshold} must", party
+                )
+            self.check_summed(summed, party)
+
+    def check_summed(self, summed: Collection[int], party: str) -> None:
+        """Refuse nodes of a matrix from which those of the item counts differ by one, or more."""
+        if len(set(self.survivors).difference(summed)) == 1:
+            raise disagreement("a single node dropped out after the item counts", party)
+        counted = wire.COUNTS_SUM in self.opened or wire.COUNTS_SUM in self.asked
+        if counted and not set(summed) <= set(self.survivors):
+            raise disagreement("nodes count that are not in the item counts", party)
+
+    def ask_once(self, what: str, digest: str, *, self_masks: bool, party: str) -> None:
+        """Refuse a second sum of the same rows: other than one that was asked for, or open."""
+        before = self_masks or what in self.opened
+        if before or self.asked.setdefault(what, digest) != digest:
+            raise disagreement(f"a second {what} of the same rows in one release", party)
 
 
 class GramClient(AnsweringClient):
@@ -69,13 +143,6 @@ class GramClient(AnsweringClient):
         Public names of the items, which must be those of the other nodes, in their order.
     users : sequence, optional
         Names of the rows; they never leave the node.
-    merge : {"disjoint", "max"} (default: "disjoint")
-        The only kind of runs in which this node takes part. ``max`` is the paper's, where sums over
-        ever new sets of users show single ones.
-    request : {"full", "noisy"} (default: "full")
-        Likewise. In ``noisy`` runs, the paper's, requests show what a user likes.
-    noise_seed : int, optional
-        Seed of noisy requests, for reproducible simulations; secret by default.
     recommendations : path, optional
         CSV file of user, rank, item and score that this node writes for its users.
     top : int (default: 100)
@@ -109,16 +176,11 @@ class GramClient(AnsweringClient):
         bound: float | None = None,
         items: Sequence[str] | None = None,
         users: Sequence[Any] | None = None,
-        merge: Merge = "disjoint",
-        request: Request = "full",
-        noise_seed: int | None = None,
         recommendations: str | Path | None = None,
         top: int = 100,
         **common: Any,
     ) -> None:
         super().__init__(context, **common)
-        check_choice("merge", merge, MERGES)
-        check_choice("request", request, REQUESTS)
         self.bound = bound
         x, items = take_frame(x, items, self.name)
         x_test, items = take_frame(x_test, items, self.name)
@@ -127,8 +189,6 @@ class GramClient(AnsweringClient):
         self.x_new = self.x[:, :0] if x_new is None else read_rows(x_new, "x_new", self.name)
         self.items = None if items is None else tuple(map(str, items))
         self.users = None if users is None else tuple(users)
-        self.merge, self.request, self.noise_seed = merge, request, noise_seed
-        self.regroup = merge == "max"
         self.recommendations = None if recommendations is None else Path(recommendations)
         self.top = top
         rows, columns = self.x.shape
@@ -217,24 +277,12 @@ class GramClient(AnsweringClient):
         )
         return wire.CrossReply()
 
-    @answers(wire.AskRequest)
-    def ask(self, request: wire.AskRequest) -> wire.AskReply:
-        """Ask for more rows of the kernel than the users need, and for not all that they need."""
-        if self.request != "noisy":
-            raise self._refuse(
-                "noisy requests show what a user likes, and this node makes none",
-                'run with request "full", or give the node request="noisy"',
-            )
-        items = check_items(request.items, self.x.shape[1], self.name)
-        seed = self.noise_seed if self.noise_seed is not None else secrets.randbits(62)
-        rng = np.random.default_rng([seed, request.round])
-        return wire.AskReply(wanted=noisy_request(self.x, items, rng))
-
     @answers(wire.RecommendRequest)
     def recommend(self, request: wire.RecommendRequest) -> wire.RecommendReply:
         """Rank all items for each user; sum how good the ranks of held-out items are."""
         self._ask_once(wire.RANKING_SUM, request)
-        ranks, steps, users = self._recommender(request), 0, np.arange(self.x.shape[0])
+        ranks = read_recommender(request, self.x.shape[1], self.name)
+        steps, users = 0, np.arange(self.x.shape[0])
         if request.tune:
             cohort = self._sums.party.state.cohorts[self._sums.order(self._sum_name).cohort]
             summed = self.partition in cohort.unpack(request.summed)
@@ -251,7 +299,7 @@ class GramClient(AnsweringClient):
     @answers(wire.PredictRequest)
     def predict(self, request: wire.PredictRequest) -> wire.PredictReply:
         """Rank all items for each user with a kernel that was saved; nothing is summed."""
-        ranked = self._rank(self._recommender(request))
+        ranked = self._rank(read_recommender(request, self.x.shape[1], self.name))
         users = 0 if self.recommendations is None else sum(1 for _ in ranked)
         return wire.PredictReply(users=users)
 
@@ -274,8 +322,7 @@ class GramClient(AnsweringClient):
             kept = Released.unpack(state.payload)
             for full, place in sums.opened.items():
                 name = full.partition("#")[0]
-                key = full if name == wire.GRAM_SUM and self.merge == "max" else name
-                if kept.opened.setdefault(key, list(place)) != list(place):
+                if kept.opened.setdefault(name, list(place)) != list(place):
                     raise self._refuse(f"a second {name} of the same rows in one release")
                 kept.check_survivors(name, place, sums.party.state, self.name)
             self.note_answered(session, state.round + 1)
@@ -305,19 +352,13 @@ class GramClient(AnsweringClient):
         """
         if self.sums is None:
             raise self._refuse("this node sums its rows securely only")
-        if isinstance(request, (wire.CountsRequest, wire.MatrixRequest)):
-            if request.merge != self.merge:
-                raise self._refuse(
-                    f"the run has merge {request.merge}, this node takes part in {self.merge} only",
-                    f'run with merge "{self.merge}", or give the node merge="{request.merge}"',
-                )
-            if self.merge == "disjoint" and what in self.kept.opened:
-                raise self._refuse(
-                    f"the rows of this node are counted in this release already ({what})",
-                    "start a new run",
-                )
-        noisy = getattr(request, "request", "full") != "full"  # noisy requests differ between nodes
-        self._sum_name = what if noisy else bind(what, request)
+        counts = isinstance(request, (wire.CountsRequest, wire.MatrixRequest))
+        if counts and what in self.kept.opened:
+            raise self._refuse(
+                f"the rows of this node are counted in this release already ({what})",
+                "start a new run",
+            )
+        self._sum_name = bind(what, request)
         ranking, masks = what == wire.RANKING_SUM, request.self_masks and what != wire.CROSS_SUM
         if not ranking:
             rows = self.sums.rows(self._sum_name)
@@ -373,11 +414,6 @@ class GramClient(AnsweringClient):
             named = TableError(error.problem, remedy=error.remedy, party=self.name)
             raise self.unfit(named) from None
 
-    def _recommender(self, request: wire.RecommendRequest) -> Recommender:
-        if request.request != self.request:
-            raise self._refuse("it sends the kernel in another way than was asked for")
-        return read_recommender(request, self.x.shape[1], self.name)
-
     def _rank(self, ranks: Recommender) -> Iterator[Ranked]:
         """Rank all items for each user, and write the best if there is a file for them."""
         ranked, path = rank_items(self.x, ranks), self.recommendations
@@ -398,3 +434,135 @@ _SUMS: dict[type[wire.GramRequest], str] = {
     wire.CrossRequest: wire.CROSS_SUM,
     wire.RecommendRequest: wire.RANKING_SUM,
 }
+
+
+def disagreement(problem: str, party: str, remedy: str = "") -> ProtocolError:
+    """Return the error of a node that is asked for what its own release would not ask for."""
+    remedy = remedy or "run the same release of fedkern-flwr on both sides"
+    return ProtocolError(problem, remedy=remedy, party=party)
+
+
+# -- rows: read, encoded for a sum, and the items of each
+
+
+def read_rows(values: Any, what: str, party: str) -> Rows:
+    """Return a matrix with a row per user or feature.
+
+    Raises
+    ------
+    TableError
+        It is none.
+    """
+    if is_sparse(values):
+        from scipy.sparse import csr_array
+
+        rows: Rows = csr_array(values)
+        if rows.dtype.kind in "biu":  # entries of one place are added
+            rows = rows.astype(np.int64)
+    else:
+        rows = np.atleast_2d(np.asarray(values))
+        if rows.dtype.kind not in "fiub":
+            problem = f"{what} has dtype {rows.dtype}"
+            raise TableError(problem, remedy="pass numbers", party=party)
+    if rows.ndim != 2 or not all(rows.shape):
+        problem = f"{what} has shape {np.shape(values)}"
+        raise TableError(problem, remedy="pass rows of items", party=party)
+    return rows
+
+
+def encode_rows(x: Rows, request: wire.SumRequest) -> Rows:
+    """Return the whole numbers that are summed."""
+    if request.encoding == "counts":
+        counts: Rows = count_values(x, request.bound)
+        return counts
+    return quantise(dense_rows(x), request.fraction_bits, request.bound)
+
+
+def dense_rows(x: Rows) -> NDArray[Any]:
+    """Return rows as an array."""
+    return x if isinstance(x, np.ndarray) else x.toarray()
+
+
+def check_items(items: NDArray[Any], columns: int, party: str) -> NDArray[Any]:
+    """Return what a message names of so many items, in their order.
+
+    Raises
+    ------
+    ProtocolError
+        It names none, or others.
+    """
+    if not len(items) or items[0] < 0 or (np.diff(items) < 1).any():
+        raise disagreement("its items are not in order", party)
+    if items[-1] >= columns:
+        raise disagreement(f"it names items that are not among {columns}", party)
+    return items
+
+
+def liked_items(x: Rows, row: int) -> NDArray[np.intp]:
+    """Return the items of a row that are not zero, ascending."""
+    if isinstance(x, np.ndarray):
+        return np.flatnonzero(x[row])
+    part = slice(x.indptr[row], x.indptr[row + 1])
+    return np.sort(x.indices[part][x.data[part] != 0]).astype(np.intp)
+
+
+# -- what a node makes of the kernel: ranks of all items for each user
+
+
+def read_recommender(request: wire.RecommendRequest, columns: int, party: str) -> Recommender:
+    """Return what a message brings to rank items with.
+
+    Raises
+    ------
+    ProtocolError
+        The kernel has not the size of the items kept, there is no such learner, or the search for
+        lambda is to start elsewhere.
+    """
+    items = check_items(request.items, columns, party)
+    if request.products.size != packed_size(len(items)):
+        raise disagreement("its kernel has the wrong size", party)
+    if request.learner not in LEARNERS or request.neighbours < 1:
+        raise disagreement("it names a learner that is not there", party)
+    start = REGULARIZATION[request.learner] if request.tune else request.regularization
+    if not 0.0 < request.regularization == start:
+        raise disagreement("it sends a lambda that none would send", party)
+    numbers = request.degree, request.gamma, request.coef0
+    kernel = DotKernel(request.kernel, *numbers, tuple(request.coefficients.tolist()))
+    known = kernel, items, columns, request.users, request.mean, request.squares
+    how = request.regularization, request.subtract_mean, request.neighbours
+    return Recommender(ItemKernel(*known, request.products), request.learner, *how)
+
+
+def rank_items(x: Rows, recommender: Recommender) -> Iterator[Ranked]:
+    """Yield (row, items that it likes, scores of all) of each user."""
+    for row in range(x.shape[0]):
+        liked = liked_items(x, row)
+        yield row, liked, recommender.scores(liked)
+
+
+def write_best(
+    ranked: Iterable[Ranked],
+    path: Path,
+    top: int,
+    missing: NDArray[np.intp],
+    users: Sequence[Any] | None,
+    items: Sequence[str] | None,
+) -> Iterator[Ranked]:
+    """Yield what is ranked; then write the best items that a user has not, and none missing."""
+    lines = []
+    for row, liked, scores in ranked:
+        yield row, liked, scores
+        user = row if users is None else users[row]
+        lines += best_items(user, scores, np.union1d(liked, missing), top, items)
+    write_recommendations(path, lines)
+
+
+def judge(ranked: Iterable[Ranked], x_test: Rows | None) -> NDArray[np.float64]:
+    """Return the metrics of the users with items that were held out, summed, and how many."""
+    totals = np.zeros(len(RANKING) + 1)
+    for row, liked, scores in ranked:
+        if x_test is not None and len(liked):
+            found = rank_metrics(scores, liked_items(x_test, row), liked)
+            if found is not None:
+                totals += (*found, 1.0)
+    return totals

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -14,25 +13,23 @@ from fedkern_flwr.errors import (
     CheckpointError,
     CohortError,
     OptionError,
-    ProtocolError,
     TableError,
 )
 from fedkern_flwr.gram import messages as wire
 from fedkern_flwr.gram.dot_kernels import KernelName
-from fedkern_flwr.gram.item_kernel import ItemKernel, compact
-from fedkern_flwr.gram.learners import (
+from fedkern_flwr.gram.messages import RANKING
+from fedkern_flwr.gram.recommenders import (
     FEWEST_USERS,
     LEARNERS,
     MOST_STEPS,
     NEIGHBOURS,
     REGULARIZATION,
     STEP,
+    ItemKernel,
     Learner,
     Recommender,
+    compact,
 )
-from fedkern_flwr.gram.matrix import packed_columns
-from fedkern_flwr.gram.plan import RANKING
-from fedkern_flwr.gram.recommending import Request, are_positions
 from fedkern_flwr.method import Ask, Rounds, Steps, option
 from fedkern_flwr.model_file import check_model
 from fedkern_flwr.strategy import Arrays, logger
@@ -40,10 +37,6 @@ from fedkern_flwr.wire import DescribeReply
 
 from .secure_gram import SecureGram
 
-_NOISY_WARNING = (
-    "request noisy is the paper's: a user asks for the rows of most of its items and of some "
-    "others, and after a few requests the server can tell them apart"
-)
 #: What recommendations depend on besides the kernel.
 _USED = ("learner", "regularization", "subtract_mean", "neighbours")
 _OLD: dict[str, Any] = {"learner": "cf-komd", "neighbours": NEIGHBOURS, "tuned": {}}  # of 0.1
@@ -62,8 +55,6 @@ class FedCFK(SecureGram):
     ----------
     tuned_ : dict
         Where nodes chose lambda: ``regularization``, its geometric mean over all users.
-    asked_ : dict
-        Of noisy requests: partition -> items whose rows it has asked for, in each round.
     judged_ : list of int
         Partitions whose metrics are in the means.
 
@@ -92,8 +83,8 @@ class FedCFK(SecureGram):
 
     learner: Learner = option(
         None,
-        "What ranks the items; by default ease, and cf-komd with merge max, noisy requests, "
-        "another kernel than the cosine or without the mean.",
+        "What ranks the items; by default ease, and cf-komd with another kernel than the cosine or "
+        "without the mean.",
     )
     kernel: KernelName = option("cosine", "Of cf-komd and knn: the kernel between items.")
     regularization: float = option(
@@ -104,10 +95,6 @@ class FedCFK(SecureGram):
     )
     subtract_mean: bool = option(True, "Of cf-komd: whether q is subtracted from the scores.")
     neighbours: int = option(None, "Of knn, by default 100.", least=1)
-    request: Request = option(
-        "full",
-        "Every user gets the whole kernel; or the rows of the paper's noisy requests.",
-    )
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -121,8 +108,7 @@ class FedCFK(SecureGram):
 
     def _check_learner(self) -> None:
         """Fill in the learner; refuse options of others."""
-        paper = self.merge == "max" or self.request == "noisy"
-        own = paper or self.kernel != "cosine" or not self.subtract_mean
+        own = self.kernel != "cosine" or not self.subtract_mean
         if self.regularization and not own and self.learner not in LEARNERS:
             raise OptionError(
                 "regularization is in other units for each learner",
@@ -130,8 +116,6 @@ class FedCFK(SecureGram):
             )
         self.fill_in(learner="cf-komd" if own else "ease")
         others = {
-            "merge max": self.merge == "max" and self.learner == "ease",
-            "request noisy": self.request == "noisy" and self.learner != "cf-komd",
             "kernel": self.kernel != "cosine" and self.learner == "ease",
             "subtract_mean": not self.subtract_mean and self.learner != "cf-komd",
             "regularization": self.regularization is not None and self.learner == "knn",
@@ -145,7 +129,6 @@ class FedCFK(SecureGram):
 
     def _reset(self) -> None:
         super()._reset()
-        self.asked_: dict[int, list[list[int]]] = {}
         self.judged_: list[int] = []
         self.tuned_: dict[str, Any] = {}
         self._predicting = False
@@ -181,11 +164,7 @@ class FedCFK(SecureGram):
         seen["server_sees"].append("sums of the users' AUC, nDCG and recall")
         if self.tunes:
             seen["server_sees"].append("mean of the lambdas that nodes chose")
-        some = ""
-        if self.request == "noisy":
-            seen["server_sees"].append("which rows of the kernel a node asks for: what users like")
-            some = ", in the rows asked for"
-        seen["clients_see"].append(f"these products of items{some}")
+        seen["clients_see"].append("these products of items")
         seen["never_leaves_the_client"] += ["ratings", "recommendations"]
         return seen
 
@@ -202,29 +181,10 @@ class FedCFK(SecureGram):
             self.gram_, self.items_, self.catalogue_, self.rows_, self.dot_kernel_
         )
 
-    def after_round(self) -> Steps:
-        """Let users ask for rows of the kernel, if they do."""
-        if self.request != "noisy":
-            return
-        if not self.asked_:
-            logger.warning(_NOISY_WARNING)
-        question = wire.AskRequest(items=self.items_)
-        found = yield Ask(question, reply=wire.AskReply, until="once", least=0)
-        for failure in found.failures.values():
-            failure.raise_final(question.phase)
-        for partition, reply in found.replies.items():
-            self.asked_.setdefault(partition, []).append(self.items_[reply.wanted].tolist())
-
-    def check_answer(self, partition: int, answer: Any) -> None:
-        """Refuse a request for rows that are not there."""
-        if isinstance(answer, wire.AskReply) and not are_positions(answer.wanted, len(self.items_)):
-            raise ProtocolError("it asks for rows that are not there")
-
     def _kernel_fields(self) -> dict[str, Any]:
-        """Return the fields of a request that carry a kernel, whole."""
+        """Return the fields of a request that carry a kernel."""
         kernel = self.item_kernel()
         return {
-            "request": self.request,
             "kernel": self.kernel,
             "degree": self.degree,
             "gamma": kernel.kernel.gamma,
@@ -242,19 +202,8 @@ class FedCFK(SecureGram):
             "coefficients": np.array(self.coefficients),
             "mean": kernel.mean,
             "squares": compact(kernel.squares),
-            "wanted": np.zeros(0, np.int32),
             "products": kernel.products,
         }
-
-    def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
-        """Take up who has asked for what; see Secure Gram."""
-        self.asked_ = {int(p): rounds for p, rounds in self.saved_meta_.get("asked", {}).items()}
-        return (yield from super().rounds(parties))
-
-    def save(self, stage: str, **more: Any) -> Steps:
-        """Keep who has asked for what as well."""
-        asked = {str(partition): rounds for partition, rounds in self.asked_.items()}
-        return super().save(stage, asked=asked, **more)
 
     def use(self) -> Steps:
         """Send the kernel; sum how good the recommendations are."""
@@ -272,7 +221,7 @@ class FedCFK(SecureGram):
             wire.RANKING_SUM,
             len(RANKING) + 2,
             [everybody],
-            self._offers,
+            self._offer,
             wire.RecommendReply,
         )
         self.judged_, total = sums[everybody]
@@ -293,24 +242,15 @@ class FedCFK(SecureGram):
         """Whether nodes choose lambda."""
         return not self.regularization and self.learner != "knn"
 
-    def _offers(self, cohort: int) -> wire.RecommendRequest | dict[int, wire.RecommendRequest]:
-        """Return the whole kernel for all, or each node's rows of it."""
+    def _offer(self, cohort: int) -> wire.RecommendRequest:
+        """Return the kernel for all nodes."""
         assert self.sums is not None
-        whole = wire.RecommendRequest(**self._kernel_fields())
+        kernel = self._kernel_fields()
         if self.tunes:
             summed = self.sums.membership.cohorts[cohort].pack(self.survivors_)
             start = REGULARIZATION[self.learner]
-            whole = replace(whole, tune=True, summed=summed, regularization=start)
-        if self.request == "full":
-            return whole
-        found = {}
-        for partition in self.sums.membership.cohorts[cohort].members:
-            wanted = [item for items in self.asked_.get(partition, ()) for item in items]
-            rows = np.flatnonzero(np.isin(self.items_, wanted))
-            block = np.ascontiguousarray(packed_columns(whole.products, len(self.items_), rows).T)
-            some = rows.astype(np.int32)
-            found[partition] = replace(whole, wanted=some, products=block.ravel())
-        return found
+            kernel |= {"tune": True, "summed": summed, "regularization": start}
+        return wire.RecommendRequest(**kernel)
 
     # -- recommendations with a kernel that was saved
 

@@ -1,8 +1,15 @@
-"""Secure Gram: an exact Gram matrix of columns whose rows different nodes hold, and its kernels."""
+"""Secure Gram: an exact Gram matrix of columns whose rows different nodes hold, and its kernels.
+
+Item counts are released first, then the matrix, by rules that hide rows. Which nodes may be left in
+a sum is the method's own rule, see :meth:`SecureGram.too_few`: the diagonal of the matrix counts
+the items once more, so the nodes that dropped out between counts and matrix must be none or many,
+however many are left.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -10,41 +17,52 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import CheckpointError, OptionError
+from fedkern_flwr.errors import CheckpointError, CohortError, OptionError, ProtocolError
+from fedkern_flwr.gram import messages as wire
 from fedkern_flwr.gram.dot_kernels import DotKernel, KernelName
-from fedkern_flwr.gram.matrix import pack, unpack
-from fedkern_flwr.gram.values import quantisation_error
-from fedkern_flwr.method import Rounds, Save, Steps, option
+from fedkern_flwr.gram.matrix import pack, packed_diagonal, packed_size, quantisation_error, unpack
+from fedkern_flwr.gram.messages import (
+    GramEncoding,
+    check_values,
+    disjoint_cohorts,
+    ring_of,
+    shows_few,
+    supported,
+)
+from fedkern_flwr.method import Ask, Method, Round, Rounds, Save, Steps, Term, option
 from fedkern_flwr.model_file import check_made_with, check_model
 from fedkern_flwr.options import at_least
 from fedkern_flwr.strategy import Arrays, logger
-from fedkern_flwr.wire import DescribeReply
+from fedkern_flwr.wire import DescribeReply, PhaseMessage
 
-from .gram_release import SAFER_ROWS_PER_ITEM, GramRelease
+MIN_SUPPORT = 5
+#: Below so many rows per item a matrix of counts has been taken apart: all 943 users of MovieLens
+#: 100k at 0.7, a third of 12 at 1.25, none of 300 and more at 1.2. No ratio is proven to be safe.
+SAFER_ROWS_PER_ITEM = 2
+_FRACTION_BITS = 20
+Request = wire.SumRequest | wire.RecommendRequest
 
-_MAX_WARNING = (
-    "merge max is the paper's: sums over ever new sets of nodes are released, whose differences "
-    "show single ones; items of few users show their profiles; the kernel need not be positive "
-    "semi-definite"
-)
 
-
-class SecureGram(GramRelease):
+class SecureGram(Method):
     """Secure Gram: the exact Gram matrix K = sum_u x_u^T x_u of rows that nodes keep to themselves.
 
     A row is a user (a feature), a column an item (an instance). The server gets the sum and derives
     any kernel that is a function of dot products; the matrix is an input of scikit-learn's
-    ``kernel="precomputed"``. ``num_rounds`` are the rounds of merge max.
+    ``kernel="precomputed"``. With ``num_rounds`` K grows: each round sums half of the nodes that
+    are not in K yet, and the last one all of them, so that K is exact in the end. Nodes that are
+    away in their round are summed in a later one.
 
     Parameters
     ----------
+    cohorts : int (default: 1)
+        Disjoint sets of nodes whose sums are released one by one and added up.
     coefficients : sequence of float, optional
         Of series: a_0, a_1, ..., none negative.
 
     Attributes
     ----------
     gram_ : ndarray of int64, shape (kept, kept)
-        K of the items kept, in units of 4^-fraction_bits.
+        K of the items kept, in units of 4^-fraction_bits; during a run, of the rows summed so far.
     items_ : ndarray of int, shape (kept,)
         These items, ascending.
     counts_ : ndarray of int64, shape (items,)
@@ -75,13 +93,50 @@ class SecureGram(GramRelease):
     method, title = "secure-gram", "Secure Gram"
     no_budget = "releases a number for each pair of rows, where noise would leave nothing of one"
     left_whole = True
+    opens_once = True
+    counts_replies = True
     labels_of_row: ClassVar[int] = 0
     fixed: ClassVar[frozenset[str]] = frozenset({"checkpoint_every", "max_missed", "min_clients"})
     #: Options that a model must be used with.
     of_kernel: ClassVar[tuple[str, ...]] = ("kernel", "encoding", "bound", "fraction_bits")
     #: What else a model must say of itself.
     of_models: ClassVar[frozenset[str]] = frozenset(
-        {"merge", "seed", "largest", "rows", "survivors", "catalogue"}
+        {"seed", "largest", "rows", "survivors", "catalogue"}
+    )
+
+    min_support: int = option(
+        None,
+        "Items that fewer rows have are left out before K is summed, by default 5; 0 keeps all. "
+        "Only for counts.",
+        least=0,
+    )
+    participation: float = option(
+        1.0, "Share of the nodes whose rows are summed.", above=0.0, most=1.0
+    )
+    encoding: GramEncoding = option(
+        "counts",
+        "Whole numbers from 0, or real features rounded to multiples of 2^-fraction_bits.",
+    )
+    bound: float = option(1.0, "Public bound on the absolute value of a cell.")
+    fraction_bits: int = option(None, "Of fixed-point, by default 20.")
+    rows_per_item: float = option(
+        0.0,
+        "Keep only so many items, those that most rows have, that every released sum has so many "
+        "rows for each. Only for counts.",
+        least=0.0,
+    )
+    allow_recovery: bool | None = option(
+        None,
+        "Whether to sum a matrix of fewer than two rows per item, from which rows can be computed. "
+        "By default only in simulations.",
+        of_model=False,
+    )
+    drop_outs: bool | None = option(
+        None,
+        "Whether a sum goes on without nodes that drop out: it is then opened in an exchange of "
+        "its own. Without, all nodes must answer; an exchange is repeated until they do. By "
+        "default where a threshold is given, and in simulations of a single round.",
+        of_model=False,
     )
 
     kernel: KernelName = option(
@@ -93,8 +148,26 @@ class SecureGram(GramRelease):
     )
     coef0: float = option(None, "Of poly, by default 1.")
 
-    def __init__(self, *, coefficients: Sequence[float] | None = None, **options: Any) -> None:
+    def __init__(
+        self, *, cohorts: int = 1, coefficients: Sequence[float] | None = None, **options: Any
+    ) -> None:
         super().__init__(**options)
+        at_least("cohorts", cohorts, 1)
+        self.cohorts_ = cohorts
+        counts = self.encoding == "counts"
+        self.fill_in(fraction_bits=0 if counts else _FRACTION_BITS)
+        check_values(self.encoding, self.bound, self.fraction_bits)
+        for name in ("min_support", "rows_per_item"):
+            if getattr(self, name) and not counts:
+                raise OptionError(
+                    f"{name} is for encoding counts: real features have no support",
+                    remedy="leave it out",
+                )
+        self.fill_in(min_support=MIN_SUPPORT if counts else 0)
+        if self.drop_outs is False and self.threshold is not None:
+            raise OptionError(
+                "a threshold is given, and all must answer", remedy="leave out drop_outs"
+            )
         self.coefficients = tuple(float(a) for a in coefficients or ())
         for name, kernels in _KERNELS_WITH.items():
             if getattr(self, name) not in (None, ()) and self.kernel not in kernels:
@@ -106,6 +179,17 @@ class SecureGram(GramRelease):
                 f"kernel {self.kernel} is for zeros and ones",
                 remedy="use encoding counts with bound 1",
             )
+
+    def _reset(self) -> None:
+        super()._reset()
+        self.gram_: NDArray[np.int64] = np.zeros((0, 0), np.int64)
+        self.items_: NDArray[np.int32] = np.zeros(0, np.int32)
+        self.counts_: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.survivors_: list[int] = []
+        self.rows_, self.catalogue_, self.error_bound_ = 0, 0, 0.0
+        self._members: list[list[int]] = []
+        self._counted: list[list[int]] = []
+        self._least_rows = 0.0  # in a matrix
 
     # -- what a method tells about itself
 
@@ -134,6 +218,18 @@ class SecureGram(GramRelease):
     def kernel_(self) -> NDArray[np.float64]:
         """The kernel between the items kept, shape (kept, kept); computed at each call."""
         return self.dot_kernel_.matrix(self.linear_, self.rows_)
+
+    @property
+    def self_masks(self) -> bool:
+        """Whether sums go on without nodes that drop out."""
+        if self.drop_outs is None:
+            return self.threshold is not None or (self.simulated and self.num_rounds == 1)
+        return self.drop_outs
+
+    @property
+    def counts_items(self) -> bool:
+        """Whether item counts are summed first."""
+        return self.min_support > 1 or self.rows_per_item > 0
 
     def options(self) -> dict[str, Any]:
         """Return the options that determine the model."""
@@ -170,8 +266,6 @@ class SecureGram(GramRelease):
             seen.append(f"hence {what}, by computation: there are too few rows for so many items")
         if len(self._members) > 1:
             seen.append("each of these sums for every cohort")
-        if self.merge == "max":
-            seen.append("sums over random sets of nodes, whose differences show single ones")
         return {
             **self.sums_privacy(),
             "server_sees": seen,
@@ -186,22 +280,41 @@ class SecureGram(GramRelease):
         super().begin(config)
         at_least("seed", self.run_seed, 0)
 
-    def summary(self) -> None:
-        """Log the configuration, and what the paper's scheme gives away.
+    def cohorts(self) -> list[list[int]] | None:
+        """Draw who sums with whom.
 
         Raises
         ------
         OptionError
-            Several rounds of a sum over every row once.
+            Both cohorts and rounds are asked for, or there are too few nodes.
         """
-        if self.num_rounds > 1 and self.merge == "disjoint":
+        parties = list(self.parties_.values())
+        partitions = [party.partition for party in parties]
+        self.catalogue_ = parties[0].features
+        rounds = self.num_rounds
+        if rounds > 1 and self.cohorts_ > 1:
             raise OptionError(
-                f"num_rounds is {self.num_rounds}, and merge disjoint sums every row once",
-                remedy="leave it out, or use merge max",
+                f"{self.cohorts_} cohorts are summed at once, and {rounds} rounds one by one",
+                remedy="leave out cohorts or num_rounds",
             )
-        if self.merge == "max":
-            logger.warning(_MAX_WARNING)
-        super().summary()
+        if not self._members:
+            number = max(rounds, self.cohorts_)
+            drawn = partitions, self.participation, number, self.run_seed
+            self._members = disjoint_cohorts(*drawn, halves=rounds > 1)
+        if not set().union(*self._members) <= set(partitions):
+            raise _other_nodes()
+        self._counted = self._counted or [*self._members, *self.more_cohorts()]
+        phases = 2 * (1 + self.counts_items) * max(1, len(self._members))
+        self.planned = phases * max(map(len, self._members))
+        return [*self._members, *self.more_cohorts()]
+
+    def more_cohorts(self) -> list[list[int]]:
+        """Return sets of nodes among which a method sums something else."""
+        return []
+
+    def thresholds(self, cohorts: int) -> list[int | None]:
+        """Return the thresholds of the sums: the option is that of matrices."""
+        return [self.threshold if k < len(self._members) else None for k in range(cohorts)]
 
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
         """Sum the counts, then the Gram matrix, and use it; or go on from a checkpoint."""
@@ -216,7 +329,7 @@ class SecureGram(GramRelease):
             self.items_, self.counts_ = self.saved_["items"], self.saved_["counts"]
         if known["stage"] not in ("", "counts"):
             self._load(self.saved_, known)
-        else:
+        if known["stage"] in ("", "counts", "round"):
             if not known["stage"]:
                 yield from self.sum_counts()
                 yield from self.save("counts")
@@ -239,12 +352,18 @@ class SecureGram(GramRelease):
         return {}
 
     def save(self, stage: str, **more: Any) -> Steps:
-        """Keep what a run is resumed from: the items that are kept, or the model."""
+        """Keep what a run is resumed from."""
+        step = self.state(stage, **more)
+        if step is not None:
+            yield step
+
+    def state(self, stage: str, **more: Any) -> Save | None:
+        """Return what a run is resumed from: the items that are kept, or the model so far."""
         if self.checkpoint is None or (stage == "counts" and not self.counts_items):
-            return
+            return None
         arrays, meta = ({"items": self.items_}, {}) if stage == "counts" else self.model()
         known = {"stage": stage, "counted": self._counted, "tables": self._tables}
-        yield Save({**arrays, "counts": self.counts_}, {**meta, **known, **more})
+        return Save({**arrays, "counts": self.counts_}, {**meta, **known, **more})
 
     @property
     def _tables(self) -> list[list[Any]]:
@@ -256,6 +375,251 @@ class SecureGram(GramRelease):
         self.gram_ = unpack(np.asarray(arrays["gram"], np.int64), len(self.items_))
         self.survivors_, self.rows_ = list(meta["survivors"]), int(meta["rows"])
         self.catalogue_ = int(meta["catalogue"])
+
+    # -- sums
+
+    def sum_over(
+        self,
+        name: str,
+        length: int,
+        cohorts: Iterable[int],
+        request: Callable[[int], Request],
+        reply: type[PhaseMessage],
+        *,
+        unfit: Callable[[int, Sequence[int]], str] = lambda cohort, who: "",
+    ) -> Steps:
+        """Sum vectors over cohorts at once; what too few have answered is repeated.
+
+        A cohort is asked one request, to which its sum is bound.
+
+        Returns
+        -------
+        dict
+            Cohort -> (partitions in the sum, total).
+        """
+        assert self.sums is not None
+        asked: dict[int, PhaseMessage] = {}
+        terms = []
+        for cohort in cohorts:
+            one = request(cohort)
+            asked |= dict.fromkeys(self.sums.membership.cohorts[cohort].members, one)
+            terms.append(
+                Term(
+                    name=name,
+                    length=length,
+                    encoding=ring_of(one),
+                    cohort=cohort,
+                    self_masks=one.self_masks,
+                    bound=True,
+                    unfit=partial(unfit, cohort),
+                    label=str(cohort),
+                )
+            )
+        found = yield Ask(asked, reply=reply, sums=terms, until="enough")
+        return {int(c): (found.contributors[c], total) for c, total in found.totals.items()}
+
+    def sum_counts(self) -> Steps:
+        """Find the items that enough rows have."""
+        self.items_ = np.arange(self.catalogue_, dtype=np.int32)
+        self.counts_ = np.zeros(self.catalogue_, np.int64)
+        for cohort in range(len(self._members)):
+            ring_of(self._matrix_request(cohort))  # refused if it has no room, before any sum
+        if not self.counts_items:
+            return
+        sums = yield from self.sum_over(
+            wire.COUNTS_SUM,
+            self.catalogue_,
+            range(len(self._members)),
+            lambda cohort: wire.CountsRequest(**self._public(cohort)),
+            wire.CountsReply,
+        )
+        self._counted[: len(sums)] = [who for who, _ in sums.values()]
+        totals = [total for _, total in sums.values()]
+        self.counts_ = np.sum(totals, axis=0)
+        self.items_ = supported(totals, self.min_support)
+        if self.rows_per_item:
+            most = int(min(map(self._rows_of, self._counted)) / self.rows_per_item)
+            best = np.argsort(-self.counts_[self.items_], kind="stable")[:most]
+            self.items_ = np.sort(self.items_[best])
+        if not len(self.items_):
+            each = len(totals) > 1
+            raise ProtocolError(
+                f"no item is in {self.min_support} rows{' of every cohort' if each else ''}",
+                remedy=f"lower min_support{', or use fewer cohorts' if each else ''}",
+            )
+
+    def check_recovery(self) -> None:
+        """Warn of matrices from which rows can be computed; refuse them in a deployment.
+
+        Raises
+        ------
+        OptionError
+        """
+        allowed = self.simulated if self.allow_recovery is None else self.allow_recovery
+        least = max(self.rows_per_item, 0 if allowed else SAFER_ROWS_PER_ITEM)
+        self._least_rows = least * len(self.items_)
+        rows = min(map(self._rows_of, self._counted[: len(self._members)]))
+        if rows >= SAFER_ROWS_PER_ITEM * len(self.items_):
+            return
+        if self.encoding == "counts":
+            few = "fewer than two rows per item: these rows can be computed from the matrix"
+            remedy = f"use rows_per_item={SAFER_ROWS_PER_ITEM}, or sum more rows"
+        else:
+            few = (
+                "fewer than two features per instance: the matrix shows the instances up to a "
+                "rotation, and all of them to who knows as many as there are features"
+            )
+            remedy = "give it only to who may know that"
+        if not allowed:
+            raise OptionError(
+                f"{rows} rows and {len(self.items_)} items are {few}",
+                remedy=f"{remedy}; or accept it with allow_recovery",
+            )
+        logger.warning("%s; %s", few, remedy)  # without numbers, so that it is shown once
+
+    def sum_matrices(self) -> Steps:
+        """Sum K over the cohorts at once, or round by round, from where a resumed run broke off.
+
+        A cohort that does not answer in its round is summed after the others: nothing of it has
+        been opened.
+
+        Raises
+        ------
+        CohortError
+            None of the cohorts that are left answers.
+        """
+        size = packed_size(len(self.items_))
+        length = size + self._sums_supports * len(self.items_)
+        few = np.zeros(len(self.items_), bool)
+        known = self.saved_meta_ if self.saved_meta_.get("stage") == "round" else {}
+        done = list(known.get("done", []))
+        few[known.get("few", [])] = True
+        packed: NDArray[Any] | None = pack(self.gram_) if done else None
+        everybody = set(self.survivors_)
+        left = [[c] for c in range(len(self._members)) if c not in done]
+        if self.num_rounds == 1:
+            left = [list(range(len(self._members)))]
+        late = 0
+        while left:
+            chosen = left.pop(0)
+            try:
+                sums = yield from self.sum_over(
+                    wire.GRAM_SUM,
+                    length,
+                    chosen,
+                    self._matrix_request,
+                    wire.MatrixReply,
+                    unfit=self.too_few,
+                )
+            except CohortError as error:
+                late += 1
+                if late > len(left):
+                    raise
+                logger.warning("a round is put off: %s", error)
+                self._missed.clear()  # who is away for a round is not left out of the next
+                left.append(chosen)
+                continue
+            late, present = 0, set[int]()
+            for cohort, (who, total) in sums.items():
+                present |= set(who) & set(self._counted[cohort])
+                fresh, supports = np.split(total, [size])
+                if self.min_support > 1:  # nodes that dropped out may leave an item with too few
+                    supports = supports if supports.size else packed_diagonal(fresh, len(few))
+                    few |= (supports > 0) & (supports < self.min_support)
+                packed = fresh if packed is None else np.add(packed, fresh, out=packed)
+            everybody |= present
+            done += chosen
+            self.survivors_, self.rows_ = sorted(everybody), self._rows_of(everybody)
+            assert packed is not None
+            self.gram_ = unpack(packed, len(self.items_))
+            number = len(done) if self.num_rounds > 1 else 1
+            row = {"clients": len(present), "rows": self._rows_of(present)}
+            more = {"done": [*done], "few": np.flatnonzero(few).tolist()}
+            yield Round(number, row, save=self.state("round", **more) if left else None)
+        if few.any():
+            logger.warning(
+                "%d items are left out: fewer than %d rows had them when nodes dropped out",
+                few.sum(),
+                self.min_support,
+            )
+            self.gram_, self.items_ = self.gram_[np.ix_(~few, ~few)], self.items_[~few]
+
+    def _matrix_request(self, cohort: int) -> wire.MatrixRequest:
+        assert self.sums is not None
+        return wire.MatrixRequest(
+            **self._public(cohort),
+            counted=self.sums.membership.cohorts[cohort].pack(self._counted[cohort]),
+            supports=self._sums_supports,
+            items=self.items_,
+        )
+
+    @property
+    def _sums_supports(self) -> bool:
+        """Whether supports are summed with the matrix; of zeros and ones they are its diagonal."""
+        return self.min_support > 1 and self.bound != 1
+
+    def too_few(self, cohort: int, who: Sequence[int]) -> str:
+        """Say what is wrong with the nodes in a sum of matrices; empty if nothing is."""
+        assert self.sums is not None
+        counted = self._counted[cohort]
+        summed = set(counted) & set(who)
+        least = max(self.sums.membership.cohorts[cohort].threshold, self.min_cohort)
+        if len(summed) < least:
+            return f"{len(summed)} nodes with item counts are left, at least {least} must be"
+        if self._rows_of(summed) < self._least_rows:
+            return (
+                f"{self._rows_of(summed)} rows are left for {len(self.items_)} items, at least "
+                f"{self._least_rows:g} must be"
+            )
+        rows = {party.partition: party.rows for party in self.parties_.values()}
+        hiding = max(self.min_support, MIN_SUPPORT)
+        if self.counts_items and shows_few(counted, sorted(summed), rows, hiding):
+            missing = len(set(counted) - summed)
+            return (
+                f"{missing} node{'s' if missing > 1 else ''} dropped out after the item counts, "
+                "whose difference to the diagonal would show what they have"
+            )
+        return ""
+
+    def sum_cross(self, largest: int) -> Steps:
+        """Return the products of new items with those of K, and their squares."""
+        present = [p for p in self.parties_.values() if p.partition in self.survivors_]
+        if sum(p.rows for p in present) != self.rows_ or present[0].features != self.catalogue_:
+            raise _other_nodes()
+        sizes = sorted({party.test_rows for party in present})
+        if len(sizes) > 1 or not sizes[0]:
+            raise ProtocolError(
+                f"the nodes have {' and '.join(map(str, sizes))} new items",
+                remedy="give all nodes the same new items",
+            )
+        new, kept = sizes[0], len(self.items_)
+        public = {**self._public(0), "rows": largest, "self_masks": False}
+        request = wire.CrossRequest(**public, new_items=new, items=self.items_)
+        sums = yield from self.sum_over(
+            wire.CROSS_SUM,
+            new * (kept + 1),
+            [0],
+            lambda cohort: request,
+            wire.CrossReply,
+        )
+        total = sums[0][1] * 4.0**-self.fraction_bits
+        return total[: new * kept].reshape(new, kept), total[new * kept :]
+
+    def _rows_of(self, partitions: Iterable[int]) -> int:
+        chosen = set(partitions)
+        return sum(p.rows for p in self.parties_.values() if p.partition in chosen)
+
+    def _public(self, cohort: int) -> dict[str, Any]:
+        """Return the fields of every request for a sum of a cohort."""
+        members = set(self._members[cohort])
+        return {
+            "encoding": self.encoding,
+            "bound": self.bound,
+            "fraction_bits": self.fraction_bits,
+            "rows": max(p.rows for p in self.parties_.values() if p.partition in members),
+            "parties": len(members),
+            "self_masks": self.self_masks,
+        }
 
     def cross(
         self, grid: Grid, model: tuple[Mapping[str, Any], Mapping[str, Any]], timeout: float = 3600
@@ -289,11 +653,6 @@ class SecureGram(GramRelease):
         """
         arrays, meta = model
         self.check_same(meta, ("encoding", "bound", "fraction_bits"))
-        if meta["merge"] == "max":
-            raise CheckpointError(
-                "the model is a maximum of sums, new products would be sums",
-                remedy="give a model of merge disjoint",
-            )
         self.begin()
         self._load(arrays, meta)
         self._members = self._counted = [list(self.survivors_)]
@@ -340,3 +699,10 @@ _KERNELS_WITH: dict[str, tuple[str, ...]] = {
     "coef0": ("poly",),
     "coefficients": ("series",),
 }
+
+
+def _other_nodes() -> CheckpointError:
+    return CheckpointError(
+        "the nodes are not those of the model",
+        remedy="bring the nodes that the model was made with",
+    )

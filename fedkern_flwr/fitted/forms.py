@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..gram.dot_kernels import DotKernel
-from ..gram.values import count_values, quantise
+from ..gram.matrix import count_values, quantise
 from ..groups import linear_model
 from ..hybrid import fourier
 from ..kernels.pca import features_of

@@ -1,17 +1,25 @@
-"""Messages of Secure Gram and FedCFK: nodes that hold rows of a matrix whose columns are items.
+"""What Secure Gram and FedCFK send, who sums with whom, which items are kept, and in which rings.
 
 A row is a user's ratings, or a feature of all instances; a column is an item, or an instance.
 What is summed travels in secure sums, named here; session and number of the exchange are filled in
-as a request is sent, the number of a reply by the client's base.
+as a request is sent, the number of a reply by the client's base. Server and clients compute the
+rings from the same public numbers, so that neither has to trust the other.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
 
+import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import OptionError
+from ..secure_sum import Encoding
+from ..seeding import derive_seed
 from ..wire.message import Message, array
+from .matrix import entry_bound, smallest_ring
 
 #: Rows that are not zero, per item.
 COUNTS_SUM = "item counts"
@@ -22,6 +30,11 @@ CROSS_SUM = "cross products"
 #: Summed AUC, nDCG and recall of users, how many they are; steps of lambda, times a node's users.
 RANKING_SUM = "ranking metrics"
 
+GramEncoding = Literal["counts", "fixed-point"]
+ENCODINGS: tuple[str, ...] = get_args(GramEncoding)
+RANKING = ("auc", "ndcg@100", "recall@100", "ndcg@10", "recall@20")
+
+Counts = NDArray[np.int64]
 Items = NDArray[Any]
 Reals = NDArray[Any]
 Products = NDArray[Any]
@@ -57,8 +70,6 @@ class SumRequest(GramRequest):
 class CountsRequest(SumRequest, phase="gram-counts"):
     """Sum how many rows have each item."""
 
-    merge: str  # "disjoint" or "max"
-
 
 class CountsReply(GramReply, phase="gram-counts"):
     """The node's counts are in the sum."""
@@ -67,10 +78,6 @@ class CountsReply(GramReply, phase="gram-counts"):
 class MatrixRequest(SumRequest, phase="gram-matrix"):
     """Sum the Gram matrix of some items."""
 
-    # Whether each row is summed once ("disjoint"), or the entrywise maximum of many sums is kept
-    # ("max").
-    merge: str
-    number: int  # of the round with merge max, else 1
     # The nodes of the cohort whose rows are summed, a bit each, the same for all. Who missed the
     # item counts adds zeros, for its masks.
     counted: bytes
@@ -93,24 +100,9 @@ class CrossReply(GramReply, phase="gram-cross"):
     """The node's products are in the sum."""
 
 
-class AskRequest(GramRequest, phase="gram-ask"):
-    """Which rows of the kernel does the node want? The paper's noisy request."""
-
-    items: Items = array("items", dtype="index")  # of the kernel, ascending
-
-
-class AskReply(GramReply, phase="gram-ask"):
-    """What the node asks for."""
-
-    wanted: Items = array("wanted", dtype="index")  # positions among the items, ascending
-
-
 class RecommendRequest(GramRequest, phase="gram-recommend"):
     """The kernel. Rank the items for each user, on the device."""
 
-    # "full" or "noisy": whether ``products`` is the whole packed matrix, or some rows of it one
-    # after the other.
-    request: str
     kernel: str  # this and the next three: see :class:`fedkern_flwr.gram.dot_kernels.DotKernel`
     degree: int
     gamma: float
@@ -128,8 +120,7 @@ class RecommendRequest(GramRequest, phase="gram-recommend"):
     coefficients: Reals = array("terms", dtype="float64")  # of kernel "series"
     mean: Reals = array("items", dtype="float64")  # of each row of the kernel
     squares: Products = array("items", dtype="ring")  # diagonal of the Gram matrix
-    wanted: Items = array("wanted", dtype="index")  # positions of the rows; empty if all are there
-    products: Products = array("products", dtype="ring")  # the Gram matrix
+    products: Products = array("products", dtype="ring")  # the Gram matrix, packed
 
 
 class RecommendReply(GramReply, phase="gram-recommend"):
@@ -144,3 +135,148 @@ class PredictReply(GramReply, phase="gram-predict"):
     """The node is done."""
 
     users: int  # that have recommendations, 0 if the node writes none
+
+
+# -- rings, cohorts, and the items that are kept
+
+
+def _integers(parties: int, entry: int) -> Encoding:
+    """Return the smallest ring for the sum of integers up to ``entry``."""
+    bits = smallest_ring(parties, entry)
+    bound = float(entry)
+    return Encoding("integer", bits, bound if bound >= entry else math.nextafter(bound, math.inf))
+
+
+def matrix_encoding(parties: int, rows: int, bound: float, fraction_bits: int) -> Encoding:
+    """Return the ring of a Gram matrix, whose entries are sums of up to ``rows`` products a node.
+
+    Raises
+    ------
+    OptionError
+        No ring has room.
+    """
+    return _integers(parties, entry_bound(rows, bound, fraction_bits))
+
+
+def counts_encoding(parties: int, rows: int) -> Encoding:
+    """Return the ring of item counts."""
+    return _integers(parties, rows)
+
+
+def ranking_encoding(rows: int) -> Encoding:
+    """Return the ring of ranking metrics, each between 0 and 1 for each of ``rows`` users."""
+    return Encoding.fixed_point(float(max(1, rows)))
+
+
+def ring_of(request: SumRequest | RecommendRequest) -> Encoding:
+    """Return the ring of the sum that a request asks for.
+
+    Raises
+    ------
+    OptionError
+        None has room.
+    """
+    if isinstance(request, RecommendRequest):
+        return ranking_encoding(request.rows)
+    if isinstance(request, CountsRequest):
+        return counts_encoding(request.parties, request.rows)
+    return matrix_encoding(request.parties, request.rows, request.bound, request.fraction_bits)
+
+
+def check_values(encoding: str, bound: float, fraction_bits: int) -> None:
+    """Refuse an encoding that cannot hold anything.
+
+    Raises
+    ------
+    OptionError
+    """
+    if encoding not in ENCODINGS:
+        raise OptionError(
+            f"encoding is {encoding!r}", remedy=f"choose one of {', '.join(ENCODINGS)}"
+        )
+    if not 0.0 < bound < math.inf:
+        raise OptionError(f"bound is {bound}", remedy="declare the largest absolute value")
+    if encoding == "counts" and (bound != math.floor(bound) or fraction_bits):
+        raise OptionError(
+            f"encoding counts has whole numbers, not a bound of {bound:g} with {fraction_bits} "
+            "fraction bits",
+            remedy='use a whole bound, or encoding "fixed-point"',
+        )
+    if not 0 <= fraction_bits <= 30:
+        raise OptionError(f"fraction_bits is {fraction_bits}", remedy="use 0 to 30")
+
+
+def disjoint_cohorts(
+    partitions: Sequence[int],
+    participation: float,
+    cohorts: int,
+    seed: int,
+    *,
+    halves: bool = False,
+) -> list[list[int]]:
+    """Draw the nodes that take part and deal them to disjoint cohorts.
+
+    The sizes of the cohorts differ by one at most. With ``halves`` each cohort has half of the
+    nodes that are left, and the last has all of them.
+
+    Raises
+    ------
+    OptionError
+        Fewer nodes than two a cohort.
+    """
+    everybody = np.array(sorted(partitions), np.int64)
+    many = min(len(everybody), max(2, round(participation * len(everybody))))
+    rng = np.random.default_rng(derive_seed(seed, "participants", 0))
+    chosen = rng.permutation(everybody)[:many]
+    if len(chosen) < 2 * cohorts:
+        raise OptionError(
+            f"{len(chosen)} nodes that take part do not make {cohorts} cohorts of two or more",
+            remedy="use fewer cohorts, or let more nodes take part",
+        )
+    if not halves:
+        return [sorted(part.tolist()) for part in np.array_split(chosen, cohorts)]
+    drawn = []
+    for later in range(cohorts - 1, -1, -1):
+        most = len(chosen) - 2 * later  # two nodes at least for each cohort after this one
+        size = min(max(2, len(chosen) // 2), most) if later else len(chosen)
+        drawn.append(sorted(chosen[:size].tolist()))
+        chosen = chosen[size:]
+    return drawn
+
+
+def supported(counts: Sequence[Counts], least: int) -> NDArray[np.int32]:
+    """Return the items that no sum of a cohort shows to belong to few rows.
+
+    Parameters
+    ----------
+    counts : sequence of ndarray, shape (items,)
+        Rows with each item, per cohort, since the sum of every cohort is released.
+    least : int
+        An item is kept if each cohort has it in no row or in so many.
+    """
+    together = np.stack(counts)
+    fine = (together == 0) | (together >= least)
+    return np.flatnonzero(fine.all(axis=0) & together.any(axis=0)).astype(np.int32)
+
+
+def shows_few(
+    counted: Sequence[int], summed: Sequence[int], rows: Mapping[int, int], least: int
+) -> bool:
+    """Tell whether the difference of two sums over nodes is one of few rows.
+
+    The item counts are those of the nodes ``counted``; the diagonal of the Gram matrix has those of
+    ``summed``, a part of them. The difference are the counts of the nodes that dropped out between.
+
+    Parameters
+    ----------
+    counted : sequence of int
+        Nodes in the first sum.
+    summed : sequence of int
+        Nodes in the second.
+    rows : mapping
+        Node -> its rows.
+    least : int
+        Rows that hide each other; and two nodes at least.
+    """
+    missing = set(counted) - set(summed)
+    return bool(missing) and (len(missing) < 2 or sum(rows[p] for p in missing) < least)

@@ -90,8 +90,6 @@ class PhaseClient(SessionNode, NumPyClient):
     without_secret: ClassVar[str] = "run the same release of fedkern-flwr on both sides"
     #: Whether all sums of the method are over whole cohorts, without self masks.
     whole_cohorts: ClassVar[bool] = False
-    #: Whether sums of one name may be over ever new cohorts.
-    regroup = False
     #: Whether the same values are opened over the same survivors only.
     same_parties: ClassVar[bool] = False
     sums: ClientSums | None = None
@@ -423,7 +421,6 @@ class PhaseClient(SessionNode, NumPyClient):
             pair_secrets=self.pair_secrets,
             partners=self.partners,
             whole_cohorts=self.whole_cohorts,
-            regroup=self.regroup,
             same_parties=self.same_parties,
             allow_recovery=self.policy.allow_recovery,
         )

@@ -64,9 +64,6 @@ class Party(PartyRules):
     allow_recovery : bool (default: True)
         Whether this party's seeds of pairs are shared where backups are on, and whether it helps to
         recover those of others. Without it a sum is aborted where that would be needed.
-    regroup : bool (default: False)
-        Whether sums of the same name may be over ever new cohorts: for methods whose owner knows
-        what that shows.
     same_parties : bool (default: False)
         Whether the same values, under one name, are opened over the same survivors only. The same
         noise always is.

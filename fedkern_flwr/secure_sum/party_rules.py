@@ -48,10 +48,9 @@ class PartyRules:
         partners: Collection[int] = (),
         whole_cohorts: bool = False,
         allow_recovery: bool = True,
-        regroup: bool = False,
         same_parties: bool = False,
     ) -> None:
-        self.regroup, self.same_parties = regroup, same_parties
+        self.same_parties = same_parties
         self.partition, self.state, self.partners = partition, state, partners
         self.pair_secrets, self.whole_cohorts = pair_secrets, whole_cohorts
         self.identity, self.trusted, self.allow_single = identity, trusted, allow_single
@@ -146,8 +145,6 @@ class PartyRules:
         members = self.state.cohorts[order.cohort].members
         terms = [members, order.receiver, order.self_masks, order.kind, order.bits, order.bound]
         terms += [order.noise, order.fraction]
-        if self.regroup and order.self_masks:
-            terms = ["under self masks"]
         digest = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:32]
         name = order.name.partition("#")[0]
         if self.state.fixed.setdefault(name, digest) != digest:

@@ -29,8 +29,6 @@ _PLAIN = (
     "frequencies",
     "topology",
     "product",
-    "merge",
-    "request",
     "label_bound",
     "allow_single",
 )

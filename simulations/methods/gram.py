@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,16 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.gram.values import count_values
+from fedkern_flwr.gram.matrix import count_values, quantise
+from fedkern_flwr.gram.messages import disjoint_cohorts
 from fedkern_flwr.judging.figures import in_units
 from fedkern_flwr.judging.judges import FIND_RARE
 from fedkern_flwr.reporting import whether_converged
+from fedkern_flwr.secure_sum import check_cohort
 from fedkern_flwr.strategy import logger
 
 from ... import strategies
-from ...strategies import PhaseStrategy, SecureGram
+from ...strategies import FedCFK, PhaseStrategy, SecureGram
+from ..run.format import figure
 from ..run.options import RUN, Option
-from .base import Config
+from .base import Config, Family, P, S, check_rounds
 from .common import (
     COSTS,
     DIFFERENCE,
@@ -35,12 +38,11 @@ from .common import (
     to_pooled,
 )
 from .gram_data import GramSettings, InstanceData, prepare_gram
-from .gram_fitted import train_machine, whole_model
-from .gram_learner import Learner, Machine
-from .gram_options import MatrixFamily
+from .gram_learner import Learner, Machine, choose_machine
 from .new_rows import Parts
 from .rating_data import RatingData, rows_of
 
+COLUMNS_READ = ("user", "item", "rating")  # of a file of users to recommend to
 _COLUMNS = {
     "accuracy": accuracy(4),
     "rmse": rmse(4),
@@ -57,6 +59,60 @@ _COLUMNS = {
     "items": metric("items", "items", 0),
     **COSTS,
 }
+
+
+class MatrixFamily(Family[S, P]):
+    """Methods that sum matrices of products."""
+
+    data = "nyc-flights"
+    repetitions = "Repetitions, with other nodes that take part."
+    always_secure = "a node's products are its ratings"
+
+    def check(self, config: Config) -> None:
+        """Refuse options that cannot work before any data is read."""
+        super().check(config)
+        check_rounds(config)
+        if (config["data"]["rounds"] or 1) > 1 and config["options"].get("cohorts", 1) > 1:
+            raise OptionError(
+                "cohorts are summed at once, and rounds one by one",
+                remedy="leave out --cohorts or --rounds",
+            )
+
+    def check_data(self, config: Config, prepared: P) -> None:
+        """Refuse sums that so many nodes cannot make, before anything is made.
+
+        Raises
+        ------
+        OptionError, SmallCohortError
+        """
+        super().check_data(config, prepared)
+        strategy = self._strategy(config["method"])(**config["options"])
+        assert isinstance(strategy, SecureGram)
+        if prepared.num_clients < 2:
+            raise OptionError("a single client has nobody to sum with", remedy="use more clients")
+        everybody, share = range(prepared.num_clients), strategy.participation
+        rounds = config["data"]["rounds"] or 1
+        number = max(rounds, strategy.cohorts_)
+        cohorts = disjoint_cohorts(everybody, share, number, 0, halves=rounds > 1)
+        if isinstance(strategy, FedCFK):
+            cohorts.append(list(everybody))  # who sum how good the recommendations are
+        for members in cohorts:
+            check_cohort(len(members), strategy.threshold, strategy.min_cohort)
+
+    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
+        """Return how many nodes were summed."""
+        assert isinstance(strategy, SecureGram)
+        return {"survivors": len(strategy.survivors_)}
+
+    def figures(self, result: Mapping[str, Any]) -> list[list[str]]:
+        """Return how good what was made of the matrix is, and what is in it."""
+        metrics = result["metrics"]
+        return [
+            *super().figures(result),
+            ["items in the matrix", f"{metrics['items']:g} of {metrics['catalogue']:g}"],
+            ["rows summed", figure(metrics["rows"], 0)],
+            ["nodes summed", figure(metrics["clients"], 0)],
+        ]
 
 
 class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
@@ -155,8 +211,6 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
         """Return why there are no labels to predict, or no sums of new rows with others."""
         if GramSettings.from_values(config["data"]).rates:
             return "ratings have no labels to predict", "use fedkern run fed-cfk to recommend"
-        if config["options"].get("merge") == "max":
-            return "a maximum of sums is no matrix of new rows with others", "use --merge disjoint"
         return None
 
     def size(self, facts: Mapping[str, Any]) -> str:
@@ -237,8 +291,6 @@ def ratings_error(strategy: SecureGram, prepared: RatingData) -> int:
     users = rows_of(prepared.parts, strategy.survivors_)
     part = (pooled.train + pooled.test)[users][:, strategy.items_]
     exact = (part.T @ part).toarray()
-    if strategy.merge == "max":
-        exact = np.minimum(exact, strategy.gram_)  # what was counted cannot be more
     return int(np.abs(strategy.gram_ - exact).max())
 
 
@@ -308,3 +360,70 @@ def largest_error(gram: NDArray[np.float64], x: NDArray[np.float64]) -> float:
         rows = slice(start, start + step)
         worst = max(worst, float(np.abs(gram[rows] - x[rows] @ x.T).max()))
     return worst
+
+
+def whole_model(
+    strategy: SecureGram,
+    prepared: InstanceData,
+    config: Mapping[str, Any],
+    chosen: Mapping[str, Any],
+) -> Parts | None:
+    """Train the machine of a run on its matrix; return it with the rows that support it.
+
+    ``chosen`` are metrics of the run: width and cost of its machine, if rows were held out to judge
+    one.
+    """
+    part, counts = prepared.split(strategy.seed or 0), strategy.encoding == "counts"
+    train = part.train[strategy.items_]
+    gram, y = strategy.linear_[np.ix_(train, train)], part.y[strategy.items_][train]
+    if len(np.unique(y)) < 2:
+        return None
+    if "cost" in chosen:
+        kernel = strategy.dot_kernel_
+        kernel = replace(kernel, gamma=chosen.get("gamma", kernel.gamma))
+        learner = config.get("learner", "svc")
+        weighed = bool(config.get("class_weight"))
+        machine = Machine(kernel, strategy.rows_, learner, chosen["cost"], part.classes, weighed)
+    else:
+        machine = train_machine(strategy, gram, y, part.classes, config, strategy.seed or 0)
+    weights, bias = machine.fit(machine.kernel.matrix(gram, machine.rows), y)
+    used = np.concatenate([part.parts[p] for p in strategy.survivors_])
+    bits, bound = strategy.fraction_bits, strategy.bound
+    supports = (weights != 0.0).any(axis=1)
+    x = part.features(strategy.encoding)[np.ix_(strategy.items_[train][supports], used)]
+    whole = count_values(x, bound) if counts else quantise(x, bits, bound)
+    arrays = {"instances": whole * 2.0**-bits, "weights": weights[supports], "bias": bias}
+    own = {
+        "encoded": not counts,
+        "encoding": strategy.encoding,
+        "bound": bound,
+        "fraction_bits": bits,
+        "used": used.tolist(),
+        "kernel": asdict(machine.kernel),
+        "rows": machine.rows,
+        "votes": len(part.classes) if machine.learner == "svc" and len(part.classes) > 2 else 0,
+    }
+    return Parts("instances", arrays, own)
+
+
+def train_machine(
+    strategy: SecureGram,
+    gram: NDArray[np.float64],
+    y: NDArray[np.float64],
+    classes: tuple[float, ...],
+    config: Mapping[str, Any],
+    seed: int,
+) -> Machine:
+    """Choose the machine that a run is asked for on the matrix of the rows to learn from."""
+    return choose_machine(
+        gram,
+        strategy.rows_,
+        y,
+        strategy.dot_kernel_,
+        classes,
+        learner=config.get("learner", "svc"),
+        gamma=strategy.gamma,
+        cost=config.get("cost"),
+        seed=seed,
+        balanced=bool(config.get("class_weight")),
+    )

@@ -125,20 +125,18 @@ class InstanceClients(DealtClients):
     ----------
     x : ndarray, shape (n, d)
     parts : tuple of ndarray
-    merge : str
     state_dir : Path or None
     """
 
     kind = GramClient
     x: Floats
     parts: tuple[NDArray[np.intp], ...]
-    merge: Any = "disjoint"
     state_dir: Path | None = None
 
     def arguments(self, partition: int) -> dict[str, Any]:
         """Return the columns of a node."""
         own = self.parts[partition]
-        return {"x": self.x[:, own].T, "merge": self.merge}
+        return {"x": self.x[:, own].T}
 
 
 class InstanceData(DealtData[GramSettings, Instances]):
@@ -173,13 +171,13 @@ class InstanceData(DealtData[GramSettings, Instances]):
         assert isinstance(strategy, SecureGram)
         part = self.split(strategy.seed or 0)
         x = part.features(strategy.encoding)
-        return InstanceClients(x, part.parts, strategy.merge, state_dir)
+        return InstanceClients(x, part.parts, state_dir)
 
     def variant(self, strategy: PhaseStrategy) -> tuple[Hashable, ...]:
         """Return what the clients depend on: what is summed and how, and the split."""
         assert isinstance(strategy, SecureGram)
         seed = strategy.seed if self.settings.resplit else 0
-        return strategy.encoding, strategy.merge, seed
+        return strategy.encoding, seed
 
     def start(self) -> dict[str, Any]:
         """Return the number of rounds."""

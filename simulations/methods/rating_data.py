@@ -21,7 +21,6 @@ from fedkern_flwr.interactions import (
     hold_out_random,
 )
 from fedkern_flwr.options import check_choice
-from fedkern_flwr.seeding import derive_seed
 
 from ...clients import GramClient
 from ...strategies import FedCFK, PhaseStrategy, SecureGram
@@ -56,7 +55,7 @@ class RatingColumns(Settings):
     users_per_client : int or None
         Users of each node, instead.
     rounds : int or None
-        Rounds of --merge max.
+        Rounds in which half of the nodes that are left are summed (default: 1, all).
     resplit : bool
         A split of its own for every repetition.
     party : tuple of str
@@ -201,10 +200,6 @@ class RatingClients(DealtClients):
         Users of each node.
     users, items : tuple of str
         Their names.
-    merge, request : str
-        What the nodes take part in.
-    seed : int
-        Of noisy requests.
     state_dir : Path or None
     """
 
@@ -214,9 +209,6 @@ class RatingClients(DealtClients):
     parts: list[slice]
     users: tuple[str, ...]
     items: tuple[str, ...]
-    merge: Any
-    request: Any
-    seed: int
     state_dir: Path | None
 
     @property
@@ -227,12 +219,10 @@ class RatingClients(DealtClients):
         return self.state_dir / "recommendations"
 
     def simulated(self, partition: int) -> dict[str, Any]:
-        """Return the seed of a node's noise, and the file for what it recommends."""
+        """Return the file for what a node recommends."""
         folder = self.recommendations
-        return {
-            "noise_seed": derive_seed(self.seed, "noisy requests", partition),
-            "recommendations": None if folder is None else folder / f"partition-{partition}.csv",
-        }
+        path = None if folder is None else folder / f"partition-{partition}.csv"
+        return {"recommendations": path}
 
     def arguments(self, partition: int) -> dict[str, Any]:
         """Return ratings and options of a node."""
@@ -242,8 +232,6 @@ class RatingClients(DealtClients):
             "x_test": None if self.test is None else self.test[part],
             "users": self.users[part],
             "items": self.items,
-            "merge": self.merge,
-            "request": self.request,
         }
 
 
@@ -290,10 +278,8 @@ class RatingData(Prepared):
         return self.split(seed)
 
     def variant(self, strategy: PhaseStrategy) -> Hashable:
-        """Return what the clients depend on: the split, and the kind of run."""
-        assert isinstance(strategy, SecureGram)
-        seed = (strategy.seed or 0) if self.settings.resplit else self.settings.seed
-        return seed, strategy.merge, getattr(strategy, "request", "full")
+        """Return what the clients depend on: the split."""
+        return (strategy.seed or 0) if self.settings.resplit else self.settings.seed
 
     def client_fn(self, strategy: PhaseStrategy, state_dir: Path | None = None) -> ClientFn:
         """Return what builds the nodes."""
@@ -307,9 +293,6 @@ class RatingData(Prepared):
             self.parts,
             self.ratings.user_ids,
             self.ratings.item_ids,
-            strategy.merge,
-            strategy.request if isinstance(strategy, FedCFK) else "full",
-            strategy.seed or 0,
             state_dir,
         )
 

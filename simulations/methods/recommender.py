@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.gram.item_kernel import ItemKernel
-from fedkern_flwr.gram.learners import REGULARIZATION, Recommender
 from fedkern_flwr.gram.matrix import unpack
-from fedkern_flwr.gram.plan import RANKING
-from fedkern_flwr.gram.recommending import best_items, write_recommendations
+from fedkern_flwr.gram.messages import RANKING
+from fedkern_flwr.gram.recommenders import (
+    REGULARIZATION,
+    ItemKernel,
+    Recommender,
+    best_items,
+    write_recommendations,
+)
 from fedkern_flwr.interactions import has_header, load_interactions
 from fedkern_flwr.tables.table import listing
 
@@ -23,7 +27,7 @@ from ... import strategies
 from ...strategies import FedCFK, PhaseStrategy
 from .base import Config
 from .common import COSTS, DIFFERENCE, Column, Shown, digits, drawn, metric, range_cells, to_pooled
-from .gram_options import COLUMNS_READ, MatrixFamily
+from .gram import COLUMNS_READ, MatrixFamily
 from .new_rows import SavedRun, Target
 from .rating_data import RatingData, RatingSettings, rows_of
 from .recommender_oracle import BASELINES, COVERAGE, likes, pooled_kernel, rank_all
@@ -94,7 +98,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         Shown("evaluated_users", "users judged", 0),
         DIFFERENCE,
     )
-    seeded = "split, nodes that take part and noisy requests"
+    seeded = "split and nodes that take part"
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
         """Deal the users to the nodes."""
@@ -111,8 +115,6 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         assert isinstance(strategy, FedCFK)
         guessed = strategy.metrics_.get("auc", 1.0) <= 0.5
         simple = {"no_better_than": "items in any order"} if guessed else {}
-        if strategy.merge == "max" or strategy.request == "noisy":
-            return simple
         pooled, parts = prepared.split(strategy.seed or 0), prepared.parts
         users = rows_of(parts, strategy.survivors_)
         kernel = pooled_kernel(pooled.train[users], strategy.items_, strategy.dot_kernel_)

@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from fedkern_flwr.gram.dot_kernels import DotKernel
-from fedkern_flwr.gram.item_kernel import ItemKernel
-from fedkern_flwr.gram.learners import Recommender
-from fedkern_flwr.gram.plan import RANKING
-from fedkern_flwr.gram.ranking import rank_metrics, top_items
+from fedkern_flwr.gram.messages import RANKING
+from fedkern_flwr.gram.recommenders import ItemKernel, Recommender, rank_metrics, top_items
 
 from .rating_data import PooledRatings
 

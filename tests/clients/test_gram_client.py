@@ -16,7 +16,6 @@ from scipy import sparse
 from fedkern_flwr.clients import GramClient
 from fedkern_flwr.errors import (
     FedKernError,
-    OptionError,
     ProtocolError,
     RefusedError,
     SumError,
@@ -24,7 +23,7 @@ from fedkern_flwr.errors import (
 )
 from fedkern_flwr.gram import messages as wire
 from fedkern_flwr.gram.matrix import packed_size, unpack
-from fedkern_flwr.gram.plan import counts_encoding, matrix_encoding, ranking_encoding
+from fedkern_flwr.gram.messages import counts_encoding, matrix_encoding, ranking_encoding
 from fedkern_flwr.guard import RunRecord
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import load_state, store_state
@@ -179,11 +178,11 @@ def fields(**more: Any) -> Table:
 
 
 def counts(**more: Any) -> wire.CountsRequest:
-    return wire.CountsRequest(**{**fields(), "merge": "disjoint", **more})
+    return wire.CountsRequest(**{**fields(), **more})
 
 
 def matrix(**more: Any) -> wire.MatrixRequest:
-    own: Table = {"merge": "disjoint", "number": 1, "counted": bytes([0b1111])}
+    own: Table = {"counted": bytes([0b1111])}
     return wire.MatrixRequest(
         **{"supports": False, **fields(), **own, "items": np.arange(ITEMS, dtype="i4"), **more}
     )
@@ -199,7 +198,6 @@ def recommend(**more: Any) -> wire.RecommendRequest:
     own: Table = {
         "session": SESSION,
         "round": 1,
-        "request": "full",
         "kernel": "linear",
         "degree": 2,
         "gamma": 1.0,
@@ -216,7 +214,6 @@ def recommend(**more: Any) -> wire.RecommendRequest:
         "coefficients": np.zeros(0),
         "mean": gram.mean(axis=1),
         "squares": gram.diagonal().astype(np.uint16),
-        "wanted": np.zeros(0, np.int32),
         "products": gram[np.triu_indices(ITEMS)].astype(np.uint16),
     }
     return wire.RecommendRequest(**{**own, **more})
@@ -264,12 +261,6 @@ def test_tables_that_cannot_be_used_are_refused_in_one_line(name: str) -> None:
         make(**change)
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(("option", "value"), [("merge", "sum"), ("request", "some")])
-def test_unknown_ways_are_refused(option: str, value: str) -> None:
-    with pytest.raises(OptionError, match=f"{option} is '{value}'"):
-        make(**{option: value})
 
 
 def test_a_node_tells_sizes_and_a_digest() -> None:
@@ -388,18 +379,9 @@ WRONG_REQUESTS: dict[str, tuple[PhaseMessage, str]] = {
         "partition 2: 2 nodes count, at least 3 must",
     ),
     "none of the cohort": (matrix(counted=bytes([0b10111])), "a set of parties is not one of 4"),
-    "merge max": (
-        matrix(merge="max"),
-        'the run has merge max, this node takes part in disjoint only; run with merge "disjoint"',
-    ),
-    "counts of merge max": (counts(merge="max"), "this node takes part in disjoint only"),
     "no new items": (
         cross(),
         "1 new items are asked for, this node has 0; give all nodes the same new items as x_new",
-    ),
-    "noisy requests": (
-        wire.AskRequest(session=SESSION, round=1, items=np.arange(2, dtype=np.int32)),
-        "noisy requests show what a user likes, and this node makes none; run with request",
     ),
     "another session": (matrix(session="ab" * 8), "this node has announced no key in its session"),
 }
@@ -420,18 +402,6 @@ def test_requests_that_cannot_be_are_refused_in_one_line(name: str) -> None:
     with pytest.raises(FedKernError, match=text) as caught:
         send(server.client(2), request, server.sums.sections(2, sums))
     assert "\n" not in str(caught.value)
-
-
-def test_a_node_for_maxima_sums_nothing_else() -> None:
-    server = Server(common={"merge": "max"})
-    for request in (matrix(), counts()):
-        with pytest.raises(ProtocolError, match="has merge disjoint, this node takes part in max"):
-            send(server.client(0), request, server.sums.sections(0, []))
-    for number in (1, 2):  # any number of them, over ever new nodes
-        running = server.matrices(range(2 + number), merge="max", number=number)
-        server.unmask(server.openings([running]))
-        found = unpack(server.sums.total(running), ITEMS)
-        np.testing.assert_array_equal(found, pooled(range(2 + number)))
 
 
 def test_nothing_is_summed_outside_secure_sums() -> None:
@@ -475,9 +445,8 @@ def test_a_sum_is_bound_to_all_that_was_asked() -> None:
     [
         {"items": np.array([0, 1, 3], np.int32)},
         {"counted": bytes([0b0111])},
-        {"merge": "disjoint", "number": 2},
     ],
-    ids=["items", "who counts", "number"],
+    ids=["items", "who counts"],
 )
 def test_nodes_that_are_told_different_things_make_no_sum(change: Table) -> None:
     """Each gets an order that fits its own request: their masks do not."""
@@ -578,7 +547,7 @@ def test_two_sums_of_the_same_rows_are_not_both_opened_by_one_message() -> None:
 
 
 RIDES: dict[str, PhaseMessage] = {
-    "ask": wire.AskRequest(session=SESSION, round=9, items=np.arange(ITEMS, dtype=np.int32)),
+    "predict": wire.PredictRequest(**{**vars(recommend()), "round": 9}),
     "finish": FinishRequest(session=SESSION, round=9),
 }
 
@@ -586,7 +555,7 @@ RIDES: dict[str, PhaseMessage] = {
 @pytest.mark.parametrize("ride", RIDES)
 def test_an_opening_that_rides_on_another_message_counts_as_one(ride: str) -> None:
     """Unmask sections may travel on any request: the rule must not hang on the phase."""
-    server = Server(common={"request": "noisy"})
+    server = Server()
     first, second = two_openings(server)
     server.unmask(first)
     with pytest.raises(ProtocolError, match=SECOND):
@@ -594,10 +563,10 @@ def test_an_opening_that_rides_on_another_message_counts_as_one(ride: str) -> No
 
 
 def test_an_opening_that_rode_on_another_message_is_remembered() -> None:
-    server = Server(common={"request": "noisy"})
+    server = Server()
     first, second = two_openings(server)
     try:
-        server.ask(0, RIDES["ask"], first[0])
+        server.ask(0, RIDES["predict"], first[0])
     except ProtocolError:
         return  # openings travel alone: as good
     with pytest.raises(ProtocolError, match=SECOND):
@@ -817,46 +786,24 @@ def test_recommendations_are_written_for_the_users_only(tmp_path: Path) -> None:
     assert short[0]["item"] in "03"
 
 
-BAD_KERNELS: dict[str, tuple[Table, Table, str]] = {
-    "another way": ({}, {"request": "noisy"}, "sends the kernel in another way than was asked fo"),
-    "all to a noisy node": ({"request": "noisy"}, {}, "sends the kernel in another way"),
-    "too short": ({}, {"products": np.zeros(9, np.uint16)}, "its kernel has the wrong size"),
-    "too long": ({}, {"products": np.zeros(16, np.uint16)}, "its kernel has the wrong size"),
-    "rows that are not there": (
-        {"request": "noisy"},
-        {"request": "noisy", "wanted": np.array([4], "i4"), "products": np.zeros(4, np.uint16)},
-        "its kernel has the wrong size",
-    ),
-    "rows before the first": (
-        {"request": "noisy"},
-        {"request": "noisy", "wanted": np.array([-1], "i4"), "products": np.zeros(4, np.uint16)},
-        "its kernel has the wrong size",
-    ),
-    "rows out of order": (
-        {"request": "noisy"},
-        {"request": "noisy", "wanted": np.array([2, 1], "i4"), "products": np.ones(8, np.uint16)},
-        "ProtocolError: partition 2: its ",
-    ),
-    "rows twice": (
-        {"request": "noisy"},
-        {"request": "noisy", "wanted": np.array([1, 1], "i4"), "products": np.ones(8, np.uint16)},
-        "ProtocolError: partition 2: its ",
-    ),
-    "an unknown kernel": ({}, {"kernel": "text"}, "there is no kernel 'text'"),
-    "an unknown item": ({}, {"items": np.array([0, 1, 2, 4], "i4")}, "items that are not among 4"),
-    "items out of order": ({}, {"items": np.array([0, 1, 3, 2], "i4")}, "items are not in order"),
-    "a mean that is none": ({}, {"mean": np.full(ITEMS, np.nan)}, "mean holds NaN"),
+BAD_KERNELS: dict[str, tuple[Table, str]] = {
+    "too short": ({"products": np.zeros(9, np.uint16)}, "its kernel has the wrong size"),
+    "too long": ({"products": np.zeros(16, np.uint16)}, "its kernel has the wrong size"),
+    "an unknown kernel": ({"kernel": "text"}, "there is no kernel 'text'"),
+    "an unknown item": ({"items": np.array([0, 1, 2, 4], "i4")}, "items that are not among 4"),
+    "items out of order": ({"items": np.array([0, 1, 3, 2], "i4")}, "items are not in order"),
+    "a mean that is none": ({"mean": np.full(ITEMS, np.nan)}, "mean holds NaN"),
 }
 
 
 @pytest.mark.parametrize("name", BAD_KERNELS)
 def test_kernels_that_cannot_be_are_refused(name: str, tmp_path: Path) -> None:
-    own, change, text = BAD_KERNELS[name]
+    change, text = BAD_KERNELS[name]
     path = tmp_path / "recommendations.csv"
     server = Server()
     request = recommend(**change)
     running = server.order(wire.RANKING_SUM, 7, ranking_encoding(3), request=request)
-    client = GramClient(server.contexts[2], X[2], recommendations=path, **own)
+    client = GramClient(server.contexts[2], X[2], recommendations=path)
     with pytest.raises(FedKernError, match=text):
         send(client, request, server.sums.sections(2, [running]))
     assert not path.exists()
@@ -869,45 +816,3 @@ def test_metrics_of_more_users_than_were_announced_do_not_fit() -> None:
     client = GramClient(server.contexts[2], X[2], x_test=np.eye(3, 4, dtype=int)[[0, 0, 0]])
     with pytest.raises(RefusedError, match="partition 2: refused by the node: the bound of a sum"):
         send(client, request, server.sums.sections(2, [running]))
-
-
-# -- noisy requests
-
-
-def asked(client: GramClient, place: Context, number: int = 1) -> set[int]:
-    items = np.arange(client.x.shape[1], dtype=np.int32)
-    arrays, scalars, _ = send(client, wire.AskRequest(session=SESSION, round=number, items=items))
-    return set(wire.AskReply.unpack(arrays, scalars, party="").wanted.tolist())
-
-
-def test_noisy_requests_are_supersets_without_some() -> None:
-    x = np.zeros((1, 400), int)
-    x[0, :40] = 1
-    found = []
-    for seed in (1, 1, 2):
-        place = context()
-        client = make(place, x, request="noisy", noise_seed=seed)
-        send(client, opening())
-        found.append([asked(client, place, number) for number in (1, 2)])
-    assert found[0] == found[1] != found[2]
-    assert found[0][0] != found[0][1]
-    for rows in (*found[0], *found[2]):
-        assert 20 < len(rows & set(range(40))) < 40
-        assert len(rows - set(range(40))) == 160
-    place = context()
-    secret = make(place, x, request="noisy")
-    send(secret, opening())
-    assert asked(secret, place) not in found[0]
-
-
-def test_noisy_requests_name_positions_among_the_items_of_the_kernel() -> None:
-    place = context(2)
-    client = make(place, X[2], request="noisy", noise_seed=0)
-    send(client, opening())
-    request = wire.AskRequest(session=SESSION, round=1, items=np.array([1, 3], np.int32))
-    arrays, scalars, _ = send(client, request)
-    wanted = wire.AskReply.unpack(arrays, scalars, party="").wanted
-    assert set(wanted.tolist()) <= {0, 1}
-    assert (np.diff(wanted) > 0).all()
-    with pytest.raises(ProtocolError, match="round 1 has been done already"):
-        send(client, request)

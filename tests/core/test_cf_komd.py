@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from simplex import minimise
 
-import fedkern_flwr.gram.cf_komd as cf_komd
+import fedkern_flwr.gram.recommenders as cf_komd
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.gram.cf_komd import fit_user, item_scores, simplex_qp
+from fedkern_flwr.gram.recommenders import fit_user, item_scores, simplex_qp
 
 
 def violation(q: np.ndarray, c: np.ndarray, a: np.ndarray) -> float:

@@ -17,7 +17,9 @@ from scipy import sparse
 import fedkern_flwr.gram.matrix as gram
 from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableError
 from fedkern_flwr.gram.matrix import (
+    count_values,
     cross_gram,
+    entry_bound,
     local_gram,
     local_support,
     mirror_upper,
@@ -25,14 +27,10 @@ from fedkern_flwr.gram.matrix import (
     packed_columns,
     packed_diagonal,
     packed_size,
-    unpack,
-)
-from fedkern_flwr.gram.values import (
-    count_values,
-    entry_bound,
     quantisation_error,
     quantise,
     smallest_ring,
+    unpack,
 )
 from fedkern_flwr.secure_sum.encoding import Encoding
 

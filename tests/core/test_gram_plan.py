@@ -15,14 +15,11 @@ from hypothesis import strategies as st
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.gram import messages as wire
-from fedkern_flwr.gram.plan import (
+from fedkern_flwr.gram.messages import (
     ENCODINGS,
-    MERGES,
     check_values,
-    combine,
     counts_encoding,
     disjoint_cohorts,
-    drawn_rounds,
     matrix_encoding,
     ranking_encoding,
     shows_few,
@@ -107,7 +104,6 @@ def test_encodings_that_hold_nothing_are_refused(name: str) -> None:
 
 def test_encodings_that_hold_something_are_not() -> None:
     assert ENCODINGS == ("counts", "fixed-point")
-    assert MERGES == ("disjoint", "max")
     for values in (("counts", 1.0, 0), ("counts", 5, 0), ("fixed-point", 0.1, 0)):
         check_values(*values)
     check_values("fixed-point", 1e9, 30)
@@ -148,17 +144,31 @@ def test_who_is_in_which_cohort_depends_on_the_seed() -> None:
     assert all(100 < half[p] < 200 for p in range(10))
 
 
-@pytest.mark.parametrize(("participation", "size"), [(1.0, 10), (0.5, 5), (0.31, 3), (0.01, 2)])
-def test_rounds_have_their_share_of_the_nodes(participation: float, size: int) -> None:
-    found = drawn_rounds(range(10), participation, 200, 3)
-    assert {len(members) for members in found} == {size}
-    assert all(members == sorted(set(members)) for members in found)
-    assert drawn_rounds(range(10), participation, 200, 3) == found
-    assert found[:50] == drawn_rounds(range(10), participation, 50, 3)  # more rounds, same ones
-    often = Counter(p for members in found for p in members)
-    assert all(0.5 * often[0] < often[p] < 2 * often[0] for p in range(10))
-    if size < 10:
-        assert len(set(map(tuple, found))) > 10
+@given(PARTITIONS, st.floats(0.01, 1.0), st.integers(2, 5), st.integers(0, 9))
+def test_each_round_has_half_of_the_nodes_that_are_left(
+    partitions: set[int], participation: float, rounds: int, seed: int
+) -> None:
+    (everybody,) = disjoint_cohorts(sorted(partitions), participation, 1, seed)
+    if len(everybody) < 2 * rounds:
+        with pytest.raises(OptionError, match=f"do not make {rounds} cohorts of two or more"):
+            disjoint_cohorts(sorted(partitions), participation, rounds, seed, halves=True)
+        return
+    found = disjoint_cohorts(sorted(partitions), participation, rounds, seed, halves=True)
+    assert sorted(p for members in found for p in members) == everybody
+    assert all(members == sorted(members) for members in found)
+    left = len(everybody)
+    for number, members in enumerate(found[:-1], start=1):
+        rest = left - len(members)
+        assert rest >= 2 * (rounds - number)  # two for each round that follows
+        assert len(members) == max(2, left // 2) or rest == 2 * (rounds - number)
+        left = rest
+    assert len(found[-1]) == left
+
+
+def test_who_is_in_which_round_depends_on_the_seed() -> None:
+    drawn = [disjoint_cohorts(range(16), 1.0, 3, seed, halves=True) for seed in range(9)]
+    assert {tuple(map(len, found)) for found in drawn} == {(8, 4, 4)}
+    assert len({tuple(map(tuple, found)) for found in drawn}) == 9
 
 
 # -- which items
@@ -201,13 +211,12 @@ def test_a_difference_needs_two_nodes_and_enough_rows() -> None:
 
 def test_a_name_is_bound_to_every_field_of_a_request() -> None:
     fields: dict[str, Any] = {"session": "a", "round": 1, "encoding": "counts", "bound": 1.0}
-    fields |= {"fraction_bits": 0, "rows": 3, "parties": 4, "merge": "disjoint", "number": 1}
+    fields |= {"fraction_bits": 0, "rows": 3, "parties": 4}
     fields |= {"supports": False, "counted": b"\x0f", "items": np.arange(3, dtype=np.int32)}
     first = wire.MatrixRequest(**fields)
     names = {bind(wire.GRAM_SUM, first), bind("other", first)}
     other: dict[str, Any] = {"session": "b", "encoding": "fixed-point", "bound": 1.5}
     other |= {
-        "merge": "max",
         "supports": True,
         "counted": b"\x0e",
         "items": np.array([0, 1, 3], np.int32),
@@ -225,24 +234,3 @@ def test_a_name_is_bound_to_every_field_of_a_request() -> None:
     assert all(name.startswith(("gram matrix#", "other#")) for name in names)
     arrived = wire.MatrixRequest.unpack(first.arrays(), first.scalars(), party="")
     assert bind(wire.GRAM_SUM, arrived) == bind(wire.GRAM_SUM, first)
-
-
-# -- putting sums together
-
-
-def test_disjoint_cohorts_add_up_and_rounds_keep_their_maximum() -> None:
-    rng = np.random.default_rng(0)
-    parts = [rng.integers(-99, 99, 30) for _ in range(4)]
-    for rule, expected in (("disjoint", np.sum(parts, axis=0)), ("max", np.max(parts, axis=0))):
-        total = None
-        for part in parts:
-            total = combine(total, part.copy(), rule)  # type: ignore[arg-type]
-        np.testing.assert_array_equal(total, expected)
-
-
-def test_a_sum_may_be_overwritten_but_not_the_fresh_one() -> None:
-    first, second = np.arange(3), np.ones(3, int)
-    assert combine(None, first, "max") is first
-    assert combine(first, second, "disjoint") is first
-    assert first.tolist() == [1, 2, 3]
-    assert second.tolist() == [1, 1, 1]

@@ -1,21 +1,17 @@
-"""The kernel between items as a device gets it, against the whole one; rows that are asked for."""
+"""The kernel between items as a device gets it, against the whole one."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from simplex import minimise
 
-from fedkern_flwr.gram import item_kernel
+from fedkern_flwr.gram import recommenders
 from fedkern_flwr.gram.dot_kernels import DotKernel
-from fedkern_flwr.gram.item_kernel import ItemKernel, compact
 from fedkern_flwr.gram.matrix import pack
-from fedkern_flwr.gram.recommending import superset
+from fedkern_flwr.gram.recommenders import ItemKernel, compact
 
 KERNELS = {
     "linear": DotKernel("linear"),
@@ -95,36 +91,12 @@ def test_the_mean_is_one_of_the_items_of_the_kernel() -> None:
 @pytest.mark.parametrize("chunk", [1, 40, 10_000])
 def test_rows_in_chunks_make_the_same_kernel(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = of(KERNELS["cosine"])
-    monkeypatch.setattr(item_kernel, "_CHUNK", chunk)
+    monkeypatch.setattr(recommenders, "_CHUNK", chunk)
     np.testing.assert_array_equal(of(KERNELS["cosine"]).mean, whole.mean)
 
 
-def rows_of(device: ItemKernel, wanted: np.ndarray) -> ItemKernel:
-    """Return what a device has that asked for some rows."""
-    rows = gram()[wanted].astype(np.uint16)
-    return replace(device, products=rows, wanted=wanted.astype(np.int32))
-
-
-def test_a_device_with_all_rows_it_needs_scores_as_with_the_whole_kernel() -> None:
-    device = of(KERNELS["cosine"])
-    positives = np.array([1, 4, 9, 20])
-    needed = np.flatnonzero(np.isin(ITEMS, positives))
-    for wanted in (needed, np.union1d(needed, [0, 5, 24]), np.arange(len(ITEMS))):
-        found = rows_of(device, wanted).scores(positives, 0.1)
-        np.testing.assert_allclose(found, device.scores(positives, 0.1), atol=1e-14, rtol=0)
-
-
-def test_a_device_without_some_rows_scores_with_the_others() -> None:
-    device = of(KERNELS["cosine"])
-    some = np.flatnonzero(np.isin(ITEMS, [1, 9, 13]))
-    found = rows_of(device, some).scores(np.array([1, 4, 9, 20]), 0.1)
-    np.testing.assert_allclose(found, device.scores(np.array([1, 9]), 0.1), atol=1e-14, rtol=0)
-    nothing = rows_of(device, np.zeros(0, np.int64))
-    np.testing.assert_array_equal(nothing.scores(np.array([1, 4]), 0.1)[ITEMS], device.mean)
-
-
 def indefinite(size: int = 6) -> np.ndarray:
-    """What the entrywise maximum of several sums can come to."""
+    """What a forged matrix can come to."""
     rng = np.random.default_rng(1)
     parts = [(rng.random((2, size)) < 0.7).astype(int) for _ in range(5)]
     found: np.ndarray = np.max([p.T @ p for p in parts], axis=0)
@@ -165,28 +137,3 @@ def test_numbers_take_as_few_bytes_as_they_can(largest: int, dtype: Any) -> None
     assert found.dtype == dtype
     np.testing.assert_array_equal(found.astype(np.int64), numbers)
     assert compact(np.zeros((0, 0), np.int64)).dtype == "u2"
-
-
-# -- noisy requests
-
-
-@given(st.integers(1, 80), st.data())
-def test_a_superset_has_some_of_the_needed_and_others(rows: int, data: st.DataObject) -> None:
-    needed = np.array(sorted(data.draw(st.sets(st.integers(0, rows - 1)))), np.int64)
-    seed = data.draw(st.integers(0, 99))
-    found = superset(needed, rows, np.random.default_rng(seed))
-    assert (np.diff(found) > 0).all()
-    assert found.size == 0 or (found[0] >= 0 and found[-1] < rows)
-    decoys = np.setdiff1d(found, needed)
-    assert decoys.size == min(4 * needed.size, rows - needed.size)
-    again = superset(needed, rows, np.random.default_rng(seed))
-    np.testing.assert_array_equal(found, again)
-
-
-def test_most_needed_rows_are_asked_for_and_ever_new_others() -> None:
-    rng = np.random.default_rng(0)
-    needed = np.arange(50, 100)
-    found = [superset(needed, 1000, rng) for _ in range(100)]
-    kept = np.mean([np.isin(needed, rows).mean() for rows in found])
-    assert 0.87 < kept < 0.93
-    assert len({tuple(rows) for rows in found}) == 100

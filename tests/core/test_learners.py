@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.gram.dot_kernels import DotKernel
-from fedkern_flwr.gram.item_kernel import ItemKernel
-from fedkern_flwr.gram.learners import MOST_STEPS, REGULARIZATION, STEP, Recommender
+from fedkern_flwr.gram.recommenders import MOST_STEPS, REGULARIZATION, STEP, ItemKernel, Recommender
 
 USERS, CATALOGUE = 60, 30
 #: Items of the matrix: others were suppressed.

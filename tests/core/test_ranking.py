@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import ndcg_score, roc_auc_score
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.gram.ranking import rank_metrics, top_items
+from fedkern_flwr.gram.recommenders import rank_metrics, top_items
 
 NONE = np.array([], np.int64)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -324,10 +325,10 @@ RANGES = Method(
 # -- Secure Gram and FedCFK where all nodes must answer: four nodes with some rows each
 
 
-def rows_of_items() -> Tables:
+def rows_of_items(nodes: int = 4) -> Tables:
     """Rows of zeros and ones; some items are in few of them."""
     rng, chance = np.random.default_rng(0), np.array([0.9, 0.6, 0.6, 0.5, 0.4, 0.05, 0.0])
-    x = [(rng.random((4, 7)) < chance).astype(int) for _ in range(4)]
+    x = [(rng.random((4, 7)) < chance).astype(int) for _ in range(nodes)]
     return [{"x": rows, "x_test": np.roll(rows, 1, axis=1)} for rows in x]
 
 
@@ -363,6 +364,7 @@ GRAM = Method(
     missing="1 parties are missing in .*, which has no self masks",
     ended="mend (it and start again, with more attempts|the clients and start again with all)",
 )
+GROWING = replace(GRAM, changes=({"min_support": 4}, {"kernel": "linear"}, {"seed": 1}))
 
 
 WAYS: dict[str, Way] = {
@@ -382,6 +384,7 @@ WAYS: dict[str, Way] = {
     "fdskl in trees": fdskl(1, {**_ONCE, "topology": "tree"}),
     "fdskl, two actives in trees": fdskl(2, {**_STREAM, "topology": "tree"}, 3),
     "secure-gram, fed-cfk": Way(GRAM, rows_of_items, main=True),
+    "secure-gram in rounds": Way(GROWING, partial(rows_of_items, 8), rounds=2, main=True),
     "align": Way(ALIGN, ids_of_three, main=True),
     "ranges": Way(RANGES, blocks_of_columns, main=True),
     "ranges, with encoders": Way(replace(RANGES, paths={"encoder": "{}.json"}), columns_to_encode),

@@ -29,12 +29,13 @@ class Exchanges:
     seen: list[Exchange] = field(default_factory=list)
     last: tuple[str, int] = ("", -1)
     rode: bool = False  # whether the farewell came with another exchange
+    again: bool = False  # whether somebody is asked who was asked in the exchange before
 
     def __call__(self, delivery: Delivery) -> Fault | None:
         if delivery.phase == "finish" and delivery.round == self.last[1]:
             self.rode = True
             return self.ride(delivery)
-        again = bool(self.seen) and delivery.partition in self.seen[-1][1]
+        self.again = again = bool(self.seen) and delivery.partition in self.seen[-1][1]
         if again or self.last != (delivery.phase, delivery.round):
             self.last = (delivery.phase, delivery.round)
             self.seen.append((delivery.phase, []))
@@ -71,7 +72,7 @@ class InTurn(Exchanges):
     def begin(self, phase: str) -> None:
         """Choose who is struck; nobody where the exchange before is repeated."""
         repeats = self.now is not None and self.now[1].kind != "duplicate"
-        if repeats and phase == self.quiet[self.place][0]:
+        if repeats and self.again and phase == self.quiet[self.place][0]:
             self.now = None
             return
         self.place += 1

@@ -19,8 +19,8 @@ from app_sites import (
 )
 
 from fedkern_flwr.clients.pof_mkl_account import StreamAccount
-from fedkern_flwr.gram.cf_komd import fit_user
 from fedkern_flwr.gram.matrix import unpack
+from fedkern_flwr.gram.recommenders import fit_user
 from fedkern_flwr.kernels.random_features import feature_map
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.node.session_state import SessionState

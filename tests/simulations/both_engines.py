@@ -76,6 +76,10 @@ RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "fdskl, streaming": (STREAMING, ("vertical-step-3-0", "vertical-step-5-2")),
     "fdskl, two active": ({**STREAMING, "active_parties": 2}, ("vertical-step-5-1",)),
     "secure-gram": ({**WINE, "encoding": "fixed-point"}, ("unmask-2-3",)),
+    "secure-gram, in rounds": (  # a node of the first round is away: it is summed after the second
+        {**WINE, "encoding": "fixed-point", "rounds": 2, "attempts": 1},
+        ("gram-matrix-1-4",),
+    ),
     "fed-cfk": (RATINGS, ("gram-recommend-5-2",)),
     "fed-cfk, rbf": ({**RATINGS, "kernel": "rbf", "gamma": 0.05, "cohorts": 2}, ()),
     "fed-cfk, raising always": ({**RATINGS, "attempts": 1, "threshold": 7}, ("gram-matrix-3-1",)),

@@ -209,9 +209,9 @@ PROMISED = {
     "penalty solver preconditioner-rank init tolerance missing allow-single",
     "fdskl": "parties active-parties schedule features directions batch rounds step step-schedule "
     "loss kernel gamma regularization frequencies phase-bits topology missing allow-single",
-    "secure-gram": "kernel degree gamma min-support cohorts merge participation threshold encoding "
-    "users-per-client bound fraction-bits learner cost min-rating",
-    "fed-cfk": "kernel degree gamma min-support cohorts merge participation threshold request "
+    "secure-gram": "kernel degree gamma min-support cohorts participation threshold encoding "
+    "rounds users-per-client bound fraction-bits learner cost min-rating",
+    "fed-cfk": "kernel degree gamma min-support cohorts participation threshold rounds "
     "users-per-client regularization subtract-mean hold-out min-rating",
     "hierarchical-svm": "users groups group-sizes partition C rho sigma model features gamma "
     "architecture consensus agent-topology product staleness pipelined step-sizes delay tolerance "

@@ -168,6 +168,17 @@ def test_fed_cfk_gives_the_kernel_of_a_simulation(tmp_path: Path) -> None:
 
 
 @pytest.mark.deployment
+def test_secure_gram_grows_over_rounds_to_the_kernel_of_one(tmp_path: Path) -> None:
+    """FedCFK's kernel: half of the nodes are summed first, then the others."""
+    out, other = tmp_path / "deployed", tmp_path / "simulated"
+    result = deployed(out, "fed-cfk", "--nodes 4 --rounds 2 --min-support 1 --seed 4")
+    expected = simulated(other, "fed-cfk", "--clients 4 --min-support 1 --seed 4")
+    compare(out, other, (result["metrics"], expected["metrics"]))
+    assert [row["clients"] for row in result["history"]] == [2, 2]
+    assert result["exchanges"] == expected["exchanges"] - 1  # no opening of sums, a round more
+
+
+@pytest.mark.deployment
 def test_pof_mkl_gives_the_model_of_a_simulation(tmp_path: Path) -> None:
     out, other = tmp_path / "deployed", tmp_path / "simulated"
     options = "--rounds 40 --samples-per-round 20 --data diabetes --seed 4"

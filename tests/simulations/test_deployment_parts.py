@@ -39,7 +39,6 @@ from fedkern_flwr.simulations.deployment.node_files import (
 )
 from fedkern_flwr.simulations.deployment.processes import Processes
 from fedkern_flwr.simulations.deployment.run_config import app_folder, declared, run_config
-from fedkern_flwr.simulations.methods.rating_data import RatingClients
 from fedkern_flwr.simulations.methods.registry import family, method, options
 from fedkern_flwr.tables import load_table
 
@@ -216,13 +215,6 @@ def test_secrets_of_nodes_come_from_the_operating_system(
             places = [config.get("block", k) for k, config in enumerate(configs)]
             pairs = {(place, s[own]) for place, s in zip(places, drawn, strict=True)}
             assert len(pairs) == len(set(places)) == len({secret for _, secret in pairs})
-
-
-def test_noise_of_deployed_nodes_has_no_seed() -> None:
-    """A simulated node gets one, a deployed one draws from the operating system for each run."""
-    one = csr_array((1, 1))
-    clients = RatingClients(one, None, [slice(1)], ("u",), ("i",), "sum", "noisy", 4, None)
-    assert "noise_seed" not in clients.deployed(0)
 
 
 # -- keys

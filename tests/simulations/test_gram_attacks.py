@@ -10,7 +10,7 @@ from scipy.linalg import qr
 from fedkern_flwr.clients import GramClient
 from fedkern_flwr.errors import CohortError, OptionError
 from fedkern_flwr.gram.matrix import unpack
-from fedkern_flwr.gram.plan import Merge, combine
+from fedkern_flwr.gram.messages import Merge, combine
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Audit, Fault, FaultPlan
 from fedkern_flwr.simulations.lab.attacks.gram import (

@@ -88,6 +88,7 @@ RAISED = {
     "fdskl, streaming": {"0": 1, "2": 1},
     "fdskl, two active": {"1": 1},
     "secure-gram": {"3": 1},
+    "secure-gram, in rounds": {"4": 1},
     "fed-cfk": {"2": 1},
     "fed-cfk, raising always": {"1": 1},
     "hierarchical-svm": {"1": 1, "6": 1},

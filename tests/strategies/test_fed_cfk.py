@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import functools
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,16 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty import PowerCutError
-from flwr.app import Array, Context, Message
+from flwr.app import Context
 from scipy import sparse
 from simplex import minimise
 
 from fedkern_flwr.clients import GramClient
-from fedkern_flwr.errors import CohortError, FedKernError, ProtocolError
-from fedkern_flwr.gram.learners import STEP, Recommender
+from fedkern_flwr.errors import CohortError, ProtocolError
 from fedkern_flwr.gram.matrix import packed_size
-from fedkern_flwr.gram.plan import disjoint_cohorts, drawn_rounds
+from fedkern_flwr.gram.messages import disjoint_cohorts
+from fedkern_flwr.gram.recommenders import STEP, Recommender
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Audit, Fault, FaultPlan, Transcript
 from fedkern_flwr.simulations.engines.faults import Delivery
@@ -154,9 +152,6 @@ class Network:
         )
 
     def fit(self, num_rounds: int = 1, run: Table | None = None, **options: Any) -> FedCFK:
-        for name in ("merge", "request"):
-            if name in options:
-                self.common[name] = options[name]
         if "learner" not in options:  # the paper's
             options = {"learner": "cf-komd", "regularization": 0.1, **options}
         strategy = FedCFK(**options)
@@ -323,12 +318,12 @@ def test_nobody_to_judge_no_metrics(network: Network) -> None:
     network.check(everybody())
 
 
-# -- the paper's noisy requests
+# -- what everybody gets
 
 
 def delivered(record: Transcript) -> list[tuple[int, Table]]:
     """Return (partition, fields) of each recommendation request."""
-    names = ("items", "coefficients", "mean", "squares", "wanted", "products")
+    names = ("items", "coefficients", "mean", "squares", "products")
     out = []
     for entry in record.entries(phase="gram-recommend", direction="down"):
         arrays, scalars, _ = detach(entry.arrays, entry.scalars, party="")
@@ -347,112 +342,6 @@ def test_everybody_gets_the_whole_kernel(network: Network) -> None:
         np.testing.assert_array_equal(fields["items"], strategy.items_)
         assert fields["products"].dtype == np.uint16
         assert fields["products"].size == packed_size(len(strategy.items_))
-    assert not list(record.entries(phase="gram-ask"))
-    assert not strategy.asked_
-
-
-def test_noisy_requests_are_answered_with_the_rows_asked_for(network: Network) -> None:
-    network.common["noise_seed"] = 8
-    record = Transcript()
-    network.users = tuple(tuple(range(k, k + 2)) for k in range(0, USERS, 2))
-    strategy = network.fit(
-        3, {"transcript": record}, request="noisy", merge="max", participation=0.4, seed=1
-    )
-    drawn = drawn_rounds(range(15), 0.4, 3, 1)
-    grams = []
-    for who in drawn:
-        rows = X[[u for k in who for u in network.users[k]]]
-        grams.append(rows.T @ rows)
-    gram = np.max(grams, axis=0)
-    np.testing.assert_array_equal(strategy.gram_, gram)
-    assert sorted(strategy.asked_) == list(range(15))  # also who had no part in the kernel
-    missed = 0
-    asked = {k: set().union(*map(set, rounds)) for k, rounds in strategy.asked_.items()}
-    for k, rounds in strategy.asked_.items():
-        liked = set(np.flatnonzero(X[list(network.users[k])].any(axis=0)).tolist())
-        assert len(rounds) == 3
-        assert any(rounds) == bool(liked)
-        missed += sum(len(liked - set(items)) for items in rounds)
-    assert missed
-    assert any(len(set(map(tuple, rounds))) == 3 for rounds in strategy.asked_.values())
-    for k, fields in delivered(record):
-        wanted = strategy.items_[fields["wanted"]]
-        assert set(wanted.tolist()) == asked[k]
-        np.testing.assert_array_equal(
-            fields["products"].reshape(len(wanted), -1), gram[wanted][:, strategy.items_]
-        )
-    pooled = Pooled(range(USERS), gram=gram)
-    written = network.scores()
-    least = np.linalg.eigvalsh(pooled.kernel)[0]
-    for user in (u for u in range(USERS) if X[u].any() and least > -0.09):
-        right = pooled.scores(user, 0.1, known=asked[user // 2])
-        for item, score in written[user].items():
-            assert score == pytest.approx(right[item], abs=1e-6)
-    assert 0.5 < strategy.metrics_["auc"] <= 1.0
-
-
-def test_noisy_requests_are_warned_of(network: Network, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "fedkern_flwr"):
-        network.fit(3, request="noisy", merge="max")
-    assert (
-        caplog.text.count("request noisy is the paper's: a user asks for the rows of most of") == 1
-    )
-
-
-def test_nodes_make_noisy_requests_only_if_they_were_told_to(network: Network) -> None:
-    for theirs, ours in (("full", "noisy"), ("noisy", "full")):
-        network.common = {"request": theirs}
-        strategy = FedCFK(request=ours, attempts=2)  # type: ignore[arg-type]
-        with pytest.raises(FedKernError, match=r"partition 0: .*(noisy requests show|another way)"):
-            simulate(strategy, network.client_fn, len(network.users))
-        assert not network.scores()
-
-
-@pytest.mark.parametrize("wanted", [[0, 10_000], [-1]])
-def test_requests_for_rows_that_are_not_there_are_refused(
-    wanted: list[int], network: Network
-) -> None:
-    """A reply out of order is one, it does not end the server in the middle of a run."""
-
-    def change(message: Message) -> Message:
-        record = message.content["fitres.parameters"]
-        (key,) = list(record)
-        record[key] = Array(np.array(wanted, np.int32))  # type: ignore[index,assignment]
-        return message
-
-    network.common["noise_seed"] = 8
-    odd = FaultPlan([(2, "gram-ask", None, Fault("tamper", change=change))])
-    strategy = network.fit(run={"faults": odd}, request="noisy")
-    assert sorted(strategy.asked_) == [0, 1, 3, 4, 5]
-    assert strategy.ledger_.failures
-
-
-def test_a_noisy_run_that_broke_off_delivers_what_was_asked_for(tmp_path: Path) -> None:
-    """Rows that users have asked for before the break-down must not turn into none."""
-    found = []
-    for name in ("quiet", "broken"):
-        network = Network(tmp_path / name, common={"noise_seed": 8})
-        serve = network.client_fn
-
-        def client_fn(context: Context, serve: Any = serve, folder: str = name) -> GramClient:
-            client = serve(context)
-            client.state_dir = tmp_path / folder / f"node-{client.partition}"
-            return client
-
-        network.client_fn = client_fn  # type: ignore[method-assign]
-        where: Table = {"request": "noisy", "checkpoint": tmp_path / name / "run.npz"}
-
-        def cut(delivery: Delivery) -> None:
-            if delivery.phase == "gram-recommend":
-                raise PowerCutError
-
-        if name == "broken":
-            with pytest.raises(PowerCutError):
-                network.fit(run={"faults": cut}, **where)
-        found.append(network.fit(resume=name == "broken", **where))
-    quiet, broken = found
-    assert broken.asked_ == quiet.asked_
-    same(broken.metrics_, quiet.metrics_)
 
 
 # -- what is seen
@@ -496,14 +385,6 @@ def test_a_lambda_is_told_of_two_nodes_with_enough_users(
     assert again.regularization_ == strategy.regularization_
     given = Network(tmp_path, users).fit(learner="ease", regularization=3.0, min_support=0)
     assert given.tuned_ == FedCFK.of_model(given.model()[1]).tuned_ == {}
-
-
-def test_a_noisy_request_is_seen_as_what_it_is(network: Network) -> None:
-    seen = Audit()
-    strategy = network.fit(run={"audit": seen}, request="noisy")
-    plain = {key for key, entry in seen.view("up").items() if entry.kind == "plain"}
-    assert plain == {("gram-ask", "wanted")}
-    assert any("what users like" in line for line in strategy.privacy()["server_sees"])
 
 
 def test_a_run_tells_its_options_and_what_is_seen(network: Network) -> None:

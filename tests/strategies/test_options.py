@@ -40,11 +40,11 @@ WRONG: dict[type[Any], dict[str, Sequence[Any]]] = {
         "attempts": [0],
     },
     SecureGram: {
-        **{"kernel": ["laplacian"], "merge": ["sum"], "encoding": ["text"], "cohorts": [0]},
+        **{"kernel": ["laplacian"], "encoding": ["text"], "cohorts": [0]},
         **{"attempts": [0], "participation": [0.0, 1.1], "bound": [0], "min_cohort": [1]},
         **{"min_support": [-1], "rows_per_item": [-1]},
     },
-    FedCFK: {"regularization": [0.0, -1.0], "request": ["some"]},
+    FedCFK: {"regularization": [0.0, -1.0]},
 }
 for _method in WITH_KERNELS:
     WRONG[_method] |= _KERNELS
@@ -152,13 +152,10 @@ TOGETHER: list[tuple[type[Any], Table, str]] = [
                 {"min_support": 5, "encoding": "fixed-point"},
                 "min_support is for encoding counts: real features have no support; leave it out",
             ),
-            ({"min_support": 5, "merge": "max"}, "min_support is for merge disjoint"),
-            ({"rows_per_item": 2, "merge": "max"}, "rows_per_item is for merge disjoint"),
             (
                 {"rows_per_item": 2, "encoding": "fixed-point"},
                 "rows_per_item is for encoding counts",
             ),
-            ({"cohorts": 2, "merge": "max"}, "cohorts is for merge disjoint"),
             ({"fraction_bits": 4}, "encoding counts has whole numbers"),
             ({"gamma": 1.0}, "gamma is not for kernel linear; leave it out"),
             ({"kernel": "rbf", "degree": 2}, "degree is not for kernel rbf"),
@@ -170,10 +167,6 @@ TOGETHER: list[tuple[type[Any], Table, str]] = [
             (
                 {"kernel": "conjunctive", "bound": 5},
                 "kernel conjunctive is for zeros and ones; use encoding counts with bound 1",
-            ),
-            (
-                {"drop_outs": False, "merge": "max"},
-                "merge max draws nodes, and all must answer; le",
             ),
             (
                 {"drop_outs": False, "threshold": 2},

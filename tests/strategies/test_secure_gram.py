@@ -34,9 +34,8 @@ from fedkern_flwr.errors import (
     SmallCohortError,
     SumError,
 )
-from fedkern_flwr.gram.matrix import packed_size
-from fedkern_flwr.gram.plan import disjoint_cohorts, drawn_rounds
-from fedkern_flwr.gram.values import quantisation_error
+from fedkern_flwr.gram.matrix import packed_size, quantisation_error
+from fedkern_flwr.gram.messages import disjoint_cohorts
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import (
     Audit,
@@ -76,8 +75,6 @@ class Nodes:
         num_rounds: int = 1,
         **options: Any,
     ) -> SecureGram:
-        if "merge" in options:
-            self.common["merge"] = options["merge"]
         strategy = SecureGram(**options)
         self.fit(strategy, faults=faults, transcript=transcript, num_rounds=num_rounds)
         return strategy
@@ -314,62 +311,87 @@ def test_more_than_thirty_clients_mask_with_some_of_the_others() -> None:
     exact(strategy.gram_, nodes.gram(strategy.survivors_, strategy.items_))
 
 
-# -- the paper's rounds
+# -- rounds: users come and go, and K grows
 
 
-def test_the_maximum_of_rounds_is_that_of_their_exact_sums() -> None:
-    for seed, participation in ((0, 0.5), (1, 0.3), (2, 1.0)):
-        nodes = binary(7, rows=2, items=5, seed=seed)
-        strategy = nodes.release(merge="max", participation=participation, num_rounds=5, seed=seed)
-        drawn = drawn_rounds(range(7), participation, 5, seed)
-        right = np.max([nodes.gram(who) for who in drawn], axis=0)
-        exact(strategy.gram_, right)
-        assert strategy.items_.tolist() == list(range(5))
-        assert [h["round"] for h in strategy.history_] == [1, 2, 3, 4, 5]
-        assert [h["clients"] for h in strategy.history_] == [len(who) for who in drawn]
-        assert strategy.survivors_ == sorted(set().union(*map(set, drawn)))
-        assert strategy.rows_ == 2 * len(strategy.survivors_)
+@pytest.mark.parametrize("masks", [None, True])
+def test_k_grows_by_half_of_the_nodes_that_are_left_until_it_is_exact(masks: bool | None) -> None:
+    nodes, record = binary(11, rows=3, items=5, share=0.8), Transcript()
+    strategy = SecureGram(min_support=2, drop_outs=masks)
+    drawn = disjoint_cohorts(range(11), 1.0, 3, 0, halves=True)
+    assert [len(who) for who in drawn] == [5, 3, 3]
+    seen: list[list[int]] = []
+
+    class Watched(type(strategy)):  # type: ignore[misc]
+        def state(self, stage: str, **more: Any) -> Any:
+            if stage in ("round", "gram"):
+                exact(self.gram_, nodes.gram(self.survivors_, self.items_))
+                seen.append(list(self.survivors_))
+            return super().state(stage, **more)
+
+    strategy.__class__ = Watched
+    nodes.fit(strategy, num_rounds=3, transcript=record)
+    assert seen[:2] == [sorted(drawn[0]), sorted([*drawn[0], *drawn[1]])]
+    assert strategy.survivors_ == seen[-1] == list(range(11))
+    assert strategy.items_.size
+    assert [h["round"] for h in strategy.history_] == [1, 2, 3]
+    assert [h["clients"] for h in strategy.history_] == [5, 3, 3]
+    asked = [k for k, *_ in sent(record, "gram-matrix")]
+    assert sorted(asked) == list(range(11))  # nobody is counted twice
+    assert strategy.ledger_.by_phase["gram-matrix"] == 3
+    assert ("unmask" in strategy.ledger_.by_phase) == bool(masks)
+    assert any(
+        "each of these sums for every cohort" in s for s in strategy.privacy()["server_sees"]
+    )
 
 
-def test_rounds_without_enough_nodes_are_lost_and_the_others_count(
+def test_nodes_that_are_away_in_their_round_are_summed_in_a_later_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Node 2 never sums; rounds that it belongs to have three of four or two of three nodes."""
-    nodes = binary(7, rows=2, items=5)
-    for participation, opened in ((0.57, True), (0.43, False)):
-        drawn = drawn_rounds(range(7), participation, 6, 4)
-        gone = FaultPlan([(2, "gram-matrix", None, Fault("vanished"))])
-        caplog.clear()
-        strategy = nodes.release(
-            gone, merge="max", participation=participation, num_rounds=6, seed=4, attempts=2
-        )
-        present = [[p for p in who if p != 2] for who in drawn if opened or 2 not in who]
-        assert present
-        exact(strategy.gram_, np.max([nodes.gram(who) for who in present], axis=0))
-        sizes = [len(who) - (2 in who) if opened or 2 not in who else 0 for who in drawn]
-        assert [h["clients"] for h in strategy.history_] == sizes
-        lost = sum("is lost" in record.getMessage() for record in caplog.records)
-        assert lost == sizes.count(0)
-        assert (lost > 0) != opened
-        assert strategy.survivors_ == sorted(set().union(*map(set, present)))
+    """In each round one of the nodes that are left is away, until all others are summed."""
+    nodes = binary(10, rows=3, items=5, share=0.8)
+    drawn = disjoint_cohorts(range(10), 1.0, 3, 4, halves=True)
+    away = {drawn[0][1]: 2, drawn[1][0]: 1}  # node -> requests that it misses
+    missed = dict.fromkeys(away, 0)
+
+    def plan(delivery: Delivery) -> Fault | None:
+        k = delivery.partition
+        if delivery.phase != "gram-matrix" or missed.get(k, 99) >= 2 * away.get(k, 0):
+            return None
+        missed[k] += 1
+        return Fault("vanished")
+
+    strategy = nodes.release(plan, num_rounds=3, seed=4, min_support=2, attempts=2)
+    assert missed == {k: 2 * times for k, times in away.items()}
+    exact(strategy.gram_, nodes.gram(range(10), strategy.items_))
+    assert [h["round"] for h in strategy.history_] == [1, 2, 3]
+    # rounds 1 and 2 are put off, the third is summed, 1 is put off once more
+    assert [h["clients"] for h in strategy.history_] == [
+        len(who) for who in (drawn[2], drawn[1], drawn[0])
+    ]
+    put_off = sum("a round is put off" in r.getMessage() for r in caplog.records)
+    assert put_off == 3
 
 
-def test_no_round_no_matrix() -> None:
-    nodes = binary(5)
-    gone = FaultPlan([(k, "gram-matrix", None, Fault("error")) for k in range(3)])
-    with pytest.raises(CohortError, match="no round could be opened"):
-        nodes.release(gone, merge="max", num_rounds=3, attempts=2)
+def test_a_node_that_stays_away_ends_the_run_when_all_others_are_summed() -> None:
+    nodes, record = binary(8, rows=3, items=5, share=0.8), Transcript()
+    drawn = disjoint_cohorts(range(8), 1.0, 3, 0, halves=True)
+    gone = FaultPlan([(drawn[0][0], "gram-matrix", None, Fault("vanished"))])
+    with pytest.raises(CohortError, match=r"missing in .*, which has no self masks, 2 times in a"):
+        nodes.release(gone, num_rounds=3, min_support=2, attempts=2, transcript=record)
+    others = {*drawn[1], *drawn[2]}
+    assert others <= {k for k, *_ in sent(record, "gram-matrix")}
 
 
-def test_what_is_wrong_with_a_table_is_told_in_the_paper_s_rounds_too() -> None:
-    """Not only that no round could be opened: a mistake that repeats itself is no bad luck."""
+def test_what_is_wrong_with_a_table_is_told_in_rounds_too() -> None:
+    """Not only that a node is away: a mistake that repeats itself is no bad luck."""
     nodes = binary(4)
     nodes.x[1][0, 0] = 7
     with pytest.raises(FedKernError, match="partition 1: features exceed their declared bound"):
-        nodes.release(merge="max", num_rounds=3, attempts=2)
+        nodes.release(min_support=0, num_rounds=2, attempts=2)
 
 
-def test_an_engine_that_broke_down_ends_the_paper_s_rounds() -> None:
+def test_an_engine_that_broke_down_ends_the_rounds() -> None:
     seen = []
 
     def plan(delivery: Delivery) -> None:
@@ -378,19 +400,8 @@ def test_an_engine_that_broke_down_ends_the_paper_s_rounds() -> None:
             raise EngineError("a Ray actor died", remedy="look for memory exhaustion")
 
     with pytest.raises(EngineError, match="a Ray actor died"):
-        binary(4).release(plan, merge="max", num_rounds=5)
+        binary(4).release(plan, min_support=0, num_rounds=2)
     assert len(seen) == 1
-
-
-def test_the_paper_s_scheme_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "fedkern_flwr"):
-        binary(4).release(merge="max", num_rounds=2)
-        text = "merge max is the paper's: sums over ever new sets of nodes are released"
-        assert caplog.text.count(text) == 1
-        caplog.clear()
-        strategy = binary(4).release()
-        assert "paper" not in caplog.text
-    assert "sums over random sets" not in json.dumps(strategy.privacy())
 
 
 # -- support
@@ -551,14 +562,11 @@ def test_a_matrix_that_can_be_taken_apart_is_warned_of_or_refused(
     text = (
         r"24 rows and 20 items are fewer than two rows per item: these rows can be .*; use rows_per"
     )
-    for merge in ("disjoint", "max"):
-        options: Table = {"merge": merge, "allow_recovery": False}
-        if merge == "disjoint":
-            options["min_support"] = 0
-        with pytest.raises(OptionError, match=f"{text}.*; or accept it with allow_recovery"):
-            nodes.release(transcript=record, **options)
+    options: Table = {"min_support": 0, "allow_recovery": False}
+    with pytest.raises(OptionError, match=f"{text}.*; or accept it with allow_recovery"):
+        nodes.release(transcript=record, **options)
     assert not list(record.entries(phase="gram-matrix"))
-    strategy = nodes.release(min_support=0, merge="disjoint")  # a simulation
+    strategy = nodes.release(min_support=0)  # a simulation
     assert "fewer than two rows per item" in caplog.text
     assert any("hence the rows, by computation" in v for v in strategy.privacy()["server_sees"])
     real = Nodes([x + 0.5 for x in nodes.x])
@@ -641,15 +649,18 @@ def test_tables_that_do_not_fit_together_are_refused() -> None:
 
 
 def test_few_nodes_are_refused() -> None:
-    for merge in ("disjoint", "max"):
-        with pytest.raises((OptionError, SmallCohortError)):
-            binary(1, rows=9).release(merge=merge)
+    with pytest.raises((OptionError, SmallCohortError)):
+        binary(1, rows=9).release()
     with pytest.raises(
         SmallCohortError, match="3 parties are too few for a secure sum, 4 are need"
     ):
         binary(3).release(min_cohort=4)
     with pytest.raises(OptionError, match="4 nodes that take part do not make 3 cohorts of two or"):
         binary(4).release(cohorts=3)
+    with pytest.raises(OptionError, match="4 nodes that take part do not make 3 cohorts of two or"):
+        binary(4).release(num_rounds=3)
+    with pytest.raises(SmallCohortError, match="2 parties are too few for a secure sum, 3 are"):
+        binary(5).release(num_rounds=2, min_cohort=3)
     with pytest.raises(OptionError, match="threshold is 2 for 4 parties; use 3 to 4"):
         binary(4).release(threshold=2)
     strategy = binary(2).release(min_support=0)
@@ -658,23 +669,11 @@ def test_few_nodes_are_refused() -> None:
         binary(6).release(participation=0.01, min_cohort=3)
 
 
-def test_nodes_take_part_only_in_runs_of_their_kind() -> None:
-    nodes = binary(4)
-    for merge, other in (("disjoint", "max"), ("max", "disjoint")):
-        nodes.common["merge"] = merge
-        text = f"partition 0: the run has merge {other}, this node takes part in {merge} only"
-        for support in (0, 5) if other == "disjoint" else (None,):
-            with pytest.raises(FedKernError, match=text):
-                nodes.fit(SecureGram(merge=other, min_support=support, attempts=2))  # type: ignore[arg-type]
-
-
-def test_rounds_are_for_the_paper_s_scheme() -> None:
-    for rounds, text in (
-        (2, "num_rounds is 2, and merge disjoint sums every row once"),
-        (0, "is 0"),
-    ):
-        with pytest.raises(OptionError, match=text):
-            binary(3).release(num_rounds=rounds)
+def test_cohorts_are_summed_at_once_or_round_by_round() -> None:
+    with pytest.raises(OptionError, match="2 cohorts are summed at once, and 3 rounds one by one"):
+        binary(12).release(num_rounds=3, cohorts=2)
+    with pytest.raises(OptionError, match="is 0"):
+        binary(3).release(num_rounds=0)
 
 
 # -- real features
@@ -897,10 +896,9 @@ def test_a_model_in_other_units_is_refused() -> None:
 # -- what is sent, seen and told
 
 
-@pytest.mark.parametrize("options", [{}, {"cohorts": 2}, {"merge": "max"}, {"min_support": 0}])
+@pytest.mark.parametrize("options", [{}, {"cohorts": 2}, {"min_support": 0}])
 def test_nothing_of_a_row_leaves_a_node_in_plain(options: Table) -> None:
     nodes, seen = binary(6, rows=5, items=60, share=0.6), Audit()
-    nodes.common["merge"] = options.get("merge", "disjoint")
     nodes.fit(SecureGram(**options), audit=seen)
     up = seen.view("up")
     kinds = {entry.kind for entry in up.values()}

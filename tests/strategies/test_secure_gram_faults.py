@@ -17,7 +17,7 @@ from flwr.app import Context
 from fedkern_flwr.checkpoint import load_arrays
 from fedkern_flwr.clients import GramClient
 from fedkern_flwr.errors import CheckpointError, CohortError, FedKernError, SumError
-from fedkern_flwr.gram.plan import disjoint_cohorts
+from fedkern_flwr.gram.messages import disjoint_cohorts
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.simulations import simulate
@@ -63,7 +63,6 @@ class Network:
         num_rounds: int = 1,
         **options: Any,
     ) -> SecureGram:
-        self.common["merge"] = options.get("merge", "disjoint")
         self.runs += not options.get("resume")  # a session is summed once
         strategy = kind(**{"threshold": 4, "attempts": 3, **options})
         strategy.on_round = on_round
@@ -418,16 +417,35 @@ def test_a_node_that_has_answered_refuses_by_itself(network: Network) -> None:
 
 
 def test_before_the_first_checkpoint_a_run_starts_anew(network: Network) -> None:
-    for options in ({"min_support": 5}, {"min_support": 0}, {"merge": "max", "num_rounds": 3}):
+    for options in (
+        {"min_support": 5},
+        {"min_support": 0},
+        {"min_support": 0, "num_rounds": 3, "threshold": None},
+    ):
         phase = "gram-counts" if options.get("min_support") else "gram-matrix"
         with pytest.raises(PowerCutError):
             network.fit(cut(phase), **where(network, **options))
         with pytest.raises(CheckpointError, match=r"run.npz does not exist; check the path or sta"):
             network.fit(**where(network, resume=True, **options))
         strategy = network.fit(**where(network, **options))
-        if "merge" not in options:
-            network.check(strategy)
+        network.check(strategy)
         (network.folder / "run.npz").unlink()
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_rounds_that_were_summed_are_not_summed_again(network: Network, masks: bool) -> None:
+    """With sums that nodes open and with sums that open by themselves."""
+    options: Table = {"threshold": None, "min_support": 0, "drop_outs": masks, "num_rounds": 3}
+    with pytest.raises(PowerCutError):
+        network.fit(cut("gram-matrix", 2), **where(network, **options))
+    first = disjoint_cohorts(range(NODES), 1.0, 3, 0, halves=True)[0]
+    record = Transcript()
+    strategy = network.fit(**where(network, resume=True, **options), transcript=record)
+    network.check(strategy)
+    asked = [e.node - 1000 for e in record.entries(phase="gram-matrix", direction="down")]
+    assert sorted(asked) == [k for k in range(NODES) if k not in first]
+    assert [row["round"] for row in strategy.history_] == [1, 2, 3]
+    assert sum(row["clients"] for row in strategy.history_) == NODES
 
 
 def test_folders_of_another_run_do_not_serve(network: Network) -> None:

@@ -15,7 +15,7 @@ from fedkern_flwr.clients import GramClient
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.gram import messages as wire
 from fedkern_flwr.gram.matrix import packed_size, unpack
-from fedkern_flwr.gram.plan import matrix_encoding
+from fedkern_flwr.gram.messages import matrix_encoding
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Fault, FaultPlan
 from fedkern_flwr.strategies import FedCFK, SecureGram
@@ -123,7 +123,7 @@ class Elsewhere(SecureGram):
         def request(cohort: int) -> wire.MatrixRequest:
             assert self.sums is not None
             counted = self.sums.membership.cohorts[cohort].pack(self.fewer)
-            more = {"merge": self.merge, "number": 1, "counted": counted, "supports": False}
+            more = {"counted": counted, "supports": False}
             return wire.MatrixRequest(**self._public(cohort), **more, items=self.items_)
 
         length = packed_size(len(self.items_))
@@ -177,7 +177,6 @@ def test_deployments_do_without_drop_outs_by_default() -> None:
         ({}, False, False),
         ({}, True, True),
         ({"threshold": 2}, False, True),
-        ({"merge": "max"}, False, True),
         ({"drop_outs": True}, False, True),
         ({"drop_outs": False}, True, False),
     ):

@@ -98,7 +98,7 @@ make_client = client_maker(
     GramClient,
     arguments,
     own_table,
-    keys=("merge", "request", "recommendations", "top"),
+    keys=("recommendations", "top"),
     simulated="fed-cfk",
 )
 app = serve(make_client)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedkern_flwr.errors import TableError
-from fedkern_flwr.gram.learners import LEARNERS
+from fedkern_flwr.gram.recommenders import LEARNERS
 
 from ...methods.gram_data import GramSettings
 from ...methods.rating_data import RatingSettings
@@ -122,8 +122,8 @@ _table(2, "ml-1m")
 def _figure1(datasets: tuple[str, ...]) -> list[Section]:
     name = choose(datasets, _FILES)[0]
     entries = tuple(
-        (f"{merge}, {share:g} %", "merge-rounds", {"merge": merge, "share": share / 100})
-        for merge in ("max", "disjoint")
+        (f"{rule}, {share:g} %", "kernel-rounds", {"share": share / 100, **options})
+        for rule, options in (("max", {}), ("disjoint", {"disjoint": True}))
         for share in (1, 5, 10, 25, 50)
     )
     columns, plots = ("kernel-error", "exact-from", "users"), ("kernel-error",)

@@ -20,7 +20,6 @@ from ...run.entries import Reference
 from . import vertical
 from .baselines import alone, constant
 from .hybrid import HYBRID
-from .merge_rounds import merge_rounds
 from .peers import PEERS
 from .recommenders import RECOMMENDERS
 
@@ -35,7 +34,7 @@ REFERENCES: dict[type[Family[Any, Any]], Mapping[str, Reference]] = {
     HybridFamily: {**HYBRID, **_TABLES},
     VerticalFamily: _TABLES,
     GramFamily: _TABLES,
-    RecommenderFamily: {**RECOMMENDERS, "merge-rounds": merge_rounds},
+    RecommenderFamily: RECOMMENDERS,
     HierarchicalFamily: {"linear-svm": linear_svm, **_TABLES},
 }
 

@@ -184,8 +184,6 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
         (2, {"catalogue": "blank.csv"}, "the item id is empty in 1 rows of blank.csv"),
         (2, {"test_data": "known2.tsv"}, "ratings are in the data and in the test data; hold"),
         (2, {"test_data": "unknown.csv"}, "2 rows of unknown.csv name 1 items"),
-        (2, {"merge": "mean"}, "merge"),
-        (2, {"request": "all"}, "request"),
     ],
 }
 

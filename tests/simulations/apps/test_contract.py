@@ -232,13 +232,6 @@ PAPER = [
     ("fdskl", {"frequencies": "shared"}, "frequencies 'private' only, not 'shared'", {}),
     ("fdskl", {"topology": "tree"}, "topology 'star' only, not 'tree'", {}),
     ("vertical", {"product": "orthogonal"}, "product 'local' only, not 'orthogonal'", {}),
-    (
-        "fed-cfk",
-        {"merge": "max"},
-        "this node takes part in disjoint only",
-        {"num_rounds": 2, "participation": 0.75, "min_support": -1},
-    ),
-    ("fed-cfk", {"request": "noisy"}, "noisy requests show what a user likes, and this node", {}),
 ]
 
 

@@ -145,9 +145,7 @@ VALUES: dict[str, Any] = {
     "frequencies": "shared",
     "group": 1,
     "label-bound": 2,
-    "merge": "max",
     "product": "orthogonal",
-    "request": "noisy",
     "top": 7.0,
     "topology": "tree",
 }
