@@ -27,8 +27,6 @@ _PLAIN = (
     "group",
     "block",
     "protocol",
-    "frequencies",
-    "topology",
     "product",
     "merge",
     "request",

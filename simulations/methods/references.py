@@ -15,6 +15,8 @@ from .common import per_draw
 ALONE = "alone"
 #: The reference that is federated.
 FED_AVG = "fed-avg"
+#: FDSKL's sums as the paper has them: parties send, though one process plays all of them.
+TWO_TREES = "fdskl-two-trees"
 _SEEN = "all data of all parties: it is pooled"
 
 

@@ -17,12 +17,12 @@ from nodes import Nodes, Table, side
 from sklearn import datasets
 
 from fedkern_flwr.clients import VerticalKernelClient
-from fedkern_flwr.clients.fdskl_store import PhaseStore
+from fedkern_flwr.clients.fdskl_table import PhaseStore
 from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.simulations import Transcript
 from fedkern_flwr.strategies import FDSKL, fdskl_phases
-from fedkern_flwr.vertical.phase_tuning import MULTIPLES, REGULARIZATIONS
+from fedkern_flwr.vertical.phase_training import MULTIPLES, REGULARIZATIONS
 
 KEY = b"a secret of the data's owners"
 SEED = 11
