@@ -130,10 +130,9 @@ def _error_time(name: str) -> Section:
     "fdskl-figure4",
     "FDSKL, Figure 4: star, ring and tree",
     "The same model by the masked star and by the paper's two trees, whose real-valued masks "
-    "give data away: Algorithm 3 as a plain program, whose exchanges are the trees' steps and whose "
-    "megabytes are those of the sums alone. "
-    "The figure shows link times by the formulas of lab/topologies.py (1 ms, 100 Mbit/s, sends "
-    "serialised per node) for 4 to 64 parties.",
+    "give data away. The trees are a plain program: its exchanges are their steps, its megabytes "
+    "those of the sums alone. The figure shows link times by the formulas of lab/topologies.py "
+    "(1 ms, 100 Mbit/s, sends serialised per node) for 4 to 64 parties.",
     runs=1,
 )
 def _topologies(datasets: tuple[str, ...]) -> Iterator[Section]:
