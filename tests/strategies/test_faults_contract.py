@@ -322,7 +322,7 @@ NOTHING_TO_LOSE = (
     "fed-cg naive",
     "fed-cg in a chain",
     "fdskl",
-    "fdskl in trees",
+    "fdskl, Algorithm 1",
 )
 
 
@@ -455,7 +455,6 @@ def test_a_checkpoint_fits_one_run_only(name: str, case: Callable[[str], Case]) 
 #: What parties seal for each other: the way, who sends it, and in which phase.
 SEALED = {
     "fed-cg in a chain": (3, "hybrid-chain"),
-    "fdskl in trees": (3, "vertical-hops"),
     "align": (0, "align-hop"),
 }
 
