@@ -142,7 +142,6 @@ VALUES: dict[str, Any] = {
     "allow-single": True,
     "block": "other",
     "classes": "bad,ok,perhaps",
-    "frequencies": "shared",
     "group": 1,
     "label-bound": 2,
     "merge": "max",
@@ -150,7 +149,6 @@ VALUES: dict[str, Any] = {
     "protocol": "naive",
     "request": "noisy",
     "top": 7.0,
-    "topology": "tree",
     "value-bound": 2,
 }
 OTHERS = {"fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "fed-cfk", "ranges", "align"}
