@@ -20,6 +20,7 @@ ONLY_HERE = {"flwr.simulation": f"{PACKAGE}.simulations.engines.ray"}
 COMPAT = f"{PACKAGE}.flower_compat"
 #: Of simulations, from the lowest.
 FLOORS = (
+    "papers",
     "engines",
     "run",
     "warm_node",
@@ -140,6 +141,17 @@ def test_simulations_have_floors() -> None:
         return {m for m in below if floor(m) > floor(module)}
 
     assert not offenders(up)
+
+
+def test_programs_of_papers_stand_alone() -> None:
+    """As oracles they import nothing of the package but kernels, and nothing of each other."""
+
+    def other(module: str) -> set[str]:
+        if not module.startswith(f"{PACKAGE}.simulations.papers."):
+            return set()
+        return {m for m in own_imports(module) if not m.startswith(f"{PACKAGE}.kernels")}
+
+    assert not offenders(other)
 
 
 def test_files_have_an_order() -> None:

@@ -18,7 +18,7 @@ from sklearn import datasets
 
 from fedkern_flwr.clients import VerticalKernelClient
 from fedkern_flwr.clients.fdskl_table import PhaseStore
-from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError
+from fedkern_flwr.errors import CheckpointError, FedKernError, OptionError, ProtocolError
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.simulations import Transcript
 from fedkern_flwr.strategies import FDSKL, fdskl_phases
@@ -859,6 +859,59 @@ def test_what_cannot_be_run_is_refused_in_one_line(
     assert "person" not in str(caught.value) + caplog.text
 
 
+# -- what nodes refuse, whatever the server asks
+
+
+class PassiveOwner(FDSKL):
+    """Names a passive party as an owner of phases."""
+
+    def _phases(self) -> Any:
+        phases: Any = super()._phases()
+        collections = phases.collections
+        phases._known[1] = np.zeros(self.plan_.total, np.int32)
+        phases.collections = lambda need: collections(replace(need, upto={**need.upto, 1: 16}))
+        return phases
+
+
+class TwoCohorts(FDSKL):
+    """Sums over all parties, and over all but one: the difference is the phases of one alone."""
+
+    def cohorts(self) -> list[list[int]] | None:
+        super().cohorts()
+        return [[0, 1, 2, 3], [0, 1, 2]]
+
+
+class OtherRows(FDSKL):
+    """Asks two of the passive parties for one row again and again: it would get those of one."""
+
+    def _phases(self) -> Any:
+        phases: Any = super()._phases()
+        positions = phases.positions
+
+        def shifted(partition: int, rows: Any) -> Any:
+            found = positions(partition, rows)
+            return np.full_like(found, found[0]) if partition >= 2 and len(rows) else found
+
+        phases.positions = shifted
+        return phases
+
+
+LIES: list[tuple[type[FDSKL], str]] = [
+    (PassiveOwner, "phases are for parties with labels"),
+    (TwoCohorts, "refused by the node: the cohort of a sum"),
+    (OtherRows, "partition 2: this phase contributes nothing to phases/0/0#"),
+]
+
+
+@pytest.mark.parametrize(("liar", "text"), LIES)
+def test_a_server_that_asks_for_more_gets_nothing(
+    liar: type[FDSKL], text: str, parties: Callable[..., Parties]
+) -> None:
+    strategy = liar(seed=SEED, gamma=0.5, features=20, regularization=1e-2)
+    with pytest.raises(ProtocolError, match=text):
+        parties(Problem(*small(), 4, common=TWO).tables()).run(strategy)
+
+
 @pytest.mark.parametrize(
     ("actives", "loss", "step"),
     [(1, "square", 500.0), (2, "square", 500.0), (1, "smooth-hinge", 1000.0)],
@@ -1002,6 +1055,10 @@ def test_predictions_need_what_the_parties_kept(parties: Callable[..., Parties])
         FDSKL.of_model(meta).predict_at_nodes(others.grid(), meta)
     with pytest.raises(CheckpointError, match="the model is one of fed-cg; give a model of fdskl"):
         FDSKL.of_model({"method": "fed-cg"})
+    here = serve(tables, run.folder)
+    for name, value in (("drawn_for", 0.6), ("kernel", "laplacian"), ("phase_bits", 16)):
+        with pytest.raises(ProtocolError, match="settings are not those of the run that made"):
+            FDSKL.of_model(meta).predict_at_nodes(here.grid(), {**meta, name: value})
     no_rows = [dict(t) for t in tables]
     for name in ("x_test", "ids_test"):
         del no_rows[0][name]
