@@ -1057,8 +1057,9 @@ def test_predictions_need_what_the_parties_kept(parties: Callable[..., Parties])
         FDSKL.of_model({"method": "fed-cg"})
     here = serve(tables, run.folder)
     for name, value in (("drawn_for", 0.6), ("kernel", "laplacian"), ("phase_bits", 16)):
+        changed = {**meta, name: value}
         with pytest.raises(ProtocolError, match="settings are not those of the run that made"):
-            FDSKL.of_model(meta).predict_at_nodes(here.grid(), {**meta, name: value})
+            FDSKL.of_model(changed).predict_at_nodes(here.grid(), changed)
     no_rows = [dict(t) for t in tables]
     for name in ("x_test", "ids_test"):
         del no_rows[0][name]
