@@ -173,6 +173,27 @@ def test_what_each_message_shows() -> None:
     )  # the first is a leaf
 
 
+@pytest.mark.parametrize(("q", "share"), [(3, 1 / 2), (4, 1 / 3)])
+def test_totally_different_trees_can_show_a_value_and_its_mask(q: int, share: float) -> None:
+    """Against Lemma 2: one worker gets o + b and b of another, each alone, and subtracts."""
+    x, omega, b = np.split(Problem().x[:, :q], q, axis=1), np.ones((1, q)), draw_masks(0, 1, q)
+    shown = 0
+    for seed in range(600):
+        trees, sent = draw_trees(q, 0, q - 1, seed), list[Any]()
+        add_phases(x, omega, b, trees, sent)
+        alone = [
+            {send for k, send in enumerate(t.sends) if send[0] not in {r for _, r in t.sends[:k]}}
+            for t in trees
+        ]
+        for sender, receiver in alone[0] & alone[1]:
+            masked, mask = (
+                m for *who, _, m in sent if who == [f"worker {sender}", f"worker {receiver}"]
+            )
+            np.testing.assert_allclose(masked - mask, x[sender])
+        shown += bool(alone[0] & alone[1])
+    assert shown / 600 == pytest.approx(share, abs=0.08)  # four standard deviations
+
+
 def test_shared_directions_let_the_active_worker_solve_for_the_only_other_one() -> None:
     problem = Problem()
     x = problem.x[:, :3], problem.x[:, 3:]
