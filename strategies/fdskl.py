@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from flwr.app import ConfigRecord
@@ -12,29 +12,62 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.judging.counts import Yardstick, bins_of
+from fedkern_flwr.judging.judges import Weighted
+from fedkern_flwr.kernels.frequencies import Kernel
 from fedkern_flwr.method import Round, Rounds, Save, Steps, option
 from fedkern_flwr.model_file import check_model
 from fedkern_flwr.options import at_least
-from fedkern_flwr.strategy import Arrays, logger
+from fedkern_flwr.solvers.losses import Loss
+from fedkern_flwr.strategy import Arrays
 from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.vertical import parties as vertical
-from fedkern_flwr.vertical.parties import check_alone, make_plan
-from fedkern_flwr.vertical.phase_tuning import MULTIPLES
+from fedkern_flwr.vertical.parties import MissingRows, VerticalPlan, check_alone, make_plan
+from fedkern_flwr.vertical.phase_training import (
+    MULTIPLES,
+    REGULARIZATIONS,
+    REGULARIZATIONS_OF_NUMBERS,
+)
+from fedkern_flwr.vertical.phases import StepSchedule
 from fedkern_flwr.wire import DescribeReply
 
-from .fdskl_options import VerticalOptions
-from .fdskl_paper import TreePhases
-from .fdskl_phases import Need, Phases, held_out_rows
-from .fdskl_privacy import WARNINGS, seen_by
-from .fdskl_streaming import descent_of, evaluation_row
+from .fdskl_phases import Descent, Need, Phases, held_out_rows
 
 _BASE_SHARE = 4.0  # the widths tried begin at 1 / (this times the number of columns)
 _KEPT = 1  # the parties keep what belongs to a one-shot run under this number
-_OF_MODEL = ("schedule", "loss", "kernel", "frequencies", "phase_bits", "topology", "missing")
+_OF_MODEL = ("schedule", "loss", "kernel", "phase_bits", "missing")
+
+Schedule = Literal["one-shot", "streaming"]
+
+#: Steps that learn fast and stayed stable, measured with r = 16 on two data sets.
+_STEP: dict[str, float] = {"square": 0.5, "logistic": 4.0, "smooth-hinge": 2.0}
+#: Defaults of options of one schedule alone.
+_OWN: dict[str, dict[str, Any]] = {
+    "one-shot": {"features": None},
+    "streaming": {
+        "directions": 16,
+        "batch": 64,
+        "step": None,
+        "step_schedule": "constant",
+        "evaluate_every": None,
+    },
+}
+
+_SIZES = "numbers of rows, labelled rows, held-out rows and columns per party, keyed hashes of ids"
+_DECLARED = (
+    "what each party declares: bound of its labels, whether rows have ids; digests of the names of "
+    "columns and classes"
+)
+_PHASES = [
+    "phases of all rows that it trains on and predicts: distances between the rows of the "
+    "others together, to about sqrt(2 / number of directions); these rows up to an unknown "
+    "linear map, and the number of their columns, unless the kernel is very narrow",
+    "with one known record more than the others have columns, or where columns do not "
+    "depend on each other (such as binary ones), these rows themselves",
+]
 
 
-class FDSKL(VerticalOptions):
+class FDSKL(Weighted):
     """FDSKL: kernel learning over columns that different parties hold.
 
     f(x) = sum_j alpha_j sqrt(2) cos(omega_j^T x + b_j) with random directions omega of a Gaussian
@@ -76,29 +109,191 @@ class FDSKL(VerticalOptions):
     default_rounds = 200
     whole_cohorts = True
 
+    fixed: ClassVar[frozenset[str]] = frozenset(
+        {"min_clients", "max_missed", "threshold", "min_cohort"}
+    )
+
+    schedule: Schedule = option("one-shot", "All phases at once, or an iteration per exchange.")
+    features: int | None = option(
+        None, "Of one-shot: R, directions in all, by default 2000, of numbers 1000.", least=1
+    )
+    directions: int | None = option(
+        None,
+        "Of streaming: r, new directions per iteration, by default 16; 1 is the paper's.",
+        least=1,
+    )
+    batch: int | None = option(
+        None, "Of streaming: B, rows per iteration, by default 64; 1 is the paper's.", least=1
+    )
+    step: float | None = option(
+        None,
+        "Of streaming: gamma, by default 0.5 for the square loss, 4 for logistic and 2 for smooth "
+        "hinge, and r / 16 of that with fewer than 16 directions; with one active party the last "
+        "model is then solved on the phases that it has.",
+        above=0.0,
+    )
+    step_schedule: StepSchedule | None = option(
+        None,
+        "Of streaming: gamma_t = gamma, which is the default, or gamma / (1 + gamma lambda t).",
+    )
+    loss: Loss | None = option(
+        None,
+        "Loss of each output (Table 1), by default smooth hinge for classes and square for "
+        "numbers.",
+    )
+    kernel: Kernel = option("rbf", "exp(-gamma d) of squared Euclidean or of absolute distances d.")
+    gamma: float | None = option(
+        None,
+        "Width; by default chosen by cross-validation at the active party, in streaming if it "
+        "solves the last model; else 1 / number of columns.",
+        above=0.0,
+    )
+    regularization: float | None = option(
+        None,
+        "lambda; by default chosen by cross-validation, in streaming if the last model is solved; "
+        "else 1e-4.",
+        above=0.0,
+    )
+    intercept: bool = option(
+        True,
+        "Of one-shot: add a constant to the kernel of classes where cross-validation chooses the "
+        "width.",
+    )
+    phase_bits: int | None = option(
+        None,
+        "Bits of a phase that travels, 16 or 32; by default 16, of numbers in one-shot 32.",
+    )
+    missing: MissingRows = option(
+        "error", "Rows that some party does not hold: refuse the run, or leave them out."
+    )
+    evaluate_every: int | None = option(
+        None,
+        "Of streaming: iterations from one evaluation on held-out rows to the next; by default "
+        "only the last model is evaluated.",
+        least=1,
+        of_model=False,
+    )
     allow_single: bool = option(
         False,
         "Let an active party learn the phases of the only other party with columns.",
         of_model=False,
     )
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if self.phase_bits not in (None, 16, 32):
+            raise OptionError(f"phase_bits is {self.phase_bits}", remedy="use 16 or 32")
+        self._check_schedule()
+        self._descends = self.step is not None or self.step_schedule is not None
+        for name, value in {**_OWN["one-shot"], **_OWN["streaming"]}.items():
+            setattr(self, name, value if getattr(self, name) is None else getattr(self, name))
+        largest, shrinks = self.chosen_step, self.chosen_regularization
+        if self.schedule == "streaming" and largest * shrinks >= 1.0:
+            raise OptionError(
+                f"step {largest:g} times regularization {shrinks:g} is not below 1",
+                remedy="use a smaller step",
+            )
+
+    def _check_schedule(self) -> None:
+        if self.schedule == "streaming" and self.features is not None:
+            raise OptionError(
+                "features is for schedule one-shot",
+                remedy="leave it out: streaming makes rounds times directions",
+            )
+        if self.schedule == "streaming" and self.class_weight:
+            raise OptionError("class_weight is for schedule one-shot", remedy="leave it out")
+        for name in _OWN["streaming"]:
+            if self.schedule == "one-shot" and getattr(self, name) is not None:
+                raise OptionError(
+                    f"{name} is for schedule streaming",
+                    remedy="add schedule streaming, or leave it out",
+                )
+
     def _reset(self) -> None:
         super()._reset()
-        self.outputs_, self.label_bound_ = 0, 1.0
+        self.plan_ = VerticalPlan((), (), {}, {}, {})
+        self.leaders: tuple[int, ...] = ()
+        self.classes_, self.outputs_, self.label_bound_ = 0, 0, 1.0
         self.gamma_, self.multiple_, self.regularization_ = 0.0, 1, 0.0
         self.model_of: tuple[str, int] = ("", 0)
         self.capacity = 0
         self.upto_: dict[int, int] = {}
         self._rows = ""
 
-    # -- what a method tells about itself
+    # -- what options stand for
 
-    def summary(self) -> None:
-        """Log the configuration, and what the paper's modes give away."""
-        for mode in (self.frequencies, self.topology):
-            if mode in WARNINGS:
-                logger.warning(WARNINGS[mode])
-        super().summary()
+    @property
+    def chosen_loss(self) -> Loss:
+        """The loss, which depends on the labels by default."""
+        return self.loss or ("smooth-hinge" if self.classes_ else "square")
+
+    @property
+    def learns_numbers(self) -> bool:
+        """Whether a model of numbers is solved at once, which is as precise as its phases."""
+        return self.schedule == "one-shot" and not self.classes_
+
+    @property
+    def solves(self) -> bool:
+        """Whether streaming ends with a solution on the phases at hand: not in the paper's mode."""
+        fixed = self._descends or 1 in (self.directions, self.batch)
+        return self.schedule == "streaming" and not fixed and len(self.plan_.actives) == 1
+
+    @property
+    def chosen_bits(self) -> int:
+        """Bits of a phase."""
+        return self.phase_bits or (32 if self.learns_numbers else 16)
+
+    @property
+    def chosen_features(self) -> int:
+        """R of one-shot: 4 kB of phases of a row by default, whatever their bits."""
+        return self.features or (1000 if self.learns_numbers else 2000)
+
+    @property
+    def has_intercept(self) -> bool:
+        """Whether a constant is added to the kernel."""
+        chosen = self.schedule == "one-shot" and self.gamma is None
+        return self.intercept and chosen and self.classes_ > 0
+
+    @property
+    def tried_regularizations(self) -> tuple[float, ...]:
+        """Lambda to choose from in one-shot."""
+        if self.regularization is not None:
+            return (self.regularization,)
+        exact = self.learns_numbers and self.chosen_bits == 32
+        return REGULARIZATIONS_OF_NUMBERS if exact else REGULARIZATIONS
+
+    @property
+    def chosen_regularization(self) -> float:
+        """Lambda of streaming."""
+        return 1e-4 if self.regularization is None else self.regularization
+
+    @property
+    def chosen_step(self) -> float:
+        """Gamma of streaming; fewer new directions are noisier and stand smaller steps."""
+        if self.step is not None:
+            return self.step
+        known = self.chosen_loss if self.plan_.actives else self.loss or "smooth-hinge"
+        return _STEP[known] * min(1.0, (self.directions or 0) / 16.0)
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that determine the model."""
+        other = _OWN["streaming" if self.schedule == "one-shot" else "one-shot"]
+        return {name: value for name, value in super().options().items() if name not in other}
+
+    @property
+    def may_weigh(self) -> bool:
+        """Whether rows of classes may be weighed: one active party has all of them."""
+        return self.schedule == "one-shot"
+
+    @property
+    def advice(self) -> str:
+        """What to do where something as simple as a constant predicts as well."""
+        if self.schedule == "one-shot":
+            return super().advice
+        smaller = "" if self.solves else "a smaller --step or "
+        return f"it has not converged: try {smaller}more --rounds"
+
+    # -- what a method tells about itself
 
     def model(self) -> tuple[Arrays, dict[str, Any]]:
         """Return what a prediction needs to know; the coefficients stay with the active parties."""
@@ -125,16 +320,41 @@ class FDSKL(VerticalOptions):
         """Return what is seen by whom."""
         actives = self.plan_.actives
         holders = {p.partition for p in self.parties_.values() if p.features}
-        seen = seen_by(
-            one_shot=self.schedule == "one-shot",
-            chosen=self.schedule == "one-shot" or self.solves,
-            shared=self.frequencies == "shared",
-            tree=self.topology == "tree",
-            ordered=self.order_seed >= 0,
-            alone=any(len(holders - {active}) == 1 for active in actives),
-            several=len(actives) > 1,
-        )
-        return {**self.sums_privacy(), **seen}
+        one_shot = self.schedule == "one-shot"
+        server = [_SIZES, "which rows of the parties belong together, and which are learned from"]
+        server.append(_DECLARED)
+        if self.order_seed >= 0:
+            server.append(
+                "the order of rows, by which it can link those of runs with the same seed"
+            )
+        if one_shot or self.solves:
+            server.append(
+                "the width and regularization chosen, and their score in cross-validation"
+            )
+        if not one_shot:
+            server.append("which rows are in which batch")
+        server.append("each active party's counts on its held-out rows")
+        seen = [*_PHASES]
+        if any(len(holders - {active}) == 1 for active in actives):
+            seen.append("all this of a single party's columns")
+        if len(actives) > 1:
+            seen.append(
+                "f on its batches and held-out rows; of two active parties each the other's part"
+            )
+        never = ["rows in plain", "labels", "ids", "offsets", "coefficients", "predictions"]
+        return {
+            **self.sums_privacy(),
+            "server_sees": server,
+            "active_parties_see": [
+                *seen,
+                "which of its rows all parties hold",
+                "its own coefficients",
+            ],
+            "passive_parties_see": [
+                "which of their rows are learned from, in which batch, and predicted"
+            ],
+            "never_leaves_the_client": [*never, "directions"],
+        }
 
     def matched(self) -> dict[str, Any]:
         """Return whose rows were matched."""
@@ -205,19 +425,16 @@ class FDSKL(VerticalOptions):
         return (yield from self._train() if self.schedule == "one-shot" else self._descend())
 
     def _phases(self) -> Phases:
-        kind = TreePhases if self.topology == "tree" else Phases
         settings = {
             "session": self.session,
             "kernel": self.kernel,
             "gamma": self.gamma_,
             "phase_bits": self.chosen_bits,
-            "topology": self.topology,
-            "public_seed": self.run_seed if self.frequencies == "shared" else -1,
             "model": self.model_of[0],
             "model_round": self.model_of[1],
             "capacity": self.capacity,
         }
-        return kind(
+        return Phases(
             plan=self.plan_,
             settings=settings,
             loss=self.chosen_loss,
@@ -287,9 +504,22 @@ class FDSKL(VerticalOptions):
         found = self._metrics([reply.counts])
         return metrics | found, found
 
+    def descent(self) -> Descent:
+        """Return the iterations of streaming, of the run at hand."""
+        return Descent(
+            plan=self.plan_,
+            leaders=self.leaders,
+            seed=self.run_seed,
+            batch=self.batch or 0,
+            directions=self.directions or 0,
+            step=self.chosen_step,
+            schedule=self.step_schedule or "constant",
+            regularization=self.chosen_regularization,
+        )
+
     def _descend(self) -> Rounds:
         """Run the iterations from where the checkpoint stands; evaluate on the way if asked to."""
-        descent = descent_of(self)
+        descent = self.descent()
         most = self.planned = self.num_rounds
         self.capacity = max(descent.upto(most).values())
         self.regularization_ = self.chosen_regularization
@@ -327,7 +557,7 @@ class FDSKL(VerticalOptions):
                 metrics |= found
             if tested is not None:
                 spent += self._spent - before  # that of the exchange that asked for their phases
-                row = evaluation_row(found, self._spent - spent) if found else {}
+                row = _evaluation_row(found, self._spent - spent) if found else {}
             state = {"iteration": done, "metrics": metrics, "multiple": self.multiple_}
             state["evaluated"] = spent.tolist()
             yield Round(done, row, save=self._save(phases, done, **state) if keeps else None)
@@ -399,3 +629,10 @@ class FDSKL(VerticalOptions):
 
 def _next(done: int, every: int | None) -> int:
     return done + every - done % every if every else 1 << 62
+
+
+def _evaluation_row(found: Mapping[str, float], spent: NDArray[np.float64]) -> dict[str, Any]:
+    """Return the row of the history of an evaluation after so many seconds and bytes."""
+    seconds, bytes_up = spent.tolist()
+    error = found.get("test_rmse", 1.0 - found.get("test_accuracy", 1.0))
+    return {**found, "test_error": error, "bytes_up": int(bytes_up), "seconds": seconds}

@@ -1,13 +1,20 @@
 """Steps of FDSKL: phases for their owners, and what the parties do with them.
 
 A party that has lost its phases gets all of them again; they are counted from nothing then.
+
+Streaming is doubly stochastic gradients, an iteration per exchange: the exchange that brings the
+active parties the phases of one batch asks for those of the next. Where a single party is active
+and nothing is said of steps, it makes the last model of the phases that it has by then: of the rows
+of the last half of the batches and the directions of the first half, as one-shot does. The
+iterations are then what the error on the way is of. With several active parties f is summed over
+them in between: an iteration then begins two exchanges before it ends, and they overlap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +23,7 @@ from fedkern_flwr.method import Answers, Ask, Deliver, LostState, Steps, Term
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.vertical.parties import LARGEST_OUTPUT, VerticalPlan, chunks, name_sum
+from fedkern_flwr.vertical.phases import StepSchedule, draw_batch, step_size
 
 Rows = NDArray[np.int64]
 
@@ -108,11 +116,6 @@ class Phases:
     number : int
         Of the last collection.
     """
-
-    #: Bits of a phase on its way, where they are not those of the settings.
-    bits: ClassVar[int] = 0
-    #: Whether others than the owner are needed no more when it trains: it gets all phases then.
-    ends: ClassVar[bool] = True
 
     plan: VerticalPlan
     settings: Mapping[str, Any]
@@ -252,7 +255,7 @@ class Phases:
         came in several messages, it may have lost those before the last: the others are told of the
         end when it has answered.
         """
-        ends = self.ends and self._parts == 1 and again is None
+        ends = self._parts == 1 and again is None
         rows = np.intersect1d(need.rows, _range(self.plan.train[owner]))
 
         def train() -> Steps:
@@ -307,7 +310,7 @@ class Phases:
 
     def collections(self, need: Need) -> list[Collection]:
         """Return what is asked for in one exchange each, so that no message is too large."""
-        width, bits = max(need.upto.values()), self.bits or self.settings["phase_bits"]
+        width, bits = max(need.upto.values()), self.settings["phase_bits"]
         step = max(1, _MESSAGE * 8 // bits // max(1, width * len(need.upto)))
         chunk = max(1, _CHUNK // max(1, width))
         return [
@@ -374,6 +377,103 @@ class Phases:
         return Term(
             name=name, length=length, encoding=encoding, receiver=receiver, self_masks=False
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descent:
+    """The iterations of a run.
+
+    Attributes
+    ----------
+    plan : VerticalPlan
+        Who holds which rows.
+    leaders : tuple of int
+        The active parties that take turns.
+    seed : int
+        Of the batches.
+    batch, directions, step, schedule, regularization
+        Options of :class:`~fedkern_flwr.strategies.FDSKL`.
+    """
+
+    plan: VerticalPlan
+    leaders: tuple[int, ...]
+    seed: int
+    batch: int
+    directions: int
+    step: float
+    schedule: StepSchedule
+    regularization: float
+
+    @property
+    def lag(self) -> int:
+        """How many exchanges after its own phases are asked for an iteration is finished."""
+        return 1 if len(self.leaders) == 1 else 2
+
+    def leader(self, number: int) -> int:
+        """Return the active party whose batch an iteration takes, in turn."""
+        return self.leaders[(number - 1) % len(self.leaders)]
+
+    def rows(self, number: int) -> Rows:
+        """Return the rows of an iteration's batch."""
+        own = self.plan.train[self.leader(number)]
+        drawn = draw_batch(self.seed, number, own.stop - own.start, self.batch)
+        return np.asarray(own.start + drawn)
+
+    def iteration(self, number: int) -> Iteration:
+        """Return an iteration."""
+        rate = step_size(self.step, self.schedule, self.regularization, number)
+        return Iteration(
+            number=number,
+            leader=self.leader(number),
+            rows=self.rows(number),
+            directions=self.directions,
+            rate=rate,
+            decay=1.0 - rate * self.regularization,
+        )
+
+    def upto(self, number: int) -> dict[int, int]:
+        """Return how many directions each owner has after an iteration."""
+        count = len(self.leaders)
+        return {
+            owner: self.directions * ((number + count - 1 - k) // count)
+            for k, owner in enumerate(self.leaders)
+        }
+
+    def need(self, first: int, last: int) -> Need:
+        """Return the phases that iterations need."""
+        rows = [self.rows(number) for number in range(first, last + 1)]
+        return Need(np.unique(np.concatenate(rows)), self.upto(last))
+
+    def solved(self, iterations: int) -> Need:
+        """Return the phases that a solution takes at the end: rows of the last half of the batches.
+
+        All of them have the directions of the first of these batches.
+        """
+        half = iterations // 2
+        return Need(self.need(half + 1, iterations).rows, self.upto(half + 1))
+
+    def advance(
+        self, phases: Phases, t: int, done: int, last: int, tested: Need | None, save_as: int
+    ) -> Steps:
+        """Take an exchange of iterations ``done`` + 1 to ``last``.
+
+        The t-th asks for the phases of iteration t and finishes the one that is due. The last of
+        them asks for those of held-out rows, and has the parties keep their state.
+        """
+        finish, score = t - self.lag, t - 1 if self.lag == 2 else 0
+        need = self.need(t, t) if t <= last else tested if finish == last else None
+        work: dict[str, Any] = {}
+        if finish > done:
+            work["finish"] = self.iteration(finish)
+        if done < score <= last:
+            work["score"] = self.iteration(score)
+        if finish == last and save_as:
+            work["save_as"] = save_as
+
+        def again() -> Need:
+            return self.need(max(finish, done + 1), min(t - 1, last))
+
+        yield from phases.advance(need, again if t > done + 1 else None, **work)
 
 
 def held_out_rows(plan: VerticalPlan) -> Rows:

@@ -27,8 +27,6 @@ from ..errors import OptionError
 Floats = NDArray[np.float64]
 Kernel = Literal["rbf", "laplacian"]
 KERNELS = ("rbf", "laplacian")
-Frequencies = Literal["private", "shared"]
-FREQUENCIES = ("private", "shared")
 SEED_BYTES = 32
 
 _LEAST = 256  # directions drawn at once
@@ -42,7 +40,7 @@ def draw_directions(
     Parameters
     ----------
     seed : bytes
-        The party's secret, or the public seed of the run.
+        The party's secret.
     owner : int
         Partition of the active party to which the directions belong.
     count : int
@@ -80,11 +78,6 @@ def draw_offsets(seed: bytes, owner: int, count: int, kernel: Kernel, gamma: flo
     ndarray of float64, shape (count,)
     """
     return _offsets(seed, owner, _capacity(count), kernel, gamma)[:count]
-
-
-def public_frequency_seed(seed: int, partition: int) -> bytes:
-    """Return the seed of a party's directions that anybody can compute: the paper's mode."""
-    return hashlib.sha256(f"fedkern-flwr public frequencies/{seed}/{partition}".encode()).digest()
 
 
 def check_frequency_seed(seed: bytes) -> None:

@@ -13,10 +13,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from ..table_parties import TableReply
-from ..wire.message import Message, array, arrays
+from ..wire.message import Message, array
 
 Floats = NDArray[Any]
-Bytes = NDArray[Any]
 Index = NDArray[Any]
 
 
@@ -49,14 +48,12 @@ class VerticalReply(Message):
     round: int = 0
 
 
-class PhasesRequest(VerticalRequest):
-    """All that a party needs to compute its part of phases."""
+class StepRequest(VerticalRequest, phase="vertical-step"):
+    """Go on by a step: finish an iteration, score the next batch, collect phases for a third."""
 
     kernel: str
     gamma: float  # width that the directions are drawn for
     phase_bits: int  # 16 or 32
-    topology: str
-    public_seed: int  # of directions that all parties know; -1 for private ones
     model: str  # for predictions: session and number of the state of the run that made the model
     model_round: int  # else empty and 0
     capacity: int  # directions that an owner may get at most
@@ -66,11 +63,6 @@ class PhasesRequest(VerticalRequest):
     known: Index = array("owners", "rows", dtype="index")
     rows: Index = array("rows", dtype="index")
     cuts: Index = array("cuts", dtype="index")  # where chunks of rows end: a sum per owner each
-
-
-class StepRequest(PhasesRequest, phase="vertical-step"):
-    """Go on by a step: finish an iteration, score the next batch, collect phases for a third."""
-
     loss: str
     finish: int  # iteration to finish with what came with this request; 0 for none
     leader: int  # partition whose batch it takes; -1 for none
@@ -85,24 +77,6 @@ class StepRequest(PhasesRequest, phase="vertical-step"):
 
 class StepReply(VerticalReply, phase="vertical-step"):
     """The step is done; what it contributes is in the sums."""
-
-
-class HopsRequest(PhasesRequest, phase="vertical-hops"):
-    """Topology tree (Algorithm 3): add this party's part to what its children sent, pass it on."""
-
-    receiver: int  # the owner at the root of both trees; the only entry of ``owners``
-    kept: int  # l', the party whose b stays in the phase
-    firsts: Index = array("firsts", dtype="index")  # children in T1
-    seconds: Index = array("seconds", dtype="index")  # children in T2
-    # Of both trees; -1 where the party does not send now, or in that tree.
-    parents: Index = array("trees", dtype="index")
-    received: tuple[Bytes, ...] = arrays("bytes", dtype="byte")  # sealed by the children, T1 first
-
-
-class HopsReply(VerticalReply, phase="vertical-hops"):
-    """What is sealed for the parent in T1, and for that in T2; empty where there is none."""
-
-    sealed: tuple[Bytes, ...] = arrays("bytes", dtype="byte")
 
 
 class TrainRequest(VerticalRequest, phase="vertical-train"):

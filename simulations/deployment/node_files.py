@@ -26,8 +26,6 @@ _PLAIN = (
     "role",
     "group",
     "block",
-    "frequencies",
-    "topology",
     "product",
     "label_bound",
     "allow_single",

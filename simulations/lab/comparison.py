@@ -8,7 +8,7 @@ from typing import Any
 
 from ..engines import Engine
 from ..methods.common import SCORED_COLUMNS, Column
-from ..methods.references import ALONE, FED_AVG, summarise_reference
+from ..methods.references import ALONE, FED_AVG, TWO_TREES, summarise_reference
 from ..methods.registry import family_with
 from ..run.entries import Entry, draw_label
 from ..run.format import milli
@@ -160,7 +160,7 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
 
 def pooled_labels(entries: Sequence[Entry]) -> list[str]:
     """Return the labels of the models of the pooled data."""
-    others = (ALONE, FED_AVG)
+    others = (ALONE, FED_AVG, TWO_TREES)
     return [one.label for one in entries if one.reference is not None and one.method not in others]
 
 

@@ -14,6 +14,8 @@ from ..run.entries import Entry, average, draw_label, mean
 ALONE = "alone"
 #: The reference that is federated.
 FED_AVG = "fed-avg"
+#: FDSKL's sums as the paper has them: parties send, though one process plays all of them.
+TWO_TREES = "fdskl-two-trees"
 _SEEN = "all data of all parties: it is pooled"
 
 

@@ -73,7 +73,7 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
     own_options = (Option("clients", int | None, None, "The same as --parties.", PARTIES),)
     repetitions = "Runs averaged, each with its own directions."
     seeded = "split, batches and directions"
-    secured_by = ("topology", "star", "tree")
+    always_secure = "phases without masks show columns"
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
         """Make every node a party."""
@@ -180,9 +180,7 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
 
     def seen(self, result: Mapping[str, Any]) -> list[list[str]]:
         """Return what the server saw, and how many rows a party lacks."""
-        tree = result["config"]["options"].get("topology") == "tree"
-        phases = "sealed" if tree else "masked"
-        rows = [["the server saw", f"{phases} phases, which rows belong together"]]
+        rows = [["the server saw", "masked phases, which rows belong together"]]
         dropped = result.get("matched", {}).get("dropped_rows", 0)
         return [*rows, *([["rows left out, a party lacks them", str(dropped)]] if dropped else [])]
 

@@ -149,7 +149,7 @@ class VerticalData(DealtData[VerticalSettings, Columns]):
         The table cannot be used, or there are too few columns to deal.
     """
 
-    clients, told = VerticalClients, ("frequencies", "topology", "allow_single")
+    clients, told = VerticalClients, ("allow_single",)
 
     def __init__(self, settings: VerticalSettings) -> None:
         if not 1 <= settings.active_parties <= settings.parties:

@@ -6,15 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkern_flwr.kernels.frequencies import (
-    draw_directions,
-    draw_offsets,
-    public_frequency_seed,
-)
+from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets
 from fedkern_flwr.node.kept_state import KeptState
 
 from ...strategies import FDSKL
-from ...strategies.fdskl_paper import kept_party
 from .new_rows import Parts
 from .vertical_data import VerticalData, frequency_seed
 
@@ -23,7 +18,7 @@ def whole_model(strategy: FDSKL, prepared: VerticalData, state_dir: Path) -> Par
     """Return the coefficients that active parties kept, and the directions that all drew."""
     _, meta = strategy.model()
     split, law = prepared.split(strategy.seed or 0), (strategy.kernel, strategy.gamma_)
-    weights, directions, tree = [], [], strategy.topology == "tree"
+    weights, directions = [], []
     offsets: list[list[np.ndarray]] = [[] for _ in split.parts]
     for owner in strategy.upto_:
         file = state_dir / meta["session"] / f"partition-{owner}-round-{meta['step']}.state"
@@ -36,24 +31,17 @@ def whole_model(strategy: FDSKL, prepared: VerticalData, state_dir: Path) -> Par
         weights.append(np.concatenate([alpha * np.sqrt(count), intercept]))
         drawn = np.zeros((count, len(split.columns)))
         for party, columns in enumerate(split.parts):
-            seed = own = frequency_seed(strategy.seed or 0, party)
-            if strategy.frequencies == "shared":
-                seed = public_frequency_seed(strategy.run_seed, party)
+            seed = frequency_seed(strategy.seed or 0, party)
             drawn[:, columns] = draw_directions(seed, owner, count, len(columns), *law)
-            kept = not tree or party == kept_party(strategy.plan_.parties, owner, strategy.run_seed)
-            offsets[party].append(draw_offsets(own, owner, count, *law) * kept)
+            offsets[party].append(draw_offsets(seed, owner, count, *law))
         directions.append(drawn)
-    blocks = [columns.tolist() for columns in split.parts]
-    parts = np.array([np.concatenate(part) for part in offsets])
-    if tree:  # the owner rounds what all have added
-        blocks, parts = [[c for block in blocks for c in block]], parts.sum(axis=0, keepdims=True)
     arrays = {
         "weights": np.concatenate(weights),
         "directions": np.concatenate(directions),
-        "offsets": parts,
+        "offsets": np.array([np.concatenate(part) for part in offsets]),
     }
     told = {
-        "blocks": blocks,
+        "blocks": [columns.tolist() for columns in split.parts],
         "sizes": [len(part) for part in weights],
         "phase_bits": strategy.chosen_bits,
         "multiple": strategy.multiple_,

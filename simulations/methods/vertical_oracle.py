@@ -9,15 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.alignment import hash_ids, sort_order
-from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets, public_frequency_seed
+from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets
 from fedkern_flwr.labels import balanced_weights, class_counts, encode_classes
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.vertical.doubly_stochastic import draw_batch, new_coefficients, step_size
 from fedkern_flwr.vertical.phase_training import minimise, solve_square
-from fedkern_flwr.vertical.phases import outputs
+from fedkern_flwr.vertical.phases import draw_batch, new_coefficients, outputs, step_size
 
 from ...strategies import FDSKL
-from ...strategies.fdskl_streaming import descent_of
 from .clients import alignment_key
 from .new_rows import read_predictions
 from .vertical_data import Columns, VerticalData, frequency_seed
@@ -47,22 +45,11 @@ class _Twin:
         out = np.zeros((len(rows), upto - first))
         strategy = self.strategy
         for party, columns in enumerate(self.pooled.parts):
-            secret = seed = frequency_seed(self.seed, party)
-            if strategy.frequencies == "shared":
-                seed = public_frequency_seed(self.seed, party)
-            omega = draw_directions(
-                seed, owner, upto, len(columns), strategy.kernel, strategy.gamma_
-            )
+            seed, law = frequency_seed(self.seed, party), (strategy.kernel, strategy.gamma_)
+            omega = draw_directions(seed, owner, upto, len(columns), *law)
             out += self.pooled.x[np.ix_(rows, columns)] @ omega[first:].T
-            if strategy.topology == "star" or party == self.kept(owner):
-                out += draw_offsets(secret, owner, upto, strategy.kernel, strategy.gamma_)[first:]
+            out += draw_offsets(seed, owner, upto, *law)[first:]
         return out
-
-    def kept(self, owner: int) -> int:
-        """Return l', the party whose b stays in the phase in topology tree."""
-        from ...strategies.fdskl_paper import kept_party
-
-        return kept_party(range(len(self.pooled.parts)), owner, self.seed)
 
     def announced(self, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """Return rows in the order in which they are announced."""
@@ -95,7 +82,7 @@ def centralised_difference(strategy: FDSKL, prepared: VerticalData) -> float | N
     train, test = (np.flatnonzero(complete & part) for part in (pooled.train, ~pooled.train))
     descends = strategy.schedule == "streaming" and not strategy.solves
     if strategy.solves:  # from rows of the last half of the batches
-        solved = descent_of(strategy).solved(strategy.num_rounds).rows
+        solved = strategy.descent().solved(strategy.num_rounds).rows
         train = twin.announced(train)[solved - strategy.plan_.train[strategy.leaders[0]].start]
     if not len(test) or strategy.model_of[0]:
         return None
@@ -126,7 +113,7 @@ def _one_shot(twin: _Twin, train: NDArray[np.intp], test: NDArray[np.intp]) -> F
 def _streaming(twin: _Twin, train: NDArray[np.intp], test: NDArray[np.intp]) -> Floats:
     """Keep f of all rows up to date: n r cosines per iteration."""
     strategy, pooled, seed = twin.strategy, twin.pooled, twin.seed
-    descent = descent_of(strategy)
+    descent = strategy.descent()
     batches = {a: twin.announced(train[pooled.owner[train] == a]) for a in strategy.leaders}
     rows, directions = np.concatenate([train, test]), descent.directions
     place = np.full(len(pooled.y), -1)

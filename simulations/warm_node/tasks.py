@@ -47,7 +47,7 @@ _WARM = (
     "fedkern_flwr.simulations.apps.node",
     "fedkern_flwr.tables.arrow",
     "fedkern_flwr.tables.npz",
-    "fedkern_flwr.vertical.phase_tuning",
+    "fedkern_flwr.vertical.phase_training",
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkern_flwr.clients.fdskl_store import PhaseStore
+from fedkern_flwr.clients.fdskl_table import PhaseStore
 from fedkern_flwr.errors import StateError
 
 ROWS, CAPACITY = 9, 12

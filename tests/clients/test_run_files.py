@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkern_flwr.clients.fdskl_store import PhaseStore
+from fedkern_flwr.clients.fdskl_table import PhaseStore
 from fedkern_flwr.clients.fed_cg_kernel import KernelRows
 from fedkern_flwr.errors import StateError
 

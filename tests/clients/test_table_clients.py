@@ -192,8 +192,6 @@ BAD_OPTIONS: dict[str, tuple[str | None, Table, str]] = {
         {"frequency_seed": KEY},
         "the frequency seed has 16 bytes instead of",
     ),
-    "frequencies": ("fdskl", {"frequencies": "public"}, "frequencies is 'public'"),
-    "topology": ("fdskl", {"topology": "ring"}, "topology is 'ring'"),
 }
 
 

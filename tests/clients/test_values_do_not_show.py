@@ -470,7 +470,7 @@ def test_what_fails_in_learning_or_encoding_says_no_more(
         raise FedKernError("it stopped at a gradient of 77")
 
     one = asked("fdskl", "vertical-train at active")
-    monkeypatch.setattr("fedkern_flwr.vertical.phase_tuning.fit", stops)
+    monkeypatch.setattr("fedkern_flwr.vertical.phase_training.fit", stops)
     text, counted = one.try_out()
     assert UNFIT in text
     assert counted

@@ -14,7 +14,6 @@ from flwr.app import Context, RecordDict
 from fedkern_flwr.alignment import hash_ids
 from fedkern_flwr.clients import VerticalKernelClient
 from fedkern_flwr.errors import FedKernError, ProtocolError, StateError, TableError
-from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets, public_frequency_seed
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.vertical import messages as wire
@@ -143,8 +142,6 @@ def step(number: int = 1, **more: Any) -> wire.StepRequest:
         "kernel": "rbf",
         "gamma": 0.5,
         "phase_bits": 32,
-        "topology": "star",
-        "public_seed": -1,
         "model": "",
         "model_round": 0,
         "capacity": 8,
@@ -196,15 +193,6 @@ def opened(build: Callable[..., Any] = make, **more: Any) -> tuple[Context, Any]
 
 
 WRONG: dict[str, tuple[Table, str]] = {
-    "shared directions": (
-        {"public_seed": 3},
-        "partition 4: this node takes part in runs with frequencies 'private' only, not 'shared'; "
-        "start it with frequencies='shared', knowing what that shows",
-    ),
-    "trees": (
-        {"topology": "tree"},
-        "partition 4: this node takes part in runs with topology 'star' only, not 'tree'; start it",
-    ),
     "rows that are not there": (phases([5]), "partition 4: rows are asked for that were not anno"),
     "rows before the first": (phases([-1]), "partition 4: rows are asked for that were not annou"),
     "scores in plain": (
@@ -222,14 +210,6 @@ def test_requests_that_cannot_be_are_refused_in_one_line(name: str) -> None:
     with pytest.raises(ProtocolError, match=text) as caught:
         send(client, step(**change))
     assert "\n" not in str(caught.value)
-
-
-def test_a_node_for_shared_runs_serves_no_private_ones() -> None:
-    for option, value in (("frequencies", "shared"), ("topology", "tree")):
-        _, client = opened(**{option: value})
-        with pytest.raises(ProtocolError, match=f"with {option} '{value}' only, not") as caught:
-            send(client, step())
-        assert "knowing what that shows" not in str(caught.value)
 
 
 def test_settings_stay_as_they_were() -> None:
@@ -354,16 +334,6 @@ def test_a_run_draws_a_secret_of_its_own() -> None:
     place, client = opened(frequency_seed=bytes(range(32)))
     send(client, step(1))
     assert KeptState.unpack(SessionState.load(place).payload).seed == bytes(range(32))
-
-
-def test_in_shared_runs_offsets_stay_secret() -> None:
-    place, client = opened(frequencies="shared", frequency_seed=bytes(32))
-    send(client, step(1, public_seed=9))
-    client.kept = KeptState.unpack(SessionState.load(place).payload)
-    omega, offsets = client.directions(2, 1, 5)
-    public = draw_directions(public_frequency_seed(9, 4), 2, 5, 2, "rbf", 0.5)
-    np.testing.assert_array_equal(omega, public[1:])
-    np.testing.assert_array_equal(offsets, draw_offsets(bytes(32), 2, 5, "rbf", 0.5)[1:])
 
 
 def test_the_end_of_a_run_erases_everything_but_what_was_saved(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkern_flwr.solvers.losses import LOSSES, Loss, loss_values
-from fedkern_flwr.vertical.doubly_stochastic import draw_batch, new_coefficients, step_size
+from fedkern_flwr.vertical.phases import draw_batch, new_coefficients, step_size
 
 
 def test_steps_are_constant_or_diminish() -> None:

@@ -16,7 +16,6 @@ from fedkern_flwr.kernels.frequencies import (
     check_frequency_seed,
     draw_directions,
     draw_offsets,
-    public_frequency_seed,
 )
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.vertical.phases import cosines
@@ -175,16 +174,6 @@ def test_what_the_law_is_not() -> None:
 
 
 # -- seeds
-
-
-def test_public_seeds_can_be_computed_by_anybody() -> None:
-    seeds = [public_frequency_seed(seed, k) for seed in (0, 1, 11) for k in range(3)]
-    assert len(set(seeds)) == 9
-    assert seeds == [public_frequency_seed(seed, k) for seed in (0, 1, 11) for k in range(3)]
-    for seed in seeds:
-        check_frequency_seed(seed)
-    text = b"fedkern-flwr public frequencies/11/2"
-    assert public_frequency_seed(11, 2) == hashlib.sha256(text).digest()
 
 
 @pytest.mark.parametrize("size", [0, 31, 33])

@@ -11,8 +11,13 @@ from fedkern_flwr.errors import FedKernError, OptionError
 from fedkern_flwr.labels import decide, encode_classes
 from fedkern_flwr.solvers.losses import Loss, loss_derivatives, loss_values
 from fedkern_flwr.vertical import phases as phases_module
-from fedkern_flwr.vertical.phase_training import minimise, solve_square
-from fedkern_flwr.vertical.phase_tuning import REGULARIZATIONS_OF_NUMBERS, Fitted, fit
+from fedkern_flwr.vertical.phase_training import (
+    REGULARIZATIONS_OF_NUMBERS,
+    Fitted,
+    fit,
+    minimise,
+    solve_square,
+)
 from fedkern_flwr.vertical.phases import angles, outputs
 
 DTYPES = (np.uint16, np.uint32)

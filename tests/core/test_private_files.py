@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.checkpoint import save_arrays, write_atomically
-from fedkern_flwr.clients.fdskl_store import PhaseStore
+from fedkern_flwr.clients.fdskl_table import PhaseStore
 from fedkern_flwr.clients.fed_cg_kernel import KernelRows
 from fedkern_flwr.errors import StateError
 from fedkern_flwr.private_files import create_file, make_private_folder, open_private

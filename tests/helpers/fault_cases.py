@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from fdskl_bridge import TOLERANCE, paper_run
 from nodes import Nodes, Table, side
 
 from fedkern_flwr.alignment import AlignmentTags
@@ -209,7 +210,10 @@ def parties_with_columns(actives: int) -> Tables:
 
 
 def outcome_of_fdskl(strategy: Any, nodes: Nodes) -> Table:
-    """Return what the active parties keep of the model, what it predicts, what is told of it."""
+    """Return what the active parties keep of the model, what it predicts, what is told of it.
+
+    With B = r = 1 the model is that of the paper's program.
+    """
     meta = strategy.model()[1]
     owners = [k for k, table in enumerate(nodes.tables) if "y" in table]
     found: Table = {"predictions": nodes.written(), "metrics": strategy.metrics_}
@@ -219,6 +223,11 @@ def outcome_of_fdskl(strategy: Any, nodes: Nodes) -> Table:
         path = nodes.folder / f"node-{k}" / meta["session"] / name
         found[f"coefficients {k}"] = KeptState.unpack(path.read_bytes()).arrays["alpha"]
         assert found[f"coefficients {k}"].any()
+    if strategy.batch == strategy.directions == 1:
+        rounds = sum(strategy.upto_.values())
+        paper, _ = paper_run(strategy, nodes.tables, nodes.common["alignment_key"], rounds)
+        for k, alpha in paper.items():
+            np.testing.assert_allclose(found[f"coefficients {k}"], alpha, atol=TOLERANCE[32])
     return found
 
 
@@ -228,7 +237,6 @@ FDSKL_ = Method(
     outcome_of_fdskl,
     {"gamma": 0.5, "phase_bits": 32, "seed": 3},
     {"alignment_key": b"k" * 16},
-    shared=("topology",),
     files="phases",
     changes=({"gamma": 0.4}, {"seed": 1}, {"loss": "logistic"}, {"regularization": 1e-2}),
     tables=(
@@ -243,6 +251,7 @@ FDSKL_ = Method(
 )
 _ONCE: Table = {"features": 24, "regularization": 1e-3}
 _STREAM: Table = {"schedule": "streaming", "directions": 2, "batch": 2, "step": 0.3}
+_PAPER: Table = {**_STREAM, "directions": 1, "batch": 1}
 
 
 def fdskl(
@@ -381,8 +390,8 @@ WAYS: dict[str, Way] = {
     "fdskl streaming": fdskl(1, _STREAM, 6),
     "fdskl, two actives": fdskl(2, _STREAM, 5, main=True),
     "fdskl, three actives, judged on the way": fdskl(3, {**_STREAM, "evaluate_every": 3}, 5),
-    "fdskl in trees": fdskl(1, {**_ONCE, "topology": "tree"}),
-    "fdskl, two actives in trees": fdskl(2, {**_STREAM, "topology": "tree"}, 3),
+    "fdskl, Algorithm 1": fdskl(1, _PAPER, 5),
+    "fdskl, Algorithm 1, two actives": fdskl(2, _PAPER, 5),
     "secure-gram, fed-cfk": Way(GRAM, rows_of_items, main=True),
     "secure-gram in rounds": Way(GROWING, partial(rows_of_items, 8), rounds=2, main=True),
     "align": Way(ALIGN, ids_of_three, main=True),

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fdskl_bridge import paper_run
 from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg
@@ -48,6 +49,7 @@ RATINGS = {"data": "r.csv", "clients": NODES, "min_support": 3}
 HYBRID = {"data": "wine", "hospitals": 4, "centres": 3, "landmarks": 12, "regularization": 0.1}
 VERTICAL = {"data": "wine", "parties": NODES, "gamma": 1.0, "regularization": 0.01}
 STREAMING = {**VERTICAL, "schedule": "streaming", "directions": 4, "batch": 6, "rounds": 7}
+PAPER = {**STREAMING, "data": "breast-cancer", "directions": 1, "batch": 1, "step": 0.3}
 GROUPS = {"data": "iris", "positive": 1.0, "rounds": 6, "tolerance": 1e-9}
 SVM = {**GROUPS, "users": 5, "groups": 2}
 #: Options of each run, whose name begins with its method, and the messages at which a node raises.
@@ -75,6 +77,7 @@ RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "fdskl": (VERTICAL, ("vertical-step-1-3", "vertical-train-3-0")),
     "fdskl, streaming": (STREAMING, ("vertical-step-3-0", "vertical-step-5-2")),
     "fdskl, two active": ({**STREAMING, "active_parties": 2}, ("vertical-step-5-1",)),
+    "fdskl, Algorithm 1": ({**PAPER, "phase_bits": 32, "active_parties": 2}, ()),
     "secure-gram": ({**WINE, "encoding": "fixed-point"}, ("unmask-2-3",)),
     "secure-gram, in rounds": (  # a node of the first round is away: it is summed after the second
         {**WINE, "encoding": "fixed-point", "rounds": 2, "attempts": 1},
@@ -221,7 +224,9 @@ class Runs:
 
         def look(_: Any) -> dict[str, Any]:
             arrays = model(strategy, state)
+            more = {"paper": paper(strategy, clients)} if run.endswith("Algorithm 1") else {}
             return {
+                **more,
                 "model": {name: array.ravel().tolist() for name, array in arrays.items()},
                 "metrics": strategy.metrics_,
                 "history": strategy.history_,
@@ -285,6 +290,13 @@ def model(strategy: Any, state: Path) -> dict[str, np.ndarray]:
         for path in state.glob(f"*/*-round-{meta['step']}.state")
     }
     return {name: arrays["alpha"] for name, arrays in kept.items() if "alpha" in arrays}
+
+
+def paper(strategy: Any, clients: Any) -> dict[str, list[float]]:
+    """Return the coefficients of the parties that the paper's program of FDSKL makes."""
+    tables = [clients.arguments(party) for party in range(NODES)]
+    made, _ = paper_run(strategy, tables, clients.alignment_key, PAPER["rounds"])
+    return {f"partition-{party}": alpha.ravel().tolist() for party, alpha in made.items()}
 
 
 def ratings() -> None:

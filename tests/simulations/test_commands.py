@@ -208,7 +208,7 @@ PROMISED = {
     "fed-cg": "hospitals centres landmarks sampling kernel gamma landmark-gamma regularization "
     "penalty solver preconditioner-rank init tolerance missing allow-single",
     "fdskl": "parties active-parties schedule features directions batch rounds step step-schedule "
-    "loss kernel gamma regularization frequencies phase-bits topology missing allow-single",
+    "loss kernel gamma regularization phase-bits missing allow-single",
     "secure-gram": "kernel degree gamma min-support cohorts participation threshold encoding "
     "rounds users-per-client bound fraction-bits learner cost min-rating",
     "fed-cfk": "kernel degree gamma min-support cohorts participation threshold rounds "

@@ -99,13 +99,8 @@ VERTICAL: dict[str, tuple[bool | None, Check]] = {
     "--kernel laplacian": (OTHER, lambda r: r["metrics"]["gamma"] == 2),
     "--gamma 1": (OTHER, lambda r: r["metrics"]["gamma"] == 1),
     "--regularization 0.5": (OTHER, bool),
-    "--frequencies shared": (
-        OTHER, lambda r: "known directions" in r["privacy"]["active_parties_see"][0]
-    ),
     "--phase-bits 32": (SAME, lambda r: r["metrics"]["centralised_difference"] < 1e-6),
-    "--topology tree": (OTHER, lambda r: r["exchanges"] > 4),
-    "--no-secure --topology tree": (OTHER, lambda r: r["exchanges"] > 4),
-    "--secure --topology star": (SAME, lambda r: r["exchanges"] == 3),
+    "--secure": (SAME, lambda r: r["exchanges"] == 3),
     "--missing drop-row": (SAME, lambda r: r["config"]["rows"] == 113),
     "--train-rows 60": (OTHER, lambda r: r["config"]["rows"] == 60),
     "--test-size 0.5": (OTHER, lambda r: r["config"]["rows"] == 75),
@@ -128,8 +123,6 @@ STREAMING: dict[str, tuple[bool | None, Check]] = {
         OTHER, lambda r: len(coefficients(party=1)) == 48 and len(coefficients()) == 52
     ),
     "--active-parties 4": (OTHER, lambda r: r["config"]["active_parties"] == 4),
-    "--topology tree --active-parties 2": (OTHER, bool),
-    "--frequencies shared": (OTHER, bool),
     "--phase-bits 32": (SAME, bool),
     "--checkpoint-every 7": (SAME, bool),
 }  # fmt: skip
@@ -305,20 +298,10 @@ def test_few_rounds_end_the_run_and_tolerance_ends_it_sooner(finished, commands)
     ("arguments", "texts"),
     [
         ("fed-cg --hospitals 1 --allow-single", ["the sums of a single hospital"]),
-        (
-            "fdskl --topology tree --frequencies shared",
-            [
-                "sealed phases, which rows belong together",
-                "topology tree masks with real numbers",
-                "frequencies shared draws directions that everybody knows",
-            ],
-        ),
         ("pof-mkl --secure", ["sums of at least 3 of 4 clients"]),
     ],
 )
-def test_modes_of_papers_say_what_the_server_saw_and_come_with_a_warning(
-    arguments, texts, commands
-):
+def test_a_run_says_what_the_server_saw(arguments, texts, commands):
     name, _, more = arguments.partition(" ")
     shown = commands.shown("run", *start_of(name, commands, more), *more.split())
     for text in texts:

@@ -48,7 +48,6 @@ RUNS = [
     ("fdskl", "--features 60 --kernel laplacian --phase-bits 16", "two classes"),
     ("fdskl", STREAM, "numbers"),
     ("fdskl", f"{STREAM} --active-parties 2", "numbers"),
-    ("fdskl", "--features 60 --topology tree --frequencies shared", "numbers"),
     ("secure-gram", GRAM, "two classes"),
     ("secure-gram", GRAM, "three classes"),
     ("secure-gram", GRAM, "numbers"),

@@ -64,12 +64,10 @@ KILLED: list[tuple[str, list[str], int, bool]] = [
 ELSEWHERE: list[tuple[str, list[str], int]] = [
     *(("fed-cg", ["+", *CG], pulls) for pulls in (2, 3, 5)),
     *(("fdskl", ["+"], pulls) for pulls in (0, 2)),
-    ("fdskl", ["+", "--topology", "tree"], 3),
     ("fdskl", STREAMING, 1),
     ("fdskl", STREAMING, 28),
     ("fdskl", [*EVERY_10, "--evaluate-every", "4"], 30),
     ("fdskl", [*EVERY_10, "--active-parties", "2"], 28),
-    ("fdskl", [*EVERY_10, "--topology", "tree"], 100),
     *(("secure-gram", ["+", "--participation", "0.8"], pulls) for pulls in (0, 1, 2, 3, 5)),
     *(("fed-cfk", ["+", "--participation", "0.8"], pulls) for pulls in (4, 5, 7)),
 ]

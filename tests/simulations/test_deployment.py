@@ -15,13 +15,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fdskl_bridge import TOLERANCE, paper_run
 from servers import processes_of
 
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.deployment.node_files import read_secrets
 from fedkern_flwr.simulations.methods.hybrid_data import HybridClients
-from fedkern_flwr.simulations.methods.vertical_data import VerticalClients
+from fedkern_flwr.simulations.methods.vertical_data import (
+    VerticalClients,
+    VerticalData,
+    VerticalSettings,
+)
+from fedkern_flwr.strategies import FDSKL
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -152,6 +158,26 @@ def test_fdskl_gives_the_predictions_of_a_simulation(
     compare(out, other, (result["metrics"], expected["metrics"]))
     assert result["exchanges"] == 3
     assert len(predictions(out / "nodes" / "0" / "predictions.csv")) == 142
+
+
+@pytest.mark.deployment
+def test_fdskl_streaming_gives_the_last_iterate_of_the_papers_program(tmp_path: Path) -> None:
+    """Algorithm 1 over a deployment, whose nodes drew their secrets themselves."""
+    out, rounds = tmp_path / "deployed", 8
+    options = f"--schedule streaming --batch 1 --directions 1 --rounds {rounds} --step 0.3"
+    options += " --gamma 0.5 --regularization 1e-2 --phase-bits 32 --seed 4"
+    deployed(out, "fdskl", f"--nodes 3 {options}")
+    strategy = FDSKL(
+        **{"schedule": "streaming", "batch": 1, "directions": 1, "loss": "smooth-hinge"},
+        **{"step": 0.3, "gamma": 0.5, "regularization": 1e-2, "seed": 4},
+    )
+    strategy.begin()
+    clients = VerticalData(VerticalSettings("breast-cancer", parties=3, seed=4)).client_fn(strategy)
+    nodes = [clients.arguments(k) | read_secrets(out / "nodes" / str(k)) for k in range(3)]
+    _, scores = paper_run(strategy, nodes, nodes[0]["alignment_key"], rounds)
+    found = predictions(out / "nodes" / "0" / "predictions.csv")
+    assert {name: f for name, (f,) in found.items()} == pytest.approx(scores, abs=TOLERANCE[32])
+    assert len(scores) == 142
 
 
 @pytest.mark.deployment

@@ -16,7 +16,7 @@ from fedkern_flwr.gram.dot_kernels import DotKernel
 from fedkern_flwr.labels import balanced_weights, class_counts, encode_classes
 from fedkern_flwr.simulations.methods.gram_learner import Machine
 from fedkern_flwr.vertical import phase_tuning
-from fedkern_flwr.vertical.phase_tuning import fit
+from fedkern_flwr.vertical.phase_training import fit
 from fedkern_flwr.vertical.phases import angles, outputs
 
 BALANCED = ("--class-weight", "balanced")

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fdskl_bridge import TOLERANCE
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.simulations.engines.ray_cluster import address_of, check_ray_address
@@ -25,7 +26,7 @@ PROGRAM = Path(__file__).with_name("both_engines.py")
 EXAMPLE = PROGRAM.parents[2] / "docs/examples/secure_aggregation"
 ENVIRONMENT = {
     **{k: v for k, v in os.environ.items() if k != "FLWR_TELEMETRY_ENABLED"},
-    "PYTHONPATH": str(EXAMPLE),  # of Ray's workers too
+    "PYTHONPATH": f"{EXAMPLE}{os.pathsep}{PROGRAM.parents[1] / 'helpers'}",  # of Ray's workers too
     "OMP_NUM_THREADS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -142,6 +143,17 @@ def test_every_method_is_the_same_on_both_engines(name, found):
                 np.testing.assert_allclose(ray["model"][part], numbers, rtol=0.0, atol=1e-7)
         elif run in RAISED or run in LATE:
             assert ray["model"] != quiet["model"], run
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(520)
+@pytest.mark.parametrize("engine", ["in-process", "ray"])
+def test_fdskl_streaming_makes_the_iterates_of_the_papers_program(engine, found):
+    made = found[engine]["fdskl, Algorithm 1"]
+    assert made["model"].keys() == made["paper"].keys() == {"partition-0", "partition-1"}
+    for party, alpha in made["paper"].items():
+        np.testing.assert_allclose(made["model"][party], alpha, rtol=0.0, atol=TOLERANCE[32])
+        assert np.abs(alpha).max() > 0.05
 
 
 @pytest.mark.ray

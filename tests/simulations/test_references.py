@@ -40,7 +40,7 @@ from fedkern_flwr.simulations.methods.references import summarise_reference
 from fedkern_flwr.simulations.methods.registry import METHODS
 from fedkern_flwr.simulations.run.entries import Entry
 from fedkern_flwr.solvers.losses import loss_derivatives
-from fedkern_flwr.vertical.doubly_stochastic import draw_batch
+from fedkern_flwr.vertical.phases import draw_batch
 
 #: What a reference takes beside its options.
 GIVEN = {"seed": 3, "progress": lambda done, total: None}

@@ -5,17 +5,23 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fault_cases import parties_with_columns
+from fdskl_bridge import TOLERANCE, paper_run
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from nodes import Nodes
 
 from fedkern_flwr import strategies
+from fedkern_flwr.clients import VerticalKernelClient
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.exchange import payload_bytes
+from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.online.learning import regret_bound
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
 from fedkern_flwr.strategies import (
@@ -285,6 +291,36 @@ def test_progress_is_reported_after_each_exchange(method: type[Any], streams: An
     exchanges = 1 if method is LocalOnly else ROUNDS
     assert [t[:2] for t in told] == [(n, exchanges) for n in range(1, exchanges + 1)]
     assert told[-1][2] == strategy.metrics_["mse"]
+
+
+# -- the paper's systems on Flower
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize("kernel", ["rbf", "laplacian"])
+@pytest.mark.parametrize("actives", [1, 2, 3])
+def test_fdskl_streaming_makes_the_first_iterates_of_the_papers_program(
+    actives: int, kernel: str, bits: int, tmp_path: Path
+) -> None:
+    """With B = r = 1 and the same directions; what is left is the rounding of phases."""
+    loss = ("square", "logistic", "smooth-hinge")[actives - 1]
+    strategy = FDSKL(
+        **{"schedule": "streaming", "batch": 1, "directions": 1, "loss": loss, "kernel": kernel},
+        **{"step": 0.3, "regularization": 0.05, "gamma": 0.5, "phase_bits": bits, "seed": 6},
+    )
+    key, tables = b"k" * 16, parties_with_columns(actives)
+    nodes = Nodes(VerticalKernelClient, tables, tmp_path, {"alignment_key": key})
+    nodes.run(strategy, num_rounds=ROUNDS)
+    coefficients, scores = paper_run(strategy, tables, key, ROUNDS)
+    for path in tmp_path.rglob(f"*-round-{ROUNDS}.state"):
+        owner = int(path.name.split("-")[1])
+        found = KeptState.unpack(path.read_bytes()).arrays.get("alpha")
+        if owner in coefficients:
+            np.testing.assert_allclose(found, coefficients.pop(owner), atol=TOLERANCE[bits])
+            assert np.abs(found).max() > 0.05
+    assert not coefficients
+    outputs = {name: f for name, (f,) in nodes.outputs().items()}
+    assert outputs == pytest.approx(scores, abs=TOLERANCE[bits])
 
 
 # -- theory

@@ -320,7 +320,7 @@ def test_what_a_node_has_lost_is_made_again(
 #: Ways on which nothing is kept in files, or nothing that is needed once more.
 NOTHING_TO_LOSE = (
     "fdskl",
-    "fdskl in trees",
+    "fdskl, Algorithm 1",
 )
 
 
@@ -452,7 +452,6 @@ def test_a_checkpoint_fits_one_run_only(name: str, case: Callable[[str], Case]) 
 
 #: What parties seal for each other: the way, who sends it, and in which phase.
 SEALED = {
-    "fdskl in trees": (3, "vertical-hops"),
     "align": (0, "align-hop"),
 }
 

@@ -22,8 +22,6 @@ KEYS = (
     "label-bound",
     "alignment-key",
     "frequency-seed",
-    "frequencies",
-    "topology",
     "allow-single",
     "predictions",
 )

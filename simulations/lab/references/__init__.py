@@ -14,7 +14,7 @@ from ...methods.groups import HierarchicalFamily
 from ...methods.groups_oracle import linear_svm
 from ...methods.hybrid import HybridFamily
 from ...methods.recommender import RecommenderFamily
-from ...methods.references import ALONE
+from ...methods.references import ALONE, TWO_TREES
 from ...methods.vertical import VerticalFamily
 from ...run.entries import Reference
 from . import vertical
@@ -32,7 +32,7 @@ _TABLES: Mapping[str, Reference] = {
 
 REFERENCES: dict[type[Family[Any, Any]], Mapping[str, Reference]] = {
     HybridFamily: {**HYBRID, **_TABLES},
-    VerticalFamily: _TABLES,
+    VerticalFamily: {TWO_TREES: vertical.two_trees, **_TABLES},
     GramFamily: _TABLES,
     RecommenderFamily: RECOMMENDERS,
     HierarchicalFamily: {"linear-svm": linear_svm, **_TABLES},

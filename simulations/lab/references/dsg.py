@@ -29,7 +29,7 @@ from fedkern_flwr.kernels.frequencies import KERNELS, Kernel
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.solvers.losses import LOSSES, Loss
-from fedkern_flwr.vertical.doubly_stochastic import (
+from fedkern_flwr.vertical.phases import (
     STEP_SCHEDULES,
     StepSchedule,
     draw_batch,

@@ -21,12 +21,22 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkern_flwr.alignment import hash_ids, sort_order
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets
 from fedkern_flwr.options import check_choice
+from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.seeding import derive_seed
+from fedkern_flwr.vertical.phase_training import fit as fit_phases
+from fedkern_flwr.vertical.phase_training import minimise
+from fedkern_flwr.vertical.phases import outputs
 
+from ...methods.clients import alignment_key
 from ...methods.pooled import PooledSplit, error_of
+from ...methods.vertical_data import frequency_seed
+from ...papers.fdskl import add_phases, draw_trees
 from ...run.entries import Outcome, Reference
+from ..topologies import tree_steps
 from .dsg import dsg
 
 __all__ = ["PooledSplit", "boosting", "dsg", "fit", "kernel_ridge", "linear", "svc"]
@@ -216,6 +226,78 @@ def boosting(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:
         trees = ensemble.HistGradientBoostingClassifier
     model = trees(random_state=_state(seed, "boosting"))
     return fit(model, pooled, np.arange(len(pooled.y)), 0, progress)
+
+
+def two_trees(
+    pooled: PooledSplit,
+    *,
+    seed: int,
+    progress: Progress,
+    parties: int,
+    gamma: float,
+    features: int,
+) -> Outcome:
+    """Train one-shot FDSKL of classes on phases that the paper's two trees have summed.
+
+    Parameters
+    ----------
+    pooled : PooledSplit
+        The data.
+    seed : int
+        Seed of directions, which are those of FDSKL with this seed, and of the trees.
+    progress : callable
+        Called with steps done and steps in all.
+    parties : int
+        How many share the columns, in order; the first has the labels.
+    gamma, features : float, int
+        Width of the Gaussian kernel, and number of directions.
+
+    Returns
+    -------
+    metrics : dict
+        Also ``regularization``, ``centralised_difference`` and, as ``costs``, the trees' steps and
+        the bytes sent.
+    history : list of dict
+        One row.
+    """
+    started = time.perf_counter()
+    columns = np.array_split(np.arange(pooled.x.shape[1]), parties)
+    secrets = [frequency_seed(seed, party) for party in range(parties)]
+    law = 0, features
+    blocks = [
+        draw_directions(secret, *law, len(own), "rbf", gamma)
+        for secret, own in zip(secrets, columns, strict=True)
+    ]
+    masks = [draw_offsets(secret, *law, "rbf", gamma) for secret in secrets]
+    trees = draw_trees(parties, 0, 1 + derive_seed(seed, "kept", 0) % (parties - 1), seed)
+    # Rows stand as FDSKL's parties announce them where the table has held-out rows of its own.
+    n, names = len(pooled.y), np.arange(len(pooled.y)).astype(str)
+    order = sort_order(hash_ids(names, alignment_key(seed), f"order {seed}"))
+    x, y = np.concatenate([pooled.x[order], pooled.x_test]), pooled.targets()[order]
+    sent: list[Any] = []
+    parts = [x[:, own] for own in columns]
+    angles = add_phases(parts, np.hstack(blocks), np.stack(masks, axis=1), trees, sent)
+    narrow, wide = (
+        Encoding.circle(bits).encode(angles.ravel(), 1, name="").reshape(angles.shape)
+        for bits in (16, 32)
+    )
+    chosen = fit_phases(
+        "smooth-hinge", narrow[:n], y, classes=len(pooled.classes), seed=seed, multiples=(1,)
+    )
+    exact = minimise("smooth-hinge", wide[:n], y, chosen.regularization)
+    scores = outputs(narrow[n:], chosen.weights)
+    metrics = pooled.judge(scores)
+    size = sum(array.nbytes for *_, array in sent)
+    steps = sum(len(tree_steps(workers)) for workers in (parties, parties - 1))
+    seconds = time.perf_counter() - started
+    progress(1, 1)
+    return {
+        **metrics,
+        "regularization": chosen.regularization,
+        "centralised_difference": float(np.abs(outputs(wide[n:], exact) - scores).max()),
+        "costs": {"exchanges": steps, "bytes_up": size, "bytes_down": size},
+        "server_sees": ["nothing: the parties send to each other"],
+    }, [{"round": 1, "test_error": error_of(metrics), "seconds": seconds}]
 
 
 def simple(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:

@@ -99,8 +99,6 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
         (0, {"id_column": None}, "column 'key' of known0.csv is not numeric"),
         (0, {"test_data": "gone.csv"}, "there is no file gone.csv"),
         (1, {"test_data": "{}/new0.csv"}, "the test data does not have the columns of the"),
-        (0, {"frequencies": "open"}, "frequencies"),
-        (0, {"topology": "ring"}, "topology"),
         (0, {"label_bound": 0}, "label_bound is 0"),
     ],
     "horizontal": [

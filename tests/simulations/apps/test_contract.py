@@ -229,8 +229,6 @@ def test_a_strategy_of_other_options_does_not_take_the_model(
 
 #: Runs that nodes take part in if their configuration says so, and how they refuse otherwise.
 PAPER = [
-    ("fdskl", {"frequencies": "shared"}, "frequencies 'private' only, not 'shared'", {}),
-    ("fdskl", {"topology": "tree"}, "topology 'star' only, not 'tree'", {}),
     ("vertical", {"product": "orthogonal"}, "product 'local' only, not 'orthogonal'", {}),
 ]
 

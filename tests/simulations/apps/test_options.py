@@ -142,12 +142,10 @@ VALUES: dict[str, Any] = {
     "allow-single": True,
     "block": "other",
     "classes": "bad,ok,perhaps",
-    "frequencies": "shared",
     "group": 1,
     "label-bound": 2,
     "product": "orthogonal",
     "top": 7.0,
-    "topology": "tree",
 }
 OTHERS = {"fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "fed-cfk", "ranges", "align"}
 
