@@ -44,12 +44,12 @@ _DRAWN: dict[str, tuple[str, Value]] = {
 def _consensus(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
     """|z_t - z_{t-1}| over the iterations of the first run (the paper's Figure 9)."""
     curves = {
-        label: [
+        entry.label: [
             (float(row["round"]), _floor(row["consensus_difference"]), 0.0)
-            for row in summary["history"]
+            for row in entry.results[0]["history"]
             if row.get("consensus_difference") is not None
         ]
-        for label, summary in comparison.summaries.items()
+        for entry in comparison.entries
     }
     return draw_curves(
         {label: points for label, points in curves.items() if points},

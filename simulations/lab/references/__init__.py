@@ -19,6 +19,7 @@ from ...methods.vertical import VerticalFamily
 from ...run.entries import Reference
 from . import vertical
 from .baselines import alone, constant
+from .groups import GROUPS
 from .merge_rounds import merge_rounds
 from .peers import PEERS
 from .recommenders import RECOMMENDERS
@@ -35,7 +36,7 @@ REFERENCES: dict[type[Family[Any, Any]], Mapping[str, Reference]] = {
     VerticalFamily: _TABLES,
     GramFamily: _TABLES,
     RecommenderFamily: {**RECOMMENDERS, "merge-rounds": merge_rounds},
-    HierarchicalFamily: {"linear-svm": linear_svm, **_TABLES},
+    HierarchicalFamily: {"linear-svm": linear_svm, **GROUPS, **_TABLES},
 }
 
 
