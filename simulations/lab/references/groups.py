@@ -73,7 +73,7 @@ def svm_paper(
         hidden = derive_seed(seed, "paper's random vectors")
         found, transcript = paper.hierarchical(groups, rho=rho or 3.0 * C, seed=hidden, **common)
     values = [
-        float(objective("hinge", w[:-1] @ w[:-1], x @ w[:-1] + w[-1], y, C)) for w in found.models
+        objective("hinge", float(w[:-1] @ w[:-1]), x @ w[:-1] + w[-1], y, C) for w in found.models
     ]
     before, history = np.zeros(x.shape[1] + 1), []
     for number, (w, value) in enumerate(zip(found.models, values, strict=True), start=1):
