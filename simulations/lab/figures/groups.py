@@ -18,7 +18,6 @@ from .common import (
     against_option,
     draw_curves,
     file_of,
-    traffic,
 )
 
 _BAND = "band: one standard deviation over runs"
@@ -36,7 +35,6 @@ _DRAWN: dict[str, tuple[str, Value]] = {
         lambda r: _metric(r, "iterations_to_pooled"),
     ),
     "accuracy": ("accuracy on held-out rows", lambda r: _metric(r, "test_accuracy")),
-    "gap": ("excess objective / pooled optimum", lambda r: _floor(_metric(r, "objective_gap"))),
     "seconds": ("seconds", lambda r: float(r["seconds"])),
 }
 
@@ -112,7 +110,6 @@ def _floor(value: float) -> float:
 FIGURES: dict[str, DrawFigure] = {
     "consensus": _consensus,
     **{f"sweep-{name}": _sweep(name) for name in _DRAWN},
-    "bytes": traffic,
 }
 
 ACROSS: dict[str, DrawAcross] = {
