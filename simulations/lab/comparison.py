@@ -161,7 +161,13 @@ def compare(part: Part, record_of: Callable[[Cell], Record]) -> Comparison:
 def pooled_labels(entries: Sequence[Entry]) -> list[str]:
     """Return the labels of the models of the pooled data."""
     others = (ALONE, FED_AVG, TWO_TREES)
-    return [one.label for one in entries if one.reference is not None and one.method not in others]
+    return [
+        one.label
+        for one in entries
+        if one.reference is not None
+        and one.method not in others
+        and not one.method.endswith("-paper")
+    ]
 
 
 def _set_beside(summaries: dict[str, dict[str, Any]], pooled: Sequence[str]) -> None:

@@ -24,6 +24,7 @@ from .clients import KeptTable, TableClients
 from .dealt_data import DealtData, DealtTable, named_columns
 from .groups_settings import HierarchicalSettings
 from .labelled_data import check_sites, owners
+from .pooled import PooledSplit
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,6 +115,28 @@ class HierarchicalClients(TableClients[Dealt]):
         return {**found, "classes": dealt.class_names or None, "label_bound": dealt.label_bound}
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GroupedSplit(PooledSplit):
+    """Training and held-out rows, with who would hold what.
+
+    Attributes
+    ----------
+    blocks : tuple of ndarray
+        Columns of each block: of each group, or all of them.
+    holders : tuple of ndarray of int, each of shape (n,)
+        For each block, the user who holds a training row of it.
+    sizes : tuple of int
+        Users of each group.
+    rounds : int or None
+        Most iterations.
+    """
+
+    blocks: tuple[NDArray[np.intp], ...]
+    holders: tuple[NDArray[np.intp], ...]
+    sizes: tuple[int, ...]
+    rounds: int | None
+
+
 class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
     """A table dealt to groups.
 
@@ -166,6 +189,17 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
             return None
         groups = group_of(self.sizes_of(strategy))
         return GroupDelays(DelayLaw.parse(self.settings.delay), groups, strategy.seed or 0)
+
+    def pooled(self, seed: int) -> GroupedSplit:
+        """Return the split of a run in the hands of a single owner, who knows how it was dealt."""
+        dealt = self.split(seed)
+        return GroupedSplit(
+            **vars(dealt.pooled()),
+            blocks=dealt.blocks,
+            holders=tuple(holder[dealt.train] for holder in dealt.holders),
+            sizes=self.sizes,
+            rounds=self.settings.rounds,
+        )
 
     def facts(self) -> dict[str, Any]:
         """Return who got which columns, and how many rows there are."""

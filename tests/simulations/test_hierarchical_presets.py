@@ -10,11 +10,21 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.errors import TableError
+from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.lab.comparison import pooled_labels
 from fedkern_flwr.simulations.lab.presets import NAMES, preset
 from fedkern_flwr.simulations.lab.presets import groups as hierarchical
 from fedkern_flwr.simulations.lab.presets.demo import demo
+from fedkern_flwr.simulations.lab.references import references_of
+from fedkern_flwr.simulations.lab.references.groups import svm_columns_paper, svm_paper
+from fedkern_flwr.simulations.methods.groups_data import HierarchicalData
+from fedkern_flwr.simulations.methods.groups_settings import HierarchicalSettings
+from fedkern_flwr.simulations.methods.registry import family_with
+from fedkern_flwr.simulations.papers import hierarchical_svm as paper
 from fedkern_flwr.simulations.run import random_labels as toy
+from fedkern_flwr.simulations.run.entries import Entry
+from fedkern_flwr.strategies import HierarchicalSVM
 
 OWN = tuple(name for name in NAMES if name.startswith("hierarchical-"))
 
@@ -96,6 +106,9 @@ def test_table3_compares_the_architectures(
     ]
     for label in ("centralised", "hierarchical"):
         assert abs(methods[label]["metrics"]["objective_gap"]) < 0.02
+    chain = methods["chain of neighbours"]
+    assert 0.0 <= chain["metrics"]["objective_gap"] < 0.2
+    assert chain["privacy"]["server_sees"] == ["nothing: there is none"]
     assert methods["linear SVM, pooled"]["exchanges"] == 0
     assert methods["centralised"]["exchanges"] < methods["hierarchical"]["exchanges"]
     report = Path("here/report.html").read_text()
@@ -114,6 +127,62 @@ def test_table2_has_random_labels(
     assert chain["metrics"]["iterations"] == 2
     assert chain["metrics"]["kilobytes_per_user"] == pytest.approx(chain["bytes_up"] / 1e4)
     assert "514" in Path("here/report.html").read_text()
+
+
+def prepared(**more: Any) -> HierarchicalData:
+    settings = HierarchicalSettings("breast-cancer", test_size=0.3, resplit=True, **more)
+    return HierarchicalData(settings)
+
+
+def quiet(done: int, total: int) -> None:
+    """Show no progress."""
+
+
+def test_programs_of_the_paper_get_the_rows_of_a_runs_users() -> None:
+    """What they are given here is read off the nodes of a run instead."""
+    data = prepared(users=5, group_sizes=(3, 2), rounds=4)
+    strategy = HierarchicalSVM(seed=7, architecture="hierarchical")
+    nodes = [data.client_fn(strategy).table(k) for k in range(5)]
+    rows = np.concatenate([node["x"] for node in nodes])
+    users = [
+        ((n["x"] - rows.mean(axis=0)) / rows.std(axis=0), 2.0 * (n["y"] == 1.0) - 1.0)
+        for n in nodes
+    ]
+    chain, _ = paper.fully_distributed(users, C=0.5, step=0.5, iterations=4)
+    groups, _ = paper.hierarchical([users[:3], users[3:]], C=0.5, rho=1.5, iterations=4)
+    assert np.abs(chain.models[3] - groups.models[3]).max() > 0.1
+    for found, consensus in ((chain, "chain"), (groups, "equation 11")):
+        metrics, history = svm_paper(
+            data.pooled(7), seed=1, progress=quiet, consensus=consensus, C=0.5
+        )
+        moved = np.linalg.norm(np.diff([np.zeros(31), *found.models], axis=0), axis=1)
+        np.testing.assert_allclose([row["consensus_difference"] for row in history], moved)
+        assert metrics["objective"] == min(row["objective"] for row in history[:-1])
+        assert (metrics["iterations"], metrics["converged"]) == (4, False)
+        sent = metrics["costs"]["bytes_up"]
+        assert metrics["kilobytes_per_user"] == pytest.approx(sent / 5e3)
+
+
+def test_secure_products_of_columns_make_the_model_of_local_ones() -> None:
+    columns = prepared(users=4, groups=2, partition="vertical")
+    strategy = HierarchicalSVM(seed=3, architecture="hierarchical", partition="vertical", C=0.1)
+    simulate(strategy, columns.client_fn(strategy), columns.nodes(strategy))
+    ours, history = svm_columns_paper(columns.pooled(3), seed=3, progress=quiet, C=0.1)
+    assert ours["converged"]
+    assert 0.0 <= ours["objective_gap"] < 1e-3
+    assert ours["objective"] == pytest.approx(strategy.metrics_["objective"], rel=1e-3)
+    assert ours["test_accuracy"] == pytest.approx(strategy.metrics_["test_accuracy"], abs=0.01)
+    assert ours["iterations"] == len(history)
+    assert abs(len(history) - strategy.metrics_["iterations"]) <= 1  # factors are drawn otherwise
+    rows = len(columns.pooled(3).y)
+    assert ours["costs"]["bytes_down"] == (len(history) + 2) * 2 * rows * 8  # W of each message
+
+
+def test_programs_of_the_paper_are_no_pooled_models() -> None:
+    known = references_of(family_with(HierarchicalSettings("wine")))
+    methods = ("linear-svm", "svm-paper", "svm-columns-paper", "alone")
+    entries = [Entry(name, name, {}, reference=known[name]) for name in methods]
+    assert pooled_labels(entries) == ["linear-svm"]
 
 
 #: Figure -> entries, and its plots; ``make test-long`` has those that are like others.

@@ -18,7 +18,6 @@ from .common import (
     against_option,
     draw_curves,
     file_of,
-    traffic,
 )
 
 _BAND = "band: one standard deviation over runs"
@@ -36,7 +35,6 @@ _DRAWN: dict[str, tuple[str, Value]] = {
         lambda r: _metric(r, "iterations_to_pooled"),
     ),
     "accuracy": ("accuracy on held-out rows", lambda r: _metric(r, "test_accuracy")),
-    "gap": ("excess objective / pooled optimum", lambda r: _floor(_metric(r, "objective_gap"))),
     "seconds": ("seconds", lambda r: float(r["seconds"])),
 }
 
@@ -44,12 +42,12 @@ _DRAWN: dict[str, tuple[str, Value]] = {
 def _consensus(comparison: Comparison, stem: Path, styles: Styles) -> FigureBlock:
     """|z_t - z_{t-1}| over the iterations of the first run (the paper's Figure 9)."""
     curves = {
-        label: [
+        entry.label: [
             (float(row["round"]), _floor(row["consensus_difference"]), 0.0)
-            for row in summary["history"]
+            for row in entry.results[0]["history"]
             if row.get("consensus_difference") is not None
         ]
-        for label, summary in comparison.summaries.items()
+        for entry in comparison.entries
     }
     return draw_curves(
         {label: points for label, points in curves.items() if points},
@@ -112,7 +110,6 @@ def _floor(value: float) -> float:
 FIGURES: dict[str, DrawFigure] = {
     "consensus": _consensus,
     **{f"sweep-{name}": _sweep(name) for name in _DRAWN},
-    "bytes": traffic,
 }
 
 ACROSS: dict[str, DrawAcross] = {

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 
 from fedkern_flwr.errors import OptionError, TableError
 
-from . import cross, demo, gram, hybrid, online, peers, vertical
+from . import cross, demo, gram, hybrid, online, own, vertical
 from . import groups as hierarchical
 from .base import Builder, Preset, Section, placed
-from .own import own_options, own_table
-from .rows import registered_methods
+from .own import own_options, own_table, registered_methods
 
 __all__ = [
     "NAMES",
@@ -33,7 +32,7 @@ _PAPERS: dict[str, Builder] = {
 _PRESETS: dict[str, Builder] = {
     "demo": demo.demo,
     **cross.PRESETS,
-    **peers.PRESETS,
+    **own.PRESETS,
     **_PAPERS,
 }
 

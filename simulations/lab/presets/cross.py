@@ -36,7 +36,8 @@ _CHOSEN: dict[str, dict[str, Any]] = {
     )
 }
 
-_VERTICAL_SVM = {"partition": "vertical", "allow_single": True, "bound": 2.0**30, "C": 1.0}
+_GROUPED_SVM = {"architecture": "hierarchical", "C": 1.0}
+_VERTICAL_SVM = {**_GROUPED_SVM, "partition": "vertical", "allow_single": True, "bound": 2.0**30}
 _GRAM = {"encoding": "fixed-point", "kernel": "rbf"}
 _POOLED: tuple[Contender, ...] = (
     ("SVC, pooled", "svc", {}),
@@ -147,7 +148,7 @@ def _hybrid(name: str) -> Section:
         (fdskl, "fdskl", {"intercept": False}),
         (gram, "secure-gram", _GRAM),
         (svm, "hierarchical-svm", _VERTICAL_SVM),
-        (rows, "hierarchical-svm", {"C": 1.0}),
+        (rows, "hierarchical-svm", _GROUPED_SVM),
     )
     who = f"{_HOSPITALS} hospitals and {_CENTRES} centres"
     return _section(name, entries, dealt, parties, holders=who)

@@ -1,23 +1,25 @@
-"""A table of one's own: methods at their defaults beside scikit-learn on the same held-out rows."""
+"""Methods at their defaults beside scikit-learn: on a table of the user's, and on eight of ours."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from fedkern_flwr.errors import FedKernError, OptionError, TableError
-from fedkern_flwr.registered import registered
+from fedkern_flwr.registered import find_method, registered
 
 from ...methods.labelled_data import LabelledSettings
 from ...methods.references import ALONE, FED_AVG
 from ...methods.registry import METHODS, family, method
+from ...methods.rows import RowSettings
 from ...run.data import Prepared, Settings
 from ...run.options import Option, options
 from ..references.peers import parties_alike
-from .base import Contender, Preset, Section
+from .base import Contender, Preset, Presets, Section, choose, data_file, is_there
 
 #: Methods that learn from rows with labels and are judged on rows held out, by default all.
 METHODS_OF_TABLES = tuple(m for m in METHODS if issubclass(family(m).settings, LabelledSettings))
@@ -259,3 +261,97 @@ def _preset(
     files = [Path(file).name for file in getattr(first, "party", ())]
     asked = " ".join(f"--party {file}" for file in files) or f"--data {Path(first.data).name}"
     return Preset(asked, f"Methods on {name}", text, (section,), _SPLITS)
+
+
+# -- tables of ours
+
+# name -> (data, share of rows held out: of large tables some 2,000 rows)
+_TABLES = {
+    "Breast cancer": ("breast-cancer", 0.3),
+    "Wine": ("wine", 0.3),
+    "Digits": ("digits", 0.3),
+    "Sonar": ("sonar.npz", 0.3),
+    "Ionosphere": ("ionosphere.npz", 0.3),
+    "Svmguide1": ("svmguide1.npz", 0.28),
+    "Phishing": ("phishing.npz", 0.18),
+    "a9a": ("a9a.npz", 0.04),
+}
+_MOST_ROWS = 1000
+
+PRESETS = Presets()
+
+
+def _kept(datasets: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the data sets asked for; else the built-in ones, and the others that are there."""
+    there = (n for n, (data, _) in _TABLES.items() if not data.endswith(".npz") or is_there(data))
+    return choose(datasets, _TABLES, there)
+
+
+@PRESETS.add(
+    "peers",
+    "Eight tables: our methods beside what one would use instead",
+    f"At most {_MOST_ROWS:,} rows to learn from, the same for all, and others in every run; 30 % "
+    "of the rows are held out, of large tables some 2,000. All methods have their defaults and "
+    "parties of their own: FedCG two hospitals and two centres, FDSKL and Secure Gram four owners "
+    "of columns, HierarchicalSVM and FedAvg twenty users with rows. Pooled models see all columns "
+    "of all rows, width and penalty by cross-validation on the rows to learn from; Nyström ridge "
+    "has 500 landmarks, boosting its defaults. FedAvg is Flower's own, 50 rounds with secure "
+    "means. A party alone: the mean over the parties of a method that could learn from what they "
+    "have.",
+    runs=10,
+)
+def _eight_tables(datasets: tuple[str, ...]) -> list[Section]:
+    sections = {name: _own_section(name) for name in _kept(datasets)}
+    first = next(iter(sections.values()))
+    data: dict[str, Settings] = {}
+    dealt: dict[str, Mapping[str, Settings]] = {}
+    for name, own in sections.items():
+        ((stem, settings),) = own.data.items()
+        data[name], dealt[name] = settings, own.dealt[stem]
+    return [
+        replace(
+            first,
+            data=data,
+            dealt=dealt,
+            figures=("errors-box",),
+            title="Eight tables",
+            across=("errors-exchanges", "errors-bytes"),
+        )
+    ]
+
+
+def _own_section(name: str) -> Section:
+    """Return the comparison on one of them."""
+    data, share = _TABLES[name]
+    values: dict[str, Any] = {"test_size": share, "train_rows": _MOST_ROWS}
+    values["data"] = data_file(data) if data.endswith(".npz") else data
+    return own_table(values, [])[0].sections[0]
+
+
+# -- registered methods
+
+_USUAL = ("iris", "wine", "breast-cancer")
+_RUNS = 5
+
+
+def registered_methods(names: Sequence[str], datasets: tuple[str, ...]) -> Preset:
+    """Return a comparison of registered methods.
+
+    Parameters
+    ----------
+    names : sequence of str
+        The methods.
+    datasets : tuple of str
+        Built-in data sets or files of features; by default three built-in ones.
+    """
+    entries: tuple[Contender, ...] = tuple((find_method(n).title, n, {}) for n in names)
+    data = {
+        Path(table).stem: RowSettings(data=table, test_size=_SHARE) for table in datasets or _USUAL
+    }
+    return Preset(
+        "-".join(names),
+        ", ".join(title for title, *_ in entries),
+        f"Rows at five clients, {100 * _SHARE:.0f} % of them held out.",
+        (Section(data, entries, ("figures", "exchanges", "megabytes", "seconds", "plain"), ()),),
+        runs=_RUNS,
+    )

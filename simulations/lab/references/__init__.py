@@ -19,6 +19,7 @@ from ...methods.vertical import VerticalFamily
 from ...run.entries import Reference
 from . import vertical
 from .baselines import alone, constant
+from .groups import GROUPS
 from .hybrid import HYBRID
 from .peers import PEERS
 from .recommenders import RECOMMENDERS
@@ -35,7 +36,7 @@ REFERENCES: dict[type[Family[Any, Any]], Mapping[str, Reference]] = {
     VerticalFamily: {TWO_TREES: vertical.two_trees, **_TABLES},
     GramFamily: _TABLES,
     RecommenderFamily: RECOMMENDERS,
-    HierarchicalFamily: {"linear-svm": linear_svm, **_TABLES},
+    HierarchicalFamily: {"linear-svm": linear_svm, **GROUPS, **_TABLES},
 }
 
 
