@@ -349,10 +349,10 @@ class AgentOfRows(SVMNode):
             pad = sums.party.pad(order, length).view(np.float64)
             place = ("pad", int(self.kept.settings.get("iteration", 0)) + 1, order.index)
             sealed = b"".join(self.seal(user, pad, *place) for user in users)
-        if wire.AGENTS_SUM in sums.orders:
-            masked = request.leave_out and sums.order(wire.AGENTS_SUM).self_masks
-            self.check(wire.AGENTS_SUM, self_masks=masked)
-            sums.contribute(wire.AGENTS_SUM, self.kept.arrays["term"])
+        for name in (wire.AGENTS_SUM, wire.LEFT_SUM):
+            if name in sums.orders:
+                self.check(name, self_masks=name == wire.LEFT_SUM and request.leave_out)
+                sums.contribute(name, self.kept.arrays["term"])
         term = (self.kept.arrays["term"],) if request.plain else ()
         return wire.CombineReply(sealed=sealed, term=term)
 

@@ -124,6 +124,8 @@ class Progress:
         Penalties of the agents, before and after that total.
     opening : bool
         Whether the agents are asked for a total.
+    last : bool
+        Whether no iteration follows it, so that it is of use for the losses in it only.
     total : RunningSum or None
         Their sum, where there are several.
     terms : dict
@@ -152,6 +154,7 @@ class Progress:
     sigma: Floats = field(init=False)
     next_sigma: Floats = field(init=False)
     opening: bool = False
+    last: bool = False
     total: RunningSum | None = None
     terms: dict[int, wire.CombineReply] = field(default_factory=dict)
     attempt: int = 0
@@ -235,7 +238,7 @@ class GroupRounds(RowRounds):
             Whether another iteration follows.
         """
         run = self._run
-        run.tick, run.opening, run.attempt = run.tick + 1, opening, 0
+        run.tick, run.opening, run.last, run.attempt = run.tick + 1, opening, not working, 0
         self.step = run.tick
         run.advancing = set(groups) if opening else set()
         if opening:
@@ -261,12 +264,9 @@ class GroupRounds(RowRounds):
         if total:
             requests, run.deadline = dict(combine), self._post.deadline
             if len(self.groups_) > 1:
-                run.total = self._order(
-                    wire.AGENTS_SUM,
-                    AGENT_STATISTICS,
-                    1 + len(self.groups_),
-                    self_masks=bool(run.lost),
-                )
+                name, cohort = wire.LEFT_SUM if run.lost else wire.AGENTS_SUM, 1 + len(self.groups_)
+                masks = {"self_masks": bool(run.lost)}
+                run.total = self._order(name, AGENT_STATISTICS, cohort, **masks)
                 sums.append(run.total)
         for number in sorted(groups):
             one = run.live[number]
@@ -366,14 +366,14 @@ class GroupRounds(RowRounds):
         """Return the groups that advance, as soon as the total is open and enough are ready.
 
         Fewer than two only if all are ready, else two totals would show one group. None where all
-        iterations are done.
+        iterations are done. An agent that is asked for its group's sum again answers that first.
         """
         run = self._run
         while True:
             yield from self._read()
             if self._is_over():
                 return set()
-            if not run.opening:
+            if not run.opening and not self._post.waiting(run.agents):
                 ready = [number for number, one in run.live.items() if one.ready]
                 done = {number: one.done for number, one in run.live.items()}
                 advancing = may_advance(ready, done, self.staleness)
@@ -400,8 +400,10 @@ class GroupRounds(RowRounds):
                 self._close(one, "before")
         for one in run.live.values():
             members = set(one.group.members)
-            if not one.ready and one.sum and members <= run.answered & set(one.sum.uploaded):
+            there = run.answered & set(one.sum.uploaded if one.sum is not None else ())
+            if not one.ready and members <= there and one.sealed:
                 assert self.sums is not None
+                assert one.sum is not None
                 self.sums.unmask_sections([one.sum])
                 one.ready = True
         if run.opening:
@@ -505,6 +507,8 @@ class GroupRounds(RowRounds):
         losses, primal, size, dual, pull = total[numbers:].reshape(AGENT_STATISTICS, -1)
         if run.row:
             yield from self._report(losses)
+        if run.last:
+            return
         rho = self.rho_of(min(run.live), run.live[min(run.live)].done, run.factors[0])
         before, now = run.center, run.factors[1]
         for number in run.advancing & set(run.live):

@@ -27,6 +27,8 @@ STATISTICS_SUM = "column statistics"
 GROUP_SUM = "group"
 #: Agents' models with their duals, then their groups' statistics.
 AGENTS_SUM = "agents"
+#: The same once a group was left out, with self masks.
+LEFT_SUM = "agents that are left"
 #: Users' models with their duals, then their statistics, where there are no agents.
 FLAT_SUM = "users"
 #: Outputs of all groups' blocks, row by row; for the label owner alone.
