@@ -29,7 +29,6 @@ _PLAIN = (
     "protocol",
     "frequencies",
     "topology",
-    "product",
     "merge",
     "request",
     "label_bound",
