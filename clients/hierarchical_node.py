@@ -13,11 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.errors import OptionError, StateError
 from fedkern_flwr.groups import messages as wire
-from fedkern_flwr.groups import prediction_messages as saved
 from fedkern_flwr.groups.consensus import Coordinates, Floats
 from fedkern_flwr.groups.linear_model import model_rows
 from fedkern_flwr.groups.members import AGENT, DEFAULT_BOUND, OWNER, ROLES, USER
-from fedkern_flwr.groups.orthogonal_product import PRODUCTS, Product
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.node.recent import Recent
@@ -59,19 +57,17 @@ class SVMNode(TableClient):
         *,
         role: Role | None = None,
         group: int | None = None,
-        product: Product = "local",
         bound: float | None = None,
         **table: Any,
     ) -> None:
         self.role = role or str(context.node_config.get("role", USER))
-        super().__init__(context, x, y, check=lambda: self._check(x, y, product), **table)
+        super().__init__(context, x, y, check=lambda: self._check(x, y), **table)
         self.group = _group(group if group is not None else context.node_config.get("group", 0))
-        self.product, self.bound = product, bound
+        self.bound = bound
         self._prepared: tuple[Floats, ...] = ()
 
-    def _check(self, x: object, y: object, product: str) -> None:
+    def _check(self, x: object, y: object) -> None:
         check_choice("role", self.role, ROLES)
-        check_choice("product", product, PRODUCTS)
         if (x is not None) != (self.role == USER) or (self.role == AGENT and y is not None):
             raise OptionError(
                 f"a node with role {self.role} has "
@@ -89,11 +85,9 @@ class SVMNode(TableClient):
             return range(self.partitions)
         if isinstance(request, wire.StatisticsRequest):
             return list(request.partners.tolist())
-        if isinstance(request, wire.ChainRequest):
-            return [request.left, request.right]
         if isinstance(request, wire.ColumnsRequest):
             return [request.agent, request.owner]
-        known = isinstance(request, wire.LocalRequest | saved.ContributeRequest)
+        known = isinstance(request, wire.StepWithAgentRequest | wire.ContributeRequest)
         return [request.agent] if known else ()
 
     def counts(self, order: Order) -> bool:
@@ -105,8 +99,7 @@ class SVMNode(TableClient):
     def describe(self, request: DescribeRequest) -> wire.SVMDescribeReply:
         """Tell who this is; see the message."""
         group = -1 if self.role == OWNER else self.group
-        named, product = self.table.identified, self.product
-        own = {"group": group, "named": named, "product": product}
+        own = {"group": group, "named": self.table.identified}
         if self.role == USER:
             policy = self.policy
             own |= {"fold_rows": policy.min_own_rows, "fold_sum_rows": policy.min_sum_rows}
@@ -269,11 +262,10 @@ class SVMNode(TableClient):
         messages are kept.
         """
         own = self.kept.settings
-        chain = max(own.get("left", -1), own.get("right", -1)) >= 0
 
         def make() -> tuple[Floats, ...]:
             rows = self.rows_of(self.table.x)
-            used = own.get("loss") == "hinge" and not chain and len(rows) < rows.shape[1]
+            used = own.get("loss") == "hinge" and len(rows) < rows.shape[1]
             return (rows, rows @ rows.T) if used else (rows,)
 
         if not self._prepared:

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from fedkern_flwr.groups import gradients
-from fedkern_flwr.groups import private_messages as wire
+from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.linear_model import model_columns
-from fedkern_flwr.groups.prediction_messages import PredictRequest
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.judging.noisy import OUTCOMES, outcomes_release
 from fedkern_flwr.node.answering import answers
@@ -31,7 +30,7 @@ class PrivateUser(SVMNode):
     def answer(self, request: Any, method: Any) -> Any:
         """Refuse in a run with a budget what has no noise, and else what has."""
         noisy = isinstance(request, wire.GradientRequest)
-        if noisy != (self.budget is not None) and not isinstance(request, PredictRequest):
+        if noisy != (self.budget is not None) and not isinstance(request, wire.PredictRequest):
             why = "is asked for without a budget" if noisy else "adds no noise to what is asked for"
             raise refusal(f"privacy: it {why}", self.name)
         return super().answer(request, method)

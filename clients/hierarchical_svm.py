@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from fedkern_flwr.groups import messages as wire
-from fedkern_flwr.groups import prediction_messages as saved
-from fedkern_flwr.groups import private_messages as private
 from fedkern_flwr.groups.members import AGENT, OWNER, USER
 from fedkern_flwr.node.client import Handler
 from fedkern_flwr.wire import PhaseMessage
 
-from .hierarchical_agent import AgentOfRows
-from .hierarchical_predictions import Predicting
 from .hierarchical_private import PrivateUser
-from .hierarchical_user import UserOfRows
-from .hierarchical_vertical import NodeOfColumns
+from .hierarchical_rows import AgentOfRows, UserOfRows
+from .hierarchical_vertical import NodeOfColumns, Predicting
 
 #: What a role is asked, beside what all are.
 _ASKED: dict[str, tuple[type[wire.SVMRequest], ...]] = {
@@ -21,18 +17,16 @@ _ASKED: dict[str, tuple[type[wire.SVMRequest], ...]] = {
         wire.FeaturesRequest,
         wire.SolveRequest,
         wire.EvaluateRequest,
-        private.GradientRequest,
+        wire.GradientRequest,
         wire.PlanRequest,
         wire.VisitRequest,
     ),
     AGENT: (
-        wire.AgentRequest,
-        wire.RingRequest,
+        wire.CombineRequest,
         wire.BlockRequest,
-        wire.MultiplierRequest,
-        saved.RecallRequest,
+        wire.RecallRequest,
     ),
-    OWNER: (wire.OwnerRequest, saved.WriteRequest),
+    OWNER: (wire.OwnerRequest, wire.WriteRequest),
 }
 
 
@@ -68,8 +62,6 @@ class SVMClient(PrivateUser, UserOfRows, AgentOfRows, NodeOfColumns, Predicting)
         Bound of abs(y) in a regression, the same at all nodes with labels.
     alignment_key : bytes or AlignmentTags, optional
         Secret of users and owner, not of the server: joins ids. Or what each has of one align run.
-    product : {"local", "orthogonal"} (default: "local")
-        The only kind of matrix products in which a user of a vertical split takes part.
     bound : float, optional
         Public bound on the numbers that are summed, which must be that of the run; the strategy's
         default by default.

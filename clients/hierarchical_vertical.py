@@ -1,27 +1,63 @@
-"""Users, agents and label owner of HierarchicalSVM in a vertical split."""
+"""Columns at the groups: users, agents and label owner of HierarchicalSVM; saved models.
+
+Parts of a model of a vertical split stay with the nodes.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import secrets
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.checkpoint import pack_arrays, unpack_arrays, write_atomically
+from fedkern_flwr.errors import CheckpointError, OptionError, TableError
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Coordinates, Floats
 from fedkern_flwr.groups.digits import from_digits, to_digits
-from fedkern_flwr.groups.orthogonal_product import default_vectors, draw_orthogonal, mask_multiplier
+from fedkern_flwr.groups.linear_model import outputs
 from fedkern_flwr.guard import check_selection, refusal
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.solvers.dual_subspace import LabelOwner, objective, visit
 
 from .hierarchical_node import SVMNode
-from .hierarchical_predictions import keep_part
 
-_OVERHEAD = 28  # bytes that sealing adds
+_KEPT = ".model"
+
+
+def keep_part(client: SVMNode, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Keep this node's part of a model in its folder, if it has one."""
+    path = client.state_path(client.session, _KEPT)
+    if path is not None:
+        write_atomically(path, pack_arrays(arrays, {"role": client.role}), private=True)
+
+
+def read_part(client: SVMNode, session: str, *names: str) -> list[Floats]:
+    """Return the named arrays of the part of a model that this node kept.
+
+    Raises
+    ------
+    CheckpointError
+        They are not there.
+    """
+    role, path = client.role, client.state_path(session, _KEPT)
+    problem = remedy = ""
+    if client.state_dir is None:
+        problem = f"this {role} has no folder with its part of the model"
+        remedy = "give it the state-dir that it had when the model was made"
+    elif path is None or not path.is_file():
+        problem = f"this {role} kept no part of the model"
+        remedy = "give it the state-dir that it had in the run that made the model"
+    else:
+        try:
+            arrays, _ = unpack_arrays(path.read_bytes())
+            return [arrays[name] for name in names]
+        except (CheckpointError, KeyError):
+            problem = f"the part of the model that this {role} kept is damaged"
+            remedy = "bring back a copy of its state-dir, or make the model anew"
+    raise CheckpointError(problem, remedy=remedy, party=client.name)
 
 
 class NodeOfColumns(SVMNode):
@@ -44,20 +80,7 @@ class NodeOfColumns(SVMNode):
         self.note_rows(wire.GROUP_SUM, self._held(self._learned))
         share = to_digits(np.concatenate([x.sum(0), (x**2).sum(0)]) / request.rows)
         self.ordered.contribute(wire.GROUP_SUM, share)
-        sealed = b""
-        if self.product == "orthogonal":
-            self.kept.seed = self.kept.seed or secrets.token_bytes(32)
-            try:
-                z = draw_orthogonal(
-                    np.column_stack([x, np.ones(len(x))]),
-                    default_vectors(len(x), x.shape[1] + 1),
-                    int.from_bytes(self.kept.seed, "big"),
-                    party=self.name,
-                )
-            except OptionError as error:  # which follows from rows
-                raise self.unfit(error) from None
-            sealed = self.seal(request.agent, z, "orthogonal")
-        return wire.ColumnsReply(orthogonal=sealed)
+        return wire.ColumnsReply()
 
     def _check_plan(self, request: wire.ColumnsRequest) -> None:
         """Refuse a plan by which the sums would be those of others, or of few rows."""
@@ -82,9 +105,8 @@ class NodeOfColumns(SVMNode):
             found |= {"mean": mean, "deviation": deviation}
         x, learned = (self._columns() - found["mean"]) / found["deviation"], self._learned
         if request.message and wire.GROUP_SUM in orders:
-            source = agent if self.product == "orthogonal" else owner
             place = ("message", request.message_round)
-            message = self.unseal(source, request.message, (-1, width), *place)
+            message = self.unseal(owner, request.message, (-1, width), *place)
             self.check(wire.GROUP_SUM, agent)
             to_agent, _ = visit(x[learned], message, None)
             self.note_rows(wire.GROUP_SUM, self._held(learned))
@@ -140,22 +162,6 @@ class NodeOfColumns(SVMNode):
         sealed = b"".join(self.seal(user, found["opened"], *place) for user in users)
         return wire.BlockReply(sealed=sealed)
 
-    @answers(wire.MultiplierRequest)
-    def mask_message(self, request: wire.MultiplierRequest) -> wire.MultiplierReply:
-        """Mask the owner's message with the users' orthogonal vectors, and seal it for them."""
-        found, users, sizes = self.kept.arrays, request.users.tolist(), request.sizes
-        if request.first:
-            blobs = _split(request.vectors, request.lengths)
-            for user, rows, blob in zip(users, sizes.tolist(), blobs, strict=True):
-                found[f"vectors {user}"] = self.unseal(user, blob, (rows, -1), "orthogonal")
-        out, lengths = [], sizes.astype(np.int64) * 8 * request.width + _OVERHEAD
-        for user, blob in zip(users, _split(request.sealed, lengths), strict=True):
-            place = ("message", request.message_round, user)
-            message = self.unseal(request.owner, blob, (-1, request.width), *place)
-            masked = mask_multiplier(found[f"vectors {user}"], message)
-            out.append(self.seal(user, masked, "message", request.round))
-        return wire.MultiplierReply(sealed=np.frombuffer(b"".join(out), np.uint8))
-
     # -- the label owner
 
     @answers(wire.OwnerRequest)
@@ -163,11 +169,10 @@ class NodeOfColumns(SVMNode):
         """Take outputs, solve in the subspace of the messages so far, seal the next message."""
         own = self.kept.settings
         if request.kind == "start":
-            for party in (*request.users.tolist(), *request.agents.tolist()):
-                if party >= 0:
-                    self.pair_secret(party)  # what fails later would cost the plan nothing
+            for user in request.users.tolist():
+                self.pair_secret(user)  # what fails later would cost the plan nothing
             self._pin_plan(request)
-            names = ("take", "users", "agents", "sizes", "place")
+            names = ("take", "users", "sizes", "place")
             self.kept.arrays |= {name: getattr(request, name) for name in names}
             own |= {"loss": request.loss, "c": request.c, "rows": request.rows}
         if request.kind == "judge":
@@ -245,19 +250,87 @@ class NodeOfColumns(SVMNode):
         return total.reshape(rows, -1)
 
     def _seal_parts(self, number: int) -> NDArray[np.uint8]:
-        """Seal the message at the rows of each user, for the user or its agent."""
+        """Seal the message at the rows of each user, for the user."""
         found, parts = self.kept.arrays, []
         ends = np.cumsum(found["sizes"])
-        for user, agent, size, end in zip(
-            found["users"].tolist(), found["agents"].tolist(), found["sizes"], ends, strict=True
-        ):
+        for user, size, end in zip(found["users"].tolist(), found["sizes"], ends, strict=True):
             part = found["message"][found["place"][end - size : end]]
-            to, whose = (user, ()) if agent < 0 else (agent, (user,))
-            parts.append(self.seal(to, part, "message", number, *whose))
+            parts.append(self.seal(user, part, "message", number))
         return np.frombuffer(b"".join(parts), np.uint8)
 
 
-def _split(data: NDArray[Any], lengths: NDArray[Any]) -> list[bytes]:
-    ends = np.cumsum(lengths).tolist()
-    raw = data.tobytes()
-    return [raw[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+class Predicting(SVMNode):
+    """What nodes answer when rows are predicted with a model that was wire."""
+
+    # -- users of a horizontal split
+
+    @answers(wire.PredictRequest)
+    def predict(self, request: wire.PredictRequest) -> wire.PredictReply:
+        """Predict the held-out rows with the model that came along, and write them."""
+        table = self.table
+        if table.tests:
+            arrays: dict[str, NDArray[Any]] = {"weights": request.weights, "bias": request.bias}
+            if request.raw_mean.size:
+                arrays |= {"raw_mean": request.raw_mean, "raw_deviation": request.raw_deviation}
+            names = ("features", "gamma", "feature_seed")
+            meta = {"columns": table.features, **{name: getattr(request, name) for name in names}}
+            self._check_file()
+            found = outputs(arrays, meta, table.x_test)
+            self.write_predictions(np.arange(table.tests), found, request.calibration)
+        return wire.PredictReply(samples=table.tests)
+
+    # -- a vertical split
+
+    @answers(wire.RecallRequest)
+    def recall(self, request: wire.RecallRequest) -> wire.RecallReply:
+        """Seal the group's part of the model, which this agent kept, for the users."""
+        coordinates, weights = read_part(self, request.model, "coordinates", "weights")
+        part = np.concatenate([coordinates.ravel(), weights.ravel()])
+        users = request.users.tolist()
+        sealed = b"".join(self.seal(user, part, "model", request.round) for user in users)
+        return wire.RecallReply(sealed=sealed)
+
+    @answers(wire.ContributeRequest)
+    def contribute(self, request: wire.ContributeRequest) -> wire.ContributeReply:
+        """Contribute the outputs of the group's columns at the rows that this user has."""
+        columns = self.table.features
+        self.check(wire.PREDICTED_SUM, request.owner)
+        shape, place = (columns * (2 + request.width),), ("model", request.sealed_round)
+        part = self.unseal(request.agent, request.sealed, shape, *place)
+        mean, deviation = part[: 2 * columns].reshape(2, columns)
+        announced = self.table.announced(self.session, self.alignment_key)
+        x = (announced[request.take] - mean) / deviation
+        values = np.zeros((request.rows, request.width))
+        values[request.place] = x @ part[2 * columns :].reshape(columns, request.width)
+        held = self.table.order(self.session, self.alignment_key)[request.take]
+        self.note_rows(wire.PREDICTED_SUM, held, each=True)
+        self.ordered.contribute(wire.PREDICTED_SUM, values.ravel())
+        return wire.ContributeReply()
+
+    @answers(wire.WriteRequest)
+    def write(self, request: wire.WriteRequest) -> wire.WriteReply:
+        """Open the outputs, add the bias that this owner kept, and write the predictions."""
+        self._check_file()
+        table, rows = self.table, len(request.take)
+        (bias,) = read_part(self, request.model, "bias")
+        total = self.received(wire.PREDICTED_SUM)
+        if total.size != rows * bias.size or bias.size != table.y.shape[1]:
+            raise self.wrong("the outputs are more than it has, or fewer")
+        tests = table.order(self.session, self.alignment_key)[request.take] - table.rows
+        self.write_predictions(tests, total.reshape(rows, -1) + bias, request.calibration)
+        return wire.WriteReply(samples=rows)
+
+    def _check_file(self) -> None:
+        """Refuse to predict without a file for predictions.
+
+        Raises
+        ------
+        TableError
+            There is none.
+        """
+        if self.predictions is None:
+            raise TableError(
+                "there is nowhere to write the predictions",
+                remedy="name predictions in --node-config",
+                party=self.name,
+            )

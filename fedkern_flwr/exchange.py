@@ -226,7 +226,7 @@ def exchange(
         if elapsed > limit:
             break
         if not arrived:
-            time.sleep(min(_pause(elapsed), max(0.0, limit - elapsed)))
+            time.sleep(min(pause(elapsed), max(0.0, limit - elapsed)))
     for node in () if satisfied else courier.waiting:
         outcome.failures[node] = Failure("timed out", f"after {timeout:g} s")
     for node in idle:
@@ -235,12 +235,12 @@ def exchange(
     return outcome
 
 
-def _pause(elapsed: float) -> float:
+def pause(elapsed: float) -> float:
     """Return for how many seconds not to look for replies in an exchange that has taken some.
 
     Examples
     --------
-    >>> [_pause(seconds) for seconds in (0.1, 1.0, 10.0, 100.0)]
+    >>> [pause(seconds) for seconds in (0.1, 1.0, 10.0, 100.0)]
     [0.1, 0.1, 0.5, 2.0]
     """
     return min(max(_POLL_FIRST, _POLL_SHARE * elapsed), _POLL_LAST)

@@ -1,4 +1,4 @@
-"""Messages that are under way while others are asked, for methods whose parties do not wait."""
+"""Messages that are under way while others are sent, for methods whose parties do not wait."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from flwr.serverapp import Grid
 
 from .driven import Driven
 from .errors import ProtocolError
-from .exchange import Courier, Outcome, read_reply, request_messages
+from .exchange import Courier, Outcome, pause, read_reply, request_messages
 from .failure import Failure
 from .flower_compat import is_simulated
 from .secure_sum import RunningSum
-from .wire import sums as sum_wire
+from .steps import Answers
 from .wire.numpy_format import array_record
 
-_FIRST, _LAST, _SIMULATED = 0.002, 0.5, 0.01  # seconds between two looks
+_FIRST, _SIMULATED = 0.002, 0.01  # seconds between two looks in a simulation
 
 
 class Overlap:
-    """Messages under way, of a run whose driver asks others meanwhile.
+    """Messages under way, of a run that sends others meanwhile.
 
-    The uploads to sums are taken out of the replies as they arrive; what is repeated, and when a
-    party has taken too long, is the method's to say.
+    The uploads to sums are taken out of the replies as they arrive. The method decides what is
+    asked again, and when a party has taken too long. A party has one message at a time.
 
     Parameters
     ----------
@@ -41,9 +41,9 @@ class Overlap:
     def __init__(self, method: Driven, grid: Grid, timeout: float) -> None:
         self.method, self.grid, self.timeout = method, grid, timeout
         self._courier = Courier(grid, method.ledger_, method.on_reply())
-        self._outcome, self._kinds = Outcome(), dict[int, Any]()
+        self._outcome, self._asked = Outcome(), dict[int, tuple[type[Any], int]]()
         self._node = {party.partition: node for node, party in method.parties_.items()}
-        self._pause, self._longest = _FIRST, _SIMULATED if is_simulated(grid) else _LAST
+        self._sent, self._pause, self._simulated = time.monotonic(), _FIRST, is_simulated(grid)
 
     @property
     def deadline(self) -> float:
@@ -58,15 +58,24 @@ class Overlap:
     def send(
         self,
         requests: Mapping[int, Any],
-        sums: Sequence[RunningSum] = (),
+        replies: Mapping[int, type[Any]],
+        sums: Sequence[RunningSum],
+        deliveries: Mapping[int, RunningSum],
         *,
-        reply: type[Any],
         number: int,
-        unmask: Sequence[RunningSum] = (),
     ) -> None:
-        """Send requests, and what unmasks sums along with them: one exchange.
+        """Send requests to partitions: one exchange. Arrays that they share are packed once.
 
-        Arrays that requests share are packed once.
+        Parameters
+        ----------
+        requests, replies : mapping
+            Partition -> its request, and the class of its reply.
+        sums : sequence of RunningSum
+            What their cohorts contribute to.
+        deliveries : mapping
+            Partition -> the sum that it gets.
+        number : int
+            Of the exchange, for Flower.
         """
         method, messages, packed = self.method, list[Message](), dict[Any, ArrayRecord]()
         assert method.sums is not None
@@ -75,24 +84,21 @@ class Overlap:
             key = tuple(map(id, arrays))
             if key not in packed:
                 packed[key] = array_record(arrays)
+            own = [deliveries[partition].delivery()] if partition in deliveries else []
             messages += request_messages(
                 replace(request, session=method.session),
                 [node],
                 group_id=str(number),
                 arrays=packed[key],
-                sections={node: method.sums.sections(partition, sums)},
+                sections={node: [*own, *method.sums.sections(partition, sums)]},
             )
-            self._kinds[node] = reply
-        phase = reply.phase if requests else "unmask"
-        if unmask:
-            more = method.unmask_messages(self.grid, unmask, number=number, timeout=self.timeout)
-            self._kinds |= {m.metadata.dst_node_id: sum_wire.SumReply for m in more}
-            messages += more
+            self._asked[node] = replies[partition], request.round
+        phase = next(iter(requests.values())).phase
         self._outcome.failures.update(self._courier.send(messages, phase=phase))
-        self._pause = _FIRST
+        self._sent, self._pause = time.monotonic(), _FIRST
 
-    def arrived(self, number: int) -> dict[int, Failure]:
-        """Take what has arrived, or wait a little; return why parties did not answer properly.
+    def arrived(self, number: int) -> Answers:
+        """Take what has arrived, or wait a little; return proper replies, and who failed.
 
         Raises
         ------
@@ -102,22 +108,30 @@ class Overlap:
         began, method = time.monotonic(), self.method
         if self._courier.collect(self._outcome) or not self._courier.waiting:
             self._pause = _FIRST
-        else:
+        elif self._simulated:
             time.sleep(self._pause)
-            self._pause = min(1.5 * self._pause, self._longest)
+            self._pause = min(1.5 * self._pause, _SIMULATED)
+        else:
+            time.sleep(pause(began - self._sent))
         method.ledger_.seconds += time.monotonic() - began
         outcome, self._outcome = self._outcome, Outcome()
-        failed = dict(outcome.failures)
+        found, failed = dict[int, Any](), dict(outcome.failures)
         for node, message in outcome.replies.items():
+            (kind, asked), partition = self._asked[node], method.parties_[node].partition
             try:
-                read_reply(self._kinds[node], message, party=method.party(node))
-                method.accept(node)
+                reply = read_reply(kind, message, party=method.party(node))
+                if reply.round != asked:
+                    raise ProtocolError(f"the reply belongs to exchange {reply.round}")
+                method.check_answer(partition, reply)
             except ProtocolError as error:
                 failed[node] = Failure("invalid reply", error.problem)
+                continue
+            method.accept(node)
+            found[partition] = reply
         for node, failure in failed.items():
             method.reject(node, failure, number)
-            failure.raise_final(self._kinds[node].phase)
-        return {method.parties_[node].partition: failure for node, failure in failed.items()}
+            failure.raise_final(self._asked[node][0].phase)
+        return Answers(found, failures={method.parties_[n].partition: f for n, f in failed.items()})
 
     def give_up(self, partitions: Iterable[int], number: int) -> dict[int, Failure]:
         """Wait no longer for those that have not answered; return that as failures."""
@@ -131,16 +145,6 @@ class Overlap:
     def forget(self, partitions: Iterable[int]) -> None:
         """Wait no longer for some: what they send is ignored."""
         self._courier.forget(self._node[p] for p in partitions)
-
-    def open(self, running: RunningSum, number: int) -> None:
-        """Open a sum that has been unmasked.
-
-        Raises
-        ------
-        SumError
-            It cannot be opened. Nothing is released.
-        """
-        self.method.open_sums(self.grid, [running], number=number, timeout=self.timeout)
 
     def unmask(self, running: RunningSum, number: int) -> None:
         """Unmask and open a sum that enough have contributed to, and wait for it.

@@ -1,17 +1,18 @@
-"""Options of HierarchicalSVM, and what follows from them."""
+"""Options of HierarchicalSVM: which go together, and who sums with whom."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.groups import gradients
 from fedkern_flwr.groups import members as groups
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import (
-    Consensus,
     Floats,
     Residuals,
     RhoSchedule,
@@ -20,21 +21,22 @@ from fedkern_flwr.groups.consensus import (
     next_growth,
 )
 from fedkern_flwr.groups.linear_model import LOSS_OF, MODELS, Model
-from fedkern_flwr.groups.members import DEFAULT_BOUND, Group
-from fedkern_flwr.groups.orthogonal_product import Product
+from fedkern_flwr.groups.members import AGENT, DEFAULT_BOUND, Group
 from fedkern_flwr.judging.judges import Judges
-from fedkern_flwr.method import option
+from fedkern_flwr.method import Ask, Save, Steps, Term, option
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.private_method import PrivateMethod
+from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.solvers.local_solvers import Loss
+from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.vertical.parties import MissingRows
 
-from .hierarchical_checks import check_private, check_together, one_after_the_other
-
 Partition = Literal["horizontal", "vertical"]
-Architecture = Literal["hierarchical", "centralised", "chain"]
+Architecture = Literal["hierarchical", "centralised"]
+USERS = 0  # cohort of all users, and of the label owner; the groups follow, then the agents
 _WIDTH = 3.0  # gamma by default for columns in [0, 1], in units of one over their number
 _FEATURES, _RELAXATION, _RESIDUAL, _GAP = 500, 1.7, 0.01, 1e-3
+_ADMM = ("rho", "sigma", "rho_schedule", "relaxation", "step_sizes")
 #: What helps where iterations did not converge.
 MORE_ROUNDS = "use more --rounds, or a larger --tolerance"
 
@@ -68,15 +70,10 @@ class SVMOptions(Judges, PrivateMethod):
         "horizontal",
         "Users hold rows; or the users of a group rows of its block of columns.",
     )
-    architecture: Architecture = option(
-        "hierarchical",
-        "Two layers; all users around the server, one exchange an iteration; or each user with its "
-        'two neighbours (the paper\'s "fully distributed").',
-    )
-    consensus: Consensus = option(
-        "exact",
-        "Two-block ADMM, which reaches the pooled optimum; or our reading of the paper's equation "
-        "11, which does not.",
+    architecture: Architecture | None = option(
+        None,
+        "Hierarchical: groups with an agent each. Centralised: all users around the server. By "
+        "default hierarchical where nodes are agents or in groups.",
     )
     C: float | None = option(
         None,
@@ -108,7 +105,7 @@ class SVMOptions(Judges, PrivateMethod):
     )
     relaxation: float = option(
         None,
-        "Over-relaxation in [1, 2), by default 1.7; with consensus paper 1.",
+        "Over-relaxation in [1, 2).",
         least=1.0,
         below=2.0,
     )
@@ -124,25 +121,10 @@ class SVMOptions(Judges, PrivateMethod):
     gamma: float | None = option(
         None, "Of rbf: width, by default 1 / number of columns.", above=0.0
     )
-    agent_topology: Literal["pairwise", "ring"] = option(
-        "pairwise",
-        "Agents' terms are summed with pairwise masks, or passed round a ring of at least three.",
-    )
-    product: Product = option(
-        "local",
-        "Of vertical splits: the multiplier goes to the user; or the paper's secure matrix "
-        "product.",
-    )
     staleness: int = option(
         0,
         "D: how many iterations a group may be ahead of the slowest. 0 is synchronous.",
         least=0,
-    )
-    pipelined: bool = option(
-        None,
-        "Users and agents are asked together: one exchange an iteration instead of two, for the "
-        "same model. The default, but for groups that do not wait or may be left out, the ring and "
-        "the paper's consensus.",
     )
     tolerance: float = option(
         None,
@@ -152,9 +134,9 @@ class SVMOptions(Judges, PrivateMethod):
         above=0.0,
     )
     lost_groups: Literal["stop", "leave-out"] = option(
-        None,
-        "What to do with a group whose agent or user does not answer. Stop is the default; the "
-        "ring leaves out.",
+        "stop",
+        "What to do with a group whose agent or user does not answer: end the run, or go on "
+        "without the group.",
     )
     missing: MissingRows = option(
         "error",
@@ -190,16 +172,12 @@ class SVMOptions(Judges, PrivateMethod):
         check_together(self)
         if self.budget is not None:
             check_private(self)
-        slow = self.consensus == "paper" or self.architecture == "chain"
-        given = self.rho is not None or self.step_sizes is not None
-        if given or slow:
+        if self.rho is not None or self.step_sizes is not None:
             self.fill_in(rho_schedule="fixed")
         self.fill_in(
-            relaxation=1.0 if slow else _RELAXATION,
+            relaxation=_RELAXATION,
             tolerance=_GAP if self.partition == "vertical" else _RESIDUAL,
-            lost_groups="leave-out" if self.ring else "stop",
         )
-        self.fill_in(pipelined=not one_after_the_other(self))
 
     def _reset(self) -> None:
         super()._reset()
@@ -215,9 +193,13 @@ class SVMOptions(Judges, PrivateMethod):
     # -- what follows from the options
 
     @property
-    def ring(self) -> bool:
-        """Whether the agents' terms go round a ring."""
-        return self.agent_topology == "ring"
+    def layers(self) -> bool:
+        """Whether there are agents: in a run of which that is not said, as its nodes are."""
+        if self.architecture is not None or self.budget is not None:
+            return self.architecture == "hierarchical"
+        parties = list(self.described_parties())
+        declared = any(p.role == AGENT for p in parties) or any(p.group > 0 for p in parties)
+        return declared or bool(needs_agents(self))
 
     @property
     def loss(self) -> Loss:
@@ -257,8 +239,7 @@ class SVMOptions(Judges, PrivateMethod):
 
     def default_rho(self) -> Floats:
         """Return the first rho where none is given, shape (k, 1)."""
-        chain = self.architecture == "chain"
-        return self.each_c if chain else initial_rho(self.schedule, self.each_c)
+        return initial_rho(self.schedule, self.each_c)
 
     def mean_rho(self) -> Floats:
         """Return the first rho, on average over the groups, shape (k, 1)."""
@@ -308,7 +289,7 @@ class SVMOptions(Judges, PrivateMethod):
     @property
     def least_agents(self) -> int:
         """How many groups there must be at least where some may be left out."""
-        return 3 if self.ring else max(2, len(self.groups_) // 2 + 1)
+        return max(2, len(self.groups_) // 2 + 1)
 
     @property
     def advice_of_classes(self) -> str:
@@ -316,3 +297,198 @@ class SVMOptions(Judges, PrivateMethod):
         if self.partition == "vertical":
             return "if they are rare, fdskl with --class-weight balanced finds more of them"
         return super().advice_of_classes
+
+    # -- who sums with whom
+
+    def check_parties(self, parties: Sequence[Any]) -> None:
+        """Refuse nodes that clash."""
+        groups.check_parties(parties)
+
+    def cohorts(self) -> list[list[int]] | None:
+        """Return the sets of nodes that sum: all users, the groups, the agents."""
+        parties, layers = list(self.described_parties()), self.layers
+        self.groups_ = found = groups.read_groups(parties, layers=layers)
+        check_groups(self, len(found))
+        vertical = self.partition == "vertical"
+        first = (
+            groups.check_vertical(parties, found) if vertical else groups.check_horizontal(parties)
+        )
+        groups.check_single(found, parties, allow_single=self.allow_single)
+        small = [group for group in found if group.agent >= 0 and len(group.users) <= 2]
+        if small and not vertical and not self.predicting:
+            logger.warning(
+                "%d groups have one or two users: agents or partners see gradients of single "
+                "users; form larger groups",
+                len(small),
+            )
+        self.outputs_, self.classes_ = first.outputs, first.classes
+        self.label_bound_ = first.label_bound
+        if self.loss != "squared" and not self.classes_:
+            raise OptionError(
+                f"model {self.kind} is for classes, the labels are numbers",
+                remedy="use model ridge, or name the classes at all nodes with labels",
+            )
+        if self.class_weight and not self.classes_:
+            raise OptionError("class_weight is for classes", remedy="leave it out for numbers")
+        if vertical:
+            self.row_plan_ = groups.match_rows(
+                parties, found, drop=self.missing == "drop-row", held_out=bool(self.predicting)
+            )
+        owner = [first.partition] if vertical else []
+        agents = [group.agent for group in found]
+        sets = [sorted([*self.users_, *owner])]
+        if layers:
+            sets += [group.members for group in found]
+            if not vertical and len(agents) > 1:
+                sets.append(sorted(agents))
+        return sets
+
+    def thresholds(self, cohorts: int) -> list[int | None]:
+        """Return the thresholds; where groups may be left out, more than half of the agents."""
+        found: list[int | None] = [None] * cohorts
+        if self.lost_groups == "leave-out":
+            found[-1] = self.least_agents
+        return found
+
+    def nodes_digest(self) -> str:
+        """Return a digest of who is there with how many rows, to be the same after a resume."""
+        digest = hashlib.sha256()
+        for p in self.described_parties():
+            digest.update(
+                repr((p.partition, p.role, p.group, p.rows, p.test_rows, p.features)).encode()
+            )
+        return digest.hexdigest()
+
+    # -- what the splits share
+
+    @property
+    def encoding(self) -> Encoding:
+        """Of all sums."""
+        return Encoding.fixed_point(self.bound)
+
+    def term(self, name: str, length: int, cohort: int = USERS, **more: Any) -> Term:
+        """Return a sum that needs its whole cohort."""
+        common: dict[str, Any] = {"encoding": self.encoding, "cohort": cohort, **more}
+        return Term(name=name, length=length, self_masks=False, **common)
+
+    def question(self, requests: Mapping[int, Any], reply: Any, **more: Any) -> Ask:
+        """Return the question of the step at hand."""
+        return Ask(requests, reply=reply, number=self.step, **more)
+
+    def is_due(self, done: int) -> bool:
+        """Tell whether a checkpoint is due after so many iterations."""
+        return self.checkpoint is not None and done - self.last_saved >= self.checkpoint_every
+
+    def save(self, done: int, nodes: Iterable[int], arrays: Arrays, **meta: Any) -> Steps:
+        """Have nodes keep their state under the step at hand; keep the run's if all did."""
+        self.last_saved, asked = done, dict.fromkeys(nodes, wire.SaveRequest())
+        answers = yield self.question(asked, wire.SaveReply, until="tried")
+        if len(answers.replies) < len(asked):
+            logger.warning("no checkpoint of iteration %d: not all nodes kept their state", done)
+            return
+        meta |= {"nodes": self.nodes_digest(), "done": done}
+        yield Save(arrays, meta, kept=self.step)
+
+
+# -- which options go together
+
+
+def needs_agents(strategy: SVMOptions) -> list[str]:
+    """Return which of the options that were given are for runs with agents."""
+    used = {
+        "partition vertical": strategy.partition == "vertical",
+        "staleness": strategy.staleness > 0,
+        "step_sizes": strategy.step_sizes is not None,
+        "sigma": strategy.sigma is not None,
+        "lost_groups leave-out": strategy.lost_groups == "leave-out",
+    }
+    return [name for name, is_used in used.items() if is_used]
+
+
+def check_together(strategy: SVMOptions) -> None:
+    """Refuse options that do not go together."""
+    vertical, layers = strategy.partition == "vertical", strategy.architecture != "centralised"
+    given = [n for n in (*_ADMM, "features", "gamma") if getattr(strategy, n) is not None]
+    leaves = strategy.lost_groups == "leave-out"
+    rules = {
+        f"{n} is for model rbf; add model rbf, or leave it out": strategy.kind != "rbf"
+        for n in given
+        if n not in _ADMM
+    }
+    rules |= {
+        f"{n} has no meaning in a vertical split; leave it out": vertical
+        for n in given
+        if n in _ADMM
+    }
+    rules |= {
+        "model rbf needs all columns of a row; use fdskl for vertical splits": vertical
+        and strategy.kind == "rbf",
+        f"architecture {strategy.architecture} is for horizontal splits; use architecture "
+        "hierarchical": vertical and not layers,
+        "a vertical split needs every group in every iteration; leave staleness and "
+        "lost_groups out": vertical and (strategy.staleness > 0 or leaves),
+        "class_weight is for horizontal splits; leave it out": vertical
+        and strategy.class_weight is not None,
+    }
+    rules |= {
+        f"{name} needs agents; use architecture hierarchical": not layers
+        for name in needs_agents(strategy)
+    }
+    rules |= {
+        "rho and step_sizes are both given; give one of them": {"rho", "step_sizes"} <= set(given),
+        "groups that do not wait have no residuals in common; use another rho_schedule": (
+            strategy.staleness > 0 and strategy.rho_schedule in ("balanced", "scaled")
+        ),
+    }
+    _refuse(rules)
+
+
+def _refuse(rules: Mapping[str, bool]) -> None:
+    """Raise the first rule that is broken."""
+    for text, broken in rules.items():
+        if broken:
+            problem, _, remedy = text.partition("; ")
+            raise OptionError(problem, remedy=remedy)
+
+
+def check_private(strategy: SVMOptions) -> None:
+    """Refuse what a run with a budget cannot have.
+
+    Raises
+    ------
+    OptionError
+    """
+    given = [name for name in _ADMM if getattr(strategy, name) is not None]
+    rules = {
+        "privacy_epsilon is for horizontal splits; of columns fed-cg with basis fourier keeps a "
+        "budget": strategy.partition == "vertical",
+        "privacy_epsilon is for one sum of all users; use architecture centralised, where no group "
+        "needs noise of its own": strategy.architecture == "hierarchical"
+        or bool(needs_agents(strategy)),
+        "privacy_epsilon is for losses whose derivatives are bounded; use model linear, rbf or "
+        "logistic, or for numbers fed-cg with basis fourier": strategy.loss
+        not in gradients.BOUNDED,
+        "C is not chosen by the rows in a run with privacy_epsilon; give C, such as 1": strategy.C
+        is None,
+        "class_weight counts classes without noise; leave it out": strategy.class_weight
+        is not None,
+        "scale none has no meaning with privacy_epsilon; leave it out, columns are to lie in "
+        "[0, 1]": strategy.scale == "none",
+        f"{' and '.join(given)} are those of ADMM, privacy_epsilon takes steps of its own; leave "
+        "them out": bool(given),
+    }
+    _refuse(rules)
+
+
+def check_groups(strategy: SVMOptions, count: int) -> None:
+    """Refuse options that do not go with so many groups."""
+    if strategy.step_sizes is not None and len(strategy.step_sizes) != count:
+        raise OptionError(
+            f"{len(strategy.step_sizes)} step sizes for {count} groups",
+            remedy="give each group one",
+        )
+    if strategy.lost_groups == "leave-out" and count < 3:
+        raise OptionError(
+            f"of {count} groups none can be left out: the total would be that of one",
+            remedy="use lost_groups stop",
+        )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedkern_flwr.groups import gradients
-from fedkern_flwr.groups import private_messages as wire
+from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Floats
 from fedkern_flwr.judging.counts import Yardstick
 from fedkern_flwr.judging.noisy import OUTCOMES, outcomes_release, tidy

@@ -22,33 +22,32 @@ from fedkern_flwr.reporting import iterations_ended
 from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
 
-from .hierarchical_flat import FlatRounds
-from .hierarchical_groups import GroupRounds
+from .hierarchical_loop import GroupRounds
 from .hierarchical_options import MORE_ROUNDS
-from .hierarchical_pipelined import PipelinedRounds
-from .hierarchical_predictions import PredictionRounds, shapes_of
-from .hierarchical_privacy import predictions_seen_by, seen_by, warnings_of
 from .hierarchical_private import PrivateRounds
+from .hierarchical_rows import shapes_of
+from .hierarchical_vertical import ColumnRounds
 
 _RESIDUALS = ("primal", "dual")
 _VERTICAL = "the split is vertical"
 #: Options that determine who predicts, and the attributes that hold them.
-_OF_MODELS = {
-    "partition": "partition",
-    "model": "kind",
-    "architecture": "architecture",
-    "product": "product",
-}
+_OF_MODELS = {"partition": "partition", "model": "kind"}
+_SIZES = "who belongs to which group, with how many rows and columns"
+_DECLARED = (
+    "what each user declares: bound of its labels; digests of the names of columns and classes; "
+    "the fewest rows of its own and of all in a fold"
+)
 
 
-class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PrivateRounds, PredictionRounds):
+class HierarchicalSVM(GroupRounds, PrivateRounds, ColumnRounds):
     """HierarchicalSVM: linear and kernel classifiers from users in groups, each with an agent.
 
     Minimises 1/2 |w|^2 + C sum_n loss(y_n, w^T x_n + b) over the rows of all users. In a horizontal
     split by consensus ADMM in two layers, see :mod:`fedkern_flwr.groups.consensus`: users solve
     their part of the problem, agents open the sums of their groups and nobody else does, the server
-    makes the global model from the agents' masked sum: one exchange an iteration, two where users
-    must wait for agents. In a vertical split by :mod:`fedkern_flwr.solvers.dual_subspace`, in two.
+    makes the global model from the agents' masked sum. Without agents the server makes it from the
+    masked sum of all users. Both take an exchange an iteration. A vertical split takes two, by
+    :mod:`fedkern_flwr.solvers.dual_subspace`.
 
     Flower's ``initial_arrays`` are not used: ADMM starts at zero. ``num_rounds`` (200) are its most
     iterations. The result has the weights and biases of a horizontal split.
@@ -123,17 +122,88 @@ class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PrivateRounds, P
         """Return what is seen by whom."""
         sums = self.sums_privacy()
         cohorts = sums.get("cohorts", [])
-        agents = self.lost_groups == "leave-out" and not self.ring  # whose sum may lack some
+        agents = self.lost_groups == "leave-out"  # whose sum may lack some
         for cohort in cohorts[: len(cohorts) - agents]:
             cohort["threshold"] = cohort.pop("parties")
             cohort["parties"] = cohort["threshold"]
             del cohort["shares_to_open"]
         if self.predicting:
-            return predictions_seen_by(self.partition, sums)
-        found = {**sums, **seen_by(self), **self.budget_report()}
+            return _predictions_seen_by(self.partition, sums)
+        found = {**sums, **self._seen_by(), **self.budget_report()}
         for one in found["budget"]["releases"] if "budget" in found else ():
             if one["release"] == GRADIENT_SUM:  # one of so many
                 one["times"] = self.num_rounds
+        return found
+
+    def _seen_by(self) -> dict[str, Any]:
+        """Return what server, agents and users see."""
+        if self.partition == "vertical":
+            return {
+                "server_sees": [
+                    "objective and duality gap of each iteration",
+                    "outcomes on held-out rows",
+                    "pseudonyms of the rows, and which users hold them",
+                    _SIZES,
+                    _DECLARED,
+                ],
+                "agent_sees": [
+                    "means, variances and the model of its group's columns",
+                    "products of its group's columns with messages that it does not know",
+                ],
+                "owner_sees": [
+                    "inner products of all rows: the rows up to a rotation, once there are as many "
+                    "iterations as columns",
+                ],
+                "user_sees": [
+                    "means and variances of its group's columns, and the group's model",
+                    "messages at its rows, whose signs are at first the labels",
+                ],
+            }
+        if self.budget is not None:
+            return {
+                "server_sees": [
+                    "sums of all users' gradients with noise, see budget",
+                    "outcomes on the held-out rows of all users together, with noise",
+                    _SIZES,
+                    _DECLARED,
+                ],
+                "user_sees": ["the model of each iteration"],
+            }
+        of_rbf = " and of the random features" if self.kind == "rbf" else ""
+        statistics = f"means and variances of the columns{of_rbf} over all users"
+        server = [
+            "the global model of each iteration",
+            "the total loss of each class",
+            statistics,
+            "outcomes on the held-out rows of all users together",
+            _SIZES,
+            _DECLARED,
+        ]
+        if self.C is None:
+            server.append("models of each C that is tried and each fold, and losses on the folds")
+        if self.class_weight:
+            server.append("how many rows of each class all users have together")
+        if not self.layers:
+            return {
+                "server_sees": server,
+                "user_sees": ["the global model of each iteration", statistics],
+            }
+        found = {
+            "server_sees": server,
+            "agent_sees": [
+                "sum of its users' models with their duals, of their losses and of their "
+                "distances: sums of gradients, which late in a run may be those of single rows",
+                "the global model of each iteration",
+            ],
+            "user_sees": [
+                "its group's and the global model of each iteration: its group's sum of gradients",
+                statistics,
+            ],
+        }
+        if self.lost_groups == "leave-out":
+            server.append("about what the term of a group was that is left out, by difference")
+        if self.staleness:
+            server.append("how the terms of the groups change that advance together, two at least")
         return found
 
     def matched(self) -> dict[str, Any]:
@@ -146,11 +216,14 @@ class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PrivateRounds, P
         return {"groups": groups, "dropped_rows": dropped} if dropped else {"groups": groups}
 
     def summary(self) -> None:
-        """Log the configuration, and what the chosen modes give away."""
-        for text in () if self.predicting else warnings_of(self):
-            logger.warning(text)
-        if not self.predicting:
-            super().summary()
+        """Log the configuration, and what it gives away."""
+        if self.predicting:
+            return
+        if self.lost_groups == "leave-out":
+            logger.warning(
+                "lost_groups leave-out shows the server about what a lost group had contributed"
+            )
+        super().summary()
 
     # -- a run
 
@@ -189,9 +262,7 @@ class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PrivateRounds, P
         if not known:
             self.plan_trials(self.shape_[1])
             yield from self.measure_columns()
-        layers = self.architecture == "hierarchical"
-        iterate = self.pipelined_rounds if self.pipelined else self.group_rounds
-        found = yield from iterate() if layers else self.flat_rounds()
+        found = yield from self.group_rounds() if self.layers else self.central_rounds()
         last = self.history_[-1]["round"] if self.history_ else 0
         lost = {user for g in self.groups_ if g.number in found.lost for user in g.users}
         model = found.model
@@ -282,3 +353,23 @@ class HierarchicalSVM(GroupRounds, PipelinedRounds, FlatRounds, PrivateRounds, P
         if meta["model"] == "rbf":
             chosen |= {"features": meta["features"], "gamma": meta["gamma"]}
         return cls(**chosen, **more)
+
+
+def _predictions_seen_by(partition: str, sums: dict[str, Any]) -> dict[str, Any]:
+    """Return what is seen when rows are predicted with a saved model."""
+    if partition == "horizontal":
+        return {
+            "protocol": "predictions stay at the users",
+            "server_sees": [_SIZES, "how many rows each user predicted"],
+            "user_sees": ["the model"],
+        }
+    return {
+        **sums,
+        "server_sees": [
+            _SIZES,
+            "pseudonyms of the rows, and which users hold them",
+            "how many rows were predicted",
+        ],
+        "owner_sees": ["outputs of the new rows: a linear function of all columns"],
+        "user_sees": ["means, variances and the model of its group's columns"],
+    }

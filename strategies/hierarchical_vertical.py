@@ -1,8 +1,11 @@
-"""Vertical splits: users multiply, agents and the label owner combine at the same time."""
+"""Vertical splits: users multiply, agents and the label owner combine at the same time.
+
+Rows are predicted with a saved model in three exchanges.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,13 +13,12 @@ import numpy as np
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.digits import DIGITS
-from fedkern_flwr.groups.members import OWNER, Group
+from fedkern_flwr.groups.members import OWNER
 from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.method import Deliver, Round, Steps, Term
 from fedkern_flwr.reporting import iterations_ended
 
-from .hierarchical_cohorts import Grouped
-from .hierarchical_options import MORE_ROUNDS
+from .hierarchical_options import MORE_ROUNDS, SVMOptions
 
 _OVERHEAD = 28  # bytes that sealing adds
 _NOTHING, _BYTES = np.zeros(0, np.int32), np.zeros(0, np.uint8)
@@ -36,19 +38,18 @@ def cut_sealed(data: bytes, sizes: Mapping[int, int]) -> dict[int, bytes]:
     return {user: data[start:end] for user, start, end in pairs}
 
 
-class ColumnRounds(Grouped):
+class ColumnRounds(SVMOptions):
     """The iterations of a vertical split, see :mod:`fedkern_flwr.solvers.dual_subspace`.
 
     An iteration is two exchanges: the users multiply the owner's message and the agents' weights
     with their rows; then agents open the next weights, and the owner the outputs, from which it
-    makes the next message. With orthogonal products a third, in which agents mask the message.
+    makes the next message.
     """
 
     def _reset(self) -> None:
         super()._reset()
         self._message = Sealed({}, 0)  # the owner's, for users
         self._opened = Sealed({}, 0)  # what agents opened, for their users
-        self._vectors: dict[int, bytes] = {}  # what users sealed for their agents
         self._last = wire.OwnerReply(sealed=_BYTES, counts=np.zeros(0))
 
     @property
@@ -119,10 +120,7 @@ class ColumnRounds(Grouped):
             for group in self.groups_
             for user in group.users
         }
-        found = yield from self.sum_for_others(
-            requests, wire.ColumnsReply, self._group_terms(2 * DIGITS)
-        )
-        self._vectors = {user: found[user].orthogonal for user in self.users_}
+        yield from self.sum_for_others(requests, wire.ColumnsReply, self._group_terms(2 * DIGITS))
 
     def _visit(self, kind: str) -> Steps:
         """Have the users multiply.
@@ -201,8 +199,6 @@ class ColumnRounds(Grouped):
         if owner not in (None, "judge"):
             parts = cut_sealed(self._last.sealed.tobytes(), self._sizes(self.users_))
             self._message = Sealed(parts, self.step)
-            if self.product == "orthogonal":
-                yield from self._mask()
 
     def in_equal_parts(self, replies: Mapping[int, Any]) -> Sealed:
         """Return what agents sealed in this step for each of their users."""
@@ -221,7 +217,6 @@ class ColumnRounds(Grouped):
         plan, users = self.row_plan_, list[int]()
         if kind == "start":
             users = self.users_
-        agents = [self._agent_of(u).agent if self.product != "local" else -1 for u in users]
         learned = [plan.learned(user) for user in users]
         return wire.OwnerRequest(
             kind=kind,
@@ -232,34 +227,44 @@ class ColumnRounds(Grouped):
             bins=self._yard.bins if kind == "judge" else 0,
             take=plan.owner if users else _NOTHING,
             users=np.array(users, np.int32),
-            agents=np.array(agents, np.int32),
             sizes=np.array(list(map(len, learned)), np.int32),
             place=np.concatenate([_NOTHING, *learned]),
         )
 
-    def _agent_of(self, user: int) -> Group:
-        return next(group for group in self.groups_ if user in group.users)
+    # -- predictions with a saved model
 
-    def _mask(self) -> Steps:
-        """Have agents mask the owner's message for their users."""
-        sent, self.step, requests = self._message, self.step + 1, dict[int, Any]()
-        for group in self.groups_:
-            vectors = [self._vectors.get(user, b"") for user in group.users]
-            rows = [len(self.row_plan_.learned(user)) for user in group.users]
-            requests[group.agent] = wire.MultiplierRequest(
-                owner=self._owner,
-                message_round=sent.step,
+    def predict_columns(self, model: str, calibration: Sequence[float]) -> Steps:
+        """Predict the owner's held-out rows of a vertical split; return how many.
+
+        Agents seal their parts of the model for the users, these multiply them with their rows, and
+        the label owner opens the sums.
+        """
+        self.step += 1
+        recalls = {
+            group.agent: wire.RecallRequest(model=model, users=np.array(group.users, np.int32))
+            for group in self.groups_
+        }
+        found = (yield self.question(recalls, wire.RecallReply)).replies
+        sealed, plan, owner = self.in_equal_parts(found), self.row_plan_, self._owner
+        self.step += 1
+        requests = {
+            user: wire.ContributeRequest(
+                agent=group.agent,
+                owner=owner,
+                rows=plan.all_rows,
                 width=self.outputs_,
-                first=bool(self._vectors),
-                users=np.array(group.users, np.int32),
-                sizes=np.array(rows, np.int32),
-                sealed=np.frombuffer(b"".join(sent.parts[u] for u in group.users), np.uint8),
-                vectors=np.frombuffer(b"".join(vectors), np.uint8),
-                lengths=np.array(list(map(len, vectors)), np.int32),
+                sealed_round=sealed.step,
+                sealed=sealed.parts[user],
+                take=plan.take[user],
+                place=plan.place[user],
             )
-        found = (yield self.question(requests, wire.MultiplierReply)).replies
-        self._vectors, masked = {}, dict[int, bytes]()
-        for group in self.groups_:
-            blob = found[group.agent].sealed.tobytes()
-            masked |= cut_sealed(blob, self._sizes(group.users))
-        self._message = Sealed(masked, self.step)
+            for group in self.groups_
+            for user in group.users
+        }
+        outputs = self.term(wire.PREDICTED_SUM, plan.all_rows * self.outputs_, receiver=owner)
+        yield from self.sum_for_others(requests, wire.ContributeReply, [outputs])
+        self.step += 1
+        numbers = np.array(calibration, np.float64)
+        asked = {owner: wire.WriteRequest(model=model, take=plan.owner, calibration=numbers)}
+        found = (yield self.question(asked, wire.WriteReply, ends=True)).replies
+        return int(found[owner].samples)

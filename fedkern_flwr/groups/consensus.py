@@ -37,9 +37,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 #: Of all outputs, or of each, shape (k, 1).
 Penalty = float | Floats
-Consensus = Literal["exact", "paper"]
 RhoSchedule = Literal["scaled", "rising", "balanced", "fixed"]
-CONSENSUS = ("exact", "paper")
 
 _RISE, _RISE_ROUNDS = 20.0, 40  # rho grows so many times within so many iterations
 _BALANCE_UNTIL, _BALANCE_EVERY, _BALANCE_MOST = 60, 5, 2.0
@@ -146,38 +144,12 @@ def next_group_center(
 ) -> tuple[Floats, Floats]:
     """Return z_i and s_i after an iteration, of the group's sum, z, and z_i and s_i before it.
 
-    Agents and, where both are asked at once, the users of the group compute the same.
+    Agents and the users of the group compute the same.
     """
     center, dual = before
     target = relax(model, center, relaxation)
     made = group_center(total, users, rho, sigma, target, dual)
     return made, dual + made - target
-
-
-def paper_group_center(
-    total: Floats, users: int, others: Floats, rho: Penalty, all_users: int, groups: int
-) -> Floats:
-    """Return z_i of ``consensus="paper"``, our reading of the paper's equation 11.
-
-    z_i = N rho / (1 + N rho) [mean_j (w_ij + r_ij) + sum_{k != i} z_k] / S, the bias without the
-    first factor. Its fixed point is not the pooled model.
-
-    Parameters
-    ----------
-    total : ndarray, shape (k, d + 1)
-        Sum of w_ij + r_ij over the users of the group.
-    users : int
-        N_i.
-    others : ndarray, shape (k, d + 1)
-        Sum of z_k over the other groups.
-    rho : float or ndarray, shape (k, 1)
-        Penalty.
-    all_users, groups : int
-        N and S.
-    """
-    center = (total / users + others) / groups
-    center[..., :-1] *= all_users * rho / (1.0 + all_users * rho)
-    return center
 
 
 # -- penalties

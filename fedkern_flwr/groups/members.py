@@ -164,7 +164,7 @@ def check_single(
 
 
 def check_vertical(
-    parties: Sequence[SVMDescribeReply], groups: Sequence[Group], *, product: str
+    parties: Sequence[SVMDescribeReply], groups: Sequence[Group]
 ) -> SVMDescribeReply:
     """Refuse nodes that do not fit a vertical split; return the label owner.
 
@@ -197,13 +197,6 @@ def check_vertical(
                 )
             if not party.features:
                 raise misfit(party.partition, "it has no columns", "give it features")
-            if party.product != product:
-                raise misfit(
-                    party.partition,
-                    f"this node takes part in runs with product {party.product!r} only, not "
-                    f"{product!r}",
-                    f"start it with product={product!r}",
-                )
     return owner
 
 

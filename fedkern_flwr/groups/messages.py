@@ -22,12 +22,14 @@ Bytes = NDArray[np.uint8]
 
 #: Means and mean squares of the columns, over all users.
 STATISTICS_SUM = "column statistics"
-#: Users' models with their duals, then their statistics; for their agent. Pipelined, the users have
-#: the models with the duals as well.
+#: Users' models with their duals, then their statistics; for their agent. The users open the models
+#: with the duals as well.
 GROUP_SUM = "group"
 #: Agents' models with their duals, then their groups' statistics.
 AGENTS_SUM = "agents"
-#: Users' models with their duals, then their statistics, where there is one layer.
+#: The same once a group was left out, with self masks.
+LEFT_SUM = "agents that are left"
+#: Users' models with their duals, then their statistics, where there are no agents.
 FLAT_SUM = "users"
 #: Outputs of all groups' blocks, row by row; for the label owner alone.
 OUTPUT_SUM = "outputs"
@@ -44,7 +46,6 @@ class SVMDescribeReply(TableReply):
 
     group: int  # the group that it belongs to, from 0; -1 for the label owner
     named: bool  # whether its rows have ids; else they are numbered
-    product: str  # the kind of matrix products in which a user of a vertical split takes part
     fold_rows: int = 0  # least number of its training rows in a fold
     fold_sum_rows: int = 0  # least number of rows of all users in a fold of a sum
 
@@ -112,7 +113,7 @@ class StatisticsReply(SVMReply, phase="svm-statistics"):
 class SolveRequest(IterationRequest):
     """To users: solve the local problem, contribute."""
 
-    # Penalty of each output in this iteration, shape (k, 1); eta of a chain.
+    # Penalty of each output in this iteration, shape (k, 1).
     rho: Floats = array("penalties", "one", dtype="float64")
     # Model whose loss is counted, shape (k, d + 1) or (0, 0).
     judged: Floats = array("judged outputs", "judged width", dtype="float64")
@@ -127,12 +128,10 @@ class SolveRequest(IterationRequest):
 
 
 class LocalRequest(SolveRequest, phase="svm-local"):
-    """Take over the center of the last iteration first."""
+    """To users without agents: take over the center, which the server has made, first."""
 
-    agent: int  # partition that opens the sum, -1 for the server
     relaxation: float
-    sealed: bytes  # the center, sealed by the agent; empty if it comes plain or is zero
-    # The center where the server makes it, shape (k, d + 1), else (0, 0).
+    # Shape (k, d + 1); before the first iteration (0, 0).
     center: Floats = array("outputs", "width", dtype="float64")
 
 
@@ -140,13 +139,15 @@ class LocalReply(SVMReply, phase="svm-local"):
     """Carries the upload."""
 
 
-class StepWithAgentRequest(LocalRequest, phase="svm-step"):
-    """In one exchange with the agents: make the center of the last iteration first.
+class StepWithAgentRequest(SolveRequest, phase="svm-step"):
+    """To users of a group: make the group's center of the last iteration first, as its agent does.
 
-    ``sealed`` is the beginning of the agent's pad of the sum before; ``judged`` is also the global
-    model that the center is made with.
+    ``judged`` is also the global model that the center is made with.
     """
 
+    agent: int  # partition that opens the sum
+    relaxation: float
+    sealed: bytes  # the beginning of the agent's pad of the sum before; at first empty
     index: int  # number of the group's sum of the last iteration; at first 0
     # Penalties of the agents in the last iteration, and in this one.
     sigma: Floats = array("penalties", "one", dtype="float64")
@@ -166,36 +167,19 @@ class StepWithAgentReply(SVMReply, phase="svm-step"):
     """Carries the upload."""
 
 
-class ChainRequest(SolveRequest, phase="svm-chain"):
-    """Take over the neighbours' models first."""
+class CombineRequest(IterationRequest, phase="svm-combine"):
+    """To agents: combine the group's sum with the global model, contribute to the total.
 
-    left: int  # partitions of the neighbours, -1 at the ends
-    right: int
-    from_left: bytes  # their models of the last iteration, sealed
-    from_right: bytes
-    users: int
-
-
-class ChainReply(SVMReply, phase="svm-chain"):
-    """The model, sealed for each neighbour."""
-
-    to_left: bytes
-    to_right: bytes
-
-
-class AgentRequest(IterationRequest, phase="svm-agent"):
-    """To agents: combine the group's sum with the global model, contribute to the next."""
+    ``round`` counts the totals. With the sum that the group's users begin meanwhile comes its
+    order: the agent contributes its pad to it.
+    """
 
     # Whether the group has finished an iteration, whose sum is delivered with this request; else
     # the agent contributes what it has.
     advance: bool
-    consensus: str  # "exact" or "paper"
     relaxation: float
-    all_users: int  # N
-    groups: int  # S
     plain: bool  # whether this is the only agent, whose term is the total
-    self_masks: bool  # whether the sum may lose agents
-    ring: bool  # whether the terms are summed around the ring instead
+    leave_out: bool  # whether a run goes on without groups that fall silent
     outputs: int  # shape of a model
     width: int
     # Penalties of this iteration, and sigma of the next, shape (k, 1).
@@ -203,7 +187,7 @@ class AgentRequest(IterationRequest, phase="svm-agent"):
     sigma: Floats = array("penalties", "one", dtype="float64")
     next_sigma: Floats = array("penalties", "one", dtype="float64")
     users: Index = array("users", dtype="index")  # of the group
-    # The global model, shape (k, d + 1); of "paper" the sum of all z_k.
+    # The global model, shape (k, d + 1).
     center: Floats = array("outputs", "width", dtype="float64")
     # Where C is chosen: its position, how many were tried and how many folds were held out.
     chosen: int = -1
@@ -211,41 +195,11 @@ class AgentRequest(IterationRequest, phase="svm-agent"):
     folds: int = 0
 
 
-class AgentReply(SVMReply, phase="svm-agent"):
-    """The new center, sealed for each user in turn."""
-
-    sealed: bytes
-    term: tuple[Floats, ...] = arrays("numbers", dtype="float64")  # the only agent's contribution
-
-
-class CombineRequest(AgentRequest, phase="svm-combine"):
-    """In one exchange with the users, who make the group's center as well."""
-
-
 class CombineReply(SVMReply, phase="svm-combine"):
     """The beginning of the pad of the group's sum, sealed for each user in turn; else nothing."""
 
     sealed: bytes
     term: tuple[Floats, ...] = arrays("numbers", dtype="float64")  # the only agent's contribution
-
-
-class RingRequest(SVMRequest, phase="svm-ring"):
-    """To an agent: add your term to what went round the ring so far, and seal it for the next."""
-
-    first: bool  # whether this agent begins: it adds a mask of its own
-    last: bool  # whether it has come round: the agent takes its mask off and tells the total
-    source: int  # partition, -1 where it begins
-    destination: int  # partition, -1 where it ends
-    groups: int  # S
-    bound: float  # public, of the terms
-    sealed: bytes  # what went round so far
-
-
-class RingReply(SVMReply, phase="svm-ring"):
-    """What goes on round the ring, or the total."""
-
-    sealed: bytes
-    term: tuple[Floats, ...] = arrays("numbers", dtype="float64")
 
 
 class EvaluateRequest(SVMRequest, phase="svm-evaluate"):
@@ -301,8 +255,6 @@ class ColumnsRequest(PlanRequest, phase="svm-columns"):
 class ColumnsReply(SVMReply, phase="svm-columns"):
     """Carries the upload."""
 
-    orthogonal: bytes  # with orthogonal products: the vectors, sealed for the agent
-
 
 class VisitRequest(StepRequest, phase="svm-visit"):
     """To users of a vertical split: multiply a message and the last weights with the rows."""
@@ -338,27 +290,6 @@ class BlockReply(SVMReply, phase="svm-block"):
     sealed: bytes
 
 
-class MultiplierRequest(StepRequest, phase="svm-multiplier"):
-    """To agents, with orthogonal products: mask the owner's message for the users."""
-
-    owner: int  # who sealed the message, and in which step
-    message_round: int
-    width: int  # columns of the message
-    first: bool  # whether the users' orthogonal vectors come with this request
-    users: Index = array("users", dtype="index")  # of the group
-    sizes: Index = array("users", dtype="index")  # rows to learn from of each
-    # The message at each user's rows in turn, sealed by the owner for this agent.
-    sealed: Bytes = array("sealed", dtype="byte")
-    vectors: Bytes = array("vectors", dtype="byte")  # what the users sealed, one after the other
-    lengths: Index = array("lengths", dtype="index")  # bytes of ``vectors`` from each user
-
-
-class MultiplierReply(SVMReply, phase="svm-multiplier"):
-    """The masked message for each user in turn, sealed."""
-
-    sealed: Bytes = array("sealed", dtype="byte")
-
-
 class OwnerRequest(StepRequest, phase="svm-owner"):
     """To the label owner of a vertical split: take the outputs, make the next message."""
 
@@ -374,8 +305,6 @@ class OwnerRequest(StepRequest, phase="svm-owner"):
     # All else with "start". Positions of the plan's rows among those that the owner announced.
     take: Index = array("taken", dtype="index")
     users: Index = array("users", dtype="index")
-    # For whom the part of each user is sealed: its agent with orthogonal products, else -1.
-    agents: Index = array("users", dtype="index")
     sizes: Index = array("users", dtype="index")  # rows to learn from of each
     place: Index = array("placed", dtype="index")  # their numbers in the plan, user by user
 
@@ -388,3 +317,91 @@ class OwnerReply(SVMReply, phase="svm-owner"):
     bound: float = 0.0  # a lower bound of the optimum, likewise
     sealed: Bytes = array("sealed", dtype="byte")  # the message at each user's rows in turn
     counts: Floats = array("counts", dtype="float64")  # outcomes on held-out rows, with "judge"
+
+
+# -- predictions with a model that was saved
+
+
+class PredictRequest(FeaturesRequest, StepRequest, phase="svm-predict"):
+    """To users of a horizontal split: predict the held-out rows with a model, and write them."""
+
+    # Shapes (k, d) or (k, 2 D), and (k,).
+    weights: Floats = array("outputs", "width", dtype="float64")
+    bias: Floats = array("outputs", dtype="float64")
+    calibration: Floats = array("calibration", dtype="float64")  # see Calibration
+
+
+class PredictReply(SVMReply, phase="svm-predict"):
+    """What the user has done."""
+
+    samples: int  # rows that it predicted, 0 if it holds none out
+
+
+class RecallRequest(StepRequest, phase="svm-recall"):
+    """To agents of a vertical split: pass the group's part of a model on to the users."""
+
+    model: str  # session of the run that made the model
+    users: Index = array("users", dtype="index")  # of the group
+
+
+class RecallReply(SVMReply, phase="svm-recall"):
+    """Means and deviations of the columns, and the weights, sealed for each user in turn."""
+
+    sealed: bytes
+
+
+class ContributeRequest(PlanRequest, phase="svm-contribute"):
+    """To users of a vertical split: contribute to the outputs of new rows."""
+
+    rows: int  # of the plan
+    width: int  # outputs of each
+    sealed_round: int  # step in which the agent sealed its part
+    sealed: bytes  # see RecallReply
+
+
+class ContributeReply(SVMReply, phase="svm-contribute"):
+    """Carries the upload."""
+
+
+class WriteRequest(StepRequest, phase="svm-write"):
+    """To the label owner: open the outputs of its held-out rows, and write them."""
+
+    model: str  # session of the run that made the model
+    # Positions of the plan's rows among those that the owner announced.
+    take: Index = array("taken", dtype="index")
+    calibration: Floats = array("calibration", dtype="float64")  # see Calibration
+
+
+class WriteReply(SVMReply, phase="svm-write"):
+    """What the owner has done."""
+
+    samples: int  # rows that are predicted
+
+
+# -- runs with a budget of privacy
+
+
+class GradientRequest(SVMRequest, phase="svm-gradient"):
+    """To users: contribute the gradient of the losses at a model.
+
+    ``round`` is the iteration, from 1.
+    """
+
+    loss: str  # "hinge" or "logistic"
+    features: int  # random Fourier frequencies, 0 for the columns as they are
+    gamma: float  # width of the kernel; 0 without features
+    feature_seed: int
+    iterations: int  # of the run: what they may cost is divided among them
+    model: Floats = array("outputs", "width", dtype="float64")
+
+
+class GradientReply(SVMReply, phase="svm-gradient"):
+    """Carries the upload."""
+
+
+class CountRequest(GradientRequest, phase="svm-count"):
+    """To users: count how held-out rows are predicted, and write the predictions."""
+
+
+class CountReply(SVMReply, phase="svm-count"):
+    """Carries the upload."""

@@ -26,7 +26,6 @@ _PLAIN = (
     "role",
     "group",
     "block",
-    "product",
     "label_bound",
     "allow_single",
 )

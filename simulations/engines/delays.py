@@ -15,7 +15,7 @@ from .faults import Delivery, Fault, Plan
 Law = Literal["exponential", "fixed"]
 
 #: Phases whose replies are held back: those in which users work.
-DELAYED = frozenset({"svm-local", "svm-step", "svm-chain", "svm-visit"})
+DELAYED = frozenset({"svm-local", "svm-step", "svm-visit"})
 
 _LONGEST = 3600.0  # seconds
 _REMEDY = "use exponential:SECONDS or fixed:SECONDS, for all groups or a number for each"

@@ -12,14 +12,14 @@ from .base import Classifier, Federated, Regressor
 
 
 class _Hierarchical(Federated):
-    """Rows dealt to users, users evenly and in order to groups.
+    """Rows dealt to users, users evenly and in order to groups if there are any.
 
     Parameters
     ----------
     parties : int (default: 4)
         Users, each with rows of its own.
-    groups : int (default: 2)
-        Groups of users.
+    groups : int or None (default: None)
+        Groups of users, each with an agent; by default all users are around the server.
     split : {"iid", "dirichlet"} (default: "iid")
         How rows are dealt to users.
     alpha : float (default: 0.5)
@@ -51,7 +51,7 @@ class HierarchicalSVMClassifier(Classifier, _Hierarchical):
         self,
         *,
         parties: int = 4,
-        groups: int = 2,
+        groups: int | None = None,
         split: Split = "iid",
         alpha: float = 0.5,
         model: Literal["linear", "rbf", "logistic"] = "linear",
@@ -80,7 +80,7 @@ class HierarchicalSVMRegressor(Regressor, _Hierarchical):
         self,
         *,
         parties: int = 4,
-        groups: int = 2,
+        groups: int | None = None,
         split: Split = "iid",
         alpha: float = 0.5,
         C: float | None = None,

@@ -42,7 +42,7 @@ from .groups_settings import HierarchicalSettings
 from .new_rows import Parts
 
 DEFAULT_ROUNDS = 200
-USERS, GROUPS = 20, 2  # by default
+USERS, GROUPS = 20, 2  # by default, where there are groups
 _CLOSE = 1e-3  # relative distance from the pooled optimum that counts as reached
 _OPTIMUM = "  of the pooled optimum"
 _CURVES = {
@@ -141,10 +141,11 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
         """Make a node per group an agent, in a vertical split one the label owner, others users."""
-        groups = int(values.get("groups") or GROUPS)
+        layers = has_agents(values)
+        groups = int(values.get("groups") or (GROUPS if layers else 1))
         if values.get("group_sizes"):
             groups = len(str(values["group_sizes"]).split(","))
-        agents = groups if values.get("architecture") == "hierarchical" else 0
+        agents = groups if layers else 0
         users = nodes - agents - (values.get("partition") == "vertical")
         if users < groups:
             raise OptionError(
@@ -170,7 +171,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         super().check(config)
         data, chosen = config["data"], config["options"]
         sizes = HierarchicalSettings.from_values(data).sizes
-        hierarchical = chosen.get("architecture", "hierarchical") == "hierarchical"
+        hierarchical = chosen.get("architecture") != "centralised"
         groups = len(sizes)
         check_rounds(config)
         if not hierarchical and groups > 1:
@@ -184,11 +185,6 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
             raise OptionError(
                 f"group {sizes.index(1) + 1} has a single user, whose model its agent would see",
                 remedy="form larger groups, or allow it with --allow-single",
-            )
-        if chosen.get("agent_topology") == "ring" and groups < 3:
-            raise OptionError(
-                f"in a ring of {groups} agents each would see another's term",
-                remedy="use at least 3 --groups, or --agent-topology pairwise",
             )
         if chosen.get("lost_groups") == "leave-out" and groups < 3:
             raise OptionError(
@@ -335,15 +331,24 @@ def read_numbers(name: str, text: str | None, kind: Callable[[str], Any]) -> lis
         ) from None
 
 
-def count_users(values: Mapping[str, Any], sizes: list[int] | None) -> dict[str, int]:
-    """Return the numbers of users and groups, which may be named in several ways.
+def has_agents(values: Mapping[str, Any]) -> bool:
+    """Tell whether a run has groups with agents: by default where groups are named or needed."""
+    if values.get("architecture"):
+        return bool(values["architecture"] == "hierarchical")
+    needed = ("groups", "group_sizes", "staleness", "step_sizes", "sigma")
+    named = {"partition": "vertical", "lost_groups": "leave-out"}
+    return any(map(values.get, needed)) or any(values.get(k) == v for k, v in named.items())
+
+
+def count_users(values: Mapping[str, Any], sizes: list[int] | None) -> dict[str, Any]:
+    """Return the numbers of users and groups, which may be named in several ways, and the layers.
 
     Raises
     ------
     OptionError
         They contradict each other.
     """
-    users, groups = same_number(values, "users"), values["groups"]
+    users, groups, layers = same_number(values, "users"), values["groups"], has_agents(values)
     if sizes is not None and groups not in (None, len(sizes)):
         raise OptionError(
             f"{len(sizes)} group sizes are not {groups} groups", remedy="leave out --groups"
@@ -351,8 +356,8 @@ def count_users(values: Mapping[str, Any], sizes: list[int] | None) -> dict[str,
     if users is None:
         users = USERS if sizes is None else sum(sizes)
     if groups is None:
-        layers = values["architecture"] == "hierarchical"
-        if values.get("party") and users < 2 * GROUPS:
-            layers = False  # nobody is alone in a group
-        groups = len(sizes) if sizes is not None else GROUPS if layers else 1
-    return {"users": users, "groups": groups}
+        alone = values.get("party") and users < 2 * GROUPS  # nobody is alone in a group
+        several = GROUPS if layers and not alone else 1
+        groups = len(sizes) if sizes is not None else several
+    architecture = "hierarchical" if layers else "centralised"
+    return {"users": users, "groups": groups, "architecture": architecture}

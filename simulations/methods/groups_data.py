@@ -150,7 +150,7 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
         The table cannot be used, or there are too few rows or columns to deal.
     """
 
-    clients, told = HierarchicalClients, ("product", "allow_single")
+    clients, told = HierarchicalClients, ("allow_single",)
     drawn = {RANDOM_LABELS: random_labels}  # noqa: RUF012
 
     def __init__(self, settings: HierarchicalSettings) -> None:
@@ -165,15 +165,21 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
 
     def nodes(self, strategy: PhaseStrategy) -> int:
         """Return the number of nodes of an architecture: agents are in the hierarchical one."""
-        return self.num_clients if _hierarchical(strategy) else self.settings.users
+        return self.num_clients if self.layers(strategy) else self.settings.users
 
     def sizes_of(self, strategy: PhaseStrategy) -> tuple[int, ...]:
         """Return the number of users of each group of an architecture."""
-        return self.sizes if _hierarchical(strategy) else (self.settings.users,)
+        return self.sizes if self.layers(strategy) else (self.settings.users,)
+
+    def layers(self, strategy: PhaseStrategy) -> bool:
+        """Tell whether groups have agents: by default they do where groups were named."""
+        assert isinstance(strategy, HierarchicalSVM)
+        unsaid = strategy.architecture is None and strategy.budget is None
+        return strategy.layers or (unsaid and self.settings.grouped)
 
     def dealing(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return the groups; nobody writes predictions."""
-        agents = _hierarchical(strategy)
+        agents = self.layers(strategy)
         return {"sizes": self.sizes_of(strategy), "agents": agents, "predictions": None}
 
     def variant(self, strategy: PhaseStrategy) -> tuple[Hashable, ...]:
@@ -181,7 +187,7 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
         settings = self.settings
         *told, seed = super().variant(strategy)
         own = settings.resplit or settings.delay or settings.partition == "vertical"
-        return _hierarchical(strategy), *told, seed if own else 0
+        return self.layers(strategy), *told, seed if own else 0
 
     def faults(self, strategy: PhaseStrategy) -> Plan | None:
         """Return the delays of a run; every run has draws of its own."""
@@ -235,11 +241,6 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
             for g, size in enumerate(sizes)
         )
         return found.share(len(sizes)), holders
-
-
-def _hierarchical(strategy: PhaseStrategy) -> bool:
-    assert isinstance(strategy, HierarchicalSVM)
-    return strategy.architecture == "hierarchical"
 
 
 def group_of(sizes: Sequence[int]) -> tuple[int, ...]:

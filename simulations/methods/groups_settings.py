@@ -30,8 +30,8 @@ class HierarchicalSettings(LabelledSettings):
         How the table is split.
     users : int
         N, all users (default: 20).
-    groups : int
-        S, groups (default: 2).
+    groups : int or None
+        S, groups with an agent each; by default none, in a vertical split 2.
     group_sizes : tuple of int or None
         Users of each group, separated by commas, instead of --groups.
     split : {"iid", "site", "dirichlet"}
@@ -53,7 +53,7 @@ class HierarchicalSettings(LabelledSettings):
     scaling: Scaling = "none"
     partition: Partition = "horizontal"
     users: int = 20
-    groups: int = 2
+    groups: int | None = None
     group_sizes: tuple[int, ...] | None = None
     split: Split = "iid"
     alpha: float = 0.5
@@ -66,8 +66,13 @@ class HierarchicalSettings(LabelledSettings):
         return {"users": len(files.owners), "partition": "horizontal", "split": "site"}
 
     @property
+    def grouped(self) -> bool:
+        """Whether groups were named."""
+        return self.groups is not None or self.group_sizes is not None
+
+    @property
     def sizes(self) -> tuple[int, ...]:
-        """Number of users of each group.
+        """Number of users of each group; without groups all users are one.
 
         Raises
         ------
@@ -76,13 +81,14 @@ class HierarchicalSettings(LabelledSettings):
         """
         sizes = self.group_sizes
         if sizes is None:
-            if not 1 <= self.groups <= self.users:
+            groups = self.groups or (2 if self.partition == "vertical" else 1)
+            if not 1 <= groups <= self.users or self.groups == 0:
                 raise OptionError(
                     f"{self.users} users cannot be dealt to {self.groups} groups",
                     remedy="use at least one group, and at least as many users",
                 )
-            each, more = divmod(self.users, self.groups)
-            sizes = tuple(each + (g < more) for g in range(self.groups))
+            each, more = divmod(self.users, groups)
+            sizes = tuple(each + (g < more) for g in range(groups))
         if min(sizes) < 1 or sum(sizes) != self.users:
             listed = ", ".join(map(str, sizes))
             raise OptionError(

@@ -188,9 +188,7 @@ def layers(strategy: Any, seed: int, folder: Path, *, groups: int = 2, agents: b
     return strategy
 
 
-def columns(
-    strategy: Any, seed: int, folder: Path, *, product: str = "local", predict: bool = False
-) -> Any:
+def columns(strategy: Any, seed: int, folder: Path, *, predict: bool = False) -> Any:
     rng = np.random.default_rng(seed)
     total = 2 * (ROWS + TESTS)
     x, y = rng.random((total, 4)), np.tile([-1.0, 1.0], total // 2)
@@ -207,7 +205,7 @@ def columns(
             return SVMClient(context, None, y[fit], role="owner", ids=names(0, 2 * ROWS), **common)
         own, part = x[:, 2 * (k // 2) : 2 * (k // 2) + 2], np.arange(k % 2, total, 2)
         ids = [f"person {i}" for i in part]
-        return SVMClient(context, own[part], group=k // 2, ids=ids, product=product, **common)
+        return SVMClient(context, own[part], group=k // 2, ids=ids, **common)
 
     simulate(strategy, nodes(make), 7, num_rounds=3)
     if predict:
@@ -287,26 +285,18 @@ RUNS: dict[str, Callable[[int, Path], Any]] = {
     "secure-gram": lambda s, f: gram(SecureGram(min_support=2), s, f, cross=True),
     "fed-cfk": lambda s, f: gram(FedCFK(min_support=2), s, f),
     "svm": lambda s, f: layers(HierarchicalSVM(seed=1), s, f),
-    "svm, in turn": lambda s, f: layers(
-        HierarchicalSVM(seed=1, pipelined=False, class_weight="balanced"), s, f
-    ),
+    "svm, weighed": lambda s, f: layers(HierarchicalSVM(seed=1, class_weight="balanced"), s, f),
     "svm, flat": lambda s, f: layers(
-        HierarchicalSVM(architecture="centralised"), s, f, groups=1, agents=False
+        HierarchicalSVM(class_weight="balanced"), s, f, groups=1, agents=False
     ),
     "svm, budget": lambda s, f: layers(
-        HierarchicalSVM(architecture="centralised", C=1.0, privacy_epsilon=3.0),
+        HierarchicalSVM(C=1.0, privacy_epsilon=3.0),
         s,
         f,
         groups=1,
         agents=False,
     ),
-    "svm, chain": lambda s, f: layers(
-        HierarchicalSVM(architecture="chain"), s, f, groups=1, agents=False
-    ),
     "svm, columns": lambda s, f: columns(HierarchicalSVM(partition="vertical"), s, f, predict=True),
-    "svm, orthogonal": lambda s, f: columns(
-        HierarchicalSVM(partition="vertical", product="orthogonal"), s, f, product="orthogonal"
-    ),
     "ranges": lambda s, f: ranges(ColumnRanges(), s, f),
     "ranges, encoded": lambda s, f: ranges(ColumnRanges(), s, f, "encoder"),
     "means of apps": lambda s, f: means(SecureMean(), s, f),

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from fedkern_flwr.errors import OptionError, ProtocolError, SumError
-from fedkern_flwr.groups.messages import FLAT_SUM, GROUP_SUM, LocalRequest
+from fedkern_flwr.groups.messages import FLAT_SUM, LEFT_SUM, LocalRequest
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.sums import ClientSums, load_state, store_state
 from fedkern_flwr.secure_sum.membership import Cohort
@@ -251,8 +251,19 @@ CASES = [
             "the pad for a stranger": fields(users=lambda u: np.append(u, np.int32(5))),
         },
     ),
+    Case("svm", 2, "svm-evaluate", ""),
     Case(
-        "svm, in turn",
+        "svm, weighed",
+        2,
+        "svm-step",
+        "",
+        requests={
+            "weights of its own": fields(shares=lambda s: 1e-3 * s),
+            "weights that are none": fields(shares=lambda s: np.full_like(s, np.nan)),
+        },
+    ),
+    Case(
+        "svm, flat",
         2,
         "svm-local",
         "",
@@ -262,13 +273,8 @@ CASES = [
             "weights that are none": fields(shares=lambda s: np.full_like(s, np.nan)),
         },
     ),
-    Case("svm, in turn", 4, "svm-agent", "agents", requests={"in plain": fields(plain=True)}),
-    Case("svm, in turn", 4, "svm-agent", "group", zeros=True),
-    Case("svm", 2, "svm-evaluate", ""),
-    Case("svm, flat", 2, "svm-local", ""),
     Case("svm, budget", 2, "svm-gradient", "gradients", requests=_GRADIENTS),
     Case("svm, budget", 2, "svm-count", "outcomes", requests={"a loss": fields(loss="squared")}),
-    Case("svm, chain", 2, "svm-chain", ""),
     Case(
         "svm, columns",
         2,
@@ -331,11 +337,9 @@ SILENT = {
     "online-ridge-predict",
     "ranges-write",
     "svm-block",
-    "svm-multiplier",
     "svm-owner",
     "svm-predict",
     "svm-recall",
-    "svm-ring",
     "svm-save",
     "svm-write",
     "vertical-hops",
@@ -455,14 +459,16 @@ def answers(case: Case, found: Any) -> dict[str, str]:
         node.before = told.sum_name("")
         said["after others were told otherwise"] = text = node.ask(again, later)
         assert "no sum 'group#" in text  # before anything is opened
-        local = LocalRequest(**{f.name: getattr(told, f.name) for f in fields_of(LocalRequest)})
-        said["again, in turn"] = node.ask(replace(again, name=GROUP_SUM), local)
+        own = {f.name: getattr(told, f.name, told.judged) for f in fields_of(LocalRequest)}
+        flat = replace(again, name=FLAT_SUM, receiver=-1)
+        said["again, in one layer"] = node.ask(flat, LocalRequest(**own))
     if case.phase == "svm-combine" and case.name == "group":
         wider = fields(outputs=1, width=again.length)(node.request)
         said["again, with the pad of statistics"] = node.ask(again, wider)
-    if case.phase == "svm-local" and node.order.receiver >= 0:
-        flat = replace(again, name=FLAT_SUM, receiver=-1)
-        said["again, in one layer"] = node.ask(flat, replace(later, agent=-1, sealed=b""))
+    if case.phase == "svm-combine" and case.name == "agents":
+        left = replace(again, name=LEFT_SUM, self_masks=True)
+        said["again, without a group"] = node.ask(left, later)
+        said["again, as if groups were left out"] = node.ask(left, replace(later, leave_out=True))
     if case.phase == "ranges-deviations":
         said["again, elsewhere"] = node.ask(again, replace(later, mean=later.mean + 1.0))
     if case.requests is _BINS:

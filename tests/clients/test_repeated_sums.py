@@ -14,7 +14,7 @@ from flwr.app import Context, RecordDict
 from fedkern_flwr.clients import KernelPCAClient, SVMClient
 from fedkern_flwr.errors import RefusedError
 from fedkern_flwr.groups import gradients
-from fedkern_flwr.groups import private_messages as private
+from fedkern_flwr.groups import messages as private
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.privacy import Budget

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,6 @@ def answer(client: SVMClient, request: Any) -> Any:
 
 BAD: dict[str, tuple[Table, type[FedKernError], str]] = {
     "an unknown role": ({**USER, "role": "server"}, OptionError, "role is 'server'"),
-    "an unknown product": ({**USER, "product": "x"}, OptionError, "product is 'x'"),
     "a group below 0": ({**USER, "group": -1}, OptionError, "group is -1; use a whole number"),
     "a group that is no number": ({**USER, "group": 1.5}, OptionError, "group is 1.5; use a whole"),
     "a user without features": (
@@ -131,8 +131,8 @@ def test_nodes_tell_who_they_are() -> None:
     assert (agent.role, agent.group, agent.rows, agent.outputs) == ("agent", 1, 0, 0)
     owner = describe(**OWNER, group=1)
     assert (owner.role, owner.group, owner.rows, owner.features) == ("owner", -1, 4, 0)
-    column = describe(**COLUMNS, product="orthogonal")
-    assert (column.outputs, column.named, column.product) == (0, True, "orthogonal")
+    column = describe(**COLUMNS)
+    assert (column.outputs, column.named) == (0, True)
     assert column.ids.shape == (4, 2)
     np.testing.assert_array_equal(np.sort(owner.ids, axis=0), np.sort(column.ids, axis=0))
     other = describe(**{**COLUMNS, "alignment_key": KEY[::-1]})
@@ -155,8 +155,7 @@ def evaluate(**fields: Any) -> wire.EvaluateRequest:
 
 def local(number: int, **fields: Any) -> wire.LocalRequest:
     nothing = np.zeros(0)
-    common: Table = {"session": SESSION, "agent": -1, "relaxation": 1.0, "sealed": b""}
-    common["rho"] = np.ones((1, 1))
+    common: Table = {"session": SESSION, "relaxation": 1.0, "rho": np.ones((1, 1))}
     common |= {"center": np.zeros((0, 0)), "judged": np.zeros((0, 0))}
     common |= dict.fromkeys(("mean", "deviation", "ridge", "shares"), nothing)
     return wire.LocalRequest(round=number, **{**common, **fields})
@@ -201,7 +200,7 @@ def visit(**fields: Any) -> wire.VisitRequest:
 
 
 def owner_request(kind: str) -> wire.OwnerRequest:
-    empty = dict.fromkeys(("take", "users", "agents", "sizes", "place"), np.zeros(0, np.int32))
+    empty = dict.fromkeys(("take", "users", "sizes", "place"), np.zeros(0, np.int32))
     common: Table = {"loss": "hinge", "c": 1.0, "tolerance": 0.1, "rows": 4}
     return wire.OwnerRequest(session=SESSION, round=2, kind=kind, **common, **empty)
 
@@ -258,7 +257,7 @@ def test_the_plan_of_the_owner_stays_the_same_in_a_run() -> None:
     def start(number: int, *take: int) -> wire.OwnerRequest:
         own: Table = {"session": SESSION, "round": number, "rows": 3, "kind": "start"}
         own |= {"loss": "hinge", "c": 1.0, "tolerance": 0.1, "take": np.array(take, np.int32)}
-        users = {"users": nobody, "agents": nobody, "sizes": nobody, "place": nobody}
+        users = {"users": nobody, "sizes": nobody, "place": nobody}
         return wire.OwnerRequest(**own, **users)
 
     answer(client, start(1, 0, 1, 2))
@@ -269,7 +268,12 @@ def test_the_plan_of_the_owner_stays_the_same_in_a_run() -> None:
 
 def test_messages_are_sealed_only_for_chosen_partners() -> None:
     user, agent = make(**USER), make(role="agent")
-    assert list(user.choose_partners(local(1, agent=2))) == [2]
+    given = {f.name: getattr(local(1), f.name) for f in fields(wire.SolveRequest)}
+    ones = {name: np.ones((1, 1)) for name in ("sigma", "next_sigma")}
+    more: Table = {"relaxation": 1.0, "sealed": b"", "index": 0, "padded": np.zeros(0, np.uint64)}
+    step = wire.StepWithAgentRequest(**given, **ones, **more, agent=2)
+    assert list(user.choose_partners(step)) == [2]
+    assert list(user.choose_partners(local(1))) == []
     assert list(user.choose_partners(evaluate(self_masks=True))) == []
     assert set(agent.choose_partners(object())) == set(range(5))
     with pytest.raises(ProtocolError, match="shares no secret with partition 2"):

@@ -329,21 +329,6 @@ def test_an_owner_of_one_class_counts_that(asked: Callable[..., Asked]) -> None:
     assert one.try_out() == ("", False)
 
 
-def test_rows_that_do_not_mix_are_counted(asked: Callable[..., Asked]) -> None:
-    """Vectors orthogonal to the columns are none where a row lies in them by itself."""
-
-    def alone(values: np.ndarray) -> np.ndarray:
-        out = np.full_like(values, 0.5)
-        out[0] = 1.0, 0.0
-        return out
-
-    one = asked("svm, orthogonal", "svm-columns")
-    text, counted = one.try_out(with_table(one.client, alone))
-    assert UNFIT in text
-    assert counted
-    assert one.try_out() == ("", False)
-
-
 @pytest.mark.parametrize("what", ["score", "finish"])
 def test_scores_beyond_the_bound_do_not_show(
     what: str, asked: Callable[..., Asked], monkeypatch: pytest.MonkeyPatch
@@ -401,7 +386,7 @@ def test_a_total_with_an_offset_is_refused_and_counted(asked: Callable[..., Aske
 def test_one_guess_of_class_counts_is_answered(asked: Callable[..., Asked]) -> None:
     """Whether own rows contradict them tells of labels: of those that come first, of no others."""
     for run, begins, name in (
-        ("svm, in turn", "svm-local at user: group", "shares"),
+        ("svm, flat", "svm-local at user", "shares"),
         ("fed-cg, weighed", "hybrid-equations at hospital", "class_counts"),
     ):
         one = asked(run, begins)
@@ -481,8 +466,8 @@ def test_what_fails_in_learning_or_encoding_says_no_more(
 
 
 def test_columns_are_for_an_agent(asked: Callable[..., Asked]) -> None:
-    """Else the server would open the sum of a group, and vectors sealed for nobody would fail."""
-    one = asked("svm, orthogonal", "svm-columns")
+    """Else the server would open the sum of a group."""
+    one = asked("svm, columns", "svm-columns")
     orders = [replace(s, receiver=-1) if isinstance(s, sums.Order) else s for s in one.sections]
     text, counted = one.try_out(request=replace(one.request, agent=-1), sections=orders)
     assert "refused by the node: columns for no agent" in text

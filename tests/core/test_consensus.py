@@ -18,7 +18,6 @@ from fedkern_flwr.groups.consensus import (
     may_advance,
     next_growth,
     norms,
-    paper_group_center,
     penalties_of,
     relax,
     risen,
@@ -75,13 +74,6 @@ def test_centers_are_minima() -> None:
             step = 1e-3 * RNG.standard_normal((2, 4))
             assert f(point + step) > f(point)
     np.testing.assert_allclose(relax(w, r, 1.7), w + 0.7 * (w - r))
-
-
-def test_the_papers_center_is_the_formula() -> None:
-    total, others = RNG.standard_normal((2, 1, 3))
-    found = paper_group_center(total.copy(), 4, others, 0.5, 12, 3)
-    right = (total / 4 + others) / 3 * [[6 / 7, 6 / 7, 1.0]]
-    np.testing.assert_allclose(found, right)
 
 
 def test_penalties() -> None:

@@ -35,7 +35,6 @@ def party(partition: int, role: str = "user", group: int = 0, **more: Any) -> SV
         "labelled": False,
         "named": True,
         "allow_single": False,
-        "product": "local",
         "ids": np.zeros((0, 2), np.uint64),
     }
     return SVMDescribeReply(
@@ -130,7 +129,7 @@ def column_parties() -> list[SVMDescribeReply]:
 def test_rows_are_joined() -> None:
     parties = column_parties()
     found = read_groups(parties, layers=True)
-    assert check_vertical(parties, found, product="local").partition == 6
+    assert check_vertical(parties, found).partition == 6
     plan = match_rows(parties, found, drop=False)
     assert (plan.rows, plan.all_rows, plan.dropped) == (4, 6, 0)
     owner = parties[6].ids[plan.owner]
@@ -201,7 +200,6 @@ def test_tables_that_cannot_be_joined(
         (6, {"outputs": 0}, "it is the label owner and has no labels"),
         (6, {"role": "agent", "group": 2}, "0 nodes have the labels"),
         (1, {"outputs": 1}, "the label owner alone has them"),
-        (1, {"product": "orthogonal"}, "with product 'orthogonal' only, not 'local'"),
         (1, {"columns": "d"}, "partition 1"),
     ],
 )
@@ -212,8 +210,8 @@ def test_nodes_that_do_not_fit_a_vertical_split(
     found = read_groups(parties, layers=True)
     parties[who] = replace(parties[who], **change)
     with pytest.raises(FedKernError, match=text):
-        check_vertical(parties, found, product="local")
+        check_vertical(parties, found)
     for k in (0, 1):
         parties[k] = replace(parties[k], features=0)
     with pytest.raises(FedKernError):
-        check_vertical(parties, found, product="local")
+        check_vertical(parties, found)

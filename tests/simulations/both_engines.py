@@ -266,7 +266,7 @@ class Runs:
 
 def delays(delivery: Delivery) -> Fault | None:
     """Hold back the first group where groups do not wait for each other."""
-    late = delivery.phase == "svm-local" and delivery.partition < 2
+    late = delivery.phase == "svm-step" and delivery.partition < 2
     late = late and (HERE / "now").read_text().endswith("asynchronous")
     return Fault("delay", seconds=0.1) if late else None
 

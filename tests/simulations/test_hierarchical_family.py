@@ -18,6 +18,7 @@ from fedkern_flwr.simulations.methods.groups_data import HierarchicalData
 from fedkern_flwr.simulations.methods.groups_oracle import linear_svm, pooled_optimum
 from fedkern_flwr.simulations.methods.groups_settings import HierarchicalSettings
 from fedkern_flwr.simulations.methods.pooled import PooledSplit
+from fedkern_flwr.simulations.run.options import options as options_of
 from fedkern_flwr.simulations.run.random_labels import random_labels
 from fedkern_flwr.strategies import HierarchicalSVM
 
@@ -25,7 +26,7 @@ VERTICAL = {"partition": "vertical"}
 
 
 def data(name: str = "wine", **more: Any) -> HierarchicalData:
-    return HierarchicalData(HierarchicalSettings(name, **{"users": 6, **more}))
+    return HierarchicalData(HierarchicalSettings(name, **{"users": 6, "groups": 2, **more}))
 
 
 def tables(prepared: HierarchicalData, **options: Any) -> list[dict[str, Any]]:
@@ -67,11 +68,46 @@ def test_every_row_is_at_one_user_and_agents_hold_nothing() -> None:
     assert part.x.max() > 1000.0  # columns stay as they are: the method standardises them
 
 
-def test_the_other_architectures_have_users_only() -> None:
-    for architecture in ("centralised", "chain"):
-        nodes = tables(data(groups=3), architecture=architecture)
-        assert [n["role"] for n in nodes] == ["user"] * 6
-        assert {n["group"] for n in nodes} == {0}
+@pytest.mark.parametrize(
+    ("groups", "options"),
+    [
+        (3, {"architecture": "centralised"}),
+        (None, {"architecture": "centralised"}),
+        (None, {}),
+        (3, {"C": 1.0, "privacy_epsilon": 1.0}),
+    ],
+)
+def test_without_groups_all_nodes_are_users(groups: int | None, options: dict[str, Any]) -> None:
+    nodes = tables(data(groups=groups), **options)
+    assert [n["role"] for n in nodes] == ["user"] * 6
+    assert {n["group"] for n in nodes} == {0}
+
+
+@pytest.mark.parametrize(
+    ("values", "users", "groups", "architecture"),
+    [
+        ({}, 20, 1, "centralised"),
+        ({"groups": 3}, 20, 3, "hierarchical"),
+        ({"groups": 1}, 20, 1, "hierarchical"),
+        ({"group_sizes": "4,2"}, 6, 2, "hierarchical"),
+        ({"staleness": 2}, 20, 2, "hierarchical"),
+        ({"lost_groups": "leave-out"}, 20, 2, "hierarchical"),
+        ({"partition": "vertical"}, 20, 2, "hierarchical"),
+        ({"architecture": "hierarchical", "users": 8}, 8, 2, "hierarchical"),
+        ({"groups": 1, "architecture": "centralised"}, 20, 1, "centralised"),
+    ],
+)
+def test_groups_that_are_named_or_needed_have_agents(
+    values: dict[str, Any], users: int, groups: int, architecture: str
+) -> None:
+    family = HierarchicalFamily()
+    every = [*options_of(HierarchicalSVM), *family.parameters()]
+    config = family.config("hierarchical-svm", {**{o.name: o.default for o in every}, **values})
+    assert (config["data"]["users"], config["data"]["groups"]) == (users, groups)
+    assert config["options"]["architecture"] == architecture
+    nodes = family.deal_nodes(values, 12)
+    vertical = values.get("partition") == "vertical"
+    assert nodes["users"] == 12 - groups * (architecture == "hierarchical") - vertical
 
 
 def test_a_vertical_split_gives_every_group_all_rows_of_its_columns() -> None:
@@ -116,14 +152,14 @@ def test_random_labels_are_those_of_the_papers_table() -> None:
 
 def test_delays_are_drawn_per_group_and_iteration() -> None:
     plan = GroupDelays(DelayLaw.parse("exponential:0.05,0.25"), (0, 0, 1), seed=3)
-    faults = {k: plan(Delivery(k, "svm-local", 7)) for k in range(3)}
+    faults = {k: plan(Delivery(k, "svm-step", 7)) for k in range(3)}
     assert all(fault is not None and fault.kind == "delay" for fault in faults.values())
     assert faults[0] == faults[1] != faults[2]  # one draw for all users of a group
-    assert faults[0] != plan(Delivery(0, "svm-local", 8))
-    assert faults[0] == GroupDelays(plan.law, (0, 0, 1), seed=3)(Delivery(0, "svm-local", 7))
-    assert faults[0] != GroupDelays(plan.law, (0, 0, 1), seed=4)(Delivery(0, "svm-local", 7))
-    assert plan(Delivery(3, "svm-local", 7)) is None  # an agent
-    assert plan(Delivery(0, "svm-agent", 7)) is None
+    assert faults[0] != plan(Delivery(0, "svm-step", 8))
+    assert faults[0] == GroupDelays(plan.law, (0, 0, 1), seed=3)(Delivery(0, "svm-step", 7))
+    assert faults[0] != GroupDelays(plan.law, (0, 0, 1), seed=4)(Delivery(0, "svm-step", 7))
+    assert plan(Delivery(3, "svm-step", 7)) is None  # an agent
+    assert plan(Delivery(0, "svm-combine", 7)) is None
     assert plan(Delivery(0, "svm-visit", 7)) == faults[0]  # users of a vertical split
     law = plan.law
     for group, mean in ((0, 0.05), (1, 0.25)):
@@ -132,7 +168,7 @@ def test_delays_are_drawn_per_group_and_iteration() -> None:
         assert drawn.mean() == pytest.approx(mean, rel=0.06)
         assert drawn.std() == pytest.approx(mean, rel=0.1)
     assert DelayLaw.parse("fixed:0.1").seconds(5, 9, 0) == 0.1
-    assert GroupDelays(DelayLaw.parse("fixed:0"), (0,))(Delivery(0, "svm-local", 1)) is None
+    assert GroupDelays(DelayLaw.parse("fixed:0"), (0,))(Delivery(0, "svm-step", 1)) is None
 
 
 @pytest.mark.parametrize(
@@ -155,7 +191,7 @@ def test_plans_are_joined_and_the_first_decides() -> None:
     delays, drops = GroupDelays(DelayLaw.parse("fixed:1"), (0, 0)), DropOut(0.5, seed=1)
     joined = first_fault(drops, delays)
     assert joined is not None
-    kinds = {fault.kind for t in range(1, 30) if (fault := joined(Delivery(0, "svm-local", t)))}
+    kinds = {fault.kind for t in range(1, 30) if (fault := joined(Delivery(0, "svm-step", t)))}
     assert kinds == {"vanished", "delay"}
     assert first_fault(None, delays) is delays
     assert first_fault(None, None) is None
@@ -163,7 +199,7 @@ def test_plans_are_joined_and_the_first_decides() -> None:
 
 def test_delays_belong_to_the_data_and_differ_from_run_to_run() -> None:
     prepared = data(delay="exponential:0.2", groups=2)
-    place = Delivery(4, "svm-local", 3)
+    place = Delivery(4, "svm-step", 3)
     plans = [prepared.faults(HierarchicalSVM(seed=seed)) for seed in (0, 0, 1)]
     found = [plan(place) for plan in plans if plan is not None]
     assert found[0] == found[1] != found[2]

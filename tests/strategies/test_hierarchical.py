@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.svm import SVC
 
 from fedkern_flwr.clients import SVMClient
-from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError
+from fedkern_flwr.errors import FedKernError, ProtocolError
 from fedkern_flwr.groups.linear_model import model_rows, outputs
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Transcript
@@ -84,7 +83,6 @@ def vertical_tables(
     users: int = 2,
     *,
     tests: int = 12,
-    product: str = "local",
     **owner: Any,
 ) -> list[Table]:
     """Deal columns to groups and rows to their users, each in an order of its own."""
@@ -96,7 +94,7 @@ def vertical_tables(
         for rows, more in zip(mine, others, strict=True):
             table = {"x": x[np.ix_(rows, columns)], "ids": ids[rows], "group": i}
             table |= {"x_test": x[np.ix_(held[more], columns)], "ids_test": ids[held[more]]}
-            tables.append({**table, "alignment_key": KEY, "product": product})
+            tables.append({**table, "alignment_key": KEY})
     tables += [{"role": "agent", "group": i} for i in range(groups)]
     order = np.random.default_rng(9).permutation(learn)
     table = {"role": "owner", "y": y[order], "ids": ids[order], "alignment_key": KEY}
@@ -443,7 +441,7 @@ def test_rare_classes_are_learned_as_the_pooled_svm_learns_them() -> None:
     [
         ("linear", {}),
         ("linear", {"architecture": "centralised"}),
-        ("logistic", {"pipelined": False}),
+        ("logistic", {}),
     ],
 )
 def test_balanced_classes_are_those_of_scikit_learn(name: str, options: Table) -> None:
@@ -588,59 +586,7 @@ def test_group_numbers_need_not_follow_each_other() -> None:
     np.testing.assert_allclose(strategy.coefficients_, again.coefficients_, atol=1e-10)
 
 
-# -- the paper's consensus, one layer, the chain
-
-
-def plain_paper(
-    x: Array, y: Array, sizes: Sequence[int], iterations: int, rho: float
-) -> list[Array]:
-    """z_i = N rho / (1 + N rho) [mean_j (w_ij + r_ij) + sum_{k != i} z_k] / S, the bias apart."""
-    users, groups, d = sum(sizes), len(sizes), x.shape[1] + 1
-    xs, ys = augment(x, y, users)
-    group = np.repeat(np.arange(groups), sizes)
-    shrink = np.append(np.full(d - 1, users * rho / (1 + users * rho)), 1.0)
-    z, r, out = np.zeros((groups, d)), np.zeros((users, d)), []
-    for _ in range(iterations):
-        w = np.array(
-            [
-                local_hinge(xs[j], ys[j], z[group[j]] - r[j], np.full(d, rho), 1.0)
-                for j in range(users)
-            ]
-        )
-        new = np.zeros_like(z)
-        for i in range(groups):
-            others = z.sum(0) - z[i]
-            new[i] = shrink * ((w + r)[group == i].mean(0) + others) / groups
-        z = new
-        r += w - z[group]
-        out.append(z.mean(0))
-    return out
-
-
-@pytest.mark.parametrize("sizes", [[4], [2, 3, 2]], ids=len)
-def test_the_papers_consensus_is_its_formula_and_not_the_exact_one(sizes: list[int]) -> None:
-    x, y = blobs(70)
-    options = {"rho": 1.3, "tolerance": 1e-12}
-    strategy = fit(horizontal(x, y, sizes), 6, consensus="paper", **options)
-    check_trace(strategy, plain_paper(x, y, sizes, 6, 1.3))
-    exact = fit(horizontal(x, y, sizes), 6, relaxation=1.0, **options)
-    assert np.abs(traced(exact)[-1] - traced(strategy)[-1]).max() > 1e-3
-
-
-def test_the_papers_consensus_misses_the_optimum() -> None:
-    x, y = blobs()
-    paper = fit(horizontal(x, y, [2] * 3), 40, consensus="paper", tolerance=1e-9)
-    assert paper.metrics_["objective"] > 1.01 * pooled("linear", standard(x), y)[0]
-
-
-def test_the_papers_consensus_of_columns_as_they_are_does_not_standardise() -> None:
-    x, y = blobs(70)
-    z = np.column_stack([x, np.ones(70)])
-    strategy = fit(horizontal(x, y, [2, 2]), 1, consensus="paper", scale="none", rho=2.0)
-    models = [local_hinge(z[p], y[p], np.zeros(5), np.full(5, 2.0), 1.0) for p in deal(70, 4)]
-    shrink = np.append(np.full(4, 8 / 9), 1.0)
-    right = shrink * sum(models) / 4 / 2
-    np.testing.assert_allclose(traced(strategy)[0], right, atol=1e-7)
+# -- one layer
 
 
 def plain_central(x: Array, y: Array, users: int, iterations: int) -> list[Array]:
@@ -681,130 +627,42 @@ def test_one_layer_and_one_group_have_the_same_fixed_point() -> None:
     np.testing.assert_allclose(one.coefficients_, two.coefficients_, atol=2e-2)
 
 
-def plain_chain(x: Array, y: Array, users: int, iterations: int, eta: float) -> list[Array]:
-    """Forero, Cano and Giannakis (2010), with 1/N of the penalty at each node."""
-    d = x.shape[1] + 1
-    xs, ys = augment(x, y, users)
-    q = np.append(np.ones(d - 1), 0.0) / users
-    w, dual, out = np.zeros((users, d)), np.zeros((users, d)), []
-    around = [[k for k in (j - 1, j + 1) if 0 <= k < users] for j in range(users)]
-    for _ in range(iterations):
-        dual += np.array([eta / 2 * sum(w[j] - w[k] for k in around[j]) for j in range(users)])
-        new = []
-        for j in range(users):
-            # 1/2 w^T (q + 2 eta |B|) w - w^T (2 eta sum (w_j + w_k) / 2 - 2 dual)
-            penalty = q + 2 * eta * len(around[j])
-            linear = eta * sum(w[j] + w[k] for k in around[j]) - 2 * dual[j]
-            new.append(local_hinge(xs[j], ys[j], linear / penalty, penalty, 1.0))
-        w = np.array(new)
-        out.append(w.mean(0))
-    return out
-
-
-def test_the_chain_is_that_of_forero() -> None:
-    x, y = blobs(60)
-    nodes = horizontal(x, y, [5], agents=False)
-    strategy = fit(nodes, 12, architecture="chain", rho=0.8, tolerance=1e-12)
-    check_trace(strategy, plain_chain(x, y, 5, 12, 0.8))
-    assert strategy.ledger_.by_phase["svm-chain"] == 12
-
-
-def test_the_chain_comes_to_the_pooled_optimum_at_last() -> None:
-    x, y = blobs(60)
-    nodes = horizontal(x, y, [3], agents=False)
-    strategy = fit(nodes, 300, architecture="chain", tolerance=1e-4)
-    assert strategy.metrics_["objective"] == pytest.approx(
-        pooled("linear", standard(x), y)[0], rel=1e-3
-    )
-
-
 # -- how it is done must not matter
 
 
 @pytest.mark.parametrize(
     ("split", "options", "each"),
-    [("rows", {}, 1), ("rows", {"pipelined": False}, 2), ("columns", {}, 2)],
+    [
+        ("rows", {}, 1),
+        ("rows", {"staleness": 2}, 1),
+        ("rows", {"lost_groups": "leave-out"}, 1),
+        ("columns", {}, 2),
+    ],
 )
 def test_one_exchange_an_iteration_or_two(split: str, options: Table, each: int) -> None:
-    deal_out, own = SPLITS[split]
-    a, b = (
-        fit(deal_out(*blobs(60)), n, tolerance=1e-12, **options, **own).ledger_.exchanges
-        for n in (2, 4)
-    )
-    assert b - a == 2 * each
+    nodes = horizontal(*blobs(72), [2, 2, 2]) if split == "rows" else vertical(*blobs(60))
+    own = SPLITS[split][1]
+    a, b = (fit(nodes, n, tolerance=1e-12, **options, **own) for n in (2, 4))
+    assert b.ledger_.exchanges - a.ledger_.exchanges == 2 * each
 
 
-@pytest.mark.parametrize(
-    ("groups", "options"),
-    [
-        ([3], {}),
-        ([2, 3, 4], {}),
-        ([2, 2, 2], {"tolerance": 1e-12, "step_sizes": (1.0, 2.0, 0.5)}),
-        ([3, 3], {"rho_schedule": "balanced", "model": "logistic", "tolerance": 1e-4}),
-        ([3, 3], {"model": "rbf", "features": 6}),
-    ],
-)
-def test_agents_asked_with_the_users_make_the_same_model_to_the_bit(
-    groups: list[int], options: Table
-) -> None:
-    nodes = horizontal(*blobs(72), groups, tests=6)
-    one, two = (fit(nodes, 30, pipelined=p, **options) for p in (False, True))
-    np.testing.assert_array_equal(one.coefficients_, two.coefficients_)
-    for a, b in zip(traced(one), traced(two), strict=True):
-        np.testing.assert_array_equal(a, b)
-    assert one.metrics_ == two.metrics_
-    assert one.history_ == two.history_
-    done = one.metrics_["iterations"]
-    assert one.ledger_.exchanges - two.ledger_.exchanges == (1 + 2 * done) - (done + 2)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"lost_groups": "leave-out"},
-        {"agent_topology": "ring"},
-        {"staleness": 1},
-        {"consensus": "paper"},
-        {"architecture": "chain"},
-        {"partition": "vertical"},
-    ],
-)
-def test_agents_are_asked_by_themselves_where_users_must_wait_for_them(options: Table) -> None:
-    assert not HierarchicalSVM(**options).pipelined
-    assert HierarchicalSVM().pipelined
-    with pytest.raises(OptionError, match="pipelined is for rows in groups that wait"):
-        HierarchicalSVM(pipelined=True, **options)
-
-
-@pytest.mark.parametrize("other", [{"agent_topology": "ring"}, {"lost_groups": "leave-out"}])
-def test_how_agents_sum_changes_nothing_while_all_are_there(other: Table) -> None:
+@pytest.mark.parametrize("other", [{"lost_groups": "leave-out"}, {"staleness": 3}])
+def test_groups_that_are_all_there_in_time_have_the_same_models(other: Table) -> None:
     nodes = horizontal(*blobs(72), [2, 2, 2])
     one, two = (fit(nodes, 8, tolerance=1e-12, **options) for options in ({}, other))
     for a, b in zip(traced(one), traced(two), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=1e-8)
-    if "agent_topology" in other:  # where groups may go the last model is not judged on the way
-        assert one.metrics_["objective"] == pytest.approx(two.metrics_["objective"], rel=1e-10)
+        np.testing.assert_array_equal(a, b)
     assert [row["round"] for row in two.history_] == [row["round"] for row in one.history_]
-
-
-def test_the_mask_of_a_ring_is_fresh_in_every_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the second agent would have the changes of the first one's term."""
-    drawn, draw = list[int](), secrets.token_bytes
-    monkeypatch.setattr(secrets, "token_bytes", lambda n: drawn.append(n) or draw(n))
-    done = fit(horizontal(*blobs(72), [2, 2, 2]), 3, tolerance=1e-12, agent_topology="ring")
-    hops, numbers = done.ledger_.by_phase["svm-ring"], traced(done)[0].size + 5
-    assert drawn.count(8 * numbers) == hops // (3 + 1) == 4
+    if "staleness" not in other:
+        assert two.history_ == one.history_
+        assert two.metrics_ == one.metrics_
 
 
 MODES: dict[str, Table] = {
     "pairwise": {},
-    "in turn": {"pipelined": False},
-    "ring": {"agent_topology": "ring"},
-    "paper": {"consensus": "paper"},
     "leave-out": {"lost_groups": "leave-out"},
     "asynchronous": {"staleness": 2},
     "centralised": {"architecture": "centralised"},
-    "chain": {"architecture": "chain"},
 }
 
 
@@ -819,11 +677,9 @@ def test_serialised_messages_give_identical_results(name: str) -> None:
     assert np.abs(one.coefficients_).max() > 0.1
 
 
-@pytest.mark.parametrize("product", ["local", "orthogonal"])
-def test_serialised_messages_give_identical_results_in_a_vertical_split(product: str) -> None:
-    nodes = vertical(*blobs(60), product=product)
-    one, two = (fit(nodes, serialise=s, partition="vertical", product=product) for s in (0, 1))
-    assert one.metrics_ == pytest.approx(two.metrics_, rel=1e-9 if product == "orthogonal" else 0)
+def test_serialised_messages_give_identical_results_in_a_vertical_split() -> None:
+    one, two = (fit(vertical(*blobs(60)), serialise=s, partition="vertical") for s in (0, 1))
+    assert one.metrics_ == two.metrics_
 
 
 def test_a_run_can_be_repeated_to_the_last_bit_and_reports_progress() -> None:
@@ -846,12 +702,11 @@ def test_a_run_can_be_repeated_to_the_last_bit_and_reports_progress() -> None:
 # -- vertical splits
 
 
-@pytest.mark.parametrize("product", ["local", "orthogonal"])
 @pytest.mark.parametrize("groups", [2, 4])
-def test_a_vertical_split_gives_the_pooled_svm(groups: int, product: str, tmp_path: Path) -> None:
+def test_a_vertical_split_gives_the_pooled_svm(groups: int, tmp_path: Path) -> None:
     x, y = cancer(220, 8)
-    nodes = vertical(x, y, groups, 3, product=product, tests=20, predictions=tmp_path / "out.csv")
-    strategy = fit(nodes, 300, partition="vertical", product=product)
+    nodes = vertical(x, y, groups, 3, tests=20, predictions=tmp_path / "out.csv")
+    strategy = fit(nodes, 300, partition="vertical")
     z = standard(x, x[:200])
     best, w, b = pooled("linear", z[:200], y[:200])
     assert best * (1 - 1e-6) <= strategy.metrics_["objective"] <= best * (1 + 1e-3)
@@ -871,16 +726,14 @@ def test_a_vertical_split_gives_the_pooled_svm(groups: int, product: str, tmp_pa
     assert clear.sum() > 10
 
 
-@pytest.mark.parametrize("product", ["local", "orthogonal"])
 @pytest.mark.parametrize("name", KINDS)
-def test_every_model_in_a_vertical_split(name: str, product: str) -> None:
+def test_every_model_in_a_vertical_split(name: str) -> None:
     kind, scale, c = KINDS[name]
     x, y = blobs(80)
     z = standard(x, x[:68]) if scale == "standard" else x
     strategy = fit(
-        vertical(x, y, product=product),
+        vertical(x, y),
         partition="vertical",
-        product=product,
         model=kind,
         scale=scale,
         C=c,
@@ -966,7 +819,6 @@ def columns(k: int, *, owners: int = 1, **changes: Any) -> Nodes:
 
 
 _VERTICAL: Table = {"partition": "vertical"}
-_ORTHOGONAL: Table = {**_VERTICAL, "product": "orthogonal"}
 _ALONE = "partition 4 is an agent, and this architecture has none; leave the agents out"
 BAD_NODES: dict[str, tuple[Callable[[], Nodes], Table, str]] = {
     "no users at all": (
@@ -974,12 +826,26 @@ BAD_NODES: dict[str, tuple[Callable[[], Nodes], Table, str]] = {
         {},
         "there are no users; start nodes with role user",
     ),
+    "groups without agents": (
+        lambda: rows(2, 2, agents=False),
+        {},
+        "group 0 has 0 agents and 2 users; give every group one node with role agent",
+    ),
+    "staleness without agents": (
+        lambda: rows(4, agents=False),
+        {"staleness": 1},
+        "group 0 has 0 agents and 4 users; give every group one node with role agent",
+    ),
+    "a budget with agents": (
+        lambda: altered(0),
+        {"privacy_epsilon": 1.0},
+        _ALONE,
+    ),
     "no agent": (
         lambda: altered(4, group=1),
         {},
         "group 0 has 0 agents and 2 users; give every group one node with role agent",
     ),
-    "agents in a chain": (lambda: altered(0), {"architecture": "chain"}, _ALONE),
     "agents in one layer": (lambda: altered(0), {"architecture": "centralised"}, _ALONE),
     "other classes": (
         lambda: altered(1, classes=[-1.0, 1.0, 3.0]),
@@ -990,11 +856,6 @@ BAD_NODES: dict[str, tuple[Callable[[], Nodes], Table, str]] = {
         lambda: rows(2, 2, classes=None),
         {},
         "model linear is for classes, the labels are numbers; use model ridge",
-    ),
-    "a ring of two": (
-        lambda: rows(2, 2),
-        {"agent_topology": "ring"},
-        "a ring of 2 agents shows each the other's term; use at least 3 groups",
     ),
     "step sizes": (
         lambda: rows(2, 2),
@@ -1021,11 +882,6 @@ BAD_NODES: dict[str, tuple[Callable[[], Nodes], Table, str]] = {
         _VERTICAL,
         "0 nodes have the labels in a vertical split; start one node with role owner",
     ),
-    "another product at a user": (
-        lambda: columns(1, product="orthogonal"),
-        _VERTICAL,
-        "partition 1, phase describe: this node takes part in runs with product 'orthogonal' only",
-    ),
     "no ids": (
         lambda: columns(2, ids=None, ids_test=None),
         _VERTICAL,
@@ -1051,11 +907,6 @@ BAD_NODES: dict[str, tuple[Callable[[], Nodes], Table, str]] = {
         _VERTICAL,
         "one class alone",
     ),
-    "fewer rows than columns": (
-        lambda: vertical(*blobs(24, 8), 2, 4, product="orthogonal", tests=4),
-        _ORTHOGONAL,
-        "vectors orthogonal to columns of rank",
-    ),
 }
 
 
@@ -1069,9 +920,22 @@ def test_nodes_that_do_not_fit_are_refused_in_one_line(name: str) -> None:
 
 
 def test_what_an_agent_and_the_server_see_is_told() -> None:
-    for options in ({}, {"partition": "vertical"}, {"architecture": "chain"}, {"staleness": 3}):
+    for options in ({}, {"partition": "vertical"}, {"staleness": 3}):
         strategy = HierarchicalSVM(**options)
         seen = strategy.privacy()
         assert seen["server_sees"]
         assert seen["user_sees"]
     assert "differ" in str(HierarchicalSVM(lost_groups="leave-out").privacy()["server_sees"])
+
+
+def test_without_groups_all_users_are_around_the_server() -> None:
+    x, y = blobs(60)
+    found = {}
+    for agents in (False, True):
+        for architecture in (None, "hierarchical" if agents else "centralised"):
+            nodes = horizontal(x, y, [2, 2] if agents else [4], agents=agents)
+            found[agents, architecture] = fit(nodes, 5, architecture=architecture)
+    for agents, architecture in found:
+        one, other = found[agents, architecture], found[agents, None]
+        assert ("svm-combine" in one.ledger_.by_phase) == agents
+        np.testing.assert_array_equal(one.coefficients_, other.coefficients_)

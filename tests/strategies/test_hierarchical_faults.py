@@ -21,35 +21,28 @@ from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.errors import CheckpointError, CohortError, FedKernError
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.method import Round
+from fedkern_flwr.overlap import Overlap
 from fedkern_flwr.secure_sum import SecureSum
 from fedkern_flwr.secure_sum.enclosed import Enclosures
 from fedkern_flwr.seeding import uniform
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Fault, Transcript
 from fedkern_flwr.simulations.engines.faults import Delivery
-from fedkern_flwr.strategies import HierarchicalSVM, hierarchical_pipelined
+from fedkern_flwr.strategies import HierarchicalSVM
 
 KEY = b"a secret of the data's owners"
 Table = dict[str, Any]
-RINGS = {"agent_topology": "ring"}
 STALE = "asynchronous"
 #: Ways to learn: kind of split, and options.
 RUNS: dict[str, tuple[str, Table]] = {
     "pairwise": ("two layers", {}),
-    "in turn": ("two layers", {"pipelined": False}),
-    "ring": ("two layers", RINGS),
     "leave-out": ("two layers", {"lost_groups": "leave-out"}),
-    "paper": ("two layers", {"consensus": "paper"}),
     "balanced": ("two layers", {"rho_schedule": "balanced", "model": "logistic"}),
     STALE: ("two layers", {"staleness": 2}),
     "asynchronous, leave-out": ("two layers", {"staleness": 2, "lost_groups": "leave-out"}),
-    "asynchronous ring": ("two layers", {"staleness": 2, **RINGS}),
     "one group": ("one group", {}),
     "centralised": ("one layer", {"architecture": "centralised"}),
-    "chain": ("one layer", {"architecture": "chain"}),
     "vertical": ("columns", {"partition": "vertical"}),
-    "orthogonal": ("columns", {"partition": "vertical", "product": "orthogonal"}),
 }
 SAME = [name for name in RUNS if "asynchronous" not in name]  # whatever is lost in between
 USERS, GROUPS = 8, 4
@@ -69,7 +62,7 @@ def make_tables(split: str, options: Table) -> list[Table]:
     if split == "columns":
         ids, order = np.array([f"person {k}" for k in range(80)]), np.random.default_rng(1)
         tables: list[Table] = []
-        own = {"alignment_key": KEY, "product": options.get("product", "local")}
+        own = {"alignment_key": KEY}
         for i in range(2):
             parts, columns = np.array_split(order.permutation(70), 2), slice(2 * i, 2 * i + 2)
             for j, rows in enumerate(parts):
@@ -195,7 +188,7 @@ def check(network: Callable[[str], Network]) -> Callable[..., None]:
             strategy = quiet.fit(rounds=rounds)
             _QUIET[name, rounds] = strategy, quiet.predictions()
         right, predictions = _QUIET[name, rounds]
-        rtol = 1e-5 if name == "orthogonal" else 1e-12  # whose vectors are drawn anew
+        rtol = 1e-12
         np.testing.assert_allclose(
             found.last.coefficients_, right.coefficients_, rtol=rtol, atol=1e-12
         )
@@ -220,11 +213,8 @@ PHASES: dict[str, dict[str, tuple[int, ...]]] = {
         "svm-save": (1, 9),
         "svm-evaluate": (1,),
     },
-    "in turn": {"svm-local": (1,), "svm-agent": (9,), "svm-save": (1, 9)},
-    "leave-out": {"svm-local": (1,), "svm-agent": (9,), "unmask": (9,), "svm-evaluate": (1,)},
-    "ring": {"svm-local": (1,), "svm-agent": (8,), "svm-ring": (8, 9, 11)},
+    "leave-out": {"svm-step": (1,), "svm-combine": (9,), "svm-evaluate": (1,)},
     "centralised": {"svm-local": (1,), "svm-save": (1,), "svm-statistics": (1,)},
-    "chain": {"svm-chain": (0, 1), "svm-save": (1,), "svm-evaluate": (1,)},
     "one group": {"svm-step": (1,), "svm-combine": (8,)},
     "vertical": {
         "svm-columns": (1,),
@@ -234,7 +224,6 @@ PHASES: dict[str, dict[str, tuple[int, ...]]] = {
         "svm-owner": (6,),
         "svm-save": (1, 4, 6),
     },
-    "orthogonal": {"svm-columns": (1,), "svm-multiplier": (5,), "svm-owner": (6,)},
 }
 
 
@@ -307,9 +296,7 @@ def test_what_happens_once_does_not_change_the_model(
     check(name, found)
 
 
-@pytest.mark.parametrize(
-    "name", ["pairwise", "in turn", "ring", "centralised", "chain", "vertical"]
-)
+@pytest.mark.parametrize("name", ["pairwise", "leave-out", "centralised", "vertical"])
 def test_faults_at_everybody_in_turn(
     name: str, network: Callable[[str], Network], check: Callable[..., None]
 ) -> None:
@@ -319,7 +306,7 @@ def test_faults_at_everybody_in_turn(
         where = (delivery.partition, delivery.phase, delivery.round)
         seen[where] += 1
         turn = (delivery.partition + delivery.round) % 3 == 0 and seen[where] == 1
-        idle = delivery.phase in ("describe", "finish", "svm-ring")
+        idle = delivery.phase in ("describe", "finish")
         kinds = (Fault("error"), Fault("vanished"), Fault("duplicate"))
         return kinds[delivery.partition % 3] if turn and not idle else None
 
@@ -330,14 +317,9 @@ def test_faults_at_everybody_in_turn(
 
 #: What passes sealed from node to node: a damaged one is noticed by whoever opens it.
 SEALED = {
-    "svm-agent": ("in turn", 9),
     "svm-combine": ("pairwise", 9),
-    "svm-ring": ("ring", 9),
-    "svm-chain": ("chain", 1),
     "svm-block": ("vertical", 4),
     "svm-owner": ("vertical", 6),
-    "svm-multiplier": ("orthogonal", 5),
-    "svm-columns": ("orthogonal", 1),
 }
 
 
@@ -362,9 +344,7 @@ def test_what_is_sealed_cannot_be_changed_unnoticed(
     phase: str, network: Callable[[str], Network]
 ) -> None:
     name, partition = SEALED[phase]
-    at = hits(
-        partition, phase, Fault("tamper", change=flip), nth=2 if phase != "svm-columns" else 1
-    )
+    at = hits(partition, phase, Fault("tamper", change=flip), nth=2)
     with pytest.raises(FedKernError) as caught:
         network(name).fit(at)
     assert "what another party sent through the server was changed" in str(caught.value)
@@ -383,7 +363,7 @@ def test_a_group_that_is_told_different_things_has_no_sum(
 
     def deceive(self: Any, one: Any, *, opening: bool) -> Any:
         found = make(self, one, opening=opening)
-        told = self._names.get(one.group.number, self._told)
+        told = one.name
         if story == "before" and opening:  # all the same, whatever the sum was
             far = np.full_like(next(iter(found.values())).sigma, 1e30)
             found = {user: replace(request, sigma=far) for user, request in found.items()}
@@ -412,10 +392,14 @@ def test_a_group_that_is_told_different_things_has_no_sum(
     monkeypatch.setattr(SecureSum, "sections", forge)
     if story == "before" and not forged:  # it takes what cannot be opened, and goes on
         monkeypatch.setattr(Enclosures, "at_odds", lambda *_: [])
-        monkeypatch.setattr(hierarchical_pipelined, "Deliver", lambda *_: Round(0))
-        order = HierarchicalSVM._agent_requests
+        order, send = HierarchicalSVM._agent_requests, Overlap.send
         monkeypatch.setattr(
-            HierarchicalSVM, "_agent_requests", lambda self, _, *more: order(self, set(), *more)
+            HierarchicalSVM,
+            "_agent_requests",
+            lambda self: {p: replace(r, advance=False) for p, r in order(self).items()},
+        )
+        monkeypatch.setattr(
+            Overlap, "send", lambda *args, number: send(*args[:4], {}, number=number)
         )
     text = r"its masks.* do not fit" if forged else r"no sum '(group|column statistics)#\w+' was"
     with pytest.raises(FedKernError, match=f"partition 3.*{text}"):
@@ -426,62 +410,24 @@ def test_a_group_that_is_told_different_things_has_no_sum(
 def test_pads_of_two_sums_are_not_mixed(
     network: Callable[[str], Network], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take, before = HierarchicalSVM._take_group, list[bytes]()
+    """Of two sums of an iteration the first user gets the pad of the one that was not completed."""
+    take, sealed = Overlap.arrived, list[bytes]()
 
-    def mix(self: Any, one: Any, answers: Any) -> bool:
-        if one.group.number or before:
-            done = take(self, one, answers)
-            if not one.group.number:  # its second sum: the first user gets the pad of the first
-                half = len(one.sealed) // 2
-                one.sealed = before[0][:half] + one.sealed[half:]
-            return done
-        before.append(answers.replies[one.group.agent].sealed)
-        self._close(one)
-        return False
+    def mix(self: Any, number: int) -> Any:
+        found, agent = take(self, number), USERS  # that of the first group
+        if agent in found.replies:
+            reply = found.replies[agent]
+            sealed.append(reply.sealed)
+            half = len(reply.sealed) // 2
+            if len(sealed) == 2:
+                found.replies[agent] = replace(reply, sealed=sealed[0][:half] + reply.sealed[half:])
+        return found
 
-    monkeypatch.setattr(HierarchicalSVM, "_take_group", mix)
+    monkeypatch.setattr(Overlap, "arrived", mix)
     text = "what another party sent through the server was changed or misplaced"
     with pytest.raises(FedKernError, match=text):
-        network("pairwise").fit()
-
-
-# -- the ring
-
-
-@pytest.mark.parametrize("kind", ["duplicate", "vanished"])
-def test_the_first_agent_of_the_ring_may_be_asked_twice(
-    kind: Any, network: Callable[[str], Network], check: Callable[..., None]
-) -> None:
-    for nth in (1, 2):  # it begins, and takes its mask off at the end
-        found = network("ring")
-        found.fit(hits(8, "svm-ring", Fault(kind), nth))
-        check("ring", found)
-
-
-def test_an_agent_that_leaves_the_ring_is_passed_over(network: Callable[[str], Network]) -> None:
-    for lost in (9, 11):
-        found = network("ring")
-        strategy = found.fit(
-            hits(lost, "svm-ring", Fault("error"), 3, always=True), 60, tolerance=2e-3
-        )
-        check_optimum(strategy, found, [lost - 8])
-
-
-def test_the_ring_ends_when_its_first_agent_is_lost(network: Callable[[str], Network]) -> None:
-    at = hits(8, "svm-ring", Fault("error"), 3, always=True)
-    with pytest.raises(CohortError, match="group 0 cannot go on: its agent, partition 8, did not"):
-        network("ring").fit(at)
-
-
-def test_the_ring_does_not_shrink_below_three(network: Callable[[str], Network]) -> None:
-    found = network("ring")
-
-    def plan(delivery: Delivery) -> Fault | None:
-        late = delivery.phase == "svm-ring" and delivery.round >= 4
-        return Fault("error") if late and delivery.partition in (9, 10) else None
-
-    with pytest.raises(CohortError, match=r"group [12] cannot go on"):
-        found.fit(plan)
+        network("pairwise").fit(hits(1, "svm-step", Fault("error")))
+    assert len(sealed) >= 2
 
 
 # -- groups that are lost for good
@@ -514,7 +460,7 @@ def check_optimum(
         assert objective(everybody.coef_[0], everybody.intercept_[0]) > right * 1.01
 
 
-USER, AGENT = ("svm-local", 2), ("svm-agent", 9)
+USER, AGENT = ("svm-step", 2), ("svm-combine", 9)
 
 
 @pytest.mark.parametrize(
@@ -522,9 +468,7 @@ USER, AGENT = ("svm-local", 2), ("svm-agent", 9)
     [
         ("leave-out", USER),
         ("leave-out", AGENT),
-        ("ring", AGENT),
         ("asynchronous, leave-out", USER),
-        pytest.param("ring", USER, marks=LONG),
         pytest.param("asynchronous, leave-out", AGENT, marks=LONG),
     ],
 )
@@ -538,9 +482,22 @@ def test_the_others_go_on_without_a_lost_group(
     assert strategy.ledger_.failures
 
 
+def test_an_iteration_takes_an_exchange_more_once_a_group_is_lost(
+    network: Callable[[str], Network],
+) -> None:
+    """The agents' sums have self masks then; before, the same run needs none."""
+    whole, found = network("leave-out").fit(rounds=8), network("leave-out")
+    assert "unmask" not in whole.ledger_.by_phase
+    strategy = found.fit(hits(2, "svm-step", Fault("error"), 5, always=True), 8)
+    attempts, totals = strategy.attempts, strategy.ledger_.by_phase["unmask"]
+    assert totals == 1 + 8 - 3  # all but those of three iterations, and one for the last losses
+    more = strategy.ledger_.exchanges - whole.ledger_.exchanges
+    assert more == totals + attempts - 1 + 1  # the group is asked again, the last model judged anew
+
+
 def test_no_more_than_half_of_the_agents_may_be_lost(network: Callable[[str], Network]) -> None:
     def plan(delivery: Delivery) -> Fault | None:
-        late = delivery.phase == "svm-local" and delivery.round >= 3
+        late = delivery.phase == "svm-step" and delivery.round >= 3
         return Fault("error") if late and delivery.partition in (2, 4) else None
 
     with pytest.raises(CohortError, match=r"group [12] cannot go on"):
@@ -556,10 +513,10 @@ def test_users_lost_in_the_end_never_make_the_objective_wrong(tmp_path: Path) ->
         for p, g in zip(np.array_split(np.arange(66), 12), np.repeat(range(4), sizes), strict=True)
     ]
     tables += [{"role": "agent", "group": i} for i in range(4)]
-    found = Network(tmp_path, "two layers", RINGS, tables)
+    found = Network(tmp_path, "two layers", {"lost_groups": "leave-out"}, tables)
 
     def plan(delivery: Delivery) -> Fault | None:
-        early = delivery.phase == "svm-local" and delivery.round >= 4 and delivery.partition == 0
+        early = delivery.phase == "svm-step" and delivery.round >= 4 and delivery.partition == 0
         late = delivery.phase == "svm-evaluate" and delivery.partition == 11
         return Fault("error") if early or late else None
 
@@ -574,17 +531,13 @@ def test_users_lost_in_the_end_never_make_the_objective_wrong(tmp_path: Path) ->
     [
         ("pairwise", 2),
         ("pairwise", 9),
-        ("in turn", 2),
-        ("in turn", 9),
         ("asynchronous", 2),
         ("asynchronous", 9),
         ("one group", 8),
         ("centralised", 3),
-        ("chain", 3),
         ("vertical", 1),
         ("vertical", 4),
         ("vertical", 6),
-        ("orthogonal", 4),
     ],
 )
 def test_a_run_that_lost_a_node_stops_and_goes_on_later(
@@ -592,7 +545,7 @@ def test_a_run_that_lost_a_node_stops_and_goes_on_later(
 ) -> None:
     found = network(name)
     keep = {"checkpoint": found.checkpoint, "checkpoint_every": 2}
-    since = {"vertical": 11, "orthogonal": 14}.get(name, 6)
+    since = 11 if name == "vertical" else 6
     with pytest.raises(CohortError, match="; mend it and resume from the checkpoint") as caught:
         found.fit(gone(partition, since), rounds=6, **keep)
     assert "\n" not in str(caught.value)
@@ -669,11 +622,11 @@ def test_a_run_that_is_resumed_after_its_last_exchange_is_judged_once(
     assert again.metrics_["test_accuracy"] == quiet.metrics_["test_accuracy"] > 0.5
 
 
-@pytest.mark.parametrize("name", ["leave-out", pytest.param("ring", marks=LONG)])
+@pytest.mark.parametrize("name", ["leave-out", "asynchronous, leave-out"])
 def test_a_run_that_left_a_group_out_can_be_resumed(
     name: str, network: Callable[[str], Network]
 ) -> None:
-    found, at = network(name), hits(2, "svm-local", Fault("error"), 3, always=True)
+    found, at = network(name), hits(2, "svm-step", Fault("error"), 3, always=True)
     keep = {"checkpoint": found.checkpoint, "checkpoint_every": 2, "tolerance": 2e-3}
     with pytest.raises(PowerCutError):
         found.fit(at, rounds=60, stop_at=7, **keep)
@@ -720,7 +673,7 @@ def delays(seed: int, mean: float = 0.004) -> Callable[[Delivery], Fault | None]
     """Exponential delays of groups, another draw for each group and iteration."""
 
     def plan(delivery: Delivery) -> Fault | None:
-        if delivery.phase not in ("svm-local", "svm-step"):
+        if delivery.phase != "svm-step":
             return None
         draw = uniform(seed, "delay", delivery.partition // 2, delivery.round)
         return Fault("delay", seconds=-mean * np.log(draw))
@@ -728,7 +681,7 @@ def delays(seed: int, mean: float = 0.004) -> Callable[[Delivery], Fault | None]
     return plan
 
 
-@pytest.mark.parametrize("name", ["pairwise", "in turn", "leave-out", "ring"])
+@pytest.mark.parametrize("name", ["pairwise", "leave-out"])
 def test_without_staleness_delays_change_nothing(
     name: str, network: Callable[[str], Network]
 ) -> None:
@@ -745,21 +698,21 @@ def test_without_staleness_delays_change_nothing(
 def advances(transcript: Transcript, groups: int = GROUPS) -> list[dict[int, bool]]:
     """Return which agents advanced, exchange by exchange."""
     ticks: dict[int, dict[int, bool]] = {}
-    for entry in transcript.entries(phase="svm-agent", direction="down"):
+    for entry in transcript.entries(phase="svm-combine", direction="down"):
         ticks.setdefault(int(entry.scalars["round"]), {})[entry.node] = entry.scalars["advance"]
     assert all(len(found) == groups for found in ticks.values())
     return [ticks[k] for k in sorted(ticks)]
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3, 16])
-@pytest.mark.parametrize("name", ["in turn", "leave-out", "ring"])
+@pytest.mark.parametrize("name", ["pairwise", "leave-out"])
 def test_no_group_is_further_ahead_than_it_may(
     name: str, staleness: int, network: Callable[[str], Network]
 ) -> None:
     transcript = Transcript()
 
     def plan(delivery: Delivery) -> Fault | None:
-        slow = delivery.phase == "svm-local" and delivery.partition < 2
+        slow = delivery.phase == "svm-step" and delivery.partition < 2
         return Fault("delay", seconds=0.02) if slow else delays(2, 0.002)(delivery)
 
     strategy = network(name).fit(plan, 8, transcript=transcript, staleness=staleness)
@@ -771,7 +724,7 @@ def test_no_group_is_further_ahead_than_it_may(
         apart = max(done.values()) - min(done.values())
         assert apart <= staleness
         most = max(most, apart)
-    assert min(done.values()) == 8
+    assert min(done.values()) == 8 + (not staleness)  # the losses of the last one are asked for
     assert most >= min(staleness, 1)
     assert [row["round"] for row in strategy.history_] == list(range(1, 9))
 
@@ -780,12 +733,12 @@ def test_users_are_not_asked_beyond_the_bound(network: Callable[[str], Network])
     asked: list[tuple[int, int]] = []
 
     def plan(delivery: Delivery) -> Fault | None:
-        if delivery.phase == "svm-local":
+        if delivery.phase == "svm-step":
             asked.append((delivery.partition // 2, delivery.round))
             return Fault("delay", seconds=0.02 if delivery.partition < 2 else 0.0)
         return None
 
-    network("in turn").fit(plan, 6, staleness=2)
+    network("pairwise").fit(plan, 6, staleness=2)
     ahead = 0
     for k, (_, number) in enumerate(asked):
         started = {g: max([r for h, r in asked[: k + 1] if h == g], default=1) for g in range(4)}
@@ -794,7 +747,7 @@ def test_users_are_not_asked_beyond_the_bound(network: Callable[[str], Network])
 
 
 @pytest.mark.parametrize("staleness", [pytest.param(1, marks=pytest.mark.long), 4])
-@pytest.mark.parametrize("name", ["pairwise", "leave-out", "ring"])
+@pytest.mark.parametrize("name", ["pairwise", "leave-out"])
 def test_stale_groups_reach_the_same_optimum(
     name: str, staleness: int, network: Callable[[str], Network]
 ) -> None:
@@ -809,10 +762,9 @@ def test_stale_groups_reach_the_same_optimum(
     [
         *[
             (name, (Fault("error"), Fault("duplicate")))
-            for name in (STALE, "asynchronous, leave-out", "asynchronous ring")
+            for name in (STALE, "asynchronous, leave-out")
         ],
         (STALE, (Fault("delay", seconds=3600.0),)),
-        pytest.param("asynchronous ring", (Fault("delay", seconds=3600.0),), marks=LONG),
     ],
 )
 def test_faults_of_groups_that_do_not_wait(
@@ -827,7 +779,7 @@ def test_faults_of_groups_that_do_not_wait(
         seen[k, delivery.phase] += 1
         now = seen[k, delivery.phase] == 3 + 4 * (k % 8)
         slow = delays(3, 0.002)(delivery)
-        struck = now and delivery.phase in ("svm-local", "svm-agent", "unmask")
+        struck = now and delivery.phase in ("svm-step", "svm-combine", "unmask")
         return faults[k % len(faults)] if struck else slow
 
     late = faults[0].kind == "delay"
@@ -842,10 +794,10 @@ def test_replies_that_came_while_the_server_waited_for_agents_are_not_late(
     found = network("asynchronous")
 
     def plan(delivery: Delivery) -> Fault | None:
-        if delivery.phase == "svm-local":
+        if delivery.phase == "svm-step":
             slow = delivery.partition in (6, 7)
             return Fault("delay", seconds=0.1) if slow else None
-        lost = delivery.phase == "svm-agent" and delivery.partition == 9
+        lost = delivery.phase == "svm-combine" and delivery.partition == 9
         return Fault("lost request") if lost and next(count) % 4 == 2 else None
 
     count = iter(range(10_000))

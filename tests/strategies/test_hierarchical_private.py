@@ -185,7 +185,7 @@ def test_no_loss_residual_or_statistic_is_told() -> None:
     [
         ({"partition": "vertical", "architecture": "hierarchical"}, "horizontal"),
         ({"architecture": "hierarchical"}, "architecture centralised"),
-        ({"architecture": "chain"}, "architecture centralised"),
+        ({"architecture": None, "staleness": 1}, "architecture centralised"),
         ({"model": "ridge"}, "fed-cg with basis fourier"),
         ({"C": None}, "give C"),
         ({"class_weight": "balanced"}, "class_weight"),
@@ -248,7 +248,7 @@ def test_settings_that_change_and_other_losses_are_refused(other: Any, monkeypat
 def test_a_server_that_asks_for_solutions_in_a_run_with_a_budget_is_refused(
     monkeypatch: Any,
 ) -> None:
-    monkeypatch.setattr(HierarchicalSVM, "private_rounds", HierarchicalSVM.flat_rounds)
+    monkeypatch.setattr(HierarchicalSVM, "private_rounds", HierarchicalSVM.central_rounds)
     with pytest.raises(RefusedError, match="adds no noise to what is asked for"):
         run(strategy())
     monkeypatch.setattr(HierarchicalSVM, "private_rounds", HierarchicalSVM.measure_columns)

@@ -78,9 +78,7 @@ def test_the_choice_is_that_of_pooled_rows_in_the_same_folds(kind: Any) -> None:
     assert strategy.result()["tuned"]["C"] == strategy.C_ == strategy.model()[1]["C"]
 
 
-@pytest.mark.parametrize(
-    "options", [{"pipelined": False}, {"architecture": "centralised"}, {"lost_groups": "leave-out"}]
-)
+@pytest.mark.parametrize("options", [{"architecture": "centralised"}, {"lost_groups": "leave-out"}])
 def test_all_ways_of_asking_choose_the_same(options: dict[str, Any]) -> None:
     x, y = blobs(90)
     layers = "architecture" not in options
@@ -89,7 +87,7 @@ def test_all_ways_of_asking_choose_the_same(options: dict[str, Any]) -> None:
     other = fit(horizontal(x, y, sizes, agents=layers), C=None, rounds=30, **options)
     assert one.C_ == other.C_
     np.testing.assert_allclose(one.tuned_["losses"][1:], other.tuned_["losses"][1:], rtol=0.05)
-    if "pipelined" in options:  # to the bit
+    if layers:  # to the bit
         assert one.history_ == other.history_
         assert one.tuned_ == other.tuned_
         assert np.array_equal(one.coefficients_, other.coefficients_)
@@ -97,7 +95,7 @@ def test_all_ways_of_asking_choose_the_same(options: dict[str, Any]) -> None:
 
 def test_groups_that_are_left_out_have_no_say_in_the_choice() -> None:
     x, y = blobs(ROWS)
-    gone = At(partition=2, phase="svm-local", what=Fault("error"), number=3, always=True)
+    gone = At(partition=2, phase="svm-step", what=Fault("error"), number=3, always=True)
     nodes = horizontal(x, y, [2, 2, 2])
     strategy = fit(nodes, C=None, faults=gone, lost_groups="leave-out", rounds=30)
     assert strategy.metrics_["groups_left_out"] == 1
@@ -189,7 +187,6 @@ class Forced(HierarchicalSVM):
         ({"min_own_rows": 6}, "hierarchical"),
         ({"min_sum_rows": 11}, "hierarchical"),
         ({"min_own_rows": 6}, "centralised"),
-        ({"min_own_rows": 6}, "chain"),
     ],
 )
 def test_a_node_refuses_folds_of_few_rows_itself(rules: dict[str, int], architecture: Any) -> None:
@@ -260,7 +257,6 @@ def test_folds_of_a_user_are_even_and_its_own(rows: int) -> None:
         (10, {}),
         (11, {}),
         (12, {}),
-        (11, {"pipelined": False}),
         (11, {"lost_groups": "leave-out"}),
         (11, {"architecture": "centralised"}),
     ],

@@ -29,8 +29,7 @@ WITH_KERNELS = [m for m in ONLINE if m is not PerFedAvg]
 _RUN: dict[str, Any] = {"min_clients": [0], "max_missed": [0], "samples_per_round": [0]}
 _KERNELS: dict[str, Any] = {"features": [0], "regularization": [-1.0, np.nan]}
 _KERNELS |= {"precision": ["half"], "frequency_draw": ["sobol"]}
-_GROUPED = ("partition", "model", "architecture", "consensus", "scale", "rho_schedule", "product")
-_GROUPED += ("agent_topology", "lost_groups", "missing")
+_GROUPED = ("partition", "model", "architecture", "scale", "rho_schedule", "lost_groups", "missing")
 WRONG: dict[type[Any], dict[str, Sequence[Any]]] = {
     **{m: {"step_size": ["fast"], "checkpoint_every": [0], **_RUN} for m in ONLINE},
     HierarchicalSVM: {
@@ -80,17 +79,13 @@ def test_wrong_options_are_refused_at_construction(
 
 _VERTICAL: Table = {"partition": "vertical"}
 _COLUMNS_NEED_ALL = "a vertical split needs every group in every iteration; leave staleness and lo"
-_ROWS_ALONE = "consensus paper and agent_topology ring are for horizontal splits; leave them out"
 _FOR_AGENTS: Table = {
-    "consensus paper": {"consensus": "paper"},
-    "agent_topology ring": {"agent_topology": "ring"},
     "staleness": {"staleness": 1},
     "step_sizes": {"step_sizes": (1.0,)},
     "sigma": {"sigma": 1.0},
     "lost_groups leave-out": {"lost_groups": "leave-out"},
 }
 _PENALTIES: Table = {"rho": 1.0, "sigma": 1.0, "rho_schedule": "rising", "relaxation": 1.5}
-_CHAIN = "relaxation and a rho_schedule that grows have no meaning in a chain; leave them out"
 #: What does not go together, or means nothing beside the others.
 TOGETHER: list[tuple[type[Any], Table, str]] = [
     *[(m, {"resume": True}, "resume without a checkpoint; name the chec") for m in WRONG],
@@ -112,24 +107,17 @@ TOGETHER: list[tuple[type[Any], Table, str]] = [
                 for name, value in {**_PENALTIES, "step_sizes": (1.0, 1.0)}.items()
             ],
             ({**_VERTICAL, "model": "rbf"}, "model rbf needs all columns of a row; use fdskl for"),
-            *[
-                (
-                    {**_VERTICAL, "architecture": flat},
-                    f"architecture {flat} is for horizontal splits; use architecture hierarchical",
-                )
-                for flat in ("chain", "centralised")
-            ],
-            ({**_VERTICAL, "consensus": "paper"}, _ROWS_ALONE),
-            ({**_VERTICAL, "agent_topology": "ring"}, _ROWS_ALONE),
+            (
+                {**_VERTICAL, "architecture": "centralised"},
+                "architecture centralised is for horizontal splits; use architecture hierarchical",
+            ),
             ({**_VERTICAL, "staleness": 1}, _COLUMNS_NEED_ALL),
             ({**_VERTICAL, "lost_groups": "leave-out"}, _COLUMNS_NEED_ALL),
-            ({"product": "orthogonal"}, "product orthogonal is for vertical splits; use partition"),
             *[
                 (
-                    {"architecture": flat, **options},
+                    {"architecture": "centralised", **options},
                     f"{name} needs agents; use architecture hierarchical",
                 )
-                for flat in ("centralised", "chain")
                 for name, options in _FOR_AGENTS.items()
             ],
             ({"rho": 1.0, "step_sizes": (1.0, 2.0)}, "rho and step_sizes are both given; give one"),
@@ -137,12 +125,6 @@ TOGETHER: list[tuple[type[Any], Table, str]] = [
                 {"rho_schedule": "balanced", "staleness": 1},
                 "groups that do not wait have no residuals in common; use another rho_schedule",
             ),
-            (
-                {"consensus": "paper", "sigma": 2.0},
-                "sigma has no meaning in consensus paper; leave",
-            ),
-            ({"architecture": "chain", "relaxation": 1.5}, _CHAIN),
-            ({"architecture": "chain", "rho_schedule": "rising"}, _CHAIN),
         ]
     ],
     *[

@@ -15,7 +15,6 @@ KEYS = (
     "classes",
     "label-bound",
     "alignment-key",
-    "product",
     "allow-single",
     "predictions",
 )
