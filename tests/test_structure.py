@@ -24,6 +24,7 @@ FLOORS = (
     "run",
     "warm_node",
     "deployment",
+    "papers",
     "lab.attacks",
     "methods",
     "estimators",
@@ -140,6 +141,21 @@ def test_simulations_have_floors() -> None:
         return {m for m in below if floor(m) > floor(module)}
 
     assert not offenders(up)
+
+
+def test_the_papers_stand_alone() -> None:
+    """They are oracles, independent of what they are compared with and of each other."""
+    prefix = f"{PACKAGE}.simulations.papers."
+    light = {"numpy", "scipy", *sys.stdlib_module_names}
+
+    def others(module: str) -> set[str]:
+        if not module.startswith(prefix):
+            return set()
+        ours = {m for m in own_imports(module) if not m.startswith(f"{PACKAGE}.kernels.")}
+        return ours | {m.split(".")[0] for m in imported_modules(module)} - {*light, PACKAGE}
+
+    assert any(module.startswith(prefix) for module in SOURCES)
+    assert not offenders(others)
 
 
 def test_files_have_an_order() -> None:
