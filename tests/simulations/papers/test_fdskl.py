@@ -1,0 +1,189 @@
+"""FDSKL as printed: against doubly stochastic gradients on pooled data, and what messages show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedkern_flwr.simulations.papers.fdskl import (
+    Structure,
+    Tree,
+    add_phases,
+    draw_directions,
+    draw_masks,
+    draw_tree,
+    draw_trees,
+    fdskl,
+    totally_different,
+)
+
+Floats = NDArray[np.float64]
+N, WIDTHS, T = 30, (2, 3, 1, 2), 25
+D, Q = sum(WIDTHS), len(WIDTHS)
+OPTIONS = {"step": 0.3, "regularization": 0.05}
+STRUCTURES: tuple[Structure, ...] = ("trees", "star")
+
+
+class Problem:
+    """Rows of four workers, of which the first ``actives`` lead in turn."""
+
+    def __init__(self, actives: int = 1, seed: int = 3, kernel: str = "rbf") -> None:
+        rng = np.random.default_rng(seed)
+        self.x = rng.random((N, D))
+        self.y = np.where(self.x[:, 0] + self.x[:, 3] > 1.0, 1.0, -1.0)
+        self.parts = np.split(self.x, np.cumsum(WIDTHS)[:-1], axis=1)
+        self.leaders = [t % actives for t in range(T)]
+        self.rows = [int(rng.choice(np.arange(leader, N - 5, actives))) for leader in self.leaders]
+        self.omega = draw_directions(seed, T, D, 0.7, kernel)
+        self.b = draw_masks(seed, T, Q)
+        self.tests = range(N - 5, N)
+
+    def run(self, **options: Any) -> Any:
+        """Run the program."""
+        given = OPTIONS | {"tests": self.tests} | options
+        more = (self.leaders, self.rows, self.omega, self.b)
+        return fdskl(self.parts, self.y, *more, **given)
+
+
+SLOPES = {
+    "square": lambda f, y: 2.0 * (f - y),
+    "logistic": lambda f, y: -y / (1.0 + np.exp(y * f)),
+    "smooth-hinge": lambda f, y: -y * min(1.0, max(0.0, 1.0 - y * f)),
+}
+
+
+def pooled(problem: Problem, offsets: Floats, loss: str) -> tuple[list[float], Floats]:
+    """Equation 7 by a single owner: f of all rows is kept up to date."""
+    f, seen = np.zeros(N), []
+    for t, row in enumerate(problem.rows):
+        phi = np.sqrt(2.0) * np.cos(problem.x @ problem.omega[t] + offsets[t])
+        seen.append(float(f[row]))
+        gradient = SLOPES[loss](f[row], problem.y[row]) * phi[row] * phi
+        f = f - OPTIONS["step"] * (gradient + OPTIONS["regularization"] * f)
+    return seen, f[problem.tests]
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize(("actives", "loss"), [(1, "square"), (2, "logistic"), (4, "smooth-hinge")])
+def test_it_is_doubly_stochastic_gradients(structure: Structure, actives: int, loss: str) -> None:
+    problem = Problem(actives, kernel="laplacian" if loss == "logistic" else "rbf")
+    result, _ = problem.run(structure=structure, loss=loss)
+    if structure == "star":
+        np.testing.assert_allclose(result.offsets, problem.b.sum(axis=1))
+    else:  # that of l', another worker than the leader, the same whenever it leads
+        kept = np.argmin(np.abs(problem.b - result.offsets[:, None]), axis=1)
+        np.testing.assert_array_equal(result.offsets, problem.b[np.arange(T), kept])
+        assert len({*zip(problem.leaders, kept, strict=True)}) == actives
+        assert (kept != problem.leaders).all()
+    seen, scores = pooled(problem, result.offsets, loss)
+    np.testing.assert_allclose(result.outputs, seen, atol=1e-11)
+    np.testing.assert_allclose(result.scores, scores, atol=1e-11)
+    assert np.ptp(result.scores) > 0.1
+
+
+def test_features_estimate_the_kernel() -> None:
+    rng = np.random.default_rng(0)
+    x, gamma = rng.random((2, 3)), 0.8
+    for kernel, distance in (
+        ("rbf", ((x[0] - x[1]) ** 2).sum()),
+        ("laplacian", np.ptp(x, 0).sum()),
+    ):
+        omega = draw_directions(1, 40_000, 3, gamma, kernel)
+        b = draw_masks(1, 40_000, 2)
+        trees = draw_trees(2, 0, 1, 0)
+        phases = add_phases((x[:, :1], x[:, 1:]), omega, b, trees, [])
+        estimate = 2.0 * np.mean(np.cos(phases[0]) * np.cos(phases[1]))
+        assert estimate == pytest.approx(np.exp(-gamma * distance), abs=0.02)
+
+
+def test_trees_with_a_common_subtree_are_refused() -> None:
+    figure = Tree(0, ((1, 0), (3, 2), (2, 0))), Tree(0, ((2, 1), (1, 0)))  # Figure 2
+    assert figure[0].subtrees == {frozenset({0, 1}), frozenset({2, 3}), frozenset(range(4))}
+    assert totally_different(*figure)
+    same = figure[0], Tree(0, ((1, 0), (2, 0)))  # workers 0 and 1 are a pair in both
+    assert not totally_different(*same)
+    problem = Problem()
+    add_phases(problem.parts, problem.omega, problem.b, figure, [])
+    with pytest.raises(ValueError, match="subtree in common"):
+        add_phases(problem.parts, problem.omega, problem.b, same, [])
+
+
+@pytest.mark.parametrize("q", range(2, 12))
+def test_drawn_trees_are_totally_different(q: int) -> None:
+    for seed in range(20):
+        t1, t2 = draw_trees(q, 0, q - 1, seed)
+        assert totally_different(t1, t2)
+        for tree, members in ((t1, set(range(q))), (t2, set(range(q - 1)))):
+            assert {sender for sender, _ in tree.sends} == members - {0}  # each sends once
+            values = {worker: np.array([2.0**worker]) for worker in members}
+            assert tree.add_up(values, "", [])[0] == sum(2.0**worker for worker in members)
+
+
+def test_an_even_number_of_workers_adds_up_in_pairs() -> None:
+    tree = draw_tree(range(8), 5, np.random.default_rng(0))
+    assert Counter(map(len, tree.subtrees)) == {2: 4, 4: 2, 8: 1}
+
+
+def test_every_hop_is_in_the_transcript() -> None:
+    problem = Problem(actives=2)
+    result, sent = problem.run(structure="trees")
+    names = Counter(name for _, _, name, _ in sent)
+    asked = T + len(problem.tests)  # f of a batch, f of a test row: a sum over T0 each
+    assert names["row"] == names["shrink"] == T * (Q - 1)
+    assert names["f"] == asked * (Q - 1)
+    assert names["b"] * (Q - 1) == names["o + b"] * (Q - 2)  # T2 has one worker less
+    first = [message for message in sent if message[2] == "row"][: Q - 1]
+    assert {receiver for _, receiver, _, _ in first} == {f"worker {w}" for w in (1, 2, 3)}
+    assert all(array == problem.rows[0] for *_, array in first)
+    # no phase of a row is asked for twice
+    wanted = {(row, j) for t, row in enumerate(problem.rows) for j in range(t + 1)}
+    wanted |= {(row, j) for row in problem.tests for j in range(T)}
+    numbers = sum(array.size for _, _, name, array in sent if name == "o + b")
+    assert numbers == len(wanted) * (Q - 1)
+    assert len(result.alpha) == T
+
+
+def test_what_each_message_shows() -> None:
+    problem = Problem()
+    trees = draw_trees(Q, 0, 2, 5)
+    sent: list[Any] = []
+    add_phases(problem.parts, problem.omega, problem.b, trees, sent)
+    o = {
+        w: problem.parts[w] @ problem.omega[:, start : start + WIDTHS[w]].T
+        for w, start in enumerate(np.cumsum((0, *WIDTHS[:-1])))
+    }
+    below = {w: {w} for w in range(Q)}
+    for (sender, receiver), message in zip(trees[0].sends, sent, strict=False):
+        assert message[:3] == (f"worker {sender}", f"worker {receiver}", "o + b")
+        expected = sum(o[w] + problem.b[:, w] for w in below[sender])
+        np.testing.assert_allclose(message[3], expected)
+        # differences of rows are without masks: b is the same for all of them
+        shown = message[3][1:] - message[3][0]
+        np.testing.assert_allclose(shown, sum(o[w][1:] - o[w][0] for w in below[sender]))
+        below[receiver] |= below[sender]
+    masks = sent[Q - 1 :]
+    assert [name for _, _, name, _ in masks] == ["b"] * (Q - 2)
+    assert "worker 2" not in {sender for sender, *_ in masks}  # l' keeps its own
+    np.testing.assert_allclose(
+        masks[0][3], problem.b[:, trees[1].sends[0][0]]
+    )  # the first is a leaf
+
+
+def test_shared_directions_let_the_active_worker_solve_for_the_only_other_one() -> None:
+    problem = Problem()
+    x = problem.x[:, :3], problem.x[:, 3:]
+    trees = draw_trees(2, 0, 1, 0)
+    phases = add_phases(x, problem.omega, problem.b[:, :2], trees, [])
+    others = phases - x[0] @ problem.omega[:, :3].T
+    solved = np.linalg.lstsq(problem.omega[:, 3:], (others[1:] - others[0]).T, rcond=None)[0].T
+    np.testing.assert_allclose(solved, x[1][1:] - x[1][0], atol=1e-10)
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    one, other, third = (Problem(seed=s).run(seed=7)[0] for s in (3, 3, 4))
+    np.testing.assert_array_equal(one.alpha, other.alpha)
+    assert not np.allclose(one.alpha, third.alpha)
