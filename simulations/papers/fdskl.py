@@ -124,8 +124,9 @@ def draw_directions(
     """Draw omega_1 to omega_T from the seed that all workers share, shape (T, d) (2.2.1)."""
     rng = np.random.default_rng([seed, 0])
     if kernel == "laplacian":  # exp(-gamma |x - x'|_1)
-        return gamma * rng.standard_cauchy((count, columns))
-    return np.sqrt(2.0 * gamma) * rng.standard_normal((count, columns))  # exp(-gamma |x - x'|^2)
+        return np.asarray(gamma * rng.standard_cauchy((count, columns)))
+    standard = rng.standard_normal((count, columns))  # exp(-gamma |x - x'|^2)
+    return np.asarray(np.sqrt(2.0 * gamma) * standard)
 
 
 def draw_masks(seed: int, count: int, workers: int) -> Floats:
@@ -232,7 +233,7 @@ def fdskl(
             at_row = [part[[row]] for part in x]
             found = add_phases(at_row, omega[new], b[new], trees[owner], sent)[0]
             saved.update({(row, j): phase for j, phase in zip(new, found, strict=True)})
-        return np.sqrt(2.0) * np.cos([saved[row, j] for j in wanted])
+        return np.asarray(np.sqrt(2.0) * np.cos([saved[row, j] for j in wanted]))
 
     def output(row: int, done: int, receiver: int) -> float:
         """Return f(x) at the receiver: Algorithm 2 at each owner, then a sum over T0."""
