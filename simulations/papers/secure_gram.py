@@ -1,0 +1,172 @@
+"""The protocol of the paper on Secure Gram and FedCFK, as it is printed.
+
+Polato, Gallinaro and Aiolli, "Privacy-Preserving Kernel Computation For Vertically Partitioned
+Data", ESANN 2021. Each user holds a row of whole numbers, one for each item. The server wants
+K = sum_u x_u^T x_u (eq. 1). All parties run in this process: this is to study, not to deploy.
+
+Every function returns a result and a transcript: a list of (sender, receiver, name, array).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import sparray
+
+Integers = NDArray[np.int64]
+Transcript = list[tuple[str, str, str, NDArray[Any]]]
+
+RING = 2**32  # R of section 2.1
+KEPT = 0.9  # chance that a user asks for a row that it needs; the paper gives no number
+DECOYS = 4  # rows that a user asks for in vain, for each that it needs; likewise
+
+
+def masked_gram(x: NDArray[Any], rng: np.random.Generator) -> tuple[Integers, Transcript]:
+    """Compute K by one-time pad masking (section 2.1), for users who all answer.
+
+    Parameters
+    ----------
+    x : ndarray of int, shape (users, items)
+        No entry of K may reach ``RING``.
+    rng : numpy.random.Generator
+        Of the pads.
+
+    Returns
+    -------
+    gram : ndarray of int, shape (items, items)
+    transcript : list of tuple
+        ``S``, a pad from each user to each other user; ``Y``, from each user to the server.
+    """
+    users, items = x.shape
+    transcript: Transcript = []
+    contributions = [np.outer(row, row).astype(np.int64) for row in x]
+    for u in range(users):
+        for v in range(u + 1, users):
+            s_uv, s_vu = rng.integers(0, RING, (2, items, items))
+            transcript.append((f"user {u}", f"user {v}", "S", s_uv))
+            transcript.append((f"user {v}", f"user {u}", "S", s_vu))
+            contributions[u] += s_uv - s_vu  # P_uv
+            contributions[v] += s_vu - s_uv  # P_vu = -P_uv
+    gram = np.zeros((items, items), np.int64)
+    for u, contribution in enumerate(contributions):
+        masked = contribution % RING  # Y_u
+        transcript.append((f"user {u}", "server", "Y", masked))
+        gram = (gram + masked) % RING  # opposite pads cancel
+    return gram, transcript
+
+
+def random_users(users: int, share: float, rng: np.random.Generator) -> Integers:
+    """Draw the users who answer in a round, at least two, ascending."""
+    return np.sort(rng.permutation(users)[: max(2, round(share * users))])
+
+
+def kernel_round(
+    x: NDArray[Any] | sparray, answering: Sequence[int] | Integers, known: Integers | None = None
+) -> tuple[Integers, Transcript]:
+    """Sum K over the users who answer; keep the maximum of each entry (section 3.1).
+
+    The sum is taken to be secure (section 2): the server learns it and nothing else of the users.
+
+    Parameters
+    ----------
+    x : ndarray or sparse array of int, shape (users, items)
+        All users.
+    answering : sequence of int
+        Rows of ``x`` that are in the sum of this round.
+    known : ndarray of int, shape (items, items), optional
+        K_hat after the last round.
+
+    Returns
+    -------
+    gram : ndarray of int, shape (items, items)
+        K_hat after this round.
+    transcript : list of tuple
+        ``answering``, the users in the sum, and ``sum``, which the server opens.
+    """
+    users = np.asarray(answering, np.int64)
+    some = x[users]
+    product = some.T @ some
+    fresh = np.asarray(product if isinstance(product, np.ndarray) else product.toarray(), np.int64)
+    transcript: Transcript = [
+        ("users", "server", "answering", users),
+        ("users", "server", "sum", fresh),
+    ]
+    return fresh if known is None else np.maximum(known, fresh), transcript
+
+
+def kernel_rounds(
+    x: NDArray[Any] | sparray, share: float, rounds: int, rng: np.random.Generator
+) -> tuple[Integers, Transcript]:
+    """Improve K_hat over rounds in which a random share of the users answers (section 3.1).
+
+    Parameters
+    ----------
+    x : ndarray or sparse array of int, shape (users, items)
+        All users.
+    share : float
+        Of the users, in each round.
+    rounds : int
+        Number of rounds.
+    rng : numpy.random.Generator
+        Of the users who answer.
+
+    Returns
+    -------
+    gram : ndarray of int, shape (items, items)
+        K_hat, the entrywise maximum of all sums. It need not be positive semi-definite.
+    transcript : list of tuple
+        As of :func:`kernel_round`, round after round.
+    """
+    known, transcript = None, []
+    for _ in range(rounds):
+        known, sent = kernel_round(x, random_users(x.shape[0], share, rng), known)
+        transcript += sent
+    assert known is not None
+    return known, transcript
+
+
+def noisy_requests(
+    kernel: NDArray[Any],
+    positives: Sequence[int] | Integers,
+    requests: int,
+    rng: np.random.Generator,
+    user: str = "user 0",
+) -> tuple[dict[int, NDArray[Any]], Transcript]:
+    """Request kernel rows for a user, each time by another noisy set of items (section 3.2).
+
+    A request leaves out some of the rows that the user needs, and names more that it does not need.
+
+    Parameters
+    ----------
+    kernel : ndarray, shape (items, items)
+        Of the server.
+    positives : sequence of int
+        Items that the user likes: it needs their rows.
+    requests : int
+        How often the user asks.
+    rng : numpy.random.Generator
+        Of the user.
+    user : str (default: "user 0")
+        Name of the user in the transcript.
+
+    Returns
+    -------
+    rows : dict
+        Item -> its row of the kernel, of those that the user needs and has received.
+    transcript : list of tuple
+        ``request``, items whose rows are asked for, and ``rows``, the answer.
+    """
+    needed = np.unique(np.asarray(positives, np.int64))
+    others = np.setdiff1d(np.arange(len(kernel)), needed, assume_unique=True)
+    rows: dict[int, NDArray[Any]] = {}
+    transcript: Transcript = []
+    for _ in range(requests):
+        asked = needed[rng.random(len(needed)) < KEPT]
+        wanted = np.union1d(asked, rng.permutation(others)[: DECOYS * len(needed)])
+        transcript.append((user, "server", "request", wanted))
+        transcript.append(("server", user, "rows", kernel[wanted]))
+        rows |= {int(item): kernel[item] for item in asked}  # the most up-to-date ones
+    return rows, transcript
