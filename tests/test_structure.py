@@ -25,7 +25,7 @@ FLOORS = (
     "warm_node",
     "deployment",
     "papers",
-    "lab.attacks",
+    "attacks",
     "methods",
     "estimators",
     "export",

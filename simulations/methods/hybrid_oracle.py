@@ -15,7 +15,7 @@ from fedkern_flwr.hybrid.landmarks import draw_landmarks, moment_sums, public_se
 from fedkern_flwr.labels import balanced_weights, class_counts, encode_classes
 
 from ...strategies import FedCG
-from ..lab.attacks.edm_completion import reconstruction_errors
+from ..attacks.edm_completion import reconstruction_errors
 from .hybrid_data import HybridData, Pooled
 from .new_rows import read_predictions
 

@@ -1,0 +1,236 @@
+"""The HierarchicalSVM paper as a plain program: against pooled oracles, and what messages show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.svm import SVC
+
+from fedkern_flwr.simulations.papers import hierarchical_svm as paper
+from fedkern_flwr.solvers.local_solvers import solve_local
+
+Floats = NDArray[np.float64]
+C, RHO = 0.7, 2.0
+
+
+def blobs(rows: int = 60, columns: int = 3, seed: int = 0) -> tuple[Floats, Floats]:
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, columns))
+    return x, np.where(x @ rng.normal(size=columns) + 0.7 * rng.normal(size=rows) > 0.3, 1.0, -1.0)
+
+
+def deal(x: Floats, y: Floats, users: int) -> list[paper.User]:
+    return [(x[k::users], y[k::users]) for k in range(users)]
+
+
+def dealt(sizes: Sequence[int], rows: int = 60) -> list[list[paper.User]]:
+    users = iter(deal(*blobs(rows), sum(sizes)))
+    return [[next(users) for _ in range(size)] for size in sizes]
+
+
+def objective(model: Floats, x: Floats, y: Floats) -> float:
+    hinge = np.maximum(0.0, 1.0 - y * (x @ model[:-1] + model[-1]))
+    return float(0.5 * model[:-1] @ model[:-1] + C * hinge.sum())
+
+
+def pooled(x: Floats, y: Floats) -> Floats:
+    svm = SVC(C=C, kernel="linear", tol=1e-9).fit(x, y)
+    return np.append(svm.coef_[0], svm.intercept_)
+
+
+# -- against oracles
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_user_solves_its_problem(seed: int) -> None:
+    x, y = blobs(40, 5, seed)
+    rng = np.random.default_rng(seed)
+    v, penalty = rng.normal(size=6), rng.uniform(0.5, 4.0, 6)
+    rows = np.column_stack([x, np.ones(40)])
+    right, _ = solve_local("hinge", rows, y, v, penalty, C, np.zeros(0))
+    np.testing.assert_allclose(paper.solve_user((x, y), v, penalty, C), right, atol=1e-8)
+
+
+def test_the_chain_reaches_the_pooled_svm() -> None:
+    x, y = blobs()
+    found, _ = paper.fully_distributed(deal(x, y, 4), C=C, iterations=600)
+    np.testing.assert_allclose(found.models[-1], pooled(x, y), atol=1e-4)
+    assert np.abs(found.models[20] - pooled(x, y)).max() > 1e-3  # control
+    assert not found.converged
+
+
+@pytest.mark.parametrize("sizes", [(4,), (2, 2), (2, 3, 1, 2)], ids=len)
+def test_users_of_any_groups_reach_the_pooled_svm_by_equation_8(sizes: tuple[int, ...]) -> None:
+    x, y = blobs()
+    options = {"C": C, "rho": RHO, "iterations": 300, "equation": 8}
+    found, _ = paper.hierarchical(dealt(sizes), **options)  # type: ignore[arg-type]
+    np.testing.assert_allclose(found.models[-1], pooled(x, y), atol=1e-4)
+
+
+def test_the_fixed_point_of_equation_11_is_not_the_pooled_svm() -> None:
+    x, y = blobs()
+    found, transcript = paper.hierarchical(dealt((3, 3)), C=C, rho=RHO, iterations=500)
+    model, best = found.models[-1], pooled(x, y)
+    assert np.linalg.norm(model - found.models[-2]) < 1e-6
+    assert objective(model, x, y) > 1.01 * objective(best, x, y)
+    z = {a: [m for who, _, n, m in transcript if (who, n) == (a, "z")] for a in AGENTS[:2]}
+    assert np.linalg.norm(z["agent 0"][-1] - z["agent 1"][-1]) > 1e-2  # no consensus of groups
+
+
+def test_equation_11_is_the_documented_formula() -> None:
+    groups, stiff = dealt((2, 3, 1)), 6 * RHO
+    _, transcript = paper.hierarchical(groups, C=C, rho=RHO, iterations=3)
+    masked = [m for m in transcript if m[2] == "masked model"]
+    centers = [m for m in transcript if m[2] == "z"]
+    before = np.zeros((3, 4))
+    for t in range(3):
+        total = [sum(m[3] for m in masked[6 * t : 6 * t + 6] if m[1] == a) for a in AGENTS]
+        z = np.array([next(m[3] for m in centers[6 * t :] if m[0] == a) for a in AGENTS])
+        for i, size in enumerate((2, 3, 1)):
+            right = (total[i] / size + before.sum(axis=0) - before[i]) / 3
+            right[:-1] *= stiff / (1 + stiff)
+            np.testing.assert_allclose(z[i], right, atol=1e-10)
+        before = z
+
+
+AGENTS = ("agent 0", "agent 1", "agent 2")
+
+
+def test_runs_end_when_their_residuals_are_small() -> None:
+    x, y = blobs()
+    for found, _ in (
+        paper.fully_distributed(deal(x, y, 4), C=C, iterations=500, tolerance=1e-3),
+        paper.hierarchical(dealt((4,)), C=C, rho=RHO, iterations=500, tolerance=1e-3),
+        paper.hierarchical(dealt((2, 2)), C=C, rho=RHO, iterations=500, tolerance=1e-3, equation=8),
+    ):
+        assert found.converged
+        assert 5 < len(found.models) < 300
+    apart, _ = paper.hierarchical(dealt((2, 2)), C=C, rho=RHO, iterations=200, tolerance=1e-3)
+    assert not apart.converged  # control: groups come to no consensus by equation 11
+
+
+# -- what messages show
+
+
+def test_in_a_chain_neighbours_get_models_and_others_nothing() -> None:
+    x, y = blobs()
+    found, transcript = paper.fully_distributed(deal(x, y, 4), C=C, iterations=2)
+    pairs = [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 2)]
+    assert [m[:3] for m in transcript] == 2 * [
+        (f"user {a}", f"user {b}", "model") for a, b in pairs
+    ]
+    last = [transcript[6 + pairs.index(p)][3] for p in ((0, 1), (1, 0), (2, 1), (3, 2))]
+    np.testing.assert_allclose(np.mean(last, axis=0), found.models[0])
+
+
+def test_what_an_agent_gets_of_a_user_is_masked_unless_it_is_alone() -> None:
+    groups = dealt((3, 1))
+    seen = []
+    for seed in (0, 1):
+        _, transcript = paper.hierarchical(groups, C=C, iterations=1, seed=seed)
+        seen.append({m[0]: m[3] for m in transcript if m[2] == "masked model"})
+    right = {  # the first iteration's models, and duals of zero
+        f"user {i}.{j}": paper.solve_user(user, np.zeros(4), np.ones(4), C)
+        for i, group in enumerate(groups)
+        for j, user in enumerate(group)
+    }
+    for one in seen:
+        apart = {name: np.abs(one[name] - model).max() for name, model in right.items()}
+        assert min(apart[f"user 0.{j}"] for j in range(3)) > 0.1
+        assert apart["user 1.0"] < 1e-12
+        total = sum(one[f"user 0.{j}"] for j in range(3))
+        np.testing.assert_allclose(total, sum(right[f"user 0.{j}"] for j in range(3)), atol=1e-12)
+    assert np.abs(seen[0]["user 0.0"] - seen[1]["user 0.0"]).max() > 0.1
+
+
+def test_who_is_sent_what_in_an_iteration() -> None:
+    _, transcript = paper.hierarchical(dealt((2, 1, 1)), C=C, iterations=1)
+    assert [m[:3] for m in transcript] == [
+        ("user 0.0", "user 0.1", "random vector"),
+        ("user 0.1", "user 0.0", "random vector"),
+        ("user 0.0", "agent 0", "masked model"),
+        ("user 0.1", "agent 0", "masked model"),
+        ("user 1.0", "agent 1", "masked model"),
+        ("user 2.0", "agent 2", "masked model"),
+        *[
+            (f"agent {(i + k) % 3}", f"agent {(i + k + 1) % 3}", f"ring of agent {i}")
+            for i in range(3)
+            for k in range(3)
+        ],
+        ("agent 0", "user 0.0", "z"),
+        ("agent 0", "user 0.1", "z"),
+        ("agent 1", "user 1.0", "z"),
+        ("agent 2", "user 2.0", "z"),
+    ]
+
+
+def test_around_a_ring_two_agents_see_the_one_between_them() -> None:
+    terms = np.arange(12.0).reshape(4, 3)
+    total, transcript = paper.ring_sum(terms, np.random.default_rng(0), first=1)
+    np.testing.assert_allclose(total, terms[[0, 2, 3]].sum(axis=0))
+    running = [m[3] for m in transcript]
+    np.testing.assert_allclose(running[2] - running[1], terms[3])  # of agents 2 and 0
+    assert np.abs(running[1] - terms[2]).max() > 0.1  # one alone sees the random vector
+
+
+def test_an_agent_that_is_off_line_is_passed_over() -> None:
+    terms = np.arange(12.0).reshape(4, 3)
+    total, transcript = paper.ring_sum(terms, np.random.default_rng(0), first=1, offline=[3])
+    np.testing.assert_allclose(total, terms[[0, 2]].sum(axis=0))
+    assert [m[:2] for m in transcript] == [
+        ("agent 1", "agent 2"),
+        ("agent 2", "agent 0"),
+        ("agent 0", "agent 1"),
+    ]
+
+
+# -- the secure matrix product
+
+X = np.random.default_rng(0).standard_normal((20, 4)) * [1.0, 1e3, 1e-3, 1.0]
+MULTIPLIER = np.random.default_rng(1).standard_normal((20, 3))
+
+
+@pytest.mark.parametrize("vectors", [None, 1, 16])
+def test_the_secure_product_is_the_plain_one(vectors: int | None) -> None:
+    product, transcript = paper.secure_product(X, MULTIPLIER, vectors=vectors)
+    np.testing.assert_allclose(product, X.T @ MULTIPLIER, rtol=1e-9, atol=1e-9)
+    (user, agent, first, z), (_, _, second, w) = transcript
+    assert (user, agent, first, second) == ("user", "agent", "Z", "W")
+    np.testing.assert_allclose(z.T @ z, np.eye(vectors or 8), atol=1e-12)
+    assert np.abs(w - MULTIPLIER).max() > 0.05
+
+
+def test_who_has_z_can_test_a_guess_of_a_column() -> None:
+    _, transcript = paper.secure_product(X, MULTIPLIER)
+    z = transcript[0][3]
+    assert np.linalg.norm(z.T @ X[:, 1]) < 1e-9 * np.linalg.norm(X[:, 1])
+    guess = X[:, 1] + 100.0 * np.random.default_rng(2).standard_normal(20)
+    assert np.linalg.norm(z.T @ guess) > 1.0
+
+
+def test_z_is_drawn_by_the_seed_and_repeated_columns_count_once() -> None:
+    x = np.column_stack([X, X[:, :2], np.zeros(20)])
+    one, again, other = (
+        paper.secure_product(x, MULTIPLIER, vectors=16, seed=seed)[1][0][3] for seed in (5, 5, 6)
+    )
+    np.testing.assert_array_equal(one, again)
+    assert np.abs(one - other).max() > 0.01
+    with pytest.raises(ValueError, match="17 vectors orthogonal to columns of rank 4 in 20 rows"):
+        paper.secure_product(x, MULTIPLIER, vectors=17)
+
+
+@pytest.mark.parametrize("vectors", [0, 17])
+def test_more_vectors_than_there_are_are_refused(vectors: int) -> None:
+    with pytest.raises(ValueError, match=f"^{vectors} vectors orthogonal"):
+        paper.secure_product(X, MULTIPLIER, vectors=vectors)
+
+
+def test_a_row_that_would_be_shown_by_itself_is_refused() -> None:
+    x = X.copy()
+    x[:, 0] = 0.0
+    x[7, 0] = 3.0  # the only row with a value: every orthogonal vector is zero there
+    with pytest.raises(ValueError, match="1 rows do not mix with others"):
+        paper.secure_product(x, MULTIPLIER, vectors=5)
