@@ -7,15 +7,11 @@ is a party, all its rows are the record.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
-from scipy.optimize import brentq
 
 from fedkern_flwr.groups.gradients import (
     GRADIENT_SUM,
@@ -29,10 +25,6 @@ from fedkern_flwr.judging.noisy import OUTCOMES
 from fedkern_flwr.kernels.pca import features_of, moments
 from fedkern_flwr.online import ridge
 from fedkern_flwr.online.messages import UPDATE_SUM
-from fedkern_flwr.privacy import Release
-from fedkern_flwr.secure_aggregation import SecureAggregation, secure_aggregation_mod
-from fedkern_flwr.secure_aggregation.averages import TRAIN_SUM
-from fedkern_flwr.secure_aggregation.clipping import Clip, NoisyMeans
 from fedkern_flwr.solvers.equations import pack_equations
 
 from ...clients import HybridKernelClient, KernelPCAClient, OnlineKernelClient, SVMClient
@@ -42,14 +34,14 @@ from .phases import Floats
 from .table import Attack, Seen, served
 
 _ROWS = 12  # of a party, to learn from, and as many held out
-_FIRST, _ALL, _NONE = slice(1), slice(None), slice(0)
+_FIRST, ALL, _NONE = slice(1), slice(None), slice(0)
 Run = tuple[Any, Callable[[Any], Any]]
-_Table = tuple[Floats, Floats]  # rows, labels
+Table = tuple[Floats, Floats]  # rows, labels
 
 
-def _tables(
+def tables_of(
     record: Record, parties: int, which: slice = _FIRST, *, spread: float = 1.0, seed: int = 1
-) -> list[_Table]:
+) -> list[Table]:
     """Return rows and labels of each party; those of party 0 that are ``which`` are the record."""
     rng = np.random.default_rng(seed)
     tables = [
@@ -62,14 +54,14 @@ def _tables(
 
 def _both(
     record: Record, parties: int, unit: str, *, held_out: bool, spread: float = 1.0
-) -> list[tuple[_Table, _Table]]:
+) -> list[tuple[Table, Table]]:
     """Return of each party the rows to learn from and those held out; the record is in either."""
-    which = _ALL if unit == "party" else _FIRST
+    which = ALL if unit == "party" else _FIRST
     learned, tests = (_NONE, which) if held_out else (which, _NONE)
     return list(
         zip(
-            _tables(record, parties, learned, spread=spread),
-            _tables(record, parties, tests, seed=2),
+            tables_of(record, parties, learned, spread=spread),
+            tables_of(record, parties, tests, seed=2),
             strict=True,
         )
     )
@@ -143,9 +135,8 @@ def _moments(record: Record) -> Floats:
 def _rest(record: Record) -> Floats:
     """Return what a held-out row leaves, of rows near 1 / 2 whose component is a tangent."""
     z, middle = (features_of(np.full((1, WIDTH), x), **_PCA)[0] for x in (record[0], 0.5))
-    along = float(middle @ (z - middle))
     whole = float((z - middle) @ (z - middle))
-    return np.array([min(along**2, whole), whole])
+    return np.array([min(float(middle @ (z - middle)) ** 2, whole), whole])
 
 
 # -- HierarchicalSVM
@@ -172,17 +163,17 @@ def _slope(record: Record) -> Floats:
 # -- online methods
 
 
-def _streams(tables: list[_Table]) -> Callable[[Any], Any]:
+def _streams(tables: list[Table]) -> Callable[[Any], Any]:
     return served(lambda context, k: OnlineKernelClient(context, *tables[k]))
 
 
 def _pof_mkl(record: Record, parties: int, **budget: Any) -> Run:
-    which = _ALL if budget["privacy_unit"] == "party" else _FIRST
+    which = ALL if budget["privacy_unit"] == "party" else _FIRST
     strategy = POFMKL(kernels=1, features=2, samples_per_round=_ROWS, seed=0, **budget)
-    return strategy, _streams(_tables(record, parties, which))
+    return strategy, _streams(tables_of(record, parties, which))
 
 
-def _signed(record: Record) -> Floats:
+def signed(record: Record) -> Floats:
     """Return what moves as a residual of theta zero times features of length one: as labels do."""
     x, y = record
     return np.asarray(y * np.append(x, 1.0))
@@ -198,7 +189,7 @@ def _sample(x: Floats, y: Any) -> tuple[Floats, Any]:
 
 
 def _pof_rls(record: Record, parties: int, **budget: Any) -> Run:
-    tables = [_sample(*table) for table in _tables(record, parties)]
+    tables = [_sample(*table) for table in tables_of(record, parties)]
     one = {"kernels": 1, "width": _RLS_WIDTH, "samples_per_round": _ROWS}
     return POFRLS(**one, **_RLS, **budget), _streams(tables)
 
@@ -210,68 +201,7 @@ def _products(record: Record) -> Floats:
     return np.concatenate([ridge.sums(rows, y - 0.5) for rows in (ridge.raw_rows(inside), phi)])
 
 
-# -- any app
-
-_CLIP, _STEP = 2.0, 100.0  # a step far beyond the clip
-_MODEL = ArrayRecord({"w": Array(np.zeros(WIDTH + 1))})
-
-
-class _SecureAvg(SecureAggregation, FedAvg):
-    """Flower's mean of what apps return, with a clip and noise."""
-
-
-def _averaging(
-    record: Record,
-    parties: int,
-    *,
-    privacy_epsilon: float,
-    privacy_delta: float,
-    privacy_colluders: int,
-    **_: str,
-) -> tuple[Any, ClientApp]:
-    def over(multiplier: float) -> float:
-        """Return by how much a run with such noise costs more than it may."""
-        means = NoisyMeans(Clip(_CLIP, multiplier), privacy_delta, privacy_colluders)
-        means.open(WIDTH + 1, 1)
-        return means.budget.epsilon - privacy_epsilon
-
-    noise: dict[str, Any] = {"clip": _CLIP, "noise_multiplier": brentq(over, 0.2, 1e4)}
-    common: dict[str, Any] = {
-        "delta": privacy_delta,
-        "colluders": privacy_colluders,
-        "threshold": 3,
-    }
-    return _SecureAvg(fraction_evaluate=0.0, **noise, **common), _app(record, parties, noise)
-
-
-def _app(record: Record, parties: int, noise: dict[str, Any]) -> ClientApp:
-    """Return an app that takes a step of least squares; all rows of party 0 are the record."""
-    tables = _tables(record, parties, _ALL)
-
-    def table(context: Context) -> _Table:
-        return tables[int(context.node_config["partition-id"])]
-
-    app = ClientApp(mods=[secure_aggregation_mod(table, **noise)])
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        x, y = table(context)
-        sent = message.content.array_records["arrays"]["w"].numpy()
-        rows = np.column_stack([x, np.ones(len(x))])
-        moved = sent + _STEP * rows.T @ (y - rows @ sent)
-        content = {
-            "arrays": ArrayRecord({"w": Array(moved)}),
-            "metrics": MetricRecord({"num-examples": len(x)}),
-        }
-        return Message(RecordDict(content), reply_to=message)  # type: ignore[arg-type]
-
-    return app
-
-
-def _means(strategy: Any) -> Iterable[Release]:
-    return (release for release, _ in strategy._averages.noisy._released)
-
-
+_ONE, _ALL_ROWS = {"num_rounds": 1}, {"num_rounds": _ROWS}
 CASES: tuple[Case, ...] = (
     Case("fed-cg", private.EQUATIONS, 2, _fed_cg, _equations),
     Case("fed-cg", private.EQUATIONS, 4, _fed_cg, _equations, colluders=2),
@@ -279,29 +209,11 @@ CASES: tuple[Case, ...] = (
     Case("fed-cg", OUTCOMES, 3, partial(_fed_cg, held_out=True), _outcome),
     Case("kernel-pca", "moments", 4, _kernel_pca, _moments, least=3),
     Case("kernel-pca", "evaluate/rest", 4, partial(_kernel_pca, held_out=True), _rest, least=3),
-    Case("hierarchical-svm", GRADIENT_SUM, 3, _svm, _slope, start={"num_rounds": 1}),
-    Case(
-        "hierarchical-svm",
-        OUTCOMES,
-        3,
-        partial(_svm, held_out=True),
-        _outcome,
-        start={"num_rounds": 1},
-    ),
-    Case("pof-mkl", UPDATE_SUM, 3, _pof_mkl, _signed, start={"num_rounds": _ROWS}),
-    Case("pof-mkl", UPDATE_SUM, 3, _pof_mkl, _signed, "party", start={"num_rounds": _ROWS}),
-    Case("pof-rls", UPDATE_SUM, 3, _pof_rls, _products, start={"num_rounds": _ROWS}, uses=0.8),
-    Case(
-        "secure-aggregation",
-        TRAIN_SUM,
-        4,
-        _averaging,
-        _signed,
-        "party",
-        least=3,
-        start={"num_rounds": 1, "initial_arrays": _MODEL},
-        released=_means,
-    ),
+    Case("hierarchical-svm", GRADIENT_SUM, 3, _svm, _slope, start=_ONE),
+    Case("hierarchical-svm", OUTCOMES, 3, partial(_svm, held_out=True), _outcome, start=_ONE),
+    Case("pof-mkl", UPDATE_SUM, 3, _pof_mkl, signed, start=_ALL_ROWS),
+    Case("pof-mkl", UPDATE_SUM, 3, _pof_mkl, signed, "party", start=_ALL_ROWS),
+    Case("pof-rls", UPDATE_SUM, 3, _pof_rls, _products, start=_ALL_ROWS, uses=0.8),
 )
 
 

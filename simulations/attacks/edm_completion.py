@@ -6,9 +6,11 @@ to each other, and to guess those among the rows, N = n + m:
     D = [ D_X     D_XW ]
         [ D_XW^T  D_W  ],   D_X masked                                   (section 4)
 
-Three iterative algorithms, all of one signature (:data:`COMPLETIONS`), to be compared with the
-closed forms of :mod:`.distances` by :func:`reconstruction_errors`. With D_W known these need no
-completion: D_W gives the landmarks up to a motion, and d + 1 of them every row.
+Three iterative algorithms (:data:`COMPLETIONS`) take distances, shape (N, N) and symmetric, a mask
+of those that are known, the dimension d of the points, the number of iterations at most and the
+seed of the random start, where there is one. They return all distances.
+:func:`reconstruction_errors` compares them with the closed forms of :mod:`.distances`. With D_W
+known these need no completion: D_W gives the landmarks up to a motion, and d + 1 of them every row.
 
 Sources: Dokmanić, Parhizkar, Ranieri and Vetterli, "Euclidean Distance Matrices", IEEE Signal
 Processing Magazine 32, 2015, algorithms 2 and 4; Mazumder, Hastie and Tibshirani, "Spectral
@@ -17,9 +19,8 @@ Regularization Algorithms for Learning Large Incomplete Matrices", JMLR 11, 2010
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,47 +28,13 @@ from scipy.spatial.distance import cdist
 
 from fedkern_flwr.errors import OptionError
 
-from .distances import distances_by_svd
+from .distances import distances_by_svd, trilaterate
 from .phases import Floats
-from .trilateration import trilaterate
 
 Mask = NDArray[np.bool_]
 
 _CONVERGED = 1e-9  # relative change between two iterations
 _PENALTIES = 15  # number of lambdas
-
-
-class Completion(Protocol):
-    """An algorithm that completes a Euclidean distance matrix."""
-
-    def __call__(
-        self, distances: Floats, mask: Mask, dimension: int, *, iterations: int, seed: int
-    ) -> Floats:
-        """Complete a matrix of squared distances.
-
-        Parameters
-        ----------
-        distances : ndarray, shape (N, N)
-            Symmetric; anything where the mask is false.
-        mask : ndarray of bool, shape (N, N)
-            Which entries are known; symmetric.
-        dimension : int
-            d, of the space of the points.
-        iterations : int
-            At most; all stop when nothing changes.
-        seed : int
-            Of the random start, where there is one.
-
-        Returns
-        -------
-        ndarray, shape (N, N)
-
-        Raises
-        ------
-        OptionError
-            If shapes differ, the mask is not symmetric, or known distances are not finite.
-        """
-        ...
 
 
 def alternating_descent(
@@ -81,7 +48,7 @@ def alternating_descent(
     with the same result: here all rows are one group.
 
     A sweep takes O(N^2 d) operations and d steps for each group. Starts from random points close
-    together: started far apart it goes slower. See :class:`Completion`.
+    together: started far apart it goes slower.
     """
     known, d = _known(distances, mask), np.where(mask, distances, 0.0)
     count = known.sum(axis=1).astype(np.float64)
@@ -117,7 +84,7 @@ def rank_alternation(
 
     Keeps the d + 2 largest eigenvalues by magnitude, then puts back known entries and the zero
     diagonal and makes negative entries 0. Starts with the mean of the known distances; there is
-    nothing random. An iteration takes O(N^3). See :class:`Completion`.
+    nothing random. An iteration takes O(N^3).
     """
     known = _known(distances, mask)
     values = np.where(known, distances, 0.0)
@@ -143,7 +110,7 @@ def soft_impute(
     For decreasing lambda, each from the solution of the one before: fill the gaps with the current
     matrix and shrink all singular values by lambda, until nothing changes. The matrix is symmetric:
     its singular values are the magnitudes of its eigenvalues. Its diagonal is known to be 0. Uses
-    neither the dimension nor anything random. An iteration takes O(N^3). See :class:`Completion`.
+    neither the dimension nor anything random. An iteration takes O(N^3).
     """
     known = _known(distances, mask)
     values = np.where(known, distances, 0.0)
@@ -164,7 +131,7 @@ def soft_impute(
 
 
 #: The algorithms by name.
-COMPLETIONS: Mapping[str, Completion] = MappingProxyType(
+COMPLETIONS: Mapping[str, Callable[..., Floats]] = MappingProxyType(
     {
         "alternating-descent": alternating_descent,
         "rank-alternation": rank_alternation,
@@ -175,16 +142,9 @@ COMPLETIONS: Mapping[str, Completion] = MappingProxyType(
 
 def _known(distances: Floats, mask: Mask) -> Mask:
     """Return the mask without the diagonal, checked."""
-    if distances.ndim != 2 or distances.shape != mask.shape or len(mask) != mask.shape[1]:
-        raise OptionError(
-            f"distances of shape {distances.shape} and a mask of shape {mask.shape}",
-            remedy="give two square matrices of the same size",
-        )
     known = mask & ~np.eye(len(mask), dtype=np.bool_)
-    if not known.any() or not (known == known.T).all():
-        raise OptionError("the mask must be symmetric and leave something known")
-    if not np.isfinite(distances[known]).all():
-        raise OptionError("known distances must be finite", remedy="mask those that are not")
+    if not known.any() or not (known == known.T).all() or not np.isfinite(distances[known]).all():
+        raise OptionError("the mask must be symmetric and leave some finite distances known")
     return known
 
 
@@ -260,7 +220,7 @@ def reconstruction_errors(
         for name, complete in COMPLETIONS.items()
     }
     rows = trilaterate(seen, landmarks)
-    found["svd"] = distances_by_svd(seen).distances
+    found["svd"] = distances_by_svd(seen)
     found["trilateration"] = cdist(rows, rows, "sqeuclidean")
     return {name: relative_error(block, truth) for name, block in found.items()}
 

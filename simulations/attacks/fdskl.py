@@ -4,8 +4,8 @@ An active party has, of the other parties together, o + b modulo 2 pi for each r
 o = omega^T x, and b is the same for all rows. Differences of rows are therefore omega^T (x_i - x_0)
 modulo 2 pi:
 
-* where all parties know the directions omega, as in the paper, they give x_i - x_0: lattice
-  reduction finds the turns (:mod:`.phases`);
+* where all parties know the directions omega, as in the paper, they give x_i - x_0: short
+  directions tell the turns of longer ones (:mod:`.phases`);
 * where they are secret, the mean cosine of differences is the kernel, which gives distances among
   rows to about sqrt(2 / number of directions).
 
@@ -65,8 +65,8 @@ class Angles:
         found = np.full((len(self.values) - 1, directions.shape[1]), np.nan)
         for i, seen in enumerate(self.values[1:] - self.values[0]):
             turned = Phases(seen[None], error, np.ones(1), directions[None], radius)
-            first = turned.unwrap()
-            for x in ([] if first is None else [first]) or turned.search()[:1]:
+            x = turned.unwrap()
+            if x is not None:
                 expected = directions @ x
                 exact = expected + nearest_turn(seen - expected)
                 better = np.linalg.lstsq(directions, exact, rcond=None)[0]
@@ -114,12 +114,12 @@ class Insider(Watched):
     step: float = 0.0
 
 
-class Insiders(Watcher[Insider]):
+class Insiders(Watcher):
     """Watches all parties of one run in this process."""
 
     insider = Insider
 
-    def listen(self, client: Any, insider: Insider) -> None:
+    def listen(self, client: Any, insider: Any) -> None:
         """Have a client note the phases that it receives, less its own part."""
         note_taken = client.note_taken
 

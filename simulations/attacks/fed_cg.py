@@ -35,49 +35,26 @@ from ...clients import HybridKernelClient
 from ...strategies import FedCG
 from ..engines import Transcript, simulate
 from ..papers import fedcg as paper
-from .distances import distances_by_svd
+from .distances import (
+    distances_by_svd,
+    trilaterate,
+)
 from .edm_completion import alternating_descent
 from .phases import Floats
 from .seen import SeenRun, Watched, Watcher
 from .table import Attack, Seen, correlation, made_up_table, served
-from .trilateration import distances_from_kernel, trilaterate, trilaterate_secret_widths
 
-COLUMNS = {"clinical": (0, 1), "genes": (2, 3, 4), "images": (5, 6)}
+COLUMNS = {"genes": (0, 1, 2), "images": (3, 4), "clinical": (5, 6)}  # centres' blocks first
 CENTRES = ("genes", "images")
 ROWS = 40  # of a hospital
 LANDMARKS, GAMMA, REGULARIZATION = 20, 0.5, 1e-2
 _KEY = b"a key of all parties but the server"
 
 
-@dataclass(frozen=True)
-class Ward:
-    """The rows of all hospitals: features (hospitals * ROWS, 7) on [0, 1], and labels."""
-
-    hospitals: int
-    seed: int
-    x: Floats
-    y: Floats
-
-    @classmethod
-    def of(cls, hospitals: int, seed: int) -> Ward:
-        """Make up the rows."""
-        return cls(hospitals, seed, *made_up_table(hospitals * ROWS, 7, seed))
-
-    def ids(self, hospital: int) -> Any:
-        """Return the numbers of a hospital's rows."""
-        return np.arange(hospital * ROWS, (hospital + 1) * ROWS)
-
-    def client(self, context: Any, k: int) -> HybridKernelClient:
-        """Return a hospital with its own block, or a centre with the rows of all hospitals."""
-        if k < self.hospitals:
-            ids = self.ids(k)
-            held: Any = {"block": "clinical", "classes": (0, 1)}
-            labels = [self.y[ids]]
-        else:
-            ids = np.random.default_rng(k).permutation(len(self.x))
-            held, labels = {"block": CENTRES[k - self.hospitals]}, []
-        x = self.x[np.ix_(ids, COLUMNS[held["block"]])]
-        return HybridKernelClient(context, x, *labels, ids=ids, alignment_key=_KEY, **held)
+def wards(hospitals: int, seed: int) -> list[tuple[Floats, Floats]]:
+    """Return the rows of each hospital, columns as in :data:`COLUMNS`, and labels 0 or 1."""
+    x, y = made_up_table(hospitals * ROWS, 7, seed)
+    return list(zip(np.split(x, hospitals), np.split(y, hospitals), strict=True))
 
 
 # -- the paper's protocols
@@ -85,60 +62,37 @@ class Ward:
 
 @dataclass(frozen=True)
 class Printed:
-    """Rows, landmarks, result and transcript of a protocol of the paper."""
+    """Rows, labels, landmarks, result and transcript of a protocol of the paper."""
 
-    ward: Ward
-    landmarks: Floats  # of all blocks, those of centres first
+    rows: list[Floats]
+    labels: list[Floats]
+    landmarks: Floats
     alpha: Floats
     transcript: paper.Transcript
 
-    @property
-    def rows(self) -> list[Floats]:
-        """Rows of each hospital, columns as in ``landmarks``."""
-        columns = [c for block in (*CENTRES, "clinical") for c in COLUMNS[block]]
-        return [self.ward.x[np.ix_(self.ward.ids(h), columns)] for h in range(self.ward.hospitals)]
-
-    @property
-    def widths(self) -> list[int]:
-        """Number of columns of each block."""
-        return [len(COLUMNS[block]) for block in (*CENTRES, "clinical")]
+    def received(self, name: str, receiver: str = "server") -> list[Floats]:
+        """Return what somebody received under a name, in order."""
+        return [a for _, to, called, a in self.transcript if (to, called) == (receiver, name)]
 
 
 @cache
-def printed(protocol: str, seed: int, secret_widths: bool = False) -> Printed:
-    """Run ``naive`` or ``chain`` over three hospitals; with a width per landmark (eq. 4.1)."""
-    ward = Ward.of(3, seed)
-    rng = np.random.default_rng(seed)
-    w = rng.random((LANDMARKS, 7))
-    gamma: Any = rng.uniform(0.5 * GAMMA, 2.0 * GAMMA, LANDMARKS) if secret_widths else GAMMA
-    about = Printed(ward, w, np.zeros(0), [])
-    cuts = np.cumsum(about.widths)[:-1]
+def printed(protocol: str, seed: int) -> Printed:
+    """Run ``naive`` or ``chain`` over three hospitals."""
+    w = np.random.default_rng(seed).random((LANDMARKS, 7))
+    rows, labels = zip(*((x, 2.0 * y - 1.0) for x, y in wards(3, seed)), strict=True)
+    cuts = np.cumsum([len(block) for block in COLUMNS.values()])[:-1]
     hospitals = [
-        paper.Hospital(np.split(x, cuts, axis=1), 2.0 * ward.y[ward.ids(h)] - 1.0)
-        for h, x in enumerate(about.rows)
+        paper.Hospital(np.split(x, cuts, axis=1), y) for x, y in zip(rows, labels, strict=True)
     ]
     slices = np.split(w, cuts, axis=1)
-    result, sent = getattr(paper, protocol)(hospitals, slices, gamma, REGULARIZATION, seed=seed)
-    return Printed(ward, w, result.alpha, sent)
+    result, sent = getattr(paper, protocol)(hospitals, slices, GAMMA, REGULARIZATION, seed=seed)
+    return Printed(list(rows), list(labels), w, result.alpha, sent)
 
 
-def naive_exponents(run: Printed, hospital: int) -> Floats:
-    """Return gamma_j D[i, j] of a hospital's rows, from the blocks that the server receives."""
-    kernel = np.prod(
-        [a for *_, name, a in run.transcript if name == f"kernel of hospital {hospital}"], 0
-    )
-    return distances_from_kernel(kernel, 1.0)
-
-
-def products(run: Printed, hospital: int) -> tuple[Floats, Floats]:
-    """Return p and K_h^T K_h p of all epochs of a chain, as the server has them, (m, j)."""
-    directions, found = list[Floats](), list[Floats]()
-    for _, receiver, name, array in run.transcript:
-        if name == "p" and receiver == f"hospital {hospital}":
-            directions.append(array)
-        elif receiver == "server" and name == f"K^T K p of hospital {hospital}":
-            found.append(array)
-    return np.array(directions).T, np.array(found).T
+def naive_distances(run: Printed, hospital: int) -> Floats:
+    """Return D[i, j] of a hospital's rows, from the blocks that the server receives."""
+    product = np.prod(run.received(f"kernel of hospital {hospital}"), axis=0)
+    return np.asarray(-np.log(product) / GAMMA)
 
 
 def chain_gradient(run: Printed, hospital: int) -> Floats:
@@ -147,12 +101,13 @@ def chain_gradient(run: Printed, hospital: int) -> Floats:
     At the start it has K_h^T v and K_h^T eta, whose difference is the gradient there. The steps of
     alpha lie in the span of the directions p, whose products it has.
     """
-    sums = {name: array for _, receiver, name, array in run.transcript if receiver == "server"}
-    start = next(array for *_, name, array in run.transcript if name == "alpha")
-    first = sums[f"K^T v of hospital {hospital}"] - sums[f"K^T eta of hospital {hospital}"]
-    directions, found = products(run, hospital)
+    whose = f"of hospital {hospital}"
+    (v,), (eta,) = run.received(f"K^T v {whose}"), run.received(f"K^T eta {whose}")
+    (start,) = run.received("alpha", f"hospital {hospital}")
+    directions = np.array(run.received("p", f"hospital {hospital}")).T
+    found = np.array(run.received(f"K^T K p {whose}")).T
     steps = np.linalg.lstsq(directions, run.alpha - start, rcond=None)[0]
-    return np.asarray(first + found @ steps)
+    return np.asarray(v - eta + found @ steps)
 
 
 # -- the default
@@ -165,12 +120,12 @@ class Insider(Watched):
     landmarks: Floats = field(default_factory=lambda: np.zeros((0, 0)))
 
 
-class Insiders(Watcher[Insider]):
+class Insiders(Watcher):
     """Watches all parties of one run in this process."""
 
     insider = Insider
 
-    def listen(self, client: Any, insider: Insider) -> None:
+    def listen(self, client: Any, insider: Any) -> None:
         """Have a client note its landmarks."""
         landmarks = client._landmarks
 
@@ -181,34 +136,15 @@ class Insiders(Watcher[Insider]):
         client._landmarks = drawn
 
 
-@dataclass(frozen=True)
-class Distances:
-    """Squared distances of patients to landmarks, or what a viewer takes for that.
-
-    Attributes
-    ----------
-    hospital : int
-    start : int
-        Position of the first row among the hospital's rows.
-    blocks : tuple of str
-        The blocks whose features are in them.
-    values : ndarray, shape (n, m)
-    """
-
-    hospital: int
-    start: int
-    blocks: tuple[str, ...]
-    values: Floats
-
-
 class FedCGRun(SeenRun):
     """A recorded run of FedCG: messages, what each party can open of them, and the truth."""
 
     name, kinds, opening = "FedCG", wire, wire.LandmarksRequest
-    insiders: Insiders
+    strategy: FedCG
 
-    def __init__(self, transcript: Transcript, insiders: Insiders) -> None:
+    def __init__(self, transcript: Transcript, insiders: Insiders, strategy: FedCG) -> None:
         super().__init__(transcript, insiders)
+        self.strategy = strategy
         self.positions: dict[tuple[int, int], Any] = {}
         self.trained: dict[int, int] = {}
         for passed in self.messages:
@@ -217,75 +153,52 @@ class FedCGRun(SeenRun):
                     self.positions[passed.partition, hospital] = passed.message.rows[k]
                     self.trained[hospital] = int(passed.message.trains[k])
 
-    def holders(self, hospital: int) -> dict[str, int]:
-        """Return block -> who holds it of a hospital's rows, centres first."""
+    def holders(self, hospital: int) -> list[int]:
+        """Return who holds columns of a hospital's rows, centres first."""
         with_rows = [p for p, h in self.positions if h == hospital and self.parties[p].features]
-        ordered = sorted(with_rows, key=lambda p: (p == hospital, p))
-        return {self.parties[p].block: p for p in ordered}
+        return sorted(with_rows, key=lambda p: (p == hospital, p))
 
-    def rows(self, hospital: int, blocks: Any) -> Floats:
-        """Return the features of all rows of a hospital, in the order of the run."""
-        parts = []
-        for block in blocks:
-            holder = self.holders(hospital)[block]
-            client = self.insiders.parties[holder].client
+    def truth(self, hospital: int, holders: list[int]) -> tuple[Floats, Floats]:
+        """Return rows of a hospital, in the order of the run, and the landmarks of some parties."""
+        rows = []
+        for p in holders:
+            client = self.insiders.parties[p].client
             announced = client.table.announced(self.session, client.alignment_key)
-            parts.append(announced[self.positions[holder, hospital]])
-        return np.hstack(parts)
+            rows.append(announced[self.positions[p, hospital]])
+        landmarks = [self.insiders.parties[p].landmarks for p in holders]
+        return np.hstack(rows), np.hstack(landmarks)
 
-    def landmarks(self, hospital: int, blocks: Any) -> Floats:
-        """Return the landmarks of blocks, which the server does not have."""
-        holders = self.holders(hospital)
-        return np.hstack([self.insiders.parties[holders[block]].landmarks for block in blocks])
+    def _distances(
+        self, name: str, numbers: Floats, sender: int | None = None
+    ) -> Iterator[tuple[Floats, Floats, Floats]]:
+        """Yield distances, rows and landmarks of a sum of distances, or of a party's part of it."""
+        kind, _, rest = name.partition("/")
+        if kind == "distances":
+            hospital, start = (int(part) for part in rest.split("#"))
+            values = numbers.reshape(-1, self.settings.landmarks)
+            centres = [p for p in self.holders(hospital) if p != hospital]
+            if sender is None or sender != hospital:
+                rows, w = self.truth(hospital, centres if sender is None else [sender])
+                yield values, rows[start : start + len(values)], w
 
-    def masked_distances(self) -> Iterator[Distances]:
-        """Yield masked distances, as if they were bare."""
+    def masked_distances(self) -> Iterator[tuple[Floats, Floats, Floats]]:
+        """Yield masked distances as if they were bare, with the rows and landmarks behind them."""
         for vector in self.masked():
-            kind, _, rest = vector.order.name.partition("/")
-            if kind == "distances" and not vector.delivered:
-                hospital, start = (int(part) for part in rest.split("#"))
-                values = vector.read("fixed point").reshape(-1, self.settings.landmarks)
-                block = self.parties[vector.partition].block
-                if vector.partition != hospital:
-                    yield Distances(hospital, start, (block,), values)
+            if not vector.delivered:
+                yield from self._distances(vector.order.name, vector.read(), vector.partition)
 
-    def totals(self, hospital: int) -> Iterator[Distances]:
+    def totals(self, hospital: int) -> Iterator[tuple[Floats, Floats, Floats]]:
         """Yield the totals that are opened for a hospital: distances of its own patients."""
         for name, total in self.insiders.parties[hospital].totals:
-            kind, _, rest = name.partition("/")
-            if kind == "distances":
-                whose, start = (int(part) for part in rest.split("#"))
-                blocks = tuple(b for b, p in self.holders(whose).items() if p != whose)
-                yield Distances(whose, start, blocks, total.reshape(-1, self.settings.landmarks))
-
-    def truth(self, seen: Distances) -> Floats:
-        """Return the features that distances are made of, shape (n, d)."""
-        return self.rows(seen.hospital, seen.blocks)[seen.start : seen.start + len(seen.values)]
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """A run of FedCG with its default options."""
-
-    strategy: FedCG
-    seen: FedCGRun
-    ward: Ward
-
-    def kernel(self, hospital: int) -> tuple[Floats, Floats]:
-        """Return kernel and targets of a hospital's training rows, shapes (n, m) and (n, 1)."""
-        blocks = list(self.seen.holders(hospital))
-        far = cdist(
-            self.seen.rows(hospital, blocks), self.seen.landmarks(hospital, blocks), "sqeuclidean"
-        )
-        client = self.seen.insiders.parties[hospital].client
-        order = client.table.order(self.seen.session, client.alignment_key)
-        train = self.seen.trained[hospital]
-        targets = client.table.y[order[self.seen.positions[hospital, hospital][:train]]]
-        return np.exp(-self.strategy.gammas_ * far[:train]), targets
+            yield from self._distances(name, total)
 
     def gradient(self, hospital: int) -> Floats:
         """Return the true K_h^T (K_h alpha - y) of a hospital, shape (m, 1)."""
-        kernel, targets = self.kernel(hospital)
+        far = cdist(*self.truth(hospital, self.holders(hospital)), "sqeuclidean")
+        client, train = self.insiders.parties[hospital].client, self.trained[hospital]
+        order = client.table.order(self.session, client.alignment_key)
+        targets = client.table.y[order[self.positions[hospital, hospital][:train]]]
+        kernel = np.exp(-self.strategy.gammas_ * far[:train])
         return np.asarray(kernel.T @ (kernel @ self.strategy.coefficients_ - targets))
 
     def gradient_of_others(self, hospital: int) -> Floats:
@@ -295,14 +208,28 @@ class Recorded:
 
 
 @cache
-def default_run(seed: int, hospitals: int = 3) -> Recorded:
+def default_run(seed: int, hospitals: int = 3) -> FedCGRun:
     """Run FedCG with its default options, but for the number of landmarks."""
-    ward = Ward.of(hospitals, seed)
+    rows = wards(hospitals, seed)
+    everybody = np.vstack([x for x, _ in rows])
+
+    def party(context: Any, k: int) -> HybridKernelClient:
+        if k < hospitals:
+            x, y = rows[k]
+            own: dict[str, Any] = {"block": "clinical", "y": y, "classes": (0, 1)}
+            own["ids"] = np.arange(k * ROWS, (k + 1) * ROWS)
+        else:
+            x, ids = everybody, np.random.default_rng(k).permutation(len(everybody))
+            own = {"block": CENTRES[k - hospitals], "ids": ids}
+            x = everybody[ids]
+        held = x[:, COLUMNS[own["block"]]]
+        return HybridKernelClient(context, held, alignment_key=_KEY, **own)
+
     insiders, transcript = Insiders(), Transcript()
     strategy = FedCG(landmarks=LANDMARKS, seed=seed)
-    clients = insiders.watch(served(ward.client))
+    clients = insiders.watch(served(party))
     simulate(strategy, clients, hospitals + len(CENTRES), transcript=transcript)
-    return Recorded(strategy, FedCGRun(transcript, insiders), ward)
+    return FedCGRun(transcript, insiders, strategy)
 
 
 # -- the attacks
@@ -327,27 +254,19 @@ def of_vector(found: Floats, truth: Floats) -> float:
 
 def trilaterate_naive(seed: int) -> list[Seen]:
     """Compute all features from the kernel blocks of the naive protocol."""
-    run, hidden = printed("naive", seed), printed("naive", seed, secret_widths=True)
-    plain = [
-        of_rows(trilaterate(naive_exponents(run, h) / GAMMA, run.landmarks), x)
+    run = printed("naive", seed)
+    scores = [
+        of_rows(trilaterate(naive_distances(run, h), run.landmarks), x)
         for h, x in enumerate(run.rows)
     ]
-    secret = [
-        of_rows(trilaterate_secret_widths(naive_exponents(hidden, h), hidden.landmarks), x)
-        for h, x in enumerate(hidden.rows)
-    ]
-    return [
-        Seen("server", float(np.mean(plain))),
-        Seen("server, secret widths", float(np.mean(secret))),
-    ]
+    return [Seen("server", float(np.mean(scores)))]
 
 
 def trilaterate_masked(seed: int) -> list[Seen]:
     """Give the server of the default the true landmarks, and the masked distances."""
-    run = default_run(seed).seen
     scores = [
-        of_rows(trilaterate(one.values, run.landmarks(one.hospital, one.blocks)), run.truth(one))
-        for one in run.masked_distances()
+        of_rows(trilaterate(values, landmarks), rows)
+        for values, rows, landmarks in default_run(seed).masked_distances()
     ]
     return [Seen("server, given landmarks", abs(float(np.mean(scores))))]
 
@@ -367,7 +286,7 @@ def complete_naive(seed: int) -> list[Seen]:
     """Complete the matrix of Figure 8 from the kernels of the naive protocol."""
     run = printed("naive", seed)
     scores = [
-        of_distances(complete(naive_exponents(run, h) / GAMMA, run.landmarks, seed), x)
+        of_distances(complete(naive_distances(run, h), run.landmarks, seed), x)
         for h, x in enumerate(run.rows)
     ]
     return [Seen("server", float(np.mean(scores)))]
@@ -375,34 +294,28 @@ def complete_naive(seed: int) -> list[Seen]:
 
 def complete_default(seed: int) -> list[Seen]:
     """Complete it from masked distances; a hospital tries its own totals, without landmarks."""
-    recorded = default_run(seed)
-    run = recorded.seen
+    run = default_run(seed)
     masked = [
-        of_distances(
-            complete(np.abs(one.values), run.landmarks(one.hospital, one.blocks), seed),
-            run.truth(one),
-        )
-        for one in run.masked_distances()
+        of_distances(complete(np.abs(values), landmarks, seed), rows)
+        for values, rows, landmarks in run.masked_distances()
     ]
     own = [
-        of_distances(distances_by_svd(one.values).distances, run.truth(one))
-        for h in range(recorded.ward.hospitals)
-        for one in run.totals(h)
+        of_distances(distances_by_svd(values), rows)
+        for hospital in run.trained
+        for values, rows, _ in run.totals(hospital)
     ]
     said = "distances between their own patients"
     return [
         Seen("server, given landmarks", abs(float(np.mean(masked)))),
-        Seen("hospital", float(np.mean(own)), said, recorded.strategy.privacy()),
+        Seen("hospital", float(np.mean(own)), said, run.strategy.privacy()),
     ]
 
 
 def gradients_of_chain(seed: int) -> list[Seen]:
     """Compute the gradient of each hospital from the chain."""
-    run = printed("chain", seed)
-    scores = []
-    for h, x in enumerate(run.rows):
+    run, scores = printed("chain", seed), []
+    for h, (x, y) in enumerate(zip(run.rows, run.labels, strict=True)):
         kernel = np.exp(-GAMMA * cdist(x, run.landmarks, "sqeuclidean"))
-        y = 2.0 * run.ward.y[run.ward.ids(h)] - 1.0
         scores.append(of_vector(chain_gradient(run, h), kernel.T @ (kernel @ run.alpha - y)))
     return [Seen("server", float(np.mean(scores)))]
 
@@ -410,19 +323,18 @@ def gradients_of_chain(seed: int) -> list[Seen]:
 def gradients_of_default(seed: int) -> list[Seen]:
     """Take what the model tells a hospital for the gradient of another one."""
     found = []
-    for hospitals in (3, 2):
+    said = "of two hospitals each can compute K^T(K a - y) of the other"
+    for hospitals, admits in ((3, ""), (2, said)):
         run = default_run(seed, hospitals)
         score = of_vector(run.gradient_of_others(0), run.gradient(1))
-        said = "of two hospitals each can compute K^T(K a - y) of the other"
-        of = f"a hospital of {hospitals}"
-        found.append(Seen(of, score, said if hospitals == 2 else "", run.strategy.privacy()))
+        found.append(Seen(f"a hospital of {hospitals}", score, admits, run.strategy.privacy()))
     return found
 
 
 TRILATERATION = Attack(
     name="trilateration",
     methods=("fed-cg",),
-    claim="FedCG 4: rows cannot be computed from a kernel; secret widths hide them (eq. 4.1)",
+    claim="FedCG 4: rows cannot be computed from kernels of rows and landmarks",
     protocol="naive, landmarks of a shared seed",
     measure="correlation of features",
     threshold=0.3,

@@ -13,8 +13,7 @@ frequencies rho (their seed is public) and, with exploration 1, the probability 
    number for every kernel;
 3. sines and cosines give the phases rho^T x modulo 2 pi, up to the sign of their kernel. Rows lie
    in the unit ball, so the phases of wide kernels cannot wrap, and what they tell about x unwraps
-   those of narrower ones; where all kernels are narrow, lattice reduction finds the turns
-   (:mod:`.phases`);
+   those of narrower ones (:mod:`.phases`);
 4. Gauss-Newton on eq. 9 itself, with all kernels, gives x and y to the last digits.
 
 The server can tell that it is right: 2 m D numbers are explained by d + 1.
@@ -25,8 +24,7 @@ Kernels", NeurIPS 2022.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,9 +32,6 @@ from fedkern_flwr.kernels.random_features import Precision, Real
 
 from .phases import Floats, Phases
 
-#: Misfit below which a solution explains the gradient: right ones reach about 1e-14 and 1e-6, wrong
-#: ones 0.1 and more.
-TOLERANCE = {"float64": 1e-8, "float32": 2e-5}
 _STEPS = 12  # of Gauss-Newton, at most
 
 
@@ -49,16 +44,13 @@ class Inversion:
     x : ndarray, shape (d,)
     y : float
     misfit : float
-        Norm of what the sample leaves unexplained of the gradient, relative to the gradient.
-    consistent : bool
-        Whether that is rounding and x lies in the ball, so that the server knows the sample to be
-        right. If not, it is a guess.
+        Norm of what the sample leaves unexplained of the gradient, relative to the gradient: about
+        1e-14, in float32 1e-6, where the server knows the sample to be right, else 0.1 and more.
     """
 
     x: Floats
     y: float
     misfit: float
-    consistent: bool = False
 
 
 def invert_gradient(
@@ -92,7 +84,7 @@ def invert_gradient(
     -------
     Inversion or None
         None when the gradient does not fix x: all zero, or too few frequencies. When no sample
-        explains the gradient, the last guess, with x moved into the ball.
+        explains the gradient, the last guess.
     """
     given = gradient.any(axis=1)
     if not given.any():
@@ -105,16 +97,10 @@ def invert_gradient(
         1.0 / probability,
         float(np.finfo(precision).eps),
     )
-    best: Inversion | None = None
-    for start in kernels.starts(radius):
-        found = kernels.refine(start)
-        length = float(np.linalg.norm(found.x))
-        if found.misfit < TOLERANCE[precision] and length <= 1.01 * radius:
-            return replace(found, consistent=True)
-        found = replace(found, x=found.x / max(1.0, length / radius))
-        if best is None or found.misfit < best.misfit:
-            best = found
-    return best
+    start = kernels.start(radius)
+    if start is None:
+        return None
+    return kernels.refine(start)
 
 
 class _Kernels:
@@ -137,36 +123,24 @@ class _Kernels:
         norms = np.linalg.norm(self.residual, axis=1)
         self._clarity = norms / np.linalg.norm(gradient, axis=1)
 
-    def starts(self, radius: float) -> Iterator[Floats]:
-        """Yield candidates for x from the phases of the kernels."""
+    def start(self, radius: float) -> Floats | None:
+        """Return x as the phases of the kernels have it."""
         seen = self._clarity > 1e3 * self.rounding  # f_i is not y
         if not seen.any():
-            return
+            return None
         size = np.linalg.norm(self.residual[seen], axis=1)
         directions = self.residual[seen] / size[:, None]
         # y but for the sign of the kernel
         labels = np.vecdot(self.theta[seen], directions) - size / (2.0 * self.scale)
         labels[~(np.abs(labels) > 1e4 * self.rounding)] = 0.0
         lengths = np.linalg.norm(self.frequencies[seen], axis=2)
-        phases = Phases(
+        return Phases(
             angles=np.arctan2(directions[:, : self.features], directions[:, self.features :]),
             noise=2.0 * self.rounding * (1.0 / self._clarity[seen, None] + radius * lengths),
             labels=labels,
             frequencies=self.frequencies[seen],
             radius=radius,
-        )
-        x = phases.unwrap()
-        if x is not None:
-            yield x
-        elif self._one_sample()[seen].all():
-            yield from phases.search()
-
-    def _one_sample(self) -> Floats:
-        """Return for which kernels one sample can make the gradient: sine^2 + cosine^2 = 1."""
-        square = self.residual**2
-        energy = square[:, : self.features] + square[:, self.features :]
-        deviation, mean = energy.std(axis=1), energy.mean(axis=1)
-        return np.asarray(deviation * self._clarity <= max(1e-7, 100.0 * self.rounding) * mean)
+        ).unwrap()
 
     def refine(self, x: Floats) -> Inversion:
         """Fit eq. 9 to the gradients by Gauss-Newton, from a start within the last turn."""
@@ -181,7 +155,8 @@ class _Kernels:
             if not misfit < best.misfit:
                 break
             best = Inversion(x, y, misfit)
-            step = _least_squares(slopes, missing)
+            flat = slopes.reshape(-1, self.dimension + 1)
+            step = np.linalg.lstsq(flat, missing.ravel(), rcond=1e-13)[0]
             x, y = x + step[:-1], y + float(step[-1])
         return best
 
@@ -203,18 +178,3 @@ class _Kernels:
         model = factor * (error[:, None] * z + self.regularization * self.theta)
         dx = z[..., None] * (self.theta[:, None] @ dz) + error[:, None, None] * dz
         return model, factor * np.concatenate([dx, -z[..., None]], axis=2)
-
-
-def _least_squares(slopes: Floats, target: Floats) -> Floats:
-    """Solve by the normal equations of scaled columns; exact enough for a step of Gauss-Newton.
-
-    Slopes (m, 2D, k) and target (m, 2D) are summed kernel by kernel: one large product would wake
-    the threads of BLAS for nothing.
-    """
-    lengths = np.sqrt((slopes**2).sum(axis=(0, 1)))
-    lengths[lengths == 0.0] = 1.0
-    scaled = slopes / lengths
-    across = scaled.transpose(0, 2, 1)
-    matrix = (across @ scaled).sum(axis=0)
-    vector = (across @ target[..., None]).sum(axis=0)[:, 0]
-    return np.asarray(np.linalg.lstsq(matrix, vector, rcond=1e-13)[0] / lengths)

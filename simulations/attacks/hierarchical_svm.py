@@ -34,7 +34,7 @@ from ...strategies import HierarchicalSVM
 from ..engines import Transcript, simulate
 from ..papers import hierarchical_svm as paper
 from .phases import Floats
-from .seen import SeenRun, Watched, Watcher
+from .seen import SeenRun, Watcher
 from .table import Attack, Seen, correlation, made_up_table, served
 
 COLUMNS, ROUNDS = 24, 6
@@ -125,14 +125,8 @@ class SVMRun(SeenRun):
     name, kinds, opening = "HierarchicalSVM", wire, wire.SVMRequest
 
 
-class Insiders(Watcher[Watched]):
-    """Watches all parties of one run in this process."""
-
-    insider = Watched
-
-
 @cache
-def horizontal(seed: int) -> tuple[HierarchicalSVM, SVMRun, Floats]:
+def horizontal(seed: int) -> tuple[SVMRun, Floats]:
     """Run users with rows in groups with agents; return what n y (x, 1) each user's rows add to."""
     x, y = made_up_table(ROWS * sum(GROUPS), COLUMNS, seed)
     labels, users = 2.0 * y - 1.0, sum(GROUPS)
@@ -150,12 +144,12 @@ def horizontal(seed: int) -> tuple[HierarchicalSVM, SVMRun, Floats]:
     simulate(strategy, served(party), users + len(GROUPS), num_rounds=ROUNDS, transcript=transcript)
     scaled = (x - x.mean(axis=0)) / x.std(axis=0)
     full = labels[:, None] * np.column_stack([scaled, np.ones(len(x))])
-    return strategy, SVMRun(transcript), full.reshape(users, ROWS, -1).sum(axis=1)
+    return SVMRun(transcript), full.reshape(users, ROWS, -1).sum(axis=1)
 
 
 def masked_models(seed: int) -> float:
     """Return the mean correlation of users' masked vectors with what their rows add to."""
-    _, run, truth = horizontal(seed)
+    run, truth = horizontal(seed)
     vectors = [
         v
         for v in run.masked()
@@ -163,12 +157,12 @@ def masked_models(seed: int) -> float:
         and not v.delivered
         and v.partition < len(truth)  # of users, not of agents
     ]
-    numbers = [(v.read("fixed point")[: truth.shape[1]], truth[v.partition]) for v in vectors]
+    numbers = [(v.read()[: truth.shape[1]], truth[v.partition]) for v in vectors]
     return float(np.mean([correlation(found, true) for found, true in numbers]))
 
 
 @cache
-def vertical(seed: int) -> tuple[SVMRun, Insiders, Floats]:
+def vertical(seed: int) -> SVMRun:
     """Run groups with columns, two users each, an agent each, and an owner of the labels."""
     x, y = made_up_table(TESTED, 10, seed)
     users = 2 * len(BLOCKS)
@@ -185,7 +179,7 @@ def vertical(seed: int) -> tuple[SVMRun, Insiders, Floats]:
         own: dict[str, Any] = {"ids": everybody, "y": labels, "classes": (-1, 1)}
         return SVMClient(context, role="owner", alignment_key=_KEY, **own)
 
-    insiders, transcript = Insiders(), Transcript()
+    insiders, transcript = Watcher(), Transcript()
     strategy = HierarchicalSVM(partition="vertical", C=1.0, seed=seed)
     parties = users + len(BLOCKS) + 1
     simulate(
@@ -195,21 +189,21 @@ def vertical(seed: int) -> tuple[SVMRun, Insiders, Floats]:
         num_rounds=2 * TESTED,
         transcript=transcript,
     )
-    return SVMRun(transcript, insiders), insiders, x
+    return SVMRun(transcript, insiders)
 
 
 def masked_outputs(seed: int) -> float:
     """Test guesses of columns by users' masked outputs, as if they were orthogonal to columns."""
-    run, insiders, _ = vertical(seed)
+    run = vertical(seed)
     rng, scores = np.random.default_rng(seed), []
     outputs: dict[int, list[Floats]] = {}
     for v in run.masked():
         user = run.parties[v.partition].role == "user"
         if v.order.name == wire.OUTPUT_SUM and user and not v.delivered:
-            outputs.setdefault(v.partition, []).append(v.read("fixed point"))
+            outputs.setdefault(v.partition, []).append(v.read())
     for user, sent in outputs.items():
         asked = next(run.requests(wire.ColumnsRequest, user))
-        client = insiders.parties[user].client
+        client = run.insiders.parties[user].client
         order = client.table.order(run.session, client.alignment_key)
         columns = client.table.x[order[asked.take]]
         place = asked.place[asked.place < asked.rows]

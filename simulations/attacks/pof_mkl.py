@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -36,7 +36,7 @@ from fedkern_flwr.kernels.random_features import (
     gaussian_frequencies,
 )
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.online.learning import place_frequencies, shared_frequencies, shared_subset
+from fedkern_flwr.online.learning import place_frequencies, shared_frequencies
 
 from ...clients import OnlineKernelClient
 from ...strategies import POFMKL
@@ -50,7 +50,6 @@ from .table import Attack, Seen, served
 CLIENTS, SAMPLES, COLUMNS = 5, 40, 4
 #: A row counts as computed when its label and all of its columns are as near as this.
 RETURNED = 1e-3
-_EFFORT = 2e10  # multiplications of a joint inversion, at most
 _SUMS = 10  # of a run, in which members are looked for
 _SHRINKAGE = 0.1  # of the covariance towards a multiple of the identity
 
@@ -102,10 +101,11 @@ def observe(transcript: Transcript) -> Iterator[Observation]:
     for passed, request in run.answered(wire.MaskedReply, wire.PersonalReply):
         if type(request) is not wire.PersonalRequest or passed.message.round != request.round:
             continue
-        kernels = summed_kernels(request)
+        kernels = np.arange(len(request.theta))
         if isinstance(passed.message, wire.MaskedReply):
-            vector = sent[passed.partition, request.round].read("fixed point")
-            gradient = full_gradient(vector[: _numbers(request)], request)
+            numbers = 2 * request.released or request.theta.size
+            vector = sent[passed.partition, request.round].read()
+            gradient = full_gradient(vector[:numbers], request)
             used = gradient.any(axis=1)  # without a mask, kernels that were not chosen are zero
             kernels, gradient = kernels[used], gradient[used]
         else:
@@ -116,24 +116,11 @@ def observe(transcript: Transcript) -> Iterator[Observation]:
         yield Observation(passed.partition, dimension, request, kernels, gradient)
 
 
-def _numbers(request: wire.PersonalRequest) -> int:
-    """Return how many numbers of gradients a message of a secure run has."""
-    return 2 * request.released or len(summed_kernels(request)) * request.theta.shape[1]
-
-
-def summed_kernels(request: wire.PersonalRequest) -> NDArray[np.integer[Any]]:
-    """Return the kernels that a sum has."""
-    kernels = len(request.theta)
-    if request.selection == "shared":
-        return shared_subset(kernels, request.kernels_per_round, request.seed, request.round)
-    return np.arange(kernels)
-
-
 def full_gradient(values: Real, request: wire.PersonalRequest) -> Real:
     """Return the gradients of kernels, (m, 2D), zero where a frequency was not chosen."""
     if not request.released:
         return values.reshape(-1, request.theta.shape[1])
-    shape = len(summed_kernels(request)), request.features
+    shape = len(request.theta), request.features
     chosen = shared_frequencies(*shape, request.released, request.seed, request.round)
     return place_frequencies(values.reshape(-1, 2), chosen, *shape)
 
@@ -148,22 +135,10 @@ def known_probability(request: wire.PersonalRequest) -> float:
 
 def request_frequencies(request: wire.KernelRequest, dimension: int) -> Floats:
     """Return rho of all kernels, as rounded by the clients, shape (N, D, d)."""
-    precision = cast(Precision, request.precision)
-    draw = cast(FrequencyDraw, request.frequency_draw)
-    return _draw(request.bandwidths, dimension, request.features, request.seed, precision, draw)
-
-
-@lru_cache(maxsize=8)
-def _draw(
-    bandwidths: bytes,
-    dimension: int,
-    features: int,
-    seed: int,
-    precision: Precision,
-    draw: FrequencyDraw,
-) -> Floats:
-    drawn = gaussian_frequencies(bandwidths, dimension, features, seed, precision, draw)
-    return np.ascontiguousarray(drawn.T, np.float64).reshape(-1, features, dimension)
+    law = cast(Precision, request.precision), cast(FrequencyDraw, request.frequency_draw)
+    shape = dimension, request.features
+    drawn = gaussian_frequencies(request.bandwidths, *shape, request.seed, *law)
+    return np.ascontiguousarray(drawn.T, np.float64).reshape(-1, request.features, dimension)
 
 
 def invert(seen: Observation) -> Inversion | None:
@@ -183,18 +158,16 @@ def invert(seen: Observation) -> Inversion | None:
 def release_of(
     request: wire.PersonalRequest, total: Floats, samples: int, dimension: int
 ) -> Release:
-    """Return what the server knows of a sum over all clients of gradients of the same kernels."""
+    """Return what the server knows of a sum over all clients of gradients of all kernels."""
     given = full_gradient(np.ones_like(total), request) > 0.0
-    dense = np.full(request.theta.shape, np.nan)
-    dense[summed_kernels(request)] = np.where(given, full_gradient(total, request), np.nan)
     return Release(
-        total=dense,
+        total=np.where(given, full_gradient(total, request), np.nan),
         theta=np.asarray(request.theta, np.float64),
         frequencies=request_frequencies(request, dimension),
         bandwidths=np.frombuffer(request.bandwidths, "<f8"),
         samples=samples,
         regularization=request.regularization,
-        scale=len(request.theta) / min(request.kernels_per_round, len(request.theta)),
+        scale=1.0 / known_probability(request),
         middle=0.5 - request.centre,
     )
 
@@ -334,8 +307,8 @@ def samples_found(recorded: Recorded) -> float:
 def rows_returned(recorded: Recorded, seed: int) -> float:
     """Return the share of rows in the last sum that the server computes, all columns right."""
     release, members = recorded.release(-1)
-    found = invert_release(release, seed, budget=_EFFORT)
-    computed = np.column_stack([found.x, found.y + 0.5 - release.middle])
+    found, _ = invert_release(release, seed)
+    computed = found + np.append(np.zeros(COLUMNS), 0.5 - release.middle)
     return float((cdist(members, computed, "chebyshev").min(axis=1) < RETURNED).mean())
 
 

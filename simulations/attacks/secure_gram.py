@@ -9,24 +9,7 @@ The attack rests on
 with equality if the profiles are linearly independent: an exact test of a single profile. A profile
 that has the items i and j has no item k with K_ik = 0 or K_jk = 0, so that it lies in a space of
 fewer dimensions, where :func:`binary_vector` looks for it as a decoder looks for a word. What is
-found is subtracted, and the rest is easier. Of MovieLens 100k, items by support or the most popular
-ones (measured; 20,000 nodes, patience 60):
-
-    ==================  ==================  =====================================
-    users               items               users found
-    ==================  ==================  =====================================
-    943                 1349 (support 5)    all, in 206 s
-    943                 1152, 1032, 1000    all
-    943                 960, 939            1 each, right
-    300                 1015, 500           all
-    300                 400, 350, 320, 300  34, 23, 20, 15, right
-    300                 280, 240, 200, 100  none, of 8 to 196 vectors that fit
-    20, 40, 100         139, 264, 552       all
-    100                 100                 all
-    100                 80                  1, of 12 vectors that fit
-    ==================  ==================  =====================================
-
-No number of users is known to be safe: these are what one search of a few minutes finds.
+found is subtracted, and the rest is easier. No number of users is known to be safe.
 
 Source: follows from sections 2 and 3 of Polato, Gallinaro and Aiolli, "Privacy-Preserving Kernel
 Computation For Vertically Partitioned Data"; the search: Fincke and Pohst, "Improved Methods for
@@ -36,7 +19,6 @@ order of V-BLAST.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -56,42 +38,15 @@ _SLACK = 1e-3  # of x^T K^+ x in the search, for rounding
 _CERTAIN = 1e-4  # of x^T K^+ x of a vector that was found
 _OUTSIDE = 1e5  # z^T K^+ z of a unit vector outside the range, which has none
 _PRESENT = 0.5  # counts above this are one or more
-_REFRESH = 20  # profiles after which the inverse is computed anew
-_RETRY = 10  # profiles after which a pair of items that failed is tried again
-
-
-@dataclass(frozen=True)
-class Peeling:
-    """Profiles computed from a kernel.
-
-    Attributes
-    ----------
-    profiles : ndarray of int8, shape (k, m)
-        In the order in which they were found.
-    remaining : ndarray, shape (m, m)
-        The kernel less theirs: that of the users who were not found.
-    tries : int
-        Number of searches.
-    """
-
-    profiles: Profiles
-    remaining: Floats
-    tries: int
-
-    @property
-    def complete(self) -> bool:
-        """Whether the profiles explain the kernel to the last count."""
-        return not bool(np.any(self.remaining.diagonal() > _PRESENT))
 
 
 def peel_profiles(
     kernel: NDArray[Any], *, nodes: int = 20_000, patience: int = 60, limit: int | None = None
-) -> Peeling:
+) -> tuple[Profiles, Floats]:
     """Compute profiles one by one, and subtract each.
 
     Pairs of items that somebody has both of are tried in the order of how many items have been
-    seen with both. O(m^3) for the kernel, O(s^3) for a search among s items, and O(m^2) for each
-    profile found.
+    seen with both. O(m^3) for each profile found, O(s^3) for a search among s items.
 
     Parameters
     ----------
@@ -100,51 +55,35 @@ def peel_profiles(
     nodes : int (default: 20000)
         Steps of a search, at most.
     patience : int (default: 60)
-        Searches in a row without success after which to give up.
+        Searches for a profile after which to give up.
     limit : int, optional
         Profiles after which to stop.
 
     Returns
     -------
-    Peeling
+    profiles : ndarray of int8, shape (k, m)
         If the users are fewer than the items and their profiles are linearly independent, what is
-        found is right. Else it may be a vector that nobody has, unless it is complete.
+        found is right. Else it may be a vector that nobody has, unless nothing remains.
+    remaining : ndarray, shape (m, m)
+        The kernel less theirs: that of the users who were not found.
     """
-    remaining = np.array(kernel, np.float64)
-    found: list[Profiles] = []
-    failed: dict[tuple[int, int], int] = {}
-    tries = in_vain = 0
-    wanted = np.inf if limit is None else limit
-    while len(found) < wanted and np.any(remaining.diagonal() > _PRESENT):
+    remaining, found = np.array(kernel, np.float64), list[Floats]()
+    while (limit is None or len(found) < limit) and (remaining.diagonal() > _PRESENT).any():
         precision = _precision(remaining)
-        start = len(found)
-        for i, j in _pairs(remaining):
-            if len(found) >= min(wanted, start + _REFRESH) or in_vain >= patience:
-                break
-            if remaining[i, j] < _PRESENT or len(found) < failed.get((i, j), 0):
-                continue
-            tries += 1
-            profile = _profile_with(remaining, precision, np.unique([i, j]), nodes)
-            if profile is None:
-                failed[i, j] = len(found) + _RETRY
-                in_vain += 1
-                continue
-            in_vain = 0
-            found.append(profile.astype(np.int8))
-            remaining -= np.outer(profile, profile)
-            precision = _without(precision, profile)
-        if len(found) == start:
+        tried = (
+            _profile_with(remaining, precision, np.unique(pair), nodes)
+            for pair in _pairs(remaining)[:patience]
+        )
+        profile = next((one for one in tried if one is not None), None)
+        if profile is None:
             break
-    profiles = np.array(found, np.int8).reshape(len(found), len(remaining))
-    return Peeling(profiles, remaining, tries)
+        found.append(profile)
+        remaining -= np.outer(profile, profile)
+    return np.array(found, np.int8).reshape(len(found), len(remaining)), remaining
 
 
 def binary_vector(
-    precision: Floats,
-    ones: NDArray[np.intp],
-    together: NDArray[np.bool_],
-    *,
-    nodes: int = 20_000,
+    precision: Floats, ones: NDArray[np.intp], together: NDArray[np.bool_], nodes: int = 20_000
 ) -> NDArray[np.bool_] | None:
     """Search a binary z with z^T M z <= 1, depth first.
 
@@ -171,43 +110,37 @@ def binary_vector(
     vector = np.zeros(len(precision), np.bool_)
     vector[ones] = True
     free = np.flatnonzero(~vector)
-    if not len(free):
-        return vector if precision.sum() <= 1.0 + _SLACK else None
     spread = np.linalg.inv(precision[np.ix_(free, free)])
     linear = precision[np.ix_(free, ones)].sum(axis=1)
     centre = -spread @ linear
     radius = 1.0 + _SLACK - precision[np.ix_(ones, ones)].sum() - linear @ centre
     order, variance, effect = _settling((spread + spread.T) / 2.0)
-    compatible = together[np.ix_(free, free)]
-    nothing = np.zeros(len(free), np.bool_)
-    branches = [(0, centre, 0.0, ~nothing, nothing)]
-    while branches and nodes > 0:
-        k, mean, cost, allowed, bits = branches.pop()
-        while cost <= radius:
-            if k == len(free):
-                vector[free] = bits
-                return vector
-            nodes -= 1
-            entry = order[k]
-            expected = mean[entry]
-            costs = (cost + expected**2 / variance[k], cost + (1.0 - expected) ** 2 / variance[k])
-            near = bool(allowed[entry] and costs[1] < costs[0])
-            steps = []
-            for bit in (near, not near):
-                if costs[bit] > radius or (bit and not allowed[entry]):
-                    steps.append((k, mean, np.inf, allowed, bits))
-                    continue
-                then = bits
-                if bit:
-                    then = bits.copy()
-                    then[entry] = True
-                moved = mean + effect[k] * (bit - expected)
+    compatible, left = together[np.ix_(free, free)], nodes
+
+    def search(
+        mean: Floats, cost: float, allowed: NDArray[np.bool_], bits: list[int]
+    ) -> list[int] | None:
+        nonlocal left
+        k = len(bits)
+        if k == len(free):
+            return bits if cost <= radius else None
+        left -= 1
+        entry = order[k]
+        errors = -mean[entry], 1.0 - mean[entry]
+        costs = [cost + error**2 / variance[k] for error in errors]
+        for bit in (0, 1) if costs[0] <= costs[1] else (1, 0):
+            if left > 0 and costs[bit] <= radius and (allowed[entry] or not bit):
                 may = allowed & compatible[entry] if bit else allowed
-                steps.append((k + 1, moved, costs[bit], may, then))
-            if steps[1][2] < np.inf:
-                branches.append(steps[1])
-            k, mean, cost, allowed, bits = steps[0]
-    return None
+                found = search(mean + effect[k] * errors[bit], costs[bit], may, [*bits, bit])
+                if found is not None:
+                    return found
+        return None
+
+    found = search(centre, 0.0, np.ones(len(free), np.bool_), [])
+    if found is None:
+        return None
+    vector[free[order]] = np.array(found, np.bool_)
+    return vector
 
 
 def _precision(kernel: Floats) -> Floats:
@@ -217,20 +150,6 @@ def _precision(kernel: Floats) -> Floats:
     inverse = np.full(len(values), _OUTSIDE)
     inverse[inside] = 1.0 / values[inside]
     return np.asarray((vectors * inverse) @ vectors.T)
-
-
-def _without(precision: Floats, profile: Floats) -> Floats:
-    """Update the inverse of a kernel from which a profile was subtracted."""
-    direction = precision @ profile
-    left = 1.0 - profile @ direction
-    if left > _CERTAIN:
-        return np.asarray(precision + np.outer(direction, direction) / left)
-    # the range has lost a dimension
-    direction /= np.linalg.norm(direction)
-    image = precision @ direction
-    cross = np.outer(direction, image)
-    inside = (direction @ image + _OUTSIDE) * np.outer(direction, direction)
-    return np.asarray(precision - cross - cross.T + inside)
 
 
 def _pairs(kernel: Floats) -> list[tuple[int, int]]:
@@ -291,7 +210,7 @@ def made_up_profiles(users: int, items: int, seed: int) -> NDArray[np.int64]:
 
 def share_found(kernel: NDArray[Any], profiles: NDArray[np.int64]) -> float:
     """Return the share of users whose profile is computed from a kernel."""
-    found = peel_profiles(kernel, nodes=5_000, patience=20, limit=len(profiles)).profiles
+    found, _ = peel_profiles(kernel, nodes=5_000, patience=20, limit=len(profiles))
     known = {row.tobytes() for row in found.astype(np.int64)}
     return float(np.mean([row.tobytes() in known for row in profiles]))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,6 @@ from fedkern_flwr.wire.sums import Delivery, Order, Roster, Upload
 
 from ..engines import Transcript
 from .phases import Floats
-
-Reading = Literal["fixed point", "fraction", "doubles"]
 
 _SECTIONS: dict[str, type[PhaseMessage]] = {
     cls.phase: cls for cls in (Roster, Order, Upload, Delivery)
@@ -75,23 +73,10 @@ class MaskedVector:
     delivered: bool
     ring: NDArray[np.unsignedinteger[Any]]
 
-    @property
-    def encoding(self) -> Encoding:
-        """Of the sum."""
-        return Encoding.of(self.order)
-
-    def read(self, reading: Reading) -> Floats:
-        """Return numbers, as if there were no mask.
-
-        As the fixed point that they would be; as fractions of the ring times the bound; or as the
-        doubles that have these bits, modulo the bound.
-        """
-        bound = self.order.bound
-        if reading == "fixed point":
-            return np.asarray(self.encoding.decode(self.ring, len(self.members)), np.float64)
-        if reading == "fraction":
-            return np.asarray(self.ring / 2.0**self.order.bits * bound)
-        return np.fmod(np.nan_to_num(self.ring.view(np.float64)), bound)
+    def read(self) -> Floats:
+        """Return the numbers of fixed point that it would be without masks."""
+        found = Encoding.of(self.order).decode(self.ring, len(self.members))
+        return np.asarray(found, np.float64)
 
 
 def read_messages(transcript: Transcript, messages: ModuleType) -> Iterator[Passed]:
@@ -232,19 +217,13 @@ class Watched:
     client : PhaseClient
     totals : list of (str, ndarray)
         Name and content of the sums that it opened.
-    secrets : dict
-        Partition -> secret of the pair, as far as it used it.
     """
 
     client: Any
     totals: list[tuple[str, NDArray[Any]]] = field(default_factory=list)
-    secrets: dict[int, bytes] = field(default_factory=dict)
 
 
-T = TypeVar("T", bound=Watched)
-
-
-class Watcher(Generic[T]):
+class Watcher:
     """Watches all parties of one run in this process.
 
     Attributes
@@ -253,10 +232,10 @@ class Watcher(Generic[T]):
         Partition -> what that party has in hand.
     """
 
-    insider: type[T]
+    insider: type[Any] = Watched
 
     def __init__(self) -> None:
-        self.parties: dict[int, T] = {}
+        self.parties: dict[int, Any] = {}
 
     def watch(self, client_fn: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Return a ``client_fn`` whose clients note what they open, and are as before."""
@@ -271,12 +250,12 @@ class Watcher(Generic[T]):
 
         return watched
 
-    def listen(self, client: Any, insider: T) -> None:
+    def listen(self, client: Any, insider: Any) -> None:
         """Have a client note what else it has in hand."""
 
 
 def _listen(client: Any, insider: Watched) -> None:
-    open_sums, pair_secret = client._open_sums, client.pair_secret
+    open_sums = client._open_sums
 
     def opened(session: str, sections: Any) -> Any:
         sums = open_sums(session, sections)
@@ -284,8 +263,4 @@ def _listen(client: Any, insider: Watched) -> None:
             insider.totals += [(name, total.copy()) for name, total in sums.delivered.items()]
         return sums
 
-    def shared(other: int) -> bytes:
-        insider.secrets[other] = pair_secret(other)
-        return insider.secrets[other]
-
-    client._open_sums, client.pair_secret = opened, shared
+    client._open_sums = opened

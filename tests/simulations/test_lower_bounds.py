@@ -6,28 +6,111 @@ The noise comes from the operating system: what is random here fails once in a m
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg
+from scipy.optimize import brentq
 
 from fedkern_flwr.errors import ProtocolError
-from fedkern_flwr.privacy import skellam
+from fedkern_flwr.privacy import Release, skellam
+from fedkern_flwr.secure_aggregation import SecureAggregation, secure_aggregation_mod
+from fedkern_flwr.secure_aggregation.averages import TRAIN_SUM
+from fedkern_flwr.secure_aggregation.clipping import Clip, NoisyMeans
 from fedkern_flwr.secure_sum import party
 from fedkern_flwr.simulations.attacks import budgets
-from fedkern_flwr.simulations.attacks.budget_cases import CASES
-from fedkern_flwr.simulations.attacks.budgets import Audited, Case, audit_epsilon
+from fedkern_flwr.simulations.attacks.budget_cases import ALL, CASES, Table, signed, tables_of
+from fedkern_flwr.simulations.attacks.budgets import WIDTH, Audited, Case, Record, audit_epsilon
+
+# -- any app: no method of the command line, and so no row of its table
+
+_CLIP, _STEP = 2.0, 100.0  # a step far beyond the clip
+_MODEL = ArrayRecord({"w": Array(np.zeros(WIDTH + 1))})
+
+
+class _SecureAvg(SecureAggregation, FedAvg):
+    """Flower's mean of what apps return, with a clip and noise."""
+
+
+def _averaging(
+    record: Record,
+    parties: int,
+    *,
+    privacy_epsilon: float,
+    privacy_delta: float,
+    privacy_colluders: int,
+    **_: str,
+) -> tuple[Any, ClientApp]:
+    def over(multiplier: float) -> float:
+        """Return by how much a run with such noise costs more than it may."""
+        means = NoisyMeans(Clip(_CLIP, multiplier), privacy_delta, privacy_colluders)
+        means.open(WIDTH + 1, 1)
+        return means.budget.epsilon - privacy_epsilon
+
+    noise: dict[str, Any] = {"clip": _CLIP, "noise_multiplier": brentq(over, 0.2, 1e4)}
+    common: dict[str, Any] = {
+        "delta": privacy_delta,
+        "colluders": privacy_colluders,
+        "threshold": 3,
+    }
+    return _SecureAvg(fraction_evaluate=0.0, **noise, **common), _app(record, parties, noise)
+
+
+def _app(record: Record, parties: int, noise: dict[str, Any]) -> ClientApp:
+    """Return an app that takes a step of least squares; all rows of party 0 are the record."""
+    tables = tables_of(record, parties, ALL)
+
+    def table(context: Context) -> Table:
+        return tables[int(context.node_config["partition-id"])]
+
+    app = ClientApp(mods=[secure_aggregation_mod(table, **noise)])
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        x, y = table(context)
+        sent = message.content.array_records["arrays"]["w"].numpy()
+        rows = np.column_stack([x, np.ones(len(x))])
+        moved = sent + _STEP * rows.T @ (y - rows @ sent)
+        content = {
+            "arrays": ArrayRecord({"w": Array(moved)}),
+            "metrics": MetricRecord({"num-examples": len(x)}),
+        }
+        return Message(RecordDict(content), reply_to=message)  # type: ignore[arg-type]
+
+    return app
+
+
+def _means(strategy: Any) -> Iterable[Release]:
+    return (release for release, _ in strategy._averages.noisy._released)
+
+
+APP = Case(
+    "secure-aggregation",
+    TRAIN_SUM,
+    4,
+    _averaging,
+    signed,
+    "party",
+    least=3,
+    start={"num_rounds": 1, "initial_arrays": _MODEL},
+    released=_means,
+)
 
 SURE, EPSILON, DRAWS = 1.0 - 1e-6, 8.0, 2000
-TITLES = [case.title for case in CASES]
+EVERY = (*CASES, APP)
+TITLES = [case.title for case in EVERY]
 
 
 def audited(case: Case, **more: Any) -> Audited:
     return audit_epsilon(case, EPSILON, draws=DRAWS, confidence=SURE, **more)
 
 
-@pytest.mark.parametrize("case", CASES, ids=TITLES)
+@pytest.mark.parametrize("case", EVERY, ids=TITLES)
 def test_no_test_proves_more_epsilon_than_is_declared(case: Case) -> None:
     """And the audit is near: the sensitivity is used, half of epsilon is proven."""
     found = audited(case)
@@ -40,7 +123,7 @@ def test_no_test_proves_more_epsilon_than_is_declared(case: Case) -> None:
     assert len(np.unique(found.one)) > 0.9 * DRAWS  # each release has noise of its own
 
 
-@pytest.mark.parametrize("case", CASES, ids=TITLES)
+@pytest.mark.parametrize("case", EVERY, ids=TITLES)
 def test_half_the_noise_is_caught(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     def half(variance: int, size: int, key: bytes) -> Any:
         return skellam(variance // 4, size, key)
