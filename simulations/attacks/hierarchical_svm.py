@@ -126,8 +126,8 @@ class SVMRun(SeenRun):
 
 
 @cache
-def horizontal(seed: int) -> tuple[SVMRun, Floats]:
-    """Run users with rows in groups with agents; return what n y (x, 1) each user's rows add to."""
+def horizontal(seed: int, **options: Any) -> tuple[SVMRun, Floats]:
+    """Run users with rows in groups with agents; return the sum of y (x, 1) over each user's."""
     x, y = made_up_table(ROWS * sum(GROUPS), COLUMNS, seed)
     labels, users = 2.0 * y - 1.0, sum(GROUPS)
     group_of = np.repeat(np.arange(len(GROUPS)), GROUPS)
@@ -140,7 +140,7 @@ def horizontal(seed: int) -> tuple[SVMRun, Floats]:
         return SVMClient(context, x[mine], labels[mine], group=group, classes=(-1, 1))
 
     transcript = Transcript()
-    strategy = HierarchicalSVM(architecture="hierarchical", C=1.0, seed=seed)
+    strategy = HierarchicalSVM(architecture="hierarchical", C=1.0, seed=seed, **options)
     simulate(strategy, served(party), users + len(GROUPS), num_rounds=ROUNDS, transcript=transcript)
     scaled = (x - x.mean(axis=0)) / x.std(axis=0)
     full = labels[:, None] * np.column_stack([scaled, np.ones(len(x))])
