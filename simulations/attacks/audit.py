@@ -1,0 +1,151 @@
+"""The one table of attacks, and what ``fedkern audit`` makes of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+
+from fedkern_flwr.errors import OptionError, ProtocolError
+from fedkern_flwr.privacy.accounting import check_accountant
+
+from . import budget_cases, fdskl, fed_cg, hierarchical_svm, pof_mkl, secure_gram
+from .table import Attack, Seen, Verdict
+
+#: All attacks.
+ATTACKS: tuple[Attack, ...] = (
+    pof_mkl.GRADIENTS,
+    pof_mkl.JOINT,
+    pof_mkl.MEMBERSHIP,
+    fed_cg.TRILATERATION,
+    fed_cg.COMPLETION,
+    fed_cg.GRADIENT,
+    fdskl.PHASES,
+    secure_gram.PROFILES,
+    hierarchical_svm.VECTORS,
+    budget_cases.BUDGETS,
+)
+#: What can be audited; ``epsilon`` is the last row alone.
+METHODS = (*dict.fromkeys(method for attack in ATTACKS for method in attack.methods), "epsilon")
+
+Progress = Callable[[str, float, int], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an attack recovered.
+
+    Attributes
+    ----------
+    attack : Attack
+    paper, default : list of Seen
+        On the paper's protocol, and on the default of the method.
+    """
+
+    attack: Attack
+    paper: list[Seen]
+    default: list[Seen]
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """What each score on the default means."""
+        return [self.attack.verdict(seen) for seen in self.default]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        attack = self.attack
+        return {
+            "attack": attack.name,
+            "methods": list(attack.methods),
+            "claim": attack.claim,
+            "protocol": attack.protocol,
+            "measure": attack.measure,
+            "threshold": attack.threshold,
+            "paper": [{"viewer": seen.viewer, "score": seen.score} for seen in self.paper],
+            "default": [
+                {"viewer": s.viewer, "score": s.score, "verdict": v, "admits": s.admits}
+                for s, v in zip(self.default, self.verdicts, strict=True)
+            ],
+        }
+
+
+def attacks_on(method: str | None) -> list[Attack]:
+    """Return the attacks on a method, or all of them.
+
+    Raises
+    ------
+    OptionError
+        There are none.
+    """
+    if method is None:
+        return list(ATTACKS)
+    if method == "epsilon":
+        return [budget_cases.BUDGETS]
+    found = [attack for attack in ATTACKS if method in attack.methods]
+    if not found:
+        raise OptionError(f"no attack is on {method}", remedy=f"use one of {', '.join(METHODS)}")
+    if found[-1] is budget_cases.BUDGETS:
+        own = partial(budget_cases.lower_bounds, method=method)
+        found[-1] = replace(found[-1], on_paper=partial(own, noise=0.25), on_default=own)
+    return found
+
+
+def audit(
+    method: str | None = None,
+    seed: int = 0,
+    progress: Progress = lambda label, done, total: None,
+) -> list[Outcome]:
+    """Try the attacks on a method, or all, on the paper's protocol and on the default.
+
+    Parameters
+    ----------
+    method : str, optional
+        As the command line calls it, or ``epsilon``.
+    seed : int (default: 0)
+        Of data, runs and attacks. Masks and noise have none.
+    progress : callable
+        Called with (what is done, steps so far, steps in all).
+
+    Raises
+    ------
+    OptionError
+        There is no attack on the method.
+    ProtocolError
+        An attack does not succeed where it must.
+    FedKernError
+        A run broke down.
+    """
+    attacks, found = attacks_on(method), list[Outcome]()
+    if budget_cases.BUDGETS.name in (attack.name for attack in attacks):
+        check_accountant()
+    with silence(), threadpool_limits(1, "blas"):  # thousands of small matrices
+        for number, attack in enumerate(attacks):
+            progress(f"{attack.name}, the paper's protocol", 2 * number, 2 * len(attacks))
+            paper = attack.on_paper(seed)
+            if min(seen.score for seen in paper) <= attack.threshold:
+                raise ProtocolError(
+                    f"{attack.name} recovers nothing on {attack.protocol} with seed {seed}",
+                    remedy="its failure on the default would say nothing: use another seed",
+                )
+            progress(f"{attack.name}, the default", 2 * number + 1, 2 * len(attacks))
+            found.append(Outcome(attack, paper, attack.on_default(seed)))
+    return found
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Log nothing of runs over rows that are made up."""
+    loggers = [logging.getLogger(name) for name in ("fedkern_flwr", "flwr")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,499 @@
+"""Does a method keep its privacy budget? The best test of two tables, and the epsilon it proves.
+
+Two runs of a method differ in one record, or in all records of a party: the worst ones that a
+search finds. They give what the parties add to a sum with noise, and how much noise they were told
+to add. The sum is then released thousands of times by the parties' own code, with fresh noise, over
+the fewest parties that can open it. The server and the colluders take off all that they know.
+
+What is left is projected on the difference of the two sums, in standard deviations of the noise:
+about N(0, 1) with the one record and N(mu, 1) with the other, which is the best test there is. How
+often a threshold is wrong bounds epsilon from below:
+
+* with nothing taken for granted (:func:`proven_epsilon`): of a run with (epsilon, delta) no test
+  has error rates a, b with a e^epsilon + b < 1 - delta;
+* taking the curve of errors for that of a Gaussian (:func:`gaussian_epsilon`), which Skellam noise
+  of 2^8 units and more is. This needs hundreds of releases where the other needs millions.
+
+Rates are taken at the ends of their Clopper-Pearson intervals, thresholds are chosen before the
+releases. A method is entered by a :class:`Case` (:mod:`.budget_cases`).
+
+References
+----------
+Kairouz, Oh and Viswanath, "The Composition Theorem for Differential Privacy", ICML 2015. Nasr et
+al., "Adversary Instantiation: Lower Bounds for Differentially Private Machine Learning", S&P 2021;
+"Tight Auditing of Differentially Private Machine Learning", USENIX Security 2023. Dong, Roth and
+Su, "Gaussian Differential Privacy", 2022, Corollary 2.13; Balle and Wang, 2018, Theorem 8.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import optimize
+from scipy.stats import beta, norm
+
+from fedkern_flwr.errors import ProtocolError
+from fedkern_flwr.privacy import Release
+from fedkern_flwr.privacy.budget import Unit
+from fedkern_flwr.secure_sum import Encoding, Party, PartyState, SecureSum
+from fedkern_flwr.wire.sections import Section, attach, detach
+from fedkern_flwr.wire.sums import Order, Unmask, Upload
+
+from ..engines import simulate
+from .phases import Floats
+
+Record = tuple[Floats, float]  # columns in [0, 1], label of -1 or 1
+
+DELTA = 1e-5
+WIDTH = 2  # columns
+_TRIED, _KEPT = 2000, 8  # records among which the worst two are looked for
+
+
+def _noised(strategy: Any) -> Iterable[Release]:
+    return (release for release, _ in strategy.noised_.values())
+
+
+@dataclass(frozen=True)
+class Case:
+    """A sum of a method that has a budget.
+
+    Attributes
+    ----------
+    method, sum : str
+        Its name on the command line; that of the sum, before a #.
+    parties : int
+    run : callable
+        A record, the number of parties and the options of a budget -> the strategy of a run whose
+        first such sum has nothing behind it but rows, and the ``client_fn`` of its parties, or
+        their app: of party 0 the first row is the record, or all are.
+    term : callable
+        A record -> what it adds to the sum; its scale does not matter.
+    unit : {"row", "party"}
+        Of the budget.
+    least : int or None
+        Fewest parties over which the sum can be opened, by default all.
+    colluders : int
+    start : dict
+        Further arguments of the run: of a sum that all rounds make one has all of the budget.
+    released : callable
+        A strategy after its run -> what it released with noise.
+    uses : float
+        How much of the length that is charged for the worst two records use, at least.
+    """
+
+    method: str
+    sum: str
+    parties: int
+    run: Callable[..., tuple[Any, Any]]
+    term: Callable[[Record], Floats]
+    unit: Unit = "row"
+    least: int | None = None
+    colluders: int = 1
+    start: Mapping[str, Any] = field(default_factory=dict)
+    released: Callable[[Any], Iterable[Release]] = _noised
+    uses: float = 0.99
+
+    @property
+    def fewest(self) -> int:
+        """Fewest parties over which the sum can be opened."""
+        return self.parties if self.least is None else self.least
+
+    @property
+    def title(self) -> str:
+        """The case in words."""
+        whole = ", unit party" if self.unit == "party" else ""
+        return f"{self.method}, {self.sum}, {self.fewest} of {self.parties} parties{whole}"
+
+
+@dataclass(frozen=True)
+class Audited:
+    """What an audit of epsilon found.
+
+    Attributes
+    ----------
+    case : Case
+    declared, delta : float
+        Of the budget of the run.
+    epsilon : float
+        What the sum is charged: all of the budget, or its part.
+    moved, sensitivity : float
+        Length by which the unit moves what its party adds, and what is charged for.
+    reached : float
+        Epsilon of the best test of these two tables: what is charged less what they do not use.
+    one, other : ndarray, shape (draws,)
+        Projections with the one record and the other, in standard deviations of the noise.
+    confidence : float
+    """
+
+    case: Case
+    declared: float
+    delta: float
+    epsilon: float
+    moved: float
+    sensitivity: float
+    reached: float
+    confidence: float
+    one: Floats = field(repr=False)
+    other: Floats = field(repr=False)
+
+    @property
+    def gaussian(self) -> float:
+        """Lower bound of epsilon, of noise that is nearly normal."""
+        return gaussian_epsilon(self.one, self.other, self._shift, self.delta, self.confidence)
+
+    @property
+    def proven(self) -> float:
+        """Lower bound of epsilon, whatever the law of the noise."""
+        return proven_epsilon(self.one, self.other, self._shift, self.delta, self.confidence)
+
+    @property
+    def score(self) -> float:
+        """The larger bound over what is charged; above 1 the budget is not kept.
+
+        Also above 1 where more is charged than declared, or a table moves the sum farther than is
+        charged.
+        """
+        found = max(self.gaussian, self.proven) / self.epsilon
+        if self.epsilon > self.declared * (1.0 + 1e-6):
+            found = max(found, self.epsilon / self.declared)
+        if self.moved > self.sensitivity * (1.0 + 1e-9):
+            found = max(found, self.moved / self.sensitivity)
+        return found
+
+    @property
+    def _shift(self) -> float:
+        return shift_of_epsilon(self.epsilon, self.delta)
+
+
+def audit_epsilon(
+    case: Case,
+    epsilon: float,
+    *,
+    draws: int,
+    seed: int = 0,
+    delta: float = DELTA,
+    confidence: float = 0.95,
+    noise: float = 1.0,
+) -> Audited:
+    """Release the sum of a case so often with one record and the other; tell them apart.
+
+    Parameters
+    ----------
+    case : Case
+        The sum.
+    epsilon, delta : float
+        The budget that the runs declare.
+    draws : int
+        Releases of each table.
+    seed : int
+        Of the search for the worst record; the noise has none.
+    confidence : float
+        Of the lower bounds.
+    noise : float
+        Share of the variance that the parties add: less than 1 is a control, which must be noticed.
+
+    Raises
+    ------
+    ProtocolError
+        The runs made no such sum with noise, or it differs in more than the record.
+    """
+    first, second = (
+        _run(case, record, epsilon, delta) for record in worst_records(case.term, seed)
+    )
+    same = all(np.array_equal(first.vectors[p], second.vectors[p]) for p in first.vectors if p)
+    if not same or first.noise != second.noise:
+        raise ProtocolError(f"{case.title}: the two runs differ in more than a record")
+    replayed = ReplayedSum(
+        replace(first.order, noise=int(noise * first.order.noise)),
+        first.vectors,
+        case.least,
+        range(case.parties - case.colluders, case.parties),
+    )
+    one, other = first.vectors[0], second.vectors[0]
+    moved = float(np.linalg.norm(other - one))
+    deviation = first.told.noise.deviation(len(replayed.alive) - case.colluders)
+
+    def scores(values: Floats) -> Floats:
+        found = replayed.releases(0, values, draws) - one
+        return np.asarray(found @ (other - one) / (moved * deviation))
+
+    return Audited(
+        case=case,
+        declared=first.told.budget.epsilon,
+        delta=first.told.budget.delta,
+        epsilon=first.told.epsilon,
+        moved=moved,
+        sensitivity=first.told.sensitivity,
+        reached=epsilon_of_shift(moved / deviation, delta),
+        confidence=confidence,
+        one=scores(one),
+        other=scores(other),
+    )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A sum as a run had it made, what its parties added, and what the run said of it."""
+
+    order: Order
+    vectors: dict[int, Floats]
+    told: Release
+
+    @property
+    def noise(self) -> tuple[int, int, int]:
+        return self.order.noise, self.order.fraction, self.order.length
+
+
+def _run(case: Case, record: Record, epsilon: float, delta: float) -> _Run:
+    """Run the method with a budget, once.
+
+    Raises
+    ------
+    ProtocolError
+        There is no such sum, or not of all parties alike.
+    """
+    budget = {
+        "privacy_epsilon": epsilon,
+        "privacy_delta": delta,
+        "privacy_unit": case.unit,
+        "privacy_colluders": case.colluders,
+    }
+    strategy, clients = case.run(record, case.parties, **budget)
+    with contributions() as found:
+        simulate(strategy, clients, case.parties, **case.start)
+    added = found.get(case.sum, {})
+    told = {release.name: release for release in case.released(strategy)}
+    if len(added) != case.parties or case.sum not in told:
+        raise ProtocolError(f"{case.title}: the run made no such sum with noise")
+    return _Run(added[0][0], {p: values for p, (_, values) in added.items()}, told[case.sum])
+
+
+@cache
+def worst_records(term: Callable[[Record], Floats], seed: int) -> tuple[Record, Record]:
+    """Return two records whose terms are as far apart as a search finds them."""
+    rng = np.random.default_rng(seed)
+
+    def apart(flat: Floats, labels: tuple[float, float]) -> float:
+        one, other = flat.clip(0.0, 1.0).reshape(2, WIDTH)
+        return float(np.linalg.norm(term((one, labels[0])) - term((other, labels[1]))))
+
+    best = (0.0, np.zeros(2 * WIDTH), (1.0, -1.0))
+    for labels in ((1.0, -1.0), (1.0, 1.0)):
+        tried = rng.random((_TRIED, 2 * WIDTH))
+        found = np.array([apart(flat, labels) for flat in tried])
+        for start in tried[np.argsort(found)[-_KEPT:]]:
+            better = optimize.minimize(
+                lambda *at: -apart(*at), start, args=(labels,), method="Nelder-Mead"
+            )
+            best = max(best, (-better.fun, better.x, labels), key=lambda pair: pair[0])
+    _, flat, labels = best
+    one, other = flat.clip(0.0, 1.0).reshape(2, WIDTH)
+    return (one, labels[0]), (other, labels[1])
+
+
+# -- a sum that is released again and again
+
+#: Name of a sum -> partition -> its order and what that party adds, before noise and masks.
+Contributions = dict[str, dict[int, tuple[Order, Floats]]]
+
+_CONTRIBUTE = Party.contribute
+_NUMBERS = 1 << 18  # of releases that are made at once
+
+
+@contextmanager
+def contributions() -> Iterator[Contributions]:
+    """Note what the parties of a run in this process add to sums with noise: the first of a name.
+
+    The run itself is made without noise. So two runs over two tables have the same model, and what
+    is counted on held-out rows with it differs by nothing but rows.
+    """
+    found: Contributions = {}
+
+    def noted(party: Party, order: Order, values: NDArray[Any], **more: Any) -> Upload:
+        if not order.noise:
+            return _CONTRIBUTE(party, order, values, **more)
+        parties = found.setdefault(order.name.partition("#")[0], {})
+        parties.setdefault(party.partition, (order, np.array(values, np.float64)))
+        return _without_noise(party, order, values, **more)
+
+    Party.contribute = noted  # type: ignore[method-assign,assignment]
+    try:
+        yield found
+    finally:
+        Party.contribute = _CONTRIBUTE  # type: ignore[method-assign]
+
+
+class ReplayedSum:
+    """A sum of a run, made anew with fresh keys, masks and noise as often as one likes.
+
+    Parameters
+    ----------
+    order : Order
+        With which the run had it made.
+    vectors : mapping
+        Partition -> what that party adds.
+    threshold : int, optional
+        Fewest parties over which it may be opened; by default all.
+    colluders : collection of int
+        Parties that tell the server what they added, noise included.
+
+    Attributes
+    ----------
+    alive : list of int
+        The parties over which it is opened: the fewest, colluders and the first among them.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        vectors: Mapping[int, Floats],
+        threshold: int | None = None,
+        colluders: Collection[int] = (),
+    ) -> None:
+        self.order, self.vectors, self.colluders = order, dict(vectors), colluders
+        others = [p for p in vectors if p not in colluders]
+        least = len(vectors) if threshold is None else threshold
+        self.alive = sorted([*others[: least - len(colluders)], *colluders])
+        self.parties = {p: Party(p, PartyState("replayed")) for p in vectors}
+        keys = {p: party.announce() for p, party in self.parties.items()}
+        self.server = SecureSum("replayed", keys, threshold=threshold)
+        for party in self.parties.values():
+            party.join(self.server.roster)
+
+    def releases(self, victim: int, values: Floats, times: int) -> Floats:
+        """Release the sum so often; return what is left for whoever knows all but the victim.
+
+        Many releases are one long sum, whose numbers all have noise of their own.
+
+        Parameters
+        ----------
+        victim : int
+            A party that does not collude.
+        values : ndarray, shape (length,)
+            What it adds.
+        times : int
+            How often.
+
+        Returns
+        -------
+        ndarray, shape (times, length)
+            Its numbers and the noise of all who do not collude.
+        """
+        most = max(1, _NUMBERS // self.order.length)
+        parts = [min(most, times - start) for start in range(0, times, most)]
+        return np.concatenate([self._release(victim, values, some) for some in parts])
+
+    def _release(self, victim: int, values: Floats, times: int) -> Floats:
+        order, encoding = self.order, Encoding.of(self.order)
+        length = times * order.length
+        running = self.server.order(order.name, length, encoding, self_masks=order.self_masks)
+        known = np.zeros(length, encoding.dtype)
+        for p in self.alive:
+            party = self.parties[p]
+            party.state.noise_key = secrets.token_bytes(32)  # as each run has its own
+            added = np.tile(values if p == victim else self.vectors[p], times)
+            if p != victim:
+                known += encoding.encode(added, len(self.vectors), name=order.name)
+            send = _without_noise if p in self.colluders else _CONTRIBUTE
+            self.server.take(p, _carried(send(party, running.order, added)))
+        for p, messages in self.server.unmask_sections([running]).items():
+            (section,) = _carried(*messages)
+            reply = self.parties[p].unmask(section.read(Unmask, party="server"))
+            self.server.take(p, _carried(reply))
+        left = self.server.total(running) - encoding.decode(known, len(self.vectors))
+        return np.asarray(left).reshape(times, order.length)
+
+
+def _without_noise(party: Party, order: Order, values: NDArray[Any], **more: Any) -> Upload:
+    """Contribute as a colluder does who tells its noise: it may as well add none."""
+    if (order.cohort, order.index) not in party.accepted:
+        party.accept(order)
+    upload = _CONTRIBUTE(party, replace(order, noise=0), values, **more)
+    party.state.open[order.cohort, order.index].order = order
+    party.drawn[order.name] = secrets.token_bytes(32)  # nobody's, for the ledger
+    return upload
+
+
+def _carried(*messages: Any) -> list[Section]:
+    arrays, scalars = attach(messages)
+    return detach(arrays, scalars, party="server")[2]
+
+
+# -- lower bounds
+
+_MOST = 1e3  # of epsilon
+_FARTHEST = 9.0  # deviations to a threshold
+
+
+def epsilon_of_shift(mu: float, delta: float) -> float:
+    """Return epsilon at delta of telling N(0, 1) from N(mu, 1)."""
+    if mu <= 0.0:
+        return 0.0
+
+    def excess(epsilon: float) -> float:
+        beyond = math.exp(min(700.0, epsilon + norm.logcdf(-epsilon / mu - mu / 2.0)))
+        return float(norm.cdf(mu / 2.0 - epsilon / mu) - beyond - delta)
+
+    return float(optimize.brentq(excess, 0.0, _MOST)) if excess(0.0) > 0.0 else 0.0
+
+
+def shift_of_epsilon(epsilon: float, delta: float) -> float:
+    """Return mu with that epsilon at delta."""
+    return float(
+        optimize.brentq(lambda mu: epsilon_of_shift(mu, delta) - epsilon, 0.0, 30.0, xtol=1e-6)
+    )
+
+
+def most(hits: ArrayLike, trials: int, confidence: float) -> Floats:
+    """Return what probabilities do not exceed with that confidence (Clopper and Pearson)."""
+    found = np.asarray(hits)
+    return np.where(found == trials, 1.0, beta.ppf(confidence, found + 1.0, trials - found))
+
+
+def gaussian_epsilon(
+    one: Floats, other: Floats, mu: float, delta: float, confidence: float
+) -> float:
+    """Return what epsilon is at least, with that confidence, of noise that is nearly normal.
+
+    Parameters
+    ----------
+    one, other : ndarray, shape (n,)
+        Projections with the one record and the other, in deviations.
+    mu : float
+        The shift that is expected, halfway of which is the threshold.
+    delta : float
+        Of the budget.
+    confidence : float
+        Of both intervals together.
+    """
+    each = (1.0 + confidence) / 2.0
+    false_alarm = most((one > mu / 2.0).sum(), len(one), each)
+    miss = most((other <= mu / 2.0).sum(), len(other), each)
+    return epsilon_of_shift(float(-norm.ppf(false_alarm) - norm.ppf(miss)), delta)
+
+
+def proven_epsilon(one: Floats, other: Floats, mu: float, delta: float, confidence: float) -> float:
+    """Return what epsilon is at least, with that confidence, whatever the law of the noise.
+
+    Parameters are those of :func:`gaussian_epsilon`. The threshold is that which promises the
+    largest bound where the shift is ``mu``.
+    """
+    each = (1.0 + confidence) / 2.0
+
+    def bound(false_alarms: ArrayLike, misses: ArrayLike) -> Floats:
+        alarm, miss = most(false_alarms, len(one), each), most(misses, len(other), each)
+        return np.log(np.maximum(1.0, (1.0 - delta - miss) / alarm))
+
+    thresholds = np.linspace(0.0, _FARTHEST, 181)
+    alarms, misses = norm.sf(thresholds), norm.cdf(thresholds - mu)
+    promised = bound(np.rint(len(one) * alarms), np.rint(len(other) * misses))
+    chosen = thresholds[promised.argmax()]
+    return float(bound((one > chosen).sum(), (other <= chosen).sum()))

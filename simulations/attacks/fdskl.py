@@ -1,0 +1,203 @@
+"""FDSKL against its active party: phases of the others' columns, with known directions or without.
+
+An active party has, of the other parties together, o + b modulo 2 pi for each row and direction:
+o = omega^T x, and b is the same for all rows. Differences of rows are therefore omega^T (x_i - x_0)
+modulo 2 pi:
+
+* where all parties know the directions omega, as in the paper, they give x_i - x_0: short
+  directions tell the turns of longer ones (:mod:`.phases`);
+* where they are secret, the mean cosine of differences is the kernel, which gives distances among
+  rows to about sqrt(2 / number of directions).
+
+Source: follows from Algorithm 3 and section 3.2 of Gu et al., KDD 2020, whose Theorem 7 says that
+there is no such attack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+from scipy.spatial.distance import cdist
+
+from fedkern_flwr.kernels.frequencies import SEED_BYTES, draw_directions
+
+from ...clients import VerticalKernelClient
+from ...strategies import FDSKL
+from ..engines import simulate
+from ..papers import fdskl as paper
+from .phases import Floats, Phases, nearest_turn
+from .seen import Watched, Watcher
+from .table import Attack, Seen, correlation, made_up_table, served
+
+PARTIES, OWN, ROWS, DIRECTIONS = 4, 2, 60, 400  # OWN: columns of each
+OTHERS = OWN * (PARTIES - 1)
+GAMMA = 1.0 / (PARTIES * OWN)
+_TURN = 2.0 * np.pi
+_SIGMAS = 6.0
+
+
+@dataclass(frozen=True)
+class Angles:
+    """What an active party has of the rows of all others.
+
+    Attributes
+    ----------
+    values : ndarray, shape (n, R)
+        o + b of the others, modulo 2 pi.
+    noise : float
+        Standard deviation of what rounding did to them.
+    truth : ndarray, shape (n, d)
+        The others' columns.
+    """
+
+    values: Floats
+    noise: float
+    truth: Floats
+
+    def differences(self, directions: Floats) -> Floats:
+        """Compute x_i - x_0 with directions, (R, d); NaN where no x explains all angles."""
+        error = np.full((1, len(directions)), np.sqrt(2.0) * self.noise)
+        radius = float(directions.shape[1] ** 0.5)
+        found = np.full((len(self.values) - 1, directions.shape[1]), np.nan)
+        for i, seen in enumerate(self.values[1:] - self.values[0]):
+            turned = Phases(seen[None], error, np.ones(1), directions[None], radius)
+            x = turned.unwrap()
+            if x is not None:
+                expected = directions @ x
+                exact = expected + nearest_turn(seen - expected)
+                better = np.linalg.lstsq(directions, exact, rcond=None)[0]
+                if np.abs(exact - directions @ better).max() < _SIGMAS * error.max():
+                    found[i] = better
+        return found
+
+    def distances(self, gamma: float) -> Floats:
+        """Estimate squared distances among rows, (n, n): not above log(R) / (2 gamma)."""
+        turns = np.exp(1j * self.values)
+        count = self.values.shape[1]
+        mean = np.real(turns @ turns.conj().T) / count
+        return np.asarray(-np.log(np.clip(mean, 1.0 / np.sqrt(count), 1.0)) / gamma)
+
+    def score(self, guesses: Iterable[Floats]) -> float:
+        """Return the correlation of differences with the true ones, by the best of some guesses."""
+        truth = self.truth[1:] - self.truth[0]
+        return max(correlation(np.nan_to_num(self.differences(g)), truth) for g in guesses)
+
+
+def table(seed: int) -> tuple[Floats, Floats]:
+    """Return the rows of all parties, those of the active party first, and labels."""
+    return made_up_table(ROWS, PARTIES * OWN, seed)
+
+
+def of_paper(seed: int) -> tuple[Angles, Floats]:
+    """Run Algorithm 3; return what the active worker receives, and the directions of the others."""
+    x, _ = table(seed)
+    omega = paper.draw_directions(seed, DIRECTIONS, PARTIES * OWN, GAMMA)
+    masks = paper.draw_masks(seed, DIRECTIONS, PARTIES)
+    sent: paper.Transcript = []
+    trees = paper.draw_trees(PARTIES, 0, PARTIES - 1, seed)
+    paper.add_phases(np.split(x, PARTIES, axis=1), omega, masks, trees, sent)
+    received = [a for _, to, name, a in sent if (to, name) == ("worker 0", "o + b")]
+    values = np.sum(received, axis=0) % _TURN
+    return Angles(values, 1e-12, x[:, OWN:]), omega[:, OWN:]
+
+
+@dataclass
+class Insider(Watched):
+    """What a party of FDSKL has besides: its secret, and the phases that it received."""
+
+    secret: bytes = b""
+    received: list[tuple[Any, Floats]] = field(default_factory=list)
+    step: float = 0.0
+
+
+class Insiders(Watcher):
+    """Watches all parties of one run in this process."""
+
+    insider = Insider
+
+    def listen(self, client: Any, insider: Any) -> None:
+        """Have a client note the phases that it receives, less its own part."""
+        note_taken = client.note_taken
+
+        def taken() -> None:
+            kept = client.kept
+            rows, count = kept.arrays["pending rows"], int(kept.settings["pending upto"])
+            if count:
+                insider.secret = kept.seed
+                insider.step = _TURN / 2.0 ** kept.settings["phase_bits"]
+                omega, offsets = client.directions(client.partition, 0, count)
+                phases = np.array(client.store().read(rows, count)) * insider.step
+                values = phases - client.features_at(rows) @ omega.T - offsets
+                insider.received.append((kept.arrays["order"][rows], values % _TURN))
+            note_taken()
+
+        client.note_taken = taken
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A run of FDSKL by default, and what its active party received."""
+
+    strategy: FDSKL
+    angles: Angles
+    secret: bytes
+
+    def guesses(self) -> list[Floats]:
+        """Return directions that the active party may draw: by its own secret, or by none."""
+        law = DIRECTIONS, OWN, self.strategy.kernel, GAMMA
+        secrets = self.secret, bytes(SEED_BYTES)
+        return [np.hstack([draw_directions(s, 0, *law)] * (PARTIES - 1)) for s in secrets]
+
+
+@cache
+def default_run(seed: int) -> Recorded:
+    """Run FDSKL with its default options, but for width, penalty and number of directions."""
+    x, y = table(seed)
+    parts = np.split(x, PARTIES, axis=1)
+
+    def party(context: Any, k: int) -> VerticalKernelClient:
+        labels: dict[str, Any] = {} if k else {"y": y, "classes": (0, 1)}
+        return VerticalKernelClient(context, parts[k], **labels)
+
+    insiders = Insiders()
+    strategy = FDSKL(features=DIRECTIONS, gamma=GAMMA, regularization=1e-3, seed=seed)
+    simulate(strategy, insiders.watch(served(party)), PARTIES)
+    active = insiders.parties[0]
+    rows, values = (np.concatenate(parts) for parts in zip(*active.received, strict=True))
+    noise = active.step * float(np.sqrt(PARTIES / 12.0))
+    return Recorded(strategy, Angles(values, noise, x[rows, OWN:]), active.secret)
+
+
+def on_paper(seed: int) -> list[Seen]:
+    """Compute the others' rows from phases of known directions."""
+    angles, omega = of_paper(seed)
+    return [Seen("active party", angles.score([omega]))]
+
+
+def on_default(seed: int) -> list[Seen]:
+    """Try directions that the active party could draw; compute distances without any."""
+    run = default_run(seed)
+    pairs = np.triu_indices(len(run.angles.truth), 1)
+    found = run.angles.distances(GAMMA)[pairs]
+    near = correlation(found, cdist(run.angles.truth, run.angles.truth, "sqeuclidean")[pairs])
+    said = "distances between the rows of the others together"
+    return [
+        Seen("active party", abs(run.angles.score(run.guesses()))),
+        Seen("active party, distances only", near, said, run.strategy.privacy()),
+    ]
+
+
+PHASES = Attack(
+    name="rows from phases",
+    methods=("fdskl",),
+    claim="FDSKL, Theorem 7: no party can infer the columns of another",
+    protocol="trees, shared frequencies",
+    measure="correlation of differences of rows",
+    threshold=0.3,
+    on_paper=on_paper,
+    on_default=on_default,
+)

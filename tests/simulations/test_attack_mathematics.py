@@ -1,0 +1,353 @@
+"""What the attacks compute: rows from distances and sums, profiles from a matrix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.spatial.distance import cdist
+from sklearn import datasets
+
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.simulations.attacks import pof_mkl
+from fedkern_flwr.simulations.attacks.distances import ROUNDING, distances_by_svd, trilaterate
+from fedkern_flwr.simulations.attacks.edm_completion import (
+    COMPLETIONS,
+    alternating_descent,
+    rank_alternation,
+    reconstruction_errors,
+    relative_error,
+    soft_impute,
+)
+from fedkern_flwr.simulations.attacks.gradient_inversion import invert_gradient
+from fedkern_flwr.simulations.attacks.joint_inversion import TOLERANCE, invert_release
+from fedkern_flwr.simulations.attacks.secure_gram import binary_vector, peel_profiles
+
+EXACT = 1e-6
+
+
+# -- POF-MKL
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"precision": "float64"}, 1e-9),
+        ({"precision": "float32"}, 1e-4),
+    ],
+    ids=["double precision", "single precision"],
+)
+def test_samples_of_plain_gradients_are_exact(options: dict[str, Any], error: float) -> None:
+    recorded = pof_mkl.run(0, secure=False, samples_per_round=1, **options)
+    seen = list(pof_mkl.observe(recorded.transcript))
+    assert len(seen) == pof_mkl.CLIENTS * pof_mkl.SAMPLES
+    for one in seen:
+        found = pof_mkl.invert(one)
+        assert found is not None
+        true = recorded.rows[one.partition, one.request.step]
+        assert np.abs(np.append(found.x, found.y) - true).max() < error
+
+
+def test_so_are_most_of_those_in_the_papers_bins() -> None:
+    """All but those of which a bin has narrow kernels only, whose phases wrap."""
+    options: dict[str, Any] = {"precision": "float64", "step_size": "paper"}
+    recorded = pof_mkl.run(0, secure=False, samples_per_round=1, **options)
+    assert recorded.strategy.selection == "bins"
+    assert pof_mkl.samples_found(recorded) > 0.6
+
+
+def test_the_wrong_frequencies_recover_nothing() -> None:
+    recorded = pof_mkl.run(0, secure=False, samples_per_round=1)
+    for one in list(pof_mkl.observe(recorded.transcript))[:30]:
+        found = pof_mkl.invert(replace(one, request=replace(one.request, seed=1)))
+        assert found is None or found.misfit > 1e-3
+
+
+def test_a_zero_gradient_and_too_few_frequencies_determine_nothing() -> None:
+    rng = np.random.default_rng(0)
+    rho, theta = rng.standard_normal((1, 2, 4)), np.zeros((1, 4))
+    fixed = {"probability": 1.0, "regularization": 1e-3}
+    assert invert_gradient(rng.standard_normal((1, 4)), theta, rho, **fixed) is None
+    assert invert_gradient(theta, theta, rho, **fixed) is None
+
+
+@pytest.mark.parametrize("number", [0, 20])
+def test_fewer_numbers_than_unknowns_return_no_row(number: int) -> None:
+    """The same sum and the same effort, but a part of the numbers."""
+    release, members = pof_mkl.whole_gradients(0).release(number)
+    rows, misfit = invert_release(release, 0)
+    assert misfit < TOLERANCE
+    middle = np.append(np.zeros(pof_mkl.COLUMNS), 0.5 - release.middle)
+    assert cdist(members, rows + middle, "chebyshev").min(axis=1).max() < pof_mkl.RETURNED
+    few = np.random.default_rng(0).permutation(release.total.size) < 0.9 * members.size
+    part = np.where(few.reshape(release.total.shape), release.total, np.nan)
+    rows, _ = invert_release(replace(release, total=part), 0)
+    assert cdist(members, rows + middle, "chebyshev").min() > pof_mkl.RETURNED
+
+
+def test_strangers_are_no_members() -> None:
+    """Negative control: of rows that are in no sum nothing is told."""
+    rng, found = np.random.default_rng(0), []
+    recorded = pof_mkl.whole_gradients(0)
+    for number in range(0, 40, 4):
+        release, _ = recorded.release(number)
+        others = rng.permutation(np.delete(recorded.rows, number, axis=1).reshape(-1, 5))
+        familiar, one, other = np.array_split(others, 3)
+        scores = pof_mkl.sum_membership(release, familiar, np.concatenate([one, other]))
+        found.append(pof_mkl.advantage(*np.split(scores, [len(one)])))
+    assert abs(np.mean(found)) < 0.2
+    assert pof_mkl.advantage(np.array([1.0, 2.0]), np.array([0.0, 1.0])) == 0.75  # ties by half
+
+
+# -- FedCG: distances to landmarks
+
+
+def squared(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.asarray(cdist(a, b, "sqeuclidean"))
+
+
+def table(name: str) -> np.ndarray:
+    x = getattr(datasets, f"load_{name}")().data
+    return np.asarray((x - x.min(axis=0)) / np.ptp(x, axis=0))
+
+
+def uniform(n: int, m: int, d: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows and landmarks, uniform on [0, 1]."""
+    rng = np.random.default_rng(seed)
+    return rng.random((n, d)), rng.random((m, d))
+
+
+def landmarks(m: int, x: np.ndarray) -> np.ndarray:
+    return np.random.default_rng(0).random((m, x.shape[1]))
+
+
+def test_trilateration_by_hand() -> None:
+    w = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
+    d = np.array([[25.0, 17.0, 9.0], [2.0, 10.0, 10.0]])
+    np.testing.assert_allclose(trilaterate(d, w), [[3.0, 4.0], [1.0, 1.0]], atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["iris", "wine", "breast_cancer"])
+def test_one_landmark_more_than_columns_gives_every_row(name: str) -> None:
+    x = table(name)
+    w = landmarks(x.shape[1] + 1, x)
+    d = -np.log(np.exp(-0.5 * squared(x, w))) / 0.5
+    assert relative_error(trilaterate(d, w), x) < 1e-10
+    few, inside = w[:-1], (w[:-1] - w[:-1].mean(axis=0))[:-1]
+    found = trilaterate(squared(x, few), few)
+    assert relative_error(found, x) > 0.1
+    np.testing.assert_allclose(found @ inside.T, x @ inside.T, atol=1e-8)  # what they span
+
+
+def trilaterate_secret_widths(exponents: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Compute rows from E = gamma_j D[i, j] and known landmarks, gamma_j unknown (eq. 4.1).
+
+    A combination v of landmarks with sum_j v_j = 0 and sum_j v_j w_j = 0 has sum_j v_j D[i, j] =
+    sum_j v_j |w_j|^2: rows cancel, and m - d - 1 such v of d + 2 combinations of rows are linear in
+    the m numbers 1 / gamma_j.
+    """
+    m, d = w.shape
+    centred = w - w.mean(axis=0)
+    basis, _ = np.linalg.qr(np.column_stack([np.ones(m), centred]), mode="complete")
+    v = basis[:, d + 1 :]
+    left, size, right = np.linalg.svd(exponents, full_matrices=False)
+    rows, weights = size[: d + 2, None] * right[: d + 2], left[:, : d + 2].sum(axis=0)
+    scale = np.linalg.norm(rows, axis=0)
+    system = (v.T * (rows / scale)[:, None]).reshape(-1, m)
+    known = np.outer(weights, (centred**2).sum(axis=1) @ v).ravel()
+    inverse = np.linalg.lstsq(system, known, rcond=ROUNDING)[0] / scale
+    return trilaterate(exponents * inverse, w)
+
+
+@pytest.mark.parametrize("printed", [False, True], ids=["squared", "as printed"])
+def test_a_secret_width_of_each_landmark_is_no_protection(printed: bool) -> None:
+    """Equation 4.1 of FedCG; as it is printed its exponents need only be squared."""
+    x = table("iris")
+    w, gamma = landmarks(10, x), np.random.default_rng(1).uniform(0.1, 2.0, 10)
+    kernel = np.exp(-gamma * (np.sqrt(squared(x, w)) if printed else squared(x, w)))
+    exponents = np.log(kernel) ** 2 if printed else -np.log(kernel)
+    assert relative_error(trilaterate_secret_widths(exponents, w), x) < 1e-8
+
+
+@pytest.mark.parametrize(("n", "m", "d"), [(100, 100, 4), (40, 20, 5), (50, 12, 4)])
+def test_unknown_landmarks_give_the_distances_among_many_rows(n: int, m: int, d: int) -> None:
+    """More than (d + 1) (d + 2) / 2 of them; of fewer there is a guess."""
+    x, w = uniform(n, m, d)
+    assert relative_error(distances_by_svd(squared(x, w)), squared(x, x)) < 1e-10
+    few = x[: d + 2]
+    assert relative_error(distances_by_svd(squared(few, w)), squared(few, few)) > 1e-3
+
+
+@pytest.mark.parametrize("wrong", [np.inf, np.nan])
+def test_distances_that_nobody_can_use_are_refused(wrong: float) -> None:
+    x, w = uniform(10, 6, 3)
+    d = squared(x, w)
+    with pytest.raises(OptionError, match="do not fit"):
+        trilaterate(d, w[:5])
+    with pytest.raises(OptionError, match="not of rows to landmarks"):
+        distances_by_svd(d[:1])
+    d[0, 0] = wrong
+    for attack in (lambda: trilaterate(d, w), lambda: distances_by_svd(d)):
+        with pytest.raises(OptionError, match="infinite or missing"):
+            attack()
+
+
+# -- FedCG: completion of a matrix of distances
+
+
+def completion_problem(n: int, m: int, d: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return distances of n rows and m landmarks, the mask without D_X, and D_X."""
+    points = np.vstack(uniform(n, m, d))
+    distances = squared(points, points)
+    mask = np.ones(distances.shape, dtype=np.bool_)
+    mask[:n, :n] = False
+    return np.where(mask, distances, np.nan), mask, distances[:n, :n]
+
+
+def plain_descent(distances: np.ndarray, mask: np.ndarray, d: int, sweeps: int) -> np.ndarray:
+    """Dokmanić et al., algorithm 4, one coordinate after another."""
+    known = mask & ~np.eye(len(mask), dtype=bool)
+    size = 1e-3 * np.sqrt(distances[known].mean() / d)
+    x = np.random.default_rng(0).normal(0.0, size, (len(mask), d))
+    for _ in range(sweeps):
+        for i in range(len(x)):
+            near = known[i]
+            for k in range(d):
+                gap = x[i, k] - x[near, k]
+                excess = ((x[i] - x[near]) ** 2).sum(axis=1) - distances[i, near]
+                polynomial = np.poly1d([0.0])
+                for a, e in zip(gap, excess, strict=True):
+                    polynomial += np.poly1d([1.0, 2.0 * a, e]) ** 2
+                roots = polynomial.deriv().roots
+                real = roots[np.abs(roots.imag) < 1e-9].real
+                x[i, k] += min(real, key=polynomial)
+    return squared(x, x)
+
+
+def test_alternating_descent_is_the_plain_algorithm() -> None:
+    distances, mask, _ = completion_problem(6, 4, 2)
+    found = alternating_descent(distances, mask, 2, iterations=4)
+    np.testing.assert_allclose(found, plain_descent(distances, mask, 2, sweeps=4), atol=1e-6)
+
+
+def test_alternating_descent_never_climbs_and_completes_the_rows_block() -> None:
+    distances, mask, _ = completion_problem(30, 8, 4)
+    stress = [
+        ((alternating_descent(distances, mask, 4, iterations=k) - distances)[mask] ** 2).sum()
+        for k in range(1, 12)
+    ]
+    assert all(a >= b for a, b in pairwise(stress))
+    assert stress[-1] < 0.2 * stress[0]
+    distances, mask, truth = completion_problem(40, 20, 2)
+    found = alternating_descent(distances, mask, 2, iterations=200)
+    assert relative_error(found[:40, :40], truth) < 1e-4
+
+
+@pytest.mark.parametrize(("complete", "largest"), [(rank_alternation, 1e-5), (soft_impute, 0.05)])
+def test_low_rank_fills_single_gaps(complete: Any, largest: float) -> None:
+    x, _ = uniform(60, 1, 2)
+    truth = squared(x, x)
+    gaps = np.triu(np.random.default_rng(0).random(truth.shape) < 0.1, 1)
+    mask = ~(gaps | gaps.T)
+    found = complete(np.where(mask, truth, 0.0), mask, 2, iterations=300)
+    assert relative_error(found[~mask], truth[~mask]) < largest
+    np.testing.assert_array_equal(found[mask], truth[mask])
+
+
+@pytest.mark.parametrize("name", COMPLETIONS)
+def test_completions_repeat_themselves_and_refuse_what_is_no_problem(name: str) -> None:
+    distances, mask, _ = completion_problem(15, 6, 3)
+    complete = COMPLETIONS[name]
+    found, again = (complete(distances, mask, 3, iterations=20, seed=4) for _ in range(2))
+    np.testing.assert_array_equal(found, again)
+    np.testing.assert_allclose(found, found.T, atol=1e-12)
+    assert np.isfinite(found).all()
+    lopsided = mask.copy()
+    lopsided[0, 18] = False
+    for wrong in (lopsided, np.ones_like(mask), np.zeros_like(mask)):
+        with pytest.raises(OptionError, match="symmetric and leave some finite distances"):
+            complete(distances, wrong, 3, iterations=1, seed=0)
+
+
+def test_where_completions_fail_closed_forms_are_exact() -> None:
+    """The difficulty of completion, Figure 8, is no protection."""
+    x = table("wine")[:110]
+    errors = reconstruction_errors(x, landmarks(15, x), iterations=30)
+    assert min(errors[name] for name in COMPLETIONS) > 0.1
+    assert errors["svd"] < EXACT
+    assert errors["trilateration"] < EXACT
+
+
+# -- Secure Gram
+
+
+def profiles_of(users: int, items: int, *, seed: int = 0, min_support: int = 2) -> np.ndarray:
+    """Binary profiles over items of very different popularity, none of them rare."""
+    rng = np.random.default_rng(seed)
+    popularity = np.clip(0.6 / np.arange(1.0, items + 1.0) ** 0.5, 0.08, 0.5)
+    activity = rng.uniform(0.5, 2.0, (users, 1))
+    rated = rng.random((users, items)) < np.minimum(popularity * activity, 0.9)
+    supported = rated[:, rated.sum(axis=0) >= min_support]
+    return supported[supported.any(axis=1)].astype(np.int64)
+
+
+def rows_in(found: np.ndarray, x: np.ndarray) -> int:
+    """How many of the rows found are rows of x."""
+    truth = {tuple(row) for row in x.tolist()}
+    return sum(tuple(row) in truth for row in found.tolist())
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        profiles_of(2, 120),
+        profiles_of(40, 120),
+        profiles_of(80, 160, min_support=5),
+        np.repeat(profiles_of(10, 60), 2, axis=0),
+    ],
+    ids=["2 users", "40 users", "support of five", "equal profiles"],
+)
+def test_fewer_users_than_items_are_all_found(rows: np.ndarray) -> None:
+    found, remaining = peel_profiles(rows.T @ rows)
+    assert not remaining.diagonal().any()
+    assert sorted(map(tuple, found.tolist())) == sorted(map(tuple, rows.tolist()))
+
+
+def test_a_difference_of_two_matrices_is_that_of_its_users() -> None:
+    many = profiles_of(200, 90)
+    found, remaining = peel_profiles(many.T @ many - many[30:].T @ many[30:])
+    assert not remaining.diagonal().any()
+    assert rows_in(found, many[:30]) == len(found) == 30
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_two_rows_per_item_withstand_the_search(seed: int) -> None:
+    x = profiles_of(140, 60, seed=seed, min_support=5)
+    found, remaining = peel_profiles(x.T @ x, patience=20, limit=40)
+    assert remaining.diagonal().any()
+    assert rows_in(found, x) <= 2
+
+
+def test_peeling_stops_at_its_limit_and_at_nothing() -> None:
+    x = profiles_of(30, 120)
+    found, remaining = peel_profiles(x.T @ x, limit=3)
+    assert len(found) == rows_in(found, x) == 3
+    np.testing.assert_array_equal(remaining, x.T @ x - found.astype(int).T @ found.astype(int))
+    found, _ = peel_profiles(np.zeros((4, 4), np.int64))
+    assert found.shape == (0, 4)
+
+
+def test_a_binary_vector_is_the_one_in_the_ellipsoid() -> None:
+    rng = np.random.default_rng(3)
+    x = (rng.random((6, 30)) < 0.4).astype(float)
+    inverse = np.linalg.pinv(x.T @ x, rcond=1e-9)
+    precision = inverse + 1e5 * (np.eye(30) - np.linalg.pinv(x) @ x)
+    everything = np.ones((30, 30), bool)
+    found = binary_vector(precision, np.flatnonzero(x[0])[:3], everything)
+    assert found is not None
+    assert any(np.array_equal(found, row) for row in x)
+    assert binary_vector(10.0 * np.eye(3), np.array([0]), np.ones((3, 3), bool)) is None
+    assert binary_vector(precision, np.flatnonzero(x[0])[:3], everything, nodes=0) is None

@@ -1,0 +1,240 @@
+"""The table of attacks: each succeeds on the paper's protocol, none beyond what is admitted here.
+
+Masks and noise come from the operating system: what is random here fails once in a million runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+
+from fedkern_flwr.clients import VerticalKernelClient
+from fedkern_flwr.errors import OptionError, ProtocolError
+from fedkern_flwr.kernels.frequencies import SEED_BYTES, draw_directions
+from fedkern_flwr.secure_sum import party, running_sum
+from fedkern_flwr.simulations.attacks import audit, fdskl, fed_cg, hierarchical_svm, pof_mkl
+from fedkern_flwr.simulations.attacks.audit import ATTACKS, attacks_on
+from fedkern_flwr.simulations.attacks.budget_cases import BUDGETS
+from fedkern_flwr.simulations.attacks.table import Attack, Seen
+from fedkern_flwr.simulations.cli.main import run
+
+#: Of :data:`BUDGETS` see ``test_lower_bounds.py``.
+ROWS = [attack for attack in ATTACKS if attack is not BUDGETS]
+#: What defaults admit; everything else must fail.
+ADMITTED = {
+    ("membership in a sum", "server"),
+    ("completion of distances", "hospital"),
+    ("a hospital's gradient", "a hospital of 2"),
+    ("rows from phases", "active party, distances only"),
+}
+
+
+@pytest.mark.parametrize("attack", ROWS, ids=[attack.name for attack in ROWS])
+def test_each_attack_succeeds_on_the_papers_protocol_and_not_on_the_default(
+    attack: Attack,
+) -> None:
+    for seed in (0, 1):
+        for seen in attack.on_paper(seed):
+            assert attack.threshold < seen.score <= 1.0 + 1e-9, seen.viewer
+        found = {
+            (attack.name, seen.viewer): attack.verdict(seen) for seen in attack.on_default(seed)
+        }
+        expected = {key: "admitted" if key in ADMITTED else "fails" for key in found}
+        assert found == expected
+
+
+def test_there_are_ten_attacks_and_all_that_is_admitted_is_tried() -> None:
+    assert len(ATTACKS) == len({attack.name for attack in ATTACKS}) == 10
+    assert {name for name, _ in ADMITTED} < {attack.name for attack in ROWS}
+
+
+# -- controls: what protects is the mask, the secret or the budget
+
+
+@pytest.fixture
+def without_masks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Vectors are encoded and not masked; runs are not remembered."""
+    kept = pof_mkl.whole_gradients, fed_cg.default_run, hierarchical_svm.horizontal
+    for one in kept:
+        one.cache_clear()
+    for module in (party, running_sum):
+        monkeypatch.setattr(module, "add_streams", lambda *a, **o: None)
+    yield
+    for one in kept:
+        one.cache_clear()
+
+
+@pytest.mark.usefixtures("without_masks")
+def test_without_masks_the_same_attacks_succeed_on_the_default() -> None:
+    assert pof_mkl.samples_found(pof_mkl.whole_gradients(0)) > 0.99
+    for attack in (fed_cg.TRILATERATION, fed_cg.COMPLETION, hierarchical_svm.VECTORS):
+        first = attack.on_default(0)[0]
+        assert attack.verdict(first) == "LEAK", attack.name
+
+
+def test_with_masks_whole_gradients_of_one_client_are_not_inverted() -> None:
+    assert pof_mkl.samples_found(pof_mkl.whole_gradients(0)) == 0.0
+
+
+def test_with_the_true_directions_the_phases_of_the_default_give_the_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is the secret of the directions that protects, not how phases are read."""
+
+    def party(context: Context, *table: Any, **options: Any) -> VerticalKernelClient:
+        secret = bytes([int(context.node_config["partition-id"])]) * SEED_BYTES
+        return VerticalKernelClient(context, *table, frequency_seed=secret, **options)
+
+    monkeypatch.setattr(fdskl, "VerticalKernelClient", party)
+    angles = fdskl.default_run.__wrapped__(0).angles
+    law = fdskl.DIRECTIONS, fdskl.OWN, "rbf", fdskl.GAMMA
+    others = range(1, fdskl.PARTIES)
+    omega = [draw_directions(bytes([k]) * SEED_BYTES, 0, *law) for k in others]
+    assert angles.score([np.hstack(omega)]) > 0.99
+    assert angles.score([np.hstack(omega[::-1])]) < 0.3
+
+
+def test_with_a_budget_a_sum_does_not_tell_who_is_in_it() -> None:
+    """Without one it does, and that is admitted."""
+    free = pof_mkl.members_told(pof_mkl.default_run(0), 0)
+    options: dict[str, Any] = {"privacy_epsilon": 1.0, "samples_per_round": 8}
+    noisy = [
+        pof_mkl.members_told(pof_mkl.run(seed, secure=True, **options), seed) for seed in (0, 1, 2)
+    ]
+    assert free > 0.3
+    assert np.mean(noisy) < 0.15
+
+
+def test_a_transcript_without_its_uploads_is_refused() -> None:
+    """Otherwise an attack would find nothing and say so."""
+    recorded = pof_mkl.run(0, secure=True)
+    for way, message in recorded.transcript._messages:
+        scalars = next(iter(message.content.config_records.values()))
+        if way == "up" and scalars["phase"] == "online-masked":
+            del scalars["sections"]
+            next(iter(message.content.array_records.values())).clear()
+    with pytest.raises(ProtocolError, match="a reply without its masked vectors"):
+        pof_mkl.samples_found(recorded)
+
+
+# -- the command
+
+
+def made_up(score: float = 0.0, paper: float = 1.0, admits: str = "") -> Attack:
+    """An attack that recovers so much."""
+    return Attack(
+        name="made up",
+        methods=("pof-mkl",),
+        claim="nothing is seen",
+        protocol="all in plain",
+        measure="share",
+        threshold=0.5,
+        on_paper=lambda seed: [Seen("server", paper)],
+        on_default=lambda seed: [Seen("server", score, admits, {"server_sees": ["all rows"]})],
+    )
+
+
+@pytest.mark.parametrize(
+    ("attack", "code", "verdict"),
+    [
+        (made_up(), 0, "fails"),
+        (made_up(0.9, admits="all rows"), 0, "admitted"),
+        (made_up(0.9, admits="all labels"), 3, "LEAK"),
+        (made_up(0.9), 3, "LEAK"),
+    ],
+    ids=["fails", "admitted", "other things are admitted", "nothing is admitted"],
+)
+def test_exit_codes_say_whether_more_was_recovered_than_is_admitted(
+    attack: Attack,
+    code: int,
+    verdict: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(audit, "ATTACKS", (attack,))
+    assert run(["audit", "pof-mkl", "--json", "-"]) == code
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    (row,) = found["attacks"]
+    assert [seen["verdict"] for seen in row["default"]] == [verdict]
+    assert found["verdict"] == ("LEAK" if code else "as admitted")
+    assert verdict in said.err
+    assert ("LEAK: made up" in said.err) == bool(code)
+
+
+def test_an_attack_that_recovers_nothing_where_it_must_breaks_the_audit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(audit, "ATTACKS", (made_up(paper=0.4),))
+    assert run(["audit"]) == 1
+    assert "made up recovers nothing on all in plain" in capsys.readouterr().err
+
+
+def test_a_run_that_breaks_down_is_no_leak(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(seed: int) -> list[Seen]:
+        raise ProtocolError("a run broke down")
+
+    monkeypatch.setattr(audit, "ATTACKS", (replace(made_up(), on_default=broken),))
+    assert run(["audit"]) == 1
+    assert capsys.readouterr().err.strip().endswith("a run broke down")
+
+
+@pytest.mark.parametrize(
+    "words", [["nothing"], ["--seed", "-1"], ["--json", "nowhere/here"], ["--trials", "3"]]
+)
+def test_bad_input_is_refused_before_anything_runs(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(audit, "ATTACKS", ())
+    assert run(["audit", *words]) == 2
+
+
+def test_a_method_is_audited_by_its_attacks_and_epsilon_by_its_sums(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "audit.json"
+    assert run(["audit", "kernel-pca", "--json", str(file), "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+    found = json.loads(file.read_text())
+    (row,) = found["attacks"]
+    assert row["attack"] == "lower bound of epsilon"
+    assert [seen["viewer"].partition(",")[0] for seen in row["default"]] == 2 * ["kernel-pca"]
+    assert all(
+        0.0 < seen["score"] <= 1.0 < other["score"]
+        for seen, other in zip(row["default"], row["paper"], strict=True)
+    )
+    assert [attack.name for attack in attacks_on("fdskl")] == ["rows from phases"]
+    assert attacks_on("epsilon") == [BUDGETS]
+    assert attacks_on(None) == list(ATTACKS)
+    with pytest.raises(OptionError, match="no attack is on local"):
+        attacks_on("local")
+
+
+def test_the_table_has_a_line_for_each_viewer_and_one_for_many(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    many = [Seen(f"sum {k}", k / 10.0) for k in range(5)]
+    rows = (
+        replace(made_up(), on_default=lambda seed: many[:2]),
+        replace(made_up(), on_default=lambda seed: many),
+    )
+    monkeypatch.setattr(audit, "ATTACKS", rows)
+    assert run(["audit"]) == 0
+    said = capsys.readouterr().err
+    assert [line in said for line in ("sum 0", "sum 1", "most of 5: sum 4", "sum 2", "sum 3")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
