@@ -179,6 +179,12 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         ),
     },
 }
+#: Options of ``fedkern audit``, which attacks the papers' protocols and the defaults.
+AUDIT = Removed(
+    "AUDIT",
+    "leave it out, an audit has the options of no method; what a run shows is in its result.json, "
+    "under privacy",
+)
 #: Client -> method whose rows are the client's.
 CLIENTS = {
     "HybridKernelClient": "fed-cg",

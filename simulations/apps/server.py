@@ -100,7 +100,7 @@ def read_options(method: type[PhaseStrategy], config: Config) -> dict[str, Any]:
     """
     named = {key.replace("-", "_"): value for key, value in config.items()}
     known = {o.name: o for o in accepted(method)}
-    named = take_out(method.method, named, known=known)
+    named = take_out(method.method, named, known=known, level=logging.INFO)  # declared, not set
     found = {name: read_option(o, named[name]) for name, o in known.items() if name in named}
     try:
         return {**found, **dict(json.loads(config.get("options", "{}")))}

@@ -21,6 +21,8 @@ _INTERRUPTED_TEXT = (
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # of a disk
 _INTERRUPTED = 130  # what Typer makes of Ctrl-C, as shells do
 
+_NOWHERE = click.Context(click.Command(""))
+
 #: Command -> module with its ``command``, and what it does.
 _COMMANDS = {
     "run": ("run", "Run one method on one data set."),
@@ -108,6 +110,10 @@ def run(arguments: list[str] | None = None) -> int:
 
 def _known(error: click.ClickException) -> str:
     """Name the commands there are when an unknown one was asked for, and who keeps a budget."""
+    if isinstance(error, click.NoSuchOption) and " audit" in (error.ctx or _NOWHERE).command_path:
+        from fedkern_flwr.removed import AUDIT
+
+        return f" {AUDIT.instead[0].upper()}{AUDIT.instead[1:]}. [FK-REMOVED-{AUDIT.code}]"
     if isinstance(error, click.NoSuchOption) and error.option_name.startswith("--privacy-"):
         from fedkern_flwr.method import KEEP_BUDGETS, Method  # what takes long to load
 

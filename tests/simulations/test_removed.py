@@ -163,7 +163,7 @@ def test_a_command_takes_the_default_and_shows_nothing_of_it(
             command([method, *typed], standalone_mode=False)
             assert name not in seen.pop()
     command([method, "--help-all"], standalone_mode=False)
-    assert flag not in re.split(r"[\s/]", capsys.readouterr().out)
+    assert not re.search(rf"^│ +{flag}\b", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.parametrize("command", ["run", "deploy-local"])
@@ -249,3 +249,8 @@ def test_no_value_of_data_or_of_a_secret_is_in_the_line() -> None:
     row = REMOVED["fed-cg"]["category_key"]
     assert "secret" not in str(row.refusal("category_key", b"secret"))
     assert "7.5" not in str(row.refusal("landmarks", np.full((1, 1), 7.5)))
+
+
+def test_an_audit_has_no_options_of_a_method(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["audit", "fed-cg", "--never-there", "chain"]) == 2
+    assert CODE.search(capsys.readouterr().err.strip())
