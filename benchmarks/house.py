@@ -173,8 +173,7 @@ def room_of(module: str) -> str:
     """Return how the picture calls the room of a module, such as ``hybrid`` or ``lab``."""
     parts = module.split("/")
     if parts[0] == "simulations":
-        upto = 3 if parts[1:3] == ["lab", "attacks"] else 2  # attacks are below the methods
-        return "simulations" if len(parts) == 2 else "/".join(parts[1:upto])
+        return "simulations" if len(parts) == 2 else parts[1]
     if parts[0] != "fedkern_flwr" or len(parts) > 2:
         return parts[0] if parts[0] != "fedkern_flwr" else parts[1]
     return "driver" if parts[1].removesuffix(".py") in DRIVER else ""

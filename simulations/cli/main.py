@@ -21,6 +21,7 @@ _INTERRUPTED_TEXT = (
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # of a disk
 _INTERRUPTED = 130  # what Typer makes of Ctrl-C, as shells do
 
+_MATRIX = {"'all'", "'epsilon'"}  # parts of the audit that went
 _NOWHERE = click.Context(click.Command(""))
 
 #: Command -> module with its ``command``, and what it does.
@@ -110,7 +111,9 @@ def run(arguments: list[str] | None = None) -> int:
 
 def _known(error: click.ClickException) -> str:
     """Name the commands there are when an unknown one was asked for, and who keeps a budget."""
-    if isinstance(error, click.NoSuchOption) and " audit" in (error.ctx or _NOWHERE).command_path:
+    place = (getattr(error, "ctx", None) or _NOWHERE).command_path
+    of_audit = isinstance(error, click.NoSuchOption) or _MATRIX.intersection(str(error).split())
+    if " audit" in place and of_audit:
         from fedkern_flwr.removed import AUDIT
 
         return f" {AUDIT.instead[0].upper()}{AUDIT.instead[1:]}. [FK-REMOVED-{AUDIT.code}]"

@@ -254,3 +254,13 @@ def test_no_value_of_data_or_of_a_secret_is_in_the_line() -> None:
 def test_an_audit_has_no_options_of_a_method(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["audit", "fed-cg", "--never-there", "chain"]) == 2
     assert CODE.search(capsys.readouterr().err.strip())
+
+
+def test_the_changelog_says_of_each_what_to_do_instead() -> None:
+    page = Path(__file__).resolve().parents[2] / "CHANGELOG.md"
+    if not page.is_file():
+        pytest.skip("no source tree here")
+    rows = [line for line in page.read_text("utf-8").splitlines() if "FK-REMOVED-" in line]
+    for _, name, row in ROWS:
+        said = next(line for line in rows if line.endswith(f"| FK-REMOVED-{row.code} |"))
+        assert name in said.replace("-", "_"), name
