@@ -1,4 +1,4 @@
-# make demo | test | test-deployments | lint | typecheck | bench | bench-guard | results | docs: each installs what it needs into .venv first.
+# make demo | test | test-deployments | lint | typecheck | bench | results | docs: each installs what it needs into .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The second run of pytest reads what the first has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-quick test-deployments test-long lint typecheck bench bench-guard results docs clean
+.PHONY: demo test test-quick test-deployments test-long lint typecheck bench results docs clean
 
 demo: $(VENV)/.simulation
 	$(BIN)/fedkern compare demo
@@ -46,15 +46,10 @@ lint: $(VENV)/.dev
 typecheck: $(VENV)/.dev
 	cd tests && $(abspath $(BIN))/mypy --config-file ../pyproject.toml -p fedkern_flwr
 
-# All benchmarks, and their figures in docs/benchmarks.md; most of an hour.
+# Some benchmarks at smaller sizes, and their figures in docs/benchmarks.md; minutes.
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/run.py run --json build/bench.json
+	$(BIN)/python benchmarks/run.py run --quick --json build/bench.json
 	$(BIN)/python benchmarks/run.py table build/bench.json
-
-# Some of them at smaller sizes, against benchmarks/baseline.json; by hand or nightly.
-bench-guard: $(VENV)/.dev
-	$(BIN)/python benchmarks/run.py run --quick --json build/bench-quick.json
-	$(BIN)/python benchmarks/guard.py check build/bench-quick.json
 
 # Computes a preset of fedkern compare, PRESET=fed-cg-table2, and renews its tables in the documentation.
 results: $(VENV)/.dev

@@ -37,7 +37,7 @@ class Record:
     unit : str
         A ratio names what is divided by what, as ``this / goal``.
     better : {"", "higher", "lower"}
-        Which way is better; empty for figures that the guard does not look at.
+        Which way is better; empty where neither is.
     """
 
     name: str
@@ -60,7 +60,7 @@ def run_script(
     measure : callable
         (options, console) -> figures; prints its table.
     **options
-        Options beside those that all have, ``--quick`` for sizes that a guard has time for, and
+        Options beside those that all have, ``--quick`` for sizes that take minutes, and
         ``--json``: the default of each, which has its type, or (default, help).
     """
     parser = argparse.ArgumentParser(

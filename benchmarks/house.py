@@ -1,8 +1,9 @@
 """The house in figures and in a picture: lines of code per room and method, and who imports whom.
 
-``python benchmarks/house.py`` prints a table of lines of code, without blank lines, comments and
-docstrings; ``--since REVISION`` sets those of a revision beside them; ``--picture`` prints the
-rooms and their imports as the Mermaid diagram of CONTRIBUTING.md.
+``python benchmarks/house.py`` prints lines of code, without blank lines, comments and docstrings,
+and other measures: files, words of the pages, comments, the longest chains of classes.
+``--since REVISION`` sets those of a revision beside them; ``--picture`` prints the rooms and their
+imports as the Mermaid diagram of CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import ast
 import io
 import re
 import subprocess
+import tarfile
+import tempfile
 import tokenize
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -19,6 +22,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ("fedkern_flwr", "strategies", "clients", "simulations")
+ROOMS = (*SOURCE, "tests", "benchmarks")
+#: Pages that nobody writes by hand.
+GENERATED = ("docs/results/", "docs/api/")
 #: Method -> what its files are called in the rooms.
 METHODS = {
     "POF-MKL, baselines": "online|pof_mkl|average|kofl|per_fed_avg|local_only|account",
@@ -51,8 +57,8 @@ _SILENT = {
 }
 
 
-def code_lines(text: str) -> int:
-    """Return how many lines of a module have code."""
+def code_lines(text: str, comments: bool = False) -> int:
+    """Return how many lines of a module have code, or comments."""
     documented: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         body = getattr(node, "body", None)
@@ -62,28 +68,77 @@ def code_lines(text: str) -> int:
                 documented.update(range(body[0].lineno, (body[0].end_lineno or 0) + 1))
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in _SILENT:
+        if (token.type == tokenize.COMMENT) if comments else (token.type not in _SILENT):
             lines.update(range(token.start[0], token.end[0] + 1))
     return len(lines - documented)
 
 
-def files(revision: str | None) -> Iterator[tuple[str, str]]:
-    """Yield (path, text) of the Python files of the checkout or of a revision."""
+def files(tree: Path, rooms: tuple[str, ...] = ROOMS) -> Iterator[tuple[str, str]]:
+    """Yield (path, text) of the Python files of a checkout."""
+    for room in rooms:
+        for file in sorted((tree / room).rglob("*.py")):
+            yield file.relative_to(tree).as_posix(), file.read_text(encoding="utf-8")
+
+
+def count(revision: str | None) -> list[Mapping[str, float]]:
+    """Return the lines of code per room, of the source per method, and other measures."""
     if revision is None:
-        for room in (*SOURCE, "tests", "benchmarks"):
-            for file in sorted((ROOT / room).rglob("*.py")):
-                yield file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8")
-        return
-    for path in _git("ls-tree", "-r", "--name-only", revision).splitlines():
-        if path.endswith(".py") and path.split("/")[0] in (*SOURCE, "tests", "benchmarks"):
-            yield path, _git("show", f"{revision}:{path}")
+        return measured(ROOT, _git("ls-files", "-co", "--exclude-standard").splitlines())
+    with tempfile.TemporaryDirectory() as folder:
+        packed = Path(folder, "tree.tar")
+        _git("archive", "--output", str(packed), revision)
+        with tarfile.open(packed) as archive:
+            archive.extractall(folder, filter="data")
+        return measured(Path(folder), _git("ls-tree", "-r", "--name-only", revision).splitlines())
 
 
-def count(revision: str | None) -> tuple[Counter[str], Counter[str]]:
+def measured(tree: Path, names: list[str]) -> list[Mapping[str, float]]:
+    """Return what :func:`count` does, of a checkout with files of these names."""
+    there = [name for name in names if (tree / name).is_file()]
+    pages = [n for n in there if n.endswith(".md") and not n.startswith(GENERATED)]
+    words = {page: len((tree / page).read_text(encoding="utf-8").split()) for page in pages}
+    source = list(files(tree, SOURCE))
+    comments = sum(code_lines(text, comments=True) for _, text in source)
+    rooms, methods = lines_of(tree)
+    others = {
+        "files in the repository": len(there),
+        "words of pages": sum(words.values()),
+        "of these in docs/": sum(words[page] for page in words if page.startswith("docs/")),
+        "comments per 100 lines of the source": round(100.0 * comments / rooms["source"], 1),
+        **chains(source),
+    }
+    return [rooms, methods, others]
+
+
+def chains(source: list[tuple[str, str]]) -> dict[str, int]:
+    """Return how many classes the longest chain of inheritance has, and levels below two bases."""
+    bases: dict[str, set[str]] = {}
+    for _, text in source:
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                plain = (b.value if isinstance(b, ast.Subscript) else b for b in node.bases)
+                names = {ast.unparse(base).rpartition(".")[2] for base in plain} - {node.name}
+                bases[node.name] = bases.get(node.name, set()) | names
+
+    def length(name: str, until: str = "") -> int:
+        above = [length(base, until) for base in bases[name] if base in bases and name != until]
+        if until and name != until and not any(above):
+            return 0
+        return 1 + max(above, default=0)
+
+    client = next((name for name in ("Client", "PhaseClient") if name in bases), "")
+    return {
+        "classes in the longest chain": max(map(length, bases)),
+        "levels below Method": max(length(name, "Method") for name in bases) - 1,
+        "levels below the client's base": max(length(name, client) for name in bases) - 1,
+    }
+
+
+def lines_of(tree: Path) -> tuple[Counter[str], Counter[str]]:
     """Return the lines of code per room, and of the source per method."""
     rooms: Counter[str] = Counter()
     methods: Counter[str] = Counter()
-    for path, text in files(revision):
+    for path, text in files(tree):
         lines, parts = code_lines(text), path.split("/")
         rooms[parts[0]] += lines
         if parts[0] in SOURCE:
@@ -100,9 +155,9 @@ def count(revision: str | None) -> tuple[Counter[str], Counter[str]]:
     return rooms, methods
 
 
-def table(now: Mapping[str, int], then: Mapping[str, int] | None) -> str:
+def table(now: Mapping[str, float], then: Mapping[str, float] | None) -> str:
     """Return a Markdown table."""
-    rows = ["| | lines of code |" if then is None else "| | before | now | |"]
+    rows = ["| | now |" if then is None else "| | before | now | |"]
     rows.append("|---|---:|" if then is None else "|---|---:|---:|---:|")
     for name in sorted({*now, *(then or {})}):
         own = now.get(name, 0)
@@ -118,8 +173,7 @@ def room_of(module: str) -> str:
     """Return how the picture calls the room of a module, such as ``hybrid`` or ``lab``."""
     parts = module.split("/")
     if parts[0] == "simulations":
-        upto = 3 if parts[1:3] == ["lab", "attacks"] else 2  # attacks are below the methods
-        return "simulations" if len(parts) == 2 else "/".join(parts[1:upto])
+        return "simulations" if len(parts) == 2 else parts[1]
     if parts[0] != "fedkern_flwr" or len(parts) > 2:
         return parts[0] if parts[0] != "fedkern_flwr" else parts[1]
     return "driver" if parts[1].removesuffix(".py") in DRIVER else ""
@@ -128,8 +182,8 @@ def room_of(module: str) -> str:
 def picture() -> str:
     """Return the rooms and who imports whom, but for what follows from other arrows."""
     arrows: dict[str, set[str]] = {}
-    for path, text in files(None):
-        if path.split("/")[0] in SOURCE and "apps" not in path:
+    for path, text in files(ROOT, SOURCE):
+        if "apps" not in path:
             own = arrows.setdefault(room_of(path), set())
             own |= imported(path, text) - {room_of(path), ""}
     lines = ["```mermaid", "flowchart BT"]
@@ -181,6 +235,6 @@ if __name__ == "__main__":
     if options.picture:
         print(picture())
     else:
-        before = count(options.since) if options.since else (None, None)
+        before = count(options.since) if options.since else [None] * 3
         for now, then in zip(count(None), before, strict=True):
             print(table(now, then), end="\n\n")

@@ -1,8 +1,7 @@
 """Run benchmarks and collect their figures: ``run.py list``, ``run.py run``, ``run.py table``.
 
 Each script of this folder runs in a process of its own. The figures of all go to one JSON file with
-versions, date and number of cores, from which ``table`` writes the table in docs/benchmarks.md and
-``guard.py`` tells whether a ratio has become worse.
+versions, date and number of cores, from which ``table`` writes the table in docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -27,20 +26,15 @@ from fedkern_flwr.simulations.methods.experiment import versions
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
-NO_SCRIPTS = ("cases", "common", "costs", "guard", "run")
+NO_SCRIPTS = ("common", "run")
 #: Minutes in all with ``--quick``; the others need servers, Ray, figures or more time.
 QUICK = (
     "client_step",
     "fdskl_one_shot",
     "fdskl_phases",
-    "fed_cg_protocols",
     "fed_cg_scale",
     "in_process_messages",
-    "mask_stream",
     "secagg_plus",
-    "secure_gram",
-    "secure_sum",
-    "server_memory",
 )
 
 app = typer.Typer(help=__doc__, no_args_is_help=True)
@@ -48,11 +42,12 @@ console = Console(stderr=True, highlight=False)
 
 
 def scripts() -> dict[str, str]:
-    """Return the name of each benchmark and the first line of its docstring."""
+    """Return the name of each script that writes figures, and the first line of its docstring."""
     found = {}
     for file in sorted(HERE.glob("*.py")):
-        if file.stem not in NO_SCRIPTS:
-            text = ast.get_docstring(ast.parse(file.read_text())) or ""
+        source = file.read_text()
+        if file.stem not in NO_SCRIPTS and "run_script(" in source:
+            text = ast.get_docstring(ast.parse(source)) or ""
             found[file.stem] = text.splitlines()[0] if text else ""
     return found
 
@@ -69,7 +64,7 @@ def show() -> None:
 @app.command()
 def run(
     names: Annotated[list[str] | None, typer.Argument(help="Benchmarks; all if none.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="The guard's, at smaller sizes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Some of them, at smaller sizes.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write figures here.")] = None,
 ) -> None:
     """Run benchmarks one after the other; their tables go to standard output."""

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from importlib.metadata import version as installed_version
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "extensions"))
-
-# The pictures of the pages are drawn here; one is kept, for the README.
-subprocess.run([sys.executable, "draw.py"], cwd=Path(__file__).parent / "pictures", check=True)
 
 project = "fedkern-flwr"
 author = "the fedkern-flwr contributors"

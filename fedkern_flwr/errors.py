@@ -22,6 +22,9 @@ class FedKernError(Exception):
         The party concerned, such as ``"partition 3"`` or ``"server"``.
     phase : str (default: "")
         The phase of the protocol in which it happened.
+    code : str (default: "")
+        What stays when the sentence is mended, such as ``FK-REMOVED-PROTOCOL``: the end of the
+        line, in brackets.
     """
 
     #: Exit code of the command line: 2 for bad input, 1 for a run that fails later.
@@ -30,12 +33,24 @@ class FedKernError(Exception):
     told = False
     #: Whether it follows from files, or from when rows come, and never from their values.
     free = False
+    #: What stays when the sentence is mended; empty where it has none yet.
+    code = ""
 
-    def __init__(self, problem: str, *, remedy: str = "", party: str = "", phase: str = "") -> None:
+    def __init__(
+        self,
+        problem: str,
+        *,
+        remedy: str = "",
+        party: str = "",
+        phase: str = "",
+        code: str = "",
+    ) -> None:
         self.problem, self.remedy, self.party, self.phase = problem, remedy, party, phase
         place = ", ".join(part for part in (party, f"phase {phase}" if phase else "") if part)
         text = f"{place}: {problem}" if place else problem
-        super().__init__(f"{text}; {remedy}" if remedy else text)
+        text = f"{text}; {remedy}" if remedy else text
+        self.code = code or self.code
+        super().__init__(f"{text} [{self.code}]" if self.code else text)
 
 
 class OptionError(FedKernError):

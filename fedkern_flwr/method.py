@@ -36,6 +36,7 @@ from .flower_compat import is_simulated
 from .node.answering import AnsweringClient, answers
 from .node.method_client import MethodClient, contributes
 from .options import at_least, declared, describe, option
+from .removed import take_out
 from .run import Run
 from .run_log import RunLog
 from .steps import Answers, Ask, Deliver, LostState, Round, Rounds, Save, Steps, Sum, Term
@@ -137,7 +138,9 @@ class Method(Driven):
     def __init__(self, *, attempts: int = 5, **common: Any) -> None:
         at_least("attempts", attempts, 1)
         self.attempts = attempts
-        for name, found in declared(type(self)).items():
+        known = declared(type(self))
+        common = take_out(self.method, common, known=known)
+        for name, found in known.items():
             setattr(self, name, found.check(common.pop(name, found.default)))
         if any(name.startswith("privacy_") for name in common):
             raise OptionError(

@@ -6,6 +6,7 @@ file is: its format and the version of that, the method, and the release that wr
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from . import __version__
 from .checkpoint import load_arrays, save_arrays
 from .errors import CheckpointError
+from .removed import take_out
 
 FORMAT, VERSION = "fedkern-flwr model", 1
 _HEADER = "file"
@@ -83,6 +85,7 @@ def load_model(
             f"release reads up to {VERSION}",
             remedy="upgrade fedkern-flwr",
         )
+    take_out(str(found), meta, level=logging.INFO)
     if method is not None and found != method:
         raise CheckpointError(
             f"{path} is a model of {found}, not of {method}", remedy=f"name a model of {method}"

@@ -7,6 +7,7 @@ checkpoint waits until all clients have kept their own state of the same round.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from .checkpoint import VERSION, load_arrays, save_arrays
 from .driven import Driven
 from .errors import CheckpointError
 from .exchange import Outcome
+from .removed import take_out
 from .secure_sum import RunningSum
 from .steps import Save
 from .strategy import Arrays, logger
@@ -73,7 +75,10 @@ class RunLog:
                 f"{method.checkpoint} was written by another version of fedkern-flwr",
                 remedy="resume with that version, or start anew",
             )
-        if meta.get("options") != method.options():
+        made, own = meta.get("options"), method.options()
+        if isinstance(made, dict):
+            made = take_out(method.method, made, known=own, level=logging.INFO)
+        if made != own:
             raise CheckpointError(
                 f"{method.checkpoint} belongs to a run with other options",
                 remedy="resume with the options of that run",

@@ -24,6 +24,7 @@ from ..flower_compat import Client, NumPyClient
 from ..guard import NodePolicy, RunRecord, check_own_rows, check_run, refusal
 from ..guard.evaluations import open_once
 from ..guard.policy import is_simulated, node_policy
+from ..removed import take_out_of_client
 from ..secure_sum import Party, PartyState
 from ..secure_sum.identity import read_identity, read_trusted
 from ..secure_sum.noise_keys import asked
@@ -111,7 +112,10 @@ class PhaseClient(SessionNode, NumPyClient):
         trusted_keys: str | Path | None = None,
         allow_single: bool = False,
         policy: NodePolicy | str | Path | None = None,
+        **more: Any,
     ) -> None:
+        for name in take_out_of_client(type(self), more):
+            raise TypeError(f"{type(self).__name__} takes no argument {name!r}")
         self.context, self.record = context, RunRecord()
         self.policy, self.simulated = node_policy(policy, context), is_simulated(context)
         self.identity_key, self.trusted_keys = identity_key, trusted_keys

@@ -19,6 +19,7 @@ from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.guard.policy import as_simulated
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node_files import check_predictions, read_classes, read_secret, whole_rows
+from fedkern_flwr.removed import take_out_of_client
 from fedkern_flwr.tables.table import Table, no_such
 
 MakeClient = Callable[[Context], PhaseClient]
@@ -273,6 +274,9 @@ def client_maker(
     def make_client(context: Context) -> PhaseClient:
         if context.node_config.keys() & {"data", "role", "stream"}:
             node = Node(context, own_table, every)
+            named = {key.replace("-", "_"): value for key, value in node.config.items()}
+            known = [key.replace("-", "_") for key in keys]
+            take_out_of_client(client, named, known=known, place="node")
             own = arguments(node)
             return client(context, **{**node.settings(), **own})
         run = context.run_config

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.model_file import load_model, save_model
+from fedkern_flwr.removed import take_out
 from fedkern_flwr.reporting import errors_reported, log_result, write_result
 
 from ...strategies import PhaseStrategy
@@ -98,7 +99,9 @@ def read_options(method: type[PhaseStrategy], config: Config) -> dict[str, Any]:
     OptionError
     """
     named = {key.replace("-", "_"): value for key, value in config.items()}
-    found = {o.name: read_option(o, named[o.name]) for o in accepted(method) if o.name in named}
+    known = {o.name: o for o in accepted(method)}
+    named = take_out(method.method, named, known=known, level=logging.INFO)  # declared, not set
+    found = {name: read_option(o, named[name]) for name, o in known.items() if name in named}
     try:
         return {**found, **dict(json.loads(config.get("options", "{}")))}
     except ValueError:

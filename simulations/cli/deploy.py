@@ -23,7 +23,7 @@ from ..deployment.node_files import NodeConfig, Secrets, toml, write_node
 from ..deployment.run_config import app_folder, run_config
 from ..methods.base import Family
 from ..methods.experiment import checkpoint_file, summarise
-from ..methods.registry import families, family, method, options
+from ..methods.registry import families, family, method, open_run, options
 from ..run.data import Prepared
 from ..run.entries import Entry
 from ..run.folders import chosen_folder, json_writer
@@ -116,7 +116,7 @@ def _open(name: str, path: Path) -> tuple[RunFolder, dict[str, Any]]:
     OptionError
         It holds something else.
     """
-    folder, config = RunFolder.open(path)
+    folder, config = open_run(path)
     if config["method"] != name or config["engine"] != _ENGINE:
         raise OptionError(
             f"{folder.path} holds no deployment of {name}",

@@ -21,6 +21,9 @@ _INTERRUPTED_TEXT = (
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # of a disk
 _INTERRUPTED = 130  # what Typer makes of Ctrl-C, as shells do
 
+_MATRIX = {"'all'", "'epsilon'"}  # parts of the audit that went
+_NOWHERE = click.Context(click.Command(""))
+
 #: Command -> module with its ``command``, and what it does.
 _COMMANDS = {
     "run": ("run", "Run one method on one data set."),
@@ -108,6 +111,12 @@ def run(arguments: list[str] | None = None) -> int:
 
 def _known(error: click.ClickException) -> str:
     """Name the commands there are when an unknown one was asked for, and who keeps a budget."""
+    place = (getattr(error, "ctx", None) or _NOWHERE).command_path
+    of_audit = isinstance(error, click.NoSuchOption) or _MATRIX.intersection(str(error).split())
+    if " audit" in place and of_audit:
+        from fedkern_flwr.removed import AUDIT
+
+        return f" {AUDIT.instead[0].upper()}{AUDIT.instead[1:]}. [FK-REMOVED-{AUDIT.code}]"
     if isinstance(error, click.NoSuchOption) and error.option_name.startswith("--privacy-"):
         from fedkern_flwr.method import KEEP_BUDGETS, Method  # what takes long to load
 

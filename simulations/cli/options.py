@@ -15,6 +15,8 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from fedkern_flwr.removed import gone, removed_value, take_out
+
 from ..methods.registry import METHODS, family
 from ..run.options import PANELS, Option
 from .lazy import LazyCommand, as_command
@@ -39,9 +41,19 @@ def by_method(
 
     def build(method: str) -> click.Command:
         usual = _USUAL | family(method).usual_options(method)
-        return as_command(
-            method, build_command(partial(run, method), options_of(method), summary(method), usual)
-        )
+        found = options_of(method)
+        known = {o.name for o in found}
+        absent = [
+            Option(one, (bool if row.switch else str) | None, None, "")
+            for one, row in gone(method, known=known).items()
+        ]
+
+        def checked(values: dict[str, Any]) -> None:
+            given = {one.name: values.pop(one.name) for one in absent}
+            take_out(method, {name: value for name, value in given.items() if value is not None})
+            run(method, values)
+
+        return as_command(method, build_command(checked, [*found, *absent], summary(method), usual))
 
     found = TyperGroup(
         name=name,
@@ -106,7 +118,7 @@ def _show_all(context: typer.Context, asked: bool) -> None:
     command = copy(context.command)
     command.params = [copy(one) for one in command.params]
     for one in command.params:
-        one.hidden = False  # type: ignore[attr-defined]
+        one.hidden = not getattr(one, "help", "")  # type: ignore[attr-defined]  # options that went
     click.echo(command.get_help(context))
     raise typer.Exit
 
@@ -135,7 +147,7 @@ def _parameter(option: Option, hidden: bool) -> inspect.Parameter:
         name = option.name.replace("_", "-")
         flag = f"--{name}/--no-{name}" if kind is bool else f"--{name}"
     annotation: Any = kind | None if optional else kind
-    chosen_of: Any = click.Choice(choices) if choices else None
+    chosen_of: Any = _Choice(option.name, choices) if choices else None
     if kind is int and choices:  # a number or a word
         chosen_of, annotation = _NumberOr(choices), Any
     shown = typer.Option(
@@ -151,6 +163,20 @@ def _parameter(option: Option, hidden: bool) -> inspect.Parameter:
         annotation=Annotated[annotation, shown],
         default=option.default,
     )
+
+
+class _Choice(click.Choice[str]):
+    """Words to choose of; those that went answer with what there is instead."""
+
+    def __init__(self, name: str, choices: tuple[str, ...]) -> None:
+        super().__init__(choices)
+        self._name = name
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the word."""
+        if value not in self.choices and (error := removed_value(self._name, value)):
+            raise error
+        return super().convert(value, param, ctx)
 
 
 class _NumberOr(click.ParamType):  # type: ignore[type-arg]

@@ -12,10 +12,9 @@ from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.fitted import PREDICTOR, load_model
 
 from ..methods.new_rows import predict_file
-from ..methods.registry import family
+from ..methods.registry import family, open_run
 from ..run.folders import FORCE, used
 from ..run.party_files import FEATURES
-from ..run.run_folder import RunFolder
 from .console import Screen
 from .lazy import as_command
 
@@ -97,7 +96,7 @@ def _free(path: Path, *, force: bool) -> Path:
 
 def _open(place: Path) -> dict[str, Any]:
     """Return the configuration of a run that was simulated."""
-    folder, config = RunFolder.open(place)
+    folder, config = open_run(place)
     if config["engine"] == "deployment":
         raise OptionError(
             f"{folder.path} is a deployment: its nodes predict, each its own rows",

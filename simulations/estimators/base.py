@@ -24,6 +24,7 @@ from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.labels import decide
 from fedkern_flwr.ledger import Ledger
+from fedkern_flwr.removed import take_out
 from fedkern_flwr.tables import load_table
 from fedkern_flwr.tables.table import Table
 
@@ -104,7 +105,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         """Return the values of a command line that would run this."""
         own, mine = family(self._method), self.get_params(deep=False)
         known = {o.name: o.default for o in [*options(method(self._method)), *own.parameters()]}
-        more = mine.pop("options", None) or {}
+        more = take_out(self._method, mine.pop("options", None) or {}, known=known)
         if strange := [name for name in more if name not in known]:
             raise OptionError(
                 f"{self._method} has no option {strange[0]!r}", remedy="see fedkern run --help-all"

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.registered import registered
+from fedkern_flwr.removed import take_out
 
 from ...strategies import PhaseStrategy
 from ..run.data import Settings
 from ..run.options import Option, options
+from ..run.run_folder import RunFolder
 from .base import Family
 
-__all__ = ["METHODS", "Option", "families", "family", "family_with", "method", "options"]
+__all__ = [
+    "METHODS",
+    "Option",
+    "families",
+    "family",
+    "family_with",
+    "method",
+    "open_run",
+    "options",
+]
 
 #: Class of a family in its module -> its methods. A new family is registered here.
 _FAMILIES = {
@@ -90,3 +104,24 @@ def family(name: str) -> Family[Any, Any]:
 def family_with(settings: Settings) -> Family[Any, Any]:
     """Return the family whose data has settings of this kind."""
     return next(family for family in families() if family.settings is type(settings))
+
+
+def open_run(path: Path) -> tuple[RunFolder, dict[str, Any]]:
+    """Open the folder of a run, perhaps of an earlier release; return it with the run's settings.
+
+    Raises
+    ------
+    CheckpointError
+        There is no such run.
+    OptionError
+        It was made with options that this release does not have.
+    """
+    folder, config = RunFolder.open(path)
+    name = config["method"]
+    parts = {
+        "options": [o.name for o in options(method(name))],
+        "data": [f.name for f in fields(family(name).settings)],
+    }
+    for part, known in parts.items():
+        config[part] = take_out(name, config[part], known=known, level=logging.INFO)
+    return folder, config

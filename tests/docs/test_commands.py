@@ -43,7 +43,8 @@ def unknown(line: str) -> str:
         if found is None:
             return f"no command {name}"
         command = getattr(found, "loaded", found)
-    names = {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
+    there = [p for p in command.params if getattr(p, "help", "")]  # those that went have none
+    names = {o for p in there for o in (*p.opts, *p.secondary_opts)} | {"--help"}
     missing = [word for word in words if word.startswith("--") and word not in names]
     if missing:
         return f"no option {missing[0]}"

@@ -47,17 +47,12 @@ def links(page: Path) -> list[str]:
     return [target for target in targets if not re.match(r"[a-z]+:", target)]
 
 
-def is_drawn(path: Path) -> bool:
-    """Whether the site draws it; a picture that it cannot find is a warning there."""
-    return path.suffix == ".svg" and path.parent == DOCS / "pictures"
-
-
 @pytest.mark.parametrize("page", list(pages()), ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(page: Path) -> None:
     for target in links(page):
         name, _, anchor = target.partition("#")
         path = (page.parent / name).resolve() if name else page
-        assert path.exists() or is_drawn(path), f"{target} does not exist"
+        assert path.exists(), f"{target} does not exist"
         if anchor and path.suffix == ".md":
             assert anchor in anchors(path), f"{target} has no such heading"
 

@@ -1,15 +1,23 @@
-"""The README: its code imports what there is, and every method leads to a page and to figures."""
+"""The README: its blocks run as they are printed, every method leads to a page and to figures."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
+import click
+import numpy as np
 import pytest
+from flwr.app import Context, Message
 
 from fedkern_flwr import strategies
+from fedkern_flwr.clients import HybridKernelClient, serve
+from fedkern_flwr.simulations import InProcessGrid
+from fedkern_flwr.simulations.cli.main import app, run
 from fedkern_flwr.simulations.lab.presets import NAMES
+from fedkern_flwr.tables import load_table
 
 ROOT = Path(__file__).resolve().parents[2]
 README, RESULTS = ROOT / "README.md", ROOT / "docs/results-archive.md"
@@ -29,12 +37,67 @@ def python_blocks() -> list[str]:
     return re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), flags=re.S)
 
 
-def test_both_sides_import_what_there_is() -> None:
-    blocks = python_blocks()
-    assert len(blocks) == 3
-    for block in blocks:
-        compile(block, "README", "exec")
-        exec("\n".join(re.findall(r"^from (?:fedkern_flwr|flwr).*$", block, flags=re.M)), {})
+def write(path: str, columns: dict[str, Any]) -> None:
+    """Write a CSV file."""
+    rows = zip(*columns.values(), strict=True)
+    Path(path).write_text("\n".join([",".join(columns), *(",".join(map(str, r)) for r in rows)]))
+
+
+def patients(rows: int = 240, label: str = "ill") -> dict[str, Any]:
+    """Return columns of patients and a label that follows from them."""
+    x = np.random.default_rng(0).random((rows, 6))
+    ill = (x[:, 0] + x[:, 2] + x[:, 4] > 1.5).astype(int)
+    names = ("age", "dose", "iron", "salt", "gene", "cell")
+    columns = {name: column.round(4).tolist() for name, column in zip(names, x.T, strict=True)}
+    return {"patient": [f"p{k}" for k in range(rows)], **columns, label: ill.tolist()}
+
+
+def part(columns: dict[str, Any], names: str, rows: slice) -> dict[str, Any]:
+    """Return some columns and rows."""
+    return {name: columns[name][rows] for name in names.split()}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder in which the blocks run."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_ten_lines_on_each_side_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two hospitals as in the README; a centre reads one table, without labels."""
+    server, client, _ = python_blocks()
+    every = patients()
+    Path("key").write_text("5e" * 32)
+    files: dict[int, dict[str, Any]] = {}
+    for k, rows in enumerate((range(120), range(120, 240))):
+        for name, own in (("data", rows[:90]), ("test-data", rows[90:])):
+            file = files.setdefault(k, {"alignment-key": "key"})[name] = f"{k}-{name}.csv"
+            write(file, part(every, "patient age dose ill", slice(own[0], own[-1] + 1)))
+    for k, names in ((2, "patient iron salt"), (3, "patient gene cell")):
+        files[k] = {"data": f"{k}.csv"}
+        write(f"{k}.csv", part(every, names, slice(None)))
+    space: dict[str, Any] = {}
+    exec(client, space)
+
+    def make_centre(context: Context) -> HybridKernelClient:
+        table = load_table(context.node_config["data"], id_column="patient", labelled=False)
+        key = space["read_alignment"]("key")
+        return HybridKernelClient(context, table.x, ids=table.ids, alignment_key=key)
+
+    hospital, centre = space["app"], serve(make_centre)
+
+    def nodes(message: Message, context: Context) -> Message:
+        return (hospital if "test-data" in context.node_config else centre)(message, context)
+
+    grid: Any = InProcessGrid(nodes, 4)  # type: ignore[arg-type]  # called as an app is
+    for context in grid.contexts.values():
+        context.node_config |= files[context.node_config["partition-id"]]
+    exec(server, space)
+    space["main"](grid, None)
+    accuracy, exchanges = capsys.readouterr().out.split()
+    assert float(accuracy) > 0.85
+    assert exchanges == "5"
 
 
 def test_the_example_of_scikit_learn_runs() -> None:
@@ -43,6 +106,59 @@ def test_the_example_of_scikit_learn_runs() -> None:
     exec(block, space)
     assert len(space["scores"]) == 5
     assert space["scores"].mean() > 0.96
+
+
+def commands() -> list[str]:
+    """Return the lines of the blocks for a shell, without their comments."""
+    text = "\n".join(re.findall(r"```console\n(.*?)```", README.read_text("utf-8"), flags=re.S))
+    return [
+        shlex.join(shlex.split(line, comments=True)) for line in re.findall(r"^\$ (.*)", text, re.M)
+    ]
+
+
+@pytest.mark.parametrize("line", [line for line in commands() if line.startswith("fedkern ")])
+def test_the_command_line_reads_what_is_printed(line: str) -> None:
+    words, command = shlex.split(line)[1:], app
+    context = click.Context(command)
+    while isinstance(command, click.Group):
+        command = command.commands[words.pop(0)]
+        command = getattr(command, "loaded", command)
+    command.make_context(command.name, words, parent=context)
+
+
+def test_every_target_of_make_is_there() -> None:
+    targets = {line.split()[1] for line in commands() if line.startswith("make ")}
+    assert targets
+    assert targets <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+
+
+def test_the_runs_that_are_printed_run_and_predict(here: Path) -> None:
+    """On made-up tables of the names that the README has, in its order; the folder is theirs."""
+    every, rng = patients(400, "outcome"), np.random.default_rng(1)
+    write("patients.csv", every)
+    write("new.csv", part(every, "patient age dose iron salt gene cell", slice(50)))
+    for name, rows in (("north", slice(200)), ("south", slice(200, None))):
+        write(f"{name}.csv", part(every, "patient age dose outcome", rows))
+    write("lab.csv", part(every, "patient iron salt gene cell", slice(None)))
+    x = rng.random((400, 3))
+    hours = {name: column.tolist() for name, column in zip("abc", x.T, strict=True)}
+    write("weather.csv", {**hours, "temp": np.sin(x.sum(axis=1)).tolist()})
+    ran, folder = 0, ""
+    for line in commands():
+        words = shlex.split(line)[1:]
+        fewer = [] if "fed-cg" in line else ["--rounds", "10"]  # of two that count, the last
+        if line.startswith("fedkern run ") and re.search(r"--(data|party) ", line):
+            assert run([*words, *fewer, "--quiet"]) == 0, line
+            ran += 1
+            folder = folder or str(next((here / "runs").iterdir()))
+        elif line.startswith("fedkern predict "):
+            assert run([words[0], folder, *words[2:]]) == 0, line
+            assert len((Path(folder) / "predictions.csv").read_text().splitlines()) == 51
+            ran += 1
+        elif line.startswith("fedkern init "):
+            assert run(words) == 0, line
+            assert (here / words[-1] / "pyproject.toml").is_file()
+    assert ran == 5
 
 
 def test_methods_are_the_strategies() -> None:

@@ -13,6 +13,7 @@ from app_sites import Site, node_keys
 
 from fedkern_flwr.errors import FedKernError, TableError
 from fedkern_flwr.registered import find_method
+from fedkern_flwr.removed import gone
 from fedkern_flwr.simulations.apps.server import make_strategy, read_options
 from fedkern_flwr.simulations.apps.simulated import _dealt
 from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
@@ -64,7 +65,8 @@ def test_every_option_is_a_key_and_every_key_is_read(app: str, method: Any) -> N
         simulated = {"state-dir", "predictions", *own}
         simulated |= {"hospitals", "groups"} & set(keys) | CHOSEN.get(app, set())
     known = {o.name.replace("_", "-") for name, one in RUNS if name == app for o in accepted(one)}
-    assert set(keys) <= known | OF_RUN | simulated
+    went = {key.replace("_", "-") for n, one in RUNS if n == app for key in gone(one.method)}
+    assert set(keys) <= known | OF_RUN | simulated | went
 
 
 @pytest.mark.parametrize(("app", "method"), RUNS)

@@ -1,0 +1,272 @@
+"""Every option that went is dropped at its old default and refused otherwise, at every door."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedkern_flwr import clients
+from fedkern_flwr.checkpoint import VERSION, save_arrays
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.model_file import load_model, save_model
+from fedkern_flwr.removed import CLIENTS, REMOVED, Removed, RemovedOptionError
+from fedkern_flwr.run_log import RunLog
+from fedkern_flwr.simulations.apps.node import client_maker
+from fedkern_flwr.simulations.apps.server import read_options
+from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.cli.options import by_method
+from fedkern_flwr.simulations.cli.run import run_options
+from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
+from fedkern_flwr.simulations.estimators import FDSKLClassifier, FedCGClassifier
+from fedkern_flwr.simulations.methods.registry import METHODS, family, open_run
+
+CODE = re.compile(r"\[FK-REMOVED-[A-Z]+\]$")
+ROWS = [(method, name, row) for method, rows in REMOVED.items() for name, row in rows.items()]
+
+
+def of(place: str, whole: bool = False) -> Any:
+    """Every row of a door, with a name for the test."""
+    found = [r for r in ROWS if place in r[2].places.split() and not (whole and r[2].values)]
+    assert found
+    return pytest.mark.parametrize(
+        ("method", "name", "row"), found, ids=[f"{method}-{name}" for method, name, _ in found]
+    )
+
+
+def others(row: Removed) -> list[Any]:
+    """Values that are refused: those that went, or what was never a default; none has a meaning."""
+    if row.values:
+        return list(row.values)
+    if {True, False} <= {default for default in row.defaults if isinstance(default, bool)}:
+        return []
+    return [True] if row.switch else ["something else"]
+
+
+def refused(error: Exception) -> None:
+    assert isinstance(error, RemovedOptionError)
+    assert error.exit_code == 2
+    assert str(error).endswith(f"[{error.code}]")
+    assert CODE.search(str(error))
+    assert "\n" not in str(error)
+
+
+def made_with(method: str, name: str, value: Any) -> dict[str, Any]:
+    """The options of a run of an earlier release."""
+    return {**METHODS[method]().options(), name: value}
+
+
+@of("run")
+def test_a_strategy_drops_the_default_and_refuses_the_rest(
+    method: str, name: str, row: Removed, caplog: pytest.LogCaptureFixture
+) -> None:
+    for default in row.defaults:
+        with caplog.at_level(logging.WARNING, "fedkern_flwr"):
+            assert not hasattr(METHODS[method](**{name: default}), name)
+        assert name in caplog.text
+        caplog.clear()
+    for value in others(row):
+        with pytest.raises(OptionError) as caught:
+            METHODS[method](**{name: value})
+        refused(caught.value)
+
+
+def client_of(method: str) -> Any:
+    """Return the client's class; that of Secure Gram serves FedCFK as well."""
+    own = "fed-cfk" if method == "secure-gram" else method
+    return getattr(clients, next(name for name, one in CLIENTS.items() if one == own))
+
+
+def context(**config: Any) -> Context:
+    node = {"partition-id": 0, "num-partitions": 3, **config}
+    return Context(1, 1, node, RecordDict(), {"data": "", "predict": "", "resume": False})
+
+
+@of("client")
+def test_a_client_drops_the_default_and_refuses_the_rest(
+    method: str, name: str, row: Removed
+) -> None:
+    client, x = client_of(method), np.full((4, 2), 0.5)
+    for default in row.defaults:
+        client(context(), x, **{name: default})
+    for value in [*others(row), np.ones(3)]:
+        with pytest.raises(OptionError) as caught:
+            client(context(), x, **{name: value})
+        refused(caught.value)
+    with pytest.raises(TypeError):
+        client(context(), x, never_there=1)
+
+
+@of("node")
+def test_a_key_of_a_node_is_dropped_or_refused_by_the_app_of_this_release_and_by_a_copy(
+    method: str, name: str, row: Removed
+) -> None:
+    key, x = name.replace("_", "-"), np.full((4, 2), 0.5)
+    for keys in ((), (key,)):
+        make = client_maker(
+            client_of(method),
+            lambda node: {"x": x},
+            lambda path: None,
+            keys=keys,
+            simulated="",
+        )
+        for default in row.defaults:
+            if default is not None:  # a key always has a value
+                make(context(data="a.csv", **{key: default}))
+        for value in others(row):
+            with pytest.raises(OptionError) as caught:
+                make(context(data="a.csv", **{key: 2.5 if key == "value-bound" else value}))
+            refused(caught.value)
+
+
+@of("run")
+def test_a_key_of_an_app_stays_declared_and_is_dropped_or_refused(
+    method: str, name: str, row: Removed
+) -> None:
+    if method not in family(method).deployable:
+        return
+    keys, key = declared(app_folder(family(method).app)), name.replace("_", "-")
+    if not row.values and key in keys:
+        assert keys[key] in row.defaults
+    for default in row.defaults:
+        assert name not in read_options(METHODS[method], {**keys, key: default})
+    for value in others(row):
+        with pytest.raises(OptionError) as caught:
+            METHODS[method](**read_options(METHODS[method], {**keys, key: value}))
+        refused(caught.value)
+
+
+#: Keys of the apps of the release before, of which copies are about.
+BEFORE = {
+    "fed_cg": ["protocol", "encoder-scaling", "encoder-categories"],
+    "fdskl": ["topology", "frequencies"],
+    "hierarchical_svm": ["agent-topology", "consensus", "product", "pipelined"],
+    "fed_cfk": ["merge", "request"],
+}
+
+
+@pytest.mark.parametrize(("app", "key"), [(app, key) for app in BEFORE for key in BEFORE[app]])
+def test_run_config_may_still_name_a_key_that_went(app: str, key: str) -> None:
+    assert key in declared(app_folder(app))
+
+
+@of("run", whole=True)
+def test_a_command_takes_the_default_and_shows_nothing_of_it(
+    method: str, name: str, row: Removed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[dict[str, Any]] = []
+    command = by_method("run", "", [method], lambda _, values: seen.append(values), run_options)
+    flag = f"--{name.replace('_', '-')}"
+    for default in row.defaults:
+        typed = [flag.replace("--", "--no-")] if row.switch else [flag, str(default)]
+        if default is not None and default is not True:
+            command([method, *typed], standalone_mode=False)
+            assert name not in seen.pop()
+    command([method, "--help-all"], standalone_mode=False)
+    assert not re.search(rf"^│ +{flag}\b", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", ["run", "deploy-local"])
+@of("run")
+def test_a_command_refuses_the_rest(
+    command: str, method: str, name: str, row: Removed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if command == "deploy-local" and method not in family(method).deployable:
+        return
+    flag = f"--{name.replace('_', '-')}"
+    for value in others(row):
+        typed = [flag] if row.switch else [flag, str(value)]
+        assert run([command, method, *typed]) == 2
+        line = capsys.readouterr().err.strip()
+        assert line.startswith("fedkern: ")
+        assert CODE.search(line)
+
+
+@of("run")
+def test_the_folder_of_an_earlier_run_is_opened_or_refused(
+    method: str, name: str, row: Removed, tmp_path: Path
+) -> None:
+    for part in ("options", "data"):
+        config = {"method": method, "options": {}, "data": {}}
+        for value in (*row.defaults, *others(row)):
+            written = {**config, part: {"seed": 3, name: value}}
+            (tmp_path / "config.json").write_text(json.dumps(written))
+            if value in row.defaults:
+                assert name not in open_run(tmp_path)[1][part]
+                continue
+            with pytest.raises(OptionError) as caught:
+                open_run(tmp_path)
+            refused(caught.value)
+
+
+@of("run")
+def test_the_checkpoint_of_an_earlier_run_is_taken_up_or_refused(
+    method: str, name: str, row: Removed, tmp_path: Path
+) -> None:
+    path = tmp_path / "checkpoint.npz"
+    for value in (*row.defaults, *others(row)):
+        strategy = METHODS[method](checkpoint=path, resume=True)
+        options = {**strategy.options(), name: value}
+        save_arrays(path, {}, {"version": VERSION, **strategy.progress(), "options": options})
+        if value in row.defaults:
+            assert RunLog(strategy).restore() is not None
+            continue
+        with pytest.raises(OptionError) as caught:
+            RunLog(strategy).restore()
+        refused(caught.value)
+
+
+@of("run")
+def test_the_model_of_an_earlier_run_is_loaded_or_refused(
+    method: str, name: str, row: Removed, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.npz"
+    for value in (*row.defaults, *others(row)):
+        save_model(path, method, {}, made_with(method, name, value))
+        if value in row.defaults:
+            load_model(path, method)
+            continue
+        with pytest.raises(OptionError) as caught:
+            load_model(path, method)
+        refused(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "options"),
+    [
+        (FedCGClassifier, {"protocol": "chain"}),
+        (FedCGClassifier, {"sampling": "P"}),
+        (FDSKLClassifier, {"topology": "tree"}),
+    ],
+)
+def test_an_estimator_refuses_them(estimator: Any, options: dict[str, Any]) -> None:
+    rows = np.random.default_rng(0).random((40, 4))
+    with pytest.raises(ValueError, match="FK-REMOVED-"):
+        estimator(options=options).fit(rows, rows[:, 0] > 0.5)
+
+
+def test_no_value_of_data_or_of_a_secret_is_in_the_line() -> None:
+    row = REMOVED["fed-cg"]["category_key"]
+    assert "secret" not in str(row.refusal("category_key", b"secret"))
+    assert "7.5" not in str(row.refusal("landmarks", np.full((1, 1), 7.5)))
+
+
+def test_an_audit_has_no_options_of_a_method(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["audit", "fed-cg", "--never-there", "chain"]) == 2
+    assert CODE.search(capsys.readouterr().err.strip())
+
+
+def test_the_changelog_says_of_each_what_to_do_instead() -> None:
+    page = Path(__file__).resolve().parents[2] / "CHANGELOG.md"
+    if not page.is_file():
+        pytest.skip("no source tree here")
+    rows = [line for line in page.read_text("utf-8").splitlines() if "FK-REMOVED-" in line]
+    for _, name, row in ROWS:
+        said = next(line for line in rows if line.endswith(f"| FK-REMOVED-{row.code} |"))
+        assert name in said.replace("-", "_"), name
