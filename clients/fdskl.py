@@ -232,28 +232,6 @@ class VerticalKernelClient(TableClient):
         capacity, bits = int(settings["capacity"]), int(settings["phase_bits"])
         return PhaseStore(self.state_dir, self.session, self.partition, rows, capacity, bits)
 
-    def note_pending(self, request: wire.StepRequest) -> None:
-        """Remember, at an owner, which phases have been asked for."""
-        if self.partition not in request.owners:
-            return
-        place, kept = request.owners.tolist().index(self.partition), self.kept
-        kept.arrays |= {
-            "pending rows": request.rows,
-            "pending cuts": request.cuts,
-            "pending known": request.known[place],
-        }
-        kept.settings |= {
-            "pending upto": int(request.upto[place]),
-            "collection": request.collection,
-        }
-
-    def note_taken(self) -> None:
-        """Note that the pending phases have arrived."""
-        settings = self.kept.settings
-        settings |= {"taken": settings["collection"], "upto": settings["pending upto"]}
-        for name in ("pending rows", "pending cuts", "pending known"):
-            del self.kept.arrays[name]
-
     def _phase_sums(
         self,
         owner: int,
@@ -271,9 +249,14 @@ class VerticalKernelClient(TableClient):
         """Contribute this party's part of the phases that owners lack."""
         if not len(request.rows):
             return
-        self.note_pending(request)
-        rows, sums = request.rows, self.sums
-        x, circle = self.features_at(rows), Encoding.circle(int(self.kept.settings["phase_bits"]))
+        rows, sums, kept = request.rows, self.sums, self.kept
+        if self.partition in request.owners:  # what it will take when the sums come
+            place = request.owners.tolist().index(self.partition)
+            known, upto = request.known[place], int(request.upto[place])
+            kept.arrays |= {"pending rows": rows, "pending cuts": request.cuts}
+            kept.arrays |= {"pending known": known}
+            kept.settings |= {"pending upto": upto, "collection": request.collection}
+        x, circle = self.features_at(rows), Encoding.circle(int(kept.settings["phase_bits"]))
         for known, upto in zip(request.known, request.upto.tolist(), strict=True):
             if not 0 <= int(known.min()) <= int(known.max()) <= upto:
                 raise self.wrong("phases are asked for that there are not")
@@ -313,7 +296,9 @@ class VerticalKernelClient(TableClient):
         for part, name in self._phase_sums(self.partition, rows, cuts, known, upto):
             if name in self._delivered:
                 store.take(rows[part], known[part], upto, self._delivered[name])
-        self.note_taken()
+        settings |= {"taken": settings["collection"], "upto": upto}
+        for name in ("pending rows", "pending cuts", "pending known"):
+            del kept.arrays[name]
 
     # -- steps
 

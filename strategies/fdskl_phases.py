@@ -225,7 +225,7 @@ class Phases:
         if wanted is not None:
             for owner in wanted.need.upto:
                 self._waiting[owner] = wanted.number
-                self.note(wanted, owner)
+                self._known[owner][wanted.need.rows] = wanted.need.upto[owner]
 
     def judge(
         self, need: Need, *, bins: int | None = None, calibration: Sequence[float] = ()
@@ -313,21 +313,14 @@ class Phases:
         width, bits = max(need.upto.values()), self.settings["phase_bits"]
         step = max(1, _MESSAGE * 8 // bits // max(1, width * len(need.upto)))
         chunk = max(1, _CHUNK // max(1, width))
-        return [
-            self.collection(need.rows[start : start + step], need.upto, chunk)
-            for start in range(0, max(1, len(need.rows)), step)
-        ]
-
-    def collection(self, rows: Rows, upto: Mapping[int, int], chunk: int) -> Collection:
-        """Return a set of phases, so many rows in a sum."""
-        self.number += 1
-        cuts = np.array([*range(chunk, len(rows), chunk), len(rows)], np.int32)
-        known = {owner: self._known[owner][rows] for owner in upto}
-        return Collection(self.number, Need(rows, upto), known, cuts)
-
-    def note(self, wanted: Collection, owner: int) -> None:
-        """Note which phases an owner has."""
-        self._known[owner][wanted.need.rows] = wanted.need.upto[owner]
+        found = []
+        for start in range(0, max(1, len(need.rows)), step):
+            rows = need.rows[start : start + step]
+            cuts = np.array([*range(chunk, len(rows), chunk), len(rows)], np.int32)
+            known = {owner: self._known[owner][rows] for owner in need.upto}
+            self.number += 1
+            found.append(Collection(self.number, Need(rows, need.upto), known, cuts))
+        return found
 
     def positions(self, partition: int, rows: Rows) -> NDArray[np.int32]:
         """Return the positions of rows of the plan among those that a party announced."""
