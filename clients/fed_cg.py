@@ -26,6 +26,7 @@ from fedkern_flwr.hybrid.fourier import (
 )
 from fedkern_flwr.hybrid.landmarks import (
     SAMPLINGS,
+    SEED_BYTES,
     check_seed_bytes,
     draw_landmarks,
     moment_sums,
@@ -56,7 +57,6 @@ from .party_table import Floats
 from .table_client import TableClient
 
 BASES = ("landmarks", "fourier")
-_SEED_BYTES = 32
 _SETTINGS = ("kernel", "landmarks", "basis", "sampling")
 _UNIT = 1.0 + 1e-9
 _ROUNDED = 1.0 + 5e-10  # less than what strategies allow for rounding
@@ -266,7 +266,7 @@ class HybridKernelClient(TableClient):
             x = self.features_at(positions)
             self.secure_sums.contribute(name, moment_sums(x, self.table.ranges, request.sampling))
         for peer in request.peers.tolist():
-            self.kept.seed = self.kept.seed or secrets.token_bytes(_SEED_BYTES)
+            self.kept.seed = self.kept.seed or secrets.token_bytes(SEED_BYTES)
             place = ("landmarks", self.session, self.block, self.partition, peer)
             sealed.append(seal_message(self.pair_secret(peer), self.kept.seed, *place))
         secret = tuple(np.frombuffer(one, np.uint8) for one in sealed)
@@ -281,7 +281,7 @@ class HybridKernelClient(TableClient):
             return unseal_message(self.pair_secret(other), request.sealed_seed.tobytes(), *place)
         if other >= 0:
             return derive_key(self.pair_secret(other), "landmarks", session, self.block)
-        return self.kept.seed or secrets.token_bytes(_SEED_BYTES)
+        return self.kept.seed or secrets.token_bytes(SEED_BYTES)
 
     def _moments(self, request: wire.DistancesRequest) -> Floats:
         sums, ranges, sampling = request.moments, self.table.ranges, request.sampling

@@ -16,7 +16,6 @@ from typing import Any
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import EngineError, FedKernError, OptionError
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.strategy import PhaseStrategy
 
 from ..deployment.local import CONNECTION, LocalDeployment, last_line
 from ..deployment.node_files import NodeConfig, Secrets, toml, write_node
@@ -144,7 +143,7 @@ def _write_nodes(
     strategy = method(config["method"])(**config["options"], seed=config["seed"])
     clients: Any = prepared.client_fn(strategy)
     count, nodes, secrets = prepared.nodes(strategy), [], Secrets()
-    policy = _policy(strategy, count)
+    policy = NodePolicy(min_parties=2 if count == 2 else None)  # the default, but for what it needs
     for rule, value in policy.changed.items():
         screen.note(f"note: the nodes' policies have {rule} = {toml(value)}, as the options need")
     shutil.rmtree(folder.path / "nodes", ignore_errors=True)  # of an earlier run in this folder
@@ -155,14 +154,6 @@ def _write_nodes(
         text = json.dumps(nodes[-1], indent=2)
         write_atomically(place / "node-config.json", f"{text}\n".encode(), private=True)
     return nodes
-
-
-def _policy(strategy: PhaseStrategy, nodes: int) -> NodePolicy:
-    """Return the policy of nodes whose owner wants this run: the default, but for what it needs."""
-    plain = getattr(strategy, "secure", True) is False
-    return NodePolicy(
-        require_secure_sums=not plain, min_parties=2 if nodes == 2 and not plain else None
-    )
 
 
 def _read_nodes(folder: RunFolder) -> list[NodeConfig]:

@@ -139,7 +139,6 @@ def test_an_agent_has_no_files_but_its_policy(tmp_path: Path) -> None:
         ("pof-mkl --nodes 4", {}),
         ("pof-mkl --nodes 2", {"min_parties": 2}),
         ("fed-cg --nodes 4", {}),
-        ("pof-mkl --nodes 4 --no-secure", {"require_secure_sums": False}),
         ("fed-cfk --nodes 10", {}),
     ],
 )
@@ -365,7 +364,6 @@ def test_the_options_that_follow_from_the_nodes_are_not_asked_for() -> None:
         ("fed-cg --nodes 3 --hospitals 4", "4 hospitals on 3 nodes"),
         ("hierarchical-svm --nodes 3", "3 nodes are too few for 2 groups"),
         ("hierarchical-svm --nodes 5", "has a single user, whose model its agent would see"),
-        ("fed-cg --nodes 3 --sampling P", "sampling P needs all rows in one place; use U or N"),
         ("fed-cg --nodes 3 --data nothing.csv", "nothing.csv"),
         ("fdskl --resume OTHER", "holds no deployment of fdskl; it is a run of fed-cg"),
         ("fed-cg --predict NOWHERE", "is not the folder of a run"),
