@@ -50,6 +50,7 @@ VERTICAL = {"data": "wine", "parties": NODES, "gamma": 1.0, "regularization": 0.
 STREAMING = {**VERTICAL, "schedule": "streaming", "directions": 4, "batch": 6, "rounds": 7}
 GROUPS = {"data": "iris", "positive": 1.0, "rounds": 6, "tolerance": 1e-9}
 SVM = {**GROUPS, "users": 5, "groups": 2}
+LEAVES = {"lost_groups": "leave-out", "C": 1.0}
 #: Options of each run, whose name begins with its method, and the messages at which a node raises.
 RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "pof-mkl": (STREAMS, ("online-personal-2-1", "online-personal-5-1")),
@@ -83,6 +84,10 @@ RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "hierarchical-svm, vertical": (
         {**GROUPS, "users": 4, "partition": "vertical"},
         ("svm-visit-3-1", "svm-owner-2-6"),
+    ),
+    "hierarchical-svm, left out": (  # who raises once is not asked again, nor is its group
+        {**SVM, "users": 4, "groups": 3, "allow_single": True, "attempts": 1, **LEAVES},
+        ("svm-combine-3-6",),
     ),
     "hierarchical-svm, asynchronous": ({**SVM, "staleness": 4, "rounds": 16}, ()),
     "kernel-pca": ({**WINE, "features": 6, "test_size": 0.2}, ("method-3-4",)),
