@@ -209,8 +209,8 @@ def horizontal_svm(*, users: int, groups: int, columns: int, iterations: int,
         + (iterations + 1) * (arrays(size + 3 * each) + group),
         down=arrays(4, 0, 0, 0)
         + roster
-        + arrays(0, 0, 8 * columns, 8 * columns, 8 * (columns + 1), 0)
-        + iterations * arrays(0, size, 0, 0, 0, size)
+        + arrays(0, 8 * columns, 8 * columns, 8 * (columns + 1), 0)
+        + iterations * arrays(0, size, 0, 0, size)
         + (iterations + 1) * arrays(each, 0, each, each)  # penalties and weights
         + arrays(size),
     )
@@ -252,9 +252,9 @@ def vertical_svm(*, groups: int, users: int, rows: int, columns: int, iterations
     owner = Role(
         1,
         up=arrays(16 * rows) + (iterations + 2) * arrays(for_users, 0) + arrays(0, 0) + masked,
-        down=arrays(4 * rows, *[4 * groups * users] * 3, 4 * groups * rows)
+        down=arrays(4 * rows, *[4 * groups * users] * 2, 4 * groups * rows)
         + roster
-        + arrays(*[0] * 5)
-        + (iterations + 1) * (arrays(*[0] * 5) + total),
+        + arrays(*[0] * 4)
+        + (iterations + 1) * (arrays(*[0] * 4) + total),
     )
     return Cost(2 * iterations + 9, {"user": user, "agent": agent, "owner": owner})
