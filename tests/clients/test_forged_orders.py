@@ -467,8 +467,11 @@ def answers(case: Case, found: Any) -> dict[str, str]:
         said["again, with the pad of statistics"] = node.ask(again, wider)
     if case.phase == "svm-combine" and case.name == "agents":
         left = replace(again, name=LEFT_SUM, self_masks=True)
-        said["again, without a group"] = node.ask(left, later)
-        said["again, as if groups were left out"] = node.ask(left, replace(later, leave_out=True))
+        node.sections = [node.order]  # all else has been used
+        said["again, without a group"] = node.ask(left, node.request)
+        leaves = replace(node.request, leave_out=True)
+        said["again, as if groups were left out"] = text = node.ask(left, leaves)
+        assert "the settings of the run have changed" in text
     if case.phase == "ranges-deviations":
         said["again, elsewhere"] = node.ask(again, replace(later, mean=later.mean + 1.0))
     if case.requests is _BINS:

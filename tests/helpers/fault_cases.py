@@ -17,12 +17,13 @@ from fedkern_flwr.clients import (
     GramClient,
     HybridKernelClient,
     RangesClient,
+    SVMClient,
     VerticalKernelClient,
 )
 from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
-from fedkern_flwr.strategies import FDSKL, AlignIds, ColumnRanges, FedCFK, FedCG
+from fedkern_flwr.strategies import FDSKL, AlignIds, ColumnRanges, FedCFK, FedCG, HierarchicalSVM
 
 Tables = list[Table]
 Change = Callable[[Tables], None]
@@ -397,6 +398,39 @@ WAYS: dict[str, Way] = {
     "align": Way(ALIGN, ids_of_three, main=True),
     "ranges": Way(RANGES, blocks_of_columns, main=True),
     "ranges, with encoders": Way(replace(RANGES, paths={"encoder": "{}.json"}), columns_to_encode),
+}
+
+
+# -- HierarchicalSVM whose agents leave out a group that is silent: four groups of two users
+
+
+def users_in_groups(without: int | None = None) -> Tables:
+    """Deal rows to the users of all groups but one; columns are in different units."""
+    (x, y), agents = side(120, 4), range(4)
+    labels = {"classes": (0, 1)}
+    tables = [
+        {"x": x[rows] * [1.0, 3.0, 0.5, 1.0], "y": y[rows], "group": k // 2, **labels}
+        for k, rows in enumerate(np.array_split(np.arange(120), 8))
+    ]
+    tables += [{"role": "agent", "group": group} for group in agents]
+    return [table for table in tables if table["group"] != without]
+
+
+def outcome_of_svm(strategy: Any, nodes: Nodes) -> Table:
+    """Return the model for columns as they are, and its objective."""
+    return {**strategy.model()[0], "objective": strategy.metrics_["objective"]}
+
+
+SVM = Method(
+    HierarchicalSVM,
+    SVMClient,
+    outcome_of_svm,
+    {"C": 1.0, "scale": "none", "tolerance": 2e-3, "seed": 0, "lost_groups": "leave-out"},
+)
+#: Ways on which the others go on without a group, one of whose nodes never answers again.
+LEAVING: dict[str, Way] = {
+    "hierarchical-svm": Way(SVM, users_in_groups, rounds=200),
+    "hierarchical-svm, asynchronous": Way(SVM, users_in_groups, {"staleness": 2}, rounds=200),
 }
 
 

@@ -52,6 +52,7 @@ STREAMING = {**VERTICAL, "schedule": "streaming", "directions": 4, "batch": 6, "
 PAPER = {**STREAMING, "data": "breast-cancer", "directions": 1, "batch": 1, "step": 0.3}
 GROUPS = {"data": "iris", "positive": 1.0, "rounds": 6, "tolerance": 1e-9}
 SVM = {**GROUPS, "users": 5, "groups": 2}
+LEAVES = {"lost_groups": "leave-out", "C": 1.0}
 #: Options of each run, whose name begins with its method, and the messages at which a node raises.
 RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "pof-mkl": (STREAMS, ("online-personal-2-1", "online-personal-5-1")),
@@ -90,6 +91,10 @@ RUNS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "hierarchical-svm, vertical": (
         {**GROUPS, "users": 4, "partition": "vertical"},
         ("svm-visit-3-1", "svm-owner-2-6"),
+    ),
+    "hierarchical-svm, left out": (  # who raises once is not asked again, nor is its group
+        {**SVM, "users": 4, "groups": 3, "allow_single": True, "attempts": 1, **LEAVES},
+        ("svm-combine-3-6",),
     ),
     "hierarchical-svm, asynchronous": ({**SVM, "staleness": 4, "rounds": 16}, ()),
     "kernel-pca": ({**WINE, "features": 6, "test_size": 0.2}, ("method-3-4",)),

@@ -121,7 +121,7 @@ class CommandLine:
             "fdskl": ["--features", "40", "--gamma", "2", "--regularization", "0.01"],
             "secure-gram": ratings,
             "fed-cfk": ratings,
-            "hierarchical-svm": [*raw, "--users", "6", "--C", "1"],
+            "hierarchical-svm": [*raw, "--users", "6", "--groups", "2", "--C", "1"],
             "kernel-pca": ["--test-size", "0.2", "--clients", "3", "--features", "10"],
         }
         if method in ("fed-cg", "fdskl"):  # two classes

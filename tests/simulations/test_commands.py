@@ -214,8 +214,8 @@ PROMISED = {
     "fed-cfk": "kernel degree gamma min-support cohorts participation threshold rounds "
     "users-per-client regularization subtract-mean hold-out min-rating",
     "hierarchical-svm": "users groups group-sizes partition C rho sigma model features gamma "
-    "architecture consensus agent-topology product staleness pipelined step-sizes delay tolerance "
-    "rounds rho-schedule relaxation scale lost-groups attempts allow-single",
+    "architecture staleness step-sizes delay tolerance rounds rho-schedule relaxation scale "
+    "lost-groups attempts allow-single",
     "kernel-pca": "components features bandwidth",
 }
 COMMON = "data engine ray-address clients seed test-size drop timeout out json resume quiet runs"

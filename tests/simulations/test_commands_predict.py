@@ -57,9 +57,8 @@ RUNS = [
     ("hierarchical-svm", SVM, "two classes"),
     ("hierarchical-svm", f"{SVM} --model logistic", "three classes"),
     ("hierarchical-svm", f"{SVM} --model rbf --features 30 --gamma 0.001", "two classes"),
-    ("hierarchical-svm", f"{SVM} --architecture centralised", "two classes"),
+    ("hierarchical-svm", f"{SVM} --groups 2", "two classes"),
     ("hierarchical-svm", f"{SVM} {VERTICAL}", "two classes"),
-    ("hierarchical-svm", f"{SVM} {VERTICAL} --product orthogonal --seed 2", "two classes"),
     ("hierarchical-svm", f"{SVM} --model ridge", "numbers"),
     ("hierarchical-svm", f"{SVM} {VERTICAL} --model ridge", "numbers"),
 ]

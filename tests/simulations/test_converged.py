@@ -23,9 +23,8 @@ NOISE = DRAWN.normal(size=ROWS)
 SVM = "hierarchical-svm --users 4 --C 1 --rounds"
 TOO_FEW: dict[str, Any] = {
     f"{SVM} 3": CLASSES,
-    f"{SVM} 3 --no-pipelined": CLASSES,
-    f"{SVM} 3 --architecture centralised": CLASSES,
-    f"{SVM} 3 --architecture chain": CLASSES,
+    f"{SVM} 3 --groups 2": CLASSES,
+    f"{SVM} 3 --staleness 2": CLASSES,
     f"{SVM} 2 --partition vertical --id id": CLASSES,
     "fed-cg --solver cg --preconditioner-rank 0 --id id": CLASSES,
     "fdskl --schedule streaming --rounds 5 --id id": RARE,

@@ -220,7 +220,7 @@ def test_pof_mkl_gives_the_model_of_a_simulation(tmp_path: Path) -> None:
 @pytest.mark.deployment
 def test_hierarchical_svm_gives_the_model_of_a_simulation(tmp_path: Path) -> None:
     out, other = tmp_path / "deployed", tmp_path / "simulated"
-    options = "--allow-single --rounds 2 --seed 4"
+    options = "--groups 2 --allow-single --rounds 2 --seed 4"
     result = deployed(out, "hierarchical-svm", f"--nodes 5 {options}")
     expected = simulated(other, "hierarchical-svm", f"--users 3 {options}")
     compare(out, other, (result["metrics"], expected["metrics"]))

@@ -30,7 +30,7 @@ from fedkern_flwr.strategies import HierarchicalSVM
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(580)]
 
 NODES, ROUNDS, EPSILON = 3, 12, 3.0
-OPTIONS = {"architecture": "centralised", "C": 1.0, "privacy-epsilon": EPSILON, "seed": 0}
+OPTIONS = {"C": 1.0, "privacy-epsilon": EPSILON, "seed": 0}
 
 
 def table(k: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from servers import processes_of
+from sklearn.svm import SVC
 
 from fedkern_flwr.errors import EngineError
 from fedkern_flwr.model_file import load_model
@@ -27,8 +28,10 @@ from fedkern_flwr.simulations.deployment.local import LocalDeployment
 from fedkern_flwr.simulations.deployment.node_files import write_node
 from fedkern_flwr.simulations.deployment.run_config import app_folder
 from fedkern_flwr.simulations.engines.faults import Delivery, Fault
+from fedkern_flwr.simulations.methods.groups_data import HierarchicalData
+from fedkern_flwr.simulations.methods.groups_settings import HierarchicalSettings
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
-from fedkern_flwr.strategies import POFMKL
+from fedkern_flwr.strategies import POFMKL, HierarchicalSVM
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -171,6 +174,41 @@ def test_a_node_killed_during_secure_sums_leaves_the_sum_of_the_others(tmp_path:
     # it died before a round's upload or after it: one of these is what happened
     assert min(gaps) < 1e-9, gaps
     assert max(gaps) > 1e-6
+
+
+@pytest.mark.deployment
+def test_agents_leave_out_a_group_whose_user_is_killed(tmp_path: Path) -> None:
+    """The others go on without it, to the optimum of their rows in the coordinates of all."""
+    settings = HierarchicalSettings("breast-cancer", users=3, groups=3, test_size=0.0)
+    options: dict[str, Any] = {"lost_groups": "leave-out", "C": 1.0, "tolerance": 2e-3, "seed": 0}
+    dealt = HierarchicalData(settings).client_fn(HierarchicalSVM(allow_single=True, **options))
+    nodes = [
+        write_node(tmp_path / "nodes" / str(k), k, 6, {**dealt.deployed(k), "allow_single": True})
+        for k in range(6)
+    ]
+    told = tmp_path / "told.json"
+    more = {"data": "", "result": str(told), "timeout": 60.0, "attempts": 1, "allow-single": True}
+    given = {name.replace("_", "-"): value for name, value in options.items()}
+    with LocalDeployment(tmp_path, nodes) as deployment:
+        run_id = deployment.run(app_folder("hierarchical_svm"), {**more, **given})
+        log = deployment.processes.log_of("node 1")
+        while log.read_text().count("Sent successfully") < 5:  # it has done an iteration or two
+            time.sleep(0.1)
+        deployment.processes.kill("node 1")
+        status = deployment.wait_for_run(run_id, 250.0)
+    found = json.loads(told.read_text())
+    assert status.endswith("completed"), found
+    assert found["metrics"]["groups_left_out"] == 1
+    assert set(found["failures"]) == {"1"}
+    rows = [dealt.table(k) for k in range(3)]
+    every, there = (np.concatenate([rows[k]["x"] for k in own]) for own in ((0, 1, 2), (0, 2)))
+    z = (there - every.mean(0)) / every.std(0)
+    y = np.concatenate([rows[k]["y"] for k in (0, 2)])
+    best = SVC(kernel="linear", C=1.0, tol=1e-9).fit(z, y)
+    signs = np.where(y == best.classes_[1], 1.0, -1.0)
+    losses = np.maximum(0.0, 1.0 - signs * best.decision_function(z))
+    objective = 0.5 * float((best.coef_**2).sum()) + float(losses.sum())
+    assert found["metrics"]["objective"] == pytest.approx(objective, rel=5e-3)
 
 
 @pytest.fixture

@@ -362,8 +362,11 @@ def test_the_options_that_follow_from_the_nodes_are_not_asked_for() -> None:
         ("fed-cg", "the number of nodes is missing; add --nodes N"),
         ("fed-cg --nodes 1", "nodes is 1; use at least 2"),
         ("fed-cg --nodes 3 --hospitals 4", "4 hospitals on 3 nodes"),
-        ("hierarchical-svm --nodes 3", "3 nodes are too few for 2 groups"),
-        ("hierarchical-svm --nodes 5", "has a single user, whose model its agent would see"),
+        ("hierarchical-svm --nodes 3 --groups 2", "3 nodes are too few for 2 groups"),
+        (
+            "hierarchical-svm --nodes 5 --groups 2",
+            "has a single user, whose model its agent would see",
+        ),
         ("fed-cg --nodes 3 --data nothing.csv", "nothing.csv"),
         ("fdskl --resume OTHER", "holds no deployment of fdskl; it is a run of fed-cg"),
         ("fed-cg --predict NOWHERE", "is not the folder of a run"),

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from fault_cases import WAYS, Method, Nodes, Way, assert_same
+from fault_cases import LEAVING, WAYS, Method, Nodes, Way, assert_same, users_in_groups
 from faulty import (
     PASSING,
     At,
@@ -241,6 +242,28 @@ def test_a_party_that_never_answers_is_named_and_nothing_is_made(
             assert not nodes.written() or last  # the others had the result already
             assert not nodes.files(quiet.method.files)  # whoever is left has been told
             assert all(load_state(context) is None for context in nodes.contexts.values())
+
+
+@pytest.mark.parametrize(("phase", "partition"), [("svm-step", 2), ("svm-combine", 9)])
+@pytest.mark.parametrize("name", LEAVING)
+def test_the_others_go_on_without_a_group_that_is_silent(
+    name: str, phase: str, partition: int, tmp_path: Path
+) -> None:
+    """They come to the optimum of their rows, as if it had not been there."""
+    way, method, found = LEAVING[name], LEAVING[name].method, []
+    options = {**method.options, **way.options, "attempts": 2}
+    gone = At(partition=partition, phase=phase, number=3, always=True)
+    for plan, lost in ((gone, None), (None, 1), (None, None)):
+        nodes = Nodes(method.client, users_in_groups(lost), tmp_path / str(len(found)))
+        strategy = nodes.run(method.strategy(**options), faults=plan, num_rounds=way.rounds)
+        assert strategy.metrics_.get("groups_left_out", 0) == (plan is not None)
+        assert strategy.metrics_["converged"]
+        found.append(method.outcome(strategy, nodes))
+    left, never_there, whole = found
+    assert left["objective"] == pytest.approx(never_there["objective"], rel=5e-3)
+    gap = np.linalg.norm(left["weights"] - never_there["weights"])
+    assert gap < 0.05 * np.linalg.norm(never_there["weights"])
+    assert gap < 0.3 * np.linalg.norm(left["weights"] - whole["weights"])  # a control
 
 
 @pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.main])

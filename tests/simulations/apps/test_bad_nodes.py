@@ -109,7 +109,6 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
         (0, {"label_column": "fate"}, "known0.csv has no label column 'fate'"),
         (0, {"classes": "good,bad"}, "are none of 2 classes"),
         (0, {"test_data": "gone.csv"}, "there is no file gone.csv"),
-        (0, {"product": "open"}, "product"),
         (0, {"data": "{}/rows.csv"}, "2 rows of rows.csv lack a value, a label or an"),
     ],
     "pof-mkl": [

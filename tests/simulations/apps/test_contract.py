@@ -229,7 +229,6 @@ def test_a_strategy_of_other_options_does_not_take_the_model(
 
 #: Runs that nodes take part in if their configuration says so, and how they refuse otherwise.
 PAPER = [
-    ("vertical", {"product": "orthogonal"}, "product 'local' only, not 'orthogonal'", {}),
 ]
 
 
@@ -243,7 +242,7 @@ def test_nodes_take_part_in_the_paper_s_modes_only_if_they_say_so(
     refusal: Refusal,
 ) -> None:
     site = make_site(name)
-    users = range(4) if name == "vertical" else range(len(site.nodes))
+    users = range(len(site.nodes))
     assert text in refusal(site.run, **change, **more)
     assert site.written() == {}
     for k in users:
@@ -346,7 +345,7 @@ def test_a_node_without_a_table_is_refused_and_no_deployed_node_is_a_simulated_o
 def test_too_few_nodes_for_the_groups_of_a_simulation_are_told_so(
     make_site: Make, refusal: Refusal
 ) -> None:
-    text = refusal(make_site("horizontal").run, [{}] * 2, data="iris")
+    text = refusal(make_site("horizontal").run, [{}] * 2, data="iris", groups=2)
     assert "2 nodes are too few for 2 groups" in text
 
 

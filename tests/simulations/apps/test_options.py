@@ -146,7 +146,6 @@ VALUES: dict[str, Any] = {
     "classes": "bad,ok,perhaps",
     "group": 1,
     "label-bound": 2,
-    "product": "orthogonal",
     "top": 7.0,
 }
 OTHERS = {"fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "fed-cfk", "ranges", "align"}
@@ -174,7 +173,7 @@ def test_every_key_of_the_readme_reaches_the_client(
     keys.discard("na")  # no table has such cells: the next test
     assert {"data", "state-dir", "identity-key", "trusted-keys", "policy"} <= keys
     if name == "vertical":
-        keys -= {"group", "product", "predictions", "encoder"}  # of users
+        keys -= {"group", "predictions", "encoder"}  # of users
     for key in keys:
         change = None if key in site.nodes[number] else VALUES.get(key, "other")
         if key == "data":
