@@ -41,17 +41,22 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 from numpy.typing import NDArray
 from rich.console import Console
-from secure_sum import CaseClients, OneSum
 
+from fedkern_flwr.exchange import request_messages
 from fedkern_flwr.flower_compat import NumPyClient
+from fedkern_flwr.guard import SumRule
+from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.graph import default_threshold, degree, share_threshold
 from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.simulations.engines.direct import as_client
 from fedkern_flwr.simulations.engines.ray import run_on_ray
 from fedkern_flwr.simulations.engines.wrapper import GridWrapper
+from fedkern_flwr.strategies import SummingStrategy
+from fedkern_flwr.wire import DescribeReply, DescribeRequest
+from fedkern_flwr.wire.sums import SumReply, SumRequest
 
-BOUND = 8.0
+BOUND, NAME, TIMEOUT = 8.0, "vector", 3600.0
 THEIRS = "SecAgg+, 2^32"
 
 Vector = NDArray[np.float64]
@@ -61,6 +66,61 @@ Times = tuple[list[float], Vector]  # seconds of each sum, and the last sum
 def reals(length: int, partition: int) -> Vector:
     """Return the vector of a partition."""
     return np.random.default_rng(partition).uniform(-BOUND, BOUND, length)
+
+
+class VectorRequest(SumRequest, phase=NAME):
+    """Ask for a vector."""
+
+
+class VectorClient(PhaseClient):
+    """Contributes the vector of its partition."""
+
+    length = 0
+
+    def describe(self, request: DescribeRequest) -> DescribeReply:
+        """Tell the partition; there is no table."""
+        return DescribeReply(rows=0, features=0, test_rows=0, columns="")
+
+    def handlers(self) -> dict[str, Any]:
+        """Answer one phase."""
+        return {NAME: (VectorRequest, self.give)}
+
+    def give(self, request: VectorRequest) -> SumReply:
+        """Contribute the vector."""
+        assert self.sums is not None
+        order = self.sums.order(NAME)
+        encoding = Encoding(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
+        self.sums.check(NAME, SumRule(encoding, self_masks=None))
+        self.sums.contribute(NAME, reals(self.length, self.partition))
+        return SumReply()
+
+
+def vector_client(length: int, context: Context) -> VectorClient:
+    """Build our client of a node."""
+    client = VectorClient(context)
+    client.length = length
+    return client
+
+
+class OneSum(SummingStrategy):
+    """Sums one vector of every client, with a set-up of its own."""
+
+    method = "one-sum"
+    total_: Vector
+
+    def sum(self, grid: Grid, length: int, encoding: Encoding) -> None:
+        """Run the method."""
+        self._reset()
+        self.gather(grid, secure=True)
+        assert self.sums is not None
+        running = self.sums.order(NAME, length, encoding)
+        request, sections = VectorRequest(session=self._session, round=1), self.sum_sections
+        nodes = self.active_nodes()
+        asked = request_messages(request, nodes, group_id="1", sections=sections([running]))
+        self.run_phase(grid, asked, phase=NAME, timeout=TIMEOUT, number=1)
+        self.unmask(grid, [running], number=1, timeout=TIMEOUT)
+        self.total_ = self.sums.total(running)
+        self.finish(grid, number=1, timeout=TIMEOUT)
 
 
 class PlainClient(NumPyClient):
@@ -74,15 +134,9 @@ class PlainClient(NumPyClient):
         return [reals(self.length, self.partition)], 1, {}
 
 
-class PlainClients:
-    """``client_fn`` of SecAgg+."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __call__(self, context: Context) -> Any:
-        """Build the client of a node."""
-        return PlainClient(self.length, int(context.node_config["partition-id"])).to_client()
+def plain_client(length: int, context: Context) -> Any:
+    """Build SecAgg+'s client of a node."""
+    return PlainClient(length, int(context.node_config["partition-id"])).to_client()
 
 
 class KeepMean(FedAvg):
@@ -128,11 +182,11 @@ def drive_theirs(grid: Grid, context: Context, clients: int, sums: int) -> Times
 
 def drive_ours(grid: Grid, length: int, bits: int, sums: int) -> Times:
     """Sum with a fresh set-up each time."""
-    strategy = OneSum(length, Encoding.fixed_point(BOUND, bits))
+    strategy, encoding = OneSum(), Encoding.fixed_point(BOUND, bits)
     seconds = []
     for _ in range(sums):
         started = perf_counter()
-        strategy.start(grid)
+        strategy.sum(grid, length, encoding)
         seconds.append(perf_counter() - started)
     return seconds, strategy.total_
 
@@ -196,7 +250,7 @@ class Contest:
     def run_in_process(self, method: str | int) -> None:
         """One sum in this process, on one core."""
         if isinstance(method, int):
-            ours = CaseClients(partial(reals, self.length))
+            ours = partial(vector_client, self.length)
             app = ClientApp(client_fn=lambda context: as_client(ours(context)))
         else:
             app = self.app_of_theirs()
@@ -223,7 +277,7 @@ class Contest:
             self.check(method, total)
 
         if isinstance(method, int):
-            run_on_ray(drive, CaseClients(partial(reals, self.length)), self.clients)
+            run_on_ray(drive, partial(vector_client, self.length), self.clients)
             return
         server = ServerApp()
         server.main()(drive)
@@ -241,7 +295,7 @@ class Contest:
 
     def app_of_theirs(self) -> ClientApp:
         """Return the app that serves SecAgg+."""
-        plain = PlainClients(self.length)
+        plain = partial(plain_client, self.length)
         return ClientApp(client_fn=lambda context: plain(context), mods=[secaggplus_mod])
 
     def check(self, method: str | int, total: Vector) -> None:
