@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.resources import files
 from typing import Any
 
 from threadpoolctl import threadpool_limits
@@ -15,21 +17,26 @@ from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.privacy.accounting import check_accountant
 
 from . import budget_cases, fdskl, fed_cg, hierarchical_svm, pof_mkl, secure_gram
-from .table import Attack, Seen, Verdict
+from .table import Attack, Run, Seen, Verdict
 
+#: The row that tries the sums with noise of all methods.
+EPSILON = "lower bound of epsilon"
+#: Attack -> what recovers on the paper's protocol, and on the default of the method.
+RUNS: Mapping[str, tuple[Run, Run]] = {
+    "gradient inversion": (pof_mkl.invert_plain, pof_mkl.invert_masked),
+    "joint inversion": (pof_mkl.invert_whole, pof_mkl.invert_default),
+    "membership in a sum": (pof_mkl.members_of_whole, pof_mkl.members_of_default),
+    "trilateration": (fed_cg.trilaterate_naive, fed_cg.trilaterate_masked),
+    "completion of distances": (fed_cg.complete_naive, fed_cg.complete_default),
+    "a hospital's gradient": (fed_cg.gradients_of_chain, fed_cg.gradients_of_default),
+    "rows from phases": (fdskl.on_paper, fdskl.on_default),
+    "profiles from the matrix": (secure_gram.on_paper, secure_gram.on_default),
+    "users' vectors": (hierarchical_svm.on_paper, hierarchical_svm.on_default),
+    EPSILON: (budget_cases.on_less_noise, budget_cases.lower_bounds),
+}
+_ROWS = tomllib.loads(files(__package__).joinpath("table.toml").read_text("utf-8"))["attack"]
 #: All attacks.
-ATTACKS: tuple[Attack, ...] = (
-    pof_mkl.GRADIENTS,
-    pof_mkl.JOINT,
-    pof_mkl.MEMBERSHIP,
-    fed_cg.TRILATERATION,
-    fed_cg.COMPLETION,
-    fed_cg.GRADIENT,
-    fdskl.PHASES,
-    secure_gram.PROFILES,
-    hierarchical_svm.VECTORS,
-    budget_cases.BUDGETS,
-)
+ATTACKS = tuple(Attack(**row, runs=RUNS[row["name"]]) for row in _ROWS)
 #: What can be audited; ``epsilon`` is the last row alone.
 METHODS = (*dict.fromkeys(method for attack in ATTACKS for method in attack.methods), "epsilon")
 
@@ -58,14 +65,8 @@ class Outcome:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON has it."""
-        attack = self.attack
         return {
-            "attack": attack.name,
-            "methods": list(attack.methods),
-            "claim": attack.claim,
-            "protocol": attack.protocol,
-            "measure": attack.measure,
-            "threshold": attack.threshold,
+            **{name: value for name, value in vars(self.attack).items() if name != "runs"},
             "paper": [{"viewer": seen.viewer, "score": seen.score} for seen in self.paper],
             "default": [
                 {"viewer": s.viewer, "score": s.score, "verdict": v, "admits": s.admits}
@@ -85,13 +86,13 @@ def attacks_on(method: str | None) -> list[Attack]:
     if method is None:
         return list(ATTACKS)
     if method == "epsilon":
-        return [budget_cases.BUDGETS]
+        return [ATTACKS[-1]]
     found = [attack for attack in ATTACKS if method in attack.methods]
     if not found:
         raise OptionError(f"no attack is on {method}", remedy=f"use one of {', '.join(METHODS)}")
-    if found[-1] is budget_cases.BUDGETS:
-        own = partial(budget_cases.lower_bounds, method=method)
-        found[-1] = replace(found[-1], on_paper=partial(own, noise=0.25), on_default=own)
+    if found[-1].name == EPSILON:
+        runs = (partial(run, method=method) for run in found[-1].runs)
+        found[-1] = replace(found[-1], runs=tuple(runs))
     return found
 
 
@@ -121,19 +122,19 @@ def audit(
         A run broke down.
     """
     attacks, found = attacks_on(method), list[Outcome]()
-    if budget_cases.BUDGETS.name in (attack.name for attack in attacks):
+    if attacks[-1].name == EPSILON:
         check_accountant()
     with silence(), threadpool_limits(1, "blas"):  # thousands of small matrices
         for number, attack in enumerate(attacks):
             progress(f"{attack.name}, the paper's protocol", 2 * number, 2 * len(attacks))
-            paper = attack.on_paper(seed)
+            paper = attack.runs[0](seed)
             if min(seen.score for seen in paper) <= attack.threshold:
                 raise ProtocolError(
                     f"{attack.name} recovers nothing on {attack.protocol} with seed {seed}",
                     remedy="its failure on the default would say nothing: use another seed",
                 )
             progress(f"{attack.name}, the default", 2 * number + 1, 2 * len(attacks))
-            found.append(Outcome(attack, paper, attack.on_default(seed)))
+            found.append(Outcome(attack, paper, attack.runs[1](seed)))
     return found
 
 

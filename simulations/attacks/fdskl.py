@@ -31,7 +31,7 @@ from ..engines import simulate
 from ..papers import fdskl as paper
 from .phases import Floats, Phases, nearest_turn
 from .seen import Watched, Watcher
-from .table import Attack, Seen, correlation, made_up_table, served
+from .table import Seen, correlation, made_up_table, served
 
 PARTIES, OWN, ROWS, DIRECTIONS = 4, 2, 60, 400  # OWN: columns of each
 OTHERS = OWN * (PARTIES - 1)
@@ -189,15 +189,3 @@ def on_default(seed: int) -> list[Seen]:
         Seen("active party", abs(run.angles.score(run.guesses()))),
         Seen("active party, distances only", near, said, run.strategy.privacy()),
     ]
-
-
-PHASES = Attack(
-    name="rows from phases",
-    methods=("fdskl",),
-    claim="FDSKL, Theorem 7: no party can infer the columns of another",
-    protocol="trees, shared frequencies",
-    measure="correlation of differences of rows",
-    threshold=0.3,
-    on_paper=on_paper,
-    on_default=on_default,
-)

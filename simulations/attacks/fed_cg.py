@@ -42,7 +42,7 @@ from .distances import (
 from .edm_completion import alternating_descent
 from .phases import Floats
 from .seen import SeenRun, Watched, Watcher
-from .table import Attack, Seen, correlation, made_up_table, served
+from .table import Seen, correlation, made_up_table, served
 
 COLUMNS = {"genes": (0, 1, 2), "images": (3, 4), "clinical": (5, 6)}  # centres' blocks first
 CENTRES = ("genes", "images")
@@ -329,35 +329,3 @@ def gradients_of_default(seed: int) -> list[Seen]:
         score = of_vector(run.gradient_of_others(0), run.gradient(1))
         found.append(Seen(f"a hospital of {hospitals}", score, admits, run.strategy.privacy()))
     return found
-
-
-TRILATERATION = Attack(
-    name="trilateration",
-    methods=("fed-cg",),
-    claim="FedCG 4: rows cannot be computed from kernels of rows and landmarks",
-    protocol="naive, landmarks of a shared seed",
-    measure="correlation of features",
-    threshold=0.3,
-    on_paper=trilaterate_naive,
-    on_default=trilaterate_masked,
-)
-COMPLETION = Attack(
-    name="completion of distances",
-    methods=("fed-cg",),
-    claim="FedCG 4, Figure 8: completing the matrix of distances fails",
-    protocol="naive, landmarks of a shared seed",
-    measure="correlation of distances among patients",
-    threshold=0.3,
-    on_paper=complete_naive,
-    on_default=complete_default,
-)
-GRADIENT = Attack(
-    name="a hospital's gradient",
-    methods=("fed-cg",),
-    claim="FedCG 3: the chain shows the server nothing of a single hospital",
-    protocol="chain",
-    measure="1 less the relative error",
-    threshold=0.9,
-    on_paper=gradients_of_chain,
-    on_default=gradients_of_default,
-)

@@ -5,7 +5,8 @@ A client that takes one sample (x, y) per round sends, for each kernel i that it
     g_i = (2 (f_i - y) z_i(x) + 2 lambda theta_i) / p_i,    f_i = theta_i^T z_i(x)        (eq. 9)
 
 with z_i(x) = [sin(rho_i^T x), cos(rho_i^T x)] / sqrt(D). The server knows theta, lambda, the
-frequencies rho (their seed is public) and, with exploration 1, the probability p. So:
+frequencies rho (their seed is public) and, with exploration 1, the probability p. With less it is
+private, and found in the gradient itself, since the penalty is divided by it as well. So:
 
 1. h_i = g_i - 2 lambda theta_i / p is a multiple of z_i, and because |z_i| = 1 it is z_i up to its
    sign: |h_i| = 2 |f_i - y| / p;
@@ -58,7 +59,7 @@ def invert_gradient(
     theta: Real,
     frequencies: Floats,
     *,
-    probability: float,
+    probability: float | None,
     regularization: float,
     precision: Precision = "float64",
     radius: float = 1.0,
@@ -71,8 +72,8 @@ def invert_gradient(
         Gradients of m kernels, and the parameters at which they were taken.
     frequencies : ndarray, shape (m, D, d)
         Frequencies of these kernels, as rounded by the client.
-    probability : float
-        The p by which the gradients were divided.
+    probability : float or None
+        The p by which the gradients were divided; None where each kernel has a private one.
     regularization : float
         lambda.
     precision : {"float32", "float64"} (default: "float64")
@@ -94,7 +95,7 @@ def invert_gradient(
         theta[given].astype(np.float64),
         frequencies[given],
         regularization,
-        1.0 / probability,
+        probability,
         float(np.finfo(precision).eps),
     )
     start = kernels.start(radius)
@@ -104,7 +105,10 @@ def invert_gradient(
 
 
 class _Kernels:
-    """The gradients (m, 2D) of some kernels, supposed to be of one sample, and scale = 1 / p."""
+    """The gradients (m, 2D) of some kernels, supposed to be of one sample, and scale = 1 / p.
+
+    Kernels whose p is not known, and cannot be found, are left out.
+    """
 
     def __init__(
         self,
@@ -112,26 +116,48 @@ class _Kernels:
         theta: Floats,
         frequencies: Floats,
         regularization: float,
-        scale: float,
+        probability: float | None,
         rounding: float,
     ) -> None:
-        self.gradient, self.theta, self.frequencies = gradient, theta, frequencies
-        self.regularization, self.scale, self.rounding = regularization, scale, rounding
+        self.regularization, self.rounding = regularization, rounding
         _, self.features, self.dimension = frequencies.shape
+        if probability is None:
+            scale = self._scales(gradient, theta)
+        else:
+            scale = np.full((len(gradient), 1), 1.0 / probability)
+        known = np.isfinite(scale[:, 0])
+        gradient, theta, self.scale = gradient[known], theta[known], scale[known]
+        self.gradient, self.theta, self.frequencies = gradient, theta, frequencies[known]
         # h_i, the gradient without the penalty
-        self.residual = gradient - 2.0 * regularization * scale * theta
+        self.residual = gradient - 2.0 * regularization * self.scale * theta
         norms = np.linalg.norm(self.residual, axis=1)
         self._clarity = norms / np.linalg.norm(gradient, axis=1)
+
+    def _scales(self, gradient: Floats, theta: Floats) -> Floats:
+        """Find 1 / p_i: for b = 2 lambda / p_i, g_i - b theta_i is a multiple of z_i.
+
+        Its sine^2 + cosine^2 is the same for all frequencies, which is linear in b and b^2.
+        """
+
+        def energy(a: Floats, b: Floats) -> Floats:
+            product = (a * b).reshape(len(a), 2, -1).sum(axis=1)
+            return np.asarray(product - product.mean(axis=1, keepdims=True))
+
+        columns = np.stack([2.0 * energy(gradient, theta), -energy(theta, theta)], axis=2)
+        b = (np.linalg.pinv(columns) @ energy(gradient, gradient)[..., None])[:, 0]
+        error = self.rounding * np.linalg.norm(gradient, axis=1, keepdims=True)
+        clear = 0.01 * b * np.linalg.norm(theta, axis=1, keepdims=True) > error
+        return np.where(clear, b / (2.0 * self.regularization), np.nan)
 
     def start(self, radius: float) -> Floats | None:
         """Return x as the phases of the kernels have it."""
         seen = self._clarity > 1e3 * self.rounding  # f_i is not y
-        if not seen.any():
+        if not seen.any():  # nor of kernels of which there are none
             return None
         size = np.linalg.norm(self.residual[seen], axis=1)
         directions = self.residual[seen] / size[:, None]
         # y but for the sign of the kernel
-        labels = np.vecdot(self.theta[seen], directions) - size / (2.0 * self.scale)
+        labels = np.vecdot(self.theta[seen], directions) - size / (2.0 * self.scale[seen, 0])
         labels[~(np.abs(labels) > 1e4 * self.rounding)] = 0.0
         lengths = np.linalg.norm(self.frequencies[seen], axis=2)
         return Phases(
@@ -145,7 +171,7 @@ class _Kernels:
     def refine(self, x: Floats) -> Inversion:
         """Fit eq. 9 to the gradients by Gauss-Newton, from a start within the last turn."""
         z, _ = self._features(x)
-        labels = np.vecdot(self.theta, z) - np.vecdot(self.residual, z) / (2.0 * self.scale)
+        labels = np.vecdot(self.theta, z) - np.vecdot(self.residual, z) / (2.0 * self.scale[:, 0])
         y, size = float(np.median(labels)), np.linalg.norm(self.gradient)
         best = Inversion(x, np.nan, np.inf)
         for _ in range(_STEPS):
@@ -177,4 +203,4 @@ class _Kernels:
         factor = 2.0 * self.scale
         model = factor * (error[:, None] * z + self.regularization * self.theta)
         dx = z[..., None] * (self.theta[:, None] @ dz) + error[:, None, None] * dz
-        return model, factor * np.concatenate([dx, -z[..., None]], axis=2)
+        return model, factor[..., None] * np.concatenate([dx, -z[..., None]], axis=2)

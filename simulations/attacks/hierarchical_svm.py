@@ -35,7 +35,7 @@ from ..engines import Transcript, simulate
 from ..papers import hierarchical_svm as paper
 from .phases import Floats
 from .seen import SeenRun, Watcher
-from .table import Attack, Seen, correlation, made_up_table, served
+from .table import Seen, correlation, made_up_table, served
 
 COLUMNS, ROUNDS = 24, 6
 GROUPS = (3, 3, 3)  # users of each
@@ -220,15 +220,3 @@ def on_default(seed: int) -> list[Seen]:
         Seen("server, rows at users", abs(masked_models(seed))),
         Seen("agent and server, columns at groups", max(0.0, masked_outputs(seed))),
     ]
-
-
-VECTORS = Attack(
-    name="users' vectors",
-    methods=("hierarchical-svm",),
-    claim="HierarchicalSVM 6: agents learn neither a user's model nor its columns",
-    protocol="consensus of eq. 11 in a ring; secure matrix product",
-    measure="1 less the relative error; right guesses beyond chance",
-    threshold=0.5,
-    on_paper=on_paper,
-    on_default=on_default,
-)

@@ -19,7 +19,7 @@ Inference Attacks From First Principles", 2022.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, cast
@@ -45,7 +45,7 @@ from .gradient_inversion import Inversion, invert_gradient
 from .joint_inversion import Equations, Release, invert_release
 from .phases import Floats
 from .seen import SeenRun
-from .table import Attack, Seen, served
+from .table import Seen, served
 
 CLIENTS, SAMPLES, COLUMNS = 5, 40, 4
 #: A row counts as computed when its label and all of its columns are as near as this.
@@ -125,11 +125,13 @@ def full_gradient(values: Real, request: wire.PersonalRequest) -> Real:
     return place_frequencies(values.reshape(-1, 2), chosen, *shape)
 
 
-def known_probability(request: wire.PersonalRequest) -> float:
-    """Return the probability with which a kernel is chosen, with exploration 1 (eq. 8)."""
+def known_probability(request: wire.PersonalRequest) -> float | None:
+    """Return the probability with which a kernel is chosen (eq. 8), None where it is private."""
     kernels, many = len(request.theta), request.kernels_per_round
     if many >= kernels:
         return 1.0
+    if request.exploration < 1.0 and request.step > 0:  # all weights are equal at first
+        return None
     return 1.0 / -(-kernels // many) if request.selection == "bins" else many / kernels
 
 
@@ -167,7 +169,7 @@ def release_of(
         bandwidths=np.frombuffer(request.bandwidths, "<f8"),
         samples=samples,
         regularization=request.regularization,
-        scale=1.0 / known_probability(request),
+        scale=len(request.theta) / request.kernels_per_round,
         middle=0.5 - request.centre,
     )
 
@@ -281,6 +283,12 @@ def default_run(seed: int) -> Recorded:
     return run(seed, secure=True)
 
 
+def plain_gradients(seed: int) -> Recorded:
+    """Return a run of the paper: plain gradients, divided by probabilities that are private."""
+    private: dict[str, Any] = {"exploration": 0.5, "precision": "float64"}
+    return run(seed, secure=False, samples_per_round=1, **private)
+
+
 @cache
 def whole_gradients(seed: int) -> Recorded:
     """Return a secure run that releases whole gradients of one sample of each client."""
@@ -334,45 +342,32 @@ def members_told(recorded: Recorded, seed: int) -> float:
     return advantage(np.concatenate(inside), np.concatenate(outside))
 
 
-def _server(score: Callable[[int], float]) -> Callable[[int], list[Seen]]:
-    return lambda seed: [Seen("server", score(seed))]
+def invert_plain(seed: int) -> list[Seen]:
+    """Invert each reply of a plain run."""
+    return [Seen("server", samples_found(plain_gradients(seed)))]
 
 
-def _membership(seed: int) -> list[Seen]:
-    recorded = default_run(seed)
-    admitted = recorded.strategy.privacy()
-    return [
-        Seen("server", members_told(recorded, seed), "sums over the clients of a round", admitted)
-    ]
+def invert_masked(seed: int) -> list[Seen]:
+    """Invert each reply of the default, as if it had no mask."""
+    return [Seen("server", samples_found(default_run(seed)))]
 
 
-GRADIENTS = Attack(
-    name="gradient inversion",
-    methods=("pof-mkl",),
-    claim="POF-MKL: clients keep their samples, as only gradients are sent",
-    protocol="plain gradients (secure=False)",
-    measure="share of samples and labels computed",
-    threshold=0.1,
-    on_paper=_server(lambda seed: samples_found(run(seed, secure=False, samples_per_round=1))),
-    on_default=_server(lambda seed: samples_found(default_run(seed))),
-)
-JOINT = Attack(
-    name="joint inversion",
-    methods=("pof-mkl",),
-    claim="a sum over the clients hides their samples",
-    protocol="secure sums of whole gradients of one sample a client",
-    measure="share of the rows in a sum computed",
-    threshold=0.1,
-    on_paper=_server(lambda seed: rows_returned(whole_gradients(seed), seed)),
-    on_default=_server(lambda seed: rows_returned(default_run(seed), seed)),
-)
-MEMBERSHIP = Attack(
-    name="membership in a sum",
-    methods=("pof-mkl",),
-    claim="a sum over the clients hides who is in it",
-    protocol="secure sums of whole gradients of one sample a client",
-    measure="advantage over a guess",
-    threshold=0.2,
-    on_paper=_server(lambda seed: members_told(whole_gradients(seed), seed)),
-    on_default=_membership,
-)
+def invert_whole(seed: int) -> list[Seen]:
+    """Invert a sum of whole gradients."""
+    return [Seen("server", rows_returned(whole_gradients(seed), seed))]
+
+
+def invert_default(seed: int) -> list[Seen]:
+    """Invert a sum of the default."""
+    return [Seen("server", rows_returned(default_run(seed), seed))]
+
+
+def members_of_whole(seed: int) -> list[Seen]:
+    """Tell who is in sums of whole gradients."""
+    return [Seen("server", members_told(whole_gradients(seed), seed))]
+
+
+def members_of_default(seed: int) -> list[Seen]:
+    """Tell who is in sums of the default."""
+    run, said = default_run(seed), "sums over the clients of a round"
+    return [Seen("server", members_told(run, seed), said, run.strategy.privacy())]

@@ -30,7 +30,7 @@ from ...strategies import SecureGram
 from ..engines import simulate
 from ..papers import secure_gram as paper
 from .phases import Floats
-from .table import Attack, Seen, served
+from .table import Seen, served
 
 Profiles = NDArray[np.int8]
 
@@ -228,15 +228,3 @@ def on_default(seed: int) -> list[Seen]:
     strategy = SecureGram(seed=seed, allow_recovery=False)
     simulate(strategy, served(lambda context, k: GramClient(context, x[k])), len(x))
     return [Seen("server, all users", share_found(strategy.gram_, x[:, strategy.items_]))]
-
-
-PROFILES = Attack(
-    name="profiles from the matrix",
-    methods=("secure-gram", "fed-cfk"),
-    claim="Secure Gram 2: the server learns the matrix and no user's items",
-    protocol="the sum of 40 users over 60 items",
-    measure="share of profiles computed",
-    threshold=0.1,
-    on_paper=on_paper,
-    on_default=on_default,
-)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -40,6 +40,9 @@ class Seen:
         return bool(self.admits) and self.admits in str(dict(self.privacy or {}))
 
 
+Run = Callable[..., list[Seen]]
+
+
 @dataclass(frozen=True)
 class Attack:
     """One attack.
@@ -47,7 +50,7 @@ class Attack:
     Attributes
     ----------
     name : str
-    methods : tuple of str
+    methods : sequence of str
         The methods that it is on, as the command line calls them.
     claim : str
         What a paper says and the attack refutes, or what a default must withstand.
@@ -57,18 +60,17 @@ class Attack:
         What the score is.
     threshold : float
         A score above it counts as recovered.
-    on_paper, on_default : callable
+    runs : (callable, callable)
         A seed -> what is recovered on that protocol, and on the default of the method.
     """
 
     name: str
-    methods: tuple[str, ...]
+    methods: Sequence[str]
     claim: str
     protocol: str
     measure: str
     threshold: float
-    on_paper: Callable[[int], list[Seen]]
-    on_default: Callable[[int], list[Seen]]
+    runs: tuple[Run, Run]
 
     def verdict(self, seen: Seen) -> Verdict:
         """Return what a score on the default means."""

@@ -67,14 +67,12 @@ def show(screen: Screen, found: Sequence[Outcome]) -> None:
 
     Of many viewers, such as the sums with noise, the one that recovers most stands for all.
     """
-    table = plain_table()
-    for heading in ("attack", "succeeds on"):
-        table.add_column(heading, max_width=26)
-    table.add_column("score", justify="right", no_wrap=True)
-    table.add_column("on the default, by", max_width=34)
-    for heading in ("score", "limit"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = plain_table("attack", "succeeds on", "score", "on the default, by", "score", "limit")
     table.add_column("verdict", no_wrap=True)
+    for number, width in ((0, 26), (1, 26), (3, 34)):
+        table.columns[number].max_width = width
+    for number in (2, 4, 5):
+        table.columns[number].justify, table.columns[number].no_wrap = "right", True
     for outcome in found:
         attack = outcome.attack
         paper = f"{min(seen.score for seen in outcome.paper):.2f}"

@@ -20,13 +20,13 @@ from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.kernels.frequencies import SEED_BYTES, draw_directions
 from fedkern_flwr.secure_sum import party, running_sum
 from fedkern_flwr.simulations.attacks import audit, fdskl, fed_cg, hierarchical_svm, pof_mkl
-from fedkern_flwr.simulations.attacks.audit import ATTACKS, attacks_on
-from fedkern_flwr.simulations.attacks.budget_cases import BUDGETS
+from fedkern_flwr.simulations.attacks.audit import ATTACKS, METHODS, attacks_on
+from fedkern_flwr.simulations.attacks.budget_cases import CASES
 from fedkern_flwr.simulations.attacks.table import Attack, Seen
 from fedkern_flwr.simulations.cli.main import run
 
-#: Of :data:`BUDGETS` see ``test_lower_bounds.py``.
-ROWS = [attack for attack in ATTACKS if attack is not BUDGETS]
+*ROWS, BUDGETS = ATTACKS  # of the last see test_lower_bounds.py
+TRILATERATION, COMPLETION, VECTORS = ROWS[3], ROWS[4], ROWS[8]
 #: What defaults admit; everything else must fail.
 ADMITTED = {
     ("membership in a sum", "server"),
@@ -41,11 +41,9 @@ def test_each_attack_succeeds_on_the_papers_protocol_and_not_on_the_default(
     attack: Attack,
 ) -> None:
     for seed in (0, 1):
-        for seen in attack.on_paper(seed):
+        for seen in attack.runs[0](seed):
             assert attack.threshold < seen.score <= 1.0 + 1e-9, seen.viewer
-        found = {
-            (attack.name, seen.viewer): attack.verdict(seen) for seen in attack.on_default(seed)
-        }
+        found = {(attack.name, seen.viewer): attack.verdict(seen) for seen in attack.runs[1](seed)}
         expected = {key: "admitted" if key in ADMITTED else "fails" for key in found}
         assert found == expected
 
@@ -53,6 +51,8 @@ def test_each_attack_succeeds_on_the_papers_protocol_and_not_on_the_default(
 def test_there_are_ten_attacks_and_all_that_is_admitted_is_tried() -> None:
     assert len(ATTACKS) == len({attack.name for attack in ATTACKS}) == 10
     assert {name for name, _ in ADMITTED} < {attack.name for attack in ROWS}
+    assert set(BUDGETS.methods) == {case.method for case in CASES}
+    assert set(METHODS) > set(BUDGETS.methods)
 
 
 # -- controls: what protects is the mask, the secret or the budget
@@ -74,8 +74,8 @@ def without_masks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("without_masks")
 def test_without_masks_the_same_attacks_succeed_on_the_default() -> None:
     assert pof_mkl.samples_found(pof_mkl.whole_gradients(0)) > 0.99
-    for attack in (fed_cg.TRILATERATION, fed_cg.COMPLETION, hierarchical_svm.VECTORS):
-        first = attack.on_default(0)[0]
+    for attack in (TRILATERATION, COMPLETION, VECTORS):
+        first = attack.runs[1](0)[0]
         assert attack.verdict(first) == "LEAK", attack.name
 
 
@@ -136,8 +136,10 @@ def made_up(score: float = 0.0, paper: float = 1.0, admits: str = "") -> Attack:
         protocol="all in plain",
         measure="share",
         threshold=0.5,
-        on_paper=lambda seed: [Seen("server", paper)],
-        on_default=lambda seed: [Seen("server", score, admits, {"server_sees": ["all rows"]})],
+        runs=(
+            lambda seed: [Seen("server", paper)],
+            lambda seed: [Seen("server", score, admits, {"server_sees": ["all rows"]})],
+        ),
     )
 
 
@@ -183,7 +185,7 @@ def test_a_run_that_breaks_down_is_no_leak(
     def broken(seed: int) -> list[Seen]:
         raise ProtocolError("a run broke down")
 
-    monkeypatch.setattr(audit, "ATTACKS", (replace(made_up(), on_default=broken),))
+    monkeypatch.setattr(audit, "ATTACKS", (replace(made_up(), runs=(made_up().runs[0], broken)),))
     assert run(["audit"]) == 1
     assert capsys.readouterr().err.strip().endswith("a run broke down")
 
@@ -207,7 +209,7 @@ def test_a_method_is_audited_by_its_attacks_and_epsilon_by_its_sums(
     assert capsys.readouterr().err == ""
     found = json.loads(file.read_text())
     (row,) = found["attacks"]
-    assert row["attack"] == "lower bound of epsilon"
+    assert row["name"] == "lower bound of epsilon"
     assert [seen["viewer"].partition(",")[0] for seen in row["default"]] == 2 * ["kernel-pca"]
     assert all(
         0.0 < seen["score"] <= 1.0 < other["score"]
@@ -223,10 +225,10 @@ def test_a_method_is_audited_by_its_attacks_and_epsilon_by_its_sums(
 def test_the_table_has_a_line_for_each_viewer_and_one_for_many(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    many = [Seen(f"sum {k}", k / 10.0) for k in range(5)]
+    many, (paper, _) = [Seen(f"sum {k}", k / 10.0) for k in range(5)], made_up().runs
     rows = (
-        replace(made_up(), on_default=lambda seed: many[:2]),
-        replace(made_up(), on_default=lambda seed: many),
+        replace(made_up(), runs=(paper, lambda seed: many[:2])),
+        replace(made_up(), runs=(paper, lambda seed: many)),
     )
     monkeypatch.setattr(audit, "ATTACKS", rows)
     assert run(["audit"]) == 0
