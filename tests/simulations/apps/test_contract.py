@@ -227,34 +227,6 @@ def test_a_strategy_of_other_options_does_not_take_the_model(
     assert f"other options; use {other.__name__}.of_model(meta)" in text
 
 
-#: Runs that nodes take part in if their configuration says so, and how they refuse otherwise.
-PAPER = [
-]
-
-
-@pytest.mark.parametrize(("name", "change", "text", "more"), PAPER)
-def test_nodes_take_part_in_the_paper_s_modes_only_if_they_say_so(
-    name: str,
-    change: dict[str, Any],
-    text: str,
-    more: dict[str, Any],
-    make_site: Make,
-    refusal: Refusal,
-) -> None:
-    site = make_site(name)
-    users = range(len(site.nodes))
-    assert text in refusal(site.run, **change, **more)
-    assert site.written() == {}
-    for k in users:
-        site.nodes[k] |= change
-    policy = site.folder / "policy.toml"
-    policy.write_text("require_secure_sums = false\n")
-    for node in site.nodes:
-        node["policy"] = str(policy)
-    site.run(**change, **more)
-    assert len(site.written()) >= 18
-
-
 @pytest.mark.parametrize(
     "name", ["fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "pof-rls"]
 )
