@@ -17,7 +17,7 @@ from ...methods.hybrid_data import HybridSplit
 from ...methods.hybrid_oracle import block_landmarks
 from ...papers.fedcg import SERVER, Hospital, build_kernel, chain, naive, sample_landmarks
 from ...run.entries import Outcome, Reference
-from ..attacks.edm_completion import reconstruction_errors
+from ...attacks.edm_completion import reconstruction_errors
 
 Floats = NDArray[np.float64]
 Progress = Callable[[int, int], None]
