@@ -45,7 +45,7 @@ from fedkern_flwr.simulations.lab.attacks.vertical_insiders import VerticalInsid
 from fedkern_flwr.strategies import FDSKL
 from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.vertical import phase_tuning, trees
-from fedkern_flwr.vertical.phase_training import Fitted
+from fedkern_flwr.vertical.phase_tuning import Fitted
 
 EXACT = 1e-9
 SIGMAS = 6.0
