@@ -15,6 +15,7 @@ pytest.importorskip("sklearn")
 from sklearn import datasets
 
 from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.lab import presets
 from fedkern_flwr.simulations.lab.comparison import plan
@@ -30,6 +31,7 @@ from fedkern_flwr.simulations.lab.references.vertical import (
     kernel_ridge,
     linear,
     svc,
+    two_trees,
 )
 from fedkern_flwr.simulations.methods.experiment import run_entries
 from fedkern_flwr.simulations.methods.hybrid import ATTACKS
@@ -38,8 +40,10 @@ from fedkern_flwr.simulations.methods.online import OnlineFamily
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
 from fedkern_flwr.simulations.methods.references import summarise_reference
 from fedkern_flwr.simulations.methods.registry import METHODS
+from fedkern_flwr.simulations.methods.vertical_data import VerticalData, VerticalSettings
 from fedkern_flwr.simulations.run.entries import Entry
 from fedkern_flwr.solvers.losses import loss_derivatives
+from fedkern_flwr.strategies import FDSKL
 from fedkern_flwr.vertical.phases import draw_batch
 
 #: What a reference takes beside its options.
@@ -466,3 +470,21 @@ def test_frequencies_have_the_spread_of_their_kernel():
             vertical_dsg._features(z, omega, offsets).T / 200_000
         )
         assert products[0, 0] == pytest.approx(expected, abs=0.01)
+
+
+def test_the_papers_two_trees_make_the_model_of_one_shot() -> None:
+    """Of the same directions, with b of one worker in place of the sum; masks cost nothing."""
+    of_data = VerticalSettings("breast-cancer", parties=5)
+    data = VerticalData(of_data)
+    strategy = FDSKL(seed=0, gamma=0.5, features=400, loss="smooth-hinge")
+    simulate(strategy, data.client_fn(strategy), 5)
+    pooled = data.pooled(0)
+    options = {"parties": 5, "gamma": 0.5, "features": 400}
+    metrics, history = two_trees(pooled, **{**GIVEN, "seed": 0}, **options)
+    assert metrics["test_accuracy"] == pytest.approx(strategy.metrics_["test_accuracy"], abs=0.03)
+    assert metrics["test_accuracy"] > 0.93
+    assert 0.0 < metrics["centralised_difference"] < 0.05
+    rows = len(pooled.x) + len(pooled.x_test)
+    size = 8 * 400 * (4 * rows + 3)  # o + b of four workers and every row, b of three
+    assert metrics["costs"] == {"exchanges": 3 + 2, "bytes_up": size, "bytes_down": size}
+    assert len(history) == 1
