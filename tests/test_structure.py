@@ -20,6 +20,7 @@ ONLY_HERE = {"flwr.simulation": f"{PACKAGE}.simulations.engines.ray"}
 COMPAT = f"{PACKAGE}.flower_compat"
 #: Of simulations, from the lowest.
 FLOORS = (
+    "papers",
     "engines",
     "run",
     "warm_node",
