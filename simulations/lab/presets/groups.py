@@ -52,7 +52,7 @@ PRESETS = Presets()
 
 
 def _settings(dataset: str, **more: Any) -> HierarchicalSettings:
-    given: dict[str, Any] = {"resplit": True, **more}
+    given: dict[str, Any] = {"resplit": True, "groups": 2, **more}
     return HierarchicalSettings(data=data_file(_SETS[dataset]), **given)
 
 
