@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedkern_flwr.checkpoint import unpack_arrays
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.groups.linear_model import model_rows
 from fedkern_flwr.judging.figures import in_units
@@ -36,7 +37,6 @@ from .common import (
     to_pooled,
 )
 from .groups_data import HierarchicalData
-from .groups_fitted import whole_model
 from .groups_oracle import pooled_optimum
 from .groups_settings import HierarchicalSettings
 from .new_rows import Parts
@@ -270,7 +270,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
     ) -> Parts:
         """Return what predicts rows in one place."""
         assert isinstance(strategy, HierarchicalSVM)
-        return whole_model(strategy, prepared, state_dir)
+        return _whole_model(strategy, prepared, state_dir)
 
     def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
         """Return how many nodes took part to the end, and what was chosen."""
@@ -361,3 +361,26 @@ def count_users(values: Mapping[str, Any], sizes: list[int] | None) -> dict[str,
         groups = len(sizes) if sizes is not None else several
     architecture = "hierarchical" if layers else "centralised"
     return {"users": users, "groups": groups, "architecture": architecture}
+
+
+def _whole_model(strategy: HierarchicalSVM, prepared: HierarchicalData, state_dir: Path) -> Parts:
+    """Return weights and biases, which agents and label owner of a vertical split kept."""
+    arrays, meta = strategy.model()
+    if strategy.partition == "vertical":
+        split, folder = prepared.split(strategy.seed or 0), state_dir / meta["session"]
+
+        def part(partition: int) -> dict[str, np.ndarray]:
+            return unpack_arrays((folder / f"partition-{partition}.model").read_bytes())[0]
+
+        bias = part(prepared.num_clients - 1)["bias"]
+        weights = np.zeros((len(bias), len(split.columns)))
+        for group in strategy.groups_:
+            own = part(group.agent)
+            mean, deviation = own["coordinates"]
+            scaled = own["weights"].reshape(len(mean), -1) / deviation[:, None]
+            weights[:, split.blocks[group.number]] = scaled.T
+            bias = bias - mean @ scaled
+        arrays = {"weights": weights, "bias": bias}
+        meta = {**meta, "columns": len(split.columns)}
+    names = ("columns", "features", "gamma", "feature_seed")
+    return Parts("linear", arrays, {name: meta[name] for name in names})

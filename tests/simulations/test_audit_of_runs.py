@@ -148,7 +148,6 @@ def svm(many: int = 2, **options: Any) -> Any:
         columns, learned = x[:, 2 * group : 2 * group + 2], np.arange(j, 50, USERS // many)
         tests = np.arange(50 + j, 60, USERS // many)
         own = {"x_test": columns[tests], "ids_test": tests, "alignment_key": KEY}
-        own["product"] = options.get("product", "local")
         return SVMClient(context, columns[learned], ids=learned, group=group, **own)
 
     steps = {"tolerance": 1e-9 if split else 1e-12, **({} if split else {"rho": 2.0})}
@@ -175,7 +174,6 @@ HOPS = {
     "hidden": ("vertical-hops", "sealed"),
 }
 OWNED = names("svm-owner", "objective", "bound", "counts")
-CENTERS = {"sent": names("svm-agent", "sealed"), "received": names("svm-local", "sealed")}
 PADS = {"sent": names("svm-combine", "sealed"), "received": names("svm-step", "sealed")}
 VISITS = {
     "sent": names("svm-block", "sealed") | names("svm-owner", "sealed"),
@@ -192,7 +190,7 @@ def party_run(told: Names, actives: int = 1, *, tree: bool = False, **options: A
     return Case(partial(fdskl, actives, **more), told, **roles, **(HOPS if tree else {}))
 
 
-def group_run(many: int, paths: dict[str, Any] = CENTERS, *, told: Names = (), **more: Any) -> Case:
+def group_run(many: int, paths: dict[str, Any] = PADS, *, told: Names = (), **more: Any) -> Case:
     """A run of HierarchicalSVM."""
     layers = more.get("architecture", "hierarchical") == "hierarchical"
     totals = more.pop("totals", ())
@@ -222,41 +220,12 @@ CASES: dict[str, Case] = {
     "fdskl, shared": party_run(TRAINED, **ONE_SHOT, frequencies="shared"),
     "fdskl, tree": party_run(TRAINED, tree=True, **ONE_SHOT),
     "fdskl, streaming tree": party_run(COUNTED, 2, tree=True, **STREAMING),
-    "svm": group_run(2, PADS),
-    "svm, one group": group_run(1, PADS, totals=names("svm-combine", "term")),
-    "svm, in turn": group_run(2, pipelined=False),
+    "svm": group_run(2),
+    "svm, one group": group_run(1, totals=names("svm-combine", "term")),
     "svm, asynchronous": group_run(3, staleness=1),
     "svm, leave-out": group_run(3, lost_groups="leave-out"),
-    "svm, ring": group_run(
-        3,
-        {
-            "sent": CENTERS["sent"] | names("svm-ring", "sealed"),
-            "received": CENTERS["received"] | names("svm-ring", "sealed"),
-        },
-        totals=names("svm-ring", "term"),
-        agent_topology="ring",
-    ),
     "svm, centralised": group_run(1, {}, architecture="centralised"),
-    "svm, chain": group_run(
-        1,
-        {
-            "sent": names("svm-chain", "to_left", "to_right"),
-            "received": names("svm-chain", "from_left", "from_right"),
-        },
-        architecture="chain",
-    ),
     "svm, columns": group_run(2, VISITS, **SPLIT),
-    "svm, columns, orthogonal": group_run(
-        2,
-        {
-            "sent": VISITS["sent"]
-            | names("svm-columns", "orthogonal")
-            | names("svm-multiplier", "sealed"),
-            "received": VISITS["received"] | names("svm-multiplier", "sealed", "vectors"),
-        },
-        product="orthogonal",
-        **SPLIT,
-    ),
 }
 
 
@@ -455,7 +424,7 @@ def test_a_pad_that_is_none_is_seen_in_the_totals(
 
 @pytest.mark.parametrize(
     "name",
-    ["svm", "svm, ring", "svm, chain", "svm, columns", "svm, columns, orthogonal", "fdskl, tree"],
+    ["svm", "svm, asynchronous", "svm, columns", "fdskl, tree"],
 )
 def test_messages_that_are_not_sealed_are_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros take the place of nonce and tag, as sizes are fixed."""

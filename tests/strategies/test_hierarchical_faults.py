@@ -729,6 +729,20 @@ def test_no_group_is_further_ahead_than_it_may(
     assert [row["round"] for row in strategy.history_] == list(range(1, 9))
 
 
+def test_a_total_has_two_new_terms_at_least(network: Callable[[str], Network]) -> None:
+    """Whose users come one after the other: two totals would show the step of one group."""
+    transcript = Transcript()
+
+    def plan(delivery: Delivery) -> Fault | None:
+        users = delivery.phase == "svm-step"
+        return Fault("delay", seconds=0.03 * (delivery.partition // 2)) if users else None
+
+    network("pairwise").fit(plan, 5, transcript=transcript, staleness=3)
+    fresh = [sum(tick.values()) for tick in advances(transcript)]
+    assert 1 not in fresh
+    assert set(fresh) & {2, 3}  # they do not wait for each other
+
+
 def test_users_are_not_asked_beyond_the_bound(network: Callable[[str], Network]) -> None:
     asked: list[tuple[int, int]] = []
 

@@ -13,11 +13,11 @@ from fedkern_flwr.kernels.product import ProductKernel
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.solvers.least_squares import Penalty, solve_equations
 
+from ...attacks.edm_completion import reconstruction_errors
 from ...methods.hybrid_data import HybridSplit
 from ...methods.hybrid_oracle import block_landmarks
 from ...papers.fedcg import SERVER, Hospital, build_kernel, chain, naive, sample_landmarks
 from ...run.entries import Outcome, Reference
-from ...attacks.edm_completion import reconstruction_errors
 
 Floats = NDArray[np.float64]
 Progress = Callable[[int, int], None]
