@@ -91,8 +91,8 @@ def attacks_on(method: str | None) -> list[Attack]:
     if not found:
         raise OptionError(f"no attack is on {method}", remedy=f"use one of {', '.join(METHODS)}")
     if found[-1].name == EPSILON:
-        runs = (partial(run, method=method) for run in found[-1].runs)
-        found[-1] = replace(found[-1], runs=tuple(runs))
+        paper, default = (partial(run, method=method) for run in found[-1].runs)
+        found[-1] = replace(found[-1], runs=(paper, default))
     return found
 
 

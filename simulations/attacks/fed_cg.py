@@ -130,8 +130,9 @@ class Insiders(Watcher):
         landmarks = client._landmarks
 
         def drawn() -> Floats:
-            insider.landmarks = landmarks()
-            return insider.landmarks
+            found: Floats = landmarks()
+            insider.landmarks = found
+            return found
 
         client._landmarks = drawn
 
