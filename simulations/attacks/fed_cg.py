@@ -140,7 +140,7 @@ class Insiders(Watcher):
 class FedCGRun(SeenRun):
     """A recorded run of FedCG: messages, what each party can open of them, and the truth."""
 
-    name, kinds, opening = "FedCG", wire, wire.LandmarksRequest
+    name, kinds, opening = "FedCG", wire, wire.DistancesRequest
     strategy: FedCG
 
     def __init__(self, transcript: Transcript, insiders: Insiders, strategy: FedCG) -> None:
@@ -149,7 +149,7 @@ class FedCGRun(SeenRun):
         self.positions: dict[tuple[int, int], Any] = {}
         self.trained: dict[int, int] = {}
         for passed in self.messages:
-            if isinstance(passed.message, wire.LandmarksRequest):
+            if isinstance(passed.message, wire.DistancesRequest):
                 for k, hospital in enumerate(passed.message.hospitals.tolist()):
                     self.positions[passed.partition, hospital] = passed.message.rows[k]
                     self.trained[hospital] = int(passed.message.trains[k])
