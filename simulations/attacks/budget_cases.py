@@ -75,6 +75,7 @@ def _outcome(record: Record) -> Floats:
 # -- FedCG
 
 _BLOCK, _PAIRS, _GAMMA = "own", 2, 300.0
+_EQUATIONS, _LABELS = "equations", 0.5  # the sum; by what labels of length one are multiplied
 _BLOCK_SEED = public_seed(0, _BLOCK)
 
 
@@ -107,7 +108,7 @@ def _equations(record: Record) -> Floats:
     x, y = record
     drawn = fourier.draw_block(_BLOCK_SEED, _PAIRS, WIDTH, "rbf", _GAMMA)
     z = fourier.features(fourier.block_phases(x[None], drawn))
-    return pack_equations(z.T @ z, z.T * y * fourier.label_weight(1.0, 1))
+    return pack_equations(z.T @ z, z.T * y * _LABELS)
 
 
 # -- kernel PCA
@@ -203,9 +204,9 @@ def _products(record: Record) -> Floats:
 
 _ONE, _ALL_ROWS = {"num_rounds": 1}, {"num_rounds": _ROWS}
 CASES: tuple[Case, ...] = (
-    Case("fed-cg", fourier.EQUATIONS, 2, _fed_cg, _equations),
-    Case("fed-cg", fourier.EQUATIONS, 4, _fed_cg, _equations, colluders=2),
-    Case("fed-cg", fourier.EQUATIONS, 3, _fed_cg, _equations, "party"),
+    Case("fed-cg", _EQUATIONS, 2, _fed_cg, _equations),
+    Case("fed-cg", _EQUATIONS, 4, _fed_cg, _equations, colluders=2),
+    Case("fed-cg", _EQUATIONS, 3, _fed_cg, _equations, "party"),
     Case("fed-cg", OUTCOMES, 3, partial(_fed_cg, held_out=True), _outcome),
     Case("kernel-pca", "moments", 4, _kernel_pca, _moments, least=3),
     Case("kernel-pca", "evaluate/rest", 4, partial(_kernel_pca, held_out=True), _rest, least=3),

@@ -121,21 +121,21 @@ class Insiders(Watcher):
 
     def listen(self, client: Any, insider: Any) -> None:
         """Have a client note the phases that it receives, less its own part."""
-        note_taken = client.note_taken
+        take = client._take_delivered
 
-        def taken() -> None:
-            kept = client.kept
-            rows, count = kept.arrays["pending rows"], int(kept.settings["pending upto"])
-            if count:
-                insider.secret = kept.seed
-                insider.step = _TURN / 2.0 ** kept.settings["phase_bits"]
-                omega, offsets = client.directions(client.partition, 0, count)
-                phases = np.array(client.store().read(rows, count)) * insider.step
-                values = phases - client.features_at(rows) @ omega.T - offsets
-                insider.received.append((kept.arrays["order"][rows], values % _TURN))
-            note_taken()
+        def taken(request: Any) -> None:
+            arrays, settings = client.kept.arrays, client.kept.settings
+            rows, count = arrays.get("pending rows"), int(settings.get("pending upto", 0))
+            take(request)
+            if rows is None or "pending rows" in arrays or not count:
+                return
+            insider.secret, insider.step = client.kept.seed, _TURN / 2.0 ** settings["phase_bits"]
+            omega, offsets = client.directions(client.partition, 0, count)
+            phases = np.array(client.store().read(rows, count)) * insider.step
+            values = phases - client.features_at(rows) @ omega.T - offsets
+            insider.received.append((arrays["order"][rows], values % _TURN))
 
-        client.note_taken = taken
+        client._take_delivered = taken
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,8 @@ class Insiders(Watcher):
         landmarks = client._landmarks
 
         def drawn() -> Floats:
-            insider.landmarks = found = np.asarray(landmarks())
+            found: Floats = landmarks()
+            insider.landmarks = found
             return found
 
         client._landmarks = drawn

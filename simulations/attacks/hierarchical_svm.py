@@ -171,7 +171,7 @@ def vertical(seed: int) -> SVMRun:
     def party(context: Any, k: int) -> SVMClient:
         if k < users:
             group, ids = k // 2, everybody[k % 2 :: 2]
-            held = x[np.ix_(ids, np.array(BLOCKS[group]))]
+            held = x[ids][:, BLOCKS[group]]
             return SVMClient(context, held, ids=ids, group=group, alignment_key=_KEY)
         if k < users + len(BLOCKS):
             return SVMClient(context, role="agent", group=k - users)

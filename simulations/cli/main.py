@@ -35,7 +35,7 @@ _COMMANDS = {
         "init",
         "Copy the Flower app of a method to a folder, where 'flwr run .' runs it at once.",
     ),
-    "audit": ("audit", "Try known attacks on the papers' protocols and on the defaults."),
+    "audit": ("audit", "Try the known attacks on the papers' protocols and on the defaults."),
     "new-method": (
         "new_method",
         "Write a package with a method of your own: a working example to change, with its test.",

@@ -49,7 +49,7 @@ def test_predictions_are_not_replaced_unasked(commands: Any, tables: Any) -> Non
     assert commands(*predict, "--force")[0] == 0
 
 
-@pytest.mark.parametrize(("command", "file"), [("compare demo", "compare"), ("audit all", "audit")])
+@pytest.mark.parametrize(("command", "file"), [("compare demo", "compare")])
 def test_results_of_other_commands_are_refused_before_anything_is_computed(
     command: str, file: str, commands: Any
 ) -> None:
