@@ -36,7 +36,7 @@ from .flower_compat import is_simulated
 from .node.answering import AnsweringClient, answers
 from .node.method_client import MethodClient, contributes
 from .options import at_least, declared, describe, option
-from .removed import take_out
+from .removed import removed_value, take_out
 from .run import Run
 from .run_log import RunLog
 from .steps import Answers, Ask, Deliver, LostState, Round, Rounds, Save, Steps, Sum, Term
@@ -139,9 +139,13 @@ class Method(Driven):
         at_least("attempts", attempts, 1)
         self.attempts = attempts
         known = declared(type(self))
-        common = take_out(self.method, common, known=known)
+        common = take_out(self.method, common, known=known, values=False)
         for name, found in known.items():
-            setattr(self, name, found.check(common.pop(name, found.default)))
+            value = common.pop(name, found.default)
+            try:
+                setattr(self, name, found.check(value))
+            except OptionError as error:
+                raise removed_value(name, value) or error from None
         if any(name.startswith("privacy_") for name in common):
             raise OptionError(
                 f"{self.method} {self.no_budget}, so it keeps no privacy_epsilon",

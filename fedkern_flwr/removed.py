@@ -209,6 +209,7 @@ def take_out(
     *,
     known: Collection[str] = (),
     place: str = "run",
+    values: bool = True,
     level: int = logging.WARNING,
 ) -> dict[str, Any]:
     """Return options without those that went.
@@ -223,6 +224,8 @@ def take_out(
         Options that there are: what is said of them here is about something else of that name.
     place : {"run", "client", "node"} (default: "run")
         What the options are of.
+    values : bool (default: True)
+        Whether to refuse values that went of options that stay.
     level : int (default: logging.WARNING)
         Of the note about those that are dropped; lower for what nobody wrote, as in a file.
 
@@ -235,7 +238,7 @@ def take_out(
     left, dropped = {}, []
     for name, value in options.items():
         row = rows.get(name)
-        if row is not None and place in row.places.split() and value in row.values:
+        if values and row is not None and place in row.places.split() and value in row.values:
             raise row.refusal(name, value)
         if row is None or name not in absent:
             left[name] = value

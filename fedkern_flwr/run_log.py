@@ -77,7 +77,8 @@ class RunLog:
             )
         made, own = meta.get("options"), method.options()
         if isinstance(made, dict):
-            made = take_out(method.method, made, known=own, level=logging.INFO)
+            values = made != own  # or they are those of this strategy
+            made = take_out(method.method, made, known=own, values=values, level=logging.INFO)
         if made != own:
             raise CheckpointError(
                 f"{method.checkpoint} belongs to a run with other options",

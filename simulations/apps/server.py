@@ -100,7 +100,9 @@ def read_options(method: type[PhaseStrategy], config: Config) -> dict[str, Any]:
     """
     named = {key.replace("-", "_"): value for key, value in config.items()}
     known = {o.name: o for o in accepted(method)}
-    named = take_out(method.method, named, known=known, level=logging.INFO)  # declared, not set
+    named = take_out(  # declared, not set
+        method.method, named, known=known, values=False, level=logging.INFO
+    )
     found = {name: read_option(o, named[name]) for name, o in known.items() if name in named}
     try:
         return {**found, **dict(json.loads(config.get("options", "{}")))}
