@@ -197,10 +197,10 @@ def test_fed_cfk_gives_the_kernel_of_a_simulation(tmp_path: Path) -> None:
 def test_secure_gram_grows_over_rounds_to_the_kernel_of_one(tmp_path: Path) -> None:
     """FedCFK's kernel: half of the nodes are summed first, then the others."""
     out, other = tmp_path / "deployed", tmp_path / "simulated"
-    result = deployed(out, "fed-cfk", "--nodes 4 --rounds 2 --min-support 1 --seed 4")
-    expected = simulated(other, "fed-cfk", "--clients 4 --min-support 1 --seed 4")
+    result = deployed(out, "fed-cfk", "--nodes 6 --rounds 2 --min-support 1 --seed 4")
+    expected = simulated(other, "fed-cfk", "--clients 6 --min-support 1 --seed 4")
     compare(out, other, (result["metrics"], expected["metrics"]))
-    assert [row["clients"] for row in result["history"]] == [2, 2]
+    assert [row["clients"] for row in result["history"]] == [3, 3]
     assert result["exchanges"] == expected["exchanges"] - 1  # no opening of sums, a round more
 
 
