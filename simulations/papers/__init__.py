@@ -1,1 +1,1 @@
-"""The papers' algorithms as plain programs: one process, arrays in, a result and a transcript."""
+"""The papers' algorithms as plain programs in one process: arrays in, result and transcript out."""
