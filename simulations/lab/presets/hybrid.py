@@ -103,7 +103,11 @@ _SAMPLING = {2: "P", 3: "U", 4: "N", 5: "P", 6: "U", 7: "N"}
 _EXACT, _ITERATED, _AS_PRINTED = "FedCG", "FedCG, by cg", "paper's settings"
 _CENTRAL, _DIRECT = "CenCG", "FedCG, direct"
 _RATES = ("accuracy", "recall", "precision")
-_ROWS = "Landmarks P need pooled rows: the paper's chain runs in one process. "
+#: Of landmarks that are training rows.
+_ROWS = (
+    "Landmarks P need pooled rows. The paper's chain runs as a program in one process; its seconds "
+    "are without messages. "
+)
 _PRINTED_CG = {"init": "random", "tolerance": 1e-7}  # in all tables
 
 PRESETS = Presets()
