@@ -15,7 +15,7 @@ from sklearn.utils.class_weight import compute_sample_weight
 from fedkern_flwr.gram.dot_kernels import DotKernel
 from fedkern_flwr.labels import balanced_weights, class_counts, encode_classes
 from fedkern_flwr.simulations.methods.gram_learner import Machine
-from fedkern_flwr.vertical import phase_tuning
+from fedkern_flwr.vertical import phase_training
 from fedkern_flwr.vertical.phase_training import fit
 from fedkern_flwr.vertical.phases import angles, outputs
 
@@ -120,7 +120,7 @@ def test_a_balanced_model_on_phases_is_scikit_learns(dtype: type) -> None:
     share = ((outputs(phases, several.weights)[:, 0] > 0) == (y > 0))[y > 0].mean()
     assert share > 0.6
     # scores of the choice count classes alike: to find one of two is half
-    assert phase_tuning._score(-np.ones((300, 1)), targets, 2, weights) == pytest.approx(0.5)
+    assert phase_training._score(-np.ones((300, 1)), targets, 2, weights) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("learner", ["svc", "ridge"])
