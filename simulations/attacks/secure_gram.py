@@ -146,7 +146,8 @@ def binary_vector(
 def _precision(kernel: Floats) -> Floats:
     """Return the inverse of a kernel, huge outside its range."""
     values, vectors = eigh(kernel)
-    inside = values > rounding_floor(values)
+    rounding = 10.0 * len(values) * np.finfo(np.float64).eps * max(values[-1], 1.0)
+    inside = values > rounding
     inverse = np.full(len(values), _OUTSIDE)
     inverse[inside] = 1.0 / values[inside]
     return np.asarray((vectors * inverse) @ vectors.T)
@@ -190,11 +191,6 @@ def _settling(spread: Floats) -> tuple[NDArray[np.intp], Floats, Floats]:
         left -= np.outer(left[chosen], effect[k])
         open_[chosen] = np.inf
     return order, variance, effect
-
-
-def rounding_floor(values: Floats) -> float:
-    """Return the eigenvalue below which there is only rounding."""
-    return 10.0 * len(values) * float(np.finfo(np.float64).eps) * max(float(values[-1]), 1.0)
 
 
 # -- the attack
