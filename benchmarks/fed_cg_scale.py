@@ -1,4 +1,4 @@
-"""FedCG with protocol secure against the same normal equations on pooled data in plain NumPy.
+"""FedCG against the same normal equations on pooled data in plain NumPy.
 
 Both do the same: Gaussian kernel values of all rows and m landmarks, K^T K, K^T y, solve. The
 yardstick does it in chunks of rows with BLAS and nothing else. FedCG runs through the in-process

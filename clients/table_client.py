@@ -106,15 +106,6 @@ class TableClient(AnsweringClient):
         """Return the error with which this party refuses what cannot be asked for."""
         return ProtocolError(problem, remedy=remedy, party=self.name)
 
-    def other_run(self, option: str, asked: str, *, safe: str) -> ProtocolError:
-        """Return the error with which it refuses runs of another kind than it is meant for."""
-        return self.wrong(
-            f"this node takes part in runs with {option} {getattr(self, option)!r} only, not "
-            f"{asked!r}",
-            f"start it with {option}={asked!r}"
-            + ("" if asked == safe else ", knowing what that shows"),
-        )
-
     def own_rows(self) -> OwnRows:
         """Return the rows of the table."""
         rows: OwnRows = self.table.own_rows()

@@ -183,22 +183,6 @@ class SummingStrategy(PhaseStrategy):
             self._sum_exchange(grid, request, asked, timeout, lambda: _complete(sums))
         self.open_sums(grid, sums, number=number, timeout=timeout)
 
-    def unmask_messages(
-        self, grid: Grid, sums: Sequence[RunningSum], *, number: int, timeout: float
-    ) -> list[Message]:
-        """Return the requests that unmask sums, to be sent along with others.
-
-        Raises
-        ------
-        SumError
-            A sum has too few survivors or votes.
-        """
-        assert self.sums is not None
-        self._collect_votes(grid, sums, number, timeout)
-        request = sum_wire.UnmaskRequest(session=self._session, round=number)
-        by_node = self._by_node(self.sums.unmask_sections(sums))
-        return request_messages(request, by_node, group_id=str(number), sections=by_node)
-
     def open_sums(
         self, grid: Grid, sums: Sequence[RunningSum], *, number: int, timeout: float
     ) -> None:

@@ -63,8 +63,6 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         Options of a run of these methods, beside those of the data and of all runs.
     repetitions, seeded : str
         What is averaged, and what the seed decides.
-    secured_by : (str, str, str)
-        The option that decides whether sums are secure, the choice that makes them so, the others.
     always_secure : str
         Why there are no other sums, where there are none.
     run_options : tuple of str
@@ -98,7 +96,6 @@ class Family(Predicting[P], ABC, Generic[S, P]):
     data: ClassVar[str]
     own_options: ClassVar[Sequence[Option]] = ()
     repetitions: ClassVar[str]
-    secured_by: ClassVar[tuple[str, str, str] | None] = None
     always_secure: ClassVar[str] = ""
     seeded: ClassVar[str]
     run_options: ClassVar[tuple[str, ...]] = ()
@@ -139,12 +136,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
     def secure_options(self) -> list[Option]:
         """Return the option ``secure``, if there is one."""
         what = "Secure sums: always; --no-secure is refused."
-        if self.secured_by is not None:
-            option, secure, _ = self.secured_by
-            what = f"Refuse the run unless --{option} is {secure}, or unless it is not."
-        elif not self.always_secure:
-            return []
-        return [Option("secure", bool | None, None, what, RUN)]
+        return [Option("secure", bool | None, None, what, RUN)] if self.always_secure else []
 
     def deal_files(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values of the command line with those that follow from files of parties.
@@ -328,21 +320,11 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         return {}
 
     def _check_secure(self, values: Mapping[str, Any]) -> None:
-        """Refuse ``--secure`` where another option says that it is not, and the other way round."""
-        wanted = values.get("secure")
-        if self.always_secure and wanted is False:
+        """Refuse ``--no-secure`` where there are no other sums."""
+        if self.always_secure and values.get("secure") is False:
             raise OptionError(
                 f"this method has secure sums only: {self.always_secure}",
                 remedy="leave out --no-secure",
-            )
-        if self.secured_by is None or wanted is None:
-            return
-        option, secure, others = self.secured_by
-        if wanted != (values[option] == secure):
-            flag, better = ("--secure", secure) if wanted else ("--no-secure", others)
-            raise OptionError(
-                f"the {option} is {values[option]}",
-                remedy=f"leave out {flag}, or use --{option} {better}",
             )
 
     def _strategy(self, name: str) -> type[PhaseStrategy]:

@@ -39,8 +39,6 @@ class Method:
         (strategy, nodes) -> all that must be the same, by name.
     options, common : dict
         Of every strategy and of every client.
-    shared : tuple of str
-        Options of the strategy that the clients must be given as well.
     files : str
         Ending of the private files that nodes keep while a run lasts.
     changes : sequence of dict
@@ -68,7 +66,6 @@ class Method:
     outcome: Callable[[Any, Nodes], Table]
     options: Table = field(default_factory=dict)
     common: Table = field(default_factory=dict)
-    shared: tuple[str, ...] = ()
     files: str = ""
     changes: Sequence[Table] = ()
     tables: Sequence[Change] = ()

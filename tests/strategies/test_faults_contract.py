@@ -63,11 +63,8 @@ class Case:
 
     def nodes(self) -> Nodes:
         """Return fresh nodes."""
-        method, options = self.method, {**self.method.options, **self.way.options}
-        common = {name: options[name] for name in method.shared if name in options}
-        tables = self.way.tables()
-        common = {**method.common, **common}
-        return Nodes(method.client, tables, self.folders(), common, paths=method.paths)
+        method, tables = self.method, self.way.tables()
+        return Nodes(method.client, tables, self.folders(), method.common, paths=method.paths)
 
     def make(self, nodes: Nodes | None = None, **more: Any) -> Any:
         """Return a strategy; with nodes one that keeps a checkpoint."""
