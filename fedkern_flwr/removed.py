@@ -22,7 +22,7 @@ _BOUND = 2.0**20  # the bound of a column's values where nothing was said
 
 
 class RemovedOptionError(OptionError):
-    """An option, or a value of one, went with this release."""
+    """The option, or this value of it, was removed."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Removed:
         """Return the error of a value that means something this release does not do."""
         shown = f"={value!r}" if isinstance(value, (str, float)) else ""  # no data, no secret
         return RemovedOptionError(
-            f"{name}{shown} went with this release",
+            f"{name}{shown} was removed",
             remedy=self.instead,
             code=f"FK-REMOVED-{self.code}",
         )
@@ -247,7 +247,11 @@ def take_out(
         else:
             dropped.append(name)
     if dropped:
-        logger.log(level, "options that went are dropped, leave them out: %s", ", ".join(dropped))
+        logger.log(
+            level,
+            "removed options at their old defaults are ignored, leave them out: %s",
+            ", ".join(dropped),
+        )
     return left
 
 

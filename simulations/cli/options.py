@@ -118,7 +118,7 @@ def _show_all(context: typer.Context, asked: bool) -> None:
     command = copy(context.command)
     command.params = [copy(one) for one in command.params]
     for one in command.params:
-        one.hidden = not getattr(one, "help", "")  # type: ignore[attr-defined]  # options that went
+        one.hidden = not getattr(one, "help", "")  # type: ignore[attr-defined]  # removed options
     click.echo(command.get_help(context))
     raise typer.Exit
 
