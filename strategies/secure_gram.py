@@ -516,7 +516,9 @@ class SecureGram(Method):
                 if late > len(left):
                     raise
                 logger.warning("a round is put off: %s", error)
-                self._missed.clear()  # who is away for a round is not left out of the next
+                # who is away for a round is not left out of the next
+                self._missed.clear()
+                self.left_out_.clear()
                 left.append(chosen)
                 continue
             late, present = 0, set[int]()
