@@ -48,7 +48,6 @@ _UP = _by_field(
     sealed={
         "align-hop": "sealed",
         "hybrid-moments": "sealed",
-        "vertical-hops": "sealed",
         "svm-combine": "sealed",
         "svm-block": "sealed",
         "svm-owner": "sealed",
@@ -96,7 +95,6 @@ _DOWN = _by_field(
         "sum-unmask": "shares",
         "sum-recover": "backups",
         "hybrid-distances": "sealed_seed",
-        "vertical-hops": "received",
         "svm-step": "sealed",
         "svm-visit": "coordinates message weights",
         "svm-contribute": "sealed",
@@ -108,7 +106,6 @@ _DOWN = _by_field(
         "hybrid-moments": "rows",
         "hybrid-distances": "rows",
         "vertical-step": "rows finish_rows score_rows",
-        "vertical-hops": "rows",
         "vertical-train": "rows tests",
         "vertical-outcome": "rows",
         "svm-columns": "take place",
