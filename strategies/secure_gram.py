@@ -49,8 +49,8 @@ class SecureGram(Method):
     A row is a user (a feature), a column an item (an instance). The server gets the sum and derives
     any kernel that is a function of dot products; the matrix is an input of scikit-learn's
     ``kernel="precomputed"``. With ``num_rounds`` K grows: each round sums half of the nodes that
-    are not in K yet, and the last one all of them, so that K is exact in the end. Nodes that are
-    away in their round are summed in a later one.
+    are not in K yet, and the last one all of them, so that K is exact in the end. A round whose
+    nodes do not all answer is summed after the others; with drop_outs it goes on without them.
 
     Parameters
     ----------

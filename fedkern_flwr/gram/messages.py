@@ -228,10 +228,11 @@ def disjoint_cohorts(
     many = min(len(everybody), max(2, round(participation * len(everybody))))
     rng = np.random.default_rng(derive_seed(seed, "participants", 0))
     chosen = rng.permutation(everybody)[:many]
+    sets = "rounds" if halves else "cohorts"
     if len(chosen) < 2 * cohorts:
         raise OptionError(
-            f"{len(chosen)} nodes that take part do not make {cohorts} cohorts of two or more",
-            remedy="use fewer cohorts, or let more nodes take part",
+            f"{len(chosen)} nodes that take part do not make {cohorts} {sets} of two or more",
+            remedy=f"use fewer {sets}, or let more nodes take part",
         )
     if not halves:
         return [sorted(part.tolist()) for part in np.array_split(chosen, cohorts)]

@@ -150,7 +150,7 @@ def test_each_round_has_half_of_the_nodes_that_are_left(
 ) -> None:
     (everybody,) = disjoint_cohorts(sorted(partitions), participation, 1, seed)
     if len(everybody) < 2 * rounds:
-        with pytest.raises(OptionError, match=f"do not make {rounds} cohorts of two or more"):
+        with pytest.raises(OptionError, match=f"do not make {rounds} rounds of two or more; use f"):
             disjoint_cohorts(sorted(partitions), participation, rounds, seed, halves=True)
         return
     found = disjoint_cohorts(sorted(partitions), participation, rounds, seed, halves=True)

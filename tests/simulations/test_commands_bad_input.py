@@ -200,7 +200,7 @@ BAD: dict[str, dict[str, str]] = {
         f"{FIXED} --min-support 3": "min_support is for encoding counts",
         f"{FIXED} --clients 5": "4 columns cannot be",
         f"{FIXED} --clients 1": "use 2 to 4 clients",
-        "--rounds 11": "20 nodes that take part do not make 11 cohorts",
+        "--rounds 11": "20 nodes that take part do not make 11 rounds of two or more; use fewer r",
         "--participation 2": "participation is 2.0; use a value in (0, 1]",
         "--cohorts 0": "cohorts is 0",
         "--cohorts 11": "20 nodes that take part do not make 11 cohorts",

@@ -374,6 +374,17 @@ def test_nodes_that_are_away_in_their_round_are_summed_in_a_later_one(
     assert put_off == 3
 
 
+def test_with_drop_outs_a_round_goes_on_without_who_is_away() -> None:
+    nodes, record = binary(10, rows=3, items=5, share=0.8), Transcript()
+    away = disjoint_cohorts(range(10), 1.0, 2, 0, halves=True)[0][0]
+    gone = FaultPlan([(away, "gram-matrix", None, Fault("vanished"))])
+    options: Table = {"num_rounds": 2, "drop_outs": True, "min_support": 0}
+    strategy = nodes.release(gone, transcript=record, **options)
+    assert strategy.survivors_ == [k for k in range(10) if k != away]
+    exact(strategy.gram_, nodes.gram(strategy.survivors_))
+    assert [k for k, *_ in sent(record, "gram-matrix")].count(away) == 1  # in no later round
+
+
 def test_a_node_that_stays_away_ends_the_run_when_all_others_are_summed() -> None:
     nodes, record = binary(8, rows=3, items=5, share=0.8), Transcript()
     drawn = disjoint_cohorts(range(8), 1.0, 3, 0, halves=True)
@@ -658,7 +669,9 @@ def test_few_nodes_are_refused() -> None:
         binary(3).release(min_cohort=4)
     with pytest.raises(OptionError, match="4 nodes that take part do not make 3 cohorts of two or"):
         binary(4).release(cohorts=3)
-    with pytest.raises(OptionError, match="4 nodes that take part do not make 3 cohorts of two or"):
+    with pytest.raises(
+        OptionError, match="4 nodes that take part do not make 3 rounds of two or m"
+    ):
         binary(4).release(num_rounds=3)
     with pytest.raises(SmallCohortError, match="2 parties are too few for a secure sum, 3 are"):
         binary(5).release(num_rounds=2, min_cohort=3)
