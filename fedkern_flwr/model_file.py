@@ -85,7 +85,8 @@ def load_model(
             f"release reads up to {VERSION}",
             remedy="upgrade fedkern-flwr",
         )
-    take_out(str(found), meta, level=logging.INFO)
+    for place in ("run", "model"):
+        take_out(str(found), meta, place=place, level=logging.INFO)
     if method is not None and found != method:
         raise CheckpointError(
             f"{path} is a model of {found}, not of {method}", remedy=f"name a model of {method}"

@@ -41,7 +41,8 @@ class Removed:
         The values that went, of an option that stays; empty where the whole option went.
     places : str
         Where it was: ``run`` (strategy, command, app, model, checkpoint), ``client`` (argument of
-        the client) and ``node`` (key of the node's configuration).
+        the client), ``node`` (key of the node's configuration) and ``model`` (what a run adds to
+        its model).
     """
 
     code: str
@@ -102,6 +103,7 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
         "categories": _encoders(None, "client"),
         "categories_test": _encoders(None, "client"),
         "category_key": _encoders(b"", "client", None),
+        "encoders": _encoders({}, "model"),
         "protocol": Removed(
             "PROTOCOL",
             f"use secure sums, which are the default; {_PAPERS}.fedcg has the paper's protocols",
@@ -222,7 +224,7 @@ def take_out(
         Name of the option, with underscores, -> value.
     known : collection of str (default: ())
         Options that there are: what is said of them here is about something else of that name.
-    place : {"run", "client", "node"} (default: "run")
+    place : {"run", "client", "node", "model"} (default: "run")
         What the options are of.
     values : bool (default: True)
         Whether to refuse values that went of options that stay.

@@ -237,6 +237,17 @@ def test_the_model_of_an_earlier_run_is_loaded_or_refused(
         refused(caught.value)
 
 
+def test_a_model_of_features_that_were_encoded_in_its_run_is_refused(tmp_path: Path) -> None:
+    """Other encoders of as many features would give predictions, and wrong ones."""
+    path = tmp_path / "model.npz"
+    save_model(path, "fed-cg", {}, {"encoders": {}})
+    load_model(path, "fed-cg")
+    save_model(path, "fed-cg", {}, {"encoders": {"clinical": "{}"}})
+    with pytest.raises(OptionError) as caught:
+        load_model(path, "fed-cg")
+    refused(caught.value)
+
+
 @pytest.mark.parametrize(
     ("estimator", "options"),
     [
