@@ -261,7 +261,9 @@ class SecureGram(Method):
         ]
         if self.counts_items:
             seen.append(f"in how many rows each of {self.catalogue_} items is")
-        if self.rows_ < SAFER_ROWS_PER_ITEM * len(self.items_):
+        summed = [set(who) & set(self.survivors_) for who in self._counted[: len(self._members)]]
+        rows = min([self.rows_, *(self._rows_of(who) for who in summed if who)])
+        if rows < SAFER_ROWS_PER_ITEM * len(self.items_):  # in the smallest sum that is seen
             what = "the rows" if self.encoding == "counts" else "the instances up to a rotation"
             seen.append(f"hence {what}, by computation: there are too few rows for so many items")
         if len(self._members) > 1:

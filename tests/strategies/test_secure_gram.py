@@ -545,6 +545,14 @@ def test_a_grid_that_is_no_simulation_refuses_such_a_matrix_by_default() -> None
             exact(strategy.gram_, nodes.gram(range(6), strategy.items_))
 
 
+@pytest.mark.parametrize("options", [{"cohorts": 3}, {"num_rounds": 3}])
+def test_rows_of_each_sum_that_is_seen_can_be_too_few(options: Table) -> None:
+    """Together there are two rows for each item, in each sum there is one or less."""
+    strategy = binary(12, items=12).release(min_support=0, **options)
+    assert strategy.rows_ == 2 * len(strategy.items_) == 24
+    assert any("hence the rows, by computation" in v for v in strategy.privacy()["server_sees"])
+
+
 @pytest.mark.parametrize("support", [0, 1, 5])
 def test_items_that_most_rows_have_are_kept_as_far_as_the_rows_reach(support: int) -> None:
     nodes, record = many_items(), Transcript()
