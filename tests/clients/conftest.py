@@ -106,16 +106,17 @@ def stream(strategy: Any, seed: int, folder: Path) -> Any:
     return strategy
 
 
-def hybrid(strategy: Any, seed: int, folder: Path) -> Any:
-    rng = np.random.default_rng(seed)
+def hybrid(strategy: Any, seed: int, folder: Path, *, hospitals: int = 3, **common: Any) -> Any:
+    rng, count = np.random.default_rng(seed), hospitals
     each = ROWS + TESTS
-    x, y = rng.random((3 * each, 6)), rng.integers(0, 2, 3 * each)
+    x, y = rng.random((count * each, 6)), rng.integers(0, 2, count * each)
     y[::each], y[1::each] = 0, 1
+    common["alignment_key"] = KEY
 
     def make(context: Context, k: int) -> PhaseClient:
-        if k > 2:
-            own = x[:, 2 * k - 4 : 2 * k - 2]
-            return HybridKernelClient(context, own, ids=names(0, 3 * each), alignment_key=KEY)
+        if k >= count:
+            own = x[:, 2 * (k - count) + 2 : 2 * (k - count) + 4]
+            return HybridKernelClient(context, own, ids=names(0, count * each), **common)
         fit, held = slice(k * each, k * each + ROWS), slice(k * each + ROWS, (k + 1) * each)
         return HybridKernelClient(
             context,
@@ -126,10 +127,10 @@ def hybrid(strategy: Any, seed: int, folder: Path) -> Any:
             y_test=y[held],
             ids_test=names(k * each + ROWS, TESTS),
             classes=(0, 1),
-            alignment_key=KEY,
+            **common,
         )
 
-    simulate(strategy, nodes(make), 5)
+    simulate(strategy, nodes(make), count + 2)
     return strategy
 
 
@@ -280,6 +281,9 @@ RUNS: dict[str, Callable[[int, Path], Any]] = {
     "fed-cg, tuned": lambda s, f: hybrid(FedCG(landmarks=3, sampling="C"), s, f),
     "fed-cg, weighed": lambda s, f: hybrid(FedCG(landmarks=3, class_weight="balanced"), s, f),
     "fed-cg, products": lambda s, f: hybrid(FedCG(landmarks=3, solver="cg"), s, f),
+    "fed-cg, alone": lambda s, f: hybrid(
+        FedCG(landmarks=3, allow_single=True), s, f, hospitals=1, allow_single=True
+    ),
     "fdskl": lambda s, f: vertical(FDSKL(features=8, gamma=0.5), s, f),
     "fdskl, two": lambda s, f: vertical(FDSKL(**_STREAM), s, f, actives=2),
     "secure-gram": lambda s, f: gram(SecureGram(min_support=2), s, f, cross=True),
