@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conversation import Asked, asked_first
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
@@ -45,8 +45,6 @@ from fedkern_flwr.strategies import (
     PerFedAvg,
     SecureGram,
 )
-from fedkern_flwr.wire import PhaseMessage, sums
-from fedkern_flwr.wire.sections import detach
 
 
 class SecureMean(SecureAggregation, FedAvg):
@@ -309,22 +307,6 @@ RUNS: dict[str, Callable[[int, Path], Any]] = {
 }
 
 
-SECTIONS = {
-    kind.phase: kind for kind in (sums.Roster, sums.Order, sums.Unmask, sums.Delivery, sums.End)
-}
-
-
-# -- meeting an order
-
-
-class Found(BaseException):  # an engine passes on what is no Exception
-    """The order of a case, on its way to its node."""
-
-    def __init__(self, client: PhaseClient, request: Any, sections: list[PhaseMessage]) -> None:
-        self.client, self.request, self.sections = client, request, sections
-        self.state = copy.deepcopy(client.context.state)
-
-
 @pytest.fixture(scope="session")
 def guarded_runs() -> dict[str, Callable[[int, Path], Any]]:
     """Return runs of all methods, by name: (seed of the tables, folder) -> the strategy."""
@@ -332,29 +314,12 @@ def guarded_runs() -> dict[str, Callable[[int, Path], Any]]:
 
 
 @pytest.fixture
-def meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Found]:
+def meet(tmp_path: Path) -> Callable[..., Asked]:
     """Return a function that runs a method until a certain order arrives at a node."""
 
-    def run(name: str, node: int, phase: str, order: str, seed: int) -> Found:
-        fit = PhaseClient.fit
-
-        def watched(client: PhaseClient, parameters: Any, config: Any) -> Any:
-            arrays, scalars, found = detach(parameters, config, party="server")
-            if (client.partition, scalars.get("phase")) == (node, phase):
-                sections = [s.read(SECTIONS[s.phase], party="server") for s in found]
-                ordered = [s for s in sections if isinstance(s, sums.Order)]
-                if any(s.name.startswith(order) for s in ordered):
-                    kind = client.handlers()[phase][0]
-                    request = kind.unpack(arrays, scalars, party="server")
-                    raise Found(client, request, sections)
-            return fit(client, parameters, config)
-
+    def run(name: str, node: int, phase: str, order: str, seed: int) -> Asked:
         folder = tmp_path / f"{seed}"
         folder.mkdir()
-        with monkeypatch.context() as patch:
-            patch.setattr(PhaseClient, "fit", watched)
-            with pytest.raises(Found) as caught:
-                RUNS[name](seed, folder)
-        return caught.value
+        return asked_first(lambda: RUNS[name](seed, folder), node, phase, order)
 
     return run

@@ -66,10 +66,9 @@ def send(
     return detach(arrays, scalars, party="")
 
 
-def opening(resume_round: int = 0, secure: bool = True) -> DescribeRequest:
-    return DescribeRequest(
-        session=SESSION, method="secure-gram", resume_round=resume_round, secure=secure
-    )
+def opening(resume_round: int = 0) -> DescribeRequest:
+    own: Table = {"session": SESSION, "method": "secure-gram", "secure": True}
+    return DescribeRequest(resume_round=resume_round, **own)
 
 
 @dataclass

@@ -37,10 +37,6 @@ def opening(session: str = SESSION) -> Table:
     return {"parameters": request.arrays(), "config": request.scalars()}
 
 
-def answer(client: SVMClient, request: Any) -> Any:
-    return client.fit(request.arrays(), request.scalars())
-
-
 BAD: dict[str, tuple[Table, type[FedKernError], str]] = {
     "an unknown role": ({**USER, "role": "server"}, OptionError, "role is 'server'"),
     "a group below 0": ({**USER, "group": -1}, OptionError, "group is -1; use a whole number"),

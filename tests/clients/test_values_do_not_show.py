@@ -369,22 +369,6 @@ def test_what_fails_in_learning_or_encoding_says_no_more(
     assert counted
 
 
-def test_columns_are_for_an_agent(asked: Callable[..., Asked]) -> None:
-    """Else the server would open the sum of a group."""
-    one = asked("svm, columns", "svm-columns")
-    orders = [replace(s, receiver=-1) if isinstance(s, sums.Order) else s for s in one.sections]
-    text, counted = one.try_out(request=replace(one.request, agent=-1), sections=orders)
-    assert "refused by the node: columns for no agent" in text
-    assert counted
-
-
-def test_a_plan_has_as_many_rows_as_it_says(asked: Callable[..., Asked]) -> None:
-    one = asked("svm, columns", "svm-owner", lambda _, r: getattr(r, "kind", "") == "start")
-    text, counted = one.try_out(request=replace(one.request, take=one.request.take[:5]))
-    assert "refused by the node: a plan of fewer rows than it says" in text
-    assert counted
-
-
 def test_one_total_is_opened_though_the_message_fails(asked: Callable[..., Asked]) -> None:
     """Else totals that are tried one after the other read the sum by the bound that one breaks."""
     one = asked("fed-cg", "hybrid-equations at hospital: delivered")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,11 @@ class Asked:
     sections: list[Any]
     state: Any
     reply: tuple[list[Any], Any] = ([], None)  # arrays and scalars that were answered last
+
+    @classmethod
+    def of(cls, client: Any, request: Any, sections: list[Any]) -> Asked:
+        """Return a request that has come to a client."""
+        return cls(copy.copy(client), request, sections, copy.deepcopy(client.context.state))
 
     def send(self, client: Any = None, request: Any = None, sections: Any = None) -> str:
         """Return what is said to a request, maybe another one; nothing if it is answered."""
@@ -74,6 +80,24 @@ class Asked:
         return KeptState.unpack(SessionState.load(self.client.context).payload)
 
 
+@contextmanager
+def watching(seen: Callable[[Any, Any, list[Any]], None]) -> Iterator[None]:
+    """Have a function called with client, request and sections before a node answers."""
+    fit = PhaseClient.fit
+
+    def watched(client: Any, parameters: Any, config: Any) -> Any:
+        arrays, scalars, sections = detach(parameters, config, party="server")
+        kind = client.handlers().get(scalars.get("phase"))
+        if kind is not None:
+            request = kind[0].unpack(arrays, scalars, party="server")
+            seen(client, request, [s.read(MESSAGES[s.phase], party="server") for s in sections])
+        return fit(client, parameters, config)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PhaseClient, "fit", watched)
+        yield
+
+
 def asked_in(
     run: Callable[[int, Path], Any], folder: Path, only: Callable[[Any, Any], bool] | None = None
 ) -> dict[str, Asked]:
@@ -81,28 +105,39 @@ def asked_in(
 
     Maybe ``only`` those of which this holds: (client, request).
     """
-    fit, found = PhaseClient.fit, dict[str, Asked]()
+    found = dict[str, Asked]()
 
-    def watched(client: Any, parameters: Any, config: Any) -> Any:
-        arrays, scalars, sections = detach(parameters, config, party="server")
-        phase = str(scalars.get("phase"))
-        kind = client.handlers().get(phase)
-        if kind is not None:
-            request = kind[0].unpack(arrays, scalars, party="server")
-            read = [s.read(MESSAGES[s.phase], party="server") for s in sections]
-            stems = {re.split("[#/]", s.name)[0] for s in read if isinstance(s, sums.Order)}
-            stems |= {"delivered" for s in read if isinstance(s, sums.Delivery)}
-            key = f"{phase} at {client.role}: {', '.join(sorted(stems))}"
-            if key not in found and (only is None or only(client, request)):
-                state = copy.deepcopy(client.context.state)
-                found[key] = Asked(copy.copy(client), request, read, state)
-        return fit(client, parameters, config)
+    def seen(client: Any, request: Any, sections: list[Any]) -> None:
+        stems = {re.split("[#/]", s.name)[0] for s in sections if isinstance(s, sums.Order)}
+        stems |= {"delivered" for s in sections if isinstance(s, sums.Delivery)}
+        key = f"{request.phase} at {client.role}: {', '.join(sorted(stems))}"
+        if key not in found and (only is None or only(client, request)):
+            found[key] = Asked.of(client, request, sections)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PhaseClient, "fit", watched)
+    with watching(seen), pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunFile, "erase", lambda _: None)  # requests come again
         run(1, folder)
     return found
+
+
+class Met(BaseException):  # an engine passes on what is no Exception
+    """Ends a run at a request."""
+
+
+def asked_first(run: Callable[[], Any], node: int, phase: str, order: str) -> Asked:
+    """Run a method until a node gets an order of a phase, whose name begins so."""
+    met = list[Asked]()
+
+    def seen(client: Any, request: Any, sections: list[Any]) -> None:
+        names = [s.name for s in sections if isinstance(s, sums.Order)]
+        here = (client.partition, request.phase) == (node, phase)
+        if here and any(name.startswith(order) for name in names):
+            met.append(Asked.of(client, request, sections))
+            raise Met
+
+    with watching(seen), pytest.raises(Met):
+        run()
+    return met[0]
 
 
 def ordered(one: Asked, request: Any) -> list[Any]:
