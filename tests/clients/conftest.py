@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conversation import Asked, asked_first
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
@@ -45,8 +45,6 @@ from fedkern_flwr.strategies import (
     PerFedAvg,
     SecureGram,
 )
-from fedkern_flwr.wire import PhaseMessage, sums
-from fedkern_flwr.wire.sections import detach
 
 
 class SecureMean(SecureAggregation, FedAvg):
@@ -106,16 +104,17 @@ def stream(strategy: Any, seed: int, folder: Path) -> Any:
     return strategy
 
 
-def hybrid(strategy: Any, seed: int, folder: Path) -> Any:
-    rng = np.random.default_rng(seed)
+def hybrid(strategy: Any, seed: int, folder: Path, *, hospitals: int = 3, **common: Any) -> Any:
+    rng, count = np.random.default_rng(seed), hospitals
     each = ROWS + TESTS
-    x, y = rng.random((3 * each, 6)), rng.integers(0, 2, 3 * each)
+    x, y = rng.random((count * each, 6)), rng.integers(0, 2, count * each)
     y[::each], y[1::each] = 0, 1
+    common["alignment_key"] = KEY
 
     def make(context: Context, k: int) -> PhaseClient:
-        if k > 2:
-            own = x[:, 2 * k - 4 : 2 * k - 2]
-            return HybridKernelClient(context, own, ids=names(0, 3 * each), alignment_key=KEY)
+        if k >= count:
+            own = x[:, 2 * (k - count) + 2 : 2 * (k - count) + 4]
+            return HybridKernelClient(context, own, ids=names(0, count * each), **common)
         fit, held = slice(k * each, k * each + ROWS), slice(k * each + ROWS, (k + 1) * each)
         return HybridKernelClient(
             context,
@@ -126,10 +125,10 @@ def hybrid(strategy: Any, seed: int, folder: Path) -> Any:
             y_test=y[held],
             ids_test=names(k * each + ROWS, TESTS),
             classes=(0, 1),
-            alignment_key=KEY,
+            **common,
         )
 
-    simulate(strategy, nodes(make), 5)
+    simulate(strategy, nodes(make), count + 2)
     return strategy
 
 
@@ -280,6 +279,9 @@ RUNS: dict[str, Callable[[int, Path], Any]] = {
     "fed-cg, tuned": lambda s, f: hybrid(FedCG(landmarks=3, sampling="C"), s, f),
     "fed-cg, weighed": lambda s, f: hybrid(FedCG(landmarks=3, class_weight="balanced"), s, f),
     "fed-cg, products": lambda s, f: hybrid(FedCG(landmarks=3, solver="cg"), s, f),
+    "fed-cg, alone": lambda s, f: hybrid(
+        FedCG(landmarks=3, allow_single=True), s, f, hospitals=1, allow_single=True
+    ),
     "fdskl": lambda s, f: vertical(FDSKL(features=8, gamma=0.5), s, f),
     "fdskl, two": lambda s, f: vertical(FDSKL(**_STREAM), s, f, actives=2),
     "secure-gram": lambda s, f: gram(SecureGram(min_support=2), s, f, cross=True),
@@ -305,22 +307,6 @@ RUNS: dict[str, Callable[[int, Path], Any]] = {
 }
 
 
-SECTIONS = {
-    kind.phase: kind for kind in (sums.Roster, sums.Order, sums.Unmask, sums.Delivery, sums.End)
-}
-
-
-# -- meeting an order
-
-
-class Found(BaseException):  # an engine passes on what is no Exception
-    """The order of a case, on its way to its node."""
-
-    def __init__(self, client: PhaseClient, request: Any, sections: list[PhaseMessage]) -> None:
-        self.client, self.request, self.sections = client, request, sections
-        self.state = copy.deepcopy(client.context.state)
-
-
 @pytest.fixture(scope="session")
 def guarded_runs() -> dict[str, Callable[[int, Path], Any]]:
     """Return runs of all methods, by name: (seed of the tables, folder) -> the strategy."""
@@ -328,29 +314,12 @@ def guarded_runs() -> dict[str, Callable[[int, Path], Any]]:
 
 
 @pytest.fixture
-def meet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Found]:
+def meet(tmp_path: Path) -> Callable[..., Asked]:
     """Return a function that runs a method until a certain order arrives at a node."""
 
-    def run(name: str, node: int, phase: str, order: str, seed: int) -> Found:
-        fit = PhaseClient.fit
-
-        def watched(client: PhaseClient, parameters: Any, config: Any) -> Any:
-            arrays, scalars, found = detach(parameters, config, party="server")
-            if (client.partition, scalars.get("phase")) == (node, phase):
-                sections = [s.read(SECTIONS[s.phase], party="server") for s in found]
-                ordered = [s for s in sections if isinstance(s, sums.Order)]
-                if any(s.name.startswith(order) for s in ordered):
-                    kind = client.handlers()[phase][0]
-                    request = kind.unpack(arrays, scalars, party="server")
-                    raise Found(client, request, sections)
-            return fit(client, parameters, config)
-
+    def run(name: str, node: int, phase: str, order: str, seed: int) -> Asked:
         folder = tmp_path / f"{seed}"
         folder.mkdir()
-        with monkeypatch.context() as patch:
-            patch.setattr(PhaseClient, "fit", watched)
-            with pytest.raises(Found) as caught:
-                RUNS[name](seed, folder)
-        return caught.value
+        return asked_first(lambda: RUNS[name](seed, folder), node, phase, order)
 
     return run

@@ -66,10 +66,9 @@ def send(
     return detach(arrays, scalars, party="")
 
 
-def opening(resume_round: int = 0, secure: bool = True) -> DescribeRequest:
-    return DescribeRequest(
-        session=SESSION, method="secure-gram", resume_round=resume_round, secure=secure
-    )
+def opening(resume_round: int = 0) -> DescribeRequest:
+    own: Table = {"session": SESSION, "method": "secure-gram", "secure": True}
+    return DescribeRequest(resume_round=resume_round, **own)
 
 
 @dataclass
@@ -355,61 +354,6 @@ def test_counts_come_before_the_matrix_and_of_the_same_nodes() -> None:
 
 
 # -- requests that cannot be; orders of other sums are in test_forged_orders.py
-
-
-WRONG_REQUESTS: dict[str, tuple[PhaseMessage, str]] = {
-    "items twice": (matrix(items=np.array([0, 0, 1, 2], np.int32)), "its items are not in order"),
-    "items out of order": (matrix(items=np.array([1, 0], np.int32)), "its items are not in order"),
-    "no items": (matrix(items=np.zeros(0, np.int32)), "its items are not in order"),
-    "negative items": (matrix(items=np.array([-1, 2], np.int32)), "its items are not in order"),
-    "unknown items": (matrix(items=np.array([0, 4], np.int32)), "items that are not among 4"),
-    "an unknown encoding": (matrix(encoding="text"), "encoding is 'text'; choose one of counts"),
-    "fractions of counts": (matrix(fraction_bits=3), "encoding counts has whole numbers, not a bo"),
-    "too many fraction bits": (
-        matrix(encoding="fixed-point", fraction_bits=31),
-        "fraction_bits is 31; use 0 to 30",
-    ),
-    "no ring is large enough": (
-        matrix(encoding="fixed-point", fraction_bits=30, bound=2.0),
-        "overflows a 64-bit ring; use fewer fraction bits or a smaller bound",
-    ),
-    "no bound": (matrix(bound=0.0), "bound is 0"),
-    "too few nodes that count": (
-        matrix(counted=bytes([0b0110])),
-        "partition 2: 2 nodes count, at least 3 must",
-    ),
-    "none of the cohort": (matrix(counted=bytes([0b10111])), "a set of parties is not one of 4"),
-    "no new items": (
-        cross(),
-        "1 new items are asked for, this node has 0; give all nodes the same new items as x_new",
-    ),
-    "another session": (matrix(session="ab" * 8), "this node has announced no key in its session"),
-}
-
-
-@pytest.mark.parametrize("name", WRONG_REQUESTS)
-def test_requests_that_cannot_be_are_refused_in_one_line(name: str) -> None:
-    request, text = WRONG_REQUESTS[name]
-    server = Server()
-    sums = []
-    for kind, sum_name, length, encoding in (
-        (wire.CountsRequest, wire.COUNTS_SUM, ITEMS, RIGHT_COUNTS),
-        (wire.MatrixRequest, wire.GRAM_SUM, packed_size(ITEMS), RIGHT_MATRIX),
-        (wire.CrossRequest, wire.CROSS_SUM, ITEMS + 1, RIGHT_MATRIX),
-    ):
-        if isinstance(request, kind):
-            sums = [server.order(sum_name, length, encoding, request=request)]
-    with pytest.raises(FedKernError, match=text) as caught:
-        send(server.client(2), request, server.sums.sections(2, sums))
-    assert "\n" not in str(caught.value)
-
-
-def test_nothing_is_summed_outside_secure_sums() -> None:
-    for request in (counts(), matrix(), cross(), recommend()):
-        place = context()
-        send(make(place), opening(secure=False))
-        with pytest.raises(ProtocolError, match="partition 0: this node sums its rows securely on"):
-            send(make(place), request)
 
 
 def test_an_order_that_the_phase_has_no_vector_for_is_refused() -> None:
@@ -784,29 +728,6 @@ def test_recommendations_are_written_for_the_users_only(tmp_path: Path) -> None:
     short = recommended(tmp_path, top=1)
     assert [(r["user"], r["rank"]) for r in short] == [("0", "1"), ("2", "1")]
     assert short[0]["item"] in "03"
-
-
-BAD_KERNELS: dict[str, tuple[Table, str]] = {
-    "too short": ({"products": np.zeros(9, np.uint16)}, "its kernel has the wrong size"),
-    "too long": ({"products": np.zeros(16, np.uint16)}, "its kernel has the wrong size"),
-    "an unknown kernel": ({"kernel": "text"}, "there is no kernel 'text'"),
-    "an unknown item": ({"items": np.array([0, 1, 2, 4], "i4")}, "items that are not among 4"),
-    "items out of order": ({"items": np.array([0, 1, 3, 2], "i4")}, "items are not in order"),
-    "a mean that is none": ({"mean": np.full(ITEMS, np.nan)}, "mean holds NaN"),
-}
-
-
-@pytest.mark.parametrize("name", BAD_KERNELS)
-def test_kernels_that_cannot_be_are_refused(name: str, tmp_path: Path) -> None:
-    change, text = BAD_KERNELS[name]
-    path = tmp_path / "recommendations.csv"
-    server = Server()
-    request = recommend(**change)
-    running = server.order(wire.RANKING_SUM, 7, ranking_encoding(3), request=request)
-    client = GramClient(server.contexts[2], X[2], recommendations=path)
-    with pytest.raises(FedKernError, match=text):
-        send(client, request, server.sums.sections(2, [running]))
-    assert not path.exists()
 
 
 def test_metrics_of_more_users_than_were_announced_do_not_fit() -> None:

@@ -12,15 +12,13 @@ from flwr.app import Context, RecordDict
 
 from fedkern_flwr.clients import OnlineKernelClient, PhaseClient
 from fedkern_flwr.errors import OptionError, ProtocolError, TableError
-from fedkern_flwr.kernels.dictionary import bandwidth_dictionary
 from fedkern_flwr.node.session_state import SessionState
-from fedkern_flwr.online import messages as wire
 from fedkern_flwr.simulations import Transcript, simulate
 from fedkern_flwr.strategies import EMKOFL, OFSKL, POFMKL, VMKOFL, LocalOnly, OFMKLAvg, PerFedAvg
 from fedkern_flwr.wire import DescribeReply, DescribeRequest
 
-N, D, ROWS = 5, 3, 10
-STREAM = {"session": "abc", "round": 1, "step": 0, "samples": 1, "checkpoint_every": 0}
+ROWS = 10
+OPENING = DescribeRequest(session="abc", method="pof-mkl", resume_round=0)
 
 
 def context(config: dict[str, Any] | None = None) -> Context:
@@ -42,104 +40,12 @@ def ask(served: PhaseClient, request: Any, **change: Any) -> Any:
     return metrics
 
 
-def opened(session: str = "abc", **more: Any) -> OnlineKernelClient:
-    served = client(**more)
-    ask(served, DescribeRequest(session=session, method="pof-mkl", resume_round=0))
-    return served
-
-
-def kernel_fields() -> dict[str, Any]:
-    return {
-        "bandwidths": bandwidth_dictionary(N).astype("<f8").tobytes(),
-        "features": D,
-        "seed": 0,
-        "regularization": 1e-3,
-        "precision": "float64",
-        "frequency_draw": "independent",
-        "centre": 0.0,
-        "released": 0,
-    }
-
-
-def personal(**change: Any) -> wire.PersonalRequest:
-    values = {
-        **STREAM,
-        **kernel_fields(),
-        "kernels_per_round": 2,
-        "selection": "bins",
-        "exploration": 1.0,
-        "weight_rule": "exponential",
-        "learning_rate": 0.1,
-        "theta": np.zeros((N, 2 * D)),
-    }
-    return wire.PersonalRequest(**{**values, **change})
-
-
-def network(**change: Any) -> wire.NetworkRequest:
-    layers = np.array([3, 2, 1], "<i4").tobytes()
-    fields = {"layers": layers, "seed": 0, "inner_step": 0.1, "parameters": np.ones(11)}
-    return wire.NetworkRequest(**{**STREAM, **fields, **change})  # type: ignore[arg-type]
-
-
-def test_a_round_that_was_done_is_refused() -> None:
-    served = opened()
-    assert ask(served, personal())["total_samples"] == 1
-    text = r"partition 2: round 1 has been done already \(last round 1\)"
-    for request in (personal(), network()):
-        with pytest.raises(ProtocolError, match=text):
-            ask(served, request)
-    assert ask(served, personal(round=5, step=1))["total_samples"] == 2
-    with pytest.raises(ProtocolError, match="round 4 has been done already"):
-        ask(served, personal(round=4, step=2))
-
-
-def test_the_state_does_not_change_when_a_round_is_refused() -> None:
-    served = opened()
-    ask(served, personal())
-    before = SessionState.load(served.context)
-    for wrong in (personal(), personal(round=2, step=ROWS), personal(round=2, session="x")):
-        with pytest.raises((ProtocolError, TableError)):
-            ask(served, wrong)
-    assert SessionState.load(served.context) == before
-
-
-@pytest.mark.parametrize("session", ["other", ""])
-def test_an_unknown_session_is_refused(session: str) -> None:
-    text = "partition 2: the request belongs to a session that this node has not opened; start"
-    for served in (client(), opened()):
-        for request in (personal(session=session), network(session=session)):
-            with pytest.raises(ProtocolError, match=text):
-                ask(served, request)
-
-
-def test_an_evaluation_of_an_unknown_session_is_refused() -> None:
-    request = wire.EvaluateRequest(
-        **{**STREAM, "session": "other"},  # type: ignore[arg-type]
-        **kernel_fields(),
-        theta=np.zeros((N, 2 * D)),
-        weight_rule="exponential",
-        learning_rate=0.1,
-        weights=np.zeros(0),
-    )
-    served = opened(x_test=np.zeros((2, 3)), y_test=np.zeros(2))
-    with pytest.raises(ProtocolError, match="a session that this node has not opened"):
-        served.fit(request.arrays(), dict(request.scalars()))
-
-
 def test_a_new_session_starts_from_nothing() -> None:
-    served = opened()
-    ask(served, personal())
+    served = client()
+    ask(served, OPENING)
+    served.close_round(served.open_round("abc", 1, 0), 1, b"weights", 0)
     ask(served, DescribeRequest(session="next", method="pof-mkl", resume_round=0))
     assert SessionState.load(served.context) == SessionState(session="next")
-
-
-@pytest.mark.parametrize(
-    ("change", "needed"), [({"step": 10}, 11), ({"step": 8, "samples": 3}, 11), ({"step": -1}, 0)]
-)
-def test_rows_outside_the_stream_are_refused(change: dict[str, int], needed: int) -> None:
-    text = f"partition 2: the stream has 10 rows, the request needs row {needed}; ask for fewer"
-    with pytest.raises(TableError, match=text):
-        ask(opened(), personal(**change))
 
 
 def test_a_stream_too_short_for_the_run_is_named(make_streams: Callable[..., Any]) -> None:
@@ -198,27 +104,7 @@ def test_a_wrong_node_configuration_is_refused(config: dict[str, Any], text: str
 def test_an_unknown_phase_is_refused(phase: str) -> None:
     text = "partition 2: OnlineKernelClient does not take part in phase '.{0,40}'; serve the client"
     with pytest.raises(ProtocolError, match=text):
-        ask(opened(), personal(), phase=phase)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"precision": "float16"},
-        {"frequency_draw": "sobol"},
-        {"weight_rule": "hedge"},
-    ],
-)
-def test_unknown_words_of_a_newer_server_are_refused(change: dict[str, str]) -> None:
-    with pytest.raises(ProtocolError, match="is none of"):
-        ask(opened(), personal(**change))
-
-
-def test_a_state_of_other_kernels_is_refused() -> None:
-    served = opened()
-    ask(served, network())
-    with pytest.raises(ProtocolError, match="the node's state does not belong to 5 kernels"):
-        ask(served, personal(round=2))
+        ask(client(), OPENING, phase=phase)
 
 
 def test_the_description_holds_sizes_and_no_values() -> None:

@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedkern_flwr.clients import SVMClient
-from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, StateError, TableError
+from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableError
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.wire import DescribeRequest
 
@@ -35,10 +35,6 @@ def make(place: Context | None = None, **table: Any) -> SVMClient:
 def opening(session: str = SESSION) -> Table:
     request = DescribeRequest(session=session, method="hierarchical-svm", resume_round=0)
     return {"parameters": request.arrays(), "config": request.scalars()}
-
-
-def answer(client: SVMClient, request: Any) -> Any:
-    return client.fit(request.arrays(), request.scalars())
 
 
 BAD: dict[str, tuple[Table, type[FedKernError], str]] = {
@@ -103,19 +99,6 @@ def test_role_and_group_may_be_in_the_configuration_of_the_node() -> None:
         make(context(role="agent", group="2.0"))
 
 
-def test_each_role_answers_its_phases_only() -> None:
-    shared = {"svm-save", "svm-pad"}
-    phases = [set(make(**t).handlers()) for t in (USER, {"role": "agent"}, OWNER)]
-    assert phases[0] & phases[1] == phases[1] & phases[2] == phases[0] & phases[2] == shared
-    agent = make(role="agent")
-    agent.fit(**opening())
-    request = wire.EvaluateRequest(
-        session=SESSION, round=1, self_masks=False, model=np.zeros((1, 3))
-    )
-    with pytest.raises(ProtocolError, match="does not take part in phase 'svm-evaluate'"):
-        answer(agent, request)
-
-
 def describe(**table: Any) -> wire.SVMDescribeReply:
     arrays, _, scalars = make(**table).fit(**opening())
     return wire.SVMDescribeReply.unpack(arrays, dict(scalars), party="")
@@ -141,13 +124,6 @@ def test_nodes_tell_who_they_are() -> None:
     assert (three.outputs, three.classes) == (3, 3)
 
 
-def test_another_table_in_the_same_session_is_refused() -> None:
-    place = context()
-    make(place, **USER).fit(**opening())
-    with pytest.raises(ProtocolError, match="has not opened"):
-        answer(make(place, **USER), wire.SaveRequest(session="5f" * 8, round=1))
-
-
 def evaluate(**fields: Any) -> wire.EvaluateRequest:
     model = np.zeros((1, 3))
     return wire.EvaluateRequest(**{"session": SESSION, "round": 1, "model": model, **fields})
@@ -159,111 +135,6 @@ def local(number: int, **fields: Any) -> wire.LocalRequest:
     common |= {"center": np.zeros((0, 0)), "judged": np.zeros((0, 0))}
     common |= dict.fromkeys(("mean", "deviation", "ridge", "shares"), nothing)
     return wire.LocalRequest(round=number, **{**common, **fields})
-
-
-def test_requests_without_masks_are_never_answered() -> None:
-    """A server that asks for a sum without secure sums learns nothing."""
-    client = make(**USER)
-    client.fit(**opening())
-    zeros = np.zeros(2)
-    requests = [
-        local(1, mean=zeros, deviation=zeros + 1, ridge=np.ones(3)),
-        evaluate(self_masks=False),
-        wire.StatisticsRequest(
-            session=SESSION,
-            round=1,
-            loss="hinge",
-            c=1.0,
-            features=0,
-            gamma=0.0,
-            feature_seed=0,
-            rows=4,
-            raw=False,
-            counted=False,
-            tried=np.zeros(0),
-            partners=np.zeros(0, np.int32),
-            raw_mean=np.zeros(0),
-            raw_deviation=np.zeros(0),
-        ),
-    ]
-    for request in requests:
-        with pytest.raises(ProtocolError, match="leave this node in secure sums only") as caught:
-            answer(client, request)
-        assert "\n" not in str(caught.value)
-        assert "partition 4: " in str(caught.value)
-
-
-def visit(**fields: Any) -> wire.VisitRequest:
-    common: Table = {"width": 1, "message_round": 1, "weights_round": 1, "judge": False}
-    common |= {"coordinates": b"", "message": b"m", "weights": b""}
-    return wire.VisitRequest(session=SESSION, round=2, **{**common, **fields})
-
-
-def owner_request(kind: str) -> wire.OwnerRequest:
-    empty = dict.fromkeys(("take", "users", "sizes", "place"), np.zeros(0, np.int32))
-    common: Table = {"loss": "hinge", "c": 1.0, "tolerance": 0.1, "rows": 4}
-    return wire.OwnerRequest(session=SESSION, round=2, kind=kind, **common, **empty)
-
-
-OUT_OF_TURN: dict[str, tuple[Table, Any]] = {
-    "agent": (COLUMNS, visit()),
-    "rows": (OWNER, owner_request("step")),
-    "model": (OWNER, owner_request("again")),
-    "bias": (OWNER, owner_request("judge")),
-}
-
-
-@pytest.mark.parametrize("name", OUT_OF_TURN)
-def test_requests_out_of_turn_are_refused_in_one_line(name: str) -> None:
-    table, request = OUT_OF_TURN[name]
-    client = make(**table)
-    client.fit(**opening())
-    text = "partition 4: what the request needs was never asked for in this run: "
-    with pytest.raises(ProtocolError, match=text) as caught:
-        answer(client, request)
-    assert "\n" not in str(caught.value)
-    assert "; run the same release on both sides" in str(caught.value)
-
-
-def test_iterations_follow_each_other() -> None:
-    client = make(**USER)
-    client.fit(**opening())
-
-    def begins(kind: type[wire.SVMRequest], number: int, last: int = 1) -> bool:
-        """Tell whether a node whose last iteration was ``last`` takes it for a repetition."""
-        client._request = kind(session=SESSION, round=number)
-        state = client.open_session(SESSION)
-        state.round = last
-        state.store(client.context)
-        client.open_round(SESSION, number, 0)
-        return client.repeated
-
-    assert not begins(wire.IterationRequest, 1, last=0)
-    assert begins(wire.IterationRequest, 1)
-    assert not begins(wire.IterationRequest, 2)
-    for number in (0, 3):
-        with pytest.raises(StateError, match=f"iteration {number} does not follow iteration 1"):
-            begins(wire.IterationRequest, number)
-    assert not begins(wire.StepRequest, 3)
-    with pytest.raises(StateError):
-        begins(wire.StepRequest, 0)
-
-
-def test_the_plan_of_the_owner_stays_the_same_in_a_run() -> None:
-    """What is counted of two plans that differ by a row would be about that row."""
-    client, nobody = make(**OWNER), np.zeros(0, np.int32)
-    client.fit(**opening())
-
-    def start(number: int, *take: int) -> wire.OwnerRequest:
-        own: Table = {"session": SESSION, "round": number, "rows": 3, "kind": "start"}
-        own |= {"loss": "hinge", "c": 1.0, "tolerance": 0.1, "take": np.array(take, np.int32)}
-        users = {"users": nobody, "sizes": nobody, "place": nobody}
-        return wire.OwnerRequest(**own, **users)
-
-    answer(client, start(1, 0, 1, 2))
-    with pytest.raises(ProtocolError, match="the settings of the run have changed"):
-        answer(client, start(2, 1, 2, 3))
-    answer(client, start(2, 0, 1, 2))
 
 
 def test_messages_are_sealed_only_for_chosen_partners() -> None:

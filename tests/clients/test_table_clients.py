@@ -219,6 +219,24 @@ def test_edges_of_what_may_be(kind: Kind) -> None:
     assert kind.make(y=None, classes=None).role == kind.roles[1]
 
 
+def test_ranges_include_their_ends_and_a_feature_may_be_constant() -> None:
+    KINDS["fed-cg"].make(x=[[0.0, 1.0], [1.0, 0.0], [0.5, 0.5], [1.0, 1.0]])
+    KINDS["fed-cg"].make(x=[[5.0, 0.5]] * 4, ranges=[[5, 5], [0, 1]])
+
+
+def test_labels_of_some_rows_may_be_elsewhere() -> None:
+    kind, gap = KINDS["fdskl"], np.nan
+    assert kind.make(y=[gap] * 4, **HELD_OUT).table.rows == 0  # only held-out rows
+    found = kind.describe(kind.make(y=[[0], [gap], [1], [1]], **HELD_OUT))
+    assert (found.rows, found.test_rows, found.others) == (3, 2, 1)
+    for part, ids in ((found.ids[:3], "acd"), (found.ids[3:5], ["7", "ü"]), (found.ids[5:], "b")):
+        assert sorted(part.tolist()) == sorted(hash_ids(list(ids), KEY, SESSION).tolist())
+    numbers = kind.make(y=[[0.1, 0.2], [0.3, gap], [0.5, 0.1], [1, 1]], classes=None).table
+    assert (numbers.rows, numbers.others) == (3, 1)
+    passive = kind.make(y=None, classes=None, x_test=X[:2], ids_test=["e", "f"])
+    assert passive.table.others == 6
+
+
 # -- what a party tells
 
 
@@ -262,6 +280,25 @@ def test_labels_are_names_or_positions_of_classes(kind: Kind) -> None:
     np.testing.assert_array_equal(kept, -wanted)
 
 
+def test_the_order_of_the_table_is_not_told() -> None:
+    """Rows are announced by their hashes; the same seed makes the same order in any session."""
+    kind, turned = KINDS["fdskl"], [2, 0, 3, 1]
+    same = {"x": X[turned], "ids": [list("abcd")[k] for k in turned], "y": None, "classes": None}
+
+    def order(session: str, seed: int, **more: Any) -> list[str]:
+        client = kind.make(**{"y": None, "classes": None, **more})
+        found = kind.describe(client, session=session, order_seed=seed).ids
+        hashes = {tuple(hash_ids([i], KEY, session)[0].tolist()): i for i in "abcd"}
+        return [hashes[tuple(row)] for row in found.tolist()]
+
+    for seed in (-1, 0, 7):
+        assert order(SESSION, seed) == order(SESSION, seed, **same)
+    orders = [order(f"{k}" * 16, 7) for k in range(6)]
+    assert all(o == orders[0] for o in orders)
+    assert len({tuple(order(f"{k}" * 16, -1)) for k in range(6)}) > 1
+    assert len({tuple(order(SESSION, seed)) for seed in range(6)}) > 1
+
+
 def test_a_gap_among_labels_of_text_is_a_row_of_another_party() -> None:
     table = KINDS["fdskl"].make(classes=("no", "yes"), y=["no", "yes", None, ""]).table
     assert (table.rows, table.others) == (2, 2)
@@ -277,9 +314,29 @@ def test_hashes_of_two_runs_or_two_keys_have_nothing_in_common(kind: Kind) -> No
         assert not np.isin(one, other).any()
 
 
+def test_rows_without_ids_are_those_of_others_by_their_order_or_nobody_s() -> None:
+    """Of columns that all parties hold in one order; at hospitals nobody else has the rows."""
+    for kind in KINDS.values():
+        other = kind.make(context(3), y=None, classes=None, ids=None, alignment_key=None)
+        one, two = (kind.describe(c) for c in (kind.make(ids=None, alignment_key=None), other))
+        same = {tuple(r) for r in one.ids.tolist()} & {tuple(r) for r in two.ids.tolist()}
+        assert len(same) == (4 if kind is KINDS["fdskl"] else 0)
+        assert not getattr(one, "named", False)
+
+
+def test_a_centre_tells_its_block_and_how_far_apart_its_rows_may_be() -> None:
+    kind = KINDS["fed-cg"]
+    found = kind.describe(kind.make(y=None, classes=None, ranges=[[0, 2], [-3, 1]]))
+    assert (found.block, found.square_bound, found.seeded) == ("centre 4", 20.0, False)
+    assert found.absolute_bound == pytest.approx(40.0**0.5)
+
+
 @every_kind
 def test_ids_that_come_twice_are_refused(kind: Kind) -> None:
-    for more in ({"ids": list("abac")}, {**HELD_OUT, "ids_test": ["c", "e"]}):
+    twice: list[Table] = [{"ids": list("abac")}, {**HELD_OUT, "ids_test": ["c", "e"]}]
+    if kind is KINDS["fdskl"]:
+        twice.append({"ids": list("abbc"), "y": [0, np.nan, 1, 1]})  # one label is elsewhere
+    for more in twice:
         with pytest.raises(TableError, match="partition 4: 1 duplicate ids; keep one row per id"):
             kind.describe(kind.make(**more))
 

@@ -11,108 +11,28 @@ import copy
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conversation import Asked, asked_in, ordered
 from flwr.app import Message, MetricRecord, RecordDict
 
 from fedkern_flwr.clients import VerticalKernelClient
 from fedkern_flwr.clients.fed_cg_kernel import HospitalKernel
-from fedkern_flwr.clients.run_file import RunFile
 from fedkern_flwr.errors import FedKernError, OptionError, StreamError, SumError, TableError
-from fedkern_flwr.guard import RunRecord
 from fedkern_flwr.node.answering import AnsweringClient
-from fedkern_flwr.node.client import PhaseClient
-from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.wire import sums
-from fedkern_flwr.wire.sections import attach, detach
-from fedkern_flwr.wire.sums import bind
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of absurd numbers
 
-MESSAGES = {m.phase: m for m in (sums.Roster, sums.Order, sums.Unmask, sums.Delivery, sums.End)}
 #: Changes of each request that are tried; all of them by ``make test-long``.
 TRIED = 6
 Tables = dict[str, Callable[[np.ndarray], np.ndarray]]
-
-
-@dataclass
-class Asked:
-    """A request at a node that has not answered it yet."""
-
-    client: Any
-    request: Any
-    sections: list[Any]
-    state: Any
-
-    def send(self, client: Any = None, request: Any = None, sections: Any = None) -> str:
-        """Return what is said to a request, maybe another one; nothing if it is answered."""
-        client, request = client or self.client, request or self.request
-        arrays, scalars = attach(self.sections if sections is None else sections)
-        try:
-            client.fit(request.arrays() + arrays, request.scalars() | scalars)
-        except FedKernError as error:
-            return str(error).removeprefix("[fedkern] ")
-        return ""
-
-    def try_out(
-        self, client: Any = None, request: Any = None, sections: Any = None
-    ) -> tuple[str, bool]:
-        """Return what is said to a request as if it were the first, and whether it is counted."""
-        self.begin()
-        before = self.refusals
-        said = self.send(client, request, sections)
-        return said, self.refusals > before
-
-    def begin(self) -> None:
-        """Have the node as it was when the request came."""
-        self.client.context.state = copy.deepcopy(self.state)
-
-    @property
-    def refusals(self) -> int:
-        """How many the node has counted."""
-        return RunRecord.load(self.client.context, self.request.session).refusals
-
-    @property
-    def kept(self) -> KeptState:
-        """What the client has kept of its run."""
-        return KeptState.unpack(SessionState.load(self.client.context).payload)
-
-
-def asked_in(
-    run: Callable[[int, Path], Any], folder: Path, only: Callable[[Any, Any], bool] | None = None
-) -> dict[str, Asked]:
-    """Return requests of a run: one for each kind of node, and of sums that come along.
-
-    Maybe ``only`` those of which this holds: (client, request).
-    """
-    fit, found = PhaseClient.fit, dict[str, Asked]()
-
-    def watched(client: Any, parameters: Any, config: Any) -> Any:
-        arrays, scalars, sections = detach(parameters, config, party="server")
-        phase = str(scalars.get("phase"))
-        kind = client.handlers().get(phase)
-        if kind is not None:
-            request = kind[0].unpack(arrays, scalars, party="server")
-            read = [s.read(MESSAGES[s.phase], party="server") for s in sections]
-            stems = {re.split("[#/]", s.name)[0] for s in read if isinstance(s, sums.Order)}
-            stems |= {"delivered" for s in read if isinstance(s, sums.Delivery)}
-            key = f"{phase} at {client.role}: {', '.join(sorted(stems))}"
-            if key not in found and (only is None or only(client, request)):
-                state = copy.deepcopy(client.context.state)
-                found[key] = Asked(copy.copy(client), request, read, state)
-        return fit(client, parameters, config)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PhaseClient, "fit", watched)
-        patch.setattr(RunFile, "erase", lambda _: None)  # requests come again
-        run(1, folder)
-    return found
 
 
 @pytest.fixture(autouse=True)
@@ -197,22 +117,6 @@ def altered(value: Any) -> Iterator[tuple[str, Any]]:
         yield "of the first", np.full_like(value, value.flat[0] if value.size else 0)
     else:
         yield from (("more", value + 1), ("none", 0), ("less", value - 1))
-
-
-def ordered(one: Asked, request: Any) -> list[Any]:
-    """Return the sections of a changed request; sums that are named after it, after this one."""
-    out = []
-    for section in one.sections:
-        if isinstance(section, sums.Order) and "#" in section.name:
-            stem = section.name.partition("#")[0]
-            if request.phase.startswith("gram"):
-                section = replace(section, name=bind(stem, request))
-            elif request.phase in ("svm-statistics", "svm-step"):
-                one.begin()
-                told = str(one.kept.settings.get("told", ""))
-                section = replace(section, name=request.sum_name(told))
-        out.append(section)
-    return out
 
 
 # -- the contract
@@ -462,22 +366,6 @@ def test_what_fails_in_learning_or_encoding_says_no_more(
     one = asked("ranges, encoded", "ranges-write")
     text, counted = one.try_out(request=replace(one.request, encoder="{}"))
     assert UNFIT in text
-    assert counted
-
-
-def test_columns_are_for_an_agent(asked: Callable[..., Asked]) -> None:
-    """Else the server would open the sum of a group."""
-    one = asked("svm, columns", "svm-columns")
-    orders = [replace(s, receiver=-1) if isinstance(s, sums.Order) else s for s in one.sections]
-    text, counted = one.try_out(request=replace(one.request, agent=-1), sections=orders)
-    assert "refused by the node: columns for no agent" in text
-    assert counted
-
-
-def test_a_plan_has_as_many_rows_as_it_says(asked: Callable[..., Asked]) -> None:
-    one = asked("svm, columns", "svm-owner", lambda _, r: getattr(r, "kind", "") == "start")
-    text, counted = one.try_out(request=replace(one.request, take=one.request.take[:5]))
-    assert "refused by the node: a plan of fewer rows than it says" in text
     assert counted
 
 
