@@ -154,12 +154,15 @@ class Parties(Nodes):
         return {k: RunState.unpack(state.payload) for k, state in loaded.items()}
 
 
+Serve = Callable[..., Parties]  # what a fixture gives
+
+
 def serve(tables: list[Table], folder: Path, **common: Any) -> Parties:
     return Parties(HybridKernelClient, tables, folder, {"alignment_key": KEY, **common})
 
 
 @pytest.fixture
-def parties(tmp_path: Path) -> Callable[..., Parties]:
+def parties(tmp_path: Path) -> Serve:
     def make(tables: list[Table], **common: Any) -> Parties:
         tmp_path.joinpath(str(len(made))).mkdir()
         made.append(serve(tables, tmp_path / str(len(made)), **common))
@@ -310,7 +313,7 @@ LAMBDAS = (1.0, 1e-2, 1e-3, 1e-4)
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_the_model_is_that_of_the_pooled_data(name: str, parties: Callable[..., Parties]) -> None:
+def test_the_model_is_that_of_the_pooled_data(name: str, parties: Serve) -> None:
     x, y, common = load(name)
     for k, (hospitals, centres) in enumerate(SPLITS[SETS.index(name) :: len(SETS)]):
         lam = LAMBDAS[k % len(LAMBDAS)]
@@ -326,7 +329,7 @@ def test_the_model_is_that_of_the_pooled_data(name: str, parties: Callable[..., 
 
 @pytest.mark.parametrize("name", ["wine", "breast_cancer", "sonar"])
 def test_a_small_regularization_costs_no_more_than_float64_itself(
-    name: str, parties: Callable[..., Parties]
+    name: str, parties: Serve
 ) -> None:
     x, y, common = load(name)
     for lam in (1e-6, 1e-8):
@@ -337,9 +340,7 @@ def test_a_small_regularization_costs_no_more_than_float64_itself(
 
 
 @pytest.mark.parametrize("centres", [0, 1, 2])
-def test_six_thousand_rows_of_three_hospitals(
-    centres: int, parties: Callable[..., Parties]
-) -> None:
+def test_six_thousand_rows_of_three_hospitals(centres: int, parties: Serve) -> None:
     """Each hospital keeps its own patients; no hospital sees both classes."""
     toy, lam = three_hospitals(1), 1e-4
     tables = deal(toy.x, toy.y, 3, centres, sites=toy.site, classes=(0, 1))
@@ -372,7 +373,7 @@ def figure_three(name: str = "breast_cancer") -> list[Table]:
     return tables
 
 
-def test_the_split_of_figure_three(parties: Callable[..., Parties]) -> None:
+def test_the_split_of_figure_three(parties: Serve) -> None:
     tables = figure_three()
     group = parties(tables)
     strategy = group.fit(landmarks=50, regularization=1e-4)  # nobody need allow anything
@@ -431,9 +432,7 @@ VARIANTS: dict[str, tuple[Callable[[], list[Table]], Table]] = {
 
 @pytest.mark.parametrize("lam", [1.0, 1e-4])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_variant_is_that_of_the_pooled_data(
-    name: str, lam: float, parties: Callable[..., Parties]
-) -> None:
+def test_every_variant_is_that_of_the_pooled_data(name: str, lam: float, parties: Serve) -> None:
     make, options = VARIANTS[name]
     tables = make()
     group = parties(tables, allow_single=True)
@@ -447,9 +446,7 @@ def test_every_variant_is_that_of_the_pooled_data(
 @pytest.mark.parametrize(
     ("solver", "landmarks"), [("normal-equations", 20), ("normal-equations", 1), ("cg", 20)]
 )
-def test_the_penalty_of_the_function_s_norm(
-    solver: str, landmarks: int, parties: Callable[..., Parties]
-) -> None:
+def test_the_penalty_of_the_function_s_norm(solver: str, landmarks: int, parties: Serve) -> None:
     """Equation 2.10: the kernel of the landmarks comes from the parties' slices."""
     tables = figure_three("wine")
     group, lam = parties(tables), 0.3
@@ -462,7 +459,7 @@ def test_the_penalty_of_the_function_s_norm(
     assert strategy.ledger_.by_phase["hybrid-distances"] == 1
 
 
-def test_a_width_per_landmark(parties: Callable[..., Parties]) -> None:
+def test_a_width_per_landmark(parties: Serve) -> None:
     """Equation 4.1: log-uniform around gamma, from the run's seed."""
     tables = deal(*small(), 2, 2, classes=(0, 1))
     group = parties(tables)
@@ -477,7 +474,7 @@ def test_a_width_per_landmark(parties: Callable[..., Parties]) -> None:
 
 @pytest.mark.parametrize("sampling", ["N", "C"])
 def test_moments_of_shared_blocks_are_those_of_the_pooled_training_rows(
-    sampling: str, parties: Callable[..., Parties]
+    sampling: str, parties: Serve
 ) -> None:
     """One more exchange: counts, sums and products of each block's rows, held-out ones excepted.
 
@@ -527,7 +524,7 @@ def fit_and_read_seeds(
 
 @pytest.mark.parametrize("sampling", ["U", "N"])
 def test_two_holders_of_a_block_take_the_secret_of_their_pair(
-    sampling: Any, parties: Callable[..., Parties]
+    sampling: Any, parties: Serve
 ) -> None:
     """Single holders draw their own. No exchange more; other landmarks in every run."""
     tables = without_seeds(figure_three("wine"))
@@ -544,7 +541,7 @@ def test_two_holders_of_a_block_take_the_secret_of_their_pair(
 
 @pytest.mark.parametrize("sampling", ["U", "N"])
 def test_the_first_of_several_holders_seals_a_secret_for_the_others(
-    sampling: Any, parties: Callable[..., Parties]
+    sampling: Any, parties: Serve
 ) -> None:
     tables = without_seeds(deal(*small(120), 4, 5, classes=(0, 1)))
     group, record = parties(tables), Transcript()
@@ -561,9 +558,7 @@ def test_the_first_of_several_holders_seals_a_secret_for_the_others(
 
 @pytest.mark.usefixtures("same_session")
 @pytest.mark.parametrize("sampling", ["U", "N"])
-def test_secret_landmarks_survive_a_break_down(
-    sampling: str, parties: Callable[..., Parties]
-) -> None:
+def test_secret_landmarks_survive_a_break_down(sampling: str, parties: Serve) -> None:
     """Two holders and more: nothing is configured, all is in the nodes' folders."""
     tables = without_seeds(deal(*small(), 3, 2, classes=(0, 1)))
     group = parties(tables)
@@ -579,7 +574,7 @@ def test_secret_landmarks_survive_a_break_down(
     assert group.written() == again.written()
 
 
-def test_a_sealed_secret_cannot_be_changed_on_the_way(parties: Callable[..., Parties]) -> None:
+def test_a_sealed_secret_cannot_be_changed_on_the_way(parties: Serve) -> None:
     group = parties(without_seeds(deal(*small(), 3, 2, classes=(0, 1))))
     plan = At(partition=0, phase="hybrid-moments", what=Fault("tamper", change=flip))
     with pytest.raises(ProtocolError, match="through the server was changed or misplaced"):
@@ -639,7 +634,7 @@ CG_SETS = [("iris", 1e-1), ("wine", 1e-2), ("breast_cancer", 1.0), ("sonar", 1e-
 
 @pytest.mark.parametrize(("name", "lam"), CG_SETS)
 def test_iterations_are_those_of_the_centralised_method(
-    name: str, lam: float, parties: Callable[..., Parties]
+    name: str, lam: float, parties: Serve
 ) -> None:
     """In plain float64 the same number, one more or less; in fixed point at most 1.4 times it."""
     x, y, common = load(name)
@@ -661,7 +656,7 @@ def test_iterations_are_those_of_the_centralised_method(
     assert [row["round"] for row in secure.history_] == list(range(1, products))
 
 
-def test_residuals_are_those_of_the_centralised_method(parties: Callable[..., Parties]) -> None:
+def test_residuals_are_those_of_the_centralised_method(parties: Serve) -> None:
     """As the paper's figure 6 has them: sum(r^2) after each iteration."""
     tables = deal(*small(90), 2, 2, classes=(0, 1))
     lam = 0.1
@@ -681,9 +676,7 @@ def test_residuals_are_those_of_the_centralised_method(parties: Callable[..., Pa
 
 
 @pytest.mark.parametrize(("name", "lam"), [("wine", 1e-3), ("breast_cancer", 1e-3)])
-def test_a_preconditioner_saves_iterations(
-    name: str, lam: float, parties: Callable[..., Parties]
-) -> None:
+def test_a_preconditioner_saves_iterations(name: str, lam: float, parties: Serve) -> None:
     """Its sketch comes with K^T y: no exchange more."""
     x, y, common = load(name)
     tables = deal(x, y, 3, 2, **common)
@@ -710,7 +703,7 @@ def test_a_preconditioner_saves_iterations(
     assert counts[2] <= 4
 
 
-def test_several_outputs_share_their_exchanges(parties: Callable[..., Parties]) -> None:
+def test_several_outputs_share_their_exchanges(parties: Serve) -> None:
     tables, lam = regression(), 1e-2
     group, pooled = parties(tables), pool(tables)
     both = group.fit(solver="cg", preconditioner_rank=0, regularization=lam)
@@ -730,7 +723,7 @@ def test_several_outputs_share_their_exchanges(parties: Callable[..., Parties]) 
     assert both.ledger_.by_phase["hybrid-product"] == 1 + both.metrics_["iterations"]
 
 
-def test_a_random_start_is_the_paper_s(parties: Callable[..., Parties]) -> None:
+def test_a_random_start_is_the_paper_s(parties: Serve) -> None:
     tables, lam = deal(*small(90), 2, 2, classes=(0, 1)), 1e-2
     group, pooled = parties(tables), pool(tables)
     options: Table = {"solver": "cg", "preconditioner_rank": 0, "regularization": lam}
@@ -743,7 +736,7 @@ def test_a_random_start_is_the_paper_s(parties: Callable[..., Parties]) -> None:
     assert strategy.ledger_.by_phase["hybrid-product"] == 1 + strategy.metrics_["iterations"]
 
 
-def test_a_start_that_is_given_is_used(parties: Callable[..., Parties]) -> None:
+def test_a_start_that_is_given_is_used(parties: Serve) -> None:
     """At the solution of another run hardly anything is left to do."""
     tables, options = (
         deal(*small(90), 2, 2, classes=(0, 1)),
@@ -770,7 +763,7 @@ def test_a_start_that_is_given_is_used(parties: Callable[..., Parties]) -> None:
 
 
 def test_iterations_that_do_not_converge_are_reported(
-    parties: Callable[..., Parties], caplog: pytest.LogCaptureFixture
+    parties: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     strategy = parties(deal(*small(), 2, 2, classes=(0, 1))).fit(
         solver="cg", preconditioner_rank=0, more={"num_rounds": 3}
@@ -784,9 +777,7 @@ def test_iterations_that_do_not_converge_are_reported(
 # -- the paper's algorithm
 
 
-def test_conjugate_gradients_are_those_of_the_paper_iterate_by_iterate(
-    parties: Callable[..., Parties],
-) -> None:
+def test_conjugate_gradients_are_those_of_the_paper_iterate_by_iterate(parties: Serve) -> None:
     """From the same start, without a preconditioner: Algorithm 1, from sums of all hospitals.
 
     The start is drawn by the server from the seed of the run. No party needs it: they are asked for
@@ -836,7 +827,7 @@ def test_conjugate_gradients_are_those_of_the_paper_iterate_by_iterate(
 @pytest.mark.parametrize("rows", [5, 30, 89])
 @pytest.mark.parametrize("solver", ["normal-equations", "cg"])
 def test_rows_may_travel_in_many_parts(
-    rows: int, solver: str, parties: Callable[..., Parties], monkeypatch: pytest.MonkeyPatch
+    rows: int, solver: str, parties: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A message of distances has ``rows`` rows at most; hospitals of different sizes."""
     x, y = small(89)
@@ -862,7 +853,7 @@ def test_rows_may_travel_in_many_parts(
 
 
 @pytest.mark.parametrize("bits", [64, 32])
-def test_distances_may_travel_in_half_the_bytes(bits: int, parties: Callable[..., Parties]) -> None:
+def test_distances_may_travel_in_half_the_bytes(bits: int, parties: Serve) -> None:
     """At the price of kernels that are rounded: to what the option's documentation says."""
     tables = deal(*small(90), 2, 2, classes=(0, 1))
     group, record = parties(tables), Transcript()
@@ -894,7 +885,7 @@ def test_distances_may_travel_in_half_the_bytes(bits: int, parties: Callable[...
 
 
 def test_many_parts_with_everything_that_travels_only_once(
-    parties: Callable[..., Parties], monkeypatch: pytest.MonkeyPatch
+    parties: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Moments and the kernel of the landmarks."""
     monkeypatch.setattr("fedkern_flwr.strategies.fed_cg_system._MESSAGE", 8 * 20 * 40)
@@ -908,7 +899,7 @@ def test_many_parts_with_everything_that_travels_only_once(
 
 
 def test_a_hospital_without_centres_beside_one_with_many_parts(
-    parties: Callable[..., Parties], monkeypatch: pytest.MonkeyPatch
+    parties: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedkern_flwr.strategies.fed_cg_system._MESSAGE", 8 * 20 * 15)
     tables = deal(*small(90), 3, 2, classes=(0, 1))
@@ -926,7 +917,7 @@ def test_a_hospital_without_centres_beside_one_with_many_parts(
 # -- what a run tells
 
 
-def test_metrics_are_those_of_the_predictions(parties: Callable[..., Parties]) -> None:
+def test_metrics_are_those_of_the_predictions(parties: Serve) -> None:
     tables = deal(*load("breast_cancer")[:2], 3, 2, classes=(0, 1))
     group = parties(tables)
     strategy = group.fit(landmarks=50)
@@ -948,9 +939,7 @@ def test_metrics_are_those_of_the_predictions(parties: Callable[..., Parties]) -
             assert [row["id"] for row in csv.DictReader(file)] == list(table["ids_test"])
 
 
-def test_the_error_of_a_regression_is_that_of_the_predictions(
-    parties: Callable[..., Parties],
-) -> None:
+def test_the_error_of_a_regression_is_that_of_the_predictions(parties: Serve) -> None:
     tables = regression()
     group = parties(tables)
     strategy = group.fit()
@@ -965,9 +954,7 @@ def test_the_error_of_a_regression_is_that_of_the_predictions(
     assert set(group.written()[0]) == {"id", "output_0", "output_1"}
 
 
-def test_held_out_rows_without_labels_are_predicted_and_not_judged(
-    parties: Callable[..., Parties],
-) -> None:
+def test_held_out_rows_without_labels_are_predicted_and_not_judged(parties: Serve) -> None:
     """Not even when some hospitals have labels: their metrics would be taken for all."""
     tables = deal(*small(), 3, 2, classes=(0, 1))
     for table in tables[:3]:
@@ -979,7 +966,7 @@ def test_held_out_rows_without_labels_are_predicted_and_not_judged(
 
 
 def test_counts_of_a_single_hospital_are_not_sent(
-    parties: Callable[..., Parties], caplog: pytest.LogCaptureFixture
+    parties: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     tables = deal(*small(), 3, 2, classes=(0, 1))
     for table in tables[1:3]:
@@ -994,7 +981,7 @@ def test_counts_of_a_single_hospital_are_not_sent(
     assert 0.5 < allowed.metrics_["test_accuracy"] <= 1.0
 
 
-def test_start_is_called_like_a_stock_strategy(parties: Callable[..., Parties]) -> None:
+def test_start_is_called_like_a_stock_strategy(parties: Serve) -> None:
     seen: list[int] = []
 
     def evaluate(number: int, arrays: ArrayRecord) -> MetricRecord:
@@ -1038,7 +1025,7 @@ def test_start_is_called_like_a_stock_strategy(parties: Callable[..., Parties]) 
 
 
 def test_a_strategy_tells_its_options_and_what_is_seen(
-    parties: Callable[..., Parties], caplog: pytest.LogCaptureFixture
+    parties: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     tables = deal(*small(), 2, 2, classes=(0, 1))
     with caplog.at_level(logging.INFO, "fedkern_flwr"):
@@ -1094,7 +1081,7 @@ def test_the_solver_is_chosen_by_the_number_of_landmarks() -> None:
     assert ranks == {10: 5, 399: 199, 400: 200, 2000: 200}
 
 
-def test_no_rounds_are_refused(parties: Callable[..., Parties]) -> None:
+def test_no_rounds_are_refused(parties: Serve) -> None:
     group = parties(deal(*small(), 2, 2, classes=(0, 1)))
     with pytest.raises(OptionError, match="num_rounds is 0; use at least 1"):
         group.fit(more={"num_rounds": 0})
@@ -1174,7 +1161,7 @@ MISFITS: dict[str, tuple[Callable[[list[Table]], None], Table, str]] = {
 
 @pytest.mark.parametrize("name", MISFITS)
 def test_tables_that_do_not_fit_together_end_the_run_at_once(
-    name: str, parties: Callable[..., Parties], caplog: pytest.LogCaptureFixture
+    name: str, parties: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     spoil, options, text = MISFITS[name]
     tables = deal(*small(), 2, 2, classes=(0, 1))
@@ -1199,7 +1186,7 @@ SPOILED: dict[str, tuple[Table, str]] = {
 
 @pytest.mark.parametrize("name", SPOILED)
 def test_a_node_with_a_bad_table_is_named_and_nothing_of_it_is_quoted(
-    name: str, parties: Callable[..., Parties], caplog: pytest.LogCaptureFixture
+    name: str, parties: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     tables = deal(*small(), 2, 2, classes=(0, 1))
     table, problem = SPOILED[name]
@@ -1211,9 +1198,7 @@ def test_a_node_with_a_bad_table_is_named_and_nothing_of_it_is_quoted(
         assert secret not in str(caught.value) + caplog.text
 
 
-def test_clients_do_not_show_their_values_to_a_single_party_either(
-    parties: Callable[..., Parties],
-) -> None:
+def test_clients_do_not_show_their_values_to_a_single_party_either(parties: Serve) -> None:
     """What the strategy allows, each node must allow as well."""
     tables, strategy = deal(*small(), 2, 1, classes=(0, 1)), FedCG(allow_single=True)
     with pytest.raises(
@@ -1232,7 +1217,7 @@ def test_clients_do_not_show_their_values_to_a_single_party_either(
     parties(tables).fit(allow_single=True)
 
 
-def test_one_party_with_everything(parties: Callable[..., Parties]) -> None:
+def test_one_party_with_everything(parties: Serve) -> None:
     tables = deal(*small(), 1, 0, classes=(0, 1))
     group = parties(tables, allow_single=True)
     for solver in ("normal-equations", "cg"):
@@ -1243,7 +1228,7 @@ def test_one_party_with_everything(parties: Callable[..., Parties]) -> None:
         group.fit(penalty="rkhs", allow_single=True)
 
 
-def test_constant_features_do_no_harm(parties: Callable[..., Parties]) -> None:
+def test_constant_features_do_no_harm(parties: Serve) -> None:
     x, y = small()
     x[:, 1], x[:, 4] = 0.5, 0.0
     for sampling in ("U", "N"):
@@ -1273,9 +1258,7 @@ def assert_nothing_left(group: Parties) -> None:
         assert path.is_dir() or path.stat().st_mode & 0o077 == 0
 
 
-def test_a_run_that_ends_with_an_error_leaves_no_secret_either(
-    parties: Callable[..., Parties],
-) -> None:
+def test_a_run_that_ends_with_an_error_leaves_no_secret_either(parties: Serve) -> None:
     tables = deal(*small(), 2, 2, classes=(0, 1))
     change(tables, 1, landmark_seed=bytes(32))
     group = parties(tables)
@@ -1289,7 +1272,7 @@ def test_a_run_that_ends_with_an_error_leaves_no_secret_either(
 
 
 def test_the_server_sees_masked_sums_pseudonyms_and_counts_only(
-    parties: Callable[..., Parties], caplog: pytest.LogCaptureFixture
+    parties: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     tables = without_seeds(figure_three())
     record = Transcript()
@@ -1324,7 +1307,7 @@ def test_the_server_sees_masked_sums_pseudonyms_and_counts_only(
             assert str(name) not in log
 
 
-def test_pseudonyms_are_fresh_in_every_run(parties: Callable[..., Parties]) -> None:
+def test_pseudonyms_are_fresh_in_every_run(parties: Serve) -> None:
     tables = deal(*small(), 2, 2, classes=(0, 1))
     seen = []
     for _ in range(2):
@@ -1337,7 +1320,7 @@ def test_pseudonyms_are_fresh_in_every_run(parties: Callable[..., Parties]) -> N
 
 
 def test_a_finished_run_without_a_state_folder_leaves_no_file(
-    parties: Callable[..., Parties], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    parties: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -1407,9 +1390,7 @@ PREDICTED: dict[str, tuple[Callable[[], list[Table]], Table]] = {
 
 
 @pytest.mark.parametrize("name", PREDICTED)
-def test_new_patients_are_predicted_with_a_model_that_was_saved(
-    name: str, parties: Callable[..., Parties]
-) -> None:
+def test_new_patients_are_predicted_with_a_model_that_was_saved(name: str, parties: Serve) -> None:
     make, options = PREDICTED[name]
     tables = make()
     group = parties(tables)
@@ -1433,7 +1414,7 @@ def test_new_patients_are_predicted_with_a_model_that_was_saved(
     assert difference(later, pooled, 1e-2) <= EXACT
 
 
-def test_predictions_need_the_landmarks_of_the_model(parties: Callable[..., Parties]) -> None:
+def test_predictions_need_the_landmarks_of_the_model(parties: Serve) -> None:
     """From the state that the node kept, or from the same seed; others are noticed."""
     tables = deal(*small(90), 2, 2, classes=(0, 1))
     group = parties(tables)
@@ -1457,9 +1438,7 @@ def test_predictions_need_the_landmarks_of_the_model(parties: Callable[..., Part
             FedCG.of_model(meta).predict_at_nodes(serve(gone, elsewhere).grid(), arrays, meta)
 
 
-def test_normal_landmarks_cannot_be_drawn_again_from_the_seed_alone(
-    parties: Callable[..., Parties],
-) -> None:
+def test_normal_landmarks_cannot_be_drawn_again_from_the_seed_alone(parties: Serve) -> None:
     tables = deal(*small(90), 2, 2, classes=(0, 1))
     arrays, meta = parties(tables).fit(sampling="N").model()
     later = serve(newcomers(tables), parties([]).folder)
@@ -1469,9 +1448,7 @@ def test_normal_landmarks_cannot_be_drawn_again_from_the_seed_alone(
         FedCG.of_model(meta).predict_at_nodes(later.grid(), arrays, meta)
 
 
-def test_predictions_are_refused_for_other_parties_and_options(
-    parties: Callable[..., Parties],
-) -> None:
+def test_predictions_are_refused_for_other_parties_and_options(parties: Serve) -> None:
     tables = deal(*small(90), 2, 3, classes=(0, 1))
     group = parties(tables)
     arrays, meta = group.fit().model()
@@ -1484,7 +1461,7 @@ def test_predictions_are_refused_for_other_parties_and_options(
         FedCG(landmarks=21).predict_at_nodes(later.grid(), arrays, meta)
 
 
-def test_a_model_says_what_a_prediction_needs(parties: Callable[..., Parties]) -> None:
+def test_a_model_says_what_a_prediction_needs(parties: Serve) -> None:
     import json
 
     strategy = parties(deal(*small(), 2, 2, classes=(0, 1))).fit()
@@ -1544,7 +1521,7 @@ def of_numbers(n: int = 90) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("task", ["two classes", "three classes", "numbers"])
 @pytest.mark.parametrize("tune", ["folds", "gcv"])
 def test_what_is_chosen_is_the_best_of_a_grid_search_on_the_pooled_rows(
-    tune: Any, task: str, kernel: Any, parties: Callable[..., Parties]
+    tune: Any, task: str, kernel: Any, parties: Serve
 ) -> None:
     x, y, common = load("wine")
     if task == "two classes":
@@ -1577,9 +1554,7 @@ def test_what_is_chosen_is_the_best_of_a_grid_search_on_the_pooled_rows(
     assert equations["numbers"] == tuned["numbers"]
 
 
-def test_nothing_is_predicted_beyond_the_bound_of_the_labels(
-    parties: Callable[..., Parties],
-) -> None:
+def test_nothing_is_predicted_beyond_the_bound_of_the_labels(parties: Serve) -> None:
     x, y = of_numbers()
     tables = deal(x, np.sign(y), 2, 2, label_bound=1.0)  # steps, which a kernel overshoots
     group = parties(tables)
@@ -1591,7 +1566,7 @@ def test_nothing_is_predicted_beyond_the_bound_of_the_labels(
     assert np.abs(pooled.solve(1e-6)[1]).max() > 1.1
 
 
-def test_what_is_given_is_not_chosen(parties: Callable[..., Parties]) -> None:
+def test_what_is_given_is_not_chosen(parties: Serve) -> None:
     tables = deal(*small(120), 2, 2, classes=(0, 1))
     given = parties(tables, policy=UNCOUNTED).fit(tune="gcv", gamma=0.25)
     assert given.gammas_.tolist() == given.tuned_["gammas"] == [0.25]
@@ -1603,7 +1578,7 @@ def test_what_is_given_is_not_chosen(parties: Callable[..., Parties]) -> None:
 
 
 def test_widths_are_chosen_where_rows_travel_in_parts(
-    parties: Callable[..., Parties], monkeypatch: pytest.MonkeyPatch, same_session: None
+    parties: Serve, monkeypatch: pytest.MonkeyPatch, same_session: None
 ) -> None:
     """The mean distance is that of all training rows, whichever travel first."""
     tables = deal(*small(120), 2, 2, classes=(0, 1))
@@ -1618,7 +1593,7 @@ def test_widths_are_chosen_where_rows_travel_in_parts(
     assert errors.min() == pytest.approx(parts.tuned_["error"], rel=1e-6)
 
 
-def test_one_party_chooses_as_well(parties: Callable[..., Parties]) -> None:
+def test_one_party_chooses_as_well(parties: Serve) -> None:
     """With nobody to sum the mean distance with: as if all were uniform in the unit cube."""
     tables = deal(*small(), 1, 0, classes=(0, 1))
     group = parties(tables, policy=UNCOUNTED, allow_single=True)
@@ -1627,7 +1602,7 @@ def test_one_party_chooses_as_well(parties: Callable[..., Parties]) -> None:
     assert strategy.metrics_["test_accuracy"] > 0.7
 
 
-def test_as_much_is_chosen_as_the_nodes_count(parties: Callable[..., Parties]) -> None:
+def test_as_much_is_chosen_as_the_nodes_count(parties: Serve) -> None:
     """Nodes that refuse more numbers than unknowns are asked for none they would refuse."""
     tables = deal(*small(1200), 2, 2, classes=(0, 1))
     policy = NodePolicy.of_simulations(counting="refuse")
@@ -1650,9 +1625,7 @@ def test_as_much_is_chosen_as_the_nodes_count(parties: Callable[..., Parties]) -
         parties(tables, policy=policy).fit(landmarks=100, tune="auto")
 
 
-def test_no_fold_has_fewer_rows_than_its_nodes_allow(
-    parties: Callable[..., Parties],
-) -> None:
+def test_no_fold_has_fewer_rows_than_its_nodes_allow(parties: Serve) -> None:
     tables = deal(*small(), 2, 2, classes=(0, 1))  # 21 training rows each
     gcv = "generalised cross-validation"
     own = [
@@ -1679,7 +1652,7 @@ def test_options_that_leave_nothing_to_choose(options: Table, text: str) -> None
     assert not FedCG(**options).tunes
 
 
-def test_a_model_that_was_tuned_predicts_with_its_width(parties: Callable[..., Parties]) -> None:
+def test_a_model_that_was_tuned_predicts_with_its_width(parties: Serve) -> None:
     tables = deal(*small(), 2, 2, classes=(0, 1))
     group = parties(tables, policy=UNCOUNTED)
     strategy = group.fit(tune="auto", landmarks="auto", sampling="auto")
@@ -1696,7 +1669,7 @@ def test_a_model_that_was_tuned_predicts_with_its_width(parties: Callable[..., P
 
 @pytest.mark.parametrize("lam", [1e-12, 1e-3])
 def test_a_lambda_that_is_lost_in_rounding_is_told_of(
-    lam: float, parties: Callable[..., Parties], caplog: pytest.LogCaptureFixture
+    lam: float, parties: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What is told is about what a comparison with the pooled rows would find."""
     x = np.random.default_rng(0).random((900, 3))
