@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from nodes import Nodes, Table, side
-from sklearn import datasets
 
 from fedkern_flwr.clients import VerticalKernelClient
 from fedkern_flwr.clients.fdskl_table import PhaseStore
@@ -681,19 +680,6 @@ def test_classes_have_an_intercept_where_the_width_is_chosen(change: Table, part
     assert kept["intercept"].shape == (0 if change else 1, 1)
 
 
-def test_real_data_are_learned(parties: Serve) -> None:
-    bunch = datasets.load_breast_cancer()
-    x = (bunch.data - bunch.data.min(0)) / np.ptp(bunch.data, axis=0)
-    order = np.random.default_rng(0).permutation(len(x))
-    problem = Problem(x[order], bunch.target[order].astype(float), 4, held_out=143, common=TWO)
-    strategy = parties(problem.tables()).fit(features=300, gamma=0.5, regularization=1e-3)
-    assert strategy.metrics_["test_accuracy"] > 0.94
-    streamed = parties(problem.tables()).fit(
-        80, schedule="streaming", gamma=0.5, phase_bits=16, step=0.3, loss="square", directions=6
-    )
-    assert streamed.metrics_["test_accuracy"] > 0.9
-
-
 # -- rows that some party lacks
 
 
@@ -871,38 +857,6 @@ def test_a_model_at_chance_is_said_to_be_not_converged(
     assert len(said) == 1
     assert "no better than by their most frequent class" in said[0]
     assert "not converged: try a smaller --step" in said[0]
-
-
-_ONE: Table = {"directions": 3, "batch": 3, "step": 0.5, "evaluate_every": 3}
-_ONE |= {"step_schedule": "constant"}
-#: Values that cannot be of options by themselves.
-ALONE: Table = {
-    **dict.fromkeys(("loss", "kernel", "schedule", "missing"), "other"),
-    **{"features": 0, "attempts": 0, "phase_bits": 8, "gamma": -1.0, "regularization": 0.0},
-}
-BAD_OPTIONS: list[tuple[Table, str]] = [
-    *(({name: value}, f"{name} is for schedule streaming; add") for name, value in _ONE.items()),
-    *(({name: value}, f"{name} is {value!r}") for name, value in ALONE.items()),
-    *(
-        ({"schedule": "streaming", name: 0}, f"{name} is 0(.0)?; use ")
-        for name in ("batch", "directions", "step")
-    ),
-    ({"schedule": "streaming", "step": np.inf}, "step is inf"),
-    ({"schedule": "streaming", "features": 30}, "features is for schedule one-shot; l"),
-    (
-        {"schedule": "streaming", "step": 2.0, "regularization": 0.5},
-        "step 2 times regularization 0.5 is not below 1; use a smaller step",
-    ),
-    ({"schedule": "streaming", "step": 2e4}, "step 20000 times regularization"),
-]
-
-
-@pytest.mark.parametrize(("options", "text"), BAD_OPTIONS, ids=str)
-def test_options_that_cannot_work_are_refused(options: Table, text: str) -> None:
-    with pytest.raises(OptionError, match=f"^{text}") as caught:
-        FDSKL(**options)
-    assert caught.value.remedy
-    assert "\n" not in str(caught.value)
 
 
 # -- predictions of a model that was saved
