@@ -18,7 +18,6 @@ from fedkern_flwr.clients import (
     HybridKernelClient,
     SVMClient,
     VerticalKernelClient,
-    fdskl_paper,
     hierarchical_node,
 )
 from fedkern_flwr.groups import messages as groups
@@ -103,12 +102,11 @@ def fdskl(actives: int = 1, **options: Any) -> Any:
     """A random table: two features at each party."""
     rng = np.random.default_rng(0)
     x, y = rng.random((ROWS, 2 * PARTIES)), rng.integers(0, 2, ROWS).astype(float)
-    mode = {k: v for k, v in options.items() if k in ("frequencies", "topology")}
 
     def client_fn(context: Context) -> VerticalKernelClient:
         k = int(context.node_config["partition-id"])
         own, rows = x[:, 2 * k : 2 * k + 2], np.arange(ROWS)
-        common: dict[str, Any] = {"alignment_key": KEY, "frequency_seed": bytes([k]) * 32, **mode}
+        common: dict[str, Any] = {"alignment_key": KEY, "frequency_seed": bytes([k]) * 32}
         if k >= actives:
             return VerticalKernelClient(context, own, ids=rows, **common)
         test = rows[(rows >= HELD) & (rows % actives == k)]
@@ -168,11 +166,6 @@ FED_CG = Case(
 )
 TRAINED = names("vertical-train", "multiple", "regularization", "score", "counts")
 COUNTED = names("vertical-outcome", "counts")
-HOPS = {
-    "sent": names("vertical-hops", "sealed"),
-    "received": names("vertical-hops", "received"),
-    "hidden": ("vertical-hops", "sealed"),
-}
 OWNED = names("svm-owner", "objective", "bound", "counts")
 PADS = {"sent": names("svm-combine", "sealed"), "received": names("svm-step", "sealed")}
 VISITS = {
@@ -181,13 +174,10 @@ VISITS = {
 }
 
 
-def party_run(told: Names, actives: int = 1, *, tree: bool = False, **options: Any) -> Case:
+def party_run(told: Names, actives: int = 1, **options: Any) -> Case:
     """A run of FDSKL."""
-    roles: dict[str, Any] = {"tellers": range(actives), "matched": range(PARTIES)}
-    more = {"topology": "tree", **options} if tree else options
-    if not tree or told == COUNTED:  # outcomes are summed for their owners whatever the topology
-        roles["opening"] = range(actives)
-    return Case(partial(fdskl, actives, **more), told, **roles, **(HOPS if tree else {}))
+    own, start = range(actives), partial(fdskl, actives, **options)
+    return Case(start, told, tellers=own, opening=own, matched=range(PARTIES))
 
 
 def group_run(many: int, paths: dict[str, Any] = PADS, *, told: Names = (), **more: Any) -> Case:
@@ -217,9 +207,6 @@ CASES: dict[str, Case] = {
     "fdskl, streaming, last iterate": party_run(COUNTED, **STREAMING, step=0.5),
     "fdskl, judged on the way": party_run(TRAINED | COUNTED, **STREAMING, evaluate_every=5),
     "fdskl, two active": party_run(COUNTED, 2, **STREAMING),
-    "fdskl, shared": party_run(TRAINED, **ONE_SHOT, frequencies="shared"),
-    "fdskl, tree": party_run(TRAINED, tree=True, **ONE_SHOT),
-    "fdskl, streaming tree": party_run(COUNTED, 2, tree=True, **STREAMING),
     "svm": group_run(2),
     "svm, one group": group_run(1, totals=names("svm-combine", "term")),
     "svm, asynchronous": group_run(3, staleness=1),
@@ -282,7 +269,7 @@ def test_what_parties_get_of_others_is_sealed_or_padded(name: str) -> None:
         assert ("matching" in kinds) == (node - 1000 in case.matched)
         assert "sealed" not in kinds or case.received
         assert "padded" not in kinds or ("svm-step", "sealed") in case.received
-    if case.opening and "tree" not in name and not name.startswith("svm"):  # enough to be tested
+    if case.opening and not name.startswith("svm"):  # enough to be tested
         assert seen.view("down")["sum-delivery", "padded"].uniform is not None
 
 
@@ -424,13 +411,13 @@ def test_a_pad_that_is_none_is_seen_in_the_totals(
 
 @pytest.mark.parametrize(
     "name",
-    ["svm", "svm, asynchronous", "svm, columns", "fdskl, tree"],
+    ["svm", "svm, asynchronous", "svm, columns"],
 )
 def test_messages_that_are_not_sealed_are_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros take the place of nonce and tag, as sizes are fixed."""
-    for module in (hierarchical_node, fdskl_paper):
-        monkeypatch.setattr(module, "seal_message", lambda secret, plain, *at: bytes(28) + plain)
-        monkeypatch.setattr(module, "unseal_message", lambda secret, sealed, *at: sealed[28:])
+    node = hierarchical_node
+    monkeypatch.setattr(node, "seal_message", lambda secret, plain, *at: bytes(28) + plain)
+    monkeypatch.setattr(node, "unseal_message", lambda secret, sealed, *at: sealed[28:])
     seen, case = watch(CASES[name].start), CASES[name]
     for way, keys in (("up", case.sent), ("down", case.received)):
         found = [seen.view(way)[key].uniform for key in keys]  # type: ignore[arg-type]
