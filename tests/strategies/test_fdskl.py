@@ -526,25 +526,6 @@ def test_one_shot_minimises_other_losses_as_well(loss: str, parties: Serve) -> N
     assert 0.0 <= strategy.metrics_["test_accuracy"] <= 1.0
 
 
-@pytest.mark.parametrize("bits", [16, 32])
-def test_uploads_have_the_size_of_the_phases(bits: int, parties: Serve) -> None:
-    problem, count = Problem(*small(), 3, common=TWO), 200
-    transcript = Transcript()
-    strategy = parties(problem.tables()).fit(
-        features=count, phase_bits=bits, regularization=1e-3, more={"transcript": transcript}
-    )
-    phases = len(problem.x) * count * bits // 8
-    for partition in range(3):
-        sent = sum(
-            array.nbytes
-            for entry in transcript.entries(direction="up", phase="vertical-step")
-            for array in entry.arrays
-            if entry.node == 1000 + partition
-        )
-        assert phases <= sent <= phases + 1000
-    assert 3 * phases <= strategy.ledger_.bytes_up <= 3 * phases + 12_000
-
-
 @pytest.mark.parametrize(
     ("numbers", "options", "bits", "directions"),
     [

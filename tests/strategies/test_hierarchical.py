@@ -518,17 +518,6 @@ def test_default_width_of_the_kernel_and_other_seeds() -> None:
     assert np.abs(models[0] - models[1]).max() > 1e-3
 
 
-def test_held_out_rows_are_judged_and_predicted(tmp_path: Path) -> None:
-    x, y = cancer(200, 4)
-    nodes = horizontal(x, y, [2, 2], tests=40, predictions=tmp_path / "out.csv")
-    strategy = fit(nodes)
-    arrays, meta = strategy.model()
-    right = (outputs(arrays, meta, x[160:])[:, 0] > 0) == (y[160:] > 0)
-    assert strategy.metrics_["test_accuracy"] == pytest.approx(right.mean())
-    with (tmp_path / "out.csv").open() as file:
-        assert len(list(csv.reader(file))) == 11
-
-
 def test_odd_tables_are_learned_from_as_if_pooled() -> None:
     """A constant column, users of one class and of one row, one of them alone in its group."""
     x, y = blobs(40)
