@@ -593,23 +593,6 @@ def test_phases_in_many_sums_and_messages_are_the_same_phases(
     assert cut.outputs() == whole.outputs()
 
 
-def test_the_order_of_rows_at_the_parties_does_not_matter(parties: Serve) -> None:
-    """Nor does the order of the columns' owners' rows: only ids decide."""
-    problem = Problem(*small(), 3, 2, common=TWO)
-    written = []
-    for k in range(2):
-        tables = problem.tables()
-        for table in tables if k else ():
-            turn = np.random.default_rng(99).permutation(len(table["x"]))
-            for name in ("x", "y", "ids"):
-                if name in table:
-                    table[name] = table[name][turn]
-        run = parties(tables)
-        run.fit(12, schedule="streaming", batch=5, directions=2, step=0.3)
-        written.append(run.outputs())
-    assert written[0] == written[1]
-
-
 def wavy() -> tuple[Array, Array]:
     x = np.random.default_rng(4).random((150, 4))
     return x, (np.sin(11.0 * x[:, 0]) + 0.3 * np.cos(9.0 * x[:, 1]) > 0).astype(float)

@@ -19,6 +19,7 @@ from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.errors import FedKernError, ProtocolError
 from fedkern_flwr.groups.linear_model import model_rows, outputs
 from fedkern_flwr.simulations import simulate
+from fedkern_flwr.simulations.engines import Transcript
 from fedkern_flwr.strategies import HierarchicalSVM
 
 KEY = b"a secret of the data's owners"
@@ -102,10 +103,16 @@ def vertical(x: Array, y: Array, *shape: int, **more: Any) -> Nodes:
 
 
 def fit(
-    nodes: Nodes, rounds: int = 200, serialise: bool = False, **options: Any
+    nodes: Nodes,
+    rounds: int = 200,
+    faults: Any = None,
+    transcript: Transcript | None = None,
+    serialise: bool = False,
+    **options: Any,
 ) -> HierarchicalSVM:
     strategy = HierarchicalSVM(**{"seed": 3, "C": 1.0, **options})
-    simulate(strategy, *nodes, num_rounds=rounds, serialise=serialise, timeout=60.0)
+    how: Table = {"faults": faults, "transcript": transcript, "serialise": serialise}
+    simulate(strategy, *nodes, num_rounds=rounds, timeout=60.0, **how)
     return strategy
 
 
