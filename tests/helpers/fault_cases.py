@@ -177,7 +177,7 @@ FED_CG = Method(
     spent=("hybrid-equations", "hybrid-product"),
 )
 _CG: Table = {"solver": "cg", "preconditioner_rank": 4, "tolerance": 1e-3}
-_PAPER: Table = {**_CG, "preconditioner_rank": 0, "init": "random"}
+_CG_PAPER: Table = {**_CG, "preconditioner_rank": 0, "init": "random"}
 
 
 def fed_cg(options: Table, rows: int = 1000, *, main: bool = False) -> Way:
@@ -380,9 +380,10 @@ WAYS: dict[str, Way] = {
     "fed-cg, function's norm": fed_cg({"penalty": "rkhs", "gamma": 2.0}, 20),
     "fed-cg, normal landmarks": fed_cg({"sampling": "N"}),
     "fed-cg, balanced classes": fed_cg({"class_weight": "balanced"}),
+    "fed-cg, tuned": fed_cg({"tune": "folds", "regularization": None}, main=True),
     "fed-cg by products": fed_cg(_CG),
     "fed-cg by products, in parts": fed_cg(_CG, 40, main=True),
-    "fed-cg by products, as in the paper": fed_cg(_PAPER),
+    "fed-cg by products, as in the paper": fed_cg(_CG_PAPER),
     "fdskl": fdskl(1, _ONCE, main=True),
     "fdskl in parts": fdskl(1, _ONCE, message=1200, main=True),
     "fdskl streaming": fdskl(1, _STREAM, 6),

@@ -37,9 +37,7 @@ ADMITTED = {
 
 
 @pytest.mark.parametrize("attack", ROWS, ids=[attack.name for attack in ROWS])
-def test_each_attack_succeeds_on_the_papers_protocol_and_not_on_the_default(
-    attack: Attack,
-) -> None:
+def test_each_attack_succeeds_on_the_papers_protocol_and_not_on_the_default(attack: Attack) -> None:
     for seed in (0, 1):
         for seen in attack.runs[0](seed):
             assert attack.threshold < seen.score <= 1.0 + 1e-9, seen.viewer

@@ -152,9 +152,7 @@ def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
         CellStore(tmp_path / "file" / "cells")
 
 
-def test_a_sweep_gives_what_is_finished_before_it_names_the_cell_that_fails(
-    tmp_path: Path,
-) -> None:
+def test_a_sweep_gives_what_is_finished_before_it_names_the_cell_that_fails(tmp_path: Path) -> None:
     good, bad = cell(), cell(settings=replace(WEATHER, data=str(tmp_path / "no.npz")))
     done: list[Cell] = []
     steps: list[tuple[int, int]] = []

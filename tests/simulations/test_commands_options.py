@@ -12,10 +12,8 @@ import pytest
 from fedkern_flwr.gram.matrix import unpack
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.node.kept_state import KeptState
-from fedkern_flwr.simulations.methods.online import OnlineFamily
 
 pytestmark = pytest.mark.usefixtures("in_tmp")
-ONLINE = [cls.method for cls in OnlineFamily.strategies]
 Result = dict[str, Any]
 
 

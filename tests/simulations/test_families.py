@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import wraps
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedkern_flwr.clients import HybridKernelClient, VerticalKernelClient
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.simulations.methods.experiment import Entry, run_entries, summarise
 from fedkern_flwr.simulations.methods.groups_data import HierarchicalSettings
@@ -235,25 +233,3 @@ def test_errors_are_those_of_the_held_out_rows_in_the_units_of_the_labels(
     assert metrics["test_accuracy"] == pytest.approx(np.mean(right))
     assert len(right) == (~pooled.train).sum() > 30
     assert metrics["test_accuracy"] > 0.85
-
-
-@every_solution
-def test_coefficients_that_are_a_little_wrong_are_noticed(name, monkeypatch):
-    """The negative control of every difference that a run reports."""
-    data = prepare(name, "iris", positive=1.0)
-    options = {"phase_bits": 32, "loss": "square"} if name == "fdskl" else {}
-    right = measured(name, data, **options).results[0]["metrics"]["centralised_difference"]
-    take, scores = HybridKernelClient.take_coefficients, VerticalKernelClient._scores
-
-    @wraps(take)
-    def perturbed(client: HybridKernelClient, request: Any) -> Any:
-        return take(client, replace(request, coefficients=request.coefficients * (1.0 + 1e-4)))
-
-    def scored(client: VerticalKernelClient, *arguments: Any) -> Any:
-        return scores(client, *arguments) * (1.0 + 1e-4)
-
-    monkeypatch.setattr(HybridKernelClient, "take_coefficients", perturbed)
-    monkeypatch.setattr(VerticalKernelClient, "_scores", scored)
-    wrong = measured(name, data, **options).results[0]["metrics"]["centralised_difference"]
-    assert right < 1e-6
-    assert wrong > 2e-5

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,24 +59,11 @@ def refused(error: Exception) -> None:
     assert "\n" not in str(error)
 
 
-def made_with(method: str, name: str, value: Any) -> dict[str, Any]:
-    """The options of a run of an earlier release."""
-    return {**METHODS[method]().options(), name: value}
+# -- doors: what takes a value that an earlier release had
 
 
-@of("run")
-def test_a_strategy_drops_the_default_and_refuses_the_rest(
-    method: str, name: str, row: Removed, caplog: pytest.LogCaptureFixture
-) -> None:
-    for default in row.defaults:
-        with caplog.at_level(logging.WARNING, "fedkern_flwr"):
-            assert not hasattr(METHODS[method](**{name: default}), name)
-        assert name in caplog.text
-        caplog.clear()
-    for value in others(row):
-        with pytest.raises(OptionError) as caught:
-            METHODS[method](**{name: value})
-        refused(caught.value)
+def strategy(method: str, name: str, value: Any, folder: Path) -> None:
+    assert not hasattr(METHODS[method](**{name: value}), name)
 
 
 def client_of(method: str) -> Any:
@@ -88,58 +77,93 @@ def context(**config: Any) -> Context:
     return Context(1, 1, node, RecordDict(), {"data": "", "predict": "", "resume": False})
 
 
-@of("client")
-def test_a_client_drops_the_default_and_refuses_the_rest(
-    method: str, name: str, row: Removed
-) -> None:
-    client, x = client_of(method), np.full((4, 2), 0.5)
-    for default in row.defaults:
-        client(context(), x, **{name: default})
-    for value in [*others(row), np.ones(3)]:
-        with pytest.raises(OptionError) as caught:
-            client(context(), x, **{name: value})
-        refused(caught.value)
-    with pytest.raises(TypeError):
-        client(context(), x, never_there=1)
+def client(method: str, name: str, value: Any, folder: Path) -> None:
+    client_of(method)(context(), np.full((4, 2), 0.5), **{name: value})
 
 
-@of("node")
-def test_a_key_of_a_node_is_dropped_or_refused_by_the_app_of_this_release_and_by_a_copy(
-    method: str, name: str, row: Removed
-) -> None:
+def node(method: str, name: str, value: Any, folder: Path, copied: bool = False) -> None:
+    """A copy of an app of the release before still names the key."""
     key, x = name.replace("_", "-"), np.full((4, 2), 0.5)
-    for keys in ((), (key,)):
-        make = client_maker(
-            client_of(method),
-            lambda node: {"x": x},
-            lambda path: None,
-            keys=keys,
-            simulated="",
-        )
+    keys, serve = (key,) if copied else (), lambda node: {"x": x}
+    make = client_maker(client_of(method), serve, lambda path: None, keys=keys, simulated="")
+    if value is not None:  # a key always has a value
+        make(context(data="a.csv", **{key: value}))
+
+
+def app(method: str, name: str, value: Any, folder: Path) -> None:
+    keys = declared(app_folder(family(method).app))
+    read = read_options(METHODS[method], {**keys, name.replace("_", "-"): value})
+    METHODS[method](**read)
+    assert name not in read
+
+
+def run_folder(method: str, name: str, value: Any, folder: Path, part: str = "options") -> None:
+    written = {"method": method, "options": {}, "data": {}, part: {"seed": 3, name: value}}
+    (folder / "config.json").write_text(json.dumps(written))
+    assert name not in open_run(folder)[1][part]
+
+
+def checkpoint(method: str, name: str, value: Any, folder: Path) -> None:
+    strategy = METHODS[method](checkpoint=folder / "checkpoint.npz", resume=True)
+    options = {**strategy.options(), name: value}
+    meta = {"version": VERSION, **strategy.progress(), "options": options}
+    save_arrays(folder / "checkpoint.npz", {}, meta)
+    assert RunLog(strategy).restore() is not None
+
+
+def model(method: str, name: str, value: Any, folder: Path) -> None:
+    options = {**METHODS[method]().options(), name: value}
+    save_model(folder / "model.npz", method, {}, options)
+    load_model(folder / "model.npz", method)
+
+
+DOORS: dict[str, tuple[str, Callable[..., None]]] = {
+    "a strategy": ("run", strategy),
+    "a client": ("client", client),
+    "a node": ("node", node),
+    "a node with a copy of the app": ("node", partial(node, copied=True)),
+    "an app": ("run", app),
+    "options of a folder": ("run", run_folder),
+    "data of a folder": ("run", partial(run_folder, part="data")),
+    "a checkpoint": ("run", checkpoint),
+    "a model": ("run", model),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_the_default_is_dropped_and_the_rest_is_refused(
+    door: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place, opened = DOORS[door]
+    caplog.set_level(logging.WARNING, "fedkern_flwr")
+    rows = [r for r in ROWS if place in r[2].places.split()]
+    if door == "an app":
+        rows = [r for r in rows if r[0] in family(r[0]).deployable]
+    assert rows
+    for method, name, row in rows:
+        caplog.clear()
         for default in row.defaults:
-            if default is not None:  # a key always has a value
-                make(context(data="a.csv", **{key: default}))
-        for value in others(row):
+            opened(method, name, default, tmp_path)
+            assert door != "a strategy" or name in caplog.text
+        for value in [*others(row), *([np.ones(3)] if door == "a client" else [])]:
+            odd = "node" in door and name == "value_bound"
             with pytest.raises(OptionError) as caught:
-                make(context(data="a.csv", **{key: 2.5 if key == "value-bound" else value}))
+                opened(method, name, 2.5 if odd else value, tmp_path)
             refused(caught.value)
 
 
 @of("run")
-def test_a_key_of_an_app_stays_declared_and_is_dropped_or_refused(
-    method: str, name: str, row: Removed
-) -> None:
+def test_a_key_of_an_app_stays_declared(method: str, name: str, row: Removed) -> None:
     if method not in family(method).deployable:
         return
     keys, key = declared(app_folder(family(method).app)), name.replace("_", "-")
-    if not row.values and key in keys:
-        assert keys[key] in row.defaults
-    for default in row.defaults:
-        assert name not in read_options(METHODS[method], {**keys, key: default})
-    for value in others(row):
-        with pytest.raises(OptionError) as caught:
-            METHODS[method](**read_options(METHODS[method], {**keys, key: value}))
-        refused(caught.value)
+    assert row.values or keys.get(key, row.defaults[0]) in row.defaults
+
+
+def test_a_client_has_no_other_option() -> None:
+    for method in {r[0] for r in ROWS if "client" in r[2].places.split()}:
+        with pytest.raises(TypeError):
+            client(method, "never_there", 1, Path())
 
 
 #: Keys of the apps of the release before, of which copies are about.
@@ -186,55 +210,6 @@ def test_a_command_refuses_the_rest(
         line = capsys.readouterr().err.strip()
         assert line.startswith("fedkern: ")
         assert CODE.search(line)
-
-
-@of("run")
-def test_the_folder_of_an_earlier_run_is_opened_or_refused(
-    method: str, name: str, row: Removed, tmp_path: Path
-) -> None:
-    for part in ("options", "data"):
-        config = {"method": method, "options": {}, "data": {}}
-        for value in (*row.defaults, *others(row)):
-            written = {**config, part: {"seed": 3, name: value}}
-            (tmp_path / "config.json").write_text(json.dumps(written))
-            if value in row.defaults:
-                assert name not in open_run(tmp_path)[1][part]
-                continue
-            with pytest.raises(OptionError) as caught:
-                open_run(tmp_path)
-            refused(caught.value)
-
-
-@of("run")
-def test_the_checkpoint_of_an_earlier_run_is_taken_up_or_refused(
-    method: str, name: str, row: Removed, tmp_path: Path
-) -> None:
-    path = tmp_path / "checkpoint.npz"
-    for value in (*row.defaults, *others(row)):
-        strategy = METHODS[method](checkpoint=path, resume=True)
-        options = {**strategy.options(), name: value}
-        save_arrays(path, {}, {"version": VERSION, **strategy.progress(), "options": options})
-        if value in row.defaults:
-            assert RunLog(strategy).restore() is not None
-            continue
-        with pytest.raises(OptionError) as caught:
-            RunLog(strategy).restore()
-        refused(caught.value)
-
-
-@of("run")
-def test_the_model_of_an_earlier_run_is_loaded_or_refused(
-    method: str, name: str, row: Removed, tmp_path: Path
-) -> None:
-    path = tmp_path / "model.npz"
-    for value in (*row.defaults, *others(row)):
-        save_model(path, method, {}, made_with(method, name, value))
-        if value in row.defaults:
-            load_model(path, method)
-            continue
-        with pytest.raises(OptionError) as caught:
-            load_model(path, method)
-        refused(caught.value)
 
 
 def test_a_model_of_features_that_were_encoded_in_its_run_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.methods import vertical_oracle
 from fedkern_flwr.simulations.methods.vertical_data import (
@@ -128,7 +127,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_the_pooled_twin_is_what_the_parties_made_and_notices_another_seed(
     case, table, tables, tmp_path, monkeypatch
 ):
-    """The negative control of every difference that a run reports."""
+    """The negative control of every difference that a run reports.
+
+    What parties make is that of plain NumPy in tests/strategies/test_fdskl.py.
+    """
     of_data, options = CASES[case]
     of_data = {"parties": 3, **of_data}
     chosen = VerticalSettings(**of_data) if "data" in of_data else None
@@ -166,26 +168,6 @@ def test_the_difference_is_that_of_the_worst_prediction(table, tables, tmp_path)
     outputs[row][0] += 1e-3
     tables.put(data.predictions, outputs)
     assert centralised_difference(strategy, data) == pytest.approx(1e-3, rel=1e-2)
-
-
-def test_the_twin_is_plain_numpy(table, tables, tmp_path):
-    """Ridge regression on features of the pooled table, written out."""
-    data = VerticalData(settings(tables.write(tmp_path / "t.csv", table), parties=3))
-    fit(data, **ONE, loss="square")
-    pooled, found = data.split(0), tables.outputs(data.predictions)
-    angles = np.zeros((60, 30))
-    for party, columns in enumerate(pooled.parts):
-        seed = frequency_seed(0, party)
-        omega = draw_directions(seed, 0, 30, len(columns), "rbf", 1.0)
-        angles += pooled.x[:, columns] @ omega.T + draw_offsets(seed, 0, 30, "rbf", 1.0)
-    z = np.sqrt(2.0 / 30) * np.cos(angles)
-    train, y = z[pooled.train], 2.0 * pooled.y[pooled.train] - 1.0
-    n = len(train)
-    weights = np.linalg.solve(2.0 / n * train.T @ train + 0.02 * np.eye(30), 2.0 / n * train.T @ y)
-    rows = np.flatnonzero(~pooled.train)
-    expected = z[rows] @ weights
-    assert set(found) == set(rows.tolist())
-    assert [found[row][0] for row in rows] == pytest.approx(expected, rel=0, abs=1e-7)
 
 
 # --- Runs -----------------------------------------------------------------------------------

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.hybrid.landmarks import draw_landmarks, public_seed
-from fedkern_flwr.simulations.attacks import fdskl, fed_cg, hierarchical_svm
+from fedkern_flwr.simulations.attacks import fed_cg, hierarchical_svm
 from fedkern_flwr.simulations.attacks.distances import trilaterate
 from fedkern_flwr.simulations.attacks.fed_cg import CENTRES, COLUMNS, LANDMARKS, FedCGRun, of_rows
-from fedkern_flwr.strategies import FDSKL
 
 GUESS = 0.3  # correlation of somebody who has nothing
 
@@ -107,53 +104,6 @@ def test_the_server_opens_sums_over_all_hospitals_only(runs: tuple[Any, Any]) ->
             sums.setdefault(vector.order.name.partition("/")[0], set()).add(vector.partition)
     assert {"mean distance", "equations"} >= set(sums) >= {"equations"}
     assert all(members >= {0, 1, 2} for members in sums.values())
-
-
-# -- FDSKL: an active party and three passive ones
-
-
-def party_names_a_passive_owner(strategy: Any) -> Any:
-    phases = FDSKL._phases(strategy)
-    collections = phases.collections
-    phases._known[1] = np.zeros(strategy.plan_.total, np.int32)
-    phases.collections = lambda need: collections(replace(need, upto={**need.upto, 1: 16}))
-    return phases
-
-
-def party_names_other_rows(strategy: Any) -> Any:
-    """The same row again and again, to all passive parties but one."""
-    phases = FDSKL._phases(strategy)
-    positions = phases.positions
-
-    def shifted(partition: int, rows: Any) -> Any:
-        found = positions(partition, rows)
-        return np.full_like(found, found[0]) if partition > 1 and len(found) else found
-
-    phases.positions = shifted
-    return phases
-
-
-def lying(monkeypatch: pytest.MonkeyPatch, phases: Any) -> None:
-    """Have the server of FDSKL ask for other phases."""
-    monkeypatch.setattr(fdskl, "FDSKL", type("Lying", (FDSKL,), {"_phases": phases}))
-
-
-def test_a_passive_party_takes_no_phases(monkeypatch: pytest.MonkeyPatch) -> None:
-    lying(monkeypatch, party_names_a_passive_owner)
-    with pytest.raises(ProtocolError, match="phases are for parties with labels"):
-        fdskl.default_run.__wrapped__(0)
-
-
-def test_a_server_cannot_ask_different_parties_for_different_rows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Together with the active party it would have the rows of one party alone.
-
-    The name of a sum binds the rows: masks of parties that were asked for others do not cancel.
-    """
-    lying(monkeypatch, party_names_other_rows)
-    with pytest.raises(ProtocolError, match="this phase contributes nothing to phases"):
-        fdskl.default_run.__wrapped__(0)
 
 
 # -- HierarchicalSVM

@@ -125,11 +125,8 @@ def test_the_intersection_is_that_of_sets(
     strategy = parties.run()
     parties.check(strategy)
     assert strategy.ledger_.exchanges == len(ids) + 2
-    assert dict(strategy.ledger_.by_phase) == {
-        "describe": 1,
-        "align-hop": len(ids),
-        "align-tags": 1,
-    }
+    phases = {"describe": 1, "align-hop": len(ids), "align-tags": 1}
+    assert strategy.ledger_.by_phase == phases
 
 
 def test_tables_without_a_common_row(tmp_path: Path) -> None:
@@ -408,39 +405,23 @@ def test_in_an_order_of_their_own_tags_give_the_same_predictions(name: str, tmp_
         assert numbers(one).keys() == numbers(other).keys()
         if name == "fed-cg":
             assert numbers(one) == pytest.approx(numbers(other), abs=1e-8)
-    assert found.metrics_["test_accuracy"] == pytest.approx(
-        expected.metrics_["test_accuracy"], abs=0.3
-    )
+    accuracy = expected.metrics_["test_accuracy"]
+    assert found.metrics_["test_accuracy"] == pytest.approx(accuracy, abs=0.3)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_files_of_two_runs_do_not_match(name: str, tmp_path: Path) -> None:
-    tables = WAYS[name].tables()
+    """Neither do a file and a key; nor has a file tags of rows that were not aligned."""
+    tables, other_run = WAYS[name].tables(), r"the same alignment key, or files of the same align"
     one, other = (align(tables, tmp_path / run) for run in ("one", "other"))
-    mixed = [*one[:-1], other[-1]]
-    with pytest.raises(FedKernError) as error:
-        fit(name, mixed, tmp_path / "mixed")
-    assert "the same alignment key, or files of the same align run" in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_a_key_and_a_file_do_not_match(name: str, tmp_path: Path) -> None:
-    tables = WAYS[name].tables()
-    files = align(tables, tmp_path / "align")
-    with pytest.raises(FedKernError, match="or files of the same align run"):
-        fit(name, [*files[:-1], KEY], tmp_path / "mixed")
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_rows_that_were_not_aligned_are_refused(name: str, tmp_path: Path) -> None:
-    tables = WAYS[name].tables()
-    fewer = [{**table, "ids": table["ids"][3:]} for table in tables]
-    files = align(fewer, tmp_path / "align")
-    with pytest.raises(
-        FedKernError, match=r"3 of \d+ ids have no tag in the alignment file; run align again with"
+    fewer = align([{**table, "ids": table["ids"][3:]} for table in tables], tmp_path / "fewer")
+    untagged = r"3 of \d+ ids have no tag in the alignment file; run align again with"
+    for k, (keys, text) in enumerate(
+        [([*one[:-1], other[-1]], other_run), ([*one[:-1], KEY], other_run), (fewer, untagged)]
     ):
-        fit(name, files, tmp_path / "more")
+        with pytest.raises(FedKernError, match=text) as error:
+            fit(name, keys, tmp_path / str(k))
+        assert "\n" not in str(error.value)
 
 
 def test_users_and_owner_of_an_svm_take_tags(tmp_path: Path) -> None:
@@ -456,11 +437,8 @@ def test_users_and_owner_of_an_svm_take_tags(tmp_path: Path) -> None:
             own = {"ids": ids[::-1], "x": x[::-1]}
         client = SVMClient(context, alignment_key=files[k], **own)
         SessionState("5e55").store(context)
-        seen.append(
-            client.describe(
-                DescribeRequest(session="5e55", method="hierarchical-svm", resume_round=0)
-            ).ids
-        )
+        asked = DescribeRequest(session="5e55", method="hierarchical-svm", resume_round=0)
+        seen.append(client.describe(asked).ids)
     np.testing.assert_array_equal(seen[0], seen[1])
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty import At
 from flwr.app import Context, RecordDict
 from nodes import Nodes
 
@@ -52,9 +51,9 @@ class Network(Nodes):
         return KeptEncoder.read(self.folder / f"{k}-encoder.json")
 
 
-def holder(rows: np.ndarray, seed: int = 0, **more: Any) -> dict[str, Any]:
+def holder(rows: np.ndarray, **more: Any) -> dict[str, Any]:
     """Return some rows of a table with text, dates and gaps."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     n = 400
     weight = np.exp(rng.normal(4.0, 1.0, n))
     weight[::7] = np.nan
@@ -213,15 +212,6 @@ def test_a_row_with_a_new_category_leaves_the_others_what_they_were() -> None:
 # -- nodes that fail
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_an_exchange_that_a_holder_did_not_answer_is_repeated(network: Network, phase: str) -> None:
-    network.go()
-    kept = network.kept(0).encoder
-    again = network.go(faults=At(partition=1, phase=phase, what=Fault("vanished")))
-    assert again.ledger_.by_phase[phase] == 2
-    assert network.kept(1).encoder == network.kept(0).encoder == kept
-
-
 def test_a_holder_that_stays_away_ends_the_run_without_an_encoder(network: Network) -> None:
     def away(delivery: Any) -> Fault | None:
         gone = delivery.phase == "ranges-deviations" and delivery.partition == 2
@@ -236,9 +226,9 @@ def test_a_holder_that_stays_away_ends_the_run_without_an_encoder(network: Netwo
 # -- what is refused
 
 
-def refused(network: Network, text: str, strategy: ColumnRanges | None = None) -> None:
+def refused(network: Network, text: str) -> None:
     with pytest.raises(FedKernError) as error:
-        network.go(strategy)
+        network.go()
     assert text in str(error.value)
     assert "\n" not in str(error.value)
     assert not any(name in str(error.value) for name in (*COLOURS, "100000"))

@@ -58,7 +58,6 @@ OPTIONS: dict[type[Any], dict[str, Any]] = {
     LocalOnly: SMALL,
 }
 METHODS = list(OPTIONS)
-KERNEL_METHODS = [m for m in METHODS if m is not PerFedAvg]
 
 
 def make(method: type[Any], **more: Any) -> Any:

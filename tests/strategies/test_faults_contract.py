@@ -102,11 +102,14 @@ class Case:
         return len(self.exchanges) - 1 - (self.exchanges[-1][0] == "finish")
 
 
+Make = Callable[[str], Case]  # what a fixture gives
+
+
 _QUIET: dict[str, Case] = {}  # runs in which nothing happens: made once
 
 
 @pytest.fixture
-def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Case]:
+def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Return a function that makes cases; all runs have the same name, and so the same order."""
     monkeypatch.setattr("fedkern_flwr.strategy.secrets.token_hex", lambda n: "5e" * n)
     numbers = iter(range(10_000))
@@ -157,7 +160,7 @@ def names(*, resumes: bool = False, keeps: bool = False) -> list[Any]:
 
 @pytest.mark.parametrize("name", names())
 def test_a_strategy_may_be_started_again_and_its_ledger_says_what_passed(
-    name: str, case: Callable[[str], Case]
+    name: str, case: Make
 ) -> None:
     """Whether messages are serialised or not."""
     quiet = case(name)
@@ -179,9 +182,7 @@ def test_a_strategy_may_be_started_again_and_its_ledger_says_what_passed(
 
 
 @pytest.mark.parametrize(("name", "turn"), ways(main=len(PASSING), others=1))
-def test_what_happens_in_every_exchange_changes_nothing(
-    name: str, turn: int, case: Callable[[str], Case]
-) -> None:
+def test_what_happens_in_every_exchange_changes_nothing(name: str, turn: int, case: Make) -> None:
     """Another fault to another party in each; it is asked again, once."""
     quiet = case(name)
     nodes, plan = quiet.nodes(), InTurn(quiet=quiet.exchanges, faults=PASSING, turn=turn)
@@ -198,9 +199,7 @@ def test_what_happens_in_every_exchange_changes_nothing(
 
 
 @pytest.mark.parametrize("name", names())
-def test_nodes_that_vanish_again_and_again_change_nothing(
-    name: str, case: Callable[[str], Case]
-) -> None:
+def test_nodes_that_vanish_again_and_again_change_nothing(name: str, case: Make) -> None:
     """Secrets of sums that are over are erased, also of those that failed and were repeated."""
     quiet = case(name)
     nodes, drop, left = quiet.nodes(), DropOut(0.25, seed=8), []
@@ -221,9 +220,7 @@ def test_nodes_that_vanish_again_and_again_change_nothing(
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_party_that_never_answers_is_named_and_nothing_is_made(
-    name: str, case: Callable[[str], Case]
-) -> None:
+def test_a_party_that_never_answers_is_named_and_nothing_is_made(name: str, case: Make) -> None:
     quiet = case(name)
     for phase, asked in quiet.asked.items():
         for partition in {asked[0], asked[-1]}:
@@ -264,7 +261,7 @@ def test_the_others_go_on_without_a_group_that_is_silent(
 
 
 @pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.main])
-def test_three_parties_are_named_at_most(name: str, case: Callable[[str], Case]) -> None:
+def test_three_parties_are_named_at_most(name: str, case: Make) -> None:
     quiet = case(name)
     phase, _ = quiet.exchanges[1]
 
@@ -285,7 +282,7 @@ def test_three_parties_are_named_at_most(name: str, case: Callable[[str], Case])
 )
 @pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.main])
 def test_a_node_that_does_not_describe_itself_ends_the_run(
-    name: str, kind: Any, remedy: str, case: Callable[[str], Case]
+    name: str, kind: Any, remedy: str, case: Make
 ) -> None:
     quiet = case(name)
     nodes, plan = quiet.nodes(), At(partition=1, phase="describe", what=Fault(kind), always=True)
@@ -313,9 +310,7 @@ DAMAGES: tuple[Callable[[Path], Any], ...] = (
 
 
 @pytest.mark.parametrize(("name", "number"), ways(count=len(DAMAGES), resumes=True, keeps=True))
-def test_what_a_node_has_lost_is_made_again(
-    name: str, number: int, case: Callable[[str], Case]
-) -> None:
+def test_what_a_node_has_lost_is_made_again(name: str, number: int, case: Make) -> None:
     """Between any two exchanges, at all nodes or at one: never a result of other numbers."""
     quiet, noticed = case(name), 0
     count = len(quiet.exchanges)
@@ -345,9 +340,7 @@ NOTHING_TO_LOSE = (
 
 
 @pytest.mark.parametrize("name", names(resumes=True, keeps=True))
-def test_what_goes_in_every_exchange_ends_the_run_or_does_no_harm(
-    name: str, case: Callable[[str], Case]
-) -> None:
+def test_what_goes_in_every_exchange_ends_the_run_or_does_no_harm(name: str, case: Make) -> None:
     quiet = case(name)
     nodes = quiet.nodes()
 
@@ -371,9 +364,7 @@ def test_what_goes_in_every_exchange_ends_the_run_or_does_no_harm(
 
 
 @pytest.mark.parametrize(("name", "number"), ways(count=2, resumes=True))
-def test_a_run_that_broke_off_ends_with_the_same_result(
-    name: str, number: int, case: Callable[[str], Case]
-) -> None:
+def test_a_run_that_broke_off_ends_with_the_same_result(name: str, number: int, case: Make) -> None:
     """Whether the nodes' files survive or not; before the first checkpoint it starts anew."""
     quiet, resumed = case(name), 0
     count = len(quiet.exchanges)
@@ -395,9 +386,7 @@ def test_a_run_that_broke_off_ends_with_the_same_result(
 
 
 @pytest.mark.parametrize("name", names(resumes=True))
-def test_faults_after_a_break_down_do_no_harm_either(
-    name: str, case: Callable[[str], Case]
-) -> None:
+def test_faults_after_a_break_down_do_no_harm_either(name: str, case: Make) -> None:
     """Broken off twice, nodes vanishing all the while; then resumed once more to its result."""
     quiet = case(name)
     nodes, known = quiet.nodes(), False
@@ -420,9 +409,7 @@ def test_faults_after_a_break_down_do_no_harm_either(
 
 
 @pytest.mark.parametrize("name", names(resumes=True))
-def test_a_run_that_lacked_a_party_goes_on_when_it_is_back(
-    name: str, case: Callable[[str], Case]
-) -> None:
+def test_a_run_that_lacked_a_party_goes_on_when_it_is_back(name: str, case: Make) -> None:
     """The strategy gave up, the others have erased their files: all is made again."""
     quiet = case(name)
     phase, asked = quiet.exchanges[quiet.late()]
@@ -433,7 +420,7 @@ def test_a_run_that_lacked_a_party_goes_on_when_it_is_back(
 
 
 @pytest.mark.parametrize("name", names(resumes=True))
-def test_a_checkpoint_fits_one_run_only(name: str, case: Callable[[str], Case]) -> None:
+def test_a_checkpoint_fits_one_run_only(name: str, case: Make) -> None:
     """No mixture of two problems, and no result of rows that are not there any more."""
     quiet = case(name)
     nodes = quiet.break_off(quiet.late())
@@ -477,9 +464,7 @@ SEALED = {
 
 
 @pytest.mark.parametrize("name", SEALED)
-def test_what_is_sealed_cannot_be_changed_on_the_way(
-    name: str, case: Callable[[str], Case]
-) -> None:
+def test_what_is_sealed_cannot_be_changed_on_the_way(name: str, case: Make) -> None:
     quiet, (partition, phase) = case(name), SEALED[name]
     nodes = quiet.nodes()
     plan = At(partition=partition, phase=phase, what=Fault("tamper", change=flip))
@@ -490,7 +475,7 @@ def test_what_is_sealed_cannot_be_changed_on_the_way(
 
 
 @pytest.mark.parametrize("name", names())
-def test_a_request_of_another_run_is_refused(name: str, case: Callable[[str], Case]) -> None:
+def test_a_request_of_another_run_is_refused(name: str, case: Make) -> None:
     """Two servers at once: the nodes follow the last that described itself."""
     quiet = case(name)
     nodes, one, intruder = quiet.nodes(), quiet.make(), quiet.make()

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from nodes import Nodes, Table, side
-from sklearn import datasets
 
 from fedkern_flwr.clients import VerticalKernelClient
 from fedkern_flwr.clients.fdskl_table import PhaseStore
@@ -32,8 +31,8 @@ Array = np.ndarray
 # -- data
 
 
-def small(n: int = 60, d: int = 8) -> tuple[Array, Array]:
-    x, y = side(n, d)
+def small() -> tuple[Array, Array]:
+    x, y = side(60, 8)
     return x, y.astype(float)
 
 
@@ -120,12 +119,15 @@ class Parties(Nodes):
         return strategy
 
 
+Serve = Callable[..., Parties]  # what a fixture gives
+
+
 def serve(tables: list[Table], folder: Path, **common: Any) -> Parties:
     return Parties(VerticalKernelClient, tables, folder, {"alignment_key": KEY, **common})
 
 
 @pytest.fixture
-def parties(tmp_path: Path) -> Callable[..., Parties]:
+def parties(tmp_path: Path) -> Serve:
     def make(tables: list[Table], **common: Any) -> Parties:
         tmp_path.joinpath(str(len(made))).mkdir()
         made.append(serve(tables, tmp_path / str(len(made)), **common))
@@ -245,37 +247,25 @@ def dsg(
     return np.asarray(f * problem.common.get("label_bound", 1.0))
 
 
-def three_classes(n: int = 60) -> tuple[Array, Array]:
-    x, _ = small(n)
+def three_classes() -> tuple[Array, Array]:
+    x, _ = small()
     return x, np.digitize(x[:, 0] + x[:, 1], [0.8, 1.2]).astype(float)
 
 
-def curve(n: int = 60, outputs: int = 1) -> tuple[Array, Array]:
-    x, _ = small(n)
+def curve(outputs: int = 1) -> tuple[Array, Array]:
+    x, _ = small()
     y = np.stack([3.0 * np.sin(2.0 * x[:, k]) - x[:, 3] for k in range(outputs)], axis=1)
     return x, y[:, 0] if outputs == 1 else y
 
 
 TWO = {"classes": (0, 1)}
+_TWO_ROWS: Table = {"batch": 2, "directions": 1}
+_LOGISTIC: Table = {"loss": "logistic"}
 #: Data, parties, active parties, rounds, and options of both sides.
 STREAMS: dict[str, tuple[Any, Table, int, int, int, Table]] = {
     "500 iterations": (small, TWO, 3, 1, 500, {"batch": 4, "directions": 1, "step": 0.1}),
-    "500 iterations, two lead": (
-        small,
-        TWO,
-        3,
-        2,
-        500,
-        {"batch": 2, "directions": 1, "step": 0.2, "loss": "logistic"},
-    ),
-    "500 iterations, square, eight parties, two lead": (
-        small,
-        TWO,
-        8,
-        2,
-        500,
-        {"batch": 2, "directions": 1, "step": 0.05, "loss": "square"},
-    ),
+    "500 iterations, two lead": (small, TWO, 3, 2, 500, {**_TWO_ROWS, "step": 0.2, **_LOGISTIC}),
+    "500 iterations, eight parties": (small, TWO, 8, 2, 500, {**_TWO_ROWS, "step": 0.05}),
     "Algorithm 1": (small, TWO, 3, 1, 30, {"batch": 1, "directions": 1, "step": 0.1}),
     "Algorithm 1, two lead": (small, TWO, 4, 2, 24, {"batch": 1, "directions": 1, "step": 0.1}),
     "logistic": (small, TWO, 3, 1, 24, {"loss": "logistic", "step": 3.0}),
@@ -294,6 +284,8 @@ STREAMS: dict[str, tuple[Any, Table, int, int, int, Table]] = {
     "regression": (curve, {"label_bound": 4.0}, 3, 1, 24, {}),
     "two outputs, two lead": (lambda: curve(outputs=2), {"label_bound": 4.0}, 3, 2, 16, {}),
     "a batch of all rows": (small, TWO, 3, 1, 12, {"batch": 1000}),
+    "16 bits": (small, TWO, 3, 1, 20, {"phase_bits": 16}),
+    "16 bits, two lead": (small, TWO, 3, 2, 20, {"phase_bits": 16}),
 }
 
 
@@ -301,7 +293,7 @@ def block(options: Table) -> tuple[Table, Table]:
     """Return the options of the strategy and of the plain implementation."""
     mine: Table = {"batch": 6, "directions": 3, "step": 0.3, "regularization": 0.02}
     mine |= {"loss": "square", **options}
-    oracle = {k: v for k, v in mine.items() if k not in ("batch", "directions")}
+    oracle = {k: v for k, v in mine.items() if k not in ("batch", "directions", "phase_bits")}
     if "step_schedule" in oracle:
         oracle["schedule"] = oracle.pop("step_schedule")
     oracle |= {"batch_rows": mine["batch"], "new": mine["directions"]}
@@ -317,18 +309,18 @@ LONG = [name for name in STREAMS if name.startswith("500")]
     [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in STREAMS],
 )
 def test_streaming_is_doubly_stochastic_gradients_of_the_pooled_data(
-    name: str, parties: Callable[..., Parties]
+    name: str, parties: Serve
 ) -> None:
     data, common, q, actives, rounds, options = STREAMS[name]
     problem = Problem(*data(), q, actives, common=common)
     mine, oracle = block(options)
     run = parties(problem.tables())
     strategy = run.fit(rounds, allow_single=q == 2, **mine)
-    found = run.outputs()
-    f = np.array([found[problem.ids[i]] for i in problem.test])
+    f = heldout(run, problem)
     expected = dsg(problem, rounds, **oracle)
     assert np.abs(expected).max() > 0.05
-    assert np.abs(f - expected).max() < 1e-6
+    gap = np.abs(f - expected).max()
+    assert 1e-7 < gap < 1e-3 if "phase_bits" in options else gap < 1e-6
     # iterations, the lag of the pipeline, one or two exchanges to judge, describe and farewell
     lag = 1 if actives == 1 else 2
     assert strategy.ledger_.exchanges == rounds + lag + lag + 2
@@ -337,7 +329,7 @@ def test_streaming_is_doubly_stochastic_gradients_of_the_pooled_data(
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_streaming_ends_with_a_solution_on_the_phases_at_hand(
-    lost: bool, parties: Callable[..., Parties], monkeypatch: pytest.MonkeyPatch
+    lost: bool, parties: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ridge regression on rows of the last half of the batches and directions of the first half.
 
@@ -368,8 +360,7 @@ def test_streaming_ends_with_a_solution_on_the_phases_at_hand(
     phi = np.sqrt(2.0 / count) * np.cos(problem.x @ omega.T + b)
     z, y = phi[order[rows]], problem.targets()[order[rows]]
     w = np.linalg.solve(2 * z.T @ z / len(z) + value * np.eye(count), 2 * z.T @ y / len(z))
-    found = run.outputs()
-    f = np.array([found[problem.ids[i]] for i in problem.test])
+    f = heldout(run, problem)
     np.testing.assert_allclose(f, phi[problem.test] @ w, atol=1e-6)
     assert strategy.upto_ == {0: count}
     assert strategy.metrics_["regularization"] == value
@@ -390,15 +381,13 @@ def test_who_says_a_step_or_takes_the_papers_mode_gets_the_last_iterate() -> Non
     assert not strategy.solves
 
 
-def test_another_rule_or_another_seed_makes_another_function(
-    parties: Callable[..., Parties],
-) -> None:
+def test_another_rule_or_another_seed_makes_another_function(parties: Serve) -> None:
     """What the comparison above would notice."""
     problem = Problem(*small(), 3, 2, common=TWO)
     mine, oracle = block({})
     run = parties(problem.tables())
     run.fit(40, **mine)
-    f = np.array([run.outputs()[problem.ids[i]] for i in problem.test])
+    f = heldout(run, problem)
 
     def gap(other: Problem = problem, **changes: Any) -> float:
         return float(np.abs(f - dsg(other, 40, **{**oracle, **changes})).max())
@@ -414,22 +403,12 @@ def test_another_rule_or_another_seed_makes_another_function(
     assert gap(loss="logistic") > 1e-3
     assert gap(Problem(problem.x, problem.y, 3, 1, common=TWO)) > 1e-3
     assert gap(Problem(problem.x, problem.y, 3, 2, common=TWO, salt=1)) > 1e-2
+    run.fit(40, **{**mine, "seed": SEED + 1})
+    f = heldout(run, problem)
+    assert gap() > 1e-3
 
 
-@pytest.mark.parametrize("actives", [1, 2])
-def test_phases_of_16_bits_are_almost_as_good(
-    actives: int, parties: Callable[..., Parties]
-) -> None:
-    problem = Problem(*small(), 3, actives, common=TWO)
-    mine, oracle = block({})
-    run = parties(problem.tables())
-    run.fit(20, phase_bits=16, **mine)
-    f = np.array([run.outputs()[problem.ids[i]] for i in problem.test])
-    gap = np.abs(f - dsg(problem, 20, **oracle)).max()
-    assert 1e-7 < gap < 1e-3
-
-
-def test_rows_without_ids_are_joined_by_their_order(parties: Callable[..., Parties]) -> None:
+def test_rows_without_ids_are_joined_by_their_order(parties: Serve) -> None:
     x, y = small()
     problem = Problem(x, y, 4, common=TWO)
     problem.columns = [np.arange(2 * k, 2 * k + 2) for k in range(4)]
@@ -450,7 +429,7 @@ def test_rows_without_ids_are_joined_by_their_order(parties: Callable[..., Parti
 
 
 @pytest.mark.parametrize("actives", [1, 2])
-def test_a_phase_is_never_sent_twice(actives: int, parties: Callable[..., Parties]) -> None:
+def test_a_phase_is_never_sent_twice(actives: int, parties: Serve) -> None:
     """Bytes of a passive party: 4 per distinct pair of row and direction, and little else."""
     problem = Problem(*small(), 3, actives, common=TWO)
     rounds, r, size = 20, 3, 10
@@ -483,11 +462,7 @@ def test_a_phase_is_never_sent_twice(actives: int, parties: Callable[..., Partie
 
 
 def pooled_phases(
-    problem: Problem,
-    count: int,
-    kernel: str = "rbf",
-    gamma: float = 0.5,
-    multiple: int = 1,
+    problem: Problem, count: int, kernel: str = "rbf", gamma: float = 0.5, multiple: int = 1
 ) -> Callable[[Array], Array]:
     """Return what turns rows into features sqrt(2 / R) cos(m (omega^T x + b))."""
     omega, b = joint_directions(problem, 0, count, kernel, gamma)
@@ -518,7 +493,7 @@ ONE_SHOT: dict[str, tuple[Any, Table, int, Table]] = {
 
 
 @pytest.mark.parametrize("name", ONE_SHOT)
-def test_one_shot_is_the_pooled_solution(name: str, parties: Callable[..., Parties]) -> None:
+def test_one_shot_is_the_pooled_solution(name: str, parties: Serve) -> None:
     data, common, q, options = ONE_SHOT[name]
     problem, count, regularization = Problem(*data(), q, common=common), 90, 1e-2
     run = parties(problem.tables())
@@ -534,9 +509,7 @@ def test_one_shot_is_the_pooled_solution(name: str, parties: Callable[..., Parti
 
 
 @pytest.mark.parametrize("loss", ["logistic", "smooth-hinge"])
-def test_one_shot_minimises_other_losses_as_well(
-    loss: str, parties: Callable[..., Parties]
-) -> None:
+def test_one_shot_minimises_other_losses_as_well(loss: str, parties: Serve) -> None:
     """No step from the weights that the party kept makes the objective smaller."""
     problem, count, regularization = Problem(*small(), 3, common=TWO), 60, 1e-2
     run = parties(problem.tables())
@@ -553,25 +526,6 @@ def test_one_shot_minimises_other_losses_as_well(
     assert 0.0 <= strategy.metrics_["test_accuracy"] <= 1.0
 
 
-@pytest.mark.parametrize("bits", [16, 32])
-def test_uploads_have_the_size_of_the_phases(bits: int, parties: Callable[..., Parties]) -> None:
-    problem, count = Problem(*small(), 3, common=TWO), 200
-    transcript = Transcript()
-    strategy = parties(problem.tables()).fit(
-        features=count, phase_bits=bits, regularization=1e-3, more={"transcript": transcript}
-    )
-    phases = len(problem.x) * count * bits // 8
-    for partition in range(3):
-        sent = sum(
-            array.nbytes
-            for entry in transcript.entries(direction="up", phase="vertical-step")
-            for array in entry.arrays
-            if entry.node == 1000 + partition
-        )
-        assert phases <= sent <= phases + 1000
-    assert 3 * phases <= strategy.ledger_.bytes_up <= 3 * phases + 12_000
-
-
 @pytest.mark.parametrize(
     ("numbers", "options", "bits", "directions"),
     [
@@ -583,7 +537,7 @@ def test_uploads_have_the_size_of_the_phases(bits: int, parties: Callable[..., P
     ],
 )
 def test_numbers_take_twice_the_bits_of_half_the_phases(
-    numbers: bool, options: Table, bits: int, directions: int, parties: Callable[..., Parties]
+    numbers: bool, options: Table, bits: int, directions: int, parties: Serve
 ) -> None:
     problem = Problem(*small(), 3, common={"label_bound": 1.0} if numbers else TWO)
     strategy = parties(problem.tables()).fit(10, **{"phase_bits": None, **options})
@@ -596,7 +550,7 @@ def test_numbers_take_twice_the_bits_of_half_the_phases(
         assert options or phases == len(problem.x) * 4000  # of classes as of numbers
 
 
-def test_balanced_classes_are_the_active_partys_own_work(parties: Callable[..., Parties]) -> None:
+def test_balanced_classes_are_the_active_partys_own_work(parties: Serve) -> None:
     """Nobody else is told of it but by the request to it, and nothing more is sent."""
     x, y = small()
     y[:] = 0.0
@@ -619,25 +573,9 @@ def test_balanced_classes_are_the_active_partys_own_work(parties: Callable[..., 
         FDSKL(schedule="streaming", class_weight="balanced")
 
 
-def test_with_a_seed_a_run_is_the_same_to_the_last_bit(parties: Callable[..., Parties]) -> None:
-    for options in ({"features": 64}, {"schedule": "streaming", "batch": 5, "directions": 2}):
-        rounds, written = 1 if "features" in options else 12, []
-        for k in range(3):
-            problem = Problem(*small(), 3, 1 if "features" in options else 2, common=TWO)
-            run = parties(problem.tables())
-            chosen = {"regularization": 1e-3, "phase_bits": 16, "seed": SEED + (k == 2)}
-            run.fit(rounds, **chosen, **options)
-            written.append(run.outputs())
-        assert written[0] == written[1]
-        same = set(written[2]) == set(written[0])
-        assert same
-        if "features" not in options:
-            assert written[2] != written[0]
-
-
 @pytest.mark.parametrize("schedule", ["one-shot", "streaming"])
 def test_phases_in_many_sums_and_messages_are_the_same_phases(
-    schedule: str, parties: Callable[..., Parties], monkeypatch: pytest.MonkeyPatch
+    schedule: str, parties: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = Problem(*small(), 3, 1, common=TWO)
     options: Table = {"gamma": 0.5, "loss": "square"}
@@ -655,34 +593,15 @@ def test_phases_in_many_sums_and_messages_are_the_same_phases(
     assert cut.outputs() == whole.outputs()
 
 
-def test_the_order_of_rows_at_the_parties_does_not_matter(
-    parties: Callable[..., Parties],
-) -> None:
-    """Nor does the order of the columns' owners' rows: only ids decide."""
-    problem = Problem(*small(), 3, 2, common=TWO)
-    written = []
-    for k in range(2):
-        tables = problem.tables()
-        for table in tables if k else ():
-            turn = np.random.default_rng(99).permutation(len(table["x"]))
-            for name in ("x", "y", "ids"):
-                if name in table:
-                    table[name] = table[name][turn]
-        run = parties(tables)
-        run.fit(12, schedule="streaming", batch=5, directions=2, step=0.3)
-        written.append(run.outputs())
-    assert written[0] == written[1]
-
-
-def wavy(n: int = 150) -> tuple[Array, Array]:
-    x = np.random.default_rng(4).random((n, 4))
+def wavy() -> tuple[Array, Array]:
+    x = np.random.default_rng(4).random((150, 4))
     return x, (np.sin(11.0 * x[:, 0]) + 0.3 * np.cos(9.0 * x[:, 1]) > 0).astype(float)
 
 
 @pytest.mark.parametrize("kernel", ["rbf", "laplacian"])
 @pytest.mark.parametrize(("bits", "intercept"), [(16, True), (32, True), (32, False)])
 def test_the_active_party_chooses_a_multiple_by_itself(
-    kernel: str, bits: int, intercept: bool, parties: Callable[..., Parties]
+    kernel: str, bits: int, intercept: bool, parties: Serve
 ) -> None:
     problem, count = Problem(*wavy(), 3, held_out=40, common=TWO), 150
     run = parties(problem.tables())
@@ -713,9 +632,7 @@ def test_the_active_party_chooses_a_multiple_by_itself(
 
 
 @pytest.mark.parametrize("change", [{"gamma": 0.5}, {"intercept": False}, {"numbers": True}, {}])
-def test_classes_have_an_intercept_where_the_width_is_chosen(
-    change: Table, parties: Callable[..., Parties]
-) -> None:
+def test_classes_have_an_intercept_where_the_width_is_chosen(change: Table, parties: Serve) -> None:
     options: Table = {"features": 20, "gamma": None, "loss": "square", **change}
     numbers = options.pop("numbers", False)
     problem = Problem(*small(), 3, common={"label_bound": 1.0} if numbers else TWO)
@@ -727,25 +644,12 @@ def test_classes_have_an_intercept_where_the_width_is_chosen(
     assert kept["intercept"].shape == (0 if change else 1, 1)
 
 
-def test_real_data_are_learned(parties: Callable[..., Parties]) -> None:
-    bunch = datasets.load_breast_cancer()
-    x = (bunch.data - bunch.data.min(0)) / np.ptp(bunch.data, axis=0)
-    order = np.random.default_rng(0).permutation(len(x))
-    problem = Problem(x[order], bunch.target[order].astype(float), 4, held_out=143, common=TWO)
-    strategy = parties(problem.tables()).fit(features=300, gamma=0.5, regularization=1e-3)
-    assert strategy.metrics_["test_accuracy"] > 0.94
-    streamed = parties(problem.tables()).fit(
-        80, schedule="streaming", gamma=0.5, phase_bits=16, step=0.3, loss="square", directions=6
-    )
-    assert streamed.metrics_["test_accuracy"] > 0.9
-
-
 # -- rows that some party lacks
 
 
 @pytest.mark.parametrize("actives", [1, 2])
 def test_rows_that_a_party_lacks_are_left_out(
-    actives: int, parties: Callable[..., Parties], caplog: pytest.LogCaptureFixture
+    actives: int, parties: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     problem = Problem(*small(), 4, actives, common=TWO)
     lacking = {problem.ids[i] for i in (3, 4, 17, problem.test[2])}
@@ -772,73 +676,54 @@ def test_rows_that_a_party_lacks_are_left_out(
 # -- what cannot be run
 
 
-def start(parties: Callable[..., Parties], change: Any, **options: Any) -> None:
+def start(parties: Serve, changes: dict[int, Table], **options: Any) -> None:
     problem = Problem(*small(), options.pop("q", 4), options.pop("actives", 1), common=TWO)
     tables = problem.tables()
-    change(tables)
-    for table in tables:
-        table.setdefault("alignment_key", KEY)
+    for k, change in changes.items():
+        rows = change.get("rows", len(tables[k]["ids"]))
+        tables[k] |= {"x": tables[k]["x"][:rows], "ids": tables[k]["ids"][:rows]}
+        tables[k] |= {name: value for name, value in change.items() if name != "rows"}
     parties(tables).fit(options.pop("rounds", 1), **options)
 
 
-def nothing(tables: list[Table]) -> None:
-    pass
-
-
-def lacks_rows(tables: list[Table]) -> None:
-    tables[2]["x"], tables[2]["ids"] = tables[2]["x"][3:], tables[2]["ids"][3:]
-
-
-def twice(tables: list[Table]) -> None:
-    tables[1]["ids"][7] = tables[1]["ids"][3]
-
-
-def other_key(tables: list[Table]) -> None:
-    tables[2]["alignment_key"] = b"another secret of somebody"
-
-
-def numbers(tables: list[Table]) -> None:
-    del tables[0]["classes"]
-
-
-def allowed(tables: list[Table]) -> None:
-    tables[0]["allow_single"] = True
-    tables[1]["allow_single"] = False
-
-
 STREAM: Table = {"schedule": "streaming", "batch": 6, "directions": 3}
-REFUSED: dict[str, tuple[Any, Table, str]] = {
+#: Arguments of the clients of some parties, options, and what is said.
+REFUSED: dict[str, tuple[dict[int, Table], Table, str]] = {
     "rows missing": (
-        lacks_rows,
+        {2: {"rows": 57}},
         {},
         r"partition 2, phase describe: it does not hold 3 of the 60 rows with labels; check the "
         "ids, or choose --missing drop-row",
     ),
-    "duplicate ids": (twice, {}, r"partition 1.*: 1 duplicate ids; keep one row per id"),
+    "duplicate ids": (
+        {1: {"ids": [*names(60)[:59], names(60)[0]]}},
+        {},
+        r"partition 1.*: 1 duplicate ids; keep one row per id",
+    ),
     "another alignment key": (
-        other_key,
+        {2: {"alignment_key": b"another secret of somebody"}},
         {},
         "partition 2, phase describe: it holds none of the 60 rows; check its id column and that "
         "all parties have the same alignment key",
     ),
     "two parties": (
-        nothing,
+        {},
         {"q": 2},
         "partition 1 alone has columns beside partition 0, which would learn .*; let more parties",
     ),
     "two parties, one does not allow it": (
-        allowed,
+        {0: {"allow_single": True}, 1: {"allow_single": False}},
         {"q": 2, "allow_single": True},
         "partition 1, phase describe: partition 0 would learn the phases of its columns, and it "
         "does not allow that; let more parties take part, or set allow_single at this node",
     ),
     "two actives at once": (
-        nothing,
+        {},
         {"actives": 2},
         "schedule one-shot trains at one active party, there are 2; use --schedule streaming, or",
     ),
     "logistic regression of numbers": (
-        numbers,
+        {0: {"classes": None}},
         {"loss": "logistic"},
         "loss logistic is for classes, the labels are numbers; use --loss square, or name",
     ),
@@ -847,13 +732,13 @@ REFUSED: dict[str, tuple[Any, Table, str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_run_is_refused_in_one_line(
-    name: str, parties: Callable[..., Parties], caplog: pytest.LogCaptureFixture
+    name: str, parties: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
-    change, options, text = REFUSED[name]
+    changes, options, text = REFUSED[name]
     if not options.get("schedule"):
         options = {"features": 20, "regularization": 1e-2, **options}
     with pytest.raises(FedKernError, match=text) as caught:
-        start(parties, change, **options)
+        start(parties, changes, **options)
     assert "\n" not in str(caught.value)
     assert type(caught.value) is not FedKernError
     assert "person" not in str(caught.value) + caplog.text
@@ -905,7 +790,7 @@ LIES: list[tuple[type[FDSKL], str]] = [
 
 @pytest.mark.parametrize(("liar", "text"), LIES)
 def test_a_server_that_asks_for_more_gets_nothing(
-    liar: type[FDSKL], text: str, parties: Callable[..., Parties]
+    liar: type[FDSKL], text: str, parties: Serve
 ) -> None:
     strategy = liar(seed=SEED, gamma=0.5, features=20, regularization=1e-2)
     with pytest.raises(ProtocolError, match=text):
@@ -917,58 +802,25 @@ def test_a_server_that_asks_for_more_gets_nothing(
     [(1, "square", 500.0), (2, "square", 500.0), (1, "smooth-hinge", 1000.0)],
 )
 def test_a_step_that_is_too_large_is_noticed(
-    actives: int, loss: str, step: float, parties: Callable[..., Parties]
+    actives: int, loss: str, step: float, parties: Serve
 ) -> None:
     """With a loss that grows linearly outputs grow slowly, and are at chance nevertheless."""
     text = "partition [01]: the iteration has diverged; use a smaller step"
     with pytest.raises(FedKernError, match=text) as caught:
-        start(parties, nothing, actives=actives, rounds=60, step=step, loss=loss, **STREAM)
+        start(parties, {}, actives=actives, rounds=60, step=step, loss=loss, **STREAM)
     assert "\n" not in str(caught.value)
 
 
 def test_a_model_at_chance_is_said_to_be_not_converged(
-    parties: Callable[..., Parties], caplog: pytest.LogCaptureFixture
+    parties: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def one_odd_row(tables: list[Table]) -> None:
-        tables[0]["y_test"] = np.where(np.arange(len(tables[0]["y_test"])) == 3, 1.0, 0.0)
-
+    held_out = len(Problem(*small(), 4).tables()[0]["y_test"])
+    one_odd_row = {0: {"y_test": 1.0 * (np.arange(held_out) == 3)}}
     start(parties, one_odd_row, rounds=2, step=1e-3, **STREAM)
     said = [r.getMessage() for r in caplog.records if "not converged" in r.getMessage()]
     assert len(said) == 1
     assert "no better than by their most frequent class" in said[0]
     assert "not converged: try a smaller --step" in said[0]
-
-
-_ONE: Table = {"directions": 3, "batch": 3, "step": 0.5, "evaluate_every": 3}
-_ONE |= {"step_schedule": "constant"}
-#: Values that cannot be of options by themselves.
-ALONE: Table = {
-    **dict.fromkeys(("loss", "kernel", "schedule", "missing"), "other"),
-    **{"features": 0, "attempts": 0, "phase_bits": 8, "gamma": -1.0, "regularization": 0.0},
-}
-BAD_OPTIONS: list[tuple[Table, str]] = [
-    *(({name: value}, f"{name} is for schedule streaming; add") for name, value in _ONE.items()),
-    *(({name: value}, f"{name} is {value!r}") for name, value in ALONE.items()),
-    *(
-        ({"schedule": "streaming", name: 0}, f"{name} is 0(.0)?; use ")
-        for name in ("batch", "directions", "step")
-    ),
-    ({"schedule": "streaming", "step": np.inf}, "step is inf"),
-    ({"schedule": "streaming", "features": 30}, "features is for schedule one-shot; l"),
-    (
-        {"schedule": "streaming", "step": 2.0, "regularization": 0.5},
-        "step 2 times regularization 0.5 is not below 1; use a smaller step",
-    ),
-    ({"schedule": "streaming", "step": 2e4}, "step 20000 times regularization"),
-]
-
-
-@pytest.mark.parametrize(("options", "text"), BAD_OPTIONS, ids=str)
-def test_options_that_cannot_work_are_refused(options: Table, text: str) -> None:
-    with pytest.raises(OptionError, match=f"^{text}") as caught:
-        FDSKL(**options)
-    assert caught.value.remedy
-    assert "\n" not in str(caught.value)
 
 
 # -- predictions of a model that was saved
@@ -994,9 +846,7 @@ def fresh_tables(problem: Problem, x: Array, ids: list[str]) -> list[Table]:
 
 
 @pytest.mark.parametrize("actives", [0, 1, 2])
-def test_rows_that_the_model_never_saw_are_predicted(
-    actives: int, parties: Callable[..., Parties]
-) -> None:
+def test_rows_that_the_model_never_saw_are_predicted(actives: int, parties: Serve) -> None:
     """``actives`` 0 is one-shot."""
     problem = Problem(*small(), 4, max(actives, 1), common=TWO)
     run = parties(problem.tables())
@@ -1032,7 +882,7 @@ def test_rows_that_the_model_never_saw_are_predicted(
     assert later.outputs() == found
 
 
-def test_predictions_need_what_the_parties_kept(parties: Callable[..., Parties]) -> None:
+def test_predictions_need_what_the_parties_kept(parties: Serve) -> None:
     problem = Problem(*small(), 4, common=TWO)
     run = parties(problem.tables())
     meta = run.fit(features=50, regularization=1e-2).model()[1]
@@ -1067,9 +917,7 @@ def test_predictions_need_what_the_parties_kept(parties: Callable[..., Parties])
         FDSKL.of_model(meta).predict_at_nodes(serve(no_rows, run.folder).grid(), meta)
 
 
-def test_a_party_that_only_wants_predictions_may_have_them_later(
-    parties: Callable[..., Parties],
-) -> None:
+def test_a_party_that_only_wants_predictions_may_have_them_later(parties: Serve) -> None:
     """An active party without rows to learn from is none of the owners of the model."""
     problem = Problem(*small(), 4, 2, common=TWO)
     tables = problem.tables()
@@ -1092,7 +940,7 @@ def test_a_party_that_only_wants_predictions_may_have_them_later(
 
 @pytest.mark.parametrize("actives", [0, 2])
 def test_no_secret_is_logged_or_reported(
-    actives: int, parties: Callable[..., Parties], caplog: pytest.LogCaptureFixture
+    actives: int, parties: Serve, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
     problem = Problem(*small(), 4, max(1, actives), common=TWO)
@@ -1124,15 +972,13 @@ def test_no_secret_is_logged_or_reported(
         assert "alpha" not in kept
 
 
-def test_a_run_warns_of_nothing(
-    parties: Callable[..., Parties], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_warns_of_nothing(parties: Serve, caplog: pytest.LogCaptureFixture) -> None:
     problem = Problem(*small(), 4, common=TWO)
     parties(problem.tables()).fit(features=20, regularization=1e-2)
     assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
 
 
-def test_nothing_but_masked_numbers_reaches_the_server(parties: Callable[..., Parties]) -> None:
+def test_nothing_but_masked_numbers_reaches_the_server(parties: Serve) -> None:
     """The same value everywhere looks like noise on the wire: all bits even, no value twice."""
     problem = Problem(np.full((60, 8), 0.5), small()[1], 4, common=TWO)
     transcript = Transcript()
@@ -1150,7 +996,7 @@ def test_nothing_but_masked_numbers_reaches_the_server(parties: Callable[..., Pa
     assert seen == 4
 
 
-def test_progress_is_told(parties: Callable[..., Parties]) -> None:
+def test_progress_is_told(parties: Serve) -> None:
     problem, done = Problem(*small(), 4, 2, common=TWO), []
     strategy = FDSKL(seed=1, schedule="streaming", batch=4, directions=2, evaluate_every=3)
     strategy.on_round = lambda *row: done.append(row[:2])

@@ -22,7 +22,7 @@ from fedkern_flwr.simulations.engines import Fault
 from fedkern_flwr.strategies import HierarchicalSVM
 
 from .test_hierarchical import Array, blobs, fit, horizontal, standard, vertical
-from .test_hierarchical_faults import Network, PowerCutError
+from .test_hierarchical_faults import Network, PowerCutError, make_tables
 
 USERS, ROWS = 5, 150
 SIZES = [3, 2]
@@ -264,13 +264,13 @@ def test_folds_of_a_user_are_even_and_its_own(rows: int) -> None:
 def test_a_run_goes_on_where_it_was_cut_around_the_choice(
     tmp_path: Path, at: int, options: dict[str, Any]
 ) -> None:
-    split = "one layer" if "architecture" in options else "two layers"
-    found = Network(tmp_path / "cut", split, options)
+    tables = make_tables("one layer" if "architecture" in options else "two layers")
+    found = Network(tmp_path / "cut", tables, options)
     keep: dict[str, Any] = {"checkpoint": found.checkpoint, "checkpoint_every": at, "rounds": 24}
     with pytest.raises(PowerCutError):
         found.fit(stop_at=at + 2, **keep)
     again = found.fit(resume=True, **keep)
-    quiet = Network(tmp_path / "quiet", split, options).fit(rounds=24)
+    quiet = Network(tmp_path / "quiet", tables, options).fit(rounds=24)
     assert again.tuned_ == quiet.tuned_
     assert len(again.tuned_["losses"]) == len(TRIED)
     assert again.metrics_["objective"] == pytest.approx(quiet.metrics_["objective"], rel=1e-9)

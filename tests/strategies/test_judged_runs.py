@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -286,12 +285,3 @@ def test_a_run_that_goes_on_judges_as_the_one_that_broke_off(tmp_path: Path) -> 
     assert again.metrics_ == strategy.metrics_
     assert again.result()["held_out"] == strategy.result()["held_out"]
     assert again.model()[1]["calibration"] == strategy.model()[1]["calibration"] != []
-
-
-def test_files_of_predictions_are_in_the_order_of_the_table(tmp_path: Path) -> None:
-    nodes, strategy, truth = fed_cg("two", tmp_path)
-    nodes.run(strategy)
-    for k, table in enumerate(nodes.tables):
-        with (tmp_path / f"{k}.csv").open() as file:
-            assert [row["id"] for row in csv.DictReader(file)] == table["ids_test"]
-    assert len(truth) == TESTS

@@ -296,11 +296,7 @@ PAPER: dict[str, Any] = {"step_size": "paper", "features": D, "precision": "floa
 
 
 def plain_baseline(
-    streams: Any,
-    bandwidths: np.ndarray,
-    *,
-    weigh: str = "no",
-    draw: bool = False,
+    streams: Any, bandwidths: np.ndarray, *, weigh: str = "no", draw: bool = False
 ) -> tuple[np.ndarray, float]:
     """Return theta and the MSE; ``weigh`` is no, mean or sum, ``draw`` takes one kernel a round."""
     z, kernels = plain_features(streams, bandwidths), len(bandwidths)

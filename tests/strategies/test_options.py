@@ -11,10 +11,13 @@ import pytest
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.strategies import (
     EMKOFL,
+    FDSKL,
     OFSKL,
     POFMKL,
     VMKOFL,
+    ColumnRanges,
     FedCFK,
+    FedCG,
     HierarchicalSVM,
     LocalOnly,
     OFMKLAvg,
@@ -44,6 +47,20 @@ WRONG: dict[type[Any], dict[str, Sequence[Any]]] = {
         **{"min_support": [-1], "rows_per_item": [-1]},
     },
     FedCFK: {"regularization": [0.0, -1.0]},
+    ColumnRanges: {
+        **{"deviations": [0.0, np.nan], "bound": [-1.0, np.inf]},
+        **{"attempts": [0], "min_cohort": [1]},
+    },
+    FedCG: {
+        **{"landmarks": [0], "attempts": [0], "gamma": [0.0], "regularization": [0.0]},
+        **{"tolerance": [0.0, 1.0], "distance_bits": [16], "missing": ["mean"]},
+        **dict.fromkeys(("sampling", "kernel", "penalty", "solver", "init"), ("Q",)),
+    },
+    FDSKL: {
+        **dict.fromkeys(("loss", "kernel", "schedule", "missing"), ("other",)),
+        **{"features": [0], "attempts": [0], "phase_bits": [8], "gamma": [-1.0]},
+        **{"regularization": [0.0]},
+    },
 }
 for _method in WITH_KERNELS:
     WRONG[_method] |= _KERNELS
@@ -85,10 +102,61 @@ _FOR_AGENTS: Table = {
     "sigma": {"sigma": 1.0},
     "lost_groups leave-out": {"lost_groups": "leave-out"},
 }
+_STREAMING: Table = {"directions": 3, "batch": 3, "step": 0.5, "evaluate_every": 3}
+_STREAMING |= {"step_schedule": "constant"}
+_STREAM: Table = {"schedule": "streaming"}
+_NO_GCV = "tune gcv is for normal equations and penalty ridge"
 _PENALTIES: Table = {"rho": 1.0, "sigma": 1.0, "rho_schedule": "rising", "relaxation": 1.5}
 #: What does not go together, or means nothing beside the others.
 TOGETHER: list[tuple[type[Any], Table, str]] = [
-    *[(m, {"resume": True}, "resume without a checkpoint; name the chec") for m in WRONG],
+    *[
+        (m, {"resume": True}, "resume without a checkpoint; name the chec")
+        for m in WRONG
+        if m is not ColumnRanges
+    ],
+    *[
+        (FedCG, options, text)
+        for options, text in [
+            (
+                {"preconditioner_rank": 101, "solver": "cg"},
+                ".*rank is 101; use 0 to 100 .landmarks",
+            ),
+            ({"preconditioner_rank": -1, "solver": "cg"}, ".*rank is -1; use 0 to 100"),
+            ({"preconditioner_rank": 5}, "preconditioner_rank is for solver cg; add solver cg, or"),
+            ({"init": "random"}, "init is for solver cg; add solver cg, or leave it out"),
+            (
+                {"penalty": "rkhs", "landmark_gamma": True},
+                "with a width per landmark the kernel of",
+            ),
+            (
+                {"tune": "gcv", "gamma": 1.0, "regularization": 1.0},
+                "gamma and regularization are gi",
+            ),
+            ({"tune": "gcv", "landmark_gamma": True}, "gamma and regularization are given, and"),
+            ({"tune": "gcv", "solver": "cg"}, _NO_GCV),
+            ({"tune": "gcv", "penalty": "rkhs"}, _NO_GCV),
+        ]
+    ],
+    *[
+        (FDSKL, options, text)
+        for options, text in [
+            *(
+                ({name: v}, f"{name} is for schedule streaming; add")
+                for name, v in _STREAMING.items()
+            ),
+            *(
+                ({**_STREAM, name: 0}, f"{name} is 0(.0)?; use ")
+                for name in ("batch", "directions", "step")
+            ),
+            ({**_STREAM, "step": np.inf}, "step is inf"),
+            ({**_STREAM, "features": 30}, "features is for schedule one-shot; l"),
+            (
+                {**_STREAM, "step": 2.0, "regularization": 0.5},
+                "step 2 times regularization 0.5 is not below 1; use a smaller step",
+            ),
+            ({**_STREAM, "step": 2e4}, "step 20000 times regularization"),
+        ]
+    ],
     (
         POFMKL,
         {"kernels": 6, "kernels_per_round": 7},

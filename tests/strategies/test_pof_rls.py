@@ -21,6 +21,8 @@ from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Fault, FaultPlan, Transcript
 from fedkern_flwr.strategies import POFRLS
 
+Make = Callable[..., Any]
+
 ROUNDS, LAMBDA = 24, 1e-3
 
 
@@ -63,7 +65,7 @@ GONE = {(1, 2), (3, 4), (1, 5)}  # client, message
 
 @pytest.mark.parametrize(("secure", "drop"), [(False, False), (True, False), (True, True)])
 def test_the_global_learners_are_ridge_regressions_of_the_pooled_rows(
-    secure: bool, drop: bool, make_streams: Callable[..., Any]
+    secure: bool, drop: bool, make_streams: Make
 ) -> None:
     """With forgetting, secure sums and clients that vanish: of the rows that were summed."""
     streams = make_streams(8, ROUNDS)
@@ -78,9 +80,7 @@ def test_the_global_learners_are_ridge_regressions_of_the_pooled_rows(
     np.testing.assert_allclose(found["kernels"], expected["kernels"], rtol=0, atol=1e-9)
 
 
-def test_sums_of_features_over_several_messages_forget_by_their_rows(
-    make_streams: Callable[..., Any],
-) -> None:
+def test_sums_of_features_over_several_messages_forget_by_their_rows(make_streams: Make) -> None:
     """As short messages as the rule of counting allows, features in every other one."""
     streams = make_streams(6, ROUNDS)
     strategy = run(POFRLS(features=4, secure=True, seed=5, forgetting=0.9), streams)
@@ -91,9 +91,7 @@ def test_sums_of_features_over_several_messages_forget_by_their_rows(
     np.testing.assert_allclose(found["kernels"], expected["kernels"], rtol=0, atol=1e-9)
 
 
-def test_between_messages_a_client_learns_from_its_own_rows(
-    make_streams: Callable[..., Any],
-) -> None:
+def test_between_messages_a_client_learns_from_its_own_rows(make_streams: Make) -> None:
     """Global ridge alone: what a client predicts is exact recursive least squares, by hand."""
     streams = make_streams(3, ROUNDS, seed=2)
     strategy = run(POFRLS(experts="global-ridge", forgetting=1.0, samples_per_round=5), streams)
@@ -191,7 +189,7 @@ def test_rows_that_are_not_summed_yet_are_learned_again() -> None:
 
 
 def test_regret_against_the_best_learner_stays_within_the_bound_of_adahedge(
-    make_streams: Callable[..., Any],
+    make_streams: Make,
 ) -> None:
     streams, record = make_streams(3, 120, seed=4), Transcript()
     run(POFRLS(features=4), streams, 120, transcript=record)
@@ -281,9 +279,7 @@ def test_no_message_of_a_plan_releases_more_numbers_than_it_has_unknowns(
 
 
 @pytest.mark.parametrize("experts", ["local-ridge", "local-kernels", "local"])
-def test_local_learners_release_statistics_only(
-    experts: Any, make_streams: Callable[..., Any]
-) -> None:
+def test_local_learners_release_statistics_only(experts: Any, make_streams: Make) -> None:
     streams = make_streams(4, ROUNDS)
     strategy = run(POFRLS(experts=experts, features=4, secure=True), streams)
     assert strategy.sum_length() == 0
@@ -291,7 +287,7 @@ def test_local_learners_release_statistics_only(
     assert 0.0 < strategy.metrics_["mse"] < 0.1
 
 
-def test_drift_is_followed_by_learners_that_forget(make_streams: Callable[..., Any]) -> None:
+def test_drift_is_followed_by_learners_that_forget(make_streams: Make) -> None:
     streams = make_streams(4, 160, seed=1)
     for y in streams.y:
         y[80:] = 1.0 - y[80:]
@@ -302,9 +298,7 @@ def test_drift_is_followed_by_learners_that_forget(make_streams: Callable[..., A
     assert errors[1] < 0.5 * errors[0]
 
 
-def test_what_may_not_be_summed_is_said_before_anything_is_sent(
-    make_streams: Callable[..., Any],
-) -> None:
+def test_what_may_not_be_summed_is_said_before_anything_is_sent(make_streams: Make) -> None:
     text = (
         "up=5 and down=None leave room for nothing that all learn from; allow 11 numbers up and 4"
     )
@@ -315,9 +309,7 @@ def test_what_may_not_be_summed_is_said_before_anything_is_sent(
         run(POFRLS(experts="global-ridge", secure=True), make_streams(3, 2), 2)
 
 
-def test_a_budget_leaves_out_kernels_before_frequencies_of_one(
-    make_streams: Callable[..., Any],
-) -> None:
+def test_a_budget_leaves_out_kernels_before_frequencies_of_one(make_streams: Make) -> None:
     """Whatever the budget, no message is longer; and what is left out is learned locally."""
     streams, found = make_streams(4, ROUNDS), []
     for up in (None, 120, 80, 40, 25):

@@ -668,34 +668,38 @@ def test_tables_that_do_not_fit_together_are_refused() -> None:
         named.release()
 
 
-def test_few_nodes_are_refused() -> None:
-    with pytest.raises((OptionError, SmallCohortError)):
-        binary(1, rows=9).release()
-    with pytest.raises(
-        SmallCohortError, match="3 parties are too few for a secure sum, 4 are need"
-    ):
-        binary(3).release(min_cohort=4)
-    with pytest.raises(OptionError, match="4 nodes that take part do not make 3 cohorts of two or"):
-        binary(4).release(cohorts=3)
-    with pytest.raises(
-        OptionError, match="4 nodes that take part do not make 3 rounds of two or m"
-    ):
-        binary(4).release(num_rounds=3)
-    with pytest.raises(SmallCohortError, match="2 parties are too few for a secure sum, 3 are"):
-        binary(5).release(num_rounds=2, min_cohort=3)
-    with pytest.raises(OptionError, match="threshold is 2 for 4 parties; use 3 to 4"):
-        binary(4).release(threshold=2)
-    strategy = binary(2).release(min_support=0)
-    assert strategy.survivors_ == [0, 1]
-    with pytest.raises(SmallCohortError):
-        binary(6).release(participation=0.01, min_cohort=3)
+_FEW = "4 nodes that take part do not make 3 {} of two or more"
+TOO_FEW: list[tuple[int, Table, type[FedKernError], str]] = [
+    (1, {}, OptionError, "1 nodes that take part do not make 1 cohorts"),
+    (
+        3,
+        {"min_cohort": 4},
+        SmallCohortError,
+        "3 parties are too few for a secure sum, 4 are needed",
+    ),
+    (4, {"cohorts": 3}, OptionError, _FEW.format("cohorts")),
+    (4, {"num_rounds": 3}, OptionError, _FEW.format("rounds")),
+    (5, {"num_rounds": 2, "min_cohort": 3}, SmallCohortError, "2 parties are too few for a secure"),
+    (4, {"threshold": 2}, OptionError, "threshold is 2 for 4 parties; use 3 to 4"),
+    (6, {"participation": 0.01, "min_cohort": 3}, SmallCohortError, "2 parties are too few"),
+    # cohorts are summed at once or round by round
+    (
+        12,
+        {"num_rounds": 3, "cohorts": 2},
+        OptionError,
+        "2 cohorts are summed at once, and 3 rounds",
+    ),
+    (3, {"num_rounds": 0}, OptionError, "is 0"),
+]
 
 
-def test_cohorts_are_summed_at_once_or_round_by_round() -> None:
-    with pytest.raises(OptionError, match="2 cohorts are summed at once, and 3 rounds one by one"):
-        binary(12).release(num_rounds=3, cohorts=2)
-    with pytest.raises(OptionError, match="is 0"):
-        binary(3).release(num_rounds=0)
+@pytest.mark.parametrize(("nodes", "options", "error", "text"), TOO_FEW)
+def test_few_nodes_and_cohorts_that_are_none_are_refused(
+    nodes: int, options: Table, error: type[FedKernError], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        binary(nodes).release(**options)
+    assert binary(2).release(min_support=0).survivors_ == [0, 1]
 
 
 # -- real features
@@ -756,59 +760,34 @@ def test_kernels_are_functions_of_the_matrix() -> None:
         np.testing.assert_allclose(strategy.kernel_, right, rtol=1e-12)
 
 
-@dataclass
-class Problem:
-    """Instances whose features parties hold; quantised as the parties do."""
-
-    train: np.ndarray
-    test: np.ndarray
-    y: np.ndarray
-    blocks: list[np.ndarray]
-    bound: float = 16.0
-
-    def nodes(self) -> Nodes:
-        """The parties: a row is a feature."""
-        own = {k: {"x_new": self.test[:, b].T} for k, b in enumerate(self.blocks)}
-        return Nodes([self.train[:, b].T for b in self.blocks], own)
-
-    @staticmethod
-    def rounded(x: np.ndarray) -> np.ndarray:
-        found: np.ndarray = np.rint(x * 2.0**20) / 2.0**20
-        return found
-
-    def check(self, gamma: float, cost: float) -> None:
-        nodes = self.nodes()
-        options: Table = {"kernel": "rbf", "gamma": gamma, "encoding": "fixed-point"}
-        options["bound"] = self.bound
-        strategy = nodes.release(**options)
-        train, test = self.rounded(self.train), self.rounded(self.test)
-        exact_units = np.rint(train * 2.0**20)
-        np.testing.assert_array_equal(strategy.gram_, exact_units.T.T @ exact_units.T)
-        again = SecureGram(**options)
-        products, squares = again.cross(nodes.grid(), strategy.model())
-        units = np.rint(test * 2.0**20)
-        np.testing.assert_array_equal(products * 4.0**20, units @ exact_units.T)
-        np.testing.assert_array_equal(squares * 4.0**20, (units**2).sum(axis=1))
-        kernel = strategy.kernel_
-        block = again.dot_kernel_.block(products, squares, again.linear_.diagonal(), again.rows_)
-        ours = SVC(kernel="precomputed", C=cost, tol=1e-10).fit(kernel, self.y)
-        theirs = SVC(kernel="rbf", gamma=gamma, C=cost, tol=1e-10).fit(train, self.y)
-        for mine, other in ((kernel, train), (block, test)):
-            decided = ours.decision_function(mine), theirs.decision_function(other)
-            np.testing.assert_allclose(*decided, atol=1e-6, rtol=0)
-            np.testing.assert_array_equal(ours.predict(mine), theirs.predict(other))
-        ridge = KernelRidge(alpha=0.1, kernel="precomputed").fit(kernel, self.y)
-        plain = KernelRidge(alpha=0.1, kernel="rbf", gamma=gamma).fit(train, self.y)
-        np.testing.assert_allclose(ridge.predict(block), plain.predict(test), atol=1e-8, rtol=0)
-
-
 def test_breast_cancer_is_learned_as_if_pooled() -> None:
+    """Instances whose features parties hold; quantised as the parties do."""
     x, y = load_breast_cancer(return_X_y=True)
     x = StandardScaler().fit_transform(x)
-    order = np.random.default_rng(0).permutation(len(x))
-    train, test = order[:300], order[300:]
+    order, gamma = np.random.default_rng(0).permutation(len(x)), 1 / 30
+    train, test, y = x[order[:300]], x[order[300:]], y[order[:300]]
     blocks = np.split(np.random.default_rng(1).permutation(30), [4, 5, 18])
-    Problem(x[train], x[test], y[train], blocks).check(gamma=1 / 30, cost=2.0)
+    own = {k: {"x_new": test[:, b].T} for k, b in enumerate(blocks)}
+    nodes = Nodes([train[:, b].T for b in blocks], own)  # a row is a feature
+    options: Table = {"kernel": "rbf", "gamma": gamma, "encoding": "fixed-point", "bound": 16.0}
+    strategy = nodes.release(**options)
+    units, new = np.rint(train * 2.0**20), np.rint(test * 2.0**20)
+    np.testing.assert_array_equal(strategy.gram_, units @ units.T)
+    again = SecureGram(**options)
+    products, squares = again.cross(nodes.grid(), strategy.model())
+    np.testing.assert_array_equal(products * 4.0**20, new @ units.T)
+    np.testing.assert_array_equal(squares * 4.0**20, (new**2).sum(axis=1))
+    kernel, train, test = strategy.kernel_, units / 2.0**20, new / 2.0**20
+    block = again.dot_kernel_.block(products, squares, again.linear_.diagonal(), again.rows_)
+    ours = SVC(kernel="precomputed", C=2.0, tol=1e-10).fit(kernel, y)
+    theirs = SVC(kernel="rbf", gamma=gamma, C=2.0, tol=1e-10).fit(train, y)
+    for mine, other in ((kernel, train), (block, test)):
+        decided = ours.decision_function(mine), theirs.decision_function(other)
+        np.testing.assert_allclose(*decided, atol=1e-6, rtol=0)
+        np.testing.assert_array_equal(ours.predict(mine), theirs.predict(other))
+    ridge = KernelRidge(alpha=0.1, kernel="precomputed").fit(kernel, y)
+    plain = KernelRidge(alpha=0.1, kernel="rbf", gamma=gamma).fit(train, y)
+    np.testing.assert_allclose(ridge.predict(block), plain.predict(test), atol=1e-8, rtol=0)
 
 
 # -- new items
@@ -821,11 +800,15 @@ def crossing() -> Nodes:
     return nodes
 
 
+def new_rows(nodes: Nodes) -> np.ndarray:
+    return np.concatenate([own["x_new"] for own in nodes.own.values()])
+
+
 def test_products_of_new_items_are_exact() -> None:
     nodes = crossing()
     strategy = nodes.release()
     assert 0 < len(strategy.items_) <= 6
-    new = np.concatenate([nodes.own[k]["x_new"] for k in range(4)])
+    new = new_rows(nodes)
     again, record = SecureGram(), Transcript()
     products, squares = again.cross(nodes.grid(), strategy.model())
     np.testing.assert_array_equal(products, new.T @ nodes.rows(range(4))[:, strategy.items_])
@@ -841,7 +824,7 @@ def test_a_model_that_was_saved_serves_as_well(tmp_path: Path) -> None:
     arrays, meta = load_arrays(tmp_path / "model.npz")
     again = SecureGram.of_model(meta)
     products, squares = again.cross(nodes.grid(), (arrays, meta))
-    new = np.concatenate([nodes.own[k]["x_new"] for k in range(4)])
+    new = new_rows(nodes)
     old = nodes.rows(range(4))[:, strategy.items_]
     kernel = again.dot_kernel_.block(products, squares, again.linear_.diagonal(), again.rows_)
     np.testing.assert_allclose(kernel, (0.25 * new.T @ old + 2.0) ** 3, rtol=1e-12)
@@ -856,7 +839,7 @@ def test_products_need_all_nodes_of_the_model() -> None:
         SecureGram(attempts=2).cross(FaultyGrid(nodes.grid(), gone), strategy.model())
     once = FaultPlan([(1, "gram-cross", 1, Fault("vanished"))])
     products, _ = SecureGram().cross(FaultyGrid(nodes.grid(), once), strategy.model())
-    new = np.concatenate([nodes.own[k]["x_new"] for k in range(4)])
+    new = new_rows(nodes)
     np.testing.assert_array_equal(products, new.T @ nodes.rows(range(4))[:, strategy.items_])
     nodes.own[2] = {"x_new": nodes.own[2]["x_new"][:, :3]}
     with pytest.raises(ProtocolError, match="the nodes have 3 and 4 new items; give all nodes the"):

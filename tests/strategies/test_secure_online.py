@@ -49,6 +49,8 @@ from fedkern_flwr.strategies import (
 from fedkern_flwr.wire import PROTOCOL_VERSION
 from fedkern_flwr.wire.sections import detach
 
+Make = Callable[..., Any]
+
 CLIENTS, ROUNDS = 7, 8
 KERNELS: dict[str, Any] = {
     "kernels": 7,
@@ -58,7 +60,7 @@ KERNELS: dict[str, Any] = {
     "frequencies_per_round": "all",
 }
 FULL: dict[str, Any] = {"samples_per_round": 1, "frequencies_per_round": "all"}
-METHODS: dict[str, Callable[..., Any]] = {
+METHODS: dict[str, Make] = {
     "pof-mkl": lambda **o: POFMKL(**KERNELS, kernels_per_round=3, exploration=0.5, **o),
     "pof-mkl paper": lambda **o: POFMKL(
         **KERNELS, kernels_per_round=3, step_size="paper", exploration=0.5, **o
@@ -106,7 +108,7 @@ def assert_same_run(secure: Any, plain: Any) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_secure_run_is_the_plain_run(name: str, make_streams: Callable[..., Any]) -> None:
+def test_a_secure_run_is_the_plain_run(name: str, make_streams: Make) -> None:
     streams = make_streams(CLIENTS, ROUNDS + 4, test_rows=4)
     plain = run(METHODS[name](secure=False), streams)
     secure = run(METHODS[name](secure=True), streams, serialise=True)
@@ -122,7 +124,7 @@ SECRET_FREE = {"size", "key", "masked", "sealed", "commitment", "share", "seed",
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_secure_run_with_drop_outs_is_the_plain_run_over_the_same_survivors(
-    name: str, make_streams: Callable[..., Any]
+    name: str, make_streams: Make
 ) -> None:
     """Clients vanish in every exchange: before the upload, before and during the recovery.
 
@@ -218,7 +220,7 @@ STAGES: dict[str, tuple[list[Any], bool]] = {
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_whatever_happens_to_a_client_the_sum_is_that_of_the_declared_survivors(
-    stage: str, make_streams: Callable[..., Any]
+    stage: str, make_streams: Make
 ) -> None:
     faults, counts = STAGES[stage]
     # a reply is late when it comes after the time-out of its exchange
@@ -242,9 +244,7 @@ def test_whatever_happens_to_a_client_the_sum_is_that_of_the_declared_survivors(
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_without_drop_outs_a_round_is_one_exchange(
-    name: str, make_streams: Callable[..., Any]
-) -> None:
+def test_without_drop_outs_a_round_is_one_exchange(name: str, make_streams: Make) -> None:
     """Everybody answers, so nobody has to be unmasked; what is learned is the same."""
     streams = make_streams(CLIENTS, ROUNDS + 4, test_rows=4)
     plain = run(METHODS[name](secure=False), streams)
@@ -260,7 +260,7 @@ MISSED = ("vanished", "lost reply", "error")
 @pytest.mark.parametrize("kind", MISSED)
 @pytest.mark.parametrize("name", ["pof-mkl", "pof-rls"])
 def test_without_drop_outs_a_round_that_one_client_misses_is_lost(
-    name: str, kind: str, make_streams: Callable[..., Any]
+    name: str, kind: str, make_streams: Make
 ) -> None:
     phase = UPLOAD if name == "pof-mkl" else "online-ridge"
     faults = FaultPlan([(1, phase, 3, Fault(kind))])
@@ -277,9 +277,7 @@ def test_without_drop_outs_a_round_that_one_client_misses_is_lost(
     assert strategy.history_[-1]["mse"] > 0.0
 
 
-def test_without_drop_outs_a_run_ends_when_a_client_stays_away(
-    make_streams: Callable[..., Any],
-) -> None:
+def test_without_drop_outs_a_run_ends_when_a_client_stays_away(make_streams: Make) -> None:
     faults = FaultPlan([(1, UPLOAD, None, Fault("vanished"))])
     strategy = METHODS["pof-mkl"](secure=True, drop_outs=False, max_missed=3)
     with pytest.raises(CohortError, match="3 rounds in a row are lost"):
@@ -288,7 +286,7 @@ def test_without_drop_outs_a_run_ends_when_a_client_stays_away(
         POFRLS(drop_outs=False, threshold=5)
 
 
-def test_a_replayed_upload_is_refused(make_streams: Callable[..., Any]) -> None:
+def test_a_replayed_upload_is_refused(make_streams: Make) -> None:
     kept: list[Message] = []
 
     def replay(message: Message) -> Message:
@@ -320,9 +318,7 @@ def test_a_replayed_upload_is_refused(make_streams: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["pof-mkl", "ofskl", "pof-rls", "per-fed-avg"])
-def test_rows_are_not_looked_at_without_an_order(
-    name: str, make_streams: Callable[..., Any]
-) -> None:
+def test_rows_are_not_looked_at_without_an_order(name: str, make_streams: Make) -> None:
     """Whether a message fails says something of rows, and no sum would be charged for it."""
     said = []
 
@@ -345,15 +341,13 @@ def test_rows_are_not_looked_at_without_an_order(
     assert said
 
 
-def test_a_node_that_fails_before_the_keys_stops_the_run(make_streams: Callable[..., Any]) -> None:
+def test_a_node_that_fails_before_the_keys_stops_the_run(make_streams: Make) -> None:
     faults = FaultPlan([(1, "describe", None, Fault("error"))])
     with pytest.raises(FedKernError, match="phase describe: raised InjectedError"):
         run(METHODS["pof-mkl"](secure=True), make_streams(3, 5), 5, faults=faults)
 
 
-def test_a_round_with_too_few_clients_is_lost_and_releases_nothing(
-    make_streams: Callable[..., Any],
-) -> None:
+def test_a_round_with_too_few_clients_is_lost_and_releases_nothing(make_streams: Make) -> None:
     """t = 5 of 7: with 4 uploads the model stays as it is, and the run goes on."""
     faults = FaultPlan([(k, UPLOAD, 2, Fault("vanished")) for k in (0, 1, 2)])
     models: list[np.ndarray] = []
@@ -366,7 +360,7 @@ def test_a_round_with_too_few_clients_is_lost_and_releases_nothing(
     assert strategy.ledger_.by_phase["unmask"] == 3  # nobody is asked to reveal anything
 
 
-def test_a_round_whose_survivors_fall_silent_is_lost(make_streams: Callable[..., Any]) -> None:
+def test_a_round_whose_survivors_fall_silent_is_lost(make_streams: Make) -> None:
     silent = [(k, p, 2, Fault("vanished")) for k in (0, 1, 2) for p in ("unmask", "recover")]
     strategy = run(
         METHODS["pof-mkl"](secure=True), make_streams(CLIENTS, 4), 4, faults=FaultPlan(silent)
@@ -380,7 +374,7 @@ def lie(metrics: ConfigRecord, arrays: ArrayRecord) -> None:
     metrics[name] = bytes(len(metrics[name]))  # type: ignore[arg-type]
 
 
-def test_a_client_whose_masks_do_not_fit_is_left_out(make_streams: Callable[..., Any]) -> None:
+def test_a_client_whose_masks_do_not_fit_is_left_out(make_streams: Make) -> None:
     """Its vector may be anything, so nothing is released; it is named, and soon not asked again."""
     faults = FaultPlan([(1, UPLOAD, None, garbage(lie))])
     strategy = METHODS["pof-mkl"](secure=True, max_missed=3)
@@ -391,7 +385,7 @@ def test_a_client_whose_masks_do_not_fit_is_left_out(make_streams: Callable[...,
     assert reasons == {"invalid reply its masks in update do not fit those of 6 others": 3}
 
 
-def test_garbage_instead_of_a_vector_loses_the_round(make_streams: Callable[..., Any]) -> None:
+def test_garbage_instead_of_a_vector_loses_the_round(make_streams: Make) -> None:
     """Random ring elements: the total is not one of vectors within the bound."""
 
     def scramble(metrics: ConfigRecord, arrays: ArrayRecord) -> None:
@@ -403,7 +397,7 @@ def test_garbage_instead_of_a_vector_loses_the_round(make_streams: Callable[...,
     assert [row["survivors"] for row in strategy.history_] == [7, 0, 7, 7]
 
 
-def test_a_client_that_never_unmasks_is_left_out(make_streams: Callable[..., Any]) -> None:
+def test_a_client_that_never_unmasks_is_left_out(make_streams: Make) -> None:
     """One miss a round, however many exchanges it has; contributing does not make up for it."""
     faults = FaultPlan([(1, p, None, Fault("vanished")) for p in ("unmask", "recover")])
     strategy = METHODS["pof-mkl"](secure=True, max_missed=3)
@@ -412,7 +406,7 @@ def test_a_client_that_never_unmasks_is_left_out(make_streams: Callable[..., Any
     assert strategy.left_out_ == [1]
 
 
-def test_a_run_ends_when_too_few_are_left_for_any_sum(make_streams: Callable[..., Any]) -> None:
+def test_a_run_ends_when_too_few_are_left_for_any_sum(make_streams: Make) -> None:
     """0 and 1 never answer, 2 lies; all three are left out, and t = 5 of 7 cannot be reached."""
     gone = [(k, UPLOAD, None, Fault("vanished")) for k in (0, 1)]
     faults = FaultPlan([*gone, (2, UPLOAD, None, garbage(lie))])
@@ -424,7 +418,7 @@ def test_a_run_ends_when_too_few_are_left_for_any_sum(make_streams: Callable[...
         run(strategy, make_streams(CLIENTS, 5), 5, faults=faults)
 
 
-def test_a_lost_evaluation_does_not_lose_the_run(make_streams: Callable[..., Any]) -> None:
+def test_a_lost_evaluation_does_not_lose_the_run(make_streams: Make) -> None:
     faults = FaultPlan([(k, "online-evaluate", None, Fault("vanished")) for k in (0, 1, 2)])
     streams, strategy = make_streams(CLIENTS, 6, test_rows=3), METHODS["pof-mkl"](secure=True)
     run(strategy, streams, 3, faults=faults)
@@ -434,13 +428,13 @@ def test_a_lost_evaluation_does_not_lose_the_run(make_streams: Callable[..., Any
     assert all("fedkern-sums" not in context.state for context in streams.contexts.values())
 
 
-def test_too_many_lost_rounds_in_a_row_stop_the_run(make_streams: Callable[..., Any]) -> None:
+def test_too_many_lost_rounds_in_a_row_stop_the_run(make_streams: Make) -> None:
     faults = FaultPlan([(k, UPLOAD, None, Fault("vanished")) for k in (0, 1, 2)])
     with pytest.raises(CohortError, match="10 rounds in a row are lost: 4 of 7 parties contrib"):
         run(METHODS["pof-mkl"](secure=True), make_streams(CLIENTS, 15), 15, faults=faults)
 
 
-def test_a_cohort_below_the_minimum_is_refused(make_streams: Callable[..., Any]) -> None:
+def test_a_cohort_below_the_minimum_is_refused(make_streams: Make) -> None:
     with pytest.raises(SmallCohortError, match=r"3 parties are too few .* 4 are needed"):
         run(METHODS["pof-mkl"](secure=True, min_cohort=4), make_streams(3, 5), 5)
     with pytest.raises(SmallCohortError, match="1 party is too few"):
@@ -452,7 +446,7 @@ def test_a_cohort_below_the_minimum_is_refused(make_streams: Callable[..., Any])
 
 
 def test_secure_sums_are_the_default_of_every_grid_that_is_no_simulation(
-    make_streams: Callable[..., Any],
+    make_streams: Make,
 ) -> None:
     class DeployedGrid(InProcessGrid):
         simulation = False
@@ -477,7 +471,7 @@ def test_secure_sums_are_the_default_of_every_grid_that_is_no_simulation(
 
 
 def test_the_audit_finds_masks_that_are_none(
-    make_streams: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    make_streams: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mutation that must be seen: vectors that are encoded but not masked."""
     monkeypatch.setattr(party_module, "add_streams", lambda *a, **o: None)
@@ -491,7 +485,7 @@ def test_the_audit_finds_masks_that_are_none(
 
 
 def test_nothing_secret_stays_behind(
-    make_streams: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make_streams: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After the run the nodes remember no secret; logs, metrics and files never held one."""
     made: list[str] = []
@@ -519,9 +513,7 @@ def test_nothing_secret_stays_behind(
         assert bytes.fromhex(secret) not in raw
 
 
-def test_state_between_rounds_holds_no_secret_of_a_finished_round(
-    make_streams: Callable[..., Any],
-) -> None:
+def test_state_between_rounds_holds_no_secret_of_a_finished_round(make_streams: Make) -> None:
     """Once the next round has begun, keys of the last one are gone and cannot be derived."""
     streams = make_streams(CLIENTS, ROUNDS)
     strategy, seen = METHODS["pof-mkl"](secure=True), []
@@ -547,7 +539,7 @@ def test_state_between_rounds_holds_no_secret_of_a_finished_round(
 
 
 def test_by_default_every_client_updates_every_kernel_of_a_dense_sum(
-    make_streams: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    make_streams: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Else the sum of a kernel that few clients chose would be nearly their own gradient."""
     streams = make_streams(CLIENTS, 5)
@@ -602,7 +594,7 @@ class Misbehaving(OnlineKernelClient):
     ],
 )
 def test_a_vector_that_does_not_fit_never_leaves_the_client(
-    change: Any, text: str, make_streams: Callable[..., Any], caplog: pytest.LogCaptureFixture
+    change: Any, text: str, make_streams: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The server hears that it was refused, the node's log says why."""
     client = type("Client", (Misbehaving,), {"change": staticmethod(change)})
@@ -615,7 +607,7 @@ def test_a_vector_that_does_not_fit_never_leaves_the_client(
 
 
 def test_other_protocol_versions_are_refused_in_one_line(
-    make_streams: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    make_streams: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Older(OnlineKernelClient):
         def fit(self, parameters: Any, config: Any) -> Any:
@@ -666,7 +658,7 @@ def identified(streams: Any, folder: Path, identity: Callable[[int], Path | None
     return client_fn
 
 
-def test_pinned_identities_are_checked(identities: Path, make_streams: Callable[..., Any]) -> None:
+def test_pinned_identities_are_checked(identities: Path, make_streams: Make) -> None:
     streams = make_streams(3, 5)
     strategy = METHODS["pof-mkl"](secure=True)
     client_fn = identified(streams, identities, lambda k: identities / f"identity-{k}")
@@ -675,9 +667,7 @@ def test_pinned_identities_are_checked(identities: Path, make_streams: Callable[
     assert_same_run(strategy, run(METHODS["pof-mkl"](secure=False), streams, 4))
 
 
-def test_survivors_vote_where_a_client_is_missing(
-    identities: Path, make_streams: Callable[..., Any]
-) -> None:
+def test_survivors_vote_where_a_client_is_missing(identities: Path, make_streams: Make) -> None:
     """An exchange more, in that round only; without pinned identities there is none."""
     faults, streams = FaultPlan([(1, UPLOAD, 3, Fault("vanished"))]), make_streams(3, 5)
     client_fn = identified(streams, identities, lambda k: identities / f"identity-{k}")
@@ -702,7 +692,7 @@ def test_survivors_vote_where_a_client_is_missing(
     ],
 )
 def test_a_key_that_is_not_pinned_stops_its_clients(
-    case: str, text: str, identities: Path, make_streams: Callable[..., Any]
+    case: str, text: str, identities: Path, make_streams: Make
 ) -> None:
     def identity(k: int) -> Path | None:
         if k == 2 and case == "no signature":
@@ -729,7 +719,7 @@ def test_a_key_that_is_not_pinned_stops_its_clients(
 
 
 def test_uploads_leave_the_reply_as_they_are_taken(
-    make_streams: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    make_streams: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A streaming server keeps no upload: what stays of a reply has no array."""
     strategy, kept, transcript = METHODS["pof-mkl"](secure=True), [], Transcript()
@@ -746,9 +736,7 @@ def test_uploads_leave_the_reply_as_they_are_taken(
     assert [len(entry.arrays) for entry in seen] == [1] * 9  # the transcript has them all
 
 
-def test_maxima_over_clients_are_not_known_in_a_secure_run(
-    make_streams: Callable[..., Any],
-) -> None:
+def test_maxima_over_clients_are_not_known_in_a_secure_run(make_streams: Make) -> None:
     found = {}
     for secure in (True, False):
         strategy = METHODS["pof-mkl paper"](secure=secure)
@@ -759,7 +747,7 @@ def test_maxima_over_clients_are_not_known_in_a_secure_run(
         assert np.isfinite(found[False][name]), name
 
 
-def test_a_dead_client_costs_no_waiting_in_the_recovery(make_streams: Callable[..., Any]) -> None:
+def test_a_dead_client_costs_no_waiting_in_the_recovery(make_streams: Make) -> None:
     """The recovery ends as soon as enough has been revealed, not when the dead time out."""
     faults = [GONE, (2, "unmask", 3, Fault("vanished")), (2, "recover", 3, Fault("lost request"))]
     started = time.monotonic()

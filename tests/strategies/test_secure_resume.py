@@ -16,6 +16,8 @@ from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Fault, FaultPlan, Transcript
 from fedkern_flwr.strategies import POFMKL, PerFedAvg
 
+Make = Callable[..., Any]
+
 CLIENTS, ROUNDS, CHECKPOINT, CUT = 5, 8, 3, 5
 
 
@@ -71,7 +73,7 @@ def vector_of(client: int, number: int, streams: Any) -> np.ndarray:
 
 
 def test_rounds_that_were_answered_are_lost_not_repeated(
-    make_streams: Callable[..., Any], tmp_path: Path
+    make_streams: Make, tmp_path: Path
 ) -> None:
     streams, record = make_streams(CLIENTS, ROUNDS, state_dir=tmp_path / "state"), Transcript()
     first, second = two_lives(streams, tmp_path, transcript=record)
@@ -84,7 +86,7 @@ def test_rounds_that_were_answered_are_lost_not_repeated(
 
 
 def test_without_that_rule_the_difference_of_two_sums_is_one_clients_vector(
-    make_streams: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_streams: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mutation: nodes that do not note what they have answered."""
     monkeypatch.setattr(PhaseClient, "note_answered", lambda *a, **k: None)
@@ -100,9 +102,7 @@ def test_without_that_rule_the_difference_of_two_sums_is_one_clients_vector(
 @pytest.mark.parametrize(
     "make", [Watching, lambda **o: PerFedAvg(secure=True, seed=1, samples_per_round=1, **o)]
 )
-def test_held_out_rows_are_evaluated_once(
-    make: Callable[..., Any], make_streams: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_held_out_rows_are_evaluated_once(make: Make, make_streams: Make, tmp_path: Path) -> None:
     streams = make_streams(CLIENTS, ROUNDS + 3, test_rows=3, state_dir=tmp_path / "state")
     first = make(checkpoint=tmp_path / "c.npz")
     simulate(first, streams.client_fn, CLIENTS, num_rounds=ROUNDS)
@@ -115,7 +115,7 @@ def test_held_out_rows_are_evaluated_once(
 
 
 def test_a_run_that_broke_off_before_anything_was_answered_goes_on_as_if_nothing_happened(
-    make_streams: Callable[..., Any], tmp_path: Path
+    make_streams: Make, tmp_path: Path
 ) -> None:
     """Cut right after the checkpoint: nothing is lost, and the end is that of an unbroken run."""
 
