@@ -826,3 +826,36 @@ def test_the_time_of_the_users_work_is_in_the_ledger(network: Callable[[str], Ne
 
     strategy = network("pairwise").fit(plan, 4)
     assert strategy.ledger_.seconds > 0.4
+
+
+# -- servers that ask for what they should not have
+
+
+class _Curious(HierarchicalSVM):
+    """Orders the agents' total once more in each exchange, under its other name, over fewer."""
+
+    masks: bool
+
+    def cohorts(self) -> list[list[int]] | None:
+        found = super().cohorts()
+        assert found is not None
+        return [*found[:-1], found[-1][:-1], found[-1]]
+
+    def _order(self, name: str, statistics: int, cohort: int, **more: Any) -> Any:
+        if name == wire.AGENTS_SUM and self._run.tick > 3:
+            name, more = wire.LEFT_SUM, {"self_masks": self.masks}
+        elif name == wire.AGENTS_SUM:
+            cohort += 1
+        return super()._order(name, statistics, cohort, **more)
+
+
+@pytest.mark.parametrize(("lost_groups", "masks"), [("stop", False), ("leave-out", True)])
+def test_agents_add_to_totals_of_the_same_agents_only(
+    lost_groups: str, masks: bool, network: Callable[[str], Network]
+) -> None:
+    found = network("pairwise")
+    strategy = _Curious(seed=3, tolerance=1e-12, lost_groups=lost_groups)
+    strategy.masks = masks
+    with pytest.raises(FedKernError, match=r"the masks of a sum|the settings of the run"):
+        simulate(strategy, found.client_fn, len(found.tables), num_rounds=6)
+    assert len(strategy.trace_) == 3
