@@ -369,6 +369,11 @@ class AgentOfRows(SVMNode):
         self.check(name, self_masks=left)
         state = self.ordered.party.state
         self.pin(agents=list(state.cohorts[self.ordered.order(name).cohort].members))
+        own, other = self.kept.settings, wire.AGENTS_SUM if left else wire.LEFT_SUM
+        iteration = int(own.get("iteration", 0))
+        if own.get(f"last of {other}") == iteration:
+            raise refusal("a term in a total of all agents, and in one of those left", self.name)
+        own[f"last of {name}"] = iteration
 
     def _make_term(self, request: wire.CombineRequest) -> None:
         """Complete an iteration, unless that is done; refuse to tell what must be masked."""
