@@ -915,3 +915,15 @@ def test_an_agent_adds_a_term_to_one_kind_of_total(network: Callable[[str], Netw
         simulate(
             strategy, found.client_fn, len(found.tables), faults=lost, num_rounds=6, timeout=0.3
         )
+
+
+def test_a_model_made_without_agents_predicts_where_nodes_name_groups(tmp_path: Path) -> None:
+    users = make_tables("two layers", {})[:USERS]
+    first = Nodes(SVMClient, users, tmp_path)
+    strategy = HierarchicalSVM(seed=3, C=1.0, architecture="centralised")
+    strategy.start(first.grid(), num_rounds=3)
+    files = [{**own, "predictions": tmp_path / f"{k}.csv"} for k, own in enumerate(users)]
+    arrays, meta = strategy.model()
+    again = HierarchicalSVM.of_model(meta)
+    again.predict_at_nodes(Nodes(SVMClient, files, tmp_path / "later").grid(), arrays, meta)
+    assert all((tmp_path / f"{k}.csv").is_file() for k in range(USERS))
