@@ -351,10 +351,29 @@ class AgentOfRows(SVMNode):
             sealed = b"".join(self.seal(user, pad, *place) for user in users)
         for name in (wire.AGENTS_SUM, wire.LEFT_SUM):
             if name in sums.orders:
-                self.check(name, self_masks=name == wire.LEFT_SUM and request.leave_out)
+                self._check_total(name, request)
                 sums.contribute(name, self.kept.arrays["term"])
         term = (self.kept.arrays["term"],) if request.plain else ()
         return wire.CombineReply(sealed=sealed, term=term)
+
+    def _check_total(self, name: str, request: wire.CombineRequest) -> None:
+        """Refuse a total of other agents than before, or of those left where none may be lost.
+
+        It has two names, one for each kind of masks. The rule that a sum is repeated with the same
+        parties holds name by name: without this check the server would get two totals whose
+        difference is the term of one group.
+        """
+        left = name == wire.LEFT_SUM
+        if left and not request.leave_out:
+            raise refusal("the masks of a sum", self.name)
+        self.check(name, self_masks=left)
+        state = self.ordered.party.state
+        self.pin(agents=list(state.cohorts[self.ordered.order(name).cohort].members))
+        own, other = self.kept.settings, wire.AGENTS_SUM if left else wire.LEFT_SUM
+        iteration = int(own.get("iteration", 0))
+        if own.get(f"last of {other}") == iteration:
+            raise refusal("a term in a total of all agents, and in one of those left", self.name)
+        own[f"last of {name}"] = iteration
 
     def _make_term(self, request: wire.CombineRequest) -> None:
         """Complete an iteration, unless that is done; refuse to tell what must be masked."""

@@ -15,7 +15,10 @@ groups a new term, the others the term they had. With staleness 0 all groups are
 
 **Groups that fall silent** can be left out. Sums of the agents have no self masks while all of
 them are there, so they open by themselves. Once a group is lost, sums have self masks, and one
-more exchange with the agents opens them while the users of the next iteration work.
+more exchange with the agents opens them while the users of the next iteration work. No term is in
+a total of both kinds: what an agent sent before it was lost may arrive late, and no self mask hides
+it. So the total that a lost agent is missing from is passed over, with the model that there is, and
+in the first total after a loss all terms are new.
 
 This is the one part of the method that repeats exchanges by itself. What may be asked again is a
 rule of privacy: of a group whose sum lacks somebody only its agent and its users, all agents where
@@ -124,6 +127,8 @@ class Progress:
         Penalties of the agents, before and after that total.
     opening : bool
         Whether the agents are asked for a total.
+    renew : bool
+        Whether all terms must be new in the next total, because a group was left out.
     last : bool
         Whether no iteration follows it, so that it is of use for the losses in it only.
     total : RunningSum or None
@@ -154,6 +159,7 @@ class Progress:
     sigma: Floats = field(init=False)
     next_sigma: Floats = field(init=False)
     opening: bool = False
+    renew: bool = False
     last: bool = False
     total: RunningSum | None = None
     terms: dict[int, wire.CombineReply] = field(default_factory=dict)
@@ -365,8 +371,9 @@ class GroupRounds(RowRounds):
     def _wait(self) -> Steps:
         """Return the groups that advance, as soon as the total is open and enough are ready.
 
-        Fewer than two only if all are ready, else two totals would show one group. None where all
-        iterations are done. An agent that is asked for its group's sum again answers that first.
+        Fewer than two only if all are ready, else two totals would show one group. After a loss
+        all of them. None where all iterations are done. An agent that is asked for its group's sum
+        again answers that first.
         """
         run = self._run
         while True:
@@ -377,7 +384,8 @@ class GroupRounds(RowRounds):
                 ready = [number for number, one in run.live.items() if one.ready]
                 done = {number: one.done for number, one in run.live.items()}
                 advancing = may_advance(ready, done, self.staleness)
-                if len(advancing) >= _FRESH or len(ready) == len(run.live):
+                enough = len(advancing) >= _FRESH and not run.renew
+                if enough or len(ready) == len(run.live):
                     return advancing
 
     def _drain(self) -> Steps:
@@ -447,8 +455,22 @@ class GroupRounds(RowRounds):
         if run.attempt == self.attempts:
             for one in [one for one in run.live.values() if one.group.agent in missing]:
                 self._lose(one.group, whys[one.group.agent] or "its agent sent no sum")
-            run.attempt = 0
+            yield from self._pass_over()
+            return
         self._ask((), total=True)
+
+    def _pass_over(self) -> Steps:
+        """Go on without the total at hand, with the global model that there is.
+
+        The iteration before is reported with the losses in the next total, if there is one.
+        """
+        run = self._run
+        run.opening, run.total = False, None
+        for number in run.advancing & set(run.live):
+            run.live[number].done += 1
+        run.factors = run.factors[1], run.factors[1]
+        if run.last and run.row:
+            yield Round(run.row["round"], run.row)
 
     def _open(self) -> Floats:
         """Return the agents' total."""
@@ -498,12 +520,13 @@ class GroupRounds(RowRounds):
         self._close(run.live.pop(number), "sum", "before")
         self._post.forget(group.members)
         self.left_out_ = sorted({*self.left_out_, *group.members})
+        run.renew = True
         run.lost[number], run.best = why, None  # the best model was judged on its rows as well
 
     def _take_total(self, total: Floats) -> Steps:
         """Report the iteration before the last; make the global model of the last one."""
         run, numbers = self._run, self._run.center.size
-        run.opening = False
+        run.opening = run.renew = False
         losses, primal, size, dual, pull = total[numbers:].reshape(AGENT_STATISTICS, -1)
         if run.row:
             yield from self._report(losses)
@@ -553,7 +576,7 @@ class GroupRounds(RowRounds):
         yield from self.save_rows(
             run.slowest,
             [p for one in run.live.values() for p in one.group.members],
-            {"center": run.center, "before": run.models[run.advances - 1]},
+            {"center": run.center, "before": run.models.get(run.advances - 1, run.center)},
             run.best,
             tick=run.tick,
             groups={str(k): [one.done, one.name, one.judging] for k, one in run.live.items()},
@@ -570,6 +593,7 @@ class GroupRounds(RowRounds):
         run.best = self.take_up()
         run.lost = {int(k): why for k, why in meta["lost"].items()}
         run.live = {k: one for k, one in run.live.items() if k not in run.lost}
+        run.renew = bool(run.lost)
         for number, (done, name, judging) in meta["groups"].items():
             one = run.live[int(number)]
             one.done, one.name, one.judging = done, name, judging

@@ -348,6 +348,8 @@ class HierarchicalSVM(GroupRounds, PrivateRounds, ColumnRounds):
         numbers = ("outputs", "columns", "features", "gamma", "seed", "feature_seed")
         check_model(cls.method, {}, meta, {}, (*_OF_MODELS, *numbers, "session", "tables"))
         chosen = {name: meta[name] for name in _OF_MODELS}
+        if meta.get("architecture") == "centralised":  # whatever groups the nodes name
+            chosen["architecture"] = "centralised"
         if meta.get("privacy_epsilon") is not None:
             chosen |= {n: meta[n] for n in ("C", *declared(PrivateMethod)) if n in meta}
         if meta["model"] == "rbf":

@@ -467,6 +467,8 @@ def answers(case: Case, found: Any) -> dict[str, str]:
         left = replace(again, name=LEFT_SUM, self_masks=True)
         node.sections = [node.order]  # all else has been used
         said["again, without a group"] = node.ask(left, node.request)
+        plain = replace(left, self_masks=False)
+        said["again, under the other name"] = node.ask(plain, node.request)
         leaves = replace(node.request, leave_out=True)
         said["again, as if groups were left out"] = text = node.ask(left, leaves)
         assert "the settings of the run have changed" in text

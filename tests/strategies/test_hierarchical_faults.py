@@ -22,6 +22,7 @@ from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.errors import CheckpointError, CohortError, FedKernError
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.overlap import Overlap
 from fedkern_flwr.secure_sum import SecureSum
 from fedkern_flwr.secure_sum.enclosed import Enclosures
@@ -765,3 +766,103 @@ def test_the_time_of_the_users_work_is_in_the_ledger(network: Open) -> None:
 
     strategy = network("pairwise").fit(plan, 4)
     assert strategy.ledger_.seconds > 0.4
+
+
+# -- servers that ask for what they should not have
+
+
+class _Curious(HierarchicalSVM):
+    """Orders the agents' total once more in each exchange, under its other name, over fewer."""
+
+    masks: bool
+
+    def cohorts(self) -> list[list[int]] | None:
+        found = super().cohorts()
+        assert found is not None
+        return [*found[:-1], found[-1][:-1], found[-1]]
+
+    def _order(self, name: str, statistics: int, cohort: int, **more: Any) -> Any:
+        if name == wire.AGENTS_SUM and self._run.tick > 3:
+            name, more = wire.LEFT_SUM, {"self_masks": self.masks}
+        elif name == wire.AGENTS_SUM:
+            cohort += 1
+        return super()._order(name, statistics, cohort, **more)
+
+
+@pytest.mark.parametrize(("lost_groups", "masks"), [("stop", False), ("leave-out", True)])
+def test_agents_add_to_totals_of_the_same_agents_only(
+    lost_groups: str, masks: bool, network: Callable[[str], Network]
+) -> None:
+    found = network("pairwise")
+    strategy = _Curious(seed=3, tolerance=1e-12, lost_groups=lost_groups)
+    strategy.masks = masks
+    with pytest.raises(FedKernError, match=r"the masks of a sum|the settings of the run"):
+        simulate(strategy, found.client_fn, len(found.tables), num_rounds=6)
+    assert len(strategy.trace_) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("leave-out", ("svm-combine", 9)),
+        ("asynchronous, leave-out", ("svm-combine", 9)),
+        ("asynchronous, leave-out", ("svm-step", 2)),
+    ],
+)
+def test_no_term_is_in_a_total_of_all_agents_and_in_one_of_those_left(
+    name: str,
+    fault: tuple[str, int],
+    network: Callable[[str], Network],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lost reply may arrive late: then the total of all is open, and no self mask hides it."""
+    totals: dict[str, set[bytes]] = {wire.AGENTS_SUM: set(), wire.LEFT_SUM: set()}
+    contribute = ClientSums.contribute
+
+    def kept(sums: ClientSums, order: str, values: Any, **more: Any) -> None:
+        if order in totals:
+            totals[order].add(np.asarray(values).tobytes())
+        contribute(sums, order, values, **more)
+
+    monkeypatch.setattr(ClientSums, "contribute", kept)
+    found, (phase, partition) = network(name), fault
+    lost = hits(partition, phase, Fault("lost reply"), 5, always=True)
+
+    def plan(delivery: Delivery) -> Fault | None:
+        return lost(delivery) or delays(1, 0.002)(delivery)
+
+    strategy = found.fit(plan, 60, timeout=0.3, tolerance=2e-3)
+    check_optimum(strategy, found, [1])
+    assert len(totals[wire.LEFT_SUM]) > 6
+    assert not totals[wire.AGENTS_SUM] & totals[wire.LEFT_SUM]
+
+
+class _Hasty(HierarchicalSVM):
+    """Asks the agents that are left for the terms that all of them were asked for."""
+
+    def _pass_over(self) -> Any:
+        self._run.attempt = 0
+        self._ask((), total=True)
+        yield from ()
+
+
+def test_an_agent_adds_a_term_to_one_kind_of_total(network: Callable[[str], Network]) -> None:
+    found = network("leave-out")
+    strategy = _Hasty(seed=3, tolerance=1e-12, lost_groups="leave-out")
+    lost = hits(9, "svm-combine", Fault("lost reply"), 4, always=True)
+    with pytest.raises(FedKernError, match="a term in a total of all agents"):
+        simulate(
+            strategy, found.client_fn, len(found.tables), faults=lost, num_rounds=6, timeout=0.3
+        )
+
+
+def test_a_model_made_without_agents_predicts_where_nodes_name_groups(tmp_path: Path) -> None:
+    users = make_tables("two layers", {})[:USERS]
+    first = Nodes(SVMClient, users, tmp_path)
+    strategy = HierarchicalSVM(seed=3, C=1.0, architecture="centralised")
+    strategy.start(first.grid(), num_rounds=3)
+    files = [{**own, "predictions": tmp_path / f"{k}.csv"} for k, own in enumerate(users)]
+    arrays, meta = strategy.model()
+    again = HierarchicalSVM.of_model(meta)
+    again.predict_at_nodes(Nodes(SVMClient, files, tmp_path / "later").grid(), arrays, meta)
+    assert all((tmp_path / f"{k}.csv").is_file() for k in range(USERS))
