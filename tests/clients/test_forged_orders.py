@@ -330,7 +330,6 @@ CASES = [
 SILENT = {
     "align-hop",  # lists are sealed for the next party
     "align-tags",
-    "gram-ask",
     "gram-predict",
     "online-local",  # of runs without sums
     "online-predict",
@@ -342,7 +341,6 @@ SILENT = {
     "svm-recall",
     "svm-save",
     "svm-write",
-    "vertical-hops",
     "vertical-train",
 }
 
