@@ -48,6 +48,7 @@ class SVMNode(TableClient):
     without_key = "give all users and the owner the same alignment_key, or pass no ids"
     without_secret: ClassVar[str] = "resume or start the run again"
     repeated = False
+    same_parties = True
 
     def __init__(
         self,

@@ -866,3 +866,36 @@ def test_a_model_made_without_agents_predicts_where_nodes_name_groups(tmp_path: 
     again = HierarchicalSVM.of_model(meta)
     again.predict_at_nodes(Nodes(SVMClient, files, tmp_path / "later").grid(), arrays, meta)
     assert all((tmp_path / f"{k}.csv").is_file() for k in range(USERS))
+
+
+class _Twofold(HierarchicalSVM):
+    """Opens the total of one exchange twice: over all agents, then over those who answer again."""
+
+    def _order(self, name: str, statistics: int, cohort: int, **more: Any) -> Any:
+        if name == wire.AGENTS_SUM:
+            name, more = wire.LEFT_SUM, {"self_masks": True}
+        return super()._order(name, statistics, cohort, **more)
+
+    def _read_total(self) -> Any:
+        again = self._run.tick == 4 and self._run.attempt == 1
+        if again and len(self._run.agents & self._run.answered) == GROUPS - 1:
+            raise AssertionError(f"opened twice: {self._open()}")
+        yield from super()._read_total()
+
+    def _take_total(self, total: Any) -> Any:
+        if self._run.tick == 4 and self._run.attempt == 0:
+            self._run.attempt = 1
+            self._ask((), total=True)
+        else:
+            yield from super()._take_total(total)
+
+
+def test_agents_open_a_total_over_one_set_of_agents(network: Callable[[str], Network]) -> None:
+    found = network("leave-out")
+    strategy = _Twofold(seed=3, tolerance=1e-12, lost_groups="leave-out")
+    lost = hits(11, "svm-combine", Fault("lost reply"), 5)
+    with pytest.raises(FedKernError, match=r"3 of 3 survivors .* before it could be unmasked"):
+        simulate(
+            strategy, found.client_fn, len(found.tables), faults=lost, num_rounds=6, timeout=3.0
+        )
+    assert len(strategy.trace_) == 3
