@@ -628,14 +628,13 @@ def test_a_checkpoint_of_the_loops_before_is_refused(
     old: dict[str, Any], network: Callable[[str], Network]
 ) -> None:
     found = network("pairwise")
-    keep = {"checkpoint": found.checkpoint, "checkpoint_every": 2, "rounds": 6}
-    with pytest.raises(PowerCutError):
-        found.fit(stop_at=7, **keep)
+    keep = {"checkpoint": found.checkpoint, "checkpoint_every": 2}
+    found.fit(rounds=5, **keep)
     arrays, meta = load_arrays(found.checkpoint)
     saved = {k: v for k, v in meta["saved"].items() if k not in ("groups", "lost")}
     save_arrays(found.checkpoint, arrays, {**meta, "saved": {**saved, **old}})
     with pytest.raises(CheckpointError, match="earlier version of fedkern-flwr; resume with that"):
-        found.fit(resume=True, **keep)
+        found.fit(rounds=6, resume=True, **keep)
 
 
 @pytest.mark.parametrize("name", ["leave-out", "asynchronous, leave-out"])
