@@ -116,6 +116,12 @@ REMOVED: Mapping[str, Mapping[str, Removed]] = {
             f"{_PAPERS}.fedcg takes training rows as landmarks",
             values=("P",),
         ),
+        "reconstruction": Removed(
+            "RECONSTRUCTION",
+            "leave it out; `fedkern compare fed-cg-figure8` and `fedkern audit fed-cg` attack the "
+            "paper's protocol",
+            (False,),
+        ),
         "landmarks": Removed(
             "LANDMARKS",
             "leave it out, nodes draw their landmarks; "

@@ -29,13 +29,13 @@ ones, and a total has at least two new terms for the same reason.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from fedkern_flwr.errors import CohortError
+from fedkern_flwr.errors import CheckpointError, CohortError
 from fedkern_flwr.failure import Failure
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Floats, Residuals, global_center, may_advance
@@ -191,6 +191,23 @@ class GroupRounds(RowRounds):
 
     _run: Progress
     _post: Overlap
+
+    def go_on(self, progress: Mapping[str, Any]) -> None:
+        """Take up a run that broke off.
+
+        Raises
+        ------
+        CheckpointError
+            Its groups were under way in one of the two loops of an earlier release.
+        """
+        saved = progress.get("saved") or {}
+        places = saved.get("groups", {}).values()
+        if "tick" in saved and not (places and all(isinstance(at, list) for at in places)):
+            raise CheckpointError(
+                f"{self.checkpoint} was written by an earlier version of fedkern-flwr",
+                remedy="resume with that version, or start anew",
+            )
+        super().go_on(progress)
 
     def group_rounds(self) -> Steps:
         """Iterate until the residuals are small, or the slowest group has done all rounds."""

@@ -31,7 +31,7 @@ Kind = type[Any]  # of strategies: bases of theirs lack what is asked for here
 #: Values that stand for an option's default where nothing, 0 or false is a value of its own.
 _UNSET = {"seed": None, "min_support": -1, "preconditioner_rank": -1, "coef0": 1.0}
 #: Options whose default is another one for each method of an app; 0 stands for it.
-_BY_METHOD = ("kernels",)
+_BY_METHOD = ("kernels", "lost_groups")  # apps of an earlier release leave the latter empty
 #: Options of a run that predicts; the others are the model's.
 _PREDICTING = ("node_timeout", "attempts", "allow_single", "threshold", "missing")
 _SWITCH = {"on": True, "off": False}

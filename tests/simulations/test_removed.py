@@ -180,6 +180,12 @@ def test_run_config_may_still_name_a_key_that_went(app: str, key: str) -> None:
     assert key in declared(app_folder(app))
 
 
+def test_a_copy_of_the_app_of_groups_may_leave_lost_groups_empty() -> None:
+    keys = {**declared(app_folder("hierarchical_svm")), "lost-groups": ""}
+    method = METHODS["hierarchical-svm"]
+    assert method(**read_options(method, keys)).lost_groups == "stop"
+
+
 @of("run", whole=True)
 def test_a_command_takes_the_default_and_shows_nothing_of_it(
     method: str, name: str, row: Removed, capsys: pytest.CaptureFixture[str]

@@ -18,6 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from nodes import Nodes
 from sklearn.svm import SVC
 
+from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.errors import CheckpointError, CohortError, FedKernError
 from fedkern_flwr.groups import messages as wire
@@ -579,6 +580,20 @@ def test_a_run_that_is_resumed_after_its_last_exchange_is_judged_once(
     quiet = HierarchicalSVM(seed=3, tolerance=1e-12)
     quiet.start(replace(nodes, folder=tmp_path / "quiet").grid(), num_rounds=5)
     assert again.metrics_["test_accuracy"] == quiet.metrics_["test_accuracy"] > 0.5
+
+
+@pytest.mark.parametrize("old", [{"tick": 3}, {"tick": 3, "groups": {"0": 2}, "lost": {}}])
+def test_a_checkpoint_of_the_loops_before_is_refused(
+    old: dict[str, Any], network: Callable[[str], Network]
+) -> None:
+    found = network("pairwise")
+    keep = {"checkpoint": found.checkpoint, "checkpoint_every": 2}
+    found.fit(rounds=5, **keep)
+    arrays, meta = load_arrays(found.checkpoint)
+    saved = {k: v for k, v in meta["saved"].items() if k not in ("groups", "lost")}
+    save_arrays(found.checkpoint, arrays, {**meta, "saved": {**saved, **old}})
+    with pytest.raises(CheckpointError, match="earlier version of fedkern-flwr; resume with that"):
+        found.fit(rounds=6, resume=True, **keep)
 
 
 @pytest.mark.parametrize("name", ["leave-out", "asynchronous, leave-out"])
