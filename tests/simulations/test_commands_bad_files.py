@@ -33,7 +33,6 @@ FILES: list[tuple[dict[str, Any], str, str, str]] = [
     ({"b": ""}, "--missing neutral", "fed-cg", "column 'b' is empty in all training rows"),
     ({"y": ""}, "--missing neutral", "fed-cg", "no row has a label"),
     ({}, "--split site", "fed-cg", "3 sites, 2 hospitals cannot hold them all; use --hospitals 3"),
-    ({}, "--sampling P --landmarks 43", "fed-cg", "43 landmarks are asked of 42 training"),
     ({}, "--centres 6", "fed-cg", "6 columns cannot be dealt to 7 blocks; use fewer centres"),
     ({}, "--hospitals 19", "fed-cg", "18 of 60 rows cannot be dealt to 19 hospitals"),
     ({}, "--parties 7", "fdskl", "6 columns cannot be dealt to 7 parties; use fewer parties"),

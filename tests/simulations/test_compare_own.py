@@ -181,7 +181,7 @@ def test_numbers_and_what_cannot_be_compared(
     arguments += ["--methods", "fed-cg,hierarchical-svm", "--splits", "1", "--json", "-"]
     assert run(["compare", *arguments]) == 0
     found = methods(json.loads(capsys.readouterr().out))
-    assert found["HierarchicalSVM"]["options"] == {"model": "ridge"}
+    assert found["HierarchicalSVM"]["options"] == {"architecture": "hierarchical", "model": "ridge"}
     for label in ("ridge regression, pooled", "Nyström ridge, pooled", "FedCG: a party alone"):
         assert found[label]["metrics"]["test_rmse"] < found["mean"]["metrics"]["test_rmse"]
         assert found[label]["beside_pooled"] >= 0.0
