@@ -872,7 +872,7 @@ def test_an_agent_adds_a_term_to_one_kind_of_total(network: Callable[[str], Netw
 
 
 def test_a_model_made_without_agents_predicts_where_nodes_name_groups(tmp_path: Path) -> None:
-    users = make_tables("two layers", {})[:USERS]
+    users = make_tables("two layers")[:USERS]
     first = Nodes(SVMClient, users, tmp_path)
     strategy = HierarchicalSVM(seed=3, C=1.0, architecture="centralised")
     strategy.start(first.grid(), num_rounds=3)
