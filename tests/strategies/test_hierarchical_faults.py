@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -756,6 +757,27 @@ def test_faults_of_groups_that_do_not_wait(
     late = faults[0].kind == "delay"
     strategy = found.fit(plan, 50, timeout=0.3 if late else 60.0, tolerance=2e-3)
     check_optimum(strategy, found)
+
+
+def test_an_agent_has_one_message_at_a_time(network: Open) -> None:
+    """It is slow to answer for its group again; the others could go on, and wait for it."""
+    waiting = {"until": 0.0}
+
+    def plan(delivery: Delivery) -> Fault | None:
+        if (delivery.phase, delivery.round, delivery.attempt) == ("svm-step", 2, 0):
+            if delivery.partition > 1:  # ready once the group of 0 and 1 has been asked again
+                return Fault("delay", seconds=0.1)
+            return Fault("error") if delivery.partition else None
+        if (delivery.partition, delivery.phase) != (8, "svm-combine"):
+            return None
+        assert time.monotonic() >= waiting["until"], "it has not answered what it was asked before"
+        if delivery.attempt:
+            waiting["until"] = time.monotonic() + 0.5
+            return Fault("delay", seconds=0.5)
+        return None
+
+    network("asynchronous").fit(plan, 5)
+    assert waiting["until"] > 0.0
 
 
 def test_replies_that_came_while_the_server_waited_for_agents_are_not_late(network: Open) -> None:
