@@ -7,6 +7,10 @@ one line and leaves with :attr:`FedKernError.exit_code`.
 from __future__ import annotations
 
 import logging
+import re
+
+#: The code at the end of the line of an error.
+_QUOTED = re.compile(r" \[(FK-[A-Z0-9-]+)\]$")
 
 
 class FedKernError(Exception):
@@ -23,8 +27,9 @@ class FedKernError(Exception):
     phase : str (default: "")
         The phase of the protocol in which it happened.
     code : str (default: "")
-        What stays when the sentence is mended, such as ``FK-REMOVED-PROTOCOL``: the end of the
-        line, in brackets.
+        What stays when the sentence is mended, such as ``FK-ROWS-FEW``: the end of the line, in
+        brackets. ``codes.toml`` has cause and remedy of each. By default that of an error which
+        ``problem`` quotes at its end.
     """
 
     #: Exit code of the command line: 2 for bad input, 1 for a run that fails later.
@@ -45,6 +50,8 @@ class FedKernError(Exception):
         phase: str = "",
         code: str = "",
     ) -> None:
+        if not code and (quoted := _QUOTED.search(problem)):  # what a node or another error said
+            problem, code = problem[: quoted.start()], quoted[1]
         self.problem, self.remedy, self.party, self.phase = problem, remedy, party, phase
         place = ", ".join(part for part in (party, f"phase {phase}" if phase else "") if part)
         text = f"{place}: {problem}" if place else problem

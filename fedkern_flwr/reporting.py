@@ -65,7 +65,7 @@ def errors_reported(path: str | Path) -> Iterator[None]:
         line = " ".join(str(error).split())
         logger.error("fedkern: %s", line)
         error.told = True
-        write_result(path, {"error": line, "exit_code": error.exit_code})
+        write_result(path, {"error": line, "code": error.code, "exit_code": error.exit_code})
         raise
 
 

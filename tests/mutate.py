@@ -2,11 +2,10 @@
 
 ::
 
-    python tests/mutate.py --only 'sums-*' --table mutations.md
+    python tests/mutate.py --jobs 2
+    python tests/mutate.py --only 'sums-*' --table build/faults.md
 
-``mutations.toml`` has the list: a name, the promise that it breaks, and in ``file`` the text to
-``find`` and what to ``replace`` it with; ``tests`` are files, at times after the one test of them
-that is the quickest to fail.
+``promises.toml`` has the faults. The tests that carry a promise's mark are run with its fault.
 The tree is copied for every fault, so the one at hand is never changed, whatever interrupts this.
 ``--control`` runs the same tests without any fault: what fails then says nothing.
 Ends with 1 if a fault survives or does not apply.
@@ -23,11 +22,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "helpers"))
+from promises import Promise, promises
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("strategies", "clients", "simulations")
@@ -37,7 +37,7 @@ LONGEST = 300  # seconds; a fault that makes tests wait for ever is noticed too
 FOUND = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.MULTILINE)
 
 
-def run(tests: list[str], fault: dict[str, Any] | None = None) -> str:
+def run(tests: list[str], fault: Promise | None = None) -> str:
     """Return what the tests said of a copy of the tree with the fault in it."""
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         copy = Path(folder, "tree")
@@ -45,11 +45,11 @@ def run(tests: list[str], fault: dict[str, Any] | None = None) -> str:
         for room in ROOMS:  # the package as it is installed
             Path(copy, "fedkern_flwr", room).symlink_to(copy / room)
         if fault is not None:
-            path = copy / fault["file"]
+            path = copy / fault.file
             text = path.read_text(encoding="utf-8") if path.is_file() else ""
-            if text.count(fault["find"]) != 1:
+            if text.count(fault.find) != 1 or not tests:
                 return "does not apply"
-            path.write_text(text.replace(fault["find"], fault["replace"]), encoding="utf-8")
+            path.write_text(text.replace(fault.find, fault.replace), encoding="utf-8")
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", MARKS, *tests]
         command += ["-p", "no:cacheprovider", "--no-header", "--tb=no"]
         around = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
@@ -76,20 +76,19 @@ def main() -> int:
     parser.add_argument("--table", type=Path, help="file to which a line per fault is added")
     parser.add_argument("--control", action="store_true", help="run their tests without a fault")
     chosen = parser.parse_args()
-    faults = tomllib.loads((ROOT / "tests/mutations.toml").read_text(encoding="utf-8"))["fault"]
-    faults = [fault for fault in faults if fnmatch(fault["name"], chosen.only)]
+    faults = [one for name, one in promises().items() if fnmatch(name, chosen.only)]
     if chosen.control:
-        print(told := run(sorted({test for fault in faults for test in fault["tests"]})))
+        print(told := run(sorted({test for fault in faults for test in fault.tests})))
         return told != "survived"
 
-    def one(fault: dict[str, Any]) -> bool:
+    def one(fault: Promise) -> bool:
         started = time.monotonic()
-        told = run(fault["tests"], fault)
+        told = run(fault.tests, fault)
         seconds = time.monotonic() - started
-        print(f"{fault['name']}: {told}, {seconds:.0f} s", flush=True)
+        print(f"{fault.name}: {told}, {seconds:.0f} s", flush=True)
         if chosen.table:
             with chosen.table.open("a", encoding="utf-8") as table:
-                table.write(f"| {fault['name']} | `{fault['file']}` | {told} | {seconds:.0f} |\n")
+                table.write(f"| {fault.name} | `{fault.file}` | {told} | {seconds:.0f} |\n")
         return told.startswith("killed")
 
     if chosen.jobs == 1:  # in this thread: an interruption ends the tests and removes the copy
