@@ -1,4 +1,7 @@
-"""What error codes mean: the registry from which the page of troubleshooting is made."""
+"""What error codes mean: the registry, and the page of troubleshooting that is made from it.
+
+``python -m fedkern_flwr.codes`` prints the page.
+"""
 
 from __future__ import annotations
 
@@ -42,3 +45,30 @@ def known_codes() -> Mapping[str, Mapping[str, Cause]]:
             told = Cause(f"{what} {of}`{name}` was removed.", row.instead)
             removed.setdefault(f"FK-REMOVED-{row.code}", told)
     return {**found, "Removed options": removed}
+
+
+_HEAD = """# Troubleshooting
+
+Every refusal and every failure of fedkern-flwr is one line: who, what, what to do, and a code in
+brackets at its end. Programs find the code as `code` in `result.json`, and as `error.code` in
+Python.
+The sentence of a line may change from release to release; its code stays.
+Exit code 2 means that the input is wrong and nothing was sent; 1 means that a run failed later.
+This page is made from `fedkern_flwr/codes.toml`.
+"""
+
+
+def page() -> str:
+    """Return the page of troubleshooting, in Markdown."""
+    lines = [_HEAD]
+    for topic, rows in known_codes().items():
+        lines += [f"## {topic}", "", "| code | what happened | what to do |", "|---|---|---|"]
+        for code, (cause, remedy) in sorted(rows.items()):
+            told = f"{remedy[0].upper()}{remedy[1:].removesuffix('.')}."
+            lines.append(f"| `{code}` | {cause} | {told} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(page(), end="")
