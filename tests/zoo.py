@@ -62,6 +62,7 @@ from fedkern_flwr.clients import (
 from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.secure_aggregation import SecureAggregation, secure_aggregation_mod
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
+from fedkern_flwr.simulations.engines import Audit
 from fedkern_flwr.strategies import (
     EMKOFL,
     FDSKL,
@@ -206,7 +207,7 @@ class Sites:
         more = {"num_rounds": self.way.rounds} if self.way.rounds else {}
         more |= {"faults": faults, "transcript": transcript, **self.way.start(), **(start or {})}
         result = simulate(made, self.app, len(self), engine, **more)
-        return Found(self.way, made, self, result, transcript)
+        return Found(self.way, made, self, result, transcript, more.get("audit"))
 
     def written(self) -> dict[str, list[float]]:
         """Return the rows that nodes wrote, by partition and id or row."""
@@ -229,6 +230,7 @@ class Found:
     sites: Sites
     result: Any
     transcript: Transcript | None
+    audit: Any = None
 
     @functools.cached_property
     def predictions(self) -> dict[str, list[float]]:
@@ -254,8 +256,9 @@ class Found:
     def outcome(self) -> Table:
         """Return all that must be the same whatever happens on the way, by name."""
         if isinstance(self.strategy, FedAvg):
+            metrics = self.result.train_metrics_clientapp
             arrays = {name: array.numpy() for name, array in self.result.arrays.items()}
-            return {**arrays, "metrics": self.result.train_metrics_clientapp}
+            return {**arrays, "metrics": {n: dict(m) for n, m in metrics.items()}}
         found: Table = {**self.strategy.model()[0], "metrics": self.strategy.metrics_}
         return {**found, "history": self.strategy.history_, "predictions": self.predictions}
 
@@ -275,8 +278,8 @@ def fit(
 
 @functools.cache
 def quiet(name: str) -> Found:
-    """Return the run of a way in which nothing happens, with its transcript; it is made once."""
-    return fit(name, transcript=Transcript())
+    """Return the run of a way in which nothing happens, with transcript and audit; made once."""
+    return fit(name, transcript=Transcript(), start={"audit": Audit()})
 
 
 def new_folder() -> Path:

@@ -335,7 +335,7 @@ def pooled_svm(found: Any) -> Pairs:
         elif kind == "ridge":
             fitted = Ridge(alpha=1.0 / c).fit(z, target)
         else:
-            fitted = SVC(kernel="linear", C=c, tol=1e-9).fit(z, target, w)
+            fitted = SVC(kernel="linear", C=c, tol=1e-6).fit(z, target, w)
         weights, bias = np.ravel(fitted.coef_), float(np.ravel(fitted.intercept_)[0])
         f = z @ weights + bias
         loss = {"logistic": np.logaddexp(0.0, -target * f), "ridge": 0.5 * (target - f) ** 2}
