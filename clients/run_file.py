@@ -36,7 +36,10 @@ class RunFile:
     def gone(self, what: str, remedy: str) -> StateError:
         """Return the error that says that this node has lost what was in the file."""
         return StateError(
-            f"the {what} of this run are gone from its disk", remedy=remedy, party=self.party
+            f"the {what} of this run are gone from its disk",
+            remedy=remedy,
+            party=self.party,
+            code="FK-STATE-GONE",
         )
 
     def erase(self) -> None:
