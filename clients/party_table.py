@@ -295,8 +295,8 @@ class PartyTable:
         if repeated := count_duplicates(self._hash(session, key)[1]):
             raise self._bad(f"{repeated} duplicate ids", "keep one row per id")
 
-    def _bad(self, problem: str, remedy: str) -> TableError:
-        return TableError(problem, remedy=remedy, party=self.party)
+    def _bad(self, problem: str, remedy: str, *, code: str = "") -> TableError:
+        return TableError(problem, remedy=remedy, party=self.party, code=code)
 
 
 def as_numbers(
