@@ -65,6 +65,7 @@ class VerticalTable(PartyTable):
                 raise self._bad(
                     f"labels of shape {labels.shape} do not fit {rows} rows",
                     "pass one label per row",
+                    code="FK-SHAPE-DIFFERS",
                 )
             missing = np.isnan(labels)
             known = np.asarray(~(missing.any(axis=1) if labels.ndim == 2 else missing), bool)
@@ -154,7 +155,7 @@ class PhaseStore(RunFile):
         """
         counts, store = self._map(begin=not known.any())
         if (counts[rows] < known).any():
-            raise self.gone("phases", "they are sent again")
+            raise self.gone("phases", "they are sent again", code="FK-STATE-GONE")
         first = int(known.min()) if len(known) else 0
         if (known == first).all():
             block = phases.reshape(len(rows), upto - first)
@@ -177,7 +178,7 @@ class PhaseStore(RunFile):
         """
         counts, whole = self._map(begin=False)
         if (counts[rows] < upto).any():
-            raise self.gone("phases", "they are sent again")
+            raise self.gone("phases", "they are sent again", code="FK-STATE-GONE")
         store = whole[:, :upto]
         if len(rows) and (np.diff(rows) == 1).all():
             return store[rows[0] : rows[-1] + 1].view(np.ndarray)
@@ -189,7 +190,7 @@ class PhaseStore(RunFile):
         size = rows * (_COUNT.itemsize + capacity * self.dtype.itemsize)
         if not self.path.is_file() or self.path.stat().st_size != size:
             if not begin:
-                raise self.gone("phases", "they are sent again")
+                raise self.gone("phases", "they are sent again", code="FK-STATE-GONE")
             with self.open() as file:
                 file.truncate(0)
                 file.truncate(size)
