@@ -102,9 +102,9 @@ class TableClient(AnsweringClient):
         """Name of the run of the message at hand."""
         return str(self._request.session)
 
-    def wrong(self, problem: str, remedy: str = "") -> ProtocolError:
+    def wrong(self, problem: str, remedy: str = "", *, code: str = "") -> ProtocolError:
         """Return the error with which this party refuses what cannot be asked for."""
-        return ProtocolError(problem, remedy=remedy, party=self.name)
+        return ProtocolError(problem, remedy=remedy, party=self.name, code=code)
 
     def own_rows(self) -> OwnRows:
         """Return the rows of the table."""

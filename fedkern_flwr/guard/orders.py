@@ -259,10 +259,11 @@ def check_selection(rows: NDArray[Any], among: range, *, least: int = 0, party: 
         raise refusal(f"fewer than {least} of its rows are asked for", party)
 
 
-def refusal(rule: str, party: str, remedy: str = "") -> RefusedError:
+def refusal(rule: str, party: str, remedy: str = "", *, code: str = "") -> RefusedError:
     """Return the error with which a node refuses: it names the rule and quotes no data."""
     return RefusedError(
         f"refused by the node: {rule}",
         remedy=remedy or "its owner decides, with `fedkern node policy show`",
         party=party,
+        code=code,
     )
