@@ -15,6 +15,7 @@ from fedkern_flwr.node.answering import answers
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.privacy import Budget, Release
 from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.secure_sum.noise_keys import asked
 
 from .hierarchical_node import SVMNode
 
@@ -31,7 +32,7 @@ class PrivateUser(SVMNode):
         noisy = isinstance(request, wire.GradientRequest)
         if noisy != (self.budget is not None) and not isinstance(request, wire.PredictRequest):
             why = "is asked for without a budget" if noisy else "adds no noise to what is asked for"
-            raise refusal(f"privacy: it {why}", self.name)
+            raise refusal(f"privacy: it {why}", self.name, code="FK-BUDGET-SIDES")
         return super().answer(request, method)
 
     def close_round(
@@ -57,7 +58,9 @@ class PrivateUser(SVMNode):
         self._check_noisy(name, planned, rows)
         own = gradients.shortened(self.learned_rows()[0])
         found = gradients.gradient(request.loss, own, self.table.y, request.model)  # type: ignore[arg-type]
-        self.ordered.contribute(name, found.ravel())
+        self.ordered.contribute(
+            name, found.ravel(), release=asked(str(request.round), request.model)
+        )
         return wire.GradientReply()
 
     @answers(wire.CountRequest)
@@ -72,7 +75,7 @@ class PrivateUser(SVMNode):
         self._check_noisy(OUTCOMES, release, rows, held_out=True)
         tests, held_out = np.arange(table.tests), self.rows_of(table.x_test) @ request.model.T
         found = self.outcomes(tests, held_out, 0, total=OUTCOMES)
-        self.ordered.contribute(OUTCOMES, found)
+        self.ordered.contribute(OUTCOMES, found, release=asked(request.model))
         self.write_predictions(tests, held_out)
         return wire.CountReply()
 
@@ -90,9 +93,13 @@ class PrivateUser(SVMNode):
         """
         table = self.table
         if request.loss not in gradients.BOUNDED or not len(table.classes):
-            raise refusal("privacy: the derivatives of the loss have no bound", self.name)
+            raise refusal(
+                "privacy: the derivatives of the loss have no bound",
+                self.name,
+                code="FK-BUDGET-LOSS",
+            )
         if not request.iterations > 0:
-            raise refusal("privacy: a run without iterations", self.name)
+            raise refusal("privacy: a run without iterations", self.name, code="FK-MESSAGE-FIELD")
         self.pin(slopes=request.loss, **{name: getattr(request, name) for name in _PINNED})
         width = model_columns(table.features, request.features) + 1
         shape, model = (table.y.shape[1], width), request.model
@@ -100,6 +107,7 @@ class PrivateUser(SVMNode):
             raise self.wrong(
                 "the model of the run has another shape than its columns and classes",
                 "run the same release on both sides",
+                code="FK-MESSAGE-SHAPE",
             )
         own = gradients.public_coordinates(table.features, request.features)
         self.kept.arrays |= {"mean": own.mean, "deviation": own.deviation}
