@@ -15,7 +15,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from refusals import refused
-from zoo import WAYS, Found, fit, quiet
+from zoo import WAYS, Found, fit, quiet, same
 
 from fedkern_flwr import strategies
 from fedkern_flwr.online.learning import regret_bound
@@ -52,18 +52,6 @@ def test_the_zoo_has_a_way_of_every_strategy() -> None:
     assert len({m.method for m in public}) == len({m.title for m in public}) == len(public)
     without = {name for name, way in WAYS.items() if way.oracle is None and not way.private}
     assert without == ELSEWHERE
-
-
-def same(ours: Any, theirs: Any, near: float) -> bool:
-    """Tell whether two outcomes are equal but for the rounding of sums in another order."""
-    if isinstance(theirs, dict):
-        keys = theirs.keys() - {"seconds", "bytes_up"}
-        return keys <= ours.keys() and all(same(ours[k], theirs[k], near) for k in keys)
-    if isinstance(theirs, list | tuple):
-        return len(ours) == len(theirs) and all(map(same, ours, theirs, [near] * len(theirs)))
-    if isinstance(theirs, str | None):
-        return bool(ours == theirs)
-    return bool(np.allclose(ours, theirs, rtol=1e-6, atol=near))
 
 
 @pytest.mark.parametrize("name", [name for name, way in WAYS.items() if not way.private])
