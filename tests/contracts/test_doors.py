@@ -157,14 +157,14 @@ def check_bugs(failures: Any, screen: str) -> None:
 
 def test_a_bug_in_client_code_is_shown_with_its_place_once(tmp_path):
     made, screen = run_program(tmp_path, "bugs")
-    check_bugs(made["bugs"], screen)
+    check_bugs(made["bugs"]["failures"], screen)
     assert screen.count(" raised ") == len(BUGS), screen  # an error of ours the strategy tells
 
 
 @pytest.mark.ray
 @pytest.mark.timeout(520)
 def test_a_bug_in_client_code_is_shown_on_ray_as_in_process(told):
-    check_bugs(told[0]["ray"]["bugs"], told[1])
+    check_bugs(told[0]["ray"]["bugs"]["failures"], told[1])
 
 
 # --- A cluster that is there already --------------------------------------------------------

@@ -201,7 +201,6 @@ def test_phases_of_columns_are_all_that_a_party_sends(bits: Any, width: int) -> 
     assert seen.view("down")["sum-delivery", "padded"].bytes == width * 60 * 16
 
 
-@pytest.mark.promise("predictions-stay")
 @pytest.mark.parametrize("name", ["pof-mkl", "pof-rls", "fed-cg", "fdskl", "hierarchical-svm"])
 def test_predictions_of_new_rows_are_in_no_reply(name: str) -> None:
     """Nodes predict with a saved model, and tell the server how many rows they did."""

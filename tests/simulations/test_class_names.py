@@ -94,7 +94,7 @@ def test_a_class_of_numbers_is_named_as_well(commands: Any) -> None:
         assert found["held_out"]["class_names"][0] == f"not {given}"
     for wrong in ("8", "spam", "nan"):
         line = commands.complaint("run", *run, "--positive", wrong)
-        assert f"there is no class {wrong} to tell from the others; choose one" in line
+        assert line.endswith("[FK-CLASSES-UNKNOWN]")
 
 
 def test_text_is_told_apart_however_many_classes_there_are(commands: Any) -> None:
@@ -109,7 +109,7 @@ def test_text_is_told_apart_however_many_classes_there_are(commands: Any) -> Non
     assert set(made) <= set(names)
     assert np.mean(np.array(made) == true) > 0.1
     line = commands.complaint("run", *run, "--task", "regression")
-    assert "the label has 25 classes of text, which are no numbers; leave out --task" in line
+    assert line.endswith("[FK-TASK-TEXT]")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import subprocess
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -23,7 +21,6 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fedkern_flwr.fitted import load_model
 from fedkern_flwr.simulations import estimators
-from fedkern_flwr.simulations.cli import run as run_command
 from fedkern_flwr.simulations.estimators import (
     FDSKLClassifier,
     FDSKLRegressor,
@@ -102,39 +99,6 @@ def test_cross_validation_grid_search_and_pipelines() -> None:
     assert cross_val_score(SecureGramClassifier(), *IRIS, n_jobs=2, cv=3).mean() > 0.9
 
 
-@pytest.mark.usefixtures("in_tmp")
-@pytest.mark.parametrize(
-    ("command", "estimator"),
-    [
-        (["fed-cg"], FedCGClassifier(held_out=0.3)),
-        (["fdskl", "--features", "50"], FDSKLClassifier(features=50, held_out=0.25)),
-        (
-            ["hierarchical-svm", "--users", "4", "--C", "1"],
-            HierarchicalSVMClassifier(C=1.0, held_out=0.3),
-        ),
-    ],
-)
-def test_an_estimator_is_the_run_of_the_command_line(command: list[str], estimator: Any) -> None:
-    x, y = CANCER
-    names = [f"x{k}" for k in range(x.shape[1])]
-    lines = [",".join([*names, "y"]), *(",".join(map(repr, [*r, int(c)])) for r, c in rows(x, y))]
-    Path("t.csv").write_text("\n".join(lines))
-    run_command.command.main(
-        [*command, "--data", "t.csv", "--label", "y", "--out", "run", "--quiet"],
-        standalone_mode=False,
-    )
-    model, fitted = load_model("run"), clone(estimator).fit(x, y)
-    assert np.allclose(model.outputs(x), fitted.model_.outputs(x), rtol=0, atol=1e-9)
-    assert np.allclose(model.predict_proba(x), fitted.predict_proba(x), rtol=0, atol=1e-9)
-    metrics = json.loads(Path("run/result.json").read_text())["metrics"]
-    assert metrics["test_accuracy"] == fitted.strategy_.metrics_["test_accuracy"]
-
-
-def rows(x: Any, y: Any) -> list[tuple[list[float], int]]:
-    """Return rows with their labels."""
-    return list(zip(x.tolist(), y.tolist(), strict=True))
-
-
 def test_data_frames_with_text_gaps_and_names_of_classes() -> None:
     rng = np.random.default_rng(5)
     town, age = rng.choice(["Ulm", "Köln", "Bonn"], 150), rng.normal(50.0, 9.0, 150)
@@ -177,14 +141,14 @@ def test_probabilities_follow_the_loss_or_rows_held_out() -> None:
 
 def test_what_cannot_be_is_a_value_error_of_one_line() -> None:
     x, y = IRIS
-    for wrong, text in (
-        (FedCGClassifier(options={"landmark": 3}), "no option 'landmark'"),
-        (FedCGClassifier(parties=2), "at least one hospital"),
-        (FedCGClassifier(scaling="standard"), "public range"),
-        (FDSKLClassifier(parties=1), "at least 2"),
-        (FedCGClassifier(tune="other"), "tune"),
+    for wrong, code in (
+        (FedCGClassifier(options={"landmark": 3}), "FK-OPTION-UNKNOWN"),
+        (FedCGClassifier(parties=2), "FK-OPTION-RANGE"),
+        (FedCGClassifier(scaling="standard"), "FK-SCALING-RANGE"),
+        (FDSKLClassifier(parties=1), "FK-OPTION-RANGE"),
+        (FedCGClassifier(tune="other"), "FK-OPTION-CHOICE"),
     ):
-        with pytest.raises(ValueError, match=text):
+        with pytest.raises(ValueError, match=rf"\[{code}\]$"):
             wrong.fit(x, y)
 
 
@@ -212,6 +176,7 @@ def test_a_fit_is_silent_and_warns_where_it_has_not_converged(
         HierarchicalSVMClassifier(C=1.0, options={"rounds": 2}).fit(*IRIS)
 
 
+@pytest.mark.promise("estimators-seed")
 def test_seeds_decide_all_and_a_random_state_draws_one() -> None:
     x, y = IRIS
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refused
 
-from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.fitted import FittedModel, load_model
 from fedkern_flwr.simulations.cli import run as run_command
 from fedkern_flwr.simulations.cli.export import command
@@ -71,6 +71,7 @@ def onnx_outputs(x: Any, file: str = "run/model.onnx") -> dict[str, Any]:
     return dict(zip(names, session.run(None, {"x": np.asarray(x, np.float64)}), strict=True))
 
 
+@pytest.mark.promise("export-predicts")
 @pytest.mark.parametrize("name", RUNS)
 def test_all_formats_predict_what_the_model_predicts(name: str) -> None:
     model, x = trained(RUNS[name]), rows(RUNS[name])
@@ -142,7 +143,7 @@ def test_the_reader_of_the_page_predicts_as_the_model_does() -> None:
 
 
 def test_a_folder_that_is_not_there_is_named() -> None:
-    with pytest.raises(FedKernError, match="nope is not the folder of a run; name the folder"):
+    with refused("FK-RUN-NONE"):
         command.main(["nope", "--to", "json"], standalone_mode=False)
 
 
@@ -156,13 +157,15 @@ def test_one_client_of_an_online_method() -> None:
     assert np.abs(found - alone[:, 0]).max() < 1e-6 * np.abs(alone).max()
 
 
+@pytest.mark.promise("export-private")
+@pytest.mark.promise("export-kept")
 def test_an_exported_model_is_for_this_user_alone_and_never_overwritten() -> None:
     trained(RUNS["fed-cg"])
     for kind in ("onnx", "json", "skops"):
         export("--to", kind)
         mode = Path(f"run/model.{kind}").stat().st_mode
         assert not mode & (stat.S_IRWXG | stat.S_IRWXO)
-        with pytest.raises(FedKernError, match="--force"):
+        with refused("FK-FOLDER-USED"):
             export("--to", kind)
         export("--to", kind, "--force")
 
@@ -171,7 +174,7 @@ def test_what_cannot_be_exported_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
     trained(
         ["secure-gram", "--kernel", "series", "--coefficients", "1", "--coefficients", "1", *REAL]
     )
-    with pytest.raises(FedKernError, match="no series in other formats; use --kernel"):
+    with refused("FK-EXPORT-KERNEL"):
         export()
     trained(RUNS["fed-cg"], "other")
     for package in ("onnx", "skops"):
@@ -180,5 +183,5 @@ def test_what_cannot_be_exported_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.delitem(
             sys.modules, "fedkern_flwr.simulations.export.onnx_graph", raising=False
         )
-        with pytest.raises(FedKernError, match=r"pip install 'fedkern-flwr\[export\]'"):
+        with refused("FK-PACKAGE-MISSING"):
             command.main(["other", "--to", package, "--quiet"], standalone_mode=False)

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context
+from refusals import refused
 
 from fedkern_flwr.clients import VerticalKernelClient
-from fedkern_flwr.errors import OptionError, ProtocolError
+from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.kernels.frequencies import SEED_BYTES, draw_directions
 from fedkern_flwr.secure_sum import party, running_sum
 from fedkern_flwr.simulations.attacks import audit, fdskl, fed_cg, hierarchical_svm, pof_mkl
@@ -25,7 +26,7 @@ from fedkern_flwr.simulations.attacks.budget_cases import CASES
 from fedkern_flwr.simulations.attacks.table import Attack, Seen
 from fedkern_flwr.simulations.cli.main import run
 
-*ROWS, BUDGETS = ATTACKS  # of the last see test_lower_bounds.py
+*ROWS, BUDGETS = ATTACKS  # of the last see tests/simulations/test_lower_bounds.py
 TRILATERATION, COMPLETION, VECTORS = ROWS[3], ROWS[4], ROWS[8]
 #: What defaults admit; everything else must fail.
 ADMITTED = {
@@ -36,6 +37,7 @@ ADMITTED = {
 }
 
 
+@pytest.mark.promise("attacks-fail")
 @pytest.mark.parametrize("attack", ROWS, ids=[attack.name for attack in ROWS])
 def test_each_attack_succeeds_on_the_papers_protocol_and_not_on_the_default(attack: Attack) -> None:
     for seed in (0, 1):
@@ -118,7 +120,7 @@ def test_a_transcript_without_its_uploads_is_refused() -> None:
         if way == "up" and scalars["phase"] == "online-masked":
             del scalars["sections"]
             next(iter(message.content.array_records.values())).clear()
-    with pytest.raises(ProtocolError, match="a reply without its masked vectors"):
+    with refused("FK-ATTACK-TRANSCRIPT"):
         pof_mkl.samples_found(recorded)
 
 
@@ -141,6 +143,8 @@ def made_up(score: float = 0.0, paper: float = 1.0, admits: str = "") -> Attack:
     )
 
 
+@pytest.mark.promise("audit-admits")
+@pytest.mark.promise("audit-exits")
 @pytest.mark.parametrize(
     ("attack", "code", "verdict"),
     [
@@ -169,23 +173,24 @@ def test_exit_codes_say_whether_more_was_recovered_than_is_admitted(
     assert ("LEAK: made up" in said.err) == bool(code)
 
 
+@pytest.mark.promise("audit-has-controls")
 def test_an_attack_that_recovers_nothing_where_it_must_breaks_the_audit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(audit, "ATTACKS", (made_up(paper=0.4),))
     assert run(["audit"]) == 1
-    assert "made up recovers nothing on all in plain" in capsys.readouterr().err
+    assert capsys.readouterr().err.strip().endswith("[FK-ATTACK-VAIN]")
 
 
 def test_a_run_that_breaks_down_is_no_leak(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(seed: int) -> list[Seen]:
-        raise ProtocolError("a run broke down")
+        raise ProtocolError("a run broke down", code="FK-STATE-GONE")
 
     monkeypatch.setattr(audit, "ATTACKS", (replace(made_up(), runs=(made_up().runs[0], broken)),))
     assert run(["audit"]) == 1
-    assert capsys.readouterr().err.strip().endswith("a run broke down")
+    assert capsys.readouterr().err.strip().endswith("[FK-STATE-GONE]")
 
 
 @pytest.mark.parametrize(
@@ -216,7 +221,7 @@ def test_a_method_is_audited_by_its_attacks_and_epsilon_by_its_sums(
     assert [attack.name for attack in attacks_on("fdskl")] == ["rows from phases"]
     assert attacks_on("epsilon") == [BUDGETS]
     assert attacks_on(None) == list(ATTACKS)
-    with pytest.raises(OptionError, match="no attack is on local"):
+    with refused("FK-ATTACK-METHOD"):
         attacks_on("local")
 
 

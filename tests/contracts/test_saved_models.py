@@ -1,43 +1,34 @@
-"""Whole models: what a run predicted of its held-out rows, its model predicts elsewhere."""
+"""A saved model predicts alike everywhere: in Python, by the command, saved again, at the server.
+
+What a run predicted of its held-out rows, its model predicts when the table and all that nodes kept
+are gone. Of other formats see tests/simulations/test_export.py, of files of rows
+tests/simulations/test_commands_predict.py.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from refusals import refused
 from scipy.spatial.distance import cdist
 from sklearn.svm import SVC
+from zoo import WAYS, quiet
 
 import fedkern_flwr
 from fedkern_flwr import strategies
-from fedkern_flwr.clients import KernelPCAClient, OnlineKernelClient
-from fedkern_flwr.errors import FedKernError, OptionError
 from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.fitted.forms import votes
 from fedkern_flwr.gram.dot_kernels import DotKernel
-from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.cli import run as run_command
 from fedkern_flwr.simulations.methods import online_fitted
 from fedkern_flwr.simulations.methods.gram_learner import choose_machine
-from fedkern_flwr.simulations.methods.groups_data import HierarchicalData, HierarchicalSettings
 from fedkern_flwr.simulations.methods.new_rows import read_predictions
-from fedkern_flwr.strategies import (
-    EMKOFL,
-    FDSKL,
-    OFSKL,
-    POFMKL,
-    VMKOFL,
-    HierarchicalSVM,
-    KernelPCA,
-    OFMKLAvg,
-    PhaseStrategy,
-)
 from fedkern_flwr.tables import load_table
 
 pytestmark = pytest.mark.usefixtures("in_tmp")
@@ -144,6 +135,7 @@ def test_predictions_are_those_of_the_run(ran, tables, commands):
         assert np.mean(first == columns["outcome"]) > 0.5
 
 
+@pytest.mark.promise("model-as-held-out")
 def test_rows_that_were_held_out_get_what_the_run_found(ran, tables, commands):
     """Outputs of each, where simulated parties write them; else what they say of the model."""
     prepared, result, columns = ran
@@ -198,6 +190,7 @@ def test_rows_that_were_held_out_get_what_the_run_found(ran, tables, commands):
         assert np.mean(right) == pytest.approx(metrics["test_accuracy"])
 
 
+@pytest.mark.promise("model-blocks")
 def test_a_block_that_a_row_lacks_is_neutral(tables, commands, prepared):
     """As it was to the run; a row without the hospitals' block is left out."""
     rng = np.random.default_rng(5)
@@ -220,7 +213,7 @@ def test_a_block_that_a_row_lacks_is_neutral(tables, commands, prepared):
     assert "119 predictions: here/predictions.csv, 1 left out: they lack a block" in shown
 
 
-def test_what_a_model_cannot_do_is_one_line(tables, commands):
+def test_what_a_model_cannot_do_is_refused(tables, commands):
     columns = messy(tables)
     own = ["--data", "train.csv", "--id", "id", "--label", "outcome"]
     commands.result("hierarchical-svm", "--users", "4", "--rounds", "5", *own, "--test-size", "0")
@@ -229,21 +222,19 @@ def test_what_a_model_cannot_do_is_one_line(tables, commands):
     gaps = {**columns, "age": [50.0] * ROWS, "dose": [np.nan, *columns["dose"][1:]]}
     commands.result("fdskl", "--features", "20", *own, "--missing", "drop-row", out="other")
     other = fedkern_flwr.load_model("other")
-    for call, text in (
-        (lambda: model.predict(rows), "columns of categories, which an array does not hold"),
-        (lambda: model.predict_proba("train.csv"), "no held-out rows calibrated this model"),
-        (lambda: model.predict_interval("train.csv"), "there are no intervals of classes"),
-        (lambda: model.of_client(0), "no client 0 with weights of its own; leave it out"),
-        (lambda: model.predict(pa.table({"age": [1.0]})), "lacks 5 columns of the model"),
-        (lambda: other.predict(pa.table(gaps)), "1 of 90 rows lack a value that the model needs"),
-        (lambda: fedkern_flwr.load_model("here/model.npz"), "is the part of a model that a server"),
-        (lambda: fedkern_flwr.load_model("."), "has no predictor.npz: no run, one of an older"),
-        (lambda: fedkern_flwr.load_model("no.npz"), "there is no model no.npz; check the path"),
+    for call, code in (
+        (lambda: model.predict(rows), "FK-COLUMNS-CATEGORIES"),
+        (lambda: model.predict_proba("train.csv"), "FK-PREDICT-CALIBRATION"),
+        (lambda: model.predict_interval("train.csv"), "FK-PREDICT-KIND"),
+        (lambda: model.of_client(0), "FK-MODEL-CLIENT"),
+        (lambda: model.predict(pa.table({"age": [1.0]})), "FK-COLUMN-MISSING"),
+        (lambda: other.predict(pa.table(gaps)), "FK-VALUES-MISSING"),
+        (lambda: fedkern_flwr.load_model("here/model.npz"), "FK-MODEL-SERVER"),
+        (lambda: fedkern_flwr.load_model("."), "FK-MODEL-PREDICTOR"),
+        (lambda: fedkern_flwr.load_model("no.npz"), "FK-FILE-MISSING"),
     ):
-        with pytest.raises(FedKernError) as caught:
+        with refused(code):
             call()
-        assert text in str(caught.value)
-        assert "\n" not in str(caught.value)
 
 
 def test_arrays_are_features_in_the_order_of_the_table(commands):
@@ -257,7 +248,7 @@ def test_arrays_are_features_in_the_order_of_the_table(commands):
     assert np.mean(found == iris.target) > 0.9
     np.testing.assert_array_equal(model.predict(iris.data.tolist()), found)
     for rows in (iris.data[:, :3], iris.data[0], [["a"] * 4]):
-        with pytest.raises(FedKernError, match="give "):
+        with refused("FK-COLUMNS-DIFFER", "FK-VALUES-NUMBERS"):
             model.predict(rows)
 
 
@@ -279,16 +270,11 @@ def test_projections_of_kernel_pca_are_those_of_its_nodes(tables, commands):
     assert found.tolist() == [[float(cell) for cell in list(row.values())[1:]] for row in made]
     near = [expected[name] for name in columns["id"]]
     np.testing.assert_allclose(found, near, rtol=0.0, atol=1e-12)
-    with pytest.raises(OptionError, match="a model of kernel-pca has no labels; use transform"):
+    with refused("FK-PREDICT-LABELS"):
         model.predict("new.csv")
-    strategy = KernelPCA(features=5)
-    x = np.random.default_rng(1).random((3, 20, 2))
-
-    def client(context: Any) -> KernelPCAClient:
-        return KernelPCAClient(context, x[int(context.node_config["partition-id"])])
-
-    simulate(strategy, client, 3)
-    assert np.abs(strategy.fitted().transform(x.reshape(-1, 2)).mean(axis=0)).max() < 1e-12
+    strategy = quiet("kernel-pca").strategy
+    x = np.concatenate([table["x"] for table in quiet("kernel-pca").sites.tables])
+    assert np.abs(strategy.fitted().transform(x).mean(axis=0)).max() < 1e-12
 
 
 def test_a_client_of_local_only_that_was_lost_has_learned_nothing(tables, commands):
@@ -308,74 +294,47 @@ def test_a_client_of_local_only_that_was_lost_has_learned_nothing(tables, comman
     assert parts.arrays["weights"][[0, 2]].any(axis=1).all()
 
 
-# --- Where the server has it all -------------------------------------------------------------
+# --- Where the server has it all
 
 
 def test_a_server_that_has_the_whole_model_predicts():
-    settings = HierarchicalSettings("iris", users=4, groups=2, positive=2.0)
-    prepared = HierarchicalData(settings)
-    strategy = HierarchicalSVM(seed=0)
-    simulate(strategy, prepared.client_fn(strategy), prepared.num_clients, num_rounds=60)
-    split, model = prepared.split(0), strategy.fitted(("no", "yes"))
-    held = ~split.train
-    right = (model.predict(split.x[held]) == "yes") == (split.y[held] == 1.0)
+    found = quiet("hierarchical-svm")
+    strategy, model = found.strategy, found.strategy.fitted(("no", "yes"))
+    x, y = (np.concatenate([t[n] for t in found.sites.tables[:4]]) for n in ("x_test", "y_test"))
+    right = (model.predict(x) == "yes") == (y == 1)
     assert np.mean(right) == pytest.approx(strategy.metrics_["test_accuracy"])
     assert strategy.fitted().classes_.tolist() == [0, 1]
-    shares = strategy.predict_proba(split.x[held])
-    np.testing.assert_array_equal(shares, model.predict_proba(split.x[held]))
-    named = np.array(["no", "yes"])[strategy.predict(split.x[held].tolist()).astype(int)]
-    np.testing.assert_array_equal(named, model.predict(split.x[held]))
+    np.testing.assert_array_equal(strategy.predict_proba(x), model.predict_proba(x))
+    named = np.array(["no", "yes"])[strategy.predict(x.tolist()).astype(int)]
+    np.testing.assert_array_equal(named, model.predict(x))
 
 
 def test_a_server_that_averages_online_predicts():
-    rng = np.random.default_rng(3)
-    x, y = rng.random((3, 40, 2)) / 2.0, rng.random((3, 40))
-    strategy = VMKOFL(features=4)
-    client = partial(stream_of, x=x, y=y)
-    simulate(strategy, client, 3, num_rounds=20)
-    assert np.ptp(strategy.predict(x[0].tolist())) > 0.0
-    np.testing.assert_array_equal(strategy.predict(x[0]), strategy.fitted().predict(x[0]))
-    with pytest.raises(OptionError, match="there are no probabilities of numbers; use predict"):
-        strategy.predict_proba(x[0])
-    personal = POFMKL(features=4)
-    simulate(personal, client, 3, num_rounds=1)
-    with pytest.raises(OptionError, match=r"use predict_at_nodes\(grid, ...\), or load_model of"):
-        personal.predict(x[0])
+    found = quiet("vm-kofl")
+    strategy, x = found.strategy, found.sites.tables[0]["x"]
+    assert np.ptp(strategy.predict(x.tolist())) > 0.0
+    np.testing.assert_array_equal(strategy.predict(x), strategy.fitted().predict(x))
+    with refused("FK-PREDICT-KIND"):
+        strategy.predict_proba(x)
+    with refused("FK-MODEL-PARTS"):
+        quiet("pof-mkl").strategy.predict(x)
+    with refused("FK-MODEL-PARTS"):
+        quiet("hierarchical-svm, vertical").strategy.predict(np.zeros((2, 3)))
 
 
-def stream_of(context: Any, x: Any, y: Any) -> OnlineKernelClient:
-    k = int(context.node_config["partition-id"])
-    return OnlineKernelClient(context, x[k], y[k])
-
-
-METHODS = [
-    found
-    for found in (getattr(strategies, name) for name in strategies.__all__)
-    if issubclass(found, PhaseStrategy) and found.method
-]
-NOT_RUN = (HierarchicalSVM, POFMKL, VMKOFL, EMKOFL, OFMKLAvg, OFSKL, KernelPCA)
-
-
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", [n for n, way in WAYS.items() if "," not in n and way.method])
 @pytest.mark.parametrize("call", ["predict", "predict_proba"])
-def test_a_server_that_has_no_model_or_a_part_says_so(method, call):
-    more = {"gamma": 1.0} if method is FDSKL else {}
-    with pytest.raises(OptionError) as caught:
-        getattr(method(**more), call)(np.zeros((2, 3)))
-    line = str(caught.value)
-    assert method.method in line
-    assert "\n" not in line
-    if method in NOT_RUN:
-        assert line.endswith("yet; start a run first")
+def test_a_server_that_has_no_model_or_a_part_says_so(name, call):
+    strategy = WAYS[name].make()
+    if not hasattr(strategy, call):
+        assert name == "secure-aggregation"
         return
-    assert ("predict_at_nodes(grid" in line) == hasattr(method, "predict_at_nodes")
-    assert ("load_model of the folder" in line) == (method.method in RUNS)
-
-
-def test_columns_of_several_stay_with_them():
-    line = "stay with the parties, the server cannot predict; use predict_at_nodes.*, or load_model"
-    with pytest.raises(OptionError, match=line):
-        HierarchicalSVM(partition="vertical").predict(np.zeros((2, 3)))
+    with refused("FK-MODEL-NONE", "FK-MODEL-PARTS", "FK-PREDICT-METHOD") as caught:
+        getattr(strategy, call)(np.zeros((2, 3)))
+    line = str(caught.value)
+    assert WAYS[name].method in line
+    if caught.value.code == "FK-MODEL-PARTS":
+        assert ("predict_at_nodes(grid" in line) == hasattr(strategy, "predict_at_nodes")
 
 
 # --- Machines on a kernel --------------------------------------------------------------------
@@ -459,7 +418,7 @@ def test_files_to_predict_are_written_as_that_of_the_run(tables, commands):
     assert "25 predictions: here/predictions.csv" in said
     Path("new.csv").write_text("a|b,x|c|d\n1,5|2,5|7.5|0,5\n")
     line = commands.complaint("predict", "here", "--data", "new.csv", "--force")
-    assert "1 cells of column 'c' of new.csv have a decimal point, not a comma" in line
+    assert line.endswith("[FK-DECIMAL-MIXED]")
 
 
 def test_a_model_that_was_saved_into_a_folder_of_a_run_is_the_one_that_predicts(tables, commands):
