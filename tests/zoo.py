@@ -209,16 +209,22 @@ class Sites:
         result = simulate(made, self.app, len(self), engine, **more)
         return Found(self.way, made, self, result, transcript, more.get("audit"))
 
-    def written(self) -> dict[str, list[float]]:
+    def rows(self) -> dict[str, dict[str, str]]:
         """Return the rows that nodes wrote, by partition and id or row."""
-        found: dict[str, list[float]] = {}
+        found: dict[str, dict[str, str]] = {}
         for path in sorted(self.folder.glob("*/*.csv")):
             with path.open(newline="") as file:
                 for row in csv.DictReader(file):
-                    name = f"{path.parent.name} {row.get('id') or row.get('row')}"
-                    chosen = [v for k, v in row.items() if k.startswith(("output", "component"))]
-                    found[name] = [float(value) for value in chosen]
+                    found[f"{path.parent.name} {row.get('id') or row.get('row')}"] = row
         return found
+
+    def written(self) -> dict[str, list[float]]:
+        """Return the outputs or components in these rows."""
+        heads = ("output", "component")
+        return {
+            name: [float(value) for head, value in row.items() if head.startswith(heads)]
+            for name, row in self.rows().items()
+        }
 
 
 @dataclass

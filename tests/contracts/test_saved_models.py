@@ -377,24 +377,6 @@ def test_no_predicted_number_is_beyond_the_bound_of_the_labels(tables, commands)
     assert found.max() == pytest.approx(1.0, abs=1e-12)
 
 
-def test_marks_of_missing_cells_are_those_of_the_run(tables, commands):
-    x = np.random.default_rng(5).normal(size=(ROWS, 4))
-    cells = {name: x[:, k].astype(object) for k, name in enumerate("abcd")}
-    plain = {name: [*values] for name, values in cells.items()}
-    plain["a"][1], plain["b"][2] = "", ""
-    tables.write("plain.csv", {**plain, "y": (x[:, 0] > 0.0).astype(int)})
-    marked = {name: [*values] for name, values in plain.items()}
-    marked["a"][1], marked["b"][2] = -999.0, "gone"
-    tables.write("t.csv", {**marked, "y": (x[:, 0] > 0.0).astype(int)})
-    own = ["--data", "t.csv", "--label", "y", "--landmarks", "16", "--na=gone, -999.0"]
-    commands.result("fed-cg", *own)
-    model = fedkern_flwr.load_model("here")
-    np.testing.assert_array_equal(model.outputs("t.csv"), model.outputs("plain.csv"))
-    commands.shown("predict", "here", "--data", "t.csv", "--out", "a.csv")
-    commands.shown("predict", "here", "--data", "plain.csv", "--out", "b.csv")
-    assert tables.read("a.csv") == tables.read("b.csv")
-
-
 def test_files_to_predict_are_written_as_that_of_the_run(tables, commands):
     """A file of few rows may look like another dialect; what cannot be read is said."""
     x = np.random.default_rng(5).normal(size=(ROWS, 4)).round(3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -118,17 +117,6 @@ def test_the_area_under_the_curve_is_exact_on_bins_and_close_on_scores(
     assert ("test_auc" in found) == bool(binned)
     if binned:
         assert found["test_auc"] == pytest.approx(np.mean(binned))
-
-
-def test_a_curve_goes_through_all_rates() -> None:
-    labels, targets, outputs = draw(4, 120, 2)
-    judged = judge(outputs, targets, 2, 64)
-    points = np.array(judged.roc(0))
-    assert points[0].tolist() == [0.0, 0.0]
-    assert points[-1].tolist() == [1.0, 1.0]
-    assert metrics.auc(*points.T) == pytest.approx(judged.metrics()["test_auc"])
-    drawn = metrics.roc_curve(labels, places_of(outputs, 64)[:, 0], drop_intermediate=False)
-    np.testing.assert_allclose(points, np.stack(drawn[:2], 1))
 
 
 @settings(max_examples=50, deadline=None)
@@ -250,24 +238,6 @@ def test_the_quantile_is_the_value_of_rank_n_plus_one_times_the_level(
     rank = math.ceil(round((len(values) + 1) * level, 9))
     expected = sorted(values)[rank - 1] if rank <= len(values) else 7
     assert conformal_place(counts, level) == expected
-
-
-@pytest.mark.parametrize("classes", [2, 3])
-def test_a_set_holds_the_classes_whose_scores_are_not_below_the_quantile(classes: int) -> None:
-    labels, targets, outputs = draw(11, 400, classes)
-    judged, half, bins = judge(outputs, targets, classes, 64), halves(400), 64
-    places = places_of(outputs, bins)
-    places = np.hstack([bins - 1 - places, places]) if classes == 2 else places
-    own = places[np.arange(400), labels.astype(int)]
-    ranked = np.sort(own[half])[::-1]
-    least = ranked[math.ceil((half.sum() + 1) * 0.9) - 1]
-    assert judged.calibration is not None
-    chosen = judged.calibration.sets(outputs)
-    np.testing.assert_array_equal(chosen, places >= least)
-    found = judged.metrics()
-    covered = chosen[np.arange(400), labels.astype(int)][~half]
-    assert found["test_set_coverage"] == pytest.approx(covered.mean())
-    assert found["test_set_size"] == pytest.approx(chosen[~half].sum(1).mean())
 
 
 @pytest.mark.parametrize(("kind", "classes"), [("interval", 0), ("set", 2), ("set", 4)])
@@ -429,15 +399,3 @@ def test_files_have_probabilities_and_sets_or_intervals() -> None:
     assert (heads, rows) == (["low", "high"], [["9.0", "11.0"]])
     heads, _ = Calibration(0.9, 0, widths=(1.0, 2.0)).columns(np.zeros((1, 2)), [])
     assert heads == ["low_0", "high_0", "low_1", "high_1"]
-
-
-def test_details_are_plain_values() -> None:
-    import json
-
-    for classes in (2, 3):
-        _, targets, outputs = draw(3, 60, classes)
-        found: dict[str, Any] = json.loads(
-            json.dumps(judge(outputs, targets, classes, 16).details())
-        )
-        assert set(found) == {"rows", "confusion", "bins", "fitted", "roc", "calibration"}
-        assert len(found["roc"]) == targets.shape[1]

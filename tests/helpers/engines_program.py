@@ -266,7 +266,7 @@ def on_both_engines() -> dict[str, Any]:
         for run in (run for run, size in sizes.items() if size == CLIENTS):
             runs.add(run, RUNS[run] if label != "quiet" else ())
         if label != "quiet":
-            runs.add(SLOW, ("online-personal-6-1",), "sleep")
+            runs.add(SLOW, ("online-personal-12-1",), "sleep")
             runs.add_example(*((FedAvg, FedAdam) if engine != "ray" else STRATEGIES.values()))
         if engine == "ray":
             runs.add_bugs()

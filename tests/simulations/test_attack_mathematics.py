@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,11 +15,8 @@ from fedkern_flwr.simulations.attacks import pof_mkl
 from fedkern_flwr.simulations.attacks.distances import ROUNDING, distances_by_svd, trilaterate
 from fedkern_flwr.simulations.attacks.edm_completion import (
     COMPLETIONS,
-    alternating_descent,
-    rank_alternation,
     reconstruction_errors,
     relative_error,
-    soft_impute,
 )
 from fedkern_flwr.simulations.attacks.gradient_inversion import invert_gradient
 from fedkern_flwr.simulations.attacks.joint_inversion import TOLERANCE, invert_release
@@ -205,56 +201,6 @@ def completion_problem(n: int, m: int, d: int) -> tuple[np.ndarray, np.ndarray, 
     mask = np.ones(distances.shape, dtype=np.bool_)
     mask[:n, :n] = False
     return np.where(mask, distances, np.nan), mask, distances[:n, :n]
-
-
-def plain_descent(distances: np.ndarray, mask: np.ndarray, d: int, sweeps: int) -> np.ndarray:
-    """Dokmanić et al., algorithm 4, one coordinate after another."""
-    known = mask & ~np.eye(len(mask), dtype=bool)
-    size = 1e-3 * np.sqrt(distances[known].mean() / d)
-    x = np.random.default_rng(0).normal(0.0, size, (len(mask), d))
-    for _ in range(sweeps):
-        for i in range(len(x)):
-            near = known[i]
-            for k in range(d):
-                gap = x[i, k] - x[near, k]
-                excess = ((x[i] - x[near]) ** 2).sum(axis=1) - distances[i, near]
-                polynomial = np.poly1d([0.0])
-                for a, e in zip(gap, excess, strict=True):
-                    polynomial += np.poly1d([1.0, 2.0 * a, e]) ** 2
-                roots = polynomial.deriv().roots
-                real = roots[np.abs(roots.imag) < 1e-9].real
-                x[i, k] += min(real, key=polynomial)
-    return squared(x, x)
-
-
-def test_alternating_descent_is_the_plain_algorithm() -> None:
-    distances, mask, _ = completion_problem(6, 4, 2)
-    found = alternating_descent(distances, mask, 2, iterations=4)
-    np.testing.assert_allclose(found, plain_descent(distances, mask, 2, sweeps=4), atol=1e-6)
-
-
-def test_alternating_descent_never_climbs_and_completes_the_rows_block() -> None:
-    distances, mask, _ = completion_problem(30, 8, 4)
-    stress = [
-        ((alternating_descent(distances, mask, 4, iterations=k) - distances)[mask] ** 2).sum()
-        for k in range(1, 12)
-    ]
-    assert all(a >= b for a, b in pairwise(stress))
-    assert stress[-1] < 0.2 * stress[0]
-    distances, mask, truth = completion_problem(40, 20, 2)
-    found = alternating_descent(distances, mask, 2, iterations=200)
-    assert relative_error(found[:40, :40], truth) < 1e-4
-
-
-@pytest.mark.parametrize(("complete", "largest"), [(rank_alternation, 1e-5), (soft_impute, 0.05)])
-def test_low_rank_fills_single_gaps(complete: Any, largest: float) -> None:
-    x, _ = uniform(60, 1, 2)
-    truth = squared(x, x)
-    gaps = np.triu(np.random.default_rng(0).random(truth.shape) < 0.1, 1)
-    mask = ~(gaps | gaps.T)
-    found = complete(np.where(mask, truth, 0.0), mask, 2, iterations=300)
-    assert relative_error(found[~mask], truth[~mask]) < largest
-    np.testing.assert_array_equal(found[mask], truth[mask])
 
 
 @pytest.mark.parametrize("name", COMPLETIONS)

@@ -97,58 +97,6 @@ def test_a_class_of_numbers_is_named_as_well(commands: Any) -> None:
         assert line.endswith("[FK-CLASSES-UNKNOWN]")
 
 
-def test_text_is_told_apart_however_many_classes_there_are(commands: Any) -> None:
-    names = [f"type {chr(97 + k)}" for k in range(25)]
-    true = write(names, 500)
-    run = ["fed-cg", "--data", "t.csv", "--label", "kind", "--landmarks", "60"]
-    metrics = commands.result(*run)["metrics"]
-    assert "test_rmse" not in metrics
-    assert metrics["test_accuracy"] > 0.1  # one in 25 by chance
-    commands.shown("predict", "here", "--data", "t.csv")
-    made = [row["class"] for row in predictions()]
-    assert set(made) <= set(names)
-    assert np.mean(np.array(made) == true) > 0.1
-    line = commands.complaint("run", *run, "--task", "regression")
-    assert line.endswith("[FK-TASK-TEXT]")
-
-
-@pytest.mark.parametrize(
-    ("labels", "chosen", "other"),
-    [
-        ([0, 1], "classes", "regression takes them for numbers"),
-        ([3, 4, 5], "classes", "regression takes them for numbers"),
-        ([0.5, 1.5], "numbers", "classification takes them for classes"),
-    ],
-)
-def test_a_few_numbers_are_said_to_be_one_or_the_other(
-    labels: Any, chosen: str, other: str, commands: Any
-) -> None:
-    write(labels)
-    run = ["run", "fed-cg", "--data", "t.csv", "--label", "kind", "--landmarks", "8"]
-    line = f"note: the label's {len(labels)} values are taken for {chosen}; --task {other}"
-    said = commands.shown(*run)
-    assert line in said
-    assert "taken for" not in commands.shown(*run, "--task", other.partition(" ")[0])
-    online = ["run", "pof-mkl", "--data", "t.csv", "--label", "kind", "--clients", "3"]
-    said = commands.shown(*online, "--rounds", "20")
-    assert f"online methods predict numbers: the {len(labels)} values of the label are" in said
-
-
-def test_many_numbers_are_numbers_without_a_word(commands: Any) -> None:
-    write(list(range(40)))
-    run = ["run", "fed-cg", "--data", "t.csv", "--label", "kind", "--landmarks", "8"]
-    assert "taken for" not in commands.shown(*run)
-    online = ["run", "pof-mkl", "--data", "t.csv", "--label", "kind", "--clients", "3"]
-    assert "predict numbers" not in commands.shown(*online, "--rounds", "20")
-
-
-def test_two_classes_of_text_are_numbers_to_online_methods(commands: Any) -> None:
-    write(["no", "yes"])
-    online = ["run", "pof-mkl", "--data", "t.csv", "--label", "kind", "--clients", "3"]
-    said = commands.shown(*online, "--rounds", "20")
-    assert "online methods predict numbers: the 2 classes are numbers from 0 to 1; fed-cg," in said
-
-
 def test_a_class_without_rows_has_no_number() -> None:
     """Labels and names stay together where all rows of a class are left out."""
     write(WORDS)

@@ -69,14 +69,6 @@ def test_scikit_learns_checks_of_slower_ones(estimator: Any, check: Any) -> None
     check(estimator)
 
 
-def test_phases_of_16_bits_are_the_one_excuse() -> None:
-    """Their features are float32: a row's last digits depend on the rows beside it."""
-    x, y = IRIS
-    fitted = FDSKLClassifier(features=100).fit(x, y)
-    alone = np.vstack([fitted.decision_function(x[k : k + 1]) for k in range(20)])
-    assert np.abs(alone - fitted.decision_function(x[:20])).max() < 1e-3
-
-
 @pytest.mark.parametrize("name", estimators.__all__)
 def test_every_estimator_learns_and_tells_what_it_cost(name: str) -> None:
     kind = getattr(estimators, name)

@@ -86,23 +86,6 @@ def test_numbers_have_no_classes_to_balance(
     assert line.endswith(("[FK-WEIGHTS-NUMBERS]", "[FK-TASK-OPTION]"))
 
 
-@pytest.mark.parametrize("classes", [2, 3])
-def test_weights_of_rows_are_scikit_learns(classes: int) -> None:
-    y = np.random.default_rng(0).choice(
-        classes, 200, p=[0.05, *[0.95 / (classes - 1)] * (classes - 1)]
-    )
-    targets = encode_classes(y.astype(float), range(classes), "")
-    counts = class_counts(targets)
-    assert counts.tolist() == np.bincount(y, minlength=classes).tolist()
-    np.testing.assert_allclose(
-        balanced_weights(targets, counts), compute_sample_weight("balanced", y)
-    )
-    more = np.append(counts, 0.0)  # a class that nobody has weighs nothing, and the others as much
-    if classes == 3:
-        wide = np.hstack([targets, -np.ones((200, 1))])
-        np.testing.assert_allclose(balanced_weights(wide, more), balanced_weights(targets, counts))
-
-
 @pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
 def test_a_balanced_model_on_phases_is_scikit_learns(dtype: type) -> None:
     x, y = rare(300)

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("matplotlib")
 
-from matplotlib.figure import Figure
 
 from fedkern_flwr.simulations.lab.topologies import (
-    SERVER_NOTE,
     direct_seconds,
-    plot_topologies,
     relayed_seconds,
 )
-from fedkern_flwr.simulations.run import drawing
 
 SIZES = st.sampled_from([12.0, 4096.0, 1e6])
 #: Parties -> seconds between parties, and through the server, of a megabyte, by hand: it takes
@@ -53,21 +47,3 @@ def test_the_masked_star_wins_through_the_server(q: int, size: float) -> None:
     found = relayed_seconds(q, size)
     others = min(found["ring"], found["two trees"])
     assert found["masked star"] <= found["star"] < found["tree"] <= others
-
-
-def test_the_figure_shows_both_ways_with_units_and_says_what_flower_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    figures: list[Figure] = []
-    save = drawing.save_figure
-    monkeypatch.setattr(
-        drawing, "save_figure", lambda f, path: (figures.append(f), save(f, path))[1]
-    )
-    png = plot_topologies(tmp_path / "links.png")
-    assert png.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
-    assert png.with_suffix(".svg").exists()
-    (figure,) = figures
-    assert figure.get_suptitle() == SERVER_NOTE
-    axes = figure.axes
-    assert [a.get_ylabel() for a in axes] == ["time of a sum (s)", "", "time of a sum (s)", ""]
-    assert [len([line for line in a.lines if len(line.get_xdata())]) for a in axes] == [4, 5, 4, 5]
