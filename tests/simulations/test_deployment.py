@@ -15,19 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fdskl_bridge import TOLERANCE, paper_run
 from servers import processes_of
 
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.deployment.node_files import read_secrets
 from fedkern_flwr.simulations.methods.hybrid_data import HybridClients
-from fedkern_flwr.simulations.methods.vertical_data import (
-    VerticalClients,
-    VerticalData,
-    VerticalSettings,
-)
-from fedkern_flwr.strategies import FDSKL
+from fedkern_flwr.simulations.methods.vertical_data import VerticalClients
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -128,105 +122,48 @@ def test_fed_cg_predicts_again_with_its_model(tmp_path: Path) -> None:
     assert processes_of(out / "flwr") == []
 
 
+#: Method, options of the deployment, of the simulation, of both.
+SAME = [
+    (
+        *("fed-cg", "--nodes 3", "--hospitals 2 --centres 1"),
+        "--solver cg --init random --preconditioner-rank 0 --tolerance 1e-5 --landmarks 20 "
+        "--gamma 1 --regularization 1 --allow-single",
+    ),
+    ("fdskl", "--nodes 3", "--parties 3", "--features 300 --gamma 0.5 --regularization 1e-3"),
+    ("fed-cfk", "--nodes 3", "--clients 3", ""),
+    ("fed-cfk", "--nodes 6 --rounds 2", "--clients 6", "--min-support 1"),  # half of them first
+    (
+        *("pof-mkl", "--nodes 3", "--clients 3 --secure"),
+        "--rounds 40 --samples-per-round 20 --data diabetes",
+    ),
+    ("hierarchical-svm", "--nodes 5", "--users 3", "--groups 2 --allow-single --rounds 2"),
+]
+
+
 @pytest.mark.deployment
-def test_fed_cg_iterates_as_in_the_paper(
-    tmp_path: Path, with_secrets_of: Callable[[Path], None]
+@pytest.mark.parametrize(("method", "nodes", "parties", "options"), SAME)
+def test_a_deployment_gives_the_model_of_a_simulation(
+    method: str,
+    nodes: str,
+    parties: str,
+    options: str,
+    tmp_path: Path,
+    with_secrets_of: Callable[[Path], None],
 ) -> None:
-    """Plain conjugate gradients from random coefficients, an exchange an iteration."""
     out, other = tmp_path / "deployed", tmp_path / "simulated"
-    options = "--solver cg --init random --preconditioner-rank 0 --tolerance 1e-5 --landmarks 20 "
-    options += "--gamma 1 --regularization 1 --allow-single --seed 4"
-    result = deployed(out, "fed-cg", f"--nodes 3 {options}")
+    result = deployed(out, method, f"{nodes} {options} --seed 4")
     with_secrets_of(out)
-    expected = simulated(other, "fed-cg", f"--hospitals 2 --centres 1 {options}")
+    expected = simulated(other, method, f"{parties} {options} --seed 4")
     compare(out, other, (result["metrics"], expected["metrics"]))
-    iterations = result["metrics"]["iterations"]
-    assert iterations == expected["metrics"]["iterations"] > 5
-    assert result["exchanges"] == expected["exchanges"] == 5 + iterations
-    assert processes_of(out / "flwr") == []
-
-
-@pytest.mark.deployment
-def test_fdskl_gives_the_predictions_of_a_simulation(
-    tmp_path: Path, with_secrets_of: Callable[[Path], None]
-) -> None:
-    out, other = tmp_path / "deployed", tmp_path / "simulated"
-    options = "--features 300 --gamma 0.5 --regularization 1e-3 --seed 4"
-    result = deployed(out, "fdskl", f"--nodes 3 {options}")
-    with_secrets_of(out)
-    expected = simulated(other, "fdskl", f"--parties 3 {options}")
-    compare(out, other, (result["metrics"], expected["metrics"]))
-    assert result["exchanges"] == 3
-    assert len(predictions(out / "nodes" / "0" / "predictions.csv")) == 142
-
-
-@pytest.mark.deployment
-def test_fdskl_streaming_gives_the_last_iterate_of_the_papers_program(tmp_path: Path) -> None:
-    """Algorithm 1 over a deployment, whose nodes drew their secrets themselves."""
-    out, rounds = tmp_path / "deployed", 8
-    options = f"--schedule streaming --batch 1 --directions 1 --rounds {rounds} --step 0.3"
-    options += " --gamma 0.5 --regularization 1e-2 --phase-bits 32 --seed 4"
-    deployed(out, "fdskl", f"--nodes 3 {options}")
-    strategy = FDSKL(
-        **{"schedule": "streaming", "batch": 1, "directions": 1, "loss": "smooth-hinge"},
-        **{"step": 0.3, "gamma": 0.5, "regularization": 1e-2, "seed": 4},
-    )
-    strategy.begin()
-    settings = VerticalSettings("breast-cancer", parties=3, seed=4, scaling="auto")  # the command's
-    clients = VerticalData(settings).client_fn(strategy)
-    nodes = [clients.arguments(k) | read_secrets(out / "nodes" / str(k)) for k in range(3)]
-    _, scores = paper_run(strategy, nodes, nodes[0]["alignment_key"], rounds)
-    found = predictions(out / "nodes" / "0" / "predictions.csv")
-    assert {name: f for name, (f,) in found.items()} == pytest.approx(scores, abs=TOLERANCE[32])
-    assert len(scores) == 142
-
-
-@pytest.mark.deployment
-def test_fed_cfk_gives_the_kernel_of_a_simulation(tmp_path: Path) -> None:
-    out, other = tmp_path / "deployed", tmp_path / "simulated"
-    result = deployed(out, "fed-cfk", "--nodes 3 --seed 4")
-    expected = simulated(other, "fed-cfk", "--clients 3 --seed 4")
-    compare(out, other, (result["metrics"], expected["metrics"]))
-    assert result["exchanges"] == 5
-    for node in range(3):
-        lines = (out / "nodes" / str(node) / "recommendations.csv").read_text().splitlines()
-        assert lines[0] == "user,rank,item,score"
-        assert len(lines) > 1000
-
-
-@pytest.mark.deployment
-def test_secure_gram_grows_over_rounds_to_the_kernel_of_one(tmp_path: Path) -> None:
-    """FedCFK's kernel: half of the nodes are summed first, then the others."""
-    out, other = tmp_path / "deployed", tmp_path / "simulated"
-    result = deployed(out, "fed-cfk", "--nodes 6 --rounds 2 --min-support 1 --seed 4")
-    expected = simulated(other, "fed-cfk", "--clients 6 --min-support 1 --seed 4")
-    compare(out, other, (result["metrics"], expected["metrics"]))
-    assert [row["clients"] for row in result["history"]] == [3, 3]
-    assert result["exchanges"] == expected["exchanges"] - 1  # no opening of sums, a round more
-
-
-@pytest.mark.deployment
-def test_pof_mkl_gives_the_model_of_a_simulation(tmp_path: Path) -> None:
-    out, other = tmp_path / "deployed", tmp_path / "simulated"
-    options = "--rounds 40 --samples-per-round 20 --data diabetes --seed 4"
-    result = deployed(out, "pof-mkl", f"--nodes 3 {options}")
-    expected = simulated(other, "pof-mkl", f"--clients 3 --secure {options}")
-    compare(out, other, (result["metrics"], expected["metrics"]))
-    assert result["exchanges"] == expected["exchanges"]
-    assert [row["mse"] for row in result["history"]] == pytest.approx(
-        [row["mse"] for row in expected["history"]], abs=1e-9
-    )
-
-
-@pytest.mark.deployment
-def test_hierarchical_svm_gives_the_model_of_a_simulation(tmp_path: Path) -> None:
-    out, other = tmp_path / "deployed", tmp_path / "simulated"
-    options = "--groups 2 --allow-single --rounds 2 --seed 4"
-    result = deployed(out, "hierarchical-svm", f"--nodes 5 {options}")
-    expected = simulated(other, "hierarchical-svm", f"--users 3 {options}")
-    compare(out, other, (result["metrics"], expected["metrics"]))
-    assert result["matched"]["groups"] == {
-        "0": {"users": [0, 1], "agent": 3},
-        "1": {"users": [2], "agent": 4},
-    }
-    assert result["exchanges"] == expected["exchanges"]
+    # in rounds there is one more, and no opening of sums
+    assert result["exchanges"] == expected["exchanges"] - ("--nodes 6" in nodes)
+    if method == "pof-mkl":
+        assert [row["mse"] for row in result["history"]] == pytest.approx(
+            [row["mse"] for row in expected["history"]], abs=1e-9
+        )
+    if method == "fed-cg":
+        assert result["metrics"]["iterations"] == expected["metrics"]["iterations"] > 5
+    if method == "hierarchical-svm":
+        assert result["matched"]["groups"]["1"] == {"users": [2], "agent": 4}
+    if method == "fdskl":
+        assert len(predictions(out / "nodes" / "0" / "predictions.csv")) == 142
