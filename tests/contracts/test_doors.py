@@ -78,7 +78,7 @@ def found(told: tuple[Any, str]) -> Any:
 
 
 #: Ways whose result does not depend on a node that raised once: it is asked again.
-WHOLE = ("fed-cg", "fdskl", "secure-gram", "hierarchical-svm", "kernel-pca", "ranges")
+WHOLE = ("fed-cg", "fdskl", "secure-gram", "hierarchical-svm", "kernel-pca")
 
 
 @pytest.mark.ray
