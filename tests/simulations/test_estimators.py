@@ -135,9 +135,9 @@ def test_what_cannot_be_is_a_value_error_of_one_line() -> None:
     x, y = IRIS
     for wrong, code in (
         (FedCGClassifier(options={"landmark": 3}), "FK-OPTION-UNKNOWN"),
-        (FedCGClassifier(parties=2), "FK-OPTION-RANGE"),
+        (FedCGClassifier(parties=2), "FK-PARTIES-FEW"),
         (FedCGClassifier(scaling="standard"), "FK-SCALING-RANGE"),
-        (FDSKLClassifier(parties=1), "FK-OPTION-RANGE"),
+        (FDSKLClassifier(parties=1), "FK-PARTIES-FEW"),
         (FedCGClassifier(tune="other"), "FK-OPTION-CHOICE"),
     ):
         with pytest.raises(ValueError, match=rf"\[{code}\]$"):

@@ -165,7 +165,7 @@ def test_an_exported_model_is_for_this_user_alone_and_never_overwritten() -> Non
         export("--to", kind)
         mode = Path(f"run/model.{kind}").stat().st_mode
         assert not mode & (stat.S_IRWXG | stat.S_IRWXO)
-        with refused("FK-FOLDER-USED"):
+        with refused("FK-FOLDER-RESULTS"):
             export("--to", kind)
         export("--to", kind, "--force")
 
