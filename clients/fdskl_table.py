@@ -155,7 +155,7 @@ class PhaseStore(RunFile):
         """
         counts, store = self._map(begin=not known.any())
         if (counts[rows] < known).any():
-            raise self.gone("phases", "they are sent again", code="FK-STATE-GONE")
+            raise self.gone("phases", "they are sent again")
         first = int(known.min()) if len(known) else 0
         if (known == first).all():
             block = phases.reshape(len(rows), upto - first)
@@ -178,7 +178,7 @@ class PhaseStore(RunFile):
         """
         counts, whole = self._map(begin=False)
         if (counts[rows] < upto).any():
-            raise self.gone("phases", "they are sent again", code="FK-STATE-GONE")
+            raise self.gone("phases", "they are sent again")
         store = whole[:, :upto]
         if len(rows) and (np.diff(rows) == 1).all():
             return store[rows[0] : rows[-1] + 1].view(np.ndarray)
@@ -190,7 +190,7 @@ class PhaseStore(RunFile):
         size = rows * (_COUNT.itemsize + capacity * self.dtype.itemsize)
         if not self.path.is_file() or self.path.stat().st_size != size:
             if not begin:
-                raise self.gone("phases", "they are sent again", code="FK-STATE-GONE")
+                raise self.gone("phases", "they are sent again")
             with self.open() as file:
                 file.truncate(0)
                 file.truncate(size)

@@ -195,7 +195,7 @@ class KernelRows(RunFile):
 
     def _check_length(self, rows: int) -> None:
         if not self.path.is_file() or self.path.stat().st_size < 8 * self.landmarks * rows:
-            raise self.gone("kernel rows", "they are made again", code="FK-STATE-GONE")
+            raise self.gone("kernel rows", "they are made again")
 
 
 @dataclass
