@@ -18,6 +18,7 @@ Array = np.ndarray
 KEY = b"a secret of the data's owners"
 METRICS = {"rbf": "sqeuclidean", "laplacian": "cityblock"}
 TWO: Table = {"classes": (0, 1)}
+Blocks = dict[str, dict[str, Array]]  # name -> id -> features
 
 
 def deal(
@@ -67,8 +68,9 @@ def small(n: int = 60) -> list[Table]:
 
 
 class Parties(Nodes):
-    """Nodes of FedCG; ``pairs`` are distances between the landmarks that were drawn last."""
+    """Nodes of FedCG; of the last kernel, distances of rows and ``pairs`` to landmarks."""
 
+    distances: Array
     pairs: Array
 
     def fit(self, more: Table | None = None, **options: Any) -> FedCG:
@@ -92,24 +94,28 @@ class Parties(Nodes):
         assert np.abs(expected).max() > 0.01  # there is something to compare
         return float(np.abs(np.array([found[i] for i in tests]) - expected).max())
 
-    def kernel(self, fitted: FedCG) -> tuple[Array, Array, list[str]]:
-        """Join all tables by id: the kernel of rows to learn from and of tests, targets, tests."""
-        blocks: dict[str, dict[str, Array]] = {}
-        bounds, seeds = {}, {}
+    def join(self, missing: str = "error") -> tuple[Blocks, list[str], Array, list[str]]:
+        """Join all tables by id: rows of blocks, ids to learn from, their targets, tests."""
+        blocks: Blocks = {}
         for table in (t for t in self.tables if "x" in t):
             rows = blocks.setdefault(table["block"], {})
             rows |= dict(zip(table["ids"], table["x"], strict=True))
             rows |= dict(zip(table.get("ids_test", ()), table.get("x_test", ()), strict=True))
-            bounds[table["block"]], seeds[table["block"]] = table["ranges"], table["landmark_seed"]
         homes = [t for t in self.tables if "y" in t]
         labels = {i: v for t in homes for i, v in zip(t["ids"], t["y"], strict=True)}
         ids, tests = [*labels], [str(i) for t in homes for i in t["ids_test"]]
-        if fitted.missing == "drop-row":
+        if missing == "drop-row":
             whole = set.intersection(*map(set, blocks.values()))
             ids, tests = ([i for i in some if i in whole] for some in (ids, tests))
         y = np.array([labels[i] for i in ids], float)
         if classes := homes[0].get("classes"):
             y = np.where(y[:, None] == np.asarray(classes[len(classes) == 2 :]), 1.0, -1.0)
+        return blocks, ids, y.reshape(len(ids), -1), tests
+
+    def kernel(self, fitted: FedCG) -> tuple[Array, Array, list[str]]:
+        """Return the kernel of rows to learn from, then of tests; targets, and tests."""
+        blocks, ids, y, tests = self.join(fitted.missing)
+        of = {t["block"]: (t["landmark_seed"], t["ranges"]) for t in self.tables if "x" in t}
         distances, drawn = np.zeros((len(ids + tests), fitted.landmarks_)), []
         for name, rows in blocks.items():
             x = np.array([rows[i] for i in ids if i in rows])
@@ -120,13 +126,15 @@ class Parties(Nodes):
                 (n, d), spread = x.shape, np.cov(x.T, bias=True)
                 mixed = (n * spread + np.trace(spread) * np.eye(d)) / (n + d)
                 moments = np.vstack([x.mean(axis=0), mixed])
-            drawn.append(draw_landmarks(seeds[name], fitted.landmarks_, bounds[name], moments))
+            seed, ranges = of[name]
+            drawn.append(draw_landmarks(seed, fitted.landmarks_, ranges, moments))
             known = np.array([i in rows for i in ids + tests])
             x = np.array([rows[i] for i in ids + tests if i in rows])
             distances[known] += cdist(x, drawn[-1], METRICS[fitted.kernel])
         every = np.hstack(drawn)
         self.pairs = cdist(every, every, METRICS[fitted.kernel])
-        return np.exp(-fitted.gammas_ * distances), y.reshape(len(ids), -1), tests
+        self.distances = distances
+        return np.exp(-fitted.gammas_ * distances), y, tests
 
 
 Serve = Callable[..., Parties]  # what a fixture gives
