@@ -1,7 +1,8 @@
-"""Kernels of blocks and random features: exact where they can be, unbiased, within their bounds."""
+"""Landmarks, kernels of blocks, random features: their laws, exactness and bounds."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from functools import partial
@@ -12,10 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
+from scipy import stats
 from scipy.spatial.distance import cdist
 
 from fedkern_flwr import threads
-from fedkern_flwr.hybrid.landmarks import draw_landmarks
+from fedkern_flwr.hybrid.landmarks import (
+    check_seed_bytes,
+    draw_landmarks,
+    moment_sums,
+    public_seed,
+    read_moments,
+    seed_fingerprint,
+)
 from fedkern_flwr.kernels import product as product_kernel
 from fedkern_flwr.kernels.dictionary import bandwidth_dictionary, gaussian_kernel
 from fedkern_flwr.kernels.product import (
@@ -159,6 +168,173 @@ def test_a_width_that_is_no_positive_number_is_refused(
     method(gamma=1e-9)
     with refused("FK-OPTION-RANGE"):
         method(gamma=gamma)
+
+
+# -- landmarks
+
+SEED = public_seed(3, "genes")
+RANGES = np.array([[0.0, 1.0], [-1.0, 1.0], [50.0, 250.0], [7.0, 7.0]])
+WIDE = [0, 1, 2]  # the fourth range is a point
+MOMENTS = np.array([[0.5, 0.9, 150.0, 7.0], [0.1, 0.3, 10.0, 0.0]])
+
+
+def unturned(m: int, moments: Array | None = None) -> Array:
+    """Landmarks as they are drawn before the turn: uniform, or normal and clipped."""
+    digest = hashlib.sha256(b"fedkern-flwr landmarks " + SEED).digest()
+    rng = np.random.default_rng(int.from_bytes(digest, "little"))
+    low, high = RANGES.T
+    if moments is None:
+        return low + (high - low) * rng.random((m, 4))
+    return np.clip(moments[0] + moments[1] * rng.standard_normal((m, 4)), low, high)
+
+
+@pytest.mark.promise("fedcg-turned")
+@pytest.mark.parametrize("moments", [None, MOMENTS])
+@pytest.mark.parametrize("m", [1, 3, 4000])
+def test_landmarks_are_drawn_in_a_box_that_is_turned_as_a_whole(
+    m: int, moments: Array | None
+) -> None:
+    """Uniform and turned about the middle, or normal and turned about the mean."""
+    about = RANGES.mean(axis=1) if moments is None else moments[0]
+    found, straight = draw_landmarks(SEED, m, RANGES, moments), unturned(m, moments)
+    assert found.shape == (m, 4)
+    assert (found[:, 3] == 7.0).all()
+    np.testing.assert_array_equal(found, draw_landmarks(SEED, m, RANGES, moments))
+    flipped = bytes([SEED[0] ^ 1]) + SEED[1:]
+    assert not np.isclose(found, draw_landmarks(flipped, m, RANGES, moments))[:, :2].any()
+    a, b = (found - about)[:, WIDE], (straight - about)[:, WIDE]
+    np.testing.assert_allclose(a[:50] @ a[:50].T, b[:50] @ b[:50].T, rtol=1e-12, atol=1e-8)
+    assert not np.isclose(a, b).any() or m > 5
+    if m < 4:
+        return
+    turn = np.linalg.lstsq(a, b)[0]
+    np.testing.assert_allclose(turn.T @ turn, np.eye(3), atol=1e-9)
+    np.testing.assert_allclose(a @ turn, b, atol=1e-7)
+    low, high = RANGES[WIDE].T
+    for k, column in enumerate((a @ turn).T):
+        if moments is None:
+            share = (column + about[k] - low[k]) / (high - low)[k]
+            assert stats.kstest(share, "uniform").pvalue > 1e-3
+        elif k != 1:
+            assert stats.kstest(column / moments[1, k], "norm").pvalue > 1e-3
+    if moments is not None:
+        clipped = (a @ turn)[:, 1] > 0.1 - 1e-9
+        assert clipped.mean() == pytest.approx(stats.norm.sf(1 / 3), abs=0.03)
+
+
+@pytest.mark.parametrize("of_a_corner", [False, True])
+def test_no_landmark_is_farther_from_the_middle_than_a_corner(of_a_corner: bool) -> None:
+    low, high = RANGES.T
+    given = np.stack([low, high - low]) if of_a_corner else None
+    away = np.linalg.norm(draw_landmarks(SEED, 4000, RANGES, given) - RANGES.mean(axis=1), axis=1)
+    corner = np.linalg.norm(high - low) / 2.0
+    assert away.max() <= corner * (1.0 + 1e-12)
+    assert not of_a_corner or (away > corner * (1.0 - 1e-12)).mean() > 0.1  # some were beyond
+
+
+@pytest.mark.parametrize("m", [2, 40])
+def test_no_direction_is_preferred_to_another(m: int) -> None:
+    """Haar: where a turn takes a vector is uniform on the sphere; on it coordinates are uniform."""
+    unit = np.tile([-1.0, 1.0], (3, 1))
+    drawn = np.array([draw_landmarks(public_seed(k, "turn"), m, unit)[0] for k in range(1500)])
+    directions = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    for column in directions.T:
+        assert stats.kstest((column + 1.0) / 2.0, "uniform").pvalue > 1e-3
+
+
+def test_a_single_feature_is_not_turned() -> None:
+    one, constant = np.array([[2.0, 4.0]]), np.array([[2.0, 4.0], [7.0, 7.0]])
+    moments = np.array([[3.9, 7.0], [1.0, 0.0]])
+    for ranges, given_ in ((one, None), (one, moments[:, :1]), (constant, moments)):
+        found = draw_landmarks(SEED, 400, ranges, given_)
+        assert 2.0 <= found[:, 0].min() < found[:, 0].max() <= 4.0
+
+
+#: Models that were saved name their seeds only: other landmarks would spoil them silently.
+FROZEN: list[tuple[int, Any, Any, Any]] = [
+    (
+        2,
+        [[0.0, 1.0], [2.0, 4.0]],
+        None,
+        [[0.8425573000798182, 2.270112783196475], [0.1720849585065673, 3.429483576909131]],
+    ),
+    (2, [[-9.0, 9.0]], [[1.0], [2.0]], [[-1.5395939427377145], [1.7970872744915263]]),
+    (
+        2,
+        [[0.0, 1.0], [2.0, 4.0]],
+        [[0.5, 3.0], [0.1, 0.4]],
+        [[0.2965064191083886, 2.988680505879785], [0.48745702070082464, 2.881510225040117]],
+    ),
+    (1, [[0.0, 1.0], [2.0, 4.0]], None, [[-0.2984491587302204, 2.8879295131884692]]),
+]
+
+
+@pytest.mark.parametrize(("m", "ranges", "moments", "expected"), FROZEN)
+def test_what_is_drawn_stays_the_same(m: int, ranges: Any, moments: Any, expected: Any) -> None:
+    given_ = None if moments is None else np.array(moments)
+    found = draw_landmarks(bytes(range(32)), m, np.array(ranges), given_)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@given(
+    n=st.integers(1, 60),
+    d=st.integers(1, 4),
+    seed=st.integers(0, 2**32 - 1),
+    parties=st.integers(1, 5),
+)
+def test_added_up_moments_are_those_of_the_pooled_table(
+    n: int, d: int, seed: int, parties: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    low = rng.uniform(-100.0, 100.0, d)
+    spans = rng.uniform(0.1, 100.0, d)
+    ranges = np.stack([low, low + spans], axis=1)
+    x = rng.uniform(*ranges.T, (n, d))
+    parts = np.array_split(x[rng.permutation(n)], parties)
+    mean, deviation = read_moments(np.sum([moment_sums(p, ranges) for p in parts], axis=0), ranges)
+    np.testing.assert_allclose(mean, x.mean(0), atol=1e-13 * 200)
+    np.testing.assert_allclose(deviation / spans, x.std(0) / spans, atol=1e-7)
+
+
+def test_moments_are_within_their_bound_and_may_be_of_nothing() -> None:
+    """A party adds at most its number of rows to each number: the bound of the secure sum."""
+    low, high = RANGES.T
+    assert moment_sums(np.tile(high, (9, 1)), RANGES).max() == 9.0
+    assert moment_sums(np.tile(low, (9, 1)), RANGES)[1:].max() == 0.0
+    mean, deviation = read_moments(moment_sums(np.zeros((0, 4)), RANGES), RANGES)
+    np.testing.assert_array_equal(mean, low)
+    np.testing.assert_array_equal(deviation, np.zeros(4))
+    x = np.full((11, 4), 0.3) + low  # constant features have no deviation
+    x[:, 3] = 7.0
+    mean, deviation = read_moments(moment_sums(x, RANGES), RANGES)
+    np.testing.assert_allclose(mean, x[0], rtol=1e-12)
+    found = draw_landmarks(SEED, 3, RANGES, np.stack([mean, deviation]))
+    np.testing.assert_allclose(found, x[:3], rtol=1e-6)  # turned about the mean
+
+
+def test_a_fingerprint_tells_seeds_sessions_blocks_and_moments_apart() -> None:
+    moments = np.array([[0.5], [0.1]])
+    found = [
+        seed_fingerprint(SEED, "one", "genes"),
+        seed_fingerprint(public_seed(4, "genes"), "one", "genes"),
+        seed_fingerprint(SEED, "two", "genes"),
+        seed_fingerprint(SEED, "one", "proteins"),
+        seed_fingerprint(SEED, "one", "genes", moments),
+        seed_fingerprint(SEED, "one", "genes", moments + 1e-12),
+    ]
+    assert len(set(found)) == len(found)
+    assert {len(f) for f in found} == {16}
+    assert seed_fingerprint(SEED, "one", "genes") == found[0]
+    assert not any(SEED[k : k + 4] in found[0] for k in range(29))
+    seeds = {public_seed(seed, block) for seed in (0, 1, 10) for block in ("a", "b", "0/a", "")}
+    assert (len(seeds), {len(seed) for seed in seeds}) == (12, {32})
+
+
+def test_seeds_of_another_length_are_refused() -> None:
+    check_seed_bytes(bytes(32))
+    for length in (0, 16, 31, 33):
+        with refused("FK-SEED-LENGTH"):
+            check_seed_bytes(bytes(length))
 
 
 # -- random features

@@ -1,26 +1,26 @@
-"""Who holds what in FedCG, which landmarks are drawn, and which parties are refused."""
+"""Who holds what in FedCG and FDSKL: rows are matched, and parties that do not fit refused."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from fdskl_bridge import streaming, way
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pooled import outputs
 from refusals import refused
-from scipy import stats
+from zoo import Table, fit
 
-from fedkern_flwr.errors import FedKernError, PartitionError
-from fedkern_flwr.hybrid.landmarks import (
-    check_seed_bytes,
-    draw_landmarks,
-    moment_sums,
-    public_seed,
-    read_moments,
-    seed_fingerprint,
+from fedkern_flwr.alignment import hash_ids
+from fedkern_flwr.errors import (
+    CohortError,
+    FedKernError,
+    PartitionError,
+    ProtocolError,
+    SmallCohortError,
 )
 from fedkern_flwr.hybrid.messages import HybridDescribeReply
 from fedkern_flwr.hybrid.parties import (
@@ -32,6 +32,11 @@ from fedkern_flwr.hybrid.parties import (
     make_plan,
     match_rows,
 )
+from fedkern_flwr.strategies import fdskl_phases
+from fedkern_flwr.vertical.messages import VerticalDescribeReply
+from fedkern_flwr.vertical.parties import check_alone as check_vertical_alone
+from fedkern_flwr.vertical.parties import check_parties as check_vertical
+from fedkern_flwr.vertical.parties import make_plan as make_vertical
 
 POLICIES: list[Any] = ["error", "drop-row", "neutral"]
 
@@ -348,168 +353,257 @@ def test_a_centre_must_agree_to_be_alone_with_a_row() -> None:
     check_alone(plan, parties, allow_single=True)  # partition 3 is never alone
 
 
-# -- landmarks
+# -- columns of FDSKL
 
-SEED = public_seed(3, "genes")
-RANGES = np.array([[0.0, 1.0], [-1.0, 1.0], [50.0, 250.0], [7.0, 7.0]])
-WIDE = [0, 1, 2]  # the fourth range is a point
-MOMENTS = np.array([[0.5, 0.9, 150.0, 7.0], [0.1, 0.3, 10.0, 0.0]])
+KEY = bytes(range(16))
 
 
-def unturned(m: int, moments: np.ndarray | None = None) -> np.ndarray:
-    """Landmarks as they are drawn before the turn: uniform, or normal and clipped."""
-    digest = hashlib.sha256(b"fedkern-flwr landmarks " + SEED).digest()
-    rng = np.random.default_rng(int.from_bytes(digest, "little"))
-    low, high = RANGES.T
-    if moments is None:
-        return low + (high - low) * rng.random((m, 4))
-    return np.clip(moments[0] + moments[1] * rng.standard_normal((m, 4)), low, high)
+def owner(
+    partition: int,
+    *,
+    rows: Any = (),
+    tests: Any = (),
+    others: Any = (),
+    partitions: int = 3,
+    **more: Any,
+) -> VerticalDescribeReply:
+    """Describe a party by the ids of its rows; one with labels is active."""
+    active = bool(len(rows) or len(tests))
+    ids = [str(i) for i in (*rows, *tests, *others)]
+    fields: dict[str, Any] = {"partition": partition, "partitions": partitions}
+    fields |= {"role": "active" if active else "passive", "features": 2, "columns": "c"}
+    fields |= {"rows": len(rows), "test_rows": len(tests), "others": len(others)}
+    fields |= {"outputs": int(active), "classes": 2 * active, "labels": "two" * active}
+    fields |= {"label_bound": 1.0, "labelled": True, "named": True, "allow_single": False}
+    fields |= {"restored": True, "ids": hash_ids(ids, KEY, "s")}
+    return VerticalDescribeReply(**{**fields, **more})
 
 
-@pytest.mark.promise("fedcg-turned")
-@pytest.mark.parametrize("moments", [None, MOMENTS])
-@pytest.mark.parametrize("m", [1, 3, 4000])
-def test_landmarks_are_drawn_in_a_box_that_is_turned_as_a_whole(
-    m: int, moments: np.ndarray | None
-) -> None:
-    """Uniform and turned about the middle, or normal and turned about the mean."""
-    about = RANGES.mean(axis=1) if moments is None else moments[0]
-    found, straight = draw_landmarks(SEED, m, RANGES, moments), unturned(m, moments)
-    assert found.shape == (m, 4)
-    assert (found[:, 3] == 7.0).all()
-    np.testing.assert_array_equal(found, draw_landmarks(SEED, m, RANGES, moments))
-    flipped = bytes([SEED[0] ^ 1]) + SEED[1:]
-    assert not np.isclose(found, draw_landmarks(flipped, m, RANGES, moments))[:, :2].any()
-    a, b = (found - about)[:, WIDE], (straight - about)[:, WIDE]
-    np.testing.assert_allclose(a[:50] @ a[:50].T, b[:50] @ b[:50].T, rtol=1e-12, atol=1e-8)
-    assert not np.isclose(a, b).any() or m > 5
-    if m < 4:
-        return
-    turn = np.linalg.lstsq(a, b)[0]
-    np.testing.assert_allclose(turn.T @ turn, np.eye(3), atol=1e-9)
-    np.testing.assert_allclose(a @ turn, b, atol=1e-7)
-    low, high = RANGES[WIDE].T
-    for k, column in enumerate((a @ turn).T):
-        if moments is None:
-            share = (column + about[k] - low[k]) / (high - low)[k]
-            assert stats.kstest(share, "uniform").pvalue > 1e-3
-        elif k != 1:
-            assert stats.kstest(column / moments[1, k], "norm").pvalue > 1e-3
-    if moments is not None:
-        clipped = (a @ turn)[:, 1] > 0.1 - 1e-9
-        assert clipped.mean() == pytest.approx(stats.norm.sf(1 / 3), abs=0.03)
-
-
-@pytest.mark.parametrize("of_a_corner", [False, True])
-def test_no_landmark_is_farther_from_the_middle_than_a_corner(of_a_corner: bool) -> None:
-    low, high = RANGES.T
-    given = np.stack([low, high - low]) if of_a_corner else None
-    away = np.linalg.norm(draw_landmarks(SEED, 4000, RANGES, given) - RANGES.mean(axis=1), axis=1)
-    corner = np.linalg.norm(high - low) / 2.0
-    assert away.max() <= corner * (1.0 + 1e-12)
-    assert not of_a_corner or (away > corner * (1.0 - 1e-12)).mean() > 0.1  # some were beyond
-
-
-@pytest.mark.parametrize("m", [2, 40])
-def test_no_direction_is_preferred_to_another(m: int) -> None:
-    """Haar: where a turn takes a vector is uniform on the sphere; on it coordinates are uniform."""
-    unit = np.tile([-1.0, 1.0], (3, 1))
-    drawn = np.array([draw_landmarks(public_seed(k, "turn"), m, unit)[0] for k in range(1500)])
-    directions = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
-    for column in directions.T:
-        assert stats.kstest((column + 1.0) / 2.0, "uniform").pvalue > 1e-3
-
-
-def test_a_single_feature_is_not_turned() -> None:
-    one, constant = np.array([[2.0, 4.0]]), np.array([[2.0, 4.0], [7.0, 7.0]])
-    moments = np.array([[3.9, 7.0], [1.0, 0.0]])
-    for ranges, given_ in ((one, None), (one, moments[:, :1]), (constant, moments)):
-        found = draw_landmarks(SEED, 400, ranges, given_)
-        assert 2.0 <= found[:, 0].min() < found[:, 0].max() <= 4.0
-
-
-#: Models that were saved name their seeds only: other landmarks would spoil them silently.
-FROZEN: list[tuple[int, Any, Any, Any]] = [
-    (
-        2,
-        [[0.0, 1.0], [2.0, 4.0]],
-        None,
-        [[0.8425573000798182, 2.270112783196475], [0.1720849585065673, 3.429483576909131]],
-    ),
-    (2, [[-9.0, 9.0]], [[1.0], [2.0]], [[-1.5395939427377145], [1.7970872744915263]]),
-    (
-        2,
-        [[0.0, 1.0], [2.0, 4.0]],
-        [[0.5, 3.0], [0.1, 0.4]],
-        [[0.2965064191083886, 2.988680505879785], [0.48745702070082464, 2.881510225040117]],
-    ),
-    (1, [[0.0, 1.0], [2.0, 4.0]], None, [[-0.2984491587302204, 2.8879295131884692]]),
-]
-
-
-@pytest.mark.parametrize(("m", "ranges", "moments", "expected"), FROZEN)
-def test_what_is_drawn_stays_the_same(m: int, ranges: Any, moments: Any, expected: Any) -> None:
-    given_ = None if moments is None else np.array(moments)
-    found = draw_landmarks(bytes(range(32)), m, np.array(ranges), given_)
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
-
-
-@given(
-    n=st.integers(1, 60),
-    d=st.integers(1, 4),
-    seed=st.integers(0, 2**32 - 1),
-    parties=st.integers(1, 5),
-)
-def test_added_up_moments_are_those_of_the_pooled_table(
-    n: int, d: int, seed: int, parties: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    low = rng.uniform(-100.0, 100.0, d)
-    spans = rng.uniform(0.1, 100.0, d)
-    ranges = np.stack([low, low + spans], axis=1)
-    x = rng.uniform(*ranges.T, (n, d))
-    parts = np.array_split(x[rng.permutation(n)], parties)
-    mean, deviation = read_moments(np.sum([moment_sums(p, ranges) for p in parts], axis=0), ranges)
-    np.testing.assert_allclose(mean, x.mean(0), atol=1e-13 * 200)
-    np.testing.assert_allclose(deviation / spans, x.std(0) / spans, atol=1e-7)
-
-
-def test_moments_are_within_their_bound_and_may_be_of_nothing() -> None:
-    """A party adds at most its number of rows to each number: the bound of the secure sum."""
-    low, high = RANGES.T
-    assert moment_sums(np.tile(high, (9, 1)), RANGES).max() == 9.0
-    assert moment_sums(np.tile(low, (9, 1)), RANGES)[1:].max() == 0.0
-    mean, deviation = read_moments(moment_sums(np.zeros((0, 4)), RANGES), RANGES)
-    np.testing.assert_array_equal(mean, low)
-    np.testing.assert_array_equal(deviation, np.zeros(4))
-    x = np.full((11, 4), 0.3) + low  # constant features have no deviation
-    x[:, 3] = 7.0
-    mean, deviation = read_moments(moment_sums(x, RANGES), RANGES)
-    np.testing.assert_allclose(mean, x[0], rtol=1e-12)
-    found = draw_landmarks(SEED, 3, RANGES, np.stack([mean, deviation]))
-    np.testing.assert_allclose(found, x[:3], rtol=1e-6)  # turned about the mean
-
-
-def test_a_fingerprint_tells_seeds_sessions_blocks_and_moments_apart() -> None:
-    moments = np.array([[0.5], [0.1]])
-    found = [
-        seed_fingerprint(SEED, "one", "genes"),
-        seed_fingerprint(public_seed(4, "genes"), "one", "genes"),
-        seed_fingerprint(SEED, "two", "genes"),
-        seed_fingerprint(SEED, "one", "proteins"),
-        seed_fingerprint(SEED, "one", "genes", moments),
-        seed_fingerprint(SEED, "one", "genes", moments + 1e-12),
+def three(**more: Any) -> list[VerticalDescribeReply]:
+    """One active party and two passive ones that know a few more people."""
+    return [
+        owner(0, rows="abcd", tests="ef", **more),
+        owner(1, others="xfedcba"),
+        owner(2, others="cadbfey"),
     ]
-    assert len(set(found)) == len(found)
-    assert {len(f) for f in found} == {16}
-    assert seed_fingerprint(SEED, "one", "genes") == found[0]
-    assert not any(SEED[k : k + 4] in found[0] for k in range(29))
-    seeds = {public_seed(seed, block) for seed in (0, 1, 10) for block in ("a", "b", "0/a", "")}
-    assert (len(seeds), {len(seed) for seed in seeds}) == (12, {32})
 
 
-def test_seeds_of_another_length_are_refused() -> None:
-    check_seed_bytes(bytes(32))
-    for length in (0, 16, 31, 33):
-        with refused("FK-SEED-LENGTH"):
-            check_seed_bytes(bytes(length))
+def spelled(parties: list[VerticalDescribeReply], plan: Any, names: dict[int, str]) -> list[str]:
+    """Return for each row of a plan how the parties call it."""
+    return ["".join(names[p][i] for p, i in row) for row in
+            ([(p, plan.rows[p][k]) for p in names] for k in range(plan.total))]  # fmt: skip
+
+
+def test_rows_are_matched_whoever_has_them_where() -> None:
+    plan = make_vertical(three(), "error")
+    assert plan.parties == (0, 1, 2)
+    assert plan.actives == (0,)
+    assert plan.train == {0: slice(0, 4)}
+    assert plan.test == {0: slice(4, 6)}
+    assert (plan.total, plan.training_rows, plan.test_rows, plan.dropped) == (6, 4, 2, 0)
+    names = {0: "abcdef", 1: "xfedcba", 2: "cadbfey"}
+    assert spelled(three(), plan, names) == [3 * i for i in "abcdef"]
+    assert plan.report() == {
+        "active_parties": {"0": {"training_rows": 4, "held_out_rows": 2}},
+        "passive_parties": [1, 2],
+        "dropped_rows": 0,
+    }
+
+
+def test_several_active_parties_have_slices_of_their_own() -> None:
+    parties = [
+        owner(0, rows="ab", tests="e", others="cdfg"),
+        owner(1, others="gfedcba"),
+        owner(2, rows="dc", tests="fg", others="eab"),
+    ]
+    plan = make_vertical(parties, "error")
+    assert plan.actives == (0, 2)
+    assert plan.train == {0: slice(0, 2), 2: slice(2, 4)}
+    assert plan.test == {0: slice(4, 5), 2: slice(5, 7)}
+    names = {0: "abecdfg", 1: "gfedcba", 2: "dcfgeab"}
+    assert spelled(parties, plan, names) == [3 * i for i in "abdcefg"]
+    later = make_vertical(parties, "error", predict=True)
+    assert later.train == {0: slice(0, 0), 2: slice(0, 0)}
+    assert spelled(parties, later, names) == [3 * i for i in "efg"]
+
+
+@given(st.data())
+def test_plans_of_any_tables(data: Any) -> None:
+    """Each kept row is the same person at all parties; what is left out is lacked by somebody."""
+    people = data.draw(st.permutations("abcdefghijkl"))
+    cut = data.draw(st.integers(1, 11))
+    sets: dict[int, str] = {}
+    parties = []
+    for k in range(2):
+        mine = people[k::2]
+        rows = [p for p in mine if people.index(p) < cut]
+        tests = [p for p in mine if people.index(p) >= cut]
+        more = data.draw(st.permutations([p for p in people if p not in mine]))
+        more = more[: data.draw(st.integers(0, len(more)))]
+        sets[k] = "".join([*rows, *tests, *more])
+        parties.append(owner(k, rows=rows, tests=tests, others=more))
+    order = data.draw(st.permutations(people))
+    sets[2] = "".join(order[: data.draw(st.integers(0, 12))])
+    parties.append(owner(2, others=sets[2]))
+    common = [p for p in people if all(p in held for held in sets.values())]
+    if not any(people.index(p) < cut for p in common):
+        with pytest.raises(FedKernError):
+            make_vertical(parties, "drop-row")
+        return
+    plan = make_vertical(parties, "drop-row")
+    assert plan.dropped == 12 - len(common)
+    found = spelled(parties, plan, sets)
+    assert sorted(found) == sorted(3 * p for p in common)
+    for k in range(2):
+        learned = {p for p in common if people.index(p) < cut and p in people[k::2]}
+        assert {name[0] for name in found[plan.train[k]]} == learned
+    if len(common) < 12:
+        with refused("FK-ROWS-LACKING", "FK-IDS-APART"):
+            make_vertical(parties, "error")
+
+
+TWICE = "FK-LABELS-TWICE"
+VERTICAL: dict[str, tuple[list[VerticalDescribeReply], str]] = {
+    "no active party": ([owner(k, others="abc") for k in (0, 1)], "FK-LABELS-NOBODY"),
+    "one party": ([owner(0, rows="ab")], "FK-PARTIES-FEW"),
+    "a row is lacking": ([owner(0, rows="abc"), owner(1, others="ab")], "FK-ROWS-LACKING"),
+    "no row is there": ([owner(0, rows="abc"), owner(1, others="xyz")], "FK-IDS-APART"),
+    "two labels of a row": ([owner(0, rows="abc"), owner(1, rows="c", others="ab")], TWICE),
+    "held out and learned from": (
+        [owner(0, rows="abc", others="d"), owner(1, tests="cd", others="ab")],
+        TWICE,
+    ),
+    **{
+        f"other {name}": (
+            [owner(0, rows="ab", others="c"), owner(1, rows="c", others="ab", **{name: value})],
+            "FK-CLASSES-DIFFER",
+        )
+        for name, value in (("labels", "cats, dogs"), ("label_bound", 2.0))
+    },
+    "no ids at one": (
+        [owner(0, rows="abc"), owner(1, others="abc", named=False)],
+        "FK-IDS-MISSING",
+    ),
+    "no ids at the first": (
+        [owner(0, rows="abc", named=False), owner(1, others="abc")],
+        "FK-IDS-MISSING",
+    ),
+    "no ids, other numbers": (
+        [owner(0, rows=range(3), named=False), owner(1, others=range(4), named=False)],
+        "FK-ROWS-DIFFER",
+    ),
+    "no features": (
+        [owner(0, rows="abc", features=0), owner(1, others="abc", features=0)],
+        "FK-FEATURES-NONE",
+    ),
+    "nothing to learn from": ([owner(0, tests="abc"), owner(1, others="abc")], "FK-ROWS-NONE"),
+}
+
+
+@pytest.mark.promise("fdskl-misfits")
+@pytest.mark.parametrize("name", VERTICAL)
+def test_columns_that_do_not_fit_together_are_refused(name: str) -> None:
+    parties, code = VERTICAL[name]
+    with refused(code) as caught:
+        make_vertical(parties, "error")
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, SmallCohortError) == (name == "one party")
+
+
+def test_nothing_in_common_is_an_error_whatever_is_allowed() -> None:
+    parties = [owner(0, rows="abc"), owner(1, others="ax"), owner(2, others="bx")]
+    with refused("FK-IDS-APART", kind=ProtocolError):
+        make_vertical(parties, "drop-row")
+    with refused("FK-ROWS-NONE", kind=CohortError):
+        make_vertical([owner(0, rows="ab", tests="c"), owner(1, others="c")], "drop-row")
+    with refused("FK-TEST-NONE", kind=CohortError):
+        make_vertical([owner(0, rows="ab"), owner(1, others="ab")], "error", predict=True)
+
+
+def test_descriptions_of_columns_that_cannot_be_are_refused() -> None:
+    check_vertical(three())
+    for change, code in (
+        ({"role": "server"}, "FK-NODE-METHOD"),
+        ({"test_rows": 5}, "FK-MESSAGE-SHAPE"),
+        ({"ids": np.zeros((6, 2), np.uint32)}, "FK-MESSAGE-SHAPE"),
+        ({"ids": np.zeros((6, 2), np.uint64)}, "FK-IDS-DUPLICATE"),
+    ):
+        with refused(code):
+            check_vertical(three(**change))
+
+
+# -- a single other party
+
+
+def alone(parties: list[VerticalDescribeReply], allow_single: bool = False) -> None:
+    check_vertical_alone(make_vertical(parties, "error"), parties, allow_single=allow_single)
+
+
+@pytest.mark.promise("fdskl-alone")
+def test_the_phases_of_a_single_other_party_are_not_shown() -> None:
+    """Unless the run and that party allow it; parties without columns do not count."""
+    two = [owner(0, rows="abc"), owner(1, others="abc")]
+    bare = owner(2, others="abc", features=0)
+    labels_alone = owner(0, rows="abc", features=0)
+    for parties in (two, [*two, bare], [labels_alone, two[1], bare]):
+        with refused("FK-COLUMNS-ALONE"):
+            alone(parties)
+    with refused("FK-COLUMNS-ALONE") as caught:
+        alone(two, allow_single=True)
+    assert caught.value.party == "partition 1"
+    two[1] = owner(1, others="abc", allow_single=True)
+    alone(two, allow_single=True)
+    with refused("FK-COLUMNS-ALONE"):
+        alone(two)
+    alone(three())
+    alone(three(features=0))  # the active party has labels only, two others have columns
+    alone([two[0], owner(1, others="abc", features=0), bare])  # none is shown
+
+
+def test_every_active_party_is_looked_at() -> None:
+    """The first has two others with columns, the second, which has some, has one only."""
+    first, second = owner(0, rows="ab", others="c", features=0), owner(1, rows="c", others="ab")
+    with refused("FK-COLUMNS-ALONE"):
+        alone([first, second, owner(2, others="abc")])
+    alone([first, second, owner(2, others="abc", allow_single=True)], allow_single=True)
+    both = [owner(0, rows="ab", others="c"), owner(1, rows="c", others="ab", allow_single=True)]
+    with refused("FK-COLUMNS-ALONE") as caught:
+        alone(both, allow_single=True)
+    assert caught.value.party == "partition 0"
+
+
+# -- runs of FDSKL
+
+
+@pytest.mark.promise("fdskl-parts")
+@pytest.mark.parametrize("made", [way(loss="square"), streaming(2, 1, 10)])
+def test_phases_in_many_sums_and_messages_are_the_same_phases(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit(made)
+    monkeypatch.setattr(fdskl_phases, "_CHUNK", 70)
+    monkeypatch.setattr(fdskl_phases, "_MESSAGE", 700)
+    cut = fit(made)
+    assert cut.strategy.ledger_.exchanges > whole.strategy.ledger_.exchanges
+    assert cut.predictions == whole.predictions
+
+
+def test_rows_without_ids_are_joined_by_their_order() -> None:
+    made = way(loss="square")
+    sites = made.sites(alignment_key=None)
+    named = {i: k for k, i in enumerate(sorted(sites.tables[0]["ids"].tolist()))}
+    tests = sites.tables[0]["ids_test"]
+    bare: list[Table] = []
+    for table in sites.tables:
+        rows = dict(zip(table["ids"], table["x"], strict=True))
+        rows |= dict(zip(table.get("ids_test", ()), table.get("x_test", ()), strict=True))
+        some = np.array([rows[i] for i in named])
+        held = np.array([rows[i] for i in tests])
+        bare.append({"frequency_seed": table["frequency_seed"], "x": some, "x_test": held})
+    labels = dict(zip(sites.tables[0]["ids"], sites.tables[0]["y"], strict=True))
+    bare[0] |= {"y": np.array([labels[i] for i in named]), "classes": (0, 1)}
+    bare[0]["y_test"] = sites.tables[0]["y_test"]
+    sites.tables = bare
+    found, usual = sites.fit(), fit(made)
+    mine = outputs(found, [f"held-out row {k}" for k in range(len(tests))])
+    np.testing.assert_allclose(mine, outputs(usual, tests), atol=1e-6)
