@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +34,6 @@ from fedkern_flwr.kernels.product import (
     row_chunks,
 )
 from fedkern_flwr.kernels.random_features import FeatureMap, feature_map, gaussian_frequencies
-from fedkern_flwr.strategies import FDSKL, FedCG, HierarchicalSVM
 
 METRICS = {"rbf": "sqeuclidean", "laplacian": "cityblock"}
 KERNELS: list[Any] = list(METRICS)
@@ -158,16 +155,6 @@ def test_chunks_make_up_all_rows_once(rows: int, columns: int) -> None:
         assert 0 < part.stop - part.start <= step
         stop = part.stop
     assert stop == rows
-
-
-@pytest.mark.parametrize("gamma", [0.0, -1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("method", [FedCG, FDSKL, partial(HierarchicalSVM, model="rbf")])
-def test_a_width_that_is_no_positive_number_is_refused(
-    method: Callable[..., Any], gamma: float
-) -> None:
-    method(gamma=1e-9)
-    with refused("FK-OPTION-RANGE"):
-        method(gamma=gamma)
 
 
 # -- landmarks

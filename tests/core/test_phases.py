@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
-from scipy import optimize, stats
-from sklearn.linear_model import LogisticRegression
+from scipy import optimize
 
 from fedkern_flwr.clients.fdskl_table import PhaseStore
 from fedkern_flwr.errors import StateError
@@ -25,7 +24,7 @@ from fedkern_flwr.kernels.frequencies import (
     draw_directions,
     draw_offsets,
 )
-from fedkern_flwr.labels import decide, encode_classes
+from fedkern_flwr.labels import decide
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.solvers.losses import LOSSES, Loss, loss_derivatives, loss_values
 from fedkern_flwr.vertical import phases as phases_module
@@ -137,15 +136,6 @@ def test_different_secrets_owners_widths_and_purposes_have_nothing_in_common() -
     assert np.abs(np.corrcoef(draws) - np.eye(16)).max() < 5.0 / np.sqrt(400)
 
 
-def test_the_laws_of_the_numbers() -> None:
-    for kernel, name, scale in (("rbf", "norm", np.sqrt(3.4)), ("laplacian", "cauchy", 1.7)):
-        found = draw_directions(ONE, 0, 20_000, 2, kernel, 1.7).ravel()  # type: ignore[arg-type]
-        assert stats.kstest(found, name, (0.0, scale)).pvalue > 1e-3
-    b = draw_offsets(ONE, 0, 20_000, "rbf", 1.7)
-    assert stats.kstest(b, "uniform", (0.0, 2.0 * np.pi)).pvalue > 1e-3
-    assert 0.0 <= b.min() <= b.max() < 2.0 * np.pi
-
-
 #: Which party holds which columns; one party holds all, or nothing at all.
 SPLITS = {"one block": [7], "three blocks": [3, 0, 4], "a column each": [1] * 7}
 
@@ -212,22 +202,6 @@ def test_cosines_are_those_of_the_multiplied_angles(dtype: type, multiple: int, 
     np.testing.assert_allclose(found, np.cos(multiple * angles(phases)), rtol=0, atol=near)
     np.testing.assert_array_equal(found, cosines(phases * dtype(multiple)))  # exact in the ring
     np.testing.assert_array_equal(found, cosines(phases, size(dtype) + multiple))
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("multiple", [1, 3])
-def test_a_multiple_serves_the_kernel_of_the_multiplied_width(
-    kernel: Kernel, multiple: int
-) -> None:
-    gamma, x = 0.3, np.random.default_rng(2).random((6, 3))
-    omega, b = (
-        draw_directions(ONE, 0, 40_000, 3, kernel, gamma),
-        draw_offsets(ONE, 0, 40_000, kernel, gamma),
-    )
-    phases = rounded((x @ omega.T + b) / (2 * np.pi), np.uint16)
-    ((_, z),) = feature_chunks(phases, multiple)
-    wider = gamma * (multiple if kernel == "laplacian" else multiple**2)
-    np.testing.assert_allclose(z @ z.T, law(kernel, x, wider), atol=0.03)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -322,18 +296,6 @@ def test_coefficients_are_a_step_down_the_mean_loss(loss: Loss, outs: int) -> No
     np.testing.assert_allclose(narrow, found, rtol=1e-5, atol=1e-8)
 
 
-def test_an_iteration_in_coefficients_is_one_in_functions() -> None:
-    """Equation 7: f - gamma (zeta + lambda f), with r directions and B rows."""
-    rng = np.random.default_rng(1)
-    old, new = rng.standard_normal((12, 5)), rng.standard_normal((12, 3))  # phi of all rows
-    alpha, y, rows = rng.standard_normal((5, 1)), rng.standard_normal((12, 1)), [2, 3, 7]
-    f, gamma, regularization = old @ alpha, 0.2, 0.3
-    fresh = new_coefficients("square", f[rows], y[rows], new[rows], gamma)
-    after = old @ (alpha * (1.0 - gamma * regularization)) + new @ fresh
-    zeta = np.mean([2.0 * (f[i] - y[i]) * (new @ new[i])[:, None] / 3.0 for i in rows], axis=0)
-    np.testing.assert_allclose(after, f - gamma * (zeta + regularization * f), atol=1e-12)
-
-
 # -- training on phases
 
 MARGIN: tuple[Loss, ...] = ("logistic", "smooth-hinge")
@@ -412,19 +374,6 @@ def test_minimum_is_that_of_a_plain_optimiser(loss: Loss, dtype: type) -> None:
         np.testing.assert_allclose(z @ found[:, column], z @ plain.x, atol=2e-2)
 
 
-def test_minimisers_agree_with_scikit_learn_and_the_closed_form() -> None:
-    phases, y = rings()
-    z, penalty = dense(phases, 3), 1e-2
-    other = LogisticRegression(
-        C=1 / (penalty * len(y)), fit_intercept=False, solver="newton-cholesky", tol=1e-10
-    ).fit(z, y[:, 0])
-    found = minimise("logistic", phases, y, penalty, 3, tolerance=2e-5)
-    np.testing.assert_allclose(z @ found, z @ other.coef_.T, rtol=5e-3, atol=2e-2)
-    found = minimise("square", phases, y, 1e-4, start=np.zeros((60, 1)), tolerance=1e-6)
-    exact = solve_square(phases, y, 1e-4)
-    np.testing.assert_allclose(outputs(phases, found), outputs(phases, exact), atol=1e-3)
-
-
 @pytest.mark.parametrize("loss", MARGIN)
 def test_the_rounding_of_float32_ends_no_search(loss: Loss) -> None:
     phases, y = rings()
@@ -449,21 +398,6 @@ def test_an_intercept_is_a_constant_feature(loss: Loss, dtype: type) -> None:
     assert abs(fitted.weights[-1, 0]) > 0.01
     near = 1e-6 if loss == "square" else 2e-3
     np.testing.assert_allclose(outputs(phases, fitted.weights, 3)[:, 0], z @ plain.x, atol=near)
-
-
-def test_a_narrow_kernel_needs_an_intercept() -> None:
-    """One class is close together, the other everywhere: far from all rows only it can tell."""
-    rng, right = np.random.default_rng(0), []
-    y = np.where(np.arange(600) % 2, 1.0, -1.0)[:, None]
-    x = np.where(y > 0.0, 0.5 + 0.1 * rng.standard_normal((600, 12)), rng.random((600, 12)))
-    phases, train = phases_of(x, 500, 4.0, np.uint16, 1), np.arange(600) < 200
-    for intercept in (False, True):
-        given_: Any = {"multiples": [1], "regularizations": [1e-4, 1e-3, 1e-2]}
-        given_["intercept"] = intercept
-        found = fit("smooth-hinge", phases[train], y[train], classes=2, seed=0, **given_)
-        guess = decide(outputs(phases[~train], found.weights))
-        right.append((guess == decide(y[~train])).mean())
-    assert right[0] < 0.9 < 0.97 < right[1]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -578,17 +512,6 @@ def test_the_lambda_of_numbers_is_chosen_with_all_directions() -> None:
     whole = fit("square", phases, y, directions=600, **options)
     part = fit("square", phases, y, directions=30, **options)
     assert chosen.scores == whole.scores != part.scores
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_more_than_two_classes_are_told_apart(loss: Loss) -> None:
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 3, 450).astype(float)
-    x = np.eye(3)[labels.astype(int)] + 0.25 * rng.standard_normal((450, 3))
-    phases, targets = phases_of(x, 150, 0.1, np.uint16, 0), encode_classes(labels, range(3), "")
-    chosen = fit(loss, phases[:300], targets[:300], classes=3, seed=0)
-    found = decide(outputs(phases[300:], chosen.weights, chosen.multiple))
-    assert (found == labels[300:]).mean() > 0.95
 
 
 def test_what_cannot_be_trained_is_refused() -> None:
