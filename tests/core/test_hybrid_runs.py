@@ -49,7 +49,7 @@ def shared() -> list[Table]:
 # -- problems that take several messages
 
 
-@pytest.mark.promise("fedcg-parts")
+@pytest.mark.promise("fedcg-pooled")
 @pytest.mark.parametrize("rows", [5, 30, 89])
 @pytest.mark.parametrize("solver", ["normal-equations", "cg"])
 def test_rows_may_travel_in_many_parts(
@@ -157,7 +157,6 @@ def test_secret_landmarks_survive_a_break_down(serve: Serve) -> None:
     assert nodes.gap(fitted, 0.1) <= 1e-6
 
 
-@pytest.mark.promise("fedcg-sealed")
 def test_a_sealed_secret_cannot_be_changed_on_the_way(serve: Serve) -> None:
     nodes = serve(bare(deal(*side(60, 6), 3, 2, **TWO)))
     plan = At(partition=0, phase="hybrid-moments", what=Fault("tamper", change=flip))
@@ -324,16 +323,7 @@ def test_features_estimate_the_kernel_and_have_length_one(kernel: Any) -> None:
     assert np.abs(z @ z.T - exact).max() < 6.0 / math.sqrt(20_000)
 
 
-def test_the_model_of_fourier_features_is_that_of_the_pooled_rows(serve: Serve) -> None:
-    nodes = serve(deal(*side(90, 6), 3, 2, **TWO))
-    made = [noisy(nodes, regularization=0.01, solver=s) for s in ("normal-equations", "cg")]
-    z, y = features(nodes)
-    expected = np.linalg.solve(z.T @ z + 0.01 * np.eye(M), z.T @ y)
-    assert np.abs(made[0].coefficients_ - expected).max() < 1e-8
-    assert np.abs(made[1].coefficients_ - expected).max() < 1e-6
-
-
-@pytest.mark.promise("noise-as-told")
+@pytest.mark.promise("fourier-noise")
 @pytest.mark.parametrize(("hospitals", "colluders"), [(2, 1), (4, 1), (4, 0), (4, 3)])
 def test_all_that_is_opened_has_the_noise_that_is_told(
     hospitals: int, colluders: int, serve: Serve, monkeypatch: pytest.MonkeyPatch
@@ -380,7 +370,7 @@ def test_one_record_moves_what_is_added_no_farther_than_is_charged() -> None:
     assert 0.8 * planned.sensitivity < farthest <= planned.sensitivity
 
 
-@pytest.mark.promise("noise-party")
+@pytest.mark.promise("fourier-party")
 def test_a_budget_for_parties_is_for_all_their_rows(serve: Serve) -> None:
     rows, whole = (
         fourier.equations_release(budget, features=M, outputs=1, bound=1.0, rows=[60, 40])
@@ -430,7 +420,7 @@ def landmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FedCG, "_system", forged)
 
 
-@pytest.mark.promise("noise-lies")
+@pytest.mark.promise("fourier-lies")
 @pytest.mark.parametrize(
     ("lie", "code"),
     [

@@ -98,7 +98,6 @@ def test_kernels_are_made_in_place_with_a_width_per_landmark() -> None:
     np.testing.assert_allclose(found, np.exp(-gammas * copy), rtol=1e-15)
 
 
-@pytest.mark.promise("fedcg-distances-bound")
 @given(
     st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(0, 1e3)), max_size=5),
     st.integers(0, 2**32 - 1),

@@ -147,8 +147,9 @@ def splits(draw: Any) -> list[HybridDescribeReply]:
     return parties
 
 
-@settings(max_examples=400)
-@given(parties=splits(), missing=st.sampled_from(POLICIES), predict=st.booleans())
+@pytest.mark.parametrize("missing", POLICIES)
+@settings(max_examples=200)
+@given(parties=splits(), predict=st.booleans())
 def test_rows_are_matched_as_one_by_one(
     parties: list[HybridDescribeReply], missing: Any, predict: bool
 ) -> None:
@@ -254,7 +255,6 @@ MISFITS: dict[str, tuple[list[HybridDescribeReply], str]] = {
 }
 
 
-@pytest.mark.promise("fedcg-misfits")
 @pytest.mark.parametrize("name", MISFITS)
 def test_parties_that_do_not_fit_together_are_refused(name: str) -> None:
     parties, code = MISFITS[name]
@@ -475,7 +475,6 @@ VERTICAL: dict[str, tuple[list[VerticalDescribeReply], str]] = {
 }
 
 
-@pytest.mark.promise("fdskl-misfits")
 @pytest.mark.parametrize("name", VERTICAL)
 def test_columns_that_do_not_fit_together_are_refused(name: str) -> None:
     parties, code = VERTICAL[name]
@@ -550,7 +549,6 @@ def test_every_active_party_is_looked_at() -> None:
 # -- runs of FDSKL
 
 
-@pytest.mark.promise("fdskl-parts")
 @pytest.mark.parametrize("made", [way(loss="square"), streaming(2, 1, 10)])
 def test_phases_in_many_sums_and_messages_are_the_same_phases(
     made: Any, monkeypatch: pytest.MonkeyPatch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -167,15 +166,6 @@ def test_a_resumed_run_is_bit_for_bit_the_run_that_never_stopped(
         assert all((state.arrays()[name] == before[name]).all() for name in before)
 
 
-def test_a_finished_run_can_go_on_to_a_smaller_tolerance() -> None:
-    a, b = positive(20, seed=13), normal((20, 2), 14)
-    coarse, states, _ = followed(lambda p: a @ p, b, tolerance=1e-3)
-    again = conjugate_gradient(lambda p: a @ p, b, tolerance=1e-3, state=states[-1])
-    assert again.iterations == coarse.iterations
-    fine = conjugate_gradient(lambda p: a @ p, b, tolerance=1e-10, state=states[-1])
-    np.testing.assert_allclose(fine.x, np.linalg.solve(a, b), rtol=1e-8, atol=1e-10)
-
-
 def test_a_preconditioner_gives_the_iterates_of_the_transformed_system() -> None:
     """With P = L L^T the iterates are those of L^-1 A L^-T, and the exact inverse needs one."""
     a, b = positive(15, seed=17), normal((15, 2), 18)
@@ -224,7 +214,6 @@ def test_rounded_products_leave_a_true_residual_of_their_size(noise: float) -> N
     assert np.linalg.norm(b - a @ found.x) / np.linalg.norm(b) < 1e-10 + 10.0 * noise
 
 
-@pytest.mark.promise("solver-finite")
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_numbers_that_are_not_finite_are_refused(bad: float) -> None:
     a, b, calls = positive(5), np.ones((5, 1)), []
@@ -276,7 +265,6 @@ def test_what_cannot_work_is_refused(options: dict[str, Any], code: str) -> None
         conjugate_gradient(**{"multiply": lambda p: p, "b": ONES, **options})
 
 
-@pytest.mark.promise("solver-damaged")
 def test_a_state_that_is_damaged_is_refused() -> None:
     good = STATE.arrays()
     for name in good:
@@ -379,30 +367,16 @@ def test_a_sketch_that_is_not_positive_is_cut() -> None:
     np.testing.assert_array_equal(negative(b), b)
 
 
-@pytest.mark.parametrize(
-    ("name", "moments", "plain_at_least"),
-    [("wine", False, 500), ("breast-cancer", True, 600), ("svmguide1", False, 250)],
-)
+@pytest.mark.parametrize(("load", "plain_at_least"), [(load_wine, 500), (load_breast_cancer, 600)])
 def test_hundreds_of_iterations_become_few_on_kernel_matrices(
-    name: str, moments: bool, plain_at_least: int
+    load: Any, plain_at_least: int
 ) -> None:
-    """500 Gaussian landmarks, 200 probes; measured: 654, 807, 358 iterations become 2, 13, 2."""
-    if name == "svmguide1":
-        if "FEDKERN_DATA" not in os.environ:
-            pytest.skip("FEDKERN_DATA is not set")
-        data = np.load(Path(os.environ["FEDKERN_DATA"]) / "svmguide1.npz", allow_pickle=False)
-        x, y = data["X"], np.where(data["y"] > data["y"].min(), 1.0, -1.0)
-    else:
-        bunch = load_wine() if name == "wine" else load_breast_cancer()
-        x, y = bunch.data, np.where(bunch.target == 0, 1.0, -1.0)
+    """500 normal landmarks, 200 probes; measured: 678 and 807 iterations become 2 and 13."""
+    x, y = load(return_X_y=True)
     x, rng = (x - x.min(axis=0)) / np.ptp(x, axis=0), np.random.default_rng(0)
-    if moments:
-        drawn = x.mean(axis=0) + x.std(axis=0) * rng.standard_normal((500, x.shape[1]))
-        landmarks = np.clip(drawn, 0.0, 1.0)
-    else:
-        landmarks = rng.random((500, x.shape[1]))
-    k = gaussian_kernel(x, landmarks, np.sqrt(0.5))
-    a, b = k.T @ k, (k.T @ y)[:, None]
+    drawn = x.mean(axis=0) + x.std(axis=0) * rng.standard_normal((500, x.shape[1]))
+    k = gaussian_kernel(x, np.clip(drawn, 0.0, 1.0), np.sqrt(0.5))
+    a, b = k.T @ k, (k.T @ np.where(y == 0, 1.0, -1.0))[:, None]
 
     def multiply(p: Array) -> Array:
         return np.asarray(a @ p + 1e-3 * p)

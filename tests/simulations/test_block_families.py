@@ -115,7 +115,6 @@ HYBRID: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.promise("fedcg-difference")
 @pytest.mark.parametrize("case", HYBRID)
 def test_the_pooled_solution_is_what_the_parties_made(case, hybrid, tables):
     """Zeros are as far from it as it is large, another width is noticed."""
@@ -230,7 +229,6 @@ VERTICAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.promise("fdskl-difference")
 @pytest.mark.parametrize("case", VERTICAL)
 def test_the_pooled_twin_is_what_the_parties_made_and_notices_another_seed(
     case, vertical, tables, monkeypatch

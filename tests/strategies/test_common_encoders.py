@@ -75,7 +75,6 @@ def as_table(own: dict[str, Any]) -> Table:
     return Table(own["x"], None, own["columns"], kinds=own["kinds"], categories=own["categories"])
 
 
-@pytest.mark.promise("encoder-pooled")
 @pytest.mark.parametrize("holders", [2, 5])
 def test_all_holders_get_the_encoder_of_all_rows(
     tmp_path: Path, holders: int, caplog: pytest.LogCaptureFixture
@@ -230,7 +229,6 @@ def shift(found: Any) -> dict[str, Any]:
     return {"counts": found.counts + change}
 
 
-@pytest.mark.promise("encoder-bins")
 @pytest.mark.parametrize(
     "change",
     [
@@ -267,7 +265,6 @@ def test_second_bins_are_fixed_in_a_run(network: Network) -> None:
 # -- who sees what
 
 
-@pytest.mark.promise("encoder-names")
 def test_no_name_of_a_column_or_category_is_in_any_message(network: Network) -> None:
     strategy = network.go()
     parts = [json.dumps(strategy.result()).encode()]

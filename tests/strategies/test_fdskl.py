@@ -36,7 +36,7 @@ STREAMS: dict[str, Way] = {
 }
 
 
-@pytest.mark.promise("fdskl-decay")
+@pytest.mark.promise("fdskl-pooled")
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=pytest.mark.long if "500" in name else ()) for name in STREAMS],
@@ -83,7 +83,7 @@ def test_streaming_ends_with_a_solution_on_the_phases_at_hand() -> None:
     assert found.strategy.ledger_.exchanges == stepped.strategy.ledger_.exchanges
 
 
-@pytest.mark.promise("fdskl-papers-mode")
+@pytest.mark.promise("fdskl-last-half")
 def test_who_says_a_step_or_takes_the_papers_mode_gets_the_last_iterate() -> None:
     def solves(actives: int = 1, **options: Any) -> Any:
         strategy = FDSKL(schedule="streaming", seed=0, **options)
@@ -96,7 +96,6 @@ def test_who_says_a_step_or_takes_the_papers_mode_gets_the_last_iterate() -> Non
         assert not solves(**options)
 
 
-@pytest.mark.promise("fdskl-sent-once")
 @pytest.mark.parametrize("actives", [1, 2])
 def test_a_phase_is_never_sent_twice(actives: int) -> None:
     """Bytes of a passive party: 4 per distinct pair of row and direction, and little else."""
@@ -183,21 +182,6 @@ def test_numbers_take_twice_the_bits_of_half_the_phases(
         assert 4 * phases <= found.strategy.ledger_.bytes_up <= 4 * phases + 12_000
 
 
-def test_balanced_classes_are_the_active_partys_own_work() -> None:
-    """Nobody else is told of it but by the request to it, and nothing more is sent."""
-    sizes, told = [], []
-    for weight in (None, "balanced"):
-        record = Transcript()
-        found = fit(way(class_weight=weight), transcript=record)
-        entries = list(record.entries())
-        sizes.append(
-            sorted((e.node, e.direction, sum(a.nbytes for a in e.arrays)) for e in entries)
-        )
-        told.append({e.node for e in entries if "balanced" in str(e.scalars)})
-    assert sizes[0] == sizes[1]
-    assert told == [{found.contexts[0].node_id}] * 2
-
-
 # -- tables
 
 
@@ -258,7 +242,6 @@ CLASHES: dict[str, Table] = {
 }
 
 
-@pytest.mark.promise("fdskl-options")
 @pytest.mark.parametrize("code", CLASHES)
 def test_options_that_do_not_go_together_are_refused(code: str) -> None:
     with refused(code):
@@ -354,7 +337,6 @@ def test_predictions_need_what_the_parties_kept(tmp_path: Path) -> None:
         predict(tables=[{k: v for k, v in t.items() if k != "y_test"} for t in bare])
 
 
-@pytest.mark.promise("fdskl-secrets")
 @pytest.mark.parametrize("made", [way(), streaming(2, 2, 8, evaluate_every=3)])
 def test_no_secret_is_logged_or_reported(made: Way, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)

@@ -217,7 +217,6 @@ CLASHES: dict[str, list[Table]] = {
 }
 
 
-@pytest.mark.promise("fedcg-options")
 @pytest.mark.parametrize("code", CLASHES)
 def test_options_that_do_not_go_together_are_refused(code: str) -> None:
     for options in CLASHES[code]:
@@ -287,7 +286,7 @@ def test_tables_that_do_not_fit_together_end_the_run_at_once(
     assert not nodes.files("csv") + nodes.files("kernel")
 
 
-@pytest.mark.promise("fedcg-node-alone")
+@pytest.mark.promise("fedcg-alone")
 def test_clients_do_not_show_their_values_to_a_single_party_either(serve: Serve) -> None:
     """What the strategy allows, each node must allow as well."""
     for hospitals, centres, k, code in (
@@ -315,7 +314,6 @@ def test_counts_of_a_single_hospital_are_not_sent(serve: Serve) -> None:
     assert set(nodes.fit().metrics_) == {"iterations", "residual"}
 
 
-@pytest.mark.promise("fedcg-pseudonyms")
 def test_pseudonyms_are_fresh_in_every_run(serve: Serve) -> None:
     records = Transcript(), Transcript()
     for record in records:

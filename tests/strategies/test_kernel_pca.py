@@ -16,7 +16,6 @@ from fedkern_flwr.simulations import Fault, FaultPlan
 from fedkern_flwr.strategies import KernelPCA
 
 
-@pytest.mark.promise("pca-pooled")
 @pytest.mark.parametrize("phase", ["", "method", "always"])
 def test_components_are_those_of_the_rows_that_were_summed(phase: str) -> None:
     """Who vanished then is there again for the projections, or goes without."""

@@ -66,7 +66,7 @@ def pooled(problem: Problem, offsets: Floats, loss: str) -> tuple[list[float], F
     return seen, f[problem.tests]
 
 
-@pytest.mark.promise("paper-fdskl")
+@pytest.mark.promise("fdskl-pooled")
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize(("actives", "loss"), [(1, "square"), (2, "logistic"), (4, "smooth-hinge")])
 def test_it_is_doubly_stochastic_gradients(structure: Structure, actives: int, loss: str) -> None:
@@ -85,7 +85,6 @@ def test_it_is_doubly_stochastic_gradients(structure: Structure, actives: int, l
     assert np.ptp(result.scores) > 0.1
 
 
-@pytest.mark.promise("paper-trees")
 def test_trees_with_a_common_subtree_are_refused() -> None:
     figure = Tree(0, ((1, 0), (3, 2), (2, 0))), Tree(0, ((2, 1), (1, 0)))  # Figure 2
     assert figure[0].subtrees == {frozenset({0, 1}), frozenset({2, 3}), frozenset(range(4))}
