@@ -352,24 +352,6 @@ def test_all_that_is_opened_has_the_noise_that_is_told(
     assert "bins" not in made.result()["held_out"]
 
 
-def test_one_record_moves_what_is_added_no_farther_than_is_charged() -> None:
-    """The release itself, not a formula of it: rows that are as far apart as may be."""
-    rng, drawn = np.random.default_rng(0), fourier.draw_block(bytes(32), M // 2, 5, "rbf", GAMMA)
-    budget = Budget(1.0)
-    planned = fourier.equations_release(budget, features=M, outputs=1, bound=1.0, rows=[50, 50])
-    unit, farthest = 2.0**-planned.noise.fraction, 0.0
-    for _ in range(200):
-        x, y = rng.uniform(0.0, 40.0, (50, 5)), rng.choice([-1.0, 1.0], (50, 1))
-        other, labels = x.copy(), y.copy()
-        other[0], labels[0] = rng.uniform(0.0, 40.0, 5), -y[0]  # features so far are unrelated
-        first, second = (
-            np.rint(released(fourier.features(fourier.block_phases(a, drawn)), b) / unit) * unit
-            for a, b in ((x, y), (other, labels))
-        )
-        farthest = max(farthest, float(np.linalg.norm(first - second)))
-    assert 0.8 * planned.sensitivity < farthest <= planned.sensitivity
-
-
 @pytest.mark.promise("fourier-party")
 def test_a_budget_for_parties_is_for_all_their_rows(serve: Serve) -> None:
     rows, whole = (
@@ -448,20 +430,6 @@ def test_what_a_budget_cannot_be_for_is_refused(serve: Serve) -> None:
     noisy(serve(tables))
     with refused("FK-ROWS-TWICE"):
         noisy(serve(tables), **BUDGET)
-
-
-def test_a_node_takes_part_within_its_limit(serve: Serve) -> None:
-    nodes = serve(deal(*side(90, 5), 3, 2, **TWO))
-    nodes.tables[1]["policy"] = NodePolicy.of_simulations(max_epsilon=2.0)
-    for epsilon, code in ((None, "FK-POLICY-NOISE"), (2.1, "FK-POLICY-EPSILON")):
-        with refused(code):
-            noisy(nodes, privacy_epsilon=epsilon)
-    fitted, before = noisy(nodes, **BUDGET), nodes.outputs()
-    again = FedCG.of_model(fitted.model()[1])  # predictions are within it and cost nothing
-    assert again.budget == Budget(2.0)
-    again.predict_at_nodes(nodes.grid(), *fitted.model())
-    assert nodes.outputs() == {name: pytest.approx(values) for name, values in before.items()}
-    assert not again.noised_
 
 
 class Deployed(HybridKernelClient):

@@ -79,7 +79,6 @@ VARIANTS: dict[str, tuple[Callable[[], list[Table]], Table]] = {
     "laplacian": (small, {"kernel": "laplacian"}),
     "a single landmark": (small, {"landmarks": 1}),
     "far from zero": (far, {}),
-    "far, laplacian": (far, {"kernel": "laplacian"}),
     "rows dropped": (incomplete, {"missing": "drop-row", "sampling": "N"}),
     "blocks neutral": (incomplete, NEUTRAL),
     "neutral, normal": (incomplete, {**NEUTRAL, "sampling": "N"}),

@@ -20,7 +20,6 @@ from fedkern_flwr.simulations.papers.fedcg import (
     Hospital,
     build_kernel,
     chain,
-    initial,
     label_noise,
     naive,
     sample_landmarks,
@@ -59,23 +58,6 @@ def test_is_the_pooled_solution(protocol, centres, kernel) -> None:  # type: ign
     found, _ = protocol(hospitals, w, GAMMA, LAMBDA, kernel=kernel, tolerance=1e-22)
     np.testing.assert_allclose(found.alpha, pooled(k, labels(hospitals)), rtol=1e-9)
     assert 2 < found.epochs <= 3 * M
-
-
-def test_a_width_per_landmark() -> None:
-    hospitals, w, k = dealt(2)
-    widths = np.linspace(0.5, 1.5, M)
-    found, _ = chain(hospitals, w, GAMMA * widths, LAMBDA, tolerance=1e-22)
-    np.testing.assert_allclose(found.alpha, pooled(k**widths, labels(hospitals)), rtol=1e-9)
-
-
-def test_chain_and_naive_are_the_same_iteration() -> None:
-    hospitals, w, k = dealt(2)
-    results = [run(hospitals, w, GAMMA, LAMBDA, seed=SEED)[0] for run in (naive, chain)]
-    np.testing.assert_allclose(*(one.iterates for one in results), rtol=1e-9)
-    found = results[0]
-    np.testing.assert_array_equal(found.iterates[0], initial(M, SEED))
-    residual = k.T @ (k @ found.iterates[0] - labels(hospitals)) + LAMBDA * found.iterates[0]
-    assert found.squared[0] == pytest.approx(residual @ residual)
 
 
 def test_stops_at_the_first_residual_below_the_tolerance() -> None:
