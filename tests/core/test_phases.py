@@ -437,6 +437,7 @@ def test_the_lambda_of_numbers_is_chosen_with_all_directions() -> None:
     y = np.sin(9 * x.sum(axis=1, keepdims=True)) + 0.3 * rng.standard_normal((300, 1))
     phases = phases_of(x, 600, 0.5, np.uint32, 2)
     options: Any = {"classes": 0, "seed": 0, "regularizations": REGULARIZATIONS_OF_NUMBERS}
+    options["multiples"] = [1, 2]
     chosen = fit("square", phases, y, **options)
     whole = fit("square", phases, y, directions=600, **options)
     part = fit("square", phases, y, directions=30, **options)
@@ -488,7 +489,7 @@ def give(store: PhaseStore, known: Array, rows: Any, upto: int, bits: int = 16) 
     known[places] = upto
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     data=st.data(),
     bits=st.sampled_from([16, 32]),

@@ -148,7 +148,7 @@ def splits(draw: Any) -> list[HybridDescribeReply]:
 
 
 @pytest.mark.parametrize("missing", POLICIES)
-@settings(max_examples=200)
+@settings(max_examples=140)
 @given(parties=splits(), predict=st.booleans())
 def test_rows_are_matched_as_one_by_one(
     parties: list[HybridDescribeReply], missing: Any, predict: bool

@@ -20,7 +20,7 @@ from fedkern_flwr.strategies import FDSKL
 
 ONE: Table = {"batch": 1, "directions": 1, "step": 0.1}
 STREAMS: dict[str, Way] = {
-    "500 iterations": streaming(2, 2, 500, **{**ONE, "batch": 2, "step": 0.05}),
+    "200 iterations": streaming(2, 2, 200, **{**ONE, "batch": 2, "step": 0.05}),
     "Algorithm 1": streaming(2, 1, 30, **ONE),
     "Algorithm 1, two lead": streaming(2, 2, 24, **ONE),
     "logistic": streaming(2, 1, 24, loss="logistic", step=3.0),
@@ -39,7 +39,7 @@ STREAMS: dict[str, Way] = {
 @pytest.mark.promise("fdskl-pooled")
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.long if "500" in name else ()) for name in STREAMS],
+    [pytest.param(name, marks=pytest.mark.long if "200" in name else ()) for name in STREAMS],
 )
 def test_streaming_is_doubly_stochastic_gradients_of_the_pooled_data(name: str) -> None:
     found = fit(STREAMS[name])

@@ -172,7 +172,7 @@ def test_residuals_are_those_of_the_centralised_method(tmp_path: Path) -> None:
     phases = ("describe", "hybrid-distances", "hybrid-coefficients", "finish")
     products = {"hybrid-product": 1 + len(found)}  # K^T y comes first
     assert fitted.ledger_.by_phase == Counter({**dict.fromkeys(phases, 1), **products})
-    hard: Table = {"solver": "cg", "gamma": 1.0, "landmarks": 60, "tolerance": 1e-12}
+    hard: Table = {"solver": "cg", "gamma": 1.0, "landmarks": 60, "regularization": 1e-3}
     made = [nodes.fit(preconditioner_rank=rank, **hard) for rank in (0, 10, None, 60)]
     plain, some, half, all_ = (fitted.metrics_["iterations"] for fitted in made)
     assert plain > some > half >= all_
