@@ -194,7 +194,9 @@ class VerticalKernelClient(TableClient):
         settings["owners"] = sorted({*settings.get("owners", ()), *request.owners.tolist()})
         announced = self.table.announced_rows
         if len(request.rows) and not 0 <= request.rows.min() <= request.rows.max() < announced:
-            raise self.wrong("rows are asked for that were not announced", code="FK-ASKED-ROWS")
+            raise self.wrong(
+                "rows are asked for that were not announced", code="FK-ORDER-ROWS-UNKNOWN"
+            )
 
     def _remember(self, request: wire.StepRequest, asked: Mapping[str, Any]) -> None:
         """Take up what this party kept of the run that made a model."""
@@ -387,7 +389,7 @@ class VerticalKernelClient(TableClient):
         """Return the targets of labelled rows, in units of the bound."""
         places = self.places(rows)
         if len(places) and places.max() >= self.table.rows:
-            raise self.wrong("rows are named that have no label here", code="FK-ASKED-ROWS")
+            raise self.wrong("rows are named that have no label here", code="FK-ORDER-ROWS-UNKNOWN")
         return np.asarray(self.table.y[places] / self.table.label_bound)
 
     def _scores(self, rows: NDArray[Any]) -> Floats:
@@ -476,7 +478,9 @@ class VerticalKernelClient(TableClient):
         table = self.table
         tests = self.places(rows) - table.rows
         if len(tests) and not 0 <= tests.min() <= tests.max() < table.tests:
-            raise self.wrong("rows are named that are not held out here", code="FK-ASKED-ROWS")
+            raise self.wrong(
+                "rows are named that are not held out here", code="FK-ORDER-ROWS-UNKNOWN"
+            )
         predictions = scores * table.label_bound
         self.write_predictions(tests, predictions, calibration)
         if not request.count or not table.labelled or not len(rows):

@@ -1,32 +1,189 @@
-"""Phases: cosines as NumPy's, multiples exact in the ring, chunks that change nothing."""
+"""Mathematics of FDSKL: directions and phases, doubly stochastic gradients, training, the file."""
 
 from __future__ import annotations
 
+import hashlib
+import tempfile
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
+from scipy import optimize
 
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.clients.fdskl_table import PhaseStore
+from fedkern_flwr.errors import StateError
+from fedkern_flwr.kernels import frequencies
+from fedkern_flwr.kernels.frequencies import (
+    KERNELS,
+    Kernel,
+    check_frequency_seed,
+    draw_directions,
+    draw_offsets,
+)
+from fedkern_flwr.labels import decide
+from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.solvers.losses import LOSSES, Loss, loss_derivatives, loss_values
 from fedkern_flwr.vertical import phases as phases_module
-from fedkern_flwr.vertical.phases import angles, cosines, feature_chunks
+from fedkern_flwr.vertical.phase_training import (
+    REGULARIZATIONS_OF_NUMBERS,
+    fit,
+    minimise,
+    solve_square,
+)
+from fedkern_flwr.vertical.phases import (
+    angles,
+    cosines,
+    feature_chunks,
+    outputs,
+    step_size,
+)
 
+Array = np.ndarray
 DTYPES = (np.uint16, np.uint32)
-TOLERANCE = {np.uint16: 1e-7, np.uint32: 1e-9}
+ONE, TWO = bytes([1]) * 32, bytes([2]) * 32
+R = 5000
 
 
-def draw(dtype: type, shape: tuple[int, int] = (50, 7), seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, np.iinfo(dtype).max, shape, dtype, endpoint=True)
+def size(dtype: type) -> int:
+    return int(np.iinfo(dtype).max) + 1
 
 
-def quantised(turns: np.ndarray, dtype: type) -> np.ndarray:
-    size = int(np.iinfo(dtype).max) + 1
-    return (np.rint((turns % 1.0) * size).astype(np.int64) % size).astype(dtype)
+def drawn(dtype: type, shape: tuple[int, int] = (50, 7), seed: int = 0) -> Array:
+    return np.random.default_rng(seed).integers(0, size(dtype), shape, dtype)
+
+
+def rounded(turns: Array, dtype: type) -> Array:
+    """Return parts of a turn as phases."""
+    return (np.rint((turns % 1.0) * size(dtype)).astype(np.int64) % size(dtype)).astype(dtype)
+
+
+def law(kernel: str, x: Array, gamma: float) -> Array:
+    gaps = x[:, None] - x[None]
+    distances = (gaps**2).sum(axis=2) if kernel == "rbf" else np.abs(gaps).sum(axis=2)
+    return np.asarray(np.exp(-gamma * distances))
+
+
+# -- directions
+
+
+@given(
+    few=st.integers(0, 700),
+    more=st.integers(0, 1200),
+    width=st.integers(0, 5),
+    owner=st.integers(0, 4),
+    kernel=st.sampled_from(KERNELS),
+)
+def test_the_first_directions_of_a_longer_draw_are_the_same(
+    few: int, more: int, width: int, owner: int, kernel: Kernel
+) -> None:
+    short, long = (draw_directions(ONE, owner, n, width, kernel, 0.7) for n in (few, few + more))
+    assert short.shape == (few, width)
+    assert long.shape == (few + more, width)
+    np.testing.assert_array_equal(long[:few], short)
+    b, longer = (draw_offsets(ONE, owner, n, kernel, 0.7) for n in (few, few + more))
+    assert b.shape == (few,)
+    np.testing.assert_array_equal(longer[:few], b)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_draws_do_not_depend_on_what_was_drawn_before(kernel: Kernel) -> None:
+    """Also when the draws at hand were forgotten, as in another process, or spoilt by a user."""
+    first, b = draw_directions(ONE, 0, 300, 3, kernel, 0.5), draw_offsets(ONE, 0, 300, kernel, 0.5)
+    frequencies._draw.cache_clear()
+    frequencies._offsets.cache_clear()
+    draw_directions(ONE, 0, 2000, 3, kernel, 0.5)
+    draw_directions(TWO, 0, 10, 3, kernel, 0.5)
+    spoilt = draw_directions(ONE, 0, 300, 3, kernel, 0.5)
+    np.testing.assert_array_equal(spoilt, first)
+    spoilt[:] = 0.0
+    assert draw_directions(ONE, 0, 300, 3, kernel, 0.5).all()
+    np.testing.assert_array_equal(draw_offsets(ONE, 0, 300, kernel, 0.5), b)
+    with pytest.raises(ValueError):  # noqa: PT011  (NumPy's)
+        draw_offsets(ONE, 0, 4, "rbf", 0.5)[:] = 0.0
+
+
+def test_draws_are_what_the_documentation_says() -> None:
+    """One stream per secret, owner, kernel and width, a direction after the other."""
+
+    def stream(purpose: str, kernel: str) -> np.random.Generator:
+        text = f"fedkern-flwr {purpose}/3/{kernel}/0.8/".encode() + ONE
+        return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest(), "little"))
+
+    normal, cauchy = (stream("frequencies", kernel) for kernel in KERNELS)
+    each = {
+        "rbf": np.stack([normal.standard_normal(4) for _ in range(30)]) * np.sqrt(1.6),
+        "laplacian": np.stack([cauchy.standard_cauchy(4) for _ in range(30)]) * 0.8,
+    }
+    for kernel, expected in each.items():
+        found = draw_directions(ONE, 3, 30, 4, kernel, 0.8)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(found, expected)
+        turns = 2.0 * np.pi * stream("offsets", kernel).random(30)
+        np.testing.assert_array_equal(draw_offsets(ONE, 3, 30, kernel, 0.8), turns)  # type: ignore[arg-type]
+
+
+@pytest.mark.promise("fdskl-offsets")
+def test_different_secrets_owners_widths_and_purposes_have_nothing_in_common() -> None:
+    each = [(s, o, g) for s in (ONE, TWO) for o in (0, 1) for g in (0.5, 0.6)]
+    draws = [draw_directions(s, o, 400, 1, "rbf", g)[:, 0] for s, o, g in each]
+    draws += [draw_offsets(s, o, 400, "rbf", g) for s, o, g in each]
+    assert np.abs(np.corrcoef(draws) - np.eye(16)).max() < 5.0 / np.sqrt(400)
+
+
+#: Which party holds which columns; one party holds all, or nothing at all.
+SPLITS = {"one block": [7], "three blocks": [3, 0, 4], "a column each": [1] * 7}
+
+
+@pytest.mark.parametrize(
+    ("split", "bits"),
+    [("one block", 0), ("three blocks", 0), ("three blocks", 16), ("a column each", 32)],
+)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_blocks_of_all_parties_together_make_the_kernel(
+    kernel: Kernel, split: str, bits: int
+) -> None:
+    """Secrets of their own, offsets added up: mean error below 0.02, all within 5 / sqrt(R).
+
+    With ``bits`` each part travels as a phase, and phases are added modulo 2 pi.
+    """
+    x, gamma, start = np.random.default_rng(8).random((60, 7)) * 1.5, 0.4, 0
+    angle = np.zeros((len(x), R))
+    phases = np.zeros((len(x), R), np.uint16 if bits == 16 else np.uint32)
+    for k, width in enumerate(SPLITS[split]):
+        seed = hashlib.sha256(f"party {k}".encode()).digest()
+        omega = draw_directions(seed, 2, R, width, kernel, gamma)
+        part = x[:, start : start + width] @ omega.T + draw_offsets(seed, 2, R, kernel, gamma)
+        start += width
+        angle += part
+        if bits:
+            ring = Encoding.circle(bits).encode(part.ravel(), 1, name="phases")
+            phases += ring.reshape(part.shape).astype(phases.dtype)
+    features = np.asarray(np.cos(angle) if not bits else cosines(phases), float)
+    pairs = np.triu_indices(len(x), 1)
+    found = (2.0 / R * features @ features.T)[pairs]
+    errors = np.abs(found - law(kernel, x, gamma)[pairs])
+    assert errors.mean() < 0.02
+    assert errors.max() < 5.0 / np.sqrt(R)
+    other = "rbf" if kernel == "laplacian" else "laplacian"  # what the law is not
+    for wrong in (law(other, x, gamma), law(kernel, x, 0.6), law(kernel, x[:, :6], gamma)):
+        assert np.abs(found - wrong[pairs]).mean() > 0.02
+
+
+@pytest.mark.parametrize("length", [0, 31, 33])
+def test_a_seed_of_another_length_is_refused(length: int) -> None:
+    with refused("FK-SEED-LENGTH"):
+        check_frequency_seed(bytes(length))
+
+
+# -- phases
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_angles_count_steps_of_the_circle(dtype: type) -> None:
-    quarter = 1 << (8 * np.dtype(dtype).itemsize - 2)
+    quarter = size(dtype) // 4
     found = angles(np.array([[0, quarter, 3 * quarter]], dtype))
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, [[0.0, np.pi / 2, 3 * np.pi / 2]], rtol=1e-15)
@@ -36,85 +193,371 @@ def test_angles_count_steps_of_the_circle(dtype: type) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(multiple=st.integers(1, 100), seed=st.integers(0, 99))
 def test_cosines_are_those_of_the_multiplied_angles(dtype: type, multiple: int, seed: int) -> None:
-    phases = draw(dtype, seed=seed)
-    found = cosines(phases, multiple)
+    phases = drawn(dtype, seed=seed)
+    found, near = cosines(phases, multiple), 1e-7 if dtype is np.uint16 else 1e-9
     assert found.dtype == (np.float32 if dtype is np.uint16 else np.float64)
-    np.testing.assert_allclose(
-        found, np.cos(multiple * angles(phases)), rtol=0, atol=TOLERANCE[dtype]
-    )
+    np.testing.assert_allclose(found, np.cos(multiple * angles(phases)), rtol=0, atol=near)
+    np.testing.assert_array_equal(found, cosines(phases * dtype(multiple)))  # exact in the ring
+    np.testing.assert_array_equal(found, cosines(phases, size(dtype) + multiple))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_multiple_is_the_multiplied_ring_element(dtype: type) -> None:
-    phases = draw(dtype)
-    np.testing.assert_array_equal(cosines(phases, 12), cosines(phases * dtype(12)))
-    size = int(np.iinfo(dtype).max) + 1
-    np.testing.assert_array_equal(cosines(phases, size + 5), cosines(phases, 5))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("multiple", [1, 2, 3, 8])
-def test_a_multiple_serves_multiplied_frequencies(dtype: type, multiple: int) -> None:
-    rng = np.random.default_rng(1)
-    x, omega, b = rng.random((40, 3)), rng.standard_normal((3, 30)), rng.random(30)
-    base = quantised((x @ omega) / (2 * np.pi) + b, dtype)
-    exact = np.cos(multiple * (x @ omega + 2 * np.pi * b))
-    rounding = multiple * np.pi / (int(np.iinfo(dtype).max) + 1)
-    assert np.abs(cosines(base, multiple) - exact).max() <= rounding + TOLERANCE[dtype]
-
-
-@pytest.mark.parametrize("multiple", [1, 3])
-def test_features_approach_the_gaussian_kernel_of_the_multiplied_width(multiple: int) -> None:
-    rng = np.random.default_rng(2)
-    gamma, directions = 0.3, 40_000
-    x, omega = rng.random((6, 3)), np.sqrt(2 * gamma) * rng.standard_normal((3, directions))
-    phases = quantised((x @ omega) / (2 * np.pi) + rng.random(directions), np.uint16)
-    ((_, z),) = feature_chunks(phases, multiple)
-    squares = ((x[:, None] - x) ** 2).sum(2)
-    np.testing.assert_allclose(z @ z.T, np.exp(-gamma * multiple**2 * squares), atol=0.03)
-
-
-def test_features_approach_the_laplacian_kernel_of_the_multiplied_width() -> None:
-    rng = np.random.default_rng(3)
-    gamma, directions = 0.2, 40_000
-    x, omega = rng.random((6, 3)), gamma * rng.standard_cauchy((3, directions))
-    phases = quantised((x @ omega) / (2 * np.pi) + rng.random(directions), np.uint16)
-    ((_, z),) = feature_chunks(phases, 4)
-    distances = np.abs(x[:, None] - x).sum(2)
-    np.testing.assert_allclose(z @ z.T, np.exp(-4 * gamma * distances), atol=0.03)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bytes_", [1, 200, 1 << 20])
-def test_chunks_make_up_all_features(
-    dtype: type, bytes_: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    phases, found = draw(dtype), np.full((50, 7), np.nan)
-    monkeypatch.setattr(phases_module, "_CHUNK", bytes_)
-    for part, z in feature_chunks(phases, 3):
-        assert z.nbytes <= max(bytes_, 7 * z.itemsize)
-        found[part] = z
-    np.testing.assert_allclose(found, np.sqrt(2 / 7) * cosines(phases, 3), rtol=2e-7)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_long_arrays_and_views_have_the_same_cosines(dtype: type) -> None:
-    phases = draw(dtype, (9000, 33))
+def test_chunks_and_views_change_nothing(dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    phases = drawn(dtype, (9000, 33))
     some = phases[::3, 4:9]
     np.testing.assert_array_equal(cosines(phases)[::3, 4:9], cosines(some))
     np.testing.assert_array_equal(cosines(np.asfortranarray(phases)), cosines(phases))
-
-
-def test_no_rows_make_no_chunks() -> None:
-    phases = np.empty((0, 3), np.uint16)
-    assert list(feature_chunks(phases)) == []
-    assert cosines(phases).shape == (0, 3)
+    few = phases[:50, :7]
+    for most in (1, 200, 1 << 20):
+        found = np.full((50, 7), np.nan)
+        monkeypatch.setattr(phases_module, "_CHUNK", most)
+        for part, z in feature_chunks(few, 3):
+            assert z.nbytes <= max(most, 7 * z.itemsize)
+            found[part] = z
+        np.testing.assert_allclose(found, np.sqrt(2 / 7) * cosines(few, 3), rtol=2e-7)
+    assert list(feature_chunks(few[:0])) == []
+    assert cosines(few[:0]).shape == (0, 7)
 
 
 def test_other_integers_and_multiples_are_refused() -> None:
     wrong = np.zeros((2, 2), np.int64)
     for call in (angles, cosines, lambda p: list(feature_chunks(p))):
-        with pytest.raises(OptionError, match="phases are int64; use uint16 or uint32"):
+        with refused("FK-OPTION-TYPE"):
             call(wrong)
-    with pytest.raises(OptionError, match="multiple is 0; use a whole number from 1"):
+    with refused("FK-OPTION-RANGE"):
         cosines(np.zeros((2, 2), np.uint16), 0)
+
+
+# -- doubly stochastic gradients
+
+
+@given(
+    step=st.floats(1e-3, 1e3), regularization=st.floats(1e-6, 1e2), iteration=st.integers(1, 10**6)
+)
+def test_a_diminishing_step_never_turns_coefficients_around(
+    step: float, regularization: float, iteration: int
+) -> None:
+    rate = step_size(step, "diminishing", regularization, iteration)
+    assert rate == pytest.approx(step / (1.0 + step * regularization * iteration))
+    assert 0.0 < rate < step == step_size(step, "constant", regularization, iteration)
+    assert rate * regularization < 1.0
+    assert rate > step_size(step, "diminishing", regularization, iteration + 1)
+
+
+# -- training on phases
+
+MARGIN: tuple[Loss, ...] = ("logistic", "smooth-hinge")
+
+
+def phases_of(x: Array, directions: int, gamma: float, dtype: type, seed: int) -> Array:
+    rng = np.random.default_rng(seed)
+    omega = np.sqrt(2 * gamma) * rng.standard_normal((x.shape[1], directions))
+    return rounded((x @ omega) / (2 * np.pi) + rng.random(directions), dtype)
+
+
+def rings(
+    n: int = 300, directions: int = 60, gamma: float = 0.5, dtype: type = np.uint16
+) -> tuple[Array, Array]:
+    """Return phases of points in a square and targets of -1 and 1 that change with the radius."""
+    rng = np.random.default_rng(1000)
+    x = rng.random((n, 2)) * 2 - 1
+    inside = np.sin(6.0 * np.linalg.norm(x, axis=1)) + 0.1 * rng.standard_normal(n) > 0
+    return phases_of(x, directions, gamma, dtype, 0), np.where(inside, 1.0, -1.0)[:, None]
+
+
+def dense(phases: Array, multiple: int) -> Array:
+    return np.sqrt(2.0 / phases.shape[1]) * np.cos(multiple * angles(phases))
+
+
+def objective(loss: Loss, z: Array, y: Array, w: Array, penalty: float) -> float:
+    return loss_values(loss, z @ w, y).sum() / len(y) + penalty / 2 * (w * w).sum()
+
+
+def plainly(loss: Loss, z: Array, y: Array, penalty: float) -> Any:
+    """Minimise for one output with a plain optimiser."""
+
+    def slope(w: Array) -> Array:
+        pulls = loss_derivatives(loss, z @ w[:, None], y)
+        return (z.T @ pulls)[:, 0] / len(y) + penalty * w
+
+    return optimize.minimize(
+        lambda w: objective(loss, z, y, w[:, None], penalty),
+        np.zeros(z.shape[1]),
+        jac=slope,
+        options={"gtol": 1e-9},
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("penalty", [1e-6, 1e-3, 1.0])
+def test_square_loss_is_solved_as_by_dense_algebra(dtype: type, penalty: float) -> None:
+    phases, y = rings(dtype=dtype)
+    targets = np.hstack([y, np.random.default_rng(0).uniform(-1, 1, y.shape)])
+    z = dense(phases, 3)
+    left = 2 / len(z) * z.T @ z + penalty * np.eye(z.shape[1])
+    exact = np.linalg.solve(left, 2 / len(z) * z.T @ targets)
+    found = solve_square(phases, targets, penalty, 3)
+    assert (found.shape, found.dtype) == ((60, 2), np.float64)
+    near = 1e-8 if dtype is np.uint32 else 1e-2
+    np.testing.assert_allclose(z @ found, z @ exact, atol=near)
+    shown = outputs(phases, found, 3)
+    assert shown.dtype == np.float64
+    np.testing.assert_allclose(shown, z @ found, atol=1e-5 * max(1.0, np.abs(found).max()))
+    best, reached = (objective("square", z, targets, w, penalty) for w in (exact, found))
+    assert reached <= best * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("loss", MARGIN)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_minimum_is_that_of_a_plain_optimiser(loss: Loss, dtype: type) -> None:
+    phases, y = rings(dtype=dtype)
+    targets = np.hstack([y, np.where(np.arange(len(y)) % 3, 1.0, -1.0)[:, None]])
+    z, penalty = dense(phases, 2), 1e-3
+    found = minimise(loss, phases, targets, penalty, 2)
+    for column in range(2):
+        t = targets[:, [column]]
+        plain = plainly(loss, z, t, penalty)
+        reached = objective(loss, z, t, found[:, [column]], penalty)
+        assert reached <= plain.fun * (1 + 1e-5)
+        np.testing.assert_allclose(z @ found[:, column], z @ plain.x, atol=2e-2)
+
+
+@pytest.mark.parametrize("loss", MARGIN)
+def test_the_rounding_of_float32_ends_no_search(loss: Loss) -> None:
+    phases, y = rings()
+    coarse, fine = (minimise(loss, phases, y, 1e-5, tolerance=value) for value in (1e-2, 1e-8))
+    z = dense(phases, 1)
+    pulls = [
+        np.abs(z.T @ loss_derivatives(loss, z @ w, y) / len(y) + 1e-5 * w).max()
+        for w in (coarse, fine)
+    ]
+    assert pulls[1] < 1e-6 < pulls[0]
+
+
+@pytest.mark.parametrize(("loss", "dtype"), [("square", np.uint32), ("smooth-hinge", np.uint16)])
+def test_an_intercept_is_a_constant_feature(loss: Loss, dtype: type) -> None:
+    phases, y = rings(dtype=dtype)
+    targets, penalty = y if loss != "square" else y + 0.7, 1e-2
+    z = np.hstack([dense(phases, 3), np.full((len(y), 1), 0.5)])
+    plain = plainly(loss, z, targets, penalty)
+    only: dict[str, Any] = {"multiples": [3], "regularizations": [penalty]}
+    fitted = fit(loss, phases, targets, classes=0, seed=0, intercept=True, **only)
+    assert fitted.weights.shape == (61, 1)
+    assert abs(fitted.weights[-1, 0]) > 0.01
+    near = 1e-6 if loss == "square" else 2e-3
+    np.testing.assert_allclose(outputs(phases, fitted.weights, 3)[:, 0], z @ plain.x, atol=near)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_size_of_chunks_changes_nothing(dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    phases, y = rings(dtype=dtype)
+
+    def results() -> list[Array]:
+        square = solve_square(phases, y, 1e-3)
+        hinge = minimise("smooth-hinge", phases, y, 1e-3)
+        chosen = fit("square", phases, y, classes=2, seed=0, rows=150).weights
+        return [outputs(phases, w) for w in (square, hinge, chosen)]
+
+    whole = results()
+    monkeypatch.setattr(phases_module, "_CHUNK", 7 * 60 * 4)
+    for one, other in zip(whole, results(), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-3)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_cross_validation_chooses_a_width_that_works(loss: Loss) -> None:
+    phases, y = rings(900, 200)
+    chosen = fit(loss, phases[:600], y[:600], classes=2, seed=0)
+    assert chosen.multiple > 1
+    assert chosen.regularization < 1e-2
+    assert len(chosen.widths) == 36
+    assert len(chosen.scores) == (36 if loss == "square" else 6)
+    assert chosen.scores[chosen.multiple, chosen.regularization] == max(chosen.scores.values())
+    assert chosen.refined == {}
+    found = decide(outputs(phases[600:], chosen.weights, chosen.multiple))
+    assert (found == decide(y[600:])).mean() > 0.93
+    # a single candidate needs no cross-validation, and gives the same
+    only: Any = {"multiples": [chosen.multiple], "regularizations": [chosen.regularization]}
+    plain = fit(loss, phases[:600], y[:600], classes=2, seed=9, **only)
+    assert plain.scores == {}
+    np.testing.assert_array_equal(chosen.weights, plain.weights)
+
+
+@pytest.mark.parametrize("loss", ["square", "smooth-hinge"])
+def test_many_rows_refine_what_fewer_have_chosen(loss: Loss) -> None:
+    """As a function of the seed."""
+    phases, y = rings(500, 100)
+    chosen, again, other = (
+        fit(loss, phases, y, classes=2, seed=seed, rows=250, directions=50) for seed in (0, 0, 6)
+    )
+    assert (chosen.scores, chosen.refined) == (again.scores, again.refined)
+    np.testing.assert_array_equal(chosen.weights, again.weights)
+    assert chosen.widths == again.widths != other.widths
+    first, near = max(chosen.scores, key=lambda key: chosen.scores[key])
+    tried = [value for _, value in chosen.refined]
+    assert near / 11 < min(tried) <= max(tried) < near * 11
+    assert (first, near) in chosen.refined
+    widths = {multiple for multiple, _ in chosen.refined}
+    assert len(widths) in ((2, 3) if loss == "square" else (1,))
+    best = chosen.refined[chosen.multiple, chosen.regularization]
+    assert best == max(chosen.refined.values())
+
+
+def test_equal_scores_go_to_the_smoother_model_and_noise_is_not_learned_by_heart() -> None:
+    phases, _ = rings(100)
+    chosen = fit("square", phases, np.ones((100, 1)), classes=2, seed=0)
+    ties = [key for key, score in chosen.scores.items() if score == 1.0]
+    assert len(ties) > 1
+    smallest = min(multiple for multiple, _ in ties)
+    largest = max(value for multiple, value in ties if multiple == smallest)
+    assert (chosen.multiple, chosen.regularization) == (smallest, largest)
+    phases, _ = rings(200, 300, gamma=5.0)  # scores are of models that have not seen the rows
+    y = np.where(np.random.default_rng(3).random((200, 1)) < 0.5, 1.0, -1.0)
+    assert max(fit("square", phases, y, classes=2, seed=0).scores.values()) < 0.65
+
+
+def test_regression_scores_are_root_mean_squared_errors() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.random((400, 2))
+    y = np.column_stack([np.sin(5 * x[:, 0]), x[:, 1] ** 2]) + 0.1 * rng.standard_normal((400, 2))
+    phases = phases_of(x, 200, 0.25, np.uint16, 1)
+    chosen = fit("square", phases[:300], y[:300], classes=0, seed=0)
+    best = chosen.scores[chosen.multiple, chosen.regularization]
+    assert best == min(chosen.scores.values())
+    assert 0.09 < best < 0.115
+    found = outputs(phases[300:], chosen.weights, chosen.multiple)
+    assert np.sqrt(((found - y[300:]) ** 2).mean()) < 0.12
+
+
+@pytest.mark.promise("fdskl-numbers")
+def test_the_lambda_of_numbers_is_chosen_with_all_directions() -> None:
+    """Half of them can fit noise with less: then all of them would fit too much of it."""
+    rng = np.random.default_rng(1)
+    x = rng.random((300, 2))
+    y = np.sin(9 * x.sum(axis=1, keepdims=True)) + 0.3 * rng.standard_normal((300, 1))
+    phases = phases_of(x, 600, 0.5, np.uint32, 2)
+    options: Any = {"classes": 0, "seed": 0, "regularizations": REGULARIZATIONS_OF_NUMBERS}
+    options["multiples"] = [1, 2]
+    chosen = fit("square", phases, y, **options)
+    whole = fit("square", phases, y, directions=600, **options)
+    part = fit("square", phases, y, directions=30, **options)
+    assert chosen.scores == whole.scores != part.scores
+
+
+def test_what_cannot_be_trained_is_refused() -> None:
+    phases, y = rings(20)
+    only: Any = {"classes": 2, "seed": 0}
+    assert fit("logistic", phases[:3], y[:3], **only).weights.shape == (60, 1)  # a fold each
+    cases: list[tuple[str, Any]] = [
+        ("FK-LOSS-CLASSES", lambda: fit("logistic", phases, 0.5 * y, classes=0, seed=0)),
+        ("FK-OPTION-CHOICE", lambda: minimise("hinge", phases, y, 1e-3)),  # type: ignore[arg-type]
+        ("FK-SHAPE-DIFFERS", lambda: solve_square(phases, y[1:], 1e-3)),
+        ("FK-OPTION-RANGE", lambda: solve_square(phases, y, 0.0)),
+        ("FK-OPTION-RANGE", lambda: fit("square", phases, y, regularizations=[-1.0], **only)),
+        ("FK-OPTION-RANGE", lambda: fit("square", phases, y, multiples=[], **only)),
+        ("FK-OPTION-RANGE", lambda: fit("square", phases, y, multiples=[0, 1], **only)),
+        ("FK-FOLDS-FEW", lambda: fit("square", phases[:1], y[:1], **only)),
+        ("FK-EQUATIONS-SINGULAR", lambda: solve_square(phases, y, 1e-30)),
+        ("FK-SOLVER-STEPS", lambda: minimise("logistic", phases, y, 1e-6, iterations=1)),
+    ]
+    for code, call in cases:
+        with refused(code):
+            call()
+
+
+# -- the file of phases at an active party
+
+ROWS, CAPACITY = 9, 12
+
+
+def truth(bits: int = 16) -> Array:
+    """The phase of every row and direction."""
+    dtype = np.uint16 if bits == 16 else np.uint32
+    return np.maximum(drawn(dtype, (ROWS, CAPACITY), bits), 1)
+
+
+def make(folder: Path, bits: int = 16) -> PhaseStore:
+    return PhaseStore(folder, "5e" * 8, 3, ROWS, CAPACITY, bits)
+
+
+def give(store: PhaseStore, known: Array, rows: Any, upto: int, bits: int = 16) -> None:
+    """Send what is missing of some rows, row by row."""
+    places = np.asarray(rows, np.int32)
+    have = known[places].astype(np.int32)
+    missing = [truth(bits)[i, k:upto] for i, k in zip(places, have, strict=True)]
+    store.take(places, have, upto, np.concatenate(missing))
+    known[places] = upto
+
+
+@settings(max_examples=40)
+@given(
+    data=st.data(),
+    bits=st.sampled_from([16, 32]),
+    steps=st.lists(
+        st.tuples(
+            st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=ROWS, unique=True),
+            st.integers(0, 3),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=8,
+    ),
+)
+def test_whatever_comes_in_whatever_order_is_read_again(data: Any, bits: int, steps: Any) -> None:
+    """Rows in any order, each with another number of phases; new objects, lost files."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, upto = Path(name), 0
+        known = np.zeros(ROWS, np.int32)
+        for rows, more, lost in steps:
+            upto = min(CAPACITY, upto + more)
+            store = make(folder, bits)
+            if lost and store.path.exists():
+                store.path.unlink()
+                with refused("FK-STATE-GONE", kind=StateError):
+                    store.read(np.arange(ROWS, dtype=np.int32), upto)
+                known[:] = 0  # as the server is told
+            chosen = data.draw(st.sampled_from([rows, sorted(rows), list(range(ROWS))]))
+            before = known.copy()
+            give(store, known, chosen, upto, bits)
+            give(store, before, chosen, upto, bits)  # the same twice does no harm
+            again = make(folder, bits)
+            for some in (chosen, sorted(chosen), list(range(ROWS)), []):
+                least = int(known[some].min()) if some else upto
+                found = again.read(np.array(some, np.int32), least)
+                np.testing.assert_array_equal(found, truth(bits)[some, :least])
+                assert found.dtype.itemsize * 8 == bits
+
+
+def test_phases_that_are_gone_are_never_read_as_zeros(tmp_path: Path) -> None:
+    """The file was deleted, then rows came that were never here before: a file again."""
+    store, known = make(tmp_path), np.zeros(ROWS, np.int32)
+    give(store, known, [0, 1, 2], 4)
+    with refused("FK-STATE-GONE", kind=StateError):  # more than came
+        store.read(np.array([0, 1]), 5)
+    store.path.unlink()
+    give(store, known, [5, 6], 4)
+    np.testing.assert_array_equal(store.read(np.array([5, 6]), 4), truth()[5:7, :4])
+    for rows in ([0, 1, 2], [2, 5], [1], [7]):
+        with refused("FK-STATE-GONE", kind=StateError):
+            store.read(np.array(rows), 4)
+    with refused("FK-STATE-GONE", kind=StateError):
+        give(store, known.copy(), [2, 3], 8)
+    known[:] = 0
+    give(store, known, [2, 3], 8)
+    np.testing.assert_array_equal(store.read(np.array([2, 3]), 8), truth()[2:4, :8])
+
+
+@pytest.mark.parametrize("change", [lambda b: b"", lambda b: b[:-1], lambda b: b + b"x"])
+def test_a_file_of_another_size_is_not_used(change: Any, tmp_path: Path) -> None:
+    store, known = make(tmp_path), np.zeros(ROWS, np.int32)
+    give(store, known, [0, 1, 2], 4)
+    store.path.write_bytes(change(store.path.read_bytes()))
+    with refused("FK-STATE-GONE"):
+        store.read(np.array([0]), 4)
+    with refused("FK-STATE-GONE"):
+        give(store, known.copy(), [0], 6)
+    known[:] = 0
+    give(store, known, [0], 6)  # all is sent again
+    np.testing.assert_array_equal(store.read(np.array([0]), 6), truth()[:1, :6])
+    with refused("FK-STATE-GONE"):
+        store.read(np.array([1]), 4)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.app import ArrayRecord
+from hospitals import TWO, Array, deal, server, small
+from nodes import Table, side
 from sklearn.datasets import load_breast_cancer
 
+from fedkern_flwr.hybrid.landmarks import draw_landmarks
 from fedkern_flwr.simulations.papers.fedcg import (
     SERVER,
     Hospital,
     build_kernel,
     chain,
-    initial,
     label_noise,
     naive,
     sample_landmarks,
@@ -53,23 +58,6 @@ def test_is_the_pooled_solution(protocol, centres, kernel) -> None:  # type: ign
     found, _ = protocol(hospitals, w, GAMMA, LAMBDA, kernel=kernel, tolerance=1e-22)
     np.testing.assert_allclose(found.alpha, pooled(k, labels(hospitals)), rtol=1e-9)
     assert 2 < found.epochs <= 3 * M
-
-
-def test_a_width_per_landmark() -> None:
-    hospitals, w, k = dealt(2)
-    widths = np.linspace(0.5, 1.5, M)
-    found, _ = chain(hospitals, w, GAMMA * widths, LAMBDA, tolerance=1e-22)
-    np.testing.assert_allclose(found.alpha, pooled(k**widths, labels(hospitals)), rtol=1e-9)
-
-
-def test_chain_and_naive_are_the_same_iteration() -> None:
-    hospitals, w, k = dealt(2)
-    results = [run(hospitals, w, GAMMA, LAMBDA, seed=SEED)[0] for run in (naive, chain)]
-    np.testing.assert_allclose(*(one.iterates for one in results), rtol=1e-9)
-    found = results[0]
-    np.testing.assert_array_equal(found.iterates[0], initial(M, SEED))
-    residual = k.T @ (k @ found.iterates[0] - labels(hospitals)) + LAMBDA * found.iterates[0]
-    assert found.squared[0] == pytest.approx(residual @ residual)
 
 
 def test_stops_at_the_first_residual_below_the_tolerance() -> None:
@@ -150,3 +138,80 @@ def test_chain_shows_a_party_the_kernel_before_it_and_the_server_every_hospital(
         "p",
         *(f"K {name} of hospital 0" for name in ("alpha", "p")),
     }
+
+
+# -- the strategy
+
+
+def plain_cg(k: Array, y: Array, lam: float) -> list[float]:
+    """Solve (K^T K + lambda I) x = K^T y as Hestenes and Stiefel did; return all sum(r^2)."""
+    b = k.T @ y
+    x, r, p, squares = np.zeros_like(b), b.copy(), b.copy(), [b @ b]
+    while np.sqrt(squares[-1]) > 1e-10 * np.linalg.norm(b):
+        q = k.T @ (k @ p) + lam * p
+        step = squares[-1] / (p @ q)
+        x, r = x + step * p, r - step * q
+        squares.append(r @ r)
+        p = r + squares[-1] / squares[-2] * p
+    return squares
+
+
+def test_residuals_are_those_of_the_centralised_method(tmp_path: Path) -> None:
+    """As the paper's figure 6 has them: sum(r^2) after each iteration, an exchange each."""
+    nodes = server(tmp_path)(small(90))
+    options: Table = {"solver": "cg", "regularization": 0.1, "gamma": 8.0}
+    fitted = nodes.fit(preconditioner_rank=0, **options)
+    k, y, _ = nodes.kernel(fitted)
+    squares = plain_cg(k[: len(y)], y[:, 0], 0.1)
+    found = [row["squared_residual"] for row in fitted.history_]
+    assert len(found) == len(squares) - 1 == fitted.metrics_["iterations"] > 10
+    assert found[:-1] == pytest.approx(squares[1:-1], rel=1e-3)
+    relative = [row["residual"] for row in fitted.history_]
+    np.testing.assert_allclose(np.square(relative) * squares[0], found, rtol=1e-9)
+    assert relative[-1] == fitted.metrics_["residual"] <= 1e-10 < relative[-2]
+    phases = ("describe", "hybrid-distances", "hybrid-coefficients", "finish")
+    products = {"hybrid-product": 1 + len(found)}  # K^T y comes first
+    assert fitted.ledger_.by_phase == Counter({**dict.fromkeys(phases, 1), **products})
+    hard: Table = {"solver": "cg", "gamma": 1.0, "landmarks": 60, "regularization": 1e-3}
+    made = [nodes.fit(preconditioner_rank=rank, **hard) for rank in (0, 10, None, 60)]
+    plain, some, half, all_ = (fitted.metrics_["iterations"] for fitted in made)
+    assert plain > some > half >= all_
+    assert half < plain / 5
+    assert all_ <= 4
+    assert made[2].ledger_.by_phase["hybrid-product"] == 1 + half  # the sketch comes with K^T y
+
+
+def test_conjugate_gradients_are_those_of_the_paper_iterate_by_iterate(tmp_path: Path) -> None:
+    """From the same start, without a preconditioner: Algorithm 1, from sums of all hospitals.
+
+    The start is drawn by the server from the seed of the run. No party needs it: they are asked for
+    products with it. The paper's program is given what the server drew.
+    """
+    tables, starts = deal(*side(60, 6), 3, 2, **TWO), list[Array]()
+    m, lam, gamma = 20, 0.3, 4.0  # well conditioned: few digits go
+    options: Table = {"solver": "cg", "init": "random", "preconditioner_rank": 0, "seed": 7}
+    options |= {"gamma": gamma, "regularization": lam, "tolerance": 1e-14}
+
+    def note(number: int, arrays: ArrayRecord) -> None:
+        if not number:
+            starts.append(arrays.to_numpy_ndarrays()[0])
+
+    iterates = []
+    for number in (1, 2, 4, 8):
+        more = {"num_rounds": number, "evaluate_fn": note}
+        iterates.append(server(tmp_path)(tables).fit(more, **options).coefficients_[:, 0])
+    assert {start.tobytes() for start in starts} == {starts[0].tobytes()}
+    assert np.abs(starts[0]).max() > 1.0
+
+    rows: list[Hospital] = []
+    for own in tables[:3]:
+        known = [dict(zip(centre["ids"], centre["x"], strict=True)) for centre in tables[3:]]
+        blocks = [np.array([rows[name] for name in own["ids"]]) for rows in known]
+        rows.append(Hospital([*blocks, own["x"]], np.where(own["y"] == 1, 1.0, -1.0)))
+    w = [draw_landmarks(t["landmark_seed"], m, t["ranges"]) for t in (*tables[3:], tables[0])]
+    for paper in (chain, naive):
+        limits = {"tolerance": 1e-30, "epochs": 8}
+        found, _ = paper(rows, w, gamma, lam, alpha=starts[0][:, 0], **limits)
+        assert np.abs(np.diff(found.iterates, axis=0)).max(axis=1).min() > 1e-3  # each is another
+        for ours, number in zip(iterates, (1, 2, 4, 8), strict=True):
+            np.testing.assert_allclose(ours, found.iterates[number], rtol=0.0, atol=1e-6)

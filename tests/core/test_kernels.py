@@ -1,0 +1,389 @@
+"""Landmarks, kernels of blocks, random features: their laws, exactness and bounds."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import refused
+from scipy import stats
+from scipy.spatial.distance import cdist
+
+from fedkern_flwr import threads
+from fedkern_flwr.hybrid.landmarks import (
+    check_seed_bytes,
+    draw_landmarks,
+    moment_sums,
+    public_seed,
+    read_moments,
+    seed_fingerprint,
+)
+from fedkern_flwr.kernels import product as product_kernel
+from fedkern_flwr.kernels.dictionary import bandwidth_dictionary, gaussian_kernel
+from fedkern_flwr.kernels.product import (
+    distance_bound,
+    kernel_from_distances,
+    landmark_gammas,
+    mean_distances,
+    partial_distances,
+    row_chunks,
+)
+from fedkern_flwr.kernels.random_features import FeatureMap, feature_map, gaussian_frequencies
+
+METRICS = {"rbf": "sqeuclidean", "laplacian": "cityblock"}
+KERNELS: list[Any] = list(METRICS)
+Array = np.ndarray
+
+
+# -- the product kernel
+
+
+def draw(n: int, m: int, d: int, seed: int = 0) -> tuple[Array, Array]:
+    rng = np.random.default_rng(seed)
+    return rng.uniform(-1.0, 1.0, (n, d)), rng.uniform(-1.0, 1.0, (m, d))
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@given(sizes=st.tuples(*[st.integers(1, 12)] * 3), cuts=st.lists(st.integers(0, 12), max_size=3))
+def test_the_kernel_of_a_row_is_the_product_of_its_blocks(
+    kernel: Any, sizes: tuple[int, int, int], cuts: list[int]
+) -> None:
+    n, m, d = sizes
+    x, w = draw(n, m, d, n + 13 * m + 169 * d)
+    blocks = np.split(np.arange(d), sorted(min(cut, d) for cut in cuts))  # some may be empty
+    parts = [partial_distances(x[:, b], w[:, b], kernel) for b in blocks]
+    gamma = np.array([0.7])
+    whole = np.exp(-0.7 * cdist(x, w, METRICS[kernel]))
+    np.testing.assert_allclose(kernel_from_distances(sum(parts), gamma), whole, atol=1e-13)
+    factors = [kernel_from_distances(part, gamma) for part in parts]
+    np.testing.assert_allclose(np.prod(factors, axis=0), whole, atol=1e-13)
+    far = mean_distances(x + 1e3, w + 1e3, kernel)
+    np.testing.assert_allclose(far, cdist(x, w, METRICS[kernel]).mean(axis=1), atol=1e-9)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_many_rows_are_shared_between_threads(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = draw(5003, 9, 4)
+    expected = cdist(x, w, METRICS[kernel])
+    for block, workers in ((9 * 7, 3), (1, 2), (1 << 15, 1)):
+        monkeypatch.setattr(product_kernel, "_BLOCK", block)
+        monkeypatch.setattr(threads, "processors", lambda workers=workers: workers)
+        np.testing.assert_allclose(partial_distances(x, w, kernel), expected, atol=1e-14)
+
+
+def test_a_row_that_is_a_landmark_has_no_distance_to_it() -> None:
+    """Rounding must not make squared distances negative: kernel values beyond one break bounds."""
+    x = np.random.default_rng(0).random((300, 30))
+    found = partial_distances(x, x, "rbf")
+    assert found.min() == 0.0
+    assert np.diagonal(found).max() < 1e-13
+    assert kernel_from_distances(found, np.array([50.0])).max() <= 1.0
+    for kernel in KERNELS:  # no features, or no rows
+        empty = partial_distances(np.zeros((4, 0)), np.zeros((3, 0)), kernel)
+        np.testing.assert_array_equal(empty, np.zeros((4, 3)))
+        assert partial_distances(np.zeros((0, 2)), np.zeros((3, 2)), kernel).shape == (0, 3)
+        assert mean_distances(np.zeros((0, 2)), np.zeros((4, 2)), kernel).shape == (0,)
+
+
+def test_kernels_are_made_in_place_with_a_width_per_landmark() -> None:
+    distances = np.array([[0.0, 1.0, 2.0], [3.0, 0.5, 0.0]])
+    copy, gammas = distances.copy(), np.array([0.1, 1.0, 2.0])
+    found = kernel_from_distances(distances, gammas)
+    assert found is distances
+    np.testing.assert_allclose(found, np.exp(-gammas * copy), rtol=1e-15)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(0, 1e3)), max_size=5),
+    st.integers(0, 2**32 - 1),
+)
+def test_no_landmark_is_farther_from_a_row_within_the_ranges_than_the_bound(
+    spans: list[tuple[float, float]], seed: int
+) -> None:
+    """Landmarks lie in the ball through the corners; opposite points of it are farthest apart."""
+    ranges = np.array([[low, low + span] for low, span in spans]).reshape(-1, 2)
+    low, high = ranges.T
+    wide, rng = high > low, np.random.default_rng(seed)
+    for kernel in KERNELS:
+        bound, metric = distance_bound(ranges, kernel), METRICS[kernel]
+        if not wide.any():
+            assert bound == 0.0
+            continue
+        corner, middle = (high - low) / 2.0, (low + high) / 2.0
+        way = wide / np.sqrt(wide.sum()) if kernel == "laplacian" else corner / math.hypot(*corner)
+        ends = np.stack([-way, way]) * math.hypot(*corner)
+        farthest = cdist(ends[:1], ends[1:], metric)[0, 0]
+        assert farthest == pytest.approx(bound, rel=1e-9, abs=1e-300)
+        rows = rng.uniform(low, high, (20, len(ranges)))
+        moments = np.stack([rng.uniform(low, high), rng.uniform(0.0, high - low)])
+        limit = bound * (1.0 + 1e-9) + 1e-12 * np.abs(middle).max()
+        for given_ in (None, moments):
+            drawn = draw_landmarks(rng.bytes(32), 20, ranges, given_)
+            assert cdist(np.vstack([rows, drawn]), drawn, metric).max() <= limit
+
+
+@pytest.mark.parametrize("spans", [[1.0], [3.0, 3.0, 3.0], [0.5, 0.0, 0.5], [1e-200] * 4])
+def test_the_bound_is_the_distance_of_corners_where_spans_are_equal(spans: list[float]) -> None:
+    ranges = np.stack([np.zeros(len(spans)), spans], axis=1)
+    assert distance_bound(ranges, "laplacian") == pytest.approx(sum(spans), rel=1e-12)
+    assert distance_bound(ranges, "rbf") == pytest.approx(np.square(spans).sum(), rel=1e-12)
+
+
+def test_widths_per_landmark_are_log_uniform_around_gamma() -> None:
+    found = landmark_gammas(0.5, 4000, 3)
+    assert found.shape == (4000,)
+    assert 0.25 <= found.min() <= found.max() <= 1.0
+    logs = np.log2(found / 0.5)
+    assert np.histogram(logs, 4, (-1.0, 1.0))[0].min() > 900
+    np.testing.assert_array_equal(found, landmark_gammas(0.5, 4000, 3))
+    assert not np.isclose(found, landmark_gammas(0.5, 4000, 4)).any()
+    np.testing.assert_allclose(landmark_gammas(1.0, 4000, 3), 2.0 * found, rtol=1e-12)
+
+
+@given(rows=st.integers(0, 10**7), columns=st.integers(0, 10**7))
+def test_chunks_make_up_all_rows_once(rows: int, columns: int) -> None:
+    step = max(1, (1 << 22) // max(1, columns))
+    rows, stop = min(rows, 2000 * step + 1), 0
+    for part in row_chunks(rows, columns):
+        assert part.start == stop
+        assert 0 < part.stop - part.start <= step
+        stop = part.stop
+    assert stop == rows
+
+
+# -- landmarks
+
+SEED = public_seed(3, "genes")
+RANGES = np.array([[0.0, 1.0], [-1.0, 1.0], [50.0, 250.0], [7.0, 7.0]])
+WIDE = [0, 1, 2]  # the fourth range is a point
+MOMENTS = np.array([[0.5, 0.9, 150.0, 7.0], [0.1, 0.3, 10.0, 0.0]])
+
+
+def unturned(m: int, moments: Array | None = None) -> Array:
+    """Landmarks as they are drawn before the turn: uniform, or normal and clipped."""
+    digest = hashlib.sha256(b"fedkern-flwr landmarks " + SEED).digest()
+    rng = np.random.default_rng(int.from_bytes(digest, "little"))
+    low, high = RANGES.T
+    if moments is None:
+        return low + (high - low) * rng.random((m, 4))
+    return np.clip(moments[0] + moments[1] * rng.standard_normal((m, 4)), low, high)
+
+
+@pytest.mark.promise("fedcg-turned")
+@pytest.mark.parametrize("moments", [None, MOMENTS])
+@pytest.mark.parametrize("m", [1, 3, 4000])
+def test_landmarks_are_drawn_in_a_box_that_is_turned_as_a_whole(
+    m: int, moments: Array | None
+) -> None:
+    """Uniform and turned about the middle, or normal and turned about the mean."""
+    about = RANGES.mean(axis=1) if moments is None else moments[0]
+    found, straight = draw_landmarks(SEED, m, RANGES, moments), unturned(m, moments)
+    assert found.shape == (m, 4)
+    assert (found[:, 3] == 7.0).all()
+    np.testing.assert_array_equal(found, draw_landmarks(SEED, m, RANGES, moments))
+    flipped = bytes([SEED[0] ^ 1]) + SEED[1:]
+    assert not np.isclose(found, draw_landmarks(flipped, m, RANGES, moments))[:, :2].any()
+    a, b = (found - about)[:, WIDE], (straight - about)[:, WIDE]
+    np.testing.assert_allclose(a[:50] @ a[:50].T, b[:50] @ b[:50].T, rtol=1e-12, atol=1e-8)
+    assert not np.isclose(a, b).any() or m > 5
+    if m < 4:
+        return
+    turn = np.linalg.lstsq(a, b)[0]
+    np.testing.assert_allclose(turn.T @ turn, np.eye(3), atol=1e-9)
+    np.testing.assert_allclose(a @ turn, b, atol=1e-7)
+    low, high = RANGES[WIDE].T
+    for k, column in enumerate((a @ turn).T):
+        if moments is None:
+            share = (column + about[k] - low[k]) / (high - low)[k]
+            assert stats.kstest(share, "uniform").pvalue > 1e-3
+        elif k != 1:
+            assert stats.kstest(column / moments[1, k], "norm").pvalue > 1e-3
+    if moments is not None:
+        clipped = (a @ turn)[:, 1] > 0.1 - 1e-9
+        assert clipped.mean() == pytest.approx(stats.norm.sf(1 / 3), abs=0.03)
+
+
+@pytest.mark.parametrize("m", [2, 40])
+def test_no_direction_is_preferred_to_another(m: int) -> None:
+    """Haar: where a turn takes a vector is uniform on the sphere; on it coordinates are uniform."""
+    unit = np.tile([-1.0, 1.0], (3, 1))
+    drawn = np.array([draw_landmarks(public_seed(k, "turn"), m, unit)[0] for k in range(1500)])
+    directions = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    for column in directions.T:
+        assert stats.kstest((column + 1.0) / 2.0, "uniform").pvalue > 1e-3
+
+
+def test_a_single_feature_is_not_turned() -> None:
+    one, constant = np.array([[2.0, 4.0]]), np.array([[2.0, 4.0], [7.0, 7.0]])
+    moments = np.array([[3.9, 7.0], [1.0, 0.0]])
+    for ranges, given_ in ((one, None), (one, moments[:, :1]), (constant, moments)):
+        found = draw_landmarks(SEED, 400, ranges, given_)
+        assert 2.0 <= found[:, 0].min() < found[:, 0].max() <= 4.0
+
+
+#: Models that were saved name their seeds only: other landmarks would spoil them silently.
+FROZEN: list[tuple[int, Any, Any, Any]] = [
+    (
+        2,
+        [[0.0, 1.0], [2.0, 4.0]],
+        None,
+        [[0.8425573000798182, 2.270112783196475], [0.1720849585065673, 3.429483576909131]],
+    ),
+    (2, [[-9.0, 9.0]], [[1.0], [2.0]], [[-1.5395939427377145], [1.7970872744915263]]),
+    (
+        2,
+        [[0.0, 1.0], [2.0, 4.0]],
+        [[0.5, 3.0], [0.1, 0.4]],
+        [[0.2965064191083886, 2.988680505879785], [0.48745702070082464, 2.881510225040117]],
+    ),
+    (1, [[0.0, 1.0], [2.0, 4.0]], None, [[-0.2984491587302204, 2.8879295131884692]]),
+]
+
+
+@pytest.mark.parametrize(("m", "ranges", "moments", "expected"), FROZEN)
+def test_what_is_drawn_stays_the_same(m: int, ranges: Any, moments: Any, expected: Any) -> None:
+    given_ = None if moments is None else np.array(moments)
+    found = draw_landmarks(bytes(range(32)), m, np.array(ranges), given_)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@given(
+    n=st.integers(1, 60),
+    d=st.integers(1, 4),
+    seed=st.integers(0, 2**32 - 1),
+    parties=st.integers(1, 5),
+)
+def test_added_up_moments_are_those_of_the_pooled_table(
+    n: int, d: int, seed: int, parties: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    low = rng.uniform(-100.0, 100.0, d)
+    spans = rng.uniform(0.1, 100.0, d)
+    ranges = np.stack([low, low + spans], axis=1)
+    x = rng.uniform(*ranges.T, (n, d))
+    parts = np.array_split(x[rng.permutation(n)], parties)
+    mean, deviation = read_moments(np.sum([moment_sums(p, ranges) for p in parts], axis=0), ranges)
+    np.testing.assert_allclose(mean, x.mean(0), atol=1e-13 * 200)
+    np.testing.assert_allclose(deviation / spans, x.std(0) / spans, atol=1e-7)
+
+
+def test_moments_are_within_their_bound_and_may_be_of_nothing() -> None:
+    """A party adds at most its number of rows to each number: the bound of the secure sum."""
+    low, high = RANGES.T
+    assert moment_sums(np.tile(high, (9, 1)), RANGES).max() == 9.0
+    assert moment_sums(np.tile(low, (9, 1)), RANGES)[1:].max() == 0.0
+    mean, deviation = read_moments(moment_sums(np.zeros((0, 4)), RANGES), RANGES)
+    np.testing.assert_array_equal(mean, low)
+    np.testing.assert_array_equal(deviation, np.zeros(4))
+    x = np.full((11, 4), 0.3) + low  # constant features have no deviation
+    x[:, 3] = 7.0
+    mean, deviation = read_moments(moment_sums(x, RANGES), RANGES)
+    np.testing.assert_allclose(mean, x[0], rtol=1e-12)
+    found = draw_landmarks(SEED, 3, RANGES, np.stack([mean, deviation]))
+    np.testing.assert_allclose(found, x[:3], rtol=1e-6)  # turned about the mean
+
+
+def test_a_fingerprint_tells_seeds_sessions_blocks_and_moments_apart() -> None:
+    moments = np.array([[0.5], [0.1]])
+    found = [
+        seed_fingerprint(SEED, "one", "genes"),
+        seed_fingerprint(public_seed(4, "genes"), "one", "genes"),
+        seed_fingerprint(SEED, "two", "genes"),
+        seed_fingerprint(SEED, "one", "proteins"),
+        seed_fingerprint(SEED, "one", "genes", moments),
+        seed_fingerprint(SEED, "one", "genes", moments + 1e-12),
+    ]
+    assert len(set(found)) == len(found)
+    assert {len(f) for f in found} == {16}
+    assert seed_fingerprint(SEED, "one", "genes") == found[0]
+    assert not any(SEED[k : k + 4] in found[0] for k in range(29))
+    seeds = {public_seed(seed, block) for seed in (0, 1, 10) for block in ("a", "b", "0/a", "")}
+    assert (len(seeds), {len(seed) for seed in seeds}) == (12, {32})
+
+
+def test_seeds_of_another_length_are_refused() -> None:
+    check_seed_bytes(bytes(32))
+    for length in (0, 16, 31, 33):
+        with refused("FK-SEED-LENGTH"):
+            check_seed_bytes(bytes(length))
+
+
+# -- random features
+
+BANDWIDTHS = np.array([0.5, 1.0, 3.0])
+PACKED = BANDWIDTHS.astype("<f8").tobytes()
+DRAWS: list[Any] = ["independent", "orthogonal"]
+ROWS = np.random.default_rng(0).uniform(-1, 1, (12, 6)) / np.sqrt(6)
+
+
+def estimates(features: int, draw: Any, seeds: int) -> Array:
+    """Estimated kernel matrices, (seeds, N, n, n)."""
+    made = (FeatureMap(PACKED, 6, features, seed, "float64", draw)(ROWS) for seed in range(seeds))
+    return np.array([np.einsum("ikw,jkw->kij", z, z) for z in made])
+
+
+def exact(factor: float = 1.0) -> Array:
+    return np.stack([gaussian_kernel(ROWS, ROWS, factor * s) for s in BANDWIDTHS])
+
+
+def test_the_kernel_and_the_dictionary_are_those_of_the_paper() -> None:
+    for k, s in zip(exact(), BANDWIDTHS, strict=True):
+        np.testing.assert_allclose(k, np.exp(-cdist(ROWS, ROWS, "sqeuclidean") / (2 * s**2)))
+    np.testing.assert_allclose(np.diag(gaussian_kernel(ROWS, ROWS, 1e-3)), 1.0)
+    paper = [10 ** ((2 * i - 52) / 25) for i in range(1, 52)]
+    np.testing.assert_allclose(bandwidth_dictionary(51), paper, rtol=1e-12)
+    assert bandwidth_dictionary(1).tolist() == [1.0]
+    with refused("FK-OPTION-RANGE"):
+        bandwidth_dictionary(0)
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+@pytest.mark.parametrize("features", [4, 6, 9])
+def test_the_estimate_is_unbiased(draw: Any, features: int) -> None:
+    """The mean over 400 draws lies within 5 standard errors of the exact kernel."""
+    found = estimates(features, draw, 400)
+    error = np.abs(found.mean(axis=0) - exact())
+    bound = 5.0 * found.std(axis=0) / np.sqrt(400) + 1e-12
+    assert (error <= bound).all()
+    assert error.mean() < 0.01
+    assert not (np.abs(found.mean(axis=0) - exact(1.3)) <= bound).all()
+    many = estimates(4000, draw, 1)[0]
+    assert np.abs(many - exact()).max() < 0.06
+    np.testing.assert_allclose(np.diagonal(many, axis1=1, axis2=2), 1.0, atol=1e-12)
+
+
+def test_orthogonal_features_have_a_smaller_variance() -> None:
+    independent, orthogonal = (estimates(6, draw, 300).var(axis=0) for draw in DRAWS)
+    ratio = orthogonal.mean(axis=(1, 2)) / independent.mean(axis=(1, 2))
+    assert (ratio < 0.8).all()
+    assert ratio[2] < 0.45  # a wide kernel gains most
+
+
+@pytest.mark.parametrize("features", [3, 6, 8, 13])
+def test_blocks_of_orthogonal_frequencies_stand_at_right_angles(features: int) -> None:
+    rho = gaussian_frequencies(PACKED, 6, features, 4, "float64", "orthogonal")
+    assert rho.shape == (6, 3 * features)
+    for own in np.split(rho, 3, axis=1):
+        for start in range(0, features, 6):
+            block = own[:, start : start + 6]
+            unit = block / np.linalg.norm(block, axis=0)
+            np.testing.assert_allclose(unit.T @ unit, np.eye(block.shape[1]), atol=1e-12)
+    assert np.linalg.matrix_rank(rho) == 6
+
+
+def test_feature_maps_are_cached_and_frequencies_read_only() -> None:
+    arguments: Any = (PACKED, 5, 7, 0, "float32", "independent")
+    assert feature_map(*arguments) is feature_map(*arguments)
+    first, other = (gaussian_frequencies(PACKED, 5, 7, seed, "float32") for seed in (0, 1))
+    with pytest.raises(ValueError):  # noqa: PT011  (NumPy's)
+        first[0, 0] = 1.0
+    assert (first != other).all()
+    for draw in DRAWS:  # float32 rounds the same draw
+        maps = [FeatureMap(PACKED, 6, 20, 1, kind, draw)(ROWS) for kind in ("float32", "float64")]
+        assert [one.dtype for one in maps] == [np.float32, np.float64]
+        assert 0.0 < np.abs(maps[0] - maps[1]).max() < 1e-6

@@ -1,0 +1,555 @@
+"""Who holds what in FedCG and FDSKL: rows are matched, and parties that do not fit refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from fdskl_bridge import streaming, way
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pooled import outputs
+from refusals import refused
+from zoo import Table, fit
+
+from fedkern_flwr.alignment import hash_ids
+from fedkern_flwr.errors import (
+    CohortError,
+    FedKernError,
+    PartitionError,
+    ProtocolError,
+    SmallCohortError,
+)
+from fedkern_flwr.hybrid.messages import HybridDescribeReply
+from fedkern_flwr.hybrid.parties import (
+    CENTRE,
+    HOSPITAL,
+    Plan,
+    check_alone,
+    check_parties,
+    make_plan,
+    match_rows,
+)
+from fedkern_flwr.strategies import fdskl_phases
+from fedkern_flwr.vertical.messages import VerticalDescribeReply
+from fedkern_flwr.vertical.parties import check_alone as check_vertical_alone
+from fedkern_flwr.vertical.parties import check_parties as check_vertical
+from fedkern_flwr.vertical.parties import make_plan as make_vertical
+
+POLICIES: list[Any] = ["error", "drop-row", "neutral"]
+
+
+def hashes(ids: Any) -> np.ndarray:
+    return np.array([(7919 * i % 101, i) for i in ids], np.uint64).reshape(-1, 2)
+
+
+def party(partition: int, rows: Any, tests: Any = (), **more: Any) -> HybridDescribeReply:
+    """Describe a party; with labels it is a hospital."""
+    role = more.pop("role", HOSPITAL if "outputs" in more else CENTRE)
+    block = f"centre {partition}" if role == CENTRE else "clinical"
+    values: dict[str, Any] = {"partition": partition, "partitions": 9, "role": role}
+    values |= {"rows": len(rows), "test_rows": len(tests), "ids": hashes([*rows, *tests])}
+    values |= {"features": 2, "columns": "a digest", "block": block, "seeded": True}
+    values |= {"square_bound": 2.0, "absolute_bound": 2.0, "restored": True}
+    values |= {"outputs": 0, "classes": 0, "labels": "", "label_bound": 1.0}
+    values |= {"labelled": False, "allow_single": False}
+    return HybridDescribeReply(**{**values, **more})
+
+
+def hospital(partition: int, rows: Any, tests: Any = (), **more: Any) -> HybridDescribeReply:
+    return party(partition, rows, tests, **{"outputs": 1, "classes": 2, "labels": "0 1", **more})
+
+
+def wards(plan: Plan) -> dict[int, Any]:
+    return {
+        h: (
+            ward.train,
+            ward.test,
+            {p: rows.tolist() for p, rows in ward.rows.items()},
+            ward.dropped,
+            dict(ward.lacking),
+        )
+        for h, ward in plan.wards.items()
+    }
+
+
+# -- matching, against dictionaries
+
+
+SEEN: set[str] = set()  # what kinds of splits there were
+
+
+class RefusedError(Exception):
+    """The plain implementation finds no plan."""
+
+
+def plain(parties: list[HybridDescribeReply], missing: str, predict: bool) -> dict[int, Any]:
+    """Match the rows one by one."""
+    names = {p.partition: [tuple(row) for row in p.ids.tolist()] for p in parties}
+    holds = {p.partition: {name: k for k, name in enumerate(names[p.partition])} for p in parties}
+    blocks = {p.block for p in parties if p.features}
+    centres = [p for p in parties if p.role == CENTRE and p.features]
+    out: dict[int, Any] = {}
+    for h in (p for p in parties if p.role == HOSPITAL):
+        kept: list[int] = []
+        lacking: dict[str, int] = {}
+        dropped = candidates = 0
+        for place, name in enumerate(names[h.partition]):
+            owners = [h.block] * bool(h.features)
+            owners += [c.block for c in centres if name in holds[c.partition]]
+            if len(owners) != len(set(owners)):
+                raise RefusedError
+            if predict and place < h.rows:
+                continue
+            candidates += 1
+            absent = blocks - set(owners)
+            if absent and missing == "error":
+                raise RefusedError
+            if absent and missing == "drop-row":
+                dropped += 1
+                continue
+            for block in absent:
+                lacking[block] = lacking.get(block, 0) + 1
+            kept.append(place)
+        if candidates and not kept:
+            raise RefusedError
+        rows = {h.partition: kept}
+        for c in centres:
+            found = [holds[c.partition].get(names[h.partition][place], -1) for place in kept]
+            if any(position >= 0 for position in found):
+                rows[c.partition] = found
+        train = sum(place < h.rows for place in kept)
+        out[h.partition] = (train, len(kept) - train, rows, dropped, lacking)
+    known = {p for _, _, rows, *_ in out.values() for p in rows}
+    if not known >= {p.partition for p in parties} or not blocks:
+        raise RefusedError
+    if not predict and not any(train for train, *_ in out.values()):
+        raise RefusedError
+    return out
+
+
+@st.composite
+def splits(draw: Any) -> list[HybridDescribeReply]:
+    """Hospitals and centres that overlap at random; most rows are known to most centres."""
+    parties = []
+    for h in range(draw(st.integers(1, 3))):
+        rows = draw(st.lists(st.integers(0, 9), unique=True, max_size=6))
+        cut = draw(st.integers(0, len(rows)))
+        features = draw(st.sampled_from([0, 2, 2]))
+        parties.append(hospital(h, rows[:cut], rows[cut:], features=features))
+    for c in range(draw(st.integers(0, 3))):
+        absent = draw(st.sets(st.integers(0, 11), max_size=draw(st.sampled_from([0, 0, 2, 9]))))
+        rows = [i for i in draw(st.permutations(range(12))) if i not in absent]
+        block = draw(st.sampled_from([f"own {c}", f"own {c}", "shared", "clinical"]))
+        parties.append(party(len(parties), rows, block=block))
+    return parties
+
+
+@pytest.mark.parametrize("missing", POLICIES)
+@settings(max_examples=140)
+@given(parties=splits(), predict=st.booleans())
+def test_rows_are_matched_as_one_by_one(
+    parties: list[HybridDescribeReply], missing: Any, predict: bool
+) -> None:
+    try:
+        expected = plain(parties, missing, predict)
+    except RefusedError:
+        SEEN.add("refused")
+        with pytest.raises(FedKernError) as caught:
+            make_plan(parties, missing, predict=predict)
+        assert "\n" not in str(caught.value)
+        assert caught.value.remedy
+        return
+    plan = make_plan(parties, missing, predict=predict)
+    assert wards(plan) == expected
+    SEEN.update({"accepted", f"{sum(p.role == CENTRE for p in parties)} centres"})
+    SEEN.update(f"{missing} dropped" for ward in expected.values() if ward[3])
+    SEEN.update(f"{missing} lacking" for ward in expected.values() if ward[4])
+    assert plan.hospitals == tuple(expected)
+    assert set(plan.parties) == {p.partition for p in parties}
+    everybody = {tuple(row) for h in plan.hospitals for row in parties[h].ids.tolist()}
+    for c in (p for p in parties if p.role == CENTRE):
+        strangers = sum(tuple(row) not in everybody for row in c.ids.tolist())
+        assert plan.unknown[c.partition] == strangers
+    for h, ward in plan.wards.items():
+        assert ward.total == ward.train + ward.test
+        assert ward.centres == tuple(sorted(set(ward.rows) - {h}))
+        owners = [sum(ward.rows[c][k] >= 0 for c in ward.centres) for k in range(ward.total)]
+        assert ward.lonely == owners.count(1)
+    holders: dict[str, tuple[int, ...]] = {}
+    for p in parties:
+        if p.features:
+            holders[p.block] = (*holders.get(p.block, ()), p.partition)
+    assert plan.blocks == holders
+
+
+def test_the_matching_was_tested_in_all_directions() -> None:
+    """Negative control: the splits above are refused and accepted, complete and incomplete."""
+    assert {"refused", "accepted", "drop-row dropped", "neutral lacking", "3 centres"} <= SEEN
+
+
+def test_the_shape_of_figure_three() -> None:
+    """Two hospitals share a block; genomics lie at two centres, proteomics at one."""
+    plan = make_plan(
+        [
+            hospital(0, [1, 2], [3]),
+            hospital(1, [4, 5], []),
+            party(2, [2, 3, 1], block="genomics"),
+            party(3, [5, 4, 9], block="genomics"),
+            party(4, [5, 4, 3, 2, 1, 0], block="proteomics"),
+        ],
+        "error",
+    )
+    none = {"dropped_rows": 0, "rows_without_block": {}}
+    assert plan.report() == {
+        "hospitals": {
+            "0": {"training_rows": 2, "held_out_rows": 1, "centres": [2, 4], **none},
+            "1": {"training_rows": 2, "held_out_rows": 0, "centres": [3, 4], **none},
+        },
+        "blocks": {"clinical": [0, 1], "genomics": [2, 3], "proteomics": [4]},
+        "rows_no_hospital_knows": {"3": 1, "4": 1},
+    }
+
+
+def test_predictions_are_for_held_out_rows_only() -> None:
+    parties = [hospital(0, [1, 2], [3, 4]), party(1, [4, 3, 1])]
+    plan = make_plan(parties, "error", predict=True)  # row 2 lacks a block, and does not matter
+    assert wards(plan) == {0: (0, 2, {0: [2, 3], 1: [1, 0]}, 0, {})}
+    with refused("FK-TEST-NONE"):
+        match_rows([hospital(0, [1])], "error", predict=True, allow_single=True)
+
+
+# -- what does not fit together
+
+ROWS = (1, 2, 3)
+FIRST = hospital(0, ROWS)
+MISFITS: dict[str, tuple[list[HybridDescribeReply], str]] = {
+    "no hospital": ([party(0, ROWS)], "FK-LABELS-NOBODY"),
+    "no features": ([hospital(0, ROWS, features=0)], "FK-FEATURES-NONE"),
+    "no training rows": ([hospital(0, [], ROWS)], "FK-ROWS-NONE"),
+    "block twice": (
+        [FIRST, party(1, ROWS, block="b"), party(2, [9, 3, 2], block="b")],
+        "FK-BLOCK-TWICE",
+    ),
+    "block twice, hospital": ([FIRST, party(1, [3], block="clinical")], "FK-BLOCK-TWICE"),
+    "other columns": ([FIRST, hospital(1, [4], columns="another")], "FK-COLUMNS-DIFFER"),
+    "other number of them": ([FIRST, hospital(1, [4], features=3)], "FK-COLUMNS-DIFFER"),
+    "other ranges": ([FIRST, hospital(1, [4], square_bound=8.0)], "FK-BLOCK-DIFFERS"),
+    "a seed here, none there": ([FIRST, hospital(1, [4], seeded=False)], "FK-BLOCK-DIFFERS"),
+    **{
+        f"labels: {name}": ([FIRST, hospital(1, [4], **{name: value})], "FK-CLASSES-DIFFER")
+        for name, value in (("outputs", 2), ("labels", "0 2"), ("classes", 0), ("label_bound", 2.0))
+    },
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_parties_that_do_not_fit_together_are_refused(name: str) -> None:
+    parties, code = MISFITS[name]
+    for missing in POLICIES:
+        with refused(code) as caught:
+            make_plan(parties, missing)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_hospital_whose_patients_no_centre_knows() -> None:
+    """Refused, or left without the block; never left out silently."""
+    parties = [hospital(0, [1, 2]), hospital(1, [4, 5]), party(2, [1, 2])]
+    for missing, code in zip(POLICIES, ("FK-ROWS-LACKING", "FK-IDS-APART"), strict=False):
+        with refused(code):
+            make_plan(parties, missing)
+    assert make_plan(parties, "neutral").wards[1].lacking == {"centre 2": 2}
+    with refused("FK-IDS-APART"):
+        make_plan([hospital(0, [1, 2]), party(1, [7, 8])], "neutral")
+
+
+def test_descriptions_are_checked_before_rows_are_matched() -> None:
+    good = [replace(p, partitions=2) for p in (FIRST, party(1, ROWS))]
+    check_parties(good)
+    for parties in ([good[0], good[0]], good[:1]):
+        with pytest.raises(PartitionError):
+            check_parties(parties)
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"role": "client"}, "FK-NODE-METHOD"),
+        ({"rows": 2}, "FK-MESSAGE-SHAPE"),
+        ({"ids": good[1].ids[:, :1]}, "FK-MESSAGE-SHAPE"),
+        ({"ids": good[1].ids.astype(np.uint32)}, "FK-MESSAGE-SHAPE"),
+        ({"ids": hashes([1, 2, 1])}, "FK-IDS-DUPLICATE"),
+    ]
+    for change, code in bad:
+        with refused(code):
+            check_parties([good[0], replace(good[1], **change)])
+
+
+# -- sums that would show a single party's values
+
+
+@pytest.mark.promise("fedcg-alone")
+def test_values_of_a_single_party_are_not_shown_unless_allowed() -> None:
+    def plan(missing: Any, second: HybridDescribeReply, *centres: Any) -> Plan:
+        more = [party(2 + k, rows) for k, rows in enumerate(centres)]
+        return make_plan([FIRST, second, *more], missing)
+
+    every = [1, 2, 3, 4]
+    cases = [
+        (make_plan([FIRST], "error"), "FK-PARTIES-ALONE"),
+        (plan("error", hospital(1, [], [4]), every, every[::-1]), "FK-PARTIES-ALONE"),
+        (plan("error", hospital(1, [4]), every), "FK-COLUMNS-ALONE"),
+        (plan("neutral", hospital(1, [4]), every, [1, 4]), "FK-COLUMNS-ALONE"),
+    ]
+    for found, code in cases:
+        with refused(code):
+            check_alone(found, [], allow_single=False)
+        check_alone(found, [], allow_single=True)
+    check_alone(plan("error", hospital(1, [4]), every, every[::-1]), [], allow_single=False)
+
+
+@pytest.mark.promise("fedcg-centre-asked")
+def test_a_centre_must_agree_to_be_alone_with_a_row() -> None:
+    parties = [FIRST, hospital(1, [4]), party(2, [1, 2, 3, 4]), party(3, [1, 4])]
+    plan = make_plan(parties, "neutral")
+    with refused("FK-COLUMNS-ALONE") as caught:
+        check_alone(plan, parties, allow_single=True)
+    assert caught.value.party == "partition 2"
+    parties[2] = replace(parties[2], allow_single=True)
+    check_alone(plan, parties, allow_single=True)  # partition 3 is never alone
+
+
+# -- columns of FDSKL
+
+KEY = bytes(range(16))
+
+
+def owner(
+    partition: int,
+    *,
+    rows: Any = (),
+    tests: Any = (),
+    others: Any = (),
+    partitions: int = 3,
+    **more: Any,
+) -> VerticalDescribeReply:
+    """Describe a party by the ids of its rows; one with labels is active."""
+    active = bool(len(rows) or len(tests))
+    ids = [str(i) for i in (*rows, *tests, *others)]
+    fields: dict[str, Any] = {"partition": partition, "partitions": partitions}
+    fields |= {"role": "active" if active else "passive", "features": 2, "columns": "c"}
+    fields |= {"rows": len(rows), "test_rows": len(tests), "others": len(others)}
+    fields |= {"outputs": int(active), "classes": 2 * active, "labels": "two" * active}
+    fields |= {"label_bound": 1.0, "labelled": True, "named": True, "allow_single": False}
+    fields |= {"restored": True, "ids": hash_ids(ids, KEY, "s")}
+    return VerticalDescribeReply(**{**fields, **more})
+
+
+def three(**more: Any) -> list[VerticalDescribeReply]:
+    """One active party and two passive ones that know a few more people."""
+    return [
+        owner(0, rows="abcd", tests="ef", **more),
+        owner(1, others="xfedcba"),
+        owner(2, others="cadbfey"),
+    ]
+
+
+def spelled(parties: list[VerticalDescribeReply], plan: Any, names: dict[int, str]) -> list[str]:
+    """Return for each row of a plan how the parties call it."""
+    return ["".join(names[p][i] for p, i in row) for row in
+            ([(p, plan.rows[p][k]) for p in names] for k in range(plan.total))]  # fmt: skip
+
+
+def test_several_active_parties_have_slices_of_their_own() -> None:
+    parties = [
+        owner(0, rows="ab", tests="e", others="cdfg"),
+        owner(1, others="gfedcba"),
+        owner(2, rows="dc", tests="fg", others="eab"),
+    ]
+    plan = make_vertical(parties, "error")
+    assert plan.actives == (0, 2)
+    assert plan.train == {0: slice(0, 2), 2: slice(2, 4)}
+    assert plan.test == {0: slice(4, 5), 2: slice(5, 7)}
+    names = {0: "abecdfg", 1: "gfedcba", 2: "dcfgeab"}
+    assert spelled(parties, plan, names) == [3 * i for i in "abdcefg"]
+    later = make_vertical(parties, "error", predict=True)
+    assert later.train == {0: slice(0, 0), 2: slice(0, 0)}
+    assert spelled(parties, later, names) == [3 * i for i in "efg"]
+
+
+@given(st.data())
+def test_plans_of_any_tables(data: Any) -> None:
+    """Each kept row is the same person at all parties; what is left out is lacked by somebody."""
+    people = data.draw(st.permutations("abcdefghijkl"))
+    cut = data.draw(st.integers(1, 11))
+    sets: dict[int, str] = {}
+    parties = []
+    for k in range(2):
+        mine = people[k::2]
+        rows = [p for p in mine if people.index(p) < cut]
+        tests = [p for p in mine if people.index(p) >= cut]
+        more = data.draw(st.permutations([p for p in people if p not in mine]))
+        more = more[: data.draw(st.integers(0, len(more)))]
+        sets[k] = "".join([*rows, *tests, *more])
+        parties.append(owner(k, rows=rows, tests=tests, others=more))
+    order = data.draw(st.permutations(people))
+    sets[2] = "".join(order[: data.draw(st.integers(0, 12))])
+    parties.append(owner(2, others=sets[2]))
+    common = [p for p in people if all(p in held for held in sets.values())]
+    if not any(people.index(p) < cut for p in common):
+        with pytest.raises(FedKernError):
+            make_vertical(parties, "drop-row")
+        return
+    plan = make_vertical(parties, "drop-row")
+    assert plan.dropped == 12 - len(common)
+    found = spelled(parties, plan, sets)
+    assert sorted(found) == sorted(3 * p for p in common)
+    for k in range(2):
+        learned = {p for p in common if people.index(p) < cut and p in people[k::2]}
+        assert {name[0] for name in found[plan.train[k]]} == learned
+    if len(common) < 12:
+        with refused("FK-ROWS-LACKING", "FK-IDS-APART"):
+            make_vertical(parties, "error")
+
+
+TWICE = "FK-LABELS-TWICE"
+VERTICAL: dict[str, tuple[list[VerticalDescribeReply], str]] = {
+    "no active party": ([owner(k, others="abc") for k in (0, 1)], "FK-LABELS-NOBODY"),
+    "one party": ([owner(0, rows="ab")], "FK-PARTIES-FEW"),
+    "a row is lacking": ([owner(0, rows="abc"), owner(1, others="ab")], "FK-ROWS-LACKING"),
+    "no row is there": ([owner(0, rows="abc"), owner(1, others="xyz")], "FK-IDS-APART"),
+    "two labels of a row": ([owner(0, rows="abc"), owner(1, rows="c", others="ab")], TWICE),
+    "held out and learned from": (
+        [owner(0, rows="abc", others="d"), owner(1, tests="cd", others="ab")],
+        TWICE,
+    ),
+    **{
+        f"other {name}": (
+            [owner(0, rows="ab", others="c"), owner(1, rows="c", others="ab", **{name: value})],
+            "FK-CLASSES-DIFFER",
+        )
+        for name, value in (("labels", "cats, dogs"), ("label_bound", 2.0))
+    },
+    "no ids at one": (
+        [owner(0, rows="abc"), owner(1, others="abc", named=False)],
+        "FK-IDS-MISSING",
+    ),
+    "no ids at the first": (
+        [owner(0, rows="abc", named=False), owner(1, others="abc")],
+        "FK-IDS-MISSING",
+    ),
+    "no ids, other numbers": (
+        [owner(0, rows=range(3), named=False), owner(1, others=range(4), named=False)],
+        "FK-ROWS-DIFFER",
+    ),
+    "no features": (
+        [owner(0, rows="abc", features=0), owner(1, others="abc", features=0)],
+        "FK-FEATURES-NONE",
+    ),
+    "nothing to learn from": ([owner(0, tests="abc"), owner(1, others="abc")], "FK-ROWS-NONE"),
+}
+
+
+@pytest.mark.parametrize("name", VERTICAL)
+def test_columns_that_do_not_fit_together_are_refused(name: str) -> None:
+    parties, code = VERTICAL[name]
+    with refused(code) as caught:
+        make_vertical(parties, "error")
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, SmallCohortError) == (name == "one party")
+
+
+def test_nothing_in_common_is_an_error_whatever_is_allowed() -> None:
+    parties = [owner(0, rows="abc"), owner(1, others="ax"), owner(2, others="bx")]
+    with refused("FK-IDS-APART", kind=ProtocolError):
+        make_vertical(parties, "drop-row")
+    with refused("FK-ROWS-NONE", kind=CohortError):
+        make_vertical([owner(0, rows="ab", tests="c"), owner(1, others="c")], "drop-row")
+    with refused("FK-TEST-NONE", kind=CohortError):
+        make_vertical([owner(0, rows="ab"), owner(1, others="ab")], "error", predict=True)
+
+
+def test_descriptions_of_columns_that_cannot_be_are_refused() -> None:
+    check_vertical(three())
+    for change, code in (
+        ({"role": "server"}, "FK-NODE-METHOD"),
+        ({"test_rows": 5}, "FK-MESSAGE-SHAPE"),
+        ({"ids": np.zeros((6, 2), np.uint32)}, "FK-MESSAGE-SHAPE"),
+        ({"ids": np.zeros((6, 2), np.uint64)}, "FK-IDS-DUPLICATE"),
+    ):
+        with refused(code):
+            check_vertical(three(**change))
+
+
+# -- a single other party
+
+
+def alone(parties: list[VerticalDescribeReply], allow_single: bool = False) -> None:
+    check_vertical_alone(make_vertical(parties, "error"), parties, allow_single=allow_single)
+
+
+@pytest.mark.promise("fdskl-alone")
+def test_the_phases_of_a_single_other_party_are_not_shown() -> None:
+    """Unless the run and that party allow it; parties without columns do not count."""
+    two = [owner(0, rows="abc"), owner(1, others="abc")]
+    bare = owner(2, others="abc", features=0)
+    labels_alone = owner(0, rows="abc", features=0)
+    for parties in (two, [*two, bare], [labels_alone, two[1], bare]):
+        with refused("FK-COLUMNS-ALONE"):
+            alone(parties)
+    with refused("FK-COLUMNS-ALONE") as caught:
+        alone(two, allow_single=True)
+    assert caught.value.party == "partition 1"
+    two[1] = owner(1, others="abc", allow_single=True)
+    alone(two, allow_single=True)
+    with refused("FK-COLUMNS-ALONE"):
+        alone(two)
+    alone(three())
+    alone(three(features=0))  # the active party has labels only, two others have columns
+    alone([two[0], owner(1, others="abc", features=0), bare])  # none is shown
+
+
+def test_every_active_party_is_looked_at() -> None:
+    """The first has two others with columns, the second, which has some, has one only."""
+    first, second = owner(0, rows="ab", others="c", features=0), owner(1, rows="c", others="ab")
+    with refused("FK-COLUMNS-ALONE"):
+        alone([first, second, owner(2, others="abc")])
+    alone([first, second, owner(2, others="abc", allow_single=True)], allow_single=True)
+    both = [owner(0, rows="ab", others="c"), owner(1, rows="c", others="ab", allow_single=True)]
+    with refused("FK-COLUMNS-ALONE") as caught:
+        alone(both, allow_single=True)
+    assert caught.value.party == "partition 0"
+
+
+# -- runs of FDSKL
+
+
+@pytest.mark.parametrize("made", [way(loss="square"), streaming(2, 1, 10)])
+def test_phases_in_many_sums_and_messages_are_the_same_phases(
+    made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = fit(made)
+    monkeypatch.setattr(fdskl_phases, "_CHUNK", 70)
+    monkeypatch.setattr(fdskl_phases, "_MESSAGE", 700)
+    cut = fit(made)
+    assert cut.strategy.ledger_.exchanges > whole.strategy.ledger_.exchanges
+    assert cut.predictions == whole.predictions
+
+
+def test_rows_without_ids_are_joined_by_their_order() -> None:
+    made = way(loss="square")
+    sites = made.sites(alignment_key=None)
+    named = {i: k for k, i in enumerate(sorted(sites.tables[0]["ids"].tolist()))}
+    tests = sites.tables[0]["ids_test"]
+    bare: list[Table] = []
+    for table in sites.tables:
+        rows = dict(zip(table["ids"], table["x"], strict=True))
+        rows |= dict(zip(table.get("ids_test", ()), table.get("x_test", ()), strict=True))
+        some = np.array([rows[i] for i in named])
+        held = np.array([rows[i] for i in tests])
+        bare.append({"frequency_seed": table["frequency_seed"], "x": some, "x_test": held})
+    labels = dict(zip(sites.tables[0]["ids"], sites.tables[0]["y"], strict=True))
+    bare[0] |= {"y": np.array([labels[i] for i in named]), "classes": (0, 1)}
+    bare[0]["y_test"] = sites.tables[0]["y_test"]
+    sites.tables = bare
+    found, usual = sites.fit(), fit(made)
+    mine = outputs(found, [f"held-out row {k}" for k in range(len(tests))])
+    np.testing.assert_allclose(mine, outputs(usual, tests), atol=1e-6)

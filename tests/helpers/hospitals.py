@@ -1,0 +1,152 @@
+"""Hospitals and centres of FedCG, and the pooled solution of their tables in plain NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from nodes import Nodes, Table, side
+from scipy.spatial.distance import cdist
+
+from fedkern_flwr.clients import HybridKernelClient
+from fedkern_flwr.hybrid.landmarks import draw_landmarks, public_seed
+from fedkern_flwr.strategies import FedCG
+
+Array = np.ndarray
+KEY = b"a secret of the data's owners"
+METRICS = {"rbf": "sqeuclidean", "laplacian": "cityblock"}
+TWO: Table = {"classes": (0, 1)}
+Blocks = dict[str, dict[str, Array]]  # name -> id -> features
+
+
+def deal(
+    x: Array,
+    y: Array,
+    hospitals: int,
+    centres: int,
+    *,
+    own: bool = True,
+    shared: int = 1,
+    ranges: tuple[float, float] = (0.0, 1.0),
+    **labels: Any,
+) -> list[Table]:
+    """Deal rows to hospitals and columns to centres, each party with a row order of its own.
+
+    So many centres hold a block together, each other patients. Centres know strangers as well.
+    """
+    rng = np.random.default_rng([hospitals, centres])
+    ids = np.array([f"patient {k}" for k in rng.permutation(10 * len(x))[: len(x)]])
+    columns = np.array_split(rng.permutation(x.shape[1]), centres // shared + own)
+    names = ["clinical"] * own + [f"centre {k}" for k in range(centres // shared)]
+    blocks = dict(zip(names, columns, strict=True))
+
+    def part(rows: Array, name: str) -> Table:
+        columns = [f"c{k}" for k in blocks[name]]
+        table: Table = {"x": x[np.ix_(rows, blocks[name])], "ids": ids[rows], "block": name}
+        table |= {"columns": columns, "ranges": np.tile(ranges, (len(columns), 1))}
+        return {**table, "landmark_seed": public_seed(1, name)}
+
+    tables: list[Table] = []
+    for rows in np.array_split(rng.permutation(len(x)), hospitals):
+        fit, test = np.split(rows, [2 * len(rows) // 3])
+        table = part(fit, "clinical") if own else {"ids": ids[fit]}
+        table |= {"x_test": x[np.ix_(test, blocks["clinical"])]} if own else {}
+        tables.append({**table, "y": y[fit], "y_test": y[test], "ids_test": ids[test], **labels})
+    for name in names[own:]:
+        for rows in np.array_split(rng.permutation(len(x)), shared):
+            table = part(rows, name)
+            table["x"] = np.vstack([table["x"], np.full((2, len(blocks[name])), ranges[0])])
+            tables.append({**table, "ids": [*table["ids"], f"{len(tables)} a", f"{len(tables)} b"]})
+    return tables
+
+
+def small(n: int = 60) -> list[Table]:
+    """Two hospitals and two centres."""
+    return deal(*side(n, 6), 2, 2, **TWO)
+
+
+class Parties(Nodes):
+    """Nodes of FedCG; of the last kernel, distances of rows and ``pairs`` to landmarks."""
+
+    distances: Array
+    pairs: Array
+
+    def fit(self, more: Table | None = None, **options: Any) -> FedCG:
+        """Fit uniform landmarks with what is given; ``more`` is of ``start``."""
+        plain: Table = {"tune": "off", "sampling": "U", "landmarks": 20, "seed": 1}
+        strategy: FedCG = self.run(FedCG(**{**plain, **options}), **(more or {}))
+        return strategy
+
+    def gap(self, fitted: FedCG, lam: float = 1e-3, bound: float = np.inf) -> float:
+        """Return max |f_fed - f_central| over the held-out rows, as the hospitals wrote them."""
+        k, y, tests = self.kernel(fitted)
+        gram, penalty = k[: len(y)].T @ k[: len(y)], np.eye(k.shape[1])
+        if fitted.penalty == "rkhs":
+            penalty = np.exp(-fitted.gammas_ * self.pairs)
+            a = np.linalg.pinv(gram + lam * penalty, rcond=1e-14, hermitian=True)
+            a = a @ k[: len(y)].T @ y
+        else:
+            a = np.linalg.solve(gram + lam * penalty, k[: len(y)].T @ y)
+        found, expected = self.outputs(), np.clip(k[len(y) :] @ a, -bound, bound)
+        assert set(found) == set(tests)
+        assert np.abs(expected).max() > 0.01  # there is something to compare
+        return float(np.abs(np.array([found[i] for i in tests]) - expected).max())
+
+    def join(self, missing: str = "error") -> tuple[Blocks, list[str], Array, list[str]]:
+        """Join all tables by id: rows of blocks, ids to learn from, their targets, tests."""
+        blocks: Blocks = {}
+        for table in (t for t in self.tables if "x" in t):
+            rows = blocks.setdefault(table["block"], {})
+            rows |= dict(zip(table["ids"], table["x"], strict=True))
+            rows |= dict(zip(table.get("ids_test", ()), table.get("x_test", ()), strict=True))
+        homes = [t for t in self.tables if "y" in t]
+        labels = {i: v for t in homes for i, v in zip(t["ids"], t["y"], strict=True)}
+        ids, tests = [*labels], [str(i) for t in homes for i in t["ids_test"]]
+        if missing == "drop-row":
+            whole = set.intersection(*map(set, blocks.values()))
+            ids, tests = ([i for i in some if i in whole] for some in (ids, tests))
+        y = np.array([labels[i] for i in ids], float)
+        if classes := homes[0].get("classes"):
+            y = np.where(y[:, None] == np.asarray(classes[len(classes) == 2 :]), 1.0, -1.0)
+        return blocks, ids, y.reshape(len(ids), -1), tests
+
+    def kernel(self, fitted: FedCG) -> tuple[Array, Array, list[str]]:
+        """Return the kernel of rows to learn from, then of tests; targets, and tests."""
+        blocks, ids, y, tests = self.join(fitted.missing)
+        of = {t["block"]: (t["landmark_seed"], t["ranges"]) for t in self.tables if "x" in t}
+        distances, drawn = np.zeros((len(ids + tests), fitted.landmarks_)), []
+        for name, rows in blocks.items():
+            x = np.array([rows[i] for i in ids if i in rows])
+            moments = None
+            if fitted.sampling == "N" or (fitted.sampling == "C" and x.shape[1] == 1):
+                moments = np.stack([x.mean(axis=0), x.std(axis=0)])
+            elif fitted.sampling == "C":  # a row's worth of the identity for each feature
+                (n, d), spread = x.shape, np.cov(x.T, bias=True)
+                mixed = (n * spread + np.trace(spread) * np.eye(d)) / (n + d)
+                moments = np.vstack([x.mean(axis=0), mixed])
+            seed, ranges = of[name]
+            drawn.append(draw_landmarks(seed, fitted.landmarks_, ranges, moments))
+            known = np.array([i in rows for i in ids + tests])
+            x = np.array([rows[i] for i in ids + tests if i in rows])
+            distances[known] += cdist(x, drawn[-1], METRICS[fitted.kernel])
+        every = np.hstack(drawn)
+        self.pairs = cdist(every, every, METRICS[fitted.kernel])
+        self.distances = distances
+        return np.exp(-fitted.gammas_ * distances), y, tests
+
+
+Serve = Callable[..., Parties]  # what a fixture gives
+
+
+def server(tmp_path: Path) -> Serve:
+    """Return what serves tables, each time in a folder of its own or in one that is given."""
+
+    def make(tables: list[Table], folder: Path | None = None, **common: Any) -> Parties:
+        if folder is None:
+            folder = tmp_path / str(len(list(tmp_path.iterdir())))
+            folder.mkdir()
+        return Parties(HybridKernelClient, tables, folder, {"alignment_key": KEY, **common})
+
+    return make
