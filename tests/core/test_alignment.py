@@ -245,7 +245,7 @@ def test_ids_are_read_as_the_whole_table_reads_them(tmp_path: Path) -> None:
         ("id,x\na,1\n,2\n", "FK-IDS-MISSING"),
         ("id,x\n", "FK-ROWS-NONE"),
         ("name,x\na,1\n", "FK-COLUMN-MISSING"),
-        ("", "FK-FILE-EMPTY"),
+        ("", "FK-ROWS-NONE"),
     ],
 )
 def test_ids_that_cannot_be_used_are_refused(tmp_path: Path, text: str, code: str) -> None:
