@@ -23,7 +23,7 @@ from sklearn.svm import SVC
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.clients import GramClient
-from fedkern_flwr.errors import CohortError, EngineError, ProtocolError, SumError
+from fedkern_flwr.errors import CheckpointError, CohortError, EngineError, ProtocolError, SumError
 from fedkern_flwr.gram.matrix import packed_size, quantisation_error
 from fedkern_flwr.simulations import Transcript
 from fedkern_flwr.simulations.engines import Fault, FaultPlan, FaultyGrid
@@ -160,7 +160,7 @@ def expected(
 def test_the_matrix_is_exact_for_whoever_is_left(bits: int) -> None:
     succeeded = []
 
-    @settings(max_examples=16)
+    @settings(max_examples=30)
     @given(cases(bits))
     def check(case: Any) -> None:
         nodes, bound, support, threshold, gone = case
@@ -179,7 +179,7 @@ def test_the_matrix_is_exact_for_whoever_is_left(bits: int) -> None:
         assert strategy.error_bound_ == 0.0
 
     check()
-    assert sum(succeeded) >= 3, succeeded
+    assert sum(succeeded) >= 4, succeeded
 
 
 @pytest.mark.parametrize("support", [0, 3])
@@ -255,7 +255,7 @@ def test_a_node_that_stays_away_is_left_out_or_ends_the_run_when_the_others_are_
     with refused("FK-PARTIES-LOST"):
         nodes.release(away([lost]), num_rounds=3, min_support=2, attempts=2)
     assert set(rounds[1] + rounds[2]) <= set(nodes.times("gram-matrix"))
-    strategy = nodes.release(away([lost]), num_rounds=3, min_support=0, drop_outs=True, threshold=2)
+    strategy = nodes.release(away([lost]), num_rounds=3, min_support=0, drop_outs=True)
     nodes.check(strategy, [k for k in range(8) if k != lost])
     assert nodes.times("gram-matrix").count(lost) == 1  # in no later round
 
@@ -558,13 +558,13 @@ def test_other_models_other_nodes_and_other_units_are_refused() -> None:
         with refused("FK-MODEL-PARTIES"):
             SecureGram().cross(others.grid(), model)
     for wrong in ({}, {**meta, "method": "fdskl"}):
-        with refused("FK-MODEL-OTHER"):
+        with pytest.raises(CheckpointError):
             SecureGram.of_model(wrong)
-        with refused("FK-MODEL-OTHER"):
+        with pytest.raises(CheckpointError):
             SecureGram().cross(nodes.grid(), (arrays, wrong))
     # K in units of 4^-20 read as one in units of 4^-10 would be another kernel
     real = nodes.release(encoding="fixed-point").model()
-    with refused("FK-MODEL-SETTINGS"):
+    with pytest.raises(CheckpointError):
         SecureGram(encoding="fixed-point", fraction_bits=10).cross(nodes.grid(), real)
     nodes.tables[2]["x_new"] = nodes.tables[2]["x_new"][:, :3]
     with refused("FK-ITEMS-NEW"):
