@@ -185,7 +185,7 @@ def numbers(column: Any, role: str, source: str) -> NDArray[np.float64]:
         raise TableError(
             f"the {role} column of {source} is not numeric",
             remedy=_MEND[role],
-            code="FK-VALUES-NUMBERS",
+            code="FK-VALUES-TEXT",
         ) from None
     bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:

@@ -255,7 +255,7 @@ def test_other_numbers_are_refused_unquoted(value: float, code: str) -> None:
             count_values(np.ones((1, 1)), bound)
     with refused("FK-TABLE-SHAPE"):
         count_values(np.ones(3), 1)
-    with refused("FK-VALUES-NUMBERS"):
+    with refused("FK-VALUES-TEXT"):
         count_values(np.array([["a"]]), 1)
 
 

@@ -184,8 +184,8 @@ def pooled(who: Sequence[int] = range(len(X))) -> np.ndarray:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"x": [["secret", "77"]]}, "FK-VALUES-NUMBERS"),
-        ({"x": np.zeros((1, 2), complex)}, "FK-VALUES-NUMBERS"),
+        ({"x": [["secret", "77"]]}, "FK-VALUES-TEXT"),
+        ({"x": np.zeros((1, 2), complex)}, "FK-VALUES-TEXT"),
         *(({"x": np.zeros(shape)}, "FK-TABLE-SHAPE") for shape in ((1, 2, 3), (0, 4), (2, 0))),
         ({"x": sparse.csr_array((0, 4))}, "FK-TABLE-SHAPE"),
         ({"x_test": np.zeros((2, 3))}, "FK-SHAPE-DIFFERS"),

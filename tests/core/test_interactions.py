@@ -328,8 +328,8 @@ def test_a_bad_cell_is_counted_and_never_quoted(
         ({"item": [1.5, 2.5]}, "FK-IDS-TYPE"),
         ({"item": [None, "a"]}, "FK-IDS-MISSING"),
         ({"rating": [None, 1.0]}, "FK-VALUES-FINITE"),
-        ({"rating": [[1], [2]]}, "FK-VALUES-NUMBERS"),
-        ({"time": pa.array([1, 2], pa.time32("s"))}, "FK-VALUES-NUMBERS"),
+        ({"rating": [[1], [2]]}, "FK-VALUES-TEXT"),
+        ({"time": pa.array([1, 2], pa.time32("s"))}, "FK-VALUES-TEXT"),
     ],
 )
 def test_a_bad_type_in_a_parquet_file_is_named(
