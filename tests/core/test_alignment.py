@@ -238,22 +238,6 @@ def test_ids_are_read_as_the_whole_table_reads_them(tmp_path: Path) -> None:
     assert load_ids(tmp_path / "t.parquet", "id").tolist() == ["3", "1"]
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("id,x\na,1\na,2\n", "FK-IDS-DUPLICATE"),
-        ("id,x\na,1\n,2\n", "FK-IDS-MISSING"),
-        ("id,x\n", "FK-ROWS-NONE"),
-        ("name,x\na,1\n", "FK-COLUMN-MISSING"),
-        ("", "FK-ROWS-NONE"),
-    ],
-)
-def test_ids_that_cannot_be_used_are_refused(tmp_path: Path, text: str, code: str) -> None:
-    (tmp_path / "t.csv").write_text(text)
-    with refused(code):
-        load_ids(tmp_path / "t.csv", "id")
-
-
 # -- tags by multi-party exponentiation
 
 P = 2**255 - 19

@@ -21,9 +21,9 @@ from fedkern_flwr.gram.matrix import packed_size, unpack
 from fedkern_flwr.gram.messages import counts_encoding, matrix_encoding, ranking_encoding
 from fedkern_flwr.secure_sum import RunningSum, SecureSum
 from fedkern_flwr.strategies import FedCFK, SecureGram
-from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
+from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage
 from fedkern_flwr.wire.sections import Section, attach, detach
-from fedkern_flwr.wire.sums import FinishRequest, Unmask, UnmaskRequest, bind
+from fedkern_flwr.wire.sums import FinishRequest, UnmaskRequest, bind
 
 SESSION = "5e" * 8
 ITEMS = 4
@@ -202,19 +202,6 @@ def test_tables_that_cannot_be_used_are_refused_in_one_line(change: Table, code:
     assert "secret" not in str(caught.value)
 
 
-def test_a_node_tells_sizes_and_a_digest_and_takes_a_single_row() -> None:
-    client = GramClient(context(), X[0], items="abcd", users=["u", "v"], x_new=np.zeros((2, 3)))
-    opening = DescribeRequest(session=SESSION, method="secure-gram", resume_round=0, secure=True)
-    arrays, scalars, _ = send(client, opening)
-    found = DescribeReply.unpack(arrays, scalars, party="")
-    assert (found.rows, found.features, found.test_rows) == (2, 4, 3)
-    assert found.columns == columns_digest("abcd")
-    assert not arrays
-    assert "u" not in scalars.values()
-    single = GramClient(context(), [1, 0, 1]).describe(opening)
-    assert (single.rows, single.features, single.columns) == (1, 3, "")
-
-
 @pytest.mark.promise("gram-refusal-blind")
 def test_a_refusal_does_not_tell_of_a_single_item() -> None:
     """A server that asks for one item after the other would read the row off the refusals."""
@@ -330,21 +317,6 @@ def test_two_sums_of_the_same_rows_are_not_both_opened() -> None:
     server.refuses("FK-RELEASE-TWICE", {0: second[0]})
 
 
-def test_the_same_opening_may_be_asked_for_again_but_no_other_survivors() -> None:
-    """A reply that was lost is no second opening."""
-    server = Server()
-    running = server.matrices()
-    asked, request = server.openings(running), UnmaskRequest(session=SESSION, round=5)
-    one, two = (send(server.client(0), request, asked[0])[2] for _ in range(2))
-    assert [s.scalars for s in one] == [s.scalars for s in two]
-    server.unmask(asked)
-    np.testing.assert_array_equal(unpack(server.sums.total(running), ITEMS), pooled())
-    (section,), members = asked[0], running.cohort
-    assert isinstance(section, Unmask)
-    other = replace(section, alive=members.pack([0, 1, 2]), dead=members.pack([3]))
-    server.refuses("FK-SUM-SECOND-SET", {0: [other]})
-
-
 def test_what_is_released_once_needs_an_opening_that_is_noticed() -> None:
     """Without self masks a sum is open as soon as it is complete, and nobody notes it."""
     server = Server()
@@ -352,17 +324,6 @@ def test_what_is_released_once_needs_an_opening_that_is_noticed() -> None:
         running = server.order(request, self_masks=False)
         with refused("FK-ORDER-MASKS"):
             server.ask(0, request, server.sums.sections(0, [running]))
-
-
-def test_cross_products_are_summed_over_one_set_of_nodes_only() -> None:
-    new = [np.ones((len(x), 1), int) for x in X]
-    server = Server(cohorts=[[0, 1, 2, 3], [0, 1, 2]], more={"x_new": new})
-    running = server.run(cross())
-    assert not server.openings(running)
-    rows, total = np.concatenate(X), server.sums.total(running)
-    assert total.tolist() == [*rows.sum(axis=0), len(rows)]
-    with refused("FK-SUM-REPEATED"):
-        server.run(cross(round=2, parties=3), [0], cohort=1)
 
 
 @pytest.mark.promise("gram-release-kept")
@@ -588,10 +549,3 @@ def test_recommendations_are_written_for_the_users_only(tmp_path: Path) -> None:
     short = recommended(tmp_path, top=1)
     assert [(r["user"], r["rank"]) for r in short] == [("0", "1"), ("2", "1")]
     assert short[0]["item"] in "03"
-
-
-def test_metrics_of_more_users_than_were_announced_do_not_fit() -> None:
-    server, request = Server(), recommend(rows=1)
-    running = server.sums.order(bind(wire.RANKING_SUM, request), 7, ranking_encoding(1), cohort=0)
-    with refused("FK-ORDER-BOUND"):
-        server.ask(2, request, server.sums.sections(2, [running]))

@@ -34,6 +34,7 @@ IDS = [
     ["patient 7", "patient 9", "jürgen", *(f"patient {k}" for k in range(30, 34))],
 ]
 Table = dict[str, Any]
+KEY = b"a secret of the data's owners"
 
 
 def parties(ids: list[list[str]] = IDS, tests: Any = None, folder: Path | None = None) -> Sites:
@@ -201,6 +202,14 @@ def guesses(ids: Iterable[str], session: str, transcript: Transcript) -> dict[st
     return found
 
 
+def everything(transcript: Transcript) -> bytes:
+    parts: list[bytes] = []
+    for entry in transcript.entries():
+        parts += [array.tobytes() for array in entry.arrays]
+        parts += [v if isinstance(v, bytes) else str(v).encode() for v in entry.scalars.values()]
+    return b"|".join(parts)
+
+
 def seen(needles: Iterable[bytes], data: bytes) -> int:
     lower = data.lower()
     return sum(one in data or one.hex().encode() in lower for one in needles)
@@ -220,11 +229,7 @@ class Sight:
 def look(patch: pytest.MonkeyPatch) -> Sight:
     watch, transcript, sites = Watch(patch), Transcript(), parties()
     strategy = sites.fit(transcript=transcript).strategy
-    parts: list[bytes] = []
-    for entry in transcript.entries():
-        parts += [array.tobytes() for array in entry.arrays]
-        parts += [v if isinstance(v, bytes) else str(v).encode() for v in entry.scalars.values()]
-    data = b"|".join(parts)
+    data = everything(transcript)
     assert len(data) > 1000
     found = guesses({name for own in IDS for name in own}, strategy.session, transcript)
     guessed = {kind: seen(needles, data) for kind, needles in found.items()}
@@ -271,6 +276,21 @@ def test_without_secret_or_encryption_ids_and_points_are_found(
     assert sight.secrets == sight.guessed["point"] == 0
 
 
+@pytest.mark.promise("key-nothing-guessable")
+def test_in_a_run_with_a_common_key_ids_are_found_by_who_has_the_key_alone() -> None:
+    for key in (KEY, bytes(16)):  # the second can be guessed: negative control
+        record, sites = Transcript(), WAYS["fed-cg"].sites(alignment_key=key)
+        strategy = sites.fit(transcript=record).strategy
+        data = everything(record)
+        ids = {str(name) for table in sites.tables for name in table["ids"]}
+        needles = guesses(ids, strategy.session, record)
+        assert {kind: seen(some, data) for kind, some in needles.items()} == {
+            "id": 0, "hash": 0, "keyed hash": 0 if key == KEY else len(ids), "point": 0,
+        }  # fmt: skip
+        owned = hash_ids(sorted(ids), key, strategy.session)
+        assert seen((one.tobytes() for one in owned), data) == len(ids)
+
+
 # -- the same model as with a common key
 
 
@@ -315,18 +335,6 @@ def test_tags_give_the_model_of_a_common_key_and_those_of_two_runs_none(way: str
 
 
 # -- what goes wrong
-
-
-@pytest.mark.parametrize("phase", ["align-hop", "align-tags"])
-def test_a_party_that_stays_away_ends_the_run(phase: str) -> None:
-    sites = parties()
-    with refused("FK-PARTIES-LOST"):
-        sites.fit(faults=FaultPlan([(1, phase, None, Fault("error"))]), attempts=2)
-    written = [k for k in range(3) if path_of(sites, k).exists()]
-    assert written == ([0, 2] if phase == "align-tags" else [])
-    for context in sites.contexts.values():  # told that the run is over
-        assert "fedkern-sums" not in context.state
-    check(sites, sites.fit().strategy)
 
 
 def changed(change: Callable[[np.ndarray], Any]) -> Fault:

@@ -20,12 +20,12 @@ from scipy import sparse
 from simplex import minimise
 
 from fedkern_flwr.clients import GramClient
-from fedkern_flwr.gram.recommenders import STEP, Recommender
+from fedkern_flwr.gram.recommenders import STEP, Recommender, rank_metrics
 from fedkern_flwr.simulations import Transcript, simulate
 from fedkern_flwr.strategies import FedCFK
 
-USERS, CATALOGUE, CUTOFF = 30, 170, 100
-NAMES = ("auc", "ndcg@100", "recall@100")
+USERS, CATALOGUE = 30, 170
+RANKING = ("auc", "ndcg@100", "recall@100", "ndcg@10", "recall@20")
 Table = dict[str, Any]
 #: Users without training positives, one whose positives are all suppressed, one without test ones.
 SILENT, ODD, UNTESTED = (4, 17), 9, 21
@@ -93,25 +93,13 @@ def everybody() -> Pooled:
     return Pooled(range(USERS))
 
 
-def judge(scores: np.ndarray, user: int) -> tuple[float, ...] | None:
-    """Return AUC, nDCG and recall by their definitions."""
-    candidates = [i for i in range(CATALOGUE) if not X[user, i]]
-    hits = [i for i in candidates if TESTS[user, i]]
-    misses = [i for i in candidates if not TESTS[user, i]]
-    if not hits or not misses:
-        return None
-    pairs = [(scores[h] > scores[m]) + 0.5 * (scores[h] == scores[m]) for h in hits for m in misses]
-    ranked = sorted(candidates, key=lambda i: (-scores[i], i))[:CUTOFF]
-    gain = sum(1.0 / np.log2(2 + r) for r, i in enumerate(ranked) if TESTS[user, i])
-    best = sum(1.0 / np.log2(2 + r) for r in range(min(len(hits), CUTOFF)))
-    return float(np.mean(pairs)), gain / best, sum(i in hits for i in ranked) / len(hits)
-
-
 def expected(pooled: Pooled, users: Sequence[int] = range(USERS), **more: Any) -> Table:
     """Return the means over users that have positives in both parts."""
-    found = [judge(pooled.scores(u, **{"lam": 0.1, **more}), u) for u in users if X[u].any()]
+    liked = {u: np.flatnonzero(X[u]) for u in users if X[u].any()}
+    scores = {u: pooled.scores(u, **{"lam": 0.1, **more}) for u in liked}
+    found = [rank_metrics(scores[u], np.flatnonzero(TESTS[u]), liked[u]) for u in liked]
     judged = np.array([f for f in found if f is not None])
-    return {**dict(zip(NAMES, judged.mean(axis=0), strict=True)), "evaluated_users": len(judged)}
+    return {**dict(zip(RANKING, judged.mean(axis=0), strict=True)), "evaluated_users": len(judged)}
 
 
 # -- networks
