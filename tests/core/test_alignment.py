@@ -402,7 +402,7 @@ def test_points_of_low_order_on_the_curve_are_noticed_as_such() -> None:
         assert "low order" in str(caught.value)
 
 
-@pytest.mark.promise("align-lists-whole")
+@pytest.mark.promise("align-lists-placed")
 def test_lists_that_do_not_fit_are_refused() -> None:
     exponent = Exponents.draw()
     points = blind_ids(["a", "b"], exponent.blind)

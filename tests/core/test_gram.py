@@ -367,7 +367,7 @@ def test_encodings_that_hold_nothing_are_refused(values: tuple[Any, ...], code: 
 # -- who takes part
 
 
-@pytest.mark.promise("gram-nobody-twice")
+@pytest.mark.promise("gram-rounds")
 @given(
     st.sets(st.integers(0, 500), min_size=2, max_size=60),
     st.floats(0.01, 1.0),

@@ -299,7 +299,7 @@ def two_openings(server: Server) -> list[dict[int, list[PhaseMessage]]]:
     return [server.openings(first), server.openings(second)]
 
 
-@pytest.mark.promise("gram-second-opened")
+@pytest.mark.promise("gram-once")
 def test_two_sums_of_the_same_rows_are_not_both_opened() -> None:
     """The difference of the two is the matrix of node 3; sections travel on any request."""
     server = Server()
@@ -358,7 +358,7 @@ def test_the_end_of_a_run_erases_the_secrets_of_its_sums_not_the_rule() -> None:
 # -- counts and matrix are of the same nodes, and of enough
 
 
-@pytest.mark.promise("gram-counts-first")
+@pytest.mark.promise("gram-same-nodes")
 def test_counts_come_before_the_matrix_and_of_the_same_nodes() -> None:
     """Else their difference to the diagonal is one node's row."""
     server = Server()
@@ -375,7 +375,7 @@ def test_counts_come_before_the_matrix_and_of_the_same_nodes() -> None:
         server.matrices([3], counted=[0, 1, 2])
 
 
-@pytest.mark.promise("gram-single-node")
+@pytest.mark.promise("gram-same-nodes")
 def test_nodes_do_not_open_a_matrix_that_one_node_fewer_has() -> None:
     server = Server()
     server.unmask(server.openings(server.count()))
@@ -397,7 +397,7 @@ def test_nodes_do_not_open_a_matrix_that_one_node_fewer_has() -> None:
         server.refuses("FK-RELEASE-ONE", {k: asked[k] for k in range(3)})
 
 
-@pytest.mark.promise("gram-zeros-hide-nobody")
+@pytest.mark.promise("gram-same-nodes")
 def test_zeros_do_not_count_among_those_that_a_matrix_must_have() -> None:
     server = Server()
     server.refuses("FK-RELEASE-FEW", server.openings(server.matrices([0, 1, 3], counted=[0, 1, 2])))
@@ -489,7 +489,7 @@ class Elsewhere(SecureGram):
         yield from self.sum_over(wire.GRAM_SUM, length, [1], request, wire.MatrixReply)
 
 
-@pytest.mark.promise("gram-second-asked")
+@pytest.mark.promise("gram-once")
 @pytest.mark.parametrize(
     ("server", "code"),
     [

@@ -338,7 +338,7 @@ def test_lambda_is_chosen_by_ratings_that_the_matrix_never_saw() -> None:
     assert set(REGULARIZATION) == {"ease", "cf-komd", "knn"}
 
 
-@pytest.mark.promise("gram-lambda-of-many")
+@pytest.mark.promise("gram-lambda")
 def test_no_single_user_moves_lambda(monkeypatch: pytest.MonkeyPatch) -> None:
     """A forged matrix may be one of which a single user's figure depends on lambda."""
     ranks, liked = of(X, "ease"), [np.array([1, 2])] * 17

@@ -79,7 +79,6 @@ def check(sites: Sites, strategy: AlignIds) -> None:
 names = st.lists(st.sampled_from("abcdefg") | st.text(max_size=3), unique=True, max_size=6)
 
 
-@pytest.mark.promise("align-exact")
 @settings(max_examples=6)
 @given(ids=st.lists(names.filter(len), min_size=2, max_size=5), data=st.data())
 def test_the_intersection_is_that_of_sets(ids: list[list[str]], data: st.DataObject) -> None:
@@ -239,7 +238,6 @@ def look(patch: pytest.MonkeyPatch) -> Sight:
     return Sight(guessed, points, secrets, watch, b"|".join(kept))
 
 
-@pytest.mark.promise("align-nothing-guessable")
 @pytest.mark.promise("align-secrets-erased")
 def test_nobody_sees_an_id_a_guessable_hash_or_a_final_point_of_another(
     monkeypatch: pytest.MonkeyPatch,
@@ -276,7 +274,6 @@ def test_without_secret_or_encryption_ids_and_points_are_found(
     assert sight.secrets == sight.guessed["point"] == 0
 
 
-@pytest.mark.promise("key-nothing-guessable")
 def test_in_a_run_with_a_common_key_ids_are_found_by_who_has_the_key_alone() -> None:
     for key in (KEY, bytes(16)):  # the second can be guessed: negative control
         record, sites = Transcript(), WAYS["fed-cg"].sites(alignment_key=key)

@@ -239,7 +239,6 @@ class Fewer(ColumnRanges):
 ONE = np.ones(3)
 
 
-@pytest.mark.promise("ranges-orders")
 def test_a_server_that_asks_for_other_sums_gets_none(
     sites: Sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:

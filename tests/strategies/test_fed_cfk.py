@@ -169,7 +169,6 @@ def network(tmp_path: Path) -> Network:
 # -- the same as pooled
 
 
-@pytest.mark.promise("fed-cfk-as-pooled")
 @pytest.mark.parametrize("lam", [0.1, 3.0])
 def test_all_users_get_what_they_would_with_pooled_ratings(lam: float, network: Network) -> None:
     network.users = tuple(tuple(range(k, k + 3)) for k in range(0, USERS, 3))
@@ -255,7 +254,7 @@ def test_everybody_gets_the_whole_kernel_and_no_metric_of_a_user_is_seen(network
     assert {"ratings", "recommendations"} <= set(strategy.privacy()["never_leaves_the_client"])
 
 
-@pytest.mark.promise("gram-lambda-of-two-nodes")
+@pytest.mark.promise("gram-lambda")
 @pytest.mark.parametrize(("sizes", "steps"), [((9, 6, 3), 2.0 * 15 / 18), ((9, 4, 4), 0.0)])
 def test_a_lambda_is_told_of_two_nodes_with_enough_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], steps: float

@@ -77,7 +77,6 @@ def expected(
     return sorted(summed), items.tolist()
 
 
-@pytest.mark.promise("gram-exact-or-none")
 @pytest.mark.parametrize("bits", [16, 32, 64])
 def test_the_matrix_is_exact_for_whoever_is_left(bits: int) -> None:
     succeeded = []
@@ -149,7 +148,7 @@ def test_k_grows_by_half_of_the_nodes_that_are_left_until_it_is_exact(masks: boo
     assert any("each of these sums" in line for line in strategy.privacy()["server_sees"])
 
 
-@pytest.mark.promise("gram-round-later")
+@pytest.mark.promise("gram-rounds")
 @pytest.mark.parametrize("attempts", [2, 12])  # a node that misses ten exchanges is left out
 def test_nodes_that_are_away_in_their_round_are_summed_in_a_later_one(attempts: int) -> None:
     """In each round one of the nodes that are left is away, until all others are summed."""
@@ -228,7 +227,7 @@ def test_items_of_few_rows_are_in_no_message(bound: int) -> None:
         assert strategy.counts_.tolist() == [0] * 6
 
 
-@pytest.mark.promise("gram-support-left")
+@pytest.mark.promise("gram-support")
 @pytest.mark.parametrize("bound", [1, 5])
 def test_items_that_fall_below_when_nodes_drop_out_are_left_out(bound: int) -> None:
     """Three of the five rows of item 1 are lost after the counts; ratings are no different."""

@@ -169,7 +169,6 @@ class Forgetful(SecureGram):
         return super().rounds(parties)
 
 
-@pytest.mark.promise("gram-opened-once")
 def test_who_has_answered_the_opening_does_not_sum_again(nodes: Rows) -> None:
     """Two sums of different nodes must not both be opened, whatever numbers come."""
     break_the_opening(nodes, [0, 5])
@@ -203,7 +202,7 @@ def test_when_too_few_are_left_to_sum_again_nothing_is_released(
         assert opened(nodes) == 0
 
 
-@pytest.mark.promise("gram-rounds-once")
+@pytest.mark.promise("gram-rounds")
 @pytest.mark.parametrize("masks", [False, True])
 def test_rounds_that_were_summed_are_not_summed_again(nodes: Rows, masks: bool) -> None:
     """With sums that nodes open and with sums that open by themselves."""
