@@ -401,10 +401,7 @@ def test_ties_count_half_and_are_ranked_by_index(
 
 
 def test_metrics_done_by_hand() -> None:
-    ends = ((3, 3),)
-    assert rank_metrics(np.zeros(10), np.array([9]), np.array([0, 1]), ends) == (0.5, 0.0, 0.0)
     falling = np.arange(10.0)[::-1]
-    assert rank_metrics(falling, np.array([0, 1]), NONE) == (1.0,) * 5
     assert rank_metrics(falling, np.arange(5), NONE, ((2, 2),)) == (1.0, 1.0, 0.4)
     # what is held out and excluded does not count
     assert rank_metrics(np.arange(3.0), np.array([1, 2]), np.array([1])) == (1.0,) * 5

@@ -331,29 +331,6 @@ def test_values_that_do_not_fit_end_the_run_before_anything_is_opened(
         assert not nodes.orders("gram-matrix")
 
 
-@pytest.mark.parametrize(
-    ("nodes", "options", "code"),
-    [
-        (1, {}, "FK-COHORTS-MANY"),
-        (3, {"min_cohort": 4}, "FK-PARTIES-FEW"),
-        (4, {"cohorts": 3}, "FK-COHORTS-MANY"),
-        (4, {"num_rounds": 3}, "FK-COHORTS-MANY"),
-        (5, {"num_rounds": 2, "min_cohort": 3}, "FK-PARTIES-FEW"),
-        (4, {"threshold": 2}, "FK-SUM-THRESHOLD"),
-        (6, {"participation": 0.01, "min_cohort": 3}, "FK-PARTIES-FEW"),
-        (12, {"num_rounds": 3, "cohorts": 2}, "FK-COHORTS-ROUNDS"),
-        (3, {"num_rounds": 0}, "FK-OPTION-RANGE"),
-        (2, {"threshold": 2, "drop_outs": False}, "FK-GRAM-THRESHOLD"),
-    ],
-)
-def test_few_nodes_and_cohorts_that_are_none_are_refused(
-    nodes: int, options: Table, code: str
-) -> None:
-    with refused(code):
-        binary(nodes).release(**options)
-    assert binary(2).release(min_support=0).survivors_ == [0, 1]
-
-
 # -- real features and kernels
 
 
@@ -402,13 +379,6 @@ def test_kernels_are_functions_of_the_matrix() -> None:
     for kernel, (options, right) in pairs.items():
         strategy = nodes.release(kernel=kernel, min_support=0, **options)
         np.testing.assert_allclose(strategy.kernel_, right, rtol=1e-12)
-    with refused("FK-KERNEL-OPTION"):
-        SecureGram(kernel="rbf", degree=2)
-    with refused("FK-KERNEL-BINARY"):
-        SecureGram(kernel="conjunctive", bound=2)
-    for name in ("min_support", "rows_per_item"):
-        with refused("FK-GRAM-COUNTS"):
-            SecureGram(encoding="fixed-point", **{name: 2})
 
 
 # -- new items
