@@ -242,28 +242,20 @@ BAD_FILES = [
 
 
 @pytest.mark.promise("interactions-unquoted")
-@pytest.mark.parametrize(("name", "content", "code"), BAD_CATALOGUES)
-def test_a_bad_catalogue_is_one_line_without_its_ids(
-    tmp_path: Path, name: str, content: bytes | None, code: str
+@pytest.mark.parametrize(
+    ("read", "name", "content", "code"),
+    [
+        *((read_catalogue, *row) for row in BAD_CATALOGUES),
+        *((load_interactions, *row) for row in BAD_FILES),
+    ],
+)
+def test_a_bad_file_is_one_line_without_its_ids(
+    tmp_path: Path, read: Any, name: str, content: bytes | None, code: str
 ) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with refused(code) as caught:
-        read_catalogue(tmp_path / name)
-    assert caught.value.remedy
-    assert "\n" not in str(caught.value)
-    assert "s3cret" not in str(caught.value)
-
-
-@pytest.mark.promise("interactions-unquoted")
-@pytest.mark.parametrize(("name", "content", "code"), BAD_FILES)
-def test_a_bad_file_is_one_line_with_a_remedy(
-    tmp_path: Path, name: str, content: bytes | None, code: str
-) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with refused(code) as caught:
-        load_interactions(tmp_path / name)
+        read(tmp_path / name)
     assert caught.value.remedy
     assert "\n" not in str(caught.value)
     assert "s3cret" not in str(caught.value)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import refused
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 from sklearn.metrics import make_scorer, mean_squared_error
 from sklearn.model_selection import GridSearchCV, PredefinedSplit
@@ -18,7 +17,6 @@ from sklearn.svm import SVC, SVR
 from fedkern_flwr.gram.dot_kernels import DotKernel
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.lab.presets import preset
 from fedkern_flwr.simulations.methods.gram_learner import choose_machine
 
 USERS, ITEMS = 72, 30
@@ -75,15 +73,6 @@ def test_rounds_of_random_users_come_near_only_if_they_add_up(
     assert final["max, 10 %"] > final["max, 50 %"]
     assert dataset["methods"]["disjoint, 50 %"]["metrics"]["exact_from"] < 40
     assert Path("here/plots/ml-100k-kernel-error.png").is_file()
-
-
-def test_without_movielens_the_user_is_told_where_to_put_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FEDKERN_DATA", str(tmp_path))
-    for name in ("fed-cfk-table1", "fed-cfk-table2", "fed-cfk-figure1"):
-        with refused("FK-DATA-MISSING"):
-            preset(name)
 
 
 WIDTHS, COSTS = (0.25, 1.0, 4.0, 16.0), (1.0, 10.0, 100.0)

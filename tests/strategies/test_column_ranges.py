@@ -208,15 +208,12 @@ def test_a_folder_that_cannot_be_written_is_noticed_before_anything_is_sent(site
     assert not list(record.entries(phase="ranges-means"))
 
 
-@pytest.mark.parametrize("phase", ["describe", "ranges-deviations", "ranges-write"])
+@pytest.mark.parametrize("phase", ["ranges-deviations", "ranges-write"])
 def test_a_table_that_changed_within_the_run_is_refused(sites: Sites, phase: str) -> None:
     def change(delivery: Any) -> None:
         if (delivery.partition, delivery.phase) == (1, phase):
             sites.tables[1]["x"] = sites.tables[1]["x"] + 1.0
 
-    if phase == "describe":  # it is described as it is
-        sites.fit(faults=change)
-        return
     with refused("FK-TABLE-CHANGED"):
         sites.fit(faults=change)
     assert 1 not in written(sites)
@@ -317,12 +314,9 @@ def test_a_node_takes_no_second_centre_and_no_ranges_that_do_not_fit(
 
 
 BAD: list[tuple[Table, str]] = [
-    ({"x": [["a", "b"]]}, "FK-VALUES-TEXT"),
-    *(({"x": np.ones(shape)}, "FK-TABLE-SHAPE") for shape in ((3,), (0, 2), (2, 0))),
+    *(({"x": np.ones(shape)}, "FK-TABLE-SHAPE") for shape in ((0, 2), (2, 0))),
     *(({"columns": names}, "FK-NAMES-TWICE") for names in (("a",), ("a", "a"))),
-    ({"x": [[1.0, np.inf], [1.0, 1.0]]}, "FK-VALUES-FINITE"),
     ({"x": [[1.0, np.nan], [1.0, np.nan]]}, "FK-COLUMN-EMPTY"),
-    ({"y": ["x", "y", "z"]}, "FK-VALUES-TEXT"),
     ({"y": np.ones(2)}, "FK-SHAPE-DIFFERS"),
     ({"y": np.full(3, np.nan)}, "FK-COLUMN-EMPTY"),
     ({"y": [1.0, np.inf, 2.0]}, "FK-VALUES-FINITE"),
