@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from refusals import refused
@@ -113,6 +113,7 @@ def test_vectors_of_another_length_and_columns_that_are_not_there_are_refused() 
 
 
 @pytest.mark.promise("gram-exact")
+@settings(max_examples=60)
 @given(st.data(), st.sampled_from([16, 32, 64]), st.integers(8, 400) | st.just(8 << 20))
 def test_products_are_exact_up_to_the_bound_in_blocks_of_any_size(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject, bits: int, room: int

@@ -88,7 +88,9 @@ def problem(load: Any, rows: int) -> tuple[np.ndarray, np.ndarray, tuple[float, 
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
-@pytest.mark.parametrize("load", [load_breast_cancer, load_wine, load_diabetes])
+@pytest.mark.parametrize(
+    "load", [pytest.param(load_breast_cancer, marks=pytest.mark.long), load_wine, load_diabetes]
+)
 def test_the_cell_is_the_one_that_grid_search_chooses(load: Any, seed: int) -> None:
     """Of cells that are as good as each other the first: narrow kernels last, small C first."""
     x, y, classes = problem(load, 150)

@@ -169,7 +169,7 @@ def network(tmp_path: Path) -> Network:
 # -- the same as pooled
 
 
-@pytest.mark.parametrize("lam", [0.1, 3.0])
+@pytest.mark.parametrize("lam", [0.1, pytest.param(3.0, marks=pytest.mark.long)])
 def test_all_users_get_what_they_would_with_pooled_ratings(lam: float, network: Network) -> None:
     network.users = tuple(tuple(range(k, k + 3)) for k in range(0, USERS, 3))
     pooled = everybody()

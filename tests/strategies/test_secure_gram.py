@@ -32,7 +32,7 @@ GONE = (
 )
 
 
-@pytest.mark.parametrize(("bits", "bound"), [(16, 1), (16, 36), (32, 9000), (64, 6 * 10**8)])
+@pytest.mark.parametrize(("bits", "bound"), [(16, 1), (32, 9000), (64, 6 * 10**8)])
 def test_the_matrix_is_exact_for_whoever_is_left(bits: int, bound: int) -> None:
     rng, x = np.random.default_rng(bound), list[Any]()
     for k in range(8):
@@ -101,7 +101,8 @@ def test_k_grows_by_half_of_the_nodes_that_are_left_until_it_is_exact(masks: boo
 
 
 @pytest.mark.promise("gram-rounds")
-@pytest.mark.parametrize("attempts", [2, 12])  # a node that misses ten exchanges is left out
+#: A node that misses ten exchanges is left out.
+@pytest.mark.parametrize("attempts", [2, pytest.param(12, marks=pytest.mark.long)])
 def test_nodes_that_are_away_in_their_round_are_summed_in_a_later_one(attempts: int) -> None:
     """In each round one of the nodes that are left is away, until all others are summed."""
     nodes, rounds = binary(10, rows=3, items=5, share=0.8), drawn(10, 4, num_rounds=3)
