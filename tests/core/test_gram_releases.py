@@ -450,15 +450,6 @@ class Fewer(SecureGram):
         yield from super().sum_matrices()
 
 
-class Masked(SecureGram):
-    """Sums the matrix once more, to be opened by nodes."""
-
-    def sum_matrices(self) -> Any:
-        yield from super().sum_matrices()
-        self.drop_outs = True
-        yield from super().sum_matrices()
-
-
 class Counting(SecureGram):
     """Counts again after the matrix."""
 
@@ -494,7 +485,6 @@ class Elsewhere(SecureGram):
     ("server", "code"),
     [
         (Fewer, "FK-RELEASE-TWICE"),
-        (Masked, "FK-SUM-REPEATED"),
         (Counting, "FK-MESSAGE-ORDER"),
         (Leaving, "FK-RELEASE-ALL"),
         (Elsewhere, "FK-RELEASE-ONE"),
