@@ -490,7 +490,7 @@ def read_rows(values: Any, what: str, party: str) -> Rows:
         rows = np.atleast_2d(np.asarray(values))
         if rows.dtype.kind not in "fiub":
             problem = f"{what} has dtype {rows.dtype}"
-            raise TableError(problem, remedy="pass numbers", party=party, code="FK-VALUES-NUMBERS")
+            raise TableError(problem, remedy="pass numbers", party=party, code="FK-VALUES-TEXT")
     if rows.ndim != 2 or not all(rows.shape):
         problem = f"{what} has shape {np.shape(values)}"
         raise TableError(problem, remedy="pass rows of items", party=party, code="FK-TABLE-SHAPE")

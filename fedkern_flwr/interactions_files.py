@@ -185,7 +185,7 @@ def numbers(column: Any, role: str, source: str) -> NDArray[np.float64]:
         raise TableError(
             f"the {role} column of {source} is not numeric",
             remedy=_MEND[role],
-            code="FK-VALUES-NUMBERS",
+            code="FK-VALUES-TEXT",
         ) from None
     bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
@@ -217,7 +217,7 @@ def _check_file(path: Path, suffixes: Sequence[str], files: str) -> None:
         )
     if path.stat().st_size == 0:
         raise TableError(
-            f"{path.name} is empty", remedy="give a file with data", code="FK-FILE-EMPTY"
+            f"{path.name} is empty", remedy="give a file with data", code="FK-ROWS-NONE"
         )
 
 
@@ -230,7 +230,7 @@ def _read_bytes(path: Path) -> bytes:
         ) from None
     if not content.strip():
         raise TableError(
-            f"{path.name} is empty", remedy="give a file with data", code="FK-FILE-EMPTY"
+            f"{path.name} is empty", remedy="give a file with data", code="FK-ROWS-NONE"
         )
     return content
 

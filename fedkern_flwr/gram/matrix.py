@@ -603,7 +603,7 @@ def _check_table(x: Rows) -> None:
         raise TableError("features are not a table of rows and columns", code="FK-TABLE-SHAPE")
     if x.dtype.kind not in "biuf":
         raise TableError(
-            f"features have dtype {x.dtype}", remedy="use numbers", code="FK-VALUES-NUMBERS"
+            f"features have dtype {x.dtype}", remedy="use numbers", code="FK-VALUES-TEXT"
         )
 
 

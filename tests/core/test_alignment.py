@@ -1,22 +1,43 @@
-"""Joining rows by keyed hashes: equal ids meet, nothing else does, and the hashes tell nothing."""
+"""Joining rows: keyed hashes, tags of an align run and their files, and how the tags are made."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
+from refusals import refused
 
+from fedkern_flwr.align.private_intersection import (
+    POINT_BYTES,
+    Exponents,
+    blind_ids,
+    finish_tags,
+    hash_to_curve,
+    multiply_points,
+    on_curve,
+)
 from fedkern_flwr.alignment import (
+    AlignmentTags,
     check_alignment_key,
     count_duplicates,
+    count_overlaps,
     find_rows,
     hash_ids,
+    id_texts,
+    read_alignment,
     sort_order,
 )
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.checkpoint import load_arrays, save_arrays
+from fedkern_flwr.tables import load_ids, load_table
 
 KEY = b"sixteen bytes ok"
 
@@ -25,16 +46,26 @@ def hashes(ids: Any) -> np.ndarray:
     return hash_ids(list(ids), KEY, "run")
 
 
-small = st.lists(st.integers(0, 30), unique=True, max_size=20)
+def secret(name: object, run: str = "run") -> bytes:
+    return hashlib.sha256(f"{run}/{name}".encode()).digest()
 
 
-@settings(max_examples=40)
-@given(wanted=st.lists(st.integers(0, 30), max_size=20), known=small)
-def test_rows_are_found_where_a_dictionary_finds_them(wanted: list[int], known: list[int]) -> None:
-    places = {value: place for place, value in enumerate(known)}
-    found = find_rows(hashes(wanted), hashes(known))
-    assert found.dtype == np.int32
-    assert found.tolist() == [places.get(value, -1) for value in wanted]
+def tags(ids: Any, run: str = "run") -> AlignmentTags:
+    return AlignmentTags.of(run, list(ids), [secret(name, run) for name in id_texts(list(ids))])
+
+
+# -- rows meet where ids do
+
+names = st.lists(st.integers(0, 30) | st.text(max_size=2), unique_by=str, max_size=20)
+
+
+@given(one=names, other=names)
+def test_rows_meet_by_a_common_key_and_by_tags(one: list[Any], other: list[Any]) -> None:
+    places = {str(name): place for place, name in enumerate(other)}
+    for a, b in ((KEY, KEY), (tags(one), tags(other))):
+        found = find_rows(hash_ids(one, a, "session"), hash_ids(other, b, "session"))
+        assert found.dtype == np.int32
+        assert found.tolist() == [places.get(str(name), -1) for name in one]
 
 
 words = st.sampled_from([0, 1, 2, 2**63, 2**64 - 1])
@@ -43,61 +74,346 @@ words = st.sampled_from([0, 1, 2, 2**63, 2**64 - 1])
 @given(
     known=st.lists(st.tuples(words, words), unique_by=lambda pair: pair[0]),
     wanted=st.lists(st.tuples(words, words)),
+    ids=st.lists(st.integers(0, 9), max_size=25),
 )
-def test_both_words_of_a_hash_must_agree(known: list[Any], wanted: list[Any]) -> None:
+def test_both_words_of_a_hash_must_agree_and_duplicates_are_counted(
+    known: list[Any], wanted: list[Any], ids: list[int]
+) -> None:
     places = {pair: place for place, pair in enumerate(known)}
     found = find_rows(
         np.array(wanted, np.uint64).reshape(-1, 2), np.array(known, np.uint64).reshape(-1, 2)
     )
     assert found.tolist() == [places.get(pair, -1) for pair in wanted]
-
-
-@given(ids=st.lists(st.integers(0, 9), max_size=25))
-def test_duplicates_are_counted(ids: list[int]) -> None:
     assert count_duplicates(hashes(ids)) == len(ids) - len(set(ids))
 
 
-def test_the_text_of_an_id_counts() -> None:
-    same = [7, "7", np.int64(7), np.str_("7")]
-    assert len(np.unique(hashes(same), axis=0)) == 1
-    assert len(np.unique(hashes([7, "07", "7 ", 7.0]), axis=0)) == 4
-
-
-def test_pseudonyms_depend_on_key_and_session() -> None:
+@pytest.mark.promise("align-pseudonyms-fresh")
+def test_pseudonyms_are_fresh_in_every_session_and_align_run() -> None:
     """Without the key nobody can try out ids; two runs cannot be linked."""
-    ids = range(50)
-    base = hash_ids(list(ids), KEY, "one")
-    assert base.shape == (50, 2)
-    assert base.dtype == np.uint64
-    np.testing.assert_array_equal(base, hash_ids(list(ids), KEY, "one"))
-    for other in (hash_ids(list(ids), KEY, "two"), hash_ids(list(ids), KEY + b"!", "one")):
-        assert (find_rows(base, other) == -1).all()
-        assert not np.intersect1d(base, other).size
-    bits = np.unpackbits(base.view(np.uint8)).mean()
-    assert 0.45 < bits < 0.55
+    ids = [f"id {k}" for k in range(50)]
+    for key, second in ((KEY, KEY + b"!"), (tags(ids), tags(ids, "again"))):
+        base = hash_ids(ids, key, "one")
+        assert base.shape == (50, 2)
+        assert base.dtype == np.uint64
+        np.testing.assert_array_equal(base, hash_ids(np.array(ids), key, "one"))
+        np.testing.assert_array_equal(base[7:3:-1], hash_ids(ids[7:3:-1], key, "one"))
+        assert 0.45 < np.unpackbits(base.view(np.uint8)).mean() < 0.55
+        for other in (hash_ids(ids, key, "two"), hash_ids(ids, second, "one")):
+            assert (find_rows(base, other) == -1).all()
+            assert not np.intersect1d(base, other).size
 
 
-def test_rows_are_announced_in_an_order_that_tells_nothing() -> None:
+def test_the_text_of_an_id_counts_and_order_tells_nothing() -> None:
+    assert len(np.unique(hashes([7, "7", np.int64(7), np.str_("7")]), axis=0)) == 1
+    assert len(np.unique(hashes([7, "07", "7 ", 7.0]), axis=0)) == 4
     found = hashes(range(200))
     order = sort_order(found)
     pairs = [tuple(pair) for pair in found[order].tolist()]
     assert pairs == sorted(pairs)
     assert abs(np.corrcoef(order, np.arange(200))[0, 1]) < 0.2
-    ties = np.array([[1, 5], [0, 9], [1, 2]], np.uint64)
-    assert sort_order(ties).tolist() == [1, 2, 0]
+    assert sort_order(np.array([[1, 5], [0, 9], [1, 2]], np.uint64)).tolist() == [1, 2, 0]
 
 
 def test_no_rows_at_all() -> None:
     nothing = hashes([])
-    assert nothing.shape == (0, 2)
-    assert find_rows(nothing, nothing).tolist() == []
+    for ids in (nothing, hash_ids([], tags("ab"), "s"), hash_ids([], tags([]), "s")):
+        assert ids.shape == (0, 2)
+    assert find_rows(nothing, nothing).tolist() == find_rows(nothing, hashes([1])).tolist() == []
     assert find_rows(hashes([1, 2]), nothing).tolist() == [-1, -1]
-    assert find_rows(nothing, hashes([1])).tolist() == []
     assert count_duplicates(nothing) == 0
     assert sort_order(nothing).tolist() == []
 
 
-def test_a_key_that_can_be_guessed_is_refused() -> None:
+@given(tables=st.lists(st.sets(st.integers(0, 12)), min_size=2, max_size=5))
+def test_overlaps_are_counted_as_sets_do(tables: list[set[int]]) -> None:
+    found = count_overlaps({k: hashes(sorted(t)) for k, t in enumerate(tables)})
+    for k, own in enumerate(tables):
+        others = {j: t for j, t in enumerate(tables) if j != k}
+        assert found[k].rows == len(own)
+        assert found[k].shared == {j: len(own & t) for j, t in others.items()}
+        times = [sum(i in t for t in others.values()) for i in own]
+        assert found[k].known_to == tuple(times.count(n) for n in range(len(tables)))
+        assert found[k].in_all == len(set.intersection(*tables))
+
+
+# -- files of keys and tags
+
+
+@pytest.mark.promise("align-file-salted")
+def test_the_file_is_private_and_holds_no_id(tmp_path: Path) -> None:
+    path = tmp_path / "secrets" / "alignment.npz"
+    own = tags(["alice", "bob"])
+    own.save(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert [p.name for p in path.parent.iterdir()] == ["alignment.npz"]
+    found = AlignmentTags.load(path)
+    assert found.run == "run"
+    assert found.tags_of(["bob", "alice"]) == own.tags_of(["bob", "alice"])
+    data = path.read_bytes()
+    assert b"alice" not in data
+    assert hashlib.sha256(b"alice").digest() not in data
+    assert "tags" not in repr(found)
+    other = tags(["alice", "bob"])
+    assert other.salt != own.salt
+    assert not np.intersect1d(other.names, own.names).size
+    arrays, meta = load_arrays(path)
+    assert {name: a.shape for name, a in arrays.items()} == {"names": (2, 2), "tags": (2, 32)}
+    assert set(meta) == {"kind", "run", "salt"}
+    assert not any(array.dtype.hasobject for array in arrays.values())
+
+
+def test_an_id_without_a_tag_and_a_key_that_can_be_guessed_are_refused(tmp_path: Path) -> None:
+    ids = [f"secret name {k}" for k in range(5)]
+    with refused("FK-ALIGN-UNTAGGED") as caught:
+        hash_ids([*ids, "secret a", "secret b"], tags(ids), "s")
+    assert "2 of 7 ids" in str(caught.value)
+    assert "secret" not in str(caught.value)
     check_alignment_key(bytes(16))
-    with pytest.raises(OptionError, match=r"has 15 bytes, at least 16 are needed; draw one with"):
+    with refused("FK-ALIGN-KEY-SHORT"):
         check_alignment_key(b"fifteen bytes!!")
+    (tmp_path / "key").write_text("ab" * 32 + "\n")
+    tags(["a"]).save(tmp_path / "alignment")  # the name does not matter
+    assert read_alignment(None) is None
+    assert read_alignment(tmp_path / "key") == b"\xab" * 32
+    found = read_alignment(str(tmp_path / "alignment"))
+    assert isinstance(found, AlignmentTags)
+    check_alignment_key(found)
+
+
+CHANGES: list[dict[str, Any]] = [
+    {"kind": "a model"},
+    {"kind": None},
+    {"run": None},
+    {"salt": "00"},
+    {"salt": "no"},
+    {"names": np.zeros((3, 2), np.uint64)},
+    {"names": np.zeros((2, 2))},
+    {"names": np.uint64(1)},
+    {"tags": np.zeros((2, 31), np.uint8)},
+    {"tags": np.zeros((2, 32), np.int8)},
+]
+
+
+def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file.npz"
+    for change in ({}, *CHANGES):
+        arrays: dict[str, Any] = {"names": np.zeros((2, 2), np.uint64)}
+        arrays["tags"] = np.zeros((2, 32), np.uint8)
+        meta = {"kind": "fedkern-flwr alignment 1", "run": "r", "salt": "00" * 32}
+        for name, value in change.items():
+            (arrays if name in arrays else meta)[name] = value
+        save_arrays(path, arrays, {k: v for k, v in meta.items() if v is not None})
+        if not change:
+            assert AlignmentTags.load(path).run == "r"
+            continue
+        with refused("FK-FILE-FORMAT"):
+            AlignmentTags.load(path)
+        with refused("FK-ALIGN-KEY-FILE"):
+            read_alignment(path)
+    for content in (b"no hex", b"\xff\xfe", b"PK\x03\x04 broken", b"abc", None):
+        path.unlink() if content is None else path.write_bytes(content)
+        with refused("FK-ALIGN-KEY-FILE") as caught:
+            read_alignment(path)
+        assert "abc" not in str(caught.value)
+
+
+# -- ids of a table
+
+
+def test_ids_are_read_as_the_whole_table_reads_them(tmp_path: Path) -> None:
+    ids = ["007", " 8 ", "é", "日本"]
+    lines = "".join(f"{i},{k}.5,yes\n" for k, i in enumerate(ids))
+    (tmp_path / "t.csv").write_text(f"id,x,ill\n{lines}", encoding="utf-8")
+    np.savez(tmp_path / "t.npz", X=np.zeros((4, 1)), id=np.array(ids))
+    np.savez(tmp_path / "n.npz", X=np.zeros((4, 1)), id=np.arange(4))
+    for name in ("t.csv", "t.npz", "n.npz"):
+        found = load_ids(tmp_path / name, "id")
+        assert found.dtype.kind == "U"
+        label = "ill" if name == "t.csv" else None
+        table = load_table(tmp_path / name, id_column="id", label=label, labelled=False)
+        assert table.ids is not None
+        assert found.tolist() == table.ids.tolist()
+    parquet.write_table(pa.table({"id": [3, 1], "text": ["a", "b"]}), tmp_path / "t.parquet")
+    assert load_ids(tmp_path / "t.parquet", "id").tolist() == ["3", "1"]
+
+
+# -- tags by multi-party exponentiation
+
+P = 2**255 - 19
+ORDER = 2**252 + 27742317777372353535851937790883648493
+BASE = (9).to_bytes(32, "little")
+
+
+def legendre(u: int) -> int:
+    """The definition, by Euler's criterion."""
+    value = pow((u**3 + 486662 * u * u + u) % P, (P - 1) // 2, P)
+    return -1 if value == P - 1 else value
+
+
+def numbers_of(data: bytes) -> list[int]:
+    parts = [data[k : k + POINT_BYTES] for k in range(0, len(data), POINT_BYTES)]
+    return [int.from_bytes(part, "little") for part in parts]
+
+
+def ring(tables: list[list[str]]) -> list[dict[str, bytes]]:
+    """The protocol without messages: id -> tag, at each party."""
+    drawn = [Exponents.draw() for _ in tables]
+    out = []
+    for owner, ids in enumerate(tables):
+        mine = drawn[owner]
+        order = mine.order(ids)
+        points = blind_ids([ids[k] for k in order], mine.blind)
+        for step in range(1, len(tables)):
+            points = multiply_points(points, drawn[(owner + step) % len(tables)].own)
+        found = finish_tags(points, mine.rest, len(ids))
+        out.append({ids[k]: tag for k, tag in zip(order, found, strict=True)})
+    return out
+
+
+texts = st.lists(st.text(max_size=3) | st.sampled_from("abcde"), unique=True, max_size=5)
+
+
+@settings(max_examples=20)
+@given(tables=st.lists(texts, min_size=2, max_size=4))
+def test_tags_are_equal_where_ids_are(tables: list[list[str]]) -> None:
+    found = ring(tables)
+    for ids, own in zip(tables, found, strict=True):
+        assert set(own) == set(ids)
+        for other in found:
+            for name, tag in own.items():
+                assert [n for n, t in other.items() if t == tag] == [name] * (name in other)
+    again = {t for own in ring(tables) for t in own.values()}  # of two runs: nothing in common
+    assert not again & {t for own in found for t in own.values()}
+
+
+@given(u=st.integers(0, P - 1) | st.integers(0, 50))
+def test_the_quick_symbol_is_that_of_legendre(u: int) -> None:
+    assert on_curve(u) == (legendre(u) == 1)
+
+
+def test_ids_are_hashed_to_points_of_the_curve_by_their_text() -> None:
+    found = [numbers_of(hash_to_curve(str(k)))[0] for k in range(300)]
+    assert all(u < P and legendre(u) == 1 for u in found)
+    assert len(set(found)) == 300
+    bits = np.unpackbits(np.frombuffer(b"".join(map(hash_to_curve, "abcdefghij" * 5)), np.uint8))
+    assert 0.4 < bits.mean() < 0.6
+    odd = ["", "a", "A", " a", "a ", "é", "e\u0301", "ab", "1", "01", "\0", "日本", "💊"]
+    assert len({hash_to_curve(name) for name in odd}) == len(odd)
+
+
+def test_a_hash_to_any_number_is_on_the_curve_half_of_the_time() -> None:
+    """Negative control, and why it matters: the side survives multiplication by any exponent."""
+    naive = [hashlib.sha256(b"naive %d" % k).digest()[:31] + b"\0" for k in range(300)]
+    sides = [legendre(int.from_bytes(point, "little")) for point in naive]
+    assert 100 < sides.count(1) < 200
+    assert set(sides) == {1, -1}
+    key = X25519PrivateKey.generate()
+    blinded = [key.exchange(X25519PublicKey.from_public_bytes(point)) for point in naive]
+    assert [legendre(int.from_bytes(point, "little")) for point in blinded] == sides
+    proper = numbers_of(blind_ids(map(str, range(300)), Exponents.draw().blind))
+    assert set(map(legendre, proper)) == {1}
+
+
+def ladder(scalar: int, u: int) -> int | None:
+    """Any multiple of a point in plain numbers (RFC 7748, section 5); None at infinity."""
+    x2, z2, x3, z3 = 1, 0, u, 1
+    for bit in f"{scalar:b}":
+        if bit == "1":
+            x2, z2, x3, z3 = x3, z3, x2, z2
+        a, b, c, d = x2 + z2, x2 - z2, x3 + z3, x3 - z3
+        x3, z3 = pow(d * a + c * b, 2, P), u * pow(d * a - c * b, 2, P) % P
+        aa, bb = a * a % P, b * b % P
+        x2, z2 = aa * bb % P, (aa - bb) * (aa + 121665 * (aa - bb)) % P
+        if bit == "1":
+            x2, z2, x3, z3 = x3, z3, x2, z2
+    return None if z2 == 0 else x2 * pow(z2, -1, P) % P
+
+
+def test_what_leaves_a_party_lies_in_the_group_of_prime_order() -> None:
+    drawn = Exponents.draw()
+    hashed = [numbers_of(hash_to_curve(str(k)))[0] for k in range(20)]
+    scalar = int.from_bytes(drawn.blind, "little")
+    for u, point in zip(
+        hashed, numbers_of(blind_ids(map(str, range(20)), drawn.blind)), strict=True
+    ):
+        assert ladder(scalar, u) == point
+        assert ladder(ORDER, point) is None
+    outside = [u for u in hashed if ladder(ORDER, u) is not None]
+    assert len(outside) > 10  # negative control: seven of eight points have a part of small order
+
+
+def test_blinding_comes_off_exactly_and_secrets_do_not_show() -> None:
+    points = b"".join(hash_to_curve(str(k)) for k in range(5))
+    for _ in range(20):
+        drawn = Exponents.draw()
+        for scalar in (drawn.own, drawn.blind, drawn.rest):
+            assert scalar[0] & 7 == 0
+            assert scalar[31] >> 6 == 1
+        assert len({drawn.own, drawn.blind, drawn.rest}) == 3
+        both = multiply_points(multiply_points(points, drawn.blind), drawn.rest)
+        assert both == multiply_points(points, drawn.own)
+        assert Exponents.unpack(drawn.pack()) == drawn
+    assert "own" not in repr(drawn)
+    assert drawn.fingerprint == Exponents.unpack(drawn.pack()).fingerprint
+    assert drawn.fingerprint != Exponents.draw().fingerprint
+    assert len(drawn.fingerprint) == 16
+
+
+@pytest.mark.promise("align-order-secret")
+def test_lists_are_sent_in_a_secret_order() -> None:
+    ids = [str(k) for k in range(200)]
+    drawn, others = Exponents.draw(), Exponents.draw()
+    order = drawn.order(ids)
+    assert sorted(order) == list(range(200))
+    assert order == drawn.order(ids)
+    assert order != others.order(ids)
+    assert abs(np.corrcoef(order, np.arange(200))[0, 1]) < 0.3
+    turned = ids[::-1]
+    assert [ids[k] for k in order] == [turned[k] for k in drawn.order(turned)]
+
+
+# -- what another party may send
+
+#: A point of order 8 of the curve: RFC 7748's list of small order.
+EIGHT = 325606250916557431795983626356110631294008115727848805560023387167927233504
+IMPROPER = {"on the twist": 2, "zero": 0, "one": 1, "order eight": EIGHT, "minus one": P - 1}
+IMPROPER |= {"not reduced": P + 9, "top bit": 9 + 2**255, "all bits": 2**256 - 1}
+
+
+@pytest.mark.promise("align-points-proper")
+@pytest.mark.parametrize("name", IMPROPER)
+def test_improper_points_are_refused(name: str) -> None:
+    exponent, point = Exponents.draw(), IMPROPER[name].to_bytes(32, "little")
+    good = multiply_points(BASE, exponent.own)
+    with refused("FK-ALIGN-POINT"):
+        multiply_points(good + point, exponent.own)
+    with refused("FK-ALIGN-POINT"):
+        finish_tags(good + point, exponent.rest, 2)
+
+
+def test_points_of_low_order_on_the_curve_are_noticed_as_such() -> None:
+    """The check of the side alone would not do."""
+    on = [u for u in IMPROPER.values() if u < P and legendre(u) == 1]
+    assert EIGHT in on
+    for u in on:
+        with refused("FK-ALIGN-POINT") as caught:
+            multiply_points(u.to_bytes(32, "little"), Exponents.draw().own)
+        assert "low order" in str(caught.value)
+
+
+@pytest.mark.promise("align-lists-placed")
+def test_lists_that_do_not_fit_are_refused() -> None:
+    exponent = Exponents.draw()
+    points = blind_ids(["a", "b"], exponent.blind)
+    assert len(finish_tags(points, exponent.rest, 2)) == 2
+    uses: list[tuple[Callable[[], Any], str]] = [
+        (lambda: multiply_points(points[:-1], exponent.own), "FK-ALIGN-LIST"),
+        (lambda: finish_tags(points, exponent.rest, 3), "FK-ALIGN-LIST"),
+        (lambda: finish_tags(points[:32] * 2, exponent.rest, 2), "FK-ALIGN-TWICE"),
+    ]
+    for use, code in uses:
+        with refused(code):
+            use()
+    assert multiply_points(b"", exponent.own) == b""
+    assert finish_tags(b"", exponent.rest, 0) == []

@@ -1,11 +1,17 @@
-"""Ranges of columns: two passes of sums give mean and deviation of the pooled rows."""
+"""Ranges of columns: two passes of sums are as precise as pooled rows; scaling by their files."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from refusals import refused
 
 from fedkern_flwr.align.column_ranges import (
     ENCODING,
@@ -21,8 +27,9 @@ from fedkern_flwr.align.column_ranges import (
     second_pass,
     summed_ranges,
 )
-from fedkern_flwr.errors import ProtocolError, SumError, TableError
+from fedkern_flwr.scaling import Scaling, ranges_to_json, read_ranges, scale_by_ranges
 from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.tables.table import Table
 
 BOUND = 2.0**20
 NAN = np.nan
@@ -73,6 +80,7 @@ def assert_pooled(found: Statistics, tables: list[np.ndarray]) -> None:
     assert (np.abs(found.deviation - deviation) <= slack).all()
 
 
+@pytest.mark.promise("ranges-exact")
 @given(
     holders=st.integers(2, 10),
     rows=st.integers(2, 30),
@@ -102,21 +110,18 @@ def test_two_passes_give_the_pooled_statistics(
     assert_pooled(two_passes(tables)[1], tables)
 
 
-@pytest.mark.parametrize("holders", [2, 3, 10, 30])
 @pytest.mark.parametrize("mean", [0.0, 1e5, -1e6])
-def test_spreads_that_are_small_against_the_values_need_the_second_pass(
-    holders: int, mean: float
-) -> None:
-    rng = np.random.default_rng(holders)
-    tables = [mean + 1e-2 * rng.standard_normal((50, 2)) for _ in range(holders)]
-    found = two_passes(tables)[1]
-    assert_pooled(found, tables)
-    if mean:
-        deviation = pooled(tables)[2]
-        assert (np.abs(one_pass(tables)[1] / deviation - 1.0) > 1e-3).all()  # negative control
+def test_spreads_that_are_small_against_the_values_need_the_second_pass(mean: float) -> None:
+    for holders in (2, 3, 10, 30):
+        rng = np.random.default_rng(holders)
+        tables = [mean + 1e-2 * rng.standard_normal((50, 2)) for _ in range(holders)]
+        assert_pooled(two_passes(tables)[1], tables)
+        if mean:
+            deviation = pooled(tables)[2]
+            assert (np.abs(one_pass(tables)[1] / deviation - 1.0) > 1e-3).all()  # negative control
 
 
-def test_the_documented_precision_holds() -> None:
+def test_the_documented_precision_holds_and_many_rows_lose_nothing() -> None:
     rng = np.random.default_rng(3)
     for mean in (0.0, 0.99 * BOUND):
         deviation = 2.0**-32 * BOUND
@@ -124,17 +129,10 @@ def test_the_documented_precision_holds() -> None:
         assert_pooled(two_passes(tables)[1], tables)
     for holders in (2, 3, 4, 10, 1000):
         assert resolution(holders) <= holders**2 * 2.0**-60
-
-
-def test_many_rows_lose_nothing() -> None:
-    rng = np.random.default_rng(4)
     tables = [1e5 + 1e-2 * rng.standard_normal((200_000, 2)) for _ in range(2)]
     assert_pooled(two_passes(tables)[1], tables)
-
-
-def test_rounding_of_many_equal_values_does_not_add_up() -> None:
-    """Added up row by row the squares would be off by more than their spread."""
-    x = np.full((1_000_000, 2), 123456.7)
+    # added up row by row the squares would be off by more than their spread
+    x = np.full((1_000_000, 1), 123456.7)
     x[::2] += 0.1
     assert_pooled(two_passes([x, x[:2]])[1], [x, x[:2]])
 
@@ -162,17 +160,15 @@ def test_no_contribution_is_larger_than_one(seed: int, scale: float) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 0.1, -7.3, 1e5 + 0.1, BOUND, -BOUND])
-@pytest.mark.parametrize("holders", [2, 3, 7])
-def test_a_constant_column_has_no_deviation_and_a_range_around_it(
-    value: float, holders: int
-) -> None:
-    tables = [np.full((11 * k + 1, 1), value) for k in range(1, holders + 1)]
-    found = two_passes(tables)[1]
-    assert found.deviation.tolist() == [0.0]
-    assert found.mean[0] == pytest.approx(value, rel=1e-15, abs=1e-12)
-    for low, high in (summed_ranges(found, 4.0)[:, 0], own_ranges(tables[0])[:, 0]):
-        assert high - low == pytest.approx(max(1.0, abs(value)))
-        assert low + high == pytest.approx(2.0 * value, rel=1e-12, abs=1e-11)
+def test_a_constant_column_has_no_deviation_and_a_range_around_it(value: float) -> None:
+    for holders in (2, 3, 7):
+        tables = [np.full((11 * k + 1, 1), value) for k in range(1, holders + 1)]
+        found = two_passes(tables)[1]
+        assert found.deviation.tolist() == [0.0]
+        assert found.mean[0] == pytest.approx(value, rel=1e-15, abs=1e-12)
+        for low, high in (summed_ranges(found, 4.0)[:, 0], own_ranges(tables[0])[:, 0]):
+            assert high - low == pytest.approx(max(1.0, abs(value)))
+            assert low + high == pytest.approx(2.0 * value, rel=1e-12, abs=1e-11)
 
 
 def test_missing_values_are_left_out_column_by_column() -> None:
@@ -190,38 +186,30 @@ def test_ranges_are_some_deviations_around_the_mean() -> None:
     tiny = Statistics(np.ones(1), np.array([1e6]), np.array([1e-14]))  # below a float64's last bit
     low, high = summed_ranges(tiny, 4.0)
     assert low < high
-
-
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        ([[1.0, np.inf], [1.0, -np.inf]], "p: column 'b' is infinite in 2 rows; leave these cells"),
-        ([[1.0, NAN], [1.0, NAN]], "p: column 'b' has no value: its sums would be those of the"),
-    ],
-)
-def test_values_that_cannot_be_summed_are_refused(values: list[list[float]], text: str) -> None:
-    with pytest.raises(TableError) as error:
-        check_values(np.array(values), ("a", "b"), "p")
-    assert text in str(error.value)
-    assert "\n" not in str(error.value)
-    check_values(np.array([[1.0, NAN], [NAN, 2.0]]), ("a", "b"), "p")
-
-
-def test_columns_beyond_the_bound_are_found() -> None:
     x = np.array([[1.0, -3.0, NAN, 2.0], [NAN, 1.0, 2.0, -2.5]])
     assert beyond(x, 2.0) == [1, 3]
     assert beyond(x, 3.0) == []
 
 
-@pytest.mark.parametrize(("count", "rows"), [(0.0, 10), (1.0, 10), (11.0, 10), (-4.0, 10)])
-def test_totals_of_impossible_counts_are_refused(count: float, rows: int) -> None:
-    total = np.array([count / rows, 0.0, 0.0])
-    with pytest.raises(ProtocolError, match="fewer values than holders, or more than rows"):
-        read_first_pass(total, BOUND, rows, 2)
+@pytest.mark.promise("ranges-column-empty")
+def test_values_that_cannot_be_summed_are_refused() -> None:
+    infinite, empty = [[1.0, np.inf], [1.0, -np.inf]], [[1.0, NAN], [1.0, NAN]]
+    for values, code in ((infinite, "FK-VALUES-FINITE"), (empty, "FK-COLUMN-EMPTY")):
+        with refused(code) as caught:
+            check_values(np.array(values), ("a", "b"), "p")
+        assert "column 'b'" in str(caught.value)
+    check_values(np.array([[1.0, NAN], [NAN, 2.0]]), ("a", "b"), "p")
+    centre = Centre(np.array([2.0]), np.array([0.0]), np.array([1.0]))
+    share = second_pass(np.array([[5.0], [5.0]]), centre)  # beyond the promise
+    with refused("FK-SUM-BOUND"):
+        ENCODING.encode(share, 2, name="sum")
 
 
-def test_totals_that_contradict_each_other_still_give_numbers() -> None:
-    """Squares below zero, or below that of the mean: a party lied within the bound."""
+def test_totals_that_cannot_be_are_refused_or_give_numbers() -> None:
+    for count in (0.0, 1.0, 11.0, -4.0):
+        with refused("FK-RANGES-COUNTS"):
+            read_first_pass(np.array([count / 10, 0.0, 0.0]), BOUND, 10, 2)
+    # squares below zero, or below that of the mean: a party lied within the bound
     for total in ([1.0, 0.5, -0.25], [1.0, 1.0, 0.0]):
         centre = read_first_pass(np.array(total), BOUND, 10, 2)
         assert np.isfinite(centre.scale).all()
@@ -229,8 +217,120 @@ def test_totals_that_contradict_each_other_still_give_numbers() -> None:
         assert found.deviation.tolist() == [0.0]
 
 
-def test_values_beyond_the_promise_are_refused_before_masking() -> None:
-    centre = Centre(np.array([2.0]), np.array([0.0]), np.array([1.0]))
-    share = second_pass(np.array([[5.0], [5.0]]), centre)
-    with pytest.raises(SumError, match="sum exceeds its declared bound"):
-        ENCODING.encode(share, 2, name="sum")
+# -- scaling by files of ranges: plain ones refuse what is beyond, those of summed statistics clip
+
+X = np.array([[0.0, 10.0], [5.0, 15.0], [10.0, 20.0]])
+PLAIN = {"a": [0, 10], "b": [10, 20], "other": [1, 1]}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ranges.json"
+
+
+def test_columns_are_scaled_by_their_ranges_in_their_order(path: Path) -> None:
+    path.write_text(json.dumps(PLAIN))
+    unit = np.array([[0.0, 0.0], [0.5, 0.5], [1.0, 1.0]])
+    np.testing.assert_array_equal(scale_by_ranges(X, ("a", "b"), path), unit)
+    np.testing.assert_array_equal(scale_by_ranges(X[:, ::-1], ("b", "a"), str(path)), unit)
+    np.testing.assert_array_equal(scale_by_ranges(X[:0], ("a", "b"), path), unit[:0])
+    one = np.array([[NAN, 10.0]])
+    np.testing.assert_array_equal(scale_by_ranges(one, ("a", "b"), path), [[NAN, 0.0]])
+
+
+def test_values_beyond_are_refused_or_clipped(path: Path) -> None:
+    x = X + np.array([0.0, 7.0])
+    for content in (PLAIN, {"ranges": PLAIN, "clip": False}):
+        path.write_text(json.dumps(content))
+        with refused("FK-RANGES-BEYOND") as caught:
+            scale_by_ranges(x, ("a", "b"), path)
+        assert "column 'b' has 2 values" in str(caught.value)
+    path.write_text(json.dumps({"ranges": PLAIN, "clip": True}))
+    found = scale_by_ranges(x - [3.0, 0.0], ("a", "b"), path)
+    np.testing.assert_allclose(found, [[0.0, 0.7], [0.2, 1.0], [0.7, 1.0]])
+
+
+NUMBERS = st.floats(-1e300, 1e300)
+
+
+@settings(max_examples=25)
+@given(
+    x=arrays(np.float64, (5, 3), elements=NUMBERS),
+    limits=st.lists(st.tuples(NUMBERS, NUMBERS).filter(lambda p: p[0] < p[1]), min_size=3),
+    clip=st.booleans(),
+)
+def test_ranges_survive_json_exactly(
+    tmp_path: Path, x: np.ndarray, limits: list[tuple[float, float]], clip: bool
+) -> None:
+    low, high = np.array(limits[:3]).T
+    names, path = ("x", "y", "ranges"), tmp_path / "ranges.json"
+    path.write_text(ranges_to_json(names, low, high, clip=clip))
+    found = read_ranges(names, path)
+    np.testing.assert_array_equal(found.low, low)
+    np.testing.assert_array_equal(found.high, high)
+    assert found.clip is clip
+    inside = x if clip else np.clip(x, low, high)
+    scaled = scale_by_ranges(inside, names, path)
+    assert ((scaled >= 0.0) & (scaled <= 1.0)).all()
+
+
+def test_files_that_do_not_serve_are_refused(path: Path) -> None:
+    wide = [-1.5e308, 1.5e308]
+    bad: list[tuple[Any, str]] = [
+        ({"a": [0, 10]}, "FK-RANGES-MISSING"),
+        ({"ranges": {"a": [0, 10]}, "clip": True}, "FK-RANGES-MISSING"),
+        *(
+            ({"a": [0, 1], "b": b}, "FK-RANGES-WRONG")
+            for b in ([5, 5], [5, np.inf], [NAN, 5], wide)
+        ),
+        *(({"a": [0, 1], "b": b}, "FK-FILE-READ") for b in ([0, 10**400], ["x", 5], [1, 2, 3], 2)),
+        *((wrong, "FK-FILE-READ") for wrong in ({"ranges": PLAIN, "clip": "yes"}, [PLAIN], None)),
+    ]
+    with refused("FK-FILE-READ"):
+        scale_by_ranges(X, ("a", "b"), path)
+    for content, code in bad:
+        path.write_text(json.dumps(content))
+        with refused(code):
+            scale_by_ranges(X, ("a", "b"), path)
+    path.write_text("{")
+    with refused("FK-FILE-READ"):
+        scale_by_ranges(X, ("a", "b"), path)
+    path.write_text(json.dumps(PLAIN))
+    with refused("FK-SHAPE-DIFFERS"):
+        scale_by_ranges(X[:, :1], ("a", "b"), path)
+
+
+def test_a_scaling_of_summed_statistics_clips_rows_to_learn_from() -> None:
+    low, high = np.array([0.0, 10.0]), np.array([10.0, 20.0])
+    table = Table(X + np.array([0.0, 7.0]), np.array([1.0, 2.0, 9.0]), ("a", "b"))
+    table = Table(table.x, table.y, table.columns, x_test=table.x, y_test=table.y)
+    plain = Scaling(low, high, 2.0**0.5, 0.0, 4.0)
+    clipping = Scaling(low, high, 2.0**0.5, 0.0, 4.0, clip=True)
+    assert np.linalg.norm(plain.apply(table).x, axis=1).max() > 1.0
+    scaled = clipping.apply(table)
+    assert np.linalg.norm(scaled.x, axis=1).max() <= 1.0
+    np.testing.assert_array_equal(scaled.y, [0.25, 0.5, 1.0])
+    np.testing.assert_array_equal(scaled.y_test, [0.25, 0.5, 2.25])  # to be predicted as they are
+    np.testing.assert_array_equal(scaled.x_test, plain.apply(table).x_test)
+    assert Scaling.from_json(clipping.to_json()).clip is True
+    old = {k: v for k, v in json.loads(plain.to_json()).items() if k != "clip"}
+    assert Scaling.from_json(json.dumps(old)).clip is False
+    with refused("FK-FILE-FORMAT"):
+        Scaling.from_json(json.dumps({**old, "clip": 1}))
+
+
+SOUND = {"x_min": [0, 0], "x_max": [10, 0], "row_norm": 1.5, "y_min": 0, "y_max": 3}
+
+
+def test_a_scaling_that_would_scale_wrongly_is_refused() -> None:
+    assert Scaling.from_json(json.dumps(SOUND)).x_max.tolist() == [10.0, 0.0]
+    changes: list[dict[str, Any]] = [
+        *({"x_max": wrong} for wrong in ([10], 10, [NAN, 0])),
+        *({"x_min": wrong} for wrong in ([[0, 0]], [20, 0], [None, 0])),
+        *({"row_norm": wrong} for wrong in (0, -1)),
+        {"y_min": 3},
+        {"y_max": float("inf")},
+    ]
+    for change in changes:
+        with refused("FK-RANGES-WRONG"):
+            Scaling.from_json(json.dumps({**SOUND, **change}))

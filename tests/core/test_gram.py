@@ -1,21 +1,24 @@
-"""Packed Gram matrices: exact for any integers within the bound, from dense and sparse tables."""
+"""Exact Gram matrices: products, encodings and rings; who sums with whom, which items are kept."""
 
 from __future__ import annotations
 
 import math
 import tracemalloc
+from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from refusals import refused
 from scipy import sparse
 
 import fedkern_flwr.gram.matrix as gram
-from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableError
+from fedkern_flwr.gram import messages as wire
 from fedkern_flwr.gram.matrix import (
     count_values,
     cross_gram,
@@ -32,7 +35,15 @@ from fedkern_flwr.gram.matrix import (
     smallest_ring,
     unpack,
 )
-from fedkern_flwr.secure_sum.encoding import Encoding
+from fedkern_flwr.gram.messages import (
+    counts_encoding,
+    disjoint_cohorts,
+    matrix_encoding,
+    ranking_encoding,
+    shows_few,
+    supported,
+)
+from fedkern_flwr.wire.sums import bind
 
 DTYPES = {16: np.int16, 32: np.int32, 64: np.int64}
 FORMS = [np.asarray, sparse.csr_array, sparse.csr_matrix]
@@ -59,301 +70,364 @@ def assert_exact(x: NDArray[np.int64], bits: int, form: Any = np.asarray) -> Non
     assert packed.tolist() == pack(exact(x, x)).tolist()
 
 
-class TestPacking:
-    def test_the_upper_triangle_is_packed_row_by_row(self) -> None:
-        matrix = np.array([[1, 2, 3], [2, 4, 5], [3, 5, 6]], np.int16)
-        assert packed_size(3) == 6
-        assert pack(matrix).tolist() == [1, 2, 3, 4, 5, 6]
-        assert pack(matrix).dtype == np.int16
+# -- packed matrices
 
-    @pytest.mark.parametrize("items", [0, 1, 2, 63, 64, 65, 130])
-    @pytest.mark.parametrize("dtype", [np.int16, np.uint64, np.float64])
-    def test_unpack_and_its_parts_agree_with_the_matrix(self, items: int, dtype: Any) -> None:
-        half = np.random.default_rng(items).integers(0, 100, (items, items))
-        matrix = (half + half.T).astype(dtype)
-        packed = pack(matrix)
-        np.testing.assert_array_equal(unpack(packed, items), matrix)
-        np.testing.assert_array_equal(packed_diagonal(packed, items), matrix.diagonal())
-        columns = np.arange(items)[::-3]
-        np.testing.assert_array_equal(packed_columns(packed, items, columns), matrix[:, columns])
-        assert unpack(packed, items).dtype == packed_columns(packed, items, columns).dtype == dtype
 
-    def test_columns_come_in_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(gram, "_BLOCK_BYTES", 8 * 10 * 2)
-        matrix = np.add.outer(np.arange(10), np.arange(10)) ** 2
-        columns = np.array([9, 0, 3, 3, 7])
-        np.testing.assert_array_equal(packed_columns(pack(matrix), 10, columns), matrix[:, columns])
+@pytest.mark.parametrize("items", [0, 1, 2, 63, 65, 130])
+@pytest.mark.parametrize("dtype", [np.int16, np.uint64, np.float64])
+def test_a_packed_triangle_and_its_parts_are_those_of_the_matrix(
+    items: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = np.random.default_rng(items).integers(0, 100, (items, items))
+    matrix = (half + half.T).astype(dtype)
+    packed = pack(matrix)
+    np.testing.assert_array_equal(packed, matrix[np.triu_indices(items)])  # row by row
+    assert packed.size == packed_size(items)
+    mirrored = np.triu(matrix)
+    mirror_upper(mirrored)
+    for found in (unpack(packed, items), mirrored):
+        np.testing.assert_array_equal(found, matrix)
+    np.testing.assert_array_equal(packed_diagonal(packed, items), matrix.diagonal())
+    for columns in (np.arange(items)[::-3], np.zeros(0, np.int64)):
+        for room in (8 << 20, 8 * max(1, items) * 2):  # in blocks of two columns
+            monkeypatch.setattr(gram, "_BLOCK_BYTES", room)
+            found = packed_columns(packed, items, columns)
+            np.testing.assert_array_equal(found, matrix[:, columns])
+    assert unpack(packed, items).dtype == found.dtype == packed.dtype == dtype
 
-    def test_no_columns(self) -> None:
-        assert packed_columns(np.arange(6), 3, np.array([], np.int64)).shape == (3, 0)
 
-    @pytest.mark.parametrize("columns", [[-1], [0, 3]])
-    def test_columns_out_of_range_are_refused(self, columns: list[int]) -> None:
-        with pytest.raises(ProtocolError, match="columns outside of 0 to 2"):
+def test_vectors_of_another_length_and_columns_that_are_not_there_are_refused() -> None:
+    for use in (
+        lambda: unpack(np.arange(5), 3),
+        lambda: packed_diagonal(np.arange(7), 3),
+        lambda: packed_columns(np.arange(7), 3, np.array([0])),
+    ):
+        with refused("FK-MESSAGE-SHAPE"):
+            use()
+    for columns in ([-1], [0, 3]):
+        with refused("FK-MESSAGE-ITEMS"):
             packed_columns(np.arange(6), 3, np.array(columns))
 
-    def test_a_vector_of_another_length_is_refused(self) -> None:
-        for use in (
-            lambda: unpack(np.arange(5), 3),
-            lambda: packed_diagonal(np.arange(7), 3),
-            lambda: packed_columns(np.arange(7), 3, np.array([0])),
-        ):
-            with pytest.raises(ProtocolError, match="3 items has 6 numbers"):
-                use()
 
-    def test_mirroring_keeps_the_upper_triangle(self) -> None:
-        matrix = np.arange(100 * 100.0).reshape(100, 100)
-        expected = np.triu(matrix) + np.triu(matrix, 1).T
-        mirror_upper(matrix)
-        np.testing.assert_array_equal(matrix, expected)
+# -- products
 
 
-class TestLocalGram:
-    @given(st.data(), st.sampled_from([16, 32, 64]), st.integers(8, 400) | st.just(8 << 20))
-    def test_it_is_exact_up_to_the_bound_in_blocks_of_any_size(
-        self, monkeypatch: pytest.MonkeyPatch, data: st.DataObject, bits: int, room: int
-    ) -> None:
+@pytest.mark.promise("gram-exact")
+@settings(max_examples=60)
+@given(st.data(), st.sampled_from([16, 32, 64]), st.integers(8, 400) | st.just(8 << 20))
+def test_products_are_exact_up_to_the_bound_in_blocks_of_any_size(
+    monkeypatch: pytest.MonkeyPatch, data: st.DataObject, bits: int, room: int
+) -> None:
+    monkeypatch.setattr(gram, "_BLOCK_BYTES", room)
+    both, form = data.draw(tables(bits)), data.draw(st.sampled_from(FORMS))
+    assert_exact(both, bits, form)
+    cut = data.draw(st.integers(0, both.shape[1]))
+    new, x = both[:, :cut], both[:, cut:]
+    products = cross_gram(form(new), form(x))
+    assert products.dtype == np.int64
+    assert products.tolist() == exact(new, x).tolist()
+
+
+@pytest.mark.promise("gram-exact")
+@pytest.mark.parametrize("size", [2**23 - 1, 2**24, 2**52 - 1, 2**53, 2**62])
+def test_products_are_exact_where_floats_end(size: int) -> None:
+    root = math.isqrt(size)
+    assert_exact(np.array([[root, 1, -root], [1, root, root // 3], [-1, 1, 1]]), 64)
+
+
+def test_sums_over_many_users_and_unequal_factors_are_exact() -> None:
+    x = np.random.default_rng(0).integers(-(2**26), 2**26, (1000, 5))
+    x[:, 0] = math.isqrt(2**62 // 1000)
+    assert exact(x, x)[0, 0] > 0.99 * 2**62
+    assert_exact(x, 64)
+    new, old = np.array([[2**60 + 12_345], [7]]), np.array([[3, -1], [1, 1]])
+    assert cross_gram(new, old).tolist() == exact(new, old).tolist()
+    assert local_gram(np.array([[100, 0, 0]], np.int8), 16)[0] == 10_000  # not in 8 bits
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("positives", [0, 1, 7, 60])
+def test_one_sparse_user(monkeypatch: pytest.MonkeyPatch, form: Any, positives: int) -> None:
+    rng = np.random.default_rng(positives)
+    x = np.zeros((1, 250), np.int64)
+    x[0, rng.choice(250, positives, replace=False)] = rng.integers(-50, 50, positives)
+    for room in (8, 100, 1 << 20):
         monkeypatch.setattr(gram, "_BLOCK_BYTES", room)
-        assert_exact(data.draw(tables(bits)), bits, data.draw(st.sampled_from(FORMS)))
-
-    @pytest.mark.parametrize("size", [2**23 - 1, 2**24, 2**52 - 1, 2**53, 2**62])
-    def test_it_is_exact_where_floats_end(self, size: int) -> None:
-        root = math.isqrt(size)
-        x = np.array([[root, 1, -root], [1, root, root // 3], [-1, 1, 1]])
-        assert_exact(x, 64)
-
-    def test_entries_near_2_to_the_62_of_many_users(self) -> None:
-        users = 1000
-        x = np.random.default_rng(0).integers(-(2**26), 2**26, (users, 5))
-        x[:, 0] = math.isqrt(2**62 // users)
-        assert exact(x, x)[0, 0] > 0.99 * 2**62
-        assert_exact(x, 64)
-
-    @pytest.mark.parametrize("form", FORMS)
-    @pytest.mark.parametrize("positives", [0, 1, 7, 60])
-    @pytest.mark.parametrize("room", [8, 100, 1 << 20])
-    def test_one_sparse_user(
-        self, monkeypatch: pytest.MonkeyPatch, form: Any, positives: int, room: int
-    ) -> None:
-        monkeypatch.setattr(gram, "_BLOCK_BYTES", room)
-        rng = np.random.default_rng(positives)
-        x = np.zeros((1, 250), np.int64)
-        x[0, rng.choice(250, positives, replace=False)] = rng.integers(-50, 50, positives)
         assert_exact(x, 32, form)
+    assert local_gram(form(np.zeros((0, 4), np.int64)), 16).tolist() == [0] * 10  # no user
 
-    def test_values_of_few_bits_are_not_multiplied_in_them(self) -> None:
-        x = np.array([[100, 0, 0, 0, 0, 0, 0, 0, 0]], np.int8)
-        assert local_gram(x, 16)[0] == 10_000
 
-    def test_no_users_have_a_gram_matrix_of_zeros(self) -> None:
-        for form in FORMS:
-            assert local_gram(form(np.zeros((0, 4), np.int64)), 16).tolist() == [0] * 10
+def test_duplicates_and_zeros_stored_in_a_sparse_table() -> None:
+    x = sparse.csr_array((np.array([1, 2, 0, -5]), np.array([2, 2, 0, 1]), [0, 4]), (1, 20))
+    dense = x.toarray()
+    assert local_gram(x, 16).tolist() == pack(dense.T @ dense).tolist()
+    assert local_support(x).tolist() == (dense[0] != 0).astype(int).tolist()
+    assert x.nnz == 4  # the caller's table is left alone
+    stored = sparse.csr_array((np.array([0.0, 2.0]), np.array([0, 1]), [0, 2]), (1, 2))
+    assert count_values(stored, 2).nnz == 1
+    assert stored.nnz == 2
 
-    def test_duplicates_and_zeros_stored_in_a_sparse_table(self) -> None:
-        x = sparse.csr_array((np.array([1, 2, 0, -5]), np.array([2, 2, 0, 1]), [0, 4]), (1, 20))
-        dense = x.toarray()
-        assert local_gram(x, 16).tolist() == pack(dense.T @ dense).tolist()
-        assert x.nnz == 4  # the caller's table is left alone
 
-    def test_clients_add_up_to_the_whole_in_the_ring(self) -> None:
-        x = np.random.default_rng(1).integers(0, 2, (60, 30))
-        encoding = Encoding.integers(entry_bound(20, 1, 0), bits=16)
-        parts = [local_gram(x[k : k + 20], 16) for k in (0, 20, 40)]
-        total = sum(encoding.encode(part, 3, name="gram") for part in parts)
-        np.testing.assert_array_equal(unpack(encoding.decode(total, 3), 30), x.T @ x)
-
-    @pytest.mark.parametrize(("bits", "root"), [(16, 182), (32, 46341), (64, 3_037_000_500)])
-    @pytest.mark.parametrize("form", FORMS)
-    def test_what_does_not_fit_is_refused(self, bits: int, root: int, form: Any) -> None:
-        with pytest.raises(TableError, match=f"overflow a {bits}-bit ring") as caught:
+@pytest.mark.parametrize("form", FORMS)
+def test_what_does_not_fit_or_is_no_integer_is_refused(form: Any) -> None:
+    for bits, root in ((16, 182), (32, 46341), (64, 3_037_000_500)):
+        with refused("FK-GRAM-OVERFLOW") as caught:
             local_gram(form(np.array([[0, root]])), bits)
         assert str(root) not in str(caught.value)
-
-    def test_unknown_rings_and_real_numbers_are_refused(self) -> None:
-        with pytest.raises(OptionError, match="8-bit ring; use 16, 32 or 64"):
-            local_gram(np.ones((1, 2), np.int64), 8)
-        for bad in (np.ones((1, 2)), np.ones(3, np.int64), sparse.csr_array(np.ones((1, 2)))):
-            with pytest.raises(OptionError, match="count_values or quantise"):
-                local_gram(bad, 16)
-
-    def test_memory_beside_the_result_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(gram, "_BLOCK_BYTES", 1 << 20)
-        items = 900
-        for x in (
-            np.random.default_rng(0).integers(-(2**29), 2**29, (2, items)),  # in halves
-            np.random.default_rng(0).integers(0, 2, (300, items)),  # in chunks of users
-            sparse.csr_array(np.random.default_rng(0).integers(0, 2, (300, items))),
-            np.arange(1, items + 1)[None, :] * (np.arange(items) < items // 5),  # one user
-        ):
-            tracemalloc.start()
-            packed = local_gram(x, 64)
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-            assert peak < packed.nbytes + (7 << 20)
+    with refused("FK-GRAM-OVERFLOW"):
+        cross_gram(form(np.full((1, 1), 2**32)), form(np.full((1, 1), 2**32)))
+    with refused("FK-SHAPE-DIFFERS"):
+        cross_gram(form(np.ones((2, 1), np.int64)), form(np.ones((3, 1), np.int64)))
+    with refused("FK-OPTION-CHOICE"):
+        local_gram(form(np.ones((1, 2), np.int64)), 8)
+    for bad in (form(np.ones((1, 2))), np.ones(3, np.int64)):
+        with refused("FK-GRAM-INTEGERS"):
+            local_gram(bad, 16)
 
 
-class TestCrossGram:
-    @given(st.data(), st.sampled_from([16, 32, 64]), st.sampled_from(FORMS), st.integers(8, 400))
-    def test_it_is_exact(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        data: st.DataObject,
-        bits: int,
-        form: Any,
-        room: int,
-    ) -> None:
-        monkeypatch.setattr(gram, "_BLOCK_BYTES", room)
-        both = data.draw(tables(bits))
-        cut = data.draw(st.integers(0, both.shape[1]))
-        new, x = both[:, :cut], both[:, cut:]
-        products = cross_gram(form(new), form(x))
-        assert products.dtype == np.int64
-        assert products.tolist() == exact(new, x).tolist()
-
-    def test_large_times_small_is_exact(self) -> None:
-        new, x = np.array([[2**60 + 12_345], [7]]), np.array([[3, -1], [1, 1]])
-        assert cross_gram(new, x).tolist() == exact(new, x).tolist()
-
-    def test_tables_that_do_not_match_are_refused(self) -> None:
-        with pytest.raises(OptionError, match="different numbers of users"):
-            cross_gram(np.ones((2, 1), np.int64), np.ones((3, 1), np.int64))
-        large = np.full((1, 1), 2**32)
-        with pytest.raises(TableError, match="overflow"):
-            cross_gram(large, large)
+def test_memory_beside_the_result_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gram, "_BLOCK_BYTES", 1 << 20)
+    items = 900
+    for x in (
+        np.random.default_rng(0).integers(-(2**29), 2**29, (2, items)),  # in halves
+        np.random.default_rng(0).integers(0, 2, (300, items)),  # in chunks of users
+        sparse.csr_array(np.random.default_rng(0).integers(0, 2, (300, items))),
+        np.arange(1, items + 1)[None, :] * (np.arange(items) < items // 5),  # one user
+    ):
+        tracemalloc.start()
+        packed = local_gram(x, 64)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert peak < packed.nbytes + (7 << 20)
 
 
-class TestSupport:
-    @pytest.mark.parametrize("form", FORMS)
-    def test_it_counts_the_users_of_each_item(self, form: Any) -> None:
-        x = np.array([[0, 2, 0, -1], [0, 3, 0, 0]])
-        support = local_support(form(x))
-        assert support.dtype == np.int64
-        assert support.tolist() == [0, 2, 0, 1]
-
-    def test_stored_zeros_do_not_count(self) -> None:
-        x = sparse.csr_array((np.array([0, 1, 1]), np.array([0, 1, 1]), [0, 3]), (1, 2))
-        assert local_support(x).tolist() == [0, 1]
+# -- counts and rounded numbers
 
 
-class TestCounts:
-    @pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.uint64, np.float32, np.float64])
-    @pytest.mark.parametrize("form", [np.asarray, sparse.csr_array, sparse.coo_array])
-    def test_whole_numbers_of_any_type_become_integers(self, dtype: Any, form: Any) -> None:
-        x = np.array([[0, 1, 0], [1, 1, 0]], dtype)
-        counts = count_values(form(x), 1)
-        assert counts.dtype == np.int64
-        assert sparse.issparse(counts) == (form is not np.asarray)
-        dense = counts.toarray() if sparse.issparse(counts) else counts
-        assert dense.tolist() == [[0, 1, 0], [1, 1, 0]]
-        assert not np.shares_memory(dense, x)
+@pytest.mark.parametrize("form", [np.asarray, sparse.csr_array, sparse.coo_array])
+@pytest.mark.parametrize("dtype", [np.bool_, np.int8, np.uint64, np.float32, np.float64])
+def test_whole_numbers_of_any_type_become_integers(dtype: Any, form: Any) -> None:
+    x = np.array([[0, 1, 0], [1, 1, 0]], dtype)
+    counts = count_values(form(x), 1)
+    assert counts.dtype == np.int64
+    assert sparse.issparse(counts) == (form is not np.asarray)
+    dense = counts.toarray() if sparse.issparse(counts) else counts
+    assert dense.tolist() == [[0, 1, 0], [1, 1, 0]]
+    assert not np.shares_memory(dense, x)
+    support = local_support(counts)
+    assert support.dtype == np.int64
+    assert support.tolist() == [1, 2, 0]
+    for shape in ((0, 3), (2, 0)):
+        assert count_values(form(np.zeros(shape)), 1).shape == shape
 
-    def test_stored_zeros_are_dropped(self) -> None:
-        x = sparse.csr_array((np.array([0.0, 2.0]), np.array([0, 1]), [0, 2]), (1, 2))
-        assert count_values(x, 2).nnz == 1
-        assert x.nnz == 2
 
-    @pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
-    def test_empty_tables(self, shape: tuple[int, int]) -> None:
-        for form in (np.asarray, sparse.csr_array):
-            assert count_values(form(np.zeros(shape)), 1).shape == shape
+BAD = [
+    (0.75, "FK-VALUES-COUNTS"),
+    (-3.0, "FK-VALUES-COUNTS"),
+    (41.0, "FK-VALUES-BOUND"),
+    (math.nan, "FK-VALUES-FINITE"),
+    (-math.inf, "FK-VALUES-FINITE"),
+]
 
-    @pytest.mark.parametrize(
-        ("value", "problem"),
-        [
-            (0.75, 'whole numbers of at least 0; use encoding "fixed-point"'),
-            (-3.0, 'whole numbers of at least 0; use encoding "fixed-point"'),
-            (41.0, "exceed their declared bound of 5; declare a larger bound"),
-            (math.nan, "NaN or infinite"),
-            (-math.inf, "NaN or infinite"),
-        ],
-    )
-    @pytest.mark.parametrize("form", [np.asarray, sparse.csr_array])
-    def test_other_numbers_are_refused_unquoted(
-        self, value: float, problem: str, form: Any
-    ) -> None:
-        with pytest.raises(TableError, match=problem) as caught:
-            count_values(form(np.array([[1.0, value]])), 5)
+
+@pytest.mark.parametrize(("value", "code"), BAD)
+def test_other_numbers_are_refused_unquoted(value: float, code: str) -> None:
+    x = np.array([[1.0, value]])
+    uses = [lambda: count_values(x, 5), lambda: count_values(sparse.csr_array(x), 5)]
+    if code != "FK-VALUES-COUNTS":
+        uses.append(lambda: quantise(x, 3, 5.0))
+    for use in uses:
+        with refused(code) as caught:
+            use()
         assert f"{value:g}" not in str(caught.value).replace("infinite", "")
-
-    def test_what_is_no_table_of_numbers_is_refused(self) -> None:
-        with pytest.raises(TableError, match="rows and columns"):
-            count_values(np.ones(3), 1)
-        with pytest.raises(TableError, match="dtype <U1"):
-            count_values(np.array([["a"]]), 1)
-
-    @pytest.mark.parametrize("bound", [0, -1, math.nan, math.inf, 2.0**63])
-    def test_bounds_that_cannot_be_are_refused(self, bound: float) -> None:
-        with pytest.raises(OptionError, match="bound is"):
+    for bound in (0, -1, math.nan, math.inf, 2.0**63):
+        with refused("FK-OPTION-RANGE"):
             count_values(np.ones((1, 1)), bound)
+    with refused("FK-TABLE-SHAPE"):
+        count_values(np.ones(3), 1)
+    with refused("FK-VALUES-TEXT"):
+        count_values(np.array([["a"]]), 1)
 
 
-class TestQuantisation:
-    def test_numbers_are_rounded_to_multiples(self) -> None:
-        x = np.array([[0.3, -0.3], [1.0, -2.0]])
-        assert quantise(x, 2, 2.0).tolist() == [[1, -1], [4, -8]]
-        assert quantise(sparse.csr_array(x), 2, 2.0).tolist() == [[1, -1], [4, -8]]
-        assert x[0, 0] == 0.3
+@given(st.lists(st.floats(-3, 3), min_size=4, max_size=4), st.integers(0, 40))
+def test_the_matrix_of_rounded_numbers_is_within_the_stated_error(
+    row: list[float], fraction: int
+) -> None:
+    x = np.array(row).reshape(2, 2)
+    before, whole = x.copy(), quantise(x, fraction, 3.0)
+    np.testing.assert_array_equal(x, before)
+    np.testing.assert_array_equal(quantise(sparse.csr_array(x), fraction, 3.0), whole)
+    assert np.abs(whole.astype(object)).max() <= math.isqrt(entry_bound(1, 3.0, fraction))
+    rounded = exact(whole, whole) * Fraction(1, 4**fraction)
+    values = np.array([[Fraction(value) for value in line] for line in x.tolist()], object)
+    allowed = Fraction(quantisation_error(2, 3.0, fraction))
+    assert abs(rounded - values.T @ values).max() <= allowed
 
-    @given(st.lists(st.floats(-3, 3), min_size=4, max_size=4), st.integers(0, 40))
-    def test_the_matrix_is_within_the_stated_error(self, row: list[float], fraction: int) -> None:
-        x = np.array(row).reshape(2, 2)
-        whole = quantise(x, fraction, 3.0)
-        assert np.abs(whole.astype(object)).max() <= math.isqrt(entry_bound(1, 3.0, fraction))
-        rounded = exact(whole, whole) * Fraction(1, 4**fraction)
-        values = [[Fraction(value) for value in line] for line in x.tolist()]
-        unrounded = exact(np.array(values, object), np.array(values, object))
-        allowed = Fraction(quantisation_error(2, 3.0, fraction))
-        assert abs(rounded - unrounded).max() <= allowed
 
-    def test_the_stated_error_is_reached(self) -> None:
-        x = np.full((3, 1), 0.75)  # rounded up by half, at the bound
-        assert quantise(x, 1, 0.75).tolist() == [[2]] * 3
-        assert quantisation_error(3, 0.75, 1) == pytest.approx(3 * (1.0 - 0.75**2), rel=1e-15)
-
-    @pytest.mark.parametrize("value", [math.nan, math.inf, -7.5])
-    def test_what_has_no_place_is_refused_unquoted(self, value: float) -> None:
-        with pytest.raises(TableError, match=r"features (hold|exceed)") as caught:
-            quantise(np.array([[0.5, value]]), 3, 1.0)
-        assert "7.5" not in str(caught.value)
-
-    @pytest.mark.parametrize(("fraction", "bound"), [(63, 1.0), (-1, 1.0), (2000, 1.0), (3, 0.0)])
-    def test_options_out_of_range_are_refused(self, fraction: int, bound: float) -> None:
-        with pytest.raises(OptionError):
+def test_the_stated_error_is_reached_and_options_out_of_range_are_refused() -> None:
+    x = np.full((3, 1), 0.75)  # rounded up by half, at the bound
+    assert quantise(x, 1, 0.75).tolist() == [[2]] * 3
+    assert quantise(np.array([[0.3, -2.0]]), 2, 2.0).tolist() == [[1, -8]]
+    assert quantisation_error(3, 0.75, 1) == pytest.approx(3 * (1.0 - 0.75**2), rel=1e-15)
+    with refused("FK-GRAM-OVERFLOW"):
+        quantise(np.ones((1, 1)), 63, 1.0)
+    for fraction, bound in ((-1, 1.0), (2000, 1.0), (3, 0.0)):
+        with refused("FK-OPTION-RANGE"):
             quantise(np.ones((1, 1)), fraction, bound)
 
 
-class TestRings:
-    def test_entries_are_bounded_exactly(self) -> None:
-        assert entry_bound(10, 5, 0) == 250
-        assert entry_bound(3, 0.3, 3) == 3 * 3**2
-        assert entry_bound(1, 1.0, 100) == 1 << 200
-        with pytest.raises(OptionError, match="rows is 0"):
-            entry_bound(0, 1, 0)
+# -- rings
 
-    @pytest.mark.parametrize(
-        ("parties", "entry", "bits"),
-        [
-            (943, 1, 16),
-            (1, 2**15 - 1, 16),
-            (1, 2**15, 32),
-            (2, 2**30 - 1, 32),
-            (2, 2**30, 64),
-            (8, 2**60 - 2**8, 64),
-        ],
-    )
-    def test_the_ring_is_the_smallest(self, parties: int, entry: int, bits: int) -> None:
-        assert smallest_ring(parties, entry) == bits
 
-    @pytest.mark.parametrize("entry", [2**63, 2**63 - 1, 10**400])
-    def test_without_a_ring_the_remedy_is_named(self, entry: int) -> None:
-        with pytest.raises(OptionError, match="use fewer fraction bits or a smaller bound"):
-            smallest_ring(1, entry)
+@given(
+    st.integers(1, 2000),
+    st.integers(1, 5000),
+    st.integers(1, 2**20) | st.floats(1e-3, 1e6),
+    st.integers(0, 30),
+)
+def test_the_ring_of_a_matrix_is_the_smallest_that_holds_every_sum(
+    parties: int, rows: int, bound: float, fraction: int
+) -> None:
+    entry = rows * math.ceil(Fraction(bound) * 2**fraction) ** 2  # the largest of a node
+    assert entry_bound(rows, bound, fraction) == entry
+    fitting = [bits for bits in (16, 32, 64) if parties * entry < 2 ** (bits - 1)]
+    if not fitting:
+        with refused("FK-GRAM-OVERFLOW"):
+            matrix_encoding(parties, rows, bound, fraction)
+        return
+    found = matrix_encoding(parties, rows, bound, fraction)
+    assert found.kind == "integer"
+    assert found.bits == fitting[0] or parties * float(entry) >= 2.0**63  # rounded upwards
+    assert entry <= found.bound <= entry * (1 + 2**-52)
+    found.check_room(parties)
+    total = np.array([min(entry, 2**63 - 1)])
+    found.encode(total, parties, name="the largest entry")  # is not refused
+    assert matrix_encoding(parties, rows, bound, fraction) == found
 
-    @given(st.integers(1, 2000), st.integers(1, 2**62))
-    def test_the_encoding_has_room_too(self, parties: int, entry: int) -> None:
-        try:
-            bits = smallest_ring(parties, entry)
-        except FedKernError:
-            assert parties * entry >= (1 << 63) * (1 - 1e-15)
-        else:
-            Encoding.integers(entry, bits).check_room(parties)
+
+def test_all_rings_come_up_at_their_ends() -> None:
+    """Just below a half of each ring, and at it."""
+    for bits, most in ((16, 2**15 - 1), (32, 2**31 - 1)):
+        assert matrix_encoding(1, most, 1.0, 0).bits == counts_encoding(1, most).bits == bits
+        assert matrix_encoding(1, most + 1, 1.0, 0).bits == counts_encoding(2, most).bits
+        assert counts_encoding(2, most).bits == 2 * bits
+    assert smallest_ring(8, 2**60 - 2**8) == 64
+    for parties, entry in ((2, 2**62), (1, 2**63), (1, 2**63 - 1), (1, 10**400)):
+        with refused("FK-GRAM-OVERFLOW"):
+            smallest_ring(parties, entry)
+    with refused("FK-OPTION-RANGE"):
+        entry_bound(0, 1, 0)
+    found = counts_encoding(5, 7)  # need no more than the rows
+    assert (found.kind, found.bits, found.bound) == ("integer", 16, 7.0)
+    for rows in (0, 1, 943):  # metrics are precise
+        found = ranking_encoding(rows)
+        assert (found.kind, found.bits, found.bound) == ("fixed-point", 64, float(max(1, rows)))
+        assert found.fraction_bits(943) >= 42
+
+
+# -- who takes part
+
+
+@pytest.mark.promise("gram-rounds")
+@given(
+    st.sets(st.integers(0, 500), min_size=2, max_size=60),
+    st.floats(0.01, 1.0),
+    st.integers(1, 5),
+    st.integers(0, 9),
+    st.booleans(),
+)
+def test_cohorts_and_rounds_are_disjoint_and_as_large_as_they_can_be(
+    partitions: set[int], participation: float, cohorts: int, seed: int, halves: bool
+) -> None:
+    chosen = min(len(partitions), max(2, round(participation * len(partitions))))
+    listed = sorted(partitions)
+    if chosen < 2 * cohorts:
+        with refused("FK-COHORTS-MANY"):
+            disjoint_cohorts(listed, participation, cohorts, seed, halves=halves)
+        return
+    found = disjoint_cohorts(listed, participation, cohorts, seed, halves=halves)
+    everybody = [p for members in found for p in members]
+    assert len(found) == cohorts
+    assert len(everybody) == len(set(everybody)) == chosen
+    assert set(everybody) <= partitions
+    assert all(members == sorted(members) for members in found)
+    assert disjoint_cohorts(listed[::-1], participation, cohorts, seed, halves=halves) == found
+    sizes = [len(members) for members in found]
+    if not halves:
+        assert max(sizes) - min(sizes) <= 1
+        return
+    left = chosen
+    for number, size in enumerate(sizes[:-1], start=1):
+        rest = left - size
+        assert rest >= 2 * (cohorts - number)  # two for each round that follows
+        assert size == max(2, left // 2) or rest == 2 * (cohorts - number)
+        left = rest
+    assert sizes[-1] == left
+
+
+def test_who_is_in_which_cohort_depends_on_the_seed() -> None:
+    for halves, sizes in ((False, (4, 4, 4)), (True, (6, 3, 3))):
+        drawn = [disjoint_cohorts(range(12), 1.0, 3, seed, halves=halves) for seed in range(9)]
+        assert {tuple(map(len, found)) for found in drawn} == {sizes}
+        assert len({tuple(map(tuple, found)) for found in drawn}) == 9
+    half = Counter(p for seed in range(300) for p in disjoint_cohorts(range(10), 0.5, 1, seed)[0])
+    assert all(100 < half[p] < 200 for p in range(10))
+
+
+# -- which items
+
+
+@pytest.mark.promise("gram-support")
+@given(
+    st.integers(1, 4).flatmap(
+        lambda c: st.lists(
+            st.lists(st.integers(0, 9), min_size=6, max_size=6), min_size=c, max_size=c
+        )
+    ),
+    st.integers(2, 7),
+)
+def test_an_item_is_kept_if_no_cohort_has_few_of_it(counts: list[list[int]], least: int) -> None:
+    expected = [
+        item
+        for item in range(6)
+        if any(c[item] for c in counts) and not any(0 < c[item] < least for c in counts)
+    ]
+    found = supported([np.array(c, np.int64) for c in counts], least)
+    assert found.tolist() == expected
+    assert found.dtype == np.int32
+
+
+@pytest.mark.promise("gram-difference")
+def test_a_difference_needs_two_nodes_and_enough_rows() -> None:
+    rows = {0: 1, 1: 1, 2: 4, 3: 9, 4: 1}
+    everybody = [0, 1, 2, 3, 4]
+    assert not shows_few(everybody, everybody, rows, 5)
+    assert shows_few(everybody, [0, 1, 2, 4], rows, 5)  # one node of nine rows
+    assert shows_few(everybody, [2, 3, 4], rows, 5)  # two of one row each
+    assert not shows_few(everybody, [1, 3, 4], rows, 5)  # five rows of two nodes
+    assert shows_few(everybody, [1, 3, 4], rows, 6)
+    assert not shows_few(everybody, [0, 1], rows, 5)
+    assert not shows_few([0, 1], [0, 1, 2], rows, 5)  # one more is not in the counts
+    assert shows_few([0, 1], [0, 2], rows, 1)
+
+
+# -- names
+
+
+@pytest.mark.promise("gram-bound-names")
+def test_a_name_is_bound_to_every_field_of_a_request() -> None:
+    fields: dict[str, Any] = {"session": "a", "round": 1, "encoding": "counts", "bound": 1.0}
+    fields |= {"fraction_bits": 0, "rows": 3, "parties": 4}
+    fields |= {"supports": False, "counted": b"\x0f", "items": np.arange(3, dtype=np.int32)}
+    other: dict[str, Any] = {"session": "b", "round": 2, "encoding": "fixed-point", "bound": 1.5}
+    other |= {"fraction_bits": 1, "rows": 4, "parties": 5}
+    other |= {"supports": True, "counted": b"\x0e", "items": np.array([0, 1, 3], np.int32)}
+    first = wire.MatrixRequest(**fields)
+    changed: list[dict[str, Any]] = [{}, *({name: other[name]} for name in fields)]
+    changed += [{"items": np.arange(k, dtype=np.int32)} for k in (0, 2, 9)]
+    names = {bind(wire.GRAM_SUM, replace(first, **change)) for change in changed}
+    assert len(names) == len(changed)
+    assert all(name.startswith("gram matrix#") for name in names)
+    assert bind("other", first).startswith("other#")
+    arrived = wire.MatrixRequest.unpack(first.arrays(), first.scalars(), party="")
+    assert bind(wire.GRAM_SUM, arrived) == bind(wire.GRAM_SUM, first)

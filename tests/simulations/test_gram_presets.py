@@ -1,4 +1,4 @@
-"""Presets of Secure Gram and FedCFK, on ratings in the format of MovieLens."""
+"""Secure Gram and FedCFK in comparisons: presets on ratings, and the machine that is tuned on K."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
+from sklearn.metrics import make_scorer, mean_squared_error
+from sklearn.model_selection import GridSearchCV, PredefinedSplit
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.svm import SVC, SVR
 
-from fedkern_flwr.errors import TableError
+from fedkern_flwr.gram.dot_kernels import DotKernel
+from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.lab.presets import preset
-from fedkern_flwr.simulations.lab.presets.demo import demo
+from fedkern_flwr.simulations.methods.gram_learner import choose_machine
 
 USERS, ITEMS = 72, 30
 
@@ -38,25 +43,23 @@ def movies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def compared(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert run(["compare", *arguments, "--json", "-", "--quiet", "--out", "here"]) == 0
-    return dict(json.loads(capsys.readouterr().out))
+    return dict(json.loads(capsys.readouterr().out)["datasets"])
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_tables_compare_participation_with_pooled_data(
     number: int, movies: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = compared(capsys, f"fed-cfk-table{number}", "--runs", "1")
-    assert len(found["datasets"]) == 2
-    for dataset in found["datasets"].values():
-        methods = dataset["methods"]
+    assert len(found) == 2
+    for dataset in found.values():
+        methods = {label: summary["metrics"] for label, summary in dataset["methods"].items()}
         assert list(methods) == ["pooled", "100 %", "90 %", "70 %", "50 %", "30 %"]
-        assert methods["pooled"]["metrics"]["auc"] > 0.6
-        for label, summary in methods.items():
-            if label != "pooled":
-                assert summary["metrics"]["centralised_difference"] < 1e-9
-        assert methods["100 %"]["metrics"]["rows"] == USERS
+        assert methods.pop("pooled")["auc"] > 0.6
+        assert all(metrics["centralised_difference"] < 1e-9 for metrics in methods.values())
+        assert methods["100 %"]["rows"] == USERS
         if number == 1:  # nodes of 60 users are but two here
-            assert methods["30 %"]["metrics"]["rows"] < USERS
+            assert methods["30 %"]["rows"] < USERS
     assert len(list(Path("here/plots").glob("*participation.png"))) == 2
     assert "0.808" in Path("here/report.html").read_text() or number == 2
 
@@ -64,8 +67,7 @@ def test_tables_compare_participation_with_pooled_data(
 def test_rounds_of_random_users_come_near_only_if_they_add_up(
     movies: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = compared(capsys, "fed-cfk-figure1")
-    (dataset,) = found["datasets"].values()
+    (dataset,) = compared(capsys, "fed-cfk-figure1").values()
     final = {k: v["metrics"]["kernel_error"] for k, v in dataset["methods"].items()}
     assert final["disjoint, 50 %"] == 0.0 < final["max, 50 %"]
     assert final["max, 10 %"] > final["max, 50 %"]
@@ -73,15 +75,45 @@ def test_rounds_of_random_users_come_near_only_if_they_add_up(
     assert Path("here/plots/ml-100k-kernel-error.png").is_file()
 
 
-def test_without_movielens_the_user_is_told_where_to_put_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FEDKERN_DATA", str(tmp_path))
-    for name in ("fed-cfk-table1", "fed-cfk-table2", "fed-cfk-figure1"):
-        with pytest.raises(TableError, match=r"there is none of .*grouplens\.org"):
-            preset(name)
+WIDTHS, COSTS = (0.25, 1.0, 4.0, 16.0), (1.0, 10.0, 100.0)
 
 
-def test_the_demo_has_both_methods() -> None:
-    methods = {method for _, method, _ in demo(()).entries}
-    assert {"secure-gram", "fed-cfk"} <= methods
+def problem(load: Any, rows: int) -> tuple[np.ndarray, np.ndarray, tuple[float, ...]]:
+    x, y = load(return_X_y=True)
+    chosen = np.random.default_rng(3).permutation(len(x))[:rows]
+    x, y = MinMaxScaler().fit_transform(x[chosen]), y[chosen].astype(float)
+    if load is load_diabetes:
+        return x, (y - y.mean()) / np.abs(y - y.mean()).max(), ()
+    return x, y, tuple(np.unique(y).tolist())
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "load", [pytest.param(load_breast_cancer, marks=pytest.mark.long), load_wine, load_diabetes]
+)
+def test_the_cell_is_the_one_that_grid_search_chooses(load: Any, seed: int) -> None:
+    """Of cells that are as good as each other the first: narrow kernels last, small C first."""
+    x, y, classes = problem(load, 150)
+    gram = x @ x.T
+    found = choose_machine(
+        gram, x.shape[1], y, DotKernel("rbf"), classes,
+        learner="svc", gamma=None, cost=None, seed=seed,
+    )  # fmt: skip
+    order = np.random.default_rng(derive_seed(seed, "folds")).permutation(len(y))
+    fold = np.empty(len(y), int)
+    fold[order] = np.arange(len(y)) // 30
+    spread = float(np.square(x - x.mean(axis=0)).sum() / len(x))
+    grid = {"gamma": [width / spread for width in WIDTHS], "C": list(COSTS)}
+    machine: Any = SVC(tol=1e-5) if classes else SVR(epsilon=0.01, tol=1e-5)
+    score = "accuracy" if classes else make_scorer(mean_squared_error, greater_is_better=False)
+    search = GridSearchCV(machine, grid, scoring=score, cv=PredefinedSplit(fold)).fit(x, y)
+    cells = {
+        (round(cell["gamma"] * spread, 6), cell["C"]): mean
+        for cell, mean in zip(
+            search.cv_results_["params"], search.cv_results_["mean_test_score"], strict=True
+        )
+    }
+    best = max(cells.values())
+    first = next(c for c in sorted(cells) if cells[c] == pytest.approx(best, abs=1e-9))
+    assert (round(found.kernel.gamma * spread, 6), found.cost) == first
+    assert len(set(cells.values())) > 1

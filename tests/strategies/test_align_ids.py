@@ -5,140 +5,99 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fault_cases import WAYS
+from conversation import Asked, asked_in
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nodes import Nodes
+from identities import pin_identities
+from refusals import refused
+from zoo import WAYS, Sites, new_folder
 
 import fedkern_flwr.clients.alignment as client_module
 from fedkern_flwr.align import private_intersection
 from fedkern_flwr.alignment import AlignmentTags, hash_ids
-from fedkern_flwr.clients import (
-    AlignmentClient,
-    SVMClient,
-)
-from fedkern_flwr.clients.fdskl_table import VerticalTable
-from fedkern_flwr.clients.party_table import PartyTable
-from fedkern_flwr.errors import (
-    CohortError,
-    FedKernError,
-    OptionError,
-    PartitionError,
-    ProtocolError,
-    SmallCohortError,
-    StateError,
-)
-from fedkern_flwr.node.kept_state import KeptState
-from fedkern_flwr.node.session_state import SessionState
-from fedkern_flwr.node.sums import load_state
-from fedkern_flwr.simulations import Transcript, simulate
+from fedkern_flwr.clients import AlignmentClient
+from fedkern_flwr.simulations import Transcript
 from fedkern_flwr.simulations.engines import Fault, FaultPlan
 from fedkern_flwr.strategies import AlignIds
 from fedkern_flwr.wire import DescribeRequest
 
-KEY = b"a secret of the data's owners"
 IDS = [
     [f"patient {k}" for k in range(12)],
     [f"patient {k}" for k in range(20, 5, -1)],
     ["patient 7", "patient 9", "jürgen", *(f"patient {k}" for k in range(30, 34))],
 ]
+Table = dict[str, Any]
+KEY = b"a secret of the data's owners"
 
 
-@dataclass
-class Parties:
-    """Serves the parties of an align run, keeps their contexts."""
-
-    ids: list[list[str]]
-    folder: Path
-    tests: list[list[str]] = field(default_factory=list)
-    contexts: dict[int, Context] = field(default_factory=dict)
-
-    def client_fn(self, context: Context) -> AlignmentClient:
-        k = int(context.node_config["partition-id"])
-        self.contexts[k] = context
-        held_out = self.tests[k] if self.tests else None
-        return AlignmentClient(context, self.ids[k], alignment=self.path(k), ids_test=held_out)
-
-    def path(self, k: int) -> Path:
-        return self.folder / f"alignment-{k}.npz"
-
-    def run(self, strategy: AlignIds | None = None, **more: Any) -> AlignIds:
-        chosen = strategy or AlignIds()
-        simulate(chosen, self.client_fn, len(self.ids), serialise=True, **more)
-        return chosen
-
-    def files(self) -> list[AlignmentTags]:
-        return [AlignmentTags.load(self.path(k)) for k in range(len(self.ids))]
-
-    def table(self, k: int) -> list[str]:
-        return [*self.ids[k], *(self.tests[k] if self.tests else [])]
-
-    def check(self, strategy: AlignIds) -> None:
-        """What is reported, and what the files say, is what sets say."""
-        tables = [self.table(k) for k in range(len(self.ids))]
-        found = [
-            dict(zip(table, file.tags_of(table), strict=True))
-            for table, file in zip(tables, self.files(), strict=True)
-        ]
-        for k, own in enumerate(tables):
-            overlap = strategy.overlaps_[k]
-            assert overlap.rows == len(own)
-            for j, other in enumerate(tables):
-                common = set(own) & set(other)
-                assert set(found[k].values()) & set(found[j].values()) == {
-                    found[k][name] for name in common
-                }
-                assert all(found[k][name] == found[j][name] for name in common)
-                assert j == k or overlap.shared[j] == len(common)
-            assert overlap.in_all == len(set.intersection(*map(set, tables)))
-        assert strategy.metrics_["rows"] == sum(map(len, tables))
+def parties(ids: list[list[str]] = IDS, tests: Any = None, folder: Path | None = None) -> Sites:
+    tables: list[Table] = [{"ids": list(own)} for own in ids]
+    for table, held_out in zip(tables, tests or [[]] * len(ids), strict=True):
+        table["ids_test"] = list(held_out)
+    return Sites(WAYS["align"], folder or new_folder(), tables)
 
 
-@pytest.fixture
-def parties(tmp_path: Path) -> Parties:
-    return Parties(IDS, tmp_path)
+def path_of(sites: Sites, k: int) -> Path:
+    return sites.folder / str(k) / "tags.npz"
+
+
+def ids_of(sites: Sites, k: int) -> list[str]:
+    return [str(name) for kind in ("ids", "ids_test") for name in sites.tables[k].get(kind, [])]
+
+
+def files(sites: Sites) -> list[AlignmentTags]:
+    return [AlignmentTags.load(path_of(sites, k)) for k in range(len(sites))]
+
+
+def check(sites: Sites, strategy: AlignIds) -> None:
+    """What is reported, and what the files say, is what sets say."""
+    tables = [ids_of(sites, k) for k in range(len(sites))]
+    found = [
+        dict(zip(table, file.tags_of(table), strict=True))
+        for table, file in zip(tables, files(sites), strict=True)
+    ]
+    for k, own in enumerate(tables):
+        overlap = strategy.overlaps_[k]
+        assert overlap.rows == len(own)
+        for j, other in enumerate(tables):
+            common = set(own) & set(other)
+            equal = set(found[k].values()) & set(found[j].values())
+            assert equal == {found[k][name] for name in common}
+            assert all(found[k][name] == found[j][name] for name in common)
+            assert j == k or overlap.shared[j] == len(common)
+        assert overlap.in_all == len(set.intersection(*map(set, tables)))
+    assert strategy.metrics_["rows"] == sum(map(len, tables))
 
 
 names = st.lists(st.sampled_from("abcdefg") | st.text(max_size=3), unique=True, max_size=6)
-tables = st.lists(names.filter(len), min_size=2, max_size=5)
 
 
-@settings(max_examples=12)
-@given(ids=tables, data=st.data())
-def test_the_intersection_is_that_of_sets(
-    ids: list[list[str]], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+@settings(max_examples=6)
+@given(ids=st.lists(names.filter(len), min_size=2, max_size=5), data=st.data())
+def test_the_intersection_is_that_of_sets(ids: list[list[str]], data: st.DataObject) -> None:
     shuffled = [data.draw(st.permutations(own)) for own in ids]
     cuts = [data.draw(st.integers(0, len(own))) for own in shuffled]
-    parties = Parties(
-        [own[:cut] for own, cut in zip(shuffled, cuts, strict=True)],
-        tmp_path_factory.mktemp("align"),
-        [own[cut:] for own, cut in zip(shuffled, cuts, strict=True)],
+    known, held_out = (
+        [own[part] for own, part in zip(shuffled, parts, strict=True)]
+        for parts in ([slice(cut) for cut in cuts], [slice(cut, None) for cut in cuts])
     )
-    strategy = parties.run()
-    parties.check(strategy)
-    assert strategy.ledger_.exchanges == len(ids) + 2
-    phases = {"describe": 1, "align-hop": len(ids), "align-tags": 1}
-    assert strategy.ledger_.by_phase == phases
+    sites = parties(known, held_out)
+    found = sites.fit()
+    check(sites, found.strategy)
+    assert found.phases == {"align-hop": len(ids), "align-tags": 1}
 
 
-def test_tables_without_a_common_row(tmp_path: Path) -> None:
-    parties = Parties([["a", "b"], ["c"], ["d", "e", "f"]], tmp_path)
-    strategy = parties.run()
-    parties.check(strategy)
-    assert strategy.metrics_ == {"rows": 6, "rows_in_all": 0}
-
-
-def test_what_is_reported(parties: Parties) -> None:
-    strategy = parties.run()
-    parties.check(strategy)
+def test_what_is_reported() -> None:
+    sites = parties()
+    strategy = sites.fit().strategy
+    check(sites, strategy)
     assert strategy.result()["matched"]["partition"]["0"] == {
         "rows": 12,
         "shared_with": {"1": 6, "2": 2},
@@ -146,28 +105,29 @@ def test_what_is_reported(parties: Parties) -> None:
         "in_all": 2,
     }
     assert strategy.metrics_ == {"rows": 34, "rows_in_all": 2}
-    assert {file.run for file in parties.files()} == {strategy.session}
-    assert all(parties.path(k).stat().st_mode & 0o777 == 0o600 for k in range(3))
-    assert strategy.privacy()["server_sees"]
-    told: list[int] = []
-    strategy.on_round = lambda done, total, _: told.append(total - done)
-    parties.run(strategy)
-    assert told == [3, 2, 1, 0]
+    assert {file.run for file in files(sites)} == {strategy.session}
+    assert all(path_of(sites, k).stat().st_mode & 0o777 == 0o600 for k in range(3))
+    sites = parties([["a", "b"], ["c"], ["d", "e", "f"]])
+    assert sites.fit().strategy.metrics_ == {"rows": 6, "rows_in_all": 0}
 
 
-def test_a_ring_of_more_parties_than_share_masks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_parties_that_know_each_others_keys_align_and_an_impostor_gets_no_list(
+    tmp_path: Path,
 ) -> None:
-    """Of many parties not everybody is a neighbour in the graph of masks."""
-    monkeypatch.setattr("fedkern_flwr.secure_sum.graph.COMPLETE_UP_TO", 5)
-    monkeypatch.setattr("fedkern_flwr.secure_sum.graph._DEGREES", (4, 4, 4, 4))
-    parties = Parties([["common", f"own {k}"] for k in range(9)], tmp_path)
-    strategy = parties.run()
-    assert strategy.metrics_ == {"rows": 18, "rows_in_all": 1}
-    assert len({file.tags_of(["common"])[0] for file in parties.files()}) == 1
+    sites = parties(folder=tmp_path)
+    pin_identities(tmp_path, 3)
+    for k, table in enumerate(sites.tables):
+        table |= {"identity_key": tmp_path / f"identity-{k}", "trusted_keys": tmp_path / "trusted"}
+    check(sites, sites.fit().strategy)
+    for k in range(3):
+        path_of(sites, k).unlink()
+    sites.tables[1]["identity_key"] = tmp_path / "identity-0"
+    with refused("FK-IDENTITY-UNSIGNED"):
+        sites.fit()
+    assert not any(path_of(sites, k).exists() for k in range(3))
 
 
-# -- what the server sees
+# -- what the server and the parties see
 
 
 class Watch:
@@ -176,44 +136,40 @@ class Watch:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.points: set[bytes] = set()
         self.secrets: set[bytes] = set()
-        for name in ("blind_ids", "multiply_points"):
-            patch.setattr(client_module, name, self.noting(getattr(private_intersection, name)))
-        real, draw = private_intersection.finish_tags, private_intersection.Exponents.draw
-
-        def finish(points: bytes, exponent: bytes, ids: int) -> list[bytes]:
-            self.note(points)
-            self.note(private_intersection.multiply_points(points, exponent))
-            tags = real(points, exponent, ids)
-            self.secrets.update(tags)
-            return tags
+        self.passed: list[set[bytes]] = []  # lists that somebody multiplies, before and after
+        self.final: list[set[bytes]] = []  # points that tags are made of
+        draw = private_intersection.Exponents.draw
+        for name in ("blind_ids", "multiply_points", "finish_tags"):
+            patch.setattr(client_module, name, getattr(self, name))
 
         def note_drawn() -> Any:
             drawn = draw()
             self.secrets.update((drawn.own, drawn.blind, drawn.rest))
             return drawn
 
-        patch.setattr(client_module, "finish_tags", finish)
         patch.setattr(client_module.Exponents, "draw", staticmethod(note_drawn))
 
-    def note(self, data: bytes) -> None:
-        self.points.update(data[k : k + 32] for k in range(0, len(data), 32))
+    def note(self, data: bytes) -> set[bytes]:
+        found = {data[k : k + 32] for k in range(0, len(data), 32)}
+        self.points |= found
+        return found
 
-    def noting(self, real: Callable[..., bytes]) -> Callable[..., bytes]:
-        def noted(*arguments: Any) -> bytes:
-            out = real(*arguments)
-            self.note(out)
-            return out
+    def blind_ids(self, texts: Iterable[str], exponent: bytes) -> bytes:
+        out = private_intersection.blind_ids(texts, exponent)
+        self.note(out)
+        return out
 
-        return noted
+    def multiply_points(self, points: bytes, exponent: bytes) -> bytes:
+        out = private_intersection.multiply_points(points, exponent)
+        self.passed += [self.note(points), self.note(out)]
+        return out
 
-
-def everything(transcript: Transcript) -> bytes:
-    """Return all bytes that passed, up and down."""
-    parts: list[bytes] = []
-    for entry in transcript.entries():
-        parts += [array.tobytes() for array in entry.arrays]
-        parts += [v if isinstance(v, bytes) else str(v).encode() for v in entry.scalars.values()]
-    return b"|".join(parts)
+    def finish_tags(self, points: bytes, exponent: bytes, ids: int) -> list[bytes]:
+        self.note(points)
+        self.final.append(self.note(private_intersection.multiply_points(points, exponent)))
+        tags = private_intersection.finish_tags(points, exponent, ids)
+        self.secrets.update(tags)
+        return tags
 
 
 def guesses(ids: Iterable[str], session: str, transcript: Transcript) -> dict[str, set[bytes]]:
@@ -223,27 +179,31 @@ def guesses(ids: Iterable[str], session: str, transcript: Transcript) -> dict[st
         for entry in transcript.entries(phase="describe", direction="up")
         for value in (entry.scalars["public_key"], str(entry.scalars["columns"]).encode())
     ]
-    constants = [
-        value
-        for module in (private_intersection, client_module)
-        for value in vars(module).values()
-        if isinstance(value, bytes)
-    ]
+    both = (*vars(private_intersection).values(), *vars(client_module).values())
     keys = [b"", bytes(16), bytes(32), session.encode(), bytes.fromhex(session), *public]
-    keys += [*constants, b"fedkern-flwr alignment 1"]
+    keys += [value for value in both if isinstance(value, bytes)]
+    keys += [b"fedkern-flwr alignment 1"]
     found: dict[str, set[bytes]] = {"id": set(), "hash": set(), "keyed hash": set(), "point": set()}
     for text in ids:
         name = text.encode()
         found["id"].add(name)
-        found["hash"] |= {hashlib.sha256(key + name).digest()[:8] for key in keys}
-        found["hash"] |= {hashlib.sha256(name + key).digest()[:8] for key in keys}
-        for key in keys:
-            found["keyed hash"].add(hmac.digest(key, name, "sha256")[:8])
-            found["keyed hash"].add(hmac.digest(name, key, "sha256")[:8])
-            for label in (session, "", "align"):
-                found["keyed hash"].add(hash_ids([text], key, label)[0].tobytes())
         found["point"].add(private_intersection.hash_to_curve(text))
+        for key in keys:
+            found["hash"] |= {hashlib.sha256(w).digest()[:8] for w in (key + name, name + key)}
+            found["keyed hash"] |= {
+                hmac.digest(key, name, "sha256")[:8],
+                hmac.digest(name, key, "sha256")[:8],
+                *(hash_ids([text], key, label)[0].tobytes() for label in (session, "", "align")),
+            }
     return found
+
+
+def everything(transcript: Transcript) -> bytes:
+    parts: list[bytes] = []
+    for entry in transcript.entries():
+        parts += [array.tobytes() for array in entry.arrays]
+        parts += [v if isinstance(v, bytes) else str(v).encode() for v in entry.scalars.values()]
+    return b"|".join(parts)
 
 
 def seen(needles: Iterable[bytes], data: bytes) -> int:
@@ -253,294 +213,281 @@ def seen(needles: Iterable[bytes], data: bytes) -> int:
 
 @dataclass
 class Sight:
-    """How much of what may not be seen was seen."""
+    """How much of what may not be seen was seen, and what the nodes keep."""
 
     guessed: dict[str, int]
     points: int
     secrets: int
     noted: Watch
+    kept: bytes
 
 
-def look(parties: Parties, patch: pytest.MonkeyPatch) -> Sight:
-    watch, transcript = Watch(patch), Transcript()
-    strategy = parties.run(transcript=transcript)
+def look(patch: pytest.MonkeyPatch) -> Sight:
+    watch, transcript, sites = Watch(patch), Transcript(), parties()
+    strategy = sites.fit(transcript=transcript).strategy
     data = everything(transcript)
     assert len(data) > 1000
-    ids = {name for k in range(3) for name in parties.table(k)}
-    found = guesses(ids, strategy.session, transcript)
-    return Sight(
-        {kind: seen(needles, data) for kind, needles in found.items()},
-        seen(watch.points, data),
-        seen(watch.secrets, data),
-        watch,
-    )
+    found = guesses({name for own in IDS for name in own}, strategy.session, transcript)
+    guessed = {kind: seen(needles, data) for kind, needles in found.items()}
+    records = (r for c in sites.contexts.values() for r in c.state.config_records.values())
+    kept = (v if isinstance(v, bytes) else str(v).encode() for r in records for v in r.values())
+    points, secrets = seen(watch.points, data), seen(watch.secrets, data)
+    return Sight(guessed, points, secrets, watch, b"|".join(kept))
 
 
-def test_the_server_sees_no_id_no_guessable_hash_and_no_point(
-    parties: Parties, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.promise("align-secrets-erased")
+def test_nobody_sees_an_id_a_guessable_hash_or_a_final_point_of_another(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sight = look(parties, monkeypatch)
+    sight, different = look(monkeypatch), len({name for own in IDS for name in own})
+    watch = sight.noted
     # of each id and party: blinded, two products, the final point
-    assert len(sight.noted.points) == 3 * 34 + len({n for own in IDS for n in own})
-    assert len(sight.noted.secrets) == 9 + len({n for own in IDS for n in own})
+    assert len(watch.points) == 3 * 34 + different
+    assert len(watch.secrets) == 9 + different
     assert sight.guessed == {"id": 0, "hash": 0, "keyed hash": 0, "point": 0}
     assert sight.points == sight.secrets == 0
+    # in the end nodes keep nothing of it
+    assert seen(watch.secrets, sight.kept) == seen(watch.points, sight.kept) == 0
+    # final points of others would tell the last in the ring which of its own ids the owner has
+    assert [len(one) for one in watch.final] == [12, 15, 7]
+    assert len(watch.final[0] & watch.final[1]) == 6
+    assert not set.union(*watch.passed) & set.union(*watch.final)
+    for k, one in enumerate(watch.passed):  # lists of two owners never meet before
+        assert all(not one & other or one == other for other in watch.passed[k + 1 :])
 
 
-def test_with_a_key_that_can_be_guessed_the_ids_are_found(
-    parties: Parties, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Negative control."""
-    monkeypatch.setattr(
-        client_module, "hash_ids", lambda ids, tags, session: hash_ids(ids, bytes(16), session)
-    )
-    sight = look(parties, monkeypatch)
-    assert sight.guessed["keyed hash"] == len({name for own in IDS for name in own})
-
-
-def test_without_encryption_the_points_are_found(
-    parties: Parties, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_encryption_points_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control."""
     monkeypatch.setattr(client_module, "seal_message", lambda secret, plain, *at: plain + bytes(28))
     monkeypatch.setattr(client_module, "unseal_message", lambda secret, sealed, *at: sealed[:-28])
-    sight = look(parties, monkeypatch)
+    sight = look(monkeypatch)
     assert sight.points == 3 * 34  # all but the final ones
-    assert sight.secrets == 0
-    assert sight.guessed["point"] == 0
+    assert sight.secrets == sight.guessed["point"] == 0
 
 
-def test_no_party_sees_final_points_of_another(
-    parties: Parties, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else the last in the ring would know which of its own ids the owner has."""
-    received: list[set[bytes]] = []
-    final: list[set[bytes]] = []
-    real = private_intersection.multiply_points
-    finish = private_intersection.finish_tags
-
-    def split(data: bytes) -> set[bytes]:
-        return {data[k : k + 32] for k in range(0, len(data), 32)}
-
-    def multiply(points: bytes, exponent: bytes) -> bytes:
-        out = real(points, exponent)
-        received.extend((split(points), split(out)))
-        return out
-
-    def finish_noted(points: bytes, exponent: bytes, ids: int) -> list[bytes]:
-        final.append(split(real(points, exponent)))
-        return finish(points, exponent, ids)
-
-    monkeypatch.setattr(client_module, "multiply_points", multiply)
-    monkeypatch.setattr(client_module, "finish_tags", finish_noted)
-    parties.run()
-    assert [len(one) for one in final] == [12, 15, 7]
-    assert len(final[0] & final[1]) == 6
-    assert not set.union(*received) & set.union(*final)
-    for k, one in enumerate(received):  # lists of two owners never meet before
-        for other in received[k + 1 :]:
-            assert not one & other or one == other
+def test_in_a_run_with_a_common_key_ids_are_found_by_who_has_the_key_alone() -> None:
+    for key in (KEY, bytes(16)):  # the second can be guessed: negative control
+        record, sites = Transcript(), WAYS["fed-cg"].sites(alignment_key=key)
+        strategy = sites.fit(transcript=record).strategy
+        data = everything(record)
+        ids = {str(name) for table in sites.tables for name in table["ids"]}
+        needles = guesses(ids, strategy.session, record)
+        assert {kind: seen(some, data) for kind, some in needles.items()} == {
+            "id": 0, "hash": 0, "keyed hash": 0 if key == KEY else len(ids), "point": 0,
+        }  # fmt: skip
+        owned = hash_ids(sorted(ids), key, strategy.session)
+        assert seen((one.tobytes() for one in owned), data) == len(ids)
 
 
 # -- the same model as with a common key
 
 
-def align(tables: list[dict[str, Any]], folder: Path) -> list[AlignmentTags]:
-    folder.mkdir()
-    ids = [[str(name) for name in table["ids"]] for table in tables]
+def aligned(tables: list[Table]) -> Sites:
+    """Return the parties of an align run of tables that have ids."""
+    own = [[str(name) for name in table["ids"]] for table in tables]
     tests = [[str(name) for name in table.get("ids_test", [])] for table in tables]
-    parties = Parties(ids, folder, tests)
-    parties.check(parties.run())
-    return parties.files()
+    sites = parties(own, tests)
+    check(sites, sites.fit().strategy)
+    return sites
 
 
-METHODS = ("fed-cg", "fdskl")
+def with_keys(way: str, keys: list[Any]) -> Sites:
+    sites, left = WAYS[way].sites(), iter(keys)
+    for table in sites.tables:
+        if "ids" in table:
+            table["alignment_key"] = next(left)
+    return sites
 
 
-def fit(name: str, keys: list[Any], folder: Path) -> tuple[Any, list[list[str]]]:
-    """Return the strategy after a run, and the lines of all predictions."""
-    way, method = WAYS[name], WAYS[name].method
-    folder.mkdir()
-    tables = [{**own, "alignment_key": key} for own, key in zip(way.tables(), keys, strict=True)]
-    strategy = method.strategy(**{**method.options, **way.options, "seed": 1})
-    Nodes(method.client, tables, folder).run(strategy)
-    written = [sorted(p.read_text().splitlines()) for p in sorted(folder.glob("*.csv"))]
-    assert written
-    return strategy, written
+@pytest.mark.parametrize("way", ["fed-cg", "fdskl", "hierarchical-svm, vertical"])
+def test_tags_give_the_model_of_a_common_key_and_those_of_two_runs_none(way: str) -> None:
+    """Neither do a file and a key; nor has a file tags of rows that were not aligned.
 
-
-@pytest.mark.parametrize("name", METHODS)
-def test_tags_give_the_model_of_a_common_key(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To the last bit, where rows are announced in one order: the order follows the pseudonyms."""
-
-    def ranks(self: Any, hashes: Any, session: str, key: Any) -> Any:
-        return hash_ids(self._ids, b"a common order", "rows")
-
-    monkeypatch.setattr(PartyTable, "_ranks", ranks)
-    monkeypatch.setattr(VerticalTable, "_ranks", ranks)
-    tables = WAYS[name].tables()
-    expected, lines = fit(name, [KEY] * len(tables), tmp_path / "key")
-    found, again = fit(name, align(tables, tmp_path / "align"), tmp_path / "tags")
-    assert again == lines
-    assert found.metrics_ == expected.metrics_
-    arrays, expected_arrays = found.model()[0], expected.model()[0]
-    assert arrays.keys() == expected_arrays.keys()
-    for key, values in expected_arrays.items():
-        np.testing.assert_array_equal(arrays[key], values)
-
-
-def numbers(lines: list[str]) -> dict[str, float]:
-    return {line.split(",")[0]: float(line.split(",")[1]) for line in lines if "output" not in line}
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_in_an_order_of_their_own_tags_give_the_same_predictions(name: str, tmp_path: Path) -> None:
-    """FDSKL's batches and folds follow the order too: its accuracy is what can be compared."""
-    tables = WAYS[name].tables()
-    expected, lines = fit(name, [KEY] * len(tables), tmp_path / "key")
-    found, again = fit(name, align(tables, tmp_path / "align"), tmp_path / "tags")
-    for one, other in zip(lines, again, strict=True):
-        assert numbers(one).keys() == numbers(other).keys()
-        if name == "fed-cg":
-            assert numbers(one) == pytest.approx(numbers(other), abs=1e-8)
-    accuracy = expected.metrics_["test_accuracy"]
-    assert found.metrics_["test_accuracy"] == pytest.approx(accuracy, abs=0.3)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_files_of_two_runs_do_not_match(name: str, tmp_path: Path) -> None:
-    """Neither do a file and a key; nor has a file tags of rows that were not aligned."""
-    tables, other_run = WAYS[name].tables(), r"the same alignment key, or files of the same align"
-    one, other = (align(tables, tmp_path / run) for run in ("one", "other"))
-    fewer = align([{**table, "ids": table["ids"][3:]} for table in tables], tmp_path / "fewer")
-    untagged = r"3 of \d+ ids have no tag in the alignment file; run align again with"
-    for k, (keys, text) in enumerate(
-        [([*one[:-1], other[-1]], other_run), ([*one[:-1], KEY], other_run), (fewer, untagged)]
-    ):
-        with pytest.raises(FedKernError, match=text) as error:
-            fit(name, keys, tmp_path / str(k))
-        assert "\n" not in str(error.value)
-
-
-def test_users_and_owner_of_an_svm_take_tags(tmp_path: Path) -> None:
-    x, y = np.arange(12.0).reshape(6, 2), np.array([1.0, -1.0] * 3)
-    ids = [f"row {k}" for k in range(6)]
-    files = align([{"ids": ids}, {"ids": ids[::-1]}], tmp_path / "align")
-    seen = []
-    for k in range(2):
-        config = {"simulation": True, "partition-id": k, "num-partitions": 2}
-        context = Context(1, 1, config, RecordDict(), {})
-        own: dict[str, Any] = {"ids": ids, "y": y, "role": "owner", "classes": (-1, 1)}
-        if k:
-            own = {"ids": ids[::-1], "x": x[::-1]}
-        client = SVMClient(context, alignment_key=files[k], **own)
-        SessionState("5e55").store(context)
-        asked = DescribeRequest(session="5e55", method="hierarchical-svm", resume_round=0)
-        seen.append(client.describe(asked).ids)
-    np.testing.assert_array_equal(seen[0], seen[1])
+    Batches and folds of FDSKL follow the order of pseudonyms: its accuracy is what is compared.
+    """
+    tables = [table for table in WAYS[way].sites().tables if "ids" in table]
+    one, other = (files(aligned(tables)) for _ in range(2))
+    expected, found = WAYS[way].sites().fit(), with_keys(way, one).fit()
+    assert expected.predictions
+    assert found.predictions.keys() == expected.predictions.keys()
+    for name, values in expected.predictions.items() if way == "fed-cg" else ():
+        assert found.predictions[name] == pytest.approx(values, abs=1e-8)
+    accuracy = expected.strategy.metrics_["test_accuracy"]
+    assert found.strategy.metrics_["test_accuracy"] == pytest.approx(accuracy, abs=0.3)
+    for last in (other[-1], b"a key of its own"):
+        with refused("FK-ROWS-LACKING", "FK-IDS-APART"):
+            with_keys(way, [*one[:-1], last]).fit()
+    fewer = files(aligned([{**table, "ids": table["ids"][3:]} for table in tables]))
+    with refused("FK-ALIGN-UNTAGGED"):
+        with_keys(way, fewer).fit()
 
 
 # -- what goes wrong
 
 
-@pytest.mark.parametrize("phase", ["align-hop", "align-tags"])
-def test_a_party_that_stays_away_ends_the_run(parties: Parties, phase: str) -> None:
-    faults = FaultPlan([(1, phase, None, Fault("error"))])
-    with pytest.raises(CohortError) as error:
-        parties.run(AlignIds(attempts=2), faults=faults)
-    text = "phase {}: not all parties answered, 2 times in a row: partition 1 raised InjectedError;"
-    assert str(error.value).startswith(text.format(phase))
-    assert "mend it and start align again" in str(error.value)
-    written = [k for k in range(3) if parties.path(k).exists()]
-    assert written == ([0, 2] if phase == "align-tags" else [])
-    assert ("nodes that have written files of this run" in str(error.value)) == bool(written)
-    for context in parties.contexts.values():  # told that the run is over
-        assert load_state(context) is None
-        assert KeptState.unpack(SessionState.load(context).payload).seed == b""
-    parties.check(parties.run())
+def changed(change: Callable[[np.ndarray], Any]) -> Fault:
+    """Return the fault of a reply whose array is changed on its way."""
 
-
-def test_a_node_that_lost_its_state_ends_the_run(parties: Parties) -> None:
-    def forget(message: Message) -> Message:
-        state = SessionState.load(parties.contexts[1])
-        state.payload = b""
-        state.store(parties.contexts[1])
+    def go(message: Message) -> Message:
+        record = message.content["fitres.parameters"]
+        data = record[next(iter(record))].numpy().copy()
+        message.content["fitres.parameters"] = ArrayRecord([change(data)])
         return message
 
-    faults = FaultPlan([(1, "align-hop", 2, Fault("tamper", change=forget))])
-    with pytest.raises(StateError, match="has lost its secret of this run; start align again"):
-        parties.run(faults=faults)
+    return Fault("tamper", change=go)
 
 
-def test_a_node_that_drew_another_secret_ends_the_run(parties: Parties) -> None:
-    def swap(message: Message) -> Message:
-        state = SessionState.load(parties.contexts[1])
-        kept = KeptState.unpack(state.payload)
-        kept.seed = private_intersection.Exponents.draw().pack()
-        state.payload = kept.pack()
-        state.store(parties.contexts[1])
-        return message
-
-    faults = FaultPlan([(1, "align-hop", 1, Fault("tamper", change=swap))])
-    with pytest.raises(ProtocolError, match=r"partition 1.*: its secret of the run has changed"):
-        parties.run(faults=faults)
-
-
-def shorten(message: Message) -> Message:
-    record = message.content["fitres.parameters"]
-    data = record[next(iter(record))].numpy()[:-32]
-    message.content["fitres.parameters"] = ArrayRecord([data])
-    return message
+@pytest.mark.parametrize(
+    ("partition", "phase", "change", "code"),
+    [
+        (0, "align-hop", lambda data: data[:-32], "FK-ALIGN-LIST"),
+        (2, "align-tags", lambda data: data[1:], "FK-ALIGN-PSEUDONYMS"),
+        (2, "align-tags", lambda data: data[[0, 0, *range(2, 7)]], "FK-ALIGN-PSEUDONYMS"),
+    ],
+)
+def test_answers_that_do_not_fit_end_the_run(
+    partition: int, phase: str, change: Any, code: str
+) -> None:
+    with refused(code) as caught:
+        parties().fit(faults=FaultPlan([(partition, phase, None, changed(change))]))
+    assert caught.value.party == f"partition {partition}"
 
 
-def test_a_list_of_another_length_ends_the_run(parties: Parties) -> None:
-    faults = FaultPlan([(0, "align-hop", 2, Fault("tamper", change=shorten))])
-    with pytest.raises(ProtocolError, match="partition 0, phase align-hop: what it passes on is a"):
-        parties.run(faults=faults)
+def test_a_node_that_lost_its_state_or_table_ends_the_run() -> None:
+    sites = parties()
+
+    def forget(delivery: Any) -> None:
+        if (delivery.partition, delivery.phase) == (1, "align-tags"):
+            for record in sites.contexts[1].state.config_records.values():
+                if "payload" in record:
+                    record["payload"] = b""
+
+    def add(delivery: Any) -> None:
+        if (delivery.partition, delivery.phase) == (0, "align-tags"):
+            sites.tables[0]["ids"].append("new")
+
+    with refused("FK-TABLE-CHANGED"):
+        sites.fit(faults=add)
+    assert not path_of(sites, 0).exists()
+    with refused("FK-STATE-GONE"):
+        sites.fit(faults=forget)
 
 
-def double(message: Message) -> Message:
-    record = message.content["fitres.parameters"]
-    data = record[next(iter(record))].numpy().copy()
-    data[1] = data[0]
-    message.content["fitres.parameters"] = ArrayRecord([data])
-    return message
-
-
-def cut(message: Message) -> Message:
-    record = message.content["fitres.parameters"]
-    data = record[next(iter(record))].numpy()[1:]
-    message.content["fitres.parameters"] = ArrayRecord([data])
-    return message
-
-
-@pytest.mark.parametrize("change", [double, cut])
-def test_pseudonyms_that_do_not_fit_are_refused(parties: Parties, change: Any) -> None:
-    faults = FaultPlan([(2, "align-tags", None, Fault("tamper", change=change))])
-    with pytest.raises(ProtocolError, match="partition 2, phase align-tags: its pseudonyms do not"):
-        parties.run(faults=faults)
-
-
-def test_one_party_has_nobody_to_align_with(tmp_path: Path) -> None:
-    with pytest.raises(SmallCohortError) as error:
-        Parties([["a"]], tmp_path).run()
-    assert str(error.value) == (
-        "phase describe: there is one party, and nobody to align with; start the other parties' "
-        "nodes"
-    )
-
-
-def test_partitions_that_clash_are_refused(parties: Parties) -> None:
-    def client_fn(context: Context) -> AlignmentClient:
-        context.node_config["partition-id"] = 0
-        return parties.client_fn(context)
-
-    with pytest.raises(PartitionError, match="two nodes have partition-id 0"):
-        simulate(AlignIds(), client_fn, 3)
-
-
-def test_options_are_checked() -> None:
-    with pytest.raises(OptionError, match="attempts is 0; use at least 1"):
+def test_a_single_party_and_no_attempt_are_refused() -> None:
+    with refused("FK-PARTIES-FEW"):
+        parties([["a"]]).fit()
+    with refused("FK-OPTION-RANGE"):
         AlignIds(attempts=0)
+
+
+# -- what a party refuses
+
+
+Ask = Callable[..., tuple[Sites, Asked]]
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Ask:
+    """Return a function that runs until a request is at party 1: its phase, and which hop."""
+
+    def find(phase: str, hop: int = 0) -> tuple[Sites, Asked]:
+        sites = parties(folder=tmp_path)
+        here = (1, phase, hop)
+        (found,) = asked_in(
+            lambda *_: sites.fit(),
+            tmp_path,
+            lambda client, r: (client.partition, r.phase, getattr(r, "hop", 0)) == here,
+        ).values()
+        return sites, found
+
+    return find
+
+
+@pytest.mark.promise("align-lists-placed")
+def test_a_list_that_was_changed_or_is_of_another_place_is_refused(ask: Ask) -> None:
+    good = {hop: ask("align-hop", hop)[1] for hop in (1, 2)}
+    for hop, one in good.items():
+        received = one.request.received
+        for place in (0, 12, 40, -1):
+            wrong = received.copy()
+            wrong[place] ^= 1
+            said, _ = one.try_out(request=replace(one.request, received=wrong))
+            assert said.endswith("[FK-SUM-SEALED]")
+        for wrong in (received[:-1], received[:0]):
+            said, _ = one.try_out(request=replace(one.request, received=wrong))
+            assert said.endswith("[FK-SUM-SEALED]")
+        said, _ = one.try_out(request=replace(one.request, hop=3 - hop))  # one further, or before
+        assert said.endswith("[FK-SUM-SEALED]")
+        assert one.try_out() == ("", False)
+
+
+FORGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "low order": (lambda points: bytes(32) + points[32:], "FK-ALIGN-POINT"),
+    "twist": (lambda points: (2).to_bytes(32, "little") + points[32:], "FK-ALIGN-POINT"),
+    "not reduced": (lambda points: b"\xff" * 32 + points[32:], "FK-ALIGN-POINT"),
+    "repeated": (lambda points: points[:32] * (len(points) // 32), "FK-ALIGN-TWICE"),
+}
+
+
+@pytest.mark.parametrize("hop", [1, 3])
+@pytest.mark.parametrize("name", FORGED)
+def test_improper_points_of_a_neighbour_are_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, hop: int
+) -> None:
+    """By party 0, of what party 2 seals for it."""
+    (forge, code), seal, sites = FORGED[name], client_module.seal_message, parties()
+
+    def sealed(secret: bytes, points: bytes, *at: Any) -> bytes:
+        forged = at[2] == hop and at[4:] == (2, 0)
+        return seal(secret, forge(points) if forged else points, *at)
+
+    monkeypatch.setattr(client_module, "seal_message", sealed)
+    with refused(code) as caught:
+        sites.fit()
+    owner = -hop % 3  # who notices what comes twice, when the list is back
+    assert f"partition {owner if name == 'repeated' else 0}: " in str(caught.value)
+    assert not path_of(sites, owner).exists()
+
+
+@pytest.mark.promise("align-secret-kept")
+def test_secrets_are_drawn_once_in_a_session(ask: Ask, tmp_path: Path) -> None:
+    _, first = ask("align-hop", 0)
+    _, later = ask("align-hop", 2)
+    said, _ = first.try_out(request=replace(first.request, hop=1))  # nothing has been drawn
+    assert said.endswith("[FK-STATE-GONE]")
+    sites, last = ask("align-tags")
+    last.begin()
+    assert last.send() == ""
+    for hop in (0, 1):  # never again in this session
+        asked = replace(later.request, session=last.request.session, round=9 + hop, hop=hop)
+        assert last.send(request=asked, sections=[]).endswith("[FK-STATE-GONE]")
+    again = replace(last.request, round=20)
+    assert last.send(request=again, sections=[]) == ""  # its reply was lost
+    path = path_of(sites, 1)
+    AlignmentTags.of("other", IDS[1], [bytes(32)] * len(IDS[1])).save(path)
+    assert last.send(request=replace(again, round=21), sections=[]).endswith("[FK-STATE-GONE]")
+    later.begin()  # nor by being described anew
+    session = later.request.session
+    anew = DescribeRequest(session=session, method="align", resume_round=0, secure=True)
+    assert later.send(request=anew, sections=[]) == ""
+    assert later.send().endswith("[FK-SUM-PARTNER]")
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"ids": ["a", "b", "a"]}, "FK-IDS-DUPLICATE"),
+        ({"ids": [7, "7"]}, "FK-IDS-DUPLICATE"),
+        ({"ids_test": ["a"]}, "FK-IDS-DUPLICATE"),
+        ({"ids": []}, "FK-ROWS-NONE"),
+        ({"alignment": ""}, "FK-FILE-WRITE"),
+        ({"alignment": "file/x.npz"}, "FK-FILE-WRITE"),
+    ],
+)
+def test_what_cannot_work_is_refused(tmp_path: Path, change: Table, code: str) -> None:
+    (tmp_path / "file").write_text("")
+    table = {"ids": ["a"], "alignment": "new/folder/a.npz", **change}
+    table["alignment"] = tmp_path / table["alignment"]
+    context = Context(1, 1, {"partition-id": 1, "num-partitions": 2}, RecordDict(), {})
+    with refused(code):
+        AlignmentClient(context, **table)

@@ -1,4 +1,4 @@
-"""FedCFK against a plain CF-KOMD on pooled ratings; requests, metrics, who gets what."""
+"""FedCFK against a plain CF-KOMD on pooled ratings; metrics, who gets what."""
 
 from __future__ import annotations
 
@@ -12,22 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conversation import watching
 from flwr.app import Context
+from item_rows import away
+from refusals import refused
 from scipy import sparse
 from simplex import minimise
 
 from fedkern_flwr.clients import GramClient
-from fedkern_flwr.errors import CohortError, ProtocolError
-from fedkern_flwr.gram.matrix import packed_size
-from fedkern_flwr.gram.messages import disjoint_cohorts
-from fedkern_flwr.gram.recommenders import STEP, Recommender
-from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.engines import Audit, Fault, FaultPlan, Transcript
-from fedkern_flwr.simulations.engines.faults import Delivery
+from fedkern_flwr.gram.recommenders import STEP, Recommender, rank_metrics
+from fedkern_flwr.simulations import Transcript, simulate
 from fedkern_flwr.strategies import FedCFK
-from fedkern_flwr.wire.sections import detach
 
-USERS, CATALOGUE, CUTOFF = 30, 170, 100
+USERS, CATALOGUE = 30, 170
+RANKING = ("auc", "ndcg@100", "recall@100", "ndcg@10", "recall@20")
 Table = dict[str, Any]
 #: Users without training positives, one whose positives are all suppressed, one without test ones.
 SILENT, ODD, UNTESTED = (4, 17), 9, 21
@@ -95,27 +93,13 @@ def everybody() -> Pooled:
     return Pooled(range(USERS))
 
 
-def judge(scores: np.ndarray, user: int) -> tuple[float, ...] | None:
-    """Return AUC, nDCG and recall by their definitions."""
-    candidates = [i for i in range(CATALOGUE) if not X[user, i]]
-    hits = [i for i in candidates if TESTS[user, i]]
-    misses = [i for i in candidates if not TESTS[user, i]]
-    if not hits or not misses:
-        return None
-    pairs = [(scores[h] > scores[m]) + 0.5 * (scores[h] == scores[m]) for h in hits for m in misses]
-    ranked = sorted(candidates, key=lambda i: (-scores[i], i))[:CUTOFF]
-    gain = sum(1.0 / np.log2(2 + r) for r, i in enumerate(ranked) if TESTS[user, i])
-    best = sum(1.0 / np.log2(2 + r) for r in range(min(len(hits), CUTOFF)))
-    return float(np.mean(pairs)), gain / best, sum(i in hits for i in ranked) / len(hits)
-
-
 def expected(pooled: Pooled, users: Sequence[int] = range(USERS), **more: Any) -> Table:
     """Return the means over users that have positives in both parts."""
-    more = {"lam": 0.1, **more}
-    found = [judge(pooled.scores(u, **more), u) for u in users if X[u].any()]
+    liked = {u: np.flatnonzero(X[u]) for u in users if X[u].any()}
+    scores = {u: pooled.scores(u, **{"lam": 0.1, **more}) for u in liked}
+    found = [rank_metrics(scores[u], np.flatnonzero(TESTS[u]), liked[u]) for u in liked]
     judged = np.array([f for f in found if f is not None])
-    names = ("auc", "ndcg@100", "recall@100")
-    return {**dict(zip(names, judged.mean(axis=0), strict=True)), "evaluated_users": len(judged)}
+    return {**dict(zip(RANKING, judged.mean(axis=0), strict=True)), "evaluated_users": len(judged)}
 
 
 # -- networks
@@ -128,22 +112,14 @@ class Network:
     folder: Path
     users: Sequence[Sequence[int]] = tuple(tuple(range(k, k + 5)) for k in range(0, USERS, 5))
     form: Any = np.asarray
-    common: Table = field(default_factory=dict)
     tested: bool = True
 
     def client_fn(self, context: Context) -> GramClient:
         k = int(context.node_config["partition-id"])
         rows = list(self.users[k])
         more: Table = {"x_test": self.form(TESTS[rows])} if self.tested else {}
-        return GramClient(
-            context,
-            self.form(X[rows]),
-            users=rows,
-            recommendations=self.folder / f"{k}.csv",
-            top=CATALOGUE,
-            **more,
-            **self.common,
-        )
+        more |= {"users": rows, "recommendations": self.folder / f"{k}.csv", "top": CATALOGUE}
+        return GramClient(context, self.form(X[rows]), **more)
 
     def fit(self, run: Table | None = None, **options: Any) -> FedCFK:
         if "learner" not in options:  # the paper's
@@ -164,22 +140,25 @@ class Network:
         assert all(list(s.values()) == sorted(s.values(), reverse=True) for s in out.values())
         return out
 
-    def check(self, pooled: Pooled, users: Sequence[int] = range(USERS), **more: Any) -> None:
-        """All items of the kernel that a user does not have, with their scores when pooled."""
-        more = {"lam": 0.1, **more}
+    def check(
+        self, strategy: FedCFK, pooled: Pooled, users: Sequence[int] = range(USERS), **more: Any
+    ) -> None:
+        """The kernel; all items in it that a user does not have, with their scores when pooled."""
+        assert strategy.items_.tolist() == pooled.items.tolist()
+        np.testing.assert_array_equal(strategy.gram_, pooled.gram)
         written = self.scores()
         assert sorted(written) == sorted(users)
         for user in users:
-            found, right = written[user], pooled.scores(user, **more)
+            found, right = written[user], pooled.scores(user, **{"lam": 0.1, **more})
             others = np.setdiff1d(pooled.items, np.flatnonzero(X[user]))
             assert sorted(found) == others.tolist()
             for item, score in found.items():
                 assert score == pytest.approx(right[item], abs=1e-6)
-
-
-def same(found: Table, right: Table) -> None:
-    for name, value in right.items():
-        assert found[name] == pytest.approx(value, abs=1e-9), name
+        if self.tested:
+            right = expected(pooled, users, **more)
+            assert {name: strategy.metrics_[name] for name in right} == pytest.approx(
+                right, abs=1e-9
+            )
 
 
 @pytest.fixture
@@ -187,168 +166,95 @@ def network(tmp_path: Path) -> Network:
     return Network(tmp_path)
 
 
-def test_the_ratings_have_all_that_matters() -> None:
-    pooled = everybody()
-    assert 80 < len(pooled.items) < CATALOGUE - 30
-    assert min((X[u] == 0).sum() for u in range(USERS)) > CUTOFF
-    assert not np.isin(np.flatnonzero(X[ODD]), pooled.items).any()
-    assert X[ODD].any()
-    assert TESTS[ODD].any()
-    assert all(not X[u].any() and TESTS[u].any() for u in SILENT)
-    assert expected(pooled)["evaluated_users"] == USERS - len(SILENT) - 1
-    assert expected(pooled)["recall@100"] < 0.9
-
-
 # -- the same as pooled
 
 
-@pytest.mark.parametrize("lam", [0.1, 3.0])
-@pytest.mark.parametrize("subtract", [True, False])
-def test_all_users_get_what_they_would_with_pooled_ratings(
-    lam: float, subtract: bool, network: Network
-) -> None:
+@pytest.mark.parametrize("lam", [0.1, pytest.param(3.0, marks=pytest.mark.long)])
+def test_all_users_get_what_they_would_with_pooled_ratings(lam: float, network: Network) -> None:
     network.users = tuple(tuple(range(k, k + 3)) for k in range(0, USERS, 3))
-    strategy = network.fit(regularization=lam, subtract_mean=subtract)
     pooled = everybody()
-    assert strategy.items_.tolist() == pooled.items.tolist()
-    np.testing.assert_array_equal(strategy.gram_, pooled.gram)
-    np.testing.assert_allclose(
-        strategy.kernel_, pooled.kernel[np.ix_(pooled.items, pooled.items)], atol=1e-12
-    )
-    network.check(pooled, lam=lam, subtract=subtract)
-    same(strategy.metrics_, expected(pooled, lam=lam, subtract=subtract))
-    assert strategy.judged_ == list(range(10))
-    if subtract and lam == 0.1:
-        assert strategy.metrics_["auc"] > 0.6  # it has learned something
+    assert 80 < len(pooled.items) < CATALOGUE - 30  # the ratings have all that matters
+    assert not np.isin(np.flatnonzero(X[ODD]), pooled.items).any()
+    assert expected(pooled)["evaluated_users"] == USERS - len(SILENT) - 1
+    for subtract in (True, False):
+        strategy = network.fit(regularization=lam, subtract_mean=subtract)
+        kernel = pooled.kernel[np.ix_(pooled.items, pooled.items)]
+        np.testing.assert_allclose(strategy.kernel_, kernel, atol=1e-12)
+        network.check(strategy, pooled, lam=lam, subtract=subtract)
+        assert strategy.judged_ == list(range(10))
+    if lam == 0.1:
+        assert network.fit().metrics_["auc"] > 0.6  # it has learned something
 
 
-def test_users_alone_on_their_nodes_get_the_same(network: Network, tmp_path: Path) -> None:
+def test_users_alone_on_their_nodes_get_the_same_and_nobody_to_judge_no_metrics(
+    network: Network,
+) -> None:
     network.users = tuple((u,) for u in range(USERS))
-    alone = network.fit()
-    together = Network(tmp_path / "x", ((0, 29, 5), tuple(range(1, 5)), tuple(range(6, 29))))
-    together.form = sparse.csr_array
-    other = together.fit()
-    for name in ("auc", "ndcg@100", "recall@100"):
-        assert other.metrics_[name] == pytest.approx(alone.metrics_[name], abs=1e-12)
-    assert other.metrics_["evaluated_users"] == alone.metrics_["evaluated_users"]
-    np.testing.assert_array_equal(other.gram_, alone.gram_)
-    written, again = network.scores(), together.scores()
-    for user, scores in written.items():
-        for item, score in scores.items():
-            assert again[user][item] == pytest.approx(score, abs=1e-8)
+    network.check(network.fit(), everybody())
+    network.users = ((0, 29, 5), tuple(range(1, 5)), tuple(range(6, 29)))
+    network.form, network.tested = sparse.csr_array, False
+    for path in network.folder.iterdir():
+        path.unlink()
+    strategy = network.fit()
+    network.check(strategy, everybody())
+    assert strategy.metrics_["evaluated_users"] == 0
+    assert "auc" not in strategy.metrics_
 
 
-def test_users_outside_the_kernel_get_recommendations_too(network: Network) -> None:
+def test_users_outside_the_kernel_get_recommendations_and_cohorts_share_one(
+    network: Network,
+) -> None:
     strategy = network.fit(participation=0.5, seed=2, min_support=3)
-    (members,) = disjoint_cohorts(range(6), 0.5, 1, 2)
-    assert strategy.survivors_ == members
+    members = strategy.survivors_
     assert len(members) == 3
-    pooled = Pooled([u for k in members for u in network.users[k]], 3)
-    network.check(pooled)
-    same(strategy.metrics_, expected(pooled))
+    network.check(strategy, Pooled([u for k in members for u in network.users[k]], 3))
     assert strategy.judged_ == list(range(6))
-
-
-def test_cohorts_share_one_kernel(network: Network) -> None:
+    assert [cohort["parties"] for cohort in strategy.privacy()["cohorts"]] == [3, 6]
     strategy = network.fit(cohorts=2, min_support=2)
-    items = strategy.items_
-    np.testing.assert_array_equal(strategy.gram_, (X.T @ X)[np.ix_(items, items)])
-    pooled = Pooled(range(USERS), items=items)
-    network.check(pooled)
-    same(strategy.metrics_, expected(pooled))
+    network.check(strategy, Pooled(range(USERS), items=strategy.items_))
 
 
 def test_who_drops_out_gets_nothing_and_the_others_what_is_right(network: Network) -> None:
     network.users = tuple(tuple(range(k, k + 3)) for k in range(0, USERS, 3))
-    gone = FaultPlan(
-        [(2, "gram-counts", None, Fault("error")), (7, "gram-recommend", None, Fault("error"))]
-    )
-    strategy = network.fit(run={"faults": gone})
-    left = [u for u in range(USERS) if u // 3 != 2]
+    counts, offer = away([2], "gram-counts", "error"), away([7], "gram-recommend", "error")
+    strategy = network.fit(run={"faults": lambda d: counts(d) or offer(d)})
     assert strategy.survivors_ == [k for k in range(10) if k != 2]
     assert strategy.judged_ == [k for k in range(10) if k != 7]
-    there = [u for u in range(USERS) if u // 3 != 7]
-    network.check(Pooled(left), there)
-    same(strategy.metrics_, expected(Pooled(left), there))
+    kernel, there = ([u for u in range(USERS) if u // 3 != k] for k in (2, 7))
+    network.check(strategy, Pooled(kernel), there)
+    lost = away(range(4), "gram-recommend", "error")
+    with refused("FK-PARTIES-LOST"):
+        network.fit(run={"faults": lost}, attempts=2)
 
 
-@pytest.mark.parametrize("phase", ["gram-recommend", "unmask"])
-@pytest.mark.parametrize("kind", ["vanished", "duplicate"])
-def test_faults_that_pass_do_not_change_the_metrics(
-    phase: str, kind: Any, network: Network
-) -> None:
-    quiet = network.fit()
-    seen: set[int] = set()
-
-    def plan(delivery: Delivery) -> Fault | None:
-        if delivery.phase == phase and delivery.partition in (1, 3):
-            seen.add(delivery.round)
-            last = phase == "unmask" and len(seen) < 3  # the third opens the metrics
-            return None if last or delivery.round != max(seen) or len(seen) > 3 else Fault(kind)
-        return None
-
-    strategy = network.fit(run={"faults": plan}, attempts=3, threshold=4)
-    assert seen
-    np.testing.assert_array_equal(strategy.gram_, quiet.gram_)
-    judged = [u for k in strategy.judged_ for u in network.users[k]]
-    same(strategy.metrics_, expected(everybody(), judged))
+# -- what everybody gets and what is seen
 
 
-def test_nobody_to_judge_no_metrics(network: Network) -> None:
-    network.tested = False
-    strategy = network.fit()
-    assert strategy.metrics_["evaluated_users"] == 0
-    assert "auc" not in strategy.metrics_
-    network.check(everybody())
-
-
-# -- what everybody gets
-
-
-def delivered(record: Transcript) -> list[tuple[int, Table]]:
-    """Return (partition, fields) of each recommendation request."""
-    names = ("items", "coefficients", "mean", "squares", "products")
-    out = []
-    for entry in record.entries(phase="gram-recommend", direction="down"):
-        arrays, scalars, _ = detach(entry.arrays, entry.scalars, party="")
-        out.append((entry.node - 1000, {**scalars, **dict(zip(names, arrays, strict=True))}))
-    return out
-
-
-def test_everybody_gets_the_whole_kernel(network: Network) -> None:
-    record = Transcript()
-    strategy = network.fit(run={"transcript": record})
-    found = delivered(record)
-    assert [k for k, _ in found] == list(range(6))
+def test_everybody_gets_the_whole_kernel_and_no_metric_of_a_user_is_seen(network: Network) -> None:
+    asked, record = dict[int, Any](), Transcript()
+    with watching(
+        lambda client, request, _: asked.update(
+            {client.partition: request} if request.phase == "gram-recommend" else {}
+        )
+    ):
+        strategy = network.fit(run={"transcript": record})
     upper = strategy.gram_[np.triu_indices(len(strategy.items_))]
-    for _, fields in found:
-        np.testing.assert_array_equal(fields["products"], upper)
-        np.testing.assert_array_equal(fields["items"], strategy.items_)
-        assert fields["products"].dtype == np.uint16
-        assert fields["products"].size == packed_size(len(strategy.items_))
-
-
-# -- what is seen
-
-
-def test_no_metric_of_a_user_is_seen(network: Network) -> None:
-    seen, record = Audit(), Transcript()
-    network.fit(run={"audit": seen, "transcript": record})
-    up = seen.view("up")
-    assert {entry.kind for entry in up.values()} <= {
-        "control", "size", "key", "commitment", "sealed", "masked", "share", "seed",
-    }  # fmt: skip
-    mine = {name for phase, name in up if phase == "gram-recommend"}
-    assert mine <= {"phase", "protocol", "round", "num_examples", "code", "message"}
+    assert sorted(asked) == list(range(6))
+    for request in asked.values():
+        np.testing.assert_array_equal(request.products, upper)
+        np.testing.assert_array_equal(request.items, strategy.items_)
+        assert request.products.dtype == np.uint16
     for entry in record.entries(phase="gram-recommend", direction="up"):
-        arrays, scalars, (upload,) = detach(entry.arrays, entry.scalars, party="")
-        assert not arrays
-        assert set(scalars) <= {"phase", "protocol", "round", "code", "message", "sections"}
-        (masked,) = upload.arrays
-        assert masked.dtype == np.uint64
+        (masked,) = (array for array in entry.arrays if array.dtype == np.uint64)
         assert masked.size == 7
+        assert not any(isinstance(value, float) for value in entry.scalars.values())
+    arrays, meta = strategy.model()
+    assert json.loads(json.dumps(meta))["catalogue"] == CATALOGUE
+    assert set(arrays) == {"gram", "items"}
+    assert {"ratings", "recommendations"} <= set(strategy.privacy()["never_leaves_the_client"])
 
 
+@pytest.mark.promise("gram-lambda")
 @pytest.mark.parametrize(("sizes", "steps"), [((9, 6, 3), 2.0 * 15 / 18), ((9, 4, 4), 0.0)])
 def test_a_lambda_is_told_of_two_nodes_with_enough_users(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], steps: float
@@ -369,46 +275,3 @@ def test_a_lambda_is_told_of_two_nodes_with_enough_users(
     assert again.regularization_ == strategy.regularization_
     given = Network(tmp_path, users).fit(learner="ease", regularization=3.0, min_support=0)
     assert given.tuned_ == FedCFK.of_model(given.model()[1]).tuned_ == {}
-
-
-def test_a_run_tells_its_options_and_what_is_seen(network: Network) -> None:
-    strategy = network.fit(participation=0.5)
-    options = strategy.options()
-    assert options["method"] == "fed-cfk"
-    assert (options["regularization"], options["subtract_mean"]) == (0.1, True)
-    found = strategy.privacy()
-    assert "sums of the users' AUC, nDCG and recall" in found["server_sees"]
-    assert {"ratings", "recommendations", "rows"} <= set(found["never_leaves_the_client"])
-    assert [cohort["parties"] for cohort in found["cohorts"]] == [3, 6]
-    arrays, meta = strategy.model()
-    assert json.loads(json.dumps(meta))["catalogue"] == CATALOGUE
-    assert set(arrays) == {"gram", "items"}
-    assert strategy.ledger_.by_phase == {
-        "describe": 1, "gram-counts": 1, "gram-matrix": 1, "gram-recommend": 1, "unmask": 3,
-        "finish": 1,
-    }  # fmt: skip
-
-
-# -- what cannot be
-
-
-def test_held_out_ratings_of_another_shape_are_refused(network: Network) -> None:
-    network.form = np.asarray
-    serve = network.client_fn
-
-    def client_fn(context: Context) -> GramClient:
-        client = serve(context)
-        return GramClient(context, client.x, x_test=TESTS[:1, :-1])
-
-    with pytest.raises(ProtocolError, match=r"^partition 0, phase describe: x_test has shape"):
-        simulate(FedCFK(), client_fn, 4)
-
-
-def test_too_few_that_take_the_kernel_end_the_run_without_metrics(network: Network) -> None:
-    gone = FaultPlan([(k, "gram-recommend", None, Fault("error")) for k in range(2)])
-    strategy = FedCFK(attempts=2)
-    with pytest.raises(
-        CohortError, match="phase gram-recommend: 4 of 6 parties contributed to ran"
-    ):
-        simulate(strategy, network.client_fn, 6, faults=gone)
-    assert "auc" not in strategy.metrics_
