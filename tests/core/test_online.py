@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from fedkern_flwr.online.learning import (
     step_rule,
 )
 from fedkern_flwr.online.messages import RidgeRequest
+from fedkern_flwr.online.network import plan_layers, project
 from fedkern_flwr.seeding import derive_seed, uniform
 from fedkern_flwr.strategies import POFRLS
 
@@ -417,3 +419,15 @@ def test_no_message_of_a_plan_releases_more_numbers_than_it_has_unknowns(
         assert start <= before
         if before and length != lengths[-1]:
             assert length <= max(before, lengths[0])
+
+
+@pytest.mark.parametrize("dimension", [1, 3, 15, 24, 48, 529])
+def test_the_network_has_at_most_a_thousand_parameters(dimension: int) -> None:
+    widths = plan_layers(dimension)
+    size = sum((a + 1) * b for a, b in pairwise(widths))
+    larger = size + 20 * 21
+    assert size <= 1000 < larger
+    assert widths[-1] == 1
+    assert set(widths[1:-1]) == {20}
+    rows = np.ones((2, dimension))
+    assert project(rows, widths[0], 0).shape == (2, widths[0])
