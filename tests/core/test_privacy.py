@@ -14,13 +14,16 @@ import pytest
 from dp_accounting import GaussianDpEvent, rdp
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
+from flwr.app import Context, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from refusals import refused
 from scipy import special, stats
 
+from fedkern_flwr.clients import KernelPCAClient
 from fedkern_flwr.clients.pof_mkl_private import message_sum
-from fedkern_flwr.kernels.pca import SENSITIVITY, features_of, moments
+from fedkern_flwr.kernels.pca import REST_SENSITIVITY, SENSITIVITY, features_of, moments
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.private import ridge_release, ridge_sum, update_release
 from fedkern_flwr.privacy import Budget, noise, plan_release, sensitivity, skellam
@@ -30,6 +33,7 @@ from fedkern_flwr.privacy.accounting import (
     skellam_curve,
 )
 from fedkern_flwr.privacy.noise import bessel, reach
+from fedkern_flwr.secure_aggregation.clipping import Clip
 
 # -- the noise, which cannot be seeded: what is random here fails once in 10^9 runs
 
@@ -448,3 +452,45 @@ def test_one_row_moves_the_moments_no_farther_than_is_charged() -> None:
         ]
         farthest = max(farthest, float(np.linalg.norm(found[0] - found[1])))
     assert 0.97 * SENSITIVITY < farthest <= SENSITIVITY
+
+
+def test_no_mean_and_no_components_make_a_held_out_row_count_for_more() -> None:
+    config: Any = {"partition-id": 0, "num-partitions": 6, "simulation": True}
+    x = np.random.default_rng(0).random((400, 3))
+    node = KernelPCAClient(Context(1, 1, config, RecordDict(), {}), x[:300], x_test=x[300:])
+    kernel: Any = {"bandwidth": 0.5, "features": 5, "seed": 0}
+    rng = np.random.default_rng(0)
+    for scale in (1.0, 100.0):
+        about = {
+            "mean": scale * rng.normal(size=10),
+            "components": scale * rng.normal(size=(2, 10)),
+        }
+        before = node.add_rest(**about, **kernel)  # type: ignore[attr-defined]
+        node.x_test = node.x_test.copy()
+        node.x_test[0] += 7.0
+        after = node.add_rest(**about, **kernel)  # type: ignore[attr-defined]
+        moved = math.hypot(*(before[k] - after[k] for k in before))
+        assert moved <= REST_SENSITIVITY
+        assert all(0.0 <= v <= 4.0 * len(node.x_test) for v in after.values())
+
+
+@given(arrays(np.float64, 20, elements=st.floats(-1e300, 1e300)), st.floats(1e-3, 1e3))
+def test_no_update_is_longer_than_the_clip_and_shorter_ones_stay(found, length):
+    short = Clip(length, 1.0).shorten(found)
+    with np.errstate(over="ignore"):
+        whole = float(np.linalg.norm(found))
+    assert np.linalg.norm(short) <= length
+    if whole <= length * (1 - 1e-9):
+        assert np.array_equal(short, found)
+    elif math.isfinite(whole):
+        np.testing.assert_allclose(short, found * length / whole, rtol=1e-9)
+
+
+def test_the_ring_of_clipped_updates_is_the_smallest_with_room_for_them_and_their_noise():
+    for clip, parties, bits in ((Clip(2.0, 0.5), 40, 32), (Clip(2.0, 0.5), 40_000_000, 64)):
+        release = clip.release(Budget(1.0, 1e-5, "party"), 300, 40, 40)
+        assert clip.encoding(release, parties).bits == bits
+    clip = Clip(1.0, 1e-7)
+    release = clip.release(Budget(1.0, 1e-5, "party"), 300, 5, 4)
+    with refused("FK-CLIP-OVERFLOW"):
+        clip.encoding(release, 10**9)
