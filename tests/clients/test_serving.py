@@ -1,4 +1,4 @@
-"""Apps of nodes: stock mods of Flower's around our clients, and what a node's process says of itself."""
+"""Apps of nodes: stock mods of Flower's around our clients, and what a process says of itself."""
 
 from __future__ import annotations
 
