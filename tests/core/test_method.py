@@ -24,7 +24,6 @@ from fedkern_flwr.method import (
     LostState,
     Method,
     MethodClient,
-    Save,
     Sum,
     Term,
     answers,
@@ -278,42 +277,6 @@ def test_steps_that_do_not_fit_their_handlers_are_refused(step: Any, code: str) 
         simulate(Odd(), make(Telling), CLIENTS)
 
 
-def run_until(strategy: Mean, step: int, own: Any) -> None:
-    """Run until the coordinator has taken so many steps, and its power is cut."""
-    took = iter(range(1, 100))
-
-    def cut(*_: Any) -> None:
-        if next(took) == step:
-            raise PowerCutError
-
-    strategy.on_round = cut
-    with pytest.raises(PowerCutError):
-        simulate(strategy, own, CLIENTS)
-
-
-@pytest.mark.parametrize("at", [1, 2, 3, 4])
-def test_a_run_that_broke_off_asks_nothing_twice(at: int, tmp_path: Path) -> None:
-    whole = Mean(times=3)
-    simulate(whole, make(), CLIENTS)
-    asked: list[str] = []
-
-    class Counting(MeanClient):
-        @contributes("rows")
-        def add(self, k: int) -> dict[str, Any]:
-            asked.append(f"{self.partition}/{k}")
-            return super().add(k)
-
-    own = make(Counting, state_dir=tmp_path / "state")
-    options: dict[str, Any] = {"times": 3, "checkpoint": tmp_path / "run.npz"}
-    run_until(Mean(**options), at, own)
-    resumed = Mean(**options, resume=True)
-    simulate(resumed, own, CLIENTS)
-    assert resumed.metrics_ == whole.metrics_
-    assert len(asked) == len(set(asked)) == 3 * CLIENTS
-    with refused("FK-CHECKPOINT-OTHER"):
-        simulate(Mean(**{**options, "times": 2}, resume=True), own, CLIENTS)
-
-
 def test_a_sum_that_may_have_been_opened_is_not_summed_again(tmp_path: Path) -> None:
     own = make(state_dir=tmp_path / "state")
     options: dict[str, Any] = {"times": 2, "checkpoint": tmp_path / "run.npz"}
@@ -357,31 +320,6 @@ def test_a_run_cut_within_a_sum_goes_on_with_the_same_clients(
     resumed = Mean(**options, resume=again)
     simulate(resumed, own, CLIENTS)
     assert resumed.metrics_ == whole.metrics_
-
-
-def test_a_method_that_saves_goes_on_from_there(tmp_path: Path) -> None:
-    begun: list[int] = []
-
-    class Saving(Mean):
-        def rounds(self, parties: Any) -> Any:
-            total = self.saved_.get("total", np.zeros(2))
-            for k in range(int(self.saved_meta_.get("k", 0)), 3):
-                begun.append(k)
-                found = yield Sum("rows", {"sum": (2,), "count": ()}, ask={"k": k})
-                total = total + found["sum"]
-                yield Save({"total": total}, {"k": k + 1})
-            return {"total": total.tolist()}
-
-    own = make(state_dir=tmp_path / "state")
-    options: dict[str, Any] = {"checkpoint": tmp_path / "run.npz"}
-    whole = Saving()
-    simulate(whole, make(), CLIENTS)
-    begun.clear()
-    run_until(Saving(**options), 2, own)
-    resumed = Saving(**options, resume=True)
-    simulate(resumed, own, CLIENTS)
-    assert begun in ([0, 1, 1, 2], [0, 1, 2])
-    np.testing.assert_allclose(resumed.metrics_["total"], whole.metrics_["total"], atol=1e-12)
 
 
 PLAIN = st.recursive(
@@ -512,12 +450,6 @@ def test_options_are_stated_once_and_found_everywhere() -> None:
     assert "count : int (default: 2)\n        How many." in (Declares.__doc__ or "")
     with refused("FK-OPTION-UNKNOWN"):
         Declares(unknown=1)
-
-
-@pytest.mark.parametrize(("name", "kind"), [("rows", list), ("seed", int), ("x", int | list)])
-def test_options_that_cannot_be_are_refused_where_they_are_declared(name: str, kind: Any) -> None:
-    with pytest.raises(TypeError, match=f"Bad cannot have an option {name} of type"):
-        type("Bad", (Declares,), {name: option(0), "__annotations__": {name: kind}})
 
 
 def test_a_subclass_may_declare_another_default() -> None:

@@ -18,37 +18,21 @@ from plain_online import (
     SEED,
     D,
     N,
-    features_of,
     plain_features,
-    plain_pof_mkl,
 )
 
 from fedkern_flwr.kernels.dictionary import bandwidth_dictionary
 from fedkern_flwr.seeding import uniform
 from fedkern_flwr.simulations import Transcript, simulate
-from fedkern_flwr.strategies import EMKOFL, OFSKL, VMKOFL, LocalOnly, OFMKLAvg, PerFedAvg
-
-
-def test_local_only_is_the_algorithm_with_a_single_client(streams: Any) -> None:
-    strategy = LocalOnly(step_size="paper", kernels=N, features=D, precision="float64")
-    simulate(strategy, streams.client_fn, CLIENTS, seed=SEED, num_rounds=ROUNDS)
-    options: dict[str, Any] = {"paper": True, "many": N, "exploration": 1.0}
-    z = features_of(streams, paper=True)
-    alone = [plain_pof_mkl([z[k]], [streams.y[k]], **options) for k in range(CLIENTS)]
-    for t, metrics in enumerate(strategy.history_):
-        assert metrics["mse"] == pytest.approx(np.mean([a.mse[t] for a in alone]), abs=1e-10)
-        regret = np.mean([a.regret[t][0] for a in alone])
-        assert metrics["regret"] == pytest.approx(regret, abs=1e-10)
-    assert strategy.ledger_.by_phase == {"describe": 1, "online-local": 1}
-
+from fedkern_flwr.strategies import EMKOFL, VMKOFL, PerFedAvg
 
 PAPER: dict[str, Any] = {"step_size": "paper", "features": D, "precision": "float64"}
 
 
 def plain_baseline(
-    streams: Any, bandwidths: np.ndarray, *, weigh: str = "no", draw: bool = False
+    streams: Any, bandwidths: np.ndarray, *, draw: bool = False
 ) -> tuple[np.ndarray, float]:
-    """Return theta and the MSE; ``weigh`` is no, mean or sum, ``draw`` takes one kernel a round."""
+    """Return theta and the MSE; ``draw`` takes one kernel a round."""
     z, kernels = plain_features(streams, bandwidths), len(bandwidths)
     theta, weights, errors = np.zeros((kernels, 2 * D)), [1.0] * kernels, 0.0
     for t in range(ROUNDS):
@@ -72,9 +56,7 @@ def plain_baseline(
                 elif i == drawn:
                     gradient = 2 * (f[i] - y) * z[k][t, i] + 2 * LAMBDA * theta[i]
                     received[i] += gradient / probabilities[i]
-        if weigh != "no":
-            parts = CLIENTS if weigh == "mean" else 1
-            weights = [w * math.exp(-ETA * s / parts) for w, s in zip(weights, summed, strict=True)]
+        weights = [w * math.exp(-ETA * s) for w, s in zip(weights, summed, strict=True)]
         theta = theta - ETA / CLIENTS * received
     return theta, errors / (CLIENTS * ROUNDS)
 
@@ -85,31 +67,16 @@ def close(strategy: Any, streams: Any, plain: tuple[np.ndarray, float]) -> bool:
     return theta < 1e-10 and abs(strategy.metrics_["mse"] - plain[1]) < 1e-10
 
 
-def test_ofskl_is_gradient_descent_with_one_kernel_of_bandwidth_ten(streams: Any) -> None:
-    plain = plain_baseline(streams, np.array([10.0]))
-    assert close(OFSKL(**PAPER), streams, plain)
-    assert not close(OFSKL(bandwidth=1.0, **PAPER), streams, plain)
-
-
-def test_ofmkl_avg_predicts_with_the_plain_mean(streams: Any) -> None:
+def test_kernels_are_weighed_by_the_sum_of_all_clients_losses(streams: Any) -> None:
+    """Their mean, the default of vM-KOFL, is compared with a plain program for all methods."""
     plain = plain_baseline(streams, bandwidth_dictionary(N))
-    assert close(OFMKLAvg(kernels=N, **PAPER), streams, plain)
+    assert close(VMKOFL(kernels=N, loss_aggregation="sum", **PAPER), streams, plain)
+    assert not close(VMKOFL(kernels=N, **PAPER), streams, plain)
 
 
-@pytest.mark.parametrize("aggregation", ["mean", "sum"])
-def test_vm_kofl_weighs_kernels_by_all_clients_losses(streams: Any, aggregation: Any) -> None:
-    plain = plain_baseline(streams, bandwidth_dictionary(N), weigh=aggregation)
-    assert close(VMKOFL(kernels=N, loss_aggregation=aggregation, **PAPER), streams, plain)
-    other = "sum" if aggregation == "mean" else "mean"
-    strategy = VMKOFL(kernels=N, loss_aggregation=other, **PAPER)  # type: ignore[arg-type]
-    assert not close(strategy, streams, plain)
-
-
-@pytest.mark.parametrize("aggregation", ["mean", "sum"])
-def test_em_kofl_moves_the_kernel_that_the_server_drew(streams: Any, aggregation: Any) -> None:
-    plain = plain_baseline(streams, bandwidth_dictionary(N), weigh=aggregation, draw=True)
-    assert close(EMKOFL(kernels=N, loss_aggregation=aggregation, **PAPER), streams, plain)
-    assert not close(OFMKLAvg(kernels=N, **PAPER), streams, plain)
+def test_em_kofl_moves_the_kernel_that_the_server_drew(streams: Any) -> None:
+    plain = plain_baseline(streams, bandwidth_dictionary(N), draw=True)
+    assert close(EMKOFL(kernels=N, **PAPER), streams, plain)
 
 
 # -- PerFedAvg

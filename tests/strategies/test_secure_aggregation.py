@@ -12,13 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
 from dp_accounting import GaussianDpEvent
 from dp_accounting.rdp import RdpAccountant
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -31,6 +24,7 @@ from flwr.serverapp.strategy import (
     FedProx,
     Krum,
 )
+from identities import pin_identities
 from refusals import refused
 from scipy import stats
 
@@ -43,7 +37,6 @@ from fedkern_flwr.secure_aggregation import (
     secure_aggregation_mod,
 )
 from fedkern_flwr.simulations import Fault, FaultPlan, InProcessGrid, Transcript, simulate
-from fedkern_flwr.simulations.engines import Audit
 
 NODES, ROUNDS = 4, 3
 
@@ -148,26 +141,6 @@ def test_a_secure_run_is_the_plain_run_over_the_same_survivors(secure: Any) -> N
     assert strategy.ledger_.by_phase["average"] == ROUNDS
 
 
-@pytest.mark.parametrize(
-    ("phase", "kind", "without"),
-    [
-        ("average", "lost request", True),
-        ("average", "lost reply", True),
-        ("average", "vanished", True),
-        ("average", "duplicate", False),
-        ("unmask", "vanished", False),  # its vector is in, the others open the sum
-        ("average-evaluate", "vanished", False),
-    ],
-)
-def test_faults_leave_the_mean_of_the_survivors(phase: str, kind: Any, without: bool) -> None:
-    places = [3] if phase != "average-evaluate" else [4]
-    plan = FaultPlan([(1, phase, number, Fault(kind)) for number in places])
-    found = run(SecureAvg(), faults=plan, timeout=0.5)
-    plain = run(FedAvg(), make_app(lambda k, number: without and (k, number) == (1, 2)))
-    for name, array in plain.arrays.items():
-        np.testing.assert_allclose(found.arrays[name].numpy(), array.numpy(), rtol=0, atol=1e-9)
-
-
 def test_a_round_with_too_few_is_lost_and_leaves_the_model() -> None:
     strategy = SecureAvg()
     found = run(strategy, make_app(lambda k, number: k < 2 and number == 2))
@@ -178,19 +151,6 @@ def test_a_round_with_too_few_is_lost_and_leaves_the_model() -> None:
     same_rounds = run(SecureAvg(), num_rounds=2)
     for name, array in same_rounds.arrays.items():
         np.testing.assert_allclose(found.arrays[name].numpy(), array.numpy(), atol=1e-9)
-
-
-def test_the_server_sees_no_reply_of_a_node() -> None:
-    audit, transcript = Audit(), Transcript()
-    strategy = SecureAvg()
-    run(strategy, audit=audit, transcript=transcript)
-    kinds = audit.kinds("up")
-    assert "masked" in kinds
-    assert kinds <= {"masked", "sealed", "commitment", "share", "seed", "key", "size", "control"}
-    assert audit.view("up")["sum-upload", "shares"].uniform > 1e-6
-    sums = {entry["name"]: entry for entry in strategy.privacy()["sums"]}
-    assert sums["average"]["numbers"] == ROUNDS * (4 + 1 + averages.SLOTS)
-    assert sums.keys() == {"average", "evaluate"}
 
 
 def test_arrays_keep_the_types_of_flower_s_own_averages() -> None:
@@ -350,14 +310,7 @@ def test_a_server_that_sends_nodes_different_models_opens_nothing(disguised: boo
 
 
 def test_survivors_are_voted_for_where_identities_are_pinned(tmp_path: Path) -> None:
-    lines = []
-    for k in range(NODES):
-        key = Ed25519PrivateKey.generate()
-        private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-        (tmp_path / f"identity-{k}").write_bytes(private)
-        public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-        lines.append(f"{k} {public.decode()}")
-    (tmp_path / "trusted").write_text("\n".join(lines))
+    pin_identities(tmp_path, NODES)
 
     class Pinned(ClientApp):
         def __call__(self, message: Message, context: Context) -> Message:
@@ -371,6 +324,24 @@ def test_survivors_are_voted_for_where_identities_are_pinned(tmp_path: Path) -> 
     strategy = SecureAvg(fraction_evaluate=0.0)
     same(run(strategy, Pinned()), run(FedAvg(fraction_evaluate=0.0), make_app(fails)))
     assert strategy.ledger_.by_phase["vote"] == 1
+
+
+def owned(folder: Path, examples: Any = load, mod: Any = None, **policy: Any) -> ClientApp:
+    """Return the app of deployed nodes with folders, whose owners have a policy."""
+
+    def answer(message: Message, context: Context) -> Message:
+        content = RecordDict({"metrics": MetricRecord({"num-examples": 1.0})})
+        content["arrays"] = message.content["arrays"]
+        return Message(content, reply_to=message)
+
+    class App(ClientApp):
+        def __call__(self, message: Message, context: Context) -> Message:
+            context.node_config["simulation"] = False
+            place = folder / str(context.node_config["partition-id"])
+            about: Any = {"state_dir": place, "policy": NodePolicy(**policy), **(mod or {})}
+            return secure_aggregation_mod(examples, **about)(message, context, answer)
+
+    return App()
 
 
 def test_the_policy_of_a_node_counts() -> None:
@@ -395,33 +366,10 @@ def test_without_held_out_examples_no_figures_are_told() -> None:
 
 def test_the_ledger_knows_examples_again(tmp_path: Path) -> None:
     """A deployed node refuses a second run over all its examples but one."""
-    left_out = [0]
-
-    def deployed(context: Context) -> Any:
-        return tuple(part[left_out[0] :] for part in load(context))
-
-    def answer(message: Message, context: Context) -> Message:
-        content = RecordDict({"metrics": MetricRecord({"num-examples": 1.0})})
-        content["arrays"] = message.content["arrays"]
-        return Message(content, reply_to=message)
-
-    def serve(message: Message, context: Context) -> Message:
-        context.node_config["simulation"] = False
-        folder = tmp_path / str(context.node_config["partition-id"])
-        return secure_aggregation_mod(deployed, state_dir=folder)(message, context, answer)
-
-    class App(ClientApp):
-        def __call__(self, message: Message, context: Context) -> Message:
-            return serve(message, context)
-
-    def one() -> None:
-        run(SecureAvg(fraction_evaluate=0.0), App(), num_rounds=1)
-
-    one()
-    one()
-    left_out[0] = 1
-    with refused("FK-LEDGER-ROWS"):
-        one()
+    for left_out in (0, 0, 1):
+        app = owned(tmp_path, lambda c, n=left_out: tuple(part[n:] for part in load(c)))
+        with refused("FK-LEDGER-ROWS") if left_out else nullcontext():
+            run(SecureAvg(fraction_evaluate=0.0), app, num_rounds=1)
 
 
 def test_of_what_an_app_raises_the_server_is_told_the_class() -> None:
@@ -434,14 +382,11 @@ def test_of_what_an_app_raises_the_server_is_told_the_class() -> None:
     "text",
     [
         "{",
-        "[1]",
         '[["a"]]',
         '[["a", -1]]',
         '[["a", true]]',
-        "[[1, 1]]",
-        f'[["a", {averages.SLOTS + 1}]]',
+        '[["a", 33]]',
         '[["a", 0], ["a", 0]]',
-        json.dumps([[str(k), 0] for k in range(averages.SLOTS + 1)]),
         "[" * 100_000,
     ],
 )
@@ -629,28 +574,12 @@ def test_a_node_takes_part_with_its_own_clip_and_noise_only(
         noisy(app=noisy_app(**node), **server)
 
 
-def owned(folder: Path, **policy: Any) -> ClientApp:
-    """Return the app of deployed nodes with folders, whose owners have a policy."""
-
-    def answer(message: Message, context: Context) -> Message:
-        metrics = MetricRecord({"num-examples": 1.0})
-        content = {"arrays": message.content["arrays"], "metrics": metrics}
-        return Message(RecordDict(content), reply_to=message)
-
-    class App(ClientApp):
-        def __call__(self, message: Message, context: Context) -> Message:
-            context.node_config["simulation"] = False
-            place = folder / str(context.node_config["partition-id"])
-            about: Any = {"state_dir": place, "policy": NodePolicy(**policy)}
-            mod = secure_aggregation_mod(load, **about, clip=CLIP, noise_multiplier=3.0)
-            return mod(message, context, answer)
-
-    return App()
+CLIPPED: dict[str, Any] = {"clip": CLIP, "noise_multiplier": 3.0}
 
 
 def test_runs_add_up_at_each_node_until_its_owner_s_limit(tmp_path: Path) -> None:
     """One run costs 2.996, two cost more than four."""
-    app = owned(tmp_path, max_epsilon=4.0)
+    app = owned(tmp_path, mod=CLIPPED, max_epsilon=4.0)
     strategy, _ = noisy(app=app, noise_multiplier=3.0)
     assert 2.9 < strategy.privacy()["budget"]["spent"] < 3.1
     with refused("FK-BUDGET-SPENT", "FK-POLICY-EPSILON"):
@@ -673,7 +602,7 @@ def test_a_node_with_a_limit_takes_no_weaker_delta_and_no_run_without_colluders(
 ) -> None:
     """Without a limit it takes the server's word for both."""
     weak = {"noise_multiplier": 3.0, **options}
-    noisy(app=owned(tmp_path / "free"), **weak)
-    limited = owned(tmp_path / "limited", max_epsilon=9.0, **policy)
+    noisy(app=owned(tmp_path / "free", mod=CLIPPED), **weak)
+    limited = owned(tmp_path / "limited", mod=CLIPPED, max_epsilon=9.0, **policy)
     with refused(code) if code else nullcontext():
         noisy(app=limited, **weak)
