@@ -76,6 +76,7 @@ def write(path: Path, x: np.ndarray, y: np.ndarray, kind: str = "csv") -> Path:
     return path
 
 
+@pytest.mark.promise("stream-as-table")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_stream_gives_the_numbers_of_its_table(method: str, make_streams: Make) -> None:
     """Bit by bit: what is learned, told and counted."""
@@ -164,6 +165,7 @@ def test_a_run_goes_on_where_it_broke_off(secure: bool, make_streams: Make, tmp_
 # -- the end, and who is late
 
 
+@pytest.mark.promise("stream-ends")
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_run_ends_when_its_streams_do(
     secure: bool, make_streams: Make, caplog: pytest.LogCaptureFixture
@@ -222,6 +224,7 @@ def test_who_is_late_has_no_part_in_a_message_and_its_rows_wait(
     np.testing.assert_allclose(found, np.linalg.solve(matrix, vector), rtol=0, atol=1e-9)
 
 
+@pytest.mark.promise("stream-whole-in-sums")
 def test_features_are_summed_of_those_who_had_part_in_all_messages_about_them(
     make_streams: Make,
 ) -> None:
@@ -294,6 +297,7 @@ def test_rows_that_are_none_are_left_out_and_told_of_without_their_values(
     assert "Mallory" not in caplog.text + str(strategy.result())
 
 
+@pytest.mark.promise("stream-own-machine")
 @pytest.mark.parametrize(
     ("how", "code"),
     [

@@ -95,6 +95,7 @@ def test_a_sum_has_the_noise_of_the_budget_and_the_same_when_it_is_asked_again()
     assert np.array_equal(run.total(planned()), total)
 
 
+@pytest.mark.promise("noise-own-reckoning")
 @pytest.mark.parametrize(
     "change",
     [
@@ -138,6 +139,7 @@ def test_a_client_that_adds_no_noise_refuses_the_budget() -> None:
         NoisyNodes(SummingClient)
 
 
+@pytest.mark.promise("budget-fixed")
 def test_a_run_is_not_opened_again_with_another_budget() -> None:
     run = NoisyNodes()
     for text in ("", replace(BUDGET, epsilon=9.0).write()):
@@ -149,6 +151,7 @@ def test_a_run_is_not_opened_again_with_another_budget() -> None:
     assert len({run.state(k).noise_key for k in run.members}) == 4
 
 
+@pytest.mark.promise("budget-kept")
 def test_a_server_gets_no_more_releases_than_the_run_said_that_it_costs() -> None:
     """Other numbers under the same name are another release, with noise of its own."""
 
@@ -162,6 +165,7 @@ def test_a_server_gets_no_more_releases_than_the_run_said_that_it_costs() -> Non
         run.total(planned(), kind=Moved)
 
 
+@pytest.mark.promise("noise-per-question")
 def test_another_question_has_noise_of_its_own_though_the_answer_is_the_same() -> None:
     """Else equal totals would tell, without noise, that no node's values differ."""
 
@@ -179,6 +183,7 @@ def deployed(folder: Any, **policy: Any) -> dict[str, Any]:
     return {"simulation": False, "state_dir": folder, "policy": NodePolicy(**policy)}
 
 
+@pytest.mark.promise("noise-kept-and-erased")
 def test_a_run_that_is_resumed_has_the_noise_that_it_had(tmp_path: Any) -> None:
     """Its key is in the node's folder until the run is over: a resumed run has new contexts."""
     about = deployed(tmp_path, max_epsilon=2.01)
@@ -205,6 +210,7 @@ def test_a_name_that_is_used_anew_gets_other_noise_for_other_parties(
         NoisyNodes(count=3, **about).total(planned(3))
 
 
+@pytest.mark.promise("values-same-survivors")
 @pytest.mark.parametrize("ended", [False, True])
 def test_the_same_values_are_opened_over_the_same_survivors(ended: bool, tmp_path: Any) -> None:
     """Else the difference of two rounds is the vector of the one who is said to be late."""

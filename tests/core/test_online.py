@@ -44,6 +44,7 @@ def naive_weights(past: np.ndarray, losses: np.ndarray, eta: float) -> np.ndarra
     return np.array(out)
 
 
+@pytest.mark.promise("online-before-label")
 def test_exponential_weights_equal_the_product_form() -> None:
     rng = np.random.default_rng(0)
     past, losses = rng.random(7) * 20, rng.random((30, 7))
@@ -367,6 +368,7 @@ def test_rows_that_are_not_summed_yet_are_learned_again() -> None:
     np.testing.assert_allclose(total, summed, rtol=1e-9)
 
 
+@pytest.mark.promise("rls-asleep")
 def test_who_cannot_learn_yet_stays_asleep_through_a_long_message() -> None:
     """Kernels without a width have the mixture's loss of each sample, however many come."""
     rng, account = np.random.default_rng(3), StreamAccount()
@@ -382,6 +384,7 @@ def test_who_cannot_learn_yet_stays_asleep_through_a_long_message() -> None:
     assert (np.abs(raw - account.total) > 1e-6 * account.total).all()
 
 
+@pytest.mark.promise("rls-counting")
 @given(
     samples=st.integers(1, 600),
     unknowns=st.floats(1.0, 2000.0),

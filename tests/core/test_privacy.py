@@ -51,6 +51,7 @@ def law(variance):
     return [Fraction((int(u) << 64) + int(w), 1 << 127) for u, w in zip(upper, lower, strict=True)]
 
 
+@pytest.mark.promise("noise-law")
 @pytest.mark.parametrize("variance", VARIANCES[:2])
 def test_the_moments_are_exact(variance):
     below = [Fraction(0), *law(variance), Fraction(1)]
@@ -114,6 +115,7 @@ class FixedStream:
         return int(self.word).to_bytes(8, "little") * (len(zeros) // 8)
 
 
+@pytest.mark.promise("noise-law")
 @pytest.mark.parametrize("place", [0, 1, 17, 300])
 def test_a_tie_is_decided_by_further_bits(place):
     upper, lower = noise._thresholds(1 << 16)
@@ -196,6 +198,7 @@ CASES = [
 ]
 
 
+@pytest.mark.promise("noise-cost")
 @pytest.mark.parametrize(("order", "variance", "shift"), CASES)
 def test_the_curve_is_above_the_divergence_and_close_to_it(order, variance, shift):
     found = skellam_curve(variance, shift, shift)[list(ORDERS).index(order)]
@@ -325,6 +328,7 @@ def widths(*values: float) -> bytes:
     return np.array(values, "<f8").tobytes()
 
 
+@pytest.mark.promise("noise-sensitivity")
 @pytest.mark.parametrize("losses", [0, 4])
 @pytest.mark.parametrize("released", [0, 5])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e30, math.inf])
@@ -360,6 +364,7 @@ def test_a_sample_moves_a_message_no_farther_than_is_charged(
         assert farthest > 0.95 * release.sensitivity
 
 
+@pytest.mark.promise("noise-sensitivity")
 @pytest.mark.parametrize("columns", [0, 1, 4])
 @pytest.mark.parametrize(("kernels", "summed"), [(0, 3), (1, 3), (3, 2)])
 def test_a_row_moves_sums_of_products_no_farther_than_is_charged(
@@ -474,6 +479,7 @@ def test_no_mean_and_no_components_make_a_held_out_row_count_for_more() -> None:
         assert all(0.0 <= v <= 4.0 * len(node.x_test) for v in after.values())
 
 
+@pytest.mark.promise("averages-clipped")
 @given(arrays(np.float64, 20, elements=st.floats(-1e300, 1e300)), st.floats(1e-3, 1e3))
 def test_no_update_is_longer_than_the_clip_and_shorter_ones_stay(found, length):
     short = Clip(length, 1.0).shorten(found)

@@ -80,6 +80,7 @@ def test_both_openings_say_their_release_and_no_other_message_does() -> None:
     assert Node(context).fit([], OPENING.scalars())[2]["release"] == __version__
 
 
+@pytest.mark.promise("releases-named")
 @pytest.mark.parametrize(
     ("protocol", "release", "who", "install"),
     [

@@ -135,6 +135,7 @@ def streams(rows: int = ROUNDS) -> tuple[np.ndarray, np.ndarray]:
 # -- one sample, one message
 
 
+@pytest.mark.promise("budget-own-samples")
 @pytest.mark.parametrize("name", METHODS)
 def test_another_sample_changes_its_own_message_and_nothing_else(
     name: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
@@ -173,6 +174,7 @@ def test_another_sample_changes_its_own_message_and_nothing_else(
     assert len(found[0]) == CLIENTS * strategy.exchanges()
 
 
+@pytest.mark.promise("budget-tells-no-errors")
 @pytest.mark.parametrize("name", METHODS)
 def test_nodes_tell_no_errors_and_a_simulation_reports_them(name: str, nodes: Nodes) -> None:
     strategy = nodes.run(METHODS[name](privacy_epsilon=3.0), *streams())
@@ -368,6 +370,7 @@ def test_whether_learning_goes_well_is_told_to_nobody(
 # -- what it costs
 
 
+@pytest.mark.promise("budget-party-pays")
 def test_result_has_the_budget(nodes: Nodes) -> None:
     for unit, said in (("row", "each of other rows"), ("party", "all add up")):
         options = {**SOME, "samples_per_round": 4, "privacy_unit": unit}

@@ -96,6 +96,7 @@ def assert_same_run(secure: Any, plain: Any) -> None:
 SECRET_FREE = {"size", "key", "masked", "sealed", "commitment", "share", "seed", "control"}
 
 
+@pytest.mark.promise("online-lost-round-once")
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_with_drop_outs_is_the_plain_run_over_the_same_survivors(
     name: str, make_streams: Make
@@ -120,6 +121,7 @@ def test_a_run_with_drop_outs_is_the_plain_run_over_the_same_survivors(
     assert masked.uniform > 1e-9
 
 
+@pytest.mark.promise("online-one-exchange")
 @pytest.mark.parametrize(
     "name", ["pof-mkl", "pof-mkl batches", "em-kofl", "pof-rls", "per-fed-avg"]
 )
@@ -266,6 +268,7 @@ def test_a_lost_evaluation_does_not_lose_the_run(make_streams: Make) -> None:
 # -- what a node does not tell
 
 
+@pytest.mark.promise("online-no-rows-without-order")
 @pytest.mark.parametrize(
     ("name", "phase"),
     [
@@ -283,6 +286,7 @@ def test_rows_are_not_looked_at_without_an_order(name: str, phase: str, make_str
     assert met.send() == ""
 
 
+@pytest.mark.promise("refusals-tell-no-values")
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -381,6 +385,7 @@ def two_lives(streams: Any, folder: Path, **more: Any) -> tuple[Watching, Watchi
     return first, second
 
 
+@pytest.mark.promise("online-answered-once")
 def test_rounds_that_were_answered_are_lost_not_repeated(
     make_streams: Make, tmp_path: Path
 ) -> None:

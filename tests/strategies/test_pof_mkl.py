@@ -62,6 +62,7 @@ def distance(ours: SimpleNamespace, plain: SimpleNamespace) -> float:
     return max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
 
 
+@pytest.mark.promise("online-before-label", "online-gradients-weighed")
 @pytest.mark.parametrize("paper", [True, False], ids=["paper", "adaptive"])
 @pytest.mark.parametrize(
     ("many", "exploration", "samples"),

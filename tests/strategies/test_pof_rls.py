@@ -76,6 +76,7 @@ def test_the_global_learners_are_ridge_regressions_of_the_pooled_rows(
     np.testing.assert_allclose(found["kernels"], expected["kernels"], rtol=0, atol=1e-9)
 
 
+@pytest.mark.promise("rls-exact")
 def test_sums_of_features_over_several_messages_forget_by_their_rows(make_streams: Make) -> None:
     """As short messages as the rule of counting allows, features in every other one."""
     streams = make_streams(6, ROUNDS)

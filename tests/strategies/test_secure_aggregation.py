@@ -269,6 +269,7 @@ def test_what_is_no_mean_over_all_nodes_is_refused(make: Any, code: str) -> None
         run(make())
 
 
+@pytest.mark.promise("averages-own-clip")
 @pytest.mark.parametrize("clip", [{}, {"clip": 2.0, "noise_multiplier": 1.5}])
 def test_a_node_answers_no_server_without_the_mixin(clip: dict[str, float]) -> None:
     asked: list[int] = []
@@ -448,6 +449,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noiseless, lambda variance, size, key=None: np.zeros(size, np.int64))
 
 
+@pytest.mark.promise("averages-clipped")
 @pytest.mark.parametrize("gone", [(), (1,)])
 def test_less_the_noise_the_mean_is_that_of_clipped_updates_of_equal_weight(
     gone: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
@@ -474,6 +476,7 @@ def test_an_update_that_is_not_finite_counts_as_none_and_is_not_told(
     assert np.abs(flat(found) - expected).max() < 1e-3
 
 
+@pytest.mark.promise("averages-noise")
 @pytest.mark.parametrize(("gone", "colluders", "least"), [((), 1, 3), ((1,), 1, 3), ((), 0, 4)])
 def test_whoever_survives_the_mean_has_the_declared_noise_or_more(
     gone: tuple[int, ...], colluders: int, least: int
