@@ -56,8 +56,6 @@ def test_files_that_do_not_grow_are_the_table() -> None:
     for out in ("table", "files"):
         run(["predict", out, "--data", "0.csv", "--out", f"{out}.csv"])
     assert Path("files.csv").read_text() == Path("table.csv").read_text()
-    longer = result("longer", "--stream-wait", "0", "--rounds", "1000")
-    assert 35 < longer["history"][-1]["round"] <= 40
 
 
 @pytest.mark.usefixtures("in_tmp")

@@ -392,10 +392,11 @@ def test_runs_over_the_same_rows_add_up_until_the_owner_s_limit(
     nodes, (x, y) = Nodes(monkeypatch, tmp_path), streams(3 * ROUNDS)
     nodes.policy = NodePolicy(min_sum_rows=0, max_epsilon=1.6)  # two runs cost 1.45, three 1.8
     first, later, overlapping = slice(9), slice(18, None), slice(8, 17)
+    how: dict[str, Any] = {"privacy_epsilon": 1.0, "samples_per_round": 3, **SOME}
     for rows in (first, first, later):
-        nodes.run(POFMKL(privacy_epsilon=1.0, **SOME), x[:, rows], y[:, rows])
+        nodes.run(POFMKL(**how), x[:, rows], y[:, rows])
     with refused("FK-BUDGET-SPENT"):
-        nodes.run(POFMKL(privacy_epsilon=1.0, **SOME), x[:, overlapping], y[:, overlapping])
+        nodes.run(POFMKL(**how), x[:, overlapping], y[:, overlapping])
 
 
 @pytest.mark.parametrize("unit", ["row", "party"])
