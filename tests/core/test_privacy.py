@@ -207,6 +207,17 @@ def test_the_curve_is_above_the_divergence_and_close_to_it(order, variance, shif
     assert found <= exact * (1 + 10 / math.sqrt(variance))
 
 
+@pytest.mark.promise("noise-cost")
+@pytest.mark.parametrize("multiplier", [0.7, 15.0])
+def test_much_noise_costs_what_gaussian_noise_costs(multiplier):
+    delta, moved, length = 1e-5, 4000.0, 5000
+    curve = skellam_curve((multiplier * moved) ** 2, moved, math.sqrt(length) * moved)
+    accountant = RdpAccountant(ORDERS.tolist())
+    accountant.compose(GaussianDpEvent(multiplier))
+    gaussian = accountant.get_epsilon(delta)
+    assert gaussian <= epsilon_of(curve, delta) <= 1.001 * gaussian
+
+
 def test_releases_about_the_same_records_add_up():
     one = skellam_curve(1e8, 3000.0, 2e5)
     both, alone = epsilon_of(one + one, 1e-5), epsilon_of(one, 1e-5)
