@@ -245,7 +245,8 @@ class Averages(SummingStrategy):
             self.blame(running, error, self._step)
             self.sums.close(running)
             logger.warning("exchange %d is lost: %s", self._step, error)
-            self._count_lost(str(error), training)
+            where = f"{error.party}: " if error.party else ""
+            self._count_lost(where + error.problem, training)
         if training:
             self.survivors_.append([] if total is None else survivors)
         if total is None:

@@ -1,26 +1,21 @@
-"""The generator of rounds: what a method yields is done, retried, checked, kept and refused."""
+"""A method is a generator of rounds: what it yields is done, retried, checked, kept and refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
+from faulty import PowerCutError
 from flwr.app import Context
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from fedkern_flwr import registered
 from fedkern_flwr.errors import (
-    CheckpointError,
-    CohortError,
-    FedKernError,
-    OptionError,
-    ProtocolError,
-    RefusedError,
     StateError,
 )
 from fedkern_flwr.guard import NodePolicy
@@ -29,18 +24,20 @@ from fedkern_flwr.method import (
     LostState,
     Method,
     MethodClient,
-    Save,
     Sum,
     Term,
     answers,
     contributes,
     option,
 )
+from fedkern_flwr.options import declared
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.simulations import Fault, FaultPlan, simulate
+from fedkern_flwr.simulations.run.options import options
 from fedkern_flwr.wire.method import pack, unpack
 
 CLIENTS, ROWS = 5, 12
+
 X = np.random.default_rng(3).random((CLIENTS, ROWS, 2))
 
 
@@ -111,9 +108,6 @@ def test_a_method_of_ten_lines_is_the_pooled_one() -> None:
     assert strategy.model()[1]["dimension"] == 2
 
 
-# -- clients that fail
-
-
 def lose(*lost: tuple[int, str, int]) -> FaultPlan:
     """Lose the requests of (partition, phase, exchange)."""
     return FaultPlan([(k, phase, number, Fault("vanished")) for k, phase, number in lost])
@@ -144,38 +138,6 @@ def test_who_does_not_answer_a_question_is_asked_again_alone() -> None:
     assert len(strategy.metrics_["far"]) == CLIENTS
 
 
-@pytest.mark.parametrize("number", [1, 3])
-def test_who_never_answers_ends_the_run_in_one_line(number: int) -> None:
-    plan = lose(*((k, "method", n) for k in (1, 3) for n in (number, number + 1)))
-    with pytest.raises(CohortError, match=r"2 times in a row.*partition 1 .*mend it and") as error:
-        simulate(Mean(attempts=2, threshold=4), make(), CLIENTS, faults=plan)
-    assert "\n" not in str(error.value)
-
-
-def test_an_error_of_a_handler_is_not_asked_for_again() -> None:
-    asked: list[int] = []
-
-    class Wrong(MeanClient):
-        @contributes("rows")
-        def add(self, k: int) -> dict[str, Any]:
-            asked.append(self.partition)
-            raise ZeroDivisionError
-
-    with pytest.raises(ProtocolError, match="all clients ended in ZeroDivisionError; their logs"):
-        simulate(Mean(), make(Wrong), CLIENTS)
-    assert len(asked) == CLIENTS
-
-
-def test_a_lost_state_is_thrown_into_the_generator() -> None:
-    class Forgetful(MeanClient):
-        @contributes("rows")
-        def add(self, k: int) -> dict[str, Any]:
-            raise StateError("forgotten", party=self.name)
-
-    with pytest.raises(LostState):
-        simulate(Mean(), make(Forgetful), CLIENTS)
-
-
 def test_a_generator_that_is_told_of_a_lost_state_goes_on() -> None:
     tries: list[int] = []
 
@@ -199,86 +161,6 @@ def test_a_generator_that_is_told_of_a_lost_state_goes_on() -> None:
     simulate(strategy, make(Forgetful), CLIENTS)
     assert len(tries) == 1
     assert strategy.metrics_["rows"] == 60
-
-
-@pytest.mark.parametrize(
-    ("returned", "text"),
-    [
-        (None, "the handler of 'rows' returned NoneType, what is summed is"),
-        ({"count": 1}, r"returned \['count'\], what is summed is \['count', 'sum'\]"),
-        ({"count": 1, "sum": np.zeros(3)}, "sum of 'rows' has 3 numbers, 2 are summed"),
-        ({"count": 1, "sum": [0.0, 1e9]}, "sum of 'rows': beyond the bound of 1 per row"),
-        ({"count": np.nan, "sum": [0.0, 0.0]}, "count of 'rows': beyond the bound of 1 per row"),
-    ],
-)
-def test_terms_that_do_not_fit_are_one_line(returned: Any, text: str) -> None:
-    class Wrong(MeanClient):
-        @contributes("rows")
-        def add(self, k: int) -> Any:
-            return returned
-
-    with pytest.raises(FedKernError, match=text) as error:
-        simulate(Mean(), make(Wrong), CLIENTS)
-    assert "\n" not in str(error.value)
-
-
-def test_the_node_declares_the_bound_not_the_server() -> None:
-    class Wider(Mean):
-        def rounds(self, parties: Any) -> Any:
-            yield Sum("rows", {"sum": (2,), "count": ()}, bound=2.0, ask={"k": 0})
-
-    with pytest.raises(ProtocolError, match=r"'rows'. and its handler state different bounds: 24"):
-        simulate(Wider(), make(), CLIENTS)
-
-    def deployed(context: Context) -> MethodClient:
-        context.node_config["simulation"] = False
-        return make(policy=NodePolicy())(context)
-
-    with pytest.raises(RefusedError, match="refused by the node: the bound of a sum"):
-        simulate(Wider(), deployed, CLIENTS)
-
-
-def test_a_handler_that_is_not_there_is_named() -> None:
-    class Other(Mean):
-        def rounds(self, parties: Any) -> Any:
-            yield Ask("weigh")
-
-    with pytest.raises(ProtocolError, match=r"no handler for 'weigh'.*@contributes or @answers"):
-        simulate(Other(), make(), CLIENTS)
-
-
-def test_a_run_ends_with_sums_that_open_by_themselves() -> None:
-    ring = Encoding.fixed_point(1.0)
-    terms = [Term(name="rows", length=1, encoding=ring, self_masks=masks) for masks in (0, 1)]
-    Ask("tell", sums=terms[:1], ends=True)
-    wrong: list[dict[str, Any]] = [{"sums": terms}, {"until": "enough"}, {"until": "tried"}]
-    for more in wrong:
-        with pytest.raises(ProtocolError, match=r"an Ask that ends the run has .*self_masks=False"):
-            Ask("tell", ends=True, **more)
-
-
-@pytest.mark.parametrize(
-    ("step", "text"),
-    [
-        (3, "rounds.. yielded int, which is no step"),
-        (Sum("judge", {"far": ()}), "a Sum asks for 'judge', which is marked with @answers"),
-        (Ask("rows", {"k": 0}), "an Ask asks for 'rows', which is marked with @contributes"),
-        (Ask("tell"), "the handler of 'tell' returned tuple; return a dictionary, or None"),
-    ],
-)
-def test_steps_that_do_not_fit_their_handlers_are_one_line(step: Any, text: str) -> None:
-    class Odd(Mean):
-        def rounds(self, parties: Any) -> Any:
-            yield step
-
-    class Telling(MeanClient):
-        @answers("tell")
-        def tell(self) -> Any:
-            return (1, 2)
-
-    with pytest.raises(ProtocolError, match=text) as error:
-        simulate(Odd(), make(Telling), CLIENTS)
-    assert "\n" not in str(error.value)
 
 
 def test_more_numbers_than_unknowns_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -307,47 +189,92 @@ def test_figures_of_held_out_rows_obey_the_policy() -> None:
     assert strategy.metrics_["rows"] == 60
 
 
-# -- checkpoints
+@pytest.mark.parametrize("number", [1, 3])
+def test_who_never_answers_ends_the_run(number: int) -> None:
+    plan = lose(*((k, "method", n) for k in (1, 3) for n in (number, number + 1)))
+    with refused("FK-PARTIES-LOST"):
+        simulate(Mean(attempts=2, threshold=4), make(), CLIENTS, faults=plan)
 
 
-class PowerCutError(Exception):
-    pass
+def test_an_error_of_a_handler_is_not_asked_for_again() -> None:
+    asked: list[int] = []
 
-
-def run_until(strategy: Mean, step: int, own: Any) -> None:
-    """Run until the coordinator has taken so many steps, and its power is cut."""
-    took = iter(range(1, 100))
-
-    def cut(*_: Any) -> None:
-        if next(took) == step:
-            raise PowerCutError
-
-    strategy.on_round = cut
-    with pytest.raises(PowerCutError):
-        simulate(strategy, own, CLIENTS)
-
-
-@pytest.mark.parametrize("at", [1, 2, 3, 4])
-def test_a_run_that_broke_off_asks_nothing_twice(at: int, tmp_path: Path) -> None:
-    whole = Mean(times=3)
-    simulate(whole, make(), CLIENTS)
-    asked: list[str] = []
-
-    class Counting(MeanClient):
+    class Wrong(MeanClient):
         @contributes("rows")
         def add(self, k: int) -> dict[str, Any]:
-            asked.append(f"{self.partition}/{k}")
-            return super().add(k)
+            asked.append(self.partition)
+            raise ZeroDivisionError
 
-    own = make(Counting, state_dir=tmp_path / "state")
-    options: dict[str, Any] = {"times": 3, "checkpoint": tmp_path / "run.npz"}
-    run_until(Mean(**options), at, own)
-    resumed = Mean(**options, resume=True)
-    simulate(resumed, own, CLIENTS)
-    assert resumed.metrics_ == whole.metrics_
-    assert len(asked) == len(set(asked)) == 3 * CLIENTS
-    with pytest.raises(CheckpointError, match="belongs to a run with other options"):
-        simulate(Mean(**{**options, "times": 2}, resume=True), own, CLIENTS)
+    with refused("FK-CLIENT-RAISED"):
+        simulate(Mean(), make(Wrong), CLIENTS)
+    assert len(asked) == CLIENTS
+
+
+@pytest.mark.parametrize(
+    ("returned", "code"),
+    [
+        (None, "FK-CLIENT-REPLY"),
+        ({"count": 1}, "FK-CLIENT-REPLY"),
+        ({"count": 1, "sum": np.zeros(3)}, "FK-CLIENT-REPLY"),
+        ({"count": 1, "sum": [0.0, 1e9]}, "FK-SUM-BOUND"),
+        ({"count": np.nan, "sum": [0.0, 0.0]}, "FK-SUM-BOUND"),
+    ],
+)
+def test_terms_that_do_not_fit_are_refused(returned: Any, code: str) -> None:
+    class Wrong(MeanClient):
+        @contributes("rows")
+        def add(self, k: int) -> Any:
+            return returned
+
+    with refused(code):
+        simulate(Mean(), make(Wrong), CLIENTS)
+
+
+def test_the_node_declares_the_bound_not_the_server() -> None:
+    class Wider(Mean):
+        def rounds(self, parties: Any) -> Any:
+            yield Sum("rows", {"sum": (2,), "count": ()}, bound=2.0, ask={"k": 0})
+
+    def deployed(context: Context) -> MethodClient:
+        context.node_config["simulation"] = False
+        return make(policy=NodePolicy())(context)
+
+    for client in (make(), deployed):
+        with refused("FK-ORDER-BOUND", "FK-CLIENT-BOUND"):
+            simulate(Wider(), client, CLIENTS)
+
+
+def test_a_run_ends_with_sums_that_open_by_themselves() -> None:
+    ring = Encoding.fixed_point(1.0)
+    terms = [Term(name="rows", length=1, encoding=ring, self_masks=masks) for masks in (0, 1)]
+    Ask("tell", sums=terms[:1], ends=True)
+    for more in ({"sums": terms}, {"until": "enough"}, {"until": "tried"}):
+        with refused("FK-METHOD-STEP"):
+            Ask("tell", ends=True, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("step", "code"),
+    [
+        (3, "FK-METHOD-STEP"),
+        (Sum("judge", {"far": ()}), "FK-CLIENT-MARK"),
+        (Ask("rows", {"k": 0}), "FK-CLIENT-MARK"),
+        (Ask("tell"), "FK-CLIENT-REPLY"),
+        (Ask("weigh"), "FK-CLIENT-HANDLER"),
+    ],
+)
+def test_steps_that_do_not_fit_their_handlers_are_refused(step: Any, code: str) -> None:
+    class Odd(Mean):
+        def rounds(self, parties: Any) -> Any:
+            yield step
+
+    class Telling(MeanClient):
+        @answers("tell")
+        def tell(self) -> Any:
+            return (1, 2)
+
+    with refused(code):
+        simulate(Odd(), make(Telling), CLIENTS)
 
 
 def test_a_sum_that_may_have_been_opened_is_not_summed_again(tmp_path: Path) -> None:
@@ -358,7 +285,7 @@ def test_a_sum_that_may_have_been_opened_is_not_summed_again(tmp_path: Path) -> 
     first.on_round = lambda *_: kept.append((tmp_path / "run.npz").read_bytes())
     simulate(first, own, CLIENTS)
     (tmp_path / "run.npz").write_bytes(kept[0])  # an earlier checkpoint: the nodes have gone on
-    with pytest.raises(CheckpointError, match="broke off while a sum was being opened"):
+    with refused("FK-CHECKPOINT-OPENED"):
         simulate(Mean(**options, resume=True), own, CLIENTS)
 
 
@@ -388,45 +315,19 @@ def test_a_run_cut_within_a_sum_goes_on_with_the_same_clients(
     assert again or (phase, which) == ("method", 1)
     if phase == "unmask":
         gone = FaultPlan([(2, "method", None, Fault("vanished"))])
-        with pytest.raises(CohortError, match=r"whose sum was being opened .* did not all answer"):
+        with refused("FK-PARTIES-LOST"):
             simulate(Mean(**options, resume=True, attempts=1), own, CLIENTS, faults=gone)
     resumed = Mean(**options, resume=again)
     simulate(resumed, own, CLIENTS)
     assert resumed.metrics_ == whole.metrics_
 
 
-def test_a_method_that_saves_goes_on_from_there(tmp_path: Path) -> None:
-    begun: list[int] = []
-
-    class Saving(Mean):
-        def rounds(self, parties: Any) -> Any:
-            total = self.saved_.get("total", np.zeros(2))
-            for k in range(int(self.saved_meta_.get("k", 0)), 3):
-                begun.append(k)
-                found = yield Sum("rows", {"sum": (2,), "count": ()}, ask={"k": k})
-                total = total + found["sum"]
-                yield Save({"total": total}, {"k": k + 1})
-            return {"total": total.tolist()}
-
-    own = make(state_dir=tmp_path / "state")
-    options: dict[str, Any] = {"checkpoint": tmp_path / "run.npz"}
-    whole = Saving()
-    simulate(whole, make(), CLIENTS)
-    begun.clear()
-    run_until(Saving(**options), 2, own)
-    resumed = Saving(**options, resume=True)
-    simulate(resumed, own, CLIENTS)
-    assert begun in ([0, 1, 1, 2], [0, 1, 2])
-    np.testing.assert_allclose(resumed.metrics_["total"], whole.metrics_["total"], atol=1e-12)
-
-
-# -- values on the wire
-
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3),
     max_leaves=5,
 )
+
 ARRAYS = st.builds(
     lambda shape, kind: np.arange(int(np.prod(shape))).reshape(shape).astype(kind),
     st.lists(st.integers(0, 3), max_size=3),
@@ -449,21 +350,9 @@ def test_values_travel_as_they_are(values: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, float("nan"), np.array(["a"])])
-def test_what_cannot_travel_is_named_where_it_is_made(value: Any) -> None:
-    with pytest.raises(ProtocolError, match="thing"):
+def test_what_cannot_travel_is_refused_where_it_is_made(value: Any) -> None:
+    with refused("FK-MESSAGE-SEND"):
         pack({"thing": value})
-
-
-@given(text=st.binary(max_size=60), count=st.integers(0, 2))
-def test_bytes_that_came_are_read_or_refused(text: bytes, count: int) -> None:
-    given_ = tuple(np.zeros(2) for _ in range(count))
-    with suppress(ProtocolError):
-        found, sizes = unpack(text, given_, party="partition 1")
-        assert isinstance(found, dict)
-        assert all(isinstance(size, int) for size in sizes.values())
-
-
-# -- entry points
 
 
 def test_entry_points_are_found_or_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -479,14 +368,94 @@ def test_entry_points_are_found_or_refused_in_one_line(monkeypatch: pytest.Monke
     monkeypatch.setattr(registered, "registered", lambda: found)
     find = registered.find_method.__wrapped__
     assert find("kernel-pca").title == "Kernel PCA"
-    for name, text in {
-        "gone": "cannot be loaded from no_such_package:Method",
-        "other": "is no Method whose `method` is 'other'",
-        "misnamed": "is no Method whose `method` is 'misnamed'",
-        "unknown": "there is no method 'unknown'",
+    for name, code in {
+        "gone": "FK-METHOD-LOAD",
+        "other": "FK-METHOD-CLASS",
+        "misnamed": "FK-METHOD-CLASS",
+        "unknown": "FK-METHOD-UNKNOWN",
     }.items():
-        with pytest.raises(OptionError, match=text) as error:
+        with refused(code):
             find(name)
-        assert "\n" not in str(error.value)
-    with pytest.raises(OptionError, match="does not name its client"):
+    with refused("FK-METHOD-CLASS"):
         registered.client_of(Mean)
+
+
+# -- options: declared once, checked, documented, shown on the command line
+
+
+class Declares(Method):
+    """A method with options."""
+
+    method, title = "declares", "Declares"
+
+    count: int = option(2, "How many.", least=1, most=9)
+    width: float | None = option(None, "How wide.", above=0.0, below=4.0)
+    kind: Literal["a", "b"] = option("a", "Which.")
+    size: int | Literal["auto"] = option("auto", "What size.", least=1)
+    loud: bool = option(False, "Whether to say it.", of_model=False)
+
+    def rounds(self, parties: Any) -> Any:
+        """Ask nothing."""
+        yield from ()
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 12),
+    st.floats(-1.0, 5.0) | st.sampled_from([float("nan"), float("inf")]),
+    st.sampled_from(["a", "b", "c", "auto", ""]),
+)
+
+
+def right(name: str, value: Any) -> bool:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return {
+        "count": type(value) is int and 1 <= value <= 9,
+        "width": value is None or (number and 0.0 < value < 4.0),
+        "kind": value in ("a", "b"),
+        "size": value == "auto" or (type(value) is int and value >= 1),
+        "loud": isinstance(value, bool),
+    }[name]
+
+
+@given(name=st.sampled_from(["count", "width", "kind", "size", "loud"]), value=VALUES)
+def test_values_are_taken_or_refused_in_one_line(name: str, value: Any) -> None:
+    if right(name, value):
+        found = getattr(Declares(**{name: value}), name)
+        assert found == value
+        assert not (name == "width" and isinstance(found, int))
+        return
+    with refused("FK-OPTION-RANGE", "FK-OPTION-TYPE", "FK-OPTION-CHOICE") as error:
+        Declares(**{name: value})
+    assert error.value.exit_code == 2
+
+
+def test_options_are_stated_once_and_found_everywhere() -> None:
+    made = Declares(count=3, threshold=4)
+    assert made.threshold == 4
+    assert made.options() == {
+        "method": "declares",
+        "count": 3,
+        "width": None,
+        "kind": "a",
+        "size": "auto",
+        "seed": 0,
+    }
+    shown = {o.name: o for o in options(Declares)}
+    assert list(shown)[:5] == list(declared(Declares)) == ["count", "width", "kind", "size", "loud"]
+    assert shown["count"].default == 2
+    assert shown["kind"].help == "Which."
+    assert shown["threshold"].default is None
+    assert "count : int (default: 2)\n        How many." in (Declares.__doc__ or "")
+    with refused("FK-OPTION-UNKNOWN"):
+        Declares(unknown=1)
+
+
+def test_a_subclass_may_declare_another_default() -> None:
+    class Other(Declares):
+        count: int = option(5, "How many.", least=4)
+
+    assert (Other().count, Declares().count) == (5, 2)
+    with refused("FK-OPTION-RANGE"):
+        Other(count=2)

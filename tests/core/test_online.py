@@ -1,8 +1,9 @@
-"""Weights over kernels, step rules, the bound of Theorem 1, seeds."""
+"""Online learning: weights, choice of kernels, step rules, recursive ridge regression, its plan."""
 
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.clients.pof_mkl_account import StreamAccount
+from fedkern_flwr.clients.pof_rls import learn_samples
+from fedkern_flwr.online import ridge, ridge_plan
+from fedkern_flwr.online.hedge import Hedge, hedge_bound
 from fedkern_flwr.online.learning import (
     AdaGradNorm,
     GradientDescent,
@@ -19,10 +23,14 @@ from fedkern_flwr.online.learning import (
     exponential_weights,
     kernel_weights,
     regret_bound,
+    select_bin,
+    select_subset,
     step_rule,
 )
-from fedkern_flwr.options import check_choice
+from fedkern_flwr.online.messages import RidgeRequest
+from fedkern_flwr.online.network import plan_layers, project
 from fedkern_flwr.seeding import derive_seed, uniform
+from fedkern_flwr.strategies import POFRLS
 
 # -- weights
 
@@ -36,6 +44,7 @@ def naive_weights(past: np.ndarray, losses: np.ndarray, eta: float) -> np.ndarra
     return np.array(out)
 
 
+@pytest.mark.promise("online-before-label")
 def test_exponential_weights_equal_the_product_form() -> None:
     rng = np.random.default_rng(0)
     past, losses = rng.random(7) * 20, rng.random((30, 7))
@@ -102,29 +111,6 @@ def test_adahedge_keeps_its_regret_bound(name: str, scale: float) -> None:
     assert gap == pytest.approx(scale * small_gap, rel=1e-6)
 
 
-def test_follow_the_leader_would_break_that_bound() -> None:
-    """Negative control: the bound is not trivially true."""
-    losses, cumulative, regret = LOSSES["adversarial"], np.zeros(10), 0.0
-    for loss in LOSSES["follow the leader fails"]:
-        regret += loss[cumulative[:2].argmin()]
-        cumulative[:2] += loss
-    best = cumulative[:2].min()
-    assert regret - best > 2.0 * math.sqrt(best * math.log(2)) + 16 / 3 * math.log(2) + 2.0
-    assert losses.sum() == 400.0
-
-
-def test_adahedge_takes_samples_in_one_call_or_one_by_one() -> None:
-    losses = LOSSES["one good"]
-    together, cumulative, gap = adahedge_weights(np.zeros(10), losses, 0.0)
-    past, running, rows = np.zeros(10), 0.0, []
-    for loss in losses:
-        row, past, running = adahedge_weights(past, loss[None], running)
-        rows.append(row[0])
-    np.testing.assert_array_equal(together, rows)
-    np.testing.assert_array_equal(cumulative, past)
-    assert gap == running
-
-
 @pytest.mark.parametrize("rule", ["exponential", "adahedge", "uniform"])
 def test_a_single_kernel_has_weight_one(rule: Any) -> None:
     losses = np.random.default_rng(3).random((200, 1))
@@ -132,14 +118,6 @@ def test_a_single_kernel_has_weight_one(rule: Any) -> None:
     np.testing.assert_array_equal(weights, 1.0)
     assert cumulative[0] == pytest.approx(0.1 + losses.sum(), rel=1e-12)
     assert gap == 0.0
-
-
-def test_adahedge_itself_bears_a_single_kernel() -> None:
-    """Rounding of (a + b) - a against b must not open a mixability gap."""
-    losses = np.random.default_rng(4).random((500, 1))
-    weights, _, gap = adahedge_weights(np.full(1, 0.1), losses, 0.0)
-    np.testing.assert_array_equal(weights, 1.0)
-    assert gap == pytest.approx(0.0, abs=1e-9)
 
 
 def test_current_weights_are_those_before_the_next_sample() -> None:
@@ -152,7 +130,26 @@ def test_current_weights_are_those_before_the_next_sample() -> None:
         np.testing.assert_allclose(now, rows[50], rtol=1e-9)
 
 
-# -- step rules, bound, seeds
+@given(st.integers(2, 6), st.integers(1, 300), st.integers(0, 4000))
+def test_the_mixture_keeps_adahedges_bound_on_any_losses(
+    experts: int, samples: int, seed: int
+) -> None:
+    """Also where some are asleep, which have the mixture's loss."""
+    rng = np.random.default_rng(seed)
+    hedge, mixed = Hedge(np.zeros(experts)), 0.0
+    better = rng.random(experts) ** 3
+    for _ in range(samples):
+        awake = rng.random(experts) < 0.8
+        awake[rng.integers(experts)] = True
+        losses = (rng.random(experts) < better).astype(float)
+        loss = float(hedge.weights(awake) @ losses)
+        hedge.learn(np.where(awake, losses, loss))
+        mixed += loss
+    best = float(hedge.losses.min())
+    assert mixed - best <= hedge_bound(experts, samples, best) + 1e-9
+
+
+# -- step rules, the bound, seeds
 
 
 def test_step_rules() -> None:
@@ -191,6 +188,249 @@ def test_draws_are_uniform() -> None:
     assert np.abs(draws - (np.arange(4000) + 0.5) / 4000).max() < 1.63 / math.sqrt(4000)
 
 
-def test_unknown_choices_are_listed() -> None:
-    with pytest.raises(OptionError, match="engine is 'rai'; choose one of in-process, ray"):
-        check_choice("engine", "rai", ("in-process", "ray"))
+# -- the kernels whose gradients are sent
+
+
+TINY = 5e-324  # the smallest denormal number
+
+WEIGHTS = [
+    np.array([0.4, 0.3, 0.15, 0.1, 0.05]),
+    np.full(5, 0.2),
+    np.array([0.0, 0.0, 1.0, 0.0, 0.0]),
+    np.array([1.0, 1e-5, 0.0, 0.0, 0.0]),
+    np.array([1.0, TINY, 0.0, 0.0, 0.0]),
+    np.array([1.0, TINY, TINY, TINY, TINY]),
+    np.array([0.5, 0.5, 1e-200, 1e-300, 0.0]),
+    np.array([0.999, 0.001, 0.0, 0.0, 0.0]),
+]
+
+
+def all_probabilities(weights: np.ndarray, many: int, xi: float) -> np.ndarray:
+    """Collect every kernel's probability from repeated draws."""
+    found = np.full(weights.size, np.nan)
+    for seed in range(2000):
+        chosen, p = select_subset(weights, many, xi, np.random.default_rng(seed))
+        found[chosen] = p
+        if np.isfinite(found).all():
+            break
+    return found
+
+
+@pytest.mark.parametrize("which", [0, 3, 5, 7])
+@pytest.mark.parametrize(("many", "xi"), [(1, 0.3), (2, 1.0), (3, 0.3)])
+def test_subset_includes_kernels_as_often_as_it_says(which: int, many: int, xi: float) -> None:
+    weights, draws = WEIGHTS[which], 1500
+    expected = all_probabilities(weights, many, xi)
+    assert expected.sum() == pytest.approx(many, rel=1e-9)
+    observed = np.zeros(weights.size)
+    for seed in range(draws):
+        observed[select_subset(weights, many, xi, np.random.default_rng(seed))[0]] += 1 / draws
+    tolerance = 4.5 * np.sqrt(expected * np.maximum(1.0 - expected, 0.0) / draws) + 1e-9
+    assert (np.abs(observed - expected) <= tolerance).all()
+
+
+@given(
+    weights=st.lists(st.floats(1e-6, 1.0), min_size=2, max_size=12),
+    many=st.integers(1, 12),
+    xi=st.floats(0.05, 1.0),
+    seed=st.integers(0, 2**20),
+)
+def test_subset_probabilities_of_any_weights(
+    weights: list[float], many: int, xi: float, seed: int
+) -> None:
+    w = np.array(weights) / sum(weights)
+    many = min(many, w.size)
+    chosen, p = select_subset(w, many, xi, np.random.default_rng(seed))
+    assert len(set(chosen.tolist())) == many
+    assert ((p >= xi * many / w.size - 1e-12) & (p <= 1.0 + 1e-12)).all()
+    if many == 1:  # then it is equation 8 with bins of one kernel
+        np.testing.assert_allclose(p, (1 - xi) * w[chosen] + xi / w.size, rtol=1e-9)
+    order = np.argsort(w[chosen])  # a heavier kernel is never less likely
+    assert (np.diff(p[order]) >= -1e-12).all()
+
+
+@given(
+    weights=st.lists(st.sampled_from([0.0, TINY, 1e-300, 1e-9, 0.1, 0.1, 0.5, 1.0]), min_size=1),
+    many=st.integers(1, 30),
+    xi=st.floats(0.01, 1.0),
+)
+def test_gradients_divided_by_the_bins_probability_are_unbiased(
+    weights: list[float], many: int, xi: float
+) -> None:
+    """The expectation over the draw is exact: every bin once, with its own probability."""
+    w = np.array(weights)
+    w = np.full(w.size, 1.0 / w.size) if w.sum() < 1e-100 else w / w.sum()
+    many = min(many, w.size)
+    gradient = np.random.default_rng(w.size).standard_normal(w.size)
+    expectation, low, bins = np.zeros(w.size), 0.0, 0
+    while low < 1.0 - 1e-9:
+        chosen, p = select_bin(w, many, xi, low)
+        assert len(set(p.tolist())) == 1
+        expectation[chosen] += p * (gradient[chosen] / p)
+        low, bins = low + p[0] * (1 + 1e-12), bins + 1
+        assert 1 <= chosen.size <= many
+    assert bins == -(-w.size // many)
+    np.testing.assert_allclose(expectation, gradient, rtol=1e-9)
+
+
+def test_bins_are_sorted_by_weight_with_ties_by_index() -> None:
+    weights = np.array([0.1, 0.3, 0.1, 0.3, 0.2])
+    bins = [select_bin(weights, 2, 1.0, draw)[0].tolist() for draw in (0.0, 0.34, 0.99999)]
+    assert bins == [[1, 3], [4, 0], [2]]
+    chosen, p = select_bin(weights, 2, 0.4, 0.0)
+    np.testing.assert_allclose(p, 0.6 * 0.6 + 0.4 / 3)
+    assert chosen.dtype == np.int32
+
+
+def test_the_last_bin_is_taken_when_the_probabilities_round_below_one() -> None:
+    weights = np.full(51, 1.0 / 51)
+    chosen, _ = select_bin(weights, 1, 0.7, 1.0 - 2**-53)
+    assert chosen.tolist() == [50]
+
+
+# -- POF-RLS: learners, and what a message sums
+
+
+LAMBDA = 1e-3
+
+
+@pytest.mark.parametrize("memory", [1.0, 0.98, 0.9])
+@pytest.mark.parametrize("several", [1, 7, 70])
+@pytest.mark.parametrize("features", [6, 40])
+def test_a_learner_of_single_rows_is_a_ridge_regression(
+    memory: float, several: int, features: int
+) -> None:
+    """However many rows it is given at once, and with its state kept between them."""
+    rng, each = np.random.default_rng(0), np.arange(features)
+    phi, y = rng.standard_normal((2, 70, features)), rng.standard_normal(70)
+    more = {"memory": memory, "ridge": 0.5}
+
+    def fresh() -> ridge.Ridges:
+        start = np.stack([ridge.unlearned(features, 0.5)] * 2)
+        return ridge.from_start(start, features, **more)
+
+    learner, found = fresh(), []
+    for t in range(0, 70, several):
+        found.append(learner.learn(phi[:, t : t + several], y[t : t + several]))
+        learner = ridge.from_state(learner.state, (2,), features, **more)
+    matrix, vector = np.stack([0.5 * np.eye(features)] * 2), np.zeros((2, features))
+    expected = np.zeros((2, 70))
+    for t in range(70):
+        row = phi[:, t]
+        expected[:, t] = np.vecdot(row, np.linalg.solve(matrix, vector[..., None])[..., 0])
+        matrix = memory * matrix + row[:, None] * row[..., None]
+        j = each[t % features]
+        matrix[:, j, j] += features * 0.5 * (1.0 - memory)
+        vector = memory * vector + row * y[t]
+    np.testing.assert_allclose(np.concatenate(found, axis=1), expected, rtol=0, atol=1e-9)
+    theta = np.linalg.solve(matrix, vector[..., None])[..., 0]
+    np.testing.assert_allclose(learner.theta, theta, atol=1e-9)
+    for last in (False, True):  # what is predicted does not depend on what comes after
+        np.testing.assert_allclose(fresh().learn(phi, y, last=last), expected, atol=1e-9)
+    np.testing.assert_allclose(learner.theta, theta, atol=1e-9)
+    start = ridge.solve(ridge.sums(phi, y), features, 0.5)
+    again = ridge.from_start(start, features)
+    again.learn(phi[:, :1], y[:1])
+    twice = np.concatenate([phi, phi[:, :1]], axis=1), np.append(y, y[0])
+    expected = ridge.solve(ridge.sums(*twice), features, 0.5)
+    np.testing.assert_allclose(again.theta, expected[:, -features:], atol=1e-10)
+    one = sum(ridge.sums(phi[:, [t]], y[[t]], 4.0) for t in range(70))
+    np.testing.assert_allclose(one, 4.0 * ridge.sums(phi, y), atol=1e-9)
+
+
+def test_rows_that_are_not_summed_yet_are_learned_again() -> None:
+    """Features of messages before the one at hand, which the server has not sent back."""
+    rng, account = np.random.default_rng(5), StreamAccount()
+    x, y = rng.random((9, 3)) / 2, rng.random(9)
+    strategy = POFRLS(features=4, experts="global-kernels", forgetting=1.0, width=1.0)
+    strategy.width_ = 1.0
+    known = ridge.kernel_rows(x[:2], ridge.widths(1, 1.0), 4, 0)[0]
+    start = ridge.solve(ridge.sums(known, y[:2] - 0.5), 8, LAMBDA)
+    fields = {
+        **strategy._fields(),
+        "summed": 4,
+        "shared": 1,
+        "begun": True,
+        "inverses": 1,
+        "starts": start,
+    }
+    fields |= {"seed": 0, "sums": True}
+    request = RidgeRequest(step=6, samples=3, window=2, **fields)
+    total = learn_samples(request, account, lambda at, many: (x[at : at + many], y[at : at + many]))
+    phi = ridge.kernel_rows(x, ridge.widths(1, 1.0), 4, 0)[0]
+    expected = 0.0
+    for t in range(6, 9):
+        matrix = phi[:t].T @ phi[:t] + LAMBDA * np.eye(8)
+        found = phi[t] @ np.linalg.solve(matrix, phi[:t].T @ (y[:t] - 0.5)) + 0.5
+        expected += (found.clip(0.0, 1.0) - y[t]) ** 2
+    assert account.total == pytest.approx(expected, abs=1e-9)
+    summed = ridge.sums(phi[2:], y[2:] - 0.5) * ridge_plan.scale(7)
+    np.testing.assert_allclose(total, summed, rtol=1e-9)
+
+
+@pytest.mark.promise("rls-asleep")
+def test_who_cannot_learn_yet_stays_asleep_through_a_long_message() -> None:
+    """Kernels without a width have the mixture's loss of each sample, however many come."""
+    rng, account = np.random.default_rng(3), StreamAccount()
+    strategy = POFRLS(features=4, regularization=LAMBDA)
+    start = np.concatenate([ridge.unlearned(4, LAMBDA)] * 2)
+    fields = {**strategy._fields(), "inverses": 2, "raw": True, "starts": start}
+    request = RidgeRequest(step=1, samples=60, window=1, **fields)
+    x = rng.random((60, 3)) / 2
+    learn_samples(request, account, lambda start, many: (x[:many], x[:many].sum(axis=1)))
+    raw, kernels = account.losses[:4], account.losses[4:]
+    assert len(kernels) == 2
+    np.testing.assert_allclose(kernels, account.total, rtol=1e-12)
+    assert (np.abs(raw - account.total) > 1e-6 * account.total).all()
+
+
+@pytest.mark.promise("rls-counting")
+@given(
+    samples=st.integers(1, 600),
+    unknowns=st.floats(1.0, 2000.0),
+    given=st.none() | st.integers(1, 60),
+    columns=st.integers(0, 24),
+    many=st.tuples(st.integers(0, 3), st.integers(1, 30)),
+    most=st.tuples(
+        st.just(math.inf) | st.integers(1, 2000), st.just(math.inf) | st.integers(1, 200)
+    ),
+)
+def test_no_message_of_a_plan_releases_more_numbers_than_it_has_unknowns(
+    samples: int, unknowns: float, given: int | None, columns: int, many: Any, most: Any
+) -> None:
+    """Nor than its budget has, up and down."""
+    (kernels, features), (up, down) = many, most
+    sizes = {"columns": columns, "kernels": kernels, "features": features, "fixed": 0}
+    plan = ridge_plan.plan(samples, unknowns, given=given, **sizes, up=up, down=down)
+    raw = ridge.numbers(columns) if columns else 0
+    lengths = np.diff([0, *plan.stops])
+    assert lengths.sum() == samples
+    assert lengths.min() >= 1
+    if given:
+        assert lengths.max() < 2 * given
+    kept, released = plan.kernels * ridge.numbers(2 * plan.features), 0
+    assert raw * (plan.raw > 0) + kept <= up
+    assert columns * (plan.raw > 0) + plan.kernels * 2 * plan.features <= down
+    if plan.kernels > 1:
+        assert plan.features in (0, features)
+    starts = (0, *plan.stops)
+    for before, length, start, summed in zip(starts, lengths, plan.starts, plan.sums, strict=False):
+        one = raw * (plan.raw > 0)
+        assert one <= unknowns * length
+        released = one + kept * summed + (released if start < before else 0)
+        assert released <= unknowns * (before + length - start)
+        assert start <= before
+        if before and length != lengths[-1]:
+            assert length <= max(before, lengths[0])
+
+
+@pytest.mark.parametrize("dimension", [1, 3, 15, 24, 48, 529])
+def test_the_network_has_at_most_a_thousand_parameters(dimension: int) -> None:
+    widths = plan_layers(dimension)
+    size = sum((a + 1) * b for a, b in pairwise(widths))
+    larger = size + 20 * 21
+    assert size <= 1000 < larger
+    assert widths[-1] == 1
+    assert set(widths[1:-1]) == {20}
+    rows = np.ones((2, dimension))
+    assert project(rows, widths[0], 0).shape == (2, widths[0])

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
+from refusals import refused
 
 from fedkern_flwr import __version__
 from fedkern_flwr.clients import KernelPCAClient
-from fedkern_flwr.errors import FedKernError, ProtocolError, RefusedError
+from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.failure import mark_error
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.simulations import simulate
@@ -20,7 +21,9 @@ from fedkern_flwr.wire import PROTOCOL_VERSION, DescribeReply, DescribeRequest
 from fedkern_flwr.wire.releases import check_node, check_server, other_releases
 
 NEWER, OLDER = PROTOCOL_VERSION + 1, PROTOCOL_VERSION - 1
+
 HERE = f"{__version__} (protocol {PROTOCOL_VERSION})"
+
 OPENING = DescribeRequest(session="s", method="kernel-pca", resume_round=0, secure=True)
 
 
@@ -61,15 +64,13 @@ def run(*nodes: dict[str, Any], kinds: Any = Node) -> None:
     simulate(KernelPCA(features=3), client_fn, len(nodes))
 
 
-def refused(**scalars: Any) -> str:
-    """Return with which words a node refuses what a server of another release sends."""
+def told(**scalars: Any) -> str:
+    """Return what a node says to a server of another release."""
     context = Context(1, 1, {"partition-id": 3, "num-partitions": 4}, RecordDict(), {})
     asked = {**OPENING.scalars(), **scalars}
-    with pytest.raises(ProtocolError) as caught:
+    with refused("FK-MESSAGE-VERSION") as caught:
         Node(context).fit([], {k: v for k, v in asked.items() if v is not None})
-    text = str(caught.value).removeprefix("[fedkern] ProtocolError: ")
-    assert "\n" not in text
-    return text
+    return str(caught.value)
 
 
 def test_both_openings_say_their_release_and_no_other_message_does() -> None:
@@ -79,44 +80,39 @@ def test_both_openings_say_their_release_and_no_other_message_does() -> None:
     assert Node(context).fit([], OPENING.scalars())[2]["release"] == __version__
 
 
-@pytest.mark.parametrize("release", [None, "0.0.9"])
-def test_a_node_names_an_older_server(release: str | None) -> None:
-    theirs = f"fedkern-flwr {release}" if release else "another release of fedkern-flwr"
-    assert refused(protocol=OLDER, release=release) == (
-        f"partition 3, phase describe: the server has {theirs} (protocol {OLDER}), this node "
-        f"{HERE}; the server is older: `pip install --upgrade fedkern-flwr=={__version__}` there"
-    )
-
-
-def test_a_node_that_is_older_itself_says_so() -> None:
-    found = refused(protocol=NEWER, release="9.1.0rc1")
-    assert f"the server has fedkern-flwr 9.1.0rc1 (protocol {NEWER}), this node {HERE}" in found
-    upgrade = "`pip install --upgrade fedkern-flwr==9.1.0rc1` there"
-    assert found.endswith(f"; this node is older: {upgrade}")
-    assert refused(protocol=NEWER, release=None).endswith("--upgrade fedkern-flwr` there")
+@pytest.mark.promise("releases-named")
+@pytest.mark.parametrize(
+    ("protocol", "release", "who", "install"),
+    [
+        (OLDER, None, "the server is older", f"fedkern-flwr=={__version__}"),
+        (OLDER, "0.0.9", "the server is older", f"fedkern-flwr=={__version__}"),
+        (NEWER, "9.1.0rc1", "this node is older", "fedkern-flwr==9.1.0rc1"),
+        (NEWER, None, "this node is older", "upgrade fedkern-flwr`"),
+    ],
+)
+def test_a_node_says_which_side_is_older_and_what_to_install(
+    protocol: int, release: str | None, who: str, install: str
+) -> None:
+    found = told(protocol=protocol, release=release)
+    assert HERE in found
+    assert f"(protocol {protocol})" in found
+    assert release is None or f"fedkern-flwr {release} " in found
+    assert who in found
+    assert install in found
+    assert "\n" not in found
 
 
 @pytest.mark.parametrize("release", ["9.0; rm -rf /", "9" * 40, "latest", "9.0\n", 9, b"9.0", ""])
 def test_what_is_no_release_is_not_quoted(release: Any) -> None:
-    assert refused(protocol=NEWER, release=release) == refused(protocol=NEWER, release=None)
+    assert told(protocol=NEWER, release=release) == told(protocol=NEWER, release=None)
 
 
 @pytest.mark.parametrize("protocol", [None, "4", True])
 def test_what_is_no_protocol_says_nothing_of_releases(protocol: Any) -> None:
-    assert "run the same release of fedkern-flwr on both sides" in refused(protocol=protocol)
+    assert HERE not in told(protocol=protocol)
 
 
-def test_a_server_names_a_node_of_release_0_1_which_says_no_release() -> None:
-    with pytest.raises(RefusedError) as caught:
-        run({}, {}, kinds=Node01)
-    assert str(caught.value) == (
-        f"node 1000, phase describe: this node has another release of fedkern-flwr (protocol "
-        f"{OLDER}), the server {HERE}; this node is older: `pip install --upgrade "
-        f"fedkern-flwr=={__version__}` there"
-    )
-
-
-def test_an_older_node_is_found_behind_one_that_fails_otherwise() -> None:
+def test_a_server_names_an_older_node_also_behind_one_that_fails_otherwise() -> None:
     class Broken(Node):
         def fit(self, parameters: Any, config: Any) -> Any:
             raise ValueError
@@ -125,15 +121,23 @@ def test_an_older_node_is_found_behind_one_that_fails_otherwise() -> None:
         first = context.node_config["partition-id"] == 0
         return (Broken if first else Node01)(context)
 
-    with pytest.raises(FedKernError, match=r"^node 1001, phase describe: this node has another re"):
-        run({}, {}, kinds=kinds)
+    for kind, party in ((Node01, "node 1000"), (kinds, "node 1001")):
+        with refused("FK-MESSAGE-VERSION") as caught:
+            run({}, {}, kinds=kind)
+        assert caught.value.party == party
+        assert f"(protocol {OLDER})" in str(caught.value)
+        assert HERE in str(caught.value)
+        assert f"fedkern-flwr=={__version__}" in str(caught.value)
 
 
 def test_a_reply_of_another_protocol_is_refused_as_that() -> None:
-    with pytest.raises(RefusedError, match=r"^node 1001, .*this node has fedkern-flwr 0\.0\.9 \("):
+    with refused("FK-MESSAGE-VERSION") as caught:
         run({}, {"protocol": OLDER, "release": "0.0.9"})
-    with pytest.raises(RefusedError, match=r"the server is older: .*fedkern-flwr==9\.0` there$"):
+    assert caught.value.party == "node 1001"
+    assert "fedkern-flwr 0.0.9 (" in str(caught.value)
+    with refused("FK-MESSAGE-VERSION") as caught:
         check_node({"protocol": NEWER, "release": "9.0"}, party="node 1")
+    assert "fedkern-flwr==9.0" in str(caught.value)
 
 
 def test_other_releases_of_the_same_protocol_are_named_once(
@@ -141,10 +145,8 @@ def test_other_releases_of_the_same_protocol_are_named_once(
 ) -> None:
     run({}, {"release": "0.0.9"}, {"release": None}, {"release": "0.0.9"})
     warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert [text for text in warned if "the server has" in text] == [
-        f"the server has fedkern-flwr {__version__}, partitions 1, 3 0.0.9, partition 2 an earlier "
-        "release; their protocol is the same, bring all to one release"
-    ]
+    (text,) = [text for text in warned if "the server has" in text]
+    assert f"{__version__}, partitions 1, 3 0.0.9, partition 2 an earlier" in text
     caplog.clear()
     run({}, {})
     assert "the server has" not in caplog.text

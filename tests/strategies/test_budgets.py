@@ -1,18 +1,27 @@
-"""One contract over all methods: a budget of privacy is kept, or refused in one line."""
+"""A budget of privacy over all methods and one's own: it is kept, or refused in one line."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from flwr.app import Context
+from known_noise import know_noise
+from refusals import refused
+from scipy import stats
 
 from fedkern_flwr import strategies
 from fedkern_flwr.clients import KernelPCAClient, SVMClient
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.method import Ask, MethodClient, Sum, answers, contributes
+from fedkern_flwr.privacy.accounting import check_accountant
 from fedkern_flwr.private_method import PrivateMethod
-from fedkern_flwr.simulations import simulate
+from fedkern_flwr.simulations import Fault, FaultPlan, simulate
+from fedkern_flwr.simulations.cli.main import run as main
 from fedkern_flwr.strategies import (
     EMKOFL,
     OFSKL,
@@ -32,63 +41,250 @@ KEEPS: dict[type[Any], dict[str, Any]] = {
     KernelPCA: {},
     **{method: {} for method in (POFMKL, OFSKL, OFMKLAvg, VMKOFL, EMKOFL, POFRLS)},
 }
+
 EVERY = [
     found
     for name in strategies.__all__
     if getattr(found := getattr(strategies, name), "method", "")  # others are base classes
 ]
-X = np.random.default_rng(0).random((400, 4))
-Y = np.where(X.sum(axis=1) > 2.0, 1.0, -1.0)
+
+
+CLIENTS, ALARM = 6, 1e-9  # the noise cannot be seeded: probability of a false alarm
+X = np.random.default_rng(0).random((CLIENTS, 400, 3))
+Y = np.where(X.sum(axis=2) > 1.5, 1.0, -1.0)
 
 
 @pytest.mark.parametrize("method", EVERY, ids=lambda cls: cls.__name__)
-def test_every_method_keeps_a_budget_or_says_in_a_line_which_do(method: Any) -> None:
-    if issubclass(method, PrivateMethod):
+def test_every_method_keeps_a_budget_or_says_which_do(method: Any) -> None:
+    if method in KEEPS:
         made = method(privacy_epsilon=2.0, **KEEPS[method])
-        assert made.budget is not None
         assert made.budget_report()["budget"]["epsilon"] == 2.0
         return
+    assert not issubclass(method, PrivateMethod)
     for option in ("privacy_epsilon", "privacy_unit"):
-        with pytest.raises(OptionError, match="fed-cg with basis fourier") as why:
+        with refused("FK-BUDGET-METHOD"):
             method(**{option: 2.0})
-        assert "\n" not in str(why.value)
-        assert method.method in str(why.value)
 
 
-def test_every_way_of_keeping_a_budget_is_in_the_contract() -> None:
-    assert {cls for cls in EVERY if issubclass(cls, PrivateMethod)} == set(KEEPS)
+def served(method: Any, x: np.ndarray) -> Any:
+    def client(context: Context) -> Any:
+        k = int(context.node_config["partition-id"])
+        if method is KernelPCA:
+            return KernelPCAClient(context, x[k, :75], x_test=x[k, 75:100])
+        labels: Any = {"y_test": Y[k, 75:100], "classes": (-1.0, 1.0)}
+        return SVMClient(context, x[k, :75], Y[k, :75], x_test=x[k, 75:100], **labels)
+
+    made = method(privacy_epsilon=2.0, seed=0, **KEEPS[method])
+    simulate(made, client, CLIENTS, num_rounds=3)
+    return made
 
 
 @pytest.mark.parametrize("method", [HierarchicalSVM, KernelPCA])
-def test_a_run_with_a_budget_has_it_in_its_result(method: Any) -> None:
-    made = _run(method, X)
-    budget = made.result()["privacy"]["budget"]
-    assert budget["epsilon"] == 2.0
-    assert all(0.0 < one["epsilon"] <= 2.0 for one in budget["releases"])
-    assert all(one["mechanism"] == "skellam" for one in budget["releases"])
-
-
-@pytest.mark.parametrize("method", [HierarchicalSVM, KernelPCA])
-def test_what_nodes_say_of_themselves_does_not_follow_from_values(method: Any) -> None:
+def test_the_result_has_the_budget_and_what_nodes_say_does_not_follow_from_values(
+    method: Any,
+) -> None:
     """Two tables of one size whose columns have few and many values."""
     found = []
     for x in (X, np.round(X)):
-        told = [dict(vars(party)) for party in _run(method, x).parties_.values()]
+        made = served(method, x)
+        told = [dict(vars(party)) for party in made.parties_.values()]
         for one in told:
             one.pop("public_key")
         found.append(repr(told))
     assert found[0] == found[1]
+    budget = made.result()["privacy"]["budget"]
+    assert budget["epsilon"] == 2.0
+    assert budget["releases"]
+    assert all(0.0 < one["epsilon"] <= 2.0 for one in budget["releases"])
+    assert all(one["mechanism"] == "skellam" for one in budget["releases"])
 
 
-def _run(method: Any, x: np.ndarray) -> Any:
-    def client(context: Context) -> Any:
-        k = int(context.node_config["partition-id"])
-        rows, held = slice(k, 300, 4), slice(300 + k, None, 4)
-        if method is KernelPCA:
-            return KernelPCAClient(context, x[rows], x_test=x[held])
-        labels: Any = {"y_test": Y[held], "classes": (-1.0, 1.0)}
-        return SVMClient(context, x[rows], Y[rows], x_test=x[held], **labels)
+# -- a method of one's own
 
-    made = method(privacy_epsilon=2.0, seed=0, **KEEPS[method])
-    simulate(made, client, 4, num_rounds=3)
-    return made
+
+class Total(PrivateMethod):
+    """Sums two hundred numbers, as often as it is told."""
+
+    method, title, times = "total", "Total", 1
+
+    def rounds(self, parties: Any) -> Any:
+        for k in range(self.times):
+            found = yield Sum(f"numbers {k}", {"all": (200,)}, bound=1.0, sensitivity=1.0)
+            self.model_ = {"all": found["all"]}
+        return {}
+
+
+class TotalClient(MethodClient):
+    @contributes("numbers 0", bound=1.0, sensitivity=1.0)
+    def first(self) -> Any:
+        return {"all": np.full(200, len(self.x) / 200)}
+
+    @contributes("numbers 1", bound=1.0, sensitivity=1.0)
+    def second(self) -> Any:
+        return {"all": np.full(200, len(self.x) / 300)}
+
+
+def client(context: Context, kind: type[MethodClient] = KernelPCAClient) -> MethodClient:
+    k = int(context.node_config["partition-id"])
+    return kind(context, X[k, :300], x_test=X[k, 300:])
+
+
+def run(strategy: Any, kind: type[MethodClient] = TotalClient, **more: Any) -> Any:
+    simulate(strategy, lambda context: client(context, kind), CLIENTS, **more)
+    return strategy
+
+
+@pytest.mark.parametrize("lost", [(), (1, 4)])
+def test_whoever_survives_there_is_the_noise_that_is_told(lost: tuple[int, ...]) -> None:
+    faults = FaultPlan([(k, "method", 1, Fault("vanished")) for k in lost])
+    made = run(Total(privacy_epsilon=2.0, threshold=4), faults=faults)
+    budget = made.result()["privacy"]["budget"]
+    (told,) = budget["releases"]
+    noise = made.model_["all"] - 1.5 * (CLIENTS - len(lost))
+    apart = abs(noise.std() / told["deviation"] - 1)
+    assert apart < stats.norm.isf(ALARM) * math.sqrt(0.51 / noise.size)
+    share = told["deviation"] / told["declared_deviation"]
+    assert share == pytest.approx(math.sqrt((CLIENTS - len(lost)) / (4 - 1)))
+    assert 1.99 < told["epsilon"] <= 2.0
+
+
+def test_sums_about_the_same_rows_share_the_budget_and_no_more_are_made_than_were_said() -> None:
+    class Twice(Total):
+        times, releases = 2, 2
+
+    class TwiceClient(TotalClient):
+        releases: ClassVar[int] = 2
+
+    budget = run(Twice(privacy_epsilon=2.0), TwiceClient).result()["privacy"]["budget"]
+    one, other = budget["releases"]
+    assert one["epsilon"] == other["epsilon"] < 1.5
+
+    class Greedy(Total):
+        times = 2
+
+    with refused("FK-BUDGET-EXCEEDED"):
+        run(Greedy(privacy_epsilon=2.0))
+
+
+class Asks(Total):
+    """A server that sums, or asks, what it should not."""
+
+    step: Any = Sum("numbers 0", {"all": (200,)}, bound=1.0)  # of no sensitivity
+
+    def rounds(self, parties: Any) -> Any:
+        yield self.step
+
+
+class SilentClient(MethodClient):
+    @contributes("numbers 0", bound=1.0)
+    def first(self) -> Any:
+        return {"all": np.zeros(200)}
+
+
+class Talkative(TotalClient):
+    @answers("mean")
+    def mean(self) -> Any:
+        return {"mean": float(self.x.mean())}
+
+
+def asking(step: Any) -> Any:
+    return type("Asks", (Asks,), {"step": step})
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "code"),
+    [
+        (Asks, TotalClient, "FK-BUDGET-SENSITIVITY"),
+        (Total, SilentClient, "FK-BUDGET-METHOD"),
+        (
+            asking(Sum("numbers 0", {"all": (200,)}, bound=1.0, sensitivity=0.1)),
+            TotalClient,
+            "FK-ORDER-NOISE",
+        ),
+        (asking(Ask("mean")), Talkative, "FK-BUDGET-ANSWER"),
+    ],
+    ids=["no sensitivity", "no noise at the clients", "a smaller sensitivity", "an answer"],
+)
+def test_what_would_leave_without_its_noise_is_refused(method: Any, kind: Any, code: str) -> None:
+    with refused(code):
+        run(method(privacy_epsilon=2.0, attempts=1), kind)
+
+
+# -- kernel PCA
+
+
+def test_kernel_pca_with_much_budget_is_nearly_that_without() -> None:
+    options: Any = {"features": 5, "seed": 0, "bandwidth": 1.0}
+    plain = run(KernelPCA(**options), KernelPCAClient)
+    noisy = run(KernelPCA(privacy_epsilon=20.0, **options), KernelPCAClient)
+    alike = np.abs(np.vecdot(plain.model_["components"], noisy.model_["components"]))
+    assert alike[0] > 0.6
+    assert abs(plain.metrics_["explained"] - noisy.metrics_["explained"]) < 0.25
+    budget = noisy.result()["privacy"]["budget"]
+    assert [one["release"] for one in budget["releases"]] == ["moments", "evaluate/rest"]
+    little = run(KernelPCA(privacy_epsilon=0.01, features=5, seed=0), KernelPCAClient)
+    assert np.isfinite(little.model_["components"]).all()
+    assert 0.0 <= little.metrics_["explained"] <= 1.0 + 1e-9
+
+
+def test_a_run_that_lost_too_many_goes_on_with_the_noise_that_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All but two have answered the last question, and are told that the run broke off."""
+    know_noise(monkeypatch)
+
+    def fit(name: str, faults: Any = None, **more: Any) -> KernelPCA:
+        def serve(context: Context) -> MethodClient:
+            context.node_config["simulation"] = False
+            k = int(context.node_config["partition-id"])
+            policy = NodePolicy(max_epsilon=2.0)  # so nothing is paid for twice
+            own: Any = {"state_dir": tmp_path / name / str(k), "policy": policy}
+            return KernelPCAClient(context, X[k, :75], x_test=X[k, 75:100], **own)
+
+        about: Any = {"features": 5, "seed": 0, "attempts": 2, "privacy_epsilon": 2.0, **more}
+        made = KernelPCA(checkpoint=tmp_path / f"{name}.npz", **about)
+        simulate(made, serve, CLIENTS, faults=faults)
+        return made
+
+    def gone(delivery: Any) -> Fault | None:
+        late = delivery.phase == "method" and delivery.round > 3 and delivery.partition in (1, 4)
+        return Fault("error") if late else None
+
+    quiet = fit("quiet")
+    with refused("FK-PARTIES-LOST"):
+        fit("run", gone)
+    found = fit("run", resume=True)
+    for name, values in quiet.model_.items():
+        assert np.array_equal(found.model_[name], values), name
+    assert found.metrics_ == quiet.metrics_
+    assert found.privacy()["budget"] == quiet.privacy()["budget"]
+
+
+def test_a_node_without_the_accountant_is_named_in_a_line_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = "fedkern_flwr.node.guarded.check_accountant"
+
+    def lacking(party: str) -> None:
+        with monkeypatch.context() as there:
+            if party == "partition 2":
+                there.setitem(sys.modules, "dp_accounting", None)
+            check_accountant(party)
+
+    monkeypatch.setattr(place, lacking)
+    with refused("FK-PACKAGE-MISSING") as why:
+        run(KernelPCA(privacy_epsilon=2.0, features=5, seed=0), KernelPCAClient)
+    assert why.value.party == "partition 2"
+    assert why.value.exit_code == 2
+
+
+def test_the_command_scales_no_columns_by_all_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.csv").write_text(
+        "a,b,y\n" + "".join(f"{k},{k % 7},{k % 3}\n" for k in range(90))
+    )
+    words = ["run", "pof-mkl", "--data", str(tmp_path / "t.csv"), "--label", "y", "--clients", "3"]
+    words += ["--privacy-epsilon", "3", "--out", str(tmp_path / "out")]
+    assert main([*words, "--scaling", "rank"]) == 2
+    assert " ".join(capsys.readouterr().err.split()).endswith("[FK-BUDGET-SCALING]")

@@ -1,22 +1,22 @@
-"""Streams: rows that come while a run goes on, from iterators and files; and who is late."""
+"""Streams: rows that come while a run goes on; the same numbers as from a table; who is late."""
 
 from __future__ import annotations
 
 import json
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context
+from faulty import PowerCutError
+from flwr.app import Context, RecordDict
+from refusals import refused
 
 from fedkern_flwr.clients import OnlineKernelClient, StreamClient
-from fedkern_flwr.errors import FedKernError, OptionError, TableError
+from fedkern_flwr.errors import CohortError
 from fedkern_flwr.online import ridge
-from fedkern_flwr.online.source import FileSource, IteratorSource, Place
+from fedkern_flwr.online.source import IteratorSource, Place
 from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import (
@@ -29,7 +29,9 @@ from fedkern_flwr.strategies import (
 )
 
 ROWS, CLIENTS = 48, 5
+
 Make = Callable[..., Any]
+
 METHODS: dict[str, Callable[..., Any]] = {
     "pof-rls": lambda **o: POFRLS(**{"samples_per_round": 10, "seed": 1, **o}),
     "pof-rls secure": lambda **o: POFRLS(secure=True, seed=1, **o),
@@ -39,6 +41,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "ofskl": lambda **o: OFSKL(features=5, seed=1, **o),
     "local-only": lambda **o: LocalOnly(kernels=5, seed=1, **o),
 }
+
 NAMES = ("a", "b", "c", "d")
 
 
@@ -73,9 +76,7 @@ def write(path: Path, x: np.ndarray, y: np.ndarray, kind: str = "csv") -> Path:
     return path
 
 
-# -- the same numbers
-
-
+@pytest.mark.promise("stream-as-table")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_stream_gives_the_numbers_of_its_table(method: str, make_streams: Make) -> None:
     """Bit by bit: what is learned, told and counted."""
@@ -124,55 +125,47 @@ def test_an_iterator_may_live_on(make_streams: Make) -> None:
     simulate(strategy, lambda c: StreamClient(c, sources[number(c)]), 3, num_rounds=ROWS)
     simulate(table, streams.client_fn, 3, num_rounds=ROWS)
     assert strategy.metrics_ == table.metrics_
-    with pytest.raises(FedKernError, match="iterator of the stream is past the rows"):
+    with refused("FK-STREAM-PAST"):
         simulate(strategy, lambda c: StreamClient(c, sources[number(c)]), 3, num_rounds=ROWS)
 
 
 def test_public_ranges_scale_as_they_scale_a_table(make_streams: Make) -> None:
-    streams = make_streams(3, ROWS)
     scaling = Scaling(np.full(4, -2.0), np.full(4, 1.0), 1.5, -1.0, 2.0, clip=True)
-    found = []
-    for scaled in (False, True):
-        source = make_streams(3, ROWS)
-        for k in range(3):
-            x, y = scaling.rows(source.x[k], source.y[k])
-            source.x[k], source.y[k] = (x, y) if not scaled else (source.x[k], source.y[k])
+    raw, scaled, found = make_streams(3, ROWS), make_streams(3, ROWS), []
+    for k in range(3):
+        scaled.x[k], scaled.y[k] = scaling.rows(raw.x[k], raw.y[k])
+    for source, how in ((scaled, {}), (raw, {"scaling": scaling})):
         strategy = METHODS["pof-rls"]()
-        how = {"scaling": scaling} if scaled else {}
         simulate(strategy, iterators(source, **how), 3, num_rounds=ROWS)
         found.append(strategy.metrics_)
     assert found[0] == found[1]
-    assert streams.y[0].max() > 0.5
 
 
-def test_a_run_goes_on_where_it_broke_off(make_streams: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("secure", [False, True])
+def test_a_run_goes_on_where_it_broke_off(secure: bool, make_streams: Make, tmp_path: Path) -> None:
     """The place is kept with the weights: rows are neither repeated nor left out."""
-    streams = make_streams(3, ROWS)
-    for secure in (False, True):
-        how = {"secure": secure, "checkpoint": tmp_path / f"{secure}.npz", "checkpoint_every": 1}
-        how |= {"samples_per_round": 8, "experts": "all"}
-        client_fn = iterators(streams, state_dir=tmp_path / "nodes")
-        whole = METHODS["pof-rls"](**{**how, "checkpoint": None})
-        simulate(whole, client_fn, 3, num_rounds=ROWS)
-        broken, count = METHODS["pof-rls"](**how), 0
+    how: dict[str, Any] = {"secure": secure, "samples_per_round": 8, "checkpoint_every": 1}
+    client_fn = iterators(make_streams(3, ROWS), state_dir=tmp_path / "nodes")
+    whole = METHODS["pof-rls"](**how)
+    simulate(whole, client_fn, 3, num_rounds=ROWS)
+    broken = METHODS["pof-rls"](**how, checkpoint=tmp_path / "c.npz")
 
-        def stop(*_: Any) -> None:
-            nonlocal count
-            count += 1
-            if count == 4:
-                raise KeyboardInterrupt
+    def stop(done: int, *_: Any) -> None:
+        if done == 4:
+            raise PowerCutError
 
-        broken.on_round = stop
-        with pytest.raises(KeyboardInterrupt):
-            simulate(broken, client_fn, 3, num_rounds=ROWS)
-        resumed = METHODS["pof-rls"](**how, resume=True)
-        simulate(resumed, client_fn, 3, num_rounds=ROWS)
-        assert resumed.metrics_ == whole.metrics_
+    broken.on_round = stop
+    with pytest.raises(PowerCutError):
+        simulate(broken, client_fn, 3, num_rounds=ROWS)
+    resumed = METHODS["pof-rls"](**how, checkpoint=tmp_path / "c.npz", resume=True)
+    simulate(resumed, client_fn, 3, num_rounds=ROWS)
+    assert resumed.metrics_ == whole.metrics_
 
 
 # -- the end, and who is late
 
 
+@pytest.mark.promise("stream-ends")
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_run_ends_when_its_streams_do(
     secure: bool, make_streams: Make, caplog: pytest.LogCaptureFixture
@@ -190,14 +183,6 @@ def test_a_run_ends_when_its_streams_do(
     assert found[0].metrics_ == found[1].metrics_
     assert "test_mse" in found[0].metrics_
     assert caplog.text.count("5 streams have ended: the run ends after 5 messages") == 1
-
-
-def test_without_any_row_there_is_no_run(make_streams: Make) -> None:
-    streams = make_streams(3, ROWS)
-    for k in range(3):
-        streams.x[k], streams.y[k] = streams.x[k][:3], streams.y[k][:3]
-    with pytest.raises(FedKernError, match="3 streams have ended, and too few had the rows"):
-        simulate(METHODS["pof-mkl"](), iterators(streams), 3)
 
 
 class Late:
@@ -239,6 +224,7 @@ def test_who_is_late_has_no_part_in_a_message_and_its_rows_wait(
     np.testing.assert_allclose(found, np.linalg.solve(matrix, vector), rtol=0, atol=1e-9)
 
 
+@pytest.mark.promise("stream-whole-in-sums")
 def test_features_are_summed_of_those_who_had_part_in_all_messages_about_them(
     make_streams: Make,
 ) -> None:
@@ -279,58 +265,11 @@ def test_messages_without_enough_rows_are_lost_and_end_a_run_in_the_end(
         lost = [row["survivors"] for row in strategy.history_].count(0)
         assert lost == 2
         assert strategy.history_[-1]["round"] == (16 if ends else 48)
-    assert "round 3 is lost: 5 streams have too few new rows" in caplog.text
-    assert "5 streams have ended: the run ends after 4 messages" in caplog.text
-
-
-# -- files that grow
-
-
-def source(path: Path, **how: Any) -> FileSource:
-    return FileSource(path, "y", **{"follow": False, **how})
-
-
-def test_a_line_counts_when_it_has_its_end(tmp_path: Path) -> None:
-    path, x, y = tmp_path / "s.csv", np.arange(12.0).reshape(3, 4), np.arange(3.0)
-    text = HEAD + "".join(lines(x, y))
-    place, taken = Place(), 0
-    for size in range(len(text) + 1):
-        path.write_text(text[:size])
-        if size < len(HEAD):
-            with pytest.raises(TableError, match=r"s.csv has no first line yet"):
-                source(path).names(0.0)
-            continue
-        assert source(path).names(0.0) == NAMES
-        found = source(path).take(place, 1, 0.0)
-        assert len(found.y) == (text[:size].count("\n") - 1 - taken)
-        if len(found.y):
-            np.testing.assert_array_equal(found.x, x[taken : taken + 1])
-            taken, place = taken + 1, found.place
-    assert taken == 3
-    assert not found.skipped
-
-
-def test_rows_are_waited_for_and_no_longer_than_that(tmp_path: Path) -> None:
-    path = write(tmp_path / "s.csv", np.zeros((1, 4)), np.zeros(1))
-
-    def later() -> None:
-        time.sleep(0.3)
-        with path.open("a") as file:
-            file.write("1,1,1,1,1\n")
-
-    writer = threading.Thread(target=later)
-    writer.start()
-    found = source(path, follow=True).take(Place(), 2, 20.0)
-    writer.join()
-    assert found.y.tolist() == [0.0, 1.0]
-    began = time.monotonic()
-    few = source(path, follow=True).take(found.place, 1, 0.3)
-    assert 0.3 <= time.monotonic() - began < 5.0
-    assert (len(few.y), few.ended) == (0, False)
-    assert source(path).take(found.place, 1, 0.0).ended
+    assert "5 streams have ended" in caplog.text
 
 
 BAD = ["1,2,3,4\n", "1,,3,4,5\n", "1,2,x,4,5\n", "1,2,3,4,nan\n", "inf,2,3,4,5\n", "1,2,3,4,5,6\n"]
+
 BAD_JSON = ["{]\n", "[1]\n", '{"a": 1}\n', '{"a": "x", "b": 1, "c": 1, "d": 1, "y": 1}\n']
 
 
@@ -358,60 +297,50 @@ def test_rows_that_are_none_are_left_out_and_told_of_without_their_values(
     assert "Mallory" not in caplog.text + str(strategy.result())
 
 
-def test_other_marks_and_separators(tmp_path: Path) -> None:
-    path = tmp_path / "s.csv"
-    path.write_text('time;a;"b, c";y\n07:00;1,5;true;2\n07:10;-;0;2\n07:20;2;false;-3,25\n')
-    found = source(path, id_column="time", decimal=",", na="-").take(Place(), 9, 0.0)
-    assert found.x.tolist() == [[1.5, 1.0], [2.0, 0.0]]
-    assert (found.y.tolist(), found.ids) == ([2.0, -3.25], ["07:00", "07:20"])
-    with path.open("a") as file:
-        file.write("07:30;1;1;1\n07:30;2;0;2\n;3;1;3\n")
-    more = source(path, id_column="time", decimal=",").take(found.place, 9, 0.0)
-    assert (more.ids, more.y.tolist(), more.skipped.total()) == (["07:30"], [1.0], 2)
-    some = source(path, id_column="time", decimal=",", columns=("b, c",))
-    assert some.take(Place(), 1, 0.0).x.tolist() == [[1.0]]
-    with pytest.raises(TableError, match=r"the stream s.csv has no column 'z'"):
-        source(path, columns=("z",)).names(0.0)
-
-
-def test_another_file_in_its_place_is_read_from_its_beginning(tmp_path: Path) -> None:
-    rng, path = np.random.default_rng(0), tmp_path / "s.csv"
-    x = rng.random((6, 4))
-    write(path, x[:4], np.arange(4.0))
-    found = source(path).take(Place(), 3, 0.0)
-    write(path, x[4:], np.arange(2.0))
-    other = source(path).take(found.place, 9, 0.0)
-    assert other.anew
-    np.testing.assert_array_equal(other.x, x[4:])
-    assert not source(path).take(other.place, 1, 0.0).anew
-
-
+@pytest.mark.promise("stream-own-machine")
 @pytest.mark.parametrize(
-    ("how", "line"),
+    ("how", "code"),
     [
-        ({"wait": -1.0}, "stream wait is -1.0"),
-        ({"label": None}, "the stream has no label; name the column to predict"),
-        ({"stream": "10.0.0.7:80"}, "rows are taken from this machine only"),
-        ({"stream": "127.0.0.1:0"}, "there is no port 0"),
-        ({"stream": "unix:"}, "the stream names no socket"),
-        ({"stream": "unix:/run/x"}, "a socket needs a folder of the node"),
-        ({"simulation": False}, "a node with a stream needs a folder of its own"),
+        ({"wait": -1.0}, "FK-OPTION-RANGE"),
+        ({"label": None}, "FK-LABELS-MISSING"),
+        ({"stream": "10.0.0.7:80"}, "FK-STREAM-HOST"),
+        ({"stream": "127.0.0.1:0"}, "FK-STREAM-SOCKET"),
+        ({"stream": "unix:"}, "FK-STREAM-SOCKET"),
+        ({"stream": "unix:/run/x"}, "FK-STREAM-FOLDER"),
+        ({"simulation": False}, "FK-STREAM-FOLDER"),
     ],
 )
-def test_what_cannot_be_is_said_in_a_line(how: dict[str, Any], line: str) -> None:
-    config = {"partition-id": 0, "num-partitions": 1, "simulation": how.pop("simulation", True)}
-    context = Context(1, 1, config, state=_none(), run_config={})
+def test_what_can_be_no_stream_is_refused(how: dict[str, Any], code: str) -> None:
+    config = {"partition-id": 0, "num-partitions": 1, "simulation": True}
+    config["simulation"] = how.get("simulation", True)
     given = {"stream": "s.csv", "label": "y", **how}
-    with pytest.raises(OptionError, match=line):
-        StreamClient(context, **given)
+    given.pop("simulation", None)
+    with refused(code):
+        StreamClient(Context(1, 1, config, RecordDict(), {}), **given)
 
 
-def test_methods_that_look_at_rows_twice_say_so(make_streams: Make) -> None:
-    with pytest.raises(FedKernError, match="0 of 3 clients answered"):
+def test_a_run_that_streams_cannot_serve_is_refused(make_streams: Make) -> None:
+    short = make_streams(3, ROWS)
+    for k in range(3):
+        short.x[k], short.y[k] = short.x[k][:3], short.y[k][:3]
+    with refused("FK-STREAM-SHORT"):
+        simulate(METHODS["pof-mkl"](), iterators(short), 3)
+    with refused("FK-ROWS-FEW"):  # of a table: it is known before anything is asked
+        simulate(METHODS["pof-mkl"](), short.client_fn, 3, num_rounds=16)
+    with pytest.raises(CohortError, match=r"\[FK-STREAM-ONCE\]"):
         simulate(PerFedAvg(), iterators(make_streams(3, ROWS)), 3, num_rounds=4)
 
 
-def _none() -> Any:
-    from flwr.app import RecordDict
-
-    return RecordDict()
+@pytest.mark.parametrize(
+    ("x", "y", "code"),
+    [
+        (np.zeros((4, 3)), np.array([0.0, np.nan, 0.0, 0.0]), "FK-VALUES-FINITE"),
+        (np.full((4, 3), np.inf), np.zeros(4), "FK-VALUES-FINITE"),
+        (np.zeros(4), np.zeros(4), "FK-SHAPE-DIFFERS"),
+        (np.zeros((4, 2)), np.zeros(3), "FK-SHAPE-DIFFERS"),
+        (np.zeros((4, 2)), None, "FK-LABELS-MISSING"),
+    ],
+)
+def test_a_table_that_can_be_no_stream_is_refused(x: Any, y: Any, code: str) -> None:
+    with refused(code):
+        simulate(POFMKL(), lambda context: OnlineKernelClient(context, x, y), 1, num_rounds=2)

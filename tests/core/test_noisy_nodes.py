@@ -1,0 +1,237 @@
+"""Nodes of sums with noise, message by message; and nodes asked for the same values again."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from refusals import refused
+from summing_nodes import ENCODING, SESSION, Nodes, SummingClient, Work, opening, work
+
+from fedkern_flwr.guard import NodePolicy, SumRule
+from fedkern_flwr.guard.rows import OwnRows
+from fedkern_flwr.privacy import Budget, NoisySum, Release, plan_release
+from fedkern_flwr.secure_sum import RunningSum
+from fedkern_flwr.wire import sums
+
+BUDGET = Budget(2.0)
+
+
+class Question(Work):
+    """A request that may ask the same of the rows in another way."""
+
+    gamma: float = 0.0
+
+
+def question(gamma: float = 0.0) -> Question:
+    return Question(session=SESSION, round=1, gamma=gamma)
+
+
+def own_rows(client: SummingClient) -> OwnRows:
+    return OwnRows([(np.arange(9.0)[:, None] + 100.0 * client.partition,)], learned=9)
+
+
+def planned(parties: int = 4, times: int = 1) -> Release:
+    about: Any = {"sensitivity": 3.0, "length": 3, "parties": parties, "least": parties}
+    return plan_release("a", BUDGET, **about, times=times)
+
+
+class NoisyClient(SummingClient):
+    """Derives the noise of its sum from the run's budget."""
+
+    adds_noise = True
+    times = 1
+
+    own_rows = own_rows
+
+    def handlers(self) -> dict[str, Any]:
+        return {"work": (Question, self.work)}
+
+    def secure_sum(self, name: str, values: np.ndarray) -> None:
+        assert self.sums is not None
+        release = None
+        if self.budget is not None:
+            release = planned(len(self.sums.party.state.cohorts[0].members), self.times)
+            assert self.budget == BUDGET
+        rule = replace(self.rule, self_masks=None, release=release)
+        self.sums.check(name, rule)
+        self.sums.contribute(name, values, release="the question")
+
+
+class NoisyNodes(Nodes):
+    """Nodes of a run that was opened with a budget."""
+
+    def __init__(self, kind: Any = NoisyClient, count: int = 4, **options: Any) -> None:
+        super().__init__(count, kind, **options)
+
+    def ask(self, k: int, request: Any, sections: Any = (), kind: Any = None) -> Any:
+        if request.phase == "describe":
+            request = replace(request, privacy=BUDGET.write())
+        return super().ask(k, request, sections, kind)
+
+    def noisy(self, release: Release, **options: Any) -> RunningSum:
+        encoding = ENCODING.noisy(release.noise)
+        return self.server.order("a", 3, encoding, self_masks=False, **options)
+
+    def total(self, release: Release, gamma: float = 0.0, kind: Any = None) -> np.ndarray:
+        """Return the total of a sum that all contribute to."""
+        running = self.noisy(release)
+        for k in self.members:
+            sections = self.server.sections(k, [running])
+            self.server.take(k, self.ask(k, question(gamma), sections, kind)[1])
+        self.server.unmask_sections([running])
+        return self.server.total(running)
+
+
+def test_a_sum_has_the_noise_of_the_budget_and_the_same_when_it_is_asked_again() -> None:
+    """Order after order of the same sum, from clients that are made anew for each."""
+    run = NoisyNodes()
+    total = run.total(planned())
+    assert not np.array_equal(total, np.full(3, 10.0))
+    assert np.abs(total - 10.0).max() < 7.0 * planned().noise.deviation(4)
+    assert np.array_equal(run.total(planned()), total)
+
+
+@pytest.mark.promise("noise-own-reckoning")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda noise: replace(noise, variance=noise.variance * 9 // 10),
+        lambda noise: replace(noise, variance=noise.variance + 1),
+        lambda noise: replace(noise, fraction=noise.fraction - 1),
+        lambda noise: NoisySum(),
+    ],
+    ids=["less noise", "more noise", "a coarser unit", "none"],
+)
+def test_an_order_with_other_noise_than_the_node_derives_is_refused(change: Any) -> None:
+    run, right = NoisyNodes(), planned()
+    running = run.noisy(replace(right, noise=change(right.noise)))
+    with refused("FK-ORDER-NOISE"):
+        run.ask(0, question(), run.server.sections(0, [running]))
+
+
+@pytest.mark.parametrize("nobodys", [False, True])
+def test_a_sum_for_which_a_method_derives_no_noise_is_refused(nobodys: bool) -> None:
+    """Unless its values are nobody's, such as zeros."""
+
+    class Careless(SummingClient):
+        adds_noise = True
+        rule = replace(SumRule(ENCODING), nobodys=nobodys)
+
+    run = NoisyNodes(Careless)
+    sections = run.server.sections(0, [run.order(self_masks=False)])
+    with nullcontext() if nobodys else refused("FK-BUDGET-NOISELESS"):
+        run.ask(0, work(), sections)
+
+
+def test_noise_that_the_run_did_not_declare_is_refused() -> None:
+    run = Nodes(4, NoisyClient)
+    running = run.server.order("a", 3, ENCODING.noisy(planned().noise), self_masks=False)
+    with refused("FK-ORDER-NOISE", "FK-BUDGET-NONE"):
+        run.ask(0, question(), run.server.sections(0, [running]))
+
+
+def test_a_client_that_adds_no_noise_refuses_the_budget() -> None:
+    with refused("FK-BUDGET-METHOD"):
+        NoisyNodes(SummingClient)
+
+
+@pytest.mark.promise("budget-fixed")
+def test_a_run_is_not_opened_again_with_another_budget() -> None:
+    run = NoisyNodes()
+    for text in ("", replace(BUDGET, epsilon=9.0).write()):
+        with refused("FK-BUDGET-CHANGED"):
+            Nodes.ask(run, 0, replace(opening(), privacy=text))
+    key = run.state(0).noise_key
+    run.ask(0, opening())
+    assert run.state(0).noise_key == key
+    assert len({run.state(k).noise_key for k in run.members}) == 4
+
+
+@pytest.mark.promise("budget-kept")
+def test_a_server_gets_no_more_releases_than_the_run_said_that_it_costs() -> None:
+    """Other numbers under the same name are another release, with noise of its own."""
+
+    class Moved(NoisyClient):
+        def secure_sum(self, name: str, values: np.ndarray) -> None:
+            super().secure_sum(name, values + 1.0)
+
+    run = NoisyNodes()
+    run.total(planned())
+    with refused("FK-BUDGET-EXCEEDED"):
+        run.total(planned(), kind=Moved)
+
+
+@pytest.mark.promise("noise-per-question")
+def test_another_question_has_noise_of_its_own_though_the_answer_is_the_same() -> None:
+    """Else equal totals would tell, without noise, that no node's values differ."""
+
+    class Twice(NoisyClient):
+        times = 2
+
+    run, release = NoisyNodes(Twice), planned(times=2)
+    first, again, other = (run.total(release, gamma) for gamma in (0.0, 0.0, 1.0))
+    assert np.array_equal(first, again)
+    assert (first != other).all()
+
+
+def deployed(folder: Any, **policy: Any) -> dict[str, Any]:
+    policy = {"min_sum_rows": 0, **policy}
+    return {"simulation": False, "state_dir": folder, "policy": NodePolicy(**policy)}
+
+
+@pytest.mark.promise("noise-kept-and-erased")
+def test_a_run_that_is_resumed_has_the_noise_that_it_had(tmp_path: Any) -> None:
+    """Its key is in the node's folder until the run is over: a resumed run has new contexts."""
+    about = deployed(tmp_path, max_epsilon=2.01)
+    first = NoisyNodes(**about)
+    total, key = first.total(planned()), first.state(1).noise_key
+    again = NoisyNodes(**about)
+    assert np.array_equal(again.total(planned()), total)  # which costs nothing more
+    assert again.state(1).noise_key == key != again.state(0).noise_key
+    again.ask(1, sums.FinishRequest(session=SESSION, round=2))
+    assert NoisyNodes(**about).state(1).noise_key != key
+
+
+@pytest.mark.parametrize("between", [sums.BreakRequest, sums.FinishRequest])
+def test_a_name_that_is_used_anew_gets_other_noise_for_other_parties(
+    between: Any, tmp_path: Any
+) -> None:
+    """Else the difference of the sums has none of the noise of the parties that are in both."""
+    about = deployed(tmp_path, max_epsilon=2.01)
+    run = NoisyNodes(**about)
+    run.total(planned())
+    for k in (0, 1, 2):
+        run.ask(k, between(session=SESSION, round=9))
+    with refused("FK-BUDGET-EXCEEDED"):  # so it would be paid for again
+        NoisyNodes(count=3, **about).total(planned(3))
+
+
+@pytest.mark.promise("values-same-survivors")
+@pytest.mark.parametrize("ended", [False, True])
+def test_the_same_values_are_opened_over_the_same_survivors(ended: bool, tmp_path: Any) -> None:
+    """Else the difference of two rounds is the vector of the one who is said to be late."""
+    kind = type("Summing", (SummingClient,), {"same_parties": True, "own_rows": own_rows})
+    run = Nodes(4, kind, **deployed(tmp_path))
+
+    def opened(number: int, *alive: int) -> None:
+        running = run.order(self_masks=True)
+        for k in run.members:
+            said = run.ask(k, work(number), run.server.sections(k, [running]))[1]
+            if k in alive:
+                run.server.take(k, said)
+        unmask = sums.UnmaskRequest(session=SESSION, round=number)
+        for k, sections in run.server.unmask_sections([running]).items():
+            run.server.take(k, run.ask(k, unmask, sections)[1])
+
+    opened(1, 0, 1, 2, 3)
+    opened(2, 0, 1, 2, 3)
+    if ended:  # and its name is used anew: the ledger knows
+        for k in run.members:
+            run.ask(k, sums.FinishRequest(session=SESSION, round=9))
+        run = Nodes(4, kind, **deployed(tmp_path))
+    with refused("FK-ORDER-PARTIES"):
+        opened(3, 0, 1, 2)

@@ -1,0 +1,447 @@
+"""The online methods with a budget of privacy: what a message says is of its own samples alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from faulty import PowerCutError
+from flwr.app import Context
+from refusals import refused
+
+from fedkern_flwr import clients
+from fedkern_flwr.clients import OnlineKernelClient, StreamClient
+from fedkern_flwr.errors import FedKernError
+from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.online import messages as wire
+from fedkern_flwr.online import ridge
+from fedkern_flwr.online.source import IteratorSource
+from fedkern_flwr.privacy import NoisySum, plan_release
+from fedkern_flwr.privacy.accounting import ORDERS, epsilon_of
+from fedkern_flwr.secure_sum import Party
+from fedkern_flwr.simulations import simulate
+from fedkern_flwr.strategies import (
+    EMKOFL,
+    OFSKL,
+    POFMKL,
+    POFRLS,
+    VMKOFL,
+    LocalOnly,
+    OFMKLAvg,
+    PerFedAvg,
+    pof_rls,
+)
+
+CLIENTS, ROUNDS = 4, 9
+
+SOME: dict[str, Any] = {"kernels": 4, "features": 3, "seed": 3}
+
+METHODS: dict[str, Callable[..., Any]] = {
+    "pof-mkl": lambda **o: POFMKL(**SOME, **o),
+    "paper": lambda **o: POFMKL(**SOME, step_size="paper", **o),
+    "batches": lambda **o: POFMKL(**SOME, samples_per_round=4, **o),
+    "shared": lambda **o: POFMKL(**SOME, kernels_per_round=2, subset="shared", **o),
+    "frequencies": lambda **o: POFMKL(**SOME, frequencies_per_round=5, samples_per_round=2, **o),
+    "whole": lambda **o: POFMKL(**SOME, drop_outs=False, **o),
+    "party": lambda **o: POFMKL(**SOME, privacy_unit="party", samples_per_round=4, **o),
+    "ofskl": lambda **o: OFSKL(features=3, seed=3, samples_per_round=4, **o),
+    "ofmkl-avg": lambda **o: OFMKLAvg(**SOME, **o),
+    "vm-kofl": lambda **o: VMKOFL(**SOME, samples_per_round=2, **o),
+    "em-kofl": lambda **o: EMKOFL(**SOME, samples_per_round=2, **o),
+    "pof-rls": lambda **o: POFRLS(features=3, seed=3, samples_per_round=4, **o),
+    "pof-rls party": lambda **o: POFRLS(
+        features=3, kernels=2, seed=3, samples_per_round=3, privacy_unit="party", **o
+    ),
+    "pof-rls columns": lambda **o: POFRLS(
+        experts="global-ridge", seed=3, samples_per_round=3, forgetting=1.0, **o
+    ),
+}
+
+BY_GRADIENTS = [name for name in METHODS if not name.startswith("pof-rls")]
+
+
+class Nodes:
+    """Nodes as deployed ones, what they add to sums and what they say besides.
+
+    Attributes
+    ----------
+    added : dict
+        (partition, round) -> what it added, before noise.
+    said : list
+        All that nodes said beside their sums.
+    secrets : set
+        (partition, secret that its noise is made with).
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path | None = None) -> None:
+        self.folder, self.policy = folder, NodePolicy(min_sum_rows=0)
+        self.simulation, self.asking = False, 0
+        self.added: dict[tuple[int, int], np.ndarray] = {}
+        self.said: list[Any] = []
+        self.secrets: set[tuple[int, bytes]] = set()
+        nodes, contribute = self, Party.contribute
+
+        def adds(party: Party, order: Any, values: Any, **more: Any) -> Any:
+            place = party.partition, nodes.asking
+            assert place not in nodes.added
+            nodes.added[place] = np.array(values)
+            nodes.secrets.add((party.partition, party.state.noise_key))
+            return contribute(party, order, values, **more)
+
+        monkeypatch.setattr(Party, "contribute", adds)
+
+    def run(self, strategy: Any, x: Any, y: Any, rounds: int = ROUNDS, **more: Any) -> Any:
+        self.added, nodes = {}, self
+
+        class Client(OnlineKernelClient):
+            def describe(self, request: Any) -> Any:
+                found = super().describe(request)
+                nodes.said.append(asdict(found))
+                return found
+
+            def answer(self, request: Any, method: Any) -> Any:
+                nodes.asking = request.round
+                found = super().answer(request, method)
+                nodes.said.append(asdict(found))
+                return found
+
+        def client_fn(context: Context) -> OnlineKernelClient:
+            k = int(context.node_config["partition-id"])
+            context.node_config["simulation"] = self.simulation
+            own = {} if self.folder is None else {"state_dir": self.folder / str(k)}
+            return Client(context, x[k], y[k], policy=self.policy, **own)
+
+        simulate(strategy, client_fn, len(x), num_rounds=rounds, **more)
+        return strategy
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
+    return Nodes(monkeypatch)
+
+
+def streams(rows: int = ROUNDS) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = rng.random((CLIENTS, rows, 3)) / 2.0
+    x[..., 2] = x[..., 2] > 0.25  # a column of two values
+    return x, rng.random((CLIENTS, rows))
+
+
+# -- one sample, one message
+
+
+@pytest.mark.promise("budget-own-samples")
+@pytest.mark.parametrize("name", METHODS)
+def test_another_sample_changes_its_own_message_and_nothing_else(
+    name: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever has been made public before: here numbers that do not depend on the rows."""
+
+    def public(strategy: Any, total: np.ndarray, answers: int) -> np.ndarray:
+        return 3.0 * np.random.default_rng(strategy._number).standard_normal(total.size)
+
+    def public_rows(strategy: Any, total: np.ndarray, answers: int) -> np.ndarray:
+        rng = np.random.default_rng(strategy._number)
+        shapes = [ridge.sums(rng.random((9, 4)), rng.random(9))] * (strategy.plan_.raw > 0)
+        for _ in range(len(strategy._kernels)):
+            shapes.append(ridge.sums(rng.random((9, 6)) / 3.0, rng.random(9)))
+        return np.concatenate(shapes) / 64.0
+
+    kind = type(METHODS[name]())
+    monkeypatch.setattr(kind, "gradients", public_rows if kind is POFRLS else public)
+    x, y = streams()
+    other_x, other_y = x.copy(), y.copy()
+    other_x[2, 4], other_y[2, 4] = (0.1, 0.5, 0.3), 1.0 - y[2, 4]
+    found, said = [], []
+    for rows in ((x, y), (other_x, other_y)):
+        strategy = nodes.run(METHODS[name](privacy_epsilon=3.0), *rows)
+        found.append(nodes.added)
+        said.append(nodes.said)
+        nodes.said = []
+    messages = range(1, strategy.exchanges() + 1)
+    own = 2, next(n for n in messages if strategy.stop(n) > 4)
+    assert found[0].keys() == found[1].keys()
+    for place, vector in found[0].items():
+        assert (vector.tobytes() == found[1][place].tobytes()) == (place != own), place
+    for one in said[0] + said[1]:
+        one.pop("public_key", None)
+    assert said[0] == said[1]
+    assert len(found[0]) == CLIENTS * strategy.exchanges()
+
+
+@pytest.mark.promise("budget-tells-no-errors")
+@pytest.mark.parametrize("name", METHODS)
+def test_nodes_tell_no_errors_and_a_simulation_reports_them(name: str, nodes: Nodes) -> None:
+    strategy = nodes.run(METHODS[name](privacy_epsilon=3.0), *streams())
+    figures = ("total_samples", "total_squared_error", "regret", "largest_loss")
+    told = [one for one in nodes.said if "regret" in one]
+    assert len(told) == CLIENTS * strategy.exchanges()
+    assert not any(one[figure] for one in told for figure in figures)
+    assert strategy.metrics_["mse"] is None
+    assert {row["mse"] for row in strategy.history_} == {None}
+    assert "simulation" not in str(strategy.privacy()["server_sees"])
+    nodes.simulation = True
+    made = nodes.run(METHODS[name](privacy_epsilon=3.0), *streams())
+    assert 0.0 < made.metrics_["mse"] < 2.0
+    assert "which is no release" in str(made.privacy()["server_sees"])
+
+
+# -- the model
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Take the noise away, and have a unit so fine that nothing is rounded."""
+    noiseless = "fedkern_flwr.secure_sum.party.skellam"
+    monkeypatch.setattr(noiseless, lambda variance, size, key=None: np.zeros(size, np.int64))
+    budget = "fedkern_flwr.privacy.budget."
+    monkeypatch.setattr(f"{budget}least_variance", lambda *_, least, **more: max(least, 1 << 20))
+    monkeypatch.setattr(f"{budget}skellam_curve", lambda *_: np.zeros(len(ORDERS)))
+    yield
+    plan_release.cache_clear()
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("name", BY_GRADIENTS)
+def test_without_noise_and_clip_it_is_the_run_without_a_budget(name: str, nodes: Nodes) -> None:
+    x, y = streams()
+    made = nodes.run(METHODS[name](privacy_epsilon=3.1, privacy_clip=4.0), x, y)
+
+    def client_fn(context: Context) -> OnlineKernelClient:
+        k = int(context.node_config["partition-id"])
+        return OnlineKernelClient(context, x[k], y[k])
+
+    usual = METHODS[name](secure=False)
+    simulate(usual, client_fn, CLIENTS, num_rounds=ROUNDS)
+    assert np.abs(usual.theta_).max() > 0.01
+    np.testing.assert_allclose(made.theta_, usual.theta_, atol=2e-5)
+
+
+@pytest.mark.usefixtures("silent")
+def test_without_noise_pof_rls_is_ridge_regression_of_the_pooled_rows(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pof_rls, "steadied", lambda totals, *_: totals)
+    x, y = streams()
+    x /= 2.0  # in the unit ball
+    strategy = nodes.run(METHODS["pof-rls"](privacy_epsilon=3.1), x, y)
+    widths = strategy.model()[0]["bandwidths"].tobytes()
+    assert np.frombuffer(widths, "<f8") == [2.0]  # and none that the rows tell
+    flat, labels = x.reshape(-1, 3), y.reshape(-1) - 0.5
+    for name, rows in (
+        ("raw", ridge.raw_rows(flat)),
+        ("kernels", ridge.kernel_rows(flat, widths, 3, 3)[0]),
+    ):
+        gram = rows.T @ rows + strategy.regularization * np.eye(rows.shape[1])
+        found = strategy.model()[0][name]
+        np.testing.assert_allclose(found[0], np.linalg.solve(gram, rows.T @ labels), atol=1e-3)
+
+
+# -- what servers ask for that they must not get
+
+
+class Statistics(POFMKL):
+    def message_length(self) -> int:
+        return self.sum_length() + wire.STATISTICS
+
+
+class Lies(POFMKL):
+    changed: dict[str, Any] = {}  # noqa: RUF012
+
+    def request(self, stream: dict[str, Any]) -> Any:
+        return replace(super().request(stream), **self.changed)
+
+
+class LessNoise(POFMKL):
+    def noise(self) -> Any:
+        found = super().noise()
+        if found is None:
+            return None
+        fewer = NoisySum(found.noise.variance // 2, found.noise.fraction)
+        return replace(found, noise=fewer)
+
+
+class SameRows(POFMKL):
+    def request(self, stream: dict[str, Any]) -> Any:
+        return super().request({**stream, "step": 0})
+
+
+class Windows(POFRLS):
+    def request(self, stream: dict[str, Any]) -> Any:
+        return replace(super().request(stream), window=0)
+
+
+class FewMessages(POFMKL):
+    def _messages(self) -> dict[str, int]:
+        return {**super()._messages(), "messages": 1}
+
+
+def lies(**changed: Any) -> Any:
+    return type("Lies", (Lies,), {"changed": changed})
+
+
+class Evaluates(POFMKL):
+    """A server that has no budget any more when its rounds are over."""
+
+    def _evaluate(self) -> Any:
+        self.budget = None
+        return super()._evaluate()
+
+
+@pytest.mark.parametrize(
+    ("kind", "more", "code"),
+    [
+        (Statistics, {}, "FK-ORDER-LENGTH"),
+        (lies(kernels_per_round=2, selection="subset"), {}, "FK-BUDGET-SAMPLES"),
+        (lies(most=1), {"samples_per_round": 4}, "FK-BUDGET-SAMPLES"),
+        (Windows, {"samples_per_round": 3}, "FK-BUDGET-SAMPLES"),
+        (lies(clip=0.01), {}, "FK-ORDER-NOISE"),
+        (LessNoise, {}, "FK-ORDER-NOISE"),
+        (lies(clip=1e300), {}, "FK-BUDGET-BOUND"),
+        (lies(regularization=-0.35), {}, "FK-MESSAGE-FIELD"),
+        (SameRows, {}, "FK-BUDGET-AGAIN"),
+        (FewMessages, {"privacy_unit": "party"}, "FK-BUDGET-EXCEEDED"),
+    ],
+)
+def test_a_server_that_asks_for_more_is_refused(
+    kind: Any, more: dict[str, Any], code: str, nodes: Nodes
+) -> None:
+    strategy = kind(privacy_epsilon=3.0, **{**SOME, "kernels": 1 + 3 * (kind != Windows)}, **more)
+    with pytest.raises(FedKernError, match=rf"\[{code}\]"):  # of the first message, or a later one
+        nodes.run(strategy, *streams())
+
+
+def test_an_evaluation_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    x, y = streams()
+
+    def client_fn(context: Context) -> OnlineKernelClient:
+        k = int(context.node_config["partition-id"])
+        return OnlineKernelClient(context, x[k], y[k], x_test=x[k], y_test=y[k])
+
+    for kind in (POFMKL, Evaluates):
+        assert "FK-BUDGET-NOISELESS" not in caplog.text
+        strategy = kind(privacy_epsilon=3.0, **SOME)
+        simulate(strategy, client_fn, CLIENTS, num_rounds=ROUNDS)
+        assert "test_mse" not in strategy.metrics_
+    assert "FK-BUDGET-NOISELESS" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "code"),
+    [
+        (POFMKL, {"secure": False}, "FK-BUDGET-SECURE"),
+        (PerFedAvg, {}, "FK-BUDGET-METHOD"),
+        (LocalOnly, {}, "FK-BUDGET-METHOD"),
+    ],
+)
+def test_what_a_budget_does_not_go_with_is_refused(kind: Any, options: Any, code: str) -> None:
+    with refused(code):
+        kind(privacy_epsilon=3.0, **options)
+
+
+def test_a_node_writes_its_error_into_its_own_log(nodes: Nodes, caplog: Any) -> None:
+    with caplog.at_level("INFO", logger="flwr"):  # of others a SuperNode shows warnings
+        nodes.run(POFMKL(privacy_epsilon=3.0, **SOME), *streams())
+    own = [r for r in caplog.records if r.message.startswith("own mean squared error, told to no")]
+    assert [record.name for record in own] == ["flwr"] * CLIENTS
+
+
+@pytest.mark.parametrize("kind", [POFMKL, POFRLS])
+def test_whether_learning_goes_well_is_told_to_nobody(
+    kind: Any, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of a client's own learning depends on its earlier samples."""
+
+    def fails(*_: Any) -> None:
+        raise np.linalg.LinAlgError
+
+    name = "weigh_samples" if kind is POFMKL else "learn_samples"
+    monkeypatch.setattr(clients.pof_mkl if kind is POFMKL else clients.pof_rls, name, fails)
+    options: dict[str, Any] = {"kernels": 1, "features": 3, "samples_per_round": 3}
+    strategy = nodes.run(kind(privacy_epsilon=3.0, **options), *streams())
+    assert [row["survivors"] for row in strategy.history_] == [CLIENTS] * 3
+
+
+# -- what it costs
+
+
+@pytest.mark.promise("budget-party-pays")
+def test_result_has_the_budget(nodes: Nodes) -> None:
+    for unit, said in (("row", "each of other rows"), ("party", "all add up")):
+        options = {**SOME, "samples_per_round": 4, "privacy_unit": unit}
+        strategy = nodes.run(POFMKL(privacy_epsilon=3.0, **options), *streams())
+        told = strategy.result()["privacy"]["budget"]
+        assert told["messages"].startswith("2, ")
+        assert said in told["messages"]
+        (one,) = told["releases"]
+        curve = strategy.noised_["update"][0].curve
+        total = curve * (1 if unit == "row" else 2)
+        assert epsilon_of(total, 1e-5) == pytest.approx(3.0, rel=1e-3)
+        assert one["declared_deviation"] < one["deviation"]
+
+
+def test_runs_over_the_same_rows_add_up_until_the_owner_s_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each message is charged to its rows: a run with other rows costs them nothing."""
+    nodes, (x, y) = Nodes(monkeypatch, tmp_path), streams(3 * ROUNDS)
+    nodes.policy = NodePolicy(min_sum_rows=0, max_epsilon=1.6)  # two runs cost 1.45, three 1.8
+    first, later, overlapping = slice(9), slice(18, None), slice(8, 17)
+    how: dict[str, Any] = {"privacy_epsilon": 1.0, "samples_per_round": 3, **SOME}
+    for rows in (first, first, later):
+        nodes.run(POFMKL(**how), x[:, rows], y[:, rows])
+    with refused("FK-BUDGET-SPENT"):
+        nodes.run(POFMKL(**how), x[:, overlapping], y[:, overlapping])
+
+
+@pytest.mark.parametrize("unit", ["row", "party"])
+def test_rows_of_a_stream_are_charged_as_they_come(unit: Any, tmp_path: Path) -> None:
+    """A second run has other rows of the same parties."""
+    x, y = streams(2 * ROUNDS)
+    rows = [zip(x[k], y[k], strict=True) for k in range(CLIENTS)]
+    sources = [IteratorSource(one) for one in rows]
+
+    def client_fn(context: Context) -> StreamClient:
+        k = int(context.node_config["partition-id"])
+        context.node_config["simulation"] = False
+        own: Any = {"wait": 0.0, "state_dir": tmp_path / str(k)}
+        policy = NodePolicy(min_sum_rows=0, max_epsilon=1.001)
+        return StreamClient(context, sources[k], policy=policy, **own)
+
+    def run() -> None:
+        options: dict[str, Any] = {**SOME, "samples_per_round": 3, "privacy_unit": unit}
+        simulate(POFMKL(privacy_epsilon=1.0, **options), client_fn, CLIENTS, num_rounds=ROUNDS)
+
+    run()
+    with refused("FK-BUDGET-SPENT") if unit == "party" else nullcontext():
+        run()
+
+
+@pytest.mark.parametrize("kind", [POFMKL, POFRLS])
+def test_a_run_that_is_resumed_draws_no_noise_anew_and_pays_once(
+    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes, (x, y) = Nodes(monkeypatch, tmp_path), streams()
+    nodes.policy = NodePolicy(min_sum_rows=0, max_epsilon=1.001)
+    options = {**SOME, "checkpoint": tmp_path / "c.npz", "checkpoint_every": 3}
+    options |= {"samples_per_round": 1}
+
+    def cut(done: int, total: int, metrics: Any) -> None:
+        if done == 5:
+            raise PowerCutError
+
+    first = kind(privacy_epsilon=1.0, **options)
+    first.on_round = cut
+    with pytest.raises(PowerCutError):
+        nodes.run(first, x, y)
+    before = nodes.added
+    second = nodes.run(kind(privacy_epsilon=1.0, **options, resume=True), x, y)
+    assert not before.keys() & nodes.added.keys()
+    assert {k for _, k in before.keys() | nodes.added.keys()} == set(range(1, ROUNDS + 1))
+    assert len(nodes.secrets) == CLIENTS
+    assert [row["survivors"] for row in second.history_].count(0) == 2
