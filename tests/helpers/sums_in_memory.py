@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from refusals import refused
 from scipy import stats
 
-from fedkern_flwr.errors import FedKernError, SumError
+from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.secure_sum import Encoding, Party, PartyState, RunningSum, SecureSum, graph
 from fedkern_flwr.wire import sums as wire
 from fedkern_flwr.wire.message import PhaseMessage
@@ -362,28 +363,12 @@ def assert_alike(one: np.ndarray, other: np.ndarray) -> None:
 # -- refusals
 
 
-def refused(
-    action: Callable[..., Any],
-    *args: Any,
-    text: str,
-    party: str = "",
-    remedy: str = "",
-    kind: type[FedKernError] = SumError,
-    **more: Any,
+def refuses(
+    code: str, action: Callable[..., Any], *args: Any, party: int | None = None, **more: Any
 ) -> FedKernError:
-    """The action fails with one line that says who and, where there is one, the remedy."""
-    caught: FedKernError | None = None
-    try:
+    """The action fails with this code, in one line that names the party, if there is one."""
+    with refused(code) as caught:
         action(*args, **more)
-    except FedKernError as error:
-        caught = error
-    assert caught is not None, "it was accepted"
-    line = str(caught)
-    assert type(caught) is kind, f"{type(caught).__name__}: {line}"
-    assert text in line, line
-    assert "\n" not in line
-    assert caught.party == party, f"named {caught.party!r}: {line}"
-    assert line.startswith(party or caught.problem)
-    assert remedy in caught.remedy, line
-    assert line.endswith(caught.remedy)
-    return caught
+    assert caught.value.party == ("" if party is None else f"partition {party}")
+    assert "\n" not in str(caught.value)
+    return caught.value
