@@ -215,33 +215,6 @@ def sparse(k: int | None) -> Iterator[None]:
     graph.neighbourhoods.cache_clear()
 
 
-def must_open(
-    running: RunningSum, uploaded: set[int], answered: set[int], helpers: set[int], least: int = 2
-) -> bool:
-    """Whether a sum must open, counted from the protocol's text.
-
-    ``answered`` have revealed their shares and seeds, ``helpers`` also what replaces the silent.
-    """
-    order, cohort = running.order, running.cohort
-    if len(uploaded) < max(cohort.threshold, least):
-        return False
-    if order.receiver >= 0 and order.receiver not in uploaded:
-        return False
-    if order.receiver >= 0 and len(uploaded) == 2 < len(cohort.members):
-        return False  # the receiver would learn the only other survivor's values
-    if not order.self_masks:
-        return uploaded == set(cohort.members)
-    need = cohort.share_threshold
-    for i in uploaded:
-        around = set(cohort.neighbours[i])
-        if len((around | {i}) & answered) < need:
-            return False
-        lost_seeds = i not in answered and not around <= uploaded
-        if lost_seeds and not (running.backups and len(around & helpers) >= need):
-            return False
-    return True
-
-
 # -- the integer sum
 
 

@@ -5,7 +5,6 @@ After each refusal the sum is as before: the honest message is taken and the tot
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -13,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 from sums_in_memory import Run, carry, refuses, sparse
 
-from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.secure_sum import CIPHERS, Encoding, Party, PartyState, SecureSum, graph
 from fedkern_flwr.secure_sum import party as party_module
 from fedkern_flwr.secure_sum.keys import generate_key
@@ -231,41 +229,18 @@ def test_values_that_do_not_fit_never_leave(values: Any) -> None:
     assert str(SECRET) not in repr(error)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_numbers_that_are_none_never_leave(bad: float) -> None:
-    run = joined()
-    order, values = run.order(2, Encoding.fixed_point(1e6)).order, np.array([bad, SECRET])
-    refuses("FK-VALUES-FINITE", run.party(0).contribute, order, values, party=0)
-
-
-BARE = {"receiver": 0, "self_masks": False}
-#: A sum as it was, as it would be repeated: by either the late vector of party 5 could be opened.
-RETRIES = [
-    (first, {**second, **cohort})
-    for cohort in ({}, {"cohort": 1})
-    for first, second in (
-        (BARE, BARE),
-        (BARE, {"receiver": 0}),
-        (BARE, {}),
-        (BARE, {"receiver": 1}),
-        (BARE, {**BARE, "receiver": 1}),
-        ({"self_masks": False}, {}),
-        ({"self_masks": False}, {"self_masks": False}),
-    )
-]
-
-
 @pytest.mark.parametrize("again", ["gradient", "gradient#1"])
-@pytest.mark.parametrize(("first", "second"), RETRIES)
-def test_a_sum_is_repeated_only_as_it_was(first: Any, second: Any, again: str) -> None:
-    """test_secrecy.py shows what the others would give away."""
-    run = Run(6, cohorts=[range(6), range(5)])
+@pytest.mark.parametrize("change", [{"cohort": 1}, {"receiver": 1}, {"self_masks": True}, {}])
+@pytest.mark.parametrize("receiver", [0, None])
+def test_a_sum_is_repeated_only_as_it_was(receiver: Any, change: Any, again: str) -> None:
+    """test_secrecy.py shows what the two sums would give away."""
+    run, first = Run(6, cohorts=[range(6), range(5)]), {"receiver": receiver, "self_masks": False}
     run.contribute(run.order(3, **first), 0, [1, 2, 3])
-    running = run.order(3, name=again, **second)
-    if first == second:
-        assert run.contribute(running, 0, [1, 2, 3])
-    else:
+    running = run.order(3, name=again, **{**first, **change})
+    if change:
         refuses("FK-SUM-REPEATED", run.contribute, running, 0, [1, 2, 3], party=0)
+    else:
+        assert run.contribute(running, 0, [1, 2, 3])
 
 
 def test_a_method_may_insist_on_whole_cohorts() -> None:
@@ -303,25 +278,6 @@ def test_wrong_uploads_change_nothing(code: str, change: Change) -> None:
     run.take(0, upload)
     run.unmask(running)
     assert run.result(running).tolist() == [SECRET + 15] * 3
-
-
-@pytest.mark.parametrize("dtype", ["float64", "int64", ">u8", "bool", "uint8"])
-def test_uploads_of_foreign_types_break_the_message(dtype: str) -> None:
-    run = Run(3)
-    wrong = copy.copy(run.contribute(run.order(3), 0, np.full(3, 1)))
-    vars(wrong)["masked"] = (wrong.masked[0].astype(dtype),)  # no code of ours makes such a one
-    error = refuses("FK-MESSAGE-FIELD", run.take, 0, wrong, party=0)
-    assert error.phase == "sum-upload"
-
-
-def test_an_earlier_upload_under_a_new_number_is_refused() -> None:
-    run, first = begin(threshold=4)
-    second = run.filled(3, dead=[0], backups=first.backups)
-    run.contribute(second, 0, np.full(3, 1))
-    copied = replace(run.transcript(first).uploads[0], index=2)
-    refuses("FK-SUM-MASKS", run.take, 0, copied, party=0)
-    run.unmask(second)
-    assert run.result(second).tolist() == [15] * 3
 
 
 @pytest.mark.parametrize("receiver", [None, 0])
@@ -688,20 +644,6 @@ def test_rosters_that_protect_nobody_leave_no_trace(code: str, change: dict[str,
     assert party.state.pack() == before
     party.join(run.server.roster)
     assert party.state.digest
-
-
-TWO = SecureSum("run", {p: (generate_key()[1], b"") for p in range(2)}).roster
-
-
-@settings(max_examples=40)
-@given(cohorts=st.text(max_size=30) | st.recursive(st.none() | st.integers(), st.lists).map(str))
-def test_cohorts_of_any_text_break_nothing(cohorts: str) -> None:
-    try:
-        listed = Membership.read(replace(TWO, cohorts=cohorts), "run").cohorts
-    except FedKernError as error:
-        assert error.code  # noqa: PT017
-    else:
-        assert all(set(c.members) <= {0, 1} for c in listed)
 
 
 def test_a_party_joins_only_what_it_announced() -> None:
