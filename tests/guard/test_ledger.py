@@ -65,6 +65,7 @@ def members(numbers: Any) -> RowSet:
 SETS = st.sets(st.integers(0, 40), max_size=30)
 
 
+@pytest.mark.promise("guard-own-rows")
 @given(a=SETS, b=SETS, least=st.integers(0, 10), each=st.booleans())
 def test_sets_are_refused_that_differ_by_few_rows(
     a: set[int], b: set[int], least: int, each: bool
@@ -123,6 +124,7 @@ def test_equal_rows_without_ids_are_several() -> None:
 # -- runs
 
 
+@pytest.mark.promise("guard-permission")
 @pytest.mark.parametrize(
     ("ids", "refused"),
     [

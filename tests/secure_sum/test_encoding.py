@@ -173,6 +173,7 @@ def test_sums_of_angles_are_right_modulo_a_turn(bits: int, angles: list[float]) 
 SECRET = 123456.789
 
 
+@pytest.mark.promise("sums-bound")
 @pytest.mark.parametrize("bits", RINGS)
 @pytest.mark.parametrize("bound", [1.0, 0.1, 8.0, 1e-20, 1e300])
 def test_one_ulp_beyond_the_bound_is_refused(bits: int, bound: float) -> None:

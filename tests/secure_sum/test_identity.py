@@ -158,6 +158,7 @@ SIGNED = {
 }
 
 
+@pytest.mark.promise("sums-signatures")
 @pytest.mark.parametrize(
     "change",
     [

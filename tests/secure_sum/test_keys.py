@@ -95,6 +95,7 @@ def test_labels_tell_sums_apart(one: Any, other: Any) -> None:
     assert (sum_label(*one) == sum_label(*other)) == (one == other)
 
 
+@pytest.mark.promise("sums-told-alike")
 def test_the_label_holds_what_all_parties_must_have_been_told() -> None:
     order = Run(3).order(3).order
     others = {"name": "b", "length": 4, "kind": "fixed-point", "bits": 32, "bound": 8.0}
@@ -143,6 +144,7 @@ def test_any_place_and_any_bit_are_bound(
     refuses("FK-SUM-SEALED", unseal, SECRET, sealed, route)
 
 
+@pytest.mark.promise("sums-sealed")
 def test_two_directions_and_kinds_never_share_a_nonce() -> None:
     """The same text under the same key looks different each time."""
     label, plain = sum_label("run", 1, 7, "g"), os.urandom(33)

@@ -590,6 +590,14 @@ class Sums(RuleBasedStateMachine):
                 refuses("FK-SUM-CLOSED", self.run.party(p).unmask, request, party=p)
 
 
+@pytest.mark.promise(
+    "sums-one-vote",
+    "sums-one-answer",
+    "sums-whole-cohort",
+    "sums-private-key",
+    "sums-forward-only",
+    "sums-exact",
+)
 @pytest.mark.parametrize(("parties", "k"), [(3, None), (4, None), (6, None), (8, 4), (31, None)])
 def test_sums_are_exact_or_nothing_and_no_party_says_too_much(parties: int, k: int | None) -> None:
     machine = type("Sums", (Sums,), {"parties": parties, "k": k})

@@ -53,6 +53,7 @@ def test_a_sum_over_survivors_has_the_declared_noise_or_more(parties: int, dead:
     assert expected >= planned.noise.deviation(threshold - budget.colluders)
 
 
+@pytest.mark.promise("noise-ring")
 @pytest.mark.parametrize(("bits", "noise"), [(16, NoisySum(1 << 16, -1)), (32, SMALL), (64, SMALL)])
 @pytest.mark.parametrize("parties", [2, 12, 50])
 def test_noise_at_its_largest_does_not_wrap(bits: int, noise: NoisySum, parties: int) -> None:
@@ -133,6 +134,7 @@ def test_a_sum_that_is_repeated_has_the_noise_that_it_had() -> None:
     assert not np.array_equal(first, np.full(50, 6.0))
 
 
+@pytest.mark.promise("noise-its-own")
 @pytest.mark.parametrize("change", ["values", "name", "length"])
 def test_what_differs_has_noise_of_its_own(change: str) -> None:
     run, length = begin(4), 400

@@ -72,6 +72,7 @@ UNMASK: list[tuple[str, Change]] = [
 ]
 
 
+@pytest.mark.promise("sums-threshold")
 @pytest.mark.parametrize(("code", "change"), UNMASK)
 def test_forged_requests_to_unmask_bind_to_nothing(code: str, change: Change) -> None:
     run, running = begin(dead=[5], threshold=4, receiver=2)
@@ -110,6 +111,7 @@ def begin_recovery() -> tuple[Any, Any, Recover]:
     return run, running, request
 
 
+@pytest.mark.promise("sums-recovery")
 @pytest.mark.parametrize(("code", "change"), RECOVER)
 def test_forged_requests_to_recover_are_refused(code: str, change: Change) -> None:
     """The honest one reveals a share of the silent party's seed with the dead one, no more."""
@@ -125,6 +127,7 @@ def test_forged_requests_to_recover_are_refused(code: str, change: Change) -> No
     assert len(run.party(0).recover(request).shares) == 33
 
 
+@pytest.mark.promise("sums-living-pairs")
 def test_a_pair_of_two_survivors_is_never_recovered() -> None:
     """Everybody uploaded, one is silent: there is nothing to ask, and nothing is told."""
     run, running = begin(threshold=4)
@@ -186,6 +189,7 @@ def test_orders_that_break_a_rule_are_refused(code: str, change: dict[str, Any])
     assert party.contribute(order, values)
 
 
+@pytest.mark.promise("sums-number-twice")
 def test_a_number_is_never_used_twice() -> None:
     """Whether the order was accepted, contributed to, or refused for its values."""
     run = joined()
@@ -229,6 +233,7 @@ def test_values_that_do_not_fit_never_leave(values: Any) -> None:
     assert str(SECRET) not in repr(error)
 
 
+@pytest.mark.promise("sums-repeated")
 @pytest.mark.parametrize("again", ["gradient", "gradient#1"])
 @pytest.mark.parametrize("change", [{"cohort": 1}, {"receiver": 1}, {"self_masks": True}, {}])
 @pytest.mark.parametrize("receiver", [0, None])
@@ -306,6 +311,7 @@ REPLIES: list[tuple[str, Change]] = [
 ]
 
 
+@pytest.mark.promise("sums-forged-seed")
 @pytest.mark.parametrize(("code", "change"), REPLIES)
 def test_wrong_replies_change_nothing(code: str, change: Change) -> None:
     run, running = begin(dead=[5], threshold=4)
@@ -360,6 +366,7 @@ def test_a_false_commitment_to_a_self_seed_names_its_owner() -> None:
     refuses("FK-SUM-SHARES", running.total, party=2)
 
 
+@pytest.mark.promise("sums-odd-masks")
 @pytest.mark.parametrize(
     ("liars", "parties", "places"), [(1, 6, [1]), (1, 6, [5]), (1, 6, []), (2, 9, [])]
 )
@@ -525,6 +532,7 @@ FALSE: dict[str, Any] = {
 }
 
 
+@pytest.mark.promise("sums-votes")
 @pytest.mark.parametrize("kind", FALSE)
 def test_false_certificates_are_refused(kind: str) -> None:
     """A true one is taken afterwards."""
@@ -646,6 +654,7 @@ def test_rosters_that_protect_nobody_leave_no_trace(code: str, change: dict[str,
     assert party.state.digest
 
 
+@pytest.mark.promise("sums-own-key")
 def test_a_party_joins_only_what_it_announced() -> None:
     run = Run(3)
     roster = run.server.roster
@@ -708,6 +717,7 @@ def test_a_set_of_parties_has_one_form_only(count: int, bits: bytes, first: int)
 # -- the server's own options
 
 
+@pytest.mark.promise("sums-majority")
 def test_cohorts_thresholds_and_orders_of_the_server() -> None:
     for parties, cohorts in ((1, None), (3, [[0]]), (0, None)):
         error = refuses("FK-PARTIES-FEW", Run, parties, cohorts=cohorts)
@@ -751,6 +761,7 @@ def test_two_parties_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.records) == 1
 
 
+@pytest.mark.promise("sums-neighbours")
 def test_lonely_neighbours_are_refused_by_both_sides() -> None:
     """3 of the 4 holders that a seed needs are left: such a sum cannot be opened anyway.
 

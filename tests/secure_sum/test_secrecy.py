@@ -298,6 +298,7 @@ ENDS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.promise("sums-t-shares")
 @pytest.mark.parametrize("cipher", CIPHERS)
 @pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
 def test_fewer_than_t_colluders_learn_nothing(ends: dict[str, Any], cipher: str) -> None:
@@ -387,6 +388,7 @@ def test_a_sparse_survivor_needs_an_honest_neighbourhood_and_an_honest_neighbour
         assert is_open(coalition.remainder(0)) == bare
 
 
+@pytest.mark.promise("sums-receiver-pad")
 def test_the_server_alone_sees_a_padded_sum() -> None:
     """A sum with a receiver stays closed to the server, and to all clients but the receiver."""
     pads = set()
@@ -712,6 +714,7 @@ def spread(cohort: Any, count: int) -> tuple[set[int], list[int]]:
     return set(far[:count]), [VICTIM, *far[count:]]
 
 
+@pytest.mark.promise("sums-sparse-votes")
 @pytest.mark.parametrize(("parties", "enough"), [(31, 2), (50, 3)])
 @pytest.mark.parametrize("pinned", [False, True])
 def test_above_30_parties_full_sets_need_votes_too(parties: int, enough: int, pinned: bool) -> None:
