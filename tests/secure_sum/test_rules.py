@@ -18,7 +18,6 @@ from refusals import refused
 from sums_in_memory import Run, carry, refuses, sparse
 
 from fedkern_flwr.secure_sum import CIPHERS, Encoding, Party, PartyState, SecureSum, graph
-from fedkern_flwr.secure_sum import party as party_module
 from fedkern_flwr.secure_sum.keys import generate_key
 from fedkern_flwr.secure_sum.membership import Cohort, Membership
 from fedkern_flwr.secure_sum.votes import Subject, sign_vote, votes_needed
@@ -85,6 +84,17 @@ def test_forged_requests_to_unmask_bind_to_nothing(code: str, change: Change) ->
     assert party.state.pack() == before
     assert str(SECRET) not in repr(caught.value)
     assert party.unmask(request).seeds
+
+
+@pytest.mark.promise("sums-whole-cohort")
+@pytest.mark.parametrize("receiver", [0, None])
+def test_sums_without_self_masks_are_never_unmasked(receiver: int | None) -> None:
+    run, running = begin(receiver=receiver, self_masks=False)
+    every, none = running.cohort.pack(range(6)), running.cohort.pack([])
+    told = {"cohort": 0, "index": 1, "shares": b"", "voters": b"", "votes": b""}
+    request = Unmask(alive=every, dead=none, **told)
+    refuses("FK-SUM-UNMASKED", run.party(0).unmask, request, party=0)
+    assert run.server.unmask_sections([running]) == {}
 
 
 RECOVER: list[tuple[str, Change]] = [
@@ -211,15 +221,6 @@ def test_a_number_is_never_used_twice() -> None:
     for used in range(-1, 6):
         refuses("FK-SUM-NUMBER", party.contribute, replace(later, index=used), values, party=0)
     assert party.contribute(replace(later, index=1006), values)  # a leap that is not too long
-
-
-def test_a_leap_costs_a_step_per_sum_and_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most 1,024 of them: 30 ms with 29 neighbours."""
-    steps, step = [], party_module.next_root
-    monkeypatch.setattr(party_module, "next_root", lambda root: steps.append(0) or step(root))
-    run = joined()
-    run.party(0).accept(replace(run.order(1).order, index=1024))
-    assert len(steps) == 2 * 1024
 
 
 @pytest.mark.parametrize(

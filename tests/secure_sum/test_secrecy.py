@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from contextlib import nullcontext
 from functools import lru_cache
 from itertools import combinations
 from typing import Any
@@ -252,20 +251,6 @@ def test_two_runs_mask_afresh() -> None:
     check_fresh(runs, *(run.order(4096) for run in runs))
 
 
-@pytest.mark.parametrize("kept", ["labels", "ratchet", "self masks", ""])
-def test_each_of_three_precautions_suffices(monkeypatch: pytest.MonkeyPatch, kept: str) -> None:
-    """Without any the repetition is noticed: the negative control."""
-    if kept != "labels":
-        monkeypatch.setattr(party_module, "sum_label", lambda *_: b"a sum")
-    if kept != "ratchet":
-        monkeypatch.setattr(party_module, "next_root", lambda root: root)
-    if kept != "self masks":
-        monkeypatch.setattr(party_module.secrets, "token_bytes", bytes)
-    run = Run(4)
-    with nullcontext() if kept else pytest.raises(AssertionError):
-        check_fresh((run, run), run.order(4096), run.order(4096))
-
-
 # -- 3. the server and colluding clients
 
 
@@ -315,37 +300,6 @@ def test_fewer_than_t_colluders_learn_nothing(ends: dict[str, Any], cipher: str)
     else:
         assert coalition.self_seed(0) is not None  # revealed, as the victim survived
     assert is_open(Coalition(run, running, range(1, 8)).remainder(0))  # t do learn it
-
-
-@pytest.mark.parametrize("dead", [[], [0], [8]], ids=["all survive", "victim late", "other dead"])
-def test_without_backups_pair_seeds_are_not_shared(dead: list[int]) -> None:
-    """t = 8: seven colluders learn nothing; eight hold the shares, or all pair seeds."""
-    run = Run(9, threshold=8)
-    running = run.order(LONG)
-    assert not running.backups
-    play(run, running, dead=dead)
-    assert_uniform(Coalition(run, running, range(1, 7)).remainder(0))
-    if dead == [8]:  # the victim is the only honest survivor: the sum itself gives it away
-        assert is_open(Coalition(run, running, range(1, 8)).remainder(0))
-    else:
-        assert_uniform(Coalition(run, running, range(1, 8)).remainder(0))
-    assert is_open(Coalition(run, running, range(1, 9)).remainder(0))
-
-
-def test_t_colluders_open_a_late_vector() -> None:
-    """Negative control: the threshold is real, from both sides."""
-    run = Run(9)
-    running = run.order(LONG)
-    play(run, running, dead=[0])
-    for count in range(9):
-        coalition = Coalition(run, running, range(1, 1 + count))
-        assert len(coalition.shares_of_self_seed(0)) == min(count, 8)
-        if count < 7:
-            assert coalition.self_seed(0) is None
-            assert_uniform(coalition.remainder(0))
-        else:
-            assert coalition.self_seed(0) is not None
-            assert is_open(coalition.remainder(0))
 
 
 def test_a_sparse_neighbourhood_keeps_its_threshold() -> None:
@@ -635,7 +589,7 @@ class Liar:
         try:
             answer = getattr(asked, what)(request)
         except SumError as error:
-            self.refused.append(error.problem)
+            self.refused.append(error.code)
             return None
         self.run.keep(asked)
         return answer
@@ -705,7 +659,7 @@ def test_on_the_complete_graph_two_stories_need_2t_n_colluders(parties: int) -> 
             assert not liar.refused
             assert len(liar.own) == parties - t + count
         else:  # one vote is missing
-            assert set(liar.refused) >= {f"{t - 1} votes for these survivors, {t} are needed"}
+            assert set(liar.refused) >= {"FK-SUM-VOTES"}
 
 
 def spread(cohort: Any, count: int) -> tuple[set[int], list[int]]:
@@ -754,4 +708,4 @@ def test_on_a_sparse_graph_one_story_needs_s_1_neighbours(parties: int) -> None:
         if count < bound:
             lonely = begin(parties, True, colluders)
             lonely.ask_vote(VICTIM, lonely.all_but(set(cohort.neighbours[VICTIM]) - colluders))
-            assert lonely.refused == ["too few neighbours of this party survived to open the sum"]
+            assert lonely.refused == ["FK-SUM-NEIGHBOURS"]
