@@ -4,7 +4,7 @@ the integer sum that they must hit, and the checkers that say what looks random.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -142,6 +142,29 @@ class Run:
     def unmask_request(self, running: RunningSum, partition: int) -> wire.Unmask:
         (section,) = carry(self.server.unmask_sections([running])[partition])
         return section.read(wire.Unmask, party="server")
+
+    def told(
+        self,
+        running: RunningSum,
+        partition: int,
+        alive: Collection[int],
+        votes: Mapping[int, bytes],
+    ) -> wire.Unmask:
+        """What a server may tell a party: any survivors, with the shares and votes that it has."""
+        cohort, order, sealed = running.cohort, running.order, b""
+        for j in cohort.neighbours[partition] if order.self_masks else ():
+            if j in alive:
+                there = j in running.uploaded
+                sealed += running.enclosed.share(j, partition) if there else bytes(49)
+        return wire.Unmask(
+            cohort=order.cohort,
+            index=order.index,
+            alive=cohort.pack(alive),
+            dead=cohort.pack(set(cohort.members).difference(alive)),
+            shares=sealed,
+            voters=cohort.pack(votes) if votes else b"",
+            votes=b"".join(votes[p] for p in sorted(votes)),
+        )
 
     def vote(self, running: RunningSum, voting: Iterable[int] | None = None) -> None:
         """Ask all survivors to vote, where they must; only those who do, in that order."""

@@ -281,6 +281,8 @@ class Sums(RuleBasedStateMachine):
             return False
         self.run.server.ballot_sections([story.running])
         story.alive = frozenset(story.origin)
+        for p, signature in story.votes[story.alive].items():  # collected before
+            self.run.take(p, wire.Vote(cohort=0, index=story.order.index, signature=signature))
         assert set(story.running.survivors) == story.alive
         return True
 
@@ -300,21 +302,8 @@ class Sums(RuleBasedStateMachine):
             self.run.take(p, vote)
 
     def request(self, story: Story, p: int, alive: Parties) -> wire.Unmask:
-        """What a server may tell: any survivors, all votes for them that it could collect."""
-        enclosed, sealed = story.running.enclosed, b""
-        for j in self.cohort.neighbours[p] if story.order.self_masks else ():
-            if j in alive:
-                sealed += enclosed.share(j, p) if j in story.origin else bytes(49)
-        signed = sorted(story.votes[alive].items())
-        return wire.Unmask(
-            cohort=0,
-            index=story.order.index,
-            alive=self.cohort.pack(alive),
-            dead=self.cohort.pack(set(self.cohort.members) - alive),
-            shares=sealed,
-            voters=self.cohort.pack([v for v, _ in signed]) if signed else b"",
-            votes=b"".join(signature for _, signature in signed),
-        )
+        """What a server may tell, with all votes for these survivors that it could collect."""
+        return self.run.told(story.running, p, alive, story.votes[alive])
 
     def ask(self, story: Story, p: int, alive: Parties) -> wire.UnmaskReply | None:
         """A party is told survivors; return its answer if it must give one."""
