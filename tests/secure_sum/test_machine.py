@@ -569,8 +569,6 @@ class Sums(RuleBasedStateMachine):
 
 
 @pytest.mark.promise(
-    "sums-one-vote",
-    "sums-one-answer",
     "sums-private-key",
     "sums-forward-only",
     "sums-exact",

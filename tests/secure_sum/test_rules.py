@@ -86,6 +86,27 @@ def test_forged_requests_to_unmask_bind_to_nothing(code: str, change: Change) ->
     assert party.unmask(request).seeds
 
 
+@pytest.mark.promise("sums-one-vote", "sums-one-answer")
+@pytest.mark.parametrize("first", ["vote", "answer"])
+def test_a_party_is_bound_to_one_set_of_survivors(first: str) -> None:
+    """Also when it is nothing but bytes between two requests; whoever was asked nothing is free."""
+    run, running = begin(threshold=4, pinned=True)
+    alive = {"all": set(range(6)), "one less": set(range(5))}
+    ballots = {
+        name: Ballot(cohort=0, index=1, alive=running.cohort.pack(those))
+        for name, those in alive.items()
+    }
+    party, request = run.party(0), run.told(running, 0, alive["all"], {})
+    told = party.vote(ballots["all"]) if first == "vote" else party.unmask(request)
+    run.keep(party)
+    for known in (party, run.party(0)):
+        refuses("FK-SUM-SECOND-SET", known.vote, ballots["one less"], party=0)
+        other = run.told(running, 0, alive["one less"], {})
+        refuses("FK-SUM-SECOND-SET", known.unmask, other, party=0)
+        assert told == (known.vote(ballots["all"]) if first == "vote" else known.unmask(request))
+    assert run.party(1).vote(ballots["one less"])
+
+
 @pytest.mark.promise("sums-whole-cohort")
 @pytest.mark.parametrize("receiver", [0, None])
 def test_sums_without_self_masks_are_never_unmasked(receiver: int | None) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import refused
 from sums_in_memory import Run, assert_alike, assert_uniform, refuses, sparse
 
 from fedkern_flwr.errors import SumError
@@ -385,87 +384,6 @@ def test_a_late_vector_stays_closed_after_all_pair_seeds_are_known(k: int | None
         refuses("FK-SUM-CLOSED", run.take, 3, late, party=3)
 
 
-# -- retrying without a party: what test_rules.py refuses
-
-
-def attack(run: Any, full: Any, smaller: Any, late: int, receivers: list[int]) -> np.ndarray:
-    """Server and receivers: sum over the larger set with the late vector, less the smaller one.
-
-    Each sum is stripped of all that the coalition knows: revealed seeds and the receivers' pads.
-    """
-    totals = []
-    for running in (full, smaller):
-        coalition = Coalition(run, running, receivers)
-        parts = [p for p in running.cohort.members if p in coalition.seen.uploads]
-        if running is smaller:
-            parts = [p for p in parts if p != late]
-        total = sum((whole(coalition.seen.uploads[p]) for p in parts), np.zeros(LONG, np.uint64))
-        streams = []
-        for p in parts:
-            if running.order.self_masks and (seed := coalition.self_seed(p)) is not None:
-                streams.append((seed, True))
-            for j in running.cohort.neighbours[p]:
-                if j not in parts and (seed := coalition.pair_seed(p, j)) is not None:
-                    streams.append((seed, p < j))
-            opened = coalition.open.get(p)
-            if opened is not None and opened.pad:
-                streams.append((opened.pad, True))
-        add_streams(total, streams, cipher=running.cipher)
-        totals.append(total)
-    return totals[0] - totals[1]
-
-
-def retry(first: dict[str, Any], second: dict[str, Any], bypass: bool) -> tuple[Any, Any, Any]:
-    """A sum of six in which the vector of party 5 is late, then one without it, same values."""
-    run = Run(6, cohorts=[range(6), range(5)], threshold=None)
-    full = run.order(LONG, **first)
-    for p in range(5):
-        run.upload(full, p, np.full(LONG, VALUE))
-    if full.order.self_masks:
-        run.unmask(full)
-    smaller = run.order(LONG, **second)
-    for p in range(5):
-        if bypass:
-            party = run.party(p)
-            party.state.fixed.clear()
-            run.keep(party)
-        run.upload(smaller, p, np.full(LONG, VALUE))
-    run.unmask(smaller)
-    run.contribute(full, 5, np.full(LONG, VALUE))
-    return run, full, smaller
-
-
-BARE = {"receiver": 0, "self_masks": False}
-#: How a sum is repeated -> as it was, as it is then, and who puts the two together.
-RETRIES: dict[str, tuple[dict[str, Any], dict[str, Any], list[int]]] = {
-    "smaller cohort": (BARE, {**BARE, "cohort": 1}, [0]),
-    "with self masks": (BARE, {"receiver": 0}, [0]),
-    "the server's, smaller cohort": ({"self_masks": False}, {"cohort": 1}, [0]),
-    "for another": (BARE, {"receiver": 1}, [0, 1]),
-}
-
-
-@pytest.mark.parametrize("kind", RETRIES)
-def test_a_retry_that_clients_refuse_would_open_the_late_vector(kind: str) -> None:
-    first, second, colluders = RETRIES[kind]
-    with refused("FK-SUM-REPEATED"):
-        retry(first, second, bypass=False)
-    run, full, smaller = retry(first, second, bypass=True)
-    assert is_open(attack(run, full, smaller, 5, colluders))
-
-
-@pytest.mark.parametrize("second", [{"cohort": 1}, {}], ids=["smaller cohort", "same cohort"])
-@pytest.mark.parametrize("receiver", [0, None])
-def test_a_retry_under_self_masks_leaves_the_late_vector_closed(
-    receiver: int | None, second: dict[str, Any]
-) -> None:
-    options = {"receiver": receiver}
-    run, full, smaller = retry(options, options | second, bypass=True)
-    assert_uniform(attack(run, full, smaller, 5, [0]))
-    assert (run.result(full) == 5 * VALUE).all()
-    assert (run.result(smaller) == 5 * VALUE).all()
-
-
 # -- a server that tells different survivors to different parties, with colluders: it needs as many
 # as fedkern_flwr.secure_sum.votes states, where identities are pinned
 
@@ -578,6 +496,70 @@ def begin(parties: int, pinned: bool, colluders: Iterable[int]) -> Liar:
     keys = {p: key.public_key().public_bytes_raw() for p, key in run.identities.items()}
     run.clients["trusted"] = keys if pinned else None
     return Liar(run, running, colluders)
+
+
+# -- a story for each neighbour: what votes are for
+
+
+def stories(cohort: Any, colluders: set[int], backups: bool) -> dict[int, set[int]] | None:
+    """Plan how a lying server opens the victim's vector; None if it cannot.
+
+    Some neighbours hear that the victim lives and reveal shares of its self seed, the others that
+    it is dead and reveal their seeds with it. Of the first, the victim hears that a few are dead,
+    and reveals its seeds with them; the seeds of what is left are recovered from its own backups,
+    of which each hears that some of the others are dead.
+    """
+    honest = [j for j in near_first(cohort) if j not in colluders]
+    s, most = cohort.share_threshold, len(cohort.members) - cohort.threshold
+    near = cohort.degree - s + 1  # dead neighbours that a party puts up with
+    helpers = len(colluders & set(cohort.neighbours[VICTIM]))
+    for count in range(len(honest), -1, -1):
+        living, told_dead = honest[:count], honest[count:]
+        gone, left = living[: min(near, most)], living[min(near, most) :]
+        need = dict.fromkeys(left, s - helpers)
+        if count + 1 + helpers < s or (left and not backups):
+            continue
+        plan: dict[int, set[int]] = {VICTIM: set(gone)} | {j: {VICTIM} for j in told_dead}
+        for g in living:
+            around, dead = set(cohort.neighbours[g]), set[int]()
+            for j in sorted(need, key=lambda j: -need[j]):
+                fits = len(dead) < most and (j not in around or len(dead & around) < near)
+                if j != g and need[j] > 0 and fits:
+                    dead.add(j)
+                    need[j] -= 1
+            plan[g] = dead
+        if all(n <= 0 for n in need.values()):
+            return plan
+    return None
+
+
+#: Parties -> colluders that suffice without votes; docs/security.md has them.
+FEWEST = {5: 2, 10: 2, 30: 4, 31: 0, 50: 0}
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("parties", FEWEST)
+def test_without_pinned_identities_a_lying_server_needs_few(parties: int, pinned: bool) -> None:
+    """With them no such story is answered, though there were all colluders below the bound."""
+    _, running, _ = stage(parties)
+    cohort = running.cohort
+    bound = graph.fewest_colluders(parties, cohort.threshold)
+    candidates = near_first(cohort)[::-1]
+    found = [stories(cohort, set(candidates[:n]), running.backups) for n in range(bound)]
+    fewest = next(n for n, plan in enumerate(found) if plan is not None)
+    assert fewest == FEWEST[parties] < bound
+    count = bound - 1 if pinned else fewest
+    liar, plan = begin(parties, pinned, candidates[:count]), found[count]
+    assert plan is not None
+    for party, dead in plan.items():
+        alive = liar.all_but(dead)
+        if pinned:
+            liar.colluders_vote(alive)
+        liar.tell(party, alive)
+        if liar.running.backups and party != VICTIM and VICTIM not in dead:
+            liar.recover(party, [VICTIM], alive)
+    assert liar.opens() == (not pinned)
+    assert ("FK-SUM-VOTES" in liar.refused) == bool(liar.refused) == pinned
 
 
 # -- two stories, for one of which enough vote
