@@ -573,7 +573,10 @@ class Sums(RuleBasedStateMachine):
     "sums-forward-only",
     "sums-exact",
 )
-@pytest.mark.parametrize(("parties", "k"), [(3, None), (5, None), (9, None), (8, 4), (31, None)])
+@pytest.mark.parametrize(
+    ("parties", "k"),
+    [(3, None), (5, None), (9, None), (8, 4), pytest.param(31, None, marks=pytest.mark.long)],
+)
 def test_sums_are_exact_or_nothing_and_no_party_says_too_much(parties: int, k: int | None) -> None:
     machine = type("Sums", (Sums,), {"parties": parties, "k": k})
     steps = settings(
