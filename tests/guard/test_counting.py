@@ -75,6 +75,7 @@ def test_a_binary_column_hides_one_bit_of_sixty_four() -> None:
 ROWS = st.dictionaries(st.integers(0, 40), st.integers(0, 100), min_size=1, max_size=12)
 
 
+@pytest.mark.promise("guard-colluder")
 @given(ROWS, st.data())
 def test_hidden_rows_shrink_with_drop_outs_and_colluders(
     rows: dict[int, int], data: st.DataObject
@@ -388,6 +389,7 @@ def test_a_simulation_warns_once_and_goes_on(
     assert seen["sums"] == [{"name": "update", "numbers": 62, "unknowns": 15}]
 
 
+@pytest.mark.promise("gradients-own-choice")
 def test_kernels_of_the_clients_own_choice_are_refused(make_streams: Callable[..., Any]) -> None:
     """A kernel that one client chose shows its rows, however many others there are."""
     strategy = POFMKL(**SMALL, kernels_per_round=3, samples_per_round=10)

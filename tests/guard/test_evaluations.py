@@ -36,6 +36,7 @@ def test_figures_are_of_enough_rows_of_two_parties(
     assert bool(why) == (0 < rows < least or (holders == 1 and not alone))
 
 
+@pytest.mark.promise("guard-evaluations")
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=30),
     st.integers(0, 5),
@@ -89,6 +90,7 @@ def test_a_record_survives_in_the_state_of_its_run(record: RunRecord) -> None:
     assert RunRecord.load(context, record.session + "x") == RunRecord(record.session + "x")
 
 
+@pytest.mark.promise("guard-refusals")
 def test_the_third_refusal_is_the_last() -> None:
     for refusals in range(5):
         record = RunRecord("run", refusals=refusals)

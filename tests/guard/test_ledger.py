@@ -65,6 +65,7 @@ def members(numbers: Any) -> RowSet:
 SETS = st.sets(st.integers(0, 40), max_size=30)
 
 
+@pytest.mark.promise("guard-own-rows")
 @given(a=SETS, b=SETS, least=st.integers(0, 10), each=st.booleans())
 def test_sets_are_refused_that_differ_by_few_rows(
     a: set[int], b: set[int], least: int, each: bool
@@ -123,6 +124,7 @@ def test_equal_rows_without_ids_are_several() -> None:
 # -- runs
 
 
+@pytest.mark.promise("guard-permission")
 @pytest.mark.parametrize(
     ("ids", "refused"),
     [
@@ -448,7 +450,10 @@ def test_a_fault_at_any_statement_lets_no_answer_leave(
         done = left[0] > 0
         left[0] = -1
         assert (name in ledger.runs()[0].sums) is not bool(failed)
-        assert failed in ("", f"partition 0: ledger.sqlite cannot be used (SQLITE_AUTH); {COPY}")
+        assert failed in (
+            "",
+            f"partition 0: ledger.sqlite cannot be used (SQLITE_AUTH); {COPY} [FK-LEDGER-FILE]",
+        )
         if done:
             break
     assert faults > 20

@@ -77,6 +77,7 @@ def test_what_a_method_means_is_taken(rule: SumRule) -> None:
     assert refused(order_of(rule), replace(rule, everybody=True), cohorts=2)
 
 
+@pytest.mark.promise("orders-receiver", "orders-bound")
 @given(rules, st.integers(-1, 4), st.sampled_from([16, 32, 64]), bounds, st.integers(1, 20))
 def test_what_it_does_not_mean_is_refused(
     rule: SumRule, receiver: int, bits: int, bound: float, length: int

@@ -75,6 +75,7 @@ def test_a_repeated_release_is_charged_once_and_another_again(tmp_path: Path) ->
     assert epsilons(ledger)[1] == pytest.approx(epsilon_of(2 * one.curve, one.delta))
 
 
+@pytest.mark.promise("noise-all-runs")
 def test_runs_about_the_same_rows_add_up_until_the_owner_s_limit(tmp_path: Path) -> None:
     ledger, one = NodeLedger(tmp_path), release(1.0)
     both = epsilon_of(2 * one.curve, one.delta)
@@ -141,6 +142,7 @@ def test_the_ledger_of_an_older_release_goes_on(tmp_path: Path) -> None:
     assert epsilons(ledger) == [0.0, pytest.approx(1.0, rel=1e-3)]
 
 
+@pytest.mark.promise("noise-limit")
 @pytest.mark.parametrize(
     ("most", "budget", "tells", "secure", "refused"),
     [
@@ -261,6 +263,7 @@ def test_messages_about_a_party_add_up_in_all_runs_whatever_their_rows(tmp_path:
         message(ledger, "a", 5, one, most=both * 1.01)
 
 
+@pytest.mark.promise("stream-once-in-a-run")
 def test_a_stream_does_not_go_back_and_its_record_stays_short() -> None:
     one, found = release(1.0), {}
     for start in (0, 5, 5, 10):  # one is asked for again

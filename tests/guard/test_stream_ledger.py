@@ -142,6 +142,7 @@ def test_a_table_of_the_same_rows_is_charged(federation: Federation) -> None:
         federation.run(40, table=slice(20, 80), batch="auto")
 
 
+@pytest.mark.promise("stream-after-a-table")
 def test_a_stream_of_rows_of_a_table_is_refused(federation: Federation) -> None:
     federation.run(40, table=slice(0, 60))
     federation.grow(slice(50, 120))
@@ -176,6 +177,7 @@ def test_too_few_samples_are_refused_as_of_tables(federation: Federation) -> Non
     assert federation.ledger().place() == ""
 
 
+@pytest.mark.promise("stream-columns")
 def test_columns_of_two_values_hide_less(federation: Federation) -> None:
     federation.grow(slice(0, 60))
     usual = federation.run(40, batch="auto").plan_.stops
@@ -253,6 +255,7 @@ def test_names_know_a_row_whose_content_was_edited(tmp_path: Path) -> None:
     ledger.take("b", Streamed(rows_of([1, 2], ["r", "s"]), "4"), compare=True)
 
 
+@pytest.mark.promise("stream-rows")
 def test_a_permission_is_for_one_run(tmp_path: Path) -> None:
     ledger = opened(tmp_path, "a")
     for n in range(3):

@@ -4,7 +4,7 @@ the integer sum that they must hit, and the checkers that say what looks random.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from refusals import refused
 from scipy import stats
 
-from fedkern_flwr.errors import FedKernError, SumError
+from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.secure_sum import Encoding, Party, PartyState, RunningSum, SecureSum, graph
 from fedkern_flwr.wire import sums as wire
 from fedkern_flwr.wire.message import PhaseMessage
@@ -142,6 +143,29 @@ class Run:
         (section,) = carry(self.server.unmask_sections([running])[partition])
         return section.read(wire.Unmask, party="server")
 
+    def told(
+        self,
+        running: RunningSum,
+        partition: int,
+        alive: Collection[int],
+        votes: Mapping[int, bytes],
+    ) -> wire.Unmask:
+        """What a server may tell a party: any survivors, with the shares and votes that it has."""
+        cohort, order, sealed = running.cohort, running.order, b""
+        for j in cohort.neighbours[partition] if order.self_masks else ():
+            if j in alive:
+                there = j in running.uploaded
+                sealed += running.enclosed.share(j, partition) if there else bytes(49)
+        return wire.Unmask(
+            cohort=order.cohort,
+            index=order.index,
+            alive=cohort.pack(alive),
+            dead=cohort.pack(set(cohort.members).difference(alive)),
+            shares=sealed,
+            voters=cohort.pack(votes) if votes else b"",
+            votes=b"".join(votes[p] for p in sorted(votes)),
+        )
+
     def vote(self, running: RunningSum, voting: Iterable[int] | None = None) -> None:
         """Ask all survivors to vote, where they must; only those who do, in that order."""
         self._answer(running, self.server.ballot_sections([running]), voting)
@@ -212,33 +236,6 @@ def sparse(k: int | None) -> Iterator[None]:
         graph.neighbourhoods.cache_clear()
         yield
     graph.neighbourhoods.cache_clear()
-
-
-def must_open(
-    running: RunningSum, uploaded: set[int], answered: set[int], helpers: set[int], least: int = 2
-) -> bool:
-    """Whether a sum must open, counted from the protocol's text.
-
-    ``answered`` have revealed their shares and seeds, ``helpers`` also what replaces the silent.
-    """
-    order, cohort = running.order, running.cohort
-    if len(uploaded) < max(cohort.threshold, least):
-        return False
-    if order.receiver >= 0 and order.receiver not in uploaded:
-        return False
-    if order.receiver >= 0 and len(uploaded) == 2 < len(cohort.members):
-        return False  # the receiver would learn the only other survivor's values
-    if not order.self_masks:
-        return uploaded == set(cohort.members)
-    need = cohort.share_threshold
-    for i in uploaded:
-        around = set(cohort.neighbours[i])
-        if len((around | {i}) & answered) < need:
-            return False
-        lost_seeds = i not in answered and not around <= uploaded
-        if lost_seeds and not (running.backups and len(around & helpers) >= need):
-            return False
-    return True
 
 
 # -- the integer sum
@@ -362,28 +359,12 @@ def assert_alike(one: np.ndarray, other: np.ndarray) -> None:
 # -- refusals
 
 
-def refused(
-    action: Callable[..., Any],
-    *args: Any,
-    text: str,
-    party: str = "",
-    remedy: str = "",
-    kind: type[FedKernError] = SumError,
-    **more: Any,
+def refuses(
+    code: str, action: Callable[..., Any], *args: Any, party: int | None = None, **more: Any
 ) -> FedKernError:
-    """The action fails with one line that says who and, where there is one, the remedy."""
-    caught: FedKernError | None = None
-    try:
+    """The action fails with this code, in one line that names the party, if there is one."""
+    with refused(code) as caught:
         action(*args, **more)
-    except FedKernError as error:
-        caught = error
-    assert caught is not None, "it was accepted"
-    line = str(caught)
-    assert type(caught) is kind, f"{type(caught).__name__}: {line}"
-    assert text in line, line
-    assert "\n" not in line
-    assert caught.party == party, f"named {caught.party!r}: {line}"
-    assert line.startswith(party or caught.problem)
-    assert remedy in caught.remedy, line
-    assert line.endswith(caught.remedy)
-    return caught
+    assert caught.value.party == ("" if party is None else f"partition {party}")
+    assert "\n" not in str(caught.value)
+    return caught.value

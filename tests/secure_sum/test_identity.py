@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
 )
-from sums_in_memory import refused
+from refusals import refused
+from sums_in_memory import refuses
 
-from fedkern_flwr.errors import OptionError
 from fedkern_flwr.secure_sum import Party, PartyState, SecureSum
 from fedkern_flwr.secure_sum.identity import check_key, read_identity, read_trusted, sign_key
 from fedkern_flwr.secure_sum.keys import generate_key
@@ -37,16 +37,10 @@ def openssh_line(key: Any) -> str:
 # -- the private key
 
 
-@pytest.mark.parametrize(
-    ("encoding", "form"),
-    [
-        (Encoding.PEM, PrivateFormat.OpenSSH),
-        (Encoding.PEM, PrivateFormat.PKCS8),
-    ],
-)
-def test_openssh_and_pem_keys_are_read(tmp_path: Path, encoding: Any, form: Any) -> None:
+@pytest.mark.parametrize("form", [PrivateFormat.OpenSSH, PrivateFormat.PKCS8])
+def test_openssh_and_pem_keys_are_read(tmp_path: Path, form: Any) -> None:
     path = tmp_path / "id"
-    path.write_bytes(IDENTITIES[0].private_bytes(encoding, form, NoEncryption()))
+    path.write_bytes(IDENTITIES[0].private_bytes(Encoding.PEM, form, NoEncryption()))
     assert read_identity(path).private_bytes_raw() == IDENTITIES[0].private_bytes_raw()
 
 
@@ -59,7 +53,7 @@ def test_keys_of_ssh_keygen_itself(tmp_path: Path, passphrase: str) -> None:
     trusted = tmp_path / "trusted"
     trusted.write_text("7 " + (tmp_path / "id.pub").read_text())
     if passphrase:
-        refused(read_identity, path, text="id is not an Ed25519 private key", kind=OptionError)
+        refuses("FK-IDENTITY-KEY", read_identity, path)
     else:
         public = read_identity(path).public_key().public_bytes_raw()
         assert read_trusted(trusted) == {7: public}
@@ -93,18 +87,15 @@ def bad_keys() -> dict[str, bytes]:
 def test_other_keys_are_refused(tmp_path: Path, kind: str, data: bytes) -> None:
     path = tmp_path / "hospital-a"
     path.write_bytes(data)
-    refused(
-        read_identity,
-        path,
-        text="hospital-a is not an Ed25519 private key without a passphrase",
-        remedy="make one with ssh-keygen -t ed25519 -N '' -f FILE",
-        kind=OptionError,
-    )
+    refuses("FK-IDENTITY-KEY", read_identity, path)
 
 
-def test_a_missing_key_file_is_refused(tmp_path: Path) -> None:
-    for path in (tmp_path / "nowhere", tmp_path):
-        refused(read_identity, path, text="is not an Ed25519 private key", kind=OptionError)
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "trusted"
+    path.write_bytes(b"\xff\xfe\xfa")
+    for wrong in (path, tmp_path / "nowhere", tmp_path):
+        refuses("FK-FILE-READ", read_trusted, wrong)
+        refuses("FK-IDENTITY-KEY", read_identity, wrong)
 
 
 # -- the trusted keys
@@ -141,29 +132,15 @@ KEY = openssh_line(IDENTITIES[0])
 def test_lines_that_are_no_trusted_key(tmp_path: Path, line: str, number: int) -> None:
     path = tmp_path / "trusted.txt"
     path.write_text(f"0 {KEY}\n{line}\n")
-    refused(
-        read_trusted,
-        path,
-        text=f"line {number} of trusted.txt is not 'PARTITION ssh-ed25519 KEY'",
-        remedy="write the partition id before each line of a .pub file",
-        kind=OptionError,
-    )
+    error = refuses("FK-IDENTITY-TRUSTED", read_trusted, path)
+    assert f"line {number} of trusted.txt" in str(error)
 
 
-def test_a_partition_is_pinned_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("again", ["3", "03"])
+def test_a_partition_is_pinned_once(tmp_path: Path, again: str) -> None:
     path = tmp_path / "trusted"
-    for again in ("3", "03"):
-        path.write_text(f"3 {KEY}\n{again} {openssh_line(IDENTITIES[1])}\n")
-        text = f"trusted names partition {again} twice"
-        refused(read_trusted, path, text=text, kind=OptionError)
-
-
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    path = tmp_path / "trusted"
-    path.write_bytes(b"\xff\xfe\xfa")
-    for wrong in (path, tmp_path / "nowhere", tmp_path):
-        text = f"{wrong.name} cannot be read"
-        refused(read_trusted, wrong, text=text, remedy="check the path", kind=OptionError)
+    path.write_text(f"3 {KEY}\n{again} {openssh_line(IDENTITIES[1])}\n")
+    refuses("FK-IDENTITY-TWICE", read_trusted, path)
 
 
 # -- signatures
@@ -171,7 +148,6 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 COUNTS = (7, 2)
 PUBLIC = generate_key()[1]
 SIGNATURE = sign_key(IDENTITIES[0], "run", 0, PUBLIC, COUNTS)
-NOT_SIGNED = "its key of this run is not signed by its pinned identity"
 SIGNED = {
     "trusted": TRUSTED,
     "session": "run",
@@ -182,25 +158,27 @@ SIGNED = {
 }
 
 
+@pytest.mark.promise("sums-signatures")
 @pytest.mark.parametrize(
-    ("change", "text"),
+    "change",
     [
-        ({"session": "run2"}, NOT_SIGNED),
-        ({"partition": 1}, NOT_SIGNED),
-        ({"public": generate_key()[1]}, NOT_SIGNED),
-        ({"signature": bytes([SIGNATURE[0] ^ 1]) + SIGNATURE[1:]}, NOT_SIGNED),
-        ({"signature": SIGNATURE[:-1]}, NOT_SIGNED),
-        ({"signature": b""}, "its key of this run is not signed, its identity is pinned"),
-        ({"counts": (8, 2)}, NOT_SIGNED),
-        ({"trusted": {}}, "its identity key is not pinned"),
+        {"session": "run2"},
+        {"partition": 1},
+        {"public": generate_key()[1]},
+        {"signature": bytes([SIGNATURE[0] ^ 1]) + SIGNATURE[1:]},
+        {"signature": SIGNATURE[:-1]},
+        {"signature": b""},
+        {"counts": (8, 2)},
+        {"counts": (7, 3)},
+        {"trusted": {}},
     ],
 )
-def test_other_signatures_are_refused(change: dict[str, Any], text: str) -> None:
+def test_other_signatures_are_refused(change: dict[str, Any]) -> None:
     check_key(**SIGNED)  # type: ignore[arg-type]
-    swapped = "do not go on: give it its identity key, or find out who swaps keys"
-    remedy = "add it to the trusted keys" if "trusted" in change else swapped
-    party = f"partition {change.get('partition', 0)}"
-    refused(check_key, **{**SIGNED, **change}, text=text, remedy=remedy, party=party)
+    code = "FK-IDENTITY-UNPINNED" if "trusted" in change else "FK-IDENTITY-UNSIGNED"
+    with refused(code) as caught:
+        check_key(**{**SIGNED, **change})  # type: ignore[arg-type]
+    assert caught.value.party == f"partition {change.get('partition', 0)}"
 
 
 # -- in a run
@@ -216,68 +194,38 @@ def announce_all(
     return parties, {p: party.announce() for p, party in parties.items()}
 
 
-def test_signed_runs_work() -> None:
+def test_signed_runs_work_and_without_pins_signatures_are_ignored() -> None:
+    """So a swapped key goes unnoticed there: this is what pinning is for."""
     parties, keys = announce_all(dict(enumerate(IDENTITIES)), TRUSTED)
     assert all(len(signature) == 64 for _, signature in keys.values())
-    server = SecureSum("run", keys)
     for party in parties.values():
-        party.join(server.roster)
+        party.join(SecureSum("run", keys).roster)
         assert party.state.digest
-
-
-def test_without_pins_signatures_are_ignored() -> None:
+        assert IDENTITIES[party.partition].private_bytes_raw().hex() not in str(party.state.pack())
     parties, keys = announce_all(dict.fromkeys(range(3)), None)
     assert all(signature == b"" for _, signature in keys.values())
+    keys[1] = (generate_key()[1], bytes(range(64)))
     parties[0].join(SecureSum("run", keys).roster)
-    keys[1] = (keys[1][0], bytes(range(64)))
-    parties[1].join(SecureSum("run", keys).roster)
 
 
-@pytest.mark.parametrize("kind", ["swapped", "unsigned", "signed by another", "unpinned"])
+@pytest.mark.parametrize("kind", ["swapped", "unsigned", "signed by another", "old", "unpinned"])
 def test_a_server_that_swaps_a_key_is_found_out(kind: str) -> None:
     trusted = dict(TRUSTED)
     parties, keys = announce_all(dict(enumerate(IDENTITIES)), trusted)
-    signature = keys[2][1]
     fresh = generate_key()[1]
-    text = "its key of this run is not signed by its pinned identity"
-    if kind == "swapped":
-        keys[2] = (fresh, signature)
-    elif kind == "unsigned":
-        keys[2] = (fresh, b"")
-        text = "its key of this run is not signed, its identity is pinned"
-    elif kind == "signed by another":
-        keys[2] = (fresh, sign_key(IDENTITIES[3], "run", 2, fresh, (0, 0)))
-    else:
+    if kind == "unpinned":
         del trusted[2]
-        text = "its identity key is not pinned"
+    elif kind == "old":  # of an earlier run
+        keys[2] = Party(2, PartyState("earlier"), identity=IDENTITIES[2]).announce()
+    else:
+        another = sign_key(IDENTITIES[3], "run", 2, fresh, (0, 0))
+        keys[2] = fresh, {"swapped": keys[2][1], "unsigned": b""}.get(kind, another)
     roster = SecureSum("run", keys).roster
+    code = "FK-IDENTITY-UNPINNED" if kind == "unpinned" else "FK-IDENTITY-UNSIGNED"
     for p in (0, 1, 3):
-        refused(parties[p].join, roster, text=text, party="partition 2")
+        refuses(code, parties[p].join, roster, party=2)
         assert not parties[p].state.digest
     if kind == "unpinned":  # a party need not pin itself
         parties[2].join(roster)
     else:  # and the party itself sees that its key was swapped
-        text = "the roster holds another key under the name of this party"
-        refused(parties[2].join, roster, text=text, party="partition 2")
-
-
-def test_a_swapped_key_goes_unnoticed_without_pins() -> None:
-    """Negative control: this is what pinning is for."""
-    parties, keys = announce_all(dict(enumerate(IDENTITIES)), None)
-    keys[2] = (generate_key()[1], keys[2][1])
-    parties[0].join(SecureSum("run", keys).roster)
-    assert parties[0].state.digest
-
-
-def test_a_signature_of_an_earlier_run_is_refused() -> None:
-    old = Party(2, PartyState("an earlier run"), identity=IDENTITIES[2])
-    parties, keys = announce_all(dict(enumerate(IDENTITIES)), TRUSTED)
-    keys[2] = old.announce()
-    text = "its key of this run is not signed by its pinned identity"
-    refused(parties[0].join, SecureSum("run", keys).roster, text=text, party="partition 2")
-
-
-def test_identities_are_not_in_the_state(tmp_path: Path) -> None:
-    parties, _ = announce_all(dict(enumerate(IDENTITIES)), TRUSTED)
-    packed = parties[0].state.pack()
-    assert IDENTITIES[0].private_bytes_raw().hex().encode() not in packed
+        refuses("FK-SUM-KEY-OTHER", parties[2].join, roster, party=2)

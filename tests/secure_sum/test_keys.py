@@ -1,19 +1,25 @@
-"""The key schedule, and what travels sealed from client to client."""
+"""The key schedule, what travels sealed from client to client, and messages within messages."""
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
-from hypothesis import given
+from example_messages import assert_equal, example
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from sums_in_memory import Run, refused
+from refusals import refused
+from sums_in_memory import Run, refuses
 
-from fedkern_flwr.errors import SumError
+from fedkern_flwr.errors import ProtocolError
+from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_message
 from fedkern_flwr.secure_sum.keys import (
     generate_key,
     next_root,
@@ -25,6 +31,9 @@ from fedkern_flwr.secure_sum.keys import (
 )
 from fedkern_flwr.secure_sum.party_state import order_terms
 from fedkern_flwr.secure_sum.relay import BACKUP, SHARE, Route, seal, unseal
+from fedkern_flwr.wire import sums
+from fedkern_flwr.wire.message import PhaseMessage
+from fedkern_flwr.wire.sections import Section, attach, detach, section_arrays, section_bytes
 
 ONE, OTHER = generate_key(), generate_key()
 PLACE = {"digest": bytes(32), "cohort": 0, "pair": pair_label(0, 1)}
@@ -35,22 +44,15 @@ def root_of(private: bytes, public: bytes, **place: Any) -> bytes:
 
 
 def test_two_parties_derive_the_same_root_and_nobody_else() -> None:
+    """Of another roster, cohort or pair it is another."""
     root = root_of(ONE[0], OTHER[1], **PLACE)
     assert root == root_of(OTHER[0], ONE[1], **PLACE)
     third = generate_key()
-    assert root not in {root_of(third[0], k, **PLACE) for k in (ONE[1], OTHER[1])}
-
-
-@pytest.mark.parametrize(
-    "change", [{"digest": b"\1" + bytes(31)}, {"cohort": 1}, {"pair": pair_label(0, 2)}]
-)
-def test_roots_depend_on_roster_cohort_and_pair(change: dict[str, Any]) -> None:
-    assert root_of(ONE[0], OTHER[1], **PLACE) != root_of(ONE[0], OTHER[1], **PLACE | change)
-
-
-def test_pair_labels_are_unordered_and_unambiguous() -> None:
-    assert pair_label(3, 1) == pair_label(1, 3)
-    labels = {pair_label(i, j) for i in range(40) for j in range(i)}
+    changes = ({"digest": b"\1" + bytes(31)}, {"cohort": 1}, {"pair": pair_label(0, 2)})
+    others = [root_of(ONE[0], OTHER[1], **PLACE | change) for change in changes]
+    others += [root_of(third[0], key, **PLACE) for key in (ONE[1], OTHER[1])]
+    assert len({root, *others}) == 6
+    labels = {pair_label(i, j) for i in range(40) for j in range(40) if i != j}
     assert len(labels) == 40 * 39 // 2
 
 
@@ -62,117 +64,64 @@ def test_improper_public_keys_are_refused(public: bytes) -> None:
 
 
 def test_keys_of_all_sums_pairs_and_purposes_differ() -> None:
-    root = os.urandom(32)
-    seen: set[bytes] = set()
-    made = 0
-    for session in ("a", "b"):
-        for cohort in (0, 1):
-            for index in (1, 2, 11):
-                for name in ("g", "h"):
-                    for pair in (pair_label(0, 1), pair_label(0, 11), pair_label(1, 11)):
-                        seen.update(sum_keys(root, sum_label(session, cohort, index, name), pair))
-                        made += 2
+    """They are those of HKDF-Expand, and what a step leaves gives none of the step before."""
+    root, seen, made = os.urandom(32), set[bytes](), 0
+    for label in [
+        sum_label(session, cohort, index, name)
+        for session in ("a", "b")
+        for cohort in (0, 1)
+        for index in (1, 2, 11)
+        for name in ("g", "h")
+    ]:
+        for pair in (pair_label(0, 1), pair_label(0, 11), pair_label(1, 11)):
+            info = b"fedkern-flwr secure sum 1 keys " + label + pair
+            both = HKDFExpand(hashes.SHA256(), 64, info).derive(root)
+            keys = sum_keys(root, label, pair)
+            assert keys == (both[:32], both[32:])
+            seen.update(keys)
+            made += 2
     for _ in range(50):
-        seen.add(root)
+        seen |= {root, *sum_keys(root, label, pair)}
         root = next_root(root)
-        made += 1
-    assert len(seen) == made
+        made += 3
+    assert len(seen) == made - 2  # the last label's keys of the first root came twice
 
 
-@given(
-    one=st.tuples(st.text(max_size=6), st.integers(0, 30), st.integers(0, 30), st.text(max_size=6)),
-    other=st.tuples(
-        st.text(max_size=6), st.integers(0, 30), st.integers(0, 30), st.text(max_size=6)
-    ),
-)
+SUMS = st.tuples(st.text(max_size=6), st.integers(0, 30), st.integers(0, 30), st.text(max_size=6))
+
+
+@given(one=SUMS, other=SUMS)
 def test_labels_tell_sums_apart(one: Any, other: Any) -> None:
     assert (sum_label(*one) == sum_label(*other)) == (one == other)
 
 
+@pytest.mark.promise("sums-told-alike")
 def test_the_label_holds_what_all_parties_must_have_been_told() -> None:
     order = Run(3).order(3).order
     others = {"name": "b", "length": 4, "kind": "fixed-point", "bits": 32, "bound": 8.0}
-    others |= {"receiver": 0, "self_masks": False}
+    others |= {"receiver": 0, "self_masks": False, "noise": 1 << 16, "fraction": 3}
     told = [replace(order, **{field: value}) for field, value in others.items()]
-    assert len({order_terms(order), *map(order_terms, told)}) == 8
-
-
-def test_labels_resist_names_that_look_like_numbers() -> None:
+    assert len({order_terms(order), *map(order_terms, told)}) == 10
     assert sum_label("a", 1, 2, 'x", 3') != sum_label('a", 1', 2, 3, "x")
-    assert sum_label("a", 1, 23, "") != sum_label("a", 12, 3, "")
 
 
-def test_a_ratchet_leads_forward_only() -> None:
-    """What is left after a step gives neither the old root nor any key of the old sum."""
-    old = os.urandom(32)
-    label, pair = sum_label("run", 0, 1, "g"), pair_label(0, 1)
-    secret = {old, *sum_keys(old, label, pair)}
-    new = old
-    for _ in range(20):
-        new = next_root(new)
-        assert not secret & {new, *sum_keys(new, label, pair)}
-    assert secret & {old, *sum_keys(old, label, pair)}  # negative control: the old root does
+# -- sealed messages of sums, and of methods
+
+KEY, SECRET = os.urandom(32), bytes(range(32))
 
 
-# -- sealed messages
-
-WHERE: dict[str, Any] = {"session": "run", "cohort": 1, "index": 7, "name": "g"}
-ROUTE: dict[str, Any] = {"kind": SHARE, "source": 2, "destination": 3}
-KEY, PLAIN = os.urandom(32), os.urandom(33)
-
-
-def unseal_at(sealed: bytes, key: bytes = KEY, **change: Any) -> bytes:
-    where, route = dict(WHERE), dict(ROUTE)
-    for name, value in change.items():
-        (where if name in where else route)[name] = value
-    return unseal(key, sealed, Route(sum_label(**where), **route))
-
-
-SEALED = seal(KEY, PLAIN, Route(sum_label(**WHERE), **ROUTE))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"session": "run2"},
-        {"session": "ru"},
-        {"cohort": 0},
-        {"index": 8},
-        {"index": 6},
-        {"name": "h"},
-        {"kind": BACKUP},
-        {"source": 3},
-        {"source": 3, "destination": 2},
-        {"destination": 2},
-        {"destination": 4},
-        {"key": os.urandom(32)},
-    ],
-)
-def test_a_message_out_of_place_stays_closed(change: dict[str, Any]) -> None:
-    source = change.get("source", 2)
-    text = f"what partition {source} sent through the server was changed or misplaced"
-    error = refused(lambda: unseal_at(SEALED, **change), text=text)
-    assert PLAIN.hex() not in repr(error)
-
-
+@settings(max_examples=60)
 @given(
-    WHERE=st.fixed_dictionaries(
-        {
-            "session": st.text(max_size=8),
-            "cohort": st.integers(0, 99),
-            "index": st.integers(1, 2**31),
-            "name": st.text(max_size=8),
-        }
-    ),
+    where=st.tuples(st.text(max_size=8), st.integers(0, 99), st.integers(1, 2**31), st.just("g")),
     plain=st.binary(max_size=80),
+    kind=st.sampled_from([SHARE, BACKUP]),
+    ends=st.permutations([0, 1, 12, 2**31 - 1]),
     data=st.data(),
 )
 def test_any_place_and_any_bit_are_bound(
-    WHERE: dict[str, Any], plain: bytes, data: st.DataObject
+    where: Any, plain: bytes, kind: int, ends: list[int], data: st.DataObject
 ) -> None:
-    kind = data.draw(st.sampled_from([SHARE, BACKUP]))
-    source, destination = data.draw(st.permutations([0, 1, 12, 2**31 - 1]))[:2]
-    label = sum_label(**WHERE)
+    label, (source, destination, *_) = sum_label(*where), ends
     route = Route(label, kind, source, destination)
     sealed = seal(KEY, plain, route)
     assert unseal(KEY, sealed, route) == plain
@@ -180,44 +129,174 @@ def test_any_place_and_any_bit_are_bound(
     assert len(plain) < 4 or plain not in sealed
     bit = data.draw(st.integers(0, 8 * len(sealed) - 1))
     changed = (int.from_bytes(sealed, "little") ^ (1 << bit)).to_bytes(len(sealed), "little")
-    wrong = data.draw(
-        st.sampled_from(
-            [
-                {"label": label + b" "},
-                {"kind": 3 - kind},
-                {"source": source + 1},
-                {"destination": destination + 1},
-            ]
-        )
-    )
-    for broken, where in (
+    for broken, place in (
         (changed, route),
-        (sealed, route._replace(**wrong)),
         (sealed[:-1], route),
+        (sealed[:15], route),
+        (sealed, route._replace(label=label + b" ")),
+        (sealed, route._replace(label=sum_label(*where[:2], where[2] + 1, "g"))),
+        (sealed, route._replace(kind=3 - kind)),
+        (sealed, route._replace(source=source + 1)),
+        (sealed, route._replace(destination=destination + 1)),
+        (sealed, route._replace(source=destination, destination=source)),
     ):
-        with pytest.raises(SumError, match="changed or misplaced"):
-            unseal(KEY, broken, where)
+        refuses("FK-SUM-SEALED", unseal, KEY, broken, place)
+    refuses("FK-SUM-SEALED", unseal, SECRET, sealed, route)
 
 
-@pytest.mark.parametrize("size", [0, 1, 15, 16])
-def test_truncated_messages_fail_closed(size: int) -> None:
-    refused(unseal_at, SEALED[:size], text="was changed or misplaced")
-
-
+@pytest.mark.promise("sums-sealed")
 def test_two_directions_and_kinds_never_share_a_nonce() -> None:
     """The same text under the same key looks different each time."""
-    label = sum_label(**WHERE)
-    made = {
-        seal(KEY, PLAIN, Route(label, kind, s, d))[:33]
-        for kind in (SHARE, BACKUP)
-        for s, d in ((2, 3), (3, 2))
-    }
-    assert len(made) == 4
+    label, plain = sum_label("run", 1, 7, "g"), os.urandom(33)
+    ends = [(kind, s, d) for kind in (SHARE, BACKUP) for s, d in ((2, 3), (3, 2))]
+    assert len({seal(KEY, plain, Route(label, *end))[:33] for end in ends}) == 4
 
 
-def test_keys_of_a_sum_are_those_of_hkdf_expand() -> None:
-    for root in (bytes(32), os.urandom(32)):
-        label, pair = sum_label("run", 1, 2, "weights"), pair_label(3, 4)
-        info = b"fedkern-flwr secure sum 1 keys " + label + pair
-        both = HKDFExpand(hashes.SHA256(), 64, info).derive(root)
-        assert sum_keys(root, label, pair) == (both[:32], both[32:])
+AT: tuple[str | int, ...] = ("chain", "session", 3, 0, 1)
+OTHER_PLACES: list[tuple[str | int, ...]] = [
+    *((*AT[:k], value, *AT[k + 1 :]) for k, value in enumerate(("hop", "other", 4, 1, 2))),
+    ("chain", "session", 3, 1, 0),
+    ("chain", "session", 30, 1),
+    ("chain", "session", "3", 0, 1),
+    ("chain", "session", 3, 0),
+    (),
+]
+
+
+def test_a_message_of_a_method_opens_in_its_own_place_only() -> None:
+    """However often it is sealed no nonce comes twice: a repeated hop may carry other content."""
+    sealed = [seal_message(SECRET, b"content", *AT) for _ in range(200)]
+    assert {unseal_message(SECRET, one, *AT) for one in sealed} == {b"content"}
+    assert len({one[:12] for one in sealed}) == len({one[12:] for one in sealed}) == 200
+    first = sealed[0]
+    assert len(first) == len(b"content") + 28
+    assert b"content" not in first
+    for bit in range(8 * len(first)):
+        changed = bytearray(first)
+        changed[bit // 8] ^= 1 << bit % 8
+        refuses("FK-SUM-SEALED", unseal_message, SECRET, bytes(changed), *AT)
+    for length in range(0, 29, 4):
+        refuses("FK-SUM-SEALED", unseal_message, SECRET, first[:length], *AT)
+    for place in OTHER_PLACES:
+        refuses("FK-SUM-SEALED", unseal_message, SECRET, first, *place)
+    refuses("FK-SUM-SEALED", unseal_message, SECRET[::-1], first, *AT)
+    places = [AT, *OTHER_PLACES, ("a", "b"), ("a b",), ('a", "b',), ("a", "", "b")]
+    keys = {derive_key(secret, *place) for place in places for secret in (SECRET, SECRET[::-1])}
+    assert len(keys | {SECRET}) == 2 * len(places) + 1
+
+
+def test_pairs_have_a_secret_for_the_method_where_it_asks_for_one() -> None:
+    """Theirs alone, one whatever cohorts they share, fresh in each run, no key of a mask."""
+    cohorts = [[0, 1], [1, 2, 3], [0, 1, 3]]
+    found = []
+    for _ in range(2):
+        run = Run(5, clients={"pair_secrets": True}, cohorts=cohorts)
+        run.join()
+        states = [run.party(p).state for p in run.members]
+        pairs = {p for members in cohorts for p in combinations(members, 2)}
+        assert {(i, j) for i, one in enumerate(states) for j in one.secrets if i < j} == pairs
+        assert all(states[i].secrets[j] == states[j].secrets[i] for i, j in pairs)
+        found += [states[i].secrets[j] for i, j in pairs]
+        found += [
+            states[i].roots[c][j] for c, m in enumerate(cohorts) for i, j in combinations(m, 2)
+        ]
+    assert len(set(found)) == len(found)
+    run = Run(3)
+    run.join()
+    assert [run.party(p).state.secrets for p in run.members] == [{}, {}, {}]
+
+
+# -- messages within messages, which trust nothing that arrives
+
+CLASSES = [
+    cls
+    for cls in vars(sums).values()
+    if isinstance(cls, type) and issubclass(cls, PhaseMessage) and cls.phase
+]
+OWN_ARRAYS = [np.arange(4.0), np.zeros((2, 2), np.float32)]
+OWN = {"phase": "update", "protocol": 3, "round": 3, "9.x": b"9"}
+
+
+@given(chosen=st.lists(st.sampled_from(CLASSES), max_size=5), parts=st.integers(0, 3))
+def test_sections_arrive_as_they_were_sent(chosen: list[type[PhaseMessage]], parts: int) -> None:
+    sent = [example(cls, seed, parts=parts) for seed, cls in enumerate(chosen)]
+    arrays, scalars = attach(sent)
+    assert all(type(value) in (bytes, str) for value in scalars.values())  # plain for Flower
+    left, rest, sections = detach([*OWN_ARRAYS, *arrays], {**OWN, **scalars}, party="server")
+    assert len(left) == 2
+    assert rest == OWN
+    for message, section in zip(sent, sections, strict=True):
+        assert_equal(message, section.read(type(message), party="server"))
+    assert section_arrays(scalars) == (len(arrays) if sent else None)
+    size = sum(len(v) for m in sent for v in m.scalars().values() if isinstance(v, bytes))
+    assert section_bytes(scalars) == size
+
+
+DAMAGED: list[Any] = [
+    *("sections", "", "3", "null", '"abc"', '{"abc": 1}', "[[null, 0, {}]]", "[" * 100_000),
+    *('[["sum-order", 0]]', '[["sum-order", 0, {}, 1]]', '[["a", 2, {}], ["b", 1, {}]]'),
+    *(
+        f'[["sum-order", {count}, {{}}]]'
+        for count in ("-1", "0.5", '"1"', "true", "Infinity", "NaN", "1e400", "3")
+    ),
+    *('[["sum-order", 0, [["phase", "x"]]]]', '[["sum-order", 0, "ab"]]'),
+    *(b"\xff\xfe", 3, [["sum-order", 0, {}]], None),
+]
+
+
+@pytest.mark.parametrize("damaged", DAMAGED, ids=lambda d: str(d)[:24])
+def test_damaged_sections_are_refused(damaged: Any) -> None:
+    detach(OWN_ARRAYS, {**OWN, "sections": '[["a", 1, {}], ["b", 0, {"c": 1}]]'}, party="")  # right
+    scalars = {**OWN, "sections": damaged}
+    with refused("FK-MESSAGE-DAMAGED", kind=ProtocolError):
+        detach(OWN_ARRAYS, scalars, party="partition 3")
+
+
+JSON = st.recursive(
+    st.none() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=8,
+).map(json.dumps)
+
+
+@settings(max_examples=50)
+@given(
+    text=st.text(max_size=40) | JSON, number=st.sampled_from(["0", "1", "2", "\u0661", "-1", ""])
+)
+def test_any_text_is_refused_or_gives_sections(text: str, number: str) -> None:
+    try:
+        arrays, _, found = detach(OWN_ARRAYS, {**OWN, "sections": text}, party="partition 3")
+    except ProtocolError as error:
+        assert (error.code, error.party) == ("FK-MESSAGE-DAMAGED", "partition 3")  # noqa: PT017
+    else:
+        assert all(type(s) is Section and type(s.scalars) is dict for s in found)
+        assert len(arrays) + sum(len(s.arrays) for s in found) == len(OWN_ARRAYS)
+    arrays, scalars = attach([example(sums.Roster), example(sums.SumReply)])
+    extra = {f"{number}.{text}": b"x", "9" * 5000 + ".keys": b"x"}
+    _, rest, sections = detach(arrays, {**scalars, **extra}, party="partition 3")
+    assert [s.phase for s in sections] == ["sum-roster", "sum-reply"]
+    assert len(rest) == (1 if number in ("0", "1") else 2)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_sections_are_checked_as_messages_are(cls: type[PhaseMessage]) -> None:
+    sent = example(cls)
+    arrays, scalars = attach([sent])
+    _, _, (section,) = detach(arrays, scalars, party="partition 3")
+    names = [n for n in section.scalars if n not in ("phase", "protocol")]
+    wrong: list[tuple[str, Any, dict[str, Any]]] = [
+        ("VERSION", section.arrays, {"protocol": 1}),
+        ("PHASE", section.arrays, {"phase": "other"}),
+        *(("FIELD", section.arrays, {name: None}) for name in names),
+    ]
+    for code, parts, change in wrong:
+        broken = Section(section.phase, parts, {**section.scalars, **change})
+        with refused(f"FK-MESSAGE-{code}") as caught:
+            broken.read(cls, party="partition 3")
+        assert caught.value.party == "partition 3"
+    for odd in (np.zeros(2), np.zeros((2, 2), np.uint32)):
+        with refused("FK-MESSAGE-FIELD", "FK-MESSAGE-SHAPE"):
+            Section(section.phase, [odd], section.scalars).read(cls, party="partition 3")
+    assert_equal(section.read(cls, party="partition 3"), sent)
