@@ -88,7 +88,7 @@ class Node:
         OptionError
         """
         if key not in self.config:
-            raise OptionError(f"this node has no {lacks}", remedy=remedy)
+            raise OptionError(f"this node has no {lacks}", remedy=remedy, code="FK-NODE-KEY")
         return self.config[key]
 
     def role(self, *roles: str) -> str:
@@ -102,7 +102,9 @@ class Node:
         role = str(self.config.get("role"))
         if role not in roles:
             words = [f'role="{name}"' for name in roles]
-            raise OptionError("this node has no role", remedy=f"add {' or '.join(words)}")
+            raise OptionError(
+                "this node has no role", remedy=f"add {' or '.join(words)}", code="FK-NODE-ROLE"
+            )
         return role
 
     def check_predictions(self) -> None:
@@ -152,6 +154,7 @@ class Node:
             raise TableError(
                 "the test data does not have the columns of the data, in this order",
                 remedy="bring them to the same columns",
+                code="FK-COLUMNS-DIFFER",
             )
         return table, held
 
@@ -170,7 +173,9 @@ class Node:
 
         if "ranges" in self.config:
             problem = "this node has ranges and an encoder of its own"
-            raise OptionError(problem, remedy="leave one of them out of --node-config")
+            raise OptionError(
+                problem, remedy="leave one of them out of --node-config", code="FK-NODE-ENCODERS"
+            )
         path = Path(self.config["encoder"])
         if common or self.run["predict"] or self.run["resume"] or path.exists():
             kept = KeptEncoder.read(path)
@@ -219,6 +224,7 @@ class Node:
             raise TableError(
                 "the test data does not have the columns of the data, in this order",
                 remedy="bring them to the same columns",
+                code="FK-COLUMNS-DIFFER",
             )
         return table, held
 
@@ -281,7 +287,11 @@ def client_maker(
             return client(context, **{**node.settings(), **own})
         run = context.run_config
         if not run.get("data", run.get("rows")):
-            raise OptionError("this node has no table", remedy="name it in --node-config as data")
+            raise OptionError(
+                "this node has no table",
+                remedy="name it in --node-config as data",
+                code="FK-NODE-KEY",
+            )
         if not isinstance(simulated, str):
             return simulated(as_simulated(context))
         from .simulated import simulated_client

@@ -74,7 +74,9 @@ def one_of(*methods: Kind) -> Callable[[Config], Kind]:
             found = str(load_model(config["predict"])[1].get("method"))
             name = found if found in known else name
         if name not in known:
-            raise OptionError(f"method is {name!r}", remedy=f"use {' or '.join(known)}")
+            raise OptionError(
+                f"method is {name!r}", remedy=f"use {' or '.join(known)}", code="FK-OPTION-CHOICE"
+            )
         return known[name]
 
     return chosen
@@ -108,7 +110,9 @@ def read_options(method: type[PhaseStrategy], config: Config) -> dict[str, Any]:
         return {**found, **dict(json.loads(config.get("options", "{}")))}
     except ValueError:
         raise OptionError(
-            "options is no JSON object", remedy="""write options = '{"components": 3}'"""
+            "options is no JSON object",
+            remedy="""write options = '{"components": 3}'""",
+            code="FK-OPTION-TYPE",
         ) from None
 
 
@@ -128,18 +132,19 @@ def read_option(option: Option, value: Any) -> Any:
         return option.default
     if isinstance(value, str) and bool in kinds:
         if value not in ("auto", *_SWITCH):
-            raise _wrong(name, value, "use auto, on or off")
+            raise _wrong(name, value, "use auto, on or off", code="FK-OPTION-CHOICE")
         return _SWITCH.get(value, option.default)
     if isinstance(value, str) and not option.takes_text():
         try:
             return tuple(map(float, value.split(",")))
         except ValueError:
-            raise _wrong(name, value, "write numbers separated by commas") from None
+            remedy = "write numbers separated by commas"
+            raise _wrong(name, value, remedy, code="FK-OPTION-TYPE") from None
     return float(value) if type(value) is int and float in kinds else value
 
 
-def _wrong(name: str, value: Any, remedy: str) -> OptionError:
-    return OptionError(f"{name.replace('_', '-')} is {value!r}", remedy=remedy)
+def _wrong(name: str, value: Any, remedy: str, *, code: str) -> OptionError:
+    return OptionError(f"{name.replace('_', '-')} is {value!r}", remedy=remedy, code=code)
 
 
 def _fit(method: Kind, grid: Grid, config: Config) -> Any:
@@ -160,6 +165,7 @@ def _predict(method: Kind, grid: Grid, config: Config, agreed: Sequence[str]) ->
         raise OptionError(
             f"nodes of {method.method} predict rows of their stream only",
             remedy="leave predict out, or hold rows out as test-data of a run",
+            code="FK-APP-PREDICT",
         )
     arrays, meta = load_model(config["predict"], method.method)
     given = read_options(method, config)
@@ -169,7 +175,9 @@ def _predict(method: Kind, grid: Grid, config: Config, agreed: Sequence[str]) ->
     for name in agreed:
         if (made := meta[name]) != given[name]:
             raise OptionError(
-                f"the model is one of {name} {made}", remedy=f'add {name}="{made}" to --run-config'
+                f"the model is one of {name} {made}",
+                remedy=f'add {name}="{made}" to --run-config',
+                code="FK-MODEL-SETTINGS",
             )
     model = {"arrays": arrays, "meta": meta}
     known = signature(strategy.predict_at_nodes).parameters

@@ -131,7 +131,7 @@ def compare_presets(
     """
     screen = Screen(quiet)
     if jobs is not None and jobs < 1:
-        raise OptionError(f"jobs is {jobs}", remedy="use at least 1")
+        raise OptionError(f"jobs is {jobs}", remedy="use at least 1", code="FK-OPTION-RANGE")
     tell = json_writer(json_target)
     asked = {k: v for k, v in (("rounds", rounds), ("clients", clients)) if v is not None}
     if own["data"] or own["party"]:
@@ -140,14 +140,20 @@ def compare_presets(
             "presets, not for a table of your own",
         )
         if names:
-            raise OptionError("a preset has data of its own", remedy="leave it out, or --data")
+            raise OptionError(
+                "a preset has data of its own",
+                remedy="leave it out, or --data",
+                code="FK-COMPARE-OWN",
+            )
         listed, left_out = _own(own, methods)
         stem, jobs = listed[0].title.rpartition(" ")[2], jobs or 1  # so that seconds are comparable
     else:
         _refuse({**own, "methods": methods}, "a table of your own, which --data names")
         if not names:
             raise OptionError(
-                "there is nothing to compare", remedy="name a preset, or a table with --data"
+                "there is nothing to compare",
+                remedy="name a preset, or a table with --data",
+                code="FK-COMPARE-NOTHING",
             )
         listed, left_out = _presets(names, datasets, paper_split)
         stem = names[0] if len(names) == 1 else "several"
@@ -224,26 +230,39 @@ def _presets(
     own = [name for name in names if name in registered()]
     others = [name for name in names if name not in own]
     if datasets and (len(others) + bool(own) > 1 or ALL in names):
-        raise OptionError("--datasets goes with one preset", remedy="compare them one by one")
+        raise OptionError(
+            "--datasets goes with one preset",
+            remedy="compare them one by one",
+            code="FK-COMPARE-DATASETS",
+        )
     if names == [ALL]:
-        found, missing = [], defaultdict(list)
+        found, missing, code = [], defaultdict(list), ""
         for name in PAPERS:
             try:
                 found.append(preset(name, (), paper_split=paper_split))
             except TableError as error:
-                missing[str(error)].append(name)
+                missing[f"{error.problem}; {error.remedy}"].append(name)
+                code = error.code
         left_out = [f"{', '.join(named)}: {reason}" for reason, named in missing.items()]
         if not found:
-            raise TableError("; ".join(left_out))
+            raise TableError("; ".join(left_out), code=code)
         return found, left_out
     if ALL in names:
-        raise OptionError(f"{ALL} are all presets of the papers", remedy="name it alone")
+        raise OptionError(
+            f"{ALL} are all presets of the papers", remedy="name it alone", code="FK-COMPARE-TWICE"
+        )
     if len(set(names)) < len(names):
-        raise OptionError("a preset is named twice", remedy="name each once")
+        raise OptionError(
+            "a preset is named twice", remedy="name each once", code="FK-COMPARE-TWICE"
+        )
     pairs = [d.strip().partition("=") for d in (datasets or "").split(",") if d.strip()]
     files = {name: file for name, sign, file in pairs if sign}
     if own and files:
-        raise OptionError("NAME=FILE is for presets", remedy="name files of features by themselves")
+        raise OptionError(
+            "NAME=FILE is for presets",
+            remedy="name files of features by themselves",
+            code="FK-COMPARE-FILES",
+        )
     wanted = tuple(name for name, *_ in pairs)
     beside = [registered_methods(own, wanted)] if own else []
     found = [preset(name, wanted, files, paper_split=paper_split) for name in others]
@@ -262,7 +281,9 @@ def _refuse(given: Mapping[str, Any], purpose: str) -> None:
     for name, value in given.items():
         if value not in (None, []):
             flag = name.removesuffix("_column").replace("_", "-")
-            raise OptionError(f"--{flag} is for {purpose}", remedy=f"leave out --{flag}")
+            raise OptionError(
+                f"--{flag} is for {purpose}", remedy=f"leave out --{flag}", code="FK-COMPARE-OPTION"
+            )
 
 
 def _run(screen: Screen, chosen: Preset, how: _Engines) -> list[Comparison]:
@@ -312,8 +333,9 @@ def _run(screen: Screen, chosen: Preset, how: _Engines) -> list[Comparison]:
                 done=done,
             )
         except CellFailed as failed:
-            text = f"{titles[failed.cell.key]}: {failed.error}; finished draws are kept"
-            failed.error.args = (text,)
+            what = f"{titles[failed.cell.key]}: {failed.error}"
+            told = FedKernError(what, remedy="finished draws are kept", code="")  # that of the draw
+            failed.error.args = told.args
             raise failed.error from None
     return comparisons
 
@@ -359,11 +381,15 @@ def _adjust(
 ) -> Preset:
     """Apply what the user asked for instead of the preset's own settings."""
     if runs is not None and runs < 1:
-        raise OptionError(f"runs is {runs}", remedy="use at least 1")
+        raise OptionError(f"runs is {runs}", remedy="use at least 1", code="FK-OPTION-RANGE")
     check_seed(seed, chosen.runs if runs is None else runs)
     for name in asked:
         if not any(_may_set(settings, name) for settings in chosen.data.values()):
-            raise OptionError(f"{chosen.name} has no {name}", remedy=f"leave out --{name}")
+            raise OptionError(
+                f"{chosen.name} has no {name}",
+                remedy=f"leave out --{name}",
+                code="FK-COMPARE-OPTION",
+            )
 
     def change(every: Mapping[str, Settings]) -> dict[str, Settings]:
         return {

@@ -17,7 +17,7 @@ from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import EngineError, FedKernError, OptionError
 from fedkern_flwr.guard import NodePolicy
 
-from ..deployment.local import CONNECTION, LocalDeployment, last_line
+from ..deployment.local import CONNECTION, LocalDeployment, ended
 from ..deployment.node_files import NodeConfig, Secrets, toml, write_node
 from ..deployment.run_config import app_folder, run_config
 from ..methods.base import Family
@@ -120,15 +120,20 @@ def _open(name: str, path: Path) -> tuple[RunFolder, dict[str, Any]]:
         raise OptionError(
             f"{folder.path} holds no deployment of {name}",
             remedy=f"it is a run of {config['method']} on engine {config['engine']}",
+            code="FK-DEPLOY-OTHER",
         )
     return folder, config
 
 
 def _config(own: Family[Any, Any], name: str, values: dict[str, Any]) -> dict[str, Any]:
     if values["nodes"] is None:
-        raise OptionError("the number of nodes is missing", remedy="add --nodes N")
+        raise OptionError(
+            "the number of nodes is missing", remedy="add --nodes N", code="FK-DEPLOY-NODES"
+        )
     if values["nodes"] < 2:
-        raise OptionError(f"nodes is {values['nodes']}", remedy="use at least 2")
+        raise OptionError(
+            f"nodes is {values['nodes']}", remedy="use at least 2", code="FK-OPTION-RANGE"
+        )
     defaults = {o.name: o.default for o in own.parameters()}
     every = {**defaults, **values, **own.deal_nodes(values, values["nodes"])}
     if "secure" in own.run_options:
@@ -261,21 +266,20 @@ def _run(
     answer = json.loads(told.read_text()) if told.exists() else {}
     told.unlink(missing_ok=True)
     if answer.get("error") or not status.endswith("completed"):
-        log = place / _SERVER_LOG
-        unsaid = f"the run ended as {status}: {last_line(log)}; read {log}"
-        raise _failed(folder, name, answer.get("error", unsaid), answer.get("exit_code", 1))
+        unsaid = ended(f"the run ended as {status}", place / _SERVER_LOG)
+        raise _failed(folder, name, answer.get("error", str(unsaid)), answer.get("exit_code", 1))
     return answer, {"start_seconds": ready, "total_seconds": time.monotonic() - began}
 
 
-def _failed(folder: RunFolder, name: str, text: str, code: int) -> FedKernError:
+def _failed(folder: RunFolder, name: str, text: str, exit_code: int) -> FedKernError:
     """Return the error of a run that failed later, with the command that goes on.
 
     It goes on from the checkpoint; without one it starts anew with the same nodes.
     """
-    if code == EngineError.exit_code and not folder.result():
-        text += f"; go on with fedkern deploy-local {name} --resume {folder.path}"
-    error = EngineError(text)
-    error.exit_code = code
+    again = f"go on with fedkern deploy-local {name} --resume {folder.path}"
+    goes_on = exit_code == EngineError.exit_code and not folder.result()
+    error = EngineError(text, remedy=again if goes_on else "", code="")  # that of what failed
+    error.exit_code = exit_code
     return error
 
 

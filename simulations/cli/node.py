@@ -109,6 +109,7 @@ def feed_stream(
         raise OptionError(
             f"{node_config.name} names no socket as stream",
             remedy='write stream = "unix:/path" or "127.0.0.1:PORT"; files need no feeder',
+            code="FK-STREAM-NONE",
         )
     feed(*fed)
 
@@ -191,7 +192,9 @@ def _refuse_unreadable(path: Path, option: str) -> None:
     OptionError
     """
     if not os.access(path, os.R_OK) or not path.is_file():
-        raise OptionError(f"{option}: {path} cannot be read", remedy="check the path")
+        raise OptionError(
+            f"{option}: {path} cannot be read", remedy="check the path", code="FK-FILE-READ"
+        )
 
 
 def _refuse_taken(port: int) -> None:
@@ -207,7 +210,9 @@ def _refuse_taken(port: int) -> None:
             probe.bind(("127.0.0.1", port))
         except OSError:
             raise OptionError(
-                f"port {port} of 127.0.0.1 is in use", remedy="choose another with --port"
+                f"port {port} of 127.0.0.1 is in use",
+                remedy="choose another with --port",
+                code="FK-LISTEN-ADDRESS",
             ) from None
 
 
@@ -223,6 +228,7 @@ def _ledger(state_dir: Path) -> NodeLedger:
         raise OptionError(
             f"there is no {FILE} in {state_dir}",
             remedy="name the state-dir of the node's configuration; a first run makes the ledger",
+            code="FK-LEDGER-NONE",
         )
     return NodeLedger(state_dir)
 

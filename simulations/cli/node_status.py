@@ -35,6 +35,7 @@ def show_status(
         raise OptionError(
             f"there is no folder {state_dir}",
             remedy="name the state-dir of the node's configuration",
+            code="FK-NODE-FOLDER",
         )
     status, totals = NodeStatus.read(state_dir), ledger_totals(state_dir)
     code, state = _state(status, max_age)

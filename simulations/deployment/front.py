@@ -338,6 +338,7 @@ def run_front(
         raise OptionError(
             f"nothing can listen on {listen} ({error.strerror})",
             remedy="name an address of this machine and a port that is free",
+            code="FK-LISTEN-ADDRESS",
         ) from None
     logger.warning("a front on %s before the SuperLink %s", listen, superlink)
     with suppress(KeyboardInterrupt):
@@ -354,6 +355,7 @@ def _readable(*files: Path) -> Iterator[None]:
         raise OptionError(
             f"{names} cannot be used ({plain_line(reason)})",
             remedy="name the files of docs/deploy.md, section 3.2",
+            code="FK-FRONT-FILES",
         ) from None
 
 
@@ -364,7 +366,11 @@ def _address(text: str, option: str) -> tuple[str, int]:
             return parts.hostname, parts.port
     except ValueError:
         pass
-    raise OptionError(f"{option} is {text!r}", remedy="write HOST:PORT, such as 127.0.0.1:8000")
+    raise OptionError(
+        f"{option} is {text!r}",
+        remedy="write HOST:PORT, such as 127.0.0.1:8000",
+        code="FK-ADDRESS-FORM",
+    )
 
 
 if __name__ == "__main__":  # what deploy-local starts: it has checked all of it

@@ -189,9 +189,12 @@ class LocalDeployment:
                         f"the certificate in {self.folder / 'keys'} does not hold "
                         f"({reason.verify_message})",
                         remedy="remove ca.crt there for another, or set the clock",
+                        code="FK-DEPLOY-CERTIFICATE",
                     ) from None
                 time.sleep(0.1)
-        raise EngineError(f"the {name} does not come up", remedy=f"read {log}")
+        raise EngineError(
+            f"the {name} does not come up", remedy=f"read {log}", code="FK-DEPLOY-START"
+        )
 
     def register(self, numbers: Sequence[int] | range) -> None:
         """Make a key for each node and register it with the SuperLink."""
@@ -245,6 +248,7 @@ class LocalDeployment:
         raise EngineError(
             f"{online} of {len(self.nodes)} nodes are connected after {_START:.0f} s",
             remedy=f"read nodes/*/supernode.log in {self.folder}",
+            code="FK-DEPLOY-CONNECT",
         )
 
     def _refuse_ended(self) -> None:
@@ -255,8 +259,9 @@ class LocalDeployment:
                     f"{name} is refused by the SuperLink: its key is not registered, or another "
                     "node uses it",
                     remedy=f"register its public key first; {log} has the details",
+                    code="FK-DEPLOY-KEY",
                 )
-            raise EngineError(f"{name} has ended: {last_line(log)}", remedy=f"read {log}")
+            raise ended(f"{name} has ended", log)
 
     # -- runs
 
@@ -277,6 +282,7 @@ class LocalDeployment:
             raise EngineError(
                 f"Flower refuses the app: {plain_line(str(error), _QUOTED)}",
                 remedy="check the options of the run",
+                code="FK-DEPLOY-APP",
             ) from None
 
     def wait_for_run(self, run_id: int, timeout: float, tick: Say = lambda _: None) -> str:
@@ -303,7 +309,9 @@ class LocalDeployment:
             time.sleep(_LOOK)
         self._ask(lambda control: control.stop(run_id))
         raise EngineError(
-            f"the run has not ended after {timeout:.0f} s", remedy="raise --timeout, then resume"
+            f"the run has not ended after {timeout:.0f} s",
+            remedy="raise --timeout, then resume",
+            code="FK-DEPLOY-TIMEOUT",
         )
 
     def save_log(self, run_id: int, path: Path) -> None:
@@ -324,6 +332,7 @@ class LocalDeployment:
             raise EngineError(
                 f"the SuperLink refuses: {plain_line(str(error), _QUOTED)}",
                 remedy=f"read {self.folder / 'superlink.log'}",
+                code="FK-DEPLOY-REFUSED",
             ) from None
 
 
@@ -339,6 +348,7 @@ def refuse_running(pids: Path) -> None:
         raise OptionError(
             f"the deployment in {pids.parent} is still running",
             remedy=f"stop it with: kill $(cat {pids})",
+            code="FK-DEPLOY-RUNNING",
         )
 
 
@@ -354,6 +364,7 @@ def refuse_missing(path: str) -> None:
         raise OptionError(
             f"{', '.join(missing)} not found beside {Path(sys.executable).name} or on the path",
             remedy="pip install flwr into the environment of this command",
+            code="FK-DEPLOY-PROGRAM",
         )
 
 
@@ -373,10 +384,19 @@ def free_port() -> int:
         with socket.socket() as free, suppress(OSError):
             free.bind((_HOST, port))
             return port
-    raise EngineError("no port of this machine is free", remedy="stop what listens on them")
+    raise EngineError(
+        "no port of this machine is free",
+        remedy="stop what listens on them",
+        code="FK-DEPLOY-PORTS",
+    )
 
 
-def last_line(log: Path) -> str:
-    """Return the last line of a log that says anything."""
+def ended(what: str, log: Path) -> EngineError:
+    """Return the error of what has ended: the last line of its log, with the code that it names."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return plain_line(lines[-1], _QUOTED) if lines else "its log is empty"
+    said = EngineError(lines[-1].strip() if lines else "its log is empty", code="")
+    return EngineError(
+        f"{what}: {plain_line(said.problem, _QUOTED)}",
+        remedy=f"read {log}",
+        code=said.code or "FK-DEPLOY-ENDED",
+    )

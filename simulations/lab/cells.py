@@ -137,6 +137,7 @@ class CellStore:
             raise OptionError(
                 f"{self.folder} cannot be written ({error.strerror})",
                 remedy="make room, or choose another --cells",
+                code="FK-FILE-WRITE",
             ) from None
         self._own.add(cell.key)
         kept: Record = json.loads(text)["record"]

@@ -95,7 +95,7 @@ def sweep(
         The first one; what was finished before it has been given to ``done``.
     """
     if jobs < 1:
-        raise OptionError(f"jobs is {jobs}", remedy="use at least 1")
+        raise OptionError(f"jobs is {jobs}", remedy="use at least 1", code="FK-OPTION-RANGE")
     together = [cell for cell in cells if cell.engine == "in-process"]
     rest = [cell for cell in cells if cell.engine != "in-process"]
     if ray_address is None and jobs == 1:
@@ -180,6 +180,7 @@ def _compute(cell: Cell, key: str) -> Record:
         raise EngineError(
             "a node of the Ray cluster has other data, libraries or code",
             remedy="install the same on all nodes, and put the same files at the same path",
+            code="FK-ENGINE-DIFFERS",
         )
     return run_cell(here)
 
@@ -194,11 +195,13 @@ def _get(ray: Any, reference: Any) -> Record:
         raise EngineError(
             f"a cell failed: {type(error.cause).__name__}: {error.cause}",
             remedy="repeat it alone with --jobs 1",
+            code="FK-ENGINE-CELL",
         ) from None
     except ray.exceptions.RayError as error:
         raise EngineError(
             f"a worker of Ray ended ({type(error).__name__})",
             remedy="use fewer --jobs if memory is short; finished cells are kept",
+            code="FK-ENGINE-WORKER",
         ) from None
     return record
 

@@ -107,6 +107,7 @@ def refuse_threads() -> None:
         raise EngineError(
             f"a process with {count} threads cannot be copied",
             remedy="a package among the registered methods starts threads when it is imported",
+            code="FK-NODE-THREADS",
         )
 
 

@@ -99,6 +99,7 @@ class NodeStatus:
             raise OptionError(
                 f"{FILE} in {folder} cannot be read",
                 remedy="ask as the user of the node, with the release that the node runs",
+                code="FK-NODE-STATUS",
             ) from None
 
     @property

@@ -67,10 +67,16 @@ def preset(
         The paper's split of it is not known.
     """
     if name not in _PRESETS:
-        raise TableError(f"there is no preset {name!r}", remedy=f"choose of {', '.join(NAMES)}")
+        raise TableError(
+            f"there is no preset {name!r}",
+            remedy=f"choose of {', '.join(NAMES)}",
+            code="FK-OPTION-CHOICE",
+        )
     if paper_split and name not in hybrid.PAPER_SPLITS:
         raise OptionError(
-            f"the paper's split of {name} is not known", remedy="leave out --paper-split"
+            f"the paper's split of {name} is not known",
+            remedy="leave out --paper-split",
+            code="FK-PRESET-SPLIT",
         )
     with placed(files or {}):
         return (hybrid.PAPER_SPLITS if paper_split else _PRESETS)[name](datasets)

@@ -201,14 +201,18 @@ def placed(given: Mapping[str, str]) -> Iterator[None]:
     for name, text in given.items():
         path = Path(text)
         if not path.is_file():
-            raise TableError(f"{text} is not a file", remedy=f"name the file of {name}")
+            raise TableError(
+                f"{text} is not a file", remedy=f"name the file of {name}", code="FK-FILE-MISSING"
+            )
         _placed[_FILES.get(spelled(name), f"{spelled(name)}.npz")] = path.resolve()
     _read.clear()
     try:
         yield
         if unread := _placed.keys() - _read:
             raise TableError(
-                f"the preset reads no file {min(unread)}", remedy="name a data set of the preset"
+                f"the preset reads no file {min(unread)}",
+                remedy="name a data set of the preset",
+                code="FK-PRESET-FILE",
             )
     finally:
         _placed.clear()
@@ -225,7 +229,9 @@ def data_file(name: str) -> str:
     path = data_path(name)
     if not path.is_file():
         raise TableError(
-            f"{name} is not in the folder that {DATA_FOLDER} names", remedy="put it there"
+            f"{name} is not in the folder that {DATA_FOLDER} names",
+            remedy="put it there",
+            code="FK-DATA-MISSING",
         )
     return str(path)
 
@@ -250,7 +256,9 @@ def data_path(name: str) -> Path:
     folder = os.environ.get(DATA_FOLDER)
     if not folder:
         raise TableError(
-            f"{DATA_FOLDER} is not set", remedy=f"set it to the folder that holds {name}"
+            f"{DATA_FOLDER} is not set",
+            remedy=f"set it to the folder that holds {name}",
+            code="FK-DATA-FOLDER",
         )
     return Path(folder) / name
 
@@ -274,5 +282,6 @@ def choose(
         raise TableError(
             f"the presets have no data set {unknown[0]!r}",
             remedy=f"choose of {', '.join(names.values())}",
+            code="FK-PRESET-DATA",
         )
     return tuple(dict.fromkeys(datasets)) or tuple(usual) or tuple(names.values())

@@ -15,7 +15,9 @@ from .vertical import columns
 def demo(datasets: tuple[str, ...]) -> Preset:
     """Return the demo, a section per family."""
     if datasets:
-        raise TableError("the demo has its own data", remedy="leave out --datasets")
+        raise TableError(
+            "the demo has its own data", remedy="leave out --datasets", code="FK-COMPARE-OPTION"
+        )
     return Preset(
         "demo",
         "Kernel learning without pooling the data",

@@ -64,6 +64,7 @@ def _ratings(name: str) -> str:
         raise TableError(
             f"there is none of {', '.join(_FILES[name])} in the folder that FEDKERN_DATA names",
             remedy="get the data from grouplens.org, which alone may distribute it",
+            code="FK-DATA-MISSING",
         )
     return str(found)
 

@@ -94,7 +94,9 @@ _COLUMNS = ("iterations", "gap", "accuracy", "seconds")
 )
 def _table2(datasets: tuple[str, ...]) -> list[Section]:
     if datasets:
-        raise TableError("Table 2 has its own data", remedy="leave out --datasets")
+        raise TableError(
+            "Table 2 has its own data", remedy="leave out --datasets", code="FK-COMPARE-OPTION"
+        )
     name, columns = "Random labels", ("iterations", "time", "kilobytes")
     users = HierarchicalSettings(
         RANDOM_LABELS, users=_MANY_USERS, groups=1, test_size=0.0, rounds=_MANY_USERS_ROUNDS

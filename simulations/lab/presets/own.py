@@ -91,7 +91,9 @@ def own_table(values: Mapping[str, Any], methods: Sequence[str]) -> tuple[Preset
         if not any(name in _names(one) for one in chosen):
             flag = name.removesuffix("_column").replace("_", "-")
             raise OptionError(
-                f"none of {', '.join(chosen)} has {flag}", remedy=f"leave out --{flag}"
+                f"none of {', '.join(chosen)} has {flag}",
+                remedy=f"leave out --{flag}",
+                code="FK-COMPARE-OPTION",
             )
     entries: dict[str, Contender] = {}
     dealt: dict[str, Settings] = {}
@@ -151,14 +153,20 @@ def _check_method(name: str) -> None:
     if name not in METHODS:
         close = get_close_matches(name, METHODS, n=1)
         remedy = f"did you mean {close[0]}?" if close else listed
-        raise OptionError(f"there is no method {name!r}", remedy=remedy)
+        raise OptionError(f"there is no method {name!r}", remedy=remedy, code="FK-OPTION-CHOICE")
     if name in METHODS_OF_TABLES:
         return
     if name in registered():
         remedy = f"use fedkern compare {name} --datasets FILE"
-        raise OptionError(f"{name} is not judged by labels", remedy=remedy)
+        raise OptionError(
+            f"{name} is not judged by labels", remedy=remedy, code="FK-COMPARE-METHOD"
+        )
     what = "predicts ratings" if name == "fed-cfk" else "predicts each row before it learns it"
-    raise OptionError(f"{name} {what}, others learn from a table of labelled rows", remedy=listed)
+    raise OptionError(
+        f"{name} {what}, others learn from a table of labelled rows",
+        remedy=listed,
+        code="FK-COMPARE-METHOD",
+    )
 
 
 def _every(name: str) -> list[Option]:

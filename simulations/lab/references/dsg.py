@@ -112,12 +112,16 @@ def dsg(
     counts = {"rounds": rounds, "batch": batch, "directions": directions}
     for name, count in (counts | {"evaluations": evaluations}).items():
         if count < 1:
-            raise OptionError(f"{name} is {count}", remedy="use at least 1")
+            raise OptionError(f"{name} is {count}", remedy="use at least 1", code="FK-OPTION-RANGE")
     for name, value in (("step", step), ("gamma", gamma)):
         if not 0.0 < value < np.inf:
-            raise OptionError(f"{name} is {value:g}", remedy="use a positive number")
+            raise OptionError(
+                f"{name} is {value:g}", remedy="use a positive number", code="FK-OPTION-RANGE"
+            )
     if not 0.0 <= regularization < np.inf:
-        raise OptionError(f"regularization is {regularization:g}", remedy="use at least 0")
+        raise OptionError(
+            f"regularization is {regularization:g}", remedy="use at least 0", code="FK-OPTION-RANGE"
+        )
     check_choice("step_schedule", step_schedule, STEP_SCHEDULES)
     check_choice("loss", loss, LOSSES if pooled.classes else ("square",))
     check_choice("kernel", kernel, KERNELS)
@@ -145,7 +149,11 @@ def dsg(
         _add(test, pooled.x_test, omega, offsets, alpha)
         if t in marks:
             if not np.isfinite(test).all():
-                raise OptionError(f"DSG diverges at step {step:g}", remedy="use a smaller step")
+                raise OptionError(
+                    f"DSG diverges at step {step:g}",
+                    remedy="use a smaller step",
+                    code="FK-DSG-DIVERGES",
+                )
             metrics = pooled.judge(test)
             history.append({"round": t, "test_error": error_of(metrics), "seconds": seconds})
             progress(t, rounds)

@@ -53,7 +53,9 @@ def xgboost(pooled: PooledSplit, *, seed: int, progress: Progress) -> Outcome:
         library = import_module("xgboost")
     except ImportError:
         raise OptionError(
-            "XGBoost is not installed", remedy="pip install 'fedkern-flwr[peers]'"
+            "XGBoost is not installed",
+            remedy="pip install 'fedkern-flwr[peers]'",
+            code="FK-PACKAGE-MISSING",
         ) from None
     trees = library.XGBClassifier if pooled.classes else library.XGBRegressor
     model = _Numbered(trees(random_state=derive_seed(seed, "xgboost") % 2**31, n_jobs=1))
@@ -187,6 +189,7 @@ def parties_alike(pooled: PooledSplit) -> tuple[list[NDArray[np.intp]], NDArray[
         raise TableError(
             f"FedAvg needs {_LEAST_PARTIES} parties with rows of the same columns",
             remedy="split the rows over more parties",
+            code="FK-PARTIES-ALIKE",
         )
     return parties, np.array(shared, np.intp)
 

@@ -430,7 +430,9 @@ def _state(seed: int, purpose: str) -> int:
 def _check_positive(**options: float | None) -> None:
     for name, value in options.items():
         if value is not None and not (np.isfinite(value) and value > 0):
-            raise OptionError(f"{name} is {value:g}", remedy="use a positive number")
+            raise OptionError(
+                f"{name} is {value:g}", remedy="use a positive number", code="FK-OPTION-RANGE"
+            )
 
 
 def _scikit_learn(module: str) -> Any:
@@ -438,7 +440,9 @@ def _scikit_learn(module: str) -> Any:
         return import_module(f"sklearn.{module}")
     except ImportError:
         raise OptionError(
-            "this method needs scikit-learn", remedy="pip install 'fedkern-flwr[simulation]'"
+            "this method needs scikit-learn",
+            remedy="pip install 'fedkern-flwr[simulation]'",
+            code="FK-PACKAGE-MISSING",
         ) from None
 
 
