@@ -42,16 +42,16 @@ FILES: dict[str, tuple[str, Any, dict[str, Any], str]] = {
     "missing": ("FK-FILE-MISSING", ("no.csv", None), {}, ALL),
     "a folder": ("FK-FILE-FOLDER", ("folder.csv", "/"), {}, ALL),
     "another ending": ("FK-FILE-SUFFIX", ("a.xlsx", b"1"), {}, ALL),
-    "an empty file": ("FK-ROWS-NONE", ("a.csv", b""), {}, ALL),
+    "an empty file": ("FK-FILE-EMPTY", ("a.csv", b""), {}, ALL),
     "a header alone": ("FK-ROWS-NONE", HEAD, KEYED, ALL),
     "no rows": ("FK-ROWS-NONE", {"X": X[:0], "y": Y[:0]}, {}, ALL),
     "no archive": ("FK-FILE-FORMAT", ("a.npz", b"s3cret"), {}, ALL),
     "half an archive": ("FK-FILE-FORMAT", ("a.npz", b"PK\x03\x04s3cret"), {}, ALL),
     "no Parquet": ("FK-FILE-FORMAT", ("a.parquet", b"s3cret"), {}, ALL),
-    "a short line": ("FK-FILE-FORMAT", f"{HEAD}1,{SECRET}\n", KEYED, ALL),
+    "a short line": ("FK-FILE-COLUMNS", f"{HEAD}1,{SECRET}\n", KEYED, ALL),
     "no UTF-8": ("FK-FILE-FORMAT", ("a.csv", b"a,out\n\xff,1\n"), OUT, ALL),
-    "parted otherwise": ("FK-FILE-FORMAT", "a;b;y\n1,5;2,5;0\n2;3;1\n", {"sep": ","}, ALL),
-    "an unquoted comma": ("FK-FILE-FORMAT", "a,b,y\n1,5,2,5,0\n2,3,1\n", {"decimal": ","}, ALL),
+    "parted otherwise": ("FK-FILE-COLUMNS", "a;b;y\n1,5;2,5;0\n2;3;1\n", {"sep": ","}, ALL),
+    "an unquoted comma": ("FK-FILE-COLUMNS", "a,b,y\n1,5,2,5,0\n2,3,1\n", {"decimal": ","}, ALL),
     "pickled": ("FK-FILE-PICKLED", {"X": np.array([[SECRET, None]], object), "y": Y[:1]}, {}, ALL),
     "no X": ("FK-COLUMN-MISSING", {"y": Y, "z": Y}, {}, ALL),
     "no y": ("FK-COLUMN-MISSING", {"X": X}, {}, STRICT),
@@ -80,7 +80,7 @@ FILES: dict[str, tuple[str, Any, dict[str, Any], str]] = {
     "label misspelt": ("FK-COLUMN-MISSING", GOOD, {"label": "Out"}, ALL),
     "no such id column": ("FK-COLUMN-MISSING", GOOD, {**OUT, "id_column": "z"}, ALL),
     "no such site column": ("FK-COLUMN-MISSING", GOOD, {**OUT, "site_column": "z"}, "load run"),
-    "two roles": ("FK-COLUMN-ROLES", GOOD, {**OUT, "id_column": "out"}, ALL),
+    "two roles": ("FK-COLUMN-TWICE", GOOD, {**OUT, "id_column": "out"}, ALL),
     "no header": ("FK-FILE-HEADER", f"{SECRET},1.5,2\nk,2.5,3\n", {"label": "z"}, ALL),
     "a name twice": ("FK-COLUMN-NAMES", "a,a,b\n1,2,3\n", {"label": "b"}, ALL),
     "no name": ("FK-COLUMN-NAMES", ",a,out\n0,1,2\n", OUT, ALL),
@@ -183,15 +183,123 @@ def test_a_bad_file_ends_a_run_before_anything_is_made(
     path = write(content)
     typed = {"missing": "error", **how}
     given = [f"{FLAGS.get(name, f'--{name}')}={value}" for name, value in typed.items()]
-    before = sorted(Path().iterdir())
     for name, more in RUNS.items():
-        assert run(["run", name, f"--data={path}", *given, *more.split()]) == 2, name
-        out, err = capsys.readouterr()
-        (line,) = err.strip().splitlines()
-        quotes_nothing(line)
-        assert line.endswith(f"[{code}]"), line
-        assert not out
+        refused_run(capsys, code, name, f"--data={path}", *given, *more.split())
+
+
+def rows(names: str, ids: Any) -> str:
+    """Return a CSV of numbers with ids, and with labels if one of the names is y."""
+    lines = [f"id,{','.join(names)}"]
+    for k in ids:
+        cells = ["yn"[k % 2] if n == "y" else str((7 * k + ord(n)) % 11) for n in names]
+        lines.append(f"r{k},{','.join(cells)}")
+    return "\n".join(lines)
+
+
+PARTIES = {
+    "north.csv": rows("aby", range(30)), "south.csv": rows("aby", range(30, 60)),
+    "wide.csv": rows("abcy", range(30, 60)), "same.csv": rows("aby", range(27, 60)),
+    "twice.csv": rows("aby", [30, 31, 31]), "lab.csv": rows("cd", range(60)),
+    "other.csv": f"id,c\n{SECRET}-1,2.5\n{SECRET}-2,3.5\n", "odd.csv": "c,d\n1,2.5\n2,3.5\n",
+}  # fmt: skip
+#: What is typed after ``run``; behind a colon the files of the parties.
+WHOLE, LABELS = "north south lab", "--label y --id id"
+DEALT: list[tuple[str, str]] = [
+    (f"fed-cg {LABELS}: north", "FK-PARTIES-FEW"),
+    (f"fed-cg {LABELS}: north ./north", "FK-FILE-TWICE"),
+    (f"fed-cg {LABELS}: north gone", "FK-FILE-MISSING"),
+    (f"fed-cg --label z --id id: {WHOLE}", "FK-LABELS-MISSING"),
+    (f"hierarchical-svm {LABELS}: north lab", "FK-LABELS-MISSING"),
+    ("hierarchical-svm --label z --id id: north south", "FK-COLUMN-MISSING"),
+    (f"fed-cg --label y --id z: {WHOLE}", "FK-COLUMN-MISSING"),
+    (f"fed-cg {LABELS}: north odd", "FK-COLUMN-MISSING"),
+    ("fdskl --label y: north lab", "FK-COLUMN-UNNAMED"),
+    (f"fed-cg --id id: {WHOLE}", "FK-COLUMN-UNNAMED"),
+    (f"fdskl {LABELS}: {WHOLE}", "FK-LABELS-TWICE"),
+    (f"fed-cg {LABELS}: north wide", "FK-COLUMNS-DIFFER"),
+    (f"pof-mkl {LABELS}: north south.csv:features", "FK-PARTY-FEATURES"),
+    (f"fed-cg {LABELS}: north other", "FK-IDS-APART"),
+    (f"fed-cg {LABELS}: north same", "FK-IDS-DUPLICATE"),
+    (f"fed-cg {LABELS}: north twice", "FK-IDS-DUPLICATE"),
+    (f"fed-cg {LABELS} --hospitals 3: {WHOLE}", "FK-CLIENTS-DIFFER"),
+    (f"fed-cg {LABELS} --split dirichlet: {WHOLE}", "FK-CLIENTS-DIFFER"),
+    (f"hierarchical-svm {LABELS} --partition vertical: north south", "FK-CLIENTS-DIFFER"),
+    (f"fed-cg {LABELS} --data lab.csv: {WHOLE}", "FK-PARTY-OPTION"),
+    (f"fed-cg {LABELS} --target a: {WHOLE}", "FK-PARTY-OPTION"),
+    (f"fed-cg {LABELS}: north data.npz", "FK-FILE-SUFFIX"),
+]
+#: Ratings, what is typed beside, and the code.
+PAIR = "--user user --item item"
+RATINGS: list[tuple[str, str, str]] = [
+    (f"user,item\n{SECRET},1\n{SECRET},1\nb,2\n", PAIR, "FK-PAIRS-TWICE"),
+    (f"user,item\n{SECRET},1\n,2\n", PAIR, "FK-IDS-MISSING"),
+    (f"user,item,rating\n{SECRET},1,nan\nb,2,3\n", f"{PAIR} --rating rating", "FK-VALUES-FINITE"),
+    (f"user,item\n{SECRET},1\n{SECRET},2\n", PAIR, "FK-ITEMS-FEW"),
+    ("", PAIR, "FK-FILE-EMPTY"),
+    (f"user,item\n{SECRET},1\nb\n", PAIR, "FK-FILE-COLUMNS"),
+    (f"person,thing\n{SECRET},1\nb,2\n", "--user person --item x", "FK-COLUMN-MISSING"),
+    (f"person,thing\n{SECRET},1\nb,2\n", "--user person --item person", "FK-COLUMN-TWICE"),
+    (f"{SECRET},1\nb,2\n", "--user x --item y", "FK-FILE-HEADER"),
+]
+#: A table of a run and what is typed beside: what is wrong with it for learning.
+AND = "--data t.csv --label y"
+TAUGHT: list[tuple[dict[str, str], str, str]] = [
+    ({"y": "1"}, f"fed-cg {AND}", "FK-CLASSES-ONE"),
+    ({"y": "1"}, f"fdskl {AND}", "FK-CLASSES-ONE"),
+    ({"a": ""}, f"fed-cg {AND} --missing neutral", "FK-COLUMN-EMPTY"),
+    ({"y": ""}, f"fed-cg {AND} --missing neutral", "FK-LABELS-MISSING"),
+    ({"a": ""}, f"pof-mkl {AND} --missing drop-row", "FK-VALUES-NOROW"),
+    ({}, f"fed-cg {AND} --split site --site s", "FK-SPLIT-SITES"),
+    ({}, f"fed-cg {AND} --hospitals 19", "FK-ROWS-FEW"),
+    ({"y": SECRET}, "pof-mkl --data t.csv --label text --clients 3", "FK-TASK-TEXT"),
+]
+
+
+def refused_run(capsys: pytest.CaptureFixture[str], code: str, *typed: str) -> None:
+    before = sorted(Path().iterdir())
+    assert run(["run", *typed]) == 2, typed
+    out, err = capsys.readouterr()
+    (line,) = err.strip().splitlines()
+    quotes_nothing(line)
+    assert line.endswith(f"[{code}]"), line
+    assert not out
     assert sorted(Path().iterdir()) == before
+
+
+@pytest.mark.promise("tables-refused")
+@pytest.mark.parametrize(("typed", "code"), DEALT)
+def test_files_of_parties_that_do_not_fit_end_a_run(
+    typed: str, code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in PARTIES.items():
+        Path(name).write_text(text)
+    np.savez("data.npz", X=X)
+    given, _, named = typed.partition(": ")
+    party = [f"--party={one if '.' in one[1:] else f'{one}.csv'}" for one in named.split()]
+    refused_run(capsys, code, *given.split(), *party)
+
+
+@pytest.mark.promise("tables-refused")
+@pytest.mark.parametrize(("text", "typed", "code"), RATINGS)
+@pytest.mark.parametrize("name", ["secure-gram", "fed-cfk"])
+def test_bad_ratings_end_a_run(
+    name: str, text: str, typed: str, code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("r.csv").write_text(text)
+    refused_run(capsys, code, name, "--data", "r.csv", *typed.split())
+
+
+@pytest.mark.promise("tables-refused")
+@pytest.mark.parametrize(("change", "typed", "code"), TAUGHT)
+def test_a_table_that_teaches_nothing_ends_a_run(
+    change: dict[str, str], typed: str, code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["a,b,s,y,text"]
+    for k in range(60):
+        row = {"a": f"{k % 7}", "b": f"{k % 5}", "s": "uvw"[k % 3], "y": f"{k % 2}"}
+        lines.append(",".join({**row, "text": ("cat", SECRET, "owl")[k % 3], **change}.values()))
+    Path("t.csv").write_text("\n".join(lines))
+    refused_run(capsys, code, *typed.split())
 
 
 @pytest.mark.promise("tables-refused")
@@ -241,7 +349,8 @@ ARRAYS: dict[str, tuple[str, dict[str, Any], str]] = {
         "FK-VALUES-FINITE", {"x": ROWS * [[1], [NAN], [1], [1]], "y": [0, NAN, 1, 1]}, "fdskl"),
     "one dimension": ("FK-SHAPE-DIFFERS FK-TABLE-SHAPE", {"x": ROWS[:, 0]}, f"{PLAIN} ranges"),
     "text": (
-        "FK-VALUES-TEXT FK-VALUES-NUMBERS", {"x": [[SECRET, "name"]] * 4}, f"{LABELLED} gram ranges"),
+        "FK-VALUES-TEXT FK-VALUES-NUMBERS", {"x": [[SECRET, "name"]] * 4},
+        f"{LABELLED} gram ranges"),
     "no id for a row": ("FK-SHAPE-DIFFERS", {"ids": list("abc")}, TWO),
     "no label for a row": ("FK-SHAPE-DIFFERS", {"y": [0, 1]}, LABELLED),
     "infinite labels": ("FK-VALUES-FINITE", {"y": [0, np.inf, 1, 1], "classes": None}, LABELLED),
@@ -260,7 +369,7 @@ ARRAYS: dict[str, tuple[str, dict[str, Any], str]] = {
     "a label that no class has": (
         "FK-CLASSES-UNKNOWN", {"y": [SECRET] * 4, "classes": ("no", "yes")}, LABELLED),
     "out of range": (
-        "FK-RANGES-OUTSIDE", {"x": ROWS + np.array([0.0, 77.0]), "columns": ["age", "weight"]}, "fed-cg"),
+        "FK-RANGES-OUTSIDE", {"x": ROWS * [[1.0, 77.0]], "columns": ["age", "weight"]}, "fed-cg"),
     "out of range below": ("FK-RANGES-OUTSIDE", {"x": ROWS - [0.77, 0.0]}, "fed-cg"),
     "held out and out of range": (
         "FK-RANGES-OUTSIDE", {**HELD, "x_test": [[0.1, 0.2], [0.3, 7.7]]}, "fed-cg"),

@@ -35,6 +35,8 @@ CLASSES: dict[str, Any] = {
 #: What is no declared option, but an argument of every run: a value that it refuses.
 ARGUMENTS: dict[str, Any] = {"attempts": 0, "min_clients": 0, "max_missed": 0}
 ARGUMENTS |= {"checkpoint_every": 0, "cohorts": 0}
+#: Values of keys that stand for a default which is found out in the run.
+UNSET = {("kernels", 0), ("min_support", -1), ("preconditioner_rank", -1)}
 every_method = pytest.mark.parametrize("name", COMMANDS)
 
 
@@ -223,8 +225,284 @@ def test_a_wrong_value_is_refused_with_its_code_by_an_app(name: str) -> None:
             continue
         for value, code in wrong(option):
             unset = not value and option.default in (None, "auto")  # stands for the default
-            if unset or (isinstance(value, float) and not np.isfinite(value)):
+            if (
+                unset
+                or (option.name, value) in UNSET
+                or (isinstance(value, float) and not np.isfinite(value))
+            ):
                 continue
             switch = bool in kinds(option.type) and name != "kernel-pca"  # auto, on or off
             with refused(CHOICE if switch else code):
                 begun(name, **{option.name: value})
+
+
+# -- together: options that contradict each other, of a constructor
+
+
+STREAM, ACROSS = {"schedule": "streaming"}, {"partition": "vertical"}
+FLAT, FIXED = {"architecture": "centralised"}, {"encoding": "fixed-point"}
+#: Method -> code -> options with which its constructor refuses.
+TOGETHER: dict[str, dict[str, list[dict[str, Any]]]] = {
+    "fed-cg": {
+        RANGE: [{"solver": "cg", "preconditioner_rank": rank} for rank in (101, -1)],
+        "FK-SOLVER-CG": [{"preconditioner_rank": 5}, {"init": "random"}],
+        "FK-RKHS-WIDTHS": [{"penalty": "rkhs", "landmark_gamma": True}],
+        "FK-TUNE-GIVEN": [
+            {"tune": "gcv", "gamma": 1.0, "regularization": 1.0},
+            {"tune": "gcv", "landmark_gamma": True},
+        ],
+        "FK-TUNE-EQUATIONS": [{"tune": "gcv", "solver": "cg"}, {"tune": "gcv", "penalty": "rkhs"}],
+    },
+    "fdskl": {
+        "FK-SCHEDULE-STREAMING": [
+            *({name: 3} for name in ("directions", "batch", "evaluate_every")),
+            {"step": 0.5}, {"step_schedule": "constant"},
+        ],
+        RANGE: [{**STREAM, name: 0} for name in ("batch", "directions", "step")],
+        "FK-SCHEDULE-FEATURES": [{**STREAM, "features": 30}],
+        "FK-STEP-LARGE": [{**STREAM, "step": 2.0, "regularization": 0.5}, {**STREAM, "step": 2e4}],
+    },
+    "pof-mkl": {RANGE: [{"kernels": 6, "kernels_per_round": 7}]},
+    "hierarchical-svm": {
+        RANGE: [{"step_sizes": (1.0, 0.0)}, {"model": "rbf", "features": 0},
+                {"model": "rbf", "gamma": 0.0}],
+        "FK-SVM-KERNEL": [{"features": 5}, {"gamma": 0.5, "model": "ridge"}],
+        "FK-SPLIT-OPTION": [
+            *({**ACROSS, name: 1.0} for name in ("rho", "sigma")), {**ACROSS, "relaxation": 1.5},
+            {**ACROSS, "rho_schedule": "rising"}, {**ACROSS, "step_sizes": (1.0, 1.0)},
+            {**ACROSS, "staleness": 1}, {**ACROSS, "lost_groups": "leave-out"},
+        ],
+        "FK-SPLIT-KERNEL": [{**ACROSS, "model": "rbf"}],
+        "FK-SPLIT-AGENTS": [{**ACROSS, **FLAT}],
+        "FK-SVM-AGENTS": [
+            {**FLAT, "staleness": 1}, {**FLAT, "step_sizes": (1.0,)}, {**FLAT, "sigma": 1.0},
+            {**FLAT, "lost_groups": "leave-out"},
+        ],
+        "FK-SVM-STEPS": [{"rho": 1.0, "step_sizes": (1.0, 2.0)}],
+        "FK-SVM-STALENESS": [{"rho_schedule": "balanced", "staleness": 1}],
+    },
+    "secure-gram": {
+        "FK-GRAM-COUNTS": [{**FIXED, "min_support": 5}, {**FIXED, "rows_per_item": 2}],
+        "FK-GRAM-WHOLE": [{"fraction_bits": 4}],
+        "FK-KERNEL-OPTION": [
+            {"gamma": 1.0}, {"kernel": "rbf", "degree": 2}, {"kernel": "rbf", "coef0": 1.0},
+            {"kernel": "poly", "coefficients": [1.0]},
+        ],
+        "FK-KERNEL-COEFFICIENTS": [{"kernel": "series"}],
+        RANGE: [{"kernel": "rbf", "gamma": -1.0}, {"kernel": "poly", "degree": 0}],
+        "FK-KERNEL-BINARY": [{"kernel": "conjunctive", "bound": 5}],
+        "FK-GRAM-THRESHOLD": [{"drop_outs": False, "threshold": 2}],
+    },
+    "fed-cfk": {  # whose kernel is sent as counts: real numbers would be others
+        "FK-KERNEL-OPTION": [{"gamma": 1.0}],
+        "FK-RECOMMEND-BINARY": [{**FIXED, "kernel": name} for name in ("cosine", "linear")],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.promise("options-together")
+@pytest.mark.parametrize("name", TOGETHER)
+def test_options_that_do_not_go_together_are_refused(name: str) -> None:
+    for code, cases in TOGETHER[name].items():
+        for options in cases:
+            with refused(code) as caught:
+                CLASSES[name](**options)
+            assert caught.value.remedy
+            assert "\n" not in str(caught.value)
+
+
+@every_method
+def test_a_constructor_takes_names_and_what_a_run_needs(name: str) -> None:
+    with refused("FK-CHECKPOINT-NAME"):
+        CLASSES[name](resume=True)
+    with refused("FK-OPTION-NAME") as unnamed:
+        CLASSES[name](100)
+    assert isinstance(unnamed.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "meant"),
+    [("fed-cg", "landmark", "landmarks"), ("hierarchical-svm", "c", "C"),
+     ("fed-cfk", "regularisation", "regularization"), ("pof-mkl", "num_kernels", "kernels")],
+)  # fmt: skip
+def test_an_option_that_may_be_meant_is_named(name: str, wrong: str, meant: str) -> None:
+    with refused("FK-OPTION-UNKNOWN") as caught:
+        CLASSES[name](**{wrong: 1})
+    assert f"{meant}?" in caught.value.remedy
+
+
+# -- together: options and data, of a command
+
+
+#: Of every method on its own data.
+COMMON = {
+    RANGE: ["--runs 0", "--seed -1", "--timeout 0", "--test-size 1"],
+    "FK-RUN-NONE": ["--resume nowhere"],
+    "FK-FILE-WRITE": ["--json no/such/folder.json"],
+}
+IRIS = "--data iris --positive 2"
+FIRM = "--data iris --encoding fixed-point"
+TABLE = {"FK-BUILTIN-UNKNOWN": ["--data mars"], "FK-FILE-MISSING": ["--data gone.csv --label y"]}
+TABLE |= {"FK-COLUMN-UNNAMED": ["--data iris --split site"]}
+#: Method -> code -> what is typed: beside what a constructor refuses.
+TYPED: dict[str, dict[str, list[str]]] = {
+    "pof-mkl": {
+        **TABLE,
+        RANGE: ["--rounds 0", "--clients 0", "--secure --min-cohort 1"],
+        "FK-PARTIES-FEW": ["--secure --clients 1"],
+        "FK-SUM-THRESHOLD": ["--secure --threshold 5"],
+        "FK-SECURE-NEEDED": ["--threshold 5"],
+        "FK-ROWS-FEW": ["--data iris --clients 9 --rounds 50"],
+    },
+    "local-only": {"FK-SECURE-NOTHING": ["--secure"]},
+    "fed-cg": {
+        **TABLE,
+        RANGE: [f"{IRIS} --split dirichlet --alpha 0"],
+        "FK-BUILTIN-COLUMNS": ["--data iris --label y"],
+        "FK-PARTIES-FEW": [
+            f"{IRIS} --hospitals 0", f"{IRIS} --centres -1", f"{IRIS} --clients 2"],
+        "FK-PARTIES-ALONE": [f"{IRIS} --hospitals 1"],
+        "FK-COLUMNS-ALONE": [f"{IRIS} --centres 1"],
+        "FK-COLUMNS-FEW": [f"{IRIS} --centres 0 --no-own-block", f"{IRIS} --centres 4"],
+        "FK-CLIENTS-DIFFER": [f"{IRIS} --clients 4 --hospitals 3"],
+        "FK-SECURE-ALWAYS": ["--no-secure"],
+        "FK-CLASSES-UNKNOWN": ["--data iris --positive 9"],
+        "FK-SCALING-RANGE": [f"{IRIS} --scaling standard"],
+    },
+    "fdskl": {
+        RANGE: [f"{IRIS} --active-parties 0", f"{IRIS} --train-rows 0",
+                f"{IRIS} --schedule streaming --active-parties 5"],
+        "FK-BUILTIN-COLUMNS": ["--data iris --label y"],
+        "FK-PARTIES-FEW": [f"{IRIS} --parties 1"],
+        "FK-PARTIES-TWO": [f"{IRIS} --parties 2", f"{IRIS} --clients 2"],
+        "FK-COLUMNS-FEW": [f"{IRIS} --parties 5"],
+        "FK-CLIENTS-DIFFER": [f"{IRIS} --parties 3 --clients 4"],
+        "FK-SCHEDULE-ACTIVE": [f"{IRIS} --active-parties 2"],
+        "FK-SCHEDULE-ROUNDS": [f"{IRIS} --rounds 5"],
+        "FK-STEP-LARGE": [f"{IRIS} --schedule streaming --regularization 9"],
+        "FK-TASK-OPTION": ["--data iris --target 0 --parties 3 --loss logistic"],
+        "FK-SECURE-ALWAYS": ["--no-secure"],
+    },
+    "secure-gram": {
+        RANGE: ["--cost 0"],
+        TYPE: ["--coefficients a"],
+        "FK-FILE-MISSING": ["--data gone.csv --label y"],
+        "FK-COHORTS-ROUNDS": ["--rounds 3 --cohorts 2"],
+        "FK-COHORTS-MANY": ["--rounds 11", "--cohorts 11", "--cohorts 6 --participation 0.5"],
+        "FK-SECURE-ALWAYS": ["--no-secure"],
+        "FK-TABLE-OPTION": [
+            f"--data iris {one}" for one in ("--users-per-client 3", "--min-rating 3", "--rating a")
+        ],
+        "FK-VALUES-COUNTS": ["--data iris", "--data diabetes"],
+        "FK-VALUES-BOUND": ["--data digits --bound 8", f"{FIRM} --bound 0.5"],
+        "FK-COLUMNS-FEW": [f"{FIRM} --clients 5", f"{FIRM} --clients 1"],
+        "FK-PARTIES-FEW": ["--clients 1", "--min-cohort 21"],
+        "FK-SUM-THRESHOLD": ["--threshold 12 --cohorts 2"],
+        "FK-RATINGS-OPTION": [
+            *("--label y", "--id y", "--sep ;", "--na gone", "--test-size 0.5", "--cost 2"),
+            "--encoding fixed-point",
+        ],
+        "FK-RATINGS-LOW": ["--min-rating 7"],
+        "FK-BUILTIN-COLUMNS": ["--user a"],
+    },
+    "fed-cfk": {
+        RANGE: ["--rounds 0", "--clients 0", "--users-per-client -2", "--test-size 1"],
+        "FK-SECURE-ALWAYS": ["--no-secure"],
+        "FK-CLIENTS-USERS": ["--users-per-client 3 --clients 4"],
+        "FK-COHORTS-MANY": ["--cohorts 11"],
+        "FK-PARTIES-FEW": ["--clients 1", "--users-per-client 9999"],
+        "FK-ROWS-FEW": ["--clients 9999"],
+        "FK-SUM-THRESHOLD": ["--threshold 21"],
+        "FK-RATINGS-LOW": ["--min-rating 7"],
+        "FK-BUILTIN-UNKNOWN": ["--data iris"],
+        "FK-FILE-MISSING": ["--data gone.csv"],
+    },
+    "hierarchical-svm": {
+        **TABLE,
+        RANGE: ["--rounds 0"],
+        TYPE: ["--group-sizes 4;5", "--step-sizes 1,x"],
+        "FK-PARTIES-FEW": ["--users 3 --groups 4", "--users 0", "--groups 0", "--users 1"],
+        "FK-GROUPS-DIFFER": [
+            *("--group-sizes 4,5 --users 10", "--group-sizes 4,0", "--group-sizes 4,5 --groups 3"),
+            "--data iris --step-sizes 1,2,3",
+        ],
+        "FK-CLIENTS-DIFFER": ["--users 4 --clients 5"],
+        "FK-GROUPS-SINGLE": ["--users 3 --groups 2"],
+        "FK-ROWS-FEW": ["--data iris --users 400"],
+        "FK-COLUMNS-FEW": ["--data iris --partition vertical --groups 5"],
+        "FK-GROUPS-SPLIT": ["--partition vertical --split dirichlet"],
+        "FK-GROUPS-LOST": ["--lost-groups leave-out"],
+        "FK-GROUPS-OPTION": [
+            f"--architecture centralised {one}" for one in ("--groups 3", "--group-sizes 2,2")],
+        "FK-TASK-OPTION": ["--data iris --target 0", "--data iris --target 0 --model logistic"],
+        "FK-SECURE-ALWAYS": ["--no-secure"],
+        "FK-CLASSES-UNKNOWN": ["--data iris --positive 7"],
+    },
+    "kernel-pca": {**TABLE, RANGE: ["--clients 0"]},
+}  # fmt: skip
+
+
+@pytest.mark.promise("options-together")
+@pytest.mark.parametrize("name", TYPED)
+def test_what_cannot_be_run_is_refused_before_anything_is_made(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for codes in (TYPED[name], {} if name == "secure-gram" else COMMON):
+        for code, cases in codes.items():
+            for typed in cases:
+                found = complaint(capsys, "run", name, *typed.split(), "--quiet")
+                assert (found, typed) == (code, typed)
+
+
+@pytest.mark.parametrize(
+    ("typed", "code"),
+    [
+        ("dance", "FK-COMMAND-UNKNOWN"),
+        ("run pof-nkl", "FK-COMMAND-UNKNOWN"),
+        ("predict", "FK-COMMAND-MISSING"),
+        ("predict nowhere --data file", "FK-RUN-NONE"),
+        ("predict nowhere --client many", TYPE),
+        ("compare lunch", CHOICE),
+        ("run fed-cg --party", "FK-COMMAND-USAGE"),
+    ],
+)
+def test_what_is_no_command_is_refused(
+    typed: str, code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert complaint(capsys, *typed.split()) == code
+
+
+# -- budgets
+
+
+@every_method
+def test_a_method_keeps_a_budget_or_says_which_do(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if hasattr(CLASSES[name], "privacy_epsilon"):
+        assert "privacy_epsilon" in parsed(name)
+        return
+    with refused("FK-BUDGET-METHOD") as caught:
+        CLASSES[name](privacy_epsilon=3.0)
+    assert "fed-cg" in caught.value.remedy
+    assert complaint(capsys, "run", name, "--privacy-epsilon", "3") == "FK-BUDGET-METHOD"
+
+
+@pytest.mark.promise("budget-all-rows")
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("fed-cg", "--basis fourier --centres 1"), ("hierarchical-svm", "--C 1"), ("kernel-pca", "")],
+)
+def test_nothing_is_read_off_the_rows_for_nothing_in_a_run_with_a_budget(
+    name: str, more: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = ["run", name, *more.split(), "--privacy-epsilon", "3"]
+    for scaling in ("auto", "rank", "standard"):
+        told = complaint(capsys, *begun, "--data", "breast-cancer", "--scaling", scaling)
+        assert told == "FK-BUDGET-SCALING"
+    rows = [f"{k % 7 / 7},{k % 5},{'ab'[k % 2]}" for k in range(120)]
+    Path("gaps.csv").write_text("a,b,y\n,1,a\n" + "\n".join(rows))
+    Path("text.csv").write_text("a,b,y\n" + "\n".join(r.replace(",", ",t", 1) for r in rows))
+    for file, code in (("gaps.csv", "FK-BUDGET-GAPS"), ("text.csv", "FK-BUDGET-CATEGORIES")):
+        own = ["--data", file, "--label", "y", "--scaling", "range"]
+        assert complaint(capsys, *begun, *own) == code
