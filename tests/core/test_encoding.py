@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import csv, parquet
+from refusals import refused
 
 from fedkern_flwr.encoding import Encoder
 from fedkern_flwr.encoding.categories import HASHED, MOST_COLUMNS
 from fedkern_flwr.encoding.columns import ranks
 from fedkern_flwr.encoding.facts import KNOTS, NumberFacts
-from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.tables import Table, load_table
 
 from ..helpers.awkward import LABEL, Awkward, awkward_tables, by_scikit_learn, quantiles
@@ -124,7 +124,7 @@ def test_any_table_is_encoded_as_by_scikit_learn(drawn: Any, scaling: Any) -> No
     train, every = np.arange(size), np.arange(table.rows)
     wanted = expected(awkward, train, every, scaling)
     if not wanted.shape[1]:
-        with pytest.raises(TableError, match="every feature column is constant"):
+        with refused("FK-COLUMNS-CONSTANT"):
             Encoder.fit(table.take(train), scaling)
         return
     encoder = Encoder.fit(table.take(train), scaling)
@@ -167,14 +167,14 @@ def test_new_rows_may_lack_cells_and_have_unknown_ones() -> None:
 
 def test_a_table_without_a_column_is_refused() -> None:
     lacking = load_table(pa.table({"size": [1.0]}), labelled=False, kinds=small().kinds)
-    with pytest.raises(TableError, match="lacks 3 columns of the model, the first is 'colour'"):
+    with refused("FK-COLUMN-MISSING"):
         small().transform(lacking)
 
 
 def test_a_column_that_was_read_as_something_else_is_refused() -> None:
     encoder = Encoder.fit(load_table(pa.table({"a": ["x", "y"] * 9}), labelled=False, kinds={}))
     wrong = load_table(pa.table({"a": [1.0, 2.0]}), labelled=False, kinds={})
-    with pytest.raises(TableError, match="'a' does not hold what it held"):
+    with refused("FK-COLUMN-KIND"):
         encoder.transform(wrong)
 
 
@@ -186,7 +186,7 @@ def test_gaps_stay_where_the_method_deals_with_them() -> None:
     assert not any(name.endswith("[missing]") for name in encoder.outputs)
     lacks = [cell is None for cell in awkward.columns["colour"]]
     np.testing.assert_array_equal(np.isnan(found[:, 0]), lacks)
-    with pytest.raises(TableError, match="column 'nothing' is empty in all training rows"):
+    with refused("FK-COLUMN-EMPTY"):
         Encoder.fit(load(TABLES["empty"].arrow()), gaps="keep")
 
 
@@ -322,7 +322,7 @@ def test_hashed_categories_are_kept_nowhere() -> None:
     assert "Zeppelin" not in encoder.to_json()
     assert encoder.explain()[0].text == "40 categories, hashed to 32 columns"
     one = load_table(pa.table({"a": ["u"] * 9}), labelled=False, kinds={})
-    with pytest.raises(TableError, match="every feature column is constant"):
+    with refused("FK-COLUMNS-CONSTANT"):
         Encoder.fit(one, categories="hashing")
 
 
@@ -336,7 +336,7 @@ def test_categories_have_the_form_that_is_asked_for() -> None:
     assert len(each.outputs) == 31
     wanted = np.array([[float(cell == one) for one in sorted(set(cells))] for cell in cells])
     np.testing.assert_array_equal(each.transform(table), wanted)
-    with pytest.raises(OptionError, match="no form of categories 'embed'; choose of auto, onehot"):
+    with refused("FK-OPTION-CHOICE"):
         Encoder.fit(table, categories="embed")  # type: ignore[arg-type]
 
 
@@ -376,20 +376,20 @@ def test_rows_that_are_not_learned_from_do_not_matter() -> None:
 
 def test_a_table_that_says_nothing_is_refused() -> None:
     table = load_table(pa.table({"a": [1, 1], "b": ["u", "v"]}), labelled=False, kinds={})
-    with pytest.raises(TableError, match="every feature column is constant"):
+    with refused("FK-COLUMNS-CONSTANT"):
         Encoder.fit(table)
 
 
 def test_values_too_large_for_their_squares_are_refused() -> None:
     table = load_table(pa.table({"a": [1.0, 2.0, 1e200]}), labelled=False, kinds={})
-    with pytest.raises(TableError, match="'a' has values beyond 1e\\+150; scale it by rank"):
+    with refused("FK-VALUES-LARGE"):
         Encoder.fit(table, "standard")
     np.testing.assert_array_equal(Encoder.fit(table).transform(table)[:, 0], [0, 0.5, 1])
 
 
 def test_an_unknown_scaling_lists_the_choices() -> None:
     table = load(TABLES["text"].arrow())
-    with pytest.raises(OptionError, match="choose of auto, rank, standard, range"):
+    with refused("FK-OPTION-CHOICE"):
         Encoder.fit(table, "log")  # type: ignore[arg-type]
 
 
@@ -398,7 +398,7 @@ def test_an_unknown_scaling_lists_the_choices() -> None:
     ["", "[]", "{}", '{"columns": [{}]}', '{"columns": [{"kind": "date", "name": "a"}]}', "1"],
 )
 def test_what_is_no_encoder_is_refused(text: str) -> None:
-    with pytest.raises(TableError, match="this is not an encoder"):
+    with refused("FK-FILE-FORMAT"):
         Encoder.from_json(text)
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refused
 
 from fedkern_flwr.checkpoint import save_arrays, write_atomically
 from fedkern_flwr.clients.fdskl_table import PhaseStore
 from fedkern_flwr.clients.fed_cg_kernel import KernelRows
-from fedkern_flwr.errors import StateError
 from fedkern_flwr.private_files import create_file, make_private_folder, open_private
 from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key
 from fedkern_flwr.simulations.deployment.node_files import write_node
@@ -158,7 +158,7 @@ def test_files_that_are_not_ours_are_refused(trap: str, tmp_path: Path) -> None:
             rows.path.mkdir()
         else:
             rows.path.symlink_to(other if trap == "link" else tmp_path / "nowhere")
-    with pytest.raises(StateError, match="remove it"):
+    with refused("FK-FILE-FOREIGN"):
         rows.open()
     assert not (tmp_path / "nowhere").exists()
     assert other.read_bytes() == b""

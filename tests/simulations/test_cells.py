@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refused
 
-from fedkern_flwr.errors import EngineError, OptionError, TableError
+from fedkern_flwr.errors import TableError
 from fedkern_flwr.simulations.lab import cells as module
 from fedkern_flwr.simulations.lab.cells import Cell, CellStore, run_alike, run_cell
 from fedkern_flwr.simulations.lab.sweep import CellFailed, choose_jobs, sweep
@@ -148,7 +149,7 @@ def test_a_store_finds_what_it_keeps_and_nothing_that_was_cut_off(tmp_path: Path
 
 def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(OptionError, match="choose another --cells"):
+    with refused("FK-FILE-WRITE"):
         CellStore(tmp_path / "file" / "cells")
 
 
@@ -166,7 +167,7 @@ def test_a_sweep_gives_what_is_finished_before_it_names_the_cell_that_fails(tmp_
     assert failed.value.cell is bad
     assert isinstance(failed.value.error, TableError)
     assert steps[-1] == (6, 6)
-    with pytest.raises(OptionError, match="jobs is 0"):
+    with refused("FK-OPTION-RANGE"):
         sweep([good], jobs=0, progress=lambda *_: None, done=lambda *_: None)
 
 
@@ -181,7 +182,7 @@ def test_one_draw_is_timed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_with_other_data_or_code_is_refused() -> None:
     from fedkern_flwr.simulations.lab.sweep import _compute
 
-    with pytest.raises(EngineError, match="other data, libraries or code"):
+    with refused("FK-ENGINE-DIFFERS"):
         _compute(cell(), "something else")
     assert _compute(cell(), cell().key)["result"]["exchanges"] == 7
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from refusals import refused
 
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.simulations.run.splits import (
@@ -226,11 +227,11 @@ def test_too_few_rows_gives_the_numbers_and_the_remedy(
 
 def test_splits_need_what_they_split_by() -> None:
     data = Table(np.ones((9, 1)), None, ("a",))
-    with pytest.raises(TableError, match="no site column; name one with --site"):
+    with refused("FK-COLUMN-UNNAMED"):
         split_rows(data, "site", 2, 0)
-    with pytest.raises(TableError, match="no labels to split by; name them with --label"):
+    with refused("FK-LABELS-MISSING"):
         split_rows(data, "dirichlet", 2, 0)
-    with pytest.raises(TableError, match="one site only"):
+    with refused("FK-SPLIT-ONE"):
         split_by_site(np.zeros(9), 2, 0, 2, own_share=0.5)
 
 
