@@ -138,6 +138,7 @@ def as_set(found: np.ndarray, names: Sequence[str], column: str) -> list[Any]:
     return [every, *({n: v.tolist()} for n, v in mine.items() if n not in numbered)]
 
 
+@pytest.mark.promise("common-encoder-pooled")
 @settings(max_examples=25, deadline=None)
 @given(
     holders=st.integers(2, 5),
@@ -318,6 +319,7 @@ def two_words(one: str, other: str) -> list[Table]:
     return deal({"c": ("category", np.array([one] * 6 + [other] * 6))}, [np.arange(12)])
 
 
+@pytest.mark.promise("common-encoder-secret")
 def test_buckets_depend_on_the_secret_and_the_column() -> None:
     words = {"c": ("category", WORDS), "d": ("category", WORDS)}
     (table,) = deal(words, [np.arange(len(WORDS))])
