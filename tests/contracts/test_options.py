@@ -37,6 +37,10 @@ ARGUMENTS: dict[str, Any] = {"attempts": 0, "min_clients": 0, "max_missed": 0}
 ARGUMENTS |= {"checkpoint_every": 0, "cohorts": 0}
 #: Values of keys that stand for a default which is found out in the run.
 UNSET = {("kernels", 0), ("min_support", -1), ("preconditioner_rank", -1)}
+#: Keys that are no option: of every app, and of the tables of those that no command runs.
+OF_APPS = {"method", "model", "options", "predict", "predictions", "result", "saved_model"}
+OF_APPS |= {"state_dir", "timeout", "bandwidths"}
+OF_DEALT = {"data", "files", "folder", "label", "rows", "share", "split"}
 every_method = pytest.mark.parametrize("name", COMMANDS)
 
 
@@ -168,6 +172,9 @@ def test_a_command_has_the_options_of_the_constructor_with_their_defaults(name: 
 @pytest.mark.parametrize("name", APPS)
 def test_an_app_has_the_options_of_the_constructor_with_their_defaults(name: str) -> None:
     cls, keys, made = CLASSES[name], keys_of(name), begun(name)
+    known = {one for other in APPS if APPS[other] == APPS[name] for one in declared(CLASSES[other])}
+    known |= {*vars(cls()), *OF_APPS, *(parsed(name) if name in COMMANDS else OF_DEALT)}
+    assert {key.replace("-", "_") for key in keys} <= known  # no key is for nothing
     for option in declared(cls).values():
         key = option.name.replace("_", "-")
         if name != "kernel-pca" and key not in keys:
