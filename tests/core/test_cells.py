@@ -53,6 +53,10 @@ def test_a_cell_is_the_draw_that_a_run_of_several_draws_has() -> None:
         found = run_cell(cell(seed=2 + draw))["result"]
         for name in ("metrics", "history", "exchanges", "bytes_up", "bytes_down", "privacy"):
             assert found[name] == expected[name], name
+    audited = run_cell(cell(seed=4, audited=True))["result"]  # which changes no figure
+    assert audited["privacy"]["seen"]["server"]
+    assert "seen" not in found["privacy"]
+    assert (found["metrics"], found["bytes_up"]) == (audited["metrics"], audited["bytes_up"])
 
 
 def test_cells_that_run_together_are_those_that_run_alone() -> None:
@@ -68,13 +72,6 @@ def test_cells_that_run_together_are_those_that_run_alone() -> None:
         assert run_cell(one)["result"]["metrics"] == record["result"]["metrics"]
         assert record["facts"]["clients"] == 3
         assert record["peak_memory"] > 1e7
-
-
-def test_counting_what_is_seen_changes_no_figure() -> None:
-    plain, audited = run_cell(cell())["result"], run_cell(cell(audited=True))["result"]
-    assert audited["privacy"]["seen"]["server"]
-    assert "seen" not in plain["privacy"]
-    assert (plain["metrics"], plain["bytes_up"]) == (audited["metrics"], audited["bytes_up"])
 
 
 @pytest.mark.parametrize(
@@ -145,12 +142,8 @@ def test_a_store_finds_what_it_keeps_and_nothing_that_was_cut_off(tmp_path: Path
     other = cell(seed=9)
     store._file(other).write_text(whole)  # another cell's record under its name
     assert store.find(other) is None
-
-
-def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
     with refused("FK-FILE-WRITE"):
-        CellStore(tmp_path / "file" / "cells")
+        CellStore(file / "cells")
 
 
 def test_a_sweep_gives_what_is_finished_before_it_names_the_cell_that_fails(tmp_path: Path) -> None:
@@ -169,14 +162,6 @@ def test_a_sweep_gives_what_is_finished_before_it_names_the_cell_that_fails(tmp_
     assert steps[-1] == (6, 6)
     with refused("FK-OPTION-RANGE"):
         sweep([good], jobs=0, progress=lambda *_: None, done=lambda *_: None)
-
-
-def test_one_draw_is_timed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkern_flwr.simulations.lab.sweep.processors", lambda: 8)
-    many = [cell(seed=s) for s in range(40)]
-    assert choose_jobs(many, 1) == 1
-    assert choose_jobs(many[:5], 20) == 1
-    assert choose_jobs(many, 20) == 8
 
 
 def test_a_worker_with_other_data_or_code_is_refused() -> None:
@@ -199,8 +184,12 @@ def test_provenance_names_package_or_digest_and_no_folder(tmp_path: Path) -> Non
     assert str(tmp_path) not in text
 
 
-def test_records_are_json(tmp_path: Path) -> None:
-    record = run_cell(
-        cell(settings=VerticalSettings("wine", rounds=None), method="svc", options={})
-    )
+def test_records_are_json_and_one_draw_is_timed_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = VerticalSettings("wine", rounds=None)
+    record = run_cell(cell(settings=own, method="svc", options={}))
     assert json.loads(json.dumps(record)) == CellStore(tmp_path).keep(cell(), record)
+    monkeypatch.setattr("fedkern_flwr.simulations.lab.sweep.processors", lambda: 8)
+    many = [cell(seed=s) for s in range(40)]
+    assert [choose_jobs(*one) for one in ((many, 1), (many[:5], 20), (many, 20))] == [1, 1, 8]
