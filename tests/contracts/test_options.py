@@ -343,9 +343,10 @@ def test_an_option_that_may_be_meant_is_named(name: str, wrong: str, meant: str)
 
 #: Of every method on its own data.
 COMMON = {
-    RANGE: ["--runs 0", "--seed -1", "--timeout 0", "--test-size 1"],
+    RANGE: ["--runs 0", "--seed -1", "--timeout 0", "--drop 1", "--drop -0.1", "--test-size 1"],
     "FK-RUN-NONE": ["--resume nowhere"],
     "FK-FILE-WRITE": ["--json no/such/folder.json"],
+    "FK-ENGINE-RAY": ["--ray-address here:1"],
 }
 IRIS = "--data iris --positive 2"
 FIRM = "--data iris --encoding fixed-point"
@@ -431,8 +432,9 @@ TYPED: dict[str, dict[str, list[str]]] = {
         "FK-PARTIES-FEW": ["--users 3 --groups 4", "--users 0", "--groups 0", "--users 1"],
         "FK-GROUPS-DIFFER": [
             *("--group-sizes 4,5 --users 10", "--group-sizes 4,0", "--group-sizes 4,5 --groups 3"),
-            "--data iris --step-sizes 1,2,3",
+            *("--data iris --step-sizes 1,2,3", "--delay fixed:1,2,3 --groups 2"),
         ],
+        "FK-DELAY-FORM": ["--delay 5"],
         "FK-CLIENTS-DIFFER": ["--users 4 --clients 5"],
         "FK-GROUPS-SINGLE": ["--users 3 --groups 2"],
         "FK-ROWS-FEW": ["--data iris --users 400"],

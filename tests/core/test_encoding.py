@@ -50,7 +50,6 @@ def expected(awkward: Awkward, train: np.ndarray, new: np.ndarray, scaling: str)
 # --- Twenty tables --------------------------------------------------------------------------
 
 
-@pytest.mark.promise("encoding-pooled")
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_is_encoded_as_by_scikit_learn(name: str, scaling: Any) -> None:

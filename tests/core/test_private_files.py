@@ -154,7 +154,6 @@ def test_a_link_in_place_of_the_file_is_replaced(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
 
 
-@pytest.mark.promise("devices-kept")
 def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FileExistsError):

@@ -300,7 +300,6 @@ KILLED: list[tuple[str, list[str], int, bool]] = [
 ]
 
 
-@pytest.mark.promise("killed-runs-go-on")
 @pytest.mark.parametrize(("name", "arguments", "pulls", "kept"), KILLED)
 def test_a_run_that_was_killed_is_resumed_with_the_same_model(
     name, arguments, pulls, kept, commands, differs
@@ -404,7 +403,6 @@ RARE = np.where(np.arange(ROWS) % 50 == 0, "bad", "good")  # of which features k
 NOISE = np.random.default_rng(6).normal(size=ROWS)
 
 
-@pytest.mark.promise("useless-said")
 @pytest.mark.parametrize(
     ("arguments", "label"),
     [

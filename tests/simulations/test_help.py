@@ -85,7 +85,6 @@ def every_command(group):
             yield from every_command(loaded)
 
 
-@pytest.mark.promise("help-arguments")
 @pytest.mark.parametrize("name", ["compare", "init", "predict", "new-method"])
 def test_help_is_whole_lines_and_says_what_is_to_be_named(name, commands):
     """A paragraph has no line that ends in its middle; arguments are explained."""
