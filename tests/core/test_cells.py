@@ -110,18 +110,6 @@ def test_code_and_content_of_a_file_are_part_of_the_key(
     assert cell().key != before
 
 
-def test_code_is_this_package_whatever_lies_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a checkout the path of the package has all of it, virtual environments included."""
-    before = origin._modules()
-    assert {"fedkern_flwr/errors.py", "fedkern_flwr/strategies/pof_mkl.py"} <= before.keys()
-    (tmp_path / "beside.py").touch()
-    monkeypatch.setattr(origin.fedkern_flwr, "__path__", [*origin.fedkern_flwr.__path__, tmp_path])
-    assert origin._modules() == before
-    assert not any("site-packages" in name for name in before)
-
-
 def test_a_store_finds_what_it_keeps_and_nothing_that_was_cut_off(tmp_path: Path) -> None:
     store = CellStore(tmp_path / "cells")
     result = {"metrics": {"mse": 0.1 + 0.2}, "history": [], "privacy": {}}

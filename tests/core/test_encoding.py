@@ -21,7 +21,7 @@ from refusals import refused
 from fedkern_flwr.encoding import Encoder
 from fedkern_flwr.encoding.categories import HASHED
 from fedkern_flwr.encoding.columns import ranks
-from fedkern_flwr.encoding.facts import KNOTS, NumberFacts
+from fedkern_flwr.encoding.facts import NumberFacts
 from fedkern_flwr.groups.digits import DIGITS, from_digits, to_digits
 from fedkern_flwr.labels import decide, encode_classes
 from fedkern_flwr.tables import Table, load_table
@@ -185,14 +185,6 @@ def test_ranks_are_those_of_scikit_learn(known: list[float], new: list[float]) -
         assert (np.diff(found[order]) >= -1e-15).all()
 
 
-def test_ranks_of_many_rows_are_right_to_a_knot() -> None:
-    values = np.random.default_rng(3).standard_cauchy(5000)
-    facts = NumberFacts.measure(values)
-    assert len(facts.knots) == KNOTS
-    exact = np.argsort(np.argsort(values)) / (len(values) - 1)
-    assert np.abs(ranks(values, np.array(facts.knots)) - exact).max() < 1 / KNOTS
-
-
 @pytest.mark.parametrize(
     ("values", "far"),
     [
@@ -205,13 +197,6 @@ def test_ranks_of_many_rows_are_right_to_a_knot() -> None:
 )
 def test_values_are_far_where_the_range_says_little(values: np.ndarray, far: bool) -> None:
     assert NumberFacts.measure(values).far is far
-
-
-def test_a_far_row_moves_no_rank() -> None:
-    values = np.random.default_rng(3).normal(size=99)
-    near, far = (NumberFacts.measure(np.append(values, last)) for last in (9.0, 1e300))
-    found = [ranks(values, np.array(facts.knots)) for facts in (near, far)]
-    np.testing.assert_array_equal(*found)
 
 
 # --- Categories -----------------------------------------------------------------------------
@@ -406,22 +391,6 @@ def test_other_text_is_not_remarked_upon(cells: list[str | None]) -> None:
     assert table.notes == ()
 
 
-def test_what_the_remedy_names_helps_and_many_columns_are_counted() -> None:
-    cells = pa.table({f"c{k}": ["0,25", "7,5", "41", "x"] * 6 for k in range(8)})
-    notes = load_table(cells, labelled=False, missing="encode", kinds={}).notes
-    assert len(notes) == 6
-    assert notes[-1] == "3 more columns of text look so"
-    table = load_table(cells, labelled=False, missing="encode", kinds={}, decimal=",", na="x")
-    assert table.kinds == {}
-    np.testing.assert_array_equal(table.x[:4, 0], [0.25, 7.5, 41.0, np.nan])
-
-
-def test_labels_that_look_like_numbers_are_said_unless_classes_are_named() -> None:
-    table = pa.table({"x": range(8), "crp": ["0,25", "7,5"] * 4})
-    assert "8 of 8 cells" in load_table(table, label="crp", kinds={}).notes[-1]
-    assert len(load_table(table, label="crp", kinds={}, classes=["7,5", "0,25"]).notes) == 1
-
-
 # --- Labels as targets, large numbers as digits ---------------------------------------------
 
 
@@ -447,12 +416,6 @@ def test_the_second_of_two_classes_is_the_positive_one() -> None:
     assert decide(np.array([[0.1, 0.3, 0.2], [-3.0, -2.0, -1.0]])).tolist() == [1, 2]
 
 
-def test_a_label_that_is_no_class_is_refused_and_not_quoted() -> None:
-    with refused("FK-CLASSES-UNKNOWN") as caught:
-        encode_classes(np.array([0.0, 77.0, 78.0]), (0, 1), "partition 3")
-    assert "77" not in str(caught.value)
-
-
 NUMBERS = st.lists(st.floats(-(2.0**79), 2.0**79), min_size=1, max_size=5)
 
 
@@ -470,8 +433,3 @@ def test_digits_are_within_the_bound_and_make_the_number_again(numbers: list[flo
 def test_numbers_below_the_bound_are_their_own_last_digit() -> None:
     values = np.array([0.1, -3.75, 2.0**20 - 1.0 / 3.0])
     np.testing.assert_array_equal(to_digits(values), [*values, *np.zeros(9)])
-
-
-def test_the_sum_of_digits_is_that_of_the_numbers() -> None:
-    few = np.random.default_rng(0).normal(size=(5, 3)) * [1.0, 1e9, 1e18]
-    np.testing.assert_allclose(from_digits(sum(map(to_digits, few))), few.sum(0), rtol=1e-12)

@@ -26,7 +26,7 @@ from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node_config import FIXED, read_config, renew, reread_config
 from fedkern_flwr.node_files import check_predictions, read_classes, read_secret, whole_rows
 from fedkern_flwr.plain_text import LONGEST, plain_line
-from fedkern_flwr.reporting import errors_reported, log_result, write_result
+from fedkern_flwr.reporting import errors_reported, write_result
 from fedkern_flwr.secure_aggregation import secure_aggregation_mod
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import POFMKL
@@ -186,11 +186,6 @@ def test_rows_that_are_known_by_their_place_are_never_left_out() -> None:
     assert whole_rows(whole, "site.csv", "drop-row", labels=False, numbered=True) is whole
 
 
-def test_a_table_without_features_or_gaps_stays_as_it_is() -> None:
-    bare = Table(np.zeros((2, 0)), np.array([0.0, 1.0]), (), ids=np.array(["p", "q"]))
-    assert whole_rows(bare, "labels.csv", "error", labels=True) is bare
-
-
 def test_a_node_that_predicts_names_a_file() -> None:
     check_predictions({"test-data": "new.csv"}, predicting=False)
     check_predictions({"data": "site.csv"}, predicting=True)
@@ -237,14 +232,6 @@ def test_a_result_that_cannot_be_written_is_refused_before_the_run(tmp_path: Pat
     assert not begun
 
 
-def test_without_a_file_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(TableError), errors_reported(""):
-        raise TableError("no rows")
-    write_result("", {})
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("told", [True, False])
 def test_an_error_of_ours_is_the_last_line_of_the_log(
     told: bool, path: Path, capsys: pytest.CaptureFixture[str]
@@ -266,14 +253,6 @@ def test_an_error_of_ours_is_the_last_line_of_the_log(
     ours, _, crash = capsys.readouterr().err.partition("ServerApp raised an exception")
     assert ours == "fedkern: no rows; bring some\n"
     assert "Traceback" in crash
-
-
-def test_what_is_told_to_nobody_is_no_line(caplog: pytest.LogCaptureFixture) -> None:
-    told = {"exchanges": 6, "seconds": 1.0, "bytes_up": 0, "bytes_down": 0}
-    result = {"metrics": {"mse": None, "rows": 3}, "privacy": {}, "failures": {}, **told}
-    with caplog.at_level(logging.INFO, logger="flwr"):
-        log_result(result)
-    assert caplog.messages[0] == "rows: 3"
 
 
 # -- text from nodes

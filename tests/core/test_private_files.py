@@ -27,7 +27,6 @@ from refusals import refused
 from fedkern_flwr.alignment import AlignmentTags, read_alignment
 from fedkern_flwr.checkpoint import (
     load_arrays,
-    pack_arrays,
     save_arrays,
     unpack_arrays,
     write_atomically,
@@ -39,7 +38,7 @@ from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.kept_state import KeptState
-from fedkern_flwr.private_files import create_file, make_private_folder, open_private
+from fedkern_flwr.private_files import make_private_folder
 from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key
 from fedkern_flwr.simulations.deployment.node_files import write_node
 from fedkern_flwr.simulations.deployment.processes import Processes
@@ -190,16 +189,6 @@ def test_files_that_are_not_ours_are_refused(trap: str, tmp_path: Path) -> None:
     assert other.read_bytes() == b""
 
 
-def test_a_file_of_ours_is_opened_again(tmp_path: Path) -> None:
-    for text in (b"one", b"two"):
-        with open_private(tmp_path / "log", append=True) as file:
-            file.write(text)
-    with open_private(tmp_path / "log") as file:
-        assert file.read() == b"onetwo"
-    with pytest.raises(FileExistsError):
-        create_file(tmp_path / "log")
-
-
 # -- what a party writes and remembers
 
 
@@ -315,9 +304,3 @@ def test_a_client_does_not_inflate_what_a_server_sends(bomb: bytes) -> None:
     assert not isinstance(given, np.ndarray)  # Flower opens archives as they are
     with refused("FK-MESSAGE-FIELD"):
         Client(context).fit([given], Rows(np.zeros(0)).scalars())
-
-
-def test_what_is_packed_is_read(tmp_path: Path) -> None:
-    arrays, meta = unpack_arrays(pack_arrays({"a": np.arange(3.0), "b": np.zeros(0)}, {"c": 1}))
-    np.testing.assert_array_equal(arrays["a"], np.arange(3.0))
-    assert (arrays["b"].size, meta) == (0, {"c": 1})

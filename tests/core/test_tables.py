@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -28,7 +27,7 @@ from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.simulations.run.datasets import BUILTIN, load_data, read_interactions
 from fedkern_flwr.tables import load_ids, load_table
 from fedkern_flwr.tables.dialect import find_separator
-from fedkern_flwr.tables.table import Table, drop_constant_columns, select_target
+from fedkern_flwr.tables.table import Table, drop_constant_columns
 
 X = np.array([[1.0, 10.0], [2.0, 30.0], [3.0, 20.0]])
 Y = np.array([5.0, 7.0, 6.0])
@@ -107,15 +106,6 @@ def test_csv_columns_have_their_roles(tmp_path: Path) -> None:
     assert table.site.tolist() == ["N", "S", "N"]
 
 
-def test_parquet_equals_csv(tmp_path: Path) -> None:
-    path = pq(tmp_path, key=[7, 8, 9], a=[1, 2, 3], b=[10.0, 30.0, 20.0], out=[5, 7, 6])
-    table = load_table(path, label="out", id_column="key")
-    np.testing.assert_array_equal(table.x, X)
-    np.testing.assert_array_equal(table.y, Y)
-    assert table.ids is not None
-    assert table.ids.tolist() == ["7", "8", "9"]
-
-
 def test_a_data_frame_of_pandas() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(
@@ -143,12 +133,6 @@ def test_target_is_a_feature_by_name_or_index(tmp_path: Path, target: str) -> No
     np.testing.assert_array_equal(table.y, X[:, 1])
     np.testing.assert_array_equal(table.x, X[:, :1])
     assert (table.columns, table.label) == (("a",), "b")
-
-
-def test_target_applies_to_test_rows_and_needs_no_y(tmp_path: Path) -> None:
-    table = load_table(npz(tmp_path, X=X, X_test=X[1:]), target="0")
-    np.testing.assert_array_equal(table.y_test, [2, 3])
-    np.testing.assert_array_equal(table.x_test, [[30], [20]])
 
 
 def test_a_few_cells_of_text_among_numbers_are_gaps(tmp_path: Path) -> None:
@@ -249,20 +233,6 @@ def test_a_file_without_labels_is_loaded_where_none_are_needed(tmp_path: Path) -
 # --- Tables ---------------------------------------------------------------------------------
 
 
-def test_take_keeps_the_parts_together() -> None:
-    site = np.array([0, 1, 2])
-    table = Table(X, Y, ("a", "b"), "y", np.array(["p", "q", "r"]), site, X, Y, ("note",))
-    part = table.take([2, 0])
-    np.testing.assert_array_equal(part.x, X[[2, 0]])
-    np.testing.assert_array_equal(part.y, Y[[2, 0]])
-    assert part.ids is not None
-    assert part.site is not None
-    assert (part.ids.tolist(), part.site.tolist()) == (["r", "p"], [2, 0])
-    assert part.x_test is X
-    assert part.notes == ("note",)
-    assert table.take([]).rows == 0
-
-
 def test_the_repr_shows_no_cell() -> None:
     ids = np.array(["s3cret"] * 3)
     assert repr(Table(X, Y, ("a", "b"), "y", ids)) == "Table(3 rows, 2 columns, label 'y')"
@@ -276,10 +246,6 @@ def test_constant_columns_are_dropped_with_their_names() -> None:
     assert table.columns == ("a", "b")
     assert table.notes == ("dropped 2 constant columns: c, d",)
     assert drop_constant_columns(table) is table
-
-
-def test_a_column_name_wins_over_an_index() -> None:
-    assert select_target(Table(X, Y, ("1", "0")), "0").columns == ("1",)
 
 
 # --- Scaling --------------------------------------------------------------------------------
@@ -363,26 +329,6 @@ def test_scaling_of_odd_tables() -> None:
     for text in ("", "[]", "{}", '{"x_min": "a"}'):
         with refused("FK-FILE-FORMAT"):
             Scaling.from_json(text)
-
-
-@pytest.mark.skipif("FEDKERN_DATA" not in os.environ, reason="FEDKERN_DATA is not set")
-@pytest.mark.parametrize(
-    ("name", "options", "shape", "test_rows"),
-    [
-        ("a9a", {}, (32561, 123), 16281),
-        ("beijing_prsa", {"missing": "drop-row"}, (383585, 10), 0),
-        ("naval", {"target": "0"}, (11934, 15), 0),
-        ("svmguide1", {}, (3089, 4), 4000),
-        ("ujiindoorloc", {"label": "0"}, (19937, 520), 0),
-    ],
-)
-def test_public_data_loads(name: str, options: Any, shape: Any, test_rows: int) -> None:
-    path = Path(os.environ["FEDKERN_DATA"]) / f"{name}.npz"
-    if not path.exists():
-        pytest.skip(f"FEDKERN_DATA has no {name}.npz")
-    table = load_table(path, **options)
-    assert (table.x.shape, table.y.shape) == (shape, shape[:1])
-    assert (0 if table.x_test is None else len(table.x_test)) == test_rows
 
 
 # -- how a file is written
@@ -551,6 +497,13 @@ def test_built_in_data_have_their_shapes_and_fixed_columns() -> None:
     table = load_data("iris", target="petal width (cm)")
     assert table.label == "petal width (cm)"
     np.testing.assert_array_equal(np.c_[table.x, table.y], load_data("iris").x)
+    weather, flights = load_data("nyc-weather"), read_interactions("nyc-flights")
+    assert np.unique(weather.site, return_counts=True)[1].tolist() == [7556, 7830, 7620]
+    assert (weather.label, weather.y.min(), weather.y.max()) == ("temp", 10.94, 100.04)
+    assert (flights.rows, flights.users, flights.items) == (44396, 4043, 104)
+    assert (flights.matrix().max(), flights.time[0]) == (1, 5 * 60 + 15)  # due at 5:15
+    assert (np.diff(flights.time) >= 0).all()
+    np.testing.assert_array_equal(hold_out_latest(flights, 0.5), np.arange(44396) >= 22198)
     for option in ("label", "id_column", "site_column"):
         with refused("FK-BUILTIN-COLUMNS"):
             load_data("iris", **{option: "a"})
@@ -579,41 +532,3 @@ def test_an_absent_package_is_refused_and_flights_do_not_import_theirs(
     monkeypatch.setitem(sys.modules, package, None)
     with refused("FK-PACKAGE-MISSING"):
         load(name)
-
-
-def test_weather_is_three_airports_in_time_order() -> None:
-    table = load_data("nyc-weather")
-    assert table.site is not None
-    assert table.y is not None
-    sites, counts = np.unique(table.site, return_counts=True)
-    assert sites.tolist() == ["EWR", "JFK", "LGA"]
-    assert counts.tolist() == [7556, 7830, 7620]
-    assert table.notes == ("left out 3109 of 26115 rows with missing values",)
-    assert table.label == "temp"
-    assert (table.y.min(), table.y.max()) == (10.94, 100.04)
-    column = {name: table.x[:, j] for j, name in enumerate(table.columns)}
-    for name in ("wind_direction", "hour", "day"):
-        squares = column[f"{name}_sin"] ** 2 + column[f"{name}_cos"] ** 2
-        np.testing.assert_allclose(squares, 1, rtol=1e-12)
-    day = np.round(np.arctan2(column["day_sin"], column["day_cos"]) * 365 / (2 * np.pi)) % 365
-    hour = np.round(np.arctan2(column["hour_sin"], column["hour_cos"]) * 24 / (2 * np.pi)) % 24
-    for site in sites:
-        # The clock goes back once a year; the last days of the file wrap to day 0.
-        hours = (day * 24 + hour)[(table.site == site) & (day > 0)]
-        assert (np.diff(hours) < 0).sum() <= 1
-
-
-def test_flights_are_one_row_per_aircraft_and_destination() -> None:
-    flights = read_interactions("nyc-flights")
-    assert (flights.rows, flights.users, flights.items) == (44396, 4043, 104)
-    assert flights.matrix().max() == 1
-    assert set(flights.rating) == {1.0}
-    assert flights.item_ids[:2] == ("ABQ", "ACK")
-    assert "N14228" in flights.user_ids
-    assert flights.time is not None
-    # The first flight of the year is due at 5:15 and goes to Houston.
-    assert flights.time[0] == 5 * 60 + 15
-    assert flights.item_ids[flights.item[0]] == "IAH"
-    assert (np.diff(flights.time) >= 0).all()
-    assert 364 * 24 * 60 < flights.time[-1] < 365 * 24 * 60
-    np.testing.assert_array_equal(hold_out_latest(flights, 0.5), np.arange(44396) >= 22198)

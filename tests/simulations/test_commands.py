@@ -231,27 +231,6 @@ def test_runs_are_averaged(name, commands):
         assert found["metrics"]["mse_std"] == pytest.approx(np.std(values, ddof=1))
 
 
-#: How often nodes vanish, and whether the model is that of a run in which none does.
-VANISHING = {
-    "pof-mkl": (["--drop", "0.3"], False),
-    "fed-cg": (["--drop", "0.2", "--attempts", "30"], True),
-    "fdskl": (["--drop", "0.4", "--attempts", "50"], True),
-    "hierarchical-svm": (["--drop", "0.02", "--attempts", "20"], True),
-}
-
-
-@pytest.mark.parametrize("name", VANISHING)
-def test_nodes_that_vanish_are_counted(name, finished, commands, differs):
-    more, same = VANISHING[name]
-    found, quiet = commands.result(*commands.small(name), *more), finished(name)
-    lost = [reasons for reasons in found["failures"].values() if reasons]
-    assert {reason for reasons in lost for reason in reasons} == {"unreachable"}
-    if same:
-        assert found["survivors"] == PROMISES[name].nodes
-        assert found["exchanges"] > quiet.result["exchanges"]
-        assert not differs("here", quiet.folder, max(PROMISES[name].tolerance, 1e-6))
-
-
 def test_nodes_that_stay_away_end_the_run(commands):
     arguments = [*commands.small("fed-cg"), "--drop", "0.9", "--attempts", "2", "--out", "lost"]
     line = commands.complaint("run", *arguments, "--quiet", code=1)
@@ -370,14 +349,6 @@ def test_predictions_are_not_replaced_unasked(commands, tables):
     assert commands.complaint(*predict).endswith("[FK-FOLDER-RESULTS]")
     assert first.read_text() == "precious"
     assert commands(*predict, "--force")[0] == 0
-
-
-def test_runs_of_one_second_have_folders_of_their_own(commands, monkeypatch):
-    monkeypatch.setattr("time.strftime", lambda *_: "20260101-120000")
-    for _ in range(2):
-        assert commands("run", *SMALL, "--quiet")[0] == 0
-    names = sorted(path.name for path in Path("runs").iterdir())
-    assert names == ["kernel-pca-20260101-120000", "kernel-pca-20260101-120000-2"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no such device here")

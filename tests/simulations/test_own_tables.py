@@ -44,8 +44,6 @@ DAY: dict[str, tuple[list[str], str]] = {
         [MAIL, PREDICT, "cat mail/predictions.csv"],
         "^number,class,.*probability_ham,probability_news,probability_spam.* 7000,",
     ),
-    "classes by name": ([MAIL], "spam"),
-    "one class against the others": ([f"{MAIL} --positive spam"], "positive class spam"),
     "ids twice": (
         [MAIL, "python text = open('new-mail.csv').read().replace(',7003,', ',7002,'); "
          "open('twice.csv', 'w').write(text)", "fedkern predict mail --data twice.csv"],
@@ -73,24 +71,9 @@ DAY: dict[str, tuple[list[str], str]] = {
     ),
     "two parties in a sum": (
         [f"fedkern run fed-cg {PARTIES} --allow-single --out o"], "two parties: .*third"),
-    "few numbers, classes or not": (
-        ["fedkern run fed-cg --data visits.csv --label visits --id patient --out o"],
-        "--task regression",
-    ),
-    "a system that is solved at once": ([VISITS], "^((?!iterations|residual).)*accuracy on held"),
     "counts with noise": (
         [f"{VISITS} --basis fourier --hospitals 4 --centres 0 --scaling range --privacy-epsilon 3"],
         "rows ~.*with ~",
-    ),
-    "a rare class": (
-        ["fedkern run hierarchical-svm --data coins.csv --label side --partition vertical "
-         "--users 4 --groups 2 --allow-single --rounds 20 --out o"],
-        "--class-weight balanced",
-    ),
-    "an option misspelt in Python": (
-        ["python from fedkern_flwr.strategies import FedCG\n"
-         "try: FedCG(landmark=1)\nexcept Exception as e: print(e)"],
-        r"landmarks.*\[FK-OPTION-UNKNOWN\]$",
     ),
 }  # fmt: skip
 
