@@ -373,7 +373,6 @@ TYPED: dict[str, dict[str, list[str]]] = {
         "FK-COLUMNS-ALONE": [f"{IRIS} --centres 1"],
         "FK-COLUMNS-FEW": [f"{IRIS} --centres 0 --no-own-block", f"{IRIS} --centres 4"],
         "FK-CLIENTS-DIFFER": [f"{IRIS} --clients 4 --hospitals 3"],
-        "FK-SECURE-ALWAYS": ["--no-secure"],
         "FK-CLASSES-UNKNOWN": ["--data iris --positive 9"],
         "FK-SCALING-RANGE": [f"{IRIS} --scaling standard"],
     },
@@ -389,7 +388,6 @@ TYPED: dict[str, dict[str, list[str]]] = {
         "FK-SCHEDULE-ROUNDS": [f"{IRIS} --rounds 5"],
         "FK-STEP-LARGE": [f"{IRIS} --schedule streaming --regularization 9"],
         "FK-TASK-OPTION": ["--data iris --target 0 --parties 3 --loss logistic"],
-        "FK-SECURE-ALWAYS": ["--no-secure"],
     },
     "secure-gram": {
         RANGE: ["--cost 0"],
@@ -397,7 +395,6 @@ TYPED: dict[str, dict[str, list[str]]] = {
         "FK-FILE-MISSING": ["--data gone.csv --label y"],
         "FK-COHORTS-ROUNDS": ["--rounds 3 --cohorts 2"],
         "FK-COHORTS-MANY": ["--rounds 11", "--cohorts 11", "--cohorts 6 --participation 0.5"],
-        "FK-SECURE-ALWAYS": ["--no-secure"],
         "FK-TABLE-OPTION": [
             f"--data iris {one}" for one in ("--users-per-client 3", "--min-rating 3", "--rating a")
         ],
@@ -415,7 +412,6 @@ TYPED: dict[str, dict[str, list[str]]] = {
     },
     "fed-cfk": {
         RANGE: ["--rounds 0", "--clients 0", "--users-per-client -2", "--test-size 1"],
-        "FK-SECURE-ALWAYS": ["--no-secure"],
         "FK-CLIENTS-USERS": ["--users-per-client 3 --clients 4"],
         "FK-COHORTS-MANY": ["--cohorts 11"],
         "FK-PARTIES-FEW": ["--clients 1", "--users-per-client 9999"],
@@ -444,7 +440,6 @@ TYPED: dict[str, dict[str, list[str]]] = {
         "FK-GROUPS-OPTION": [
             f"--architecture centralised {one}" for one in ("--groups 3", "--group-sizes 2,2")],
         "FK-TASK-OPTION": ["--data iris --target 0", "--data iris --target 0 --model logistic"],
-        "FK-SECURE-ALWAYS": ["--no-secure"],
         "FK-CLASSES-UNKNOWN": ["--data iris --positive 7"],
     },
     "kernel-pca": {**TABLE, RANGE: ["--clients 0"]},
@@ -456,7 +451,9 @@ TYPED: dict[str, dict[str, list[str]]] = {
 def test_what_cannot_be_run_is_refused_before_anything_is_made(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for codes in (TYPED[name], {} if name == "secure-gram" else COMMON):
+    always = name in ("fed-cg", "fdskl", "secure-gram", "fed-cfk", "hierarchical-svm")
+    alone = {"FK-SECURE-ALWAYS": ["--no-secure"]} if always else {}
+    for codes in (TYPED[name], alone, {} if name == "secure-gram" else COMMON):
         for code, cases in codes.items():
             for typed in cases:
                 found = complaint(capsys, "run", name, *typed.split(), "--quiet")

