@@ -108,18 +108,23 @@ def whole_rows(
     if table.ids is not None and table.ids.dtype.kind == "U":
         whole &= table.ids != ""
     lacking, name = table.rows - int(whole.sum()), Path(path).name
+    code = "FK-VALUES-MISSING"
+    if np.isfinite(table.x).all() and (table.y is None or np.isfinite(table.y).all()):
+        code = "FK-IDS-MISSING"
+    elif np.isinf(table.x).any() and not np.isnan(table.x).any():
+        code = "FK-VALUES-FINITE"
     what = "a value, a label or an id" if labels else "a value or an id"
     if lacking and missing == "error":
         raise TableError(
             f"{lacking} rows of {name} lack {what}",
             remedy='leave them out, or run with missing="drop-row"',
-            code="FK-VALUES-MISSING",
+            code=code,
         )
     if lacking and numbered:
         raise TableError(
             f"{lacking} rows of {name} lack {what}, and rows without ids are known by their place",
             remedy="fill in these cells, or take the rows out of the files of all nodes concerned",
-            code="FK-VALUES-MISSING",
+            code=code,
         )
     if lacking == table.rows:
         raise TableError(

@@ -215,5 +215,5 @@ def check_file(path: Path) -> None:
         )
     if path.stat().st_size == 0:
         raise TableError(
-            f"{path.name} is empty", remedy="give a file with data", code="FK-ROWS-NONE"
+            f"{path.name} is empty", remedy="give a file with data", code="FK-FILE-EMPTY"
         )

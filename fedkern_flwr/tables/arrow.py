@@ -50,7 +50,7 @@ def read_columns(
         raise TableError(
             f"one column of {source} has two of the roles label, id and site",
             remedy="name different columns",
-            code="FK-COLUMN-ROLES",
+            code="FK-COLUMN-TWICE",
         )
     features = [name for name in columns if name not in given]
     if needed is not None:
@@ -140,7 +140,7 @@ def file_columns(path: Path, dialect: Dialect) -> tuple[dict[str, Any], Dialect]
         raise TableError(
             f"{path.name} is not a readable {kind} file" + f": {ragged}" * bool(ragged),
             remedy=said + ("mend the line" if ragged else "save it again (text as UTF-8)"),
-            code="FK-FILE-FORMAT",
+            code="FK-FILE-COLUMNS" if ragged else "FK-FILE-FORMAT",
         ) from None
     names = table.column_names
     if kind == "CSV" and any(_looks_like_data(name, len(names)) for name in names):

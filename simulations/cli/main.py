@@ -115,7 +115,8 @@ def run(arguments: list[str] | None = None) -> int:
 def _code(error: click.ClickException) -> str:
     """Return the code of what Click refuses: that of constructors and apps where they refuse it."""
     if isinstance(error, click.NoSuchOption):
-        return "FK-OPTION-UNKNOWN"
+        no_budget = error.option_name.startswith("--privacy-")
+        return "FK-BUDGET-METHOD" if no_budget else "FK-OPTION-UNKNOWN"
     if isinstance(error, click.MissingParameter):
         return "FK-COMMAND-MISSING"
     if isinstance(error, click.BadParameter):

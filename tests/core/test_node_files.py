@@ -1,15 +1,125 @@
-"""What a node reads from its own disk: secrets, classes, rows that lack nothing."""
+"""A node and its server's last words: configuration, secrets, whole rows, results, plain text."""
 
 from __future__ import annotations
 
+import json
+import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context, Error, Message, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+from refusals import refused
 
-from fedkern_flwr.errors import OptionError, TableError
+import fedkern_flwr.strategies  # noqa: F401 - of an app's server
+from fedkern_flwr import node_config
+from fedkern_flwr.clients import serve
+from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableError
+from fedkern_flwr.exchange import request_messages
+from fedkern_flwr.failure import mark_error, read_error
+from fedkern_flwr.flower_compat import set_task_identity
+from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.node_config import FIXED, read_config, renew, reread_config
 from fedkern_flwr.node_files import check_predictions, read_classes, read_secret, whole_rows
+from fedkern_flwr.plain_text import LONGEST, plain_line
+from fedkern_flwr.reporting import errors_reported, write_result
+from fedkern_flwr.secure_aggregation import secure_aggregation_mod
+from fedkern_flwr.simulations import simulate
+from fedkern_flwr.strategies import POFMKL
 from fedkern_flwr.tables.table import Table
+from fedkern_flwr.wire import DescribeReply, DescribeRequest
+
+# -- the configuration of a node, read anew
+
+START = {"partition-id": 0, "num-partitions": 2, "role": "hospital", "data": "old.csv"}
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave no configuration behind; let this process make messages."""
+    monkeypatch.setattr(node_config, "_latest", None)
+    set_task_identity(1, 1)
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    """Write the configuration with some changes; None leaves a key out."""
+    values = {**START, **{key.replace("_", "-"): value for key, value in changes.items()}}
+    lines = [f"{key} = {value!r}\n" for key, value in values.items() if value is not None]
+    (folder / "node.toml").write_text("".join(lines).replace("True", "true"))
+    return folder / "node.toml"
+
+
+def context() -> Context:
+    """Return what a SuperNode hands over, which knows the first configuration only."""
+    return Context(1, 2, dict(START), RecordDict(), {})
+
+
+def seen(own: Context) -> dict[str, Any]:
+    """Return the configuration that a client of ours is built with."""
+    found: list[dict[str, Any]] = []
+
+    def make_client(given: Context) -> Any:
+        found.append(dict(given.node_config))
+        raise OptionError("enough", code="FK-FILE-READ")
+
+    message = Message(RecordDict(), dst_node_id=2, message_type="train")
+    with refused("FK-FILE-READ"):
+        serve(make_client)(message, own)
+    return found[0]
+
+
+def test_the_next_client_has_what_was_read_last(tmp_path: Path) -> None:
+    before = read_config(write(tmp_path))
+    assert before == START
+    own = context()
+    assert seen(own) == START  # a file that was read and not read again changes nothing
+    config = reread_config(write(tmp_path, data="new.csv", allow_single=True), before)
+    assert seen(own) == config == {**START, "data": "new.csv", "allow-single": True}
+    config = reread_config(write(tmp_path, data=None), config)
+    assert seen(own) == config == {key: START[key] for key in list(START)[:3]}
+    own.node_config["data"] = "by the app"
+    assert seen(own) == config
+
+
+def test_an_app_with_secure_sums_has_it_too(tmp_path: Path) -> None:
+    own = context()
+    reread_config(write(tmp_path, data="new.csv"), START)
+    message = Message(RecordDict(), dst_node_id=2, message_type="train")
+    with pytest.raises(FedKernError):  # the message is none of ours
+        secure_aggregation_mod(lambda _: 1)(message, own, lambda *_: message)
+    assert own.node_config["data"] == "new.csv"
+
+
+@pytest.mark.promise("node-config-same")
+def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
+    config = reread_config(write(tmp_path, data="new.csv"), START)
+    (tmp_path / "policy.toml").write_text("min_partie = 3\n")
+    for changes, code in (
+        ({"data": ["a.csv"]}, "FK-OPTION-TYPE"),
+        ({"policy": str(tmp_path / "policy.toml")}, "FK-POLICY-RULE"),
+        *(({key: 7}, "FK-NODE-CHANGED") for key in FIXED),
+        *(({key: None}, "FK-NODE-CHANGED") for key in FIXED if key in START),
+    ):
+        with refused(code) as caught:
+            reread_config(write(tmp_path, **changes), config)
+        assert "\n" not in str(caught.value)
+    for content, code in ((b"data = ", "FORMAT"), (b"\xff", "FORMAT"), (None, "READ")):
+        (tmp_path / "node.toml").unlink()
+        if content is not None:
+            (tmp_path / "node.toml").write_bytes(content)
+        with refused(f"FK-FILE-{code}"):
+            reread_config(tmp_path / "node.toml", config)
+        (tmp_path / "node.toml").touch()
+    own = context()
+    renew(own)
+    assert own.node_config == config
+
+
+# -- what a node reads
 
 NAN = np.nan
 
@@ -25,10 +135,10 @@ def test_a_secret_is_read_from_hexadecimal(tmp_path: Path) -> None:
 def test_what_is_no_secret_is_refused_and_not_quoted(tmp_path: Path, text: str) -> None:
     path = tmp_path / "key"
     path.write_text(text)
-    with pytest.raises(OptionError, match="the file of the key cannot be read; put 64") as error:
+    with refused("FK-KEY-FILE") as error:
         read_secret(path, "the key")
     assert text not in str(error.value)
-    with pytest.raises(OptionError, match="cannot be read"):
+    with refused("FK-KEY-FILE"):
         read_secret(tmp_path / "none", "the key")
 
 
@@ -58,32 +168,185 @@ def test_rows_that_lack_something_are_left_out(labels: bool, kept: list[str]) ->
 
 
 def test_rows_that_lack_something_are_refused() -> None:
-    with pytest.raises(TableError, match=r"^3 rows of site.csv lack a value, a label or an id; "):
+    with refused("FK-VALUES-MISSING"):
         whole_rows(table(), "/data/site.csv", "error", labels=True)
-    with pytest.raises(TableError, match=r"^2 rows of site.csv lack a value or an id; "):
+    with refused("FK-VALUES-MISSING"):
         whole_rows(table(), "/data/site.csv", "error", labels=False)
     empty = table().take([1, 3])
-    with pytest.raises(TableError, match=r"^every row of site.csv lacks a value or an id; fill"):
+    with refused("FK-VALUES-NOROW"):
         whole_rows(empty, "site.csv", "drop-row", labels=False)
-    with pytest.raises(OptionError, match="missing is 'neutral'"):
+    with refused("FK-OPTION-CHOICE"):
         whole_rows(table(), "site.csv", "neutral", labels=False)
 
 
 def test_rows_that_are_known_by_their_place_are_never_left_out() -> None:
-    with pytest.raises(TableError, match=r"^2 rows of site.csv lack .* known by their place; "):
+    with refused("FK-VALUES-MISSING"):
         whole_rows(table(), "site.csv", "drop-row", labels=False, numbered=True)
     whole = table().take([0, 2])
     assert whole_rows(whole, "site.csv", "drop-row", labels=False, numbered=True) is whole
-
-
-def test_a_table_without_features_or_gaps_stays_as_it_is() -> None:
-    bare = Table(np.zeros((2, 0)), np.array([0.0, 1.0]), (), ids=np.array(["p", "q"]))
-    assert whole_rows(bare, "labels.csv", "error", labels=True) is bare
 
 
 def test_a_node_that_predicts_names_a_file() -> None:
     check_predictions({"test-data": "new.csv"}, predicting=False)
     check_predictions({"data": "site.csv"}, predicting=True)
     check_predictions({"test-data": "new.csv", "predictions": "out.csv"}, predicting=True)
-    with pytest.raises(OptionError, match="there is nowhere to write the predictions; name"):
+    with refused("FK-PREDICT-NOWHERE"):
         check_predictions({"test-data": "new.csv"}, predicting=True)
+
+
+# -- what an app writes at the end
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "result.json"
+
+
+@pytest.mark.promise("errors-end-in-codes")
+def test_an_error_of_ours_is_written(path: Path) -> None:
+    with pytest.raises(TableError), errors_reported(path):
+        raise TableError("none", remedy="bring\nsome", party="partition 1", code="FK-ROWS-NONE")
+    assert json.loads(path.read_text()) == {
+        "error": "partition 1: none; bring some [FK-ROWS-NONE]",
+        "code": "FK-ROWS-NONE",
+        "exit_code": 2,
+    }
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_run_that_crashes_leaves_no_result_of_an_earlier_one(
+    path: Path, error: type[BaseException]
+) -> None:
+    with errors_reported(path):
+        write_result(path, {"metrics": {"rows": 3}})
+    assert json.loads(path.read_text()) == {"metrics": {"rows": 3}}
+    with pytest.raises(error), errors_reported(path):
+        raise error
+    assert not path.exists()
+
+
+def test_a_result_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:
+    begun = []
+    with refused("FK-FILE-WRITE"), errors_reported(tmp_path):
+        begun.append(1)
+    assert not begun
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_an_error_of_ours_is_the_last_line_of_the_log(
+    told: bool, path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Flower logs what an app raises; an app of one's own does not report it itself."""
+    flower, shown = logging.getLogger("flwr"), logging.StreamHandler()
+    flower.addHandler(shown)
+    try:
+        for error in (TableError("no rows", remedy="bring\nsome"), ValueError("crash")):
+            try:
+                if told:
+                    with errors_reported(path):
+                        raise error
+                raise error
+            except Exception as raised:
+                flower.error("%s raised an exception", "ServerApp", exc_info=raised)
+    finally:
+        flower.removeHandler(shown)
+    ours, _, crash = capsys.readouterr().err.partition("ServerApp raised an exception")
+    assert ours == "fedkern: no rows; bring some\n"
+    assert "Traceback" in crash
+
+
+# -- text from nodes
+
+NASTY = {
+    "colours": "\x1b[31mred\x1b[0m",
+    "title": "\x1b]0;owned\x07gone",
+    "lines": "one\r\n2026-01-01 ERROR: forged\u2028three",
+    "eight bits": "\x9b2Jcleared\x9d0;t\x9c",
+    "direction": "\u202egnp.exe\u200b",
+    "zeros": "\x00\x08\x7f\ud800",
+    "long": "x" * 10_000_000,
+    "long of escapes": "\x1b[" * 3_000_000,
+    "long of marks": "[fedkern] " * 1_000_000,
+    "long traceback": "a.b.C: x\n" * 1_000_000,
+}
+
+
+def assert_plain(text: str, most: int = LONGEST) -> None:
+    assert len(text) <= most
+    assert text.isprintable(), ascii(text[:200])
+
+
+@given(st.text())
+def test_a_line_is_plain_and_stays_as_it_is(text: str) -> None:
+    found = plain_line(text, 20)
+    assert_plain(found, 20)
+    assert plain_line(found, 20) == found
+    if text.isascii() and text.isprintable() and len(text) <= 20:
+        assert found == " ".join(text.split())
+
+
+def test_what_a_terminal_obeys_leaves_no_rest() -> None:
+    found = {name: plain_line(text) for name, text in NASTY.items() if not name.startswith("long")}
+    assert found == {
+        "colours": "red",
+        "title": "gone",
+        "lines": "one 2026-01-01 ERROR: forged three",
+        "eight bits": "cleared",
+        "direction": "gnp.exe",
+        "zeros": "",
+    }
+
+
+@pytest.mark.parametrize("name", NASTY)
+@pytest.mark.parametrize("marked", [True, False])
+def test_errors_of_clients_are_read_as_plain_lines(
+    name: str, marked: bool, make_error: Callable[[str], Message]
+) -> None:
+    text = mark_error(NASTY[name]) if marked else f"<class '{NASTY[name]}'>:<'{NASTY[name]}'>"
+    assert_plain(read_error(make_error(text), "fit").detail)
+
+
+@pytest.fixture
+def make_error() -> Callable[[str], Message]:
+    set_task_identity(1, 1)
+    request = DescribeRequest(session="s", method="m", resume_round=0)
+    (message,) = request_messages(request, [7], group_id="g")
+    return lambda text: Message(Error(2, text), reply_to=message)
+
+
+class Vandal(PhaseClient):
+    """A node that writes to the terminal of the server: by errors, or by what it says of itself."""
+
+    text, field = "", ""
+
+    def describe(self, request: DescribeRequest) -> DescribeReply:
+        if not self.field:
+            raise FedKernError(self.text)
+        if self.field == "role":
+            self.role = self.text
+        columns = self.text if self.field == "columns" else "0" * 16
+        return DescribeReply(rows=3 + self.partition, features=2 + self.partition, columns=columns)
+
+
+@pytest.mark.parametrize("field", ["", "role", "columns"])
+@pytest.mark.parametrize("name", ["colours", "lines", "long"])
+def test_no_text_of_a_node_reaches_log_or_result(
+    name: str, field: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def client_fn(context: Context) -> Vandal:
+        client = Vandal(context)
+        client.text, client.field = NASTY[name], field
+        return client
+
+    told = tmp_path / "result.json"
+    caplog.set_level(logging.DEBUG, "flwr")
+    with pytest.raises(ProtocolError) as raised, errors_reported(told):
+        simulate(POFMKL(), client_fn, 2, num_rounds=1)
+    assert_plain(str(raised.value), 2 * LONGEST)
+    assert_plain(json.loads(told.read_text())["error"], 2 * LONGEST)
+    logged = [r.getMessage() for r in caplog.records if r.name == "flwr"]  # what `flwr log` shows
+    assert any(text.startswith("fedkern: ") for text in logged)
+    for text in logged:
+        assert_plain(text, 2 * LONGEST)
+    if field:
+        assert "printable" in str(raised.value)

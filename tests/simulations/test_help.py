@@ -1,21 +1,24 @@
-"""Help: at once, the dozen options that matter, all of them when asked for, plain words."""
+"""Help and progress: at once, the options that matter, plain words; lines where nobody sits."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
+from fedkern_flwr.simulations.cli import console
+from fedkern_flwr.simulations.cli.console import Screen, course
 from fedkern_flwr.simulations.cli.main import app
-from fedkern_flwr.simulations.cli.options import METHODS
-from fedkern_flwr.simulations.methods.registry import families, family
-from fedkern_flwr.simulations.run.datasets import BUILTIN, usual_name
-from fedkern_flwr.simulations.run.options import PANELS
+from fedkern_flwr.simulations.run.datasets import BUILTIN
 
-every_method = pytest.mark.parametrize("name", METHODS)
+METHODS: Any = app.commands["run"].loaded.commands  # type: ignore[attr-defined]
+PANELS = ("Data", "Parties", "Method", "Engine and output")
 
 
 def shown(text: str) -> list[str]:
@@ -58,20 +61,7 @@ def test_a_run_loads_its_own_family_and_little_else(tmp_path: Path) -> None:
     assert not found & {"scipy", "pandas", *others}
 
 
-def test_methods_are_listed_with_their_families() -> None:
-    listed = [(own, strategy.method) for own in families() for strategy in own.strategies]
-    assert [name for _, name in listed] == list(METHODS)
-    assert all(family(name) is own for own, name in listed)
-
-
-def test_commands_say_what_they_say_when_they_are_loaded() -> None:
-    for name, command in app.commands.items():
-        loaded = command.loaded
-        assert loaded.name == name
-        assert (loaded.help or "").split("\n")[0] == command.help
-
-
-@every_method
+@pytest.mark.parametrize("name", METHODS)
 def test_help_shows_the_options_that_matter_in_groups(name, commands):
     code, text, _ = commands("run", name, "--help")
     found = shown(text)
@@ -95,15 +85,6 @@ def every_command(group):
             yield from every_command(loaded)
 
 
-def test_help_is_without_markup():
-    found = [*every_command(app)]
-    assert len(found) > 40
-    for command in found:
-        for one in (command, *command.params):
-            text = (one.help or "").replace("\\[", "")
-            assert not re.search(r"[`\\*]|:\w+:", text), (command.name, one.name)
-
-
 @pytest.mark.parametrize("name", ["compare", "init", "predict", "new-method"])
 def test_help_is_whole_lines_and_says_what_is_to_be_named(name, commands):
     """A paragraph has no line that ends in its middle; arguments are explained."""
@@ -118,23 +99,84 @@ def test_help_is_whole_lines_and_says_what_is_to_be_named(name, commands):
         assert "hierarchical-svm" in text
 
 
-def test_help_lists_the_built_in_tables(commands):
+def test_help_is_without_markup_and_the_same_before_a_command_is_loaded():
+    for name, command in app.commands.items():
+        assert command.loaded.name == name
+        assert (command.loaded.help or "").split("\n")[0] == command.help
+    found = [*every_command(app)]
+    assert len(found) > 40
+    for command in found:
+        for one in (command, *command.params):
+            text = (one.help or "").replace("\\[", "")
+            assert not re.search(r"[`\\*]|:\w+:", text), (command.name, one.name)
+
+
+def test_built_in_tables_are_listed_and_other_spellings_understood(commands, in_tmp):
     _, text, _ = commands("run", "fed-cg", "--help")
-    words = set(re.findall(r"[\w-]+", text))
-    assert set(BUILTIN) <= words
+    assert set(BUILTIN) <= set(re.findall(r"[\w-]+", text))
     assert "nyc-flights" in commands("run", "fed-cfk", "--help")[1]
+    for typed, name in (("Iris", "iris"), ("Breast Cancer", "breast-cancer")):
+        given = ["--data", typed, "--clients", "3", "--features", "10"]
+        assert commands.result("kernel-pca", *given)["config"]["data"]["data"] == name
 
 
-def test_names_have_one_spelling_and_others_are_understood(commands, in_tmp):
-    assert [usual_name(name) for name in ("breast_cancer", "Breast Cancer", "iris", "my_own")] == [
-        *["breast-cancer"] * 2,
-        *["iris", "my_own"],
-    ]
-    found = commands.result("kernel-pca", "--data", "Iris", "--clients", "3", "--features", "10")
-    assert found["config"]["data"]["data"] == "iris"
+def test_doctor_prints_a_line_each(commands):
+    code, text, _ = commands("doctor")
+    assert code == 0
+    assert {line.split()[0] for line in text.strip().splitlines()} >= {"flwr", "port"}
 
 
 def test_an_unknown_method_is_suggested_once(commands):
     line = commands.complaint("run", "fedcg")
     assert line.count("fed-cg") == 2  # a suggestion, and the list of methods
     assert line.lower().count("did you mean") == 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_drift_stands_out_in_the_course() -> None:
+    errors = [0.01] * 500 + [0.08] * 100
+    assert course(errors) == "▁" * 20 + "█" * 4
+    assert course([0.1, float("inf"), 0.0]) == "█▁"
+    assert course([]) == ""
+
+
+def test_a_log_file_gets_a_line_a_minute_and_none_of_what_is_soon_done(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Screen().progress() as bar:
+        for second in range(0, 150, 10):
+            clock[0] = float(second)
+            bar.update(f"draw {second}", second + 0.5, 200)
+    assert capsys.readouterr().err.splitlines() == ["draw 60: 60 of 200", "draw 120: 120 of 200"]
+    rare = [(Screen(), 30.0, ""), (Screen(), 61.0, "t\n"), (Screen(quiet=True), 61.0, "")]
+    for screen, done, said in rare:
+        clock[0] = 0.0
+        with screen.progress() as bar:
+            clock[0] = done
+            bar.update("t", 0, 0)  # of what has no count
+        assert capsys.readouterr().err == said
+
+
+def test_a_terminal_shows_the_course_of_the_error_and_that_work_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file, screen = StringIO(), Screen()
+    monkeypatch.setattr(screen, "console", Console(file=file, force_terminal=True, width=120))
+    with screen.progress() as bar:
+        bar.update("draw 1", 0, 3)
+        for error in (0.1, 0.01, 0.001):
+            bar.watch({"round": 1, "mse": error})
+        bar.watch({"accuracy": 1.0})
+    assert "█▄▁ 0.001" in file.getvalue()
+    with screen.progress() as bar:
+        for step in (("draw 1", 3, 3), ("draw 1: training", 0, 0), ("draw 2", 0, 3)):
+            bar.update(*step)
+    shown = file.getvalue()
+    assert shown.rindex("draw 1: training") < shown.rindex("0/3")
+    assert "0:00:00" in shown

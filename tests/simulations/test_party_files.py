@@ -14,13 +14,10 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from fedkern_flwr import load_model
-from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.simulations.methods.hybrid_data import HybridData, HybridSettings
-from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
 from fedkern_flwr.simulations.methods.registry import family
-from fedkern_flwr.simulations.methods.vertical_data import VerticalData, VerticalSettings
 from fedkern_flwr.simulations.run.party_files import PartyFiles
 from fedkern_flwr.simulations.run.splits import split_rows
 from fedkern_flwr.tables import arrow
@@ -142,61 +139,7 @@ def test_files_are_as_a_table_that_is_dealt(case: str, commands: Any, tables: An
     np.testing.assert_allclose(found[0], found[1], rtol=0, atol=near)
 
 
-@pytest.mark.parametrize("name", ["pof-mkl", "kernel-pca"])
-def test_files_of_rows_are_as_rows_that_are_dealt(name: str, commands: Any) -> None:
-    values = table()
-    values["y"] = values["a"] + values["b"]
-    write("t.csv", range(ROWS), [*NAMES, "y"], values)
-    run = [name, "--label", "y", "--id", "id", "--test-size", "0"]
-    run += ["--rounds", "20"] if name == "pof-mkl" else ["--features", "6"]
-    one = commands.result(*run, "--data", "t.csv", "--clients", "3", out="one")
-    own = family(name)
-    rows = 20 if name == "pof-mkl" else None
-    all_of_it = own.settings.from_values(one["config"]["data"]).load("encode")
-    parts = split_rows(all_of_it, "iid", 3, 0, rows)
-    files = [write(f"c{k}.csv", part, [*NAMES, "y"], values) for k, part in enumerate(parts)]
-    two = commands.result(*run, *[w for path in files for w in ("--party", path)], out="two")
-    assert two["config"]["data"]["data"] == "c0.csv + c1.csv + c2.csv"
-    assert one["metrics"] == pytest.approx(two["metrics"], rel=1e-9)
-
-
-@pytest.mark.parametrize("name", ["fed-cfk", "secure-gram"])
-def test_files_of_ratings_are_as_users_that_are_dealt(name: str, commands: Any) -> None:
-    lines = commands.ratings.read_text().splitlines()
-    run = [name, "--user", "who", "--item", "what", "--min-support", "3"]
-    one = commands.result(*run, "--data", str(commands.ratings), "--clients", "6", out="one")
-    own = family(name)
-    prepared = own.prepare(own.settings.from_values(one["config"]["data"]))
-    column, files = lines[0].split(",").index("who"), []
-    for k, part in enumerate(prepared.parts):  # type: ignore[attr-defined]
-        mine = set(prepared.ratings.user_ids[part])  # type: ignore[attr-defined]
-        rows = [line for line in lines[1:] if line.split(",")[column] in mine]
-        Path(f"n{k}.csv").write_text("\n".join([lines[0], *rows]) + "\n")
-        files += ["--party", f"n{k}.csv"]
-    two = commands.result(*run, *files, out="two")
-    for key in ("users", "items", "ratings", "clients"):
-        assert one["config"][key] == two["config"][key]
-    assert one["metrics"].keys() == two["metrics"].keys()
-    again = own.prepare(own.settings.from_values(two["config"]["data"]))
-    sums = []
-    for data in (prepared, again):
-        pooled: Any = data.pooled(0)
-        order = np.argsort(data.ratings.user_ids)  # type: ignore[attr-defined]
-        sums.append((pooled.train + pooled.test).toarray()[order])
-    np.testing.assert_array_equal(*sums)
-    if name == "secure-gram":
-        assert one["metrics"] == two["metrics"]
-        pairs = zip(*(np.load(f"{f}/model.npz").items() for f in ("one", "two")), strict=True)
-        for (_, first), (_, second) in pairs:
-            if first.dtype.kind in "iuf":
-                np.testing.assert_array_equal(first, second)
-    Path("n1.csv").write_text(Path("n0.csv").read_text())
-    assert "users are in two files; keep each user in one" in commands.complaint(
-        "run", *run, *files
-    )
-    assert "n0.csv is named twice" in commands.complaint("run", *run, *files[:2], *files[:2])
-
-
+@pytest.mark.promise("rows-matched-by-id")
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 3), st.integers(1, 3))
 def test_the_table_of_all_is_the_one_that_was_parted(seed: int, owners: int, others: int) -> None:
@@ -237,71 +180,7 @@ def test_the_table_of_all_is_the_one_that_was_parted(seed: int, owners: int, oth
         )  # type: ignore[union-attr]
 
 
-# -- Held-out rows, rows that are not everywhere, names
-
-
-def hospitals(**how: Any) -> HybridData:
-    values = table()
-    values["size"] = values["a"]
-    write("north.csv", range(40), ["a", "b", "y"], values)
-    write("south.csv", range(40, 60), ["b", "a", "y"], values)
-    write("lab.csv", range(5, 60), ["c", "a", "d"], values)
-    party = ("north.csv", "lab.csv:features", "south.csv")
-    counted = {"hospitals": 2, "centres": 1, "allow_single": True, "label": "y", "id_column": "id"}
-    return HybridData(HybridSettings("", **{**counted, "party": party, "missing": "encode", **how}))
-
-
-def test_the_same_share_of_every_party_is_held_out() -> None:
-    part = hospitals(test_size=0.4).split(0)
-    for h, rows in enumerate((35, 20)):
-        mine = part.hospital == h
-        assert (mine.sum(), (mine & ~part.train).sum()) == (rows, pytest.approx(0.4 * rows, abs=1))
-    values = table()
-    values["y"] = values["a"]
-    party = (
-        write("one.csv", range(40), [*NAMES, "y"], values),
-        write("two.csv", range(40, 60), [*NAMES, "y"], values),
-    )
-    streams = prepare(
-        DataSettings(
-            "",
-            label="y",
-            id_column="id",
-            party=party,
-            clients=2,
-            split="site",
-            test_size=0.25,
-            rounds=15,
-        )
-    )
-    assert [len(shard.x_test) for shard in streams.clients.shards] == [10, 5]
-    assert [len(shard.x) for shard in streams.clients.shards] == [15, 15]
-
-
-def test_rows_that_not_all_have_are_left_out_or_lack_what_others_have() -> None:
-    data = hospitals()
-    assert "5 of 60 rows are not in all files: left out" in data.notes
-    assert data.split(0).columns == ("a", "b", "c", "a of lab", "d")
-    data = hospitals(missing="neutral")
-    part = data.split(0)
-    assert len(part.y) == 60
-    assert np.isnan(part.x[:, part.blocks["centre 1"]]).any(axis=1).sum() == 5
-    np.testing.assert_array_equal(np.isnan(part.x[:, part.blocks["clinical"]]), False)
-
-
-def test_a_party_with_labels_may_have_no_columns() -> None:
-    values = table()
-    party = (
-        write("bank.csv", range(ROWS), ["y"], values),
-        write("shop.csv", range(ROWS), NAMES[:3], values),
-        write("phone.csv", range(ROWS), NAMES[3:], values),
-    )
-    part = VerticalData(
-        VerticalSettings("", label="y", id_column="id", party=party, parties=3)
-    ).split(0)
-    assert [len(columns) for columns in part.parts] == [0, 3, 3]
-
-
+@pytest.mark.promise("new-rows-whole")
 def test_new_rows_of_parties_are_predicted_as_those_of_one_table(
     commands: Any, tables: Any
 ) -> None:
@@ -339,142 +218,94 @@ def test_new_rows_of_parties_are_predicted_as_those_of_one_table(
     whole = [frames[0][6:], frames[1]]
     assert model.predict(whole).tolist() == [row["class"] for row in made[:14]]
     assert model.predict({"a": whole[0], "b": whole[1]}).tolist() == model.predict(whole).tolist()
-    with pytest.raises(TableError, match=r"^6 rows are not in all of table 1 \+ table 2; leave"):
+    with refused("FK-ROWS-LACKING"):
         model.predict(frames)
     nameless = replace(model, meta={**model.meta, "id": None})
-    with pytest.raises(OptionError, match="table 2 has other columns than table 1, and nothing"):
+    with refused("FK-COLUMN-UNNAMED"):
         nameless.predict(frames)
     assert nameless.read(frames, "id").rows == 14
     Path("alone.npz").write_bytes(Path("here/predictor.npz").read_bytes())
     commands.shown("predict", "alone.npz", *parties, "--id", "id", "--out", "alone.csv")
     assert tables.read("alone.csv") == tables.read("p.csv")
     os.mkfifo("pipe")  # nor is a device replaced
-    for more, line in (
-        (parties[:2], "one table is one party; name that of every party"),
-        (["--party", one, "--party", one], "one.csv is named twice; name every file once"),
-        ([*parties, "--data", one], "new rows are in one file or in files of parties; use --data"),
-        ([], "new rows are in one file or in files of parties; use --data FILE, or --party FILE"),
-        (["--data", "all.csv", "--force", "--out", "pipe"], "--out pipe cannot be written; name"),
+    for more, code in (
+        (parties[:2], "FK-PARTIES-FEW"),
+        (["--party", one, "--party", one], "FK-FILE-TWICE"),
+        ([*parties, "--data", one], "FK-PREDICT-ROWS"),
+        ([], "FK-PREDICT-ROWS"),
+        (["--data", "all.csv", "--force", "--out", "pipe"], "FK-FILE-WRITE"),
     ):
         out = () if "--out" in more else ("--out", "q.csv")
-        assert line in commands.complaint("predict", "here", *more, *out)
+        assert commands.complaint("predict", "here", *more, *out).endswith(f"[{code}]")
     assert Path("pipe").is_fifo()
 
 
-# -- Errors
-
-
-GOOD = ["north.csv", "south.csv", "lab.csv"]
-ERRORS: dict[str, tuple[str, list[str], list[str], str]] = {
-    "one party": ("fed-cg", ["north.csv"], [], "one file is one party; use --party for every"),
-    "twice": ("fed-cg", ["north.csv", "./north.csv"], [], "north.csv is named twice; name every"),
-    "no file": ("fed-cg", ["north.csv", "gone.csv"], [], "there is no file gone.csv; check the"),
-    "no label": ("fed-cg", GOOD, ["--label", "z"], "no file has the labels: column 'z'; name a"),
-    "label misspelt": ("fed-cg", GOOD, ["--label", "Y"], "'Y'; did you mean 'y'? name a file w"),
-    "label not named": ("fdskl", GOOD, ["--label", ""], "the labels: column ''"),
-    "no id named": ("fdskl", GOOD, ["--id", ""], "north.csv has no id column ''; choose from"),
-    "no id column": (
-        "fed-cg",
-        ["north.csv", "odd.csv"],
-        [],
-        "no id column 'id'; did you mean 'd'? choose",
-    ),
-    "two owners": (
-        "fdskl",
-        GOOD,
-        [],
-        "write FILE:features of all but one, or use fed-cg if each has own",
-    ),
-    "other columns": (
-        "fed-cg",
-        ["north.csv", "wide.csv"],
-        [],
-        "north.csv lacks 1 column of wide.csv, the first is 'c'; give both the same, or",
-    ),
-    "rows without label": (
-        "hierarchical-svm",
-        ["north.csv", "lab.csv"],
-        [],
-        "lab.csv has no label column 'y', and every party of this method has labels; use fed-cg",
-    ),
-    "another label": (
-        "hierarchical-svm",
-        GOOD[:2],
-        ["--label", "z"],
-        "north.csv has no label column 'z'; choose from: ",
-    ),
-    "features of rows": (
-        "pof-mkl",
-        ["north.csv", "south.csv:features"],
-        [],
-        "south.csv is to give features only, and every party of this method has labels or",
-    ),
-    "other ids": ("fed-cg", ["north.csv", "other.csv"], [], "no id of other.csv is that of a row"),
-    "double ids": ("fed-cg", ["north.csv", "same.csv"], [], "3 ids are in two of north.csv, same"),
-    "repeated ids": ("fed-cg", ["north.csv", "rep.csv"], [], "id column of rep.csv has 1 dupl"),
-    "count": ("fed-cg", GOOD, ["--hospitals", "3"], "hospitals 3 is not that of the files, 2"),
-    "data": ("fed-cg", GOOD, ["--data", "lab.csv"], "--data is not for files of parties; leave"),
-    "split": ("fed-cg", GOOD, ["--split", "dirichlet"], "split dirichlet is not that of the fil"),
-    "target": ("fed-cg", GOOD, ["--target", "a"], "--target is not for files of parties; leav"),
-    "vertical": (
-        "hierarchical-svm",
-        GOOD[:2],
-        ["--partition", "vertical"],
-        "partition vertical is not that of the files, horizontal; leave it out",
-    ),
-    "arrays": ("fed-cg", ["north.csv", "a.npz"], [], "a.npz is no party's file; save it as .csv"),
-}
-
-
-@pytest.mark.parametrize("case", ERRORS)
-def test_files_that_do_not_fit_are_refused_in_a_line(case: str, commands: Any) -> None:
+@pytest.mark.parametrize("name", ["pof-mkl", "kernel-pca", "secure-gram"])
+def test_files_of_rows_and_of_ratings_are_as_those_that_are_dealt(name: str, commands: Any) -> None:
+    """A file for each client, made of what the run of one table deals to it."""
     values = table()
-    write("north.csv", range(30), ["a", "b", "y"], values)
-    write("south.csv", range(30, 60), ["a", "b", "y"], values)
-    write("wide.csv", range(30, 60), ["a", "b", "c", "y"], values)
-    write("same.csv", range(27, 60), ["a", "b", "y"], values)
-    write("rep.csv", [30, 31, 31], ["a", "b", "y"], values)
-    write("lab.csv", range(60), ["c", "d"], values)
-    Path("other.csv").write_text("id,c\nsecret-1,2.5\nsecret-2,3.5\n")
-    Path("odd.csv").write_text("c,d\n1,2.5\n2,3.5\n")
-    np.savez("a.npz", X=np.ones((2, 2)))
-    name, party, more, text = ERRORS[case]
-    words = [word for path in party for word in ("--party", path)]
-    line = commands.complaint("run", name, "--label", "y", "--id", "id", *words, *more)
-    assert text in line
-    assert "secret" not in line
-    assert not Path("runs").exists()
+    values["y"] = values["a"] + values["b"]
+    write("t.csv", range(ROWS), [*NAMES, "y"], values)
+    how = ["--label", "y", "--id", "id", "--test-size", "0"]
+    how += ["--rounds", "20"] if name == "pof-mkl" else ["--features", "6"]
+    data, column = Path("t.csv"), 0
+    if name == "secure-gram":  # of ratings
+        data, column = commands.ratings, 0
+        how = ["--user", "who", "--item", "what", "--min-support", "3"]
+    one = commands.result(name, *how, "--data", str(data), "--clients", "3", out="one")
+    own = family(name)
+    prepared: Any = own.prepare(own.settings.from_values(one["config"]["data"]))
+    lines = data.read_text().splitlines()
+    if name == "secure-gram":
+        dealt = [{*np.array(prepared.ratings.user_ids)[part]} for part in prepared.parts]
+    else:
+        all_of_it = own.settings.from_values(one["config"]["data"]).load("encode")
+        parts = split_rows(all_of_it, "iid", 3, 0, 20 if name == "pof-mkl" else None)
+        dealt = [{all_of_it.ids[k] for k in part} for part in parts]
+    files = []
+    for k, mine in enumerate(dealt):
+        rows = [line for line in lines[1:] if line.split(",")[column] in mine]
+        order = [line.split(",")[0] for line in rows]
+        if name != "secure-gram":
+            rows = [rows[order.index(all_of_it.ids[row])] for row in parts[k]]
+        Path(f"c{k}.csv").write_text("\n".join([lines[0], *rows]) + "\n")
+        files += ["--party", f"c{k}.csv"]
+    two = commands.result(name, *how, *files, out="two")
+    assert two["config"]["data"]["data"] == "c0.csv + c1.csv + c2.csv"
+    assert one["metrics"] == pytest.approx(two["metrics"], rel=1e-9)
+    if name == "secure-gram":
+        Path("c1.csv").write_text(Path("c0.csv").read_text())
+        assert commands.complaint("run", name, *how, *files).endswith("[FK-IDS-DUPLICATE]")
 
 
-def test_the_column_of_ids_is_asked_for(commands: Any) -> None:
-    write("north.csv", range(30), ["a", "y"], table())
-    write("lab.csv", range(30), ["c"], table())
-    party = ["--party", "north.csv", "--party", "lab.csv"]
-    line = commands.complaint("run", "fdskl", "--label", "y", *party)
-    assert "the column of the ids, by which rows of different files are matched" in line
-    assert "is not named; use --id" in line
-    line = commands.complaint("run", "fed-cg", "--id", "id", *party)
-    assert "the column of the label is not named; use --label" in line
-
-
-def test_who_refuses_is_named_by_the_file(commands: Any) -> None:
+def test_held_out_shares_rows_that_not_all_have_and_names_of_columns(commands: Any) -> None:
+    """The same share of each party is held out; a file that lacks rows leaves them out."""
     values = table()
+    write("north.csv", range(40), ["a", "b", "y"], values)
+    write("south.csv", range(40, 60), ["b", "a", "y"], values)
+    write("lab.csv", range(5, 60), ["c", "a", "d"], values)
+    party = [f"--party={one}" for one in ("north.csv", "lab.csv:features", "south.csv")]
+    run = ["fed-cg", "--label", "y", "--id", "id", "--landmarks", "12", *party, "--allow-single"]
+    found = commands.result(*run, "--test-size", "0.4")["config"]
+    assert "5 of 60 rows are not in all files: left out" in found["notes"]
+    assert found["columns"] == {"clinical": ["a", "b"], "centre 1": ["c", "a of lab", "d"]}
+    for held, rows in zip(found["held_out_rows"], (35, 20), strict=True):
+        assert held == pytest.approx(0.4 * rows, abs=1)
+    found = commands.result(*run, "--missing", "neutral")
+    assert sum(found["config"]["rows"]) + sum(found["config"]["held_out_rows"]) == 60
     write("north.csv", range(30), ["a", "b", "y"], values)
     write("south.csv", range(30, 60), ["a", "b", "y"], values)
     write("lab.csv", range(60), ["c", "d"], values)
-    party = [word for path in GOOD for word in ("--party", path)]
-    line = commands.complaint("run", "fed-cg", "--label", "y", "--id", "id", *party, "--quiet")
-    assert "30 of 30 rows of north.csv (partition 0) are known to one centre only" in line
+    line = commands.complaint("run", *[one for one in run if one != "--allow-single"], "--quiet")
+    assert "north.csv (partition 0)" in line  # who refuses is named by its file
+    assert line.endswith("[FK-COLUMNS-ALONE]")
 
 
-def test_partitions_are_the_files_in_the_order_of_the_nodes() -> None:
-    """Who has nothing but labels is a node of FDSKL and FedCG, and none of Secure Gram."""
+def test_a_party_with_labels_may_have_no_columns(commands: Any) -> None:
     values = table()
-    write("north.csv", range(60), ["y"], values)
-    write("lab.csv", range(60), ["c", "d"], values)
-    write("other.csv", range(60), ["e"], values)
-    plain = {"sep": None, "decimal": None, "na": ()}
-    found = PartyFiles.read(["lab.csv", "north.csv", "other.csv"], "columns", "y", "id", plain)
-    for nodes, first in ((3, "north.csv"), (2, "lab.csv")):
-        text = found.named("partition 0: partition 9", nodes)
-        assert text == f"{first} (partition 0): partition 9"
+    write("bank.csv", range(ROWS), ["y"], values)
+    write("shop.csv", range(ROWS), NAMES[:3], values)
+    write("phone.csv", range(ROWS), NAMES[3:], values)
+    party = [f"--party={one}.csv" for one in ("bank", "shop", "phone")]
+    found = commands.result("fdskl", "--label", "y", "--id", "id", *party, "--features", "30")
+    assert found["config"]["columns"] == [[], NAMES[:3], NAMES[3:]]

@@ -18,28 +18,17 @@ from fedkern_flwr import clients
 from fedkern_flwr.checkpoint import VERSION, save_arrays
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.model_file import load_model, save_model
-from fedkern_flwr.removed import CLIENTS, REMOVED, Removed, RemovedOptionError
+from fedkern_flwr.removed import CLIENTS, REMOVED, Removed
 from fedkern_flwr.run_log import RunLog
 from fedkern_flwr.simulations.apps.node import client_maker
 from fedkern_flwr.simulations.apps.server import read_options
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.cli.options import by_method
-from fedkern_flwr.simulations.cli.run import run_options
 from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
 from fedkern_flwr.simulations.estimators import FDSKLClassifier, FedCGClassifier
 from fedkern_flwr.simulations.methods.registry import METHODS, family, open_run
 
 CODE = re.compile(r"\[FK-REMOVED-[A-Z]+\]$")
 ROWS = [(method, name, row) for method, rows in REMOVED.items() for name, row in rows.items()]
-
-
-def of(place: str, whole: bool = False) -> Any:
-    """Every row of a door, with a name for the test."""
-    found = [r for r in ROWS if place in r[2].places.split() and not (whole and r[2].values)]
-    assert found
-    return pytest.mark.parametrize(
-        ("method", "name", "row"), found, ids=[f"{method}-{name}" for method, name, _ in found]
-    )
 
 
 def others(row: Removed) -> list[Any]:
@@ -49,14 +38,6 @@ def others(row: Removed) -> list[Any]:
     if {True, False} <= {default for default in row.defaults if isinstance(default, bool)}:
         return []
     return [True] if row.switch else ["something else"]
-
-
-def refused(error: Exception) -> None:
-    assert isinstance(error, RemovedOptionError)
-    assert error.exit_code == 2
-    assert str(error).endswith(f"[{error.code}]")
-    assert CODE.search(str(error))
-    assert "\n" not in str(error)
 
 
 # -- doors: what takes a value that an earlier release had
@@ -130,6 +111,7 @@ DOORS: dict[str, tuple[str, Callable[..., None]]] = {
 }
 
 
+@pytest.mark.promise("removed-refused")
 @pytest.mark.parametrize("door", DOORS)
 def test_the_default_is_dropped_and_the_rest_is_refused(
     door: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -149,15 +131,33 @@ def test_the_default_is_dropped_and_the_rest_is_refused(
             odd = "node" in door and name == "value_bound"
             with pytest.raises(OptionError) as caught:
                 opened(method, name, 2.5 if odd else value, tmp_path)
-            refused(caught.value)
+            assert caught.value.code == f"FK-REMOVED-{row.code}"
+            assert str(caught.value).endswith(f"[{caught.value.code}]")
+            assert "\n" not in str(caught.value)
 
 
-@of("run")
-def test_a_key_of_an_app_stays_declared(method: str, name: str, row: Removed) -> None:
-    if method not in family(method).deployable:
-        return
-    keys, key = declared(app_folder(family(method).app)), name.replace("_", "-")
-    assert row.values or keys.get(key, row.defaults[0]) in row.defaults
+@pytest.mark.parametrize("method", REMOVED)
+def test_a_command_takes_the_default_refuses_the_rest_and_shows_nothing_of_it(
+    method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["run", method, "--help-all"]) == 0
+    shown = capsys.readouterr().out
+    for name, row in REMOVED[method].items():
+        if "run" not in row.places.split():
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        assert row.values or not re.search(rf"^│ +{flag}\b", shown, re.MULTILINE)
+        for default in row.defaults:
+            typed = [flag.replace("--", "--no-")] if row.switch else [flag, str(default)]
+            if default is not None and default is not True:
+                run(["run", method, *typed, "--json", "no/such/folder.json"])
+                assert capsys.readouterr().err.strip().endswith("[FK-FILE-WRITE]")
+        for value in others(row):
+            typed = [flag] if row.switch else [flag, str(value)]
+            for door in ("run", "deploy-local"):
+                if door == "run" or method in family(method).deployable:
+                    assert run([door, method, *typed]) == 2
+                    assert capsys.readouterr().err.strip().endswith(f"[FK-REMOVED-{row.code}]")
 
 
 def test_a_client_has_no_other_option() -> None:
@@ -166,67 +166,19 @@ def test_a_client_has_no_other_option() -> None:
             client(method, "never_there", 1, Path())
 
 
-#: Keys of the apps of the release before, of which copies are about.
-BEFORE = {
-    "fed_cg": ["protocol", "encoder-scaling", "encoder-categories"],
-    "fdskl": ["topology", "frequencies"],
-    "hierarchical_svm": ["agent-topology", "consensus", "product", "pipelined"],
-    "fed_cfk": ["merge", "request"],
-}
-
-
-@pytest.mark.parametrize(("app", "key"), [(app, key) for app in BEFORE for key in BEFORE[app]])
-def test_run_config_may_still_name_a_key_that_went(app: str, key: str) -> None:
-    assert key in declared(app_folder(app))
-
-
-def test_a_copy_of_the_app_of_groups_may_leave_lost_groups_empty() -> None:
+def test_a_copy_of_an_app_may_name_what_went() -> None:
+    """Of the release before; of groups it may leave lost-groups empty."""
+    for method in REMOVED:
+        if method in family(method).deployable:
+            keys = declared(app_folder(family(method).app))
+            for name, row in REMOVED[method].items():
+                if "run" not in row.places.split():
+                    continue
+                usual = keys.get(name.replace("_", "-"), (row.defaults or (None,))[0])
+                assert row.values or usual in row.defaults, name
     keys = {**declared(app_folder("hierarchical_svm")), "lost-groups": ""}
     method = METHODS["hierarchical-svm"]
     assert method(**read_options(method, keys)).lost_groups == "stop"
-
-
-@of("run", whole=True)
-def test_a_command_takes_the_default_and_shows_nothing_of_it(
-    method: str, name: str, row: Removed, capsys: pytest.CaptureFixture[str]
-) -> None:
-    seen: list[dict[str, Any]] = []
-    command = by_method("run", "", [method], lambda _, values: seen.append(values), run_options)
-    flag = f"--{name.replace('_', '-')}"
-    for default in row.defaults:
-        typed = [flag.replace("--", "--no-")] if row.switch else [flag, str(default)]
-        if default is not None and default is not True:
-            command([method, *typed], standalone_mode=False)
-            assert name not in seen.pop()
-    command([method, "--help-all"], standalone_mode=False)
-    assert not re.search(rf"^│ +{flag}\b", capsys.readouterr().out, re.MULTILINE)
-
-
-@pytest.mark.parametrize("command", ["run", "deploy-local"])
-@of("run")
-def test_a_command_refuses_the_rest(
-    command: str, method: str, name: str, row: Removed, capsys: pytest.CaptureFixture[str]
-) -> None:
-    if command == "deploy-local" and method not in family(method).deployable:
-        return
-    flag = f"--{name.replace('_', '-')}"
-    for value in others(row):
-        typed = [flag] if row.switch else [flag, str(value)]
-        assert run([command, method, *typed]) == 2
-        line = capsys.readouterr().err.strip()
-        assert line.startswith("fedkern: ")
-        assert CODE.search(line)
-
-
-def test_a_model_of_features_that_were_encoded_in_its_run_is_refused(tmp_path: Path) -> None:
-    """Other encoders of as many features would give predictions, and wrong ones."""
-    path = tmp_path / "model.npz"
-    save_model(path, "fed-cg", {}, {"encoders": {}})
-    load_model(path, "fed-cg")
-    save_model(path, "fed-cg", {}, {"encoders": {"clinical": "{}"}})
-    with pytest.raises(OptionError) as caught:
-        load_model(path, "fed-cg")
-    refused(caught.value)
 
 
 @pytest.mark.parametrize(

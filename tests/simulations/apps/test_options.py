@@ -1,139 +1,43 @@
-"""Every option of a method is a key of its app, every key of a node reaches its client."""
+"""Every key of a node reaches its client, every key of an app is read; an app is a folder.
+
+That options are keys is in tests/contracts/test_options.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import numpy as np
 import pytest
 from app_sites import Site, node_keys
+from flwr.app import Context, RecordDict
+from refusals import refused
 
-from fedkern_flwr.errors import FedKernError, TableError
-from fedkern_flwr.registered import find_method
-from fedkern_flwr.removed import gone
-from fedkern_flwr.simulations.apps.server import make_strategy, read_options
-from fedkern_flwr.simulations.apps.simulated import _dealt
-from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
-from fedkern_flwr.simulations.methods.registry import family, method, options
-from fedkern_flwr.simulations.run.options import Option, accepted
-from fedkern_flwr.strategies import (
-    FDSKL,
-    POFMKL,
-    POFRLS,
-    AlignIds,
-    ColumnRanges,
-    FedCFK,
-    FedCG,
-    HierarchicalSVM,
-)
+from fedkern_flwr.errors import FedKernError
+from fedkern_flwr.simulations.deployment.run_config import app_folder
 
-METHODS: dict[str, Any] = {
-    "align": AlignIds,
-    "fdskl": FDSKL,
-    "fed_cfk": FedCFK,
-    "fed_cg": FedCG,
-    "hierarchical_svm": HierarchicalSVM,
-    "method": find_method("kernel-pca"),
-    "pof_mkl": POFMKL,
-    "ranges": ColumnRanges,
-}
-#: Apps, and the methods that each runs.
-RUNS = [*METHODS.items(), ("pof_mkl", POFRLS)]
-#: What is no option of a method: of every run, and of the nodes of a simulation.
-OF_RUN = {"timeout", "result", "num-rounds", "model", "saved-model", "predict"}
-SIMULATED = {
-    "align": {"rows", "share", "seed", "folder"},
-    "ranges": {"data", "label", "split", "seed", "files"},
-    "method": {"method", "options"},
-}
-CHOSEN = {"pof_mkl": {"method"}}
-#: Options whose key has values that mean something else than their default.
-UNSET = {"preconditioner_rank": -1, "min_support": -1, "coef0": 1.0}
-
-
-@pytest.mark.parametrize(("app", "method"), RUNS)
-def test_every_option_is_a_key_and_every_key_is_read(app: str, method: Any) -> None:
-    keys = declared(app_folder(app))
-    if app != "method":  # it takes them as JSON
-        assert {o.name.replace("_", "-") for o in options(method)} <= set(keys)
-    simulated = SIMULATED.get(app)
-    if simulated is None:
-        own = {f.name.replace("_", "-") for f in fields(family(method.method).settings)}
-        simulated = {"state-dir", "predictions", *own}
-        simulated |= {"hospitals", "groups"} & set(keys) | CHOSEN.get(app, set())
-    known = {o.name.replace("_", "-") for name, one in RUNS if name == app for o in accepted(one)}
-    went = {key.replace("_", "-") for n, one in RUNS if n == app for key in gone(one.method)}
-    assert set(keys) <= known | OF_RUN | simulated | went
-
-
-@pytest.mark.parametrize(("app", "method"), RUNS)
-def test_the_defaults_of_an_app_are_those_of_its_method(app: str, method: Any) -> None:
-    keys = declared(app_folder(app))
-    seed = {"seed": 0} if "seed" in {o.name for o in accepted(method)} else {}
-    made, usual = make_strategy(method, keys), method(**seed)
-    assert vars(made).keys() == vars(usual).keys()
-    others = {"pof_mkl": {"samples_per_round", "checkpoint_every"}, "method": set()}
-    for name, value in vars(usual).items():
-        if not name.startswith("_") and not name.endswith("_") and name not in others.get(app, ()):
-            assert str(getattr(made, name)) == str(value), name
-
-
-def another(option: Option, usual: Any) -> tuple[Any, Any]:
-    """Return another value of a key, and the option's value that it stands for."""
-    kinds = option.kinds()
-    choices = [c for kind in kinds if get_origin(kind) is Literal for c in get_args(kind)]
-    if isinstance(usual, bool):
-        return not usual, not usual
-    if isinstance(usual, str):
-        if bool in kinds:
-            return "off", False
-        if choices:
-            chosen = next(choice for choice in choices if choice != usual)
-            return chosen, chosen
-        return ("/a/b.npz", "/a/b.npz") if option.takes_text() else ("1, 0.5,2", (1.0, 0.5, 2.0))
-    if isinstance(usual, float):
-        return 7, 7.0  # whole numbers are taken
-    return usual + 3, usual + 3
-
-
-@pytest.mark.parametrize(("app", "method"), RUNS)
-def test_every_option_of_an_app_reaches_the_method(app: str, method: Any) -> None:
-    keys = declared(app_folder(app))
-    for option in accepted(method):
-        key = option.name.replace("_", "-")
-        if key not in keys:
-            continue
-        given, expected = another(option, keys[key])
-        found = read_options(method, {**keys, key: given})[option.name]
-        assert (found, type(found)) == (expected, type(expected)), key
-        if option.default is None:
-            unset = UNSET.get(option.name, type(keys[key])())
-            if option.name != "seed":
-                assert read_options(method, {**keys, key: unset})[option.name] is None, key
-        if option.name in UNSET:  # 0 is a value of its own
-            assert read_options(method, {**keys, key: 0})[option.name] == 0
+APPS = ("align", "fdskl", "fed_cfk", "fed_cg", "hierarchical_svm", "method", "pof_mkl", "ranges")
 
 
 @pytest.mark.parametrize(
-    ("app", "given", "text"),
+    ("app", "given", "code"),
     [
-        ("pof_mkl", {"secure": "perhaps"}, "secure is 'perhaps'; use auto, on or off"),
-        ("fed_cfk", {"drop-outs": "yes"}, "drop-outs is 'yes'; use auto, on or off"),
-        ("fed_cfk", {"coefficients": "0, x"}, "coefficients is '0, x'; write numbers separated by"),
-        ("hierarchical_svm", {"step-sizes": "5;20"}, "step-sizes is '5;20'; write numbers sepa"),
-        ("fed_cg", {"solver": "svd"}, "solver is 'svd'"),
-        ("method", {"options": "components=3"}, "options is no JSON object; write options"),
-        ("method", {"options": '{"components": 0}'}, "components is 0; use at least 1"),
+        ("pof_mkl", {"secure": "perhaps"}, "FK-OPTION-CHOICE"),
+        ("fed_cfk", {"coefficients": "0, x"}, "FK-OPTION-TYPE"),
+        ("hierarchical_svm", {"step-sizes": "5;20"}, "FK-OPTION-TYPE"),
+        ("method", {"options": "components=3", "method": "kernel-pca"}, "FK-OPTION-TYPE"),
+        ("method", {"method": "kernel-pcb"}, "FK-METHOD-UNKNOWN"),
     ],
 )
-def test_a_wrong_option_is_one_line(
-    app: str, given: dict[str, Any], text: str, refusal: Callable[..., str]
+def test_a_key_that_an_app_cannot_read_is_refused(
+    app: str, given: dict[str, Any], code: str, import_app: Any
 ) -> None:
-    keys = {**declared(app_folder(app)), **given}
-    assert text in refusal(make_strategy, METHODS[app], keys)
+    found = import_app(app, "server_app")
+    config = {**found.config, "result": "", **given}
+    with refused(code):
+        found.server_app.app(None, Context(1, 1, {}, RecordDict(), config))
 
 
 # -- what a node says
@@ -197,7 +101,7 @@ def test_a_node_reads_its_file_as_it_is_written(
         for name in ("x", "y", "ids", "columns"):
             np.testing.assert_array_equal(found[name], usual[name])
     cell = plain[1].split(",")[plain[0].split(",").index("a")]
-    with pytest.raises(TableError, match="is empty or NaN in 1 rows"):
+    with refused("FK-VALUES-MISSING"):
         given(site, 0, na=f"none,{cell}")
 
 
@@ -211,7 +115,7 @@ def test_a_centre_gives_no_labels(
     assert not given(site, 2, **text).keys() & {"y", "y_test"}
 
 
-@pytest.mark.parametrize("app", METHODS)
+@pytest.mark.parametrize("app", APPS)
 def test_an_app_is_a_folder_with_one_file_to_change(app: str) -> None:
     folder = app_folder(app)
     files = {path.name for path in folder.iterdir() if path.name != "__pycache__"}
@@ -221,24 +125,3 @@ def test_an_app_is_a_folder_with_one_file_to_change(app: str) -> None:
     }
     assert "CHANGE THIS" in (folder / "own_table.py").read_text()
     assert "own_table.py" in (folder / "README.md").read_text()
-
-
-@pytest.mark.parametrize("name", ["fed-cg", "fdskl", "hierarchical-svm"])
-def test_a_simulated_app_makes_of_a_table_what_a_run_makes(name: str, tmp_path: Path) -> None:
-    """Text, gaps and far values: the same columns, of the same rows."""
-    rng = np.random.default_rng(0)
-    rows = ["a,b,c,town,ill"]
-    for k, (a, b) in enumerate(np.exp(3.0 * rng.normal(size=(80, 2)))):
-        gap = "" if k % 9 == 0 else f"{b:.3f}"
-        rows.append(f"{a:.3f},{gap},{k % 7},{'xyz'[k % 3]},{k % 2}")
-    (tmp_path / "t.csv").write_text("\n".join(rows))
-    config = declared(app_folder(name.replace("-", "_")))
-    config |= {"data": str(tmp_path / "t.csv"), "label": "ill"}
-    found, _ = _dealt(name, 4, tuple(sorted(config.items())))
-    own = family(name)
-    values = {o.name: o.default for o in [*options(method(name)), *own.parameters()]}
-    values |= {"data": str(tmp_path / "t.csv"), "label": "ill"}
-    expected = own.settings.from_values(own.config(name, values)["data"])
-    for setting in ("scaling", "missing", "categories"):
-        assert getattr(found.settings, setting) == getattr(expected, setting)
-    assert len(found.explain()) == 4

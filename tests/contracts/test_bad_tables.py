@@ -1,0 +1,425 @@
+"""Bad tables through every door: one line with a code that quotes no cell, and nothing is made.
+
+A row of ``FILES`` is a file, options that name its columns, and the code of its refusal: by
+``load_table``, by the node of an app, and by ``fedkern run``. A row of ``ARRAYS`` is what goes
+wrong with arrays: at the clients of all methods and at the estimators.
+"""
+
+from __future__ import annotations
+
+import runpy
+import tomllib
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from flwr.app import Context, RecordDict
+from pyarrow import parquet
+from refusals import refused
+
+from fedkern_flwr import clients
+from fedkern_flwr.errors import OptionError
+from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.estimators import FDSKLClassifier, FedCGClassifier
+from fedkern_flwr.tables import load_table
+
+SECRET = "s3cret"
+X = np.array([[1.0, 10.0], [2.0, 30.0], [3.0, 20.0]])
+Y = np.array([5.0, 7.0, 6.0])
+HEAD = "key,a,b,out\n"
+GOOD = HEAD + f"{SECRET},1,2,3\nk2,4,5,6\nk3,7,8,9\n"
+OUT: dict[str, Any] = {"label": "out"}
+KEYED = {**OUT, "id_column": "key"}
+ALL, STRICT, LOAD = "load node run", "load node", "load"
+
+#: Name -> code; a CSV, arrays of an NPZ, columns of Parquet, or name and bytes; what names its
+#: columns; its doors. A run reads text, dates and gaps, which others refuse.
+FILES: dict[str, tuple[str, Any, dict[str, Any], str]] = {
+    "missing": ("FK-FILE-MISSING", ("no.csv", None), {}, ALL),
+    "a folder": ("FK-FILE-FOLDER", ("folder.csv", "/"), {}, ALL),
+    "another ending": ("FK-FILE-SUFFIX", ("a.xlsx", b"1"), {}, ALL),
+    "an empty file": ("FK-FILE-EMPTY", ("a.csv", b""), {}, ALL),
+    "a header alone": ("FK-ROWS-NONE", HEAD, KEYED, ALL),
+    "no rows": ("FK-ROWS-NONE", {"X": X[:0], "y": Y[:0]}, {}, ALL),
+    "no archive": ("FK-FILE-FORMAT", ("a.npz", b"s3cret"), {}, ALL),
+    "half an archive": ("FK-FILE-FORMAT", ("a.npz", b"PK\x03\x04s3cret"), {}, ALL),
+    "no Parquet": ("FK-FILE-FORMAT", ("a.parquet", b"s3cret"), {}, ALL),
+    "a short line": ("FK-FILE-COLUMNS", f"{HEAD}1,{SECRET}\n", KEYED, ALL),
+    "no UTF-8": ("FK-FILE-FORMAT", ("a.csv", b"a,out\n\xff,1\n"), OUT, ALL),
+    "parted otherwise": ("FK-FILE-COLUMNS", "a;b;y\n1,5;2,5;0\n2;3;1\n", {"sep": ","}, ALL),
+    "an unquoted comma": ("FK-FILE-COLUMNS", "a,b,y\n1,5,2,5,0\n2,3,1\n", {"decimal": ","}, ALL),
+    "pickled": ("FK-FILE-PICKLED", {"X": np.array([[SECRET, None]], object), "y": Y[:1]}, {}, ALL),
+    "no X": ("FK-COLUMN-MISSING", {"y": Y, "z": Y}, {}, ALL),
+    "no y": ("FK-COLUMN-MISSING", {"X": X}, {}, STRICT),
+    "no such array": ("FK-COLUMN-MISSING", {"X": X, "y": Y}, {"label": "y2"}, ALL),
+    "no such site": ("FK-COLUMN-MISSING", {"X": X, "y": Y}, {"site_column": "place"}, "load run"),
+    "no such id": ("FK-COLUMN-MISSING", {"X": X, "y": Y}, {"id_column": "key"}, ALL),
+    "several labels": ("FK-COLUMN-UNNAMED", {"X": X, "y": X}, {}, STRICT),
+    "no such label of several": ("FK-COLUMN-UNNAMED", {"X": X, "y": X}, {"label": "2"}, ALL),
+    "X in one dimension": ("FK-ARRAY-FORM", {"X": Y, "y": Y}, {}, ALL),
+    "site of floats": ("FK-ARRAY-FORM", {"X": X, "y": Y, "site": Y}, {}, ALL),
+    "X of text": ("FK-COLUMN-NUMBERS", {"X": np.array([[SECRET]]), "y": Y[:1]}, {}, ALL),
+    "labels of other rows": ("FK-SHAPE-DIFFERS", {"X": X, "y": Y[:2]}, {}, ALL),
+    "sites of other rows": ("FK-SHAPE-DIFFERS", {"X": X, "y": Y, "site": [1]}, {}, ALL),
+    "too few names": ("FK-SHAPE-DIFFERS", {"X": X, "y": Y, "feature_names": ["a"]}, {}, ALL),
+    "other test columns": ("FK-SHAPE-DIFFERS", {"X": X, "y": Y, "X_test": X[:, :1]}, {}, ALL),
+    "other test rows": (
+        "FK-SHAPE-DIFFERS", {"X": X, "y": Y, "X_test": X, "y_test": Y[:1]}, {}, ALL),
+    "no columns in an NPZ": ("FK-COLUMNS-NONE", {"X": X[:, :0], "y": Y}, {}, ALL),
+    "no columns": ("FK-COLUMNS-NONE", "out\n1\n", OUT, ALL),
+    "the target alone": ("FK-COLUMNS-NONE", {"X": X[:, :1]}, {"target": "0"}, "load run"),
+    "target out of range": ("FK-COLUMN-MISSING", {"X": X, "y": Y}, {"target": "2"}, "load run"),
+    "target below": ("FK-COLUMN-MISSING", {"X": X, "y": Y}, {"target": "-1"}, LOAD),
+    "no such target": ("FK-COLUMN-MISSING", {"X": X, "y": Y}, {"target": "z"}, "load run"),
+    "label not named": ("FK-COLUMN-UNNAMED", GOOD, {}, STRICT),
+    "no such label": ("FK-COLUMN-MISSING", GOOD, {"label": "z"}, ALL),
+    "label misspelt": ("FK-COLUMN-MISSING", GOOD, {"label": "Out"}, ALL),
+    "no such id column": ("FK-COLUMN-MISSING", GOOD, {**OUT, "id_column": "z"}, ALL),
+    "no such site column": ("FK-COLUMN-MISSING", GOOD, {**OUT, "site_column": "z"}, "load run"),
+    "two roles": ("FK-COLUMN-TWICE", GOOD, {**OUT, "id_column": "out"}, ALL),
+    "no header": ("FK-FILE-HEADER", f"{SECRET},1.5,2\nk,2.5,3\n", {"label": "z"}, ALL),
+    "a name twice": ("FK-COLUMN-NAMES", "a,a,b\n1,2,3\n", {"label": "b"}, ALL),
+    "no name": ("FK-COLUMN-NAMES", ",a,out\n0,1,2\n", OUT, ALL),
+    "text in a column": ("FK-COLUMN-NUMBERS", f"{HEAD}k1,1,2,3\nk2,4,{SECRET},6\n", KEYED, STRICT),
+    "text among labels": ("FK-COLUMN-NUMBERS", f"{HEAD}k1,1,2,3\nk2,4,5,{SECRET}\n", KEYED, ALL),
+    "dates": (
+        "FK-COLUMN-NUMBERS", pa.table({"a": pa.array([0], pa.timestamp("s")), "out": [1]}), OUT,
+        STRICT),
+    "lists": ("FK-COLUMN-NUMBERS", pa.table({"a": [[1, 2]], "out": [1]}), OUT, STRICT),
+    "lists in a run": ("FK-COLUMN-UNREADABLE", pa.table({"a": [[1, 2]], "out": [1]}), OUT, "run"),
+    "gaps": ("FK-VALUES-MISSING", f"{HEAD}{SECRET},1,2,3\nk2,,NA,6\nk3,nan,1,1\n", KEYED, ALL),
+    "gaps in Parquet": ("FK-VALUES-MISSING", pa.table({"a": [1, None], "out": [1, 2]}), OUT, ALL),
+    "NaN labels": ("FK-VALUES-MISSING", {"X": X, "y": np.array([1, np.nan, 2])}, {}, ALL),
+    "NaN test rows": (
+        "FK-VALUES-MISSING", {"X": X, "y": Y, "X_test": X * np.nan}, {}, "load run"),
+    "infinite": ("FK-VALUES-FINITE", f"{HEAD}k1,1,-inf,3\n", KEYED, ALL),
+    "an empty id": ("FK-IDS-MISSING", f"{HEAD},1,2,3\n{SECRET},1,2,3\n", KEYED, ALL),
+    "an id twice": (
+        "FK-IDS-DUPLICATE", f"{HEAD}{SECRET},1,2,3\n{SECRET} ,4,5,6\nk,1,1,1\n", KEYED, ALL),
+    "no whole row": (
+        "FK-VALUES-NOROW", f"{HEAD}k,1,,3\n", {**KEYED, "missing": "drop-row"}, "load"),
+    "points and commas": ("FK-DECIMAL-MIXED", "a;out\n1,5;0\n1.234;1\n", OUT, ALL),
+    "points, where commas were said": (
+        "FK-DECIMAL-MIXED", "a;out\n1,5;0\n1.234;1\n", {**OUT, "decimal": ","}, ALL),
+    "a separator of two": ("FK-OPTION-CHOICE", GOOD, {**KEYED, "sep": ";;"}, ALL),
+    "a decimal mark that is none": ("FK-OPTION-CHOICE", GOOD, {**KEYED, "decimal": ";"}, ALL),
+    "missing what": ("FK-OPTION-CHOICE", GOOD, {**KEYED, "missing": "skip"}, "load run"),
+    "classes that are not named": (
+        "FK-CLASSES-UNKNOWN", f"a,out\n1,{SECRET}\n2,x\n", {**OUT, "classes": ("x", "y")}, STRICT),
+    "numbers for classes of text": (
+        "FK-CLASSES-UNKNOWN", "a,out\n1,0\n2,1\n", {**OUT, "classes": ("no", "yes")}, STRICT),
+}  # fmt: skip
+RUNS = {
+    "fed-cg": "", "fdskl": "", "hierarchical-svm": "--users 4", "pof-mkl": "--clients 3",
+    "kernel-pca": "--clients 3", "secure-gram": "--encoding fixed-point",
+}  # fmt: skip
+NODES: dict[str, dict[str, Any]] = {
+    "fed_cg": {"role": "hospital"},
+    "hierarchical_svm": {"role": "user", "group": 0},
+    "pof_mkl": {},
+}
+KEYS = {"label": "label-column", "id_column": "id-column", "sep": "sep", "decimal": "decimal"}
+FLAGS = {"id_column": "--id", "site_column": "--site"}
+
+
+def write(content: Any) -> Path:
+    """Write a table where it is to be found."""
+    if isinstance(content, str):
+        content = ("data.csv", content.encode())
+    if isinstance(content, dict):
+        np.savez("data.npz", **content)
+        content = ("data.npz", None)
+    if isinstance(content, pa.Table):
+        parquet.write_table(content, "data.parquet")
+        content = ("data.parquet", None)
+    name, raw = content
+    if raw == "/":
+        Path(name).mkdir()
+    elif raw is not None:
+        Path(name).write_bytes(raw)
+    return Path(name).absolute()  # a process reads a file of a node once
+
+
+def quotes_nothing(text: str) -> None:
+    assert "\n" not in text
+    assert text.endswith("]")
+    for cell in (SECRET, "1.234", "77"):
+        assert cell not in text
+
+
+def by_door(door: str) -> Any:
+    return pytest.mark.parametrize("case", [name for name, row in FILES.items() if door in row[3]])
+
+
+@pytest.fixture(autouse=True)
+def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.promise("tables-refused")
+@by_door("load")
+def test_a_bad_file_is_not_loaded(case: str) -> None:
+    code, content, how, _ = FILES[case]
+    path = write(content)
+    with refused(code) as caught:
+        load_table(path, **{"label": "y"} | how if "y" in how or "sep" in how else how)
+    quotes_nothing(str(caught.value))
+    assert caught.value.remedy
+    assert caught.value.exit_code == 2
+    assert caught.value.__cause__ is None  # whose text would quote cells
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+@pytest.mark.promise("tables-refused")
+@by_door("run")
+def test_a_bad_file_ends_a_run_before_anything_is_made(
+    case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, content, how, _ = FILES[case]
+    path = write(content)
+    typed = {"missing": "error", **how}
+    given = [f"{FLAGS.get(name, f'--{name}')}={value}" for name, value in typed.items()]
+    for name, more in RUNS.items():
+        refused_run(capsys, code, name, f"--data={path}", *given, *more.split())
+
+
+def rows(names: str, ids: Any) -> str:
+    """Return a CSV of numbers with ids, and with labels if one of the names is y."""
+    lines = [f"id,{','.join(names)}"]
+    for k in ids:
+        cells = ["yn"[k % 2] if n == "y" else str((7 * k + ord(n)) % 11) for n in names]
+        lines.append(f"r{k},{','.join(cells)}")
+    return "\n".join(lines)
+
+
+PARTIES = {
+    "north.csv": rows("aby", range(30)), "south.csv": rows("aby", range(30, 60)),
+    "wide.csv": rows("abcy", range(30, 60)), "same.csv": rows("aby", range(27, 60)),
+    "twice.csv": rows("aby", [30, 31, 31]), "lab.csv": rows("cd", range(60)),
+    "other.csv": f"id,c\n{SECRET}-1,2.5\n{SECRET}-2,3.5\n", "odd.csv": "c,d\n1,2.5\n2,3.5\n",
+}  # fmt: skip
+#: What is typed after ``run``; behind a colon the files of the parties.
+WHOLE, LABELS = "north south lab", "--label y --id id"
+DEALT: list[tuple[str, str]] = [
+    (f"fed-cg {LABELS}: north", "FK-PARTIES-FEW"),
+    (f"fed-cg {LABELS}: north ./north", "FK-FILE-TWICE"),
+    (f"fed-cg {LABELS}: north gone", "FK-FILE-MISSING"),
+    (f"fed-cg --label z --id id: {WHOLE}", "FK-LABELS-MISSING"),
+    (f"hierarchical-svm {LABELS}: north lab", "FK-LABELS-MISSING"),
+    ("hierarchical-svm --label z --id id: north south", "FK-COLUMN-MISSING"),
+    (f"fed-cg --label y --id z: {WHOLE}", "FK-COLUMN-MISSING"),
+    (f"fed-cg {LABELS}: north odd", "FK-COLUMN-MISSING"),
+    ("fdskl --label y: north lab", "FK-COLUMN-UNNAMED"),
+    (f"fed-cg --id id: {WHOLE}", "FK-COLUMN-UNNAMED"),
+    (f"fdskl {LABELS}: {WHOLE}", "FK-LABELS-TWICE"),
+    (f"fed-cg {LABELS}: north wide", "FK-COLUMNS-DIFFER"),
+    (f"pof-mkl {LABELS}: north south.csv:features", "FK-PARTY-FEATURES"),
+    (f"fed-cg {LABELS}: north other", "FK-IDS-APART"),
+    (f"fed-cg {LABELS}: north same", "FK-IDS-DUPLICATE"),
+    (f"fed-cg {LABELS}: north twice", "FK-IDS-DUPLICATE"),
+    (f"fed-cg {LABELS} --hospitals 3: {WHOLE}", "FK-CLIENTS-DIFFER"),
+    (f"fed-cg {LABELS} --split dirichlet: {WHOLE}", "FK-CLIENTS-DIFFER"),
+    (f"hierarchical-svm {LABELS} --partition vertical: north south", "FK-CLIENTS-DIFFER"),
+    (f"fed-cg {LABELS} --data lab.csv: {WHOLE}", "FK-PARTY-OPTION"),
+    (f"fed-cg {LABELS} --target a: {WHOLE}", "FK-PARTY-OPTION"),
+    (f"fed-cg {LABELS}: north data.npz", "FK-FILE-SUFFIX"),
+]
+#: Ratings, what is typed beside, and the code.
+PAIR = "--user user --item item"
+RATINGS: list[tuple[str, str, str]] = [
+    (f"user,item\n{SECRET},1\n{SECRET},1\nb,2\n", PAIR, "FK-PAIRS-TWICE"),
+    (f"user,item\n{SECRET},1\n,2\n", PAIR, "FK-IDS-MISSING"),
+    (f"user,item,rating\n{SECRET},1,nan\nb,2,3\n", f"{PAIR} --rating rating", "FK-VALUES-FINITE"),
+    (f"user,item\n{SECRET},1\n{SECRET},2\n", PAIR, "FK-ITEMS-FEW"),
+    ("", PAIR, "FK-FILE-EMPTY"),
+    (f"user,item\n{SECRET},1\nb\n", PAIR, "FK-FILE-COLUMNS"),
+    (f"person,thing\n{SECRET},1\nb,2\n", "--user person --item x", "FK-COLUMN-MISSING"),
+    (f"person,thing\n{SECRET},1\nb,2\n", "--user person --item person", "FK-COLUMN-TWICE"),
+    (f"{SECRET},1\nb,2\n", "--user x --item y", "FK-FILE-HEADER"),
+]
+#: A table of a run and what is typed beside: what is wrong with it for learning.
+AND = "--data t.csv --label y"
+TAUGHT: list[tuple[dict[str, str], str, str]] = [
+    ({"y": "1"}, f"fed-cg {AND}", "FK-CLASSES-ONE"),
+    ({"y": "1"}, f"fdskl {AND}", "FK-CLASSES-ONE"),
+    ({"a": ""}, f"fed-cg {AND} --missing neutral", "FK-COLUMN-EMPTY"),
+    ({"y": ""}, f"fed-cg {AND} --missing neutral", "FK-LABELS-MISSING"),
+    ({"a": ""}, f"pof-mkl {AND} --missing drop-row", "FK-VALUES-NOROW"),
+    ({}, f"fed-cg {AND} --split site --site s", "FK-SPLIT-SITES"),
+    ({}, f"fed-cg {AND} --hospitals 19", "FK-ROWS-FEW"),
+    ({"y": SECRET}, "pof-mkl --data t.csv --label text --clients 3", "FK-TASK-TEXT"),
+]
+
+
+def refused_run(capsys: pytest.CaptureFixture[str], code: str, *typed: str) -> None:
+    before = sorted(Path().iterdir())
+    assert run(["run", *typed]) == 2, typed
+    out, err = capsys.readouterr()
+    (line,) = err.strip().splitlines()
+    quotes_nothing(line)
+    assert line.endswith(f"[{code}]"), line
+    assert not out
+    assert sorted(Path().iterdir()) == before
+
+
+@pytest.mark.promise("tables-refused")
+@pytest.mark.parametrize(("typed", "code"), DEALT)
+def test_files_of_parties_that_do_not_fit_end_a_run(
+    typed: str, code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in PARTIES.items():
+        Path(name).write_text(text)
+    np.savez("data.npz", X=X)
+    given, _, named = typed.partition(": ")
+    party = [f"--party={one if '.' in one[1:] else f'{one}.csv'}" for one in named.split()]
+    refused_run(capsys, code, *given.split(), *party)
+
+
+@pytest.mark.promise("tables-refused")
+@pytest.mark.parametrize(("text", "typed", "code"), RATINGS)
+@pytest.mark.parametrize("name", ["secure-gram", "fed-cfk"])
+def test_bad_ratings_end_a_run(
+    name: str, text: str, typed: str, code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("r.csv").write_text(text)
+    refused_run(capsys, code, name, "--data", "r.csv", *typed.split())
+
+
+@pytest.mark.promise("tables-refused")
+@pytest.mark.parametrize(("change", "typed", "code"), TAUGHT)
+def test_a_table_that_teaches_nothing_ends_a_run(
+    change: dict[str, str], typed: str, code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ["a,b,s,y,text"]
+    for k in range(60):
+        row = {"a": f"{k % 7}", "b": f"{k % 5}", "s": "uvw"[k % 3], "y": f"{k % 2}"}
+        lines.append(",".join({**row, "text": ("cat", SECRET, "owl")[k % 3], **change}.values()))
+    Path("t.csv").write_text("\n".join(lines))
+    refused_run(capsys, code, *typed.split())
+
+
+@pytest.mark.promise("tables-refused")
+@by_door("node")
+def test_a_bad_file_of_a_node_is_refused_when_its_client_is_built(case: str) -> None:
+    code, content, how, _ = FILES[case]
+    path = write(content)
+    for app, node in NODES.items():
+        if "classes" in how and app == "pof_mkl":
+            continue
+        place = Path(str(files("fedkern_flwr.simulations"))) / "apps" / app
+        keys = tomllib.loads((place / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+        own = {"data": str(path), "partition-id": 1, "num-partitions": 3, **node}
+        own |= {KEYS[name]: value for name, value in how.items() if name in KEYS}
+        if "classes" in how:
+            own["classes"] = ",".join(how["classes"])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(place)
+            make: Callable[..., Any] = runpy.run_path(str(place / "client_app.py"))["make_client"]
+            with refused(code) as caught:
+                make(Context(1, 1, own, RecordDict(), keys["config"]))
+        quotes_nothing(str(caught.value))
+
+
+# -- arrays
+
+KEY, NAN = bytes(range(16)), np.nan
+ROWS = np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6], [0.7, 0.8]])
+HELD: dict[str, Any] = {"x_test": ROWS[:2], "y_test": [1, 0], "ids_test": [7, "ü"]}
+JOINED = {"y": [0, 1, 1, 0], "ids": list("abcd"), "classes": (0, 1), "alignment_key": KEY}
+#: Client -> what a party of four rows gives beside its features.
+CLIENTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "fed-cg": (clients.HybridKernelClient, JOINED),
+    "fdskl": (clients.VerticalKernelClient, JOINED),
+    "svm": (clients.SVMClient, {"y": [0, 1, 1, 0], "classes": (0, 1), "group": 0}),
+    "pca": (clients.KernelPCAClient, {}),
+    "gram": (clients.GramClient, {}),
+    "ranges": (clients.RangesClient, {}),
+}
+TWO, LABELLED, PLAIN = "fed-cg fdskl", "fed-cg fdskl svm", "fed-cg fdskl svm pca"
+#: Name -> code, what is changed, at whose clients.
+ARRAYS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "NaN": ("FK-VALUES-FINITE", {"x": ROWS * NAN}, PLAIN),
+    "infinite": ("FK-VALUES-FINITE", {"x": [[0.1, -np.inf]] * 4}, f"{PLAIN} ranges"),
+    "NaN held out": ("FK-VALUES-FINITE", {**HELD, "x_test": ROWS[:2] * NAN}, PLAIN),
+    "NaN in a row without a label": (
+        "FK-VALUES-FINITE", {"x": ROWS * [[1], [NAN], [1], [1]], "y": [0, NAN, 1, 1]}, "fdskl"),
+    "one dimension": ("FK-SHAPE-DIFFERS FK-TABLE-SHAPE", {"x": ROWS[:, 0]}, f"{PLAIN} ranges"),
+    "text": (
+        "FK-VALUES-TEXT FK-VALUES-NUMBERS", {"x": [[SECRET, "name"]] * 4},
+        f"{LABELLED} gram ranges"),
+    "no id for a row": ("FK-SHAPE-DIFFERS", {"ids": list("abc")}, TWO),
+    "no label for a row": ("FK-SHAPE-DIFFERS", {"y": [0, 1]}, LABELLED),
+    "infinite labels": ("FK-VALUES-FINITE", {"y": [0, np.inf, 1, 1], "classes": None}, LABELLED),
+    "NaN labels": ("FK-VALUES-FINITE", {"y": [0, 1, 1, NAN]}, "fed-cg svm"),
+    "two columns of classes": ("FK-SHAPE-DIFFERS", {"y": [[0, 1]] * 4}, LABELLED),
+    "an unknown class": ("FK-CLASSES-UNKNOWN", {"y": [0, 1, 77.0, 1]}, LABELLED),
+    "an unknown class held out": ("FK-CLASSES-UNKNOWN", {**HELD, "y_test": [77.0, 0]}, LABELLED),
+    "labels beyond the bound": (
+        "FK-LABELS-BOUND", {"y": [0.5, -77, 1, 0], "classes": None, "label_bound": 2.0}, LABELLED),
+    "other columns held out": (
+        "FK-COLUMNS-DIFFER", {**HELD, "x_test": ROWS[:2, :1]}, LABELLED),
+    "too few names": ("FK-SHAPE-DIFFERS", {"columns": ["age"]}, LABELLED),
+    "one class": ("FK-CLASSES-NAMED", {"classes": (1,), "y": [1] * 4}, LABELLED),
+    "a class twice": ("FK-CLASSES-NAMED", {"classes": (1, 1, 0)}, LABELLED),
+    "text labels": ("FK-VALUES-TEXT", {"y": [SECRET] * 4}, LABELLED),
+    "a label that no class has": (
+        "FK-CLASSES-UNKNOWN", {"y": [SECRET] * 4, "classes": ("no", "yes")}, LABELLED),
+    "out of range": (
+        "FK-RANGES-OUTSIDE", {"x": ROWS * [[1.0, 77.0]], "columns": ["age", "weight"]}, "fed-cg"),
+    "out of range below": ("FK-RANGES-OUTSIDE", {"x": ROWS - [0.77, 0.0]}, "fed-cg"),
+    "held out and out of range": (
+        "FK-RANGES-OUTSIDE", {**HELD, "x_test": [[0.1, 0.2], [0.3, 7.7]]}, "fed-cg"),
+    "ranges of one feature": ("FK-SHAPE-DIFFERS", {"ranges": [[0, 1]]}, "fed-cg"),
+    "ranges upside down": ("FK-RANGES-ORDER", {"ranges": [[1, 0]] * 2}, "fed-cg"),
+    "ranges unknown": ("FK-SHAPE-DIFFERS", {"ranges": [[0, NAN]] * 2}, "fed-cg"),
+    "ranges of text": ("FK-VALUES-TEXT", {"ranges": [[SECRET, 1]] * 2}, "fed-cg"),
+    "no alignment key": ("FK-IDS-KEY", {"alignment_key": None}, TWO),
+    "a short alignment key": ("FK-ALIGN-KEY-SHORT", {"alignment_key": KEY[1:]}, TWO),
+    "no label bound": ("FK-OPTION-RANGE", {"classes": None, "label_bound": 0.0}, LABELLED),
+    "a short landmark seed": ("FK-SEED-LENGTH", {"landmark_seed": bytes(31)}, "fed-cg"),
+    "a short seed": ("FK-SEED-LENGTH", {"frequency_seed": KEY}, "fdskl"),
+    "labels at a passive party": ("FK-ROLE-PASSIVE", {"role": "passive"}, "fdskl"),
+    "held-out labels at a passive party": (
+        "FK-ROLE-PASSIVE", {**HELD, "role": "passive", "y": None}, "fdskl"),
+    "no labels at an active party": ("FK-ROLE-ACTIVE", {"role": "active", "y": None}, "fdskl"),
+    "only held-out labels": ("FK-ROLE-ACTIVE", {**HELD, "y": None}, "fdskl"),
+    "an unknown role": ("FK-OPTION-CHOICE", {"role": "server"}, "fdskl svm"),
+}  # fmt: skip
+
+
+@pytest.mark.promise("tables-refused")
+@pytest.mark.parametrize("case", ARRAYS)
+def test_bad_arrays_are_refused_when_a_client_is_built(case: str) -> None:
+    code, change, names = ARRAYS[case]
+    for name in names.split():
+        kind, own = CLIENTS[name]
+        more = {k: v for k, v in change.items() if k != "ids_test" or "ids" in own}
+        node = {"simulation": True, "partition-id": 4, "num-partitions": 5}
+        with refused(*code.split()) as caught:
+            kind(Context(1, 1, node, RecordDict(), {}), **{"x": ROWS, **own, **more})
+        quotes_nothing(str(caught.value).replace("bound of 2", ""))
+        assert caught.value.party == "partition 4" or isinstance(caught.value, OptionError)
+        assert caught.value.remedy
+
+
+FLAT = np.linspace(0.0, 1.0, 60).reshape(30, 2)
+#: Name -> code, features, labels, options of an estimator.
+FITTED: dict[str, tuple[str, Any, Any, dict[str, Any]]] = {
+    "constant columns": ("FK-COLUMNS-CONSTANT", np.ones((30, 2)), np.arange(30) % 2, {}),
+    "lists": (
+        "FK-COLUMN-UNREADABLE", pa.table({"a": [[7, 77]] * 30}), np.arange(30) % 2, {}),
+    "nothing but gaps": ("FK-COLUMNS-CONSTANT", FLAT * NAN, np.arange(30) % 2, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FITTED)
+def test_bad_tables_are_value_errors_of_an_estimator(case: str) -> None:
+    code, x, y, options = FITTED[case]
+    for kind in (FedCGClassifier, FDSKLClassifier):
+        with pytest.raises(ValueError, match=rf"\[{code}\]$") as caught:
+            kind(**options).fit(x, y)
+        quotes_nothing(str(caught.value))

@@ -1,0 +1,514 @@
+"""Options: a constructor, the command line and the keys of an app take and refuse the same.
+
+What an option may be is read off its declaration, an attribute of the strategy's class. Values are
+made of it: another good one, those just outside of its range, words that it does not know.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import tomllib
+import types
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+from refusals import refused
+
+from fedkern_flwr import strategies
+from fedkern_flwr.errors import FedKernError
+from fedkern_flwr.simulations.cli.main import app, run
+
+TYPE, RANGE, CHOICE = "FK-OPTION-TYPE", "FK-OPTION-RANGE", "FK-OPTION-CHOICE"
+APPS = {"pof-mkl": "pof_mkl", "pof-rls": "pof_mkl", "kernel-pca": "method", "align": "align"}
+APPS |= {"fed-cg": "fed_cg", "fdskl": "fdskl", "hierarchical-svm": "hierarchical_svm"}
+APPS |= {"fed-cfk": "fed_cfk", "ranges": "ranges"}
+COMMANDS: dict[str, Any] = app.commands["run"].loaded.commands  # type: ignore[attr-defined]
+CLASSES: dict[str, Any] = {
+    cls.method: cls for one in strategies.__all__ if (cls := getattr(strategies, one)).method
+}
+#: What is no declared option, but an argument of every run: a value that it refuses.
+ARGUMENTS: dict[str, Any] = {"attempts": 0, "min_clients": 0, "max_missed": 0}
+ARGUMENTS |= {"checkpoint_every": 0, "cohorts": 0}
+#: Values of keys that stand for a default which is found out in the run.
+UNSET = {("kernels", 0), ("min_support", -1), ("preconditioner_rank", -1)}
+#: Keys that are no option: of every app, and of the tables of those that no command runs.
+OF_APPS = {"method", "model", "options", "predict", "predictions", "result", "saved_model"}
+OF_APPS |= {"state_dir", "timeout", "bandwidths"}
+OF_DEALT = {"data", "files", "folder", "label", "rows", "share", "split"}
+every_method = pytest.mark.parametrize("name", COMMANDS)
+
+
+def declared(cls: Any) -> dict[str, Any]:
+    """Return the options that a class declares and that are not settled by it."""
+    cls()  # which finds out their types
+    found = {name: getattr(cls, name) for name in dir(cls) if not name.startswith("_")}
+    return {n: o for n, o in found.items() if hasattr(o, "of_model") and n not in cls.fixed}
+
+
+def kinds(hint: Any) -> list[Any]:
+    parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else [hint]
+    return [one for part in parts for one in (kinds(part) if part is not hint else [part])]
+
+
+def words(option: Any) -> list[str]:
+    return [one for kind in kinds(option.type) for one in get_args(kind)]
+
+
+def another(option: Any) -> Any:
+    """Return a good value that is not the default."""
+    own = kinds(option.type)
+    if found := [word for word in words(option) if word != option.default]:
+        return found[0]
+    if bool in own:
+        return not option.default
+    if int in own:
+        usual = option.default if isinstance(option.default, int) else 0
+        return int(max(usual, option.least if option.least > 0 else 0)) + 1
+    if float not in own:
+        return "text"
+    tried = (v for v in (0.25, 1.5, 20.0) if option.least <= v <= option.most)
+    return next(v for v in tried if option.above < v < option.below and v != option.default)
+
+
+def wrong(option: Any) -> Iterator[tuple[Any, str]]:
+    """Yield values that an option refuses, with the code."""
+    own = kinds(option.type)
+    number = next((kind for kind in (float, int) if kind in own), None)
+    if str not in own:
+        yield "s3cret", CHOICE if words(option) and not number and bool not in own else TYPE
+    if number is None:
+        return
+    ends = [option.least - 1, option.most + 1, option.above, option.below]
+    yield from ((number(end), RANGE) for end in ends if np.isfinite(end))
+    yield from ((end, RANGE) for end in (np.nan, np.inf) if number is float)
+
+
+def parsed(name: str, *typed: str) -> dict[str, Any]:
+    """Return what the command line makes of what is typed, by names of options."""
+    return COMMANDS[name].make_context(name, list(typed)).params
+
+
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+class Begun(Exception):
+    """Carries the strategy that an app would start."""
+
+
+def keys_of(name: str) -> dict[str, Any]:
+    place = Path(str(files("fedkern_flwr.simulations"))) / "apps" / APPS[name] / "pyproject.toml"
+    found = tomllib.loads(place.read_text())["tool"]["flwr"]["app"]["config"]
+    return {**found, "method": name, "result": ""} if "method" in found else found
+
+
+def begun(name: str, **given: Any) -> Any:
+    """Return the strategy that the server of an app starts with these keys."""
+    place = Path(str(files("fedkern_flwr.simulations"))) / "apps" / APPS[name]
+    config = {**keys_of(name), "result": ""}
+    if name == "kernel-pca":  # all that a method of somebody else takes is one key
+        config["options"] = json.dumps(given)
+    else:
+        config |= {key.replace("_", "-"): value for key, value in given.items()}
+
+    def start(strategy: Any, *_: Any, **__: Any) -> Any:
+        raise Begun(strategy)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(place)
+        patch.setattr(CLASSES[name], "start", start)
+        server: Any = runpy.run_path(str(place / "server_app.py"))["app"]
+        try:
+            server(None, Context(1, 1, {}, RecordDict(), config))
+        except Begun as found:
+            return found.args[0]
+    raise AssertionError("nothing was started")
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
+    """Return the code with which the command line refuses, in one line, with nothing made."""
+    assert run([*typed]) == 2, typed
+    said = capsys.readouterr()
+    (line,) = said.err.strip().splitlines()
+    assert not said.out
+    assert line.startswith("fedkern: ")
+    assert line.endswith("]"), line
+    assert not Path("runs").exists()
+    return line.rpartition("[")[2][:-1]
+
+
+@pytest.fixture(autouse=True)
+def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+# -- each by itself
+
+
+@pytest.mark.promise("options-alike")
+@every_method
+def test_a_command_has_the_options_of_the_constructor_with_their_defaults(name: str) -> None:
+    usual, made = parsed(name), CLASSES[name]()
+    for option in declared(CLASSES[name]).values():
+        if option.name in ("secure", "missing"):  # which a run decides by its data
+            continue
+        assert usual[option.name] == option.default, option.name
+        if option.default is not None:
+            assert getattr(made, option.name) == option.default, option.name
+        value, typed = another(option), flag(option.name)
+        text = [typed if value else typed.replace("--", "--no-", 1)]
+        text = text if isinstance(value, bool) else [typed, str(value)]
+        found = parsed(name, *text)[option.name]
+        assert (found, type(found)) == (value, type(value)), option.name
+
+
+@pytest.mark.promise("options-alike")
+@pytest.mark.parametrize("name", APPS)
+def test_an_app_has_the_options_of_the_constructor_with_their_defaults(name: str) -> None:
+    cls, keys, made = CLASSES[name], keys_of(name), begun(name)
+    known = {one for other in APPS if APPS[other] == APPS[name] for one in declared(CLASSES[other])}
+    known |= {*vars(cls()), *OF_APPS, *(parsed(name) if name in COMMANDS else OF_DEALT)}
+    assert {key.replace("-", "_") for key in keys} <= known  # no key is for nothing
+    for option in declared(cls).values():
+        key = option.name.replace("_", "-")
+        if name != "kernel-pca" and key not in keys:
+            assert option.name == "secure", option.name
+            continue
+        if option.name not in ("samples_per_round", "secure"):  # of which an app has its own
+            assert getattr(made, option.name) == getattr(cls(), option.name), option.name
+        value = another(option)
+        try:
+            wanted = getattr(cls(**{option.name: value}), option.name)
+        except FedKernError as error:  # it needs another option beside it
+            with refused(error.code):
+                begun(name, **{option.name: value})
+        else:
+            given = (
+                ("on" if value else "off")
+                if isinstance(keys.get(key), str) and (isinstance(value, bool))
+                else value
+            )
+            assert getattr(begun(name, **{option.name: given}), option.name) == wanted, option.name
+
+
+@pytest.mark.promise("options-refused")
+@every_method
+def test_a_wrong_value_is_refused_with_its_code_by_constructor_and_command(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cls = CLASSES[name]
+    for option in declared(cls).values():
+        for value, code in wrong(option):
+            with refused(code) as caught:
+                cls(**{option.name: value})
+            assert option.name in str(caught.value)
+            odd = (option.name, value) == ("privacy_epsilon", np.inf)  # needs a scaling first
+            if bool not in kinds(option.type) and not odd:
+                typed = f"{flag(option.name)}={value}"
+                assert complaint(capsys, "run", name, typed) == code, typed
+    for argument, value in ARGUMENTS.items():
+        if argument in parsed(name):
+            with refused(RANGE):
+                cls(**{argument: value})
+            assert complaint(capsys, "run", name, flag(argument), str(value)) == RANGE
+    with refused("FK-OPTION-UNKNOWN"):
+        cls(never_there=1)
+    assert complaint(capsys, "run", name, "--never-there", "1") == "FK-OPTION-UNKNOWN"
+
+
+@pytest.mark.promise("options-refused")
+@pytest.mark.parametrize("name", APPS)
+def test_a_wrong_value_is_refused_with_its_code_by_an_app(name: str) -> None:
+    keys = keys_of(name)
+    for option in declared(CLASSES[name]).values():
+        key = option.name.replace("_", "-")
+        if name != "kernel-pca" and key not in keys:
+            continue
+        for value, code in wrong(option):
+            unset = not value and option.default in (None, "auto")  # stands for the default
+            if (
+                unset
+                or (option.name, value) in UNSET
+                or (isinstance(value, float) and not np.isfinite(value))
+            ):
+                continue
+            switch = bool in kinds(option.type) and name != "kernel-pca"  # auto, on or off
+            with refused(CHOICE if switch else code):
+                begun(name, **{option.name: value})
+
+
+# -- together: options that contradict each other, of a constructor
+
+
+STREAM, ACROSS = {"schedule": "streaming"}, {"partition": "vertical"}
+FLAT, FIXED = {"architecture": "centralised"}, {"encoding": "fixed-point"}
+#: Method -> code -> options with which its constructor refuses.
+TOGETHER: dict[str, dict[str, list[dict[str, Any]]]] = {
+    "fed-cg": {
+        RANGE: [{"solver": "cg", "preconditioner_rank": rank} for rank in (101, -1)],
+        "FK-SOLVER-CG": [{"preconditioner_rank": 5}, {"init": "random"}],
+        "FK-RKHS-WIDTHS": [{"penalty": "rkhs", "landmark_gamma": True}],
+        "FK-TUNE-GIVEN": [
+            {"tune": "gcv", "gamma": 1.0, "regularization": 1.0},
+            {"tune": "gcv", "landmark_gamma": True},
+        ],
+        "FK-TUNE-EQUATIONS": [{"tune": "gcv", "solver": "cg"}, {"tune": "gcv", "penalty": "rkhs"}],
+    },
+    "fdskl": {
+        "FK-SCHEDULE-STREAMING": [
+            *({name: 3} for name in ("directions", "batch", "evaluate_every")),
+            {"step": 0.5}, {"step_schedule": "constant"},
+        ],
+        RANGE: [{**STREAM, name: 0} for name in ("batch", "directions", "step")],
+        "FK-SCHEDULE-FEATURES": [{**STREAM, "features": 30}],
+        "FK-STEP-LARGE": [{**STREAM, "step": 2.0, "regularization": 0.5}, {**STREAM, "step": 2e4}],
+    },
+    "pof-mkl": {RANGE: [{"kernels": 6, "kernels_per_round": 7}]},
+    "hierarchical-svm": {
+        RANGE: [{"step_sizes": (1.0, 0.0)}, {"model": "rbf", "features": 0},
+                {"model": "rbf", "gamma": 0.0}],
+        "FK-SVM-KERNEL": [{"features": 5}, {"gamma": 0.5, "model": "ridge"}],
+        "FK-SPLIT-OPTION": [
+            *({**ACROSS, name: 1.0} for name in ("rho", "sigma")), {**ACROSS, "relaxation": 1.5},
+            {**ACROSS, "rho_schedule": "rising"}, {**ACROSS, "step_sizes": (1.0, 1.0)},
+            {**ACROSS, "staleness": 1}, {**ACROSS, "lost_groups": "leave-out"},
+        ],
+        "FK-SPLIT-KERNEL": [{**ACROSS, "model": "rbf"}],
+        "FK-SPLIT-AGENTS": [{**ACROSS, **FLAT}],
+        "FK-SVM-AGENTS": [
+            {**FLAT, "staleness": 1}, {**FLAT, "step_sizes": (1.0,)}, {**FLAT, "sigma": 1.0},
+            {**FLAT, "lost_groups": "leave-out"},
+        ],
+        "FK-SVM-STEPS": [{"rho": 1.0, "step_sizes": (1.0, 2.0)}],
+        "FK-SVM-STALENESS": [{"rho_schedule": "balanced", "staleness": 1}],
+    },
+    "secure-gram": {
+        "FK-GRAM-COUNTS": [{**FIXED, "min_support": 5}, {**FIXED, "rows_per_item": 2}],
+        "FK-GRAM-WHOLE": [{"fraction_bits": 4}],
+        "FK-KERNEL-OPTION": [
+            {"gamma": 1.0}, {"kernel": "rbf", "degree": 2}, {"kernel": "rbf", "coef0": 1.0},
+            {"kernel": "poly", "coefficients": [1.0]},
+        ],
+        "FK-KERNEL-COEFFICIENTS": [{"kernel": "series"}],
+        RANGE: [{"kernel": "rbf", "gamma": -1.0}, {"kernel": "poly", "degree": 0}],
+        "FK-KERNEL-BINARY": [{"kernel": "conjunctive", "bound": 5}],
+        "FK-GRAM-THRESHOLD": [{"drop_outs": False, "threshold": 2}],
+    },
+    "fed-cfk": {  # whose kernel is sent as counts: real numbers would be others
+        "FK-KERNEL-OPTION": [{"gamma": 1.0}],
+        "FK-RECOMMEND-BINARY": [{**FIXED, "kernel": name} for name in ("cosine", "linear")],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.promise("options-together")
+@pytest.mark.parametrize("name", TOGETHER)
+def test_options_that_do_not_go_together_are_refused(name: str) -> None:
+    for code, cases in TOGETHER[name].items():
+        for options in cases:
+            with refused(code) as caught:
+                CLASSES[name](**options)
+            assert caught.value.remedy
+            assert "\n" not in str(caught.value)
+
+
+@every_method
+def test_a_constructor_takes_names_and_what_a_run_needs(name: str) -> None:
+    with refused("FK-CHECKPOINT-NAME"):
+        CLASSES[name](resume=True)
+    with refused("FK-OPTION-NAME") as unnamed:
+        CLASSES[name](100)
+    assert isinstance(unnamed.value, TypeError)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "meant"),
+    [("fed-cg", "landmark", "landmarks"), ("hierarchical-svm", "c", "C"),
+     ("fed-cfk", "regularisation", "regularization"), ("pof-mkl", "num_kernels", "kernels")],
+)  # fmt: skip
+def test_an_option_that_may_be_meant_is_named(name: str, wrong: str, meant: str) -> None:
+    with refused("FK-OPTION-UNKNOWN") as caught:
+        CLASSES[name](**{wrong: 1})
+    assert f"{meant}?" in caught.value.remedy
+
+
+# -- together: options and data, of a command
+
+
+#: Of every method on its own data.
+COMMON = {
+    RANGE: ["--runs 0", "--seed -1", "--timeout 0", "--drop 1", "--drop -0.1", "--test-size 1"],
+    "FK-RUN-NONE": ["--resume nowhere"],
+    "FK-FILE-WRITE": ["--json no/such/folder.json"],
+    "FK-ENGINE-RAY": ["--ray-address here:1"],
+}
+IRIS = "--data iris --positive 2"
+FIRM = "--data iris --encoding fixed-point"
+TABLE = {"FK-BUILTIN-UNKNOWN": ["--data mars"], "FK-FILE-MISSING": ["--data gone.csv --label y"]}
+TABLE |= {"FK-COLUMN-UNNAMED": ["--data iris --split site"]}
+#: Method -> code -> what is typed: beside what a constructor refuses.
+TYPED: dict[str, dict[str, list[str]]] = {
+    "pof-mkl": {
+        **TABLE,
+        RANGE: ["--rounds 0", "--clients 0", "--secure --min-cohort 1"],
+        "FK-PARTIES-FEW": ["--secure --clients 1"],
+        "FK-SUM-THRESHOLD": ["--secure --threshold 5"],
+        "FK-SECURE-NEEDED": ["--threshold 5"],
+        "FK-ROWS-FEW": ["--data iris --clients 9 --rounds 50"],
+    },
+    "local-only": {"FK-SECURE-NOTHING": ["--secure"]},
+    "fed-cg": {
+        **TABLE,
+        RANGE: [f"{IRIS} --split dirichlet --alpha 0"],
+        "FK-BUILTIN-COLUMNS": ["--data iris --label y"],
+        "FK-PARTIES-FEW": [
+            f"{IRIS} --hospitals 0", f"{IRIS} --centres -1", f"{IRIS} --clients 2"],
+        "FK-PARTIES-ALONE": [f"{IRIS} --hospitals 1"],
+        "FK-COLUMNS-ALONE": [f"{IRIS} --centres 1"],
+        "FK-COLUMNS-FEW": [f"{IRIS} --centres 0 --no-own-block", f"{IRIS} --centres 4"],
+        "FK-CLIENTS-DIFFER": [f"{IRIS} --clients 4 --hospitals 3"],
+        "FK-CLASSES-UNKNOWN": ["--data iris --positive 9"],
+        "FK-SCALING-RANGE": [f"{IRIS} --scaling standard"],
+    },
+    "fdskl": {
+        RANGE: [f"{IRIS} --active-parties 0", f"{IRIS} --train-rows 0",
+                f"{IRIS} --schedule streaming --active-parties 5"],
+        "FK-BUILTIN-COLUMNS": ["--data iris --label y"],
+        "FK-PARTIES-FEW": [f"{IRIS} --parties 1"],
+        "FK-PARTIES-TWO": [f"{IRIS} --parties 2", f"{IRIS} --clients 2"],
+        "FK-COLUMNS-FEW": [f"{IRIS} --parties 5"],
+        "FK-CLIENTS-DIFFER": [f"{IRIS} --parties 3 --clients 4"],
+        "FK-SCHEDULE-ACTIVE": [f"{IRIS} --active-parties 2"],
+        "FK-SCHEDULE-ROUNDS": [f"{IRIS} --rounds 5"],
+        "FK-STEP-LARGE": [f"{IRIS} --schedule streaming --regularization 9"],
+        "FK-TASK-OPTION": ["--data iris --target 0 --parties 3 --loss logistic"],
+    },
+    "secure-gram": {
+        RANGE: ["--cost 0"],
+        TYPE: ["--coefficients a"],
+        "FK-FILE-MISSING": ["--data gone.csv --label y"],
+        "FK-COHORTS-ROUNDS": ["--rounds 3 --cohorts 2"],
+        "FK-COHORTS-MANY": ["--rounds 11", "--cohorts 11", "--cohorts 6 --participation 0.5"],
+        "FK-TABLE-OPTION": [
+            f"--data iris {one}" for one in ("--users-per-client 3", "--min-rating 3", "--rating a")
+        ],
+        "FK-VALUES-COUNTS": ["--data iris", "--data diabetes"],
+        "FK-VALUES-BOUND": ["--data digits --bound 8", f"{FIRM} --bound 0.5"],
+        "FK-COLUMNS-FEW": [f"{FIRM} --clients 5", f"{FIRM} --clients 1"],
+        "FK-PARTIES-FEW": ["--clients 1", "--min-cohort 21"],
+        "FK-SUM-THRESHOLD": ["--threshold 12 --cohorts 2"],
+        "FK-RATINGS-OPTION": [
+            *("--label y", "--id y", "--sep ;", "--na gone", "--test-size 0.5", "--cost 2"),
+            "--encoding fixed-point",
+        ],
+        "FK-RATINGS-LOW": ["--min-rating 7"],
+        "FK-BUILTIN-COLUMNS": ["--user a"],
+    },
+    "fed-cfk": {
+        RANGE: ["--rounds 0", "--clients 0", "--users-per-client -2", "--test-size 1"],
+        "FK-CLIENTS-USERS": ["--users-per-client 3 --clients 4"],
+        "FK-COHORTS-MANY": ["--cohorts 11"],
+        "FK-PARTIES-FEW": ["--clients 1", "--users-per-client 9999"],
+        "FK-ROWS-FEW": ["--clients 9999"],
+        "FK-SUM-THRESHOLD": ["--threshold 21"],
+        "FK-RATINGS-LOW": ["--min-rating 7"],
+        "FK-BUILTIN-UNKNOWN": ["--data iris"],
+        "FK-FILE-MISSING": ["--data gone.csv"],
+    },
+    "hierarchical-svm": {
+        **TABLE,
+        RANGE: ["--rounds 0"],
+        TYPE: ["--group-sizes 4;5", "--step-sizes 1,x"],
+        "FK-PARTIES-FEW": ["--users 3 --groups 4", "--users 0", "--groups 0", "--users 1"],
+        "FK-GROUPS-DIFFER": [
+            *("--group-sizes 4,5 --users 10", "--group-sizes 4,0", "--group-sizes 4,5 --groups 3"),
+            *("--data iris --step-sizes 1,2,3", "--delay fixed:1,2,3 --groups 2"),
+        ],
+        "FK-DELAY-FORM": ["--delay 5"],
+        "FK-CLIENTS-DIFFER": ["--users 4 --clients 5"],
+        "FK-GROUPS-SINGLE": ["--users 3 --groups 2"],
+        "FK-ROWS-FEW": ["--data iris --users 400"],
+        "FK-COLUMNS-FEW": ["--data iris --partition vertical --groups 5"],
+        "FK-GROUPS-SPLIT": ["--partition vertical --split dirichlet"],
+        "FK-GROUPS-LOST": ["--lost-groups leave-out"],
+        "FK-GROUPS-OPTION": [
+            f"--architecture centralised {one}" for one in ("--groups 3", "--group-sizes 2,2")],
+        "FK-TASK-OPTION": ["--data iris --target 0", "--data iris --target 0 --model logistic"],
+        "FK-CLASSES-UNKNOWN": ["--data iris --positive 7"],
+    },
+    "kernel-pca": {**TABLE, RANGE: ["--clients 0"]},
+}  # fmt: skip
+
+
+@pytest.mark.promise("options-together")
+@pytest.mark.parametrize("name", TYPED)
+def test_what_cannot_be_run_is_refused_before_anything_is_made(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    always = name in ("fed-cg", "fdskl", "secure-gram", "fed-cfk", "hierarchical-svm")
+    alone = {"FK-SECURE-ALWAYS": ["--no-secure"]} if always else {}
+    for codes in (TYPED[name], alone, {} if name == "secure-gram" else COMMON):
+        for code, cases in codes.items():
+            for typed in cases:
+                found = complaint(capsys, "run", name, *typed.split(), "--quiet")
+                assert (found, typed) == (code, typed)
+
+
+@pytest.mark.parametrize(
+    ("typed", "code"),
+    [
+        ("dance", "FK-COMMAND-UNKNOWN"),
+        ("run pof-nkl", "FK-COMMAND-UNKNOWN"),
+        ("predict", "FK-COMMAND-MISSING"),
+        ("predict nowhere --data file", "FK-RUN-NONE"),
+        ("predict nowhere --client many", TYPE),
+        ("compare lunch", CHOICE),
+        ("run fed-cg --party", "FK-COMMAND-USAGE"),
+    ],
+)
+def test_what_is_no_command_is_refused(
+    typed: str, code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert complaint(capsys, *typed.split()) == code
+
+
+# -- budgets
+
+
+@every_method
+def test_a_method_keeps_a_budget_or_says_which_do(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if hasattr(CLASSES[name], "privacy_epsilon"):
+        assert "privacy_epsilon" in parsed(name)
+        return
+    with refused("FK-BUDGET-METHOD") as caught:
+        CLASSES[name](privacy_epsilon=3.0)
+    assert "fed-cg" in caught.value.remedy
+    assert complaint(capsys, "run", name, "--privacy-epsilon", "3") == "FK-BUDGET-METHOD"
+
+
+@pytest.mark.promise("budget-all-rows")
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("fed-cg", "--basis fourier --centres 1"), ("hierarchical-svm", "--C 1"), ("kernel-pca", "")],
+)
+def test_nothing_is_read_off_the_rows_for_nothing_in_a_run_with_a_budget(
+    name: str, more: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = ["run", name, *more.split(), "--privacy-epsilon", "3"]
+    for scaling in ("auto", "rank", "standard"):
+        told = complaint(capsys, *begun, "--data", "breast-cancer", "--scaling", scaling)
+        assert told == "FK-BUDGET-SCALING"
+    rows = [f"{k % 7 / 7},{k % 5},{'ab'[k % 2]}" for k in range(120)]
+    Path("gaps.csv").write_text("a,b,y\n,1,a\n" + "\n".join(rows))
+    Path("text.csv").write_text("a,b,y\n" + "\n".join(r.replace(",", ",t", 1) for r in rows))
+    for file, code in (("gaps.csv", "FK-BUDGET-GAPS"), ("text.csv", "FK-BUDGET-CATEGORIES")):
+        own = ["--data", file, "--label", "y", "--scaling", "range"]
+        assert complaint(capsys, *begun, *own) == code
