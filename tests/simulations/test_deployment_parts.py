@@ -341,7 +341,7 @@ def test_every_option_of_a_deployment_reaches_the_app(name: str) -> None:
     assert {key: type(value) for key, value in found.items()} == {k: type(keys[k]) for k in found}
     if "options" not in keys:  # which takes any
         with refused("FK-APP-OPTION"):
-            run_config(app, {**given, "max_missed": 3}, known, {}, Path("/model.npz"))
+            run_config(app, {**given, "no_such": 3}, known, {}, Path("/model.npz"))
 
 
 @pytest.mark.parametrize(
