@@ -91,10 +91,18 @@ class AlignmentClient(AnsweringClient):
         self.tests = len(held_out)
         self.ids = known + held_out
         if not self.ids:
-            raise TableError("there are no ids", remedy="bring rows to align", party=self.name)
+            raise TableError(
+                "there are no ids",
+                remedy="bring rows to align",
+                party=self.name,
+                code="FK-ROWS-NONE",
+            )
         if repeated := len(self.ids) - len(set(self.ids)):
             raise TableError(
-                f"{repeated} duplicate ids", remedy="keep one row per id", party=self.name
+                f"{repeated} duplicate ids",
+                remedy="keep one row per id",
+                party=self.name,
+                code="FK-IDS-DUPLICATE",
             )
         if not can_be_written(self.alignment):  # before any work is done
             raise self._unwritable()
@@ -122,7 +130,9 @@ class AlignmentClient(AnsweringClient):
     def pass_on(self, request: wire.HopRequest) -> wire.HopReply:
         """Send the own list to the next party, or multiply another's and pass it on."""
         if not 0 <= request.hop < self.partitions:
-            raise ProtocolError(f"there is no hop {request.hop}", party=self.name)
+            raise ProtocolError(
+                f"there is no hop {request.hop}", party=self.name, code="FK-MESSAGE-FIELD"
+            )
         exponents = self._exponents(draw=request.hop == 0)
         if request.hop == 0:
             order = exponents.order(self.ids)
@@ -191,7 +201,7 @@ class AlignmentClient(AnsweringClient):
             if error.party:
                 raise
             raise ProtocolError(
-                error.problem, remedy="start align again", party=self.name
+                error.problem, remedy="start align again", party=self.name, code=error.code
             ) from None
 
     def _neighbour(self, steps: int) -> int:
@@ -221,13 +231,16 @@ class AlignmentClient(AnsweringClient):
         return tags
 
     def _gone(self, what: str) -> StateError:
-        return StateError(f"{what} is gone", remedy="start align again", party=self.name)
+        return StateError(
+            f"{what} is gone", remedy="start align again", party=self.name, code="FK-STATE-GONE"
+        )
 
     def _unwritable(self) -> OptionError:
         return OptionError(
             "the alignment file cannot be written",
             remedy="name a file in a folder of this node's user",
             party=self.name,
+            code="FK-FILE-WRITE",
         )
 
 

@@ -111,13 +111,16 @@ class RangesClient(AnsweringClient):
         x, columns = take_frame(x, columns, self.name)
         self.x = as_numbers(x, "features", self.name)
         if self.x.ndim != 2 or not self.x.size:
-            raise self._bad(f"features of shape {self.x.shape}", "pass x of shape (n, d)")
+            raise self._bad(
+                f"features of shape {self.x.shape}", "pass x of shape (n, d)", code="FK-TABLE-SHAPE"
+            )
         rows, features = self.x.shape
         self.columns = tuple(map(str, range(features) if columns is None else columns))
         if len(self.columns) != features or len(set(self.columns)) != features:
             raise self._bad(
                 f"{features} features have {len(set(self.columns))} different names",
                 "name each of them",
+                code="FK-NAMES-TWICE",
             )
         check_values(self.x, self.columns, self.name)
         self.own: OwnColumns | None = None
@@ -128,6 +131,7 @@ class RangesClient(AnsweringClient):
                     "this node has ranges and an encoder",
                     remedy="leave one of them out",
                     party=self.name,
+                    code="FK-RANGES-ENCODER",
                 )
             own = Table(self.x, None, self.columns, kinds=kinds or {}, categories=categories or {})
             self.own = OwnColumns(own, category_key)
@@ -138,10 +142,13 @@ class RangesClient(AnsweringClient):
                 raise self._bad(
                     f"labels of shape {self.y.shape} do not fit {rows} rows",
                     "pass one label per row",
+                    code="FK-SHAPE-DIFFERS",
                 )
             if LABEL in self.columns:
                 raise self._bad(
-                    f"a feature is named {LABEL!r}, as the range of the labels is", "rename it"
+                    f"a feature is named {LABEL!r}, as the range of the labels is",
+                    "rename it",
+                    code="FK-NAMES-LABEL",
                 )
             check_values(self.y[:, None], [LABEL], self.name)
 
@@ -177,7 +184,7 @@ class RangesClient(AnsweringClient):
         self.check_declared("bound", self.bound, DEFAULT_BOUND, request.bound)
         holders, rows = self._check_sum(wire.MEANS_SUM)
         if request.rows != rows:
-            raise refusal("the rows of a block", self.name)
+            raise refusal("the rows of a block", self.name, code="FK-ORDER-ROWS")
         self._check_bound(x, request.bound)
         self.kept.settings["bound"] = request.bound
         if holders == 2:
@@ -200,7 +207,9 @@ class RangesClient(AnsweringClient):
         asked = Coarse(centre, request.places, request.counts, request.strays)
         if not asked.fits(x.shape[1], len(self._encoded.numeric)):
             raise ProtocolError(
-                "what was summed before does not fit the columns of this node", party=self.name
+                "what was summed before does not fit the columns of this node",
+                party=self.name,
+                code="FK-MESSAGE-SHAPE",
             )
         self._fix(asked)
         bound = self.kept.settings["bound"] if x.size else DEFAULT_BOUND
@@ -214,13 +223,18 @@ class RangesClient(AnsweringClient):
         x = self._columns(request)
         low, high = own_ranges(x) if request.alone else (request.low, request.high)
         if len(low) != x.shape[1] or not (low < high).all():
-            raise ProtocolError("the ranges do not fit the columns of this node", party=self.name)
+            raise ProtocolError(
+                "the ranges do not fit the columns of this node",
+                party=self.name,
+                code="FK-MESSAGE-SHAPE",
+            )
         if self.own is not None and self.scaling and request.scaling in ("standard", "none"):
             raise self.unfit(
                 self._bad(
                     f"its scaling is one of columns from 0 to 1, those of scaling "
                     f"{request.scaling} are not",
                     "use scaling auto, rank or range in the run's configuration",
+                    code="FK-ENCODER-SCALING",
                 )
             )
         limits = (float(low[-1]), float(high[-1])) if request.labels else (0.0, 1.0)
@@ -262,13 +276,17 @@ class RangesClient(AnsweringClient):
         if not request.labels:
             return x
         if self.y is None:
-            raise ProtocolError("labels are asked for, and it has none", party=self.name)
+            raise ProtocolError(
+                "labels are asked for, and it has none", party=self.name, code="FK-LABELS-MISSING"
+            )
         return np.column_stack([x, self.y])
 
     def _fix(self, asked: Coarse) -> None:
         """Refuse a second centre or other bins: ever new ones would tell of single values."""
         if not self.kept.pin("asked", asked.digest):
-            raise refusal("another centre or other bins than before", self.name)
+            raise refusal(
+                "another centre or other bins than before", self.name, code="FK-SETTINGS-CHANGED"
+            )
 
     @property
     def _encoded(self) -> OwnColumns:
@@ -287,6 +305,7 @@ class RangesClient(AnsweringClient):
             error = self._bad(
                 f"column {name!r}{more} has values beyond the public bound of {bound:g}",
                 "write it in larger units, or raise bound in the run's configuration",
+                code="FK-VALUES-BOUND",
             )
             raise self.unfit(error)
 
@@ -312,12 +331,13 @@ class RangesClient(AnsweringClient):
         kept.write(path)
         return len(kept.names)
 
-    def _bad(self, problem: str, remedy: str) -> TableError:
-        return TableError(problem, remedy=remedy, party=self.name)
+    def _bad(self, problem: str, remedy: str, *, code: str) -> TableError:
+        return TableError(problem, remedy=remedy, party=self.name, code=code)
 
     def _unwritable(self) -> OptionError:
         return OptionError(
             "the file of ranges or of the scaling cannot be written",
             remedy="name a path in a folder that this node may write to",
             party=self.name,
+            code="FK-FILE-WRITE",
         )

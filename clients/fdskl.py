@@ -131,12 +131,14 @@ class VerticalKernelClient(TableClient):
                 "a passive party has labels",
                 remedy="leave them out, or make it an active party",
                 party=self.name,
+                code="FK-ROLE-PASSIVE",
             )
         if y is None and (role == ACTIVE or y_test is not None):
             raise OptionError(
                 "an active party has no labels to learn from",
                 remedy="give it labels, or make it a passive party",
                 party=self.name,
+                code="FK-ROLE-ACTIVE",
             )
 
     def describe(self, request: DescribeRequest) -> wire.VerticalDescribeReply:
@@ -155,7 +157,10 @@ class VerticalKernelClient(TableClient):
             self._begin(request)
         elif "gamma" not in self.kept.settings:
             raise StateError(
-                "it knows nothing of this run", remedy="it is told again", party=self.name
+                "it knows nothing of this run",
+                remedy="it is told again",
+                party=self.name,
+                code="FK-STATE-GONE",
             )
         self._take_delivered(request)
         return method(request)
@@ -182,13 +187,14 @@ class VerticalKernelClient(TableClient):
             raise self.wrong(
                 "the settings of the run have changed",
                 remedy="resume it with the options and the number of rounds it began with",
+                code="FK-SETTINGS-CHANGED",
             )
         if self.role == PASSIVE and self.partition in request.owners:
-            raise self.wrong("phases are for parties with labels")
+            raise self.wrong("phases are for parties with labels", code="FK-ASKED-PHASES")
         settings["owners"] = sorted({*settings.get("owners", ()), *request.owners.tolist()})
         announced = self.table.announced_rows
         if len(request.rows) and not 0 <= request.rows.min() <= request.rows.max() < announced:
-            raise self.wrong("rows are asked for that were not announced")
+            raise self.wrong("rows are asked for that were not announced", code="FK-ASKED-ROWS")
 
     def _remember(self, request: wire.StepRequest, asked: Mapping[str, Any]) -> None:
         """Take up what this party kept of the run that made a model."""
@@ -197,10 +203,13 @@ class VerticalKernelClient(TableClient):
             raise self.wrong(
                 "what this party kept of the model is not here any more",
                 remedy="give the client the state_dir that it had when the model was made",
+                code="FK-KEPT-NONE",
             )
         old = KeptState.unpack(path.read_bytes())
         if any(old.settings.get(name) != value for name, value in asked.items()):
-            raise self.wrong("the settings are not those of the run that made the model")
+            raise self.wrong(
+                "the settings are not those of the run that made the model", code="FK-MODEL-OPTIONS"
+            )
         self.kept.borrow(old.seed)
         if self.role == ACTIVE and "alpha" in old.arrays:
             self.kept.arrays["alpha"] = old.arrays["alpha"]
@@ -259,7 +268,7 @@ class VerticalKernelClient(TableClient):
         x, circle = self.features_at(rows), Encoding.circle(int(kept.settings["phase_bits"]))
         for known, upto in zip(request.known, request.upto.tolist(), strict=True):
             if not 0 <= int(known.min()) <= int(known.max()) <= upto:
-                raise self.wrong("phases are asked for that there are not")
+                raise self.wrong("phases are asked for that there are not", code="FK-ASKED-PHASES")
         for known, owner, upto in zip(
             request.known, request.owners.tolist(), request.upto.tolist(), strict=True
         ):
@@ -290,6 +299,7 @@ class VerticalKernelClient(TableClient):
                 "phases came that this party does not know of",
                 remedy="they are sent again",
                 party=self.name,
+                code="FK-STATE-GONE",
             )
         store, upto = self.store(), int(settings["pending upto"])
         rows, cuts, known = (kept.arrays[f"pending {name}"] for name in ("rows", "cuts", "known"))
@@ -377,7 +387,7 @@ class VerticalKernelClient(TableClient):
         """Return the targets of labelled rows, in units of the bound."""
         places = self.places(rows)
         if len(places) and places.max() >= self.table.rows:
-            raise self.wrong("rows are named that have no label here")
+            raise self.wrong("rows are named that have no label here", code="FK-ASKED-ROWS")
         return np.asarray(self.table.y[places] / self.table.label_bound)
 
     def _scores(self, rows: NDArray[Any]) -> Floats:
@@ -393,9 +403,11 @@ class VerticalKernelClient(TableClient):
     def _contribute_scores(self, what: str, receiver: int, rows: NDArray[Any]) -> None:
         name = f"{what}/{receiver}"
         if self.sums is None or name not in self.sums.orders:
-            raise self.wrong("scores are asked for outside a secure sum")
+            raise self.wrong("scores are asked for outside a secure sum", code="FK-ORDER-OUTSIDE")
         if what == "scores" and receiver not in self.kept.settings.get("owners", ()):
-            raise refusal("scores for a party that learns nothing", self.name)
+            raise refusal(
+                "scores for a party that learns nothing", self.name, code="FK-ASKED-SCORES"
+            )
         encoding = Encoding.fixed_point(LARGEST_OUTPUT)
         self.sums.check(name, SumRule(encoding, receiver=receiver, everybody=True))
         self.note_rows(name, self.places(rows), each=True)
@@ -416,7 +428,7 @@ class VerticalKernelClient(TableClient):
             features = cosines(self.store().read(rows, have + request.directions))
             features *= features.dtype.type(_ROOT_2)
             if scores is None and settings.get("scored", 0) >= request.finish:
-                raise self.wrong("the sum of the scores is missing")
+                raise self.wrong("the sum of the scores is missing", code="FK-MESSAGE-FIELD")
             if scores is None:
                 scores = features[:, :have] @ alpha.astype(features.dtype)
             outputs = self._bounded(np.asarray(scores, np.float64).reshape(len(rows), -1))
@@ -445,7 +457,10 @@ class VerticalKernelClient(TableClient):
     def _diverged(self) -> RefusedError:
         """Return an error that is counted, for simulations."""
         return RefusedError(
-            "the iteration has diverged", remedy="use a smaller step", party=self.name
+            "the iteration has diverged",
+            remedy="use a smaller step",
+            party=self.name,
+            code="FK-RUN-DIVERGED",
         )
 
     def _judge(
@@ -461,7 +476,7 @@ class VerticalKernelClient(TableClient):
         table = self.table
         tests = self.places(rows) - table.rows
         if len(tests) and not 0 <= tests.min() <= tests.max() < table.tests:
-            raise self.wrong("rows are named that are not held out here")
+            raise self.wrong("rows are named that are not held out here", code="FK-ASKED-ROWS")
         predictions = scores * table.label_bound
         self.write_predictions(tests, predictions, calibration)
         if not request.count or not table.labelled or not len(rows):
@@ -482,7 +497,9 @@ class VerticalKernelClient(TableClient):
         among, least = range(self.table.announced_rows), self.policy.min_own_rows
         check_selection(rows, among, least=least, party=self.name)
         if not self._fixed("trained", rows):
-            raise refusal("other rows are to be learned from than before", self.name)
+            raise refusal(
+                "other rows are to be learned from than before", self.name, code="FK-ROWS-CHANGED"
+            )
 
     def _check_counted(self, tests: NDArray[Any]) -> None:
         """Refuse to count few or other rows than before: what is counted of one row is its label.
@@ -496,6 +513,9 @@ class VerticalKernelClient(TableClient):
                 f"{len(tests)} of {self.table.tests} held-out rows are to be counted, which "
                 "would tell too much of them",
                 remedy="check the ids: most of these rows are not held by all parties",
+                code="FK-COUNTED-FEW",
             )
         if not self._fixed("counted", tests):
-            raise self.wrong("other held-out rows are to be counted than before")
+            raise self.wrong(
+                "other held-out rows are to be counted than before", code="FK-ROWS-CHANGED"
+            )

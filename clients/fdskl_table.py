@@ -65,6 +65,7 @@ class VerticalTable(PartyTable):
                 raise self._bad(
                     f"labels of shape {labels.shape} do not fit {rows} rows",
                     "pass one label per row",
+                    code="FK-SHAPE-DIFFERS",
                 )
             missing = np.isnan(labels)
             known = np.asarray(~(missing.any(axis=1) if labels.ndim == 2 else missing), bool)

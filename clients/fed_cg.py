@@ -182,13 +182,18 @@ class HybridKernelClient(TableClient):
         fits = len(request.gammas) in (1, request.landmarks) or chosen
         fits = fits and bool((request.gammas > 0.0).all())
         if not known or not fits or request.basis not in BASES:
-            raise self.wrong("the kernel or its widths do not fit")
+            raise self.wrong("the kernel or its widths do not fit", code="FK-ASKED-KERNEL")
         plain = len(request.gammas) == 1 and request.sampling == "U"
         even = request.landmarks % 2 == 0
         if request.basis == "fourier" and not (plain and even):
-            raise self.wrong("features of another kind than a node makes are asked for")
+            raise self.wrong(
+                "features of another kind than a node makes are asked for", code="FK-ASKED-KERNEL"
+            )
         if self.budget is not None and request.basis != "fourier":
-            raise self.wrong("with a budget of privacy features are of basis 'fourier' only")
+            raise self.wrong(
+                "with a budget of privacy features are of basis 'fourier' only",
+                code="FK-BUDGET-BASIS",
+            )
         kept = self.kept
         if kept.begun:
             return
@@ -209,7 +214,7 @@ class HybridKernelClient(TableClient):
         table, party = self.table, self.name
         for (hospital, train, start, stop), rows in zip(request.parts, request.rows, strict=True):
             if not 0 <= train <= len(rows) or not 0 <= start <= stop <= len(rows):
-                raise refusal("parts of rows that there are not", party)
+                raise refusal("parts of rows that there are not", party, code="FK-ASKED-ROWS")
             if hospital == self.partition:
                 check_selection(rows[:train], range(table.rows), party=party)
                 check_selection(rows[train:], self._held_out, party=party)
@@ -220,7 +225,11 @@ class HybridKernelClient(TableClient):
             text = b"%d/" % train + np.ascontiguousarray(rows, "<i4").tobytes()
             digest, name = hashlib.sha256(text).hexdigest(), f"rows of {hospital}"
             if not self.kept.pin(name, digest):
-                raise refusal("other rows are asked for than before in this run", party)
+                raise refusal(
+                    "other rows are asked for than before in this run",
+                    party,
+                    code="FK-ROWS-CHANGED",
+                )
             self._note(name, rows[:train])
 
     def _check_apart(self, hospital: int, rows: NDArray[Any]) -> None:
@@ -228,7 +237,11 @@ class HybridKernelClient(TableClient):
         named = self.kept.arrays.get("named", np.zeros((0, 2), np.int64))
         mine = rows[rows >= 0]
         if np.isin(mine, named[named[:, 0] != hospital, 1]).any():
-            raise refusal("a row is asked for by two hospitals, which costs twice", self.name)
+            raise refusal(
+                "a row is asked for by two hospitals, which costs twice",
+                self.name,
+                code="FK-ROWS-TWICE",
+            )
         if not (named[:, 0] == hospital).any():
             both = np.column_stack([np.full(len(mine), hospital), mine])
             self.kept.arrays["named"] = np.concatenate([named, both])
@@ -257,7 +270,9 @@ class HybridKernelClient(TableClient):
         sealed = []
         if request.moments:
             if request.sampling not in ("N", "C"):
-                raise self.wrong("moments are asked for of landmarks that need none")
+                raise self.wrong(
+                    "moments are asked for of landmarks that need none", code="FK-ASKED-MOMENTS"
+                )
             positions, name = training_positions(request), f"moments/{self.block}"
             self._note(name, positions)
             length = moments_length(self.table.features, request.sampling)
@@ -289,7 +304,7 @@ class HybridKernelClient(TableClient):
             x = self.features_at(training_positions(request))
             sums = moment_sums(x, ranges, sampling)
         if sums.shape != (moments_length(self.table.features, sampling),):
-            raise self.wrong("moments of another number of features")
+            raise self.wrong("moments of another number of features", code="FK-MESSAGE-SHAPE")
         return read_moments(sums, ranges, sampling)
 
     def _remember(self, request: wire.DistancesRequest) -> None:
@@ -306,6 +321,7 @@ class HybridKernelClient(TableClient):
                 "the landmarks of the model are not known here any more",
                 remedy="give the client the state_dir that it had when the model was made",
                 party=self.name,
+                code="FK-KEPT-NONE",
             )
 
     def _landmarks(self) -> Floats:
@@ -334,7 +350,10 @@ class HybridKernelClient(TableClient):
         landmarks = self._landmarks()
         if self._ordered("landmark pairs"):
             if self.kept.fourier:
-                raise self.wrong("features have no landmarks whose distances could be told")
+                raise self.wrong(
+                    "features have no landmarks whose distances could be told",
+                    code="FK-ASKED-DISTANCES",
+                )
             rule = replace(self._distance_rule(), nobodys=self.kept.settings["sampling"] == "U")
             self.secure_sums.check("landmark pairs", rule)
             self._note("landmark pairs", _NO_ROWS)
@@ -365,7 +384,9 @@ class HybridKernelClient(TableClient):
     def _add_mean_distance(self, request: wire.DistancesRequest, landmarks: Floats) -> None:
         """Contribute the mean distances of all training rows to the landmarks, added up."""
         if not self.kept.tunes:
-            raise self.wrong("the width of this run is known: it needs no mean distance")
+            raise self.wrong(
+                "the width of this run is known: it needs no mean distance", code="FK-ASKED-WIDTH"
+            )
         rows, kernel = training_positions(request), self.kept.settings["kernel"]
         self._check_share(np.unique(rows))
         bound = len(rows) * self._distance_bound
@@ -440,6 +461,7 @@ class HybridKernelClient(TableClient):
                 "it has not the whole kernel of this run",
                 remedy="it is sent again",
                 party=self.name,
+                code="FK-STATE-GONE",
             )
 
     # -- sums over the hospitals
@@ -452,7 +474,9 @@ class HybridKernelClient(TableClient):
                 plain=self._add(wire.equations_sum(request), self._tuning_sums(request))
             )
         if request.gammas.size or request.folds != 1:
-            raise self.wrong("the width of this run is known: there is none to choose")
+            raise self.wrong(
+                "the width of this run is known: there is none to choose", code="FK-ASKED-WIDTH"
+            )
         self._check_hospital("equations", 1.0)
         m, outputs = self.kept.landmarks, self.table.y.shape[1]
         gram = self.kept.arrays.setdefault("gram", np.zeros((m, m)))  # without training rows
@@ -471,13 +495,23 @@ class HybridKernelClient(TableClient):
         gammas, folds = request.gammas, request.folds
         few = 1 <= len(gammas) <= MOST_WIDTHS and 1 <= folds <= MOST_FOLDS
         if not few or not (gammas > 0.0).all():
-            raise refusal(f"more than {MOST_WIDTHS} widths or {MOST_FOLDS} folds", self.name)
+            raise refusal(
+                f"more than {MOST_WIDTHS} widths or {MOST_FOLDS} folds",
+                self.name,
+                code="FK-TUNE-MANY",
+            )
         if gammas.shape[1] not in (1, self.kept.landmarks):
-            raise self.wrong("the widths to choose from do not fit the landmarks")
+            raise self.wrong(
+                "the widths to choose from do not fit the landmarks", code="FK-ASKED-KERNEL"
+            )
         digest = hashlib.sha256(gammas.astype("<f8").tobytes()).hexdigest()
         choice = [folds, digest, request.balanced, request.class_counts.tolist()]
         if not self.kept.pin("tuned", choice):
-            raise refusal("other widths or folds are asked for than before in this run", self.name)
+            raise refusal(
+                "other widths or folds are asked for than before in this run",
+                self.name,
+                code="FK-TUNE-CHANGED",
+            )
         # of counts that are the first: others may be guesses
         weights = self._class_weights(request)
         table, kept = self.table, self.kept
@@ -499,7 +533,9 @@ class HybridKernelClient(TableClient):
         RefusedError, ProtocolError
         """
         if not self.kept.tunes or not self.table.classes:
-            raise self.wrong("the rows of this run are not weighed by their classes")
+            raise self.wrong(
+                "the rows of this run are not weighed by their classes", code="FK-ASKED-COUNTS"
+            )
         self._check_hospital(CLASS_COUNTS, 1.0, len(self.table.classes))
         return class_counts(self.kernel.targets())
 
@@ -512,7 +548,9 @@ class HybridKernelClient(TableClient):
         if not request.balanced:
             return None
         if not self.table.classes:
-            raise self.wrong("classes are to be balanced, and the labels are numbers")
+            raise self.wrong(
+                "classes are to be balanced, and the labels are numbers", code="FK-WEIGHTS-NUMBERS"
+            )
         y = self.kernel.targets()
         own, rows = class_counts(y), float(len(y))
         name = wire.equations_sum(request)
@@ -522,7 +560,9 @@ class HybridKernelClient(TableClient):
             rows = float(sum(self.sums.rows(name)))
         fits = counts.shape == own.shape and counts.sum() == rows
         if not fits or not ((own <= counts) & (counts <= rows - own.sum() + own)).all():
-            raise refusal("counts of classes that its rows contradict", self.name)
+            raise refusal(
+                "counts of classes that its rows contradict", self.name, code="FK-WEIGHTS-COUNTS"
+            )
         return balanced_weights(y, counts)
 
     def _check_folds(self, request: wire.EquationsRequest) -> None:
@@ -530,15 +570,27 @@ class HybridKernelClient(TableClient):
         folds, name = request.folds, wire.equations_sum(request)
         policy, own = self.policy, self.kept.train // folds
         if self.kept.train > 0 and own < policy.min_own_rows:
-            raise refusal(f"min_own_rows = {policy.min_own_rows}: a fold has {own}", self.name)
+            raise refusal(
+                f"min_own_rows = {policy.min_own_rows}: a fold has {own}",
+                self.name,
+                code="FK-POLICY-OWN-ROWS",
+            )
         if self.sums is None or name not in self.sums.orders:
             return  # a single hospital that allows it
         others = [rows // folds for rows in self.sums.rows(name)]
         least = policy.least_parties(self.enough_parties)
         if sum(rows > 0 for rows in others) < least:
-            raise refusal(f"min_parties = {least}: a fold has rows of fewer", self.name)
+            raise refusal(
+                f"min_parties = {least}: a fold has rows of fewer",
+                self.name,
+                code="FK-POLICY-PARTIES",
+            )
         if sum(others) < policy.min_sum_rows:
-            raise refusal(f"min_sum_rows = {policy.min_sum_rows}: a fold has fewer", self.name)
+            raise refusal(
+                f"min_sum_rows = {policy.min_sum_rows}: a fold has fewer",
+                self.name,
+                code="FK-POLICY-SUM-ROWS",
+            )
 
     def _check_chosen(self, gammas: Floats) -> None:
         """Refuse a width where it is known, and none where it was to be chosen.
@@ -550,15 +602,19 @@ class HybridKernelClient(TableClient):
         tunes, known = self.kept.tunes, self.kept.arrays["gammas"]
         fits = len(gammas) in (1, self.kept.landmarks) and bool((gammas > 0.0).all())
         if not (fits if tunes else not gammas.size or np.array_equal(gammas, known)):
-            raise self.wrong("the width of the model is not that of this run")
+            raise self.wrong(
+                "the width of the model is not that of this run", code="FK-ASKED-WIDTH"
+            )
 
     @answers(wire.ProductRequest)
     def send_product(self, request: wire.ProductRequest) -> wire.ProductReply:
         """Contribute K_h^T (K_h P); with ``labels`` K_h^T y_h before it."""
         if not (np.linalg.norm(request.directions, axis=0) <= _UNIT).all():
-            raise refusal("directions longer than one", self.name)
+            raise refusal("directions longer than one", self.name, code="FK-ASKED-LONG")
         if self.kept.tunes:
-            raise self.wrong("the width of this run is not known: there are no products")
+            raise self.wrong(
+                "the width of this run is not known: there are no products", code="FK-ASKED-WIDTH"
+            )
         self._check_hospital("product", np.sqrt(self.kept.landmarks))
         vector = self.kernel.products(request.directions, labels=request.labels)
         return wire.ProductReply(plain=self._add("product", vector))
@@ -572,7 +628,11 @@ class HybridKernelClient(TableClient):
         if request.count:
             self._check_alone(OUTCOMES)
             if self.budget is not None and request.bins:
-                raise refusal("privacy: histograms without noise are asked for", self.name)
+                raise refusal(
+                    "privacy: histograms without noise are asked for",
+                    self.name,
+                    code="FK-BUDGET-HISTOGRAMS",
+                )
             self._check_sum("outcomes", len(asked) * self.yardstick(request.bins).largest)
             least = self.policy.min_evaluation_rows
             check_selection(asked, self._held_out, least=least, party=self.name)
@@ -605,7 +665,7 @@ class HybridKernelClient(TableClient):
     def _check_role(self) -> None:
         """Refuse to add a centre's zeros to a sum of hospitals: it may be that of a single one."""
         if self.role != HOSPITAL:
-            raise self.wrong("it has no labels, so it adds nothing")
+            raise self.wrong("it has no labels, so it adds nothing", code="FK-ASKED-ROLE")
 
     def _check_hospital(self, name: str, kernel: float, length: int | None = None) -> None:
         """Refuse to add what would be nothing, or of few rows, or to another sum than is meant.
@@ -644,11 +704,16 @@ class HybridKernelClient(TableClient):
         if self._ordered(name):
             return
         if self.budget is not None:
-            raise refusal("privacy: its own values would be sent without noise", self.name)
+            raise refusal(
+                "privacy: its own values would be sent without noise",
+                self.name,
+                code="FK-BUDGET-BARE",
+            )
         if not self.allow_single:
             raise self.wrong(
                 "its own values would be shown to the server: there is nobody to sum with",
                 "let more hospitals take part, or allow it with allow_single",
+                code="FK-PARTIES-ALONE",
             )
 
     def _release(self, name: str) -> Release | None:

@@ -64,11 +64,14 @@ class HybridTable(PartyTable):
             raise self._bad(
                 f"ranges of shape {self.ranges.shape} do not fit {self.features} features",
                 "declare least and greatest value of each",
+                code="FK-SHAPE-DIFFERS",
             )
         low, high = self.ranges.T
         if not (high >= low).all():
             raise self._bad(
-                "ranges that end before they begin", "declare least and greatest value of each"
+                "ranges that end before they begin",
+                "declare least and greatest value of each",
+                code="FK-RANGES-ORDER",
             )
         for x in (self.x, self.x_test):
             outside = ((x < low) | (x > high)).any(axis=0)
@@ -78,6 +81,7 @@ class HybridTable(PartyTable):
                 raise self._bad(
                     f"column {name!r}{more} has values outside its declared range",
                     "scale it by the public range, or declare a wider one at all its holders",
+                    code="FK-RANGES-OUTSIDE",
                 )
 
 

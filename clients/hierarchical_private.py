@@ -15,6 +15,7 @@ from fedkern_flwr.node.answering import answers
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.privacy import Budget, Release
 from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.secure_sum.noise_keys import asked
 
 from .hierarchical_node import SVMNode
 
@@ -57,7 +58,9 @@ class PrivateUser(SVMNode):
         self._check_noisy(name, planned, rows)
         own = gradients.shortened(self.learned_rows()[0])
         found = gradients.gradient(request.loss, own, self.table.y, request.model)  # type: ignore[arg-type]
-        self.ordered.contribute(name, found.ravel())
+        self.ordered.contribute(
+            name, found.ravel(), release=asked(str(request.round), request.model)
+        )
         return wire.GradientReply()
 
     @answers(wire.CountRequest)
@@ -72,7 +75,7 @@ class PrivateUser(SVMNode):
         self._check_noisy(OUTCOMES, release, rows, held_out=True)
         tests, held_out = np.arange(table.tests), self.rows_of(table.x_test) @ request.model.T
         found = self.outcomes(tests, held_out, 0, total=OUTCOMES)
-        self.ordered.contribute(OUTCOMES, found)
+        self.ordered.contribute(OUTCOMES, found, release=asked(request.model))
         self.write_predictions(tests, held_out)
         return wire.CountReply()
 

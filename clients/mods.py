@@ -42,6 +42,7 @@ def refuse_changing(mod: Mod) -> None:
             f"{name} changes what a node answers: the sums would be wrong",
             remedy="leave it out, or train with a strategy of Flower's and secure_aggregation_mod, "
             "behind which it may stand (docs/secure-aggregation.md)",
+            code="FK-MOD-CHANGES",
         )
 
 

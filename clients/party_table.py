@@ -77,7 +77,11 @@ class PartyTable:
         self.party, self.label_bound = party, label_bound
         self.class_names, self.classes = name_classes(classes)
         if self.classes and len(set(self.class_names)) < max(2, len(self.classes)):
-            raise self._bad("classes that are fewer than two or not distinct", "name each once")
+            raise self._bad(
+                "classes that are fewer than two or not distinct",
+                "name each once",
+                code="FK-CLASSES-NAMED",
+            )
         self.x = self._features(x, _length(x, y, ids))
         self.y = self._targets(y, len(self.x))
         tests, features = _length(x_test, y_test, ids_test), self.x.shape[1]
@@ -88,6 +92,7 @@ class PartyTable:
             raise self._bad(
                 f"its held-out rows have {self.x_test.shape[1]} features instead of {features}",
                 "bring them to the same columns",
+                code="FK-COLUMNS-DIFFER",
             )
         self.labelled = y_test is not None
         self.y_test = self._targets(y_test, tests)
@@ -98,7 +103,9 @@ class PartyTable:
         self.columns = tuple(columns) if columns is not None else tuple(map(str, range(features)))
         if len(self.columns) != features:
             raise self._bad(
-                f"{features} features have {len(self.columns)} names", "name each of them"
+                f"{features} features have {len(self.columns)} names",
+                "name each of them",
+                code="FK-SHAPE-DIFFERS",
             )
         # of a session: hashes of the rows, and the order that sorts them
         self._known: tuple[str, NDArray[np.uint64], NDArray[np.intp]] | None = None
@@ -171,7 +178,7 @@ class PartyTable:
             try:
                 hashes = hash_ids(self._ids, key, session)
             except TableError as error:
-                raise self._bad(error.problem, error.remedy) from None
+                raise self._bad(error.problem, error.remedy, code=error.code) from None
             ends = np.cumsum([len(part) for part in self.parts])
             starts = [0, *ends[:-1].tolist()]
             ranks = self._ranks(hashes, session, key)
@@ -234,10 +241,16 @@ class PartyTable:
         out = np.ascontiguousarray(self._numbers(x, "features"))
         if out.ndim != 2 or len(out) != rows:
             raise self._bad(
-                f"features of shape {out.shape} do not fit {rows} rows", "pass x of shape (n, d)"
+                f"features of shape {out.shape} do not fit {rows} rows",
+                "pass x of shape (n, d)",
+                code="FK-SHAPE-DIFFERS",
             )
         if not np.isfinite(out).all():
-            raise self._bad("NaN or infinite values", "leave such rows out: they lack the block")
+            raise self._bad(
+                "NaN or infinite values",
+                "leave such rows out: they lack the block",
+                code="FK-VALUES-FINITE",
+            )
         return out
 
     def _targets(self, y: ArrayLike | None, rows: int) -> Floats:
@@ -248,10 +261,14 @@ class PartyTable:
             out = out[:, 0]
         if out.ndim not in (1, 2) or len(out) != rows or (self.classes and out.ndim != 1):
             raise self._bad(
-                f"labels of shape {out.shape} do not fit {rows} rows", "pass one label per row"
+                f"labels of shape {out.shape} do not fit {rows} rows",
+                "pass one label per row",
+                code="FK-SHAPE-DIFFERS",
             )
         if not np.isfinite(out).all():
-            raise self._bad("NaN or infinite labels", "leave such rows out")
+            raise self._bad(
+                "NaN or infinite labels", "leave such rows out", code="FK-VALUES-FINITE"
+            )
         if self.classes:
             return encode_classes(out, self.classes, self.party)
         out = out[:, None] if out.ndim == 1 else out
@@ -259,6 +276,7 @@ class PartyTable:
             raise self._bad(
                 f"labels beyond the declared bound of {self.label_bound:g}",
                 "scale them, or declare a larger label bound at all hospitals",
+                code="FK-LABELS-BOUND",
             )
         return out
 
@@ -269,7 +287,9 @@ class PartyTable:
         if names is None:
             names = np.array([str(i) for i in ids], dtype=np.str_)
         if len(names) != rows:
-            raise self._bad(f"{len(names)} ids for {rows} rows", "give each row an id")
+            raise self._bad(
+                f"{len(names)} ids for {rows} rows", "give each row an id", code="FK-SHAPE-DIFFERS"
+            )
         return names
 
     def check_key(self, key: AlignmentKey | None, remedy: str) -> None:
@@ -283,7 +303,7 @@ class PartyTable:
             check_alignment_key(key)
         elif self.identified:
             problem = "ids are joined by keyed hashes, and there is no alignment key"
-            raise OptionError(problem, remedy=remedy, party=self.party)
+            raise OptionError(problem, remedy=remedy, party=self.party, code="FK-IDS-KEY")
 
     def check_ids(self, session: str, key: AlignmentKey | None) -> None:
         """Refuse ids that come twice.
@@ -293,10 +313,12 @@ class PartyTable:
         TableError
         """
         if repeated := count_duplicates(self._hash(session, key)[1]):
-            raise self._bad(f"{repeated} duplicate ids", "keep one row per id")
+            raise self._bad(
+                f"{repeated} duplicate ids", "keep one row per id", code="FK-IDS-DUPLICATE"
+            )
 
-    def _bad(self, problem: str, remedy: str) -> TableError:
-        return TableError(problem, remedy=remedy, party=self.party)
+    def _bad(self, problem: str, remedy: str, *, code: str = "") -> TableError:
+        return TableError(problem, remedy=remedy, party=self.party, code=code)
 
 
 def as_numbers(
@@ -313,7 +335,7 @@ def as_numbers(
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):  # whose text quotes a value
         problem = f"{what} that are not numbers"
-        raise TableError(problem, remedy=remedy, party=party) from None
+        raise TableError(problem, remedy=remedy, party=party, code="FK-VALUES-TEXT") from None
 
 
 def _length(*columns: Any) -> int:

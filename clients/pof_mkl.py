@@ -125,6 +125,7 @@ class OnlineKernelClient(AnsweringClient):
                 "the table has no labels",
                 remedy="name its label column",
                 party=self.name,
+                code="FK-LABELS-MISSING",
             )
         taken, self.columns = take_frame(x, columns, self.name)
         self.x, self.y = np.asarray(taken), np.asarray(y)
@@ -267,12 +268,16 @@ class OnlineKernelClient(AnsweringClient):
     def answer(self, request: Any, method: Callable[[Any], Any]) -> Any:
         """Check what is ordered; of a secure run put all that is told into a sum."""
         if getattr(request, "regularization", 0.0) < 0.0:
-            raise refusal("a negative regularization", self.name)
+            raise refusal("a negative regularization", self.name, code="FK-MESSAGE-FIELD")
         if (sums := self.sums) is not None:
             if not isinstance(request, _NOT_SUMMED):  # what fails would tell of rows, for nothing
                 due = wire.EVALUATE_SUM if isinstance(request, _JUDGING) else wire.UPDATE_SUM
                 if set(sums.orders) != {due}:
-                    raise refusal("values of rows are asked for outside of their sum", self.name)
+                    raise refusal(
+                        "values of rows are asked for outside of their sum",
+                        self.name,
+                        code="FK-ORDER-OUTSIDE",
+                    )
             for name in tuple(sums.orders):
                 rule = _RULES[request.whole]
                 if name == wire.UPDATE_SUM and self.budget is not None:
@@ -334,7 +339,7 @@ class OnlineKernelClient(AnsweringClient):
             report.add_to(vector[: -wire.STATISTICS])
             vector[-wire.STATISTICS :] = np.zeros(wire.STATISTICS)
         except (ValueError, IndexError):
-            raise refusal("the length of a sum", self.name) from None
+            raise refusal("the length of a sum", self.name, code="FK-ORDER-LENGTH") from None
         grown = self.kept.uncounted(report.statistics(), order.index, order.counted)
         vector[-wire.STATISTICS :] = grown
         sums.contribute(wire.UPDATE_SUM, vector)
@@ -370,6 +375,7 @@ class OnlineKernelClient(AnsweringClient):
                 f"the stream has {len(self.x)} rows, the request needs row {step + samples}",
                 remedy="ask for fewer rounds",
                 party=self.name,
+                code="FK-ROWS-FEW",
             )
         return self.x[step : step + samples], self.y[step : step + samples]
 

@@ -75,7 +75,7 @@ class StreamAccount:
         secure = 2 * wire.STATISTICS + 1 if numbers.size % 2 else 0
         own = numbers.size - secure
         if own < 4:
-            raise ProtocolError("the node's state is damaged")
+            raise ProtocolError("the node's state is damaged", code="FK-STATE-DAMAGED")
         kernels = (own - 4) // 2
         account = cls(numbers[:kernels], numbers[kernels : 2 * kernels], *numbers[own - 4 : own])
         if secure:
@@ -95,7 +95,9 @@ class StreamAccount:
         if not self.samples and not self.losses.size:
             self.losses, self.squared = np.zeros(kernels), np.zeros(kernels)
         if self.losses.size != kernels:
-            raise ProtocolError(f"the node's state does not belong to {kernels} kernels")
+            raise ProtocolError(
+                f"the node's state does not belong to {kernels} kernels", code="FK-STATE-OTHER"
+            )
         return self
 
     def pack(self) -> bytes:

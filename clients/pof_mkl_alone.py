@@ -33,7 +33,11 @@ def learn_alone(client: OnlineKernelClient, request: wire.LocalRequest) -> wire.
         The run takes secure sums, and errors are told in plain.
     """
     if client.sums is not None:
-        raise ProtocolError("its errors are told in runs without secure sums", party=client.name)
+        raise ProtocolError(
+            "its errors are told in runs without secure sums",
+            party=client.name,
+            code="FK-ORDER-OUTSIDE",
+        )
     kernels = len(request.bandwidths) // 8
     account = client.kept.of(kernels)
     x, y = client._rows(request.step, request.samples)

@@ -120,6 +120,7 @@ def read_kept(
             "this node has no folder with its weights over the kernels",
             remedy="give it the state-dir that it had when the model was made",
             party=party,
+            code="FK-KEPT-NONE",
         )
     path = client.state_path(request.model, _KEPT)
     if path is None or not path.is_file():
@@ -127,6 +128,7 @@ def read_kept(
             "this node kept no weights of the run that made the model",
             remedy="give it the state-dir that it had in that run, or leave out its test-data",
             party=party,
+            code="FK-KEPT-NONE",
         )
     try:
         arrays, meta = unpack_arrays(path.read_bytes())
@@ -138,6 +140,7 @@ def read_kept(
             "the weights of this node belong to another model or other columns, or are damaged",
             remedy="name the model that the run saved, and bring back its columns",
             party=party,
+            code="FK-KEPT-OTHER",
         )
     return account
 
@@ -161,10 +164,14 @@ def write_outputs(
             "there is nowhere to write the predictions",
             remedy="name predictions in --node-config",
             party=party,
+            code="FK-PREDICTIONS-NOWHERE",
         )
     if ids is not None and len(ids) != len(outputs):
         raise TableError(
-            f"{len(ids)} ids for {len(outputs)} rows", remedy="give each row an id", party=party
+            f"{len(ids)} ids for {len(outputs)} rows",
+            remedy="give each row an id",
+            party=party,
+            code="FK-SHAPE-DIFFERS",
         )
     low, high = label_range
     names = range(len(outputs)) if ids is None else ids

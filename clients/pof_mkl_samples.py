@@ -173,5 +173,5 @@ def book(
 def known_word(word: str, words: tuple[str, ...]) -> Any:
     """Refuse a word of the server that this release does not know."""
     if word not in words:
-        raise ProtocolError(f"{word[:20]!r} is none of {', '.join(words)}")
+        raise ProtocolError(f"{word[:20]!r} is none of {', '.join(words)}", code="FK-MESSAGE-FIELD")
     return word

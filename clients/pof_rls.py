@@ -90,7 +90,7 @@ def learn_samples(request: wire.RidgeRequest, account: StreamAccount, stream: Ro
         The sums are to be of other rows, or what came belongs to no learner.
     """
     if not 0 <= request.window <= request.step:
-        raise ProtocolError("its sums are of no rows of the message")
+        raise ProtocolError("its sums are of no rows of the message", code="FK-MESSAGE-FIELD")
     x, y = stream(request.window, request.step - request.window + request.samples)
     before = len(y) - request.samples  # a stream has none of messages in which it had no part
     y = np.asarray(y, np.float64) - request.centre
@@ -167,7 +167,9 @@ def _banks(request: wire.RidgeRequest, account: StreamAccount, dimension: int) -
                 size = length * int(np.prod(many))
                 begin, starts = starts[:size], starts[size:]
                 if begin.size != size:
-                    raise ProtocolError("what global learners begin from has another size")
+                    raise ProtocolError(
+                        "what global learners begin from has another size", code="FK-MESSAGE-SHAPE"
+                    )
                 begin = begin.reshape(*many, length)
             learners = ridge.from_start(begin if learn else begin[..., -few:], few)
             inverses -= sent
@@ -189,7 +191,7 @@ def _banks(request: wire.RidgeRequest, account: StreamAccount, dimension: int) -
                 learners = ridge.from_start(start, few, **more)
             banks.append(Bank(learners, on_features, slice(None), needs, own=True, learns=learns))
     if starts.size:
-        raise ProtocolError("there are no learners for all that was sent")
+        raise ProtocolError("there are no learners for all that was sent", code="FK-MESSAGE-SHAPE")
     return banks
 
 

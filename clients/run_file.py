@@ -33,10 +33,13 @@ class RunFile:
         """Open the file to read and write; it is made if it is not there."""
         return open_private(self.path)
 
-    def gone(self, what: str, remedy: str) -> StateError:
+    def gone(self, what: str, remedy: str, *, code: str = "FK-STATE-GONE") -> StateError:
         """Return the error that says that this node has lost what was in the file."""
         return StateError(
-            f"the {what} of this run are gone from its disk", remedy=remedy, party=self.party
+            f"the {what} of this run are gone from its disk",
+            remedy=remedy,
+            party=self.party,
+            code=code,
         )
 
     def erase(self) -> None:

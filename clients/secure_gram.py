@@ -93,30 +93,40 @@ class Released:
         alive = cohort.unpack(state.open[place].alive)
         if name == wire.COUNTS_SUM:
             if self.counted:
-                raise disagreement("item counts come before the matrix", party)
+                raise disagreement(
+                    "item counts come before the matrix", party, code="FK-MESSAGE-ORDER"
+                )
             self.survivors = sorted(alive)
         elif name == wire.GRAM_SUM:
             counted = cohort.unpack(bytes.fromhex(self.counted["{}/{}".format(*place)]))
             summed = alive.intersection(counted)
             if len(summed) < cohort.threshold:
                 raise disagreement(
-                    f"{len(summed)} nodes count, at least {cohort.threshold} must", party
+                    f"{len(summed)} nodes count, at least {cohort.threshold} must",
+                    party,
+                    code="FK-RELEASE-FEW",
                 )
             self.check_summed(summed, party)
 
     def check_summed(self, summed: Collection[int], party: str) -> None:
         """Refuse nodes of a matrix from which those of the item counts differ by one, or more."""
         if len(set(self.survivors).difference(summed)) == 1:
-            raise disagreement("a single node dropped out after the item counts", party)
+            raise disagreement(
+                "a single node dropped out after the item counts", party, code="FK-RELEASE-ONE"
+            )
         counted = wire.COUNTS_SUM in self.opened or wire.COUNTS_SUM in self.asked
         if counted and not set(summed) <= set(self.survivors):
-            raise disagreement("nodes count that are not in the item counts", party)
+            raise disagreement(
+                "nodes count that are not in the item counts", party, code="FK-RELEASE-UNCOUNTED"
+            )
 
     def ask_once(self, what: str, digest: str, *, self_masks: bool, party: str) -> None:
         """Refuse a second sum of the same rows: other than one that was asked for, or open."""
         before = self_masks or what in self.opened
         if before or self.asked.setdefault(what, digest) != digest:
-            raise disagreement(f"a second {what} of the same rows in one release", party)
+            raise disagreement(
+                f"a second {what} of the same rows in one release", party, code="FK-RELEASE-TWICE"
+            )
 
 
 class GramClient(AnsweringClient):
@@ -193,13 +203,17 @@ class GramClient(AnsweringClient):
         self.top = top
         rows, columns = self.x.shape
         if self.x_test is not None and self.x_test.shape != (rows, columns):
-            raise self._bad(f"x_test has shape {self.x_test.shape}, x {self.x.shape}")
+            raise self._bad(
+                f"x_test has shape {self.x_test.shape}, x {self.x.shape}", code="FK-SHAPE-DIFFERS"
+            )
         if self.x_new.shape[0] != rows:
-            raise self._bad(f"x_new has {self.x_new.shape[0]} rows, x {rows}")
+            raise self._bad(
+                f"x_new has {self.x_new.shape[0]} rows, x {rows}", code="FK-SHAPE-DIFFERS"
+            )
         for what, names, size in (("items", self.items, columns), ("users", self.users, rows)):
             if names is not None and (len(names) != size or len(set(names)) < size):
                 found = f"{len(set(names))} different names of {size} {what}"
-                raise self._bad(found, f"name each of the {what} once")
+                raise self._bad(found, f"name each of the {what} once", code="FK-NAMES-TWICE")
 
     # -- phases
 
@@ -226,7 +240,7 @@ class GramClient(AnsweringClient):
     def sum_counts(self, request: wire.CountsRequest) -> wire.CountsReply:
         """Sum in how many rows each item is."""
         if self.kept.counted or wire.GRAM_SUM in self.kept.asked:
-            raise self._refuse("item counts come before the matrix")
+            raise self._refuse("item counts come before the matrix", code="FK-MESSAGE-ORDER")
         if not request.self_masks and wire.COUNTS_SUM not in self.kept.asked:
             self.kept.survivors = self._cohort
         self._ask_once(wire.COUNTS_SUM, request)
@@ -240,10 +254,15 @@ class GramClient(AnsweringClient):
         cohort = self._sums.party.state.cohorts[order.cohort]
         counted = cohort.unpack(request.counted)
         if len(counted) < cohort.threshold:
-            raise self._refuse(f"{len(counted)} nodes count, at least {cohort.threshold} must")
+            raise self._refuse(
+                f"{len(counted)} nodes count, at least {cohort.threshold} must",
+                code="FK-RELEASE-FEW",
+            )
         if not request.self_masks:
             if len(counted) < len(cohort.members):
-                raise self._refuse("a sum that does without opening is of all nodes")
+                raise self._refuse(
+                    "a sum that does without opening is of all nodes", code="FK-RELEASE-ALL"
+                )
             kept.check_summed(counted, self.name)
         self._ask_once(wire.GRAM_SUM, request)
         if self.partition in counted:
@@ -253,7 +272,9 @@ class GramClient(AnsweringClient):
                 vector = np.concatenate([vector, local_support(values).astype(vector.dtype)])
             self._sums.contribute(self._sum_name, vector, overwrite=True)
         elif wire.COUNTS_SUM in kept.opened:
-            raise self._refuse("its rows are left out, and they were counted")
+            raise self._refuse(
+                "its rows are left out, and they were counted", code="FK-RELEASE-LEFT-OUT"
+            )
         else:
             self._sums.contribute_nothing(self._sum_name)
         if request.self_masks:
@@ -268,6 +289,7 @@ class GramClient(AnsweringClient):
             raise self._bad(
                 f"{request.new_items} new items are asked for, this node has {new_items}",
                 "give all nodes the same new items as x_new",
+                code="FK-ITEMS-NEW",
             )
         old = dense_rows(self._encode_kept(request))
         new = dense_rows(self._encode(self.x_new, request))
@@ -323,7 +345,9 @@ class GramClient(AnsweringClient):
             for full, place in sums.opened.items():
                 name = full.partition("#")[0]
                 if kept.opened.setdefault(name, list(place)) != list(place):
-                    raise self._refuse(f"a second {name} of the same rows in one release")
+                    raise self._refuse(
+                        f"a second {name} of the same rows in one release", code="FK-RELEASE-TWICE"
+                    )
                 kept.check_survivors(name, place, sums.party.state, self.name)
             self.note_answered(session, state.round + 1)
             self._keep(state, kept)
@@ -351,19 +375,20 @@ class GramClient(AnsweringClient):
         The ring follows from the roster and this node's own bound.
         """
         if self.sums is None:
-            raise self._refuse("this node sums its rows securely only")
+            raise self._refuse("this node sums its rows securely only", code="FK-ORDER-MISSING")
         counts = isinstance(request, (wire.CountsRequest, wire.MatrixRequest))
         if counts and what in self.kept.opened:
             raise self._refuse(
                 f"the rows of this node are counted in this release already ({what})",
                 "start a new run",
+                code="FK-RELEASE-TWICE",
             )
         self._sum_name = bind(what, request)
         ranking, masks = what == wire.RANKING_SUM, request.self_masks and what != wire.CROSS_SUM
         if not ranking:
             rows = self.sums.rows(self._sum_name)
             if (request.parties, request.rows) != (len(rows), max(rows)):
-                raise refusal("the encoding of a sum", self.name)
+                raise refusal("the encoding of a sum", self.name, code="FK-ORDER-ENCODING")
             check_values(request.encoding, request.bound, request.fraction_bits)
             self.check_declared("bound", self.bound, 1.0, request.bound)
         ring = ranking_encoding(self.x.shape[0]) if ranking else ring_of(request)
@@ -411,7 +436,7 @@ class GramClient(AnsweringClient):
         try:
             return encode_rows(x, request)
         except TableError as error:
-            named = TableError(error.problem, remedy=error.remedy, party=self.name)
+            named = TableError(error.problem, remedy=error.remedy, party=self.name, code=error.code)
             raise self.unfit(named) from None
 
     def _rank(self, ranks: Recommender) -> Iterator[Ranked]:
@@ -421,11 +446,13 @@ class GramClient(AnsweringClient):
             return ranked
         return write_best(ranked, path, self.top, ranks.kernel.missing, self.users, self.items)
 
-    def _bad(self, problem: str, remedy: str = "pass matrices that fit") -> TableError:
-        return TableError(problem, remedy=remedy, party=self.name)
+    def _bad(
+        self, problem: str, remedy: str = "pass matrices that fit", *, code: str
+    ) -> TableError:
+        return TableError(problem, remedy=remedy, party=self.name, code=code)
 
-    def _refuse(self, problem: str, remedy: str = "") -> ProtocolError:
-        return disagreement(problem, self.name, remedy)
+    def _refuse(self, problem: str, remedy: str = "", *, code: str) -> ProtocolError:
+        return disagreement(problem, self.name, remedy, code=code)
 
 
 _SUMS: dict[type[wire.GramRequest], str] = {
@@ -436,10 +463,10 @@ _SUMS: dict[type[wire.GramRequest], str] = {
 }
 
 
-def disagreement(problem: str, party: str, remedy: str = "") -> ProtocolError:
+def disagreement(problem: str, party: str, remedy: str = "", *, code: str) -> ProtocolError:
     """Return the error of a node that is asked for what its own release would not ask for."""
     remedy = remedy or "run the same release of fedkern-flwr on both sides"
-    return ProtocolError(problem, remedy=remedy, party=party)
+    return ProtocolError(problem, remedy=remedy, party=party, code=code)
 
 
 # -- rows: read, encoded for a sum, and the items of each
@@ -463,10 +490,10 @@ def read_rows(values: Any, what: str, party: str) -> Rows:
         rows = np.atleast_2d(np.asarray(values))
         if rows.dtype.kind not in "fiub":
             problem = f"{what} has dtype {rows.dtype}"
-            raise TableError(problem, remedy="pass numbers", party=party)
+            raise TableError(problem, remedy="pass numbers", party=party, code="FK-VALUES-NUMBERS")
     if rows.ndim != 2 or not all(rows.shape):
         problem = f"{what} has shape {np.shape(values)}"
-        raise TableError(problem, remedy="pass rows of items", party=party)
+        raise TableError(problem, remedy="pass rows of items", party=party, code="FK-TABLE-SHAPE")
     return rows
 
 
@@ -492,9 +519,11 @@ def check_items(items: NDArray[Any], columns: int, party: str) -> NDArray[Any]:
         It names none, or others.
     """
     if not len(items) or items[0] < 0 or (np.diff(items) < 1).any():
-        raise disagreement("its items are not in order", party)
+        raise disagreement("its items are not in order", party, code="FK-MESSAGE-ITEMS")
     if items[-1] >= columns:
-        raise disagreement(f"it names items that are not among {columns}", party)
+        raise disagreement(
+            f"it names items that are not among {columns}", party, code="FK-MESSAGE-ITEMS"
+        )
     return items
 
 
@@ -520,12 +549,12 @@ def read_recommender(request: wire.RecommendRequest, columns: int, party: str) -
     """
     items = check_items(request.items, columns, party)
     if request.products.size != packed_size(len(items)):
-        raise disagreement("its kernel has the wrong size", party)
+        raise disagreement("its kernel has the wrong size", party, code="FK-MESSAGE-SHAPE")
     if request.learner not in LEARNERS or request.neighbours < 1:
-        raise disagreement("it names a learner that is not there", party)
+        raise disagreement("it names a learner that is not there", party, code="FK-MESSAGE-FIELD")
     start = REGULARIZATION[request.learner] if request.tune else request.regularization
     if not 0.0 < request.regularization == start:
-        raise disagreement("it sends a lambda that none would send", party)
+        raise disagreement("it sends a lambda that none would send", party, code="FK-MESSAGE-FIELD")
     numbers = request.degree, request.gamma, request.coef0
     kernel = DotKernel(request.kernel, *numbers, tuple(request.coefficients.tolist()))
     known = kernel, items, columns, request.users, request.mean, request.squares

@@ -134,12 +134,15 @@ class StreamClient(OnlineKernelClient):
     ) -> None:
         super().__init__(context, np.zeros((0, 0)), np.zeros(0), **common)
         if not wait >= 0.0:
-            raise OptionError(f"stream wait is {wait}", remedy="give seconds, 0 or more")
+            raise OptionError(
+                f"stream wait is {wait}", remedy="give seconds, 0 or more", code="FK-OPTION-RANGE"
+            )
         if self.state_dir is None and not self.simulated:
             raise OptionError(
                 "a node with a stream needs a folder of its own",
                 remedy="name it as state_dir",
                 party=self.name,
+                code="FK-STREAM-FOLDER",
             )
         self.wait, self.scaling = wait, scaling
         if isinstance(stream, (str, Path)):
@@ -171,7 +174,7 @@ class StreamClient(OnlineKernelClient):
         self.kept = PlacedAccount.unpack(SessionState.load(self.context).payload)
         found = self.source.take(self._place(), _LOOKED_AT, self.wait)
         if not len(found.y):
-            raise StreamError(ENDED if found.ended else LATE, party=self.name)
+            raise self._none(found)
         binary = counting.binary_columns(found.x, found.y)
         self.context.state[_RECORD] = ConfigRecord({"binary": binary})
         self.x, self.y = self._scaled(found)
@@ -200,6 +203,7 @@ class StreamClient(OnlineKernelClient):
                 "PerFedAvg looks at rows twice, a stream has them once",
                 remedy="use pof-rls or pof-mkl",
                 party=self.name,
+                code="FK-STREAM-ONCE",
             )
         self._open(0.0)
         self._found, self._request = None, request
@@ -215,18 +219,26 @@ class StreamClient(OnlineKernelClient):
         """
         before = self._request.step - step
         if step < 0 or not 0 <= before < samples:
-            raise ProtocolError(f"{samples} rows are asked for", party=self.name)
+            raise ProtocolError(
+                f"{samples} rows are asked for", party=self.name, code="FK-MESSAGE-FIELD"
+            )
         earlier = self._earlier(step)
         if before and len(earlier) < before and self._request.sums:
-            raise StreamError(LATE, party=self.name)
+            raise StreamError(LATE, party=self.name, code="FK-STREAM-LATE")
         found = self.source.take(self._place(), samples - before, self.wait)
         if len(found.y) < samples - before:
-            raise StreamError(ENDED if found.ended else LATE, party=self.name)
+            raise self._none(found)
         x, y = self._scaled(found)
         self._found = replace(found, x=x, y=y)
         if not len(earlier):
             return x, y
         return np.concatenate([earlier[:, 1:-1], x]), np.concatenate([earlier[:, -1], y])
+
+    def _none(self, found: Found) -> StreamError:
+        """Return the error that there are too few rows: none will come, or not yet."""
+        if found.ended:
+            return StreamError(ENDED, party=self.name, code="FK-STREAM-ENDED")
+        return StreamError(LATE, party=self.name, code="FK-STREAM-LATE")
 
     def _earlier(self, step: int) -> NDArray[np.float64]:
         """Return what is remembered of rows from a sample on."""

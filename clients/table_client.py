@@ -85,7 +85,11 @@ class TableClient(AnsweringClient):
         super().__init__(context, **common)
         check()
         if not 0.0 < label_bound < np.inf:
-            raise OptionError(f"label_bound is {label_bound}", remedy="use a positive number")
+            raise OptionError(
+                f"label_bound is {label_bound}",
+                remedy="use a positive number",
+                code="FK-OPTION-RANGE",
+            )
         self.alignment_key = alignment_key
         self.predictions = None if predictions is None else Path(predictions)
         x, columns = take_frame(x, columns, self.name)
@@ -102,9 +106,9 @@ class TableClient(AnsweringClient):
         """Name of the run of the message at hand."""
         return str(self._request.session)
 
-    def wrong(self, problem: str, remedy: str = "") -> ProtocolError:
+    def wrong(self, problem: str, remedy: str = "", *, code: str = "") -> ProtocolError:
         """Return the error with which this party refuses what cannot be asked for."""
-        return ProtocolError(problem, remedy=remedy, party=self.name)
+        return ProtocolError(problem, remedy=remedy, party=self.name, code=code)
 
     def own_rows(self) -> OwnRows:
         """Return the rows of the table."""
@@ -185,7 +189,9 @@ class TableClient(AnsweringClient):
         tests = tests if table.labelled else tests[:0]
         behind = sum(self.told_of(tests, total))
         if bins and (bins & (bins - 1) or bins > bins_of(behind, yard.classes)):
-            raise refusal(f"{bins} bins of scores of {behind} held-out rows", self.name)
+            raise refusal(
+                f"{bins} bins of scores of {behind} held-out rows", self.name, code="FK-ORDER-BINS"
+            )
         targets = table.y_test[tests] if len(tests) else table.y[:0]
         halves = table.calibrates(tests)
         counts = yard.count(predictions[: len(tests)], targets, halves)

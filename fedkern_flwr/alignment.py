@@ -77,6 +77,7 @@ class AlignmentTags:
             raise TableError(
                 f"{unknown} of {len(places)} ids have no tag in the alignment file",
                 remedy="run align again with these rows, at all parties",
+                code="FK-ALIGN-UNTAGGED",
             )
         data = self.tags[places].tobytes()
         return [data[k : k + TAG_BYTES] for k in range(0, len(data), TAG_BYTES)]
@@ -107,7 +108,9 @@ class AlignmentTags:
             proper = False
         if not proper:
             raise CheckpointError(
-                f"{path} is not the file of an align run", remedy="run align, and name its file"
+                f"{path} is not the file of an align run",
+                remedy="run align, and name its file",
+                code="FK-FILE-FORMAT",
             )
         return found
 
@@ -134,6 +137,7 @@ def read_alignment(path: str | Path | None) -> AlignmentKey | None:
         raise OptionError(
             "the file of the alignment key cannot be read",
             remedy="put 64 hexadecimal digits into it, or name the alignment.npz of an align run",
+            code="FK-ALIGN-KEY-FILE",
         ) from None
 
 
@@ -255,4 +259,5 @@ def check_alignment_key(key: AlignmentKey) -> None:
             f"the alignment key has {len(key)} bytes, at least {KEY_BYTES} are needed",
             remedy="draw one with python3 -c 'import secrets; print(secrets.token_hex(32))' and "
             "give it to all parties that share records, not to the server",
+            code="FK-ALIGN-KEY-SHORT",
         )

@@ -119,7 +119,11 @@ class Interactions:
             return self
         keep = self.rating >= min_rating
         if not keep.any():
-            raise TableError(f"no rating is at least {min_rating:g}", remedy="choose a lower one")
+            raise TableError(
+                f"no rating is at least {min_rating:g}",
+                remedy="choose a lower one",
+                code="FK-RATINGS-LOW",
+            )
         return self.take(keep)
 
     def matrix(self, rows: NDArray[np.bool_] | None = None) -> csr_array:
@@ -243,11 +247,15 @@ def encode_interactions(
         ``unknown`` is not one of the choices.
     """
     if unknown not in get_args(Unknown):
-        raise OptionError(f"unknown is {unknown!r}", remedy="choose 'error' or 'drop'")
+        raise OptionError(
+            f"unknown is {unknown!r}", remedy="choose 'error' or 'drop'", code="FK-OPTION-CHOICE"
+        )
     if len(user) == 0:
         if allow_empty:
             return _no_rows(catalogue, rating is not None, time is not None)
-        raise TableError(f"{source} has no rows", remedy="give a file with data")
+        raise TableError(
+            f"{source} has no rows", remedy="give a file with data", code="FK-ROWS-NONE"
+        )
     users, user_ids = codes(user, "user", source)
     items, item_ids = codes(item, "item", source)
     notes: tuple[str, ...] = ()
@@ -258,6 +266,7 @@ def encode_interactions(
         raise TableError(
             f"users in {source}: {len(user_ids)}, items: {len(item_ids)}",
             remedy="give at least 2 of each",
+            code="FK-ITEMS-FEW",
         )
     known = items >= 0
     pairs = (users * len(item_ids) + items)[known]
@@ -266,6 +275,7 @@ def encode_interactions(
         raise TableError(
             f"{source} has {repeated} rows that repeat a pair of user and item",
             remedy="keep one row of each pair",
+            code="FK-PAIRS-TWICE",
         )
     ratings = np.ones(len(users)) if rating is None else numbers(rating, "rating", source)
     times = None if time is None else numbers(time, "time", source)
@@ -329,14 +339,22 @@ def hold_out_latest(interactions: Interactions, share: float) -> NDArray[np.bool
         The share is not in [0, 1).
     """
     if interactions.time is None:
-        raise TableError("the interactions have no times", remedy="hold out a random share")
+        raise TableError(
+            "the interactions have no times",
+            remedy="hold out a random share",
+            code="FK-TIMES-MISSING",
+        )
     return _last(np.lexsort((interactions.item, interactions.user, interactions.time)), share)
 
 
 def _last(order: NDArray[np.intp], share: float) -> NDArray[np.bool_]:
     """Return a mask of the last rows in an order; one row at least is left."""
     if not 0.0 <= share < 1.0:
-        raise OptionError(f"the held-out share is {share:g}", remedy="choose from 0 to below 1")
+        raise OptionError(
+            f"the held-out share is {share:g}",
+            remedy="choose from 0 to below 1",
+            code="FK-OPTION-RANGE",
+        )
     kept = max(len(order) - round(share * len(order)), 1)
     held_out = np.zeros(len(order), dtype=np.bool_)
     held_out[order[kept:]] = True
@@ -367,6 +385,7 @@ def _positions(
         raise TableError(
             f"{rows} rows of {source} name {different} items that are not in the catalogue",
             remedy="leave out these rows, or add the items to the catalogue",
+            code="FK-ITEMS-UNKNOWN",
         )
     note = f"left out {rows} rows of {source} that name {different} unknown items"
     return positions, (note,)

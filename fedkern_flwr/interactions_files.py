@@ -75,6 +75,7 @@ def read_columns(
         raise OptionError(
             f"the columns of {path.name} are fixed: user, item, rating, time",
             remedy="do not name them",
+            code="FK-COLUMNS-FIXED",
         )
 
     def choose(names: Sequence[str]) -> dict[str, str]:
@@ -113,6 +114,7 @@ def read_catalogue(path: str | Path) -> tuple[str, ...]:
         raise TableError(
             f"{path.name} has {len(found) or 'no'} columns that may be the item",
             remedy="name one column item in the first line",
+            code="FK-COLUMN-AMBIGUOUS",
         )
 
     if suffix == ".txt":
@@ -127,9 +129,12 @@ def read_catalogue(path: str | Path) -> tuple[str, ...]:
         raise TableError(
             f"{path.name} has {repeated} rows that repeat an item",
             remedy="keep one row of each item",
+            code="FK-IDS-DUPLICATE",
         )
     if len(items) < 2:
-        raise TableError(f"items in {path.name}: {len(items)}", remedy="list all items")
+        raise TableError(
+            f"items in {path.name}: {len(items)}", remedy="list all items", code="FK-ITEMS-FEW"
+        )
     return tuple(items)
 
 
@@ -178,7 +183,9 @@ def numbers(column: Any, role: str, source: str) -> NDArray[np.float64]:
         values: NDArray[np.float64] = column.cast(pa.float64(), safe=False).to_numpy()
     except pa.ArrowException:
         raise TableError(
-            f"the {role} column of {source} is not numeric", remedy=_MEND[role]
+            f"the {role} column of {source} is not numeric",
+            remedy=_MEND[role],
+            code="FK-VALUES-NUMBERS",
         ) from None
     bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
@@ -186,6 +193,7 @@ def numbers(column: Any, role: str, source: str) -> NDArray[np.float64]:
             f"the {role} is not a finite number in {bad.size} rows of {source}, "
             f"for example in row {bad[0] + 1}",
             remedy=_MEND[role],
+            code="FK-VALUES-FINITE",
         )
     return values
 
@@ -194,29 +202,45 @@ def _check_file(path: Path, suffixes: Sequence[str], files: str) -> None:
     try:
         is_folder, is_file = path.is_dir(), path.is_file()
     except OSError:
-        raise TableError(f"{path} is not readable", remedy="check who may read it") from None
+        raise TableError(
+            f"{path} is not readable", remedy="check who may read it", code="FK-FILE-READ"
+        ) from None
     if is_folder:
-        raise TableError(f"{path} is a directory", remedy=f"give {files}")
+        raise TableError(f"{path} is a directory", remedy=f"give {files}", code="FK-FILE-FOLDER")
     if not is_file:
-        raise TableError(f"there is no file {path}", remedy="check the path")
+        raise TableError(
+            f"there is no file {path}", remedy="check the path", code="FK-FILE-MISSING"
+        )
     if path.suffix.lower() not in suffixes:
-        raise TableError(f"{path.name} has an unknown suffix", remedy=f"give {files}")
+        raise TableError(
+            f"{path.name} has an unknown suffix", remedy=f"give {files}", code="FK-FILE-SUFFIX"
+        )
     if path.stat().st_size == 0:
-        raise TableError(f"{path.name} is empty", remedy="give a file with data")
+        raise TableError(
+            f"{path.name} is empty", remedy="give a file with data", code="FK-FILE-EMPTY"
+        )
 
 
 def _read_bytes(path: Path) -> bytes:
     try:
         content = path.read_bytes()
     except OSError:
-        raise TableError(f"{path.name} is not readable", remedy="check who may read it") from None
+        raise TableError(
+            f"{path.name} is not readable", remedy="check who may read it", code="FK-FILE-READ"
+        ) from None
     if not content.strip():
-        raise TableError(f"{path.name} is empty", remedy="give a file with data")
+        raise TableError(
+            f"{path.name} is empty", remedy="give a file with data", code="FK-FILE-EMPTY"
+        )
     return content
 
 
 def _no_text(path: Path) -> TableError:
-    return TableError(f"{path.name} is not a readable text file", remedy="save it again as UTF-8")
+    return TableError(
+        f"{path.name} is not a readable text file",
+        remedy="save it again as UTF-8",
+        code="FK-FILE-FORMAT",
+    )
 
 
 def _read_lines(path: Path) -> Any:
@@ -265,6 +289,7 @@ def _read_text(path: Path, separator: str, choose: Choose) -> dict[str, Any]:
         raise TableError(
             f"line {broken[0].number} of {path.name} has {actual} columns instead of {expected}",
             remedy="mend it",
+            code="FK-FILE-COLUMNS",
         ) from None
     return {role: table[name] for role, name in roles.items()}
 
@@ -279,7 +304,9 @@ def _read_parquet(path: Path, choose: Choose) -> dict[str, Any]:
             table = file.read(list(roles.values()), use_threads=False)
     except (pa.ArrowException, OSError, ValueError):
         raise TableError(
-            f"{path.name} is not a readable Parquet file", remedy="save it again"
+            f"{path.name} is not a readable Parquet file",
+            remedy="save it again",
+            code="FK-FILE-FORMAT",
         ) from None
     return {role: table[name] for role, name in roles.items()}
 
@@ -290,6 +317,7 @@ def _count_columns(path: Path, names: Sequence[str]) -> dict[str, str]:
         raise TableError(
             f"line 1 of {path.name} has {len(names)} columns",
             remedy=f"give user, item, rating and time, separated by {separator}",
+            code="FK-FILE-COLUMNS",
         )
     return dict(zip(ROLES, names, strict=False))
 
@@ -306,6 +334,7 @@ def _find_columns(
         raise TableError(
             f"the first line of {source} holds data instead of column names",
             remedy="add a line with column names",
+            code="FK-FILE-HEADER",
         )
 
     def advice(role: str) -> str:
@@ -320,7 +349,11 @@ def _find_columns(
             found = [n for n, p in zip(names, plain, strict=True) if wanted in (n, p)]
             if not found:
                 error = no_such(f"{role} column", wanted, source, plain)
-                raise TableError(error.problem, remedy=advice(role)) if column_remedy else error
+                raise (
+                    TableError(error.problem, remedy=advice(role), code=error.code)
+                    if column_remedy
+                    else error
+                )
         if len(found) == 1:
             roles[role] = found[0]
         elif found or role in ("user", "item"):
@@ -328,11 +361,13 @@ def _find_columns(
             raise kind(
                 f"{source} has {len(found) or 'no'} columns that may be the {role}",
                 remedy=advice(role) or f"choose one with --{role}: {listing(plain)}",
+                code="FK-COLUMN-AMBIGUOUS",
             )
     if len(set(roles.values())) < len(roles):
         raise TableError(
             f"one column of {source} has two of the roles {', '.join(roles)}",
             remedy="name different columns",
+            code="FK-COLUMN-TWICE",
         )
     return roles
 
@@ -373,6 +408,7 @@ def _id_cells(column: Any, role: str, source: str) -> Any:
         raise TableError(
             f"the {role} ids of {source} are neither text nor whole numbers",
             remedy="save them as one of these",
+            code="FK-IDS-TYPE",
         )
     cells = pc.utf8_trim_whitespace(pc.fill_null(column.cast(pa.string()), ""))
     empty = np.flatnonzero(np.asarray(pc.equal(cells, pa.scalar(""))))
@@ -381,5 +417,6 @@ def _id_cells(column: Any, role: str, source: str) -> Any:
             f"the {role} id is empty in {empty.size} rows of {source}, "
             f"for example in row {empty[0] + 1}",
             remedy="fill it in or remove these rows",
+            code="FK-IDS-MISSING",
         )
     return cells

@@ -37,6 +37,7 @@ def encode_classes(y: NDArray[np.float64], classes: Sequence[float], party: str)
             f"{strange} labels are none of the {len(known)} classes",
             remedy="name the same classes on every node",
             party=party,
+            code="FK-CLASSES-UNKNOWN",
         )
     if len(known) == 2:
         return np.where(y == known[1], 1.0, -1.0)[:, None]
@@ -107,6 +108,7 @@ def label_rows(y: Any, classes: Sequence[float | str], party: str) -> Any:
             f"{strange} labels of text are none of the {len(known)} classes",
             remedy="name all classes, the same on every node",
             party=party,
+            code="FK-CLASSES-UNKNOWN",
         )
     return np.array([known.get(one, np.nan) for one in cells])
 

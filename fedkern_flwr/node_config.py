@@ -41,12 +41,14 @@ def read_config(file: Path) -> Config:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not TOML"
-        raise OptionError(f"{file} cannot be read: {reason}", remedy="mend it") from None
+        code = "FK-FILE-READ" if isinstance(error, OSError) else "FK-FILE-FORMAT"
+        raise OptionError(f"{file} cannot be read: {reason}", remedy="mend it", code=code) from None
     wrong = [key for key, value in found.items() if type(value) not in (str, int, float, bool)]
     if wrong:
         raise OptionError(
             f"{', '.join(wrong)} in {file.name} is neither text, number, true nor false",
             remedy="write one value per key, without tables and lists",
+            code="FK-OPTION-TYPE",
         )
     if policy := found.get("policy"):
         read_policy(Path(str(policy)))
@@ -73,7 +75,9 @@ def reread_config(file: Path, before: Mapping[str, Any]) -> Config:
     other = [key for key in FIXED if found.get(key) != before.get(key)]
     if other:
         raise OptionError(
-            f"{', '.join(other)} in {file.name} has changed", remedy="start the node again for that"
+            f"{', '.join(other)} in {file.name} has changed",
+            remedy="start the node again for that",
+            code="FK-NODE-CHANGED",
         )
     _latest = found
     return found

@@ -31,7 +31,9 @@ def read_secret(path: str | Path | None, name: str) -> bytes | None:
         return None if path is None else bytes.fromhex(Path(path).read_text())
     except (OSError, ValueError):
         raise OptionError(
-            f"the file of {name} cannot be read", remedy="put 64 hexadecimal digits into it"
+            f"the file of {name} cannot be read",
+            remedy="put 64 hexadecimal digits into it",
+            code="FK-KEY-FILE",
         ) from None
 
 
@@ -65,6 +67,7 @@ def check_predictions(node: Mapping[str, object], *, predicting: bool) -> None:
         raise OptionError(
             "there is nowhere to write the predictions",
             remedy="name predictions in --node-config",
+            code="FK-PREDICT-NOWHERE",
         )
 
 
@@ -94,7 +97,11 @@ def whole_rows(
         ``missing`` is something else.
     """
     if missing not in ("error", "drop-row"):
-        raise OptionError(f"missing is {missing!r}", remedy="choose 'error' or 'drop-row'")
+        raise OptionError(
+            f"missing is {missing!r}",
+            remedy="choose 'error' or 'drop-row'",
+            code="FK-OPTION-CHOICE",
+        )
     whole = np.isfinite(table.x).all(axis=1)
     if labels and table.y is not None:
         whole &= np.isfinite(table.y)
@@ -106,12 +113,16 @@ def whole_rows(
         raise TableError(
             f"{lacking} rows of {name} lack {what}",
             remedy='leave them out, or run with missing="drop-row"',
+            code="FK-VALUES-MISSING",
         )
     if lacking and numbered:
         raise TableError(
             f"{lacking} rows of {name} lack {what}, and rows without ids are known by their place",
             remedy="fill in these cells, or take the rows out of the files of all nodes concerned",
+            code="FK-VALUES-MISSING",
         )
     if lacking == table.rows:
-        raise TableError(f"every row of {name} lacks {what}", remedy="fill in its cells")
+        raise TableError(
+            f"every row of {name} lacks {what}", remedy="fill in its cells", code="FK-VALUES-NOROW"
+        )
     return table.take(whole) if lacking else table

@@ -78,7 +78,11 @@ class Declared:
         if not fits:
             names = [*map(str, choices), *(_WORDS.get(kind, kind.__name__) for kind in plain)]
             verb = "use" if plain else "choose one of"
-            raise OptionError(f"{self.name} is {value!r}", remedy=f"{verb} {', '.join(names)}")
+            raise OptionError(
+                f"{self.name} is {value!r}",
+                remedy=f"{verb} {', '.join(names)}",
+                code="FK-OPTION-TYPE" if plain else "FK-OPTION-CHOICE",
+            )
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             self._check_number(value)
         return value
@@ -100,7 +104,7 @@ class Declared:
             remedy = f"use at least {low:g}"
         else:
             remedy = "use a positive number" if low == 0.0 else f"use a finite number above {low:g}"
-        raise OptionError(f"{self.name} is {value}", remedy=remedy)
+        raise OptionError(f"{self.name} is {value}", remedy=remedy, code="FK-OPTION-RANGE")
 
 
 _TAKEN = frozenset({"seed", "checkpoint", "resume"})  # what every run has
@@ -186,7 +190,11 @@ def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     OptionError
     """
     if value not in choices:
-        raise OptionError(f"{name} is {value!r}", remedy=f"choose one of {', '.join(choices)}")
+        raise OptionError(
+            f"{name} is {value!r}",
+            remedy=f"choose one of {', '.join(choices)}",
+            code="FK-OPTION-CHOICE",
+        )
 
 
 def at_least(name: str, value: float, least: float) -> None:
@@ -197,9 +205,11 @@ def at_least(name: str, value: float, least: float) -> None:
     OptionError
     """
     if not isinstance(value, (int, float, np.number)):
-        raise OptionError(f"{name} is {value!r}", remedy="use a number")
+        raise OptionError(f"{name} is {value!r}", remedy="use a number", code="FK-OPTION-TYPE")
     if not least <= value < math.inf:
-        raise OptionError(f"{name} is {value}", remedy=f"use at least {least}")
+        raise OptionError(
+            f"{name} is {value}", remedy=f"use at least {least}", code="FK-OPTION-RANGE"
+        )
 
 
 def unknown_option(cls: Any, name: str) -> UnknownOptionError:
@@ -214,4 +224,6 @@ def unknown_option(cls: Any, name: str) -> UnknownOptionError:
     close = get_close_matches(name.lower(), spelled, n=1)
     listed = f"choose of {', '.join(sorted(known))}"
     remedy = f"did you mean {spelled[close[0]]}?" if close else listed
-    return UnknownOptionError(f"{cls.__name__} has no option {name}", remedy=remedy)
+    return UnknownOptionError(
+        f"{cls.__name__} has no option {name}", remedy=remedy, code="FK-OPTION-UNKNOWN"
+    )

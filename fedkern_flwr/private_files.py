@@ -83,6 +83,7 @@ def temporary_folder() -> Path:
         raise StateError(
             "the folder for temporary files belongs to somebody else",
             remedy="give the client a state_dir",
+            code="FK-FOLDER-FOREIGN",
         )
     return folder
 
@@ -109,5 +110,7 @@ def _own(found: os.stat_result) -> bool:
 
 def _foreign(path: Path) -> StateError:
     return StateError(
-        f"{path} is a link, or others own it or may open it", remedy="remove it, then go on"
+        f"{path} is a link, or others own it or may open it",
+        remedy="remove it, then go on",
+        code="FK-FILE-FOREIGN",
     )

@@ -58,6 +58,7 @@ def errors_reported(path: str | Path) -> Iterator[None]:
         raise OptionError(
             "the file of the result cannot be written",
             remedy="name a file in a folder of the server's user as result",
+            code="FK-FILE-WRITE",
         ) from None
     try:
         yield

@@ -53,12 +53,18 @@ class Scaling:
             If the table has no rows or the label is constant.
         """
         if table.rows == 0:
-            raise TableError("the table has no rows to scale by", remedy="give a table with data")
+            raise TableError(
+                "the table has no rows to scale by",
+                remedy="give a table with data",
+                code="FK-ROWS-NONE",
+            )
         y_min, y_max = 0.0, 1.0
         if table.y is not None:
             y_min, y_max = float(table.y.min()), float(table.y.max())
         if y_min == y_max:
-            raise TableError("the label is constant", remedy="choose a label that varies")
+            raise TableError(
+                "the label is constant", remedy="choose a label that varies", code="FK-CLASSES-ONE"
+            )
         ranges = cls(table.x.min(axis=0), table.x.max(axis=0), 1.0, y_min, y_max)
         largest = float(np.linalg.norm(ranges._unit_interval(table.x), axis=1).max())
         return replace(ranges, row_norm=largest or 1.0)
@@ -75,6 +81,7 @@ class Scaling:
             raise TableError(
                 f"the table has {table.x.shape[1]} columns but the scaling has {self.x_min.size}",
                 remedy="use the columns the scaling was fitted on",
+                code="FK-COLUMNS-DIFFER",
             )
         x_test = table.x_test
         x, y = self.rows(table.x, table.y if table.y is not None else np.zeros(table.rows))
@@ -123,17 +130,21 @@ class Scaling:
             row_norm, y_min, y_max = (float(content[k]) for k in ("row_norm", "y_min", "y_max"))
             clip = _flag(content)
         except (ValueError, TypeError, KeyError):
-            raise TableError("this is not a scaling", remedy="give a scaling.json") from None
+            raise TableError(
+                "this is not a scaling", remedy="give a scaling.json", code="FK-FILE-FORMAT"
+            ) from None
         if x_min.ndim != 1 or x_min.shape != x_max.shape:
             raise TableError(
                 "the scaling has not one least and one greatest value per column",
                 remedy="write x_min and x_max as lists of equal length",
+                code="FK-RANGES-WRONG",
             )
         proper = np.isfinite([*x_min, *x_max, row_norm, y_min, y_max]).all()
         if not (proper and (x_min <= x_max).all() and row_norm > 0.0 and y_min < y_max):
             raise TableError(
                 "a range of the scaling is empty or infinite, or its row_norm is not positive",
                 remedy="write x_min up to x_max, y_min below y_max",
+                code="FK-RANGES-WRONG",
             )
         return cls(x_min, x_max, row_norm, y_min, y_max, clip)
 
@@ -195,14 +206,18 @@ def read_ranges(columns: Sequence[str], ranges_file: str | Path) -> Ranges:
             limits, clip = content["ranges"], _flag(content)
         pairs = np.array([limits[name] for name in columns], np.float64).reshape(len(columns), 2)
     except KeyError as error:
-        raise TableError(f"there is no range of column {error}", remedy=_RANGES) from None
+        raise TableError(
+            f"there is no range of column {error}", remedy=_RANGES, code="FK-RANGES-MISSING"
+        ) from None
     except (OSError, ValueError, TypeError, AttributeError, OverflowError):
-        raise TableError("the file of ranges cannot be read", remedy=_RANGES) from None
+        raise TableError(
+            "the file of ranges cannot be read", remedy=_RANGES, code="FK-FILE-READ"
+        ) from None
     low, high = pairs.T
     with np.errstate(over="ignore", invalid="ignore"):
         width = high - low
     if not (np.isfinite(width) & (low < high)).all():
-        raise TableError("a range is empty or infinite", remedy=_RANGES)
+        raise TableError("a range is empty or infinite", remedy=_RANGES, code="FK-RANGES-WRONG")
     return Ranges(low, high, clip)
 
 
@@ -231,6 +246,7 @@ def scale_by_ranges(
         raise TableError(
             f"rows of shape {values.shape} have {len(columns)} names of columns",
             remedy="name each column once",
+            code="FK-SHAPE-DIFFERS",
         )
     if clip:
         values = np.clip(values, low, high)
@@ -242,6 +258,7 @@ def scale_by_ranges(
                     f"column {name!r} has {count} values beyond its range",
                     remedy='declare a wider range, or write {"ranges": {...}, "clip": true} to '
                     "have them clipped",
+                    code="FK-RANGES-BEYOND",
                 )
     return np.asarray((values - low) / (high - low))
 

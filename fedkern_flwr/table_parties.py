@@ -34,10 +34,10 @@ class TableReply(DescribeReply):
         return self.rows + self.test_rows
 
 
-def misfit(partition: int, problem: str, remedy: str) -> ProtocolError:
+def misfit(partition: int, problem: str, remedy: str, *, code: str = "") -> ProtocolError:
     """Return the error with which a party is refused for what it said of itself."""
     party = f"partition {partition}"
-    return ProtocolError(problem, remedy=remedy, party=party, phase="describe")
+    return ProtocolError(problem, remedy=remedy, party=party, phase="describe", code=code)
 
 
 def check_tables(

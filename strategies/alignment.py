@@ -103,6 +103,7 @@ class AlignIds(Method):
                 "there is one party, and nobody to align with",
                 remedy="start the other parties' nodes",
                 phase="describe",
+                code="FK-PARTIES-FEW",
             )
 
     # -- a run
@@ -123,6 +124,7 @@ class AlignIds(Method):
                         reply,
                         "what it passes on is a list of another length",
                         "run the same release of fedkern-flwr on all nodes",
+                        code="FK-ALIGN-LIST",
                     )
             lists = {(p + 1) % len(sizes): reply.sealed for p, reply in replies.items()}
             logger.info("align: exchange %d of %d", hop + 2, len(sizes) + 2)
@@ -131,7 +133,9 @@ class AlignIds(Method):
         for p, reply in replies.items():
             fits = reply.ids.shape == (sizes[p], 2) and reply.ids.dtype == np.uint64
             if not fits or count_duplicates(reply.ids):
-                raise _wrong(p, reply, "its pseudonyms do not fit its rows")
+                raise _wrong(
+                    p, reply, "its pseudonyms do not fit its rows", code="FK-ALIGN-PSEUDONYMS"
+                )
         self.overlaps_ = count_overlaps({p: reply.ids for p, reply in replies.items()})
         in_all = next(iter(self.overlaps_.values())).in_all
         return {"rows": sum(sizes.values()), "rows_in_all": in_all}
@@ -149,16 +153,21 @@ class AlignIds(Method):
             answers = yield Ask(requests, reply=reply, remedy=f"mend it and {again}", last=last)
         except LostState:
             raise StateError(
-                "a node has lost its secret of this run", remedy=again, phase=reply.phase
+                "a node has lost its secret of this run",
+                remedy=again,
+                phase=reply.phase,
+                code="FK-STATE-GONE",
             ) from None
         for p, answer in answers.replies.items():
             if self._fingerprints.setdefault(p, answer.fingerprint) != answer.fingerprint:
                 changed = "its secret of the run has changed between two messages"
-                raise _wrong(p, answer, changed, again)
+                raise _wrong(p, answer, changed, again, code="FK-ALIGN-SECRET")
         return answers.replies
 
 
-def _wrong(partition: int, reply: wire.AlignReply, problem: str, remedy: str = "") -> ProtocolError:
+def _wrong(
+    partition: int, reply: wire.AlignReply, problem: str, remedy: str = "", *, code: str
+) -> ProtocolError:
     """Return the error with which a run ends for what a party answered."""
     party = f"partition {partition}"
-    return ProtocolError(problem, remedy=remedy, party=party, phase=reply.phase)
+    return ProtocolError(problem, remedy=remedy, party=party, phase=reply.phase, code=code)

@@ -174,6 +174,7 @@ class ColumnRanges(Method):
                         remedy="give all holders of a block labels or none, or blocks of their own",
                         party=f"partition {party.partition}",
                         phase="describe",
+                        code="FK-LABELS-DIFFER",
                     )
 
     def cohorts(self) -> list[list[int]] | None:
@@ -292,6 +293,7 @@ class ColumnRanges(Method):
                 raise ProtocolError(
                     f"every column of block {block!r} is constant",
                     remedy="add columns that vary",
+                    code="FK-COLUMNS-CONSTANT",
                 )
             self.encoders_[block] = encoder
 

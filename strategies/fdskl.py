@@ -182,7 +182,9 @@ class FDSKL(Weighted):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         if self.phase_bits not in (None, 16, 32):
-            raise OptionError(f"phase_bits is {self.phase_bits}", remedy="use 16 or 32")
+            raise OptionError(
+                f"phase_bits is {self.phase_bits}", remedy="use 16 or 32", code="FK-OPTION-CHOICE"
+            )
         self._check_schedule()
         self._descends = self.step is not None or self.step_schedule is not None
         for name, value in {**_OWN["one-shot"], **_OWN["streaming"]}.items():
@@ -192,6 +194,7 @@ class FDSKL(Weighted):
             raise OptionError(
                 f"step {largest:g} times regularization {shrinks:g} is not below 1",
                 remedy="use a smaller step",
+                code="FK-STEP-LARGE",
             )
 
     def _check_schedule(self) -> None:
@@ -199,14 +202,20 @@ class FDSKL(Weighted):
             raise OptionError(
                 "features is for schedule one-shot",
                 remedy="leave it out: streaming makes rounds times directions",
+                code="FK-SCHEDULE-FEATURES",
             )
         if self.schedule == "streaming" and self.class_weight:
-            raise OptionError("class_weight is for schedule one-shot", remedy="leave it out")
+            raise OptionError(
+                "class_weight is for schedule one-shot",
+                remedy="leave it out",
+                code="FK-SCHEDULE-WEIGHTS",
+            )
         for name in _OWN["streaming"]:
             if self.schedule == "one-shot" and getattr(self, name) is not None:
                 raise OptionError(
                     f"{name} is for schedule streaming",
                     remedy="add schedule streaming, or leave it out",
+                    code="FK-SCHEDULE-STREAMING",
                 )
 
     def _reset(self) -> None:
@@ -400,12 +409,14 @@ class FDSKL(Weighted):
             raise OptionError(
                 f"schedule one-shot trains at one active party, there are {len(plan.actives)}",
                 remedy="use --schedule streaming, or let one party have the labels",
+                code="FK-SCHEDULE-ACTIVES",
             )
         self.check_weighted(self.classes_)
         if self.chosen_loss != "square" and not self.classes_:
             raise OptionError(
                 f"loss {self.loss} is for classes, the labels are numbers",
                 remedy="use --loss square, or name the classes at the active parties",
+                code="FK-LOSS-CLASSES",
             )
 
     def _width(self) -> float:
@@ -616,6 +627,7 @@ class FDSKL(Weighted):
                 raise CheckpointError(
                     "the parties are not those of the model",
                     remedy="bring the parties that the model was made with",
+                    code="FK-MODEL-PARTIES",
                 )
             self.gamma_, self.capacity = float(meta["drawn_for"]), int(meta["capacity"])
             self.upto_ = {int(k): int(v) for k, v in meta["upto"].items()}

@@ -102,6 +102,7 @@ class FedCFK(SecureGram):
             raise OptionError(
                 "recommendations are made from zeros and ones",
                 remedy="leave out encoding and bound",
+                code="FK-RECOMMEND-BINARY",
             )
         self._check_learner()
         self.fill_in(neighbours=NEIGHBOURS)
@@ -113,6 +114,7 @@ class FedCFK(SecureGram):
             raise OptionError(
                 "regularization is in other units for each learner",
                 remedy="name the learner as well: ease, or cf-komd",
+                code="FK-LEARNER-MISSING",
             )
         self.fill_in(learner="cf-komd" if own else "ease")
         others = {
@@ -124,7 +126,9 @@ class FedCFK(SecureGram):
         for name, wrong in others.items():
             if wrong:
                 raise OptionError(
-                    f"{name} is not for learner {self.learner}", remedy="leave it out"
+                    f"{name} is not for learner {self.learner}",
+                    remedy="leave it out",
+                    code="FK-LEARNER-OPTION",
                 )
 
     def _reset(self) -> None:
@@ -321,6 +325,7 @@ class FedCFK(SecureGram):
                 raise CheckpointError(
                     "the nodes have another catalogue of items than the model",
                     remedy="bring the catalogue that the model was made with",
+                    code="FK-MODEL-ITEMS",
                 )
             return (yield from self._predict())
 
@@ -335,10 +340,13 @@ class FedCFK(SecureGram):
                 f"partitions {', '.join(map(str, silent))} did not recommend, {self.attempts} "
                 "times in a row",
                 remedy="mend them and start again; the others have written theirs",
+                code="FK-PARTIES-LOST",
             )
         users = sum(reply.users for reply in found.replies.values())
         if not users:
             raise TableError(
-                "no node writes recommendations", remedy="name recommendations in --node-config"
+                "no node writes recommendations",
+                remedy="name recommendations in --node-config",
+                code="FK-RECOMMEND-FILE",
             )
         return {"items": len(self.items_), "users": users}

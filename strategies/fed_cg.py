@@ -348,7 +348,9 @@ class FedCG(HybridOptions):
         meta = {"basis": "landmarks", **meta}
         if any(meta.get(name) != getattr(self, name) for name in ("method", *_OF_MODEL[:4])):
             raise CheckpointError(
-                "the model was made with other options", remedy="use FedCG.of_model(meta)"
+                "the model was made with other options",
+                remedy="use FedCG.of_model(meta)",
+                code="FK-MODEL-OPTIONS",
             )
         outputs = int(meta["outputs"])
         check_model(self.method, arrays, meta, {"coefficients": (self.landmarks_, outputs)})
@@ -363,6 +365,7 @@ class FedCG(HybridOptions):
                     f"the parties hold blocks {sorted(self.plan_.blocks)}, the model has "
                     f"{meta['blocks']}",
                     remedy="bring the parties that the model was made with",
+                    code="FK-MODEL-PARTIES",
                 )
             system = self._system()
             yield from system.open()

@@ -125,19 +125,29 @@ class HybridOptions(PrivateMethod, Weighted):
         super().__init__(**options)
         rank, direct = self.preconditioner_rank, self.chosen_solver == "normal-equations"
         if self.distance_bits not in (32, 64):
-            raise OptionError(f"distance_bits is {self.distance_bits}", remedy="use 32 or 64")
+            raise OptionError(
+                f"distance_bits is {self.distance_bits}",
+                remedy="use 32 or 64",
+                code="FK-OPTION-CHOICE",
+            )
         if rank is not None and not 0 <= rank <= self.fixed_landmarks:
             raise OptionError(
                 f"preconditioner_rank is {rank}",
                 remedy=f"use 0 to {self.fixed_landmarks} (landmarks)",
+                code="FK-OPTION-RANGE",
             )
         if direct and (rank or self.init == "random"):
             name = "preconditioner_rank" if rank else "init"
-            raise OptionError(f"{name} is for solver cg", remedy="add solver cg, or leave it out")
+            raise OptionError(
+                f"{name} is for solver cg",
+                remedy="add solver cg, or leave it out",
+                code="FK-SOLVER-CG",
+            )
         if self.penalty == "rkhs" and self.landmark_gamma:
             raise OptionError(
                 "with a width per landmark the kernel of the landmarks is not symmetric",
                 remedy="use penalty ridge, or one width",
+                code="FK-RKHS-WIDTHS",
             )
         for name, wanted in (("chosen_solver", "normal-equations"), ("penalty", "ridge")):
             if self.variance and getattr(self, name) != wanted:
@@ -145,6 +155,7 @@ class HybridOptions(PrivateMethod, Weighted):
                     f"there is no variance with {name.removeprefix('chosen_')} "
                     f"{getattr(self, name)}",
                     remedy=f"use {wanted}, or leave variance out",
+                    code="FK-VARIANCE-EQUATIONS",
                 )
         self._check_basis(direct)
         self._check_tuning(direct)
@@ -155,11 +166,13 @@ class HybridOptions(PrivateMethod, Weighted):
             raise OptionError(
                 "privacy_epsilon is for basis fourier: kernel columns are too long for it",
                 remedy="add --basis fourier, and leave columns at --scaling range",
+                code="FK-BUDGET-BASIS",
             )
         if private and not direct:
             raise OptionError(
                 "privacy_epsilon is for solver normal-equations: each product would cost as much",
                 remedy="leave the solver out, or use fewer landmarks",
+                code="FK-BUDGET-SOLVER",
             )
         if self.basis != "fourier":
             return
@@ -168,11 +181,13 @@ class HybridOptions(PrivateMethod, Weighted):
                 raise OptionError(
                     f"{name} {getattr(self, name)} is not for basis fourier",
                     remedy=f"use {wanted[0]}" if wanted[0] else "leave it out",
+                    code="FK-BASIS-OPTION",
                 )
         if self.fixed_landmarks % 2:
             raise OptionError(
                 f"basis fourier has a sine and a cosine of each phase, not {self.landmarks}",
                 remedy=f"use --landmarks {self.fixed_landmarks + 1}",
+                code="FK-BASIS-EVEN",
             )
 
     def _check_tuning(self, direct: bool) -> None:
@@ -186,13 +201,19 @@ class HybridOptions(PrivateMethod, Weighted):
                 "class_weight is for normal equations and penalty ridge, without tune off and "
                 "landmark_gamma",
                 remedy="leave it out",
+                code="FK-WEIGHTS-EQUATIONS",
             )
         if self.tune in ("folds", "gcv") and given:
-            raise OptionError("gamma and regularization are given, and tune", remedy="leave it out")
+            raise OptionError(
+                "gamma and regularization are given, and tune",
+                remedy="leave it out",
+                code="FK-TUNE-GIVEN",
+            )
         if self.tune in ("folds", "gcv") and not possible:
             raise OptionError(
                 f"tune {self.tune} is for normal equations and penalty ridge",
                 remedy="leave it out",
+                code="FK-TUNE-EQUATIONS",
             )
 
     @property

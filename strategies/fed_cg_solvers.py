@@ -52,7 +52,10 @@ def first_coefficients(
     if given:
         (start,) = given
         if start.shape != shape:
-            raise ProtocolError(f"initial_arrays has shape {start.shape} instead of {shape}")
+            raise ProtocolError(
+                f"initial_arrays has shape {start.shape} instead of {shape}",
+                code="FK-SHAPE-DIFFERS",
+            )
         return np.asarray(start, np.float64)
     if init == "random":
         rng = np.random.default_rng(derive_seed(seed, "initial coefficients"))

@@ -251,7 +251,9 @@ class HybridSystem:
             sealed = answers.replies[leader].sealed
             if len(sealed) != len(peers):
                 raise ProtocolError(
-                    "the secret of its block is missing", party=f"partition {leader}"
+                    "the secret of its block is missing",
+                    party=f"partition {leader}",
+                    code="FK-MESSAGE-FIELD",
                 )
             self._sealed |= {q: (leader, s) for q, s in zip(peers, sealed, strict=True)}
 
@@ -270,12 +272,14 @@ class HybridSystem:
                         f"its landmarks of block {block!r} differ from those of the other holders",
                         remedy="configure the same landmark seed at all holders of the block",
                         party=f"partition {partition}",
+                        code="FK-BLOCK-DIFFERS",
                     )
                 if self.known.get(block, found) != found:
                     raise ProtocolError(
                         f"its landmarks of block {block!r} are not those of the model",
                         remedy="give it the state_dir or the landmark seed of the training run",
                         party=f"partition {partition}",
+                        code="FK-LANDMARKS-MODEL",
                     )
 
     # -- kernels
@@ -415,7 +419,9 @@ class HybridSystem:
             return answers.totals[name]
         (only,) = answers.replies.values()
         if len(only.plain) != 1 or only.plain[0].shape != (length,):
-            raise ProtocolError("its vector is missing", party=f"partition {hospitals[0]}")
+            raise ProtocolError(
+                "its vector is missing", party=f"partition {hospitals[0]}", code="FK-MESSAGE-FIELD"
+            )
         return only.plain[0]
 
     def _ask(self, ask: Ask) -> Steps:
@@ -463,7 +469,9 @@ class HybridSystem:
         hospitals, first = [self.parties[h] for h in self.plan.hospitals], self.first
         if len(hospitals) == 1:
             raise OptionError(
-                "privacy_epsilon is for sums of several hospitals", remedy="let more take part"
+                "privacy_epsilon is for sums of several hospitals",
+                remedy="let more take part",
+                code="FK-BUDGET-ALONE",
             )
         if name == OUTCOMES:
             rows = [party.test_rows for party in hospitals]

@@ -126,7 +126,11 @@ class KernelOnlineStrategy(PrivateOnline, DictionaryStrategy):
         if bandwidths is not None:
             self.bandwidths = np.array(list(bandwidths), np.float64)
         if not self.bandwidths.size or not np.all((self.bandwidths > 0) & (self.bandwidths < 1e9)):
-            raise OptionError("bandwidths are missing or not positive", remedy="give numbers > 0")
+            raise OptionError(
+                "bandwidths are missing or not positive",
+                remedy="give numbers > 0",
+                code="FK-OPTION-RANGE",
+            )
         self.kernels = self.bandwidths.size
         self.theta_ = np.zeros((0, 0))
         self._frequencies = 0  # of a round of the run at hand, 0 for all

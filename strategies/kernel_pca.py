@@ -44,7 +44,9 @@ class KernelPCA(PrivateMethod):
         width, columns = 2 * self.features, parties[0].features
         if self.components > width:
             raise OptionError(
-                f"{self.components} components of {width} features", remedy="ask for fewer"
+                f"{self.components} components of {width} features",
+                remedy="ask for fewer",
+                code="FK-COMPONENTS-MANY",
             )
         bandwidth = float(np.sqrt(columns / 2.0)) if self.bandwidth is None else self.bandwidth
         kernel = {"bandwidth": bandwidth, "features": self.features, "seed": self.run_seed}

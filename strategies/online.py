@@ -246,7 +246,7 @@ class OnlineStrategy(OnlineStreams):
         if isinstance(answer, wire.EvaluateReply):
             held_out = {p.partition: p.test_rows for p in self.parties_.values()}[partition]
             if answer.samples not in (0, held_out):
-                raise ProtocolError(f"it predicted {answer.samples} rows")
+                raise ProtocolError(f"it predicted {answer.samples} rows", code="FK-MESSAGE-FIELD")
 
     def _check_left(self, number: int) -> None:
         """Stop when too many clients are left out for any sum to be opened."""
@@ -270,6 +270,7 @@ class OnlineStrategy(OnlineStreams):
                     f"its stream has {party.rows} rows, {samples} rounds need {samples}",
                     remedy=f"ask for at most {shortest.rows} rounds",
                     party=f"partition {party.partition}",
+                    code="FK-ROWS-FEW",
                 )
 
     # -- metrics
@@ -284,6 +285,7 @@ class OnlineStrategy(OnlineStreams):
                 f"the run has diverged: its mean squared error so far is {mse:.2g}, that of the "
                 f"mean of labels in [0, 1] at most {wire.LARGEST_VARIANCE}",
                 remedy="use step_size='adaptive' and smaller steps, or scale labels to [0, 1]",
+                code="FK-RUN-DIVERGED",
             )
 
     def _metrics(self, number: int, survivors: int) -> dict[str, Any]:
@@ -376,6 +378,7 @@ class OnlineStrategy(OnlineStreams):
                 raise CheckpointError(
                     "other clients or rows are there than when the run broke off",
                     remedy="resume with all of them",
+                    code="FK-CHECKPOINT-PARTIES",
                 )
             self._statistics = np.array(meta["statistics"])
         self.load_server_state(self.saved_)
@@ -398,5 +401,6 @@ class OnlineStrategy(OnlineStreams):
             raise ProtocolError(
                 f"initial_arrays has shape {given.shape} instead of {expected.shape}",
                 remedy="pass the arrays of a run with the same options",
+                code="FK-INITIAL-SHAPE",
             )
         return {**state, first: given.reshape(expected.shape)}

@@ -124,25 +124,28 @@ class PredictingStrategy(OnlineStrategy):
             raise TableError(
                 "the clients have other columns than the model was learned from",
                 remedy="bring the same columns in the same order",
+                code="FK-COLUMNS-DIFFER",
             )
         request = self.prediction(str(meta["session"]))
         answers = yield Ask(request, reply=self.predict_reply, until="once", least=0)
         if answers.failures:
             partition, failure = min(answers.failures.items())
             all_failed = len(answers.failures)
-            others = f" ({all_failed} clients in all)" if all_failed > 1 else ""
+            first = f"{all_failed} clients did not predict, first " if all_failed > 1 else ""
             _, _, text = failure.detail.partition(": ")
             if text:
-                raise ProtocolError(f"{text}{others}")
+                raise ProtocolError(f"{first}{text}", code="")  # that which the node said
             raise CohortError(
-                f"partition {partition} did not predict: {failure}{others}",
+                f"{first}partition {partition} did not predict: {failure}",
                 remedy="mend it and predict again",
+                code="FK-PARTIES-LOST",
             )
         samples = sum(reply.samples for reply in answers.replies.values())
         if not samples:
             raise TableError(
                 "no client holds rows to predict",
                 remedy="name test-data in the --node-config of those that shall predict",
+                code="FK-ROWS-NONE",
             )
         return {"predicted_rows": samples}
 

@@ -68,7 +68,9 @@ class OnlineRelease(Method):
         super().__init__(**options)
         if not self.drop_outs and self.threshold is not None:
             raise OptionError(
-                "a threshold is given, and all must answer", remedy="leave out threshold"
+                "a threshold is given, and all must answer",
+                remedy="leave out threshold",
+                code="FK-THRESHOLD-WHOLE",
             )
 
     def _reset(self) -> None:

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 from fedkern_flwr.errors import CohortError
 from fedkern_flwr.failure import Failure
 from fedkern_flwr.online.drift import rises
-from fedkern_flwr.online.source import ENDED, LATE
 from fedkern_flwr.strategy import logger
 from fedkern_flwr.wire import PhaseMessage
 
 from .online_release import OnlineRelease
 
 _SAID = "StreamError: "
+_ENDED, _LATE = "[FK-STREAM-ENDED]", "[FK-STREAM-LATE]"
 
 
 class OnlineStreams(OnlineRelease):
@@ -49,9 +49,9 @@ class OnlineStreams(OnlineRelease):
         if phase == self.reply_class.phase:
             said = {node: one.detail for node, one in (failures or {}).items()}
             self.late_ = {
-                self.parties_[node].partition: detail.endswith(ENDED)
+                self.parties_[node].partition: detail.endswith(_ENDED)
                 for node, detail in said.items()
-                if detail.startswith(_SAID) and detail.endswith((ENDED, LATE))
+                if detail.startswith(_SAID) and detail.endswith((_ENDED, _LATE))
             }
         super().require(answers, number, phase, failures, required)
 
@@ -89,6 +89,7 @@ class OnlineStreams(OnlineRelease):
             raise CohortError(
                 f"{len(gone)} streams have ended, and too few had the rows of a message",
                 remedy="take fewer samples per round, or wait longer for rows",
+                code="FK-STREAM-SHORT",
             )
         logger.warning(
             "%d streams have ended: the run ends after %d messages", len(gone), number - 1

@@ -96,17 +96,20 @@ class POFMKL(PredictingStrategy, KernelOnlineStrategy):
             raise OptionError(
                 f"kernels_per_round is {many} but there are {self.kernels} kernels",
                 remedy=f"use at most {self.kernels}",
+                code="FK-OPTION-RANGE",
             )
         own = self.subset == "private" and (many or self.kernels) < self.kernels
         if own and isinstance(self.frequencies_per_round, int):
             raise OptionError(
                 "clients choose kernels of their own and frequencies_per_round is given",
                 remedy="use subset='shared' or leave out kernels_per_round",
+                code="FK-KERNELS-FREQUENCIES",
             )
         if own and self.budget is not None:
             raise OptionError(
                 "with a budget of privacy no client may choose kernels, by weights of earlier rows",
                 remedy="use subset='shared' or leave out kernels_per_round",
+                code="FK-BUDGET-KERNELS",
             )
         self.selection = self.selection or ("bins" if self.step_size == "paper" else "subset")
         self.kernels_per_round = self._many()
@@ -214,14 +217,19 @@ class POFMKL(PredictingStrategy, KernelOnlineStrategy):
             return
         kernels, many = answer.kernels, self._many()
         if len(kernels) != len(answer.gradient):
-            raise ProtocolError(f"gradients of {len(answer.gradient)} kernels for {len(kernels)}")
+            raise ProtocolError(
+                f"gradients of {len(answer.gradient)} kernels for {len(kernels)}",
+                code="FK-MESSAGE-SHAPE",
+            )
         inside = not kernels.size or (kernels.min() >= 0 and kernels.max() < self.kernels)
         if not inside or np.unique(kernels).size < kernels.size:
-            raise ProtocolError("its kernels do not exist or come twice")
+            raise ProtocolError("its kernels do not exist or come twice", code="FK-MESSAGE-FIELD")
         if kernels.size > many:
-            raise ProtocolError(f"it sends {kernels.size} kernels, {many} asked")
+            raise ProtocolError(
+                f"it sends {kernels.size} kernels, {many} asked", code="FK-MESSAGE-FIELD"
+            )
         if self.subset == "shared" and not np.array_equal(kernels, self._chosen):
-            raise ProtocolError("its kernels are not those of the round")
+            raise ProtocolError("its kernels are not those of the round", code="FK-MESSAGE-FIELD")
 
     # -- predictions with a model that was saved
 

@@ -169,11 +169,13 @@ class POFRLS(PredictingStrategy, PrivateOnline):
             raise OptionError(
                 f"up={self.up} and down={self.down} leave room for nothing that all learn from",
                 remedy=f"allow {least} numbers up and {2 * several} down, or use experts='local'",
+                code="FK-RIDGE-ROOM",
             )
         if self.experts.startswith("global") and nothing:
             raise OptionError(
                 f"nothing may be summed that {self.experts!r} learners could learn from",
                 remedy="use experts='all', more samples per round, or fewer features",
+                code="FK-RIDGE-GLOBAL",
             )
         self._batch = max(np.diff([0, *self.plan_.stops]).tolist())
         self._raw = np.zeros((several, ridge.numbers(columns) if self.plan_.raw else 0))

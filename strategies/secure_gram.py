@@ -162,22 +162,30 @@ class SecureGram(Method):
                 raise OptionError(
                     f"{name} is for encoding counts: real features have no support",
                     remedy="leave it out",
+                    code="FK-GRAM-COUNTS",
                 )
         self.fill_in(min_support=MIN_SUPPORT if counts else 0)
         if self.drop_outs is False and self.threshold is not None:
             raise OptionError(
-                "a threshold is given, and all must answer", remedy="leave out drop_outs"
+                "a threshold is given, and all must answer",
+                remedy="leave out drop_outs",
+                code="FK-GRAM-THRESHOLD",
             )
         self.coefficients = tuple(float(a) for a in coefficients or ())
         for name, kernels in _KERNELS_WITH.items():
             if getattr(self, name) not in (None, ()) and self.kernel not in kernels:
-                raise OptionError(f"{name} is not for kernel {self.kernel}", remedy="leave it out")
+                raise OptionError(
+                    f"{name} is not for kernel {self.kernel}",
+                    remedy="leave it out",
+                    code="FK-KERNEL-OPTION",
+                )
         self.fill_in(degree=2, coef0=1.0)
         binary = self.encoding == "counts" and self.bound == 1
         if self._kernel(1).needs_binary and not binary:  # makes it: refuses what cannot be
             raise OptionError(
                 f"kernel {self.kernel} is for zeros and ones",
                 remedy="use encoding counts with bound 1",
+                code="FK-KERNEL-BINARY",
             )
 
     def _reset(self) -> None:
@@ -298,6 +306,7 @@ class SecureGram(Method):
             raise OptionError(
                 f"{self.cohorts_} cohorts are summed at once, and {rounds} rounds one by one",
                 remedy="leave out cohorts or num_rounds",
+                code="FK-COHORTS-ROUNDS",
             )
         if not self._members:
             number = max(rounds, self.cohorts_)
@@ -325,6 +334,7 @@ class SecureGram(Method):
             raise CheckpointError(
                 f"the tables of the nodes are not those of the run of {self.checkpoint}",
                 remedy="bring back the tables of that run, or start anew",
+                code="FK-CHECKPOINT-TABLES",
             )
         if known["stage"]:
             self._counted = known["counted"]
@@ -448,6 +458,7 @@ class SecureGram(Method):
             raise ProtocolError(
                 f"no item is in {self.min_support} rows{' of every cohort' if each else ''}",
                 remedy=f"lower min_support{', or use fewer cohorts' if each else ''}",
+                code="FK-ITEMS-SUPPORT",
             )
 
     def check_recovery(self) -> None:
@@ -476,6 +487,7 @@ class SecureGram(Method):
             raise OptionError(
                 f"{rows} rows and {len(self.items_)} items are {few}",
                 remedy=f"{remedy}; or accept it with allow_recovery",
+                code="FK-GRAM-RECOVERY",
             )
         logger.warning("%s; %s", few, remedy)  # without numbers, so that it is shown once
 
@@ -595,6 +607,7 @@ class SecureGram(Method):
             raise ProtocolError(
                 f"the nodes have {' and '.join(map(str, sizes))} new items",
                 remedy="give all nodes the same new items",
+                code="FK-ITEMS-NEW",
             )
         new, kept = sizes[0], len(self.items_)
         public = {**self._public(0), "rows": largest, "self_masks": False}
@@ -709,4 +722,5 @@ def _other_nodes() -> CheckpointError:
     return CheckpointError(
         "the nodes are not those of the model",
         remedy="bring the nodes that the model was made with",
+        code="FK-MODEL-PARTIES",
     )

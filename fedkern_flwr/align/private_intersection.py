@@ -142,26 +142,33 @@ def finish_tags(points: bytes, exponent: bytes, ids: int) -> list[bytes]:
         The list does not fit the ids: another length, points that come twice, improper ones.
     """
     if len(points) != POINT_BYTES * ids:
-        raise ProtocolError("the list that came back has another length than the one that left")
+        raise ProtocolError(
+            "the list that came back has another length than the one that left",
+            code="FK-ALIGN-LIST",
+        )
     tags = [hashlib.sha256(_TAG + point).digest() for point in _products(points, exponent)]
     if len(set(tags)) < ids:
-        raise ProtocolError("the list that came back holds points twice")
+        raise ProtocolError("the list that came back holds points twice", code="FK-ALIGN-TWICE")
     return tags
 
 
 def _products(points: bytes, exponent: bytes) -> Iterator[bytes]:
     if len(points) % POINT_BYTES:
-        raise ProtocolError("what another party sent is no list of points")
+        raise ProtocolError("what another party sent is no list of points", code="FK-ALIGN-LIST")
     key = X25519PrivateKey.from_private_bytes(exponent)
     for start in range(0, len(points), POINT_BYTES):
         point = points[start : start + POINT_BYTES]
         u = _number(point)
         if u >= _PRIME or not on_curve(u):
-            raise ProtocolError("what another party sent is not a point of the curve")
+            raise ProtocolError(
+                "what another party sent is not a point of the curve", code="FK-ALIGN-POINT"
+            )
         try:
             yield key.exchange(X25519PublicKey.from_public_bytes(point))
         except ValueError:
-            raise ProtocolError("what another party sent is a point of low order") from None
+            raise ProtocolError(
+                "what another party sent is a point of low order", code="FK-ALIGN-POINT"
+            ) from None
 
 
 def _number(data: bytes) -> int:

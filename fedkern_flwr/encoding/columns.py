@@ -76,7 +76,9 @@ class Number:
             scale = "rank"
         if scale in ("standard", "range") and large:
             raise TableError(
-                f"column {name!r} has values beyond {_LARGEST:g}", remedy="scale it by rank"
+                f"column {name!r} has values beyond {_LARGEST:g}",
+                remedy="scale it by rank",
+                code="FK-VALUES-LARGE",
             )
         return cls(name, scale, gaps, facts, boolean)
 

@@ -202,6 +202,7 @@ class OwnColumns:
                 remedy="draw one with python3 -c 'import secrets; print(secrets.token_hex(32))' "
                 "and give it to all holders as category-key, not to the server",
                 party=party,
+                code="FK-CATEGORIES-KEY",
             )
 
     def coarse(self, x: Floats, bound: float, rows: int) -> Floats:
@@ -245,7 +246,9 @@ class OwnColumns:
             encoder = Encoder(())
         found = "".join(LETTERS[one.kind] for one in encoder.columns)  # type: ignore[index]
         if found != self.kinds:
-            raise TableError("the common encoder does not fit the columns of this node")
+            raise TableError(
+                "the common encoder does not fit the columns of this node", code="FK-COLUMNS-DIFFER"
+            )
         columns = zip(encoder.columns, self.table.columns, strict=True)
         return Encoder(tuple(self._named(column, name) for column, name in columns))
 
@@ -274,24 +277,28 @@ def check_kinds(party: Any, first: Any) -> None:
         len(party.kinds) != party.features or set(party.kinds) - set(LETTERS.values())
     ):
         problem = "what its columns hold is not told of each, unlike"
-        remedy = "run the same release at all nodes"
+        remedy, code = "run the same release at all nodes", "FK-MESSAGE-VERSION"
     elif bool(party.kinds) != bool(first.kinds):
         problem = f"it makes {'an' if party.kinds else 'no'} encoder, unlike"
         remedy = "name encoder in --node-config of all holders of a block, or of none"
+        code = "FK-ENCODERS-SOME"
     elif party.kinds != first.kinds:
         pairs = enumerate(zip(party.kinds, first.kinds, strict=True))
         k = next(k for k, (own, other) in pairs if own != other)
         problem = f"its column {k + 1} is read as something else than that of"
         remedy = "mend its cells, or name it among the categories in --node-config of all holders"
+        code = "FK-COLUMN-KIND"
     elif party.secret_digest != first.secret_digest:
         problem = "its categories are hidden by another secret than those of"
         remedy = "give all holders of the block the same category-key"
+        code = "FK-CATEGORIES-KEY"
     if problem:
         raise ProtocolError(
             f"{problem} partition {first.partition} in the same block",
             remedy=remedy,
             party=f"partition {party.partition}",
             phase="describe",
+            code=code,
         )
 
 
@@ -365,6 +372,7 @@ def read_fine(
             "histograms have other counts than the sums before: a party did not keep to the "
             "protocol",
             remedy="run the same release on all nodes and look at their logs",
+            code="FK-ENCODERS-SUMS",
         )
     bins, clocks = iter(counts), iter(counts[numeric(kinds) :])
     buckets = iter(counts[len(counts) - texts :])

@@ -113,7 +113,11 @@ class Encoder:
             _refuse_empty(table)
         encoder = cls(tuple(found))
         if table.columns and not encoder.outputs:
-            raise TableError("every feature column is constant", remedy="add columns that vary")
+            raise TableError(
+                "every feature column is constant",
+                remedy="add columns that vary",
+                code="FK-COLUMNS-CONSTANT",
+            )
         return encoder
 
     @property
@@ -182,6 +186,7 @@ class Encoder:
                 f"{source} lacks {how_many(len(lacking), 'column')} of the model, "
                 f"the first is {lacking[0]!r}",
                 remedy="give the columns of the training data",
+                code="FK-COLUMN-MISSING",
             )
         return places
 
@@ -192,6 +197,7 @@ class Encoder:
                 raise TableError(
                     f"column {column.name!r} does not hold what it held in the training data",
                     remedy="read it with the kinds of the encoder",
+                    code="FK-COLUMN-KIND",
                 )
         found = [
             column.transform(x[:, places[column.name]], table.categories.get(column.name, ()))
@@ -263,7 +269,9 @@ class Encoder:
         try:
             return cls(tuple(_TYPES[one["kind"]].from_dict(one) for one in values["columns"]))
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise TableError("this is not an encoder", remedy="fit it again") from None
+            raise TableError(
+                "this is not an encoder", remedy="fit it again", code="FK-FILE-FORMAT"
+            ) from None
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -294,7 +302,9 @@ def check_choices(scaling: Any, categories: Any) -> None:
     ):
         if found not in choices:
             raise OptionError(
-                f"there is no {what} {found!r}", remedy=f"choose of {', '.join(choices)}"
+                f"there is no {what} {found!r}",
+                remedy=f"choose of {', '.join(choices)}",
+                code="FK-OPTION-CHOICE",
             )
 
 
@@ -306,4 +316,5 @@ def _refuse_empty(table: Table) -> None:
             f"column {names[int(np.argmax(empty))]!r} is empty in all training rows"
             + (f" ({int(empty.sum())} columns are)" if empty.sum() > 1 else ""),
             remedy="leave it out",
+            code="FK-COLUMN-EMPTY",
         )

@@ -60,6 +60,7 @@ class KeptEncoder:
             raise TableError(
                 "the file of the encoder cannot be written",
                 remedy="name one in a folder of this user",
+                code="FK-FILE-WRITE",
             ) from None
 
     @classmethod
@@ -75,7 +76,9 @@ class KeptEncoder:
             values = json.loads(path.read_text())
         except (OSError, ValueError):
             raise TableError(
-                "the file of the encoder cannot be read", remedy="name that of the earlier run"
+                "the file of the encoder cannot be read",
+                remedy="name that of the earlier run",
+                code="FK-FILE-READ",
             ) from None
         encoder = Encoder.from_dict(values)
         return cls(encoder, str(values.get("mark", "")))

@@ -79,25 +79,37 @@ class DotKernel:
         """Check the options."""
         if self.name not in KERNELS:
             raise OptionError(
-                f"there is no kernel {self.name!r}", remedy=f"use one of {', '.join(KERNELS)}"
+                f"there is no kernel {self.name!r}",
+                remedy=f"use one of {', '.join(KERNELS)}",
+                code="FK-OPTION-CHOICE",
             )
         if isinstance(self.degree, bool) or not isinstance(self.degree, int) or self.degree < 1:
-            raise OptionError(f"degree is {self.degree}", remedy="use a whole number of at least 1")
+            raise OptionError(
+                f"degree is {self.degree}",
+                remedy="use a whole number of at least 1",
+                code="FK-OPTION-RANGE",
+            )
         if not 0.0 < self.gamma < math.inf:
-            raise OptionError(f"gamma is {self.gamma}", remedy="use a positive number")
+            raise OptionError(
+                f"gamma is {self.gamma}", remedy="use a positive number", code="FK-OPTION-RANGE"
+            )
         if not 0.0 <= self.coef0 < math.inf:
             raise OptionError(
                 f"coef0 is {self.coef0}",
                 remedy="use at least 0, or the kernel is not positive semi-definite",
+                code="FK-OPTION-RANGE",
             )
         if self.name == "series" and not self.coefficients:
             raise OptionError(
-                "the series has no coefficients", remedy="give one for each power, from 0 on"
+                "the series has no coefficients",
+                remedy="give one for each power, from 0 on",
+                code="FK-KERNEL-COEFFICIENTS",
             )
         if not all(0.0 <= value < math.inf for value in self.coefficients):
             raise OptionError(
                 f"coefficients are {self.coefficients}",
                 remedy="use at least 0, or the kernel is not positive semi-definite",
+                code="FK-OPTION-RANGE",
             )
 
     @property
@@ -134,7 +146,9 @@ class DotKernel:
             If values exceed the range of float64, or are impossible for features of 0 and 1.
         """
         if products.shape != (left.size, right.size):
-            raise OptionError("the dot products do not match the two sets of instances")
+            raise OptionError(
+                "the dot products do not match the two sets of instances", code="FK-SHAPE-DIFFERS"
+            )
         compute = self._function(features)
         out = np.empty(products.shape, np.float64)
         step = max(1, _BLOCK_BYTES // (8 * max(1, right.size)))
@@ -146,6 +160,7 @@ class DotKernel:
                     raise OptionError(
                         f"the {self.name} kernel has values beyond the range of float64",
                         remedy="use smaller parameters or scale the data",
+                        code="FK-KERNEL-OVERFLOW",
                     )
         return out
 
@@ -286,4 +301,5 @@ def _check_boolean(possible: Any) -> None:
         raise OptionError(
             "the dot products are not those of features of 0 and 1",
             remedy="use a kernel that is not boolean, or other features",
+            code="FK-KERNEL-BINARY",
         )

@@ -128,7 +128,9 @@ def packed_columns(packed: Array, items: int, columns: NDArray[np.integer[Any]])
     _check_packed(packed, items)
     columns = np.asarray(columns, np.int64)
     if columns.size and not (columns.min() >= 0 and columns.max() < items):
-        raise ProtocolError(f"columns outside of 0 to {items - 1} are asked for")
+        raise ProtocolError(
+            f"columns outside of 0 to {items - 1} are asked for", code="FK-MESSAGE-ITEMS"
+        )
     out = np.empty((items, columns.size), packed.dtype)
     rows = np.arange(items)[:, None]
     width = max(1, _BLOCK_BYTES // (8 * max(1, items)))
@@ -180,13 +182,16 @@ def local_gram(x: Rows, bits: int) -> NDArray[np.signedinteger[Any]]:
         If an entry does not fit; never, when the declared bound has been checked.
     """
     if bits not in _SIGNED:
-        raise OptionError(f"there is no {bits}-bit ring", remedy="use 16, 32 or 64 bits")
+        raise OptionError(
+            f"there is no {bits}-bit ring", remedy="use 16, 32 or 64 bits", code="FK-OPTION-CHOICE"
+        )
     x = _integer_rows(x)
     largest = _largest_norm(x)
     if largest >= 2.0 ** (bits - 1):
         raise TableError(
             f"the products of the features overflow a {bits}-bit ring",
             remedy="declare the bound that the features have",
+            code="FK-GRAM-OVERFLOW",
         )
     users, items = x.shape
     packed = np.zeros(packed_size(items), _SIGNED[bits])
@@ -223,12 +228,13 @@ def cross_gram(new: Rows, x: Rows) -> Integers:
     """
     new, x = _integer_rows(new), _integer_rows(x)
     if new.shape[0] != x.shape[0]:
-        raise OptionError("the two tables have different numbers of users")
+        raise OptionError("the two tables have different numbers of users", code="FK-SHAPE-DIFFERS")
     largest = math.sqrt(_largest_norm(new)) * math.sqrt(_largest_norm(x))
     if largest >= 2.0**63:
         raise TableError(
             "the products of the features overflow a 64-bit ring",
             remedy="declare the bound that the features have",
+            code="FK-GRAM-OVERFLOW",
         )
     rows, items = new.shape[1], x.shape[1]
     total = np.zeros((rows, items), np.int64)
@@ -359,6 +365,7 @@ def _integer_rows(x: Rows) -> Rows:
         raise OptionError(
             f"a table of {x.ndim} dimensions and dtype {x.dtype} has no exact Gram matrix",
             remedy="prepare it with count_values or quantise",
+            code="FK-GRAM-INTEGERS",
         )
     return x
 
@@ -384,7 +391,8 @@ def _largest_norm(x: Rows) -> float:
 def _check_packed(packed: Array, items: int) -> None:
     if packed.shape != (packed_size(items),):
         raise ProtocolError(
-            f"a packed matrix of {items} items has {packed_size(items)} numbers, not {packed.size}"
+            f"a packed matrix of {items} items has {packed_size(items)} numbers, not {packed.size}",
+            code="FK-MESSAGE-SHAPE",
         )
 
 
@@ -415,7 +423,9 @@ def count_values(x: Rows, bound: float) -> Rows:
     """
     _check_bound(bound)
     if bound >= 2.0**63:
-        raise OptionError(f"bound is {bound:g}", remedy="use a bound below 2^63")
+        raise OptionError(
+            f"bound is {bound:g}", remedy="use a bound below 2^63", code="FK-OPTION-RANGE"
+        )
     if not is_sparse(x):
         x = np.asarray(x)
         _check_table(x)
@@ -459,17 +469,21 @@ def quantise(x: Rows, fraction_bits: int, bound: float) -> Integers:
         raise OptionError(
             f"numbers up to {bound:g} with {fraction_bits} fraction bits do not fit 63 bits",
             remedy="use fewer fraction bits or a smaller bound",
+            code="FK-GRAM-OVERFLOW",
         )
     x = x.toarray() if is_sparse(x) else np.asarray(x)
     _check_table(x)
     scaled: Floats = x.astype(np.float64)
     largest = _largest_absolute(scaled)
     if not math.isfinite(largest):
-        raise TableError("features hold NaN or infinite values", remedy="clean the data")
+        raise TableError(
+            "features hold NaN or infinite values", remedy="clean the data", code="FK-VALUES-FINITE"
+        )
     if largest > bound:
         raise TableError(
             f"features exceed their declared bound of {bound:g}",
             remedy="scale the data, or declare a larger bound for all clients",
+            code="FK-VALUES-BOUND",
         )
     scaled *= 2.0**fraction_bits  # exact
     whole: Floats = np.rint(scaled, out=scaled)
@@ -499,7 +513,7 @@ def entry_bound(rows: int, bound: float, fraction_bits: int) -> int:
         If an option is out of its range.
     """
     if rows < 1:
-        raise OptionError(f"rows is {rows}", remedy="use at least 1")
+        raise OptionError(f"rows is {rows}", remedy="use at least 1", code="FK-OPTION-RANGE")
     return rows * _scaled_bound(bound, fraction_bits) ** 2
 
 
@@ -531,6 +545,7 @@ def smallest_ring(parties: int, entry: int) -> int:
     raise OptionError(
         f"a sum of {parties} Gram matrices overflows a 64-bit ring",
         remedy="use fewer fraction bits or a smaller bound",
+        code="FK-GRAM-OVERFLOW",
     )
 
 
@@ -568,38 +583,49 @@ def quantisation_error(features: int, bound: float, fraction_bits: int) -> float
 
 def _check_bound(bound: float) -> None:
     if not 0.0 < bound < math.inf:
-        raise OptionError(f"bound is {bound}", remedy="declare a positive bound")
+        raise OptionError(
+            f"bound is {bound}", remedy="declare a positive bound", code="FK-OPTION-RANGE"
+        )
 
 
 def _scaled_bound(bound: float, fraction_bits: int) -> int:
     """Return ceil(bound 2^f), exactly."""
     _check_bound(bound)
     if not 0 <= fraction_bits <= 1000:
-        raise OptionError(f"fraction_bits is {fraction_bits}", remedy="use 0 to 1000")
+        raise OptionError(
+            f"fraction_bits is {fraction_bits}", remedy="use 0 to 1000", code="FK-OPTION-RANGE"
+        )
     return math.ceil(Fraction(bound) * (1 << fraction_bits))
 
 
 def _check_table(x: Rows) -> None:
     if x.ndim != 2:
-        raise TableError("features are not a table of rows and columns")
+        raise TableError("features are not a table of rows and columns", code="FK-TABLE-SHAPE")
     if x.dtype.kind not in "biuf":
-        raise TableError(f"features have dtype {x.dtype}", remedy="use numbers")
+        raise TableError(
+            f"features have dtype {x.dtype}", remedy="use numbers", code="FK-VALUES-NUMBERS"
+        )
 
 
 def _check_counts(values: Array, bound: float) -> None:
     if not values.size:
         return
     if not math.isfinite(_largest_absolute(values)):
-        raise TableError("features hold NaN or infinite values", remedy="clean the data")
+        raise TableError(
+            "features hold NaN or infinite values", remedy="clean the data", code="FK-VALUES-FINITE"
+        )
     whole = values.dtype.kind != "f" or bool((np.floor(values) == values).all())
     if not whole or values.min() < 0:
         raise TableError(
-            "features are not whole numbers of at least 0", remedy='use encoding "fixed-point"'
+            "features are not whole numbers of at least 0",
+            remedy='use encoding "fixed-point"',
+            code="FK-VALUES-COUNTS",
         )
     if values.max().item() > bound:
         raise TableError(
             f"features exceed their declared bound of {bound:g}",
             remedy="declare a larger bound for all clients",
+            code="FK-VALUES-BOUND",
         )
 
 

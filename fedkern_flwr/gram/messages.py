@@ -192,18 +192,25 @@ def check_values(encoding: str, bound: float, fraction_bits: int) -> None:
     """
     if encoding not in ENCODINGS:
         raise OptionError(
-            f"encoding is {encoding!r}", remedy=f"choose one of {', '.join(ENCODINGS)}"
+            f"encoding is {encoding!r}",
+            remedy=f"choose one of {', '.join(ENCODINGS)}",
+            code="FK-OPTION-CHOICE",
         )
     if not 0.0 < bound < math.inf:
-        raise OptionError(f"bound is {bound}", remedy="declare the largest absolute value")
+        raise OptionError(
+            f"bound is {bound}", remedy="declare the largest absolute value", code="FK-OPTION-RANGE"
+        )
     if encoding == "counts" and (bound != math.floor(bound) or fraction_bits):
         raise OptionError(
             f"encoding counts has whole numbers, not a bound of {bound:g} with {fraction_bits} "
             "fraction bits",
             remedy='use a whole bound, or encoding "fixed-point"',
+            code="FK-GRAM-WHOLE",
         )
     if not 0 <= fraction_bits <= 30:
-        raise OptionError(f"fraction_bits is {fraction_bits}", remedy="use 0 to 30")
+        raise OptionError(
+            f"fraction_bits is {fraction_bits}", remedy="use 0 to 30", code="FK-OPTION-RANGE"
+        )
 
 
 def disjoint_cohorts(
@@ -233,6 +240,7 @@ def disjoint_cohorts(
         raise OptionError(
             f"{len(chosen)} nodes that take part do not make {cohorts} {sets} of two or more",
             remedy=f"use fewer {sets}, or let more nodes take part",
+            code="FK-COHORTS-MANY",
         )
     if not halves:
         return [sorted(part.tolist()) for part in np.array_split(chosen, cohorts)]

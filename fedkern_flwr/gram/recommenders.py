@@ -417,12 +417,18 @@ def simplex_qp(quadratic: Floats, linear: Floats, *, tolerance: float = 1e-12) -
     """
     size = len(linear)
     if quadratic.shape != (size, size):
-        raise OptionError("the kernel and the mean do not have the same items")
+        raise OptionError(
+            "the kernel and the mean do not have the same items", code="FK-SHAPE-DIFFERS"
+        )
     quadratic, linear = np.asarray(quadratic, np.float64), np.asarray(linear, np.float64)
     if size == 0:
         return np.zeros(0)
     if not (np.isfinite(quadratic).all() and np.isfinite(linear).all()):
-        raise OptionError("the kernel holds NaN or infinite values", remedy="clean the data")
+        raise OptionError(
+            "the kernel holds NaN or infinite values",
+            remedy="clean the data",
+            code="FK-VALUES-FINITE",
+        )
     scale = max(float(np.abs(quadratic.diagonal()).max()), float(np.abs(linear).max()))
     # a processor that is busy with other clients takes a hundred times as long with threads
     with threadpool_limits(1, "blas") if size > _ONE_THREAD else nullcontext():
@@ -452,7 +458,9 @@ def fit_user(kernel: Floats, mean: Floats, regularization: float) -> Floats:
         If lambda is negative or not finite, or as :func:`simplex_qp`.
     """
     if not 0.0 <= regularization < math.inf:
-        raise OptionError(f"regularization is {regularization}", remedy="use at least 0")
+        raise OptionError(
+            f"regularization is {regularization}", remedy="use at least 0", code="FK-OPTION-RANGE"
+        )
     quadratic = np.array(kernel, np.float64)
     quadratic.ravel()[:: len(quadratic) + 1] += regularization  # the diagonal
     return simplex_qp(quadratic, mean)
@@ -504,6 +512,7 @@ def _active_set(quadratic: Floats, linear: Floats, tolerance: float) -> Floats:
     raise OptionError(
         f"the weights of {size} items are not found to a tolerance of {tolerance:.2g}",
         remedy="use a larger regularization",
+        code="FK-KERNEL-SINGULAR",
     )
 
 
@@ -523,7 +532,9 @@ def _minimiser(quadratic: Floats, linear: Floats, support: Mask) -> Floats:
     precision = items.size * np.finfo(np.float64).eps * matrix.diagonal().max()
     if failed or factor.diagonal().min() ** 2 <= precision:
         raise OptionError(
-            "the kernel is not positive definite", remedy="use a larger regularization"
+            "the kernel is not positive definite",
+            remedy="use a larger regularization",
+            code="FK-KERNEL-SINGULAR",
         )
     weights, ones = solutions.T
     level = (1.0 - weights.sum()) / ones.sum()
@@ -613,7 +624,9 @@ def rank_metrics(
     negatives = hits.size - positives
     lengths = [length for pair in cutoffs for length in pair]
     if min(lengths) < 1:
-        raise OptionError(f"cutoff is {min(lengths)}", remedy="use at least 1")
+        raise OptionError(
+            f"cutoff is {min(lengths)}", remedy="use at least 1", code="FK-OPTION-RANGE"
+        )
     if not (positives and negatives):
         return None
     others = np.sort(values[~hits])
@@ -655,7 +668,7 @@ def top_items(scores: NDArray[np.floating[Any]], excluded: Items, count: int) ->
         If the count is below 1 or a score is NaN.
     """
     if count < 1:
-        raise OptionError(f"count is {count}", remedy="use at least 1")
+        raise OptionError(f"count is {count}", remedy="use at least 1", code="FK-OPTION-RANGE")
     candidates, values = _candidates(scores, excluded)
     return candidates[_best(values, count)]
 
@@ -669,7 +682,7 @@ def _candidates(
     candidates = np.flatnonzero(allowed)
     values = scores[candidates].astype(np.float64)
     if np.isnan(values).any():
-        raise OptionError("scores hold NaN", remedy="clean the data")
+        raise OptionError("scores hold NaN", remedy="clean the data", code="FK-VALUES-FINITE")
     return candidates.astype(np.int64), values
 
 

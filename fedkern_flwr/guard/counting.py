@@ -133,6 +133,7 @@ def small_sum(problem: str, party: str = "") -> RefusedError:
         remedy="take more samples or rows per sum, release fewer kernels or features, or have the "
         "owners of the nodes set allow_small_sums",
         party=party,
+        code="FK-POLICY-COUNTING",
     )
 
 

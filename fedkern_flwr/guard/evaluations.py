@@ -102,7 +102,11 @@ def enter(
         return record.told[asked.key] or values
     done = record.evaluations.get(asked.rows, 0)
     if done >= policy.max_evaluations:
-        raise refusal(f"max_evaluations = {policy.max_evaluations} of these rows", party)
+        raise refusal(
+            f"max_evaluations = {policy.max_evaluations} of these rows",
+            party,
+            code="FK-POLICY-EVALUATIONS",
+        )
     record.evaluations[asked.rows] = done + 1
     record.told[asked.key] = values
     return values
@@ -118,5 +122,5 @@ def open_once(record: RunRecord, name: str, place: tuple[int, int], party: str) 
     if name not in record.sums:
         return
     if record.sums[name] not in ([], list(place)):
-        raise refusal("an evaluation is opened a second time", party)
+        raise refusal("an evaluation is opened a second time", party, code="FK-ORDER-EVALUATION")
     record.sums[name] = list(place)

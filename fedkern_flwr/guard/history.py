@@ -79,10 +79,11 @@ class Answer:
 
 @dataclass(frozen=True, order=True)
 class Conflict:
-    """Why a sum is refused: the run with which it would be compared, and the rule."""
+    """Why a sum is refused: the run with which it would be compared, the rule, and its code."""
 
     run: int
     rule: str
+    code: str
 
 
 def conflicts(
@@ -102,15 +103,16 @@ def conflicts(
         Whether the rows are records that must hide among others. Where they need not, such as the
         single user of a node, sets of fewer rows than the policy asks for are not compared.
     """
-    found: dict[int, str] = {}
+    found: dict[int, tuple[str, str]] = {}
     for old in earlier:
         few = min(len(new.rows), len(old.rows)) < min_own_rows and not records
         compared = new.group == old.group and not (new.each or old.each or few)
         if compared and 0 < rows_apart(new.rows, old.rows) < min_own_rows:
-            found.setdefault(old.run, f"min_own_rows = {min_own_rows}: its own rows are nearly")
+            rule = f"min_own_rows = {min_own_rows}: its own rows are nearly"
+            found.setdefault(old.run, (rule, "FK-LEDGER-ROWS"))
         if old.run != new.run and new.purpose == old.purpose and one_party_apart(new, old):
-            found.setdefault(old.run, "the parties of a sum are all but one")
-    return [Conflict(run, rule) for run, rule in sorted(found.items())]
+            found.setdefault(old.run, ("the parties of a sum are all but one", "FK-LEDGER-PARTIES"))
+    return [Conflict(run, *why) for run, why in sorted(found.items())]
 
 
 def rows_apart(a: RowSet, b: RowSet) -> int:

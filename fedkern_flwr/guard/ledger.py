@@ -195,7 +195,7 @@ class NodeLedger:
             ).fetchone()
             if done >= policy.max_evaluations:
                 rule = f"max_evaluations = {policy.max_evaluations} of these rows, in all runs"
-                raise refusal(rule, self.party)
+                raise refusal(rule, self.party, code="FK-POLICY-EVALUATIONS")
             db.execute(
                 "INSERT INTO evaluations VALUES (?, ?, ?, ?)", (*place, judged, json.dumps(figures))
             )
@@ -224,9 +224,16 @@ class NodeLedger:
             before = runs_with(db, rows) if compare else set()
             if run in before or len(np.unique(rows.names)) < len(rows):
                 remedy = "name an id-column whose values come once"
-                raise refusal("stream: a row would take part twice", self.party, remedy)
+                raise refusal(
+                    "stream: a row would take part twice",
+                    self.party,
+                    remedy,
+                    code="FK-STREAM-TWICE",
+                )
             rule = "stream: some of its new rows are among"
-            self._permit(db, run, [Conflict(other, rule) for other in sorted(before)])
+            self._permit(
+                db, run, [Conflict(other, rule, "FK-LEDGER-STREAM") for other in sorted(before)]
+            )
             keep_rows(db, run, rows)
             keep_place(db, self.partition, taken.place)
             return rows
@@ -257,6 +264,7 @@ class NodeLedger:
                     raise OptionError(
                         f"there is no run {run} in the ledger",
                         remedy="take the number from the refusal or `fedkern node ledger show`",
+                        code="FK-LEDGER-RUN",
                     )
                 db.execute("INSERT INTO permissions VALUES (?, ?, NULL)", (run, _now()))
 
@@ -359,7 +367,7 @@ class NodeLedger:
         strict = mode(policy, refuses=True) == "refuse"
         if strict and share + sum(others.values()) > 1.0 + _ROUNDING:
             rule = "counting: more numbers than unknowns would be released of its rows, with"
-            self._permit(db, run, [Conflict(other, rule) for other in others])
+            self._permit(db, run, [Conflict(other, rule, "FK-LEDGER-COUNTING") for other in others])
 
     def _answered(self, db: sqlite3.Connection, kind: str, new: Entry) -> Iterator[Entry]:
         """Yield what was answered before in runs of the same kind, and could be compared."""
@@ -398,6 +406,7 @@ class NodeLedger:
                 f"{missing[0].rule} those of {runs} in its ledger",
                 self.party,
                 f"its owner may allow it once, with `{command}`",
+                code=missing[0].code,
             )
 
     def _run(self, db: sqlite3.Connection, session: str) -> tuple[int, str]:
@@ -408,6 +417,7 @@ class NodeLedger:
                 "its ledger knows nothing of this run",
                 remedy="leave ledger.sqlite where it is, and start the run again",
                 party=self.party,
+                code="FK-LEDGER-GONE",
             )
         (kind,) = db.execute("SELECT kind FROM runs WHERE id = ?", (number,)).fetchone()
         return number, kind

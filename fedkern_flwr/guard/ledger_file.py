@@ -114,6 +114,7 @@ class LedgerFile:
                 f"{FILE} cannot be used ({reason})",
                 remedy="see that its folder can be written and has room, or bring back a copy",
                 party=self.party,
+                code="FK-LEDGER-FILE",
             ) from None
 
     def _prepare(self, db: sqlite3.Connection) -> None:
@@ -137,6 +138,7 @@ class LedgerFile:
                 f"{FILE} has version {version}, this release knows {VERSION}",
                 remedy="run the release of fedkern-flwr that wrote it",
                 party=self.party,
+                code="FK-LEDGER-VERSION",
             )
 
 

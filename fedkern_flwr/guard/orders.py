@@ -96,23 +96,23 @@ def check_order(order: Order, rule: SumRule, *, cohorts: int, party: str) -> Non
     RefusedError
     """
     right, bound = rule.encoding, order.bound
-    wrong = ""
+    wrong = code = ""
     if order.receiver != rule.receiver:
-        wrong = "receiver"
+        wrong, code = "receiver", "FK-ORDER-RECEIVER"
     elif rule.self_masks is not None and order.self_masks != rule.self_masks:
-        wrong = "masks"
+        wrong, code = "masks", "FK-ORDER-MASKS"
     elif order.kind != right.kind or order.bits not in (right.bits, *rule.rings):
-        wrong = "encoding"
+        wrong, code = "encoding", "FK-ORDER-ENCODING"
     elif NoisySum(order.noise, order.fraction) != rule.noise:
-        wrong = "noise"
+        wrong, code = "noise", "FK-ORDER-NOISE"
     elif rule.length is not None and order.length != rule.length:
-        wrong = "length"
+        wrong, code = "length", "FK-ORDER-LENGTH"
     elif not (bound >= right.bound if rule.wider else bound == right.bound):
-        wrong = "bound"
+        wrong, code = "bound", "FK-ORDER-BOUND"
     elif rule.everybody and cohorts > 1:
-        wrong = "cohort"
+        wrong, code = "cohort", "FK-ORDER-COHORT"
     if wrong:
-        raise refusal(f"the {wrong} of a sum", party)
+        raise refusal(f"the {wrong} of a sum", party, code=code)
 
 
 def check_cohort(
@@ -147,12 +147,20 @@ def check_cohort(
     """
     least = policy.least_parties(enough)
     if len(cohort.members) < least:
-        raise refusal(f"min_parties = {least}: a sum has {len(cohort.members)}", party)
+        raise refusal(
+            f"min_parties = {least}: a sum has {len(cohort.members)}",
+            party,
+            code="FK-POLICY-PARTIES",
+        )
     if not holds:
         return
     rows = sum(sum(counts.get(member, (0, 0))) for member in cohort.members)
     if rows < policy.min_sum_rows:
-        raise refusal(f"min_sum_rows = {policy.min_sum_rows}: a sum has {rows}", party)
+        raise refusal(
+            f"min_sum_rows = {policy.min_sum_rows}: a sum has {rows}",
+            party,
+            code="FK-POLICY-SUM-ROWS",
+        )
 
 
 def check_run(
@@ -193,29 +201,50 @@ def check_run(
     """
     if tells and math.isfinite(limit := policy.max_epsilon):
         if budget is None:
-            raise refusal(f"max_epsilon = {limit:g}: the run adds no noise", party)
+            raise refusal(
+                f"max_epsilon = {limit:g}: the run adds no noise", party, code="FK-POLICY-NOISE"
+            )
         if budget.epsilon > limit:
-            raise refusal(f"max_epsilon = {limit:g}: the run costs {budget.epsilon:g}", party)
+            raise refusal(
+                f"max_epsilon = {limit:g}: the run costs {budget.epsilon:g}",
+                party,
+                code="FK-POLICY-EPSILON",
+            )
         if not remembers:
             raise refusal(
                 f"max_epsilon = {limit:g}: without a folder it does not know what runs have cost",
                 party,
                 "give it a state_dir",
+                code="FK-POLICY-STATE",
             )
         if budget.delta > policy.max_delta:
             raise refusal(
-                f"max_delta = {policy.max_delta:g}: that of the run is {budget.delta:g}", party
+                f"max_delta = {policy.max_delta:g}: that of the run is {budget.delta:g}",
+                party,
+                code="FK-POLICY-DELTA",
             )
         if budget.colluders < 1:
-            raise refusal("max_epsilon: the run counts on nobody who tells its noise", party)
+            raise refusal(
+                "max_epsilon: the run counts on nobody who tells its noise",
+                party,
+                code="FK-POLICY-COLLUDERS",
+            )
     if budget is not None and not secure:
-        raise refusal("privacy: noise is added to secure sums, the run sums in plain", party)
+        raise refusal(
+            "privacy: noise is added to secure sums, the run sums in plain",
+            party,
+            code="FK-BUDGET-PLAIN",
+        )
     if policy.methods and method not in policy.methods:
-        raise refusal(f"methods: {method[:40]} is not among them", party)
+        raise refusal(f"methods: {method[:40]} is not among them", party, code="FK-POLICY-METHODS")
     if policy.require_secure_sums and not secure:
-        raise refusal("require_secure_sums: the run sums in plain", party)
+        raise refusal("require_secure_sums: the run sums in plain", party, code="FK-POLICY-SECURE")
     if policy.require_pinned_identities and not pinned:
-        raise refusal("require_pinned_identities: it has no identity key or no trusted keys", party)
+        raise refusal(
+            "require_pinned_identities: it has no identity key or no trusted keys",
+            party,
+            code="FK-POLICY-IDENTITIES",
+        )
 
 
 def check_own_rows(policy: NodePolicy, rows: int, *, party: str) -> None:
@@ -226,7 +255,9 @@ def check_own_rows(policy: NodePolicy, rows: int, *, party: str) -> None:
     RefusedError
     """
     if 0 < rows < policy.min_own_rows:
-        raise refusal(f"min_own_rows = {policy.min_own_rows}: it has {rows}", party)
+        raise refusal(
+            f"min_own_rows = {policy.min_own_rows}: it has {rows}", party, code="FK-POLICY-OWN-ROWS"
+        )
 
 
 def check_selection(rows: NDArray[Any], among: range, *, least: int = 0, party: str) -> None:
@@ -252,17 +283,22 @@ def check_selection(rows: NDArray[Any], among: range, *, least: int = 0, party: 
     """
     held = rows[rows >= 0]
     if (len(rows) and int(rows.min()) < -1) or len(np.unique(held)) < len(held):
-        raise refusal("rows are asked for twice, or are none", party)
+        raise refusal("rows are asked for twice, or are none", party, code="FK-ORDER-ROWS-TWICE")
     if len(held) and not among.start <= int(held.min()) <= int(held.max()) < among.stop:
-        raise refusal("rows are asked for that it did not announce", party)
+        raise refusal(
+            "rows are asked for that it did not announce", party, code="FK-ORDER-ROWS-UNKNOWN"
+        )
     if len(held) < min(least, len(among)):
-        raise refusal(f"fewer than {least} of its rows are asked for", party)
+        raise refusal(
+            f"fewer than {least} of its rows are asked for", party, code="FK-ORDER-ROWS-FEW"
+        )
 
 
-def refusal(rule: str, party: str, remedy: str = "") -> RefusedError:
+def refusal(rule: str, party: str, remedy: str = "", *, code: str = "") -> RefusedError:
     """Return the error with which a node refuses: it names the rule and quotes no data."""
     return RefusedError(
         f"refused by the node: {rule}",
         remedy=remedy or "its owner decides, with `fedkern node policy show`",
         party=party,
+        code=code,
     )

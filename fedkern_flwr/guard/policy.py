@@ -102,7 +102,11 @@ class NodePolicy:
         for name, value in vars(self).items():
             allowed = _wrong(name, value)
             if allowed:
-                raise OptionError(f"{name} is {str(value)[:40]!r} in a policy", remedy=allowed)
+                raise OptionError(
+                    f"{name} is {str(value)[:40]!r} in a policy",
+                    remedy=allowed,
+                    code="FK-POLICY-VALUE",
+                )
 
     @property
     def changed(self) -> dict[str, Any]:
@@ -141,7 +145,9 @@ def read_policy(path: str | Path) -> NodePolicy:
         found = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise OptionError(
-            f"the policy {name} cannot be read", remedy="write it as TOML, one rule a line"
+            f"the policy {name} cannot be read",
+            remedy="write it as TOML, one rule a line",
+            code="FK-POLICY-FILE",
         ) from None
     known = {field.name for field in fields(NodePolicy)}
     unknown = sorted(set(found) - known)
@@ -149,6 +155,7 @@ def read_policy(path: str | Path) -> NodePolicy:
         raise OptionError(
             f"the policy {name} has a rule {unknown[0][:40]!r}",
             remedy=f"choose from {', '.join(sorted(known))}",
+            code="FK-POLICY-RULE",
         )
     if isinstance(found.get("methods"), list):
         found["methods"] = tuple(found["methods"])

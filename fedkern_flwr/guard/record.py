@@ -79,4 +79,8 @@ class RunRecord:
         RefusedError
         """
         if self.refusals >= _REFUSALS:
-            raise refusal(f"{_REFUSALS} orders of this run were refused, it is over here", party)
+            raise refusal(
+                f"{_REFUSALS} orders of this run were refused, it is over here",
+                party,
+                code="FK-ORDER-OVER",
+            )

@@ -30,4 +30,9 @@ def keep_shown(
         db.execute("INSERT OR IGNORE INTO shown VALUES (?, ?, ?)", (run, known, among))
         query = "SELECT among FROM shown WHERE run = ? AND mark = ?"
         if db.execute(query, (run, known)).fetchone()[0] != among:
-            raise refusal(OTHER_PARTIES, party, "go on with those, or start another run")
+            raise refusal(
+                OTHER_PARTIES,
+                party,
+                "go on with those, or start another run",
+                code="FK-ORDER-PARTIES",
+            )

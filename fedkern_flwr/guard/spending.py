@@ -137,14 +137,20 @@ def spend(spent: Mapping[str, Spent], charges: Sequence[Charge], party: str) -> 
             start, stop = one.rows
             earlier = {k: s for k, s in found.items() if s[3] and k != name}
             if any(s[3] > start for s in earlier.values()):
-                raise refusal("privacy: rows of an earlier message are asked for again", party)
+                raise refusal(
+                    "privacy: rows of an earlier message are asked for again",
+                    party,
+                    code="FK-BUDGET-AGAIN",
+                )
             found = {k: s for k, s in found.items() if k not in earlier}
             if whole and earlier:
                 curve = np.sum([s[1] for s in earlier.values()], axis=0).tolist()
                 least = min(s[2] for s in earlier.values())
                 found[_BEFORE] = (False, curve, least, start)
         elif not (whole or one.held_out or name in found) and any(s[3] for s in found.values()):
-            raise refusal("privacy: rows of messages are asked for again", party)
+            raise refusal(
+                "privacy: rows of messages are asked for again", party, code="FK-BUDGET-AGAIN"
+            )
         if name not in found:
             curve = release.curve.tolist()
             alike = (k for k, s in found.items() if not (stop or s[3]) and s[1] == curve)
@@ -164,7 +170,11 @@ def _check_run(epsilon: float, release: Release, party: str) -> None:
     RefusedError
     """
     if epsilon > release.budget.epsilon * (1.0 + _ROUNDING):
-        raise refusal("privacy: the run would cost more than the budget that it declared", party)
+        raise refusal(
+            "privacy: the run would cost more than the budget that it declared",
+            party,
+            code="FK-BUDGET-EXCEEDED",
+        )
 
 
 def spent(db: sqlite3.Connection, run: int) -> float:
@@ -200,6 +210,7 @@ def _check(db: sqlite3.Connection, rows: RowSet, policy: NodePolicy, party: str)
             "in all runs",
             party,
             "use a smaller privacy_epsilon; its owner decides, with `fedkern node policy show`",
+            code="FK-BUDGET-SPENT",
         )
 
 

@@ -167,6 +167,7 @@ def match_rows(
         raise TableError(
             "no hospital holds rows to predict",
             remedy="name test-data in the --node-config of those that shall predict",
+            code="FK-TEST-NONE",
         )
     plan = make_plan(parties, missing, predict=predict)
     check_alone(plan, parties, allow_single=allow_single)
@@ -202,6 +203,7 @@ def summing_sets(plan: Plan, *, penalty: str, tunes: bool = False) -> dict[str, 
         raise OptionError(
             "penalty rkhs sums distances between landmarks over the parties, and there is one",
             remedy="use penalty ridge",
+            code="FK-RKHS-ALONE",
         )
     if penalty == "rkhs" or (tunes and len(plan.parties) > 1):
         sets["everybody"] = list(plan.parties)
@@ -235,6 +237,7 @@ def make_plan(
             "there is no hospital: nobody has labels",
             remedy="start at least one node with labels",
             phase="describe",
+            code="FK-LABELS-NOBODY",
         )
     _check_blocks(parties)
     check_labels(hospitals, "hospitals")
@@ -243,10 +246,16 @@ def make_plan(
         if party.features:
             blocks[party.block] = (*blocks.get(party.block, ()), party.partition)
     if not blocks:
-        raise TableError("no party has features", remedy="give at least one a feature column")
+        raise TableError(
+            "no party has features",
+            remedy="give at least one a feature column",
+            code="FK-FEATURES-NONE",
+        )
     wards = {h.partition: _admit(h, centres, blocks, missing, predict) for h in hospitals}
     if not predict and not any(ward.train for ward in wards.values()):
-        raise CohortError("there are no training rows", remedy="check tables and ids")
+        raise CohortError(
+            "there are no training rows", remedy="check tables and ids", code="FK-ROWS-NONE"
+        )
     known = {p for ward in wards.values() for p in ward.rows}
     unknown = {}
     for centre in centres:
@@ -260,6 +269,7 @@ def make_plan(
                 centre.partition,
                 f"none of its {len(centre.ids)} ids belongs to a row of a hospital",
                 f"check its id column and {SAME_KEY}",
+                code="FK-IDS-APART",
             )
     return Plan(wards, {b: h for b, h in blocks.items() if known & set(h)}, unknown)
 
@@ -288,12 +298,14 @@ def check_alone(
                     f"it alone knows rows of partition {ward.partition}, which would learn its "
                     "distances, and it does not allow that",
                     "let more centres take part, or set allow_single at this node",
+                    code="FK-COLUMNS-ALONE",
                 )
         return
     if len(plan.hospitals) == 1:
         raise OptionError(
             "there is one hospital: what is summed over hospitals would be its own",
             remedy="let more hospitals take part, or allow it with --allow-single",
+            code="FK-PARTIES-ALONE",
         )
     learning = [ward.partition for ward in plan.wards.values() if ward.train]
     if len(learning) == 1:
@@ -301,6 +313,7 @@ def check_alone(
             f"partition {learning[0]} alone has training rows: what is summed over hospitals would "
             "be its own",
             remedy="let more hospitals take part, or allow it with --allow-single",
+            code="FK-PARTIES-ALONE",
         )
     for partition, ward in plan.wards.items():
         if ward.lonely:
@@ -309,6 +322,7 @@ def check_alone(
                 "centre only: the hospital would learn that centre's distances",
                 remedy="let more centres take part, drop rows with missing blocks, or allow it "
                 "with --allow-single",
+                code="FK-COLUMNS-ALONE",
             )
 
 
@@ -333,6 +347,7 @@ def _admit(
                 centre.partition,
                 f"block {centre.block!r} of {twice} rows is held by another party as well",
                 "let one party hold a block of a row",
+                code="FK-BLOCK-TWICE",
             )
         if centre.features and here.any():
             have[centre.block] |= here
@@ -352,6 +367,7 @@ def _admit(
             "check the ids, "
             + (f"{SAME_KEY}, " if count == keep.sum() else "")
             + "or choose --missing drop-row or neutral",
+            code="FK-ROWS-LACKING",
         )
     before = int(keep.sum())
     if missing == "drop-row":
@@ -362,6 +378,7 @@ def _admit(
             hospital.partition,
             "every row lacks a block",
             f"check the ids and {SAME_KEY}",
+            code="FK-IDS-APART",
         )
     kept = {p: positions[keep] for p, positions in rows.items()}
     kept = {p: v for p, v in kept.items() if p == hospital.partition or (v >= 0).any()}
@@ -383,6 +400,7 @@ def _check_blocks(parties: Sequence[HybridDescribeReply]) -> None:
                 f"its block {party.block!r} has {party.features} columns that differ from the "
                 f"{other.features} of partition {other.partition} in number, name or order",
                 "bring a block to the same columns everywhere, or name the blocks apart",
+                code="FK-COLUMNS-DIFFER",
             )
         same = (party.square_bound, party.absolute_bound, party.seeded)
         if same != (other.square_bound, other.absolute_bound, other.seeded):
@@ -392,4 +410,5 @@ def _check_blocks(parties: Sequence[HybridDescribeReply]) -> None:
                 f"its {what} of block {party.block!r} and that of partition {other.partition} do "
                 "not fit",
                 f"configure the same {what} at all holders of the block",
+                code="FK-BLOCK-DIFFERS",
             )

@@ -30,7 +30,7 @@ def bandwidth_dictionary(kernels: int) -> Floats:
     NeurIPS 2022, section 4.
     """
     if kernels < 1:
-        raise OptionError(f"kernels is {kernels}", remedy="use at least 1")
+        raise OptionError(f"kernels is {kernels}", remedy="use at least 1", code="FK-OPTION-RANGE")
     exponents = np.linspace(-2.0, 2.0, kernels) if kernels > 1 else np.zeros(1)
     return np.asarray(10.0**exponents)
 

@@ -129,6 +129,7 @@ class AnsweringClient(PhaseClient):
                 f"what the request needs was never asked for in this run: {missing.args[0]}",
                 remedy="run the same release on both sides; start again, or resume",
                 party=self.name,
+                code=missing.code,
             ) from None
         if not isinstance(reply, PhaseMessage):
             raise NoReplyError(method, reply)
@@ -158,6 +159,7 @@ class AnsweringClient(PhaseClient):
                 "its table is not the one with which this run began",
                 remedy="bring that table back, or start the run anew",
                 party=self.name,
+                code="FK-TABLE-CHANGED",
             )
 
     @property
@@ -174,6 +176,7 @@ class AnsweringClient(PhaseClient):
                 "values are asked for that leave this node in secure sums only",
                 remedy="run the same release of fedkern-flwr on both sides",
                 party=self.name,
+                code="FK-ORDER-PLAIN",
             )
         return self.sums
 

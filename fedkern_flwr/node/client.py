@@ -130,17 +130,18 @@ class PhaseClient(SessionNode, NumPyClient):
             raise OptionError(
                 f"partition-id {self.partition} is outside 0..{self.partitions - 1}",
                 remedy="correct the node's --node-config",
+                code="FK-NODE-PARTITION",
             )
 
     # -- for subclasses
 
     def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
         """Return phase -> (class of the request, method that answers it)."""
-        raise ProtocolError("this client answers no phase")
+        raise ProtocolError("this client answers no phase", code="FK-MESSAGE-PHASE")
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
         """Answer what this node has. Called in a fresh session."""
-        raise ProtocolError("this client does not describe itself")
+        raise ProtocolError("this client does not describe itself", code="FK-MESSAGE-PHASE")
 
     def choose_partners(self, request: Any) -> Collection[int]:
         """Return parties to whom messages may be sealed though they share no masks; none here."""
@@ -215,7 +216,7 @@ class PhaseClient(SessionNode, NumPyClient):
                 raise
             self.keep_fixed(session)
             if self.record.secure:  # what fails by values is a question without an end
-                failed = refusal("an error of its own code", self.name)
+                failed = refusal("an error of its own code", self.name, code="FK-CLIENT-RAISED")
                 self._count_refusal(session, failed)
             concealed = conceal(error)
         raise concealed
@@ -246,6 +247,7 @@ class PhaseClient(SessionNode, NumPyClient):
                 f"{type(self).__name__} does not take part in phase {phase[:40]!r}",
                 remedy="serve the client that belongs to the strategy",
                 party=self.name,
+                code="FK-MESSAGE-PHASE",
             )
         message, handler = handlers[phase]
         self._request = request = message.unpack(parameters, config, party=_SERVER)
@@ -276,6 +278,7 @@ class PhaseClient(SessionNode, NumPyClient):
                 "the name of the session is no name",
                 remedy="run the same release of fedkern-flwr on both sides",
                 party=self.name,
+                code="FK-MESSAGE-FIELD",
             )
         check_run(
             self.policy,
@@ -334,6 +337,7 @@ class PhaseClient(SessionNode, NumPyClient):
                     "this node has pinned identities and takes part in secure runs only",
                     remedy="run with secure sums",
                     party=self.name,
+                    code="FK-IDENTITY-PLAIN",
                 )
             erase_state(self.context)
             return reply
@@ -370,6 +374,7 @@ class PhaseClient(SessionNode, NumPyClient):
                     "the request sums securely, but this node has announced no key in its session",
                     remedy="start the run again",
                     party=self.name,
+                    code="FK-SUM-KEY-NONE",
                 )
             if not self.record.secure:
                 return None
@@ -412,6 +417,7 @@ class PhaseClient(SessionNode, NumPyClient):
                 f"it shares no secret with partition {other}",
                 remedy=self.without_secret,
                 party=self.name,
+                code="FK-SUM-PARTNER",
             )
         return secret
 

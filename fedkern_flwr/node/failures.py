@@ -94,7 +94,7 @@ def conceal(error: Exception) -> ClientError:
         "client code raised; its text is left out, it may quote data: %s",
         describe_raised(error, text=False),
     )
-    return ClientError(mark_error(type(error).__name__))
+    return ClientError(mark_error(type(error).__name__), code="FK-CLIENT-RAISED")
 
 
 def _is_on_the_way(module: dict[str, Any]) -> bool:

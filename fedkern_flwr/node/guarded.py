@@ -75,11 +75,15 @@ class GuardedNode:
         """
         budget = Budget.read(request.privacy)
         if budget is not None and not self.adds_noise:
-            raise refusal("privacy: this method adds no noise", self.name)
+            raise refusal("privacy: this method adds no noise", self.name, code="FK-BUDGET-METHOD")
         if budget is not None:
             check_accountant(self.name)
         if self.record.secure and self.record.privacy != request.privacy:
-            raise refusal("privacy: the run was opened with another budget", self.name)
+            raise refusal(
+                "privacy: the run was opened with another budget",
+                self.name,
+                code="FK-BUDGET-CHANGED",
+            )
         self.record.privacy = request.privacy
         return budget
 
@@ -124,7 +128,11 @@ class GuardedNode:
         if own is None and self.simulated:
             return
         if asked != (default if own is None else own):
-            raise refusal(f"the {name} of the run is not the one that it declares", self.name)
+            raise refusal(
+                f"the {name} of the run is not the one that it declares",
+                self.name,
+                code="FK-ORDER-DECLARED",
+            )
 
     def unfit(self, error: FedKernError) -> FedKernError:
         """Return what is said of own values that do not fit what the run declares.
@@ -135,7 +143,9 @@ class GuardedNode:
         logger.error("%s", error)
         if self.simulated:
             return error
-        return refusal("its values do not fit the run, its log says more", self.name)
+        return refusal(
+            "its values do not fit the run, its log says more", self.name, code="FK-ORDER-UNFIT"
+        )
 
     def release(
         self,

@@ -16,12 +16,16 @@ from ..errors import CheckpointError
 class NotKeptError(KeyError):
     """What a request needs has not been asked for in this run, or is forgotten."""
 
+    def __init__(self, name: str, *, code: str) -> None:
+        super().__init__(name)
+        self.code = code
+
 
 class _Kept(dict[str, Any]):
     """A dictionary that says so."""
 
     def __missing__(self, name: str) -> Any:
-        raise NotKeptError(name)
+        raise NotKeptError(name, code="FK-MESSAGE-ORDER")
 
 
 @dataclass(repr=False)  # its text would show the secret
@@ -114,4 +118,6 @@ class KeptState:
             return cls(known["settings"], bytes.fromhex(known["seed"]), arrays)
         except (KeyError, TypeError, ValueError) as error:
             problem = "what was kept is damaged or not one of ours"
-            raise CheckpointError(problem, remedy="start anew") from error
+            raise CheckpointError(
+                problem, remedy="start anew", code="FK-CHECKPOINT-DAMAGED"
+            ) from error

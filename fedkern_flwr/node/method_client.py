@@ -229,12 +229,14 @@ class MethodClient(AnsweringClient):
                 f"a Sum asks for {request.name!r}, which is marked with @answers",
                 remedy="mark it with @contributes, or yield Ask",
                 party=self.name,
+                code="FK-CLIENT-MARK",
             )
         if request.name in sums and not ordered:
             raise ProtocolError(
                 f"an Ask asks for {request.name!r}, which is marked with @contributes",
                 remedy="mark it with @answers, or yield Sum",
                 party=self.name,
+                code="FK-CLIENT-MARK",
             )
         if request.name in sums:
             return self.answering(lambda r: self._contribute(r, *sums[r.name]))(request)
@@ -244,6 +246,7 @@ class MethodClient(AnsweringClient):
             f"{type(self).__name__} has no handler for {request.name[:40]!r}",
             remedy=f"mark one with @contributes or @answers; there are {[*sums, *questions]}",
             party=self.name,
+            code="FK-CLIENT-HANDLER",
         )
 
     def _contribute(
@@ -266,6 +269,7 @@ class MethodClient(AnsweringClient):
                 f"{bound:g} for the most rows of a client",
                 remedy="state the same in both",
                 party=self.name,
+                code="FK-CLIENT-BOUND",
             )
         if self.budget is not None:
             release = sum_release(
@@ -289,6 +293,7 @@ class MethodClient(AnsweringClient):
                     f"{said.per}, or not finite",
                     remedy="state a larger bound in both, or scale the terms",
                     party=self.name,
+                    code="FK-SUM-BOUND",
                 )
             )
         if said.held_out:
@@ -305,9 +310,14 @@ class MethodClient(AnsweringClient):
                 f"the handler of {request.name!r} returned {type(found).__name__}",
                 remedy="return a dictionary, or None",
                 party=self.name,
+                code="FK-CLIENT-REPLY",
             )
         if found and self.budget is not None:
-            raise refusal("privacy: its answer would be sent without noise", self.name)
+            raise refusal(
+                "privacy: its answer would be sent without noise",
+                self.name,
+                code="FK-BUDGET-ANSWER",
+            )
         plain, arrays = pack(found or {})
         return MethodReply(round=request.round, plain=plain, given=arrays)
 
@@ -316,7 +326,9 @@ class MethodClient(AnsweringClient):
         names += [n for n in self.marked("answers") if isinstance(n, str)]
         for name in names:
             if names.count(name) > 1:
-                raise ProtocolError(f"{type(self).__name__} has two handlers for {name!r}")
+                raise ProtocolError(
+                    f"{type(self).__name__} has two handlers for {name!r}", code="FK-CLIENT-TWICE"
+                )
 
     def _table(self, values: ArrayLike, dimensions: int, rows: int = -1) -> NDArray[np.float64]:
         table = np.asarray(values, np.float64)
@@ -325,9 +337,15 @@ class MethodClient(AnsweringClient):
                 f"an array of shape {table.shape} does not fit",
                 remedy="pass x of shape (n, d) and y of shape (n,)",
                 party=self.name,
+                code="FK-SHAPE-DIFFERS",
             )
         if not np.isfinite(table).all():
-            raise TableError("NaN or infinite values", remedy="clean the table", party=self.name)
+            raise TableError(
+                "NaN or infinite values",
+                remedy="clean the table",
+                party=self.name,
+                code="FK-VALUES-FINITE",
+            )
         return table
 
 
@@ -346,6 +364,7 @@ def flatten(
         raise ProtocolError(
             f"the handler of {name!r} returned {keys}, what is summed is {sorted(sizes)}",
             remedy="return a dictionary with the keys of the Sum's shapes",
+            code="FK-CLIENT-REPLY",
         )
     parts = [np.asarray(terms[key], np.float64).ravel() for key in sizes]
     for (key, size), part in zip(sizes.items(), parts, strict=True):
@@ -353,5 +372,6 @@ def flatten(
             raise ProtocolError(
                 f"{key} of {name!r} has {part.size} numbers, {size} are summed",
                 remedy="return the shape that the Sum says",
+                code="FK-CLIENT-REPLY",
             )
     return np.concatenate(parts)

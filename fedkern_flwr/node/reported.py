@@ -32,7 +32,7 @@ def reported(context: Context) -> Iterator[None]:
         who = f"partition {context.node_config.get('partition-id', '?')}"
         logger.error("%s", _from(who, error))
         if isinstance(error, ColumnError):
-            error = TableError(error.problem, remedy=_LISTED, party=error.party)
+            error = TableError(error.problem, remedy=_LISTED, party=error.party, code=error.code)
         error.args = (mark_error(f"{type(error).__name__}: {_from(who, error)}"),)
         raise error from None
     except Exception as error:

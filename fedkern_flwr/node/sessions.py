@@ -34,6 +34,7 @@ class SessionNode(GuardedNode):
                 "the request belongs to a session that this node has not opened",
                 remedy="start the run again",
                 party=self.name,
+                code="FK-MESSAGE-SESSION",
             )
         return state
 
@@ -50,6 +51,7 @@ class SessionNode(GuardedNode):
             raise ProtocolError(
                 f"round {number} has been done already (last round {state.round})",
                 party=self.name,
+                code="FK-MESSAGE-ORDER",
             )
         if checkpoint_every:  # checkpoints whose rounds never reached this node find it unchanged
             missed = range(state.round + 1, number)
@@ -118,5 +120,6 @@ def node_number(context: Context, key: str) -> int:
             remedy='start the SuperNode with --node-config "partition-id=0 num-partitions=..."'
             if key == "partition-id"
             else "add num-partitions=... to --node-config",
+            code="FK-NODE-CONFIG",
         )
     return value

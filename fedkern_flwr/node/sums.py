@@ -95,7 +95,11 @@ class ClientSums:
             elif section.phase == wire.Order.phase:
                 order = section.read(wire.Order, party=_SERVER)
                 if order.name in self.orders:
-                    raise SumError(f"two sums {order.name!r} in one request", party=self._name)
+                    raise SumError(
+                        f"two sums {order.name!r} in one request",
+                        party=self._name,
+                        code="FK-SUM-NAMED-TWICE",
+                    )
                 self._check_cohort(order)
                 self.party.accept(order)
                 self.orders[order.name] = order
@@ -110,7 +114,11 @@ class ClientSums:
             elif section.phase == wire.End.phase:
                 self.ends = section.read(wire.End, party=_SERVER) is not None
             else:
-                raise ProtocolError(f"there is no section {section.phase[:20]!r}", party=_SERVER)
+                raise ProtocolError(
+                    f"there is no section {section.phase[:20]!r}",
+                    party=_SERVER,
+                    code="FK-MESSAGE-SECTION",
+                )
 
     def _take_total(self, delivery: wire.Delivery) -> None:
         """Open a total; whether it is within the bound would tell of it, if others were tried."""
@@ -118,7 +126,9 @@ class ClientSums:
             name, total = self.party.receive(delivery)
         except SumError as error:
             logger.error("%s", error)
-            raise refusal("a total that was delivered, its log says more", self._name) from None
+            raise refusal(
+                "a total that was delivered, its log says more", self._name, code="FK-SUM-DELIVERED"
+            ) from None
         self.delivered[name] = total
 
     def order(self, name: str) -> wire.Order:
@@ -129,7 +139,7 @@ class ClientSums:
         SumError
         """
         if name not in self.orders:
-            raise SumError(f"no sum {name!r} was ordered", party=self._name)
+            raise SumError(f"no sum {name!r} was ordered", party=self._name, code="FK-SUM-UNASKED")
         return self.orders[name]
 
     def rows(self, name: str) -> list[int]:
@@ -160,7 +170,9 @@ class ClientSums:
         cohorts = len(self.party.state.cohorts)
         check_order(self.order(name), rule, cohorts=cohorts, party=self._name)
         if self.noisy and rule.release is None and rule.receiver < 0 and not rule.nobodys:
-            raise refusal("privacy: the run opens a sum without noise", self._name)
+            raise refusal(
+                "privacy: the run opens a sum without noise", self._name, code="FK-BUDGET-NOISELESS"
+            )
         self._rules[name] = rule
         self.on_check(name)
 
@@ -199,6 +211,7 @@ class ClientSums:
                 f"nothing says what the sum {name!r} must be",
                 remedy="call check() before contribute()",
                 party=self._name,
+                code="FK-CLIENT-CHECK",
             )
         rule = self._rules[name]
         if rule.release is not None and not release:
@@ -206,6 +219,7 @@ class ClientSums:
                 f"nothing says which question the sum {name!r} with noise answers",
                 remedy="give contribute() the release",
                 party=self._name,
+                code="FK-CLIENT-CHECK",
             )
         if rule.release is not None:
             release = asked(release, self.question())
@@ -213,7 +227,9 @@ class ClientSums:
             upload = self.party.contribute(order, values, overwrite=overwrite, release=release)
         except SumError as error:
             logger.error("%s", error)
-            raise refusal("the values of a sum, its log says more", self._name) from None
+            raise refusal(
+                "the values of a sum, its log says more", self._name, code="FK-ORDER-UNFIT"
+            ) from None
         if rule.release is not None:
             key = self.party.drawn.pop(name)
             self.charges.append(Charge(key, rule.release, rule.held_out, rule.rows))
@@ -237,6 +253,7 @@ class ClientSums:
                 f"this phase contributes nothing to {', '.join(sorted(self.orders))}",
                 remedy="run the same release of fedkern-flwr on both sides",
                 party=self._name,
+                code="FK-SUM-UNANSWERED",
             )
 
     def _check_cohort(self, order: wire.Order) -> None:

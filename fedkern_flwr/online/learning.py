@@ -386,6 +386,12 @@ def check_rows(x: NDArray[Any], y: NDArray[Any], party: str) -> None:
             f"features of shape {x.shape} and labels of shape {y.shape} do not fit",
             remedy="pass x of shape (n, d) and y of shape (n,)",
             party=party,
+            code="FK-SHAPE-DIFFERS",
         )
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        raise TableError("NaN or infinite values", remedy="clean the table first", party=party)
+        raise TableError(
+            "NaN or infinite values",
+            remedy="clean the table first",
+            party=party,
+            code="FK-VALUES-FINITE",
+        )

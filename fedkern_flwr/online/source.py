@@ -132,6 +132,7 @@ class IteratorSource:
             raise TableError(
                 "the iterator of the stream is past the rows that are asked for",
                 remedy="make it anew with the client, or keep one IteratorSource for all",
+                code="FK-STREAM-PAST",
             )
         while self._first < number and (self._ahead or self._read(deadline)):
             self._ahead.popleft()
@@ -216,7 +217,9 @@ class FileSource:
         deadline = time.monotonic() + wait
         while not (head := self._head()):
             if time.monotonic() >= deadline:
-                raise self._unfit("has no first line yet", "start what writes it")
+                raise self._unfit(
+                    "has no first line yet", "start what writes it", "FK-STREAM-EMPTY"
+                )
             time.sleep(_LOOK)
         return self._layout(head)[1]
 
@@ -247,7 +250,7 @@ class FileSource:
         except OSError as error:
             if self.follow and isinstance(error, FileNotFoundError):
                 return b""
-            raise self._unfit("cannot be read", "check its path") from None
+            raise self._unfit("cannot be read", "check its path", "FK-FILE-READ") from None
         return line if line.endswith(b"\n") else b""
 
     def _known(self, place: Place) -> bool:
@@ -303,7 +306,8 @@ class FileSource:
 
         for name in (self.label, self.id_column, *self.columns):
             if name is not None and name not in columns:
-                raise self._unfit(f"has no column {name!r}", "name those in its first line")
+                problem = f"has no column {name!r}"
+                raise self._unfit(problem, "name those in its first line", "FK-COLUMN-MISSING")
         others = (self.label, self.id_column)
         return read, self.columns or tuple(n for n in columns if n not in others), width
 
@@ -324,8 +328,8 @@ class FileSource:
             return _TEXT
         return value if math.isfinite(value) else _GAP
 
-    def _unfit(self, problem: str, remedy: str) -> TableError:
-        return TableError(f"the stream {self.path.name} {problem}", remedy=remedy)
+    def _unfit(self, problem: str, remedy: str, code: str) -> TableError:
+        return TableError(f"the stream {self.path.name} {problem}", remedy=remedy, code=code)
 
 
 @dataclass

@@ -31,7 +31,9 @@ def read_address(stream: str | Path) -> Address | None:
     text = str(stream)
     if text.startswith(_UNIX):
         if len(text) == len(_UNIX):
-            raise OptionError("the stream names no socket", remedy='write "unix:/path"')
+            raise OptionError(
+                "the stream names no socket", remedy='write "unix:/path"', code="FK-STREAM-SOCKET"
+            )
         return Address(text.removeprefix(_UNIX))
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdigit() or "/" in text:
@@ -40,9 +42,12 @@ def read_address(stream: str | Path) -> Address | None:
         raise OptionError(
             f"the stream is to come from {host}: rows are taken from this machine only",
             remedy='write "127.0.0.1:PORT" or "unix:/path"',
+            code="FK-STREAM-HOST",
         )
     if not 0 < int(port) < 1 << 16:
-        raise OptionError(f"there is no port {port}", remedy="write one of 1 to 65535")
+        raise OptionError(
+            f"there is no port {port}", remedy="write one of 1 to 65535", code="FK-STREAM-SOCKET"
+        )
     return Address("", int(port))
 
 
@@ -62,11 +67,17 @@ def open_stream(
         There is no label, or no folder for what comes to a socket.
     """
     if label is None:
-        raise OptionError("the stream has no label", remedy="name the column to predict")
+        raise OptionError(
+            "the stream has no label", remedy="name the column to predict", code="FK-LABELS-MISSING"
+        )
     path = Path(stream)
     if read_address(stream) is not None:
         if state_dir is None:
-            raise OptionError("a socket needs a folder of the node", remedy="name it as state_dir")
+            raise OptionError(
+                "a socket needs a folder of the node",
+                remedy="name it as state_dir",
+                code="FK-STREAM-FOLDER",
+            )
         path = spool_file(state_dir, partition)
     return FileSource(path, label, **how)
 
@@ -83,5 +94,9 @@ def fed_by_socket(config: Mapping[str, Any]) -> tuple[Address, Path] | None:
     if address is None:
         return None
     if not config.get("state-dir"):
-        raise OptionError("a socket needs a folder of the node", remedy="name it as state-dir")
+        raise OptionError(
+            "a socket needs a folder of the node",
+            remedy="name it as state-dir",
+            code="FK-STREAM-FOLDER",
+        )
     return address, spool_file(Path(str(config["state-dir"])), int(config.get("partition-id", 0)))

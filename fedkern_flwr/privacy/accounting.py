@@ -87,6 +87,7 @@ def least_variance(
             raise OptionError(
                 f"no noise gives epsilon {epsilon:g} at delta {delta:g}",
                 remedy="use a larger epsilon or delta",
+                code="FK-BUDGET-SMALL",
             )
     low = high // 2
     while high - low > max(1, high >> 12):  # a fortieth of a percent
@@ -113,5 +114,6 @@ def _rdp(party: str = "") -> Any:
             "differential privacy needs the package dp-accounting",
             remedy=f"run {_INSTALL}",
             party=party,
+            code="FK-PACKAGE-MISSING",
         ) from None
     return rdp

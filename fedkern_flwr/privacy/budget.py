@@ -53,16 +53,28 @@ class Budget:
         """
         if not 0.0 < self.epsilon < math.inf:
             raise OptionError(
-                f"privacy_epsilon is {self.epsilon}", remedy="use a positive number, such as 3"
+                f"privacy_epsilon is {self.epsilon}",
+                remedy="use a positive number, such as 3",
+                code="FK-OPTION-RANGE",
             )
         if not 0.0 < self.delta < 1.0:
             raise OptionError(
-                f"privacy_delta is {self.delta}", remedy="use less than one over the rows"
+                f"privacy_delta is {self.delta}",
+                remedy="use less than one over the rows",
+                code="FK-OPTION-RANGE",
             )
         if self.unit not in get_args(Unit):
-            raise OptionError(f"privacy_unit is {str(self.unit)[:20]!r}", remedy="row or party")
+            raise OptionError(
+                f"privacy_unit is {str(self.unit)[:20]!r}",
+                remedy="row or party",
+                code="FK-OPTION-CHOICE",
+            )
         if self.colluders < 0:
-            raise OptionError(f"privacy_colluders is {self.colluders}", remedy="use 0 or more")
+            raise OptionError(
+                f"privacy_colluders is {self.colluders}",
+                remedy="use 0 or more",
+                code="FK-OPTION-RANGE",
+            )
 
     def write(self) -> str:
         """Return the budget as text, for a message."""
@@ -85,7 +97,11 @@ class Budget:
                 return cls(**found)
         except (ValueError, AttributeError, FedKernError):
             pass
-        raise OptionError("the budget of the run is none", remedy="run the same release everywhere")
+        raise OptionError(
+            "the budget of the run is none",
+            remedy="run the same release everywhere",
+            code="FK-MESSAGE-FIELD",
+        )
 
     def honest(self, least: int, name: str) -> int:
         """Return t - c, of a sum that is opened over ``least`` parties or more.
@@ -99,6 +115,7 @@ class Budget:
             raise OptionError(
                 f"{name} may be opened over {least} parties of which {self.colluders} collude",
                 remedy="let more parties take part, or use a smaller privacy_colluders",
+                code="FK-BUDGET-COLLUDERS",
             )
         return least - self.colluders
 
@@ -217,6 +234,7 @@ def plan_release(
         raise OptionError(
             f"epsilon {budget.epsilon:g} is more than the noise is exact to",
             remedy="use a smaller privacy_epsilon, which says nothing above 20 anyway",
+            code="FK-BUDGET-EXACT",
         )
     # with so fine a unit that rounding counts for nothing, noise is too wide by so many bits
     scaled = sensitivity * 2.0**_FINEST
@@ -236,6 +254,7 @@ def plan_release(
     raise OptionError(
         f"no noise is enough for {name} at epsilon {budget.epsilon:g}",
         remedy="use a larger privacy_epsilon, or release fewer numbers",
+        code="FK-BUDGET-SMALL",
     )
 
 

@@ -80,7 +80,9 @@ def check_bound(bound: float) -> None:
     OptionError
     """
     if not 0.0 < bound < math.inf:
-        raise OptionError(f"bound is {bound}", remedy="use a positive number")
+        raise OptionError(
+            f"bound is {bound}", remedy="use a positive number", code="FK-OPTION-RANGE"
+        )
 
 
 def sent_arrays(content: RecordDict) -> ArrayRecord:
@@ -127,12 +129,14 @@ def pack(
         raise ProtocolError(
             f"its app returns no number {weight!r} in its MetricRecord",
             remedy="return the weight of the mean under that name, or set weighted_by",
+            code="FK-APP-WEIGHT",
         )
     own = float(metrics[weight])  # type: ignore[arg-type]
     if not 0.0 <= own <= examples:
         raise ProtocolError(
             "the weight that its app returns is not from 0 to the examples of the node with most",
             remedy="weight by the number of examples, or by less",
+            code="FK-APP-WEIGHT-RANGE",
         )
     out = np.zeros(vector_length(arrays))
     out[0] = own
@@ -144,7 +148,9 @@ def pack(
         value = metrics[name]
         numbers = list(value) if isinstance(value, list) else [value]
         if start + len(numbers) > 1 + SLOTS:
-            raise ProtocolError(f"the metrics of its app have more than {SLOTS} numbers")
+            raise ProtocolError(
+                f"the metrics of its app have more than {SLOTS} numbers", code="FK-APP-METRICS-MANY"
+            )
         out[start : start + len(numbers)] = numbers
         layout.append((name, len(numbers) if isinstance(value, list) else 0))
         start += len(numbers)
@@ -153,7 +159,10 @@ def pack(
     out[1:] *= own
     text = json.dumps(layout)
     if len(text) > _LONGEST:
-        raise ProtocolError(f"the names of its metrics have more than {_LONGEST} characters")
+        raise ProtocolError(
+            f"the names of its metrics have more than {_LONGEST} characters",
+            code="FK-APP-METRICS-MANY",
+        )
     return out, text
 
 
@@ -207,9 +216,9 @@ def read_layout(text: str) -> Layout:
         found = [("", -1)]
     for name, count in found:
         if type(name) is not str or type(count) is not int or not 0 <= count <= SLOTS:
-            raise ProtocolError("the layout of its metrics is damaged")
+            raise ProtocolError("the layout of its metrics is damaged", code="FK-MESSAGE-FIELD")
     if sum(max(1, count) for _, count in found) > SLOTS or len(dict(found)) < len(found):
-        raise ProtocolError("the layout of its metrics is damaged")
+        raise ProtocolError("the layout of its metrics is damaged", code="FK-MESSAGE-FIELD")
     return found
 
 
@@ -245,11 +254,14 @@ def returned_arrays(content: RecordDict, expected: ArrayRecord) -> NDArray[np.fl
         raise ProtocolError(
             "its app returns other arrays than it was sent",
             remedy="return all arrays of the model, under the same names and of the same shapes",
+            code="FK-APP-ARRAYS",
         )
     return out
 
 
 def _only(records: Mapping[str, Record], kind: str, cls: type[Record]) -> Record:
     if len(records) != 1:
-        raise ProtocolError(f"there are {len(records)} records {kind} in place of one")
+        raise ProtocolError(
+            f"there are {len(records)} records {kind} in place of one", code="FK-APP-RECORDS"
+        )
     return next(iter(records.values()))

@@ -74,9 +74,15 @@ class Clip:
             return None
         for name, value in (("clip", clip), ("noise_multiplier", noise_multiplier)):
             if value is None:
-                raise OptionError(f"{name} is missing", remedy="give clip and noise_multiplier")
+                raise OptionError(
+                    f"{name} is missing",
+                    remedy="give clip and noise_multiplier",
+                    code="FK-CLIP-ALONE",
+                )
             if not 0.0 < value < math.inf:
-                raise OptionError(f"{name} is {value}", remedy="use a positive number")
+                raise OptionError(
+                    f"{name} is {value}", remedy="use a positive number", code="FK-OPTION-RANGE"
+                )
         assert clip is not None
         assert noise_multiplier is not None
         return cls(float(clip), float(noise_multiplier))
@@ -95,6 +101,7 @@ class Clip:
             raise OptionError(
                 f"no unit fits noise of {self.multiplier * self.length:g}",
                 remedy="scale the model, or use another clip",
+                code="FK-CLIP-UNIT",
             )
         return found
 
@@ -128,6 +135,7 @@ class Clip:
             raise OptionError(
                 f"the run would cost epsilon {budget.epsilon:.3g}, more than the noise is exact to",
                 remedy="use a larger noise_multiplier or fewer rounds",
+                code="FK-BUDGET-EXACT",
             )
         noise = NoisySum(share, self.fraction)
         name = averages.TRAIN_SUM
@@ -150,6 +158,7 @@ class Clip:
                     raise OptionError(
                         f"updates up to {self.length:g} with their noise overflow a 64-bit ring",
                         remedy="use a larger noise_multiplier",
+                        code="FK-CLIP-OVERFLOW",
                     ) from None
                 continue
             break
@@ -209,6 +218,7 @@ class NoisyMeans:
             raise OptionError(
                 f"{rounds} rounds have no epsilon at delta {some.delta:g}",
                 remedy="use a larger noise_multiplier",
+                code="FK-BUDGET-INFINITE",
             )
         self.budget = replace(some, epsilon=epsilon)
 

@@ -150,7 +150,11 @@ class AveragingClient(AnsweringClient):
         """
         declared = Budget.read(request.privacy)
         if (declared is None) != (self.clip is None) or (declared and declared.unit != "party"):
-            raise refusal("privacy: the run and the node differ in clip and noise", self.name)
+            raise refusal(
+                "privacy: the run and the node differ in clip and noise",
+                self.name,
+                code="FK-CLIP-DIFFERS",
+            )
         return super().open_budget(request)
 
     def reply(self) -> Message:
@@ -166,7 +170,11 @@ class AveragingClient(AnsweringClient):
         if not isinstance(config, ConfigRecord) or "phase" not in config:
             if self.policy.require_secure_sums or self.clip is not None:
                 with reported(self.context):
-                    raise refusal("require_secure_sums: the run sums in plain", self.name)
+                    raise refusal(
+                        "require_secure_sums: the run sums in plain",
+                        self.name,
+                        code="FK-POLICY-SECURE",
+                    )
             return self.app(self.message, self.context)
         arrays, _, scalars = self.fit([], dict(config))  # type: ignore[arg-type]
         return Message(reply_content(arrays, scalars), reply_to=self.message)
@@ -267,11 +275,19 @@ class AveragingClient(AnsweringClient):
     def _sums_of(self, request: wire.AverageRequest, name: str) -> ClientSums:
         """Return the sums of a request; refuse one that has not that of what the app is sent."""
         if self.sums is None:
-            raise refusal("the run sums in plain", self.name)
+            raise refusal("the run sums in plain", self.name, code="FK-ORDER-OUTSIDE")
         if request.weighted_by != self.weighted_by:
-            raise refusal(f"the weight of the run is not {self.weighted_by!r}", self.name)
+            raise refusal(
+                f"the weight of the run is not {self.weighted_by!r}",
+                self.name,
+                code="FK-APP-WEIGHTED-BY",
+            )
         if name not in self.sums.orders:
-            raise refusal("the sum is over nodes that were sent something else", self.name)
+            raise refusal(
+                "the sum is over nodes that were sent something else",
+                self.name,
+                code="FK-ORDER-CONTENT",
+            )
         return self.sums
 
     def _ask_app(self, sent: ArrayRecord, most: int) -> tuple[NDArray[np.float64], str]:
@@ -286,7 +302,7 @@ class AveragingClient(AnsweringClient):
             message.content.pop(name, None)
         answer = self.app(message, self.context)
         if answer.has_error():
-            raise ProtocolError("its app answers with an error")
+            raise ProtocolError("its app answers with an error", code="FK-APP-ERROR")
         return answer.content
 
     @contextmanager
@@ -295,7 +311,9 @@ class AveragingClient(AnsweringClient):
         try:
             yield
         except ProtocolError as error:
-            named = ProtocolError(error.problem, remedy=error.remedy, party=self.name)
+            named = ProtocolError(
+                error.problem, remedy=error.remedy, party=self.name, code=error.code
+            )
             raise self.unfit(named) from None
 
     def _records(self) -> RecordDict:
@@ -312,5 +330,6 @@ class AveragingClient(AnsweringClient):
                 "the arrays of its examples have different lengths",
                 remedy="return arrays with a row each per example",
                 party=self.name,
+                code="FK-SHAPE-DIFFERS",
             )
         return tuple(table.reshape(len(table), math.prod(table.shape[1:])) for table in tables)

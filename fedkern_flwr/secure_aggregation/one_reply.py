@@ -59,4 +59,5 @@ def _by_itself() -> OptionError:
     return OptionError(
         "the strategy exchanges messages in a way of its own, which nothing masks",
         remedy="use one that leaves them to Strategy.start",
+        code="FK-STRATEGY-UNMASKED",
     )

@@ -168,13 +168,17 @@ class Averages(SummingStrategy):
         """
         kind = messages[0].metadata.message_type.partition(".")[0]
         if kind not in ("train", "evaluate"):
-            raise OptionError(f"nothing masks the answers to messages of type {kind[:20]!r}")
+            raise OptionError(
+                f"nothing masks the answers to messages of type {kind[:20]!r}",
+                code="FK-STRATEGY-UNMASKED",
+            )
         asked = {message.metadata.dst_node_id for message in messages}
         if asked != self.parties_.keys():
             raise OptionError(
                 f"{len(asked)} of {len(self.parties_)} nodes are asked: sums over changing sets "
                 "show single nodes",
                 remedy="leave fraction_train at 1, and fraction_evaluate at 1 or 0",
+                code="FK-STRATEGY-SAMPLES",
             )
         contents = {id(message.content): message.content for message in messages}
         one = len(contents) == 1  # as Flower's own strategies do
@@ -182,6 +186,7 @@ class Averages(SummingStrategy):
             raise OptionError(
                 "the strategy sends nodes different records, which do not sum",
                 remedy="send all nodes the same",
+                code="FK-STRATEGY-RECORDS",
             )
         return kind == "train"
 
@@ -212,7 +217,9 @@ class Averages(SummingStrategy):
             node = message.metadata.src_node_id
             try:
                 if read_reply(reply, message, party=self.party(node)).round != self._step:
-                    raise ProtocolError("the reply belongs to another round")
+                    raise ProtocolError(
+                        "the reply belongs to another round", code="FK-MESSAGE-ORDER"
+                    )
             except ProtocolError as error:
                 self.reject(node, Failure("invalid reply", error.problem), self._step)
                 continue
@@ -273,7 +280,10 @@ class Averages(SummingStrategy):
                     self._layout = layout
                 if layout != self._layout:
                     logger.warning("%s returns other metrics than the others", self.party(node))
-                    raise ProtocolError("its metrics have other names than those of the others")
+                    raise ProtocolError(
+                        "its metrics have other names than those of the others",
+                        code="FK-APP-METRICS-DIFFER",
+                    )
             if take is not None:
                 take(node, message)
 
@@ -285,4 +295,5 @@ def no_figures() -> OptionError:
         "figures of held-out examples would be told without noise",
         remedy="with clip and noise_multiplier use fraction_evaluate=0, and evaluate_fn at the "
         "server",
+        code="FK-CLIP-FIGURES",
     )

@@ -101,6 +101,7 @@ class SecureAggregation(Strategy):
                 f"{type(self).__name__} needs the replies of single nodes",
                 remedy="use a strategy that averages, such as FedAvg, FedProx or FedAdam; for "
                 "differential privacy with clip and noise_multiplier",
+                code="FK-STRATEGY-SINGLE",
             )
         averages.check_bound(bound)
         clipped = Clip.of(clip, noise_multiplier)

@@ -82,22 +82,36 @@ class DeclaredSum:
         """
         order, party = self.order, f"partition {partition}"
         if partition not in self.cohort.members:
-            raise SumError("it is not in the cohort of the sum", party=party)
+            raise SumError(
+                "it is not in the cohort of the sum", party=party, code="FK-SUM-STRANGER"
+            )
         if partition in self.uploaded and self.repeated:
             return
         if partition in self.uploaded:
-            raise SumError("a second vector for the same sum", party=party)
+            raise SumError("a second vector for the same sum", party=party, code="FK-SUM-TWICE")
         if self.survivors:
-            raise SumError("its vector came after the survivors were declared", party=party)
+            raise SumError(
+                "its vector came after the survivors were declared", party=party, code="FK-SUM-LATE"
+            )
         if any(part.dtype != self.encoding.dtype for part in upload.masked):
-            raise SumError("its masked vector has the wrong dtype", party=party)
+            raise SumError(
+                "its masked vector has the wrong dtype", party=party, code="FK-SUM-VECTOR"
+            )
         if sum(part.size for part in upload.masked) != order.length:
-            raise SumError(f"its masked vector has not {order.length} numbers", party=party)
+            raise SumError(
+                f"its masked vector has not {order.length} numbers",
+                party=party,
+                code="FK-SUM-VECTOR",
+            )
         if not self.enclosed.fit(upload, backups=self.backups):
-            raise SumError("its sealed shares have the wrong size", party=party)
+            raise SumError("its sealed shares have the wrong size", party=party, code="FK-SUM-SIZE")
         at_odds = self.enclosed.at_odds(partition, upload.commitments)
         if 2 * len(at_odds) > self.cohort.degree + 1:  # with most of all, so it is the odd one
-            raise SumError(f"its masks do not fit those of {len(at_odds)} others", party=party)
+            raise SumError(
+                f"its masks do not fit those of {len(at_odds)} others",
+                party=party,
+                code="FK-SUM-MASKS",
+            )
         for other in at_odds:  # nobody can say yet which of the two is wrong
             self._conflicts.update((partition, other))
         start = 0
@@ -127,6 +141,7 @@ class DeclaredSum:
                 f"{'s' if most > 1 else ', or those do not fit its'}",
                 remedy="run the same release on all nodes; leave it out if it happens again",
                 party=f"partition {self.suspects[0]}",
+                code="FK-SUM-MASKS",
             )
         least = max(self.cohort.threshold, min_cohort)
         if len(alive) < least:
@@ -134,12 +149,14 @@ class DeclaredSum:
                 f"{len(alive)} of {len(members)} parties contributed to {name}, "
                 f"at least {least} must",
                 remedy="bring the missing parties back, or lower the threshold",
+                code="FK-SUM-FEW",
             )
         if not self.order.self_masks and len(alive) < len(members):
             raise SumError(
                 f"{len(members) - len(alive)} parties are missing in {name}, which has no self "
                 "masks",
                 remedy="repeat it with the same parties, or end the run",
+                code="FK-SUM-WHOLE",
             )
         survivors = set(alive)
         if self.order.self_masks and any(
@@ -149,14 +166,19 @@ class DeclaredSum:
             raise SumError(
                 f"too many neighbours of a party in {name} are missing to open it",
                 remedy="bring the missing parties back",
+                code="FK-SUM-NEIGHBOURS",
             )
         if self.order.receiver >= 0 and self.order.receiver not in alive:
-            raise SumError(f"partition {self.order.receiver}, which receives {name}, is missing")
+            raise SumError(
+                f"partition {self.order.receiver}, which receives {name}, is missing",
+                code="FK-SUM-RECEIVER-GONE",
+            )
         if self.order.receiver >= 0 and len(alive) == 2 < len(members):
             raise SumError(
                 f"partition {self.order.receiver} would learn the values of the only other "
                 f"survivor of {name}",
                 remedy="bring the missing parties back",
+                code="FK-SUM-SINGLE",
             )
 
     def declare(self, min_cohort: int) -> tuple[int, ...]:
@@ -198,9 +220,9 @@ class DeclaredSum:
         """
         party = f"partition {partition}"
         if partition not in self.survivors or not self.voting:
-            raise SumError("it was not asked to vote", party=party)
+            raise SumError("it was not asked to vote", party=party, code="FK-SUM-NOT-ASKED")
         if len(vote.signature) != SIGNATURE_BYTES:
-            raise SumError("its vote has the wrong size", party=party)
+            raise SumError("its vote has the wrong size", party=party, code="FK-SUM-SIZE")
         self._votes[partition] = vote.signature
 
     def unmask_request(self, partition: int) -> Unmask:
@@ -216,6 +238,7 @@ class DeclaredSum:
                 f"{len(self._votes)} of {len(self.survivors)} survivors of {self.order.name} "
                 f"voted, {len(self._votes) + self.votes_missing} must",
                 remedy="repeat it with new values when more parties answer",
+                code="FK-SUM-VOTES",
             )
         voters = sorted(self._votes)
         living = self._living(partition)

@@ -58,16 +58,22 @@ class Encoding:
             raise OptionError(
                 f"there is no {self.bits}-bit ring for {self.kind!r} numbers",
                 remedy="use 16, 32 or 64 bits",
+                code="FK-SUM-ENCODING",
             )
         if self.kind != "circle" and not 0.0 < self.bound < math.inf:
-            raise OptionError(f"bound is {self.bound}", remedy="declare a positive bound")
+            raise OptionError(
+                f"bound is {self.bound}", remedy="declare a positive bound", code="FK-OPTION-RANGE"
+            )
         variance = self.noise.variance
         if variance and not (
             self.kind == "fixed-point"
             and LEAST_VARIANCE <= variance <= MOST_VARIANCE
             and abs(self.noise.fraction) <= _MOST_FRACTION
         ):
-            raise OptionError(f"there is no noise of variance {variance} on {self.kind!r} numbers")
+            raise OptionError(
+                f"there is no noise of variance {variance} on {self.kind!r} numbers",
+                code="FK-SUM-ENCODING",
+            )
 
     @classmethod
     def fixed_point(cls, bound: float, bits: int = 64) -> Encoding:
@@ -127,6 +133,7 @@ class Encoding:
             raise OptionError(
                 f"{parties} integers up to {self.bound:g} overflow a {self.bits}-bit ring",
                 remedy="use a larger ring or a smaller bound",
+                code="FK-SUM-OVERFLOW",
             )
         if self.noise.variance:
             units = self._largest * 2.0**self.noise.fraction + 1.0  # and what rounding adds
@@ -135,6 +142,7 @@ class Encoding:
                     f"{parties} numbers up to {self.bound:g} with their noise overflow a "
                     f"{self.bits}-bit ring",
                     remedy="use a larger ring or a smaller bound",
+                    code="FK-SUM-OVERFLOW",
                 )
             return
         if self.kind == "fixed-point" and not 0 <= self.fraction_bits(parties) < 900:
@@ -142,6 +150,7 @@ class Encoding:
                 f"{parties} numbers up to {self.bound:g} leave no fractional bits in a "
                 f"{self.bits}-bit ring",
                 remedy="use a larger ring or scale the numbers",
+                code="FK-SUM-OVERFLOW",
             )
 
     def encode(
@@ -168,9 +177,15 @@ class Encoding:
         """
         allowed = "iub" if self.kind == "integer" else "fiub"
         if not isinstance(values, np.ndarray) or values.ndim != 1:
-            raise SumError(f"{name} is not a vector", remedy="pass a one-dimensional array")
+            raise SumError(
+                f"{name} is not a vector",
+                remedy="pass a one-dimensional array",
+                code="FK-SUM-VALUES",
+            )
         if values.dtype.kind not in allowed:
-            raise SumError(f"{name} has dtype {values.dtype}, declared as {self.kind}")
+            raise SumError(
+                f"{name} has dtype {values.dtype}, declared as {self.kind}", code="FK-SUM-VALUES"
+            )
         if values.strides == (0,) and not values[:1].any():  # broadcast zeros
             return np.zeros(values.size, self.dtype)
         if overwrite and values.flags.carray and values.itemsize == self.dtype.itemsize:
@@ -217,6 +232,7 @@ class Encoding:
                 f"{name} is larger than {parties} vectors within the bound can be: a party did not "
                 "keep to the protocol",
                 remedy="run the same release on all nodes and look at their logs",
+                code="FK-SUM-TOTAL",
             )
 
     @property
@@ -229,7 +245,11 @@ class Encoding:
         number: type[float] | type[int] = int if self.kind == "integer" else float
         largest = max(number(values.max()), -number(values.min()))  # NaN if there is one
         if not math.isfinite(largest):
-            raise SumError(f"{name} holds NaN or infinite values", remedy="clean the data")
+            raise SumError(
+                f"{name} holds NaN or infinite values",
+                remedy="clean the data",
+                code="FK-VALUES-FINITE",
+            )
         if self.kind == "circle":
             turns = values.astype(np.float64) / _TURN
             turns -= np.floor(turns)
@@ -241,6 +261,7 @@ class Encoding:
             raise SumError(
                 f"{name} exceeds its declared bound of {self.bound:g}",
                 remedy="scale the data, or declare a larger bound for all parties",
+                code="FK-SUM-BOUND",
             )
         signed = out.view(_SIGNED[self.bits])
         if self.kind == "integer":

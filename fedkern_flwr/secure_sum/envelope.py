@@ -60,5 +60,6 @@ def unseal_message(secret: bytes, sealed: bytes, *place: str | int) -> bytes:
         return AESGCM(derive_key(secret, *place)).decrypt(nonce, text, None)
     except (InvalidTag, ValueError):
         raise ProtocolError(
-            "what another party sent through the server was changed or misplaced"
+            "what another party sent through the server was changed or misplaced",
+            code="FK-SUM-SEALED",
         ) from None

@@ -113,7 +113,7 @@ class Cohort:
         flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
         n = len(self.members)
         if len(bits) != -(-n // 8) or flags[n:].any():
-            raise SumError(f"a set of parties is not one of {n} members")
+            raise SumError(f"a set of parties is not one of {n} members", code="FK-SUM-SET")
         return frozenset(np.asarray(self.members)[flags[:n].astype(bool)].tolist())
 
 
@@ -156,29 +156,31 @@ class Membership:
             Sizes do not fit, a party comes twice, a cohort is too small or has strangers.
         """
         if len(roster.partitions) % 4:
-            raise SumError("the roster is damaged")
+            raise SumError("the roster is damaged", code="FK-SUM-ROSTER")
         ids = np.frombuffer(roster.partitions, "<i4").tolist()
         keys = cut(roster.keys, KEY_BYTES)
         signatures = cut(roster.signatures, SIGNATURE_BYTES)
         listed = _read_cohorts(roster.cohorts)
         if not len(ids) == len(keys) == len(signatures) or ids != sorted(set(ids)):
-            raise SumError("the roster is damaged")
+            raise SumError("the roster is damaged", code="FK-SUM-ROSTER")
         if len(roster.counts) != _COUNTS.itemsize * 2 * len(ids):
-            raise SumError("the roster is damaged")
+            raise SumError("the roster is damaged", code="FK-SUM-ROSTER")
         counts = np.frombuffer(roster.counts, _COUNTS).reshape(-1, 2).tolist()
         if any(min(pair) < 0 for pair in counts):
-            raise SumError("the roster is damaged")
+            raise SumError("the roster is damaged", code="FK-SUM-ROSTER")
         if roster.cipher not in CIPHERS:
-            raise SumError(f"there is no cipher {roster.cipher[:20]!r}")
+            raise SumError(f"there is no cipher {roster.cipher[:20]!r}", code="FK-SUM-CIPHER")
         text = [PROTOCOL_VERSION, session, ids, roster.keys.hex(), listed, roster.cipher, counts]
         digest = hashlib.sha256(json.dumps(text).encode()).digest()
         cohorts = []
         for number, (threshold, first, members) in enumerate(listed):
             if members != sorted(set(members)) or not set(members) <= set(ids):
-                raise SumError(f"cohort {number} has strangers or members twice")
+                raise SumError(
+                    f"cohort {number} has strangers or members twice", code="FK-SUM-COHORTS"
+                )
             check_cohort(len(members), threshold, _LEAST)
             if first < 1:
-                raise SumError("the roster's cohorts are damaged")
+                raise SumError("the roster's cohorts are damaged", code="FK-SUM-COHORTS")
             cohorts.append(Cohort(number, tuple(members), threshold, digest, first))
         return cls(
             session,
@@ -199,7 +201,7 @@ def _read_cohorts(text: str) -> list[tuple[int, int, list[int]]]:
     except (ValueError, TypeError, RecursionError):
         listed = [(0, 0, [""])]
     if any(type(n) is not int for *numbers, members in listed for n in (*numbers, *members)):
-        raise SumError("the roster's cohorts are damaged")
+        raise SumError("the roster's cohorts are damaged", code="FK-SUM-COHORTS")
     return listed
 
 
@@ -229,6 +231,7 @@ def make_roster(
                 "its public key or signature is not valid",
                 remedy="run the same release of fedkern-flwr on both sides",
                 party=f"partition {partition}",
+                code="FK-SUM-KEY",
             )
     listed = []
     for members, number, threshold in zip(cohorts, first, thresholds, strict=True):
@@ -256,13 +259,16 @@ def check_cohort(parties: int, threshold: int | None, min_cohort: int) -> None:
     """
     if min_cohort < 2:
         raise OptionError(
-            f"min_cohort is {min_cohort}", remedy="a sum of one party hides nothing: use 2 or more"
+            f"min_cohort is {min_cohort}",
+            remedy="a sum of one party hides nothing: use 2 or more",
+            code="FK-OPTION-RANGE",
         )
     if parties < min_cohort:
         raise SmallCohortError(
             f"{parties} {'party is' if parties == 1 else 'parties are'} too few for a secure sum, "
             f"{min_cohort} are needed",
             remedy="let more parties take part, or run without secure sums",
+            code="FK-PARTIES-FEW",
         )
     if threshold is not None:
         check_threshold(parties, threshold)
@@ -281,4 +287,5 @@ def check_threshold(parties: int, threshold: int) -> None:
         raise OptionError(
             f"threshold is {threshold} for {parties} parties",
             remedy=f"use {parties // 2 + 1} to {parties}",
+            code="FK-SUM-THRESHOLD",
         )

@@ -98,7 +98,11 @@ class Party(PartyRules):
         members = Membership.read(roster, self.state.session)
         if self.state.digest:
             if self.state.digest != members.digest:
-                raise self.refuse("the roster of the run has changed", "start the run again")
+                raise self.refuse(
+                    "the roster of the run has changed",
+                    "start the run again",
+                    code="FK-SUM-ROSTER-OTHER",
+                )
             return
         if self.trusted is not None:
             for other in sorted(members.keys.keys() - {self.partition}):
@@ -109,17 +113,24 @@ class Party(PartyRules):
                 raise self.refuse(
                     "it pins the identities of others and has none, so it cannot vote",
                     "give it its identity key",
+                    code="FK-IDENTITY-NONE",
                 )
         if not self.state.private:
-            raise self.refuse("this party has announced no key", "start the run again")
+            raise self.refuse(
+                "this party has announced no key", "start the run again", code="FK-SUM-KEY-NONE"
+            )
         private, public = read_key(self.state.private)
         if members.keys.get(self.partition) != public:
             raise self.refuse(
-                "the roster holds another key under the name of this party", "start the run again"
+                "the roster holds another key under the name of this party",
+                "start the run again",
+                code="FK-SUM-KEY-OTHER",
             )
         if members.counts[self.partition] != self.state.counts.get(self.partition, (0, 0)):
             raise self.refuse(
-                "the roster tells of another number of rows of this party", "start the run again"
+                "the roster tells of another number of rows of this party",
+                "start the run again",
+                code="FK-SUM-ROWS-OTHER",
             )
         self._derive_pairs(members, private)
         self.state.digest, self.state.cipher = members.digest, members.cipher
@@ -179,7 +190,8 @@ class Party(PartyRules):
         """
         if np.shape(values) != (order.length,):
             raise self.refuse(
-                f"{order.name} has shape {np.shape(values)} instead of ({order.length},)"
+                f"{order.name} has shape {np.shape(values)} instead of ({order.length},)",
+                code="FK-SUM-VALUES",
             )
         if (order.cohort, order.index) not in self.accepted:
             self.accept(order)
@@ -192,7 +204,10 @@ class Party(PartyRules):
             )
         if order.noise:
             if not self.state.noise_key:
-                raise self.refuse("noise is ordered in a run that declared no budget of privacy")
+                raise self.refuse(
+                    "noise is ordered in a run that declared no budget of privacy",
+                    code="FK-BUDGET-NONE",
+                )
             key = noise_key(self.state.noise_key, order, cohort, release, masked)
             masked += skellam(order.noise, order.length, key).astype(masked.dtype)
             self.drawn[order.name], mark = key, hashlib.sha256(key).hexdigest()[:16]
@@ -239,7 +254,11 @@ class Party(PartyRules):
         opened, cohort = self.opened(ballot)
         self.check_survivors(opened, ballot.alive)
         if self.identity is None:
-            raise self.refuse("it has no identity key to vote with", "give it its identity key")
+            raise self.refuse(
+                "it has no identity key to vote with",
+                "give it its identity key",
+                code="FK-IDENTITY-NONE",
+            )
         opened.alive = ballot.alive
         signature = sign_vote(self.identity, self.subject(cohort, ballot))
         return wire.Vote(cohort=ballot.cohort, index=ballot.index, signature=signature)
@@ -258,12 +277,16 @@ class Party(PartyRules):
         living = self.check_survivors(opened, request.alive)
         alive, dead = cohort.unpack(request.alive), cohort.unpack(request.dead)
         if alive & dead or len(alive) + len(dead) != len(cohort.members):
-            raise self.refuse("survivors and dropped parties overlap or leave gaps")
+            raise self.refuse(
+                "survivors and dropped parties overlap or leave gaps", code="FK-SUM-SET"
+            )
         self.check_votes(cohort, request)
         others = cohort.neighbours[self.partition]
         sealed = cut(request.shares, relay.SEALED_SHARE)
         if len(sealed) != len(living):
-            raise self.refuse(f"{len(sealed)} relayed shares for {len(living)} neighbours")
+            raise self.refuse(
+                f"{len(sealed)} relayed shares for {len(living)} neighbours", code="FK-SUM-SIZE"
+            )
         label = opened.label(self.state.session)
         shares = [opened.own_share]
         for source, text in zip(living, sealed, strict=True):
@@ -288,25 +311,35 @@ class Party(PartyRules):
         """
         opened, cohort = self.opened(request)
         if not self.allow_recovery:
-            raise self.refuse("it does not help to recover seeds of others", "allow recovery")
+            raise self.refuse(
+                "it does not help to recover seeds of others",
+                "allow recovery",
+                code="FK-SUM-RECOVERY",
+            )
         if not opened.answered or opened.alive != request.alive:
-            raise self.refuse("a second set of survivors for the same sum")
+            raise self.refuse(
+                "a second set of survivors for the same sum", code="FK-SUM-SECOND-SET"
+            )
         alive, silent = cohort.unpack(request.alive), cohort.unpack(request.silent)
         others = cohort.neighbours[self.partition]
         if not silent or not silent <= alive or not silent <= set(others):
-            raise self.refuse("seeds are asked for that stay secret in this sum")
+            raise self.refuse(
+                "seeds are asked for that stay secret in this sum", code="FK-SUM-SECRET"
+            )
         sources = [j for j in others if j in silent]
         label = opened.label(self.state.session)
         size, rest = divmod(len(request.backups), max(1, len(sources)))
         if rest or not size:
-            raise self.refuse("relayed backups of the wrong size")
+            raise self.refuse("relayed backups of the wrong size", code="FK-SUM-SIZE")
         out = []
         for source, text in zip(sources, cut(request.backups, size), strict=True):
             plain = self._unseal(relay.BACKUP, label, source, text, opened)
             shares = cut(plain, SHARE_BYTES)
             pairs = cohort.neighbours[source]
             if len(shares) != len(pairs):
-                raise self.refuse(f"what partition {source} sealed has the wrong size")
+                raise self.refuse(
+                    f"what partition {source} sealed has the wrong size", code="FK-SUM-SIZE"
+                )
             out += [s for j, s in zip(pairs, shares, strict=True) if j not in alive]
         return wire.RecoverReply(cohort=cohort.number, index=request.index, shares=b"".join(out))
 
@@ -323,14 +356,20 @@ class Party(PartyRules):
         opened, cohort = self.opened(delivery)
         order, parts, parties = opened.order, delivery.padded, len(cohort.members)
         if order.receiver != self.partition:
-            raise self.refuse("a sum was delivered that belongs to somebody else")
+            raise self.refuse(
+                "a sum was delivered that belongs to somebody else", code="FK-SUM-RECEIVER"
+            )
         encoding = Encoding.of(order)
         total = np.concatenate(parts) if parts else np.zeros(0, encoding.dtype)
         if any(part.dtype != encoding.dtype for part in parts) or total.size != order.length:
-            raise self.refuse(f"the total of {order.name} has the wrong size or dtype")
+            raise self.refuse(
+                f"the total of {order.name} has the wrong size or dtype", code="FK-SUM-VECTOR"
+            )
         digest = hashlib.sha256(total.data).digest()
         if (opened.delivered or digest) != digest:
-            raise self.refuse(f"another total of {order.name} than before")
+            raise self.refuse(
+                f"another total of {order.name} than before", code="FK-SUM-TOTAL-OTHER"
+            )
         opened.delivered = digest
         add_streams(total, [(opened.pad, True)], cipher=self.state.cipher)
         if encoding.kind == "circle":  # as compact as they travelled
@@ -374,7 +413,9 @@ class Party(PartyRules):
                         common[other] = pair_secret(private, public, **pair)
                 except ValueError:
                     party = f"partition {other}"
-                    raise SumError("its public key is not valid", party=party) from None
+                    raise SumError(
+                        "its public key is not valid", party=party, code="FK-SUM-KEY"
+                    ) from None
             derived.append((cohort, roots))
         for cohort, roots in derived:
             self.state.enter(cohort, roots)

@@ -72,19 +72,25 @@ class PartyRules:
         """
         cohort = self.state.cohorts.get(order.cohort)
         if cohort is None:
-            raise self.refuse("this party is not in the cohort of the sum")
+            raise self.refuse("this party is not in the cohort of the sum", code="FK-SUM-STRANGER")
         leap = order.index - self.state.last[order.cohort]
         if leap < 1:
-            raise self.refuse(f"number {order.index} of a sum has been used already")
+            raise self.refuse(
+                f"number {order.index} of a sum has been used already", code="FK-SUM-NUMBER"
+            )
         if leap > _LONGEST_LEAP:
-            raise self.refuse(f"number {order.index} of a sum is too far ahead")
+            raise self.refuse(
+                f"number {order.index} of a sum is too far ahead", code="FK-SUM-NUMBER-FAR"
+            )
         if order.receiver >= 0:
             if order.receiver not in cohort.members:
-                raise self.refuse("the receiver is not in the cohort")
+                raise self.refuse("the receiver is not in the cohort", code="FK-SUM-RECEIVER")
             if len(cohort.members) == 2 and order.receiver != self.partition:
                 self._check_single()
         if self.whole_cohorts and order.self_masks:
-            raise self.refuse("this method sums over whole cohorts, without self masks")
+            raise self.refuse(
+                "this method sums over whole cohorts, without self masks", code="FK-SUM-WHOLE-ONLY"
+            )
         self._check_fixed(order)
         encoding = Encoding.of(order)
         encoding.check_room(len(cohort.members))
@@ -98,22 +104,30 @@ class PartyRules:
         SumError
         """
         if not opened.order.self_masks:
-            raise self.refuse("a sum without self masks is never unmasked")
+            raise self.refuse("a sum without self masks is never unmasked", code="FK-SUM-UNMASKED")
         order, cohort = opened.order, self.state.cohorts[opened.order.cohort]
         alive = cohort.unpack(survivors)
         if opened.alive and opened.alive != survivors:
-            raise self.refuse("a second set of survivors for the same sum")
+            raise self.refuse(
+                "a second set of survivors for the same sum", code="FK-SUM-SECOND-SET"
+            )
         if len(alive) < cohort.threshold:
             raise self.refuse(
-                f"{len(alive)} survivors are fewer than the threshold {cohort.threshold}"
+                f"{len(alive)} survivors are fewer than the threshold {cohort.threshold}",
+                code="FK-SUM-FEW",
             )
         if self.partition not in alive or (order.receiver >= 0 and order.receiver not in alive):
-            raise self.refuse("the survivors leave out this party or the receiver")
+            raise self.refuse(
+                "the survivors leave out this party or the receiver", code="FK-SUM-LEFT-OUT"
+            )
         if order.receiver not in (-1, self.partition) and len(alive) == 2:
             self._check_single()
         living = [j for j in cohort.neighbours[self.partition] if j in alive]
         if len(living) + 1 < cohort.share_threshold:
-            raise self.refuse("too few neighbours of this party survived to open the sum")
+            raise self.refuse(
+                "too few neighbours of this party survived to open the sum",
+                code="FK-SUM-NEIGHBOURS",
+            )
         return living
 
     def check_votes(self, cohort: Cohort, request: Unmask) -> None:
@@ -151,6 +165,7 @@ class PartyRules:
             raise self.refuse(
                 f"{name} was summed before and would be repeated otherwise",
                 "repeat it with the same parties, or end the run",
+                code="FK-SUM-REPEATED",
             )
 
     def show(self, mark: str, parties: Iterable[int]) -> str:
@@ -177,6 +192,7 @@ class PartyRules:
                 f"refused by the node: {OTHER_PARTIES}",
                 remedy="go on with those, or start another run",
                 party=f"partition {self.partition}",
+                code="FK-ORDER-PARTIES",
             )
 
     def _check_single(self) -> None:
@@ -184,6 +200,7 @@ class PartyRules:
             raise self.refuse(
                 "the receiver of this sum would learn this party's values: there is no third",
                 "let more parties take part, or allow it with allow_single",
+                code="FK-SUM-SINGLE",
             )
 
     def opened(self, section: SumSection) -> tuple[OpenSum, Cohort]:
@@ -195,7 +212,9 @@ class PartyRules:
         """
         opened = self.state.open.get((section.cohort, section.index))
         if opened is None:
-            raise self.refuse("the sum is closed, or this party had no part in it")
+            raise self.refuse(
+                "the sum is closed, or this party had no part in it", code="FK-SUM-CLOSED"
+            )
         return opened, self.state.cohorts[section.cohort]
 
     @property
@@ -203,9 +222,9 @@ class PartyRules:
         """How errors name this party."""
         return f"partition {self.partition}"
 
-    def refuse(self, problem: str, remedy: str = "") -> SumError:
+    def refuse(self, problem: str, remedy: str = "", *, code: str) -> SumError:
         """Return the error with which this party refuses."""
-        return SumError(problem, remedy=remedy, party=self.name)
+        return SumError(problem, remedy=remedy, party=self.name, code=code)
 
     @contextmanager
     def named(self) -> Iterator[None]:
@@ -218,4 +237,4 @@ class PartyRules:
         try:
             yield
         except SumError as error:
-            raise self.refuse(error.problem, error.remedy) from None
+            raise self.refuse(error.problem, error.remedy, code=error.code) from None

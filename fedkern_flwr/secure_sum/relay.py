@@ -52,5 +52,6 @@ def unseal(key: bytes, sealed: bytes, route: Route) -> bytes:
         return AESGCM(key).decrypt(route.nonce, sealed, route.place)
     except (InvalidTag, ValueError):
         raise SumError(
-            f"what partition {route.source} sent through the server was changed or misplaced"
+            f"what partition {route.source} sent through the server was changed or misplaced",
+            code="FK-SUM-SEALED",
         ) from None

@@ -68,16 +68,24 @@ class RunningSum(DeclaredSum):
         """
         party = f"partition {partition}"
         if partition not in self.survivors or partition in self._answered:
-            raise SumError("it was not asked to unmask, or has answered before", party=party)
+            raise SumError(
+                "it was not asked to unmask, or has answered before",
+                party=party,
+                code="FK-SUM-NOT-ASKED",
+            )
         gone, living = self.dead, self._living(partition)
         dead = [j for j in self.cohort.neighbours[partition] if j in gone]
         shares, seeds = cut(reply.shares, SHARE_BYTES), cut(reply.seeds, KEY_BYTES)
         sizes = (len(living) + 1) * SHARE_BYTES, len(dead) * KEY_BYTES
         if (len(reply.shares), len(reply.seeds)) != sizes:
-            raise SumError("its shares and seeds have the wrong size", party=party)
+            raise SumError(
+                "its shares and seeds have the wrong size", party=party, code="FK-SUM-SIZE"
+            )
         for j, seed in zip(dead, seeds, strict=True):
             if commitment(self.label, seed) != self.enclosed.commitment(partition, j):
-                raise SumError("a seed differs from the one it committed to", party=party)
+                raise SumError(
+                    "a seed differs from the one it committed to", party=party, code="FK-SUM-SEED"
+                )
         point = self.cohort.point(partition)
         for owner, share in zip((partition, *living), shares, strict=True):
             self._shares.setdefault(owner, {})[point] = share
@@ -139,7 +147,9 @@ class RunningSum(DeclaredSum):
             if j in dead
         ]
         if len(reply.shares) != len(pairs) * SHARE_BYTES:
-            raise SumError("its shares have the wrong size", party=f"partition {partition}")
+            raise SumError(
+                "its shares have the wrong size", party=f"partition {partition}", code="FK-SUM-SIZE"
+            )
         point = self.cohort.point(partition)
         for pair, share in zip(pairs, cut(reply.shares, SHARE_BYTES), strict=True):
             self._pair_shares.setdefault(pair, {})[point] = share
@@ -156,7 +166,7 @@ class RunningSum(DeclaredSum):
             their bound. Nothing is released.
         """
         if self._closed:
-            raise SumError(f"{self.order.name} is closed")
+            raise SumError(f"{self.order.name} is closed", code="FK-SUM-CLOSED")
         if self._finished:
             return
         if not self.complete:
@@ -164,6 +174,7 @@ class RunningSum(DeclaredSum):
                 f"{len(self.silent)} of {len(self.survivors)} survivors of {self.order.name} fell "
                 "silent before it could be unmasked",
                 remedy="repeat it with new values when more parties answer",
+                code="FK-SUM-SILENT",
             )
         streams: list[Stream] = []
         if self.order.self_masks:
@@ -195,7 +206,10 @@ class RunningSum(DeclaredSum):
             It cannot be opened, or belongs to a receiver.
         """
         if self.order.receiver >= 0:
-            raise SumError(f"{self.order.name} belongs to partition {self.order.receiver}")
+            raise SumError(
+                f"{self.order.name} belongs to partition {self.order.receiver}",
+                code="FK-SUM-RECEIVER",
+            )
         self.open()
         return self._total
 
@@ -233,7 +247,7 @@ class RunningSum(DeclaredSum):
         try:
             seed, forged = open_seed(shares, self.cohort.share_threshold, self.label, committed)
         except SumError as error:
-            raise SumError(error.problem, party=f"partition {owner}") from None
+            raise SumError(error.problem, party=f"partition {owner}", code=error.code) from None
         if forged is not None:
             forger = self.cohort.members[forged - 1]
             if forger not in self.forgers:

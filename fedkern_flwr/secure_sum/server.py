@@ -77,7 +77,9 @@ class SecureSum:
     ) -> None:
         chosen = [sorted(keys)] if cohorts is None else cohorts
         if not chosen:
-            raise OptionError("there is no cohort to sum over", remedy="name at least one")
+            raise OptionError(
+                "there is no cohort to sum over", remedy="name at least one", code="FK-SUM-COHORTS"
+            )
         thresholds: list[int | None]
         if threshold is None or isinstance(threshold, int):
             thresholds = [threshold] * len(chosen)
@@ -143,16 +145,21 @@ class SecureSum:
             The ring has no room, or the receiver would learn the other party's values.
         """
         if length < 1 or not 0 <= cohort < len(self.membership.cohorts):
-            raise OptionError(f"{name} has length {length} and cohort {cohort}")
+            raise OptionError(
+                f"{name} has length {length} and cohort {cohort}", code="FK-SUM-LENGTH"
+            )
         members = self.membership.cohorts[cohort]
         parties = len(members.members)
         encoding.check_room(parties)
         if receiver is not None and receiver not in members.members:
-            raise OptionError(f"partition {receiver} is not in the cohort of {name}")
+            raise OptionError(
+                f"partition {receiver} is not in the cohort of {name}", code="FK-SUM-RECEIVER"
+            )
         if receiver is not None and parties == 2 and not self.allow_single:
             raise OptionError(
                 f"partition {receiver} would learn the values of the only other party in {name}",
                 remedy="let more parties take part, or allow it with allow_single",
+                code="FK-SUM-SINGLE",
             )
         order = wire.Order(
             cohort=cohort,
@@ -241,16 +248,24 @@ class SecureSum:
         for section in sections:
             kind = _REPLIES.get(section.phase)
             if kind is None:
-                raise SumError(f"unexpected section {section.phase[:20]!r}", party=party)
+                raise SumError(
+                    f"unexpected section {section.phase[:20]!r}",
+                    party=party,
+                    code="FK-MESSAGE-SECTION",
+                )
             reply = section.read(kind, party=party)
             place = reply.cohort, reply.index
             asked = (
                 self._asked.pop((partition, *place), None) if kind is wire.RecoverReply else None
             )
             if kind is wire.RecoverReply and asked is None:
-                raise SumError("it was not asked to recover anything", party=party)
+                raise SumError(
+                    "it was not asked to recover anything", party=party, code="FK-SUM-NOT-ASKED"
+                )
             if place not in self._open:
-                raise SumError("its message belongs to no open sum", party=party)
+                raise SumError(
+                    "its message belongs to no open sum", party=party, code="FK-SUM-CLOSED"
+                )
             self._open[place].take(partition, reply, asked)
         self._knows.add(partition)
 

@@ -129,7 +129,7 @@ def check_votes(pinned: Mapping[int, bytes], subject: Subject, voters: bytes, vo
     signers = sorted(cohort.unpack(voters)) if voters else []
     signatures = cut(votes, SIGNATURE_BYTES)
     if len(signers) != len(signatures):
-        raise SumError("the votes for the survivors are damaged")
+        raise SumError("the votes for the survivors are damaged", code="FK-SUM-VOTES")
     statement, valid, invalid = subject.statement, 0, list[int]()
     for signer, signature in zip(signers, signatures, strict=True):
         if signer in alive and _is_signed(pinned.get(signer), statement, signature):
@@ -143,6 +143,7 @@ def check_votes(pinned: Mapping[int, bytes], subject: Subject, voters: bytes, vo
         f"{valid} votes for these survivors, {needed} are needed{others}",
         remedy="have all parties use the same trusted keys; else find out who tells them different "
         "survivors",
+        code="FK-SUM-VOTES",
     )
 
 

@@ -194,7 +194,9 @@ def conjugate_gradient(
     ([0.0909, 0.6364], 2)
     """
     if max_iterations < 0:
-        raise OptionError(f"max_iterations is {max_iterations}", remedy="use at least 0")
+        raise OptionError(
+            f"max_iterations is {max_iterations}", remedy="use at least 0", code="FK-OPTION-RANGE"
+        )
     solver = ConjugateGradient(
         b,
         start=start,
@@ -251,14 +253,24 @@ class ConjugateGradient:
     ) -> None:
         if not tolerance >= 0.0:
             raise OptionError(
-                f"tolerance is {tolerance}", remedy="use a number that is not negative"
+                f"tolerance is {tolerance}",
+                remedy="use a number that is not negative",
+                code="FK-OPTION-RANGE",
             )
         if start_product is not None and start is None:
-            raise OptionError("start_product is given without start", remedy="give both")
+            raise OptionError(
+                "start_product is given without start", remedy="give both", code="FK-SOLVER-START"
+            )
         if state is not None and start is not None:
-            raise OptionError("state and start are both given", remedy="give one of them")
+            raise OptionError(
+                "state and start are both given", remedy="give one of them", code="FK-SOLVER-START"
+            )
         if b.ndim != 2:
-            raise OptionError(f"b has {b.ndim} dimensions", remedy="give a matrix of columns")
+            raise OptionError(
+                f"b has {b.ndim} dimensions",
+                remedy="give a matrix of columns",
+                code="FK-SHAPE-DIFFERS",
+            )
         b = _finite(b, b.shape, "the right-hand side")
         self._lengths, self._tolerance = np.sqrt(_dots(b, b)), tolerance
         self._precondition = precondition
@@ -268,6 +280,7 @@ class ConjugateGradient:
             raise CheckpointError(
                 f"the state is of a problem of shape {state.x.shape}, not {b.shape}",
                 remedy="start anew",
+                code="FK-CHECKPOINT-OTHER",
             )
         else:
             self.state = CGState.from_arrays(state.arrays())
@@ -325,12 +338,18 @@ def _start(
     if start is not None and nonzero.any():
         if start.shape != b.shape:
             raise OptionError(
-                f"start has shape {start.shape}", remedy=f"give one of shape {b.shape}"
+                f"start has shape {start.shape}",
+                remedy=f"give one of shape {b.shape}",
+                code="FK-SHAPE-DIFFERS",
             )
         x[:, nonzero] = _finite(start, b.shape, "the start")[:, nonzero]
         if start_product is None:
             if multiply is None:
-                raise OptionError("start is given without start_product", remedy="give both")
+                raise OptionError(
+                    "start is given without start_product",
+                    remedy="give both",
+                    code="FK-SOLVER-START",
+                )
             shape = (len(b), int(nonzero.sum()))
             product = _finite(multiply(x[:, nonzero]), shape, "the product with the start")
         else:
@@ -388,13 +407,21 @@ def _finite(values: Floats, shape: tuple[int, ...], what: str) -> Floats:
     """Return the values as float64 of this shape, without NaN or infinity."""
     values = np.asarray(values, dtype=np.float64)
     if values.shape != shape:
-        raise ProtocolError(f"{what} has shape {values.shape} instead of {shape}")
+        raise ProtocolError(
+            f"{what} has shape {values.shape} instead of {shape}", code="FK-MESSAGE-SHAPE"
+        )
     if not np.isfinite(values).all():
         raise ProtocolError(
-            f"{what} has NaN or infinite entries", remedy="check the data and the regularization"
+            f"{what} has NaN or infinite entries",
+            remedy="check the data and the regularization",
+            code="FK-MESSAGE-FINITE",
         )
     return values
 
 
 def _damaged() -> CheckpointError:
-    return CheckpointError("this is no state of a conjugate gradient run", remedy="start anew")
+    return CheckpointError(
+        "this is no state of a conjugate gradient run",
+        remedy="start anew",
+        code="FK-CHECKPOINT-DAMAGED",
+    )

@@ -288,14 +288,19 @@ class LabelOwner:
         width: int = 1,
     ) -> None:
         if width < 1:
-            raise OptionError(f"the width is {width}", remedy="use at least 1")
+            raise OptionError(
+                f"the width is {width}", remedy="use at least 1", code="FK-OPTION-RANGE"
+            )
         if not 0.0 < cost < np.inf:
-            raise OptionError(f"the cost C is {cost}", remedy="use a positive number")
+            raise OptionError(
+                f"the cost C is {cost}", remedy="use a positive number", code="FK-OPTION-RANGE"
+            )
         signs = (abs(targets) == 1.0).all() and (targets.min(0) < targets.max(0)).all()
         if loss != "squared" and not signs:
             raise OptionError(
                 f"the {loss} loss got targets other than -1 and 1, or one class alone",
                 remedy="use targets of both classes",
+                code="FK-LOSS-CLASSES",
             )
         n, k = targets.shape
         self.loss, self.targets, self.cost, self.width = loss, targets, cost, width
@@ -345,9 +350,13 @@ class LabelOwner:
         """
         k, known = len(self.bias), self.outputs.shape[1]
         if not self._waiting or outputs.shape != (len(self.targets), self.width * k):
-            raise ProtocolError(f"outputs of shape {outputs.shape} came unasked")
+            raise ProtocolError(
+                f"outputs of shape {outputs.shape} came unasked", code="FK-MESSAGE-ORDER"
+            )
         if not np.isfinite(outputs).all():
-            raise ProtocolError("the outputs have NaN or infinite entries")
+            raise ProtocolError(
+                "the outputs have NaN or infinite entries", code="FK-MESSAGE-FINITE"
+            )
         claim, scale = self._waiting.pop(0)
         messages = self.sent[:, known : known + k]
         gap = 0.5 * scale**2 * (messages * outputs[:, :k]).sum(axis=0)

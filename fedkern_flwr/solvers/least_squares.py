@@ -66,6 +66,7 @@ def solve_equations(
         raise OptionError(
             f"the normal equations are singular at regularization {regularization:g}",
             remedy="use a larger --regularization",
+            code="FK-EQUATIONS-SINGULAR",
         ) from None
 
 
@@ -77,4 +78,6 @@ def check_regularization(value: float) -> None:
     OptionError
     """
     if not 0.0 < value < np.inf:
-        raise OptionError(f"regularization is {value}", remedy="use a positive number")
+        raise OptionError(
+            f"regularization is {value}", remedy="use a positive number", code="FK-OPTION-RANGE"
+        )

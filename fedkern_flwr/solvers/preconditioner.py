@@ -48,7 +48,11 @@ def probe_vectors(m: int, rank: int, seed: int) -> Floats:
         If m or rank is less than 1.
     """
     if m < 1 or rank < 1:
-        raise OptionError(f"{rank} probe vectors of length {m}", remedy="use at least 1 of each")
+        raise OptionError(
+            f"{rank} probe vectors of length {m}",
+            remedy="use at least 1 of each",
+            code="FK-OPTION-RANGE",
+        )
     rng = np.random.default_rng(derive_seed(seed, "probes"))
     q, r = np.linalg.qr(rng.standard_normal((m, min(m, rank))))
     signs = np.where(np.diagonal(r) < 0.0, -1.0, 1.0)  # libraries differ in the signs they choose
@@ -88,11 +92,18 @@ class NystromPreconditioner:
 
     def __init__(self, sketch: Floats, probes: Floats, regularization: float) -> None:
         if not regularization > 0.0:
-            raise OptionError(f"regularization is {regularization}", remedy="use a positive number")
+            raise OptionError(
+                f"regularization is {regularization}",
+                remedy="use a positive number",
+                code="FK-OPTION-RANGE",
+            )
         if sketch.shape != probes.shape:
-            raise ProtocolError(f"the sketch has shape {sketch.shape} instead of {probes.shape}")
+            raise ProtocolError(
+                f"the sketch has shape {sketch.shape} instead of {probes.shape}",
+                code="FK-MESSAGE-SHAPE",
+            )
         if not np.isfinite(sketch).all():
-            raise ProtocolError("the sketch has NaN or infinite entries")
+            raise ProtocolError("the sketch has NaN or infinite entries", code="FK-MESSAGE-FINITE")
         self.eigenvalues, self.basis = _nystrom(sketch, probes)
         smallest = self.eigenvalues[-1:].sum()  # 0 if there are none
         self._gains = (smallest + regularization) / (self.eigenvalues + regularization)

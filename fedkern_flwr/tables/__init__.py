@@ -109,7 +109,9 @@ def load_table(
     dialect = Dialect.of(sep, decimal, na)
     if missing not in get_args(Missing):
         raise OptionError(
-            f"missing is {missing!r}", remedy="choose 'error', 'drop-row', 'keep' or 'encode'"
+            f"missing is {missing!r}",
+            remedy="choose 'error', 'drop-row', 'keep' or 'encode'",
+            code="FK-OPTION-CHOICE",
         )
     how = (label, id_column, site_column, target is None, labelled)
     path = Path(data) if isinstance(data, (str, Path)) else None
@@ -129,9 +131,13 @@ def load_table(
             columns, dialect = file_columns(path, dialect)
         table = read_columns(columns, source, *how, classes, kinds, dialect, needed)
     if table.rows == 0:
-        raise TableError(f"{source} has no rows", remedy="give a file with data")
+        raise TableError(
+            f"{source} has no rows", remedy="give a file with data", code="FK-ROWS-NONE"
+        )
     if not table.columns and not bare:
-        raise TableError(f"{source} has no feature column", remedy="add at least one")
+        raise TableError(
+            f"{source} has no feature column", remedy="add at least one", code="FK-COLUMNS-NONE"
+        )
     table = without_missing(table, missing, source)
     if table.ids is not None:
         _check_ids(table.ids, source)
@@ -168,11 +174,14 @@ def load_ids(path: str | Path, id_column: str, sep: str | None = None) -> NDArra
 
         ids = read_id_column(path, id_column, Dialect.of(sep, None, ()))
     if ids.size == 0:
-        raise TableError(f"{path.name} has no rows", remedy="give a file with data")
+        raise TableError(
+            f"{path.name} has no rows", remedy="give a file with data", code="FK-ROWS-NONE"
+        )
     if empty := int((ids == "").sum()):
         raise TableError(
             f"the id column of {path.name} is empty in {empty} rows",
             remedy="fill it in, or leave these rows out",
+            code="FK-IDS-MISSING",
         )
     _check_ids(ids, path.name)
     return ids
@@ -181,7 +190,9 @@ def load_ids(path: str | Path, id_column: str, sep: str | None = None) -> NDArra
 def _check_ids(ids: NDArray[Any], source: str) -> None:
     if repeated := len(ids) - np.unique(ids).size:
         raise TableError(
-            f"the id column of {source} has {repeated} duplicate ids", remedy="keep one row per id"
+            f"the id column of {source} has {repeated} duplicate ids",
+            remedy="keep one row per id",
+            code="FK-IDS-DUPLICATE",
         )
 
 
@@ -193,10 +204,16 @@ def check_file(path: Path) -> None:
     TableError
     """
     if path.is_dir():
-        raise TableError(f"{path} is a directory", remedy=f"give {FILES}")
+        raise TableError(f"{path} is a directory", remedy=f"give {FILES}", code="FK-FILE-FOLDER")
     if not path.is_file():
-        raise TableError(f"there is no file {path}", remedy="check the path")
+        raise TableError(
+            f"there is no file {path}", remedy="check the path", code="FK-FILE-MISSING"
+        )
     if path.suffix.lower() not in (".npz", ".csv", ".tsv", ".parquet"):
-        raise TableError(f"{path.name} has an unknown suffix", remedy=f"give {FILES}")
+        raise TableError(
+            f"{path.name} has an unknown suffix", remedy=f"give {FILES}", code="FK-FILE-SUFFIX"
+        )
     if path.stat().st_size == 0:
-        raise TableError(f"{path.name} is empty", remedy="give a file with data")
+        raise TableError(
+            f"{path.name} is empty", remedy="give a file with data", code="FK-ROWS-NONE"
+        )

@@ -39,6 +39,7 @@ def read_columns(
         raise ColumnError(
             f"the label column of {source} is not named",
             remedy=f"choose one with --label: {listing(columns)}",
+            code="FK-COLUMN-UNNAMED",
         )
     named = [("label", label), ("id", id_column), ("site", site_column)]
     for kind, name in named:
@@ -49,6 +50,7 @@ def read_columns(
         raise TableError(
             f"one column of {source} has two of the roles label, id and site",
             remedy="name different columns",
+            code="FK-COLUMN-ROLES",
         )
     features = [name for name in columns if name not in given]
     if needed is not None:
@@ -138,12 +140,14 @@ def file_columns(path: Path, dialect: Dialect) -> tuple[dict[str, Any], Dialect]
         raise TableError(
             f"{path.name} is not a readable {kind} file" + f": {ragged}" * bool(ragged),
             remedy=said + ("mend the line" if ragged else "save it again (text as UTF-8)"),
+            code="FK-FILE-FORMAT",
         ) from None
     names = table.column_names
     if kind == "CSV" and any(_looks_like_data(name, len(names)) for name in names):
         raise TableError(
             f"the first line of {path.name} holds data instead of column names",
             remedy="add a line with column names",
+            code="FK-FILE-HEADER",
         )
     return _by_name(table, path.name), dialect
 
@@ -170,7 +174,9 @@ def frame_columns(frame: Any) -> dict[str, Any]:
             table = from_dataframe(frame)
     except (pa.ArrowException, TypeError, ValueError, AttributeError, NotImplementedError):
         raise TableError(
-            "the data frame cannot be read", remedy="give each column values of one type"
+            "the data frame cannot be read",
+            remedy="give each column values of one type",
+            code="FK-COLUMN-UNREADABLE",
         ) from None
     names = [name for name in table.column_names if not name.startswith("__index_level_")]
     return _by_name(table.select(names), "the data frame")
@@ -180,13 +186,21 @@ def _by_name(table: Any, source: str) -> dict[str, Any]:
     names = table.column_names
     if "" in names:
         raise TableError(
-            f"a column of {source} has no name", remedy="name it or remove it (pandas: index=False)"
+            f"a column of {source} has no name",
+            remedy="name it or remove it (pandas: index=False)",
+            code="FK-COLUMN-NAMES",
         )
     repeated = len(names) - len(set(names))
     if repeated:
-        raise TableError(f"{source} has {repeated} repeated column names", remedy="rename them")
+        raise TableError(
+            f"{source} has {repeated} repeated column names",
+            remedy="rename them",
+            code="FK-COLUMN-NAMES",
+        )
     if not names:
-        raise TableError(f"{source} has no columns", remedy="give a file with data")
+        raise TableError(
+            f"{source} has no columns", remedy="give a file with data", code="FK-COLUMNS-NONE"
+        )
     return dict(zip(names, table.columns, strict=True))
 
 
@@ -204,6 +218,7 @@ def _numbers(column: Any, name: str, source: str) -> NDArray[np.float64]:
         raise TableError(
             f"column {name!r} of {source} is not numeric{where}",
             remedy="encode it as numbers or remove it",
+            code="FK-COLUMN-NUMBERS",
         )
     return values
 
@@ -239,6 +254,7 @@ def _labels(
             raise TableError(
                 f"column {name!r} of {source} holds numbers, the classes are text",
                 remedy="name the classes as they are in the file",
+                code="FK-CLASSES-UNKNOWN",
             )
         return _numbers(cells, name, source), ()
     classes = found.tolist() if named is None else list(named)
@@ -246,6 +262,7 @@ def _labels(
         raise TableError(
             f"{strange} labels in column {name!r} of {source} are none of {len(classes)} classes",
             remedy="name all classes, the same on every node",
+            code="FK-CLASSES-UNKNOWN",
         )
     y = np.full(len(cells), np.nan)
     y[known] = np.array([classes.index(one) for one in found])[codes]
@@ -271,7 +288,9 @@ def text_cells(column: Any, name: str, source: str) -> NDArray[np.str_]:
         cells = pc.utf8_trim_whitespace(pc.fill_null(column.cast(pa.string()), ""))
     except pa.ArrowException:
         raise TableError(
-            f"column {name!r} of {source} cannot be read as text", remedy="save it as text"
+            f"column {name!r} of {source} cannot be read as text",
+            remedy="save it as text",
+            code="FK-COLUMN-UNREADABLE",
         ) from None
     text: NDArray[np.str_] = cells.to_numpy().astype(np.str_)
     return text

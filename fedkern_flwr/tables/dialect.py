@@ -43,10 +43,16 @@ class Dialect:
 
     def __post_init__(self) -> None:
         if self.sep is not None and len(self.sep) != 1:
-            raise OptionError("the separator is not one character", remedy="use tab or one of ,;|")
+            raise OptionError(
+                "the separator is not one character",
+                remedy="use tab or one of ,;|",
+                code="FK-OPTION-CHOICE",
+            )
         if self.decimal not in (None, ".", ","):
             raise OptionError(
-                "the decimal mark is neither a point nor a comma", remedy="use , or ."
+                "the decimal mark is neither a point nor a comma",
+                remedy="use , or .",
+                code="FK-OPTION-CHOICE",
             )
 
     @classmethod
@@ -179,6 +185,7 @@ def _find_decimal(columns: dict[str, Any], source: str, sep: str) -> Decimal:
         raise TableError(
             f"some numbers of {source} have a decimal comma, others a decimal point",
             remedy="say which it is with --decimal",
+            code="FK-DECIMAL-MIXED",
         )
     return "," if found == {","} else "."
 
@@ -201,5 +208,6 @@ def _with_points(cells: Any, name: str, source: str) -> Any:
         raise TableError(
             f"{wrong} cells of column {name!r} of {source} have a decimal point, not a comma",
             remedy="remove marks of thousands, or use --decimal .",
+            code="FK-DECIMAL-MIXED",
         )
     return pc.if_else(comma, pc.replace_substring(cells, ",", "."), cells)

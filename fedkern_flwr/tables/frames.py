@@ -41,10 +41,11 @@ def take_frame(x: Any, columns: Sequence[str] | None, party: str) -> tuple[Any, 
                     f"the data frame lacks {how_many(len(lacking), 'column')}, "
                     f"the first is {lacking[0]!r}",
                     remedy="give rows and held-out rows the same columns",
+                    code="FK-COLUMN-MISSING",
                 )
             found = {name: found[name] for name in columns}
         how = (None, None, None, False, False, None, None, Dialect(), None)
         table = read_columns(found, "the data frame", *how)
     except TableError as error:
-        raise TableError(error.problem, remedy=error.remedy, party=party) from None
+        raise TableError(error.problem, remedy=error.remedy, party=party, code=error.code) from None
     return table.x, table.columns

@@ -74,13 +74,14 @@ def read_cells(cells: Any, kind: Kind | None, name: str, source: str) -> Cells:
             raise TableError(
                 f"column {name!r} of {source} is not numeric and holds neither text nor dates",
                 remedy="leave it out",
+                code="FK-COLUMN-UNREADABLE",
             )
         return Cells(kind or ("boolean" if pa.types.is_boolean(cells.type) else "number"), values)
     try:
         cells = cells.cast(pa.string())
     except pa.ArrowException:
         problem = f"column {name!r} of {source} cannot be read as text"
-        raise TableError(problem, remedy="leave it out") from None
+        raise TableError(problem, remedy="leave it out", code="FK-COLUMN-UNREADABLE") from None
     if kind in (None, "number"):
         known = len(cells) - cells.null_count
         _, text = parse_numbers(cells)

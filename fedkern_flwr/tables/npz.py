@@ -51,6 +51,7 @@ def read_npz(
             raise TableError(
                 f"{path.name}: {name} has {len(values)} entries but X has {expected} {unit}",
                 remedy="save arrays that belong together",
+                code="FK-SHAPE-DIFFERS",
             )
     ids = None if ids is None else np.char.strip(ids.astype(np.str_))
     return Table(x, y, columns, label_name, ids, site, x_test, y_test)
@@ -75,7 +76,11 @@ class _NpzArrays:
         self._archive = archive
 
     def _unreadable(self) -> TableError:
-        return TableError(f"{self.source} is not a readable NPZ file", remedy="save it again")
+        return TableError(
+            f"{self.source} is not a readable NPZ file",
+            remedy="save it again",
+            code="FK-FILE-FORMAT",
+        )
 
     def get(self, name: str, kind: str = "array") -> NDArray[Any]:
         if name not in self.names:
@@ -88,6 +93,7 @@ class _NpzArrays:
             raise TableError(
                 f"array {name!r} of {self.source} holds pickled objects, which are never loaded",
                 remedy="save it as numbers or text",
+                code="FK-FILE-PICKLED",
             ) from None
         except (OSError, EOFError, zipfile.BadZipFile, zlib.error):
             raise self._unreadable() from None
@@ -97,12 +103,15 @@ class _NpzArrays:
         values = self.get(name, kind)
         if values.dtype.kind not in "biuf":
             raise TableError(
-                f"array {name!r} of {self.source} is not numeric", remedy="encode it as numbers"
+                f"array {name!r} of {self.source} is not numeric",
+                remedy="encode it as numbers",
+                code="FK-COLUMN-NUMBERS",
             )
         if values.ndim != ndim:
             raise TableError(
                 f"array {name!r} of {self.source} has {values.ndim} dimensions, not {ndim}",
                 remedy="save X as (rows, columns) and labels as (rows,)",
+                code="FK-ARRAY-FORM",
             )
         return values.astype(np.float64)
 
@@ -112,6 +121,7 @@ class _NpzArrays:
             raise TableError(
                 f"{kind} {name!r} of {self.source} is not one list of integers or text",
                 remedy="save one integer or text per row",
+                code="FK-ARRAY-FORM",
             )
         return values.astype(np.str_) if values.dtype.kind == "S" else values
 
@@ -140,6 +150,7 @@ class _NpzArrays:
             raise TableError(
                 f"array {name!r} of {self.source} has {y.shape[1]} label columns",
                 remedy=f"choose one with --label, an index from 0 to {y.shape[1] - 1}",
+                code="FK-COLUMN-UNNAMED",
             )
         index = int(column)
         return y[:, index], f"{name}[{index}]", None if y_test is None else y_test[:, index]

@@ -91,7 +91,9 @@ class PartyTables:
         read = (read_party(one, label, id_column, dialect, name) for name, one in named.items())
         files = [replace(one, label=None, features=_needed(one.features, known)) for one in read]
         if len(files) < 2:
-            raise OptionError("one table is one party", remedy="name that of every party")
+            raise OptionError(
+                "one table is one party", remedy="name that of every party", code="FK-PARTIES-FEW"
+            )
         owners = tuple(one for one in files if one.features.keys() == files[0].features.keys())
         others = tuple(one for one in files if one not in owners)
         if others and id_column is None:
@@ -99,6 +101,7 @@ class PartyTables:
                 f"{others[0].name} has other columns than {files[0].name}, and nothing tells which "
                 "rows belong together",
                 remedy="name the column of the ids with --id, in Python as id_column of read",
+                code="FK-COLUMN-UNNAMED",
             )
         return cls(None, id_column, owners, others, blocks_of(owners[0], others, known))
 
@@ -151,6 +154,7 @@ class PartyTables:
             raise TableError(
                 f"{repeated} ids are in two of {listing(file.name for file in self.owners)}",
                 remedy="keep the row of an id in one of them",
+                code="FK-IDS-DUPLICATE",
             )
 
 
@@ -163,7 +167,9 @@ def check_files(paths: Sequence[Path]) -> None:
     """
     for k, path in enumerate(paths):
         if path.resolve() in [other.resolve() for other in paths[:k]]:
-            raise OptionError(f"{path.name} is named twice", remedy="name every file once")
+            raise OptionError(
+                f"{path.name} is named twice", remedy="name every file once", code="FK-FILE-TWICE"
+            )
 
 
 def read_party(
@@ -186,7 +192,11 @@ def read_party(
         name = path.name
         check_file(path)
         if path.suffix.lower() == ".npz":
-            raise TableError(f"{name} is no party's file", remedy="save it as .csv or .parquet")
+            raise TableError(
+                f"{name} is no party's file",
+                remedy="save it as .csv or .parquet",
+                code="FK-FILE-SUFFIX",
+            )
         columns, how = arrow.file_columns(path, how)
     else:
         columns, how = arrow.frame_columns(data), replace(how, sep=None)
@@ -199,6 +209,7 @@ def read_party(
             raise TableError(
                 f"the id column of {name} has {repeated} duplicate ids",
                 remedy="keep one row per id",
+                code="FK-IDS-DUPLICATE",
             )
     tsv = name.lower().endswith(".tsv")
     columns, notes = read_plainly(columns, [*columns], name, how, tsv=tsv)
@@ -274,6 +285,7 @@ def _places(
         raise TableError(
             f"no id of {file.name} is that of {row}",
             remedy="write the ids alike in all files",
+            code="FK-IDS-APART",
         )
     return places, found
 

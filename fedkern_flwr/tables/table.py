@@ -108,11 +108,16 @@ def select_target(table: Table, target: str) -> Table:
             raise TableError(
                 f"target {index} is out of range: there are {d} feature columns",
                 remedy=f"choose an index from 0 to {d - 1}",
+                code="FK-COLUMN-MISSING",
             )
     else:
         raise no_such("feature column", target, "the data", table.columns)
     if d == 1:
-        raise TableError("the target is the only feature column", remedy="add feature columns")
+        raise TableError(
+            "the target is the only feature column",
+            remedy="add feature columns",
+            code="FK-COLUMNS-NONE",
+        )
     return replace(
         _keep_columns(table, np.arange(d) != index),
         y=table.x[:, index].copy(),
@@ -134,7 +139,11 @@ def drop_constant_columns(table: Table) -> Table:
     if not constant.any():
         return table
     if constant.all():
-        raise TableError("every feature column is constant", remedy="add columns that vary")
+        raise TableError(
+            "every feature column is constant",
+            remedy="add columns that vary",
+            code="FK-COLUMNS-CONSTANT",
+        )
     names = [name for name, drop in zip(table.columns, constant, strict=True) if drop]
     plural = "s" if len(names) > 1 else ""
     note = f"dropped {len(names)} constant column{plural}: {listing(names)}"
@@ -158,7 +167,7 @@ def no_such(kind: str, name: str, source: str, names: Any) -> ColumnError:
         if mark in names[0]:
             option = "tab" if mark == "\t" else f"'{mark}'"
             remedy = f"{word} seem to part its columns: use --sep {option}"
-    return ColumnError(f"{source} has no {kind} {name!r}", remedy=remedy)
+    return ColumnError(f"{source} has no {kind} {name!r}", remedy=remedy, code="FK-COLUMN-MISSING")
 
 
 def how_many(number: int, what: str) -> str:
@@ -214,14 +223,19 @@ def without_missing(table: Table, missing: Missing, source: str) -> Table:
                         f"column {name!r} of {source} is {kind} in {count} rows "
                         f"(all columns: {dropped} bad rows)",
                         remedy=_DROP_ROWS,
+                        code="FK-VALUES-FINITE" if kind == "infinite" else "FK-VALUES-MISSING",
                     )
         kind = next(kind for kind, cells in texts if np.any(cells == ""))
         raise TableError(
-            f"the {kind} column of {source} is empty in {dropped} rows", remedy=_DROP_ROWS
+            f"the {kind} column of {source} is empty in {dropped} rows",
+            remedy=_DROP_ROWS,
+            code="FK-IDS-MISSING" if kind == "id" else "FK-VALUES-MISSING",
         )
     if dropped == table.rows:
         raise TableError(
-            f"every row of {source} has a missing cell", remedy="remove the mostly empty columns"
+            f"every row of {source} has a missing cell",
+            remedy="remove the mostly empty columns",
+            code="FK-VALUES-NOROW",
         )
     what = "without a label, an id or a site" if encode else "with missing or infinite cells"
     note = f"dropped {dropped} of {table.rows} rows of {source} {what}"

@@ -152,17 +152,23 @@ def make_plan(
             "there is no active party: nobody has labels",
             remedy="start at least one node with labels",
             phase="describe",
+            code="FK-LABELS-NOBODY",
         )
     if len(parties) == 1:
         raise SmallCohortError(
             "there is one party: no columns are split",
             remedy="start the nodes that hold the other columns",
             phase="describe",
+            code="FK-PARTIES-FEW",
         )
     check_labels(actives, "active parties")
     _check_numbered(parties)
     if not any(p.features for p in parties):
-        raise TableError("no party has features", remedy="give at least one a feature column")
+        raise TableError(
+            "no party has features",
+            remedy="give at least one a feature column",
+            code="FK-FEATURES-NONE",
+        )
     wanted: list[Hashes] = []
     kinds: list[tuple[int, bool]] = []
     for train in (True, False):
@@ -191,9 +197,15 @@ def make_plan(
         hashes[keep, 0],
     )
     if not predict and not plan.training_rows:
-        raise CohortError("there are no labelled rows to learn from", remedy="check the tables")
+        raise CohortError(
+            "there are no labelled rows to learn from",
+            remedy="check the tables",
+            code="FK-ROWS-NONE",
+        )
     if predict and not plan.test_rows:
-        raise CohortError("there are no rows to predict", remedy="check the tables")
+        raise CohortError(
+            "there are no rows to predict", remedy="check the tables", code="FK-TEST-NONE"
+        )
     return plan
 
 
@@ -220,6 +232,7 @@ def check_alone(
                 f"partition {alone.partition} alone has columns beside partition {active}, which "
                 "would learn the phases of that party's columns",
                 remedy="let more parties take part, or allow it with --allow-single",
+                code="FK-COLUMNS-ALONE",
             )
         if not alone.allow_single:
             raise misfit(
@@ -227,6 +240,7 @@ def check_alone(
                 f"partition {active} would learn the phases of its columns, and it does not allow "
                 "that",
                 "let more parties take part, or set allow_single at this node",
+                code="FK-COLUMNS-ALONE",
             )
 
 
@@ -236,6 +250,7 @@ def _check_once(hashes: Hashes) -> None:
             f"{repeated} rows have labels at two parties, or are held out and learned from",
             remedy="keep the label of a row at one active party, in one of its tables",
             phase="describe",
+            code="FK-LABELS-TWICE",
         )
 
 
@@ -250,14 +265,24 @@ def _held_by_all(
         lacking = int((~held).sum())
         if len(held) and not held.any():
             problem = f"it holds none of the {len(held)} rows"
-            raise misfit(party.partition, problem, f"check its id column and {SAME_KEY}")
+            raise misfit(
+                party.partition, problem, f"check its id column and {SAME_KEY}", code="FK-IDS-APART"
+            )
         if lacking and missing == "error":
             problem = f"it does not hold {lacking} of the {len(held)} rows with labels"
-            raise misfit(party.partition, problem, "check the ids, or choose --missing drop-row")
+            raise misfit(
+                party.partition,
+                problem,
+                "check the ids, or choose --missing drop-row",
+                code="FK-ROWS-LACKING",
+            )
         keep &= held
     if len(keep) and not keep.any():
         raise ProtocolError(
-            "no row is held by all parties", remedy="check the ids", phase="describe"
+            "no row is held by all parties",
+            remedy="check the ids",
+            phase="describe",
+            code="FK-IDS-APART",
         )
     if not keep.all():
         logger.warning("%d rows are left out: some party does not hold them", int((~keep).sum()))
@@ -274,6 +299,7 @@ def _check_numbered(parties: Sequence[VerticalDescribeReply]) -> None:
                 bare.partition,
                 "its rows have no ids, those of other parties have",
                 "give all parties ids, or none and the rows in the same order",
+                code="FK-IDS-MISSING",
             )
         if not party.named and len(party.ids) != len(first.ids):
             raise misfit(
@@ -281,4 +307,5 @@ def _check_numbered(parties: Sequence[VerticalDescribeReply]) -> None:
                 f"it has {len(party.ids)} rows without ids, partition {first.partition} has "
                 f"{len(first.ids)}",
                 "bring the same rows in the same order, or give ids",
+                code="FK-ROWS-DIFFER",
             )

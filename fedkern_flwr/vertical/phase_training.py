@@ -448,14 +448,22 @@ def _check_candidates(
     multiples: Sequence[int], regularizations: Sequence[float], folds: int, rows: int
 ) -> None:
     if not multiples or not regularizations:
-        raise OptionError("there are no candidates", remedy="name a multiple and a regularization")
+        raise OptionError(
+            "there are no candidates",
+            remedy="name a multiple and a regularization",
+            code="FK-OPTION-RANGE",
+        )
     if multiples[0] < 1:
-        raise OptionError(f"multiple is {multiples[0]}", remedy="use whole numbers from 1")
+        raise OptionError(
+            f"multiple is {multiples[0]}", remedy="use whole numbers from 1", code="FK-OPTION-RANGE"
+        )
     for value in regularizations:
         check_regularization(value)
     if len(multiples) * len(regularizations) > 1 and min(folds, rows) < 2:
         raise OptionError(
-            f"cross-validation in {folds} folds of {rows} rows", remedy="use at least two of both"
+            f"cross-validation in {folds} folds of {rows} rows",
+            remedy="use at least two of both",
+            code="FK-FOLDS-FEW",
         )
 
 
@@ -523,6 +531,7 @@ def factorise(equations: Equations, curvature: float, regularization: float) -> 
         raise OptionError(
             f"the normal equations are singular at regularization {regularization:g}",
             remedy="use a larger regularization, or phases of 32 bits",
+            code="FK-EQUATIONS-SINGULAR",
         ) from None
 
 
@@ -612,20 +621,25 @@ def descend(
     raise FedKernError(
         f"the {loss} loss stopped at a gradient of {largest:.1e} after {steps} steps",
         remedy="use a larger regularization or tolerance, or more iterations",
+        code="FK-SOLVER-STEPS",
     )
 
 
 def check_training(phases: Phases, targets: Floats, loss: Loss) -> None:
     """Raise OptionError for what no loss can be trained on."""
     if loss not in LOSSES:
-        raise OptionError(f"loss is {loss}", remedy=f"use one of {', '.join(LOSSES)}")
+        raise OptionError(
+            f"loss is {loss}", remedy=f"use one of {', '.join(LOSSES)}", code="FK-OPTION-CHOICE"
+        )
     if targets.shape[:1] != phases.shape[:1] or targets.ndim != 2 or not phases.size:
         raise OptionError(
             f"phases have shape {phases.shape}, targets {targets.shape}",
             remedy="give as many rows of both, at least one",
+            code="FK-SHAPE-DIFFERS",
         )
     if loss != "square" and not (np.abs(targets) == 1.0).all():
         raise OptionError(
             f"the {loss} loss is for classes, targets are not -1 and 1",
             remedy="use the square loss",
+            code="FK-LOSS-CLASSES",
         )

@@ -127,7 +127,9 @@ def feature_chunks(
 
 def _fill(phases: Phases, multiple: int, scale: float, out: Features) -> None:
     if multiple < 1:
-        raise OptionError(f"multiple is {multiple}", remedy="use a whole number from 1")
+        raise OptionError(
+            f"multiple is {multiple}", remedy="use a whole number from 1", code="FK-OPTION-RANGE"
+        )
     rows = max(1, _BLOCK // max(1, phases.shape[1]))
     if phases.dtype == np.uint16:
         # "clip" spares a copy of the result: no position is out of the table. No threads: looking
@@ -166,7 +168,9 @@ def _feature_dtype(phases: Phases) -> np.dtype[np.float32] | np.dtype[np.float64
         return np.dtype(np.float32)
     if phases.dtype == np.uint32:
         return np.dtype(np.float64)
-    raise OptionError(f"phases are {phases.dtype}", remedy="use uint16 or uint32")
+    raise OptionError(
+        f"phases are {phases.dtype}", remedy="use uint16 or uint32", code="FK-OPTION-TYPE"
+    )
 
 
 def chunk_outputs(chunks: Chunks, weights: Floats, rows: int) -> Floats:

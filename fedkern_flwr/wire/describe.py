@@ -130,6 +130,7 @@ def check_partitions(parties: Sequence[DescribeReply]) -> None:
                 f"two nodes have partition-id {party.partition}",
                 remedy="give every node its own partition-id from 0",
                 phase="describe",
+                code="FK-PARTITION-TWICE",
             )
         seen.add(party.partition)
     totals = {party.partitions for party in parties}
@@ -138,6 +139,7 @@ def check_partitions(parties: Sequence[DescribeReply]) -> None:
             f"nodes disagree on num-partitions: {sorted(totals)}",
             remedy="set the same num-partitions on every node",
             phase="describe",
+            code="FK-PARTITION-TOTAL",
         )
     total = totals.pop()
     missing = sorted(set(range(total)) - seen)
@@ -148,6 +150,7 @@ def check_partitions(parties: Sequence[DescribeReply]) -> None:
             f"{len(seen)} of {total} partitions are there; {what}: {_shorten(which)}",
             remedy="start the missing nodes, with registered keys, or correct num-partitions",
             phase="describe",
+            code="FK-PARTITION-MISSING",
         )
 
 
@@ -167,6 +170,7 @@ def check_columns(parties: Sequence[DescribeReply]) -> None:
                 remedy="bring all tables to the same columns",
                 party=f"partition {party.partition}",
                 phase="describe",
+                code="FK-COLUMNS-DIFFER",
             )
 
 

@@ -152,7 +152,7 @@ class PhaseMessage:
             many = bool(array_fields) and array_fields[-1].metadata["many"]
             single = array_fields[:-1] if many else array_fields
             if len(arrays) < len(single) or (len(arrays) > len(single) and not many):
-                raise _Broken(f"{len(arrays)} arrays instead of {len(single)}")
+                raise _Broken(f"{len(arrays)} arrays instead of {len(single)}", "FK-MESSAGE-SHAPE")
             for declared, value in zip(single, arrays, strict=False):
                 values[declared.name] = _check_array(declared, value, sizes)
             if many:
@@ -164,6 +164,7 @@ class PhaseMessage:
                 remedy=broken.remedy,
                 party=party,
                 phase=cls.phase,
+                code=broken.code,
             ) from None
         found = object.__new__(cls)
         found.__dict__.update(values)  # all is checked, so no need to do it again
@@ -186,44 +187,61 @@ class _Broken(Exception):
 
     remedy = "run the same release of fedkern-flwr on both sides"
 
+    def __init__(self, problem: str, code: str) -> None:
+        super().__init__(problem)
+        self.code = code
+
 
 def _check_header(phase: str, scalars: Mapping[str, Any]) -> None:
     version = scalars.get("protocol")
     if version != PROTOCOL_VERSION:
         found = version if isinstance(version, int) else type(version).__name__
-        raise _Broken(f"protocol version {found} instead of {PROTOCOL_VERSION}")
+        raise _Broken(
+            f"protocol version {found} instead of {PROTOCOL_VERSION}", "FK-MESSAGE-VERSION"
+        )
     if scalars.get("phase") != phase:
-        raise _Broken(f"the message belongs to phase {str(scalars.get('phase'))[:_NAMES]!r}")
+        raise _Broken(
+            f"the message belongs to phase {str(scalars.get('phase'))[:_NAMES]!r}",
+            "FK-MESSAGE-PHASE",
+        )
 
 
 def _check_scalar(name: str, scalars: Mapping[str, Any], expected: type) -> Any:
     value = scalars.get(name)
     _check_type(name, value, expected)
     if isinstance(value, float) and not math.isfinite(value):
-        raise _Broken(f"{name} is not finite")
+        raise _Broken(f"{name} is not finite", "FK-MESSAGE-FINITE")
     return value
 
 
 def _check_type(name: str, value: Any, expected: type) -> None:
     if type(value) is not expected:
-        raise _Broken(f"{name} is {type(value).__name__} instead of {expected.__name__}")
+        raise _Broken(
+            f"{name} is {type(value).__name__} instead of {expected.__name__}", "FK-MESSAGE-FIELD"
+        )
 
 
 def _check_array(declared: Field[Any], value: NDArray[Any], sizes: dict[str, int]) -> NDArray[Any]:
     _check_layout(declared, value, sizes)
     if value.dtype.kind == "f" and not np.isfinite(value).all():
-        raise _Broken(f"{declared.name} holds NaN or infinite values")
+        raise _Broken(f"{declared.name} holds NaN or infinite values", "FK-MESSAGE-FINITE")
     return value
 
 
 def _check_layout(declared: Field[Any], value: Any, sizes: dict[str, int]) -> None:
     name, dimensions = declared.name, declared.metadata["dimensions"]
     if not isinstance(value, np.ndarray):  # Flower's clients open archives, which hold anything
-        raise _Broken(f"{name} is no array")
+        raise _Broken(f"{name} is no array", "FK-MESSAGE-FIELD")
     if value.dtype not in declared.metadata["dtypes"]:
-        raise _Broken(f"{name} has dtype {plain_line(str(value.dtype), _NAMES)}")
+        raise _Broken(
+            f"{name} has dtype {plain_line(str(value.dtype), _NAMES)}", "FK-MESSAGE-FIELD"
+        )
     if value.ndim != len(dimensions):
-        raise _Broken(f"{name} has {value.ndim} dimensions instead of {len(dimensions)}")
+        raise _Broken(
+            f"{name} has {value.ndim} dimensions instead of {len(dimensions)}", "FK-MESSAGE-SHAPE"
+        )
     for dimension, size in zip(dimensions, value.shape, strict=True):
         if sizes.setdefault(dimension, size) != size:
-            raise _Broken(f"{name} has {size} {dimension} instead of {sizes[dimension]}")
+            raise _Broken(
+                f"{name} has {size} {dimension} instead of {sizes[dimension]}", "FK-MESSAGE-SHAPE"
+            )

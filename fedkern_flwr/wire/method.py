@@ -81,7 +81,9 @@ def pack(
             plain[name] = value
             continue
         if value.dtype.kind not in ("f", *_WHOLE):
-            raise ProtocolError(f"{name} is an array of {value.dtype}, which cannot be sent")
+            raise ProtocolError(
+                f"{name} is an array of {value.dtype}, which cannot be sent", code="FK-MESSAGE-SEND"
+            )
         dtype = value.dtype if value.dtype.kind == "f" else np.dtype(np.float64)
         dtype = dtype if dtype in (np.float32, np.float64) else np.dtype(np.float64)
         given.append(np.ascontiguousarray(value, dtype).reshape(-1))
@@ -93,6 +95,7 @@ def pack(
         raise ProtocolError(
             f"values of {odd} cannot be sent",
             remedy="send numbers, texts, lists and dictionaries of them, and arrays",
+            code="FK-MESSAGE-SEND",
         ) from None
     return text.encode(), tuple(given)
 
@@ -119,6 +122,7 @@ def unpack(
             remedy="run the same release of the method on both sides",
             party=party,
             phase=MethodRequest.phase,
+            code="FK-MESSAGE-DAMAGED",
         ) from None
 
 

@@ -80,4 +80,6 @@ def unpack(content: RecordDict, *, party: str) -> RecordDict:
             raise ValueError
         return RecordDict(found)
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
-        raise ProtocolError("a packed message is damaged", party=party) from None
+        raise ProtocolError(
+            "a packed message is damaged", party=party, code="FK-MESSAGE-DAMAGED"
+        ) from None

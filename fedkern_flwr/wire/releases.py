@@ -117,4 +117,5 @@ def _check(
         remedy=f"{older} is older: `pip install --upgrade {wanted}` there",
         party=party,
         phase="describe",
+        code="FK-MESSAGE-VERSION",
     )

@@ -81,7 +81,9 @@ def detach(
         if sum(count for _, count, _ in index) > len(arrays):
             raise ValueError
     except ValueError:
-        raise ProtocolError("its sections are damaged", party=party) from None
+        raise ProtocolError(
+            "its sections are damaged", party=party, code="FK-MESSAGE-DAMAGED"
+        ) from None
     own: dict[str, Any] = {}
     parts = {str(number): part for number, (_, _, part) in enumerate(index)}
     for name, value in scalars.items():

@@ -41,7 +41,11 @@ def export(
     folder = place.parent if place.is_file() else place
     target = Path(out) if out else folder / f"model.{to}"
     if target.is_dir() or not target.resolve().parent.is_dir():
-        raise OptionError(f"--out {target} cannot be written", remedy="name a file in a folder")
+        raise OptionError(
+            f"--out {target} cannot be written",
+            remedy="name a file in a folder",
+            code="FK-FILE-WRITE",
+        )
     if target.exists() and not force:
         raise used(target)
     whole = load_model(model)
@@ -77,7 +81,9 @@ def _bytes(found: dict[str, object], to: Format) -> bytes:
         return bytes(dumps(ExportedModel(found)))
     except ImportError:
         raise OptionError(
-            f"--to {to} needs the package {to}", remedy="pip install 'fedkern-flwr[export]'"
+            f"--to {to} needs the package {to}",
+            remedy="pip install 'fedkern-flwr[export]'",
+            code="FK-PACKAGE-MISSING",
         ) from None
 
 

@@ -46,7 +46,9 @@ def init(
     --run-config, say otherwise. Flower takes what is installed and installs nothing for it.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OptionError(f"{folder} is there already", remedy="choose another folder")
+        raise OptionError(
+            f"{folder} is there already", remedy="choose another folder", code="FK-FOLDER-USED"
+        )
     own = family(method)
     left_out = shutil.ignore_patterns("__pycache__")
     try:
@@ -59,7 +61,9 @@ def init(
         project.write_text(text.replace(_NEEDED, _OURS) + added, "utf-8")
     except OSError as error:
         raise OptionError(
-            f"{folder} cannot be written ({error.strerror})", remedy="choose another folder"
+            f"{folder} cannot be written ({error.strerror})",
+            remedy="choose another folder",
+            code="FK-FILE-WRITE",
         ) from None
     typer.echo(f"an app of {method} with {own.nodes} nodes: {folder}")
     typer.echo(f"next: cd {folder}; flwr run . --stream")

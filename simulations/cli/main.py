@@ -92,21 +92,39 @@ def run(arguments: list[str] | None = None) -> int:
     try:
         code = app(arguments, standalone_mode=False)
         if code == _INTERRUPTED:
-            return _complain(_INTERRUPTED_TEXT, code)
+            return _complain(_INTERRUPTED_TEXT, code, "FK-COMMAND-INTERRUPTED")
         return code if isinstance(code, int) else 0
     except FedKernError as error:
         return _complain(str(error), error.exit_code)
     except MemoryError:
-        return _complain("not enough memory; use fewer features, kernels or samples per round", 1)
+        problem = "not enough memory; use fewer features, kernels or samples per round"
+        return _complain(problem, 1, "FK-COMMAND-MEMORY")
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        return _complain(f"{error.strerror}: {error.filename or 'a file could not be written'}", 1)
+        file = error.filename or "a file could not be written"
+        return _complain(f"{error.strerror}: {file}", 1, "FK-COMMAND-DISK")
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return 2
     except click.ClickException as error:
-        return _complain(error.format_message() + _known(error), 2)
+        text = error.format_message() + _known(error)
+        return _complain(text, 2, "" if text.endswith("]") else _code(error))
+
+
+def _code(error: click.ClickException) -> str:
+    """Return the code of what Click refuses: that of constructors and apps where they refuse it."""
+    if isinstance(error, click.NoSuchOption):
+        return "FK-OPTION-UNKNOWN"
+    if isinstance(error, click.MissingParameter):
+        return "FK-COMMAND-MISSING"
+    if isinstance(error, click.BadParameter):
+        kind = getattr(error.param, "type", None)
+        return "FK-OPTION-CHOICE" if isinstance(kind, click.Choice) else "FK-OPTION-TYPE"
+    context = getattr(error, "ctx", None)
+    if context is not None and isinstance(context.command, click.Group):
+        return "FK-COMMAND-UNKNOWN"
+    return "FK-COMMAND-USAGE"
 
 
 def _known(error: click.ClickException) -> str:
@@ -131,9 +149,11 @@ def _known(error: click.ClickException) -> str:
     return f" Choose of {', '.join(context.command.list_commands(context))}."
 
 
-def _complain(text: str, code: int) -> int:
-    click.echo(f"fedkern: {' '.join(text.split())}", err=True)
-    return code
+def _complain(text: str, exit_code: int, code: str = "") -> int:
+    """Say what is wrong in one line; an error of ours has its code in its text."""
+    line = " ".join(f"{text} [{code}]".split()) if code else " ".join(text.split())
+    click.echo(f"fedkern: {line}", err=True)
+    return exit_code
 
 
 if __name__ == "__main__":

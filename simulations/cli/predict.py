@@ -63,11 +63,19 @@ def predict(
     run = None if alone else _open(place)
     target = Path(out) if out else _free(place / "predictions.csv", force=force)
     if (target.exists() and not target.is_file()) or not target.resolve().parent.is_dir():
-        raise OptionError(f"--out {target} cannot be written", remedy="name a file in a folder")
+        raise OptionError(
+            f"--out {target} cannot be written",
+            remedy="name a file in a folder",
+            code="FK-FILE-WRITE",
+        )
     if (data is None) == (not party):
-        raise OptionError("new rows are in one file or in files of parties", remedy=_ROWS)
+        raise OptionError(
+            "new rows are in one file or in files of parties", remedy=_ROWS, code="FK-PREDICT-ROWS"
+        )
     if data is not None and not Path(data).is_file():
-        raise TableError(f"there is no file {data}", remedy="check the path")
+        raise TableError(
+            f"there is no file {data}", remedy="check the path", code="FK-FILE-MISSING"
+        )
     dialect = {"sep": sep, "decimal": decimal, "na": na or ()}
     rows: Any = [one.removesuffix(FEATURES) for one in party] if party else Path(str(data))
 
@@ -102,6 +110,7 @@ def _open(place: Path) -> dict[str, Any]:
             f"{folder.path} is a deployment: its nodes predict, each its own rows",
             remedy="put the rows into nodes/*/test-data.csv, then use "
             f"fedkern deploy-local {config['method']} --predict {folder.path}",
+            code="FK-PREDICT-DEPLOYED",
         )
     return config
 

@@ -46,6 +46,7 @@ def run_method(name: str, values: dict[str, Any]) -> None:
             raise OptionError(
                 f"{folder.path} holds a run of {config['method']}",
                 remedy=f"use fedkern run {config['method']} --resume {folder.path}",
+                code="FK-RUN-OTHER",
             )
         check_ray_address(config["engine"], address)
         found = folder.result()

@@ -208,20 +208,28 @@ class Family(Predicting[P], ABC, Generic[S, P]):
             raise OptionError(
                 "privacy_epsilon does not hold for columns that are scaled by all rows",
                 remedy="use --scaling range: the ranges of the columns are then taken to be public",
+                code="FK-BUDGET-SCALING",
             )
         if config.get("secure") and "secure" in strategy.fixed:
             raise OptionError(
                 f"{config['method']} sends nothing that could be summed",
                 remedy="leave out --secure",
+                code="FK-SECURE-NOTHING",
             )
         if not config.get("secure", True):
             _refuse_options_of_sums(strategy, config["options"])
         check_seed(config["seed"], config["runs"])
         if config["timeout"] <= 0:
-            raise OptionError(f"timeout is {config['timeout']}", remedy="use a positive number")
+            raise OptionError(
+                f"timeout is {config['timeout']}",
+                remedy="use a positive number",
+                code="FK-OPTION-RANGE",
+            )
         DropOut(config["drop"])
         if config["runs"] < 1:
-            raise OptionError(f"runs is {config['runs']}", remedy="use at least 1")
+            raise OptionError(
+                f"runs is {config['runs']}", remedy="use at least 1", code="FK-OPTION-RANGE"
+            )
         strategy(**config["options"])
 
     def check_data(self, config: Config, prepared: P) -> None:
@@ -325,6 +333,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
             raise OptionError(
                 f"this method has secure sums only: {self.always_secure}",
                 remedy="leave out --no-secure",
+                code="FK-SECURE-ALWAYS",
             )
 
     def _strategy(self, name: str) -> type[PhaseStrategy]:
@@ -336,7 +345,9 @@ def _refuse_options_of_sums(strategy: type[PhaseStrategy], chosen: Mapping[str, 
     for name in ("threshold", "min_cohort"):
         if name in chosen and chosen[name] != defaults.get(name):
             flag = name.replace("_", "-")
-            raise OptionError(f"--{flag} is for secure sums", remedy="add --secure")
+            raise OptionError(
+                f"--{flag} is for secure sums", remedy="add --secure", code="FK-SECURE-NEEDED"
+            )
 
 
 def check_rounds(config: Config) -> None:
@@ -348,7 +359,7 @@ def check_rounds(config: Config) -> None:
     """
     rounds = config["data"]["rounds"]
     if rounds is not None and rounds < 1:
-        raise OptionError(f"rounds is {rounds}", remedy="use at least 1")
+        raise OptionError(f"rounds is {rounds}", remedy="use at least 1", code="FK-OPTION-RANGE")
 
 
 def check_numbers(prepared: Prepared, option: str, chosen: str | None, of_numbers: str) -> None:
@@ -362,6 +373,7 @@ def check_numbers(prepared: Prepared, option: str, chosen: str | None, of_number
         raise OptionError(
             f"{option} {chosen} is for classes, the labels are numbers",
             remedy=f"use --{option} {of_numbers}, or --task classification",
+            code="FK-TASK-OPTION",
         )
 
 
@@ -376,5 +388,9 @@ def same_number(values: Mapping[str, Any], name: str) -> int | None:
     own: int | None = values[name]
     clients: int | None = values["clients"]
     if None not in (own, clients) and own != clients:
-        raise OptionError(f"{own} {name} are not {clients} clients", remedy="leave out --clients")
+        raise OptionError(
+            f"{own} {name} are not {clients} clients",
+            remedy="leave out --clients",
+            code="FK-CLIENTS-DIFFER",
+        )
     return clients if own is None else own

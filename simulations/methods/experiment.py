@@ -91,7 +91,7 @@ def run_entries(
         Called with the metrics of each round.
     """
     if runs < 1:
-        raise OptionError(f"runs is {runs}", remedy="use at least 1")
+        raise OptionError(f"runs is {runs}", remedy="use at least 1", code="FK-OPTION-RANGE")
     steps: list[SimulationStep[PhaseStrategy]] = []
     for entry in entries:
         if entry.reference is not None:

@@ -76,6 +76,7 @@ class MatrixFamily(Family[S, P]):
             raise OptionError(
                 "cohorts are summed at once, and rounds one by one",
                 remedy="leave out --cohorts or --rounds",
+                code="FK-COHORTS-ROUNDS",
             )
 
     def check_data(self, config: Config, prepared: P) -> None:
@@ -89,7 +90,11 @@ class MatrixFamily(Family[S, P]):
         strategy = self._strategy(config["method"])(**config["options"])
         assert isinstance(strategy, SecureGram)
         if prepared.num_clients < 2:
-            raise OptionError("a single client has nobody to sum with", remedy="use more clients")
+            raise OptionError(
+                "a single client has nobody to sum with",
+                remedy="use more clients",
+                code="FK-PARTIES-FEW",
+            )
         everybody, share = range(prepared.num_clients), strategy.participation
         rounds = config["data"]["rounds"] or 1
         number = max(rounds, strategy.cohorts_)
@@ -157,9 +162,15 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
         """Refuse options that cannot work before any data is read."""
         super().check(config)
         if config["cost"] is not None and not 0.0 < config["cost"] < np.inf:
-            raise OptionError(f"cost is {config['cost']}", remedy="use a positive number")
+            raise OptionError(
+                f"cost is {config['cost']}", remedy="use a positive number", code="FK-OPTION-RANGE"
+            )
         if not 0.0 < config["level"] < 1.0:
-            raise OptionError(f"level is {config['level']}", remedy="use a number between 0 and 1")
+            raise OptionError(
+                f"level is {config['level']}",
+                remedy="use a number between 0 and 1",
+                code="FK-OPTION-RANGE",
+            )
 
     def check_data(self, config: Config, prepared: RatingData | InstanceData) -> None:
         """Refuse options that cannot work with the data.
@@ -174,11 +185,17 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
             refuse_options_of_tables(config)
         if isinstance(prepared, InstanceData):
             if config.get("class_weight") and not prepared.split(config["seed"]).classes:
-                raise OptionError("class_weight is for classes", remedy="leave it out for numbers")
+                raise OptionError(
+                    "class_weight is for classes",
+                    remedy="leave it out for numbers",
+                    code="FK-TASK-OPTION",
+                )
             check_features(strategy, prepared.split(config["seed"]).features(strategy.encoding))
         elif strategy.encoding != "counts":
             raise OptionError(
-                "ratings are counts", remedy="leave out --encoding, or use a table of features"
+                "ratings are counts",
+                remedy="leave out --encoding, or use a table of features",
+                code="FK-RATINGS-OPTION",
             )
 
     def prepare(self, settings: GramSettings) -> RatingData | InstanceData:
@@ -242,6 +259,7 @@ def refuse_options_of_tables(config: Config) -> None:
             raise OptionError(
                 f"{flag} is for tables, {Path(config['data']['data']).name} holds ratings",
                 remedy="leave it out",
+                code="FK-RATINGS-OPTION",
             )
 
 
@@ -277,11 +295,14 @@ def check_features(strategy: SecureGram, x: NDArray[np.float64]) -> None:
     if strategy.encoding == "counts":
         count_values(x, strategy.bound)
     elif not np.isfinite(x).all():
-        raise TableError("a row lacks a value", remedy="use --missing drop-row")
+        raise TableError(
+            "a row lacks a value", remedy="use --missing drop-row", code="FK-VALUES-MISSING"
+        )
     elif np.abs(x).max() > strategy.bound:
         raise TableError(
             f"scaled features are beyond the bound {strategy.bound:g}",
             remedy="use a bound of at least 1",
+            code="FK-VALUES-BOUND",
         )
 
 

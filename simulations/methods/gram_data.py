@@ -113,6 +113,7 @@ class Instances(DealtTable):
             raise TableError(
                 "counts are whole numbers, the table has text, dates or booleans",
                 remedy="use --encoding fixed-point",
+                code="FK-COUNTS-TEXT",
             )
         return self.raw
 
@@ -158,6 +159,7 @@ class InstanceData(DealtData[GramSettings, Instances]):
                 raise OptionError(
                     f"{name.replace('_', '-')} is for ratings, {settings.data} is a table",
                     remedy="leave it out, or name the columns of ratings with --user and --item",
+                    code="FK-TABLE-OPTION",
                 )
         super().__init__(settings)
 
@@ -197,6 +199,7 @@ class InstanceData(DealtData[GramSettings, Instances]):
             raise OptionError(
                 f"{how_many(columns, 'column')} cannot be dealt to {parties} clients",
                 remedy=f"use 2 to {columns} clients",
+                code="FK-COLUMNS-FEW",
             )
         raw = None if table.kinds else table.x[:, found.scaling["sources"]]
         return Instances(**vars(found), raw=raw, parts=tuple(parts or found.share(parties)))

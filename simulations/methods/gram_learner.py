@@ -179,7 +179,7 @@ def choose_machine(
     """
     check_choice("learner", learner, get_args(Learner))
     if cost is not None and not 0.0 < cost < np.inf:
-        raise OptionError(f"cost is {cost}", remedy="use a positive number")
+        raise OptionError(f"cost is {cost}", remedy="use a positive number", code="FK-OPTION-RANGE")
     kernels = [kernel]
     if kernel.name == "rbf" and gamma is None:
         spread = float(np.trace(gram) / len(gram) - gram.mean()) or 1.0

@@ -151,6 +151,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
             raise OptionError(
                 f"{nodes} nodes are too few for {groups} groups",
                 remedy="use more nodes: users, an agent per group and, if vertical, a label owner",
+                code="FK-PARTIES-FEW",
             )
         return {"users": users, "clients": None}
 
@@ -178,24 +179,32 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
             raise OptionError(
                 f"architecture {chosen['architecture']} has no groups",
                 remedy="leave out --groups and --group-sizes",
+                code="FK-GROUPS-OPTION",
             )
         if data["users"] < 2:
-            raise OptionError("a single user has nobody to sum with", remedy="use more --users")
+            raise OptionError(
+                "a single user has nobody to sum with",
+                remedy="use more --users",
+                code="FK-PARTIES-FEW",
+            )
         if hierarchical and min(sizes) == 1 and not chosen.get("allow_single"):
             raise OptionError(
                 f"group {sizes.index(1) + 1} has a single user, whose model its agent would see",
                 remedy="form larger groups, or allow it with --allow-single",
+                code="FK-GROUPS-SINGLE",
             )
         if chosen.get("lost_groups") == "leave-out" and groups < 3:
             raise OptionError(
                 f"of {groups} groups none can be left out: the total would be that of one",
                 remedy="use at least 3 --groups, or --lost-groups stop",
+                code="FK-GROUPS-LOST",
             )
         steps = chosen.get("step_sizes")
         if steps is not None and len(steps) != groups:
             raise OptionError(
                 f"{len(steps)} step sizes are not {groups} groups",
                 remedy="give a number for each group",
+                code="FK-GROUPS-DIFFER",
             )
         if data["delay"] is not None:
             DelayLaw.parse(data["delay"]).check(groups)
@@ -203,6 +212,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
             raise OptionError(
                 f"split {data['split']} is for users who hold whole rows",
                 remedy="leave out --split, or use --partition horizontal",
+                code="FK-GROUPS-SPLIT",
             )
 
     def check_data(self, config: Config, prepared: HierarchicalData) -> None:
@@ -327,7 +337,9 @@ def read_numbers(name: str, text: str | None, kind: Callable[[str], Any]) -> lis
         return [kind(number) for number in text.split(",")]
     except ValueError:
         raise OptionError(
-            f"{name} is {text!r}", remedy="give numbers separated by commas, such as 10,10"
+            f"{name} is {text!r}",
+            remedy="give numbers separated by commas, such as 10,10",
+            code="FK-OPTION-TYPE",
         ) from None
 
 
@@ -351,7 +363,9 @@ def count_users(values: Mapping[str, Any], sizes: list[int] | None) -> dict[str,
     users, groups, layers = same_number(values, "users"), values["groups"], has_agents(values)
     if sizes is not None and groups not in (None, len(sizes)):
         raise OptionError(
-            f"{len(sizes)} group sizes are not {groups} groups", remedy="leave out --groups"
+            f"{len(sizes)} group sizes are not {groups} groups",
+            remedy="leave out --groups",
+            code="FK-GROUPS-DIFFER",
         )
     if users is None:
         users = USERS if sizes is None else sum(sizes)

@@ -234,6 +234,7 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
             raise OptionError(
                 f"{how_many(found.width, 'column')} cannot be dealt to {len(sizes)} groups",
                 remedy="use fewer groups",
+                code="FK-COLUMNS-FEW",
             )
         first = np.cumsum([0, *sizes[:-1]])
         holders = tuple(
@@ -262,6 +263,7 @@ def deal_rows(
         raise TableError(
             f"{int(train.sum())} training rows cannot be dealt to {users} users",
             remedy="use fewer users, or hold out fewer rows",
+            code="FK-ROWS-FEW",
         )
     if settings.files is not None:
         return owners(table, train, users)

@@ -86,6 +86,7 @@ class HierarchicalSettings(LabelledSettings):
                 raise OptionError(
                     f"{self.users} users cannot be dealt to {self.groups} groups",
                     remedy="use at least one group, and at least as many users",
+                    code="FK-PARTIES-FEW",
                 )
             each, more = divmod(self.users, groups)
             sizes = tuple(each + (g < more) for g in range(groups))
@@ -94,6 +95,7 @@ class HierarchicalSettings(LabelledSettings):
             raise OptionError(
                 f"groups of {listed} users are not {self.users} users",
                 remedy="use positive sizes that add up to --users, or leave out --users",
+                code="FK-GROUPS-DIFFER",
             )
         return sizes
 

@@ -164,7 +164,9 @@ class HybridFamily(Family[HybridSettings, HybridData]):
         hospitals = 2 if values.get("hospitals") is None else int(values["hospitals"])
         if not 1 <= hospitals <= nodes:
             raise OptionError(
-                f"{hospitals} hospitals on {nodes} nodes", remedy="use more nodes or less hospitals"
+                f"{hospitals} hospitals on {nodes} nodes",
+                remedy="use more nodes or less hospitals",
+                code="FK-PARTIES-FEW",
             )
         return {"hospitals": hospitals, "centres": nodes - hospitals, "clients": None}
 
@@ -183,6 +185,7 @@ class HybridFamily(Family[HybridSettings, HybridData]):
                 f"{how_many(hospitals, 'hospital')} and {how_many(centres, 'centre')} "
                 f"are not {clients} clients",
                 remedy="leave out --clients",
+                code="FK-CLIENTS-DIFFER",
             )
         return super().config(name, {**values, "hospitals": hospitals})
 
@@ -193,6 +196,7 @@ class HybridFamily(Family[HybridSettings, HybridData]):
             raise OptionError(
                 "scaling standard has no public range, within which landmarks are drawn",
                 remedy="use --scaling rank or range",
+                code="FK-SCALING-RANGE",
             )
 
     def prepare(self, settings: HybridSettings) -> HybridData:

@@ -216,9 +216,14 @@ class HybridData(DealtData[HybridSettings, Pooled]):
             raise OptionError(
                 f"{settings.hospitals} hospitals and {settings.centres} centres",
                 remedy="use at least one hospital",
+                code="FK-PARTIES-FEW",
             )
         if not settings.centres and not settings.own_block:
-            raise OptionError("nobody has columns", remedy="use --own-block or more centres")
+            raise OptionError(
+                "nobody has columns",
+                remedy="use --own-block or more centres",
+                code="FK-COLUMNS-FEW",
+            )
         super().__init__(settings)
 
     @property
@@ -269,6 +274,7 @@ class HybridData(DealtData[HybridSettings, Pooled]):
             raise OptionError(
                 f"{how_many(d, 'column')} cannot be dealt to {shares} blocks",
                 remedy="use fewer centres",
+                code="FK-COLUMNS-FEW",
             )
         else:
             parts = found.share(shares)
@@ -288,6 +294,7 @@ class HybridData(DealtData[HybridSettings, Pooled]):
                 raise TableError(
                     f"every row lacks a column of block {block!r}",
                     remedy="leave out columns that are mostly empty, or use more centres",
+                    code="FK-VALUES-NOROW",
                 )
         return Pooled(
             x=x,
@@ -322,11 +329,14 @@ def _deal_rows(
             raise OptionError(
                 f"{len(held)} of {table.rows} rows cannot be dealt to {hospitals} hospitals",
                 remedy="use fewer hospitals, or another test-size",
+                code="FK-ROWS-FEW",
             )
         rows = table.take(held)
         dealt = split_rows(rows, settings.split, hospitals, seed, alpha=settings.alpha)
         for h, mine in enumerate(dealt):
             hospital[held[mine]] = h
     if (np.bincount(hospital[train], minlength=hospitals) == 0).any():
-        raise OptionError("a hospital has no training rows", remedy="use fewer hospitals")
+        raise OptionError(
+            "a hospital has no training rows", remedy="use fewer hospitals", code="FK-ROWS-FEW"
+        )
     return hospital

@@ -64,6 +64,7 @@ def check_sites(table: Table, holders: int, who: str, remedy: str) -> int:
         raise OptionError(
             f"the rows come from {sites} sites, {holders} {who} cannot hold them all",
             remedy=f"use {remedy.format(sites)}, or another --split",
+            code="FK-SPLIT-SITES",
         )
     return sites
 
@@ -82,6 +83,7 @@ def owners(table: Table, train: NDArray[np.bool_], parties: int) -> NDArray[np.i
         raise TableError(
             "a file has no rows to learn from that all other files have",
             remedy="leave the party out, or hold out fewer rows",
+            code="FK-ROWS-FEW",
         )
     return found
 
@@ -97,7 +99,9 @@ def part_rows(
         There are no labels.
     """
     if table.y is None:
-        raise TableError("the data has no labels", remedy="name them with --label")
+        raise TableError(
+            "the data has no labels", remedy="name them with --label", code="FK-LABELS-MISSING"
+        )
     if table.x_test is None or table.y_test is None:
         return table, settings.training(table, seed)
     return pool_rows(table), np.arange(table.rows + len(table.y_test)) < table.rows
@@ -117,7 +121,11 @@ def labelled_rows(
     keep = np.isfinite(table.y)
     if settings.train_rows is not None:
         if settings.train_rows < 1:
-            raise OptionError(f"train-rows is {settings.train_rows}", remedy="use at least 1")
+            raise OptionError(
+                f"train-rows is {settings.train_rows}",
+                remedy="use at least 1",
+                code="FK-OPTION-RANGE",
+            )
         rng = np.random.default_rng(derive_seed(seed, "training rows"))
         mine = np.flatnonzero(train & keep)
         keep &= ~train
@@ -166,7 +174,9 @@ def scale(
     names = class_names(settings, table, classes)
     y = np.where(np.isfinite(table.y), table.y, np.nan)
     if not np.isfinite(y[train]).any():
-        raise TableError("no training row has a label", remedy="hold out fewer rows")
+        raise TableError(
+            "no training row has a label", remedy="hold out fewer rows", code="FK-LABELS-MISSING"
+        )
     encoder = settings.encoder(table.take(train))
     x = encoder.transform(table)
     middle, half = 0.0, 1.0
@@ -226,22 +236,28 @@ def read_task(
 ) -> tuple[tuple[float, ...], tuple[str, ...]]:
     """Return the classes, none for a regression, and notes for the user."""
     if settings.task not in get_args(Task):
-        raise OptionError(f"there is no task {settings.task!r}", remedy="see --help")
+        raise OptionError(
+            f"there is no task {settings.task!r}", remedy="see --help", code="FK-OPTION-CHOICE"
+        )
     assert table.y is not None
     y = table.y if table.y_test is None else np.concatenate([table.y, table.y_test])
     values = np.unique(y[np.isfinite(y)])
     if not len(values):
-        raise TableError("no row has a label", remedy="choose another label")
+        raise TableError(
+            "no row has a label", remedy="choose another label", code="FK-LABELS-MISSING"
+        )
     if settings.task == "regression" and table.classes:
         raise OptionError(
             f"the label has {len(table.classes)} classes of text, which are no numbers",
             remedy="leave out --task, or choose another label",
+            code="FK-TASK-TEXT",
         )
     if settings.positive is not None:
         if settings.task == "regression" or positive_class(settings, table) not in values:
             raise OptionError(
                 f"there is no class {settings.positive} to tell from the others",
                 remedy="choose one of the labels",
+                code="FK-CLASSES-UNKNOWN",
             )
         return (0.0, 1.0), ()
     auto, few = settings.task == "auto" and not table.classes, len(values) <= _MOST_CLASSES
@@ -251,7 +267,9 @@ def read_task(
         note = f"the label's {len(values)} values are taken for numbers" + other
         return (), (note,) * (auto and few)
     if len(values) < 2:
-        raise TableError("the label is constant", remedy="choose a label that varies")
+        raise TableError(
+            "the label is constant", remedy="choose a label that varies", code="FK-CLASSES-ONE"
+        )
     note = f"the label's {len(values)} values are taken for classes"
     note += "; --task regression takes them for numbers"
     return tuple(values.tolist()), (note,) * auto

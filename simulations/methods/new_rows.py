@@ -77,7 +77,9 @@ class SavedRun:
         try:
             scaling = json.loads((folder / "scaling.json").read_text())
         except (OSError, ValueError):
-            raise CheckpointError(f"{folder} has no scaling.json", remedy="run again") from None
+            raise CheckpointError(
+                f"{folder} has no scaling.json", remedy="run again", code="FK-CHECKPOINT-DAMAGED"
+            ) from None
         return cls(arrays, meta, scaling)
 
 
@@ -105,7 +107,9 @@ def predict_file(
     ids = [str(k) for k in (table.ids if table.ids is not None else range(table.rows))]
     rows = np.flatnonzero(model.complete(x))
     if not len(rows):
-        raise TableError("every row lacks a value", remedy="fill in its cells")
+        raise TableError(
+            "every row lacks a value", remedy="fill in its cells", code="FK-VALUES-NOROW"
+        )
     named = (id_column or model.meta.get("id")) if table.ids is not None else None
     write_rows(out(), [ids[row] for row in rows], model, x[rows], named or "id")
     return len(rows), len(x) - len(rows)

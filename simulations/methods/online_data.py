@@ -166,13 +166,16 @@ def prepare(settings: DataSettings) -> Streams:
         settings = replace(settings, scaling="range")
     if settings.scaling == "none":
         raise OptionError(
-            "online methods need rows of the unit ball", remedy="use --scaling rank or range"
+            "online methods need rows of the unit ball",
+            remedy="use --scaling rank or range",
+            code="FK-SCALING-RANGE",
         )
     table = settings.load(settings.missing)
     if settings.target is None and len(table.classes) > 2:
         raise TableError(
             f"{len(table.classes)} classes are no numbers, and online methods predict numbers",
             remedy="use fed-cg, fdskl or hierarchical-svm, or label rows 0 and 1 for one class",
+            code="FK-TASK-TEXT",
         )
     said = _regression_note(table)
     if settings.sites:
@@ -225,13 +228,18 @@ def _regression_note(table: Table) -> tuple[str, ...]:
 
 def _keep_sites(table: Table, sites: Sequence[str]) -> Table:
     if table.site is None:
-        raise TableError("the data has no sites to choose from", remedy="leave out --sites")
+        raise TableError(
+            "the data has no sites to choose from",
+            remedy="leave out --sites",
+            code="FK-SITES-UNKNOWN",
+        )
     names = np.asarray(table.site).astype(str)
     unknown = sorted(set(sites) - set(names))
     if unknown:
         raise TableError(
             f"{len(unknown)} of the sites asked for are not in the data",
             remedy=f"the data has {len(set(names))} sites",
+            code="FK-SITES-UNKNOWN",
         )
     return table.take(np.flatnonzero(np.isin(names, list(sites))))
 
@@ -249,7 +257,9 @@ def _number_of_rounds(
 ) -> tuple[int, tuple[str, ...]]:
     if settings.rounds is not None:
         if settings.rounds < 1:
-            raise OptionError(f"rounds is {settings.rounds}", remedy="use at least 1")
+            raise OptionError(
+                f"rounds is {settings.rounds}", remedy="use at least 1", code="FK-OPTION-RANGE"
+            )
         return settings.rounds, ()
     available = table.rows // max(1, clients)
     if settings.split == "site" and table.site is not None:

@@ -45,13 +45,25 @@ def read_on(settings: DataSettings) -> Streams:
         Settings that streams do not have, or a column that is no number.
     """
     if not settings.party:
-        raise OptionError("streams are files of parties", remedy="name them with --party")
+        raise OptionError(
+            "streams are files of parties",
+            remedy="name them with --party",
+            code="FK-STREAM-PARTIES",
+        )
     if settings.test_size:
-        raise OptionError("no rows of a stream are held out", remedy="leave out --test-size")
+        raise OptionError(
+            "no rows of a stream are held out",
+            remedy="leave out --test-size",
+            code="FK-STREAM-OPTION",
+        )
     if settings.scaling not in ("auto", "range"):
-        raise OptionError("streams are scaled by ranges", remedy="leave out --scaling")
+        raise OptionError(
+            "streams are scaled by ranges", remedy="leave out --scaling", code="FK-STREAM-OPTION"
+        )
     if settings.rounds is not None and settings.rounds < 1:
-        raise OptionError(f"rounds is {settings.rounds}", remedy="use at least 1")
+        raise OptionError(
+            f"rounds is {settings.rounds}", remedy="use at least 1", code="FK-OPTION-RANGE"
+        )
     prepared = prepare(replace(settings, rounds=None))
     columns, clients = prepared.clients.columns, prepared.clients
     known = settings.load(settings.missing).columns
@@ -59,6 +71,7 @@ def read_on(settings: DataSettings) -> Streams:
         raise OptionError(
             f"{strange[0]!r} was made of text, dates or gaps, and a stream has numbers",
             remedy="leave those columns out of the files, or run without --stream-wait",
+            code="FK-STREAM-TEXT",
         )
     scaling: Scaling = replace(prepared.scaling, clip=True)
     how = {

@@ -103,10 +103,14 @@ class PooledSplit:
             raise OptionError(
                 "no rows are held out to judge reference methods by",
                 remedy="hold some out with --test-size",
+                code="FK-TEST-NONE",
             )
         if len(np.unique(self.y)) < 2:
             raise TableError(
-                "all training rows have the same label", remedy="hold fewer rows out", party=_OWNER
+                "all training rows have the same label",
+                remedy="hold fewer rows out",
+                party=_OWNER,
+                code="FK-CLASSES-ONE",
             )
 
     def _targets(self, y: Floats) -> Floats:

@@ -107,12 +107,15 @@ class Predicting(Generic[P]):
         """
         if why := self.why_unpredictable(config):
             problem, remedy = why
-            raise OptionError(problem.format(config["method"]), remedy=remedy)
+            raise OptionError(
+                problem.format(config["method"]), remedy=remedy, code="FK-PREDICT-METHOD"
+            )
         model = load_model(folder)
         if model.method != config["method"]:
             raise CheckpointError(
                 f"{folder} is a run of {config['method']} with a model of {model.method}",
                 remedy="bring back its files",
+                code="FK-MODEL-OTHER",
             )
         if client is not None:
             model = model.of_client(client)

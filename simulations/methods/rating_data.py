@@ -129,9 +129,17 @@ def join_ratings(files: Sequence[Interactions]) -> Interactions:
 
     users = [name for file in files for name in file.user_ids]
     if repeated := len(users) - len(set(users)):
-        raise TableError(f"{repeated} users are in two files", remedy="keep each user in one")
+        raise TableError(
+            f"{repeated} users are in two files",
+            remedy="keep each user in one",
+            code="FK-IDS-DUPLICATE",
+        )
     if len({file.rated for file in files}) > 1:
-        raise TableError("some files have ratings, others none", remedy="give all of them ratings")
+        raise TableError(
+            "some files have ratings, others none",
+            remedy="give all of them ratings",
+            code="FK-COLUMNS-DIFFER",
+        )
 
     def column(name: str) -> Any:
         return pa.array(np.concatenate([getattr(file, name) for file in files]))
@@ -160,16 +168,20 @@ def deal_users(settings: RatingSettings, users: int) -> list[slice]:
     clients, each = settings.clients, settings.users_per_client
     if clients is not None and each is not None:
         raise OptionError(
-            "both clients and users-per-client are given", remedy="leave one of them out"
+            "both clients and users-per-client are given",
+            remedy="leave one of them out",
+            code="FK-CLIENTS-USERS",
         )
     for name, value in (("clients", clients), ("users-per-client", each)):
         if value is not None and value < 1:
-            raise OptionError(f"{name} is {value}", remedy="use at least 1")
+            raise OptionError(f"{name} is {value}", remedy="use at least 1", code="FK-OPTION-RANGE")
     if each is not None:
         return [slice(k, min(k + each, users)) for k in range(0, users, each)]
     clients = min(_CLIENTS, users) if clients is None else clients
     if clients > users:
-        raise OptionError(f"{clients} clients for {users} users", remedy="use fewer clients")
+        raise OptionError(
+            f"{clients} clients for {users} users", remedy="use fewer clients", code="FK-ROWS-FEW"
+        )
     ends = np.linspace(0, users, clients + 1).astype(int).tolist()
     return [slice(a, b) for a, b in pairwise(ends)]
 

@@ -195,15 +195,25 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
             The folder has no model.
         """
         if not isinstance(data, Path):
-            raise OptionError("new ratings are in one file", remedy="name it with --data")
+            raise OptionError(
+                "new ratings are in one file",
+                remedy="name it with --data",
+                code="FK-RATINGS-OPTION",
+            )
         if id_column is not None:
-            raise OptionError("ratings have no ids of records", remedy="leave out --id")
+            raise OptionError(
+                "ratings have no ids of records", remedy="leave out --id", code="FK-RATINGS-OPTION"
+            )
         if client is not None:
-            raise OptionError("all users of FedCFK have one kernel", remedy="leave out --client")
+            raise OptionError(
+                "all users of FedCFK have one kernel",
+                remedy="leave out --client",
+                code="FK-RATINGS-OPTION",
+            )
         for name, value in dialect.items():
             if value:
                 problem = f"{name} is for tables, {data.name} holds ratings"
-                raise OptionError(problem, remedy="leave it out")
+                raise OptionError(problem, remedy="leave it out", code="FK-RATINGS-OPTION")
         run = SavedRun.open(folder, config)
         arrays, meta, own = run.arrays, run.meta, config["data"]
         names, items = tuple(run.scaling["items"]), arrays["items"]
@@ -222,6 +232,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
                 raise TableError(
                     f"{data.name} has no ratings, the run counts those of at least {least:g}",
                     remedy="add them",
+                    code="FK-COLUMN-MISSING",
                 )
             likes = found.rating >= least
         strategy = FedCFK.of_model(meta)
@@ -250,6 +261,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
                 if least is None
                 else f"{data.name} rates no item of the kernel {least:g} or more",
                 remedy="give ratings of the items that it was made of",
+                code="FK-ITEMS-UNKNOWN",
             )
         for note in found.notes:
             logging.getLogger("fedkern_flwr").warning(note)

@@ -85,7 +85,11 @@ def method(name: str) -> type[PhaseStrategy]:
         Unknown method.
     """
     if name not in METHODS:
-        raise OptionError(f"there is no method {name!r}", remedy=f"choose of {', '.join(METHODS)}")
+        raise OptionError(
+            f"there is no method {name!r}",
+            remedy=f"choose of {', '.join(METHODS)}",
+            code="FK-METHOD-UNKNOWN",
+        )
     return METHODS[name]
 
 

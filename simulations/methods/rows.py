@@ -155,7 +155,9 @@ class RowsFamily(Family[RowSettings, RowData]):
         """Refuse a table without labels where the method needs them."""
         super().check_data({**config, "secure": True}, prepared)
         if find_method(config["method"]).labels_of_row and "y" not in prepared.tables[0]:
-            raise TableError("the data has no labels", remedy="name them with --label")
+            raise TableError(
+                "the data has no labels", remedy="name them with --label", code="FK-LABELS-MISSING"
+            )
 
     def prepare(self, settings: RowSettings) -> RowData:
         """Load the table, hold rows out, encode the features, deal the rows.

@@ -97,15 +97,22 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
         super().check(config)
         rounds, schedule = config["data"]["rounds"], config["options"].get("schedule")
         if rounds is not None and schedule != "streaming":
-            raise OptionError("rounds is for schedule streaming", remedy="add --schedule streaming")
+            raise OptionError(
+                "rounds is for schedule streaming",
+                remedy="add --schedule streaming",
+                code="FK-SCHEDULE-ROUNDS",
+            )
         check_rounds(config)
         parties, actives = config["data"]["parties"], config["data"]["active_parties"]
         if parties < 2:
-            raise OptionError(f"parties is {parties}", remedy="use at least 2")
+            raise OptionError(
+                f"parties is {parties}", remedy="use at least 2", code="FK-PARTIES-FEW"
+            )
         if actives > 1 and schedule != "streaming":
             raise OptionError(
                 f"schedule one-shot trains at one active party, not at {actives}",
                 remedy="add --schedule streaming, or leave out --active-parties",
+                code="FK-SCHEDULE-ACTIVE",
             )
         if parties == 2 and not config["data"]["allow_single"]:
             more = "name a third file with --party"
@@ -114,6 +121,7 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
             raise OptionError(
                 "of two parties the active one would learn the phases of the other alone",
                 remedy=f"{more}, or allow it with --allow-single",
+                code="FK-PARTIES-TWO",
             )
 
     def check_data(self, config: Config, prepared: VerticalData) -> None:

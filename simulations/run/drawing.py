@@ -104,7 +104,9 @@ def new_figure(height: float) -> Figure:
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
         raise OptionError(
-            "matplotlib is not installed", remedy="pip install 'fedkern-flwr[simulation]'"
+            "matplotlib is not installed",
+            remedy="pip install 'fedkern-flwr[simulation]'",
+            code="FK-PACKAGE-MISSING",
         ) from None
     layout = ConstrainedLayoutEngine(w_pad=0.07, h_pad=0.07)
     figure = Figure(figsize=(_WIDTH, height), layout=layout, facecolor="white")

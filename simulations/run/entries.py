@@ -63,7 +63,9 @@ def check_seed(seed: int, runs: int = 1) -> None:
     OptionError
     """
     if not 0 <= seed <= LARGEST_SEED - runs:
-        raise OptionError(f"seed is {seed}", remedy="use a whole number from 0 to 2^62")
+        raise OptionError(
+            f"seed is {seed}", remedy="use a whole number from 0 to 2^62", code="FK-OPTION-RANGE"
+        )
 
 
 def average(

@@ -39,7 +39,11 @@ def json_writer(target: str | None) -> Callable[[Mapping[str, Any]], None]:
     """
     path = None if target in (None, "", "-") else Path(str(target))
     if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
-        raise TableError(f"--json {target} cannot be written", remedy="name a file in a folder")
+        raise TableError(
+            f"--json {target} cannot be written",
+            remedy="name a file in a folder",
+            code="FK-FILE-WRITE",
+        )
 
     def write(result: Mapping[str, Any]) -> None:
         text = f"{json.dumps(result, allow_nan=False)}\n"
@@ -53,6 +57,7 @@ def json_writer(target: str | None) -> Callable[[Mapping[str, Any]], None]:
             raise EngineError(
                 f"--json {target} cannot be written ({error.strerror})",
                 remedy="the result is in the folder of the run",
+                code="FK-FILE-WRITE",
             ) from None
 
     return write
@@ -72,14 +77,18 @@ def make_folder(folder: Path, option: str) -> None:
         (folder / ".probe").unlink()
     except OSError as error:
         raise OptionError(
-            f"{folder} cannot be written ({error.strerror})", remedy=f"choose another {option}"
+            f"{folder} cannot be written ({error.strerror})",
+            remedy=f"choose another {option}",
+            code="FK-FILE-WRITE",
         ) from None
 
 
 def used(folder: Path) -> OptionError:
     """Return the error of a folder that has results which nobody wants to lose."""
     return OptionError(
-        f"{folder} has results already", remedy="choose another --out, or replace them with --force"
+        f"{folder} has results already",
+        remedy="choose another --out, or replace them with --force",
+        code="FK-FOLDER-RESULTS",
     )
 
 
@@ -107,7 +116,9 @@ def folder_of_results(folder: Path, result: str, *, force: bool) -> Iterator[Non
     make_folder(folder, "--out")
     if any(folder.iterdir()) and not (folder / result).exists():
         raise OptionError(
-            f"{folder} is not empty and has no {result}", remedy="choose another --out"
+            f"{folder} is not empty and has no {result}",
+            remedy="choose another --out",
+            code="FK-FOLDER-USED",
         )
     try:
         yield

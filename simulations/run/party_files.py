@@ -53,7 +53,11 @@ class PartyFiles(PartyTables):
         if joined and (label is None or id_column is None):
             what, flag = ("label", "--label") if label is None else ("ids", "--id")
             why = "" if label is None else ", by which rows of different files are matched"
-            raise OptionError(f"the column of the {what}{why} is not named", remedy=f"use {flag}")
+            raise OptionError(
+                f"the column of the {what}{why} is not named",
+                remedy=f"use {flag}",
+                code="FK-COLUMN-UNNAMED",
+            )
         paths = [Path(text.removesuffix(FEATURES)) for text in party]
         check_files(paths)
         for path in paths:
@@ -85,6 +89,7 @@ class PartyFiles(PartyTables):
                     f"{path.name} is to give features only, and every party of this method has "
                     "labels or needs none",
                     remedy="leave out :features, or use fed-cg, fdskl or secure-gram",
+                    code="FK-PARTY-FEATURES",
                 )
             file = read_party(path, label, id_column, dict(dialect))
             if not joined and label is not None and file.label is None:
@@ -93,6 +98,7 @@ class PartyFiles(PartyTables):
                         f"{file.name} has no label column {label!r}, and every party of this "
                         "method has labels",
                         remedy="use fed-cg, fdskl or secure-gram for parties with other columns",
+                        code="FK-LABELS-MISSING",
                     )
                 raise no_such("label column", label, file.name, file.features)
             (owners if not joined or (file.label is not None and not plain) else others).append(
@@ -106,11 +112,13 @@ class PartyFiles(PartyTables):
             raise TableError(
                 f"no file has the labels: column {label!r}",
                 remedy=f"{remedy}name a file with it, or another column with --label",
+                code="FK-LABELS-MISSING",
             )
         if holding == "columns" and len(owners) > 1:
             raise TableError(
                 f"{len(owners)} files have the labels: {listing(one.name for one in owners)}",
                 remedy="write FILE:features of all but one, or use fed-cg if each has own rows",
+                code="FK-LABELS-TWICE",
             )
         for one in owners[1:]:
             _check_columns(one, owners[0])
@@ -147,7 +155,11 @@ class PartyFiles(PartyTables):
         names = [listing(file.name for file in self.owners), *(file.name for file in self.others)]
         for name, block, part in zip(names, self.blocks, found, strict=True):
             if block and not len(part):
-                raise TableError(f"no column of {name} says anything", remedy="leave the party out")
+                raise TableError(
+                    f"no column of {name} says anything",
+                    remedy="leave the party out",
+                    code="FK-COLUMNS-CONSTANT",
+                )
         return found
 
     def table(self, missing: Missing) -> Table:
@@ -196,7 +208,11 @@ def check_files(paths: Sequence[Path]) -> None:
     OptionError
     """
     if len(paths) < 2:
-        raise OptionError("one file is one party", remedy="use --party for every party's file")
+        raise OptionError(
+            "one file is one party",
+            remedy="use --party for every party's file",
+            code="FK-PARTIES-FEW",
+        )
     check_twice(paths)
 
 
@@ -210,4 +226,5 @@ def _check_columns(one: PartyTable, first: PartyTable) -> None:
                 f"the first is {lacking[0]!r}",
                 remedy="give both the same, or write FILE:features of one that has further columns "
                 "of rows in others",
+                code="FK-COLUMNS-DIFFER",
             )

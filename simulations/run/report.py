@@ -162,6 +162,7 @@ def _table(block: TableBlock, number: int) -> str:
             raise OptionError(
                 f"row {place} of table {block.caption!r} has {len(row)} cells for {width} columns",
                 remedy="give one cell per column",
+                code="FK-SHAPE-DIFFERS",
             )
     numeric = [_is_numeric([row[j] for row in block.rows]) for j in range(width)]
     kinds = [' class="num"' if is_numeric else "" for is_numeric in numeric]
@@ -198,10 +199,14 @@ def _figure(block: FigureBlock, number: int, *, small: bool) -> str:
         data = block.png.read_bytes()
     except OSError as error:
         raise OptionError(
-            f"cannot read the figure {block.png}: {error.strerror}", remedy="draw it first"
+            f"cannot read the figure {block.png}: {error.strerror}",
+            remedy="draw it first",
+            code="FK-FILE-READ",
         ) from None
     if data[:8] != b"\x89PNG\r\n\x1a\n" or len(data) < 24:
-        raise OptionError(f"the figure {block.png} is no PNG", remedy="draw it again")
+        raise OptionError(
+            f"the figure {block.png} is no PNG", remedy="draw it again", code="FK-FILE-FORMAT"
+        )
     width, height = struct.unpack(">II", data[16:24])  # of the IHDR chunk
     data = _in_few_colours(data) if small else data
     caption = escape(block.caption)

@@ -50,11 +50,13 @@ class RunFolder:
             raise OptionError(
                 f"{path} is not empty and not the folder of a run",
                 remedy="choose another --out",
+                code="FK-FOLDER-USED",
             )
         if folder.unfinished and not force:
             raise OptionError(
                 f"{path} holds an unfinished run",
                 remedy=f"go on with --resume {path}, or choose another --out",
+                code="FK-FOLDER-UNFINISHED",
             )
         if (path / "result.json").exists() and not force:
             raise used(path)
@@ -64,7 +66,9 @@ class RunFolder:
             folder._write("config.json", config)
         except OSError as error:
             raise OptionError(
-                f"{path} cannot be written ({error.strerror})", remedy="choose another --out"
+                f"{path} cannot be written ({error.strerror})",
+                remedy="choose another --out",
+                code="FK-FILE-WRITE",
             ) from None
         of_earlier_run = ("result.json", "report.html", PREDICTOR, *ARTIFACTS.values())
         for name in of_earlier_run:  # with other options
@@ -83,7 +87,9 @@ class RunFolder:
         folder = cls(path)
         if not (path / "config.json").is_file():
             raise CheckpointError(
-                f"{path} is not the folder of a run", remedy="name the folder given as --out"
+                f"{path} is not the folder of a run",
+                remedy="name the folder given as --out",
+                code="FK-RUN-NONE",
             )
         return folder, folder._read("config.json")
 
@@ -181,5 +187,7 @@ class RunFolder:
             return json.loads((self.path / name).read_text())
         except (OSError, ValueError):
             raise CheckpointError(
-                f"{self.path / name} is damaged", remedy="start the run anew"
+                f"{self.path / name} is damaged",
+                remedy="start the run anew",
+                code="FK-CHECKPOINT-DAMAGED",
             ) from None

@@ -62,15 +62,27 @@ def split_rows(
         If an option has a value that cannot work.
     """
     if kind not in get_args(Split):
-        raise OptionError(f"there is no split {kind!r}", remedy="choose iid, site or dirichlet")
+        raise OptionError(
+            f"there is no split {kind!r}",
+            remedy="choose iid, site or dirichlet",
+            code="FK-OPTION-CHOICE",
+        )
     if kind == "iid":
         return split_iid(table.rows, clients, seed, rows_per_client)
     if kind == "site":
         if table.site is None:
-            raise TableError("the data has no site column", remedy="name one with --site")
+            raise TableError(
+                "the data has no site column",
+                remedy="name one with --site",
+                code="FK-COLUMN-UNNAMED",
+            )
         return split_by_site(table.site, clients, seed, rows_per_client, own_share)
     if table.y is None:
-        raise TableError("the data has no labels to split by", remedy="name them with --label")
+        raise TableError(
+            "the data has no labels to split by",
+            remedy="name them with --label",
+            code="FK-LABELS-MISSING",
+        )
     return split_dirichlet(table.y, clients, seed, rows_per_client, alpha)
 
 
@@ -123,7 +135,9 @@ def split_by_site(
     site = np.asarray(site)
     _check_counts(site.size, clients, rows_per_client)
     if not 0 <= own_share <= 1:
-        raise OptionError(f"own_share is {own_share}", remedy="choose a value from 0 to 1")
+        raise OptionError(
+            f"own_share is {own_share}", remedy="choose a value from 0 to 1", code="FK-OPTION-RANGE"
+        )
     rng = np.random.default_rng(seed)
     values, codes = np.unique(site, return_inverse=True)
     pools = [rng.permutation(np.flatnonzero(codes == s)) for s in range(values.size)]
@@ -131,10 +145,16 @@ def split_by_site(
         return _split_own_site(pools, clients, rows_per_client)
     if rows_per_client is None:
         raise OptionError(
-            "own_share below 1 needs the number of rows per client", remedy="set rows_per_client"
+            "own_share below 1 needs the number of rows per client",
+            remedy="set rows_per_client",
+            code="FK-SPLIT-ROWS",
         )
     if len(pools) == 1:
-        raise TableError("the data has one site only", remedy="use own_share 1 or another --site")
+        raise TableError(
+            "the data has one site only",
+            remedy="use own_share 1 or another --site",
+            code="FK-SPLIT-ONE",
+        )
     return _split_mixed_sites(pools, clients, rows_per_client, own_share, rng)
 
 
@@ -170,7 +190,9 @@ def split_dirichlet(
     y = np.asarray(y)
     _check_counts(y.size, clients, rows_per_client)
     if not (np.isfinite(alpha) and alpha > 0):
-        raise OptionError(f"alpha is {alpha}", remedy="choose a number above 0")
+        raise OptionError(
+            f"alpha is {alpha}", remedy="choose a number above 0", code="FK-OPTION-RANGE"
+        )
     rng = np.random.default_rng(seed)
     codes = _classes(y)
     pools = [rng.permutation(np.flatnonzero(codes == c)) for c in range(codes.max() + 1)]
@@ -183,15 +205,18 @@ def split_dirichlet(
 
 def _check_counts(rows: int, clients: int, rows_per_client: int | None) -> None:
     if clients < 1:
-        raise OptionError(f"clients is {clients}", remedy="use at least 1")
+        raise OptionError(f"clients is {clients}", remedy="use at least 1", code="FK-OPTION-RANGE")
     if rows_per_client is not None and rows_per_client < 1:
-        raise OptionError(f"rows_per_client is {rows_per_client}", remedy="use at least 1")
+        raise OptionError(
+            f"rows_per_client is {rows_per_client}", remedy="use at least 1", code="FK-OPTION-RANGE"
+        )
     needed = clients * (rows_per_client or 1)
     if rows < needed:
         each = "" if rows_per_client is None else f" x {rows_per_client} rows"
         raise TableError(
             f"the data has {rows} rows but {clients} clients{each} need {needed}",
             remedy=_remedy(rows_per_client),
+            code="FK-ROWS-FEW",
         )
 
 
@@ -254,6 +279,7 @@ def _check_site(
             f"site {s + 1} of {len(pools)} (sorted) has {pools[s].size} rows but its clients "
             f"need {needed}",
             remedy=_remedy(rows_per_client),
+            code="FK-ROWS-FEW",
         )
 
 

@@ -168,6 +168,7 @@ def check_tracker(kind: Tracker | None) -> None:
         raise OptionError(
             f"--track {kind} needs the package {_TRACKERS[kind][0]}",
             remedy="pip install 'fedkern-flwr[track]'",
+            code="FK-PACKAGE-MISSING",
         ) from None
 
 

@@ -172,7 +172,8 @@ def test_fdskl_streaming_gives_the_last_iterate_of_the_papers_program(tmp_path: 
         **{"step": 0.3, "gamma": 0.5, "regularization": 1e-2, "seed": 4},
     )
     strategy.begin()
-    clients = VerticalData(VerticalSettings("breast-cancer", parties=3, seed=4)).client_fn(strategy)
+    settings = VerticalSettings("breast-cancer", parties=3, seed=4, scaling="auto")  # the command's
+    clients = VerticalData(settings).client_fn(strategy)
     nodes = [clients.arguments(k) | read_secrets(out / "nodes" / str(k)) for k in range(3)]
     _, scores = paper_run(strategy, nodes, nodes[0]["alignment_key"], rounds)
     found = predictions(out / "nodes" / "0" / "predictions.csv")
