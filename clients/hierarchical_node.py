@@ -76,6 +76,7 @@ class SVMNode(TableClient):
                 + (" and labels" if y is not None else ""),
                 remedy="users hold features, the owner labels, agents no data",
                 party=self.name,
+                code="FK-GROUPS-ROLE",
             )
 
     # -- what the base asks for
@@ -130,6 +131,7 @@ class SVMNode(TableClient):
                 f"iteration {number} does not follow iteration {state.round}",
                 remedy="resume the run from its checkpoint",
                 party=self.name,
+                code="FK-MESSAGE-ORDER",
             )
         self.repeated = number == state.round
         return state
@@ -139,7 +141,9 @@ class SVMNode(TableClient):
         for name in _WEIGHTS:
             weights = np.asarray(getattr(request, name, 1.0))
             if not ((weights > 0.0) & (weights < np.inf)).all():
-                raise refusal(f"{name} that is no positive number", self.name)
+                raise refusal(
+                    f"{name} that is no positive number", self.name, code="FK-MESSAGE-FIELD"
+                )
         reply = method(request)
         if isinstance(request, _NUMBERED):
             self.kept.settings["done"] = request.round
@@ -185,7 +189,7 @@ class SVMNode(TableClient):
         """
         if self.sums is None:
             problem = "values are asked for that leave this node in secure sums only"
-            raise self.wrong(problem, "start the run again")
+            raise self.wrong(problem, "start the run again", code="FK-ORDER-OUTSIDE")
         return self.sums
 
     def check(self, name: str, receiver: int = -1, *, self_masks: bool = False) -> None:
@@ -206,7 +210,7 @@ class SVMNode(TableClient):
         found = next((total for n, total in delivered if n.partition("#")[0] == name), None)
         if found is None:
             problem = f"the sum {name!r} did not come with the request"
-            raise self.wrong(problem, "run the same release on both sides")
+            raise self.wrong(problem, "run the same release on both sides", code="FK-ORDER-MISSING")
         return found
 
     def pin(self, **settings: Any) -> None:
@@ -221,6 +225,7 @@ class SVMNode(TableClient):
             raise self.wrong(
                 "the settings of the run have changed",
                 "run the same release on both sides, and resume with the same options",
+                code="FK-SETTINGS-CHANGED",
             )
 
     def seal(self, other: int, numbers: NDArray[Any], *place: str | int) -> bytes:
@@ -246,6 +251,7 @@ class SVMNode(TableClient):
             raise self.wrong(
                 f"what partition {other} sealed for it has another size",
                 "bring back the columns that the run, or its model, began with",
+                code="FK-MESSAGE-SHAPE",
             ) from None
 
     def features_of(self, x: Floats) -> Floats:
@@ -290,5 +296,7 @@ class SVMNode(TableClient):
 
 def _group(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise OptionError(f"group is {value}", remedy="use a whole number from 0")
+        raise OptionError(
+            f"group is {value}", remedy="use a whole number from 0", code="FK-OPTION-RANGE"
+        )
     return value

@@ -32,7 +32,7 @@ class PrivateUser(SVMNode):
         noisy = isinstance(request, wire.GradientRequest)
         if noisy != (self.budget is not None) and not isinstance(request, wire.PredictRequest):
             why = "is asked for without a budget" if noisy else "adds no noise to what is asked for"
-            raise refusal(f"privacy: it {why}", self.name)
+            raise refusal(f"privacy: it {why}", self.name, code="FK-BUDGET-SIDES")
         return super().answer(request, method)
 
     def close_round(
@@ -93,9 +93,13 @@ class PrivateUser(SVMNode):
         """
         table = self.table
         if request.loss not in gradients.BOUNDED or not len(table.classes):
-            raise refusal("privacy: the derivatives of the loss have no bound", self.name)
+            raise refusal(
+                "privacy: the derivatives of the loss have no bound",
+                self.name,
+                code="FK-BUDGET-LOSS",
+            )
         if not request.iterations > 0:
-            raise refusal("privacy: a run without iterations", self.name)
+            raise refusal("privacy: a run without iterations", self.name, code="FK-MESSAGE-FIELD")
         self.pin(slopes=request.loss, **{name: getattr(request, name) for name in _PINNED})
         width = model_columns(table.features, request.features) + 1
         shape, model = (table.y.shape[1], width), request.model
@@ -103,6 +107,7 @@ class PrivateUser(SVMNode):
             raise self.wrong(
                 "the model of the run has another shape than its columns and classes",
                 "run the same release on both sides",
+                code="FK-MESSAGE-SHAPE",
             )
         own = gradients.public_coordinates(table.features, request.features)
         self.kept.arrays |= {"mean": own.mean, "deviation": own.deviation}

@@ -47,7 +47,11 @@ class SolverOfUser(SVMNode):
         few = 1 <= folds <= FOLDS and 2 <= len(tried) <= MOST_TRIED
         fits = few and bool(((tried > 0.0) & (tried < np.inf)).all())
         if (tried.size or folds) and not fits:
-            raise refusal(f"to try other than 2 to {MOST_TRIED} C in 1 to {FOLDS} folds", self.name)
+            raise refusal(
+                f"to try other than 2 to {MOST_TRIED} C in 1 to {FOLDS} folds",
+                self.name,
+                code="FK-TUNE-MANY",
+            )
 
     def check(self, name: str, receiver: int = -1, *, self_masks: bool = False) -> None:
         """Refuse, while C is tried, any sum that would be of folds of few rows as well."""
@@ -56,9 +60,17 @@ class SolverOfUser(SVMNode):
             return
         policy, own = self.policy, len(self.table.y) // FOLDS
         if own < policy.min_own_rows:
-            raise refusal(f"min_own_rows = {policy.min_own_rows}: a fold has {own}", self.name)
+            raise refusal(
+                f"min_own_rows = {policy.min_own_rows}: a fold has {own}",
+                self.name,
+                code="FK-POLICY-OWN-ROWS",
+            )
         if sum(rows // FOLDS for rows in self.ordered.rows(name)) < policy.min_sum_rows:
-            raise refusal(f"min_sum_rows = {policy.min_sum_rows}: a fold has fewer", self.name)
+            raise refusal(
+                f"min_sum_rows = {policy.min_sum_rows}: a fold has fewer",
+                self.name,
+                code="FK-POLICY-SUM-ROWS",
+            )
 
     def choose(self, chosen: int) -> None:
         """Go on with one of the C that were tried; it cannot be changed.
@@ -71,7 +83,10 @@ class SolverOfUser(SVMNode):
         if chosen == own.get("chosen", -1):
             return
         if not self._trying or not 0 <= chosen < len(own["tried"]):
-            raise self.wrong("the C to go on with is none that was tried, or another than before")
+            raise self.wrong(
+                "the C to go on with is none that was tried, or another than before",
+                code="FK-TUNE-CHOSEN",
+            )
         own["chosen"], own["c"] = chosen, own["tried"][chosen]
         found |= {name: self.chosen_of(found[name]) for name in _STACKED if name in found}
 
@@ -146,7 +161,9 @@ class SolverOfUser(SVMNode):
         if not model.size:
             return np.zeros(self.outputs)
         if len(model) != self.outputs:
-            raise self.wrong("the models to be judged are not those of its classes")
+            raise self.wrong(
+                "the models to be judged are not those of its classes", code="FK-MESSAGE-SHAPE"
+            )
         outputs, totals = self.learned_rows()[0] @ model.T, []
         each = len(model) // self._folds
         for output in range(len(model)):
@@ -185,7 +202,7 @@ class UserOfRows(SolverOfUser):
         name = self._told(request)
         self.check(name)
         if request.rows != sum(self.ordered.rows(name)):
-            raise refusal("the rows of a sum", self.name)
+            raise refusal("the rows of a sum", self.name, code="FK-ORDER-ROWS")
         self.check_trials(request)
         self.pin(tried=request.tried.tolist(), **{n: getattr(request, n) for n in _PINNED})
         if request.raw_mean.size:
@@ -250,7 +267,7 @@ class UserOfRows(SolverOfUser):
             place, padded = ("pad", request.round - 1, request.index), request.padded
             pad = self.unseal(request.agent, request.sealed, padded.shape, *place)
             if padded.size != made.size * (self.trials if just else 1) or padded.dtype != np.uint64:
-                raise self.wrong("the sum of its group has another length")
+                raise self.wrong("the sum of its group has another length", code="FK-MESSAGE-SHAPE")
             encoding = Encoding.of(order)
             total = encoding.decode(padded - pad.view(np.uint64), parties)
             total = total.reshape(-1, made.shape[1])
@@ -299,7 +316,9 @@ class UserOfRows(SolverOfUser):
         found, outputs = self.kept.arrays, self.table.y.shape[1]
         self.choose(request.chosen)
         if request.rho.shape != (self.outputs, 1) or len(request.shares) not in (0, outputs):
-            raise self.wrong("penalties or weights are not those of its classes")
+            raise self.wrong(
+                "penalties or weights are not those of its classes", code="FK-MESSAGE-SHAPE"
+            )
         if request.mean.size:
             self._check_shares(request.shares)
             found |= {name: getattr(request, name) for name in (*_COORDINATES, "shares")}
@@ -308,6 +327,7 @@ class UserOfRows(SolverOfUser):
             raise self.wrong(
                 "the coordinates of the run are missing or have another number of columns",
                 "run the same release on both sides, and resume from a checkpoint",
+                code="FK-MESSAGE-SHAPE",
             )
 
     def _check_shares(self, shares: Floats) -> None:
@@ -322,7 +342,9 @@ class UserOfRows(SolverOfUser):
             least, most = positive - 0.5, rows - len(self.table.y) + positive + 0.5
             fits = fits and bool(((least <= shares * rows) & (shares * rows <= most)).all())
         if not fits:
-            raise refusal("weights of classes that its rows contradict", self.name)
+            raise refusal(
+                "weights of classes that its rows contradict", self.name, code="FK-WEIGHTS-COUNTS"
+            )
 
 
 class AgentOfRows(SVMNode):
@@ -341,11 +363,15 @@ class AgentOfRows(SVMNode):
             self.check(name, self.partition)
             order = sums.order(name)
             if {*users, self.partition} != set(sums.party.state.cohorts[order.cohort].members):
-                raise refusal("the pad of its group for others than its users", self.name)
+                raise refusal(
+                    "the pad of its group for others than its users", self.name, code="FK-ORDER-PAD"
+                )
             sums.contribute_nothing(name)
             length = order.length - _GROUP_STATISTICS * request.outputs
             if request.outputs * request.width != length:
-                raise refusal("the pad of more than models, or of fewer", self.name)
+                raise refusal(
+                    "the pad of more than models, or of fewer", self.name, code="FK-ORDER-PAD"
+                )
             pad = sums.party.pad(order, length).view(np.float64)
             place = ("pad", int(self.kept.settings.get("iteration", 0)) + 1, order.index)
             sealed = b"".join(self.seal(user, pad, *place) for user in users)
@@ -365,27 +391,35 @@ class AgentOfRows(SVMNode):
         """
         left = name == wire.LEFT_SUM
         if left and not request.leave_out:
-            raise refusal("the masks of a sum", self.name)
+            raise refusal("the masks of a sum", self.name, code="FK-ORDER-MASKS")
         self.check(name, self_masks=left)
         state = self.ordered.party.state
         self.pin(agents=list(state.cohorts[self.ordered.order(name).cohort].members))
         own, other = self.kept.settings, wire.AGENTS_SUM if left else wire.LEFT_SUM
         iteration = int(own.get("iteration", 0))
         if own.get(f"last of {other}") == iteration:
-            raise refusal("a term in a total of all agents, and in one of those left", self.name)
+            raise refusal(
+                "a term in a total of all agents, and in one of those left",
+                self.name,
+                code="FK-ORDER-TWICE",
+            )
         own[f"last of {name}"] = iteration
 
     def _make_term(self, request: wire.CombineRequest) -> None:
         """Complete an iteration, unless that is done; refuse to tell what must be masked."""
         found = self.kept.arrays
         if request.plain and len(self.ordered.party.state.cohorts) > 1:
-            raise refusal("its term in plain, where there are other agents", self.name)
+            raise refusal(
+                "its term in plain, where there are other agents",
+                self.name,
+                code="FK-ORDER-OUTSIDE",
+            )
         self.pin(leave_out=request.leave_out)
         if self.repeated:
             return
         shape, penalties = (request.outputs, request.width), (request.outputs, 1)
         if not request.rho.shape == request.sigma.shape == request.next_sigma.shape == penalties:
-            raise self.wrong("penalties are not those of the outputs")
+            raise self.wrong("penalties are not those of the outputs", code="FK-MESSAGE-SHAPE")
         found.setdefault("center", np.zeros(shape))
         found.setdefault("dual", np.zeros(shape))
         found.setdefault("statistics", np.zeros(5 * request.outputs))
@@ -405,7 +439,10 @@ class AgentOfRows(SVMNode):
         found, own = self.kept.arrays, self.kept.settings
         tried = request.folds * request.tried
         if own["chosen"] >= 0 or not 0 <= request.chosen < request.tried or request.folds < 1:
-            raise self.wrong("the C to go on with is none that was tried, or another than before")
+            raise self.wrong(
+                "the C to go on with is none that was tried, or another than before",
+                code="FK-TUNE-CHOSEN",
+            )
         own["chosen"] = request.chosen
         for name in ("center", "dual", "sigma"):
             if len(found[name]) == request.outputs * tried:
@@ -423,7 +460,7 @@ class AgentOfRows(SVMNode):
         outputs = request.outputs * (request.folds * request.tried if just else 1)
         models = outputs * request.width
         if total.size != models + _GROUP_STATISTICS * outputs:
-            raise self.wrong("the sum of its group has another length")
+            raise self.wrong("the sum of its group has another length", code="FK-MESSAGE-SHAPE")
         sums = total[:models].reshape(outputs, request.width)
         statistics = total[models:].reshape(_GROUP_STATISTICS, outputs)
         if just:

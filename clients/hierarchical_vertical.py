@@ -43,13 +43,15 @@ def read_part(client: SVMNode, session: str, *names: str) -> list[Floats]:
         They are not there.
     """
     role, path = client.role, client.state_path(session, _KEPT)
-    problem = remedy = ""
+    problem = remedy = code = ""
     if client.state_dir is None:
         problem = f"this {role} has no folder with its part of the model"
         remedy = "give it the state-dir that it had when the model was made"
+        code = "FK-KEPT-NONE"
     elif path is None or not path.is_file():
         problem = f"this {role} kept no part of the model"
         remedy = "give it the state-dir that it had in the run that made the model"
+        code = "FK-KEPT-NONE"
     else:
         try:
             arrays, _ = unpack_arrays(path.read_bytes())
@@ -57,7 +59,8 @@ def read_part(client: SVMNode, session: str, *names: str) -> list[Floats]:
         except (CheckpointError, KeyError):
             problem = f"the part of the model that this {role} kept is damaged"
             remedy = "bring back a copy of its state-dir, or make the model anew"
-    raise CheckpointError(problem, remedy=remedy, party=client.name)
+            code = "FK-KEPT-OTHER"
+    raise CheckpointError(problem, remedy=remedy, party=client.name, code=code)
 
 
 class NodeOfColumns(SVMNode):
@@ -69,7 +72,7 @@ class NodeOfColumns(SVMNode):
     def contribute_columns(self, request: wire.ColumnsRequest) -> wire.ColumnsReply:
         """Contribute sums and sums of squares of the columns."""
         if request.agent < 0:
-            raise refusal("columns for no agent", self.name)
+            raise refusal("columns for no agent", self.name, code="FK-MESSAGE-FIELD")
         self.check(wire.GROUP_SUM, request.agent)
         self._check_plan(request)
         plan = hashlib.sha256(request.take.tobytes() + b"/" + request.place.tobytes()).hexdigest()
@@ -192,7 +195,7 @@ class NodeOfColumns(SVMNode):
         rows, tests = self.table.rows, self.table.tests
         learned, held_out = request.take[: request.rows], request.take[request.rows :]
         if len(learned) != request.rows:
-            raise refusal("a plan of fewer rows than it says", self.name)
+            raise refusal("a plan of fewer rows than it says", self.name, code="FK-MESSAGE-SHAPE")
         least = self.policy.min_own_rows
         check_selection(learned, range(rows), least=least, party=self.name)
         check_selection(held_out, range(rows, rows + tests), party=self.name)
@@ -246,7 +249,7 @@ class NodeOfColumns(SVMNode):
     def _outputs(self, name: str, rows: int) -> Floats:
         total = self.received(name)
         if total.size % rows:
-            raise self.wrong("the outputs have another number of rows")
+            raise self.wrong("the outputs have another number of rows", code="FK-MESSAGE-SHAPE")
         return total.reshape(rows, -1)
 
     def _seal_parts(self, number: int) -> NDArray[np.uint8]:
@@ -315,7 +318,7 @@ class Predicting(SVMNode):
         (bias,) = read_part(self, request.model, "bias")
         total = self.received(wire.PREDICTED_SUM)
         if total.size != rows * bias.size or bias.size != table.y.shape[1]:
-            raise self.wrong("the outputs are more than it has, or fewer")
+            raise self.wrong("the outputs are more than it has, or fewer", code="FK-MESSAGE-SHAPE")
         tests = table.order(self.session, self.alignment_key)[request.take] - table.rows
         self.write_predictions(tests, total.reshape(rows, -1) + bias, request.calibration)
         return wire.WriteReply(samples=rows)
@@ -333,4 +336,5 @@ class Predicting(SVMNode):
                 "there is nowhere to write the predictions",
                 remedy="name predictions in --node-config",
                 party=self.name,
+                code="FK-PREDICTIONS-NOWHERE",
             )

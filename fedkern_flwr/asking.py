@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from .driven import Driven
 from .errors import CohortError, ProtocolError, SumError
 from .exchange import Outcome, read_reply, request_messages
-from .failure import Failure, count_failures
+from .failure import Failure, count_failures, quoted_code
 from .run_log import RunLog
 from .secure_sum import RunningSum
 from .steps import Answers, Ask, Deliver, LostState, Term
@@ -125,7 +125,7 @@ class Asking:
                 method.blame(one, error, self.log.number)
             self.close(running.values())
             problem = f"{error.problem}{count_failures(self._failures)}"
-            raise SumError(problem, party=error.party) from None
+            raise SumError(problem, party=error.party, code=error.code) from None
         opened = list(running.values())
         for node, party in method.parties_.items():
             p = party.partition
@@ -210,9 +210,10 @@ class Asking:
         for failure in self._failures.values() if final else ():
             failure.raise_final(phase)
         if final and len(details) == len(method.active_nodes()) and len(set(details)) == 1:
-            bug = details[0]  # of its handler a client tells the class of an exception alone
+            bug, _ = quoted_code(details[0])  # a client tells the class of a bug alone
             if bug.isidentifier():
-                raise ProtocolError(f"all clients ended in {bug}", remedy=_LOGS, phase=phase)
+                problem, code = f"all clients ended in {bug}", "FK-CLIENT-RAISED"
+                raise ProtocolError(problem, remedy=_LOGS, phase=phase, code=code)
         found = {}
         for message in method.in_order(outcome):
             node = message.metadata.src_node_id
@@ -224,7 +225,9 @@ class Asking:
                 where = method.party(node)
                 answer = read_reply(kinds[partition], message, party=where, **step.sizes)
                 if answer.round != self.log.number:
-                    raise ProtocolError(f"the reply belongs to exchange {answer.round}")
+                    raise ProtocolError(
+                        f"the reply belongs to exchange {answer.round}", code="FK-MESSAGE-ORDER"
+                    )
                 method.check_answer(partition, answer)
             except ProtocolError as error:
                 self._failures[node] = Failure("invalid reply", error.problem)
@@ -241,6 +244,7 @@ class Asking:
                 f"a client has forgotten what the question needs: {self._failed()}",
                 remedy=f"give its node a state_dir that stays{_AGAIN if step.ends else ''}",
                 phase=phase,
+                code="FK-STATE-GONE",
             )
         return found
 
@@ -384,7 +388,7 @@ class Asking:
         remedy = f"mend it and {again}, with more attempts if it answers at times"
         if step.until != "enough":
             remedy += "; a model of fewer rows is never made"
-        return CohortError(text, remedy=step.remedy or remedy, phase=phase)
+        return CohortError(text, remedy=step.remedy or remedy, phase=phase, code="FK-PARTIES-LOST")
 
     def _failed(self) -> str:
         """Return the first who did not answer, and why."""

@@ -109,7 +109,9 @@ def load_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
         If the file is missing, damaged or of another kind.
     """
     if not path.is_file():
-        raise CheckpointError(f"{path} does not exist", remedy="check the path or start anew")
+        raise CheckpointError(
+            f"{path} does not exist", remedy="check the path or start anew", code="FK-FILE-MISSING"
+        )
     return _read_arrays(path, path.stat().st_size, str(path))
 
 
@@ -130,5 +132,9 @@ def _read_arrays(
     except _DAMAGE:
         meta = None
     if not isinstance(meta, dict):
-        raise CheckpointError(f"{name} is damaged or not one of ours", remedy="start anew")
+        raise CheckpointError(
+            f"{name} is damaged or not one of ours",
+            remedy="start anew",
+            code="FK-CHECKPOINT-DAMAGED",
+        )
     return arrays, meta

@@ -126,7 +126,9 @@ def take_sections(message: Message, *, party: str) -> list[Section]:
             arrays.append(read_array(record[key]))
             del record[key]  # so that no upload stands in memory twice
     except ValueError:
-        raise ProtocolError("its sections are damaged", party=party) from None
+        raise ProtocolError(
+            "its sections are damaged", party=party, code="FK-MESSAGE-SHAPE"
+        ) from None
     _, own, sections = detach(arrays, dict(scalars), party=party)
     for name in [name for name in scalars if name not in own]:
         del scalars[name]
@@ -151,6 +153,7 @@ def read_reply(reply: type[Reply], message: Message, *, party: str, **sizes: int
             remedy="serve one of the clients in fedkern_flwr.clients on this node",
             party=party,
             phase=reply.phase,
+            code="FK-NODE-FOREIGN",
         ) from None
     found = reply.unpack(arrays, scalars, party=party, **sizes)
     for name, value in found.scalars().items():
@@ -160,6 +163,7 @@ def read_reply(reply: type[Reply], message: Message, *, party: str, **sizes: int
                 remedy="correct that node's configuration",
                 party=party,
                 phase=reply.phase,
+                code="FK-MESSAGE-TEXT",
             )
     return found
 

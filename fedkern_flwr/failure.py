@@ -10,11 +10,12 @@ from typing import Literal
 
 from flwr.app import Message
 
-from .errors import EngineError, ProtocolError
+from .errors import EngineError, FedKernError, ProtocolError
 from .flower_compat import ACTOR_DIED, MESSAGE_LOST, NODE_UNAVAILABLE
-from .plain_text import plain_line
+from .plain_text import LONGEST, plain_line
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LONGEST_CODE = 40  # characters of a code that is kept where the text before it is cut
 _READ = 50_000  # characters of a report that are read at its beginning and at its end
 _MARK = "[fedkern] "  # what follows was written by one of our clients and quotes no data
 _MARKED = re.compile(re.escape(_MARK) + r"(.*?)(?:'>|\n|$)")
@@ -51,8 +52,11 @@ class Failure:
     detail: str = ""
 
     def __post_init__(self) -> None:
-        """Keep nothing of a node's text that a log or a terminal would obey."""
-        object.__setattr__(self, "detail", plain_line(self.detail))
+        """Keep nothing of a node's text that a log or a terminal would obey, and its code."""
+        line, (_, code) = plain_line(self.detail), quoted_code(self.detail.rstrip())
+        if code and len(code) <= _LONGEST_CODE and not line.endswith(f"[{code}]"):
+            line = f"{plain_line(self.detail, LONGEST - _LONGEST_CODE)} [{code}]"
+        object.__setattr__(self, "detail", line)
 
     def __str__(self) -> str:
         return f"{self.kind} {self.detail}".strip()
@@ -69,6 +73,7 @@ class Failure:
                 f"{found[1]} is no client of {method}",
                 remedy="serve the client that belongs to the strategy",
                 phase=phase,
+                code="FK-NODE-METHOD",
             )
 
     def raise_final(self, phase: str) -> None:
@@ -79,7 +84,8 @@ class Failure:
         ProtocolError
         """
         if self.detail.startswith(_FINAL):
-            raise ProtocolError(self.detail.partition(": ")[2], phase=phase)
+            told = self.detail.partition(": ")[2]
+            raise ProtocolError(told, phase=phase, code="")  # that of the node
 
 
 def read_error(reply: Message, phase: str) -> Failure:
@@ -99,6 +105,7 @@ def read_error(reply: Message, phase: str) -> Failure:
             "a Ray actor died and its engine cannot go on without it",
             remedy="look for memory exhaustion or a crash in client code, then resume",
             phase=phase,
+            code="FK-ENGINE-ACTOR",
         )
     if reply.error.code == NODE_UNAVAILABLE:
         return Failure("unreachable")
@@ -110,6 +117,12 @@ def read_error(reply: Message, phase: str) -> Failure:
     if found is None or found[1] in _WRAPPERS:
         found = _TRACEBACK_END.search(reason) or found
     return Failure("raised", found[1] if found else f"error code {reply.error.code}")
+
+
+def quoted_code(text: str) -> tuple[str, str]:
+    """Return the text of an error without the code at its end, and the code; empty without one."""
+    told = FedKernError(text, code="")  # that of the text
+    return told.problem, told.code
 
 
 def mark_error(text: str) -> str:

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 from .errors import CohortError, ProtocolError, RefusedError
 from .exchange import REPLY, exchange, read_reply, request_messages
-from .failure import Failure
+from .failure import Failure, quoted_code
 from .ledger import Ledger
 from .secure_sum.keys import KEY_BYTES
 from .wire.describe import DescribeReply, DescribeRequest, check_parties
@@ -90,6 +90,7 @@ def gather_nodes(
                         remedy="serve the client that belongs to the strategy",
                         party=party,
                         phase=_DESCRIBE,
+                        code="FK-NODE-METHOD",
                     ) from None
                 releases[parties[node].partition] = release_of(told)
                 if secure and len(parties[node].public_key) != KEY_BYTES:
@@ -98,6 +99,7 @@ def gather_nodes(
                         remedy="serve one of the clients in fedkern_flwr.clients on this node",
                         party=f"partition {parties[node].partition}",
                         phase=_DESCRIBE,
+                        code="FK-NODE-FOREIGN",
                     )
             expected = max(expected, *(party.partitions for party in parties.values()))
         if len(parties) >= expected:
@@ -109,6 +111,7 @@ def gather_nodes(
                 f"{len(fresh) + len(parties)} of {expected} nodes connected within {timeout:g} s",
                 remedy="start the missing nodes or allow more time",
                 phase=_DESCRIBE,
+                code="FK-PARTIES-AWAITED",
             )
         say(f"waiting for nodes: {len(parties)} of {expected}")
         time.sleep(0.2)
@@ -132,20 +135,26 @@ def _refuse_failures(failures: Mapping[int, Failure]) -> None:
     more = f" ({len(failures)} nodes in all)" if len(failures) > 1 else ""
     found = _OWN.match(failure.detail)
     if failure.kind == "raised" and found is not None:
-        raise RefusedError(found[2] + more, party=found[1], phase=_DESCRIBE)
+        problem, code = quoted_code(found[2])
+        raise RefusedError(problem + more, party=found[1], phase=_DESCRIBE, code=code)
     for node, failure in sorted(failures.items()):
         check_refusal(failure.detail, party=f"node {node}")
+    problem, code = quoted_code(str(failure))
+    code = code or "FK-NODE-FAILED"
     remedy = "read that node's log: its table, its options or its release do not fit"
     if failure.kind == "unreachable":
         remedy = "start its SuperNode again, then the run; its node id is in `flwr supernode ls`"
+        code = "FK-NODE-UNREACHABLE"
     elif failure.kind == "timed out":
+        code = "FK-NODE-SLOW"
         remedy = (
             "allow more time if it reads a large table (node_timeout), else start its SuperNode "
             "again; its node id is in `flwr supernode ls`"
         )
     raise ProtocolError(
-        f"{failure}{more}",
+        f"{problem}{more}",
         remedy=remedy,
         party=f"node {node}",
         phase=_DESCRIBE,
+        code=code,
     )

@@ -150,6 +150,7 @@ class Method(Driven):
             raise OptionError(
                 f"{self.method} {self.no_budget}, so it keeps no privacy_epsilon",
                 remedy=f"leave it out, or take {KEEP_BUDGETS}",
+                code="FK-BUDGET-METHOD",
             )
         super().__init__(**common)
 

@@ -67,29 +67,40 @@ def load_model(
         release in another format.
     """
     if not Path(path).is_file():
-        raise CheckpointError(f"there is no model {path}", remedy="check the path")
+        raise CheckpointError(
+            f"there is no model {path}", remedy="check the path", code="FK-FILE-MISSING"
+        )
     try:
         arrays, meta = load_arrays(Path(path))
     except CheckpointError:
         raise CheckpointError(
-            f"{path} is damaged or not a model", remedy="bring the file that a run saved, whole"
+            f"{path} is damaged or not a model",
+            remedy="bring the file that a run saved, whole",
+            code="FK-MODEL-DAMAGED",
         ) from None
     header = meta.pop(_HEADER, None)
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         what = "a checkpoint" if {"options", "session", "round"} <= set(meta) else "another file"
-        raise CheckpointError(f"{path} is {what}, not a model", remedy="name the model of a run")
+        raise CheckpointError(
+            f"{path} is {what}, not a model",
+            remedy="name the model of a run",
+            code="FK-FILE-FORMAT",
+        )
     version, found = header.get("version"), header.get("method")
     if not isinstance(version, int) or version > VERSION:
         raise CheckpointError(
             f"{path} has format {version} of fedkern-flwr {header.get('fedkern_flwr')}, this "
             f"release reads up to {VERSION}",
             remedy="upgrade fedkern-flwr",
+            code="FK-MODEL-VERSION",
         )
     for place in ("run", "model"):
         take_out(str(found), meta, place=place, level=logging.INFO)
     if method is not None and found != method:
         raise CheckpointError(
-            f"{path} is a model of {found}, not of {method}", remedy=f"name a model of {method}"
+            f"{path} is a model of {found}, not of {method}",
+            remedy=f"name a model of {method}",
+            code="FK-MODEL-OTHER",
         )
     return arrays, meta
 
@@ -122,10 +133,13 @@ def check_model(
         raise CheckpointError(
             f"the model is one of {meta.get('method') or 'another method'}",
             remedy=f"give a model of {method}",
+            code="FK-MODEL-OTHER",
         )
     if not set(needs) <= set(meta):
         raise CheckpointError(
-            "the model says too little of itself", remedy="bring the file that the run saved"
+            "the model says too little of itself",
+            remedy="bring the file that the run saved",
+            code="FK-MODEL-DAMAGED",
         )
     for name, shape in shapes.items():
         array = arrays.get(name)
@@ -134,10 +148,13 @@ def check_model(
             raise CheckpointError(
                 f"the model's {name} should have shape {shape} and is {found}",
                 remedy="bring the file that the run saved",
+                code="FK-MODEL-DAMAGED",
             )
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise CheckpointError(
-                f"the model's {name} is not finite", remedy="bring the file that the run saved"
+                f"the model's {name} is not finite",
+                remedy="bring the file that the run saved",
+                code="FK-MODEL-DAMAGED",
             )
 
 
@@ -152,4 +169,5 @@ def check_made_with(strategy: type, options: Mapping[str, Any], meta: Mapping[st
         raise CheckpointError(
             "the model was made with other options",
             remedy=f"use {strategy.__name__}.of_model(meta)",
+            code="FK-MODEL-OPTIONS",
         )

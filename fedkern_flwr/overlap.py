@@ -121,7 +121,9 @@ class Overlap:
             try:
                 reply = read_reply(kind, message, party=method.party(node))
                 if reply.round != asked:
-                    raise ProtocolError(f"the reply belongs to exchange {reply.round}")
+                    raise ProtocolError(
+                        f"the reply belongs to exchange {reply.round}", code="FK-MESSAGE-ORDER"
+                    )
                 method.check_answer(partition, reply)
             except ProtocolError as error:
                 failed[node] = Failure("invalid reply", error.problem)

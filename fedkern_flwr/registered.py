@@ -35,7 +35,9 @@ def find_method(name: str) -> type[Method]:
     """
     if name not in registered():
         raise OptionError(
-            f"there is no method {name!r}", remedy="install the package that registers it"
+            f"there is no method {name!r}",
+            remedy="install the package that registers it",
+            code="FK-METHOD-UNKNOWN",
         )
     point = registered()[name]
     try:
@@ -44,11 +46,13 @@ def find_method(name: str) -> type[Method]:
         raise OptionError(
             f"method {name} cannot be loaded from {point.value} ({type(error).__name__}: {error})",
             remedy="mend or remove the package that registers it",
+            code="FK-METHOD-LOAD",
         ) from error
     if not (isinstance(found, type) and issubclass(found, Method)) or found.method != name:
         raise OptionError(
             f"{point.value} is no Method whose `method` is {name!r}",
             remedy="correct the entry point, or the class",
+            code="FK-METHOD-CLASS",
         )
     return found
 
@@ -70,5 +74,6 @@ def client_of(method: type[Method]) -> type[MethodClient]:
         raise OptionError(
             f"{method.__name__} does not name its client",
             remedy="set `client` to its MethodClient",
+            code="FK-METHOD-CLASS",
         )
     return found

@@ -112,6 +112,7 @@ class Run:
             raise ProtocolError(
                 f"rounds() yielded {type(step).__name__}, which is no step",
                 remedy="yield Sum, Ask, Deliver, Save or Round",
+                code="FK-METHOD-STEP",
             )
         if isinstance(step, Save):
             return self.log.save(step, self.asking.outcome)

@@ -74,6 +74,7 @@ class RunLog:
             raise CheckpointError(
                 f"{method.checkpoint} was written by another version of fedkern-flwr",
                 remedy="resume with that version, or start anew",
+                code="FK-CHECKPOINT-VERSION",
             )
         made, own = meta.get("options"), method.options()
         if isinstance(made, dict):
@@ -83,6 +84,7 @@ class RunLog:
             raise CheckpointError(
                 f"{method.checkpoint} belongs to a run with other options",
                 remedy="resume with the options of that run",
+                code="FK-CHECKPOINT-OTHER",
             )
         method.go_on(meta)
         return arrays, meta
@@ -113,6 +115,7 @@ class RunLog:
             raise CheckpointError(
                 "the run broke off while a sum was being opened, and it may not be summed again",
                 remedy="start anew, with all of the clients",
+                code="FK-CHECKPOINT-OPENED",
             )
         answered = max((party.answered for party in parties), default=0)
         self.number, self.asked = max(int(meta["number"]), answered), int(meta["round"])
@@ -138,6 +141,7 @@ class RunLog:
             raise CheckpointError(
                 "the checkpoint is one of another release of the method",
                 remedy="start the run anew",
+                code="FK-CHECKPOINT-VERSION",
             )
         if self._since is not None:
             self._since.append((known, value))

@@ -175,6 +175,7 @@ class Ask:
             raise ProtocolError(
                 "an Ask that ends the run has other sums than of whole cohorts",
                 remedy="ask until each has answered, with self_masks=False in its terms",
+                code="FK-METHOD-STEP",
             )
 
 
@@ -334,6 +335,7 @@ def sum_release(
         raise OptionError(
             f"the sum {name!r} has no sensitivity, so no noise is enough for it",
             remedy="state one in Sum and @contributes, or leave out privacy_epsilon",
+            code="FK-BUDGET-SENSITIVITY",
         )
     about: dict[str, Any] = {"rows": rows, "least": least, "releases": releases}
     return plan_sum(name, budget, sensitivity=sensitivity, length=length, **about)

@@ -88,7 +88,9 @@ class PhaseStrategy(Strategy):
         """Refuse options without a name."""
         if unnamed:
             raise UnknownOptionError(
-                f"{cls.__name__} takes options by name only", remedy="write name=value for each"
+                f"{cls.__name__} takes options by name only",
+                remedy="write name=value for each",
+                code="FK-OPTION-NAME",
             )
         return super().__new__(cls)
 
@@ -110,7 +112,11 @@ class PhaseStrategy(Strategy):
         at_least("max_missed", max_missed, 1)
         at_least("checkpoint_every", checkpoint_every, 1)
         if resume and checkpoint is None:
-            raise OptionError("resume without a checkpoint", remedy="name the checkpoint file")
+            raise OptionError(
+                "resume without a checkpoint",
+                remedy="name the checkpoint file",
+                code="FK-CHECKPOINT-NAME",
+            )
         self.seed = seed
         self.min_clients = min_clients
         self.max_missed = max_missed
@@ -170,6 +176,7 @@ class PhaseStrategy(Strategy):
         raise OptionError(
             f"parts of a model of {self.method} stay with the parties, the server cannot predict",
             remedy=f"use {', or '.join(ways)}" if ways else "see docs/predict.md for what nodes do",
+            code="FK-MODEL-PARTS",
         )
 
     def predict(self, rows: Any) -> NDArray[Any]:
@@ -182,7 +189,11 @@ class PhaseStrategy(Strategy):
 
     def not_run(self) -> OptionError:
         """Return the error of a model that is asked for before there is one."""
-        return OptionError(f"there is no model of {self.method} yet", remedy="start a run first")
+        return OptionError(
+            f"there is no model of {self.method} yet",
+            remedy="start a run first",
+            code="FK-MODEL-NONE",
+        )
 
     def result(self) -> dict[str, Any]:
         """Return the result of the last run as plain values: figures, costs, who saw what."""
@@ -247,6 +258,7 @@ class PhaseStrategy(Strategy):
                     remedy="give the client the state_dir of the run that broke off",
                     party=f"partition {party.partition}",
                     phase="describe",
+                    code="FK-STATE-GONE",
                 )
 
     def active_nodes(self) -> list[int]:
@@ -295,7 +307,8 @@ class PhaseStrategy(Strategy):
         for node, failure in sorted(outcome.failures.items()):
             self.reject(node, failure, number)
             if failure.detail.startswith(_REFUSED) and not self.summed:
-                raise RefusedError(failure.detail.removeprefix(_REFUSED), phase=phase)
+                told = failure.detail.removeprefix(_REFUSED)
+                raise RefusedError(told, phase=phase, code="")  # that of the node
             if not outcome.replies:
                 failure.raise_foreign(self.method, phase)
         self.require(len(outcome.replies), number, phase, outcome.failures, required)
@@ -343,7 +356,7 @@ class PhaseStrategy(Strategy):
         remedy = "mend the clients and start again"
         if self.resumable:
             remedy = "mend the clients and resume from the checkpoint"
-        return CohortError(problem, remedy=remedy, phase=phase)
+        return CohortError(problem, remedy=remedy, phase=phase, code="FK-PARTIES-LOST")
 
     def accept(self, node: int) -> None:
         """Note that a client gave a proper answer."""

@@ -281,7 +281,7 @@ class SummingStrategy(PhaseStrategy):
             "mend the clients and start again with all of them: two runs over the same rows that "
             "differ in their clients show single ones; a checkpoint avoids that"
         )
-        return CohortError(problem, remedy=remedy, phase=phase)
+        return CohortError(problem, remedy=remedy, phase=phase, code="FK-PARTIES-LOST")
 
 
 def _complete(sums: Sequence[RunningSum]) -> bool:

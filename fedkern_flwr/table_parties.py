@@ -64,12 +64,19 @@ def check_tables(
     for party in parties:
         if party.role not in roles:
             remedy = f"serve a {client} on this node"
-            raise misfit(party.partition, f"it is neither {kinds}", remedy)
+            raise misfit(party.partition, f"it is neither {kinds}", remedy, code="FK-NODE-METHOD")
         if party.ids.shape != (party.announced, 2) or party.ids.dtype != np.uint64:
-            raise misfit(party.partition, "its hashes of ids do not fit", "")
+            raise misfit(
+                party.partition, "its hashes of ids do not fit", "", code="FK-MESSAGE-SHAPE"
+            )
         if repeated := count_duplicates(party.ids):
             name = f"partition {party.partition}"
-            raise TableError(f"{repeated} duplicate ids", remedy="keep one row per id", party=name)
+            raise TableError(
+                f"{repeated} duplicate ids",
+                remedy="keep one row per id",
+                party=name,
+                code="FK-IDS-DUPLICATE",
+            )
 
 
 def check_labels(parties: Sequence[TableReply], who: str) -> None:
@@ -90,6 +97,7 @@ def check_labels(parties: Sequence[TableReply], who: str) -> None:
                 f"its labels differ from those of partition {first[0]} in number of outputs, "
                 "classes or bound",
                 f"declare the same classes or the same label bound at all {who}",
+                code="FK-CLASSES-DIFFER",
             )
 
 
@@ -124,5 +132,6 @@ def rows_digest(
         raise CheckpointError(
             f"the rows of the parties are not those of the run of {checkpoint}",
             remedy="bring back the tables of that run, or start anew",
+            code="FK-CHECKPOINT-PARTIES",
         )
     return found

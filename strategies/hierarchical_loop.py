@@ -206,6 +206,7 @@ class GroupRounds(RowRounds):
             raise CheckpointError(
                 f"{self.checkpoint} was written by an earlier version of fedkern-flwr",
                 remedy="resume with that version, or start anew",
+                code="FK-CHECKPOINT-VERSION",
             )
         super().go_on(progress)
 
@@ -532,7 +533,12 @@ class GroupRounds(RowRounds):
             if self.lost_groups == "stop" and len(self.groups_) > 2:
                 remedy += ", or go on without the group with --lost-groups leave-out"
             problem = f"group {number} cannot go on: {why}"
-            raise CohortError(problem, remedy=remedy, phase=wire.StepWithAgentRequest.phase)
+            raise CohortError(
+                problem,
+                remedy=remedy,
+                phase=wire.StepWithAgentRequest.phase,
+                code="FK-PARTIES-LOST",
+            )
         logger.warning("group %d is left out from here on: %s", number, why)
         self._close(run.live.pop(number), "sum", "before")
         self._post.forget(group.members)

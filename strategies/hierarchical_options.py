@@ -167,7 +167,11 @@ class SVMOptions(Judges, PrivateMethod):
         self.step_sizes = None if step_sizes is None else tuple(map(float, step_sizes))
         for k, size in enumerate(self.step_sizes or ()):
             if not 0.0 < size < np.inf:
-                raise OptionError(f"step size {k} is {size}", remedy="use a positive number")
+                raise OptionError(
+                    f"step size {k} is {size}",
+                    remedy="use a positive number",
+                    code="FK-OPTION-RANGE",
+                )
         super().__init__(checkpoint_every=checkpoint_every, **options)
         check_together(self)
         if self.budget is not None:
@@ -327,9 +331,14 @@ class SVMOptions(Judges, PrivateMethod):
             raise OptionError(
                 f"model {self.kind} is for classes, the labels are numbers",
                 remedy="use model ridge, or name the classes at all nodes with labels",
+                code="FK-LOSS-CLASSES",
             )
         if self.class_weight and not self.classes_:
-            raise OptionError("class_weight is for classes", remedy="leave it out for numbers")
+            raise OptionError(
+                "class_weight is for classes",
+                remedy="leave it out for numbers",
+                code="FK-WEIGHTS-NUMBERS",
+            )
         if vertical:
             self.row_plan_ = groups.match_rows(
                 parties, found, drop=self.missing == "drop-row", held_out=bool(self.predicting)
@@ -409,46 +418,52 @@ def check_together(strategy: SVMOptions) -> None:
     """Refuse options that do not go together."""
     vertical, layers = strategy.partition == "vertical", strategy.architecture != "centralised"
     given = [n for n in (*_ADMM, "features", "gamma") if getattr(strategy, n) is not None]
-    leaves = strategy.lost_groups == "leave-out"
+    split = [name for name in given if name in _ADMM]
+    leaves, needs = strategy.lost_groups == "leave-out", needs_agents(strategy)
     rules = {
-        f"{n} is for model rbf; add model rbf, or leave it out": strategy.kind != "rbf"
-        for n in given
-        if n not in _ADMM
-    }
-    rules |= {
-        f"{n} has no meaning in a vertical split; leave it out": vertical
-        for n in given
-        if n in _ADMM
-    }
-    rules |= {
-        "model rbf needs all columns of a row; use fdskl for vertical splits": vertical
-        and strategy.kind == "rbf",
-        f"architecture {strategy.architecture} is for horizontal splits; use architecture "
-        "hierarchical": vertical and not layers,
-        "a vertical split needs every group in every iteration; leave staleness and "
-        "lost_groups out": vertical and (strategy.staleness > 0 or leaves),
-        "class_weight is for horizontal splits; leave it out": vertical
-        and strategy.class_weight is not None,
-    }
-    rules |= {
-        f"{name} needs agents; use architecture hierarchical": not layers
-        for name in needs_agents(strategy)
-    }
-    rules |= {
-        "rho and step_sizes are both given; give one of them": {"rho", "step_sizes"} <= set(given),
-        "groups that do not wait have no residuals in common; use another rho_schedule": (
-            strategy.staleness > 0 and strategy.rho_schedule in ("balanced", "scaled")
-        ),
+        "FK-SVM-KERNEL": {
+            f"{n} is for model rbf; add model rbf, or leave it out": strategy.kind != "rbf"
+            for n in given
+            if n not in _ADMM
+        },
+        "FK-SPLIT-OPTION": {
+            **{f"{n} has no meaning in a vertical split; leave it out": vertical for n in split},
+            "a vertical split needs every group in every iteration; leave staleness and "
+            "lost_groups out": vertical and (strategy.staleness > 0 or leaves),
+            "class_weight is for horizontal splits; leave it out": vertical
+            and strategy.class_weight is not None,
+        },
+        "FK-SPLIT-KERNEL": {
+            "model rbf needs all columns of a row; use fdskl for vertical splits": vertical
+            and strategy.kind == "rbf"
+        },
+        "FK-SPLIT-AGENTS": {
+            f"architecture {strategy.architecture} is for horizontal splits; use architecture "
+            "hierarchical": vertical and not layers
+        },
+        "FK-SVM-AGENTS": {
+            f"{name} needs agents; use architecture hierarchical": not layers for name in needs
+        },
+        "FK-SVM-STEPS": {
+            "rho and step_sizes are both given; give one of them": {"rho", "step_sizes"}
+            <= set(given)
+        },
+        "FK-SVM-STALENESS": {
+            "groups that do not wait have no residuals in common; use another rho_schedule": (
+                strategy.staleness > 0 and strategy.rho_schedule in ("balanced", "scaled")
+            )
+        },
     }
     _refuse(rules)
 
 
-def _refuse(rules: Mapping[str, bool]) -> None:
-    """Raise the first rule that is broken."""
-    for text, broken in rules.items():
-        if broken:
-            problem, _, remedy = text.partition("; ")
-            raise OptionError(problem, remedy=remedy)
+def _refuse(rules: Mapping[str, Mapping[str, bool]]) -> None:
+    """Raise the first rule that is broken, with its code."""
+    for code, texts in rules.items():
+        for text, broken in texts.items():
+            if broken:
+                problem, _, remedy = text.partition("; ")
+                raise OptionError(problem, remedy=remedy, code=code)
 
 
 def check_private(strategy: SVMOptions) -> None:
@@ -460,22 +475,37 @@ def check_private(strategy: SVMOptions) -> None:
     """
     given = [name for name in _ADMM if getattr(strategy, name) is not None]
     rules = {
-        "privacy_epsilon is for horizontal splits; of columns fed-cg with basis fourier keeps a "
-        "budget": strategy.partition == "vertical",
-        "privacy_epsilon is for one sum of all users; use architecture centralised, where no group "
-        "needs noise of its own": strategy.architecture == "hierarchical"
-        or bool(needs_agents(strategy)),
-        "privacy_epsilon is for losses whose derivatives are bounded; use model linear, rbf or "
-        "logistic, or for numbers fed-cg with basis fourier": strategy.loss
-        not in gradients.BOUNDED,
-        "C is not chosen by the rows in a run with privacy_epsilon; give C, such as 1": strategy.C
-        is None,
-        "class_weight counts classes without noise; leave it out": strategy.class_weight
-        is not None,
-        "scale none has no meaning with privacy_epsilon; leave it out, columns are to lie in "
-        "[0, 1]": strategy.scale == "none",
-        f"{' and '.join(given)} are those of ADMM, privacy_epsilon takes steps of its own; leave "
-        "them out": bool(given),
+        "FK-BUDGET-SPLIT": {
+            "privacy_epsilon is for horizontal splits; of columns fed-cg with basis fourier keeps "
+            "a budget": strategy.partition == "vertical"
+        },
+        "FK-BUDGET-AGENTS": {
+            "privacy_epsilon is for one sum of all users; use architecture centralised, where no "
+            "group needs noise of its own": strategy.architecture == "hierarchical"
+            or bool(needs_agents(strategy))
+        },
+        "FK-BUDGET-LOSS": {
+            "privacy_epsilon is for losses whose derivatives are bounded; use model linear, rbf or "
+            "logistic, or for numbers fed-cg with basis fourier": strategy.loss
+            not in gradients.BOUNDED
+        },
+        "FK-BUDGET-CHOICE": {
+            "C is not chosen by the rows in a run with privacy_epsilon; give C, such as 1": (
+                strategy.C is None
+            )
+        },
+        "FK-BUDGET-WEIGHTS": {
+            "class_weight counts classes without noise; leave it out": strategy.class_weight
+            is not None
+        },
+        "FK-BUDGET-SCALING": {
+            "scale none has no meaning with privacy_epsilon; leave it out, columns are to lie in "
+            "[0, 1]": strategy.scale == "none"
+        },
+        "FK-BUDGET-SOLUTIONS": {
+            f"{' and '.join(given)} are those of ADMM, privacy_epsilon takes steps of its own; "
+            "leave them out": bool(given)
+        },
     }
     _refuse(rules)
 
@@ -486,9 +516,11 @@ def check_groups(strategy: SVMOptions, count: int) -> None:
         raise OptionError(
             f"{len(strategy.step_sizes)} step sizes for {count} groups",
             remedy="give each group one",
+            code="FK-GROUPS-SIZES",
         )
     if strategy.lost_groups == "leave-out" and count < 3:
         raise OptionError(
             f"of {count} groups none can be left out: the total would be that of one",
             remedy="use lost_groups stop",
+            code="FK-GROUPS-LEFT",
         )

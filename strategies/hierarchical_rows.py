@@ -411,6 +411,7 @@ class RowRounds(SVMOptions):
             raise TableError(
                 "no user holds rows to predict",
                 remedy="name test-data in the --node-config of those that shall predict",
+                code="FK-TEST-NONE",
             )
         return samples
 

@@ -246,6 +246,7 @@ class HierarchicalSVM(GroupRounds, PrivateRounds, ColumnRounds):
                 raise CheckpointError(
                     f"the nodes are not those of the run of {self.checkpoint}",
                     remedy="bring back the nodes and tables of that run, or start anew",
+                    code="FK-CHECKPOINT-PARTIES",
                 )
             self.step, self.last_saved = int(self.kept_ or 0), int(known["done"])
         yield Round(0)  # progress is that of iterations
@@ -325,6 +326,7 @@ class HierarchicalSVM(GroupRounds, PrivateRounds, ColumnRounds):
                 raise CheckpointError(
                     "the nodes have other columns, groups or classes than the model was made with",
                     remedy="bring back the tables and groups of that run",
+                    code="FK-MODEL-PARTIES",
                 )
             if self.partition == "vertical":
                 samples = yield from self.predict_columns(

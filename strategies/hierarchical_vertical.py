@@ -92,7 +92,11 @@ class ColumnRounds(SVMOptions):
             self.note_untold()
             return found
         if len(self._last.counts) != self._yard.length:
-            raise ProtocolError("its counts of held-out rows are missing", party="the label owner")
+            raise ProtocolError(
+                "its counts of held-out rows are missing",
+                party="the label owner",
+                code="FK-MESSAGE-SHAPE",
+            )
         return found | self.judge_by(self._yard, self._last.counts)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -227,3 +228,73 @@ def test_a_checkout_on_the_path_shows_all_rooms(tmp_path: Path) -> None:
         check=True,
     )
     assert Path(found.stdout.strip()) == root / "strategies" / "__init__.py"
+
+
+# -- the tests themselves: what they know of the inside is what cannot be moved
+
+TESTS = Path(__file__).resolve().parent
+#: Where the mathematics and the sums are tested part by part.
+PARTS = ("core", "secure_sum", "guard")
+#: The one test that checks the form of a line of an error.
+FORM = TESTS / "test_codes.py"
+
+
+def documented() -> set[str]:
+    """Modules that the pages of the API list."""
+    text = "\n".join(page.read_text("utf-8") for page in (TESTS.parent / "docs/api").glob("*.rst"))
+    whole = set(re.findall(r"^\.\. (?:automodule|module):: (\S+)", text, flags=re.M))
+    single = re.findall(r"^\.\. auto(?:class|function|data):: (\S+)\.\w+$", text, flags=re.M)
+    return whole | set(single)
+
+
+def is_private(name: str) -> bool:
+    return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
+
+
+def patches(call: ast.Call) -> bool:
+    """Tell whether a private name of ours is replaced: ``setattr(x, "_y", z)`` or ``"a._b"``."""
+    if ast.unparse(call.func).rpartition(".")[2] != "setattr":
+        return False
+    told = [a.value if isinstance(a, ast.Constant) else ast.unparse(a) for a in call.args[:2]]
+    return any(isinstance(name, str) and is_private(name) for name in told)
+
+
+def knowledge(path: Path) -> Iterator[str]:
+    """Yield what a file of tests knows of the inside, as file, line and what."""
+    inside, known = path.relative_to(TESTS).parts[0] in PARTS, documented()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        place = f"{path.relative_to(TESTS)}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            if not inside and node.module not in known and not names <= known:
+                yield f"{place} imports {node.module}"
+        if isinstance(node, ast.Call):
+            if not inside and patches(node):
+                yield f"{place} patches a private name"
+            catches = ast.unparse(node.func).rpartition(".")[2] in ("raises", "warns")
+            if catches and path != FORM and any(word.arg == "match" for word in node.keywords):
+                yield f"{place} matches a sentence"
+
+
+@pytest.mark.skipif(not (TESTS.parent / "docs").is_dir(), reason="no source tree here")
+def test_tests_know_the_interface_and_no_more() -> None:
+    """They patch no private name, match codes instead of sentences, import what is documented."""
+    found = [line for path in sorted(TESTS.rglob("*.py")) for line in knowledge(path)]
+    assert found == [], f"{len(found)}:\n" + "\n".join(found)
+
+
+def test_what_tests_know_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "strategies").mkdir()
+    file = tmp_path / "strategies" / "test_x.py"
+    file.write_text(
+        "from fedkern_flwr.gram.messages import GramRequest\n"
+        "from fedkern_flwr.strategies import FedCG\n"
+        "monkeypatch.setattr(FedCG, '_rows', 3)\n"
+        "monkeypatch.setattr('fedkern_flwr.strategy._token', 3)\n"
+        "monkeypatch.setattr(FedCG, 'rows', 3)\n"
+        "with pytest.raises(ValueError, match='no rows'): pass\n"
+    )
+    monkeypatch.setattr(sys.modules[__name__], "TESTS", tmp_path)
+    monkeypatch.setattr(sys.modules[__name__], "documented", lambda: {f"{PACKAGE}.strategies"})
+    lines = [line.partition(" ")[0].rpartition(":")[2] for line in knowledge(file)]
+    assert lines == ["1", "3", "4", "6"]

@@ -117,6 +117,7 @@ class FittedModel:
             raise OptionError(
                 f"there is no client {number} with weights of its own",
                 remedy=f"use 0 to {self.clients - 1}" if self.clients else "leave it out",
+                code="FK-MODEL-CLIENT",
             )
         weights = self.arrays["weights"][number : number + 1]
         return replace(self, arrays={**self.arrays, "weights": weights})
@@ -174,6 +175,7 @@ class FittedModel:
             raise CheckpointError(
                 "the model is one of features as nodes hold them, a file has columns",
                 remedy="predict in Python, with fedkern_flwr.load_model",
+                code="FK-MODEL-FEATURES",
             )
         return read_rows(rows, encoder, self.meta, id_column, dialect, strict=strict)
 
@@ -237,6 +239,7 @@ class FittedModel:
             raise TableError(
                 f"{lacking} of {len(x)} rows lack a value that the model needs",
                 remedy="fill in their cells, or leave these rows out",
+                code="FK-VALUES-MISSING",
             )
         return self.outputs_of(x)[0]
 
@@ -256,7 +259,9 @@ class FittedModel:
             The model is one of labels.
         """
         if not self.components:
-            raise OptionError(f"{self.method} predicts labels", remedy="use predict")
+            raise OptionError(
+                f"{self.method} predicts labels", remedy="use predict", code="FK-PREDICT-TRANSFORM"
+            )
         return self.outputs(rows)
 
     def predict(self, rows: Any) -> NDArray[Any]:
@@ -270,7 +275,11 @@ class FittedModel:
             The model has no labels.
         """
         if self.components:
-            raise OptionError(f"a model of {self.method} has no labels", remedy="use transform")
+            raise OptionError(
+                f"a model of {self.method} has no labels",
+                remedy="use transform",
+                code="FK-PREDICT-LABELS",
+            )
         found, classes = self.outputs(rows), self.classes_
         return found[:, 0] if classes is None else classes[decide(found)]
 
@@ -313,11 +322,14 @@ class FittedModel:
     def _calibrated(self, what: str, *, classes: bool) -> Calibration:
         if classes == (self.classes_ is None):
             kind = "numbers" if classes else "classes"
-            raise OptionError(f"there are no {what} of {kind}", remedy="use predict")
+            raise OptionError(
+                f"there are no {what} of {kind}", remedy="use predict", code="FK-PREDICT-KIND"
+            )
         if (found := self.calibration) is None:
             raise OptionError(
                 f"no held-out rows calibrated this model: there are no {what}",
                 remedy="run it with a --test-size above 0",
+                code="FK-PREDICT-CALIBRATION",
             )
         return found
 
@@ -343,11 +355,13 @@ def load_model(path: str | Path) -> FittedModel:
                 f"{path} has no {PREDICTOR}: no run, one of an older release, or one whose model "
                 "does not predict rows in one place",
                 remedy="name the folder of a run, or run again",
+                code="FK-MODEL-PREDICTOR",
             )
     arrays, meta = model_file.load_model(place)
     if meta.get("form") not in FORMS or "table" not in meta:
         raise CheckpointError(
             f"{place} is the part of a model that a server has",
             remedy="name the folder of the run",
+            code="FK-MODEL-SERVER",
         )
     return FittedModel(str(meta["method"]), arrays, meta)

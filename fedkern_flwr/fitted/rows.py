@@ -49,12 +49,14 @@ def read_rows(
             raise TableError(
                 f"{lost} rows are not in all of {parties.text}",
                 remedy="leave them out, or predict model.read(...) of the tables, which does",
+                code="FK-ROWS-LACKING",
             )
     if isinstance(rows, (np.ndarray, list, tuple)):
         if any(kind not in _NUMBERS for kind in kinds.values()):
             raise TableError(
                 "the model has columns of categories, which an array does not hold",
                 remedy="give a data frame, or a file",
+                code="FK-COLUMNS-CATEGORIES",
             )
         table = Table(array_of(rows, len(kinds)), None, tuple(kinds), kinds=kinds)
         return replace(table, notes=encoder.strange(table))
@@ -97,12 +99,15 @@ def array_of(rows: Any, columns: int) -> NDArray[np.float64]:
         x = np.asarray(rows, np.float64)
     except (TypeError, ValueError):
         raise TableError(
-            "the rows are not numbers", remedy="give a two-dimensional array"
+            "the rows are not numbers",
+            remedy="give a two-dimensional array",
+            code="FK-VALUES-NUMBERS",
         ) from None
     if x.ndim != 2 or x.shape[1] != columns:
         raise TableError(
             f"an array of shape {x.shape} is no rows of the model's {columns} columns",
             remedy="give its features in their order, or a data frame with their names",
+            code="FK-COLUMNS-DIFFER",
         )
     return x
 

@@ -81,6 +81,7 @@ def outputs(arrays: Mapping[str, NDArray[Any]], meta: Mapping[str, Any], x: Floa
         raise CheckpointError(
             f"the rows have {x.shape[1]} columns, the model {meta['columns']}",
             remedy="bring the rows to the columns that the model was fitted on",
+            code="FK-COLUMNS-DIFFER",
         )
     if "raw_mean" in arrays:
         x = (x - arrays["raw_mean"]) / arrays["raw_deviation"]

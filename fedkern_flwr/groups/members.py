@@ -68,6 +68,7 @@ def read_groups(parties: Sequence[SVMDescribeReply], *, layers: bool) -> tuple[G
                 f"partition {agents[0].partition} is an agent, and this architecture has none",
                 remedy="leave the agents out, or choose architecture hierarchical",
                 phase="describe",
+                code="FK-GROUPS-NO-AGENT",
             )
         return (Group(0, -1, tuple(p.partition for p in users)),)
     found = []
@@ -79,6 +80,7 @@ def read_groups(parties: Sequence[SVMDescribeReply], *, layers: bool) -> tuple[G
                 f"group {number} has {len(own)} agents and {len(members)} users",
                 remedy="give every group one node with role agent and at least one user",
                 phase="describe",
+                code="FK-GROUPS-SHAPE",
             )
         found.append(Group(number, own[0], members))
     return tuple(found)
@@ -98,10 +100,14 @@ def check_parties(parties: Sequence[Any]) -> None:
                 party.partition,
                 "it is neither a user nor an agent of a group, nor the label owner",
                 "set role and group in the node's configuration",
+                code="FK-GROUPS-ROLE",
             )
     if not any(p.role == USER for p in parties):
         raise CohortError(
-            "there are no users", remedy="start nodes with role user", phase="describe"
+            "there are no users",
+            remedy="start nodes with role user",
+            phase="describe",
+            code="FK-GROUPS-SHAPE",
         )
 
 
@@ -119,6 +125,7 @@ def check_horizontal(parties: Sequence[SVMDescribeReply]) -> SVMDescribeReply:
             owner.partition,
             "it is a label owner, and in a horizontal split users have their labels",
             "leave it out, or choose partition vertical",
+            code="FK-GROUPS-OWNER",
         )
     check_columns(users)
     first = users[0]
@@ -128,6 +135,7 @@ def check_horizontal(parties: Sequence[SVMDescribeReply]) -> SVMDescribeReply:
                 party.partition,
                 "it has no rows with labels to learn from",
                 "give every user rows and labels",
+                code="FK-LABELS-MISSING",
             )
     check_labels(users, "users")
     return first
@@ -154,12 +162,14 @@ def check_single(
                 f"group {group.number} has one user, partition {alone}, whose model its agent "
                 "would see",
                 remedy="form larger groups, or allow it with --allow-single",
+                code="FK-PARTIES-ALONE",
             )
         if not next(p for p in parties if p.partition == alone).allow_single:
             raise misfit(
                 alone,
                 "its agent would see its model, and it does not allow that",
                 "form larger groups, or set allow_single at this node",
+                code="FK-ALONE-REFUSED",
             )
 
 
@@ -178,11 +188,15 @@ def check_vertical(
             f"{len(owners)} nodes have the labels in a vertical split",
             remedy="start one node with role owner, with ids and labels",
             phase="describe",
+            code="FK-GROUPS-OWNER",
         )
     owner = owners[0]
     if not owner.rows or not owner.outputs:
         raise misfit(
-            owner.partition, "it is the label owner and has no labels", "give it ids and labels"
+            owner.partition,
+            "it is the label owner and has no labels",
+            "give it ids and labels",
+            code="FK-LABELS-MISSING",
         )
     known = {p.partition: p for p in parties}
     for group in groups:
@@ -194,9 +208,12 @@ def check_vertical(
                     party.partition,
                     "it has labels, and in a vertical split the label owner alone has them",
                     "leave its labels out, or choose partition horizontal",
+                    code="FK-GROUPS-LABELS",
                 )
             if not party.features:
-                raise misfit(party.partition, "it has no columns", "give it features")
+                raise misfit(
+                    party.partition, "it has no columns", "give it features", code="FK-COLUMNS-NONE"
+                )
     return owner
 
 
@@ -262,9 +279,15 @@ def match_rows(
                 party.partition,
                 "its rows have no ids to join them by",
                 "give label owner and users ids and an alignment key",
+                code="FK-IDS-MISSING",
             )
         if repeated := count_duplicates(party.ids):
-            raise TableError(f"{repeated} duplicate ids", remedy="keep one row per id", party=name)
+            raise TableError(
+                f"{repeated} duplicate ids",
+                remedy="keep one row per id",
+                party=name,
+                code="FK-IDS-DUPLICATE",
+            )
     first = owner.rows if held_out else 0
     ids, kind = owner.ids[first:], "held-out" if held_out else "labelled"
     if held_out and not len(ids):
@@ -272,6 +295,7 @@ def match_rows(
             "the label owner holds no rows to predict",
             remedy="name test-data in its --node-config",
             party=f"partition {owner.partition}",
+            code="FK-TEST-NONE",
         )
     keep = np.ones(len(ids), bool)
     found: dict[int, Positions] = {}
@@ -284,12 +308,14 @@ def match_rows(
             raise TableError(
                 f"{int((times > 1).sum())} rows are at two users of group {group.number}",
                 remedy="keep each row at one user of a group",
+                code="FK-IDS-PARTIES",
             )
         if (missing := int((times == 0).sum())) and not drop:
             raise ProtocolError(
                 f"group {group.number} does not hold {missing} of the {len(times)} {kind} rows",
                 remedy=f"check ids, {SAME_KEY}, or choose --missing drop-row",
                 phase="describe",
+                code="FK-ROWS-LACKING",
             )
         keep &= times == 1
     rows, number = int(keep[: owner.rows - first].sum()), np.cumsum(keep) - 1
@@ -298,6 +324,7 @@ def match_rows(
             f"no {kind} row is held by all groups",
             remedy=f"check ids, and {SAME_KEY}",
             phase="describe",
+            code="FK-IDS-APART",
         )
     held = {user: np.flatnonzero(keep & (positions >= 0)) for user, positions in found.items()}
     return RowPlan(

@@ -164,7 +164,11 @@ class Calibration:
         rest = [float(value) for value in numbers[4:]]
         sizes = (len(numbers) > 3, len(rest) == outputs * (2 if whole and whole[0] else 1))
         if not all(sizes) or not all(value.is_integer() for value in whole):
-            raise CheckpointError("the calibration of the model is damaged", remedy="run again")
+            raise CheckpointError(
+                "the calibration of the model is damaged",
+                remedy="run again",
+                code="FK-MODEL-DAMAGED",
+            )
         classes, bins, least = (int(value) for value in whole)
         if not classes:
             return cls(level, 0, widths=tuple(math.inf if w == _ENDLESS else w for w in rest))

@@ -105,4 +105,8 @@ class Weighted(Judges):
         OptionError
         """
         if self.class_weight and not classes:
-            raise OptionError("class_weight is for classes", remedy="leave it out for numbers")
+            raise OptionError(
+                "class_weight is for classes",
+                remedy="leave it out for numbers",
+                code="FK-WEIGHTS-NUMBERS",
+            )

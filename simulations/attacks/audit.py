@@ -89,7 +89,11 @@ def attacks_on(method: str | None) -> list[Attack]:
         return [ATTACKS[-1]]
     found = [attack for attack in ATTACKS if method in attack.methods]
     if not found:
-        raise OptionError(f"no attack is on {method}", remedy=f"use one of {', '.join(METHODS)}")
+        raise OptionError(
+            f"no attack is on {method}",
+            remedy=f"use one of {', '.join(METHODS)}",
+            code="FK-ATTACK-METHOD",
+        )
     if found[-1].name == EPSILON:
         paper, default = (partial(run, method=method) for run in found[-1].runs)
         found[-1] = replace(found[-1], runs=(paper, default))
@@ -132,6 +136,7 @@ def audit(
                 raise ProtocolError(
                     f"{attack.name} recovers nothing on {attack.protocol} with seed {seed}",
                     remedy="its failure on the default would say nothing: use another seed",
+                    code="FK-ATTACK-VAIN",
                 )
             progress(f"{attack.name}, the default", 2 * number + 1, 2 * len(attacks))
             found.append(Outcome(attack, paper, attack.runs[1](seed)))

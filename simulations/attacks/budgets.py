@@ -210,7 +210,9 @@ def audit_epsilon(
     )
     same = all(np.array_equal(first.vectors[p], second.vectors[p]) for p in first.vectors if p)
     if not same or first.noise != second.noise:
-        raise ProtocolError(f"{case.title}: the two runs differ in more than a record")
+        raise ProtocolError(
+            f"{case.title}: the two runs differ in more than a record", code="FK-ATTACK-PAIR"
+        )
     replayed = ReplayedSum(
         replace(first.order, noise=int(noise * first.order.noise)),
         first.vectors,
@@ -272,7 +274,9 @@ def _run(case: Case, record: Record, epsilon: float, delta: float) -> _Run:
     added = found.get(case.sum, {})
     told = {release.name: release for release in case.released(strategy)}
     if len(added) != case.parties or case.sum not in told:
-        raise ProtocolError(f"{case.title}: the run made no such sum with noise")
+        raise ProtocolError(
+            f"{case.title}: the run made no such sum with noise", code="FK-ATTACK-NOISE"
+        )
     return _Run(added[0][0], {p: values for p, (_, values) in added.items()}, told[case.sum])
 
 

@@ -95,7 +95,10 @@ def distances_by_svd(distances: Floats) -> Floats:
         If distances are infinite, or there are less than two rows or landmarks.
     """
     if distances.ndim != 2 or min(distances.shape) < 2:
-        raise OptionError(f"distances of shape {distances.shape} are not of rows to landmarks")
+        raise OptionError(
+            f"distances of shape {distances.shape} are not of rows to landmarks",
+            code="FK-SHAPE-DIFFERS",
+        )
     _check(distances, distances.T)
     mean = distances.mean()
     rows, columns = distances.mean(axis=1) - mean, distances.mean(axis=0) - mean
@@ -139,8 +142,11 @@ def _check(distances: Floats, landmarks: Floats) -> None:
         raise OptionError(
             f"distances of shape {distances.shape} do not fit landmarks of shape {landmarks.shape}",
             remedy="give (n, m) and (m, d)",
+            code="FK-SHAPE-DIFFERS",
         )
     if not np.isfinite(distances).all():
         raise OptionError(
-            "infinite or missing distances", remedy="leave out the rows or landmarks that have any"
+            "infinite or missing distances",
+            remedy="leave out the rows or landmarks that have any",
+            code="FK-VALUES-FINITE",
         )

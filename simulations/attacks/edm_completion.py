@@ -144,7 +144,10 @@ def _known(distances: Floats, mask: Mask) -> Mask:
     """Return the mask without the diagonal, checked."""
     known = mask & ~np.eye(len(mask), dtype=np.bool_)
     if not known.any() or not (known == known.T).all() or not np.isfinite(distances[known]).all():
-        raise OptionError("the mask must be symmetric and leave some finite distances known")
+        raise OptionError(
+            "the mask must be symmetric and leave some finite distances known",
+            code="FK-ATTACK-MASK",
+        )
     return known
 
 

@@ -147,6 +147,7 @@ class SeenRun:
             raise ProtocolError(
                 f"the transcript holds no run of {self.name}",
                 remedy="record all messages as they pass",
+                code="FK-ATTACK-TRANSCRIPT",
             )
         self.settings = opened[0]
         self.session: str = self.settings.session
@@ -192,6 +193,7 @@ class SeenRun:
                     "the transcript holds a reply without its masked vectors",
                     remedy="record all messages as they pass",
                     party=f"partition {passed.partition}",
+                    code="FK-ATTACK-TRANSCRIPT",
                 )
             for section in passed.sections:
                 if isinstance(section, Upload | Delivery):

@@ -53,9 +53,9 @@ class DelayLaw:
         try:
             means = tuple(float(number) for number in numbers.split(","))
         except ValueError:
-            raise OptionError(f"delay is {text!r}", remedy=_REMEDY) from None
+            raise OptionError(f"delay is {text!r}", remedy=_REMEDY, code="FK-DELAY-FORM") from None
         if law not in get_args(Law) or not all(0.0 <= mean <= _LONGEST for mean in means):
-            raise OptionError(f"delay is {text!r}", remedy=_REMEDY)
+            raise OptionError(f"delay is {text!r}", remedy=_REMEDY, code="FK-DELAY-FORM")
         return cls(law, means)  # type: ignore[arg-type]
 
     def check(self, groups: int) -> None:
@@ -67,7 +67,9 @@ class DelayLaw:
         """
         if len(self.means) not in (1, groups):
             raise OptionError(
-                f"delay has {len(self.means)} numbers for {groups} groups", remedy=_REMEDY
+                f"delay has {len(self.means)} numbers for {groups} groups",
+                remedy=_REMEDY,
+                code="FK-GROUPS-DIFFER",
             )
 
     def seconds(self, group: int, number: int, seed: int) -> float:

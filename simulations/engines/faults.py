@@ -76,7 +76,11 @@ class DropOut:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.fraction < 1.0:
-            raise OptionError(f"drop is {self.fraction}", remedy="use a fraction in [0, 1)")
+            raise OptionError(
+                f"drop is {self.fraction}",
+                remedy="use a fraction in [0, 1)",
+                code="FK-OPTION-RANGE",
+            )
 
     def __call__(self, delivery: Delivery) -> Fault | None:
         """Say whether the client vanishes."""

@@ -169,7 +169,9 @@ def connected(
         import ray
     except ImportError:
         raise EngineError(
-            "Ray is not installed", remedy="pip install 'fedkern-flwr[simulation]'"
+            "Ray is not installed",
+            remedy="pip install 'fedkern-flwr[simulation]'",
+            code="FK-PACKAGE-MISSING",
         ) from None
     address = address_of(ray_address)
     check_ray_address("ray", address)

@@ -33,12 +33,15 @@ def check_ray_address(engine: str, address: str | None) -> None:
         return
     if engine != "ray":
         raise OptionError(
-            f"a Ray address goes with engine ray, not {engine}", remedy="add --engine ray"
+            f"a Ray address goes with engine ray, not {engine}",
+            remedy="add --engine ray",
+            code="FK-ENGINE-RAY",
         )
     if "://" in address:
         raise OptionError(
             f"{address} is an address of Ray Client, which Flower's engine cannot use",
             remedy="start the command on a machine of the cluster, with host:port or auto",
+            code="FK-ENGINE-CLIENT",
         )
 
 
@@ -69,6 +72,7 @@ def joined(address: str, *, shared_dir: Path | None = None) -> Iterator[None]:
         raise OptionError(
             f"cannot join the Ray cluster at {found}: {_line(error)}",
             remedy="start the command on a machine of the cluster, with its Ray and Python",
+            code="FK-ENGINE-JOIN",
         ) from None
     try:
         _check_nodes(shared_dir)
@@ -94,19 +98,27 @@ def _find(address: str) -> str:
         found = canonicalize_bootstrap_address(address)
     except (ValueError, OSError) as error:
         raise OptionError(
-            f"{address} is no address of a Ray cluster: {_line(error)}", remedy=_START
+            f"{address} is no address of a Ray cluster: {_line(error)}",
+            remedy=_START,
+            code="FK-ENGINE-ADDRESS",
         ) from None
     if found is None:
-        raise OptionError("no Ray cluster runs on this machine", remedy=_START)
+        raise OptionError(
+            "no Ray cluster runs on this machine", remedy=_START, code="FK-ENGINE-ADDRESS"
+        )
     host, _, port = found.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER).close()
     except (OSError, ValueError):
-        raise OptionError(f"no Ray cluster answers at {found}", remedy=_START) from None
+        raise OptionError(
+            f"no Ray cluster answers at {found}", remedy=_START, code="FK-ENGINE-ADDRESS"
+        ) from None
     try:
         GcsClient(address=found)
     except Exception as error:  # Ray's own classes of errors are not public
-        raise OptionError(f"no Ray cluster answers at {found}: {_line(error)}") from None
+        raise OptionError(
+            f"no Ray cluster answers at {found}: {_line(error)}", code="FK-ENGINE-ADDRESS"
+        ) from None
     return found
 
 
@@ -136,7 +148,9 @@ def _check_nodes(shared_dir: Path | None) -> None:
 
     nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     if not any(node["Resources"].get("CPU", 0) >= 1 for node in nodes):
-        raise EngineError("the Ray cluster has no CPU", remedy="add nodes with --num-cpus")
+        raise EngineError(
+            "the Ray cluster has no CPU", remedy="add nodes with --num-cpus", code="FK-ENGINE-CPU"
+        )
     here = {package: version(package) for package in _PACKAGES}
     task = ray.remote(num_cpus=0)(look)
     with scratch_folder(shared_dir or Path(tempfile.gettempdir())) as folder:
@@ -156,6 +170,7 @@ def _check_nodes(shared_dir: Path | None) -> None:
                 raise EngineError(
                     f"node {machine} of the Ray cluster does not work: {_line(error)}",
                     remedy="see `ray status`",
+                    code="FK-ENGINE-NODE",
                 ) from None
             for package, own in here.items():
                 if there[package] != own:
@@ -163,12 +178,14 @@ def _check_nodes(shared_dir: Path | None) -> None:
                         f"node {machine} of the Ray cluster has {package} {there[package]}, "
                         f"this machine {own}",
                         remedy=f"install {package} {own} there",
+                        code="FK-ENGINE-DIFFERS",
                     )
             if shared_dir is not None and seen != token:
                 raise EngineError(
                     f"node {machine} of the Ray cluster does not see the folder {shared_dir}",
                     remedy="use a folder on a file system that all machines mount at the same "
                     "path (--out, shared_dir)",
+                    code="FK-ENGINE-FOLDER",
                 )
 
 

@@ -146,7 +146,9 @@ def simulate_all(
     check_choice("engine", engine, get_args(Engine))
     check_ray_address(engine, ray_address)
     if num_clients < 1:
-        raise OptionError(f"clients is {num_clients}", remedy="use at least 1")
+        raise OptionError(
+            f"clients is {num_clients}", remedy="use at least 1", code="FK-OPTION-RANGE"
+        )
 
     def drive(grid: Grid) -> None:
         grid = ReportingGrid(grid)

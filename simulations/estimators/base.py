@@ -108,7 +108,9 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         more = take_out(self._method, mine.pop("options", None) or {}, known=known)
         if strange := [name for name in more if name not in known]:
             raise OptionError(
-                f"{self._method} has no option {strange[0]!r}", remedy="see fedkern run --help-all"
+                f"{self._method} has no option {strange[0]!r}",
+                remedy="see fedkern run --help-all",
+                code="FK-OPTION-UNKNOWN",
             )
         state = mine.pop("random_state", 0)
         seed = state if isinstance(state, int) else check_random_state(state).randint(2**31)

@@ -17,7 +17,11 @@ class _Columns(Federated):
 
     def _dealt(self, parties: dict[str, int], columns: int) -> dict[str, Any]:
         if columns < 2:
-            raise TableError("1 feature(s) cannot be split by columns", remedy="add columns")
+            raise TableError(
+                "1 feature(s) cannot be split by columns",
+                remedy="add columns",
+                code="FK-COLUMNS-FEW",
+            )
         return {name: min(count, columns) for name, count in parties.items()}
 
 

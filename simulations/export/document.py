@@ -38,6 +38,7 @@ def document(model: FittedModel) -> dict[str, Any]:
         raise OptionError(
             "rows of this model may lack a block of columns, which other formats cannot say",
             remedy="run with --missing encode",
+            code="FK-EXPORT-BLOCKS",
         )
     columns, inputs = _inputs(model)
     parts, weights, bias, more = _FORMS[model.meta["form"]](model)
@@ -148,7 +149,9 @@ def _instances(model: FittedModel) -> Any:
     if kernel["name"] not in _KERNELS or meta["encoding"] == "counts":
         what = kernel["name"] if kernel["name"] not in _KERNELS else "counts"
         raise OptionError(
-            f"there is no {what} in other formats", remedy=f"use --kernel {', '.join(_KERNELS)}"
+            f"there is no {what} in other formats",
+            remedy=f"use --kernel {', '.join(_KERNELS)}",
+            code="FK-EXPORT-KERNEL",
         )
     part = {
         "kind": "kernel",
