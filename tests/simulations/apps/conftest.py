@@ -55,10 +55,12 @@ def refusal() -> Callable[..., str]:
 
 @pytest.fixture
 def refuses() -> Callable[..., str]:
-    """Return what runs something that is refused with a code and returns the line."""
+    """Return what runs something that is refused with one of some codes and returns the line."""
 
-    def found(code: str, do: Callable[..., Any], *arguments: Any, **more: Any) -> str:
-        with refused(code) as error:
+    def found(
+        code: str | tuple[str, ...], do: Callable[..., Any], *arguments: Any, **more: Any
+    ) -> str:
+        with refused(*((code,) if isinstance(code, str) else code)) as error:
             do(*arguments, **more)
         text = str(error.value)
         assert "\n" not in text

@@ -295,19 +295,19 @@ def test_a_vertical_split_that_cannot_predict_says_why_in_a_line(
         nodes, how = site.changed(number, **change), {"partition": "vertical"}
         assert f"partition {number}" in refuses(code, site.run, nodes, predict=saved, **how)
 
-    check("FK-?207", 4, state_dir=None)
-    check("FK-?208", 6, state_dir=str(tmp_path / "state5"))
+    check("FK-KEPT-NONE", 4, state_dir=None)
+    check("FK-KEPT-NONE", 6, state_dir=str(tmp_path / "state5"))
     unknown = write(tmp_path / "unknown.csv", ["key"], ["nobody", site.ids[site.new[0]]])
     nodes = site.changed(6, test_data=str(unknown))
-    refuses("FK-?209", site.run, nodes, predict=saved, partition="vertical")
+    refuses("FK-ROWS-LACKING", site.run, nodes, predict=saved, partition="vertical")
     assert site.written() == {}
     (part,) = (tmp_path / "state5").glob("*/partition-5.model")
     whole = part.read_bytes()
     part.write_bytes(whole[:100])
-    check("FK-?210", 5)
+    check("FK-KEPT-OTHER", 5)
     part.write_bytes(whole)
     swapped = [dict(node) for node in site.nodes]
     for k in range(4):
         swapped[k]["group"] = 1 - swapped[k]["group"]
-    refuses("FK-?211", site.run, swapped, predict=saved, partition="vertical")
+    refuses("FK-MODEL-PARTIES", site.run, swapped, predict=saved, partition="vertical")
     refuses("FK-MODEL-SETTINGS", site.run, predict=saved)  # by which nodes read their tables

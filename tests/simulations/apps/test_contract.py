@@ -23,6 +23,7 @@ Make = Callable[[str], Site]
 Refuses = Callable[..., str]
 
 PREDICT = ("fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "pof-rls", "fed-cfk")
+NOWHERE = ("FK-PREDICT-NOWHERE", "FK-PREDICTIONS-NOWHERE")
 STRATEGIES = {"fed_cg": FedCG, "fdskl": FDSKL, "hierarchical_svm": HierarchicalSVM}
 STRATEGIES |= {"pof_mkl": POFMKL, "fed_cfk": FedCFK}
 #: Runs whose model will do to be predicted with.
@@ -118,36 +119,39 @@ def test_a_run_that_broke_off_is_resumed(
 #: Changes of what belongs to a model's arrays (of "arrays" one row is cut off, "nan" has no
 #: numbers), and their codes.
 WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "fed-cg": [({"session": "ab" * 8}, "FK-KEPT-NONE"), ({"arrays": "coefficients"}, "FK-?2")],
+    "fed-cg": [
+        ({"session": "ab" * 8}, "FK-KEPT-NONE"),
+        ({"arrays": "coefficients"}, "FK-MODEL-DAMAGED"),
+    ],
     "fdskl": [({"session": "ab" * 8}, "FK-KEPT-NONE")],
     "horizontal": [
-        ({"columns": 7}, "FK-?4"),
-        ({"tables": {"labels": ["", 1]}}, "FK-?5"),
-        ({"seed": None}, "FK-?6"),
-        ({"feature_seed": None}, "FK-?7"),
-        ({"nan": "bias"}, "FK-?8"),
+        ({"columns": 7}, "FK-MODEL-DAMAGED"),
+        ({"tables": {"labels": ["", 1]}}, "FK-MODEL-PARTIES"),
+        ({"seed": None}, "FK-MODEL-DAMAGED"),
+        ({"feature_seed": None}, "FK-MODEL-DAMAGED"),
+        ({"nan": "bias"}, "FK-MODEL-DAMAGED"),
     ],
-    "vertical": [({"session": "ab" * 8}, "FK-?9")],
+    "vertical": [({"session": "ab" * 8}, "FK-KEPT-NONE")],
     "pof-mkl": [
         ({"session": "ab" * 8}, "FK-KEPT-NONE"),
         ({"seed": 1}, "FK-KEPT-OTHER"),
         ({"dimension": 3}, "FK-COLUMNS-DIFFER"),
-        ({"arrays": "theta"}, "FK-?13"),
-        ({"session": None}, "FK-?14"),
+        ({"arrays": "theta"}, "FK-MODEL-DAMAGED"),
+        ({"session": None}, "FK-MODEL-DAMAGED"),
     ],
     "pof-rls": [
         ({"session": "ab" * 8}, "FK-KEPT-NONE"),
         ({"seed": 1}, "FK-KEPT-OTHER"),
         ({"experts": "global"}, "FK-KEPT-OTHER"),
-        ({"dimension": 3}, "FK-?18"),
+        ({"dimension": 3}, "FK-MODEL-DAMAGED"),
         ({"columns": "0" * 64}, "FK-COLUMNS-DIFFER"),
-        ({"nan": "raw"}, "FK-?20"),
-        ({"summed": None}, "FK-?21"),
+        ({"nan": "raw"}, "FK-MODEL-DAMAGED"),
+        ({"summed": None}, "FK-MODEL-DAMAGED"),
     ],
     "fed-cfk": [
         ({"names": "0" * 64}, "FK-MODEL-ITEMS"),
-        ({"arrays": "gram"}, "FK-?23"),
-        ({"subtract_mean": None}, "FK-?24"),
+        ({"arrays": "gram"}, "FK-MODEL-DAMAGED"),
+        ({"subtract_mean": None}, "FK-MODEL-DAMAGED"),
     ],
 }
 
@@ -171,15 +175,15 @@ def test_what_is_not_the_model_is_refused_in_a_line(
         save_arrays(other, found, changed)
         refuses(code, site.run, **how)
 
-    check("FK-?25", file={**meta["file"], "method": "secure-gram"})
-    check("FK-?26", file={**meta["file"], "version": 2})
+    check("FK-MODEL-OTHER", file={**meta["file"], "method": "secure-gram"})
+    check("FK-MODEL-VERSION", file={**meta["file"], "version": 2})
     for change, code in WRONG[name]:
         check(code, **change)
     other.write_bytes(saved.read_bytes()[:-100])
-    refuses("FK-?27", site.run, **how)
+    refuses("FK-MODEL-DAMAGED", site.run, **how)
     save_arrays(other, {}, {"options": {}, "session": "", "round": 1})
-    refuses("FK-?28", site.run, **how)  # is a checkpoint
-    refuses("FK-?29", site.run, **{**how, "predict": tmp_path / "gone.npz"})
+    refuses("FK-FILE-FORMAT", site.run, **how)  # is a checkpoint
+    refuses("FK-FILE-MISSING", site.run, **{**how, "predict": tmp_path / "gone.npz"})
     assert site.written() == {} or not name.startswith("pof")
 
 
@@ -197,7 +201,7 @@ def test_a_strategy_of_other_options_does_not_take_the_model(
 ) -> None:
     site, saved = make_site(name), tmp_path / "model.npz"
     grid = site.run(model=saved, **({"num_rounds": 2} if name == "horizontal" else {}))
-    refuses("FK-?30", other(**made).predict_at_nodes, grid, *load_model(saved))
+    refuses("FK-MODEL-OPTIONS", other(**made).predict_at_nodes, grid, *load_model(saved))
 
 
 @pytest.mark.parametrize("name", PREDICT[:-1])
@@ -208,9 +212,9 @@ def test_rows_to_predict_need_a_file_for_them_and_what_the_node_kept(
     how = short(site, tmp_path / "model.npz")
     who = len(site.nodes) - 1 if name == "vertical" else 0
     nowhere = site.changed(who, predictions=None)
-    assert f"partition {who}" in refuses("FK-?31", site.run, nowhere, **how)
+    assert f"partition {who}" in refuses(NOWHERE, site.run, nowhere, **how)
     nodes = [{k: v for k, v in node.items() if k != "test-data"} for node in site.nodes]
-    refuses("FK-?32", site.run, nodes, **how)
+    refuses(("FK-ROWS-NONE", "FK-TEST-NONE"), site.run, nodes, **how)
     if name not in ("horizontal", "vertical"):
         site.written()  # pof-mkl: the others have predicted all the same
         elsewhere = site.changed(0, state_dir=str(tmp_path / "elsewhere"))
@@ -233,7 +237,7 @@ def test_a_node_that_names_nothing_is_one_of_a_simulation_alone(name: str, make_
 def test_too_few_nodes_for_the_groups_of_a_simulation_are_told_so(
     make_site: Make, refuses: Refuses
 ) -> None:
-    refuses("FK-?34", make_site("horizontal").run, [{}] * 2, data="iris", groups=2)
+    refuses("FK-PARTIES-FEW", make_site("horizontal").run, [{}] * 2, data="iris", groups=2)
 
 
 @pytest.mark.parametrize("name", ["fed-cg", "ranges"])

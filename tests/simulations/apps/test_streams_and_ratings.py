@@ -52,12 +52,12 @@ def test_a_node_may_have_a_stream_in_place_of_a_table(
         found.append((json.loads(told.read_text())["metrics"], site.written()))
     assert found[0] == found[1]
     for change, code in (
-        ({"data": "x.csv"}, "FK-?301"),
+        ({"data": "x.csv"}, "FK-STREAM-OPTION"),
         ({"stream": "10.0.0.1:80"}, "FK-STREAM-HOST"),
         ({"stream_columns": "a,c"}, "FK-COLUMN-MISSING"),
         ({"label_column": None}, "FK-LABELS-MISSING"),
-        ({"stream_wait": "long"}, "FK-?305"),
-        ({"stream": None, "data": "x.csv"}, "FK-?306"),
+        ({"stream_wait": "long"}, "FK-OPTION-TYPE"),
+        ({"stream": None, "data": "x.csv"}, "FK-STREAM-OPTION"),
     ):
         node = {"state_dir": str(tmp_path / "other"), **change}
         refuses(code, site.run, site.changed(2, **node), model=saved)
