@@ -77,6 +77,8 @@ def check_links_of_pages_stay_in_the_site(site: Path) -> None:
             assert path.resolve().exists(), f"{name} -> {target}"
 
 
+@pytest.mark.long
+@pytest.mark.timeout(600)
 def test_the_site_is_built_without_warnings_and_complete(tmp_path: Path) -> None:
     build(tmp_path)
     check_nothing_is_loaded_from_the_network(tmp_path)

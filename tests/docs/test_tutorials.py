@@ -20,6 +20,7 @@ def test_there_are_tutorials() -> None:
     assert len(TUTORIALS) >= 3
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_tutorial_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
