@@ -280,25 +280,6 @@ def test_a_table_of_several_families(put: Put, compared: Compared) -> None:
     assert text.split("Its server saw ")[1].startswith(rows[best]["privacy"]["server_sees"][0])
 
 
-def test_a_report_says_who_is_useless_and_what_a_party_reaches_alone(
-    put: Put, compared: Compared
-) -> None:
-    entries = (*weather().entries[:1], *weather().entries[-2:])
-    put(1, demo=small(entries=entries, columns=("mse", "regret", "mse_std"), figures=("mse",)))
-    found, _ = compared("demo", "--out", "c", "--rounds", "3")
-    rows = methods(found)
-    errors = {label: 1000 * method["metrics"]["mse"] for label, method in rows.items()}
-    report = Path("c/report.html").read_text()
-    assert f"NYC weather: POF-RLS, MSE (10⁻³) {errors['POF-RLS']:.2f}." in report
-    best = min(("local only", "local ridge"), key=lambda label: errors[label])
-    assert f"Beside it: each party alone {errors[best]:.2f} ({best})." in report
-    assert re.search(r"; [\d.]+ kB came from single parties in plain\.", report)
-    useless = [label for label, method in rows.items() if method.get("no_better_than")]
-    assert useless, "three samples teach nothing"
-    for label in useless:
-        assert f"{label} predicts no better than the mean of all labels" in report
-
-
 def test_each_section_has_its_own_data_and_columns_and_one_definition_of_each(
     put: Put, compared: Compared
 ) -> None:

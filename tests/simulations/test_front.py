@@ -4,12 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import signal
-import socket
-import ssl
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -22,7 +16,6 @@ from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from fedkern_flwr import flower_compat as compat
 from fedkern_flwr.simulations.cli.main import run
@@ -30,7 +23,6 @@ from fedkern_flwr.simulations.deployment.certificates import make_certificates
 from fedkern_flwr.simulations.deployment.front import Front
 
 PULL, CONFIRM = "/v1/fleet/pull-messages", "/v1/fleet/confirm-message-received"
-PART = "/v1/fleet/pull-object"
 LONG, SOON = 3600.0, 0.3  # seconds of holding: until something happens, or shortly
 PATIENCE = 60.0  # seconds that a test waits for what must come at once
 
@@ -60,7 +52,6 @@ class SuperLink:
     asked: Counter[str] = field(default_factory=Counter)
     status: int = 200
     down: bool = False
-    pending: int = 0  # calls for parts of messages until they have arrived
     gate: asyncio.Event | None = None
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
 
@@ -78,9 +69,6 @@ class SuperLink:
             if self.gate is not None:
                 await self.gate.wait()
             reply = self.messages[node].pop(0) if self.messages[node] else b""
-        elif request.url.path == PART and self.pending:
-            self.pending -= 1
-            reply = compat.OBJECT_PENDING
         headers = {"x-flower": "1", "content-length": str(len(reply))}
         return httpx.Response(self.status, headers=headers, stream=httpx.ByteStream(reply))
 
@@ -224,15 +212,6 @@ async def test_a_pull_is_held_until_there_is_a_message_or_its_time_is_over() -> 
 
 
 @story
-async def test_a_part_of_a_message_is_asked_for_until_it_has_arrived() -> None:
-    """Else a SuperNode waits a second each time that it is quicker than the server."""
-    superlink = SuperLink(pending=2)
-    async with front_of(superlink) as front:
-        calls = [Call(front, PART, signed("a"), b"part") for _ in range(2)]
-        assert await asyncio.gather(*(call.answer() for call in calls)) == [(200, b"done")] * 2
-
-
-@story
 async def test_askings_are_bounded_whatever_the_number_of_nodes() -> None:
     superlink = SuperLink()
     async with front_of(superlink) as front:
@@ -341,67 +320,6 @@ async def test_a_message_that_is_being_asked_for_when_the_front_ends_reaches_its
 
 
 # -- the command, and Flower
-
-
-async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """Reply with the body, to a pull with nothing."""
-    body, more = b"", True
-    while more:
-        event = await receive()
-        body, more = body + event.get("body", b""), event.get("more_body", False)
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"" if scope["path"] == PULL else body})
-
-
-def test_the_command_serves_with_tls_and_ends_when_told_with_pulls_held(tmp_path: Path) -> None:
-    make_certificates(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    listener = socket.create_server(("127.0.0.1", 0))
-    upstream = f"localhost:{listener.getsockname()[1]}"
-    server, key = str(tmp_path / "server.pem"), str(tmp_path / "server.key")
-    config = uvicorn.Config(
-        echo, ssl_certfile=server, ssl_keyfile=key, lifespan="off", ws="none", log_level="error"
-    )
-    superlink = uvicorn.Server(config)
-    thread = threading.Thread(target=superlink.run, args=([listener],))
-    thread.start()
-    command = [sys.executable, "-m", "fedkern_flwr.simulations.cli.main", "front", "start"]
-    command += ["--listen", f"127.0.0.1:{port}", "--superlink", upstream]
-    command += ["--root-certificates", "ca.crt", "--certificate", server, "--key", key]
-    process = subprocess.Popen(command, cwd=tmp_path)
-    context = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
-    try:
-        with httpx.Client(
-            base_url=f"https://127.0.0.1:{port}",
-            verify=context,
-            timeout=30.0,
-        ) as client:
-            deadline, status = time.monotonic() + PATIENCE, 0
-            while status != httpx.codes.OK and time.monotonic() < deadline:
-                try:
-                    status = client.get("/health").status_code
-                except httpx.ConnectError:
-                    time.sleep(0.05)
-            large = bytes(range(256)) * 20_000
-            reply = client.post("/v1/fleet/push-object", content=large, headers=signed("a"))
-            assert reply.content == large
-            replies: list[httpx.Response] = []
-            held = threading.Thread(
-                target=lambda: replies.append(client.post(PULL, headers=signed("a")))
-            )
-            held.start()
-            time.sleep(0.5)
-            assert not replies
-            process.send_signal(signal.SIGTERM)
-            process.wait(PATIENCE)  # the pull would have been held for longer
-            held.join()
-            assert [(r.status_code, r.content) for r in replies] == [(200, b"")]
-    finally:
-        process.kill()
-        superlink.should_exit = True
-        thread.join()
-        listener.close()
 
 
 @pytest.mark.parametrize(

@@ -172,19 +172,8 @@ def test_bars_print_thousandths_and_switch_to_a_log_scale(
     assert_valid(plot_mse_bars(odd, tmp_path / "m", title=""))
     assert texts(drawn[2]) == ["20.0", "n/a", "n/a", "n/a", "∞", "0"]
     assert len(drawn[2].axes[0].patches) == 1
-
-
-@pytest.mark.parametrize(
-    "bars",
-    [
-        {},
-        {"a": (math.nan, math.nan)},
-        {"a": (1e300, 1e300), "b": (1e-300, 1.0)},
-        {"a": (1e-3, 5.0), "b": (1.0, 0.1)},
-    ],
-)
-def test_extreme_bars_are_drawn(tmp_path: Path, bars: dict[str, Any]) -> None:
-    assert_valid(plot_mse_bars(bars, tmp_path / "m", title=""))
+    for extreme in ({}, {"a": (1e300, 1e300), "b": (1e-300, 1.0)}, {"a": (1e-3, 5.0)}):
+        assert_valid(plot_mse_bars(extreme, tmp_path / "m", title=""))
 
 
 def test_bytes_are_shown_in_megabytes(

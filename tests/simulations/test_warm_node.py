@@ -339,13 +339,3 @@ def test_no_more_tasks_are_taken_than_processes_are_free(
     monkeypatch.setattr(tasks.select, "select", lambda *given: ([0], [], []))
     tasks.ask_for_tasks("127.0.0.1:1", b"secret")
     assert capsys.readouterr().out.splitlines() == ["task token-1 5", "task token-2 5"]
-
-
-def test_the_command_of_a_node_has_what_it_is_given(tmp_path: Path) -> None:
-    settings = json.loads(
-        node_command("h:1", tmp_path / "node.toml", ["--insecure"], 9094, message_seconds=5.0)[-1]
-    )
-    given = {"superlink": "h:1", "supernode": ["--insecure"], "port": 9094, "message_seconds": 5.0}
-    assert given.items() <= settings.items()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    assert settings["message_gigabytes"] == pytest.approx(0.75 * memory, abs=0.1)

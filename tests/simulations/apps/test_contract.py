@@ -16,7 +16,6 @@ from refusals import refused
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.model_file import load_model, save_model
-from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.strategies import FDSKL, POFMKL, POFRLS, FedCFK, FedCG, HierarchicalSVM
 
 Make = Callable[[str], Site]
@@ -76,44 +75,6 @@ def test_nodes_get_the_pooled_model_and_predict_with_it_later(
     assert later["metrics"].get("predicted_rows", len(again)) == len(again)
     for text in (caplog.text, json.dumps([result, later])):
         assert not any(secret in text for secret in ("s3cret", "film-", "p00"))
-
-
-@pytest.mark.parametrize(
-    ("name", "pulls", "more"), [("fdskl two", 8, {}), ("pof-rls", 6, {"checkpoint_every": 1})]
-)
-def test_a_run_that_broke_off_is_resumed(
-    name: str,
-    pulls: int,
-    more: dict[str, Any],
-    make_site: Make,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    site, checkpoint = make_site(name), tmp_path / "checkpoint.npz"
-    site.run(model=tmp_path / "whole.npz")
-    whole = site.written()
-    for node in site.nodes:
-        node["state-dir"] += "-again"
-    real, left = InProcessGrid.pull_messages, iter(range(pulls))
-
-    def pull(grid: InProcessGrid, message_ids: Any) -> Any:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        return real(grid, message_ids)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(InProcessGrid, "pull_messages", pull)
-        with pytest.raises(KeyboardInterrupt):
-            site.run(**more, checkpoint=checkpoint)
-    again = tmp_path / "again.npz"
-    site.run(**more, checkpoint=checkpoint, resume=True, model=again)
-    if whole:
-        near(site.written(), whole, 1e-6)
-    (ours, meta), (theirs, _) = load_model(again), load_model(tmp_path / "whole.npz")
-    session = load_arrays(checkpoint)[1]["session"]
-    assert meta.get("session", session) == session  # it went on
-    for array, values in theirs.items():
-        np.testing.assert_allclose(ours[array], values, rtol=0.0, atol=1e-6)
 
 
 #: Changes of what belongs to a model's arrays (of "arrays" one row is cut off, "nan" has no
