@@ -349,14 +349,20 @@ def test_every_option_of_a_deployment_reaches_the_app(name: str) -> None:
     [
         ("fed-cg", "FK-DEPLOY-NODES"),
         ("fed-cg --nodes 1", "FK-OPTION-RANGE"),
-        ("fed-cg --nodes 3 --hospitals 4", ""),
-        ("hierarchical-svm --nodes 3 --groups 2", ""),
-        ("hierarchical-svm --nodes 5 --groups 2", ""),  # its agent would see a user's model
-        ("fed-cg --nodes 3 --data nothing.csv", ""),
+        ("fed-cg --nodes 3 --hospitals 4", "FK-PARTIES-FEW"),
+        ("hierarchical-svm --nodes 3 --groups 2", "FK-PARTIES-FEW"),
+        (
+            "hierarchical-svm --nodes 5 --groups 2",
+            "FK-GROUPS-SINGLE",
+        ),  # its agent would see a user's model
+        ("fed-cg --nodes 3 --data nothing.csv", "FK-FILE-MISSING"),
         ("fdskl --resume OTHER", "FK-DEPLOY-OTHER"),
-        ("fed-cg --predict NOWHERE", ""),
-        ("secure-gram --nodes 3", ""),
-        ("fed-cg --nodes 3 --engine ray", ""),  # what has one value only is no option
+        ("fed-cg --predict NOWHERE", "FK-RUN-NONE"),
+        ("secure-gram --nodes 3", "FK-COMMAND-UNKNOWN"),
+        (
+            "fed-cg --nodes 3 --engine ray",
+            "FK-OPTION-UNKNOWN",
+        ),  # what has one value only is no option
     ],
 )
 def test_bad_input_is_one_line(
@@ -370,7 +376,7 @@ def test_bad_input_is_one_line(
     found, _, said = commands("deploy-local", *arguments.split(), *out)
     assert found == 2
     (line,) = [line for line in said.splitlines() if not line.startswith("note:")]
-    assert line.endswith(f"[{code}]" if code else "")
+    assert line.endswith(f"[{code}]")
     if "OTHER" in arguments:  # its nodes alone can predict
         line = commands.complaint("predict", "OTHER", "--data", "new.csv")
         assert "fedkern deploy-local fed-cg --predict OTHER" in line
