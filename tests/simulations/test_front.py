@@ -280,45 +280,6 @@ def test_who_is_not_the_node_neither_gets_its_message_nor_ends_its_repetition(st
     told()
 
 
-@story
-async def test_a_newer_pull_takes_the_place_of_the_older_and_outlasts_a_restart(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    superlink = SuperLink()
-    async with front_of(superlink) as front:
-        older = held_pull(front, "a")
-        await superlink.until_asked("a", 2)
-        newer = held_pull(front, "a")
-        assert await older == (200, b"")
-        superlink.down = True
-        assert (await Call(front, CONFIRM, signed("a")).answer())[0] == 502
-        assert (await Call(front, "/health", {}, method="GET").answer())[0] == 502
-        superlink.messages["a"].append(b"message")
-        superlink.down = False
-        assert await newer == (200, b"message")
-        assert (await Call(front, "/health", {}, method="GET").answer())[0] == 200
-    assert caplog.messages == [
-        "the SuperLink superlink does not answer: refused",
-        "the SuperLink superlink answers again",
-    ]
-
-
-@story
-async def test_a_message_that_is_being_asked_for_when_the_front_ends_reaches_its_node() -> None:
-    superlink = SuperLink()
-    async with front_of(superlink) as front:
-        held = held_pull(front, "a")
-        await superlink.until_asked("a", 1)
-        superlink.gate = asyncio.Event()
-        await superlink.until_asked("a", 1)
-        superlink.messages["a"].append(b"message")
-        ending = asyncio.create_task(front.close())
-        await asyncio.sleep(0)
-        superlink.gate.set()
-        await ending
-        assert await held == (200, b"message")
-
-
 # -- the command, and Flower
 
 
