@@ -48,6 +48,7 @@ def test_mlflow_has_options_metrics_of_rounds_and_artefacts(
 ) -> None:
     """Files only: the server that the environment names is not asked (nobody listens there)."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     result = tracked("--track", "mlflow")
     own = client()
     (run,) = own.search_runs([own.get_experiment_by_name("fedkern").experiment_id])

@@ -184,6 +184,18 @@ def test_an_active_party_may_have_labels_and_no_columns_and_rows_that_come_later
     assert site.written() == pytest.approx({name: first[name]}, rel=0, abs=1e-9)
 
 
+def test_two_active_parties_stream_and_predict_the_same_again(
+    make_site: Make, tmp_path: Path
+) -> None:
+    site, saved = make_site("fdskl two"), tmp_path / "model.npz"
+    site.run(model=saved)
+    first = site.written()
+    assert set(first) == set(site.ids[site.new])
+    assert len(set(first.values())) == len(first)
+    site.run(predict=saved)
+    assert site.written() == pytest.approx(first, rel=0, abs=1e-9)
+
+
 def test_ranges_are_written_once_and_kept(
     make_site: Make, tmp_path: Path, refuses: Refuses, given: Given
 ) -> None:
