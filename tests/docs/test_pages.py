@@ -240,9 +240,7 @@ def expectations() -> list[Any]:
 
 
 @pytest.mark.parametrize(("command", "metric", "value"), expectations())
-def test_expected_results_are_what_the_commands_print(
-    command: str, metric: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_expected_results_are_what_the_commands_print(command, metric, value, tmp_path, capsys):
     words = shlex.split(command.strip("`"))
     assert words[0] == "fedkern"
     assert run([*words[1:], "--out", str(tmp_path / "run"), "--json", "-", "--quiet"]) == 0

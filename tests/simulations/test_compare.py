@@ -101,9 +101,7 @@ def test_finished_draws_are_not_computed_again(put: Put, compared: Compared) -> 
         assert "finished already" not in compared("demo", "--runs", "1", *anew)[1]
 
 
-def test_a_comparison_that_broke_off_goes_on(
-    put: Put, compared: Compared, commands: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comparison_that_broke_off_goes_on(put, compared, commands, monkeypatch):
     put(demo=small())
     real = OFSKL.start
 
@@ -146,9 +144,7 @@ def test_several_presets_make_one_report(put: Put, compared: Compared) -> None:
     assert sorted(p.suffix for p in Path("both/plots/demo").iterdir()) == [".png", ".svg"]
 
 
-def test_papers_leaves_out_what_has_no_data(
-    put: Put, compared: Compared, commands: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_papers_leaves_out_what_has_no_data(put, compared, commands, folder, monkeypatch):
     monkeypatch.delenv("FEDKERN_DATA", raising=False)
     there = [n for n in PAPERS if n.startswith(("fed-", "hierarchical-table2"))]
     put(1, **{name.replace("-", "_"): small() for name in there})
@@ -280,9 +276,7 @@ def test_a_table_of_several_families(put: Put, compared: Compared) -> None:
     assert text.split("Its server saw ")[1].startswith(rows[best]["privacy"]["server_sees"][0])
 
 
-def test_each_section_has_its_own_data_and_columns_and_one_definition_of_each(
-    put: Put, compared: Compared
-) -> None:
+def test_each_section_has_its_own_data_and_columns_and_one_definition_of_each(put, compared):
     columns = Section(
         {"Wine": WINE}, (FDSKL,), ("accuracy", "rmse", "difference"), (), title="One",
         paper={"Wine": {"accuracy": {"FDSKL": 0.75}}},
@@ -303,9 +297,7 @@ def test_each_section_has_its_own_data_and_columns_and_one_definition_of_each(
     assert text.index("One") < text.index("Wine") < text.index("Two") < text.index("Wine by rows")
 
 
-def test_a_report_says_what_became_of_columns_and_names_no_category(
-    put: Put, compared: Compared
-) -> None:
+def test_a_report_says_what_became_of_columns_and_names_no_category(put, compared):
     write_csv(everything().arrow(), "t.csv")
     how: Any = {"label": LABEL, "missing": "encode", "scaling": "auto", "test_size": 0.3}
     data = {"Patients": HybridSettings("t.csv", **how), "Wine": HybridSettings("wine")}

@@ -114,9 +114,7 @@ def test_pooled_models_are_those_of_scikit_learn(folder: Path, wine: dict[str, A
 
 
 @pytest.mark.long
-def test_a_comparison_goes_on_and_leaves_a_report(
-    folder: Path, wine: dict[str, Any], commands: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comparison_goes_on_and_leaves_a_report(folder, wine, commands, monkeypatch):
     monkeypatch.setattr(command, "sweep", None)  # nothing may be computed
     table = Path("elsewhere.csv")
     table.write_bytes((folder / "wine.csv").read_bytes())  # its content counts
@@ -218,9 +216,7 @@ def test_fed_avg_takes_the_parties_of_the_first_method_that_has_enough() -> None
     assert set(section.figures) <= set(figures_of(section.family))
 
 
-def test_a_data_set_of_a_preset_may_be_another_file(
-    commands: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_data_set_of_a_preset_may_be_another_file(commands, monkeypatch):
     monkeypatch.delenv("FEDKERN_DATA", raising=False)
     x = np.random.default_rng(0).normal(size=(90, 6))
     np.savez("mine.npz", X=x, y=(x[:, 0] > 0).astype(float))

@@ -134,9 +134,7 @@ def listening(deployment: LocalDeployment) -> set[int]:
     return ports
 
 
-def test_nodes_that_may_not_take_part_are_refused_in_one_line(
-    deployment: LocalDeployment, tmp_path: Path
-) -> None:
+def test_nodes_that_may_not_take_part_are_refused_in_one_line(deployment, tmp_path):
     good = deployment.nodes[2]
     deployment.start_node(0)
     deployment.start_node(1)
@@ -178,9 +176,7 @@ sys.meta_path.insert(0, Wrong())
 """
 
 
-def test_an_expired_certificate_and_a_wrong_clock_are_named(
-    deployment: LocalDeployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_expired_certificate_and_a_wrong_clock_are_named(deployment, tmp_path, monkeypatch):
     wrong = tmp_path / "wrong-clock"
     wrong.mkdir()
     (wrong / "sitecustomize.py").write_text(WRONG_CLOCK)
@@ -221,7 +217,7 @@ def test_a_full_disk_of_a_node_is_named(tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", str(small)], check=True)
 
 
-# -- what is killed or stands still
+# -- what is killed
 
 
 def test_a_node_killed_during_secure_sums_leaves_the_sum_of_the_others(tmp_path: Path) -> None:
@@ -247,52 +243,6 @@ def test_a_node_killed_during_secure_sums_leaves_the_sum_of_the_others(tmp_path:
     # it died before a round's upload or after it: one of these is what happened
     assert min(gaps) < 1e-9, gaps
     assert max(gaps) > 1e-6
-
-
-def group_of(leader: int) -> list[int]:
-    """Return the processes that were started with one."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(ProcessLookupError):
-            found += [int(entry.name)] * (os.getsid(int(entry.name)) == leader)
-    return found
-
-
-def test_a_node_that_stands_still_for_a_minute_goes_on(tmp_path: Path) -> None:
-    """As with a laptop that is closed: the others go on, and it is there again afterwards."""
-    with LocalDeployment(tmp_path, write_nodes(tmp_path, 4)) as deployment:
-        number = start(deployment, timeout=120.0, secure="on")
-        until_sent(deployment, 2, 2)
-        stopped = group_of(deployment.processes.pid("node 2"))
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
-        time.sleep(60.0)
-        for pid in stopped:
-            os.kill(pid, signal.SIGCONT)
-        found = result(deployment, number)
-        assert len(found["history"]) == 3
-        assert set(found["failures"]) <= {"2"}
-        deployment.wait_for_nodes()
-
-
-def test_a_warm_node_whose_processes_are_killed_goes_on_or_is_named(tmp_path: Path) -> None:
-    """All but the SuperNode are replaced; of one that is killed itself nothing is left."""
-    with LocalDeployment(tmp_path, write_nodes(tmp_path, 4)) as deployment:
-        number = start(deployment, timeout=120.0, secure="on")
-        until_sent(deployment, 2, 2)
-        log, leader = deployment.processes.log_of("node 1"), deployment.processes.pid("node 1")
-        os.kill(max(set(group_of(leader)) - {leader}), signal.SIGKILL)  # who asks, or answers
-        while "started again" not in log.read_text() and "by signal 9" not in log.read_text():
-            time.sleep(0.1)
-        leader = deployment.processes.pid("node 2")
-        os.kill(leader, signal.SIGKILL)
-        deadline = time.monotonic() + 20.0
-        while set(group_of(leader)) - {leader} and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert set(group_of(leader)) <= {leader}
-        found = result(deployment, number)
-        assert found["failures"]["2"]
-        assert found["history"][-1]["survivors"] == 3
 
 
 class SurvivingRuns(LocalDeployment):
@@ -375,9 +325,7 @@ def noise_keys(folder: Path) -> list[list[bytes]]:
     return found
 
 
-def test_a_run_with_a_budget_breaks_off_goes_on_and_is_paid_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_with_a_budget_breaks_off_goes_on_and_is_paid_once(tmp_path, monkeypatch):
     policy, own = NodePolicy(max_epsilon=3.0), [{**table(k), "role": "user"} for k in range(3)]
     nodes = [
         write_node(tmp_path / "nodes" / str(k), k, 3, one, policy) for k, one in enumerate(own)

@@ -15,10 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import (
-    load_ssh_private_key,
-    load_ssh_public_key,
-)
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
@@ -88,9 +85,7 @@ def test_a_table_is_read_back_bit_for_bit_and_by_its_user_alone(tmp_path: Path) 
         (("a,b", "c"), "0,1", ["0", "1", "0"]),
     ],
 )
-def test_labels_of_a_node_s_files_have_the_names_of_classes(
-    classes: Any, written: str, labels: list[str], tmp_path: Path
-) -> None:
+def test_labels_of_a_node_s_files_have_the_names_of_classes(classes, written, labels, tmp_path):
     own = {"x": np.ones((3, 1)), "y": np.array([0.0, 1.0, 0.0]), "classes": classes}
     config = write_node(tmp_path, 0, 2, own)
     assert config["classes"] == written
@@ -123,9 +118,7 @@ def test_values_survive_as_toml(value: Any) -> None:
 
 
 @pytest.fixture
-def written(
-    tmp_path: Path, commands: Any, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[list[dict[str, Any]], str]]:
+def written(tmp_path, commands, monkeypatch):
     """Return what makes the files of a deployment that does not start, and what it says."""
 
     def start(*_: Any) -> None:
@@ -170,9 +163,7 @@ def test_nodes_have_the_default_policy_but_for_what_the_options_need(
 @pytest.mark.parametrize(
     ("name", "own"), [("fed-cg", "landmark_seed"), ("fdskl", "frequency_seed")]
 )
-def test_secrets_of_nodes_come_from_the_operating_system(
-    name: str, own: str, written: Callable[..., Any]
-) -> None:
+def test_secrets_of_nodes_come_from_the_operating_system(name, own, written):
     """Two deployments with the same options and seed."""
     found = [written(f"{name} --nodes 5 --seed 4", out)[0] for out in ("one", "two")]
     first, second = ([read_secrets(Path(n["policy"]).parent) for n in nodes] for nodes in found)
@@ -190,9 +181,7 @@ def test_secrets_of_nodes_come_from_the_operating_system(
 # -- keys
 
 
-def test_the_server_s_certificate_is_signed_for_this_machine_and_keys_of_nodes_are_pairs(
-    tmp_path: Path,
-) -> None:
+def test_the_server_s_certificate_is_signed_for_this_machine_and_keys_of_nodes_are_pairs(tmp_path):
     make_certificates(tmp_path)
     root = x509.load_pem_x509_certificate((tmp_path / "ca.crt").read_bytes())
     leaf = x509.load_pem_x509_certificate((tmp_path / "server.pem").read_bytes())
@@ -229,9 +218,7 @@ def processes(tmp_path: Path) -> Iterator[Processes]:
     found.stop()
 
 
-def test_stopping_leaves_nothing_of_a_process_s_group(
-    tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopping_leaves_nothing_of_a_process_s_group(tmp_path, processes, monkeypatch):
     """Nor does another Ctrl-C while it goes on."""
     child, wait = tmp_path / "child", subprocess.Popen.wait
     script = f"trap '' TERM; sleep 300 & echo $! > {child}; wait"
@@ -304,9 +291,7 @@ def test_what_has_ended_passes_on_the_code_of_its_log(line: str, code: str, tmp_
     assert len(str(error)) < 450 + len(str(tmp_path))
 
 
-def test_all_that_is_started_listens_on_this_machine_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_that_is_started_listens_on_this_machine_only(tmp_path, monkeypatch):
     """The SuperLink has one address for all it serves; tests of deployments look at its sockets."""
     commands: list[list[str]] = []
 
@@ -365,9 +350,7 @@ def test_every_option_of_a_deployment_reaches_the_app(name: str) -> None:
         ),  # what has one value only is no option
     ],
 )
-def test_bad_input_is_one_line(
-    arguments: str, code: str, tmp_path: Path, commands: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_input_is_one_line(arguments, code, tmp_path, commands, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = {"method": "fed-cg", "engine": "deployment", "data": {}, "options": {}}
     (tmp_path / "OTHER").mkdir()

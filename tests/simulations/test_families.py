@@ -109,9 +109,7 @@ def test_presets_describe_the_papers_experiments() -> None:
         ({"data": "ujiindoorloc.npz", "label": "0", "clients": 39}, (25, 20), 28e-3),
     ],
 )
-def test_adaptive_mode_reaches_the_promised_error(
-    data: Table, options: tuple[int, int], most: float
-) -> None:
+def test_adaptive_mode_reaches_the_promised_error(data, options, most):
     settings = DataSettings(**{**data, "data": str(Path(str(DATA)) / data["data"])}, rounds=500)
     given = dict(zip(("kernels_per_round", "features"), options, strict=True))
     entry = Entry("POF-MKL", "pof-mkl", given)
@@ -149,9 +147,7 @@ def measured(name: str, data: Any, runs: int = 1) -> Entry:
 
 
 @every_family
-def test_whole_numbers_are_classes_and_all_else_is_a_regression(
-    name: str, table: Table, tables: Any, tmp_path: Path
-) -> None:
+def test_whole_numbers_are_classes_and_all_else_is_a_regression(name, table, tables, tmp_path):
     rows, found = np.arange(60), {}
     for kind, y in {"classes": rows % 20, "many": rows % 21, "real": rows / 7.0}.items():
         path = tables.write(tmp_path / f"{kind}.csv", {**table, "y": y, "b": np.full(60, 7.0)})
@@ -189,9 +185,7 @@ def places(split: Any) -> tuple[np.ndarray, ...]:
 
 
 @every_family
-def test_rows_with_empty_cells_are_refused_or_left_out(
-    name: str, table: Table, tables: Any, tmp_path: Path
-) -> None:
+def test_rows_with_empty_cells_are_refused_or_left_out(name, table, tables, tmp_path):
     table["c"][[3, 8]] = np.nan
     table["y"][5] = np.nan
     path = tables.write(tmp_path / "t.csv", table)
@@ -214,9 +208,7 @@ def test_rows_with_empty_cells_are_refused_or_left_out(
         ([0.0, 1.0], []),
     ],
 )
-def test_classes_of_text_are_named_with_their_rows(
-    classes: list[Any], expected: list[str], table: Table, tables: Any, tmp_path: Path
-) -> None:
+def test_classes_of_text_are_named_with_their_rows(classes, expected, table, tables, tmp_path):
     alone = [one for one in classes if str(one).startswith("w")]
     many = [one for one in classes if one not in alone]
     table["y"] = [*alone, *(many[k % len(many)] for k in range(len(alone), 60))]

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -294,13 +293,7 @@ def test_who_is_not_the_node_neither_gets_its_message_nor_ends_its_repetition(st
         ({"listen": "192.0.2.1:8000"}, "FK-LISTEN-ADDRESS"),
     ],
 )
-def test_bad_options_are_named_in_a_line(
-    changed: dict[str, str],
-    code: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_bad_options_are_named_in_a_line(changed, code, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     make_certificates(tmp_path)
     good = {"superlink": "localhost:1", "root-certificates": "ca.crt"}

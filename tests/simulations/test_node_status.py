@@ -47,9 +47,7 @@ def show(capsys: pytest.CaptureFixture[str], folder: Path, *more: str) -> tuple[
 # -- status
 
 
-def test_status_says_whether_a_node_is_connected(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_says_whether_a_node_is_connected(tmp_path, capsys):
     code, text = show(capsys, tmp_path / "none")
     assert code == 2
     assert text.endswith("[FK-NODE-FOLDER]\n")
@@ -80,9 +78,7 @@ def test_status_says_whether_a_node_is_connected(
 
 
 @pytest.mark.promise("status-own-process")
-def test_a_process_that_has_ended_or_got_the_number_of_another_does_not_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_process_that_has_ended_or_got_the_number_of_another_does_not_run(tmp_path, capsys):
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process = started_at(other.pid)
     status = NodeStatus(LINK, pid=other.pid, process=process, connected=True)
@@ -124,9 +120,7 @@ def used(tmp_path: Path) -> Path:
 
 
 @pytest.mark.promise("figures-no-quotes")
-def test_status_counts_what_the_ledger_holds(
-    used: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_counts_what_the_ledger_holds(used, tmp_path, capsys):
     """Where there is no ledger, none is made."""
     refusals = {"max_evaluations": 1, "min_parties": 1, "order": 2}
     assert ledger_totals(used) == LedgerTotals(2, 2, 2, refusals)

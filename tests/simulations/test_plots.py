@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import struct
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -22,7 +21,6 @@ from refusals import refused
 from fedkern_flwr.simulations.lab.comparison import Comparison
 from fedkern_flwr.simulations.lab.error_plots import (
     plot_error_boxes,
-    plot_error_panels,
     plot_error_time,
 )
 from fedkern_flwr.simulations.lab.figures.vertical import FIGURES
@@ -83,9 +81,7 @@ def regret(slope: float, start: float = 0.5, n: int = 300) -> list[tuple[int, fl
     return [(t, slope * t + start * math.sqrt(t)) for t in range(1, n + 1)]
 
 
-def test_names_have_distinct_looks_which_hold_in_every_figure(
-    tmp_path: Path, drawn: list[Figure]
-) -> None:
+def test_names_have_distinct_looks_which_hold_in_every_figure(tmp_path, drawn):
     styles = assign_styles(["a", "b", "a", *(f"m{i}" for i in range(12))])
     assert list(styles)[:3] == ["a", "b", "m0"]
     assert len({(s.colour, s.dash) for s in styles.values()}) == len(styles) == 14
@@ -110,9 +106,7 @@ def test_png_and_svg_lie_next_to_each_other(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("classes", "colours"), [(0, 1), (3, 3), (8, 1)])
-def test_rows_of_a_node_are_drawn_by_class(
-    tmp_path: Path, drawn: list[Figure], classes: int, colours: int
-) -> None:
+def test_rows_of_a_node_are_drawn_by_class(tmp_path, drawn, classes, colours):
     """Where there are at most seven."""
     labels = np.arange(24.0) % classes if classes else None
     assert_valid(plot_scatter(tmp_path / "rows", np.random.default_rng(0).random((24, 2)), labels))
@@ -134,18 +128,14 @@ def test_rows_of_a_node_are_drawn_by_class(
         ({}, "linear"),
     ],
 )
-def test_average_regret_of_every_sign(
-    tmp_path: Path, drawn: list[Figure], curves: dict[str, Any], scale: str
-) -> None:
+def test_average_regret_of_every_sign(tmp_path, drawn, curves, scale):
     assert_valid(plot_average_regret(curves, tmp_path / "r", title="Regret"))
     axes = drawn[0].axes[0]
     assert axes.get_yscale() == scale
     assert ("linear within ±" in axes.get_ylabel()) == (scale == "symlog")
 
 
-def test_average_regret_divides_by_the_samples_and_is_thinned(
-    tmp_path: Path, drawn: list[Figure]
-) -> None:
+def test_average_regret_divides_by_the_samples_and_is_thinned(tmp_path, drawn):
     plot_average_regret({"_a": [(40, 2.0), (10, 3.0)]}, tmp_path / "r", title="")
     assert lines(drawn[0])[0] == [[10.0, 0.3], [40.0, 0.05]]
     plot_average_regret({"a": regret(0.1, n=20_000)}, tmp_path / "r", title="")
@@ -158,9 +148,7 @@ def test_average_regret_divides_by_the_samples_and_is_thinned(
     assert texts(drawn[2])[-3:] == ["_good", "fair", "eM-KOFL (off scale: 3.4·10⁶)"]
 
 
-def test_bars_print_thousandths_and_switch_to_a_log_scale(
-    tmp_path: Path, drawn: list[Figure]
-) -> None:
+def test_bars_print_thousandths_and_switch_to_a_log_scale(tmp_path, drawn):
     assert_valid(plot_mse_bars(PAPER, tmp_path / "all", title=""))
     tame = {name: value for name, value in PAPER.items() if name != "eM-KOFL"}
     assert_valid(plot_mse_bars(tame, tmp_path / "tame", title=""))
@@ -176,9 +164,7 @@ def test_bars_print_thousandths_and_switch_to_a_log_scale(
         assert_valid(plot_mse_bars(extreme, tmp_path / "m", title=""))
 
 
-def test_bytes_are_shown_in_megabytes(
-    tmp_path: Path, drawn: list[Figure], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_are_shown_in_megabytes(tmp_path, drawn, monkeypatch):
     every = ({"a": (2_100_000, 52_000_000)}, {"a": (10**3, 10**9), "b": (0, 0)}, {"0": (0, 0)}, {})
     for bars in every:
         assert_valid(plot_bytes(bars, tmp_path / "b", title=""))
@@ -190,9 +176,7 @@ def test_bytes_are_shown_in_megabytes(
         plot_bytes({"a": (1, 2)}, tmp_path / "b", title="")
 
 
-def test_sweeps_sort_skip_what_is_not_finite_and_use_log_axes_for_wide_ranges(
-    tmp_path: Path, drawn: list[Figure]
-) -> None:
+def test_sweeps_sort_skip_what_is_not_finite_and_use_log_axes_for_wide_ranges(tmp_path, drawn):
     points = [(0.5, 2.0, 0.1), (0.1, 1.0, math.nan), (0.9, math.nan, 0.1), (math.inf, 1.0, 0.0)]
     wide = {"a": [(x, x**2, 2 * x**2) for x in (1.0, 10.0, 100.0)]}
     for curves in ({"a": points, "b": []}, wide, {}):
@@ -216,9 +200,7 @@ def test_sweeps_sort_skip_what_is_not_finite_and_use_log_axes_for_wide_ranges(
         ),
     ],
 )
-def test_hostile_names_are_drawn_as_they_are(
-    tmp_path: Path, plot: Callable[[list[str], Path], Path]
-) -> None:
+def test_hostile_names_are_drawn_as_they_are(tmp_path, plot):
     assert_valid(plot(HOSTILE, tmp_path / "h"))
 
 
@@ -240,21 +222,6 @@ def test_curves_and_single_points_are_drawn_over_time(tmp_path: Path, drawn: lis
     assert scales == [("linear", "linear"), ("log", "log")]
     assert texts(drawn[0])[-3:] == ["curve", "point", "nothing (n/a)"]
     assert drawn[1].axes[0].get_ylim()[0] == pytest.approx(2.0 / 1.3)
-
-
-def test_panels_have_a_look_per_method_and_one_legend(tmp_path: Path, drawn: list[Figure]) -> None:
-    panels = {
-        "first": {"a": [(1.0, 3.0, 0.0)], "b": [(1.0, 2.0, 0.0), (2.0, 1.0, 0.0)]},
-        "second": {"b": [(1.0, 4.0, 0.0), (5.0, 3.0, 0.1)]},
-        "third": {},
-    }
-    assert_valid(plot_error_panels(panels, tmp_path / "p", ylabel="e", xlabel="exchanges"))
-    first, second, third = drawn[0].axes
-    assert [one.get_title(loc="left") for one in drawn[0].axes] == [*panels]
-    assert first.lines[-1].get_color() == second.lines[-1].get_color()
-    assert (first.get_xlabel(), second.get_xlabel(), third.get_xlabel()) == ("", *["exchanges"] * 2)
-    (legend,) = drawn[0].legends
-    assert [text.get_text() for text in legend.get_texts()] == ["a", "b"]
 
 
 def test_boxes_span_quartiles_and_show_every_run(tmp_path: Path, drawn: list[Figure]) -> None:

@@ -270,9 +270,7 @@ def test_a_miss_is_better_or_worse_in_the_direction_of_its_column_or_missing() -
     assert lacks.cells()[3:] == ["-", "-", "0.96", "-", "missing"]
 
 
-def test_every_figure_of_a_paper_can_be_compared_draw_by_draw(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_figure_of_a_paper_can_be_compared_draw_by_draw(monkeypatch):
     monkeypatch.setenv("FEDKERN_DATA", "somewhere")
     monkeypatch.setattr("pathlib.Path.is_file", lambda self: True)
     compared = 0

@@ -43,9 +43,7 @@ def client() -> Any:
 
 
 @pytest.mark.promise("tracked-in-files")
-def test_mlflow_has_options_metrics_of_rounds_and_artefacts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_mlflow_has_options_metrics_of_rounds_and_artefacts(monkeypatch):
     """Files only: the server that the environment names is not asked (nobody listens there)."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -103,9 +101,7 @@ def test_draws_are_told_apart_and_a_run_that_breaks_off_has_failed() -> None:
     assert set(last.data.metrics) == {"draw_0/mse"}
 
 
-def test_a_missing_package_is_one_line_before_anything_is_made(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_missing_package_is_one_line_before_anything_is_made(monkeypatch):
     for kind, module in (("mlflow", "mlflow"), ("tensorboard", "tensorboardX")):
         monkeypatch.setitem(sys.modules, module, None)
         with refused("FK-PACKAGE-MISSING"):

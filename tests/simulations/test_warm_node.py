@@ -143,9 +143,7 @@ BAD = {
 
 
 @pytest.mark.promise("warm-stuck-killed")
-def test_every_message_has_a_process_whatever_the_one_before_did(
-    start: Callable[..., Started],
-) -> None:
+def test_every_message_has_a_process_whatever_the_one_before_did(start):
     """It draws secrets of its own, and has so much time and memory. Orphans go to the node."""
     drawn = "secrets.token_hex(8), numpy.random.default_rng().integers(2**62), random.random()"
     work = f"import secrets, numpy, random; print('drawn', {drawn}, flush=True)\n"
@@ -230,18 +228,14 @@ def test_a_log_that_cannot_be_written_stops_nothing(start: Callable[..., Started
         (0, 1, "refuses what it signs; its clock is wrong"),  # Flower ends it as if it were asked
     ],
 )
-def test_the_node_ends_with_its_supernode(
-    code: int, ends: int, said: str, start: Callable[..., Started]
-) -> None:
+def test_the_node_ends_with_its_supernode(code, ends, said, start):
     node = start(supernode=f"sys.exit({code})")
     assert node.process.wait(20) == ends
     assert node.count(said) == 1
     assert node.gone()
 
 
-def test_a_configuration_is_read_again_and_holds_from_the_next_message_on(
-    start: Callable[..., Started], tmp_path: Path
-) -> None:
+def test_a_configuration_is_read_again_and_holds_from_the_next_message_on(start, tmp_path):
     work = (
         "from flwr.app import Context, RecordDict; from fedkern_flwr.node_config import renew\n"
         "for last in (False, True):\n"
@@ -320,9 +314,7 @@ def test_a_warm_process_has_no_thread_no_socket_and_all_that_a_message_needs() -
     assert json.loads(done.stdout.splitlines()[-1]) == [1, [], []], done.stderr
 
 
-def test_no_more_tasks_are_taken_than_processes_are_free(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_more_tasks_are_taken_than_processes_are_free(monkeypatch, capsys):
     """What is told goes through standard input: f a free process, h a hint, its end the end."""
     taken = []
 

@@ -113,9 +113,7 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_configuration_of_a_node_is_one_line(
-    name: str, make_site: Callable[[str], Site], refuses: Callable[..., str], tmp_path: Path
-) -> None:
+def test_a_bad_configuration_of_a_node_is_one_line(name, make_site, refuses, tmp_path):
     site = make_site(name)
     for file, content in FILES.items():
         (tmp_path / file).write_text(content)
@@ -149,11 +147,7 @@ def test_the_first_row_of_a_file_without_header_stays_at_its_node(
 
 @pytest.mark.parametrize(
     ("name", "number", "file"),
-    [
-        ("fed-cg", 2, "proteins.csv"),
-        ("fdskl", 1, "known1.csv"),
-        ("horizontal", 1, "known1.csv"),
-    ],
+    [("fed-cg", 2, "proteins.csv"), ("fdskl", 1, "known1.csv"), ("horizontal", 1, "known1.csv")],
 )
 def test_rows_that_lack_a_value_are_left_out_if_the_run_says_so(
     name: str,
@@ -183,12 +177,7 @@ def test_rows_that_lack_a_value_are_left_out_if_the_run_says_so(
     assert path.name in refuses("FK-VALUES-NOROW", site.client, number, run={"missing": "drop-row"})
 
 
-def test_rows_that_are_known_by_their_place_are_never_left_out(
-    make_site: Callable[[str], Site],
-    given: Callable[..., dict[str, Any]],
-    refuses: Callable[..., str],
-    tmp_path: Path,
-) -> None:
+def test_rows_that_are_known_by_their_place_are_never_left_out(make_site, given, refuses, tmp_path):
     """Were each of two parties to drop another row, the rows in between would be joined wrongly."""
     path, run = tmp_path / "bare.csv", {"missing": "drop-row"}
     path.write_text("c,d\n0.1,\n0.2,0.4\n0.3,0.5\n")

@@ -46,9 +46,7 @@ def write_colours(site: Any, words: Any) -> None:
 
 @pytest.mark.promise("encoder-private")
 @pytest.mark.parametrize(("name", "node"), [("fed-cg", 3), ("fdskl", 2)])
-def test_a_node_encodes_a_block_of_its_own(
-    make_site: Make, tmp_path: Path, refuses: Refuses, name: str, node: int
-) -> None:
+def test_a_node_encodes_a_block_of_its_own(make_site, tmp_path, refuses, name, node):
     """Text is a column for each category; later runs and predictions have the same encoder."""
     site, saved = make_site(name), tmp_path / "model.npz"
     path = colours_of(site, node, tmp_path)
@@ -67,9 +65,7 @@ def test_a_node_encodes_a_block_of_its_own(
     assert path.read_text() == kept
 
 
-def test_an_encoder_that_does_not_serve_is_refused(
-    make_site: Make, tmp_path: Path, refuses: Refuses
-) -> None:
+def test_an_encoder_that_does_not_serve_is_refused(make_site, tmp_path, refuses):
     site = make_site("fdskl")
     path = colours_of(site, 2, tmp_path)
     both = {"ranges": str(site.folder / "ranges.json")}
@@ -184,9 +180,7 @@ def test_an_active_party_may_have_labels_and_no_columns_and_rows_that_come_later
     assert site.written() == pytest.approx({name: first[name]}, rel=0, abs=1e-9)
 
 
-def test_two_active_parties_stream_and_predict_the_same_again(
-    make_site: Make, tmp_path: Path
-) -> None:
+def test_two_active_parties_stream_and_predict_the_same_again(make_site, tmp_path):
     site, saved = make_site("fdskl two"), tmp_path / "model.npz"
     site.run(model=saved)
     first = site.written()
@@ -196,9 +190,7 @@ def test_two_active_parties_stream_and_predict_the_same_again(
     assert site.written() == pytest.approx(first, rel=0, abs=1e-9)
 
 
-def test_ranges_are_written_once_and_kept(
-    make_site: Make, tmp_path: Path, refuses: Refuses, given: Given
-) -> None:
+def test_ranges_are_written_once_and_kept(make_site, tmp_path, refuses, given):
     """A party may scale by its own rows; what it learned from is what it predicts with."""
     site, path, saved = make_site("fdskl"), tmp_path / "own" / "r.json", tmp_path / "model.npz"
     site.nodes[2]["ranges"] = str(path)
@@ -220,9 +212,7 @@ def test_ranges_are_written_once_and_kept(
     assert json.loads(path.read_text()) == written
 
 
-def test_a_party_that_is_alone_with_the_active_one_must_allow_it(
-    make_site: Make, refuses: Refuses
-) -> None:
+def test_a_party_that_is_alone_with_the_active_one_must_allow_it(make_site, refuses):
     site = make_site("fdskl")
     nodes = site.nodes[:2]
     refuses("FK-COLUMNS-ALONE", site.run, nodes)
@@ -249,9 +239,7 @@ def test_holders_of_a_block_must_scale_it_alike(make_site: Make, refuses: Refuse
 
 
 @pytest.mark.parametrize("option", [{}, {"model": "rbf"}])
-def test_another_user_predicts_later_rows_without_labels(
-    make_site: Make, tmp_path: Path, option: dict[str, str]
-) -> None:
+def test_another_user_predicts_later_rows_without_labels(make_site, tmp_path, option):
     site, saved = make_site("horizontal"), tmp_path / "model.npz"
     site.run(**{"saved-model": str(saved)}, num_rounds=5, **option)
     expected = outputs(*load_model(saved), site.units)
@@ -296,9 +284,7 @@ def test_the_label_owner_predicts_rows_of_other_files_with_parts_that_nodes_kept
         assert found[name] == pytest.approx(float(np.append(row, 1.0) @ weights), abs=1e-6)
 
 
-def test_a_vertical_split_that_cannot_predict_says_why_in_a_line(
-    make_site: Make, tmp_path: Path, refuses: Refuses
-) -> None:
+def test_a_vertical_split_that_cannot_predict_says_why_in_a_line(make_site, tmp_path, refuses):
     site, saved = make_site("vertical"), tmp_path / "model.npz"
     site.run(model=saved, num_rounds=3)
     site.written()

@@ -47,9 +47,7 @@ def short(site: Site, saved: Path, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", PREDICT)
-def test_nodes_get_the_pooled_model_and_predict_with_it_later(
-    name: str, make_site: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nodes_get_the_pooled_model_and_predict_with_it_later(name, make_site, tmp_path, caplog):
     site, saved, told = make_site(name), tmp_path / "model.npz", tmp_path / "result.json"
     caplog.set_level("INFO", logger="flwr")
     grid = site.run(model=saved, result=told)
@@ -119,9 +117,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
 
 @pytest.mark.promise("predictions-of-its-model")
 @pytest.mark.parametrize("name", PREDICT)
-def test_what_is_not_the_model_is_refused_in_a_line(
-    name: str, make_site: Make, tmp_path: Path, refuses: Refuses
-) -> None:
+def test_what_is_not_the_model_is_refused_in_a_line(name, make_site, tmp_path, refuses):
     site, saved, other = make_site(name), tmp_path / "model.npz", tmp_path / "other.npz"
     how = {**short(site, saved), "predict": other}
     arrays, meta = load_arrays(saved)
@@ -195,9 +191,7 @@ def test_a_node_that_names_nothing_is_one_of_a_simulation_alone(name: str, make_
     assert site.client().simulated is False
 
 
-def test_too_few_nodes_for_the_groups_of_a_simulation_are_told_so(
-    make_site: Make, refuses: Refuses
-) -> None:
+def test_too_few_nodes_for_the_groups_of_a_simulation_are_told_so(make_site, refuses):
     refuses("FK-PARTIES-FEW", make_site("horizontal").run, [{}] * 2, data="iris", groups=2)
 
 

@@ -35,9 +35,7 @@ print(found.name, found.address, found.options.num_supernodes)
 
 
 @pytest.mark.parametrize("method", COPIED)
-def test_flower_reads_the_number_of_nodes_of_the_app(
-    method: str, tmp_path: Path, commands: Any
-) -> None:
+def test_flower_reads_the_number_of_nodes_of_the_app(method, tmp_path, commands):
     folder, home = tmp_path / "my-app", tmp_path / "home"
     code, told, _ = commands("init", method, str(folder))
     assert code == 0
@@ -56,9 +54,7 @@ def test_flower_reads_the_number_of_nodes_of_the_app(
 
 
 @pytest.mark.parametrize("method", COPIED)
-def test_the_copy_deals_its_data_to_its_nodes(
-    method: str, tmp_path: Path, commands: Any, import_app: Any
-) -> None:
+def test_the_copy_deals_its_data_to_its_nodes(method, tmp_path, commands, import_app):
     commands("init", method, str(tmp_path / "app"))
     project = tomllib.loads((tmp_path / "app/pyproject.toml").read_text())
     assert project["project"]["dependencies"] == ["flwr>=1.41,<1.43"]  # nothing is fetched

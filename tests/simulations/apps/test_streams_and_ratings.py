@@ -29,9 +29,7 @@ Refuses = Callable[..., str]
 # -- POF-MKL
 
 
-def test_a_node_may_have_a_stream_in_place_of_a_table(
-    make_site: Make, tmp_path: Path, refuses: Refuses
-) -> None:
+def test_a_node_may_have_a_stream_in_place_of_a_table(make_site, tmp_path, refuses):
     """One of a file, one of what came to a socket: the same run, and the same predictions."""
     site, found = make_site("pof-mkl"), []
     for kind in ("table", "stream"):
@@ -64,9 +62,7 @@ def test_a_node_may_have_a_stream_in_place_of_a_table(
     refuses("FK-OPTION-CHOICE", site.run, method="ofskl")
 
 
-def test_rows_with_ids_are_named_and_a_node_without_new_rows_predicts_none(
-    make_site: Make, tmp_path: Path
-) -> None:
+def test_rows_with_ids_are_named_and_a_node_without_new_rows_predicts_none(make_site, tmp_path):
     """A node may move with its folder."""
     site, saved = make_site("pof-mkl"), tmp_path / "model.npz"
     for k, node in enumerate(site.nodes):
@@ -88,9 +84,7 @@ def test_rows_with_ids_are_named_and_a_node_without_new_rows_predicts_none(
 
 
 @pytest.mark.parametrize("secure", ["on", "off"])
-def test_held_out_rows_with_labels_are_judged_in_the_run(
-    make_site: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secure: str
-) -> None:
+def test_held_out_rows_with_labels_are_judged_in_the_run(make_site, tmp_path, monkeypatch, secure):
     """A client that missed the last round predicts with its last weights."""
     site, saved, told = make_site("pof-mkl"), tmp_path / "model.npz", tmp_path / "result.json"
     real = OnlineKernelClient.train_personal
@@ -119,9 +113,7 @@ def test_held_out_rows_with_labels_are_judged_in_the_run(
     assert site.written() == pytest.approx(site.expected(grid, saved), rel=1e-6)
 
 
-def test_weights_of_a_node_are_its_own_and_damaged_ones_are_noticed(
-    make_site: Make, tmp_path: Path, refuses: Refuses
-) -> None:
+def test_weights_of_a_node_are_its_own_and_damaged_ones_are_noticed(make_site, tmp_path, refuses):
     site, saved = make_site("pof-mkl"), tmp_path / "model.npz"
     site.run(model=saved)
 
@@ -142,9 +134,7 @@ def test_weights_of_a_node_are_its_own_and_damaged_ones_are_noticed(
 # -- FedCFK
 
 
-def test_the_sums_of_ranks_are_those_of_an_owner_of_all_ratings(
-    make_site: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_sums_of_ranks_are_those_of_an_owner_of_all_ratings(make_site, caplog):
     site = make_site("fed-cfk")
     caplog.set_level("INFO", logger="flwr")
     site.run()
@@ -158,9 +148,7 @@ def test_the_sums_of_ranks_are_those_of_an_owner_of_all_ratings(
     assert f"auc: {np.mean(areas):.6g}" in caplog.text
 
 
-def test_nodes_without_held_out_ratings_recommend_and_judge_nothing(
-    make_site: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nodes_without_held_out_ratings_recommend_and_judge_nothing(make_site, caplog):
     site = make_site("fed-cfk")
     caplog.set_level("INFO", logger="flwr")
     for node in site.nodes:
@@ -173,9 +161,7 @@ def test_nodes_without_held_out_ratings_recommend_and_judge_nothing(
     assert "auc" not in caplog.text
 
 
-def test_the_ratings_of_a_node_are_read_against_the_catalogue(
-    make_site: Make, given: Given, tmp_path: Path, refuses: Refuses
-) -> None:
+def test_the_ratings_of_a_node_are_read_against_the_catalogue(make_site, given, tmp_path, refuses):
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -224,9 +210,7 @@ def test_times_that_are_no_numbers_and_strangers_do_not_matter(
     assert "s3cret" not in caplog.text
 
 
-def test_a_saved_kernel_serves_new_users_of_other_nodes(
-    make_site: Make, tmp_path: Path, refuses: Refuses
-) -> None:
+def test_a_saved_kernel_serves_new_users_of_other_nodes(make_site, tmp_path, refuses):
     site, saved = make_site("fed-cfk"), tmp_path / "model.npz"
     site.run(model=saved)
     first = site.written()
@@ -281,9 +265,7 @@ def test_deployed_nodes_write_tags_that_other_apps_read(make_site: Make, tmp_pat
     assert result["matched"]["partition"]["0"] == {"rows": 4, **shared, "in_all": 1}
 
 
-def test_nodes_of_a_simulation_write_ranges_and_share_made_up_ids(
-    make_site: Make, tmp_path: Path
-) -> None:
+def test_nodes_of_a_simulation_write_ranges_and_share_made_up_ids(make_site, tmp_path):
     site, table = make_site("ranges"), load_data("iris")
     site.config = {}
     site.run([{}] * 3, data="iris", files=tmp_path)
