@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from fedkern_flwr import flower_compat as compat
 from fedkern_flwr.simulations.cli.main import run
@@ -296,6 +297,7 @@ def test_who_is_not_the_node_neither_gets_its_message_nor_ends_its_repetition(st
 def test_bad_options_are_named_in_a_line(changed, code, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     make_certificates(tmp_path)
+    monkeypatch.setattr(uvicorn.Config, "configure_logging", lambda self: None)  # of this process
     good = {"superlink": "localhost:1", "root-certificates": "ca.crt"}
     good |= {"certificate": "server.pem", "key": "server.key"}
     options = [part for k, v in {**good, **changed}.items() for part in (f"--{k}", v)]
