@@ -19,11 +19,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedkern_flwr.checkpoint import write_atomically
 
-_DAYS = 365
 _CURVE = ec.SECP384R1  # what Flower takes for nodes
 
 
-def make_certificates(folder: Path) -> None:
+def make_certificates(folder: Path, days: float = 365.0) -> None:
     """Write ``ca.crt``, ``server.pem`` and ``server.key`` for localhost and 127.0.0.1.
 
     The authority's key is not kept: the folder's certificates are all that it signs.
@@ -43,7 +42,7 @@ def make_certificates(folder: Path) -> None:
         decipher_only=False,
     )
     root = (
-        _certificate(name, name, authority.public_key())
+        _certificate(name, name, authority.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(signs, critical=True)
         .add_extension(key_id, critical=False)
@@ -52,7 +51,7 @@ def make_certificates(folder: Path) -> None:
     hosts = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
     issued_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(key_id)
     leaf = (
-        _certificate(_name("localhost"), name, server.public_key())
+        _certificate(_name("localhost"), name, server.public_key(), days)
         .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -79,7 +78,7 @@ def _name(text: str) -> x509.Name:
 
 
 def _certificate(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float
 ) -> x509.CertificateBuilder:
     now = dt.datetime.now(dt.UTC)
     return (
@@ -89,5 +88,5 @@ def _certificate(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - dt.timedelta(minutes=5))
-        .not_valid_after(now + dt.timedelta(days=_DAYS))
+        .not_valid_after(now + dt.timedelta(days=days))
     )

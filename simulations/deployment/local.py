@@ -36,7 +36,6 @@ from .processes import Processes
 CONNECTION = "deployed"  # what the connection is called on Flower's command line
 
 _HOST = "127.0.0.1"
-_BIN = Path(sys.executable).parent
 _START = 60.0  # seconds for SuperLink and nodes to come up
 _LOOK = 0.5  # seconds from one look at nodes and runs to the next
 #: Below those from which Linux and other systems let connections begin: whoever is told of a port
@@ -95,7 +94,7 @@ class LocalDeployment:
         home = self.folder / "flwr"  # what an earlier deployment left there is of no use
         shutil.rmtree(home, ignore_errors=True)
         make_private_folder(home)
-        path = f"{_BIN}{os.pathsep}{os.environ.get('PATH', '')}"
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         refuse_missing(path)
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # all share a machine
         own = {"FLWR_HOME": str(home), "PATH": path, **_SWIFT, **(NO_THREADS if warm else {})}
@@ -373,14 +372,19 @@ def node_name(number: int) -> str:
     return f"node {number}"
 
 
-def free_port() -> int:
+def free_port(ports: Sequence[int] = _PORTS) -> int:
     """Return a port of this machine that nobody listens on, and that no connection begins from.
+
+    Parameters
+    ----------
+    ports : sequence of int
+        Those of which some are tried.
 
     Raises
     ------
     EngineError
     """
-    for port in random.SystemRandom().sample(_PORTS, _TRIES):
+    for port in random.SystemRandom().sample(ports, min(_TRIES, len(ports))):
         with socket.socket() as free, suppress(OSError):
             free.bind((_HOST, port))
             return port

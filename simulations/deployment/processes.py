@@ -15,8 +15,6 @@ from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import EngineError
 from fedkern_flwr.private_files import open_private
 
-_GRACE = 10.0  # seconds to end before being killed
-
 
 @dataclass
 class _Started:
@@ -37,10 +35,12 @@ class Processes:
         Environment of all of them.
     pids : Path
         File that lists the leaders while they run.
+    grace : float (default: 10.0)
+        Seconds that they have to end before they are killed.
     """
 
-    def __init__(self, environment: Mapping[str, str], pids: Path) -> None:
-        self.environment, self.pids = dict(environment), pids
+    def __init__(self, environment: Mapping[str, str], pids: Path, grace: float = 10.0) -> None:
+        self.environment, self.pids, self._grace = dict(environment), pids, grace
         self._started: dict[str, _Started] = {}
 
     def start(self, name: str, command: Sequence[str | Path], log: Path) -> int:
@@ -92,7 +92,7 @@ class Processes:
         process = self._started[name].process
         _signal(process, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE)
+            process.wait(self._grace)
         self.kill(name)
 
     def kill(self, name: str) -> None:
@@ -108,7 +108,7 @@ class Processes:
         try:
             for process in running:
                 _signal(process, signal.SIGTERM)
-            deadline = time.monotonic() + _GRACE
+            deadline = time.monotonic() + self._grace
             for process in running:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.1, deadline - time.monotonic()))

@@ -134,6 +134,7 @@ def limit(seconds: float, gigabytes: float) -> None:
         raise TooLong(
             f"the message took longer than {seconds:g} s",
             remedy="allow more with --message-seconds of fedkern node start",
+            code="FK-NODE-SECONDS",
         )
 
     signal.signal(signal.SIGALRM, ended)

@@ -20,7 +20,6 @@ from .status import NodeStatus, utc_now
 KEEPER = "node"  # source of the lines of the process that keeps the others
 WRITTEN = 10.0  # seconds at most from one writing of the status to the next
 
-_PAUSE = 2.0  # seconds at least
 _LONGEST = 200  # characters of a line about an error
 
 
@@ -37,6 +36,8 @@ class NodeReport:
         File for Prometheus.
     say : callable
         Told once what cannot be written.
+    pause : float (default: 2.0)
+        Seconds at least from one writing of what has changed to the next.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class NodeReport:
         config: Mapping[str, Any],
         metrics: Path | None = None,
         say: Callable[[str], None] = lambda _: None,
+        *,
+        pause: float = 2.0,
     ) -> None:
-        self.status = NodeStatus(superlink)
+        self.status, self._pause = NodeStatus(superlink), pause
         self.config, self.metrics, self.say = config, metrics, say
         self._totals: LedgerTotals | None = None
         self._changed, self._written, self._complained = True, -WRITTEN, False
@@ -88,7 +91,7 @@ class NodeReport:
         What cannot be written is said once and does not stop the node.
         """
         passed = time.monotonic() - self._written
-        if not now and passed < (_PAUSE if self._changed else WRITTEN):
+        if not now and passed < (self._pause if self._changed else WRITTEN):
             return
         self._changed, self._written = False, time.monotonic()
         try:

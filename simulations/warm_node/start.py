@@ -48,6 +48,8 @@ class NodeSettings:
         File for Prometheus; empty for none.
     log_format : {"text", "json"}
         How lines of the log are written.
+    grace : float
+        Seconds that a process gets to end by itself.
     """
 
     superlink: str
@@ -60,6 +62,7 @@ class NodeSettings:
     threads: int
     metrics: str = ""
     log_format: LogFormat = "text"
+    grace: float = 10.0
 
 
 def node_command(

@@ -35,7 +35,6 @@ from .tasks import FREE, HINT, TASK, answer, ask_for_tasks, warm_up
 
 _HOST = "127.0.0.1"
 _LOOK = 1.0  # seconds from one look at what is overdue to the next
-_GRACE = 10.0  # seconds that a process gets to end by itself
 _AGAIN = 1.0  # seconds until who asks for tasks is started again
 _ASKS, _FEEDS = "executor", "feeder"
 #: Why a SuperNode ends that nobody has told to: so it does where its signature is not taken.
@@ -210,7 +209,7 @@ class WarmNode:
 
     def _kill_overdue(self) -> None:
         """Kill what did not end when its time was over: it is stuck where no signal reaches it."""
-        longest = self.settings.message_seconds + _GRACE
+        longest = self.settings.message_seconds + self.settings.grace
         for pid, one in self._running.items():
             if one.began and time.monotonic() > one.began + longest:
                 os.kill(pid, signal.SIGKILL)
@@ -232,7 +231,7 @@ class WarmNode:
         self._stopping = True
         for pid in self._running:
             os.kill(pid, signal.SIGTERM if pid == supernode else signal.SIGKILL)
-        deadline = time.monotonic() + _GRACE
+        deadline = time.monotonic() + self.settings.grace
         while self._running and time.monotonic() < deadline:
             self._read()
             with suppress(ChildProcessError):

@@ -63,9 +63,7 @@ def test_a_figure_that_misses_is_on_the_page(results, monkeypatch, tmp_path) -> 
     assert "| P | Table 1 | Iris | FedCG | accuracy | 0.900 ↓ | 0.010 | 0.95 |" in made
 
 
-def test_what_is_missing_is_kept_and_what_fails_stops_nothing(
-    results, monkeypatch, tmp_path
-) -> None:
+def test_what_is_missing_is_kept_and_what_fails_stops_nothing(results, monkeypatch, tmp_path):
     (tmp_path / "papers.toml").write_text(
         '[[paper]]\nname = "P"\nsource = "S"\nitems = [{item = "1", preset = "a --paper-split"}, '
         '{item = "2", preset = "b"}, {item = "3", preset = "c"}, {item = "4", why = "diagram"}]\n'

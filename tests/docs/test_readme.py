@@ -7,7 +7,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import pytest
 from flwr.app import Context, Message
@@ -15,7 +14,7 @@ from flwr.app import Context, Message
 from fedkern_flwr import strategies
 from fedkern_flwr.clients import HybridKernelClient, serve
 from fedkern_flwr.simulations import InProcessGrid
-from fedkern_flwr.simulations.cli.main import app, run
+from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.lab.presets import NAMES
 from fedkern_flwr.tables import load_table
 
@@ -116,16 +115,6 @@ def commands() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("line", [line for line in commands() if line.startswith("fedkern ")])
-def test_the_command_line_reads_what_is_printed(line: str) -> None:
-    words, command = shlex.split(line)[1:], app
-    context = click.Context(command)
-    while isinstance(command, click.Group):
-        command = command.commands[words.pop(0)]
-        command = getattr(command, "loaded", command)
-    command.make_context(command.name, words, parent=context)
-
-
 def test_every_target_of_make_is_there() -> None:
     targets = {line.split()[1] for line in commands() if line.startswith("make ")}
     assert targets
@@ -161,12 +150,6 @@ def test_the_runs_that_are_printed_run_and_predict(here: Path) -> None:
     assert ran == 5
 
 
-def test_methods_are_the_strategies() -> None:
-    named = [re.findall(r"`(\w+)`", row[0])[-1] for row in methods()]
-    assert tuple(named) == METHODS
-    assert set(named) <= set(strategies.__all__)
-
-
 def section(anchor: str) -> str:
     """Return the section of the results that has this anchor."""
     for part in re.split(r"^(?=## )", RESULTS.read_text("utf-8"), flags=re.M):
@@ -177,6 +160,9 @@ def section(anchor: str) -> str:
 
 
 def test_every_method_links_to_figures_with_the_commands_that_made_them() -> None:
+    named = [re.findall(r"`(\w+)`", row[0])[-1] for row in methods()]
+    assert tuple(named) == METHODS
+    assert set(named) <= set(strategies.__all__)
     for row in methods():
         anchors = re.findall(r"\(docs/results-archive\.md#([\w-]+)\)", row[-1])
         assert anchors, row[0]

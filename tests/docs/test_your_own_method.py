@@ -31,9 +31,7 @@ def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     np.testing.assert_allclose(names["strategy"].model_["mean"], mean, atol=1e-12)
 
 
-def test_a_new_method_is_written_found_and_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_new_method_is_written_found_and_run(tmp_path, monkeypatch, capsys):
     root = tmp_path / "new"
     assert run(["new-method", "method-of-tests", "--out", str(root)]) == 0
     assert run(["new-method", "method-of-tests", "--out", str(root)]) == 2

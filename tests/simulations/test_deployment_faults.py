@@ -1,55 +1,105 @@
-"""What goes wrong in a deployment: nodes that may not take part, nodes that are killed."""
+"""What happens in a deployment: nodes that may not take part, what is killed, runs side by side."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
 import signal
+import sqlite3
 import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from servers import processes_of
-from sklearn.svm import SVC
+from flwr.app import Context
+from refusals import refused
+from servers import processes_of, wait_for_end_of
 
-from fedkern_flwr.errors import EngineError
+from fedkern_flwr.clients import KernelPCAClient, SVMClient
+from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.model_file import load_model
-from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.deployment import certificates
+from fedkern_flwr.node.ledger import ClientLedger
+from fedkern_flwr.private_files import create_file
+from fedkern_flwr.simulations import Fault, simulate
 from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key
 from fedkern_flwr.simulations.deployment.local import LocalDeployment
 from fedkern_flwr.simulations.deployment.node_files import write_node
 from fedkern_flwr.simulations.deployment.run_config import app_folder
-from fedkern_flwr.simulations.engines.faults import Delivery, Fault
-from fedkern_flwr.simulations.methods.groups_data import HierarchicalData
-from fedkern_flwr.simulations.methods.groups_settings import HierarchicalSettings
+from fedkern_flwr.simulations.engines.faults import Delivery
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
-from fedkern_flwr.strategies import POFMKL, HierarchicalSVM
+from fedkern_flwr.strategies import POFMKL, HierarchicalSVM, KernelPCA
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(580)]
 
-APP = app_folder("pof_mkl")
-OPTIONS = {"data": "", "num-rounds": 30, "samples-per-round": 10, "features": 5, "kernels": 11}
+POF = {"data": "", "num-rounds": 30, "samples-per-round": 10, "features": 5, "kernels": 11}
+PCA = {"method": "kernel-pca", "options": json.dumps({"components": 3, "features": 40})}
+Arrays = dict[str, np.ndarray[Any, Any]]
 
 
+@cache
 def streams(nodes: int) -> Streams:
     """Return the data of some nodes."""
     return prepare(DataSettings("diabetes", clients=nodes, rounds=30, seed=0))
 
 
-def write_nodes(folder: Path, nodes: int) -> list[dict[str, Any]]:
+def write_nodes(folder: Path, nodes: int, policy: NodePolicy | None = None) -> list[dict[str, Any]]:
     """Write the files of some nodes; return their configurations."""
-    clients = streams(nodes).clients
+    own = map(streams(nodes).clients.deployed, range(nodes))
     return [
-        write_node(folder / "nodes" / str(k), k, nodes, clients.deployed(k)) for k in range(nodes)
+        write_node(folder / "nodes" / str(k), k, nodes, one, policy) for k, one in enumerate(own)
     ]
+
+
+def start(deployment: LocalDeployment, app: str = "pof_mkl", name: str = "run", **more: Any) -> int:
+    """Start a run that writes its result and its model under a name."""
+    files = {key: str(deployment.folder / f"{name}-{key}") for key in ("result", "model")}
+    Path(files["result"]).unlink(missing_ok=True)
+    return deployment.run(
+        app_folder(app), {**(POF if app == "pof_mkl" else PCA), "seed": 0, **files, **more}
+    )
+
+
+def result(deployment: LocalDeployment, number: int, name: str = "run") -> dict[str, Any]:
+    """Wait for the end of a run; return its result or its error."""
+    status = deployment.wait_for_run(number, 500.0)
+    found: dict[str, Any] = json.loads((deployment.folder / f"{name}-result").read_text())
+    assert status.endswith("failed" if "error" in found else "completed"), found
+    return found
+
+
+def model(deployment: LocalDeployment, name: str = "run", method: str = "pof-mkl") -> Arrays:
+    return dict(load_model(deployment.folder / f"{name}-model", method)[0])
+
+
+def until_sent(deployment: LocalDeployment, node: int, messages: int) -> None:
+    """Wait until a node has sent so many messages."""
+    log = deployment.folder / "nodes" / str(node) / "supernode.log"
+    while log.read_text().count("Sent successfully") < messages:
+        time.sleep(0.1)
+
+
+def kill_superlink(deployment: LocalDeployment) -> None:
+    os.kill(deployment.processes.pid("SuperLink"), signal.SIGKILL)
+    deployment.processes.kill("SuperLink")
+
+
+def simulated(nodes: int, **more: Any) -> np.ndarray[Any, Any]:
+    """Return theta of a simulation of the same run."""
+    strategy = POFMKL(kernels=11, features=5, samples_per_round=10, seed=0, secure=True)
+    simulate(strategy, streams(nodes).clients, nodes, num_rounds=30, **more)
+    theta: np.ndarray[Any, Any] = strategy.model()[0]["theta"]
+    return theta
+
+
+# -- nodes that may not take part
 
 
 @pytest.fixture
@@ -84,263 +134,30 @@ def listening(deployment: LocalDeployment) -> set[int]:
     return ports
 
 
-def run(deployment: LocalDeployment, **options: Any) -> dict[str, Any]:
-    """Run the app to its end; return its result or its error."""
-    told = deployment.folder / "told.json"
-    told.unlink(missing_ok=True)
-    run_id = deployment.run(APP, {**OPTIONS, "seed": 0, "result": str(told), **options})
-    status = deployment.wait_for_run(run_id, 200.0)
-    found: dict[str, Any] = json.loads(told.read_text())
-    assert status.endswith("failed" if "error" in found else "completed")
-    return found
-
-
-@pytest.mark.deployment
-def test_nodes_that_may_not_take_part_are_refused_in_one_line(
-    deployment: LocalDeployment, tmp_path: Path
-) -> None:
+def test_nodes_that_may_not_take_part_are_refused_in_one_line(deployment, tmp_path):
     good = deployment.nodes[2]
     deployment.start_node(0)
     deployment.start_node(1)
     assert listening(deployment) >= {int(deployment.address.rpartition(":")[2])}
-
-    # a key that nobody has registered, and then the key of another node
     make_node_key(tmp_path / "stranger")
-    deployment.start_node(2, tmp_path / "stranger")
-    with pytest.raises(EngineError, match="node 2 is refused by the SuperLink: its key"):
-        deployment.wait_for_nodes()
-    deployment.processes.end("node 2")
-    deployment.start_node(2, deployment.key(1))
-    with pytest.raises(EngineError, match="node 2 is refused by the SuperLink: its key"):
-        deployment.wait_for_nodes()
-    deployment.processes.end("node 2")
-
+    for key in (tmp_path / "stranger", deployment.key(1)):  # of nobody, and of another node
+        deployment.start_node(2, key)
+        with refused("FK-DEPLOY-KEY"):
+            deployment.wait_for_nodes()
+        deployment.processes.end("node 2")
     wrong = {
-        "partition-id": (1, "two nodes have partition-id 1; give every node its own"),
-        "label-column": ("outcome", "partition 2, phase describe: data.csv has no label column"),
+        "partition-id": (1, "two nodes have partition-id 1"),
+        "label-column": ("outcome", "partition 2, phase describe"),
     }
-    for key, (value, text) in wrong.items():
-        deployment.nodes[2] = {**good, key: value}
+    for name, (value, text) in wrong.items():
+        deployment.nodes[2] = {**good, name: value}
         deployment.start_node(2)
         deployment.wait_for_nodes()
-        found = run(deployment)
+        found = result(deployment, start(deployment))
         assert text in found["error"]
         assert found["exit_code"] in (1, 2)
         assert "\n" not in found["error"]
         deployment.processes.end("node 2")
-
-
-def replayed(number: int, *, uploads: bool) -> np.ndarray[Any, Any]:
-    """Return theta of a simulation in which the last of four clients vanishes in a round.
-
-    In that round its masked vector may still have been sent; after it, nothing is.
-    """
-
-    def plan(delivery: Delivery) -> Fault | None:
-        if delivery.partition != 3 or delivery.round < number:
-            return None
-        sent = uploads and delivery.round == number and delivery.phase.startswith("online")
-        return None if sent else Fault("vanished")
-
-    strategy = POFMKL(kernels=11, features=5, samples_per_round=10, seed=0, secure=True)
-    simulate(strategy, streams(4).clients, 4, num_rounds=30, faults=plan)
-    theta: np.ndarray[Any, Any] = strategy.model()[0]["theta"]
-    return theta
-
-
-@pytest.mark.deployment
-def test_a_node_killed_during_secure_sums_leaves_the_sum_of_the_others(tmp_path: Path) -> None:
-    deployment = LocalDeployment(tmp_path, write_nodes(tmp_path, 4))
-    told, model = tmp_path / "told.json", tmp_path / "model.npz"
-    more = {"result": str(told), "model": str(model), "timeout": 15.0, "secure": "on", "seed": 0}
-    with deployment:
-        run_id = deployment.run(APP, {**OPTIONS, **more})
-        log = tmp_path / "nodes" / "3" / "supernode.log"
-        while log.read_text().count("Sent successfully") < 2:  # its first masked vector is sent
-            time.sleep(0.1)
-        deployment.processes.kill("node 3")
-        status = deployment.wait_for_run(run_id, 200.0)
-    found = json.loads(told.read_text())
-    assert status.endswith("completed"), found
-    survivors = [row["survivors"] for row in found["history"]]
-    assert survivors[-1] == 3
-    assert found["failures"]["3"]
-    theta = load_model(model, "pof-mkl")[0]["theta"]
-    gaps = [
-        np.abs(replayed(number, uploads=uploads) - theta).max()
-        for number in (1, 2, 3)
-        for uploads in (True, False)
-    ]
-    # it died before a round's upload or after it: one of these is what happened
-    assert min(gaps) < 1e-9, gaps
-    assert max(gaps) > 1e-6
-
-
-@pytest.mark.deployment
-def test_agents_leave_out_a_group_whose_user_is_killed(tmp_path: Path) -> None:
-    """The others go on without it, to the optimum of their rows in the coordinates of all."""
-    settings = HierarchicalSettings("breast-cancer", users=3, groups=3, test_size=0.0)
-    options: dict[str, Any] = {"lost_groups": "leave-out", "C": 1.0, "tolerance": 2e-3, "seed": 0}
-    dealt = HierarchicalData(settings).client_fn(HierarchicalSVM(allow_single=True, **options))
-    nodes = [
-        write_node(tmp_path / "nodes" / str(k), k, 6, {**dealt.deployed(k), "allow_single": True})
-        for k in range(6)
-    ]
-    told = tmp_path / "told.json"
-    more = {"data": "", "result": str(told), "saved-model": str(tmp_path / "model.npz")}
-    more |= {"timeout": 60.0, "attempts": 1, "allow-single": True}
-    given = {name.replace("_", "-"): value for name, value in options.items()}
-    with LocalDeployment(tmp_path, nodes) as deployment:
-        run_id = deployment.run(app_folder("hierarchical_svm"), {**more, **given})
-        log = deployment.processes.log_of("node 1")
-        while log.read_text().count("Sent successfully") < 5:  # it has done an iteration or two
-            time.sleep(0.1)
-        deployment.processes.kill("node 1")
-        status = deployment.wait_for_run(run_id, 250.0)
-    found = json.loads(told.read_text())
-    assert status.endswith("completed"), found
-    assert found["metrics"]["groups_left_out"] == 1
-    assert set(found["failures"]) == {"1"}
-    rows = [dealt.table(k) for k in range(3)]
-    every, there = (np.concatenate([rows[k]["x"] for k in own]) for own in ((0, 1, 2), (0, 2)))
-    z, labels = (there - every.mean(0)) / every.std(0), np.concatenate([r["y"] for r in rows[::2]])
-    best = SVC(kernel="linear", C=1.0, tol=1e-9).fit(z, labels)
-    signs = np.where(labels == best.classes_[1], 1.0, -1.0)
-
-    def objective(w: np.ndarray[Any, Any], outputs: np.ndarray[Any, Any]) -> float:
-        return float(0.5 * (w**2).sum() + np.maximum(0.0, 1.0 - signs * outputs).sum())
-
-    model = load_model(tmp_path / "model.npz", "hierarchical-svm")[0]
-    ours = objective(
-        model["weights"] * every.std(0), (there @ model["weights"].T)[:, 0] + model["bias"]
-    )
-    assert ours == pytest.approx(objective(best.coef_, best.decision_function(z)), rel=5e-3)
-
-
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[tuple[LocalDeployment, int, Path]]:
-    """A run of three rounds on four warm nodes that has begun, and where its result will be."""
-    deployment, told = LocalDeployment(tmp_path, write_nodes(tmp_path, 4)), tmp_path / "told.json"
-    more = {"result": str(told), "model": str(tmp_path / "model.npz"), "timeout": 120.0}
-    with deployment:
-        run_id = deployment.run(APP, {**OPTIONS, **more, "secure": "on", "seed": 0})
-        log = deployment.processes.log_of("node 2")
-        while log.read_text().count("Sent successfully") < 2:
-            time.sleep(0.1)
-        yield deployment, run_id, told
-
-
-def result_of(running: tuple[LocalDeployment, int, Path]) -> dict[str, Any]:
-    deployment, run_id, told = running
-    assert deployment.wait_for_run(run_id, 250.0).endswith("completed")
-    found: dict[str, Any] = json.loads(told.read_text())
-    assert len(found["history"]) == 3
-    return found
-
-
-def children(pid: int) -> int:
-    """How many processes one has started that are not over yet."""
-    return len(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-
-
-def group_of(leader: int) -> list[int]:
-    """The processes that were started with one."""
-    return [int(p.name) for p in Path("/proc").glob("[0-9]*") if _group(p) == leader]
-
-
-def _group(entry: Path) -> int:
-    try:
-        return os.getsid(int(entry.name))
-    except ProcessLookupError:
-        return -1
-
-
-@pytest.mark.deployment
-def test_a_node_that_stands_still_for_a_minute_goes_on(
-    running: tuple[LocalDeployment, int, Path],
-) -> None:
-    """As with a laptop that is closed: the others go on, and it is there again afterwards."""
-    deployment = running[0]
-    stopped = group_of(deployment.processes.pid("node 2"))
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
-    time.sleep(60.0)
-    for pid in stopped:
-        os.kill(pid, signal.SIGCONT)
-    found = result_of(running)
-    assert set(found["failures"]) <= {"2"}
-    deployment.wait_for_nodes()
-
-
-@pytest.mark.deployment
-def test_a_warm_node_whose_processes_are_killed_goes_on_or_is_named(
-    running: tuple[LocalDeployment, int, Path],
-) -> None:
-    """All but the SuperNode are replaced; of one that is killed itself nothing is left."""
-    deployment = running[0]
-    log = deployment.processes.log_of("node 1")
-    leader = deployment.processes.pid("node 1")
-    asking = max(set(group_of(leader)) - {leader})  # or who answers a message
-    os.kill(asking, signal.SIGKILL)
-    while "started again" not in log.read_text() and "by signal 9" not in log.read_text():
-        time.sleep(0.1)
-    leader = deployment.processes.pid("node 2")
-    os.kill(leader, signal.SIGKILL)
-    deadline = time.monotonic() + 20.0
-    while [pid for pid in group_of(leader) if pid != leader] and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert set(group_of(leader)) <= {leader}
-    found = result_of(running)
-    assert found["failures"]["2"]
-    assert found["history"][-1]["survivors"] == 3
-
-
-@pytest.mark.deployment
-def test_a_full_disk_of_a_node_is_named(tmp_path: Path) -> None:
-    small, told = tmp_path / "small", tmp_path / "told.json"
-    small.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)]
-    if subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("file systems may not be mounted here")
-    try:
-        nodes = write_nodes(tmp_path, 4)
-        nodes[2]["state-dir"] = str(small)
-        (small / "filler").write_bytes(bytes(60_000))
-        deployment = LocalDeployment(tmp_path, nodes)
-        with deployment:
-            more = {"result": str(told), "secure": "on", "seed": 0, "num-rounds": 3}
-            run_id = deployment.run(APP, {**OPTIONS, **more})
-            deployment.wait_for_run(run_id, 250.0)
-            deployment.wait_for_nodes()  # it is there still
-        found = json.loads(told.read_text())
-        assert "partition 2, phase describe: ledger.sqlite" in found["error"]
-        assert "SQLITE_FULL" in found["error"]
-    finally:
-        subprocess.run(["umount", "-l", str(small)], check=True)
-
-
-@pytest.mark.deployment
-def test_an_expired_certificate_and_a_wrong_clock_are_named(
-    deployment: LocalDeployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wrong = tmp_path / "wrong-clock"
-    wrong.mkdir()
-    (wrong / "sitecustomize.py").write_text(WRONG_CLOCK)
-    monkeypatch.setitem(deployment.processes.environment, "PYTHONPATH", str(wrong))
-    deployment.start_node(0)
-    with pytest.raises(EngineError, match=r"node 0 has ended: .* its clock is wrong"):
-        deployment.wait_for_nodes()
-    monkeypatch.undo()
-
-    other = LocalDeployment(tmp_path / "other", [])
-    (tmp_path / "other" / "keys").mkdir()
-    monkeypatch.setattr(certificates, "_DAYS", -1 / 1440)
-    make_certificates(tmp_path / "other" / "keys")
-    try:
-        with pytest.raises(EngineError, match=r"does not hold \(certificate has expired\)"):
-            other.start_superlink()
-    finally:
-        other.processes.stop()
 
 
 #: Puts the clock of Flower's processes forward by an hour.
@@ -359,36 +176,207 @@ sys.meta_path.insert(0, Wrong())
 """
 
 
-@pytest.mark.deployment
-def test_a_busy_machine_gets_no_more_processes_than_nodes(tmp_path: Path) -> None:
-    """Twice as many spinning processes as processors: five nodes with one client process each."""
-    spinning = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        for _ in range(2 * (os.cpu_count() or 1))
-    ]
-    deployment, told, most = LocalDeployment(tmp_path, write_nodes(tmp_path, 5)), tmp_path / "t", 0
+def test_an_expired_certificate_and_a_wrong_clock_are_named(deployment, tmp_path, monkeypatch):
+    wrong = tmp_path / "wrong-clock"
+    wrong.mkdir()
+    (wrong / "sitecustomize.py").write_text(WRONG_CLOCK)
+    monkeypatch.setitem(deployment.processes.environment, "PYTHONPATH", str(wrong))
+    deployment.start_node(0)
+    with refused("FK-DEPLOY-ENDED") as caught:
+        deployment.wait_for_nodes()
+    assert "its clock is wrong" in str(caught.value)
+    monkeypatch.undo()
+
+    other = LocalDeployment(tmp_path / "other", [])
+    (tmp_path / "other" / "keys").mkdir()
+    make_certificates(tmp_path / "other" / "keys", days=-1 / 1440)
     try:
-        with deployment:
-            more = {"result": str(told), "secure": "on", "seed": 0, "num-rounds": 4}
-            run_id = deployment.run(APP, {**OPTIONS, **more})
-            done = threading.Event()
-
-            def watch() -> None:
-                nonlocal most
-                leaders = [deployment.processes.pid(f"node {k}") for k in range(5)]
-                while not done.wait(0.02):
-                    most = max(most, *map(children, leaders))
-
-            watching = threading.Thread(target=watch)
-            watching.start()
-            try:
-                status = deployment.wait_for_run(run_id, 270.0)
-            finally:
-                done.set()
-                watching.join()
+        with refused("FK-DEPLOY-CERTIFICATE"):
+            other.start_superlink()
     finally:
-        for process in spinning:
-            process.kill()
-            process.wait()
-    assert status.endswith("completed"), told.read_text()
-    assert most == 3  # its SuperNode, who asks for tasks, and one that answers
+        other.processes.stop()
+
+
+def test_a_full_disk_of_a_node_is_named(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)]
+    if subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("file systems may not be mounted here")
+    try:
+        nodes = write_nodes(tmp_path, 4)
+        nodes[2]["state-dir"] = str(small)
+        (small / "filler").write_bytes(bytes(60_000))
+        with LocalDeployment(tmp_path, nodes) as deployment:
+            number = start(deployment, secure="on", **{"num-rounds": 3})
+            found = result(deployment, number)
+            deployment.wait_for_nodes()  # it is there still
+        assert "partition 2, phase describe: ledger.sqlite" in found["error"]
+        assert "SQLITE_FULL" in found["error"]
+    finally:
+        subprocess.run(["umount", "-l", str(small)], check=True)
+
+
+# -- what is killed
+
+
+def test_a_node_killed_during_secure_sums_leaves_the_sum_of_the_others(tmp_path: Path) -> None:
+    with LocalDeployment(tmp_path, write_nodes(tmp_path, 4)) as deployment:
+        number = start(deployment, timeout=15.0, secure="on")
+        until_sent(deployment, 3, 2)  # its first masked vector
+        deployment.processes.kill("node 3")
+        found = result(deployment, number)
+    assert found["history"][-1]["survivors"] == 3
+    assert found["failures"]["3"]
+
+    def vanished(number: int, uploads: bool) -> np.ndarray[Any, Any]:
+        def plan(delivery: Delivery) -> Fault | None:
+            if delivery.partition != 3 or delivery.round < number:
+                return None
+            sent = uploads and delivery.round == number and delivery.phase.startswith("online")
+            return None if sent else Fault("vanished")
+
+        return simulated(4, faults=plan)
+
+    theta = model(deployment)["theta"]
+    gaps = [np.abs(vanished(k, sent) - theta).max() for k in (1, 2, 3) for sent in (True, False)]
+    # it died before a round's upload or after it: one of these is what happened
+    assert min(gaps) < 1e-9, gaps
+    assert max(gaps) > 1e-6
+
+
+class SurvivingRuns(LocalDeployment):
+    """Runs are started by a process of its own, which the end of the SuperLink leaves alone."""
+
+    def start_superlink(self, port: int = 0) -> None:
+        """Start the SuperLink and, once, the process that starts runs."""
+        secret, usual = self.folder / "superexec-secret", self.processes.start
+        if not secret.exists():
+            with create_file(secret) as file:
+                file.write(secrets.token_bytes(32))
+        own = ["--superexec-auth-secret-file", str(secret)]
+        kept = ["--isolation", "process", "--database", self.folder / "state.db", *own]
+
+        def isolated(name: str, command: Sequence[str | Path], log: Path) -> int:
+            return usual(name, [*command, *(kept if name == "SuperLink" else ())], log)
+
+        self.processes.start = isolated  # type: ignore[method-assign]
+        try:
+            super().start_superlink(port)
+        finally:
+            self.processes.start = usual  # type: ignore[method-assign]
+        if "SuperExec" not in self.processes.names():
+            command = ["flower-superexec", "--runtime-api-address", self.address, *own]
+            command += ["--root-certificates", str(self.folder / "keys" / "ca.crt")]
+            usual("SuperExec", command, self.folder / "superexec.log")
+
+
+def test_a_run_goes_on_when_the_superlink_was_killed_and_is_back(tmp_path: Path) -> None:
+    with SurvivingRuns(tmp_path, write_nodes(tmp_path, 3)) as deployment:
+        number = start(deployment, timeout=60.0)
+        until_sent(deployment, 0, 3)  # described, and a sum was opened
+        port = int(deployment.address.rpartition(":")[2])
+        kill_superlink(deployment)
+        deployment.start_superlink(port)
+        assert result(deployment, number)["survivors"] == 3
+    np.testing.assert_allclose(model(deployment)["theta"], simulated(3), rtol=0, atol=1e-9)
+
+
+# -- several runs
+
+
+def test_runs_at_the_same_time_and_after_one_another_give_their_models(tmp_path: Path) -> None:
+    """Their owners let streams be learned from several times."""
+    pca = KernelPCA(components=3, features=40, seed=0)
+    rows = [streams(3).clients.deployed(k)["x"] for k in range(3)]
+    simulate(pca, lambda c: KernelPCAClient(c, rows[int(c.node_config["partition-id"])]), 3)
+    nodes = write_nodes(tmp_path, 3, NodePolicy(counting="warn"))
+    with LocalDeployment(tmp_path, nodes) as deployment:
+        first, second = start(deployment), start(deployment, "method", "pca")
+        result(deployment, first)
+        np.testing.assert_allclose(model(deployment)["theta"], simulated(3), rtol=0, atol=1e-9)
+        for number in (second, None):  # and once more, by itself
+            result(deployment, number or start(deployment, "method", "pca"), "pca")
+            for name, values in pca.model()[0].items():
+                found = model(deployment, "pca", "kernel-pca")[name]
+                np.testing.assert_allclose(found, values, rtol=0, atol=1e-9, err_msg=name)
+    for k in range(3):  # messages of both runs came in turns, and were answered one by one
+        log = (tmp_path / "nodes" / str(k) / "supernode.log").read_text()
+        runs = [int(run) for run in re.findall(r"\[RUN (\d+), .*\n.*Receiving:", log)]
+        assert runs.index(second) < len(runs) - 1 - runs[::-1].index(first)
+        assert runs.index(first) < len(runs) - 1 - runs[::-1].index(second)
+        assert re.findall(r"(Receiving|Sending):", log) == ["Receiving", "Sending"] * len(runs)
+
+
+def table(k: int) -> dict[str, Any]:
+    """Return the rows of a node."""
+    x = np.random.default_rng(k).random((100, 4))
+    y = np.where(x.sum(axis=1) > 2.0, 1.0, -1.0)
+    held = {"x_test": x[80:], "y_test": y[80:]}
+    return {"x": x[:80], "y": y[:80], **held, "classes": (-1.0, 1.0)}
+
+
+def noise_keys(folder: Path) -> list[list[bytes]]:
+    """Return the keys of noise that lie in the folders of the nodes."""
+    found = []
+    for k in range(3):
+        with closing(sqlite3.connect(folder / f"nodes/{k}/state/ledger.sqlite")) as db:
+            found.append([bytes(key) for (key,) in db.execute("SELECT key FROM noise")])
+    return found
+
+
+def test_a_run_with_a_budget_breaks_off_goes_on_and_is_paid_once(tmp_path, monkeypatch):
+    policy, own = NodePolicy(max_epsilon=3.0), [{**table(k), "role": "user"} for k in range(3)]
+    nodes = [
+        write_node(tmp_path / "nodes" / str(k), k, 3, one, policy) for k, one in enumerate(own)
+    ]
+    options: dict[str, Any] = {"C": 1.0, "privacy-epsilon": 3.0, "num-rounds": 12, "data": ""}
+    options |= {"checkpoint": str(tmp_path / "run.npz"), "checkpoint-every": 3}
+    options |= {"saved-model": str(tmp_path / "run-model")}
+
+    def ledger(k: int) -> NodeLedger:
+        return NodeLedger(tmp_path / "nodes" / str(k) / "state", k)
+
+    def begin(deployment: LocalDeployment, **more: Any) -> int:
+        (tmp_path / "run-result").unlink(missing_ok=True)
+        config = {**options, "seed": 0, "result": str(tmp_path / "run-result"), **more}
+        return deployment.run(app_folder("hierarchical_svm"), config)
+
+    with LocalDeployment(tmp_path, nodes) as deployment:
+        begin(deployment)
+        until_sent(deployment, 0, 6)  # past the second checkpoint
+        kill_superlink(deployment)
+    for pid in processes_of(tmp_path / "flwr"):  # the app's server, which waits for its SuperLink
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    keys = noise_keys(tmp_path)
+    assert [len(one) for one in keys] == [1] * 3
+    for k in range(3):
+        (begun,) = ledger(k).runs()
+        assert 0.0 < begun.epsilon < 3.0
+
+    with LocalDeployment(tmp_path, nodes) as deployment:  # all is started again
+        found = result(deployment, begin(deployment, resume=True))
+        assert "error" not in found, found
+        again = result(deployment, begin(deployment, checkpoint=""))
+    noise = lambda self, session, state: keys[self._partition][0]  # noqa: E731
+    monkeypatch.setattr(ClientLedger, "noise_key", noise)
+
+    def client(context: Context) -> SVMClient:
+        return SVMClient(context, **table(int(context.node_config["partition-id"])))
+
+    quiet = HierarchicalSVM(C=1.0, privacy_epsilon=3.0, seed=0)
+    simulate(quiet, client, 3, num_rounds=12)
+    ours = model(deployment, method="hierarchical-svm")
+    for name, values in quiet.model()[0].items():
+        assert np.array_equal(ours[name], values), name
+    assert found["metrics"] == pytest.approx(quiet.metrics_)
+    assert found["privacy"]["budget"] == quiet.privacy()["budget"]
+    assert noise_keys(tmp_path) == [[]] * 3  # of a run that is over
+    assert wait_for_end_of(tmp_path / "flwr") == []
+    assert "max_epsilon = 3" in again["error"]
+    assert again["exit_code"] == 2
+    for k in range(3):
+        paid, *later = ledger(k).runs()
+        assert paid.epsilon == pytest.approx(3.0, rel=1e-2)
+        assert not sum(run.epsilon or 0.0 for run in later)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import struct
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -17,10 +16,18 @@ pytest.importorskip("matplotlib")
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
+from refusals import refused
 
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.simulations.lab.comparison import Comparison
+from fedkern_flwr.simulations.lab.error_plots import (
+    plot_error_boxes,
+    plot_error_time,
+)
+from fedkern_flwr.simulations.lab.figures.vertical import FIGURES
+from fedkern_flwr.simulations.lab.presets.online import weather
 from fedkern_flwr.simulations.run import drawing
 from fedkern_flwr.simulations.run.drawing import assign_styles
+from fedkern_flwr.simulations.run.entries import Entry
 from fedkern_flwr.simulations.run.plots import (
     plot_average_regret,
     plot_bytes,
@@ -42,13 +49,8 @@ HOSTILE = ["_hidden", r"$\frac{", "<b>&amp;\n\x00\x1b--></b>", "x" * 300, ""]
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     """Collect the figures that are drawn."""
-    figures: list[Figure] = []
-    make = drawing.new_figure
-
-    def remember(height: float) -> Figure:
-        figures.append(make(height))
-        return figures[-1]
-
+    figures, make = list[Figure](), drawing.new_figure
+    remember = lambda height: (figures.append(make(height)), figures[-1])[1]  # noqa: E731
     monkeypatch.setattr(drawing, "new_figure", remember)
     return figures
 
@@ -65,63 +67,52 @@ def assert_valid(png: Path) -> None:
 
 
 def texts(figure: Figure) -> list[str]:
-    """All words of a figure that are not ticks."""
-    (axes,) = figure.axes
+    """Return all words of a figure that are not ticks."""
     legends = [text.get_text() for legend in figure.legends for text in legend.get_texts()]
-    return [text.get_text() for text in axes.texts] + legends
+    return [text.get_text() for text in figure.axes[0].texts] + legends
 
 
-def points_of(figure: Figure) -> list[list[float]]:
-    """The points of the first line."""
-    points: list[list[float]] = np.asarray(figure.axes[0].lines[0].get_xydata()).tolist()
-    return points
+def lines(figure: Figure) -> list[list[list[float]]]:
+    """Return the points of each line."""
+    return [np.asarray(line.get_xydata()).tolist() for line in figure.axes[0].lines]
 
 
 def regret(slope: float, start: float = 0.5, n: int = 300) -> list[tuple[int, float]]:
     return [(t, slope * t + start * math.sqrt(t)) for t in range(1, n + 1)]
 
 
-def test_names_get_distinct_looks_by_first_appearance() -> None:
+def test_names_have_distinct_looks_which_hold_in_every_figure(tmp_path, drawn):
     styles = assign_styles(["a", "b", "a", *(f"m{i}" for i in range(12))])
     assert list(styles)[:3] == ["a", "b", "m0"]
     assert len({(s.colour, s.dash) for s in styles.values()}) == len(styles) == 14
     assert len({s.colour for s in list(styles.values())[:7]}) == 7
-
-
-def test_given_styles_hold_in_every_figure(tmp_path: Path, drawn: list[Figure]) -> None:
-    styles = assign_styles(["first", "second"])
-    plot_average_regret({"second": regret(0.1)}, tmp_path / "r", title="", styles=styles)
-    plot_mse_bars(
-        {"second": (0.1, 0.0), "new": (0.1, 0.0)}, tmp_path / "m", title="", styles=styles
-    )
+    before, styles = dict(mpl.rcParams), assign_styles(["a", "b"])
+    plot_average_regret({"b": regret(0.1)}, tmp_path / "r", title="", styles=styles)
+    bars = {"b": (0.1, 0.0), "new": (0.1, 0.0)}
+    plot_mse_bars(bars, tmp_path / "m", title="", styles=styles)
     line = drawn[0].axes[0].lines[0]
-    bars = [mpl.colors.to_hex(bar.get_facecolor()).upper() for bar in drawn[1].axes[0].patches]
-    assert line.get_color() == bars[0] == styles["second"].colour
-    assert bars[1] not in {style.colour for style in styles.values()}
+    found = [mpl.colors.to_hex(bar.get_facecolor()).upper() for bar in drawn[1].axes[0].patches]
+    assert line.get_color() == found[0] == styles["b"].colour
+    assert found[1] not in {style.colour for style in styles.values()}
+    assert dict(mpl.rcParams) == before  # nothing is changed for others
 
 
-@pytest.mark.parametrize("name", ["fig", "fig.png", "fig.svg"])
+@pytest.mark.parametrize("name", ["fig", "fig.png", "fig.svg", "v1.2"])
 def test_png_and_svg_lie_next_to_each_other(tmp_path: Path, name: str) -> None:
     png = plot_mse_bars(PAPER, tmp_path / "new" / name, title="Error")
-    assert png == tmp_path / "new" / "fig.png"
+    stem = "v1.2" if name == "v1.2" else "fig"  # its dot is no suffix
     assert_valid(png)
-    assert sorted(p.name for p in png.parent.iterdir()) == ["fig.png", "fig.svg"]
+    assert sorted(p.name for p in png.parent.iterdir()) == [f"{stem}.png", f"{stem}.svg"]
 
 
 @pytest.mark.parametrize(("classes", "colours"), [(0, 1), (3, 3), (8, 1)])
-def test_rows_of_a_node_are_drawn_by_class(
-    tmp_path: Path, drawn: list[Figure], classes: int, colours: int
-) -> None:
+def test_rows_of_a_node_are_drawn_by_class(tmp_path, drawn, classes, colours):
     """Where there are at most seven."""
     labels = np.arange(24.0) % classes if classes else None
     assert_valid(plot_scatter(tmp_path / "rows", np.random.default_rng(0).random((24, 2)), labels))
     (axes,) = drawn[0].axes
     assert len(axes.collections) == colours
     assert (axes.get_legend() is not None) == (colours > 1)
-
-
-def test_a_dot_in_the_name_is_no_suffix(tmp_path: Path) -> None:
-    assert plot_bytes({"a": (1, 2)}, tmp_path / "v1.2", title="").name == "v1.2.png"
 
 
 @pytest.mark.parametrize(
@@ -132,105 +123,70 @@ def test_a_dot_in_the_name_is_no_suffix(tmp_path: Path) -> None:
         ({"a": regret(0.1), "b": regret(0.2), "c": [(1, 1e300), (2, 1e308)]}, "log"),
         ({"a": regret(-0.01, 0.05), "b": regret(0.1, 50.0)}, "symlog"),
         ({"zero": [(t, 0.0) for t in range(1, 50)]}, "linear"),
-        ({"negative": [(t, -3.0 * t) for t in range(1, 50)]}, "linear"),
         ({"one point": [(1, 0.5)]}, "linear"),
         ({"a": [(0, 0.0), (1, math.nan), (2, math.inf)], "b": []}, "linear"),
         ({}, "linear"),
     ],
 )
-def test_average_regret_of_every_sign(
-    tmp_path: Path, drawn: list[Figure], curves: dict[str, Any], scale: str
-) -> None:
+def test_average_regret_of_every_sign(tmp_path, drawn, curves, scale):
     assert_valid(plot_average_regret(curves, tmp_path / "r", title="Regret"))
     axes = drawn[0].axes[0]
     assert axes.get_yscale() == scale
     assert ("linear within ±" in axes.get_ylabel()) == (scale == "symlog")
 
 
-def test_average_regret_divides_by_the_samples(tmp_path: Path, drawn: list[Figure]) -> None:
-    plot_average_regret({"a": [(40, 2.0), (10, 3.0)]}, tmp_path / "r", title="")
-    assert points_of(drawn[0]) == [[10.0, 0.3], [40.0, 0.05]]
-
-
-def test_a_diverging_method_leaves_the_others_readable(tmp_path: Path, drawn: list[Figure]) -> None:
-    curves = {"good": regret(0.1), "fair": regret(0.2), "eM-KOFL": regret(3.4e6)}
-    assert_valid(plot_average_regret(curves, tmp_path / "r", title=""))
-    assert drawn[0].axes[0].get_ylim()[1] < 1.5
-    assert "eM-KOFL (off scale: 3.4·10⁶)" in texts(drawn[0])
-
-
-def test_long_curves_are_thinned_but_keep_their_ends(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_average_regret_divides_by_the_samples_and_is_thinned(tmp_path, drawn):
+    plot_average_regret({"_a": [(40, 2.0), (10, 3.0)]}, tmp_path / "r", title="")
+    assert lines(drawn[0])[0] == [[10.0, 0.3], [40.0, 0.05]]
     plot_average_regret({"a": regret(0.1, n=20_000)}, tmp_path / "r", title="")
-    x = [point[0] for point in points_of(drawn[0])]
-    assert x[0] == 1
-    assert x[-1] == 20_000
+    x = [point[0] for point in lines(drawn[1])[0]]
+    assert (x[0], x[-1]) == (1, 20_000)
     assert len(x) <= 400
+    curves = {"_good": regret(0.1), "fair": regret(0.2), "eM-KOFL": regret(3.4e6)}
+    assert_valid(plot_average_regret(curves, tmp_path / "r", title=""))
+    assert drawn[2].axes[0].get_ylim()[1] < 1.5  # one that diverges leaves the others readable
+    assert texts(drawn[2])[-3:] == ["_good", "fair", "eM-KOFL (off scale: 3.4·10⁶)"]
 
 
-def test_bars_print_thousandths_and_switch_to_a_log_scale(
-    tmp_path: Path, drawn: list[Figure]
-) -> None:
+def test_bars_print_thousandths_and_switch_to_a_log_scale(tmp_path, drawn):
     assert_valid(plot_mse_bars(PAPER, tmp_path / "all", title=""))
     tame = {name: value for name, value in PAPER.items() if name != "eM-KOFL"}
     assert_valid(plot_mse_bars(tame, tmp_path / "tame", title=""))
     assert [figure.axes[0].get_xscale() for figure in drawn] == ["log", "linear"]
     assert texts(drawn[0]) == ["31.0 ± 0.7", "31.9 ± 0.8", "101.7 ± 1.2", "3.4·10⁹", "5.4 ± 0.8"]
     assert "log scale" in drawn[0].axes[0].get_xlabel()
+    odd: dict[str, Any] = {"ok": (0.02, math.nan), "nan": (math.nan, math.nan), "none": None}
+    odd |= {"pair": (None, None), "inf": (math.inf, math.nan), "zero": (0.0, 0.0)}
+    assert_valid(plot_mse_bars(odd, tmp_path / "m", title=""))
+    assert texts(drawn[2]) == ["20.0", "n/a", "n/a", "n/a", "∞", "0"]
+    assert len(drawn[2].axes[0].patches) == 1
+    for extreme in ({}, {"a": (1e300, 1e300), "b": (1e-300, 1.0)}, {"a": (1e-3, 5.0)}):
+        assert_valid(plot_mse_bars(extreme, tmp_path / "m", title=""))
 
 
-def test_missing_and_infinite_errors_are_written_out(tmp_path: Path, drawn: list[Figure]) -> None:
-    bars: dict[str, Any] = {
-        "ok": (0.02, math.nan),
-        "nan": (math.nan, math.nan),
-        "none": None,
-        "none in pair": (None, None),
-        "inf": (math.inf, math.nan),
-        "zero": (0.0, 0.0),
-    }
-    assert_valid(plot_mse_bars(bars, tmp_path / "m", title=""))
-    assert texts(drawn[0]) == ["20.0", "n/a", "n/a", "n/a", "∞", "0"]
-    assert len(drawn[0].axes[0].patches) == 1
-
-
-@pytest.mark.parametrize(
-    "bars",
-    [
-        {},
-        {"a": (math.nan, math.nan)},
-        {"a": (1e300, 1e300), "b": (1e-300, 1.0)},
-        {"a": (1e308, 0.0)},
-        {"a": (1e-3, 5.0), "b": (1.0, 0.1)},
-    ],
-)
-def test_extreme_bars_are_drawn(tmp_path: Path, bars: dict[str, Any]) -> None:
-    assert_valid(plot_mse_bars(bars, tmp_path / "m", title=""))
-
-
-def test_bytes_are_shown_in_megabytes(tmp_path: Path, drawn: list[Figure]) -> None:
-    assert_valid(plot_bytes({"a": (2_100_000, 52_000_000)}, tmp_path / "b", title=""))
-    assert_valid(plot_bytes({"a": (10**3, 10**9), "b": (0, 0)}, tmp_path / "b", title=""))
-    assert_valid(plot_bytes({"silent": (0, 0)}, tmp_path / "b", title=""))
-    assert_valid(plot_bytes({}, tmp_path / "b", title=""))
+def test_bytes_are_shown_in_megabytes(tmp_path, drawn, monkeypatch):
+    every = ({"a": (2_100_000, 52_000_000)}, {"a": (10**3, 10**9), "b": (0, 0)}, {"0": (0, 0)}, {})
+    for bars in every:
+        assert_valid(plot_bytes(bars, tmp_path / "b", title=""))
     assert texts(drawn[0])[:2] == ["2.10", "52.0"]
     assert [figure.axes[0].get_xscale() for figure in drawn] == ["linear", "log"] + 2 * ["linear"]
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    with refused("FK-PACKAGE-MISSING"):
+        plot_bytes({"a": (1, 2)}, tmp_path / "b", title="")
 
 
-def test_sweeps_sort_and_skip_what_is_not_finite(tmp_path: Path, drawn: list[Figure]) -> None:
+def test_sweeps_sort_skip_what_is_not_finite_and_use_log_axes_for_wide_ranges(tmp_path, drawn):
     points = [(0.5, 2.0, 0.1), (0.1, 1.0, math.nan), (0.9, math.nan, 0.1), (math.inf, 1.0, 0.0)]
-    png = plot_sweep({"a": points, "b": []}, tmp_path / "s", title="", xlabel="x", ylabel="y (s)")
-    assert_valid(png)
-    assert points_of(drawn[0]) == [[0.1, 1.0], [0.5, 2.0]]
-    assert "b (n/a)" in texts(drawn[0])
-    assert drawn[0].axes[0].get_ylabel() == "y (s)"
-
-
-def test_sweeps_use_log_axes_for_wide_ranges(tmp_path: Path, drawn: list[Figure]) -> None:
     wide = {"a": [(x, x**2, 2 * x**2) for x in (1.0, 10.0, 100.0)]}
-    assert_valid(plot_sweep(wide, tmp_path / "s", title="", xlabel="M", ylabel="s"))
-    assert_valid(plot_sweep({}, tmp_path / "s", title="", xlabel="M", ylabel="s"))
-    axes = drawn[0].axes[0]
+    for curves in ({"a": points, "b": []}, wide, {}):
+        assert_valid(plot_sweep(curves, tmp_path / "s", title="", xlabel="x", ylabel="y (s)"))
+    assert lines(drawn[0])[0] == [[0.1, 1.0], [0.5, 2.0]]
+    assert "b (n/a)" in texts(drawn[0])
+    axes = drawn[1].axes[0]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert axes.get_ylim()[0] == 0.5
+    assert axes.get_ylabel() == "y (s)"
 
 
 @pytest.mark.parametrize(
@@ -239,31 +195,62 @@ def test_sweeps_use_log_axes_for_wide_ranges(tmp_path: Path, drawn: list[Figure]
         lambda names, path: plot_average_regret({n: regret(0.1) for n in names}, path, title="$_{"),
         lambda names, path: plot_mse_bars(dict.fromkeys(names, (0.1, 0.01)), path, title="$_{"),
         lambda names, path: plot_bytes(dict.fromkeys(names, (10, 20)), path, title="$_{"),
+        lambda names, path: plot_error_boxes(
+            {n: [1.0, 2.0] for n in names}, path, title="$_{", xlabel="e"
+        ),
     ],
 )
-def test_hostile_names_are_drawn_as_they_are(
-    tmp_path: Path, plot: Callable[[list[str], Path], Path]
-) -> None:
+def test_hostile_names_are_drawn_as_they_are(tmp_path, plot):
     assert_valid(plot(HOSTILE, tmp_path / "h"))
 
 
-def test_underscored_names_stay_in_the_legend(tmp_path: Path, drawn: list[Figure]) -> None:
-    plot_average_regret({"_a": regret(0.1), "b": regret(0.2)}, tmp_path / "r", title="")
-    assert texts(drawn[0]) == ["_a", "b"]
+# -- test errors
 
 
-def test_no_global_state_is_touched(tmp_path: Path) -> None:
-    before = dict(mpl.rcParams)
-    plot_mse_bars(PAPER, tmp_path / "m", title="")
-    assert dict(mpl.rcParams) == before
+def test_curves_and_single_points_are_drawn_over_time(tmp_path: Path, drawn: list[Figure]) -> None:
+    curves = {
+        "curve": [(2.0, 0.2, 0.01), (1.0, 0.4, 0.02), (4.0, math.nan, 0.0)],
+        "point": [(3.0, 0.25, 0.05)],
+        "nothing": [(1.0, math.nan, 0.0)],
+    }
+    wide = {"a": [(0.0, 50.0, 60.0), (1.0, 2.0, 3.0)], "b": [(40.0, 3.0, 0.0)]}
+    for own in (curves, wide, {}, {"a": []}, {"a": [(1.0, 0.0, 0.0)]}):
+        assert_valid(plot_error_time(own, tmp_path / "t", title="", ylabel="test error (%)"))
+    assert [[1.0, 0.4], [2.0, 0.2]] in lines(drawn[0])
+    assert [[3.0, 0.25]] in lines(drawn[0])
+    scales = [(f.axes[0].get_xscale(), f.axes[0].get_yscale()) for f in drawn[:2]]
+    assert scales == [("linear", "linear"), ("log", "log")]
+    assert texts(drawn[0])[-3:] == ["curve", "point", "nothing (n/a)"]
+    assert drawn[1].axes[0].get_ylim()[0] == pytest.approx(2.0 / 1.3)
 
 
-def test_without_matplotlib_the_error_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(
-        OptionError, match=r"^matplotlib is not installed; pip install .*simulation"
-    ):
-        plot_bytes({"a": (1, 2)}, tmp_path / "b", title="")
+def test_boxes_span_quartiles_and_show_every_run(tmp_path: Path, drawn: list[Figure]) -> None:
+    errors = {"a": [1.0, 2.0, 3.0, 4.0, 50.0], "b": [2.0, math.nan], "c": [math.nan]}
+    for own in (errors, {}, {"a": []}, {"a": [0.0, 0.0]}, {"a": [1e-9], "b": [1e9]}):
+        assert_valid(plot_error_boxes(own, tmp_path / "b", title="", xlabel="test error (%)"))
+    (axes,) = drawn[0].axes
+    box = axes.patches[0]
+    assert (box.get_x(), box.get_width()) == (2.0, 2.0)
+    whiskers = [list(line.get_xdata()) for line in axes.lines[:3]]
+    assert whiskers == [[1.0, 2.0], [4.0, 4.0], [3.0, 3.0]]
+    assert list(axes.lines[3].get_xdata()) == errors["a"]
+    assert "n/a" in texts(drawn[0])
+
+
+def test_classes_are_compared_by_their_share_of_errors(tmp_path: Path, drawn: list[Figure]) -> None:
+    streaming, final, unfinished = Entry("DSG", "dsg"), Entry("SVC", "svc"), Entry("x", "y")
+    for shift in (0.0, 0.1):
+        known = [
+            {"round": t, "test_error": 0.6 - t / 5 + shift, "seconds": t + shift} for t in (1, 2)
+        ]
+        right = {"test_accuracy": 0.8 - shift}
+        streaming.results.append({"metrics": right, "history": known, "seconds": 9.0})
+        final.results.append({"metrics": {"test_accuracy": 0.9}, "history": [], "seconds": 5.0})
+        unfinished.results.append({"metrics": {}, "history": [{"round": 1}], "seconds": 1.0})
+    made = Comparison(weather(), "Iris", 2, [streaming, final, unfinished], {}, ())
+    for name in ("error-time", "errors-box"):
+        block = FIGURES[name](made, tmp_path / "iris", {})
+        assert (tmp_path / f"iris-{name}.png").is_file()
+        assert "test error" in vars(block)["caption"]
+    np.testing.assert_allclose(lines(drawn[0])[0], [[1.05, 45.0], [2.05, 25.0]])
+    np.testing.assert_allclose(lines(drawn[0])[1], [[5.0, 10.0]])

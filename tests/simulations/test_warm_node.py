@@ -48,29 +48,23 @@ def answer(address, token, **limits):
 
 supervisor.run_supernode, supervisor.ask_for_tasks, supervisor.answer = supernode, asking, answer
 limits = {processes}, {seconds}, {gigabytes}, 1
-settings = NodeSettings("h:1", {config!r}, [], 9, *limits, log_format={log!r})
+more = dict(log_format={log!r}, grace=1.0)
+settings = NodeSettings("h:1", {config!r}, [], 9, *limits, **more)
 print("node", os.getpid(), flush=True)
 {more}
 sys.exit(supervisor.WarmNode(settings).run())
 """
+SLEEP = "time.sleep(600)"
 
 
 class Started:
     """A node in a process of its own, and what it has printed."""
 
     def __init__(self, path: Path, **given: object) -> None:
-        known = {"supernode": "time.sleep(600)", "tasks": [], "work": "pass"}
-        self.config = path / "node.toml"
+        self.config, self.log, self.folder = path / "node.toml", path / "log", path
         self.config.write_text(f'partition-id = 0\nstate-dir = "{path}"\n')
-        known |= {
-            "processes": 1,
-            "seconds": 60.0,
-            "gigabytes": 4.0,
-            "config": str(self.config),
-            "more": "",
-        }
-        known |= {"log": "text"}
-        self.log = path / "log"
+        known = {"supernode": SLEEP, "tasks": [], "work": "pass", "log": "text", "more": ""}
+        known |= {"processes": 1, "seconds": 60.0, "gigabytes": 4.0, "config": str(self.config)}
         with self.log.open("w") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", NODE.format(**{**known, **given})],
@@ -84,25 +78,36 @@ class Started:
     def lines(self) -> list[str]:
         return self.log.read_text().splitlines()
 
+    def count(self, text: str) -> int:
+        return sum(text in line for line in self.lines)
+
     def wait_for(self, text: str, times: int = 1) -> None:
         deadline = time.monotonic() + 60.0
-        while sum(text in line for line in self.lines) < times:
+        while self.count(text) < times:
             assert time.monotonic() < deadline, self.lines
             time.sleep(0.02)
 
-    def pids(self) -> list[int]:
-        """All processes that there have been."""
+    def pids(self, kind: str = "") -> list[int]:
+        """Return all processes that there have been, or those of a kind."""
+        words = [line.split() for line in self.lines if line.strip()]
         named = ("node", "supernode", "asking")
-        found = [int(x.split()[-1]) for x in self.lines if x.rpartition(" ")[0] in named]
-        return found + [int(x.split()[-2]) for x in self.lines if "answering" in x]
+        found = [(w[0], int(w[1])) for w in words if w[0] in named and len(w) == 2]
+        found += [(w[0], int(w[2])) for w in words if w[0] == "answering"]
+        return [pid for name, pid in found if kind in ("", name)]
+
+    def status(self, known: Callable[[NodeStatus], bool]) -> NodeStatus:
+        """Wait until the node says something of itself."""
+        deadline = time.monotonic() + 60.0
+        while (status := NodeStatus.read(self.folder)) is None or not known(status):
+            assert time.monotonic() < deadline, status
+            time.sleep(0.1)
+        return status
 
     def gone(self) -> bool:
         deadline = time.monotonic() + 20.0
-        while time.monotonic() < deadline:
-            if not any(running(pid) for pid in self.pids()):
-                return True
+        while any(map(running, self.pids())) and time.monotonic() < deadline:
             time.sleep(0.05)
-        return False
+        return not any(map(running, self.pids()))
 
 
 def running(pid: int) -> bool:
@@ -126,185 +131,111 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
         node.process.wait(20)
 
 
-def test_every_message_has_a_process_and_one_at_a_time(start: Callable[..., Started]) -> None:
-    node = start(tasks=["a", "b", "c"], work="time.sleep(0.3)")
-    node.wait_for("answered c")
-    assert any("--isolation process --host 127.0.0.1 --port 9 --superexec" in x for x in node.lines)
-    done = [line.split()[-1] if "answered" in line else line.split()[-3] for line in node.lines
-            if "answer" in line]  # fmt: skip
-    assert done == ["a", "a", "b", "b", "c", "c"]
-    pids = {line.split()[-2] for line in node.lines if "answering" in line}
-    assert len(pids) == 3
+BAD = {
+    "killed": "os.kill(os.getpid(), 9)",
+    "slow": "time.sleep(30)",
+    "big": "bytearray(10**9)",
+    "stuck": "(signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]), time.sleep(600))",
+    "flood": "[os.write(1, b'x' * 65536) for _ in range(200)]",
+    "shut": "(os.close(1), os.close(2), time.sleep(1), os._exit(0))",
+    "leave": "__import__('subprocess').Popen(['sleep', '1'])",
+}
+
+
+@pytest.mark.promise("warm-stuck-killed")
+def test_every_message_has_a_process_whatever_the_one_before_did(start):
+    """It draws secrets of its own, and has so much time and memory. Orphans go to the node."""
+    drawn = "secrets.token_hex(8), numpy.random.default_rng().integers(2**62), random.random()"
+    work = f"import secrets, numpy, random; print('drawn', {drawn}, flush=True)\n"
+    work += "".join(f"if token == {token!r}: {act}\n" for token, act in BAD.items())
+    reaper = "import ctypes; ctypes.CDLL(None).prctl(36, 1)  # gets orphans"
+    given = {"work": work, "more": reaper, "seconds": 2.0, "gigabytes": 0.5}
+    node = start(tasks=["a", *BAD, "b"], **given)
+    node.wait_for("answered b")
+    assert node.count("--isolation process --host 127.0.0.1 --port 9 --superexec") == 1
+    done = [line.split()[1] for line in node.lines if line.startswith("answer")]
+    assert [t for k, t in enumerate(done) if done[k - 1 : k] != [t]] == ["a", *BAD, "b"]
+    assert len(set(node.pids("answering"))) == len(BAD) + 2
+    assert node.count("a message of run 7 was ended by signal 9") == 2  # killed and stuck
+    assert node.count("[FK-NODE-SECONDS]") == 1
+    assert node.count("MemoryError") == 1
+    for kind in zip(*(x.split()[1:] for x in node.lines if x.startswith("drawn ")), strict=True):
+        assert len(set(kind)) == len(kind) >= len(BAD)
+    time.sleep(1.5)
+    assert node.process.poll() is None
+
+
+@pytest.mark.promise("warm-one-at-a-time")
+def test_one_at_a_time_whoever_asks(start: Callable[..., Started]) -> None:
+    """Who is started again to ask for tasks is not told that a busy process is free.
+
+    Nobody is asked before the SuperNode is there: else whoever takes the port first on this machine
+    could hand out tasks. Nothing is left of a node that is killed.
+    """
+    node = start(tasks=["a", "b"], work=SLEEP)
+    node.wait_for("answering a")
+    places = [k for k, line in enumerate(node.lines) if "SuperNode ID" in line or "asking" in line]
+    assert "SuperNode ID" in node.lines[places[0]]
+    os.kill(node.pids("asking")[0], signal.SIGKILL)
+    node.wait_for("asking", times=2)
+    time.sleep(1.0)
+    assert node.count("answering") == 1
+    os.kill(node.pids("answering")[0], signal.SIGKILL)
+    node.wait_for("answering", times=2)
+    node.process.kill()
+    node.process.wait(20)
+    assert node.gone()
+
+
+def test_messages_may_be_answered_side_by_side(start: Callable[..., Started]) -> None:
+    """Who asks for tasks is told that a message has come."""
+    supernode = f"time.sleep(2); print('INFO :  Received successfully', flush=True); {SLEEP}"
+    node = start(tasks=["a", "b"], work=SLEEP, processes=2, supernode=supernode)
+    node.wait_for("answering", times=2)
+    node.wait_for("hinted")
     node.process.terminate()
     assert node.process.wait(20) == 128 + signal.SIGTERM
     assert node.gone()
 
 
-def test_nobody_is_asked_before_the_supernode_is_there(start: Callable[..., Started]) -> None:
-    """Else whoever takes the port first on this machine could hand out tasks."""
-    node = start(tasks=["a"])
-    node.wait_for("answered a")
-    places = [k for k, line in enumerate(node.lines) if "SuperNode ID" in line or "asking" in line]
-    assert "SuperNode ID" in node.lines[places[0]]
-
-
-def test_messages_may_be_answered_side_by_side(start: Callable[..., Started]) -> None:
-    node = start(tasks=["a", "b"], work="time.sleep(600)", processes=2)
-    node.wait_for("answering", times=2)
-    node.process.terminate()
-    assert node.process.wait(20)
-    assert node.gone()
-
-
-def test_copies_draw_different_secrets(start: Callable[..., Started]) -> None:
-    work = "import secrets, numpy, random; print('drawn', secrets.token_hex(8),"
-    work += "numpy.random.default_rng().integers(2**62), random.random())"
-    node = start(tasks=["a", "b", "c"], work=work)
-    node.wait_for("answered c")
-    drawn = [line.split()[1:] for line in node.lines if line.startswith("drawn ")]
-    assert len(drawn) == 3
-    assert all(len(set(kind)) == 3 for kind in zip(*drawn, strict=True))
-
-
-def test_limits_of_a_message(start: Callable[..., Started]) -> None:
-    """Too long or too much is an error in the process itself; the next message is answered."""
-    node = start(tasks=["slow", "quick"], seconds=1.0, work="time.sleep(30 * (token == 'slow'))")
-    node.wait_for("the message took longer than 1 s")
-    node.wait_for("answered quick")
-
-
-def test_memory_of_a_message(start: Callable[..., Started]) -> None:
-    node = start(tasks=["big", "small"], gigabytes=0.5, work="bytearray(10**9 * (token == 'big'))")
-    node.wait_for("MemoryError")
-    node.wait_for("answered small")
-
-
-def test_a_killed_process_is_named_and_the_next_message_answered(
-    start: Callable[..., Started],
-) -> None:
-    node = start(tasks=["a", "b"], work="os.kill(os.getpid(), 9 * (token == 'a'))")
-    node.wait_for("a message of run 7 was ended by signal 9")
-    node.wait_for("answered b")
-
-
-def test_who_asks_for_tasks_is_started_again(start: Callable[..., Started]) -> None:
-    node = start(tasks=["a"])
-    node.wait_for("answered a")
-    asking = next(int(x.split()[-1]) for x in node.lines if x.startswith("asking"))
-    os.kill(asking, signal.SIGKILL)
-    node.wait_for("answered a", times=2)
-
-
-def test_one_at_a_time_whoever_asks(start: Callable[..., Started]) -> None:
-    """Who is started again to ask for tasks is not told that a busy process is free."""
-    node = start(tasks=["a", "b"], work="time.sleep(600)")
-    node.wait_for("answering a")
-    os.kill(node.pids()[2], signal.SIGKILL)
-    node.wait_for("asking", times=2)
-    time.sleep(1.0)
-    assert sum("answering" in line for line in node.lines) == 1
-
-
-def test_what_no_signal_reaches_is_killed(start: Callable[..., Started]) -> None:
-    work = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]);"
-    work += "time.sleep(600 * (token == 'stuck'))"
-    node = start(tasks=["stuck", "b"], work=work, seconds=1.0, more="supervisor._GRACE = 1.0")
-    node.wait_for("was ended by signal 9")
-    node.wait_for("answered b")
-
-
-def test_who_asks_is_told_of_a_message(start: Callable[..., Started]) -> None:
-    supernode = "time.sleep(2); print('INFO :  Received successfully', flush=True); time.sleep(600)"
-    start(supernode=supernode).wait_for("hinted")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_to_all_lets_the_supernode_say_goodbye(
-    start: Callable[..., Started], number: signal.Signals
-) -> None:
+def test_a_signal_to_all_lets_the_supernode_say_goodbye(start: Callable[..., Started]) -> None:
     """As a terminal's Ctrl-C, or who stops a group; Flower takes the first signal only."""
     supernode = (
         "from flwr.supercore.exit import register_signal_handlers;"
         "from flwr.supercore.telemetry import EventType;"
         "bye = lambda: (time.sleep(0.5), print('goodbye', flush=True));"
         "register_signal_handlers(EventType.PING, exit_handlers=[bye]);"
-        "print('ready', flush=True); time.sleep(600)"
+        f"print('ready', flush=True); {SLEEP}"
     )
     node = start(supernode=supernode)
     node.wait_for("ready")
-    os.killpg(node.process.pid, number)
-    assert node.process.wait(20) == 128 + number
+    os.killpg(node.process.pid, signal.SIGINT)
+    assert node.process.wait(20) == 128 + signal.SIGINT
     assert "goodbye" in node.lines
 
 
-def test_what_a_client_does_to_its_output_does_not_stop_the_node(
-    start: Callable[..., Started],
-) -> None:
-    """It floods it, closes it, leaves processes behind; they are orphans of the node."""
-    work = (
-        "token == 'flood' and [os.write(1, b'x' * 65536) for _ in range(200)];"
-        "token == 'shut' and (os.close(1), os.close(2), time.sleep(1), os._exit(0));"
-        "token == 'leave' and __import__('subprocess').Popen(['sleep', '1'])"
-    )
-    reaper = "import ctypes; ctypes.CDLL(None).prctl(36, 1)  # gets orphans"
-    node = start(tasks=["flood", "shut", "leave", "b"], work=work, more=reaper)
-    node.wait_for("answered b")
-    time.sleep(1.5)
+def test_a_log_that_cannot_be_written_stops_nothing(start: Callable[..., Started]) -> None:
+    full = "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)"
+    node = start(tasks=["a"], work="print('long ' * 99)", more=full)
+    node.status(lambda status: status.messages > status.busy)
     assert node.process.poll() is None
 
 
-def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
-    full = "os.dup2(os.open('/dev/full', os.O_WRONLY), 1)"
-    node = Started(tmp_path, tasks=["a"], work="print('long ' * 99)", more=full)
-    try:
-        deadline = time.monotonic() + 60.0
-        while (status := NodeStatus.read(tmp_path)) is None or status.messages < 1 or status.busy:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        assert node.process.poll() is None
-    finally:
-        node.process.terminate()
-        assert node.process.wait(20) == 128 + signal.SIGTERM
-
-
-def test_the_node_ends_with_its_supernode(start: Callable[..., Started]) -> None:
-    node = start(supernode="sys.exit(3)")
-    assert node.process.wait(20) == 3
-    assert any("the SuperNode has ended with exit code 3" in line for line in node.lines)
+@pytest.mark.parametrize(
+    ("code", "ends", "said"),
+    [
+        (3, 3, "the SuperNode has ended with exit code 3"),
+        (0, 1, "refuses what it signs; its clock is wrong"),  # Flower ends it as if it were asked
+    ],
+)
+def test_the_node_ends_with_its_supernode(code, ends, said, start):
+    node = start(supernode=f"sys.exit({code})")
+    assert node.process.wait(20) == ends
+    assert node.count(said) == 1
     assert node.gone()
 
 
-def test_a_node_says_what_it_is_doing_and_reads_its_configuration_again(
-    start: Callable[..., Started], tmp_path: Path
-) -> None:
-    work = "from fedkern_flwr import node_config; print('latest', node_config._latest);"
-    node = start(tasks=["a"], work=work + "time.sleep(600)")
-    node.wait_for("latest None")
-    asking = next(int(x.split()[-1]) for x in node.lines if x.startswith("asking"))
-    node.config.write_text(node.config.read_text() + "extra = 1\n")
-    node.process.send_signal(signal.SIGHUP)
-    node.wait_for("the configuration was read again")
-    node.config.write_text("partition-id = 1\n")
-    node.process.send_signal(signal.SIGHUP)
-    node.wait_for("the configuration stays as it was: partition-id, state-dir")
-    os.kill(next(pid for pid in node.pids() if pid > asking), signal.SIGKILL)
-    os.kill(asking, signal.SIGKILL)  # the one after it has the same tasks
-    node.wait_for("'extra': 1")
-    deadline = time.monotonic() + 30.0
-    while (status := NodeStatus.read(tmp_path)) is None or status.messages < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    assert (status.connected, status.busy, status.failures) == (True, 1, 1)
-    node.process.terminate()
-    node.process.wait(20)
-    ended = NodeStatus.read(tmp_path)
-    assert ended is not None
-    assert (ended.connected, ended.running) == (False, False)
-
-
-def test_a_message_under_way_ends_with_the_configuration_that_it_began_with(
-    start: Callable[..., Started], tmp_path: Path
-) -> None:
+def test_a_configuration_is_read_again_and_holds_from_the_next_message_on(start, tmp_path):
     work = (
         "from flwr.app import Context, RecordDict; from fedkern_flwr.node_config import renew\n"
         "for last in (False, True):\n"
@@ -318,59 +249,43 @@ def test_a_message_under_way_ends_with_the_configuration_that_it_began_with(
     node.config.write_text(f"{node.config.read_text()}data = 'new.csv'\n")
     node.process.send_signal(signal.SIGHUP)
     node.wait_for("the configuration was read again")
+    node.config.write_text("partition-id = 1\n")
+    node.process.send_signal(signal.SIGHUP)
+    node.wait_for("the configuration stays as it was: partition-id, state-dir")
     (tmp_path / "a").touch()
     node.wait_for("a has old.csv", times=2)
     node.wait_for("b has new.csv")
-    assert sum(line.startswith("supernode ") for line in node.lines) == 1
-    node.process.kill()
+    status = node.status(lambda status: status.messages == 2)
+    assert (status.connected, status.busy, status.failures) == (True, 1, 0)
+    assert len(node.pids("supernode")) == 1
+    node.process.terminate()
+    node.process.wait(20)
+    ended = node.status(lambda status: not status.connected)
+    assert (ended.connected, ended.running) == (False, False)
 
 
-def test_the_log_of_a_node_is_json_on_request(
-    start: Callable[..., Started], tmp_path: Path
-) -> None:
+def test_the_log_of_a_node_is_json_on_request(start: Callable[..., Started]) -> None:
     node = start(tasks=["a", "b"], work="os.kill(os.getpid(), 9 * (token == 'a'))", log="json")
     node.wait_for("answered b")
     told = [json.loads(line) for line in node.lines if not line.startswith("node ")]
     assert {line["source"] for line in told} == {"supernode", "executor", "client", "node"}
     assert {line["run"] for line in told if line["source"] == "client"} == {"7"}
     (killed,) = (line for line in told if line["source"] == "node")
-    assert (killed["level"], killed["text"]) == (
-        "ERROR",
-        "a message of run 7 was ended by signal 9",
-    )
-    deadline = time.monotonic() + 30.0
-    while (status := NodeStatus.read(tmp_path)) is None or killed["text"] not in status.last_error:
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    node.process.kill()
+    assert killed["level"] == "ERROR"
+    node.status(lambda status: killed["text"] in status.last_error)
 
 
 def test_a_configuration_that_cannot_be_used_ends_the_node(tmp_path: Path) -> None:
-    file = tmp_path / "node.toml"
+    file, env = tmp_path / "node.toml", {**os.environ, **NO_THREADS}
     file.write_text("not toml")
-    done = subprocess.run(
-        node_command("h:1", file, [], 9094), env={**os.environ, **NO_THREADS},
-        capture_output=True, text=True,
-    )  # fmt: skip
+    command = node_command("h:1", file, [], 9094)
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == f"fedkern: {file} cannot be read: it is not TOML; mend it\n"
+    assert done.stderr.startswith(f"fedkern: {file} cannot be read")
+    assert done.stderr.count("\n") == 1
 
 
-def test_a_supernode_whose_signature_is_refused_is_explained(start: Callable[..., Started]) -> None:
-    """Flower ends it as if somebody had asked for that."""
-    node = start(supernode="sys.exit(0)")
-    assert node.process.wait(20) == 1
-    assert any("refuses what it signs; its clock is wrong" in line for line in node.lines)
-
-
-def test_nothing_is_left_of_a_killed_node(start: Callable[..., Started]) -> None:
-    node = start(tasks=["a"], work="time.sleep(600)")
-    node.wait_for("answering a")
-    node.process.kill()
-    node.process.wait(20)
-    assert node.gone()
-
-
+@pytest.mark.promise("warm-no-threads")
 def test_a_process_with_threads_is_not_copied() -> None:
     program = (
         "import threading, time; from fedkern_flwr.simulations.warm_node.forked import fork\n"
@@ -379,7 +294,7 @@ def test_a_process_with_threads_is_not_copied() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1
-    assert "a process with 2 threads cannot be copied" in done.stderr
+    assert done.stderr.strip().endswith("[FK-NODE-THREADS]")
 
 
 def test_a_warm_process_has_no_thread_no_socket_and_all_that_a_message_needs() -> None:
@@ -394,18 +309,12 @@ def test_a_warm_process_has_no_thread_no_socket_and_all_that_a_message_needs() -
         "print(json.dumps([len(os.listdir('/proc/self/task')),"
         " [x for x in links if 'socket' in x], sorted(set(sys.modules) - before)]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, **NO_THREADS},
-        capture_output=True,
-        text=True,
-    )
+    env = {**os.environ, **NO_THREADS}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
     assert json.loads(done.stdout.splitlines()[-1]) == [1, [], []], done.stderr
 
 
-def test_no_more_tasks_are_taken_than_processes_are_free(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_more_tasks_are_taken_than_processes_are_free(monkeypatch, capsys):
     """What is told goes through standard input: f a free process, h a hint, its end the end."""
     taken = []
 
@@ -421,17 +330,4 @@ def test_no_more_tasks_are_taken_than_processes_are_free(
     monkeypatch.setattr(tasks.os, "read", lambda stream, size: next(told))
     monkeypatch.setattr(tasks.select, "select", lambda *given: ([0], [], []))
     tasks.ask_for_tasks("127.0.0.1:1", b"secret")
-    printed = capsys.readouterr().out.splitlines()
-    assert printed == ["task token-1 5", "task token-2 5"]
-    assert len(taken) == 2
-
-
-def test_the_command_of_a_node_has_what_it_is_given(tmp_path: Path) -> None:
-    file, more = tmp_path / "node.toml", {"max_processes": 2, "message_seconds": 5.0}
-    settings = json.loads(node_command("h:1", file, ["--insecure"], 9094, **more)[-1])
-    assert (settings["superlink"], settings["node_config"]) == ("h:1", str(file))
-    assert settings["supernode"] == ["--insecure"]
-    assert (settings["port"], settings["max_processes"]) == (9094, 2)
-    assert settings["message_seconds"] == 5.0
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    assert settings["message_gigabytes"] == pytest.approx(0.75 * memory, abs=0.1)
+    assert capsys.readouterr().out.splitlines() == ["task token-1 5", "task token-2 5"]

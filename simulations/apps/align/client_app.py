@@ -22,6 +22,7 @@ def arguments(node: Node) -> dict[str, Any]:
             raise OptionError(
                 f"this node's configuration does not name {what}",
                 remedy=f'add {name}="..." to --node-config',
+                code="FK-NODE-KEY",
             )
     return {"ids": node.table(), "ids_test": node.table("test-data")}
 
@@ -32,7 +33,9 @@ def simulated_client(context: Context) -> AlignmentClient:
     rows, share = int(run["rows"]), float(run["share"])
     if rows < 1 or not 0.0 < share <= 1.0:
         raise OptionError(
-            f"rows is {rows} and share is {share}", remedy="use rows from 1, share in (0, 1]"
+            f"rows is {rows} and share is {share}",
+            remedy="use rows from 1, share in (0, 1]",
+            code="FK-OPTION-RANGE",
         )
     rng = np.random.default_rng([int(run["seed"]), partition])
     ids = rng.permutation(rows)[: max(1, round(share * rows))]

@@ -72,6 +72,7 @@ def scale(
                 raise TableError(
                     "there are values beyond 0 and 1",
                     remedy="name a file of ranges; it is written if there is none",
+                    code="FK-RANGES-OUTSIDE",
                 )
         return table, held
     if not table.columns:
@@ -95,7 +96,9 @@ def write_ranges(table: Table, path: Path) -> None:
             write_atomically(path, text.encode(), private=True)
     except OSError:
         raise TableError(
-            "the file of ranges cannot be written", remedy="name one in a folder of this user"
+            "the file of ranges cannot be written",
+            remedy="name one in a folder of this user",
+            code="FK-FILE-WRITE",
         ) from None
 
 

@@ -81,6 +81,7 @@ def own_ratings(
         raise TableError(
             f"{both} ratings are in the data and in the test data",
             remedy="hold them out of the data",
+            code="FK-PAIRS-TWICE",
         )
     return {**found, "x_test": test}
 
@@ -90,7 +91,11 @@ def likes(found: Interactions, min_rating: float | None, path: str) -> NDArray[n
     if min_rating is None:
         return np.ones(found.rows, np.bool_)
     if not found.rated:
-        raise TableError(f"{Path(path).name} has no ratings", remedy="leave out min-rating")
+        raise TableError(
+            f"{Path(path).name} has no ratings",
+            remedy="leave out min-rating",
+            code="FK-COLUMN-MISSING",
+        )
     return found.rating >= min_rating
 
 

@@ -26,7 +26,11 @@ def arguments(node: Node) -> dict[str, Any]:
     if "stream" in node.config:
         return stream_arguments(node)
     for key in {"stream-wait", "stream-columns"} & node.config.keys():
-        raise OptionError(f"{key} is of a stream", remedy="name a stream, or leave it out")
+        raise OptionError(
+            f"{key} is of a stream",
+            remedy="name a stream, or leave it out",
+            code="FK-STREAM-OPTION",
+        )
     if "encoder" in node.config:
         table, held = node.encoded(common=True, missing="encode")
     else:
@@ -52,7 +56,11 @@ def stream_arguments(node: Node) -> dict[str, Any]:
     """
     config = node.config
     for key in {"data", "encoder"} & config.keys():
-        raise OptionError(f"this node has a stream and {key}", remedy="leave one of them out")
+        raise OptionError(
+            f"this node has a stream and {key}",
+            remedy="leave one of them out",
+            code="FK-STREAM-OPTION",
+        )
     names = str(config.get("stream-columns", "")).split(",")
     found: dict[str, Any] = {
         "stream": str(config["stream"]),
@@ -64,7 +72,9 @@ def stream_arguments(node: Node) -> dict[str, Any]:
     }
     if "stream-wait" in config:
         if type(config["stream-wait"]) not in (int, float):
-            raise OptionError("stream-wait is no number", remedy="give seconds, 0 or more")
+            raise OptionError(
+                "stream-wait is no number", remedy="give seconds, 0 or more", code="FK-OPTION-TYPE"
+            )
         found["wait"] = float(config["stream-wait"])
     scaling = read_scaling(config["scaling"]) if "scaling" in config else None
     if scaling is not None:
@@ -83,7 +93,7 @@ def read_scaling(path: str) -> Scaling:
         return Scaling.from_json(Path(path).read_text())
     except (OSError, UnicodeDecodeError):
         raise TableError(
-            "the file of the scaling cannot be read", remedy="check its path"
+            "the file of the scaling cannot be read", remedy="check its path", code="FK-FILE-READ"
         ) from None
 
 

@@ -24,6 +24,7 @@ def arguments(node: Node) -> dict[str, Any]:
         raise OptionError(
             "this node has nowhere to write its ranges",
             remedy="name a file in --node-config as ranges or encoder, or as scaling for pof-mkl",
+            code="FK-NODE-KEY",
         )
     how: Any = {"labelled": "label-column" in node.config, "missing": "keep"}
     if "encoder" not in node.config:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from app_sites import Site
 from other_sites import SITES
+from refusals import refused
 
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.simulations.apps import node
@@ -50,3 +51,20 @@ def refusal() -> Callable[..., str]:
         return text
 
     return refused
+
+
+@pytest.fixture
+def refuses() -> Callable[..., str]:
+    """Return what runs something that is refused with one of some codes and returns the line."""
+
+    def found(
+        code: str | tuple[str, ...], do: Callable[..., Any], *arguments: Any, **more: Any
+    ) -> str:
+        with refused(*((code,) if isinstance(code, str) else code)) as error:
+            do(*arguments, **more)
+        text = str(error.value)
+        assert "\n" not in text
+        assert not any(secret in text for secret in ("p0", "s3cret", "film-", "007"))
+        return text
+
+    return found

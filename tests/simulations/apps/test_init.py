@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import get_metadata_from_config
+from servers import SuperLink
 
+from fedkern_flwr.model_file import load_model
+from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.cli.init import COPIED
 from fedkern_flwr.simulations.deployment.run_config import app_folder
+from fedkern_flwr.simulations.methods.online_data import DataSettings, prepare
 from fedkern_flwr.simulations.methods.registry import family
+from fedkern_flwr.strategies import POFMKL
 
 MIGRATE = """
 import sys
@@ -28,9 +35,7 @@ print(found.name, found.address, found.options.num_supernodes)
 
 
 @pytest.mark.parametrize("method", COPIED)
-def test_flower_reads_the_number_of_nodes_of_the_app(
-    method: str, tmp_path: Path, commands: Any
-) -> None:
+def test_flower_reads_the_number_of_nodes_of_the_app(method, tmp_path, commands):
     folder, home = tmp_path / "my-app", tmp_path / "home"
     code, told, _ = commands("init", method, str(folder))
     assert code == 0
@@ -49,9 +54,7 @@ def test_flower_reads_the_number_of_nodes_of_the_app(
 
 
 @pytest.mark.parametrize("method", COPIED)
-def test_the_copy_deals_its_data_to_its_nodes(
-    method: str, tmp_path: Path, commands: Any, import_app: Any
-) -> None:
+def test_the_copy_deals_its_data_to_its_nodes(method, tmp_path, commands, import_app):
     commands("init", method, str(tmp_path / "app"))
     project = tomllib.loads((tmp_path / "app/pyproject.toml").read_text())
     assert project["project"]["dependencies"] == ["flwr>=1.41,<1.43"]  # nothing is fetched
@@ -66,6 +69,34 @@ def test_the_copy_deals_its_data_to_its_nodes(
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path, commands: Any) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    assert "is there already" in commands.complaint("init", "fed-cg", str(tmp_path))
+    assert commands.complaint("init", "fed-cg", str(tmp_path)).endswith("[FK-FOLDER-USED]")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-    assert "'kernel-pca' is not one of" in commands.complaint("init", "kernel-pca", "new")
+    assert commands.complaint("init", "kernel-pca", "new").endswith("[FK-OPTION-CHOICE]")
+
+
+CONFIG = 'data="diabetes" num-rounds=20 samples-per-round=5 features=6 seed=3 secure="on"'
+CONFIG += " node-timeout=200.0"  # of a busy machine
+
+
+@pytest.mark.deployment
+@pytest.mark.timeout(280)
+def test_flwr_run_gives_the_model_of_simulate(tmp_path: Path) -> None:
+    app = Path(shutil.copytree(app_folder("pof_mkl"), tmp_path / "pof-mkl"))  # as a user does
+    saved = tmp_path / "model.npz"
+    with SuperLink(tmp_path / "home") as superlink:
+        log = superlink.log(superlink.run(app, f'{CONFIG} model="{saved}"', clients=3))
+    arrays, options = load_model(saved)
+
+    prepared = prepare(DataSettings("diabetes", clients=3, rounds=20, seed=3))
+    strategy = POFMKL(features=6, samples_per_round=5, seed=3, secure=True)
+    simulate(strategy, prepared.clients, 3, num_rounds=20)
+
+    expected_arrays, expected_options = strategy.model()
+    assert {**options, "session": ""} == {**expected_options, "session": ""}
+    assert arrays.keys() == expected_arrays.keys()
+    assert np.abs(arrays["theta"]).max() > 0.0
+    for name, expected in expected_arrays.items():
+        np.testing.assert_allclose(arrays[name], expected, rtol=0.0, atol=1e-9)
+    assert f"mse: {strategy.metrics_['mse']:.6g}" in log
+    assert f"regret_mean: {strategy.metrics_['regret_mean']:.6g}" in log
+    assert "the server saw: sums over the clients of a round" in log

@@ -1,0 +1,275 @@
+"""The pages: links lead somewhere, commands exist, options and figures are those of the code."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import click
+import pytest
+
+from fedkern_flwr.simulations.cli.main import app, run
+from fedkern_flwr.simulations.lab.presets import NAMES
+from fedkern_flwr.simulations.methods.registry import METHODS, options
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+
+pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="no source tree here")
+
+
+def pages() -> Iterator[Path]:
+    """Yield all Markdown that people read."""
+    yield from sorted(ROOT.glob("*.md"))
+    yield from sorted(DOCS.rglob("*.md"))
+    yield ROOT / "benchmarks/README.md"
+    yield from sorted(ROOT.glob("simulations/apps/*/README.md"))
+
+
+@lru_cache
+def text_of(page: Path) -> str:
+    """Return a page without its code."""
+    return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+@lru_cache
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a page."""
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.*)$", text_of(page), flags=re.M):
+        slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        while slug in found:
+            slug += "-1"
+        found.add(slug)
+    return found
+
+
+def links(page: Path) -> list[str]:
+    """Return the targets of links and pictures that are no addresses."""
+    targets = re.findall(r"\]\(([^)\s]+)\)", text_of(page))
+    return [target for target in targets if not re.match(r"[a-z]+:", target)]
+
+
+def test_links_lead_somewhere_and_every_picture_is_shown_and_told_in_words() -> None:
+    shown: set[Path] = set()
+    for page in pages():
+        for target in links(page):
+            name, _, anchor = target.partition("#")
+            path = (page.parent / name).resolve() if name else page
+            assert path.exists(), f"{page}: {target} does not exist"
+            if anchor and path.suffix == ".md":
+                assert anchor in anchors(path), f"{page}: {target} has no such heading"
+        for alt, target in re.findall(r"!\[([^]]*)\]\(([^)]+)\)", text_of(page)):
+            assert len(alt.split()) >= 2, f"{page.name}: {target} has no alternative text"
+            shown.add((page.parent / target).resolve())
+    drawn = {*DOCS.glob("pictures/*.svg"), *DOCS.glob("images/*.png")}
+    assert drawn
+    assert drawn <= shown, f"nobody sees {sorted(p.name for p in drawn - shown)}"
+
+
+def test_every_page_is_in_the_table_of_contents() -> None:
+    listed: set[Path] = set()
+    for page in (DOCS / "index.md", DOCS / "api/index.md"):
+        for body in re.findall(r"^```\{toctree\}\n(.*?)^```", page.read_text(), flags=re.M | re.S):
+            names = [line for line in body.splitlines() if line and not line.startswith(":")]
+            listed |= {(page.parent / name).resolve() for name in names}
+    suffixes = {".md", ".rst", ".ipynb"}
+    found = {
+        path.with_suffix("")
+        for path in DOCS.rglob("*")
+        if path.suffix in suffixes and not path.name.startswith(".")
+    }
+    assert found - {DOCS / "index"} == listed
+
+
+# -- commands
+
+
+def commands() -> dict[str, set[str]]:
+    """Return command line -> the pages that print it."""
+    found: dict[str, set[str]] = {}
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        text = page.read_text("utf-8").replace("\\\n", " ")
+        lines = re.findall(r"^(?:\$ )?(fedkern [a-z].*)$", text, flags=re.M)
+        lines += re.findall(r"`(fedkern (?:run|compare|predict|deploy-local|audit) [^`]*)`", text)
+        for line in lines:
+            found.setdefault(line, set()).add(page.name)
+    return found
+
+
+def unknown(line: str) -> str:
+    """Return what `fedkern` does not know of a command line, or nothing."""
+    own = "kernel-pca"  # stands for the method that a reader of a page writes
+    words = [w for w in shlex.split(line, comments=True)[1:] if w not in ("...", "|")]
+    words = [own if w == "my-method" and words[0] != "new-method" else w for w in words]
+    command: click.Command = app
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        name = words.pop(0)
+        if name.isupper():  # stands for any
+            return ""
+        found = command.commands.get(name)
+        if found is None:
+            return f"no command {name}"
+        command = getattr(found, "loaded", found)
+    there = [p for p in command.params if getattr(p, "help", "")]  # those that went have none
+    names = {o for p in there for o in (*p.opts, *p.secondary_opts)} | {"--help"}
+    missing = [word for word in words if word.startswith("--") and word not in names]
+    if missing:
+        return f"no option {missing[0]}"
+    if command.name == "compare" and words and re.fullmatch(r"[a-z][a-z0-9-]+", words[0]):
+        return "" if words[0] in (*NAMES, "kernel-pca", "papers") else f"no preset {words[0]}"
+    return ""
+
+
+def test_commands_on_the_pages_exist() -> None:
+    found = commands()
+    assert len(found) > 30
+    wrong = {line: (unknown(line), pages) for line, pages in found.items() if unknown(line)}
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("fedkern rnu fed-cg", "no command rnu"),
+        ("fedkern run fed-cg --landmark 3", "no option --landmark"),
+        ("fedkern compare table1", "no preset table1"),
+    ],
+)
+def test_what_is_wrong_is_noticed(line: str, what: str) -> None:
+    assert unknown(line) == what
+
+
+# -- methods
+
+#: Page -> its methods; the first has the defaults that are not named otherwise.
+PAGES = {
+    "online-methods": (
+        *("pof-mkl", "ofskl", "ofmkl-avg", "vm-kofl", "em-kofl", "per-fed-avg", "local-only"),
+        "pof-rls",
+    ),
+    "fed-cg": ("fed-cg",),
+    "fdskl": ("fdskl",),
+    "secure-gram": ("secure-gram", "fed-cfk"),
+    "hierarchical-svm": ("hierarchical-svm",),
+    "kernel-pca": ("kernel-pca",),
+}
+HEADINGS = [
+    "What it computes",
+    "When to use it",
+    "Ten lines",
+    "Options",
+    "What each party sees",
+    "Paper versus ours",
+    "Expected results",
+    "Limits",
+]
+
+
+def sections(page: str) -> dict[str, str]:
+    """Return heading -> text of the sections of a page."""
+    parts = re.split(r"^## (.*)$", (DOCS / f"{page}.md").read_text("utf-8"), flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def rows(text: str, head: str) -> list[list[str]]:
+    """Return the cells of the table with this head."""
+    body = text.split(head, 1)[1].split("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in body]
+    assert all(len(row) == head.count("|") - 1 for row in cells), "a bar in a cell"
+    return cells
+
+
+def defaults(cell: str) -> dict[str, str]:
+    """Read "`20`; ofskl `100`": method -> default, "" standing for all others."""
+    found = {}
+    for part in cell.split(";"):
+        match = re.fullmatch(r"(?:([\w-]+) )?`([^`]*)`", part.strip())
+        assert match is not None, cell
+        found[match[1] or ""] = match[2]
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_all_methods_have_a_page_with_the_same_headings_and_their_options(page: str) -> None:
+    assert {name for names in PAGES.values() for name in names} == set(METHODS)
+    assert list(sections(page)) == HEADINGS
+    head = "| option | default | meaning | in the paper |"
+    table = {
+        row[0].strip("`"): defaults(row[1]) for row in rows(sections(page)["Options"], head)
+    }  # fmt: skip
+    known: set[str] = set()
+    for name in PAGES[page]:
+        for option in options(METHODS[name]):
+            known.add(option.name)
+            assert option.name in table, f"{name} has an option {option.name}"
+            shown = table[option.name].get(name, table[option.name].get(""))
+            assert shown == str(option.default), f"{name}: {option.name} is {option.default!r}"
+    assert set(table) == known, "the page names options that no strategy has"
+    blocks = re.findall(r"```python\n(.*?)```", sections(page)["Ten lines"], flags=re.S)
+    assert blocks
+    for block in blocks:
+        compile(block, page, "exec")
+        imports = re.findall(r"^from fedkern_flwr.*$", block, flags=re.M)
+        assert imports
+        exec("\n".join(imports), {})
+
+
+#: Pages whose figures every `make test` computes; the others take long.
+QUICK = ("fed-cg", "online-methods")
+
+
+def expectations() -> list[Any]:
+    """Return the commands whose figures the pages state."""
+    head = "| command | metric | value |"
+    return [
+        pytest.param(*row, id=f"{page}-{number}", marks=() if page in QUICK else pytest.mark.long)
+        for page in PAGES
+        if (DOCS / f"{page}.md").is_file()
+        for number, row in enumerate(rows(sections(page)["Expected results"], head))
+    ]
+
+
+@pytest.mark.parametrize(("command", "metric", "value"), expectations())
+def test_expected_results_are_what_the_commands_print(command, metric, value, tmp_path, capsys):
+    words = shlex.split(command.strip("`"))
+    assert words[0] == "fedkern"
+    assert run([*words[1:], "--out", str(tmp_path / "run"), "--json", "-", "--quiet"]) == 0
+    found = json.loads(capsys.readouterr().out)["metrics"][metric.strip("`")]
+    assert f"{found:.4f}" == value
+
+
+def test_picture_and_table_say_the_same() -> None:
+    texts = ElementTree.parse(DOCS / "pictures/which-method.svg").iter(
+        "{http://www.w3.org/2000/svg}text"
+    )
+    said = [text.text or "" for text in texts]
+    page = (DOCS / "concepts.md").read_text("utf-8").split("## Which method when")[1]
+    rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    stated: dict[str, str] = {}
+    for row in rows:
+        cells = row.split("|")
+        name = re.sub(r"\[(.*?)\].*", r"\1", cells[3]).strip()
+        stated[name] = stated.get(name, "") + cells[4]
+    drawn: dict[str, list[str]] = {}
+    for method, exchanges in pairwise(said):
+        if (name := method.partition(",")[0]) in stated:
+            assert set(re.findall(r"\d+", exchanges)) <= set(re.findall(r"\d+", stated[name]))
+            drawn.setdefault(name, []).append(exchanges)
+    assert drawn.keys() == stated.keys()
+    assert all(re.search(r"\d", text) for texts in drawn.values() for text in texts)
+
+
+def test_the_picture_is_that_of_the_imports() -> None:
+    house = [sys.executable, str(ROOT / "benchmarks/house.py"), "--picture"]
+    drawn = subprocess.run(house, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert drawn.strip() in (ROOT / "CONTRIBUTING.md").read_text("utf-8")
