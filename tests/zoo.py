@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
 from pooled import (
@@ -481,9 +481,9 @@ def least_squares(sites: Sites, **mod: Any) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         x = _load(sites, context)
         sent: Any = message.content["arrays"]
-        moved, loss = square_step(x, sent["w"].numpy())
+        moved, loss = square_step(x, *sent.to_numpy_ndarrays())
         found = MetricRecord({"loss": loss, "num-examples": len(x)})
-        content = RecordDict({"metrics": found, "arrays": ArrayRecord({"w": Array(moved)})})
+        content = RecordDict({"metrics": found, "arrays": ArrayRecord([moved])})
         return Message(content, reply_to=message)
 
     return app
@@ -499,7 +499,7 @@ def _load(sites: Sites, context: Context) -> Floats:
 
 
 def _from_zero() -> Table:
-    return {"initial_arrays": ArrayRecord({"w": Array(np.zeros(3))})}
+    return {"initial_arrays": ArrayRecord([np.zeros(3)])}
 
 
 # -- the registry

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import copy
+import functools
+import json
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from zoo import WAYS, hospitals, new_folder
 
 from fedkern_flwr.clients.run_file import RunFile
 from fedkern_flwr.errors import FedKernError
-from fedkern_flwr.guard import RunRecord
+from fedkern_flwr.guard import NodePolicy, RunRecord
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.sums import load_state, store_state
+from fedkern_flwr.secure_sum.membership import Cohort
+from fedkern_flwr.strategies import SecureGram
 from fedkern_flwr.wire import sums
 from fedkern_flwr.wire.sections import attach, detach
 from fedkern_flwr.wire.sums import bind
 
+#: Methods whose nodes learn from streams.
+ONLINE = ("pof", "ofskl", "ofmkl", "vm-kofl", "em-kofl", "per-fed-avg", "local-only")
 MESSAGES = {m.phase: m for m in (sums.Roster, sums.Order, sums.Unmask, sums.Delivery, sums.End)}
 
 
@@ -65,6 +76,34 @@ class Asked:
         self.client.context.state = copy.deepcopy(self.state)
 
     @property
+    def orders(self) -> list[sums.Order]:
+        """The sums that are ordered."""
+        return [section for section in self.sections if isinstance(section, sums.Order)]
+
+    def members(self, order: sums.Order) -> list[int]:
+        """Return who is in a sum."""
+        roster = next((s for s in self.sections if isinstance(s, sums.Roster)), None)
+        if roster is not None:
+            return list(json.loads(roster.cohorts)[order.cohort][2])
+        self.begin()
+        return self.members_now(order)
+
+    def members_now(self, order: sums.Order) -> list[int]:
+        """Return who is in a sum, of a node that knows."""
+        state = load_state(self.client.context)
+        assert state is not None
+        return list(state.cohorts[order.cohort].members)
+
+    def regroup(self, members: list[int]) -> int:
+        """Have the node accept one more cohort, which a roster might have had."""
+        state = load_state(self.client.context)
+        assert state is not None
+        cohort = Cohort(99, tuple(members), 2, state.digest)
+        state.enter(cohort, {j: bytes(32) for j in members if j != self.client.partition})
+        store_state(self.client.context, state)
+        return 99
+
+    @property
     def ends(self) -> bool:
         """Whether the secrets of the run's sums are erased with it."""
         return any(isinstance(section, sums.End) for section in self.sections)
@@ -73,6 +112,18 @@ class Asked:
     def refusals(self) -> int:
         """How many the node has counted."""
         return RunRecord.load(self.client.context, self.request.session).refusals
+
+    @property
+    def session(self) -> SessionState:
+        """What the node remembers of its session."""
+        return SessionState.load(self.client.context)
+
+    def change_kept(self, change: Callable[[KeptState], Any]) -> None:
+        """Change what the client has kept of its run."""
+        session, kept = self.session, self.kept
+        change(kept)
+        session.payload = kept.pack()
+        session.store(self.client.context)
 
     @property
     def kept(self) -> KeptState:
@@ -120,26 +171,6 @@ def asked_in(
     return found
 
 
-class Met(BaseException):  # an engine passes on what is no Exception
-    """Ends a run at a request."""
-
-
-def asked_first(run: Callable[[], Any], node: int, phase: str, order: str) -> Asked:
-    """Run a method until a node gets an order of a phase, whose name begins so."""
-    met = list[Asked]()
-
-    def seen(client: Any, request: Any, sections: list[Any]) -> None:
-        names = [s.name for s in sections if isinstance(s, sums.Order)]
-        here = (client.partition, request.phase) == (node, phase)
-        if here and any(name.startswith(order) for name in names):
-            met.append(Asked.of(client, request, sections))
-            raise Met
-
-    with watching(seen), pytest.raises(Met):
-        run()
-    return met[0]
-
-
 def ordered(one: Asked, request: Any) -> list[Any]:
     """Return the sections of a changed request; sums that are named after it, after this one."""
     out = []
@@ -154,3 +185,76 @@ def ordered(one: Asked, request: Any) -> list[Any]:
                 section = replace(section, name=request.sum_name(told))
         out.append(section)
     return out
+
+
+#: A hospital that has nobody to sum with.
+ALONE = replace(
+    WAYS["fed-cg"],
+    tables=partial(hospitals, count=1),
+    options={"landmarks": 8, "sampling": "C", "allow_single": True},
+    common={**WAYS["fed-cg"].common, "allow_single": True},
+)
+
+
+@functools.cache
+def met(name: str, only: Callable[[Any, Any], bool] | None = None) -> dict[str, Asked]:
+    """Return the requests of a way, at nodes that are none of a simulation; run once."""
+    way, more = ALONE if name == "fed-cg, alone" else WAYS[name], dict[str, Any]()
+    if way.method.startswith(ONLINE):  # what so few samples show is not the question here
+        more = {"policy": NodePolicy(allow_small_sums=True)}
+    folder = new_folder()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(folder))
+        fewer = {200: 2, 12: 2, 3: 1}.get(way.rounds or 0)  # the first of each kind is enough
+        rounds = {"num_rounds": fewer} if fewer else {}
+        sites = way.sites(folder, guarded=True, **more)
+
+        def run(*_: Any) -> None:
+            found = sites.fit(start=rounds)
+            if name == "secure-gram":
+                SecureGram().cross(sites.grid(), found.strategy.model())
+
+        for table in sites.tables if name == "secure-gram" else ():
+            table["x_new"] = table["x"][:, :2]
+        return asked_in(run, folder, only)
+
+
+def asked(name: str, begins: str, only: Callable[[Any, Any], bool] | None = None) -> Asked:
+    """Return a request of a way whose name begins so, at a node that has not answered it."""
+    found = met(name, only)
+    one = next(one for key, one in found.items() if key.startswith(begins))
+    one = replace(one, client=copy.copy(one.client))
+    one.begin()
+    return one
+
+
+# -- other tables
+
+
+def corners(values: np.ndarray) -> np.ndarray:
+    least, most = values.min(initial=0.0), values.max(initial=0.0)
+    return np.where(values > np.median(values), most, least).astype(values.dtype)
+
+
+#: Other values of a table, of the same shape.
+TABLES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "its own": lambda values: values,
+    "another order": lambda values: values[::-1].copy(),
+    "one row and class": lambda values: np.repeat(values[:1], len(values), axis=0),
+    "least and greatest": corners,
+}
+
+
+def with_table(client: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a client whose features and labels are others; its ids stay."""
+    other = copy.copy(client)
+    other.check_table = lambda *_: None  # the run began with another
+    for holder, name in ((other, "table"), (other, "own")):
+        if getattr(holder, name, None) is not None:
+            setattr(holder, name, copy.copy(getattr(holder, name)))
+    for one in (other, *(getattr(other, name, None) for name in ("table", "own"))):
+        for name in ("x", "y", "x_test", "y_test", "x_new"):
+            values = getattr(one, name, None)
+            if isinstance(values, np.ndarray) and values.size:
+                setattr(one, name, change(values))
+    return other

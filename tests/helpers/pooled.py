@@ -410,4 +410,4 @@ def plain_average(found: Any) -> Pairs:
         loss = np.average([step[1] for step in steps], weights=sizes)
         yield found.result.train_metrics_clientapp[number]["loss"], loss
         w = np.average([step[0] for step in steps], axis=0, weights=sizes)
-    yield found.result.arrays["w"].numpy(), w
+    yield found.result.arrays.to_numpy_ndarrays()[0], w
