@@ -1,0 +1,413 @@
+"""What runs should come to, from all rows in one place: plain NumPy, SciPy, scikit-learn.
+
+Each takes what a run of the zoo found and yields pairs: what was found, and what it should be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from scipy.spatial.distance import cdist
+from scipy.special import logsumexp
+from sklearn.decomposition import PCA
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.svm import SVC
+
+from fedkern_flwr.alignment import AlignmentTags, hash_ids, sort_order
+from fedkern_flwr.hybrid.landmarks import draw_landmarks
+from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets
+from fedkern_flwr.kernels.random_features import feature_map, gaussian_frequencies
+from fedkern_flwr.online.ridge import kernel_rows
+from fedkern_flwr.scaling import read_ranges
+from fedkern_flwr.seeding import uniform
+from fedkern_flwr.vertical.phases import draw_batch
+
+Table = dict[str, Any]
+Floats = np.ndarray
+Pairs = Iterable[tuple[Any, Any]]
+KEY = b"k" * 16  # with which all tables of the zoo are joined
+
+
+def stacked(tables: list[Table], name: str = "x") -> Floats:
+    """Return the rows of all tables that have some."""
+    return np.concatenate([np.asarray(t[name]) for t in tables if t.get(name) is not None])
+
+
+def signs(y: Floats, classes: Any) -> Floats:
+    """Return targets: a column of -1 and 1 for two classes, one a class for more, or numbers."""
+    if classes is None:
+        return np.asarray(y, float)[:, None]
+    found = np.where(np.asarray(y)[:, None] == np.asarray(classes), 1.0, -1.0)
+    return found[:, 1:] if len(classes) == 2 else found
+
+
+def balanced(y: Floats) -> Floats:
+    """Return weights of rows with which all classes count alike."""
+    counts = {value: np.sum(y == value) for value in np.unique(y)}
+    return np.array([len(y) / (len(counts) * counts[value]) for value in y])
+
+
+def outputs(found: Any, ids: Iterable[Any]) -> Floats:
+    """Return what nodes wrote of these ids."""
+    written = {name.partition(" ")[2]: value for name, value in found.predictions.items()}
+    return np.array([written[str(name)] for name in ids])
+
+
+def plain_online(found: Any, *, weigh: str = "own", drawn: bool = False) -> Pairs:
+    """Online learning of many kernels in plain loops, in the paper's steps or AdaGrad's.
+
+    ``weigh``: kernels by each client's own losses, by the mean over all clients, or not at all.
+    """
+    strategy, tables = found.strategy, found.sites.tables
+    paper, lam, n = strategy.step_size == "paper", strategy.regularization, len(strategy.bandwidths)
+    alone, d, rounds = strategy.method == "local-only", strategy.features, len(tables[0]["y"])
+    packed = np.asarray(strategy.bandwidths, "<f8").tobytes()
+    rho = gaussian_frequencies(
+        packed, 3, d, strategy.run_seed, "float64", strategy.frequency_draw
+    ).reshape(3, n, d)
+    phases = [np.einsum("td,dnk->tnk", t["x"], rho) for t in tables]
+    z = [np.concatenate([np.sin(p), np.cos(p)], axis=2) / math.sqrt(d) for p in phases]
+    y = [t["y"] - (0.0 if paper else strategy.centre) for t in tables]
+    eta, theta, norms = 1.0 / math.sqrt(rounds), np.zeros((len(tables), n, 2 * d)), 0.0
+    losses, gaps = np.zeros((len(tables), n)), np.zeros(len(tables))
+    errors = 0.0
+    for t in range(rounds):
+        shares = [_shares(losses[k], eta if paper else gaps[k], paper) for k in range(len(tables))]
+        chance = 0.9 * shares[0] + 0.1 / n
+        draw = uniform(strategy.run_seed, "drawn kernel", t + 1)
+        pick = int(np.searchsorted(chance.cumsum(), draw, "right"))
+        told, gradients = np.zeros_like(losses), np.zeros_like(theta)
+        for k in range(len(tables)):
+            f = np.vecdot(theta[k], z[k][t])
+            errors += float((f[pick] if drawn else shares[k] @ f) - y[k][t]) ** 2
+            told[k] = (f - y[k][t]) ** 2 + lam * np.vecdot(theta[k], theta[k])
+            gradients[k] = 2.0 * (f - y[k][t])[:, None] * z[k][t] + 2.0 * lam * theta[k]
+        if drawn:
+            gradients *= (np.arange(n) == pick)[:, None] / chance[pick]
+        if not alone:
+            gradients[:] = gradients.mean(axis=0)
+        told = {"own": told, "mean": told.mean(axis=0) + 0 * told, "no": 0 * told}[weigh]
+        for k in range(len(tables)):
+            gaps[k] += _gap(losses[k], told[k], gaps[k])
+        losses += told
+        norms = norms + np.vecdot(gradients, gradients)
+        theta -= gradients * (eta if paper else np.maximum(norms, 1e-300)[..., None] ** -0.5)
+    yield strategy.metrics_["mse"], errors / (rounds * len(tables))
+    if not alone:
+        yield strategy.model()[0]["theta"], theta[0]
+
+
+def _shares(losses: Floats, rate: float, paper: bool) -> Floats:
+    """Weights over kernels: exponential at a rate, or AdaHedge's with what it has lost so far."""
+    if not paper and rate == 0.0:
+        leaders = losses == losses.min()
+        return leaders / leaders.sum()
+    eta = rate if paper else math.log(len(losses)) / rate
+    return np.exp(-eta * losses - logsumexp(-eta * losses))
+
+
+def _gap(losses: Floats, told: Floats, gap: float) -> float:
+    """Return what AdaHedge loses to the mixture."""
+    after, eta = losses + told, math.log(len(losses)) / gap if gap else math.inf
+    mix = after.min() - losses.min()
+    if gap:
+        mix = (logsumexp(-eta * losses) - logsumexp(-eta * after)) / eta
+    return max(0.0, float(_shares(losses, gap, False) @ told - mix))
+
+
+def as_in_plain(found: Any) -> Pairs:
+    """The same run without secure sums, for which a file of the method has a plain program."""
+    plain = found.way.sites().fit(secure=False).outcome()
+    for name, value in found.outcome().items():
+        if isinstance(value, np.ndarray):
+            yield value, plain[name]
+    yield found.strategy.metrics_["mse"], plain["metrics"]["mse"]
+
+
+def ridges(found: Any) -> Pairs:
+    """POF-RLS: ridge regressions of all rows that were summed, weighted by their age."""
+    strategy, tables = found.strategy, found.sites.tables
+    plan, arrays = strategy.plan_, strategy.model()[0]
+    width = np.array([strategy.width_], "<f8").tobytes()
+    half = np.arange(plan.features)
+    expected: dict[str, list[Floats]] = {"raw": [], "kernels": []}
+    for memory in (1.0, strategy.forgetting):
+        sums: dict[str, Any] = {"raw": (0.0, 0.0), "kernels": (0.0, 0.0)}
+        for before, window, stop, some in zip(
+            (0, *plan.stops), plan.starts, plan.stops, plan.sums, strict=False
+        ):
+            for name, start in {"raw": before, **({"kernels": window} if some else {})}.items():
+                gram, right = (memory ** (stop - start) * one for one in sums[name])
+                for t in tables:
+                    x = t["x"][start:stop]
+                    phi = np.column_stack([x, np.ones(len(x))])
+                    if name == "kernels":
+                        both = kernel_rows(x, width, strategy.features, strategy.run_seed)[0]
+                        phi = both[:, [*half, *(strategy.features + half)]]
+                    gram, right = gram + phi.T @ phi, right + phi.T @ (t["y"][start:stop] - 0.5)
+                sums[name] = gram, right
+        for name, (gram, right) in sums.items():
+            expected[name].append(np.linalg.solve(gram + 1e-3 * np.eye(len(gram)), right))
+    yield arrays["raw"], expected["raw"]
+    yield arrays["kernels"], expected["kernels"]
+
+
+def kernel_ridge(found: Any) -> Pairs:
+    """FedCG: ridge regression on kernel columns of landmarks, or on Fourier features."""
+    strategy, tables = found.strategy, found.sites.tables
+    (arrays, meta), rows = strategy.model(), [t for t in tables if "y" in t]
+    names = {t["block"]: t["landmark_seed"] for t in tables}
+    ids = np.concatenate([np.concatenate([t["ids"], t["ids_test"]]) for t in rows])
+    parts: dict[str, Floats] = {}
+    for block in names:
+        known = {}
+        for t in tables:
+            if t["block"] == block:
+                known |= dict(zip(t["ids"], t["x"], strict=True))
+                known |= dict(zip(t.get("ids_test", ()), t.get("x_test", ()), strict=True))
+        parts[block] = np.array([known.get(i, [np.nan] * 2) for i in ids])
+    train = np.isin(ids, stacked(rows, "ids"))
+    y = dict(zip(stacked(rows, "ids"), stacked(rows, "y"), strict=True))
+    targets = signs(np.array([y[i] for i in ids[train]]), rows[0].get("classes"))
+    m, box = meta["landmarks"], np.array([[0.0, 1.0]] * 2)
+    if strategy.basis == "fourier":
+        law: Any = (strategy.kernel, strategy.gamma)
+        phases = sum(
+            parts[b] @ draw_directions(s, 0, m // 2, 2, *law).T + draw_offsets(s, 0, m // 2, *law)
+            for b, s in names.items()
+        )
+        k = np.hstack([np.cos(phases), np.sin(phases)]) / math.sqrt(m / 2)
+    else:
+        points = {
+            b: draw_landmarks(s, m, box, _moments(found, b, parts[b][train]))
+            for b, s in names.items()
+        }
+        distances = sum(np.nan_to_num(cdist(parts[b], p, "sqeuclidean")) for b, p in points.items())
+        k = np.exp(-arrays["gammas"] * distances)
+    w = balanced(stacked(rows, "y")) if strategy.class_weight else np.ones(train.sum())
+    order = [y[i] for i in ids[train]]
+    w = balanced(np.array(order)) if strategy.class_weight else w
+    gram, right = k[train].T * w @ k[train], k[train].T * w @ targets
+    if strategy.penalty == "rkhs":
+        every = np.hstack([*points.values()])
+        gram = gram + meta["regularization"] * np.exp(
+            -arrays["gammas"] * cdist(every, every, "sqeuclidean")
+        )
+        cut = len(gram) * np.finfo(float).eps
+        a = np.linalg.pinv(gram, rcond=cut, hermitian=True) @ right
+    else:
+        a = np.linalg.solve(gram + meta["regularization"] * np.eye(m), right)
+        yield arrays["coefficients"], a
+    bound = rows[0].get("label_bound", np.inf)
+    yield outputs(found, ids[~train]), np.clip(k[~train] @ a, -bound, bound)
+
+
+def _moments(found: Any, block: str, x: Floats) -> Floats | None:
+    """Return what landmarks of a block are drawn by: nothing for those that are uniform."""
+    several = block == "clinical"
+    sampling = found.strategy.chosen_sampling
+    if sampling == "U" or (several and found.strategy.sampling == "auto"):
+        return None
+    if sampling == "N":
+        return np.stack([x.mean(axis=0), x.std(axis=0)])
+    (n, d), spread = x.shape, np.cov(x.T, bias=True)
+    return np.vstack([x.mean(axis=0), (n * spread + np.trace(spread) * np.eye(d)) / (n + d)])
+
+
+def joint(found: Any, owner: int, count: int) -> tuple[Floats, list[str]]:
+    """Return FDSKL's features of all rows in an active party's directions, and the rows' ids."""
+    tables, law = found.sites.tables, (found.strategy.kernel, found.strategy.gamma)
+    ids = sorted({str(i) for t in tables for i in t["ids"]})
+    phases = np.zeros((len(ids), count))
+    for t in tables:
+        rows = dict(zip(t["ids"], t["x"], strict=True))
+        rows |= dict(zip(t.get("ids_test", ()), t.get("x_test", ()), strict=True))
+        omega = draw_directions(t["frequency_seed"], owner, count, 2, *law)
+        phases += np.array([rows[i] for i in ids]) @ omega.T
+        phases += draw_offsets(t["frequency_seed"], owner, count, *law)
+    return math.sqrt(2.0) * np.cos(phases), ids
+
+
+def random_features(found: Any) -> Pairs:
+    """FDSKL in closed form: ridge or logistic regression on random features of pooled columns."""
+    strategy, (first, *_) = found.strategy, found.sites.tables
+    n, known = strategy.features, np.isfinite(first["y"])
+    phi, ids = joint(found, 0, n)
+    z = phi / math.sqrt(n)
+    train = [ids.index(i) for i in first["ids"][known]]
+    test = [ids.index(i) for i in first["ids_test"]]
+    y = signs(first["y"][known], first.get("classes"))
+    w = balanced(first["y"][known]) if strategy.class_weight else np.ones(len(train))
+    if strategy.chosen_loss == "square":
+        z, y = z, y / first.get("label_bound", 1.0)
+        if strategy.has_intercept:
+            z = np.column_stack([z, np.ones(len(z))])
+        penalty = strategy.regularization * np.eye(z.shape[1])
+        penalty[n:] = 0.0
+        gram = 2.0 / len(train) * z[train].T * w @ z[train] + penalty
+        f = z[test] @ np.linalg.solve(gram, 2.0 / len(train) * z[train].T * w @ y)
+    else:
+        c = 1.0 / (len(train) * strategy.regularization)
+        intercept = strategy.has_intercept
+        model = LogisticRegression(C=c, tol=1e-12, max_iter=1000, fit_intercept=intercept)
+        f = model.fit(z[train], y[:, 0], w).decision_function(z[test])[:, None]
+    yield outputs(found, first["ids_test"]), f * first.get("label_bound", 1.0)
+
+
+def doubly_stochastic(found: Any) -> Pairs:
+    """FDSKL streaming: equation 7 of the paper, an active party after the other."""
+    strategy, tables = found.strategy, found.sites.tables
+    owners = [k for k, t in enumerate(tables) if "y" in t]
+    rounds, new = found.way.rounds or 0, strategy.directions
+    drawn = [joint(found, k, rounds * new) for k in owners]
+    (_, ids), rows, y = drawn[0], [], {}
+    for k in owners:
+        own = np.isfinite(tables[k]["y"])
+        names = tables[k]["ids"][own]
+        found_y = signs(tables[k]["y"][own], tables[k].get("classes"))
+        y |= dict(zip(names, found_y, strict=True))
+        ranks = hash_ids(names, KEY, f"order {strategy.run_seed}")
+        rows.append([ids.index(i) for i in names[sort_order(ranks)]])
+    targets = np.array([y.get(i, found_y[0] * np.nan) for i in ids])
+    alpha = [np.zeros((0, targets.shape[1])) for _ in owners]
+    for t in range(1, rounds + 1):
+        leader = (t - 1) % len(owners)
+        batch = [
+            rows[leader][i]
+            for i in draw_batch(strategy.run_seed, t, len(rows[leader]), strategy.batch)
+        ]
+        f = sum(phi[batch, : len(a)] @ a for (phi, _), a in zip(drawn, alpha, strict=True))
+        slope = 2.0 * (f - targets[batch])
+        if strategy.chosen_loss == "logistic":
+            slope = -targets[batch] / (1.0 + np.exp(targets[batch] * f))
+        have = len(alpha[leader])
+        fresh = drawn[leader][0][batch, have : have + new].T @ slope / (new * len(batch))
+        alpha = [a * (1.0 - strategy.step * strategy.regularization) for a in alpha]
+        alpha[leader] = np.concatenate([alpha[leader], -strategy.step * fresh])
+    for k in owners:
+        test = [ids.index(i) for i in tables[k]["ids_test"]]
+        f = sum(phi[test, : len(a)] @ a for (phi, _), a in zip(drawn, alpha, strict=True))
+        yield outputs(found, tables[k]["ids_test"]), f
+
+
+def gram(found: Any) -> Pairs:
+    """Secure Gram: products of the pooled rows of items that enough of them have."""
+    strategy, x = found.strategy, stacked(found.sites.tables)
+    x = x[:, strategy.items_]
+    yield strategy.gram_ * 2.0 ** (-2 * strategy.fraction_bits), x.T @ x
+    yield strategy.metrics_["rows"], len(x)
+    if strategy.encoding == "counts":
+        counts = np.count_nonzero(stacked(found.sites.tables), axis=0)
+        yield strategy.items_, np.flatnonzero(counts >= strategy.min_support)
+
+
+def principal(found: Any) -> Pairs:
+    """Kernel PCA: scikit-learn's, of the same features; a component has no sign."""
+    strategy, tables = found.strategy, found.sites.tables
+    width = np.array([strategy.options()["bandwidth"]], "<f8").tobytes()
+    z = feature_map(width, 3, strategy.features, strategy.run_seed, "float64", "orthogonal")
+    pooled = PCA(strategy.components, svd_solver="full").fit(z(stacked(tables))[:, 0])
+    yield np.abs(strategy.model_["components"]), np.abs(pooled.components_)
+    yield strategy.model_["shares"], pooled.explained_variance_ratio_
+    ids = stacked(tables, "ids")
+    expected = pooled.transform(z(stacked(tables))[:, 0])
+    yield np.abs(outputs(found, ids)), np.abs(expected)
+
+
+def pooled_svm(found: Any) -> Pairs:
+    """HierarchicalSVM: scikit-learn's optimum, by its objective and by what it gives rows."""
+    strategy, tables = found.strategy, found.sites.tables
+    owner = tables[-1] if strategy.partition == "vertical" else None
+    x, y = _pooled_rows(tables, owner)
+    scale = (x.mean(axis=0), x.std(axis=0)) if strategy.scale == "standard" else (0.0, 1.0)
+    z = (x - scale[0]) / scale[1]
+    kind, c = strategy.options()["model"], strategy.model()[1]["C"]
+    classes = (owner or tables[0]).get("classes")
+    w = balanced(y) if strategy.class_weight else np.ones(len(y))
+    objective, coefs = 0.0, []
+    for target in signs(y, classes).T:
+        if kind == "logistic":
+            fitted: Any = LogisticRegression(C=c, tol=1e-10, solver="newton-cholesky")
+            fitted.fit(z, target, w)
+        elif kind == "ridge":
+            fitted = Ridge(alpha=1.0 / c).fit(z, target)
+        else:
+            fitted = SVC(kernel="linear", C=c, tol=1e-9).fit(z, target, w)
+        weights, bias = np.ravel(fitted.coef_), float(np.ravel(fitted.intercept_)[0])
+        f = z @ weights + bias
+        loss = {"logistic": np.logaddexp(0.0, -target * f), "ridge": 0.5 * (target - f) ** 2}
+        hinge = np.maximum(0.0, 1.0 - target * f)
+        objective += 0.5 * weights @ weights + c * float(w @ loss.get(kind, hinge))
+        coefs.append(f)
+    yield strategy.metrics_["objective"] / objective, 1.0
+    if owner is None:
+        arrays = strategy.model()[0]
+        f = x @ arrays["weights"].T + arrays["bias"]
+        far = np.abs(coefs).max()
+        yield f.T / far * 0.02, np.array(coefs) / far * 0.02
+
+
+def _pooled_rows(tables: list[Table], owner: Table | None) -> tuple[Floats, Floats]:
+    """Return features and labels of the rows to learn from, whoever holds which columns."""
+    if owner is None:
+        return stacked(tables), stacked(tables, "y")
+    x = np.zeros((len(owner["ids"]), 4))
+    places = {name: k for k, name in enumerate(owner["ids"])}
+    for t in tables:
+        if t.get("x") is not None:
+            at = [places[i] for i in t["ids"]]
+            x[np.ix_(at, [2 * t["group"], 2 * t["group"] + 1])] = t["x"]
+    return x, owner["y"]
+
+
+def intersections(found: Any) -> Pairs:
+    """Align: plain intersections of sets of ids, by the server and by the tags in files."""
+    ids = [t["ids"] for t in found.sites.tables]
+    files = [AlignmentTags.load(found.sites.folder / str(k) / "tags.npz") for k in range(len(ids))]
+    tags = [set(file.tags_of(own)) for file, own in zip(files, ids, strict=True)]
+    for k, overlap in found.strategy.overlaps_.items():
+        yield overlap.rows, len(ids[k])
+        yield overlap.in_all, len(set.intersection(*map(set, ids)))
+        for j, shared in overlap.shared.items():
+            yield shared, len({*ids[k]} & {*ids[j]})
+            yield len(tags[k] & tags[j]), shared
+
+
+def pooled_ranges(found: Any) -> Pairs:
+    """Ranges: mean and deviations of the pooled rows of a block; its own of a block of one."""
+    tables = found.sites.tables
+    for k, table in enumerate(tables):
+        x = stacked([t for t in tables if t["block"] == table["block"]])
+        columns = [c for c in range(x.shape[1]) if table.get("kinds", {}).get("abc"[c]) is None]
+        alone = sum(t["block"] == table["block"] for t in tables) == 1
+        spread = 4.0 * x.std(axis=0)
+        low, high = (x.min(0), x.max(0)) if alone else (x.mean(0) - spread, x.mean(0) + spread)
+        path = found.sites.folder / str(k) / "ranges.json"
+        if path.exists():
+            names = table.get("columns", tuple(str(c) for c in range(x.shape[1])))
+            got = read_ranges(names, path)
+            yield got[0][columns], low[columns]
+            yield got[1][columns], high[columns]
+        elif not alone:
+            yield found.strategy.ranges_[table["block"]], np.stack([low, high])[:, columns]
+
+
+def square_step(x: Floats, w: Floats) -> tuple[Floats, float]:
+    """Return w after a step, and its loss."""
+    e = x @ w - x @ [1.0, -2.0, 0.5]
+    return w - 0.1 * x.T @ e / len(x), float(e @ e / len(x))
+
+
+def plain_average(found: Any) -> Pairs:
+    """FedAvg of Flower, in plain: the mean of the nodes' models, weighed by their rows."""
+    w, rows = np.zeros(3), [t["x"] for t in found.sites.tables]
+    for number in range(1, (found.way.rounds or 0) + 1):
+        steps = [square_step(x, w) for x in rows]
+        sizes = [len(x) for x in rows]
+        loss = np.average([step[1] for step in steps], weights=sizes)
+        yield found.result.train_metrics_clientapp[number]["loss"], loss
+        w = np.average([step[0] for step in steps], axis=0, weights=sizes)
+    yield found.result.arrays["w"].numpy(), w
