@@ -335,6 +335,7 @@ class Strikes:
         return fault
 
 
+@pytest.mark.promise("faults-change-nothing")
 @pytest.mark.parametrize(("name", "turn"), some(ASKS_AGAIN, len(PASSING), 4))
 def test_what_happens_in_every_exchange_changes_nothing(name: str, turn: int, case: Make) -> None:
     quiet = case(name)
@@ -378,6 +379,7 @@ def test_nodes_that_vanish_again_and_again_change_nothing(name: str, case: Make)
 # -- parties that never answer
 
 
+@pytest.mark.promise("faults-party-named")
 @pytest.mark.parametrize("name", ways(ASKS_AGAIN))
 def test_a_party_that_never_answers_is_named_and_nothing_is_made(name: str, case: Make) -> None:
     quiet = case(name)
@@ -449,6 +451,7 @@ def places(quiet: Case, count: int) -> list[int]:
     return found[:: max(1, len(found) // count)]
 
 
+@pytest.mark.promise("faults-code-of-a-node")
 @pytest.mark.parametrize("name", ways(EXACT))
 def test_a_node_that_starts_anew_is_named(name: str, case: Make) -> None:
     """Its folder alone does not let it go on in the middle of a run."""
@@ -473,6 +476,7 @@ def test_a_node_that_starts_anew_is_named(name: str, case: Make) -> None:
             quiet.check(found)
 
 
+@pytest.mark.promise("faults-made-again")
 @pytest.mark.parametrize(("name", "number"), some(KEEPS, len(DAMAGES)))
 def test_what_a_node_has_lost_is_made_again(name: str, number: int, case: Make) -> None:
     """Between any two exchanges, at all nodes or at one: never a result of other numbers."""
@@ -549,6 +553,7 @@ def test_a_run_that_broke_off_ends_with_the_same_result(name: str, number: int, 
     assert resumed or name == "local-only"
 
 
+@pytest.mark.promise("resume-same-result")
 @pytest.mark.parametrize("name", PLAIN_ROUNDS)
 def test_rounds_that_some_missed_are_so_after_a_break_down(name: str, case: Make) -> None:
     """A node that missed the round of the checkpoint has its state of that round all the same."""
@@ -600,6 +605,7 @@ def test_a_run_that_lacked_a_party_goes_on_when_it_is_back(name: str, case: Make
     quiet.check(quiet.fit(again, **quiet.keeping(again, resume=known)))
 
 
+@pytest.mark.promise("resume-own-checkpoint")
 @pytest.mark.parametrize("name", FITTING)
 def test_a_checkpoint_fits_one_run_only(name: str, case: Make) -> None:
     """No mixture of two problems, and no result of rows that are not there any more."""

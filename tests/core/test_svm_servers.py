@@ -33,6 +33,7 @@ from fedkern_flwr.strategies import HierarchicalSVM
 network, same_session = svm_groups.network, svm_groups.same_session
 
 
+@pytest.mark.promise("svm-told-alike")
 @pytest.mark.parametrize("story", ["now", "before", "at first"])
 @pytest.mark.parametrize("forged", [False, True])
 def test_a_group_that_is_told_different_things_has_no_sum(
@@ -88,6 +89,7 @@ def test_a_group_that_is_told_different_things_has_no_sum(
     assert names
 
 
+@pytest.mark.promise("faults-sealed")
 def test_pads_of_two_sums_are_not_mixed(network: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two sums of an iteration the first user gets the pad of the one that was not completed."""
     take, sealed = Overlap.arrived, list[bytes]()
@@ -127,6 +129,7 @@ class _Curious(HierarchicalSVM):
         return super()._order(name, statistics, cohort, **more)
 
 
+@pytest.mark.promise("svm-same-agents")
 @pytest.mark.parametrize(("lost_groups", "masks"), [("stop", False), ("leave-out", True)])
 def test_agents_add_to_totals_of_the_same_agents_only(
     lost_groups: str, masks: bool, network: Callable[[str], Network]
@@ -139,6 +142,7 @@ def test_agents_add_to_totals_of_the_same_agents_only(
     assert len(strategy.trace_) == 3
 
 
+@pytest.mark.promise("svm-term-once")
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
@@ -216,6 +220,7 @@ class _Twofold(HierarchicalSVM):
             yield from super()._take_total(total)
 
 
+@pytest.mark.promise("svm-one-opening")
 def test_agents_open_a_total_over_one_set_of_agents(network: Callable[[str], Network]) -> None:
     found = network("leave-out")
     strategy = _Twofold(seed=3, tolerance=1e-12, lost_groups="leave-out")

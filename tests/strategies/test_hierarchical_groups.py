@@ -48,6 +48,7 @@ def test_an_iteration_takes_an_exchange_more_once_a_group_is_lost(network: Open)
     assert more == totals + attempts - 1 + 1  # the group is asked again, the last model judged anew
 
 
+@pytest.mark.promise("svm-half-stays")
 def test_no_more_than_half_of_the_agents_may_be_lost(network: Open) -> None:
     def plan(delivery: Delivery) -> Fault | None:
         late = delivery.phase == "svm-step" and delivery.round >= 3
@@ -57,6 +58,7 @@ def test_no_more_than_half_of_the_agents_may_be_lost(network: Open) -> None:
         network("leave-out").fit(plan)
 
 
+@pytest.mark.promise("svm-judged-once")
 def test_a_run_that_is_resumed_after_its_last_exchange_is_judged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +138,7 @@ def test_no_group_is_further_ahead_than_it_may(
     assert [row["round"] for row in strategy.history_] == list(range(1, 9))
 
 
+@pytest.mark.promise("svm-two-new-terms")
 def test_a_total_has_two_new_terms_at_least(network: Open) -> None:
     """Whose users come one after the other: two totals would show the step of one group."""
     transcript = Transcript()
@@ -204,6 +207,7 @@ def test_faults_of_groups_that_do_not_wait(
     check_optimum(strategy, found)
 
 
+@pytest.mark.promise("svm-one-message")
 def test_an_agent_has_one_message_at_a_time(network: Open) -> None:
     """It is slow to answer for its group again; the others could go on, and wait for it."""
     waiting = {"until": 0.0}

@@ -244,6 +244,8 @@ def check_trace(strategy: HierarchicalSVM, right: Sequence[Array], atol: float =
 SIZES = {"1": [4], "2": [2, 3], "5": [2, 2, 3, 2, 2]}
 
 
+@pytest.mark.promise("svm-iterations")
+@pytest.mark.promise("svm-pads")
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_each_iteration_is_that_of_the_plain_admm(sizes: list[int]) -> None:
     x, y = blobs(70)
@@ -574,6 +576,7 @@ BAD_NODES: dict[str, tuple[str, Callable[[], Nodes], Table]] = {
 }
 
 
+@pytest.mark.promise("svm-alone")
 @pytest.mark.parametrize(("code", "make", "options"), BAD_NODES.values(), ids=BAD_NODES)
 def test_nodes_that_do_not_fit_are_refused_in_one_line(
     code: str, make: Callable[[], Nodes], options: Table

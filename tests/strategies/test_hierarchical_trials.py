@@ -58,6 +58,7 @@ def pooled_losses(
     return found
 
 
+@pytest.mark.promise("svm-folds-held-out")
 @pytest.mark.parametrize("kind", ["linear", "logistic"])
 def test_the_choice_is_that_of_pooled_rows_in_the_same_folds(kind: Any) -> None:
     x, y = blobs(ROWS)
@@ -148,6 +149,7 @@ class Forced(HierarchicalSVM):
         return ""
 
 
+@pytest.mark.promise("svm-folds-few-rows")
 @pytest.mark.parametrize(
     ("rules", "architecture"),
     [
