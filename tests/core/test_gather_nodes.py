@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from refusals import refused
 
 from fedkern_flwr.errors import RefusedError
-from fedkern_flwr.failure import mark_error
+from fedkern_flwr.failure import Failure, mark_error
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.gather import gather_nodes
 from fedkern_flwr.ledger import Ledger
@@ -94,12 +94,25 @@ def test_nodes_that_never_come_are_named() -> None:
 
 
 def test_a_node_that_fails_at_the_start_stops_the_run() -> None:
-    text = mark_error("TableError: partition 1: NaN values")
+    text = mark_error("TableError: partition 1: NaN values [FK-VALUES-MISSING]")
     bad = Error(2, f"<class 'fedkern_flwr.errors.TableError'>:<'{text}'>")
-    with pytest.raises(RefusedError, match=r"^partition 1, phase describe: NaN values$"):
+    with refused("FK-VALUES-MISSING", kind=RefusedError) as caught:
         gather(Nodes([description(0), bad, description(2)], per_call=3))
+    assert caught.value.party == "partition 1"
+    assert str(caught.value) == "partition 1, phase describe: NaN values [FK-VALUES-MISSING]"
 
 
 def test_duplicate_partitions_are_refused() -> None:
     with refused("FK-PARTITION-TWICE"):
         gather(Nodes([description(0), description(0), description(1)], per_call=3))
+
+
+@pytest.mark.promise("faults-code-of-a-node")
+def test_a_long_text_keeps_its_code() -> None:
+    said = f"TableError: partition 1: {'many columns, ' * 60}and more [FK-COLUMN-MISSING]"
+    failure = Failure("raised", said)
+    assert len(failure.detail) <= 500
+    with refused("FK-COLUMN-MISSING"):
+        failure.raise_final("fit")
+    endless = Failure("raised", f"TableError: {'a' * 600} [FK-{'A' * 600}]")
+    assert len(endless.detail) <= 500

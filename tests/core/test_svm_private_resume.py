@@ -102,6 +102,7 @@ def test_the_noise_of_these_tests_is_one(quiet: HierarchicalSVM, users: Users) -
     check(users, quiet)
 
 
+@pytest.mark.promise("svm-budget-resumes")
 @pytest.mark.parametrize("number", range(2, LAST + 1))
 @pytest.mark.parametrize("parties", [1, USERS])
 def test_a_server_that_broke_down_goes_on(

@@ -13,6 +13,7 @@ import pytest
 import svm_groups
 from faulty import PowerCutError
 from nodes import Nodes
+from refusals import refused
 from svm_groups import (
     GROUPS,
     STALE,
@@ -24,7 +25,6 @@ from svm_groups import (
 )
 
 from fedkern_flwr.clients import SVMClient
-from fedkern_flwr.errors import CohortError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations.engines import Fault, Transcript
 from fedkern_flwr.simulations.engines.faults import Delivery
@@ -54,7 +54,7 @@ def test_no_more_than_half_of_the_agents_may_be_lost(network: Open) -> None:
         late = delivery.phase == "svm-step" and delivery.round >= 3
         return Fault("error") if late and delivery.partition in (2, 4) else None
 
-    with pytest.raises(CohortError, match=r"group [12] cannot go on"):
+    with refused("FK-PARTIES-LOST"):
         network("leave-out").fit(plan)
 
 
