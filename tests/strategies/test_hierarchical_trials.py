@@ -87,15 +87,6 @@ def test_all_ways_of_asking_choose_the_same() -> None:
     assert np.array_equal(one.coefficients_, other.coefficients_)
 
 
-def test_users_without_agents_choose_the_same() -> None:
-    """Whose requests differ in their arrays, one from the other."""
-    x, y = blobs(90)
-    one = fit(horizontal(x, y, [2, 2, 2]), C=None, rounds=30)
-    other = fit(horizontal(x, y, [6], agents=False), C=None, rounds=30, architecture="centralised")
-    assert one.C_ == other.C_
-    np.testing.assert_allclose(one.tuned_["losses"][1:], other.tuned_["losses"][1:], rtol=0.05)
-
-
 def test_groups_that_are_left_out_have_no_say_in_the_choice() -> None:
     x, y = blobs(ROWS)
     gone = At(partition=2, phase="svm-step", what=Fault("error"), number=3, always=True)
