@@ -127,7 +127,7 @@ def take_sections(message: Message, *, party: str) -> list[Section]:
             del record[key]  # so that no upload stands in memory twice
     except ValueError:
         raise ProtocolError(
-            "its sections are damaged", party=party, code="FK-MESSAGE-SHAPE"
+            "its sections are damaged", party=party, code="FK-MESSAGE-DAMAGED"
         ) from None
     _, own, sections = detach(arrays, dict(scalars), party=party)
     for name in [name for name in scalars if name not in own]:

@@ -104,6 +104,7 @@ def test_each_output_has_a_penalty_of_its_own_scale() -> None:
         np.testing.assert_array_equal(next_growth(schedule, now, residuals, rho, 5), now)
 
 
+@pytest.mark.promise("svm-every-class")
 def test_residuals() -> None:
     """They are small when those of every output are: a total would be that of frequent classes."""
     own = Residuals(*np.array([[1.0, 30.0], [200.0, 40.0], [3.0, 1.0], [4.0, 100.0]]))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from refusals import refused
 from scipy import optimize
 from sklearn.datasets import load_breast_cancer, load_iris
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
-from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.solvers.dual_subspace import (
     LabelOwner,
     Loss,
@@ -288,24 +288,24 @@ def test_the_basis_is_orthonormal_and_leaves_out_what_is_rounding() -> None:
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, np.inf, np.nan])
 def test_a_cost_that_is_not_positive_is_refused(bad: float) -> None:
-    with pytest.raises(OptionError, match="cost"):
+    with refused("FK-OPTION-RANGE"):
         LabelOwner("hinge", np.array([[1.0], [-1.0]]), bad, seed=0)
 
 
 def test_unsuitable_targets_and_widths_are_refused() -> None:
     for targets in (np.ones((3, 1)), np.array([[0.0], [1.0]]), np.full((2, 1), np.nan)):
-        with pytest.raises(OptionError, match="targets"):
+        with refused("FK-LOSS-CLASSES"):
             LabelOwner("logistic", targets, 1.0, seed=0)
-    with pytest.raises(OptionError, match="width"):
+    with refused("FK-OPTION-RANGE"):
         LabelOwner("squared", np.ones((3, 1)), 1.0, seed=0, width=0)
 
 
 def test_outputs_that_nobody_waits_for_are_refused() -> None:
     owner = LabelOwner("hinge", np.array([[1.0], [-1.0]]), 1.0, seed=0)
-    with pytest.raises(ProtocolError, match="unasked"):
+    with refused("FK-MESSAGE-ORDER"):
         owner.receive(np.zeros((2, 1)))
     owner.next_message()
-    with pytest.raises(ProtocolError, match="unasked"):
+    with refused("FK-MESSAGE-ORDER"):
         owner.receive(np.zeros((2, 2)))
-    with pytest.raises(ProtocolError, match="NaN"):
+    with refused("FK-MESSAGE-FINITE"):
         owner.receive(np.full((2, 1), np.nan))

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from refusals import refused
 
-from fedkern_flwr.errors import CohortError, RefusedError
-from fedkern_flwr.failure import mark_error
+from fedkern_flwr.errors import RefusedError
+from fedkern_flwr.failure import Failure, mark_error
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.gather import gather_nodes
 from fedkern_flwr.ledger import Ledger
@@ -86,19 +87,32 @@ def test_nodes_that_come_late_are_awaited_and_sorted_by_partition() -> None:
 
 
 def test_nodes_that_never_come_are_named() -> None:
-    with pytest.raises(CohortError, match="2 of 3 partitions are there; missing: 1; start"):
+    with refused("FK-PARTITION-MISSING"):
         gather(Nodes([description(2), description(0)], per_call=2), timeout=0.3)
-    with pytest.raises(CohortError, match=r"0 of 1 nodes connected within 0\.3 s; start the miss"):
+    with refused("FK-PARTIES-AWAITED"):
         gather(Nodes([]), timeout=0.3)
 
 
 def test_a_node_that_fails_at_the_start_stops_the_run() -> None:
-    text = mark_error("TableError: partition 1: NaN values")
+    text = mark_error("TableError: partition 1: NaN values [FK-VALUES-MISSING]")
     bad = Error(2, f"<class 'fedkern_flwr.errors.TableError'>:<'{text}'>")
-    with pytest.raises(RefusedError, match=r"^partition 1, phase describe: NaN values$"):
+    with refused("FK-VALUES-MISSING", kind=RefusedError) as caught:
         gather(Nodes([description(0), bad, description(2)], per_call=3))
+    assert caught.value.party == "partition 1"
+    assert str(caught.value) == "partition 1, phase describe: NaN values [FK-VALUES-MISSING]"
 
 
 def test_duplicate_partitions_are_refused() -> None:
-    with pytest.raises(CohortError, match="two nodes have partition-id 0"):
+    with refused("FK-PARTITION-TWICE"):
         gather(Nodes([description(0), description(0), description(1)], per_call=3))
+
+
+@pytest.mark.promise("faults-code-of-a-node")
+def test_a_long_text_keeps_its_code() -> None:
+    said = f"TableError: partition 1: {'many columns, ' * 60}and more [FK-COLUMN-MISSING]"
+    failure = Failure("raised", said)
+    assert len(failure.detail) <= 500
+    with refused("FK-COLUMN-MISSING"):
+        failure.raise_final("fit")
+    endless = Failure("raised", f"TableError: {'a' * 600} [FK-{'A' * 600}]")
+    assert len(endless.detail) <= 500

@@ -171,13 +171,18 @@ def strip(message: Message) -> Message:
 
 
 def flip(message: Message) -> Message:
-    """Change a bit of the last array of bytes in a reply."""
+    """Change a bit of what a reply has sealed for others: in its arrays, and in its fields."""
     for name, record in message.content.array_records.items():
         arrays = [array.numpy().copy() for array in record.values()]
         sealed = [array for array in arrays if array.dtype == np.uint8 and array.size > 5]
         if sealed:
             sealed[-1].flat[5] ^= 1
             message.content[name] = ArrayRecord(arrays)
+    for fields in message.content.config_records.values():
+        for name, value in fields.items():
+            sealed_field = not name.startswith("_") and not name.endswith(".commitments")
+            if isinstance(value, bytes) and len(value) > 40 and sealed_field:
+                fields[name] = value[:30] + bytes([value[30] ^ 1]) + value[31:]
     return message
 
 

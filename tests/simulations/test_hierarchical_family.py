@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refused
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.groups.linear_model import model_rows
@@ -304,7 +305,7 @@ def test_the_reference_is_the_optimum() -> None:
     assert best is not None
     assert metrics["objective"] == metrics["centralised_objective"] == best.objective
     assert metrics["test_accuracy"] == 1.0 - history[0]["test_error"]
-    with pytest.raises(OptionError, match="model is 'rbf'"):
+    with refused("FK-OPTION-CHOICE"):
         linear_svm(split, seed=0, progress=lambda done, total: None, model="rbf")
 
 

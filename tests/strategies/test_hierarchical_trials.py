@@ -7,35 +7,34 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty import At
+from faulty import At, PowerCutError
+from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
+from refusals import refused
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import SVC
 
-from fedkern_flwr.clients.party_table import PartyTable
-from fedkern_flwr.errors import FedKernError
-from fedkern_flwr.groups import messages as wire
-from fedkern_flwr.groups.trials import FOLDS, ITERATIONS, TIE, TRIED, choose, deal, part_of
+from fedkern_flwr.groups.trials import FOLDS, ITERATIONS, TIE, TRIED, choose, deal
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import Transcript, simulate
 from fedkern_flwr.simulations.engines import Fault
 from fedkern_flwr.strategies import HierarchicalSVM
 
-from .test_hierarchical import Array, blobs, fit, horizontal, standard, vertical
-from .test_hierarchical_faults import Network, PowerCutError, make_tables
+from .test_hierarchical_svm import Array, blobs, fit, horizontal, standard
 
 USERS, ROWS = 5, 150
 SIZES = [3, 2]
 
 
 def digests(x: Array, y: Array, users: int) -> list[str]:
-    parts = np.array_split(np.random.default_rng(1).permutation(len(x)), users)
-    classes = [-1.0, 1.0]
-    return [
-        PartyTable("a party", x[p], y[p], None, None, None, None, columns=None, classes=classes,
-                   label_bound=1.0).digest()
-        for p in parts
-    ]  # fmt: skip
+    """Return what stands for the tables of users: it deals their rows to folds."""
+    serve, _ = horizontal(x, y, [users])
+    places = [
+        {"partition-id": k, "num-partitions": users, "simulation": True} for k in range(users)
+    ]
+    states = [Context(run_id=1, node_id=k, node_config=p, state=RecordDict(), run_config={})
+              for k, p in enumerate(places)]  # fmt: skip
+    return [serve(state).table.digest() for state in states]
 
 
 def pooled_losses(
@@ -59,6 +58,7 @@ def pooled_losses(
     return found
 
 
+@pytest.mark.promise("svm-folds-held-out")
 @pytest.mark.parametrize("kind", ["linear", "logistic"])
 def test_the_choice_is_that_of_pooled_rows_in_the_same_folds(kind: Any) -> None:
     x, y = blobs(ROWS)
@@ -78,19 +78,13 @@ def test_the_choice_is_that_of_pooled_rows_in_the_same_folds(kind: Any) -> None:
     assert strategy.result()["tuned"]["C"] == strategy.C_ == strategy.model()[1]["C"]
 
 
-@pytest.mark.parametrize("options", [{"architecture": "centralised"}, {"lost_groups": "leave-out"}])
-def test_all_ways_of_asking_choose_the_same(options: dict[str, Any]) -> None:
+def test_all_ways_of_asking_choose_the_same() -> None:
     x, y = blobs(90)
-    layers = "architecture" not in options
-    sizes = [2, 2, 2] if layers else [6]
     one = fit(horizontal(x, y, [2, 2, 2]), C=None, rounds=30)
-    other = fit(horizontal(x, y, sizes, agents=layers), C=None, rounds=30, **options)
-    assert one.C_ == other.C_
-    np.testing.assert_allclose(one.tuned_["losses"][1:], other.tuned_["losses"][1:], rtol=0.05)
-    if layers:  # to the bit
-        assert one.history_ == other.history_
-        assert one.tuned_ == other.tuned_
-        assert np.array_equal(one.coefficients_, other.coefficients_)
+    other = fit(horizontal(x, y, [2, 2, 2]), C=None, rounds=30, lost_groups="leave-out")
+    assert one.history_ == other.history_
+    assert one.tuned_ == other.tuned_
+    assert np.array_equal(one.coefficients_, other.coefficients_)
 
 
 def test_groups_that_are_left_out_have_no_say_in_the_choice() -> None:
@@ -107,31 +101,11 @@ def test_groups_that_are_left_out_have_no_say_in_the_choice() -> None:
     assert not np.allclose(np.array(losses)[near], everybody[near], rtol=0.2)
 
 
-def test_several_classes_with_weights_have_one_c() -> None:
-    rng = np.random.default_rng(0)
-    y = rng.choice([0.0, 1.0, 2.0], 180, p=[0.6, 0.3, 0.1])
-    x = rng.standard_normal((180, 3)) + 1.5 * np.eye(3)[y.astype(int)]
-    nodes = horizontal(x, y, [3, 3], tests=30, classes=[0.0, 1.0, 2.0])
-    strategy = fit(nodes, C=None, class_weight="balanced", rounds=80)
-    assert len(strategy.coefficients_) == 3
-    assert strategy.C_ in TRIED
-    assert strategy.metrics_["test_accuracy"] > 0.6
-
-
-def test_wide_models_hold_out_one_fold() -> None:
-    x, y = blobs(120)
-    strategy = fit(horizontal(x, y, SIZES), C=None, model="rbf", features=400, rounds=24)
-    assert strategy.tuned_["by"] == f"one fold of {FOLDS}"
-    assert strategy.folds_ == 1
-
-
 def test_before_and_after_the_choice_models_have_their_sizes() -> None:
     x, y = blobs(90)
     transcript = Transcript()
     fit(horizontal(x, y, [2, 2]), C=None, rounds=24, transcript=transcript)
-    asked = [
-        e.scalars for e in transcript.entries(phase=wire.CombineRequest.phase, direction="down")
-    ]
+    asked = [e.scalars for e in transcript.entries(phase="svm-combine", direction="down")]
     assert {r["outputs"] for r in asked if r["chosen"] < 0} == {FOLDS * len(TRIED)}
     assert {r["outputs"] for r in asked if r["chosen"] >= 0} == {1}
     assert max(r["round"] for r in asked if r["chosen"] < 0) == ITERATIONS
@@ -151,12 +125,6 @@ def test_where_nothing_is_tried_c_is_one_and_why_is_said(options: dict[str, Any]
     assert (strategy.C_, strategy.tuned_["by"]) == (1.0, "nothing")
     assert why in strategy.tuned_["why"]
     assert fit(horizontal(x, y, [2, 2]), C=0.3, **{"rounds": 3}).tuned_ == {}
-
-
-def test_in_a_vertical_split_c_is_one() -> None:
-    x, y = blobs(60)
-    strategy = fit(vertical(x, y), C=None, partition="vertical")
-    assert (strategy.C_, strategy.tuned_["why"]) == (1.0, "the split is vertical")
 
 
 @pytest.mark.parametrize(
@@ -181,6 +149,7 @@ class Forced(HierarchicalSVM):
         return ""
 
 
+@pytest.mark.promise("svm-folds-few-rows")
 @pytest.mark.parametrize(
     ("rules", "architecture"),
     [
@@ -194,7 +163,8 @@ def test_a_node_refuses_folds_of_few_rows_itself(rules: dict[str, int], architec
     layers = architecture == "hierarchical"
     policy = NodePolicy.of_simulations(**rules)
     nodes = horizontal(x, y, [2, 2] if layers else [4], agents=layers, policy=policy)
-    with pytest.raises(FedKernError, match=f"{next(iter(rules))} = .*: a fold has"):
+    code = {"min_own_rows": "FK-POLICY-OWN-ROWS", "min_sum_rows": "FK-POLICY-SUM-ROWS"}
+    with refused(code[next(iter(rules))]):
         simulate(Forced(seed=3, architecture=architecture), *nodes, num_rounds=24)
 
 
@@ -211,20 +181,20 @@ class Greedy(HierarchicalSVM):
 
 
 @pytest.mark.parametrize(
-    ("greed", "match"),
+    ("greed", "code"),
     [
-        ({"folds": 4}, "to try"),
-        ({"tried": (1.0,) * 9}, "to try"),
-        ({"tried": (1.0, 0.0)}, "to try"),
-        ({"going": 7}, "none that was tried"),
+        ({"folds": 4}, "FK-TUNE-MANY"),
+        ({"tried": (1.0,) * 9}, "FK-TUNE-MANY"),
+        ({"tried": (1.0, 0.0)}, "FK-TUNE-MANY"),
+        ({"going": 7}, "FK-TUNE-CHOSEN"),
     ],
 )
-def test_users_refuse_what_is_not_to_be_tried(greed: dict[str, Any], match: str) -> None:
+def test_users_refuse_what_is_not_to_be_tried(greed: dict[str, Any], code: str) -> None:
     x, y = blobs(60)
     strategy = Greedy(seed=3, attempts=1)
     for name, value in greed.items():
         setattr(strategy, name, value)
-    with pytest.raises(FedKernError, match=match):
+    with refused(code):
         simulate(strategy, *horizontal(x, y, [2, 2]), num_rounds=24)
 
 
@@ -233,12 +203,6 @@ def test_ties_go_to_the_smaller_c() -> None:
     assert choose(losses, 1, TRIED)[0] == 1
     two: NDArray[np.float64] = np.concatenate([losses, losses[::-1]])
     assert choose(two, 2, TRIED)[1] == pytest.approx((losses + losses[::-1]).tolist())
-
-
-def test_parts_are_means_over_the_folds() -> None:
-    stacked = np.arange(2 * 3 * 2 * 4.0).reshape(12, 4)
-    right = 0.5 * (stacked[[4, 5]] + stacked[[10, 11]])
-    assert np.array_equal(part_of(stacked, 2, 3, 2), right)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 31])
@@ -251,26 +215,30 @@ def test_folds_of_a_user_are_even_and_its_own(rows: int) -> None:
         assert not np.array_equal(dealt, deal(rows, "cd" * 32))
 
 
-@pytest.mark.parametrize(
-    ("at", "options"),
-    [
-        (10, {}),
-        (11, {}),
-        (12, {}),
-        (11, {"lost_groups": "leave-out"}),
-        (11, {"architecture": "centralised"}),
-    ],
-)
-def test_a_run_goes_on_where_it_was_cut_around_the_choice(
-    tmp_path: Path, at: int, options: dict[str, Any]
-) -> None:
-    tables = make_tables("one layer" if "architecture" in options else "two layers")
-    found = Network(tmp_path / "cut", tables, options)
-    keep: dict[str, Any] = {"checkpoint": found.checkpoint, "checkpoint_every": at, "rounds": 24}
+@pytest.mark.parametrize("at", [11, 12])
+def test_a_run_goes_on_where_it_was_cut_around_the_choice(tmp_path: Path, at: int) -> None:
+    options: dict[str, Any] = {"seed": 3, "tolerance": 1e-12, "checkpoint": tmp_path / "run.npz"}
+
+    def run(folder: str, stop_at: int = 0, **more: Any) -> HierarchicalSVM:
+        def cut(done: int, rounds: int, row: Any) -> None:
+            if done == stop_at:
+                raise PowerCutError
+
+        strategy = HierarchicalSVM(**{**options, "checkpoint_every": at, **more})
+        strategy.on_round = cut
+        serve, count = horizontal(*blobs(72), [2, 2])
+
+        def client_fn(context: Context) -> Any:
+            client = serve(context)
+            client.state_dir = tmp_path / folder / str(context.node_config["partition-id"])
+            return client
+
+        simulate(strategy, client_fn, count, num_rounds=24)
+        return strategy
+
     with pytest.raises(PowerCutError):
-        found.fit(stop_at=at + 2, **keep)
-    again = found.fit(resume=True, **keep)
-    quiet = Network(tmp_path / "quiet", tables, options).fit(rounds=24)
+        run("cut", at + 2)
+    again, quiet = run("cut", resume=True), run("quiet", checkpoint=None)
     assert again.tuned_ == quiet.tuned_
     assert len(again.tuned_["losses"]) == len(TRIED)
     assert again.metrics_["objective"] == pytest.approx(quiet.metrics_["objective"], rel=1e-9)

@@ -11,9 +11,9 @@ import pytest
 from faulty import Cut, PowerCutError, never
 from flwr.app import Context
 from known_noise import know_noise
+from refusals import refused
 
 from fedkern_flwr.clients import SVMClient
-from fedkern_flwr.errors import CheckpointError, CohortError, FedKernError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.simulations import simulate
@@ -102,6 +102,7 @@ def test_the_noise_of_these_tests_is_one(quiet: HierarchicalSVM, users: Users) -
     check(users, quiet)
 
 
+@pytest.mark.promise("svm-budget-resumes")
 @pytest.mark.parametrize("number", range(2, LAST + 1))
 @pytest.mark.parametrize("parties", [1, USERS])
 def test_a_server_that_broke_down_goes_on(
@@ -119,7 +120,7 @@ def test_a_run_that_lost_a_user_goes_on(phase: str, users: Users, quiet: Hierarc
     """All are told that it broke off, and erase their secrets but for the key of their noise."""
     plan = never(1, phase)
     plan.number = 4 if phase == "svm-gradient" else 1
-    with pytest.raises(CohortError, match="mend it and resume from the checkpoint"):
+    with refused("FK-PARTIES-LOST"):
         users.fit(plan)
     assert plan.seen[-1][0] == "break"
     users.fit(resume=True)
@@ -128,7 +129,7 @@ def test_a_run_that_lost_a_user_goes_on(phase: str, users: Users, quiet: Hierarc
 
 def test_a_run_without_a_checkpoint_is_over_when_it_breaks_off(users: Users) -> None:
     plan = never(1, "svm-gradient")
-    with pytest.raises(CohortError, match="mend it and start again"):
+    with refused("FK-PARTIES-LOST"):
         users.fit(plan, checkpoint=None)
     assert plan.seen[-1][0] == "finish"
 
@@ -137,7 +138,7 @@ def test_another_number_of_iterations_is_refused(users: Users) -> None:
     """What they may cost was divided among those."""
     with pytest.raises(PowerCutError):
         users.fit(Cut(number=4))
-    with pytest.raises(FedKernError, match="settings of the run have changed") as why:
+    with refused("FK-SETTINGS-CHANGED") as why:
         users.fit(rounds=STEPS + 1, resume=True)
     assert "\n" not in str(why.value)
 
@@ -147,7 +148,7 @@ def test_a_node_without_a_folder_cannot_go_on(users: Users) -> None:
     users.state = False
     with pytest.raises(PowerCutError):
         users.fit(Cut(number=4))
-    with pytest.raises(CheckpointError, match="no private state saved") as why:
+    with refused("FK-STATE-GONE") as why:
         users.fit(resume=True)
     assert "state_dir" in str(why.value)
 
@@ -158,6 +159,6 @@ def test_noise_that_was_lost_is_not_drawn_again(users: Users) -> None:
         users.fit(Cut(number=5))
     session = users.last.session
     NodeLedger(users.folder / "1", 1).forget_noise(session)
-    with pytest.raises(FedKernError, match="more than the budget that it declared") as why:
+    with refused("FK-BUDGET-EXCEEDED") as why:
         users.fit(resume=True)
     assert "\n" not in str(why.value)

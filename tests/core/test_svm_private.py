@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context
+from refusals import refused
 from scipy import stats
 from sklearn.datasets import load_breast_cancer
 
 from fedkern_flwr.clients import SVMClient
-from fedkern_flwr.errors import FedKernError, OptionError, RefusedError
 from fedkern_flwr.groups import gradients
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.privacy import Budget, NoisySum
@@ -97,6 +97,7 @@ def test_all_that_is_opened_has_the_noise_that_is_told(
     assert share == pytest.approx(math.sqrt(USERS / (USERS - colluders)))
 
 
+@pytest.mark.promise("svm-budget-total")
 def test_the_iterations_together_cost_the_budget_and_no_more() -> None:
     made = run(strategy())
     (release, parties), (counts, _) = (made.noised_[n] for n in ("gradients", "outcomes"))
@@ -105,6 +106,7 @@ def test_the_iterations_together_cost_the_budget_and_no_more() -> None:
     assert 2.98 < counts.epsilon <= 3.0
 
 
+@pytest.mark.promise("svm-budget-row")
 @pytest.mark.parametrize("kind", ["hinge", "logistic"])
 @pytest.mark.parametrize("outputs", [1, 3])
 def test_one_row_moves_a_gradient_no_farther_than_is_charged(kind: Any, outputs: int) -> None:
@@ -181,21 +183,21 @@ def test_no_loss_residual_or_statistic_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "code"),
     [
-        ({"partition": "vertical", "architecture": "hierarchical"}, "horizontal"),
-        ({"architecture": "hierarchical"}, "architecture centralised"),
-        ({"architecture": None, "staleness": 1}, "architecture centralised"),
-        ({"model": "ridge"}, "fed-cg with basis fourier"),
-        ({"C": None}, "give C"),
-        ({"class_weight": "balanced"}, "class_weight"),
-        ({"scale": "none"}, "scale none"),
-        ({"rho": 1.0}, "rho"),
-        ({"privacy_delta": 1.0}, "privacy_delta"),
+        ({"partition": "vertical", "architecture": "hierarchical"}, "FK-BUDGET-SPLIT"),
+        ({"architecture": "hierarchical"}, "FK-BUDGET-AGENTS"),
+        ({"architecture": None, "staleness": 1}, "FK-BUDGET-AGENTS"),
+        ({"model": "ridge"}, "FK-BUDGET-LOSS"),
+        ({"C": None}, "FK-BUDGET-CHOICE"),
+        ({"class_weight": "balanced"}, "FK-BUDGET-WEIGHTS"),
+        ({"scale": "none"}, "FK-BUDGET-SCALING"),
+        ({"rho": 1.0}, "FK-BUDGET-SOLUTIONS"),
+        ({"privacy_delta": 1.0}, "FK-OPTION-RANGE"),
     ],
 )
-def test_what_does_not_go_with_a_budget_is_refused_in_a_line(options: Any, named: str) -> None:
-    with pytest.raises(OptionError, match=named) as why:
+def test_what_does_not_go_with_a_budget_is_refused_in_a_line(options: Any, code: str) -> None:
+    with refused(code) as why:
         strategy(**options)
     assert "\n" not in str(why.value)
 
@@ -209,7 +211,7 @@ def test_a_server_that_orders_less_noise_is_refused(weaker: float, monkeypatch: 
         return original(self, name, request, reply, replace(release, noise=noise), *more)
 
     monkeypatch.setattr(PrivateRounds, "_noisy_sum", less)
-    with pytest.raises(RefusedError, match="the noise of a sum"):
+    with refused("FK-ORDER-NOISE"):
         run(strategy())
 
 
@@ -228,12 +230,21 @@ def test_more_iterations_than_were_said_are_refused(monkeypatch: Any) -> None:
     )
     monkeypatch.setattr(hierarchical_private.PrivateRounds, "_request", lie)
     run(strategy(), STEPS)
-    with pytest.raises(FedKernError, match="more than the budget that it declared"):
+    with refused("FK-BUDGET-EXCEEDED"):
         run(strategy(), STEPS + 1)
 
 
-@pytest.mark.parametrize("other", [{"iterations": 3}, {"loss": "squared"}, {"gamma": 2.0}])
-def test_settings_that_change_and_other_losses_are_refused(other: Any, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("other", "code"),
+    [
+        ({"iterations": 3}, "FK-SETTINGS-CHANGED"),
+        ({"loss": "squared"}, "FK-BUDGET-LOSS"),
+        ({"gamma": 2.0}, "FK-SETTINGS-CHANGED"),
+    ],
+)
+def test_settings_that_change_and_other_losses_are_refused(
+    other: Any, code: str, monkeypatch: Any
+) -> None:
     honest = hierarchical_private.PrivateRounds._request
 
     def lie(self: Any, kind: Any, model: Any) -> Any:
@@ -241,25 +252,26 @@ def test_settings_that_change_and_other_losses_are_refused(other: Any, monkeypat
         return replace(found, **other) if self.step > 1 or "loss" in other else found
 
     monkeypatch.setattr(hierarchical_private.PrivateRounds, "_request", lie)
-    with pytest.raises(FedKernError, match=r"settings of the run have changed|have no bound"):
+    with refused(code):
         run(strategy())
 
 
+@pytest.mark.promise("svm-budget-refuses")
 def test_a_server_that_asks_for_solutions_in_a_run_with_a_budget_is_refused(
     monkeypatch: Any,
 ) -> None:
     monkeypatch.setattr(HierarchicalSVM, "private_rounds", HierarchicalSVM.central_rounds)
-    with pytest.raises(RefusedError, match="adds no noise to what is asked for"):
+    with refused("FK-BUDGET-SIDES"):
         run(strategy())
     monkeypatch.setattr(HierarchicalSVM, "private_rounds", HierarchicalSVM.measure_columns)
-    with pytest.raises(RefusedError, match="adds no noise to what is asked for"):
+    with refused("FK-BUDGET-SIDES"):
         run(strategy())
 
 
 def test_gradients_without_a_budget_are_refused(monkeypatch: Any) -> None:
     made = strategy()
     monkeypatch.setattr(HierarchicalSVM, "gather", _without_budget(HierarchicalSVM.gather))
-    with pytest.raises(FedKernError, match="without a budget"):
+    with refused("FK-BUDGET-SIDES"):
         run(made)
 
 
@@ -272,12 +284,14 @@ def _without_budget(honest: Any) -> Any:
     return gather
 
 
-@pytest.mark.parametrize(("epsilon", "fine"), [(None, False), (3.1, False), (3.0, True)])
-def test_a_node_takes_part_within_its_limit(epsilon: float | None, fine: bool) -> None:
+@pytest.mark.parametrize(
+    ("epsilon", "code"), [(None, "FK-POLICY-NOISE"), (3.1, "FK-POLICY-EPSILON"), (3.0, "")]
+)
+def test_a_node_takes_part_within_its_limit(epsilon: float | None, code: str) -> None:
     policy = NodePolicy.of_simulations(max_epsilon=3.0)
     made = strategy(privacy_epsilon=epsilon)
-    if not fine:
-        with pytest.raises(FedKernError, match="max_epsilon = 3"):
+    if code:
+        with refused(code):
             run(made, policy=policy)
         return
     run(made, policy=policy)
@@ -295,7 +309,7 @@ def test_an_equal_answer_to_another_question_is_another_release(monkeypatch: Any
         return totals[-1]
 
     monkeypatch.setattr(PrivateRounds, "_noisy_sum", twice)
-    with pytest.raises(FedKernError, match="more than the budget"):
+    with refused("FK-BUDGET-EXCEEDED"):
         run(strategy(), 2)
     assert len(totals) == 3
     assert not np.array_equal(totals[0], totals[1])

@@ -1,0 +1,232 @@
+"""Servers of HierarchicalSVM that lie: what groups are told, and which totals are opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import svm_groups
+from refusals import refused
+from svm_groups import (
+    GROUPS,
+    USERS,
+    Network,
+    Open,
+    check_optimum,
+    delays,
+    hits,
+)
+
+from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.node.sums import ClientSums
+from fedkern_flwr.overlap import Overlap
+from fedkern_flwr.secure_sum import SecureSum
+from fedkern_flwr.secure_sum.enclosed import Enclosures
+from fedkern_flwr.simulations import simulate
+from fedkern_flwr.simulations.engines import Fault
+from fedkern_flwr.simulations.engines.faults import Delivery
+from fedkern_flwr.strategies import HierarchicalSVM
+
+network, same_session = svm_groups.network, svm_groups.same_session
+
+
+@pytest.mark.promise("svm-told-alike")
+@pytest.mark.parametrize("story", ["now", "before", "at first"])
+@pytest.mark.parametrize("forged", [False, True])
+def test_a_group_that_is_told_different_things_has_no_sum(
+    forged: bool, story: str, network: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it makes one user do, now or before, a server never reads: masks do not cancel."""
+    make, ask = HierarchicalSVM._user_requests, HierarchicalSVM.question
+    carry, names = SecureSum.sections, dict[str, str]()
+
+    def deceive(self: Any, one: Any, *, opening: bool) -> Any:
+        found = make(self, one, opening=opening)
+        told = one.name
+        if story == "before" and opening:  # all the same, whatever the sum was
+            far = np.full_like(next(iter(found.values())).sigma, 1e30)
+            found = {user: replace(request, sigma=far) for user, request in found.items()}
+        if opening == (story == "now") and 3 in found and story != "at first":
+            name = found[3].sum_name(told)
+            found[3] = replace(found[3], relaxation=1.0)
+            names[name] = found[3].sum_name(told)
+        return found
+
+    def begin(self: Any, requests: Any, *args: Any, **more: Any) -> Any:
+        if story == "at first" and isinstance(requests.get(3), wire.StatisticsRequest):
+            lie = replace(requests[3], c=1e5)
+            names[requests[3].sum_name("")] = lie.sum_name("")
+            requests = {**requests, 3: lie}
+        return ask(self, requests, *args, **more)
+
+    def forge(self: Any, partition: int, sums: Any) -> Any:
+        own = names if partition == 3 and (forged or story == "before") else {}
+        return [
+            replace(s, name=own[s.name]) if getattr(s, "name", "") in own else s
+            for s in carry(self, partition, sums)
+        ]
+
+    monkeypatch.setattr(HierarchicalSVM, "_user_requests", deceive)
+    monkeypatch.setattr(HierarchicalSVM, "question", begin)
+    monkeypatch.setattr(SecureSum, "sections", forge)
+    if story == "before" and not forged:  # it takes what cannot be opened, and goes on
+        monkeypatch.setattr(Enclosures, "at_odds", lambda *_: [])
+        order, send = HierarchicalSVM._agent_requests, Overlap.send
+        monkeypatch.setattr(
+            HierarchicalSVM,
+            "_agent_requests",
+            lambda self: {p: replace(r, advance=False) for p, r in order(self).items()},
+        )
+        monkeypatch.setattr(
+            Overlap, "send", lambda *args, number: send(*args[:4], {}, number=number)
+        )
+    code = "FK-SUM-MASKS" if story == "at first" else "FK-PARTIES-LOST"  # asked again, in vain
+    with refused(code if forged else "FK-SUM-UNASKED") as caught:
+        network("pairwise").fit()
+    assert "partition 3" in str(caught.value)
+    assert names
+
+
+@pytest.mark.promise("faults-sealed")
+def test_pads_of_two_sums_are_not_mixed(network: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two sums of an iteration the first user gets the pad of the one that was not completed."""
+    take, sealed = Overlap.arrived, list[bytes]()
+
+    def mix(self: Any, number: int) -> Any:
+        found, agent = take(self, number), USERS  # that of the first group
+        if agent in found.replies:
+            reply = found.replies[agent]
+            sealed.append(reply.sealed)
+            half = len(reply.sealed) // 2
+            if len(sealed) == 2:
+                found.replies[agent] = replace(reply, sealed=sealed[0][:half] + reply.sealed[half:])
+        return found
+
+    monkeypatch.setattr(Overlap, "arrived", mix)
+    with refused("FK-SUM-SEALED"):
+        network("pairwise").fit(hits(1, "svm-step", Fault("error")))
+    assert len(sealed) >= 2
+
+
+class _Curious(HierarchicalSVM):
+    """Orders the agents' total once more in each exchange, under its other name, over fewer."""
+
+    masks: bool
+
+    def cohorts(self) -> list[list[int]] | None:
+        found = super().cohorts()
+        assert found is not None
+        return [*found[:-1], found[-1][:-1], found[-1]]
+
+    def _order(self, name: str, statistics: int, cohort: int, **more: Any) -> Any:
+        if name == wire.AGENTS_SUM and self._run.tick > 3:
+            name, more = wire.LEFT_SUM, {"self_masks": self.masks}
+        elif name == wire.AGENTS_SUM:
+            cohort += 1
+        return super()._order(name, statistics, cohort, **more)
+
+
+@pytest.mark.promise("svm-same-agents")
+@pytest.mark.parametrize(("lost_groups", "masks"), [("stop", False), ("leave-out", True)])
+def test_agents_add_to_totals_of_the_same_agents_only(
+    lost_groups: str, masks: bool, network: Callable[[str], Network]
+) -> None:
+    found = network("pairwise")
+    strategy = _Curious(seed=3, tolerance=1e-12, lost_groups=lost_groups)
+    strategy.masks = masks
+    with refused("FK-ORDER-MASKS" if lost_groups == "stop" else "FK-SETTINGS-CHANGED"):
+        simulate(strategy, found.client_fn, len(found.tables), num_rounds=6)
+    assert len(strategy.trace_) == 3
+
+
+@pytest.mark.promise("svm-term-once")
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("leave-out", ("svm-combine", 9)),
+        ("asynchronous, leave-out", ("svm-combine", 9)),
+        ("asynchronous, leave-out", ("svm-step", 2)),
+    ],
+)
+def test_no_term_is_in_a_total_of_all_agents_and_in_one_of_those_left(
+    name: str,
+    fault: tuple[str, int],
+    network: Callable[[str], Network],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A lost reply may arrive late: then the total of all is open, and no self mask hides it."""
+    totals: dict[str, set[bytes]] = {wire.AGENTS_SUM: set(), wire.LEFT_SUM: set()}
+    contribute = ClientSums.contribute
+
+    def kept(sums: ClientSums, order: str, values: Any, **more: Any) -> None:
+        if order in totals:
+            totals[order].add(np.asarray(values).tobytes())
+        contribute(sums, order, values, **more)
+
+    monkeypatch.setattr(ClientSums, "contribute", kept)
+    found, (phase, partition) = network(name), fault
+    lost = hits(partition, phase, Fault("lost reply"), 5, always=True)
+
+    def plan(delivery: Delivery) -> Fault | None:
+        return lost(delivery) or delays(1, 0.002)(delivery)
+
+    strategy = found.fit(plan, 60, timeout=0.3, tolerance=2e-3)
+    check_optimum(strategy, found, [1])
+    assert len(totals[wire.LEFT_SUM]) > 6
+    assert not totals[wire.AGENTS_SUM] & totals[wire.LEFT_SUM]
+
+
+class _Hasty(HierarchicalSVM):
+    """Asks the agents that are left for the terms that all of them were asked for."""
+
+    def _pass_over(self) -> Any:
+        self._run.attempt = 0
+        self._ask((), total=True)
+        yield from ()
+
+
+def test_an_agent_adds_a_term_to_one_kind_of_total(network: Callable[[str], Network]) -> None:
+    found = network("leave-out")
+    strategy = _Hasty(seed=3, tolerance=1e-12, lost_groups="leave-out")
+    lost = hits(9, "svm-combine", Fault("lost reply"), 4, always=True)
+    with refused("FK-ORDER-TWICE"):
+        simulate(
+            strategy, found.client_fn, len(found.tables), faults=lost, num_rounds=6, timeout=0.3
+        )
+
+
+class _Twofold(HierarchicalSVM):
+    """Opens the total of one exchange twice: over all agents, then over those who answer again."""
+
+    def _order(self, name: str, statistics: int, cohort: int, **more: Any) -> Any:
+        if name == wire.AGENTS_SUM:
+            name, more = wire.LEFT_SUM, {"self_masks": True}
+        return super()._order(name, statistics, cohort, **more)
+
+    def _read_total(self) -> Any:
+        again = self._run.tick == 4 and self._run.attempt == 1
+        if again and len(self._run.agents & self._run.answered) == GROUPS - 1:
+            raise AssertionError(f"opened twice: {self._open()}")
+        yield from super()._read_total()
+
+    def _take_total(self, total: Any) -> Any:
+        if self._run.tick == 4 and self._run.attempt == 0:
+            self._run.attempt = 1
+            self._ask((), total=True)
+        else:
+            yield from super()._take_total(total)
+
+
+@pytest.mark.promise("svm-one-opening")
+def test_agents_open_a_total_over_one_set_of_agents(network: Callable[[str], Network]) -> None:
+    found = network("leave-out")
+    strategy = _Twofold(seed=3, tolerance=1e-12, lost_groups="leave-out")
+    lost = hits(11, "svm-combine", Fault("lost reply"), 5)
+    with refused("FK-SUM-SILENT"):
+        simulate(
+            strategy, found.client_fn, len(found.tables), faults=lost, num_rounds=6, timeout=3.0
+        )
+    assert len(strategy.trace_) == 3
