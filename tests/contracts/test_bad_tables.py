@@ -349,7 +349,7 @@ ARRAYS: dict[str, tuple[str, dict[str, Any], str]] = {
         "FK-VALUES-FINITE", {"x": ROWS * [[1], [NAN], [1], [1]], "y": [0, NAN, 1, 1]}, "fdskl"),
     "one dimension": ("FK-SHAPE-DIFFERS FK-TABLE-SHAPE", {"x": ROWS[:, 0]}, f"{PLAIN} ranges"),
     "text": (
-        "FK-VALUES-TEXT FK-VALUES-NUMBERS", {"x": [[SECRET, "name"]] * 4},
+        "FK-VALUES-TEXT", {"x": [[SECRET, "name"]] * 4},
         f"{LABELLED} gram ranges"),
     "no id for a row": ("FK-SHAPE-DIFFERS", {"ids": list("abc")}, TWO),
     "no label for a row": ("FK-SHAPE-DIFFERS", {"y": [0, 1]}, LABELLED),
