@@ -9,19 +9,23 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from conversation import TABLES, Asked, asked, with_table
+from conversation import ONLINE as ONLINE_METHODS
+from conversation import TABLES, Asked, asked, watching, with_table
 from flwr.app import Message, MetricRecord, RecordDict
 from zoo import WAYS, fit
 
 from fedkern_flwr.clients import VerticalKernelClient
 from fedkern_flwr.errors import FedKernError, OptionError, StreamError, SumError, TableError
 from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.secure_sum import CIPHERS
 from fedkern_flwr.wire import DescribeRequest, sums
 
@@ -397,3 +401,47 @@ def test_what_fails_in_learning_or_encoding_says_no_more(monkeypatch: pytest.Mon
     text, counted = one.try_out(request=replace(one.request, encoder="{}"))
     assert ends_with(text, "FK-ORDER-UNFIT")
     assert counted
+
+
+# -- what is left in the end
+
+#: Files that outlast runs, and those of a node's results.
+LASTING = {".json", ".csv", ".npz", ".png", ".state", ".sqlite", ".model"}
+LASTING |= {".opened", ".answered", ".released"}
+
+
+@pytest.mark.parametrize("way", [name for name, way in WAYS.items() if way.secure])
+def test_secrets_are_of_one_run_and_its_end_erases_them(way: str, tmp_path: Path) -> None:
+    """Of nodes and of their files; of two runs none is the same."""
+    drawn = [secrets_of(way, tmp_path / str(k)) for k in range(2)]
+    for k, secrets in drawn[0].items():
+        assert not secrets & drawn[1][k]
+
+
+def secrets_of(way: str, folder: Path) -> dict[int, set[bytes]]:
+    """Return the secrets that nodes draw in a run; in the end none of them is left."""
+    secrets: dict[int, set[bytes]] = {}
+
+    def seen(client: Any, request: Any, sections: list[Any]) -> None:
+        if payload := SessionState.load(client.context).payload:
+            with suppress(Exception):  # of methods that keep something else
+                secrets.setdefault(client.partition, set()).add(KeptState.unpack(payload).seed)
+
+    (folder / "temporary").mkdir(parents=True)
+    with watching(seen), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tempfile.tempdir", str(folder / "temporary"))
+        policy = NodePolicy(allow_small_sums=True)
+        more = {"policy": policy} if WAYS[way].method.startswith(ONLINE_METHODS) else {}
+        rounds = {"num_rounds": 3} if WAYS[way].rounds in (12, 200) else {}
+        sites = WAYS[way].sites(folder, guarded=True, **more)
+        for table in sites.tables:  # what is given does not follow from chance
+            table.pop("landmark_seed", None)
+            table.pop("frequency_seed", None)
+        sites.fit(start=rounds)
+    left = [path.name for path in folder.rglob("*") if path.is_file()]
+    assert [name for name in left if Path(name).suffix not in LASTING] == []
+    for k, own in secrets.items():
+        for secret in own - {b""}:
+            assert secret not in SessionState.load(sites.contexts[k]).payload
+            assert repr(secret)[2:-1] not in repr(sites.contexts[k].state)
+    return {k: own - {b""} for k, own in secrets.items()}
