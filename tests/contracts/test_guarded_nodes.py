@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 from conversation import ONLINE as ONLINE_METHODS
-from conversation import TABLES, Asked, asked, watching, with_table
+from conversation import TABLES, Asked, asked, kept_seed, watching, with_table
 from flwr.app import Message, MetricRecord, RecordDict
 from zoo import WAYS, fit
 
 from fedkern_flwr.clients import VerticalKernelClient
 from fedkern_flwr.errors import FedKernError, OptionError, StreamError, SumError, TableError
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.node.kept_state import KeptState
-from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.secure_sum import CIPHERS
 from fedkern_flwr.wire import DescribeRequest, sums
 
@@ -423,9 +420,7 @@ def secrets_of(way: str, folder: Path) -> dict[int, set[bytes]]:
     secrets: dict[int, set[bytes]] = {}
 
     def seen(client: Any, request: Any, sections: list[Any]) -> None:
-        if payload := SessionState.load(client.context).payload:
-            with suppress(Exception):  # of methods that keep something else
-                secrets.setdefault(client.partition, set()).add(KeptState.unpack(payload).seed)
+        secrets.setdefault(client.partition, set()).add(kept_seed(client.context))
 
     (folder / "temporary").mkdir(parents=True)
     with watching(seen), pytest.MonkeyPatch.context() as patch:
@@ -442,6 +437,6 @@ def secrets_of(way: str, folder: Path) -> dict[int, set[bytes]]:
     assert [name for name in left if Path(name).suffix not in LASTING] == []
     for k, own in secrets.items():
         for secret in own - {b""}:
-            assert secret not in SessionState.load(sites.contexts[k]).payload
+            assert secret != kept_seed(sites.contexts[k])
             assert repr(secret)[2:-1] not in repr(sites.contexts[k].state)
     return {k: own - {b""} for k, own in secrets.items()}
