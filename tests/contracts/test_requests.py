@@ -67,7 +67,7 @@ SETTINGS = "FK-SETTINGS-CHANGED"
 ONLINE = "online-personal at client"
 MATRIX, RANKING = "gram-matrix at client", "gram-recommend at client"
 OTHER_ROWS, OTHER_WIDTHS = "FK-ROWS-CHANGED", "FK-TUNE-CHANGED"
-UNANNOUNCED = "FK-ASKED-ROWS"
+UNANNOUNCED = "FK-ORDER-ROWS-UNKNOWN"
 OLD: dict[str, Any] = {"model": "ab", "model_round": 1}  # that nobody made
 #: Asked of a node that has only described itself.
 TOO_EARLY = {
@@ -116,7 +116,7 @@ REFUSED = [
     wrong("fdskl", STEP, "FK-STATE-GONE", delivered=5),
     *(wrong("fdskl", STEP, "FK-KEPT-NONE", **OLD | change)
       for change in ({}, {"model": "../ab"})),
-    wrong("fdskl", "vertical-train at active", "FK-ASKED-ROWS",
+    wrong("fdskl", "vertical-train at active", "FK-ORDER-ROWS-UNKNOWN",
           tests=lambda t: first(t, 0)),
     wrong("fdskl", "vertical-train at active", "FK-ORDER-ROWS-TWICE",
           rows=lambda r: first(r, HELD_OUT)),
