@@ -79,6 +79,7 @@ def test_shifted_bounds_read_nothing() -> None:
     assert all(ends_with(text, "FK-ORDER-OVER") for text in said[0][3:])
 
 
+@pytest.mark.promise("requests-fixed")
 def test_a_message_that_fails_fixes_what_was_asked() -> None:
     """Other landmarks, rows or bounds for the next would make one refusal's bit a measurement."""
     one = distances()
@@ -193,6 +194,7 @@ def test_a_party_that_is_shown_another_cipher_ends_the_run(tmp_path: Path) -> No
 # -- what is counted
 
 
+@pytest.mark.promise("requests-counted")
 @pytest.mark.parametrize(
     ("error", "counted"),
     [
@@ -282,6 +284,7 @@ def equations() -> tuple[Asked, sums.Delivery]:
     return one, delivery
 
 
+@pytest.mark.promise("requests-totals")
 def test_a_total_with_an_offset_is_refused_and_counted() -> None:
     """A pad hides a total and does not bind it: what is beyond the bound would tell of it."""
     one, delivery = equations()
@@ -318,6 +321,7 @@ def test_one_total_is_opened_though_the_message_fails() -> None:
     assert one.refusals == 1
 
 
+@pytest.mark.promise("requests-one-guess")
 @pytest.mark.parametrize(
     ("way", "begins", "name"),
     [
@@ -383,6 +387,7 @@ def test_points_of_absurd_components_are_drawn(tmp_path: Path) -> None:
     assert np.abs(drawn[0]).max() == 1e100  # which Matplotlib can draw
 
 
+@pytest.mark.promise("requests-alike")
 def test_what_fails_in_learning_or_encoding_says_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     def stops(*_: Any, **__: Any) -> None:
         raise FedKernError("it stopped at a gradient of 77")
@@ -407,6 +412,7 @@ LASTING = {".json", ".csv", ".npz", ".png", ".state", ".sqlite", ".model"}
 LASTING |= {".opened", ".answered", ".released"}
 
 
+@pytest.mark.promise("requests-erased")
 @pytest.mark.parametrize("way", [name for name, way in WAYS.items() if way.secure])
 def test_secrets_are_of_one_run_and_its_end_erases_them(way: str, tmp_path: Path) -> None:
     """Of nodes and of their files; of two runs none is the same."""

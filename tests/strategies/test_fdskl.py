@@ -60,7 +60,6 @@ def test_another_rule_or_another_seed_makes_another_function() -> None:
         assert gap(found, **change) > 1e-4
 
 
-@pytest.mark.promise("fdskl-last-half")
 def test_streaming_ends_with_a_solution_on_the_phases_at_hand() -> None:
     """Ridge regression on rows of the last half of the batches and directions of the first half.
 
@@ -83,7 +82,6 @@ def test_streaming_ends_with_a_solution_on_the_phases_at_hand() -> None:
     assert found.strategy.ledger_.exchanges == stepped.strategy.ledger_.exchanges
 
 
-@pytest.mark.promise("fdskl-last-half")
 def test_who_says_a_step_or_takes_the_papers_mode_gets_the_last_iterate() -> None:
     def solves(actives: int = 1, **options: Any) -> Any:
         strategy = FDSKL(schedule="streaming", seed=0, **options)
