@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refused
 
 from fedkern_flwr.clients.fdskl_table import PhaseStore
 from fedkern_flwr.clients.fed_cg_kernel import KernelRows
@@ -68,7 +69,7 @@ def test_without_a_folder_it_lies_among_temporary_files_of_this_user(
     owner = os.getuid() + 1
     monkeypatch.setattr("os.getuid", lambda: owner)
     (tmp_path / f"fedkern-flwr-{owner}").mkdir()
-    with pytest.raises(StateError, match="belongs to somebody else; give the client a state_dir"):
+    with refused("FK-FOLDER-FOREIGN"):
         make(None)
 
 
@@ -77,7 +78,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     rows.path.parent.mkdir()
     victim.write_bytes(b"precious" * 10)
     rows.path.symlink_to(victim)
-    with pytest.raises(StateError, match="is a link"):
+    with refused("FK-FILE-FOREIGN"):
         rows.write(2, np.ones((1, 3)))
     rows.write(0, np.ones((1, 3)))
     assert victim.read_bytes() == b"precious" * 10
@@ -96,7 +97,7 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
     rows.write(4, data[:3])  # a part that comes twice
     np.testing.assert_array_equal(rows.read(4, 9), np.vstack([data[:3], data[7:]]))
     rows.write(0, data[:4])  # the first part begins a new file
-    with pytest.raises(StateError, match="partition 2: the kernel rows of this run are gone from"):
+    with refused("FK-STATE-GONE"):
         rows.read(0, 5)
 
 

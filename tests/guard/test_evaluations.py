@@ -6,8 +6,8 @@ import pytest
 from flwr.app import Context, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
-from fedkern_flwr.errors import RefusedError
 from fedkern_flwr.guard import NodePolicy, RunRecord
 from fedkern_flwr.guard.evaluations import Asked, enter, open_once, too_few
 
@@ -49,7 +49,7 @@ def test_each_set_of_rows_is_judged_so_often(asked: list[tuple[int, int]], most:
         what = Asked.of("figures", bytes([rows]), [bytes([model])])
         seen = sum(1 for known in told if known[0] == rows)
         if (rows, model) not in told and seen >= most:
-            with pytest.raises(RefusedError, match=f"max_evaluations = {most} of these rows"):
+            with refused("FK-POLICY-EVALUATIONS"):
                 enter(record, what, [float(number)], policy, PARTY)
             continue
         found = enter(record, what, [float(number)], policy, PARTY)
@@ -64,7 +64,7 @@ def test_a_sum_of_figures_is_opened_once() -> None:
     for _ in range(2):
         open_once(record, "figures", (0, 3), PARTY)
     for place in ((0, 4), (1, 3)):
-        with pytest.raises(RefusedError, match="an evaluation is opened a second time"):
+        with refused("FK-ORDER-EVALUATION"):
             open_once(record, "figures", place, PARTY)
 
 
@@ -97,5 +97,5 @@ def test_the_third_refusal_is_the_last() -> None:
         if refusals < 3:
             record.check(PARTY)
         else:
-            with pytest.raises(RefusedError, match="3 orders of this run were refused, it is over"):
+            with refused("FK-ORDER-OVER"):
                 record.check(PARTY)

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import refused
 
-from fedkern_flwr.errors import RefusedError
 from fedkern_flwr.guard import NodePolicy, check_run, spending
 from fedkern_flwr.guard.ledger import Answer, NodeLedger
 from fedkern_flwr.guard.ledger_file import FILE
@@ -66,7 +66,7 @@ def test_a_repeated_release_is_charged_once_and_another_again(tmp_path: Path) ->
     for _ in range(3):
         spend(ledger, "a", table(range(20)), one)
     assert epsilons(ledger) == [pytest.approx(1.0, rel=1e-3)]
-    with pytest.raises(RefusedError, match="more than the budget that it declared") as why:
+    with refused("FK-BUDGET-EXCEEDED") as why:
         spend(ledger, "a", table(range(20)), one, key=b"other noise")
     assert "\n" not in str(why.value)
     half = replace(one, budget=Budget(3.0))  # a part of a run's budget
@@ -80,7 +80,7 @@ def test_runs_about_the_same_rows_add_up_until_the_owner_s_limit(tmp_path: Path)
     ledger, one = NodeLedger(tmp_path), release(1.0)
     both = epsilon_of(2 * one.curve, one.delta)
     spend(ledger, "a", table(range(20)), one, most=both * 0.99)
-    with pytest.raises(RefusedError, match=r"max_epsilon = .*would lose") as why:
+    with refused("FK-BUDGET-SPENT") as why:
         spend(ledger, "b", table(range(20)), one, most=both * 0.99)
     assert "\n" not in str(why.value)
     assert epsilons(ledger)[1] == 0.0  # what is refused is not entered
@@ -91,7 +91,7 @@ def test_one_row_in_common_is_enough_to_add_up(tmp_path: Path) -> None:
     ledger, one = NodeLedger(tmp_path), release(1.0)
     spend(ledger, "a", table(range(20)), one, most=1.1)
     spend(ledger, "others", table(range(20, 40)), one, most=1.1)
-    with pytest.raises(RefusedError, match="max_epsilon"):
+    with refused("FK-BUDGET-SPENT"):
         spend(ledger, "b", table(range(19, 60)), one, most=1.1)
 
 
@@ -101,7 +101,7 @@ def test_held_out_rows_are_other_rows(tmp_path: Path) -> None:
     spend(ledger, "a", table(range(20), 14), one, most=1.1)
     spend(ledger, "a", table(range(20), 14), one, most=1.1, key=b"e", held_out=True)
     assert epsilons(ledger) == [pytest.approx(1.0, rel=1e-3)]
-    with pytest.raises(RefusedError, match="max_epsilon"):
+    with refused("FK-BUDGET-SPENT"):
         spend(ledger, "b", table(range(20), 8), one, most=1.1)
 
 
@@ -144,41 +144,41 @@ def test_the_ledger_of_an_older_release_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.promise("noise-limit")
 @pytest.mark.parametrize(
-    ("most", "budget", "tells", "secure", "refused"),
+    ("most", "budget", "tells", "secure", "code"),
     [
-        (3.0, None, True, True, "the run adds no noise"),
+        (3.0, None, True, True, "FK-POLICY-NOISE"),
         (3.0, None, False, True, ""),
-        (3.0, Budget(3.1), True, True, "the run costs 3.1"),
+        (3.0, Budget(3.1), True, True, "FK-POLICY-EPSILON"),
         (3.0, Budget(3.0), True, True, ""),
         (np.inf, None, True, True, ""),
         (np.inf, Budget(9.0), True, True, ""),
-        (np.inf, Budget(9.0), True, False, "sums in plain"),
+        (np.inf, Budget(9.0), True, False, "FK-BUDGET-PLAIN"),
     ],
 )
 def test_a_run_is_opened_only_within_the_limit(
-    most: float, budget: Budget | None, tells: bool, secure: bool, refused: str
+    most: float, budget: Budget | None, tells: bool, secure: bool, code: str
 ) -> None:
     policy = NodePolicy(max_epsilon=most, require_secure_sums=False)
     about: dict[str, Any] = {"secure": secure, "pinned": False, "budget": budget, "tells": tells}
-    if not refused:
+    if not code:
         check_run(policy, "m", party=PARTY, **about)
         return
-    with pytest.raises(RefusedError, match=refused) as why:
+    with refused(code) as why:
         check_run(policy, "m", party=PARTY, **about)
     assert "\n" not in str(why.value)
 
 
 @pytest.mark.parametrize(
-    ("budget", "remembers", "refused"),
+    ("budget", "remembers", "code"),
     [
         (Budget(1.0, delta=1e-5), True, ""),
-        (Budget(1.0, delta=0.5), True, "max_delta = 1e-05: that of the run is 0.5"),
-        (Budget(1.0, colluders=0), True, "the run counts on nobody who tells its noise"),
-        (Budget(1.0), False, "without a folder it does not know what runs have cost"),
+        (Budget(1.0, delta=0.5), True, "FK-POLICY-DELTA"),
+        (Budget(1.0, colluders=0), True, "FK-POLICY-COLLUDERS"),
+        (Budget(1.0), False, "FK-POLICY-STATE"),
     ],
 )
 def test_a_promise_is_of_delta_colluders_and_all_runs(
-    budget: Budget, remembers: bool, refused: str
+    budget: Budget, remembers: bool, code: str
 ) -> None:
     def open_run(policy: NodePolicy) -> None:
         check_run(
@@ -192,8 +192,8 @@ def test_a_promise_is_of_delta_colluders_and_all_runs(
         )
 
     open_run(NodePolicy())  # whose owner promises nobody anything
-    if refused:
-        with pytest.raises(RefusedError, match=refused):
+    if code:
+        with refused(code):
             open_run(NodePolicy(max_epsilon=1.0))
     else:
         open_run(NodePolicy(max_epsilon=1.0))
@@ -213,7 +213,7 @@ def test_what_is_told_of_a_party_adds_up_whichever_rows_it_is_about(tmp_path: Pa
         others = ("b", "c") if unit == "row" else ("b",)
         for run in others[:-1]:
             spend(ledger, run, table(range(20), 12), told)
-        with pytest.raises(RefusedError, match="would lose"):
+        with refused("FK-BUDGET-SPENT"):
             spend(ledger, others[-1], table(range(20), 12), told, most=both * 0.99)
     assert found == {"row": pytest.approx(1.0, rel=1e-3), "party": pytest.approx(both)}
 
@@ -234,7 +234,7 @@ def test_messages_about_other_rows_do_not_add_up_and_a_second_run_does(tmp_path:
         for start in (0, 5, 10):
             message(ledger, run, start, one, most=both * 1.01)
     assert epsilons(ledger) == [pytest.approx(1.0, rel=1e-3)] * 2
-    with pytest.raises(RefusedError, match="would lose"):
+    with refused("FK-BUDGET-SPENT"):
         message(ledger, "c", 5, one, most=both * 1.01)
     message(ledger, "c", 15, one, most=both * 1.01)
 
@@ -242,7 +242,7 @@ def test_messages_about_other_rows_do_not_add_up_and_a_second_run_does(tmp_path:
 def test_messages_about_some_of_the_same_rows_add_up_within_a_run(tmp_path: Path) -> None:
     ledger, one = NodeLedger(tmp_path), release(1.0)
     message(ledger, "a", 0, one, most=np.inf)
-    with pytest.raises(RefusedError, match="more than the budget that it declared"):
+    with refused("FK-BUDGET-EXCEEDED"):
         message(ledger, "a", 4, one, most=np.inf)
     message(ledger, "b", 0, replace(one, budget=Budget(3.0)), most=np.inf)
     message(ledger, "b", 3, replace(one, budget=Budget(3.0)), most=np.inf)
@@ -259,7 +259,7 @@ def test_messages_about_a_party_add_up_in_all_runs_whatever_their_rows(tmp_path:
     about: Any = {"records": True, "taken": table(range(50, 60)).digests(b"k" * 32)}
     charges = [Charge(b"other rows", one, rows=(0, 5))]
     ledger.enter("b", [], NodePolicy(max_epsilon=both * 1.01), charges=charges, **about)
-    with pytest.raises(RefusedError, match="would lose"):
+    with refused("FK-BUDGET-SPENT"):
         message(ledger, "a", 5, one, most=both * 1.01)
 
 
@@ -270,7 +270,7 @@ def test_a_stream_does_not_go_back_and_its_record_stays_short() -> None:
         charge = Charge(b"%d" % start, one, rows=(start, start + 5))
         found = spending.spend(found, [charge], PARTY)
     assert len(found) == 1
-    with pytest.raises(RefusedError, match="rows of an earlier message are asked for again"):
+    with refused("FK-BUDGET-AGAIN"):
         spending.spend(found, [Charge(b"other", one, rows=(14, 19))], PARTY)
 
 
@@ -278,7 +278,7 @@ def test_all_rows_are_not_asked_for_after_messages_of_some() -> None:
     """What messages of a stream cost is of their own rows: a sum of all would cost them twice."""
     one = release(1.0)
     found = spending.spend({}, [Charge(b"0", one, rows=(0, 5))], PARTY)
-    with pytest.raises(RefusedError, match="rows of messages are asked for again"):
+    with refused("FK-BUDGET-AGAIN"):
         spending.spend(found, [Charge(b"all", one)], PARTY)
     assert len(spending.spend(found, [Charge(b"held out", one, held_out=True)], PARTY)) == 2
 
@@ -290,5 +290,5 @@ def test_messages_of_a_party_add_up_within_a_run() -> None:
         charge = Charge(b"%d" % start, one, rows=(start, start + 5))
         found = spending.spend(found, [charge], PARTY)
     assert len(found) == 2
-    with pytest.raises(RefusedError, match="more than the budget that it declared"):
+    with refused("FK-BUDGET-EXCEEDED"):
         spending.spend(found, [Charge(b"15", one, rows=(15, 20))], PARTY)

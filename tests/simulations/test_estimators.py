@@ -164,7 +164,7 @@ def test_a_fit_is_silent_and_warns_where_it_has_not_converged(
     assert capfd.readouterr() == ("", "")
     assert not caplog.records
     assert logging.getLogger("fedkern_flwr").level == level
-    with pytest.warns(ConvergenceWarning, match="more rounds"):
+    with pytest.warns(ConvergenceWarning):
         HierarchicalSVMClassifier(C=1.0, options={"rounds": 2}).fit(*IRIS)
 
 

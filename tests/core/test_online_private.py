@@ -312,8 +312,9 @@ def test_a_server_that_asks_for_more_is_refused(
     kind: Any, more: dict[str, Any], code: str, nodes: Nodes
 ) -> None:
     strategy = kind(privacy_epsilon=3.0, **{**SOME, "kernels": 1 + 3 * (kind != Windows)}, **more)
-    with pytest.raises(FedKernError, match=rf"\[{code}\]"):  # of the first message, or a later one
+    with pytest.raises(FedKernError) as caught:  # of the first message, or a later one
         nodes.run(strategy, *streams())
+    assert f"[{code}]" in str(caught.value)
 
 
 def test_an_evaluation_is_refused(caplog: pytest.LogCaptureFixture) -> None:
