@@ -296,5 +296,5 @@ def no_figures() -> OptionError:
         "figures of held-out examples would be told without noise",
         remedy="with clip and noise_multiplier use fraction_evaluate=0, and evaluate_fn at the "
         "server",
-        code="FK-CLIP-FIGURES",
+        code="FK-BUDGET-FIGURES",
     )

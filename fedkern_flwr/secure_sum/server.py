@@ -78,7 +78,7 @@ class SecureSum:
         chosen = [sorted(keys)] if cohorts is None else cohorts
         if not chosen:
             raise OptionError(
-                "there is no cohort to sum over", remedy="name at least one", code="FK-SUM-COHORTS"
+                "there is no cohort to sum over", remedy="name at least one", code="FK-SUM-LENGTH"
             )
         thresholds: list[int | None]
         if threshold is None or isinstance(threshold, int):
@@ -251,7 +251,7 @@ class SecureSum:
                 raise SumError(
                     f"unexpected section {section.phase[:20]!r}",
                     party=party,
-                    code="FK-MESSAGE-SECTION",
+                    code="FK-MESSAGE-FIELD",
                 )
             reply = section.read(kind, party=party)
             place = reply.cohort, reply.index

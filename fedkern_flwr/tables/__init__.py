@@ -207,7 +207,7 @@ def check_file(path: Path) -> None:
         raise TableError(f"{path} is a directory", remedy=f"give {FILES}", code="FK-FILE-FOLDER")
     if not path.is_file():
         raise TableError(
-            f"there is no file {path}", remedy="check the path", code="FK-FILE-MISSING"
+            f"there is no file {path}", remedy="check the path", code="FK-FILE-READ"
         )
     if path.suffix.lower() not in (".npz", ".csv", ".tsv", ".parquet"):
         raise TableError(

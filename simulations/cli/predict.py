@@ -74,7 +74,7 @@ def predict(
         )
     if data is not None and not Path(data).is_file():
         raise TableError(
-            f"there is no file {data}", remedy="check the path", code="FK-FILE-MISSING"
+            f"there is no file {data}", remedy="check the path", code="FK-FILE-READ"
         )
     dialect = {"sep": sep, "decimal": decimal, "na": na or ()}
     rows: Any = [one.removesuffix(FEATURES) for one in party] if party else Path(str(data))

@@ -66,7 +66,7 @@ SCORED = "vertical-outcome at active: delivered"
 SETTINGS = "FK-SETTINGS-CHANGED"
 ONLINE = "online-personal at client"
 MATRIX, RANKING = "gram-matrix at client", "gram-recommend at client"
-OTHER_ROWS, OTHER_WIDTHS = "FK-ROWS-CHANGED", "FK-TUNE-CHANGED"
+OTHER_ROWS, OTHER_WIDTHS = "FK-ORDER-CHANGED", "FK-ORDER-CHANGED"
 UNANNOUNCED = "FK-ASKED-ROWS"
 OLD: dict[str, Any] = {"model": "ab", "model_round": 1}  # that nobody made
 #: Asked of a node that has only described itself.
@@ -89,13 +89,13 @@ REFUSED = [
           take=lambda t: t[:5]),
     wrong("ranges", "ranges-means", "FK-LABELS-MISSING", labels=True),
     *(wrong("align", "align-hop", "FK-MESSAGE-FIELD", hop=hop) for hop in (-1, 3, 99)),
-    wrong("fed-cg", DISTANCES, "FK-ORDER-ROWS-UNKNOWN", rows=lambda r: first(r, 99)),
-    wrong("fed-cg", DISTANCES, "FK-ORDER-ROWS-TWICE", rows=lambda r: first(r, -2)),
-    wrong("fed-cg", CENTRE, "FK-ORDER-ROWS-TWICE", rows=lambda r: first(r, r[0][1])),
+    wrong("fed-cg", DISTANCES, "FK-ORDER-ROWS", rows=lambda r: first(r, 99)),
+    wrong("fed-cg", DISTANCES, "FK-ORDER-ROWS", rows=lambda r: first(r, -2)),
+    wrong("fed-cg", CENTRE, "FK-ORDER-ROWS", rows=lambda r: first(r, r[0][1])),
     wrong("fed-cg, normal landmarks", DISTANCES, "FK-KEPT-NONE", **OLD),
-    wrong("fed-cg", "hybrid-coefficients", "FK-ASKED-WIDTH", gammas=np.ones(1)),
-    wrong("fed-cg", EQUATIONS, "FK-ASKED-WIDTH", gammas=np.ones((1, 1))),
-    wrong("fed-cg", EQUATIONS, "FK-ASKED-WIDTH", folds=2),
+    wrong("fed-cg", "hybrid-coefficients", "FK-ASKED-MORE", gammas=np.ones(1)),
+    wrong("fed-cg", EQUATIONS, "FK-ASKED-MORE", gammas=np.ones((1, 1))),
+    wrong("fed-cg", EQUATIONS, "FK-ASKED-MORE", folds=2),
     *(wrong("fed-cg, tuned", EQUATIONS, "FK-TUNE-MANY", **change)
       for change in ({"gammas": np.ones((10, 1))}, {"gammas": -np.ones((1, 1))}, {"folds": 6},
                      {"gammas": np.ones((0, 1))})),
@@ -104,43 +104,43 @@ REFUSED = [
           balanced=True, class_counts=np.array([1.0, 1.0])),
     wrong("fed-cg, balanced", EQUATIONS, "FK-WEIGHTS-COUNTS",
           class_counts=lambda c: 9.0 * c),
-    wrong("fed-cg, cg", "hybrid-product", "FK-ASKED-LONG",
+    wrong("fed-cg, cg", "hybrid-product", "FK-ASKED-MORE",
           directions=lambda p: 2.0 * p),
     wrong("fed-cg, normal landmarks", "hybrid-moments", "FK-SUM-PARTNER",
           peers=np.array([9], np.int32)),
-    wrong("fed-cg, normal landmarks", "hybrid-moments", "FK-ASKED-MOMENTS", sampling="U"),
+    wrong("fed-cg, normal landmarks", "hybrid-moments", "FK-ASKED-MORE", sampling="U"),
     wrong("fdskl", STEP, UNANNOUNCED, rows=lambda r: first(r, 99)),
     wrong("fdskl", "vertical-step at passive", UNANNOUNCED, rows=lambda r: first(r, -1)),
-    wrong("fdskl", STEP, "FK-ORDER-OUTSIDE", score=1, scorer=0,
+    wrong("fdskl", STEP, "FK-ORDER-PLAIN", score=1, scorer=0,
           score_rows=np.zeros(1, np.int32)),
     wrong("fdskl", STEP, "FK-STATE-GONE", delivered=5),
     *(wrong("fdskl", STEP, "FK-KEPT-NONE", **OLD | change)
       for change in ({}, {"model": "../ab"})),
     wrong("fdskl", "vertical-train at active", "FK-ASKED-ROWS",
           tests=lambda t: first(t, 0)),
-    wrong("fdskl", "vertical-train at active", "FK-ORDER-ROWS-TWICE",
+    wrong("fdskl", "vertical-train at active", "FK-ORDER-ROWS",
           rows=lambda r: first(r, HELD_OUT)),
-    *(wrong("secure-gram", MATRIX, "FK-MESSAGE-ITEMS", items=np.array(items, np.int32))
+    *(wrong("secure-gram", MATRIX, "FK-MESSAGE-FIELD", items=np.array(items, np.int32))
       for items in ([0, 0, 1, 2], [1, 0], [], [-1, 2])),
-    wrong("secure-gram", MATRIX, "FK-MESSAGE-ITEMS", items=np.array([0, 7], np.int32)),
+    wrong("secure-gram", MATRIX, "FK-MESSAGE-FIELD", items=np.array([0, 7], np.int32)),
     wrong("secure-gram", MATRIX, "FK-OPTION-CHOICE", encoding="text"),
     wrong("secure-gram", MATRIX, "FK-GRAM-WHOLE", fraction_bits=3),
     wrong("secure-gram", MATRIX, "FK-OPTION-RANGE", encoding="fixed-point", fraction_bits=31),
-    wrong("secure-gram", MATRIX, "FK-GRAM-OVERFLOW",
+    wrong("secure-gram", MATRIX, "FK-SUM-OVERFLOW",
           encoding="fixed-point", fraction_bits=30),
     wrong("secure-gram", MATRIX, "FK-OPTION-RANGE", bound=0.0),
-    wrong("secure-gram", MATRIX, "FK-RELEASE-FEW", counted=bytes([0b0110])),
+    wrong("secure-gram", MATRIX, "FK-RELEASE-NODES", counted=bytes([0b0110])),
     wrong("secure-gram", MATRIX, "FK-SUM-SET", counted=bytes([0b10111])),
     wrong("secure-gram", "gram-cross", "FK-ITEMS-NEW", new_items=1),
     *(wrong("fed-cfk", RANKING, "FK-MESSAGE-SHAPE",
             products=lambda p, n=n: np.resize(p, n)) for n in (0, 9, 36)),
     wrong("fed-cfk", RANKING, "FK-OPTION-CHOICE", kernel="text"),
-    wrong("fed-cfk", RANKING, "FK-MESSAGE-ITEMS", items=lambda i: i + 4),
-    wrong("fed-cfk", RANKING, "FK-MESSAGE-ITEMS", items=turned),
+    wrong("fed-cfk", RANKING, "FK-MESSAGE-FIELD", items=lambda i: i + 4),
+    wrong("fed-cfk", RANKING, "FK-MESSAGE-FIELD", items=turned),
     wrong("fed-cfk", RANKING, "FK-MESSAGE-FINITE", mean=lambda m: m * np.nan),
 ]  # fmt: skip
 AGAIN = [
-    wrong("pof-mkl, secure", ONLINE, "FK-STATE-OTHER",
+    wrong("pof-mkl, secure", ONLINE, "FK-SETTINGS-CHANGED",
           bandwidths=lambda b: b[:16], theta=lambda t: t[:2], kernels_per_round=1),
     wrong("fed-cg", DISTANCES, OTHER_ROWS, rows=turned),
     wrong("fed-cg", CENTRE, OTHER_ROWS, rows=turned),
@@ -212,7 +212,7 @@ def test_products_of_a_run_need_its_width() -> None:
     asked = request_of(met("fed-cg, cg"), "hybrid-product at hospital").request
     request = replace(asked, session=node.request.session, round=node.request.round)
     kernel = [s for s in node.sections if isinstance(s, sums.Delivery)]
-    assert node.try_out(request=request, sections=kernel)[0].endswith("[FK-ASKED-WIDTH]")
+    assert node.try_out(request=request, sections=kernel)[0].endswith("[FK-ASKED-MORE]")
 
 
 @pytest.mark.parametrize("case", AGAIN, ids=str)

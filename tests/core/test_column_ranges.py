@@ -207,7 +207,7 @@ def test_values_that_cannot_be_summed_are_refused() -> None:
 
 def test_totals_that_cannot_be_are_refused_or_give_numbers() -> None:
     for count in (0.0, 1.0, 11.0, -4.0):
-        with refused("FK-RANGES-COUNTS"):
+        with refused("FK-SUM-TOTAL"):
             read_first_pass(np.array([count / 10, 0.0, 0.0]), BOUND, 10, 2)
     # squares below zero, or below that of the mean: a party lied within the bound
     for total in ([1.0, 0.5, -0.25], [1.0, 1.0, 0.0]):
@@ -242,7 +242,7 @@ def test_values_beyond_are_refused_or_clipped(path: Path) -> None:
     x = X + np.array([0.0, 7.0])
     for content in (PLAIN, {"ranges": PLAIN, "clip": False}):
         path.write_text(json.dumps(content))
-        with refused("FK-RANGES-BEYOND") as caught:
+        with refused("FK-RANGES-OUTSIDE") as caught:
             scale_by_ranges(x, ("a", "b"), path)
         assert "column 'b' has 2 values" in str(caught.value)
     path.write_text(json.dumps({"ranges": PLAIN, "clip": True}))

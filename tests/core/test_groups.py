@@ -199,7 +199,7 @@ def test_tables_that_cannot_be_joined(who: int, change: dict[str, Any], code: st
         (6, {"rows": 0}, "FK-LABELS-MISSING"),
         (6, {"outputs": 0}, "FK-LABELS-MISSING"),
         (6, {"role": "agent", "group": 2}, "FK-GROUPS-OWNER"),
-        (1, {"outputs": 1}, "FK-GROUPS-LABELS"),
+        (1, {"outputs": 1}, "FK-ROLE-DATA"),
         (1, {"columns": "d"}, "FK-COLUMNS-DIFFER"),
     ],
 )

@@ -298,7 +298,7 @@ def test_held_out_shares_rows_that_not_all_have_and_names_of_columns(commands: A
     write("lab.csv", range(60), ["c", "d"], values)
     line = commands.complaint("run", *[one for one in run if one != "--allow-single"], "--quiet")
     assert "north.csv (partition 0)" in line  # who refuses is named by its file
-    assert line.endswith("[FK-COLUMNS-ALONE]")
+    assert line.endswith("[FK-PARTIES-ALONE]")
 
 
 def test_a_party_with_labels_may_have_no_columns(commands: Any) -> None:

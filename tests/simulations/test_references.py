@@ -247,7 +247,7 @@ def test_references_learn_and_their_seed_decides(name, reference, options, least
         (dsg, {"gamma": -1.0}, "FK-OPTION-RANGE"),
         (dsg, {"regularization": -1.0}, "FK-OPTION-RANGE"),
         (dsg, {"kernel": "linear"}, "FK-OPTION-CHOICE"),
-        (dsg, {"step": 1e3, "rounds": 600}, "FK-DSG-DIVERGES"),
+        (dsg, {"step": 1e3, "rounds": 600}, "FK-RUN-DIVERGED"),
     ],
 )
 def test_options_that_cannot_work_are_refused(reference, options, code):

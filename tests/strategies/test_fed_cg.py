@@ -203,16 +203,16 @@ NOT_FOURIER += [{"landmark_gamma": True}, {"tune": "gcv"}]
 CLASHES: dict[str, list[Table]] = {
     "FK-OPTION-CHOICE": [{"distance_bits": 16}],
     "FK-OPTION-RANGE": [{"landmarks": 5, "preconditioner_rank": 6, **CG}],
-    "FK-SOLVER-CG": [{"preconditioner_rank": 3}, {"init": "random"}],
+    "FK-OPTION-CONFLICT": [{"preconditioner_rank": 3}, {"init": "random"}],
     "FK-RKHS-WIDTHS": [{"penalty": "rkhs", "landmark_gamma": True}],
-    "FK-VARIANCE-EQUATIONS": [{"variance": True, **CG}],
-    "FK-WEIGHTS-EQUATIONS": [{"class_weight": "balanced", "tune": "off"}],
-    "FK-TUNE-GIVEN": [{"tune": "gcv", "gamma": 1.0, "regularization": 1.0}],
-    "FK-TUNE-EQUATIONS": [{"tune": "folds", **CG}],
-    "FK-BASIS-OPTION": [{"basis": "fourier", **more} for more in NOT_FOURIER],
-    "FK-BASIS-EVEN": [{"basis": "fourier", "landmarks": 41}],
-    "FK-BUDGET-BASIS": [{"privacy_epsilon": 1.0}],
-    "FK-BUDGET-SOLVER": [{"basis": "fourier", "privacy_epsilon": 1.0, **CG}],
+    "FK-EQUATIONS-NEEDED": [{"variance": True, **CG}],
+    "FK-EQUATIONS-NEEDED": [{"class_weight": "balanced", "tune": "off"}],
+    "FK-OPTION-BOTH": [{"tune": "gcv", "gamma": 1.0, "regularization": 1.0}],
+    "FK-EQUATIONS-NEEDED": [{"tune": "folds", **CG}],
+    "FK-OPTION-CONFLICT": [{"basis": "fourier", **more} for more in NOT_FOURIER],
+    "FK-OPTION-RANGE": [{"basis": "fourier", "landmarks": 41}],
+    "FK-BUDGET-OPTION": [{"privacy_epsilon": 1.0}],
+    "FK-BUDGET-OPTION": [{"basis": "fourier", "privacy_epsilon": 1.0, **CG}],
 }
 
 
@@ -259,7 +259,7 @@ OUTSIDE: Table = {"x": np.full((20, 2), 777.0)}
 MISFITS: dict[str, tuple[Callable[[list[Table]], Any], Table, str, str]] = {
     "another key": (lambda t: change(t, 3, **KEY), NEUTRAL, "FK-IDS-APART", "partition 3"),
     "unknown patients": (lambda t: forget(t, slice(99)), {}, "FK-ROWS-LACKING", "partition 0"),
-    "one centre": (lambda t: forget(t, slice(1)), NEUTRAL, "FK-COLUMNS-ALONE", ""),
+    "one centre": (lambda t: forget(t, slice(1)), NEUTRAL, "FK-PARTIES-ALONE", ""),
     "two seeds": (lambda t: change(t, 1, **ODD_SEED), {}, "FK-BLOCK-DIFFERS", "partition 1"),
     "held out and learned from": (twice, {}, "FK-IDS-DUPLICATE", "partition 0"),
     "out of range": (lambda t: change(t, 1, **OUTSIDE), {}, "FK-RANGES-OUTSIDE", "partition 1"),
@@ -289,7 +289,7 @@ def test_tables_that_do_not_fit_together_end_the_run_at_once(
 def test_clients_do_not_show_their_values_to_a_single_party_either(serve: Serve) -> None:
     """What the strategy allows, each node must allow as well."""
     for hospitals, centres, k, code in (
-        (2, 1, 2, "FK-COLUMNS-ALONE"),
+        (2, 1, 2, "FK-PARTIES-ALONE"),
         (1, 2, 0, "FK-PARTIES-ALONE"),
     ):
         tables = deal(*side(60, 6), hospitals, centres, **TWO)

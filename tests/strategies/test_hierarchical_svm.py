@@ -563,7 +563,7 @@ BAD_NODES: dict[str, tuple[str, Callable[[], Nodes], Table]] = {
     ),
     "other classes": ("FK-CLASSES-DIFFER", lambda: altered(1, classes=[-1.0, 1.0, 3.0]), {}),
     "numbers": ("FK-LOSS-CLASSES", lambda: rows(2, 2, classes=None), {}),
-    "step sizes": ("FK-GROUPS-SIZES", lambda: rows(2, 2), {"step_sizes": (1, 1, 1)}),
+    "step sizes": ("FK-GROUPS-DIFFER", lambda: rows(2, 2), {"step_sizes": (1, 1, 1)}),
     "none may go": ("FK-GROUPS-LEFT", lambda: rows(2, 2), {"lost_groups": "leave-out"}),
     "a single user": ("FK-PARTIES-ALONE", lambda: rows(2, 1), {}),
     "that refuses": ("FK-ALONE-REFUSED", lambda: rows(2, 1), {"allow_single": True}),
