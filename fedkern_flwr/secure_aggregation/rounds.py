@@ -221,7 +221,7 @@ class Averages(SummingStrategy):
                         "the reply belongs to another round", code="FK-MESSAGE-ORDER"
                     )
             except ProtocolError as error:
-                self.reject(node, Failure("invalid reply", error.problem), self._step)
+                self.reject(node, Failure.invalid(error), self._step)
                 continue
             self.accept(node)
 

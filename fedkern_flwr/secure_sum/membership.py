@@ -169,14 +169,14 @@ class Membership:
         if any(min(pair) < 0 for pair in counts):
             raise SumError("the roster is damaged", code="FK-SUM-ROSTER")
         if roster.cipher not in CIPHERS:
-            raise SumError(f"there is no cipher {roster.cipher[:20]!r}", code="FK-SUM-ROSTER")
+            raise SumError(f"there is no cipher {roster.cipher[:20]!r}", code="FK-OPTION-CHOICE")
         text = [PROTOCOL_VERSION, session, ids, roster.keys.hex(), listed, roster.cipher, counts]
         digest = hashlib.sha256(json.dumps(text).encode()).digest()
         cohorts = []
         for number, (threshold, first, members) in enumerate(listed):
             if members != sorted(set(members)) or not set(members) <= set(ids):
                 raise SumError(
-                    f"cohort {number} has strangers or members twice", code="FK-SUM-ROSTER"
+                    f"cohort {number} has strangers or members twice", code="FK-SUM-COHORTS"
                 )
             check_cohort(len(members), threshold, _LEAST)
             if first < 1:

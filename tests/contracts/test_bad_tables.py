@@ -215,7 +215,7 @@ DEALT: list[tuple[str, str]] = [
     (f"fed-cg {LABELS}: north odd", "FK-COLUMN-MISSING"),
     ("fdskl --label y: north lab", "FK-COLUMN-UNNAMED"),
     (f"fed-cg --id id: {WHOLE}", "FK-COLUMN-UNNAMED"),
-    (f"fdskl {LABELS}: {WHOLE}", "FK-LABELS-TWICE"),
+    (f"fdskl {LABELS}: {WHOLE}", "FK-LABELS-FILES"),
     (f"fed-cg {LABELS}: north wide", "FK-COLUMNS-DIFFER"),
     (f"pof-mkl {LABELS}: north south.csv:features", "FK-PARTY-FEATURES"),
     (f"fed-cg {LABELS}: north other", "FK-IDS-APART"),

@@ -263,25 +263,24 @@ TOGETHER: dict[str, dict[str, list[dict[str, Any]]]] = {
     "fdskl": {
         "FK-OPTION-CONFLICT": [
             *({name: 3} for name in ("directions", "batch", "evaluate_every")),
-            {"step": 0.5}, {"step_schedule": "constant"},
+            {"step": 0.5}, {"step_schedule": "constant"}, {**STREAM, "features": 30},
         ],
         RANGE: [{**STREAM, name: 0} for name in ("batch", "directions", "step")],
-        "FK-OPTION-CONFLICT": [{**STREAM, "features": 30}],
         "FK-STEP-LARGE": [{**STREAM, "step": 2.0, "regularization": 0.5}, {**STREAM, "step": 2e4}],
     },
     "pof-mkl": {RANGE: [{"kernels": 6, "kernels_per_round": 7}]},
     "hierarchical-svm": {
         RANGE: [{"step_sizes": (1.0, 0.0)}, {"model": "rbf", "features": 0},
                 {"model": "rbf", "gamma": 0.0}],
-        "FK-OPTION-CONFLICT": [{"features": 5}, {"gamma": 0.5, "model": "ridge"}],
         "FK-OPTION-CONFLICT": [
+            {"features": 5}, {"gamma": 0.5, "model": "ridge"},
             *({**ACROSS, name: 1.0} for name in ("rho", "sigma")), {**ACROSS, "relaxation": 1.5},
             {**ACROSS, "rho_schedule": "rising"}, {**ACROSS, "step_sizes": (1.0, 1.0)},
             {**ACROSS, "staleness": 1}, {**ACROSS, "lost_groups": "leave-out"},
         ],
         "FK-SPLIT-KERNEL": [{**ACROSS, "model": "rbf"}],
-        "FK-GROUPS-OPTION": [{**ACROSS, **FLAT}],
         "FK-GROUPS-OPTION": [
+            {**ACROSS, **FLAT},
             {**FLAT, "staleness": 1}, {**FLAT, "step_sizes": (1.0,)}, {**FLAT, "sigma": 1.0},
             {**FLAT, "lost_groups": "leave-out"},
         ],
@@ -289,9 +288,9 @@ TOGETHER: dict[str, dict[str, list[dict[str, Any]]]] = {
         "FK-SVM-STALENESS": [{"rho_schedule": "balanced", "staleness": 1}],
     },
     "secure-gram": {
-        "FK-OPTION-CONFLICT": [{**FIXED, "min_support": 5}, {**FIXED, "rows_per_item": 2}],
         "FK-GRAM-WHOLE": [{"fraction_bits": 4}],
         "FK-OPTION-CONFLICT": [
+            {**FIXED, "min_support": 5}, {**FIXED, "rows_per_item": 2},
             {"gamma": 1.0}, {"kernel": "rbf", "degree": 2}, {"kernel": "rbf", "coef0": 1.0},
             {"kernel": "poly", "coefficients": [1.0]},
         ],
@@ -369,8 +368,7 @@ TYPED: dict[str, dict[str, list[str]]] = {
         "FK-COLUMNS-FIXED": ["--data iris --label y"],
         "FK-PARTIES-FEW": [
             f"{IRIS} --hospitals 0", f"{IRIS} --centres -1", f"{IRIS} --clients 2"],
-        "FK-PARTIES-ALONE": [f"{IRIS} --hospitals 1"],
-        "FK-PARTIES-ALONE": [f"{IRIS} --centres 1"],
+        "FK-PARTIES-ALONE": [f"{IRIS} --hospitals 1", f"{IRIS} --centres 1"],
         "FK-COLUMNS-FEW": [f"{IRIS} --centres 0 --no-own-block", f"{IRIS} --centres 4"],
         "FK-CLIENTS-DIFFER": [f"{IRIS} --clients 4 --hospitals 3"],
         "FK-CLASSES-UNKNOWN": ["--data iris --positive 9"],

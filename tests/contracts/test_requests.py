@@ -66,8 +66,8 @@ SCORED = "vertical-outcome at active: delivered"
 SETTINGS = "FK-SETTINGS-CHANGED"
 ONLINE = "online-personal at client"
 MATRIX, RANKING = "gram-matrix at client", "gram-recommend at client"
-OTHER_ROWS, OTHER_WIDTHS = "FK-ORDER-CHANGED", "FK-ORDER-CHANGED"
-UNANNOUNCED = "FK-ASKED-ROWS"
+CHANGED = "FK-ORDER-CHANGED"
+UNANNOUNCED = "FK-ORDER-ROWS"
 OLD: dict[str, Any] = {"model": "ab", "model_round": 1}  # that nobody made
 #: Asked of a node that has only described itself.
 TOO_EARLY = {
@@ -142,20 +142,20 @@ REFUSED = [
 AGAIN = [
     wrong("pof-mkl, secure", ONLINE, "FK-SETTINGS-CHANGED",
           bandwidths=lambda b: b[:16], theta=lambda t: t[:2], kernels_per_round=1),
-    wrong("fed-cg", DISTANCES, OTHER_ROWS, rows=turned),
-    wrong("fed-cg", CENTRE, OTHER_ROWS, rows=turned),
-    wrong("fed-cg", CENTRE, OTHER_ROWS, rows=lambda r: tuple(p[1:] for p in r),
+    wrong("fed-cg", DISTANCES, CHANGED, rows=turned),
+    wrong("fed-cg", CENTRE, CHANGED, rows=turned),
+    wrong("fed-cg", CENTRE, CHANGED, rows=lambda r: tuple(p[1:] for p in r),
           trains=lambda t: t - 1, stops=lambda s: s - 1),
-    wrong("fed-cg, alone", EQUATIONS, OTHER_WIDTHS, gammas=lambda g: 2.0 * g),
-    wrong("fed-cg, alone", EQUATIONS, OTHER_WIDTHS,
+    wrong("fed-cg, alone", EQUATIONS, CHANGED, gammas=lambda g: 2.0 * g),
+    wrong("fed-cg, alone", EQUATIONS, CHANGED,
           gammas=lambda g: np.vstack([g, 3.0 * g])),
-    wrong("fed-cg, alone", EQUATIONS, OTHER_WIDTHS, folds=lambda n: n % 5 + 1),
-    wrong("fed-cg, alone", EQUATIONS, OTHER_WIDTHS, balanced=True),
+    wrong("fed-cg, alone", EQUATIONS, CHANGED, folds=lambda n: n % 5 + 1),
+    wrong("fed-cg, alone", EQUATIONS, CHANGED, balanced=True),
     *(wrong("fdskl", STEP, SETTINGS, **change)
       for change in ({"gamma": 0.6}, {"kernel": "laplacian"}, {"phase_bits": 16}, {"capacity": 9})),
-    wrong("fdskl", "vertical-train at active", OTHER_ROWS,
+    wrong("fdskl", "vertical-train at active", CHANGED,
           rows=lambda r: r[1:]),
-    wrong("fdskl, two active", SCORED, OTHER_ROWS,
+    wrong("fdskl, two active", SCORED, CHANGED,
           sizes=np.array([8, 9], np.int32), rows=lambda r: r[1:]),
     wrong("hierarchical-svm, vertical", "svm-owner at owner", SETTINGS, take=turned),
     *(wrong("hierarchical-svm, balanced", "svm-local at user", "FK-MESSAGE-ORDER", round=n)

@@ -194,7 +194,7 @@ def test_ranges_are_some_deviations_around_the_mean() -> None:
 @pytest.mark.promise("ranges-column-empty")
 def test_values_that_cannot_be_summed_are_refused() -> None:
     infinite, empty = [[1.0, np.inf], [1.0, -np.inf]], [[1.0, NAN], [1.0, NAN]]
-    for values, code in ((infinite, "FK-VALUES-FINITE"), (empty, "FK-COLUMN-EMPTY")):
+    for values, code in ((infinite, "FK-VALUES-FINITE"), (empty, "FK-BLOCK-EMPTY")):
         with refused(code) as caught:
             check_values(np.array(values), ("a", "b"), "p")
         assert "column 'b'" in str(caught.value)

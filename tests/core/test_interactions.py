@@ -181,7 +181,7 @@ def test_a_file_may_have_no_rows_if_that_is_said(
     assert interactions.time is not None
     assert interactions.matrix().shape == (0, len(catalogue or ()))
     path.write_text("")
-    with refused("FK-ROWS-NONE", "FK-FILE-FORMAT"):
+    with refused("FK-FILE-EMPTY", "FK-FILE-FORMAT"):
         load_interactions(path, catalogue=catalogue, allow_empty=True)
 
 
@@ -207,8 +207,8 @@ def test_every_kind_of_catalogue_is_read_in_its_order(tmp_path: Path) -> None:
 
 BAD_CATALOGUES = [
     ("items.txt", None, "FK-FILE-READ"),
-    ("items.txt", b"", "FK-ROWS-NONE"),
-    ("items.txt", b"\n \n", "FK-ROWS-NONE"),
+    ("items.txt", b"", "FK-FILE-EMPTY"),
+    ("items.txt", b"\n \n", "FK-FILE-EMPTY"),
     ("u.data", b"1", "FK-FILE-SUFFIX"),
     ("items.txt", b"\xff\n\xfe\n", "FK-FILE-FORMAT"),
     ("items.csv", b"item\n\xff\n\xfe\n", "FK-FILE-FORMAT"),
@@ -226,8 +226,8 @@ BAD_CATALOGUES = [
 BAD_FILES = [
     ("u.data", None, "FK-FILE-READ"),
     ("u.txt", b"a", "FK-FILE-SUFFIX"),
-    ("u.data", b"", "FK-ROWS-NONE"),
-    ("u.data", b"\n \n", "FK-ROWS-NONE"),
+    ("u.data", b"", "FK-FILE-EMPTY"),
+    ("u.data", b"\n \n", "FK-FILE-EMPTY"),
     ("m.csv", b"user,item\n", "FK-ROWS-NONE"),
     ("m.csv", b"user,item\n\xff,\xff\n", "FK-FILE-FORMAT"),
     ("m.parquet", b"PAR1", "FK-FILE-FORMAT"),

@@ -130,7 +130,7 @@ def test_a_sum_for_which_a_method_derives_no_noise_is_refused(nobodys: bool) -> 
 def test_noise_that_the_run_did_not_declare_is_refused() -> None:
     run = Nodes(4, NoisyClient)
     running = run.server.order("a", 3, ENCODING.noisy(planned().noise), self_masks=False)
-    with refused("FK-ORDER-NOISE", "FK-ORDER-NOISE"):
+    with refused("FK-ORDER-NOISE"):
         run.ask(0, question(), run.server.sections(0, [running]))
 
 

@@ -343,7 +343,7 @@ class Sums(RuleBasedStateMachine):
                 self.ask_vote(story, p, alive)
         votes = len(story.votes[alive])
         if votes < self.votes_needed(alive):
-            refuses("FK-SUM-VOTES", self.run.server.unmask_sections, [story.running])
+            refuses("FK-SUM-SILENT", self.run.server.unmask_sections, [story.running])
             return
         requests = self.run.server.unmask_sections([story.running])
         assert set(requests) == alive

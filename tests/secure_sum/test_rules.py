@@ -202,8 +202,8 @@ def test_recovery_only_by_those_who_allow_it(unwilling: tuple[int, ...]) -> None
         ("FK-SUM-NUMBER", {"index": 0}),
         ("FK-SUM-NUMBER", {"index": 1027}),
         ("FK-SUM-OVERFLOW", {"bits": 16, "name": "b"}),
-        ("FK-SUM-ENCODING", {"bits": 8, "name": "b"}),
-        ("FK-SUM-ENCODING", {"kind": "float", "name": "b"}),
+        ("FK-OPTION-CHOICE", {"bits": 8, "name": "b"}),
+        ("FK-OPTION-CHOICE", {"kind": "float", "name": "b"}),
         ("FK-OPTION-RANGE", {"bound": -1.0, "name": "b"}),
     ],
 )
@@ -513,7 +513,7 @@ def test_votes_are_asked_for_only_where_they_are_needed(
 def test_some_may_miss_the_vote_and_others_the_unmasking() -> None:
     run, running = voting()
     run.vote(running, [0, 1, 2])
-    refuses("FK-SUM-VOTES", run.unmask, running)
+    refuses("FK-SUM-SILENT", run.unmask, running)
     run.vote(running, [0, 1, 2, 3])
     run.unmask(running, [4, 1, 2, 3])
     run.recover(running, [4, 1, 2, 3])
@@ -650,7 +650,7 @@ BAD_ROSTERS: list[tuple[str, dict[str, Any]]] = [
     ("FK-SUM-ROSTER", {"signatures": bytes(64)}),
     ("FK-SUM-ROSTER", {"counts": bytes(8)}),
     ("FK-SUM-ROSTER", {"counts": b"\xff" * 64}),
-    ("FK-SUM-ROSTER", {"cipher": "rot13" * 100}),
+    ("FK-OPTION-CHOICE", {"cipher": "rot13" * 100}),
     *(
         ("FK-SUM-ROSTER", {"cohorts": text})
         for text in (
@@ -747,10 +747,10 @@ def test_cohorts_thresholds_and_orders_of_the_server() -> None:
     refuses("FK-PARTIES-FEW", Run, 4, min_cohort=5)
     refuses("FK-PARTIES-FEW", Run, 5, cohorts=[range(5), [0, 1]], min_cohort=3)
     for cohorts in ([], [[0, 0, 1]], [[0, 1, 9]]):
-        refuses("FK-SUM-ROSTER", Run, 3, cohorts=cohorts)
+        refuses("FK-SUM-COHORTS", Run, 3, cohorts=cohorts)
     for least in (1, 0, -1):
         refuses("FK-OPTION-RANGE", Run, 3, min_cohort=least)
-    refuses("FK-SUM-ROSTER", Run, 3, cipher="rot13")
+    refuses("FK-OPTION-CHOICE", Run, 3, cipher="rot13")
     for parties in (2, 3, 4, 31):
         half = parties // 2
         for threshold in (half, 1, 0, -1, parties + 1):

@@ -261,7 +261,7 @@ def test_options_that_cannot_work_are_refused(reference, options, code):
 @pytest.mark.parametrize("name", VERTICAL)
 def test_data_that_nothing_can_be_learnt_from_is_refused(name, monkeypatch):
     data = split("wine")
-    with refused("FK-TEST-NONE"):
+    with refused("FK-HELD-OUT-NONE"):
         VERTICAL[name](replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0]), **GIVEN)
     with refused("FK-CLASSES-ONE"):
         VERTICAL[name](replace(data, y=np.ones_like(data.y)), **GIVEN)

@@ -316,9 +316,9 @@ def test_a_node_takes_no_second_centre_and_no_ranges_that_do_not_fit(
 BAD: list[tuple[Table, str]] = [
     *(({"x": np.ones(shape)}, "FK-SHAPE-DIFFERS") for shape in ((0, 2), (2, 0))),
     *(({"columns": names}, "FK-COLUMN-NAMES") for names in (("a",), ("a", "a"))),
-    ({"x": [[1.0, np.nan], [1.0, np.nan]]}, "FK-COLUMN-EMPTY"),
+    ({"x": [[1.0, np.nan], [1.0, np.nan]]}, "FK-BLOCK-EMPTY"),
     ({"y": np.ones(2)}, "FK-SHAPE-DIFFERS"),
-    ({"y": np.full(3, np.nan)}, "FK-COLUMN-EMPTY"),
+    ({"y": np.full(3, np.nan)}, "FK-BLOCK-EMPTY"),
     ({"y": [1.0, np.inf, 2.0]}, "FK-VALUES-FINITE"),
     ({"columns": ("a", "label"), "y": np.ones(3)}, "FK-NAMES-LABEL"),
     ({"ranges": "r.json", "encoder": "e.json"}, "FK-OPTION-BOTH"),

@@ -202,17 +202,26 @@ NOT_FOURIER: list[Table] = [{"penalty": "rkhs"}, {"sampling": "C"}, NEUTRAL, {"v
 NOT_FOURIER += [{"landmark_gamma": True}, {"tune": "gcv"}]
 CLASHES: dict[str, list[Table]] = {
     "FK-OPTION-CHOICE": [{"distance_bits": 16}],
-    "FK-OPTION-RANGE": [{"landmarks": 5, "preconditioner_rank": 6, **CG}],
-    "FK-OPTION-CONFLICT": [{"preconditioner_rank": 3}, {"init": "random"}],
+    "FK-OPTION-RANGE": [
+        {"landmarks": 5, "preconditioner_rank": 6, **CG},
+        {"basis": "fourier", "landmarks": 41},
+    ],
+    "FK-OPTION-CONFLICT": [
+        {"preconditioner_rank": 3},
+        {"init": "random"},
+        *({"basis": "fourier", **more} for more in NOT_FOURIER),
+    ],
     "FK-RKHS-WIDTHS": [{"penalty": "rkhs", "landmark_gamma": True}],
-    "FK-EQUATIONS-NEEDED": [{"variance": True, **CG}],
-    "FK-EQUATIONS-NEEDED": [{"class_weight": "balanced", "tune": "off"}],
+    "FK-EQUATIONS-NEEDED": [
+        {"variance": True, **CG},
+        {"class_weight": "balanced", "tune": "off"},
+        {"tune": "folds", **CG},
+    ],
     "FK-OPTION-BOTH": [{"tune": "gcv", "gamma": 1.0, "regularization": 1.0}],
-    "FK-EQUATIONS-NEEDED": [{"tune": "folds", **CG}],
-    "FK-OPTION-CONFLICT": [{"basis": "fourier", **more} for more in NOT_FOURIER],
-    "FK-OPTION-RANGE": [{"basis": "fourier", "landmarks": 41}],
-    "FK-BUDGET-OPTION": [{"privacy_epsilon": 1.0}],
-    "FK-BUDGET-OPTION": [{"basis": "fourier", "privacy_epsilon": 1.0, **CG}],
+    "FK-BUDGET-OPTION": [
+        {"privacy_epsilon": 1.0},
+        {"basis": "fourier", "privacy_epsilon": 1.0, **CG},
+    ],
 }
 
 

@@ -81,7 +81,7 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
         (0, {"categories": "ward"}, "FK-COLUMN-MISSING"),
         (0, {"category_key": "gone"}, "FK-KEY-FILE"),
         (0, {"data": "{}/infinite.csv"}, "FK-VALUES-FINITE"),
-        (0, {"data": "{}/no-age.csv"}, "FK-COLUMN-EMPTY"),
+        (0, {"data": "{}/no-age.csv"}, "FK-BLOCK-EMPTY"),
     ],
     "align": [
         (0, {"data": None}, "FK-NODE-KEY"),

@@ -216,7 +216,7 @@ def test_a_party_that_is_alone_with_the_active_one_must_allow_it(make_site, refu
     site = make_site("fdskl")
     nodes = site.nodes[:2]
     refuses("FK-PARTIES-ALONE", site.run, nodes)
-    assert "partition 1" in refuses("FK-PARTIES-ALONE", site.run, nodes, allow_single=True)
+    assert "partition 1" in refuses("FK-ALONE-REFUSED", site.run, nodes, allow_single=True)
     policy = site.folder / "policy.toml"
     policy.write_text("min_parties = 2\n")
     for node in nodes:

@@ -22,7 +22,7 @@ Make = Callable[[str], Site]
 Refuses = Callable[..., str]
 
 PREDICT = ("fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "pof-rls", "fed-cfk")
-NOWHERE = ("FK-PREDICT-NOWHERE", "FK-PREDICT-NOWHERE")
+NOWHERE = "FK-PREDICT-NOWHERE"
 STRATEGIES = {"fed_cg": FedCG, "fdskl": FDSKL, "hierarchical_svm": HierarchicalSVM}
 STRATEGIES |= {"pof_mkl": POFMKL, "fed_cfk": FedCFK}
 #: Runs whose model will do to be predicted with.
@@ -171,7 +171,7 @@ def test_rows_to_predict_need_a_file_for_them_and_what_the_node_kept(
     nowhere = site.changed(who, predictions=None)
     assert f"partition {who}" in refuses(NOWHERE, site.run, nowhere, **how)
     nodes = [{k: v for k, v in node.items() if k != "test-data"} for node in site.nodes]
-    refuses(("FK-ROWS-NONE", "FK-TEST-NONE"), site.run, nodes, **how)
+    refuses("FK-TEST-NONE", site.run, nodes, **how)
     if name not in ("horizontal", "vertical"):
         site.written()  # pof-mkl: the others have predicted all the same
         elsewhere = site.changed(0, state_dir=str(tmp_path / "elsewhere"))
