@@ -112,7 +112,9 @@ class RangesClient(AnsweringClient):
         self.x = as_numbers(x, "features", self.name)
         if self.x.ndim != 2 or not self.x.size:
             raise self._bad(
-                f"features of shape {self.x.shape}", "pass x of shape (n, d)", code="FK-SHAPE-DIFFERS"
+                f"features of shape {self.x.shape}",
+                "pass x of shape (n, d)",
+                code="FK-SHAPE-DIFFERS",
             )
         rows, features = self.x.shape
         self.columns = tuple(map(str, range(features) if columns is None else columns))

@@ -194,9 +194,7 @@ class VerticalKernelClient(TableClient):
         settings["owners"] = sorted({*settings.get("owners", ()), *request.owners.tolist()})
         announced = self.table.announced_rows
         if len(request.rows) and not 0 <= request.rows.min() <= request.rows.max() < announced:
-            raise self.wrong(
-                "rows are asked for that were not announced", code="FK-ORDER-ROWS"
-            )
+            raise self.wrong("rows are asked for that were not announced", code="FK-ORDER-ROWS")
 
     def _remember(self, request: wire.StepRequest, asked: Mapping[str, Any]) -> None:
         """Take up what this party kept of the run that made a model."""
@@ -407,9 +405,7 @@ class VerticalKernelClient(TableClient):
         if self.sums is None or name not in self.sums.orders:
             raise self.wrong("scores are asked for outside a secure sum", code="FK-ORDER-PLAIN")
         if what == "scores" and receiver not in self.kept.settings.get("owners", ()):
-            raise refusal(
-                "scores for a party that learns nothing", self.name, code="FK-ASKED-MORE"
-            )
+            raise refusal("scores for a party that learns nothing", self.name, code="FK-ASKED-MORE")
         encoding = Encoding.fixed_point(LARGEST_OUTPUT)
         self.sums.check(name, SumRule(encoding, receiver=receiver, everybody=True))
         self.note_rows(name, self.places(rows), each=True)
@@ -478,9 +474,7 @@ class VerticalKernelClient(TableClient):
         table = self.table
         tests = self.places(rows) - table.rows
         if len(tests) and not 0 <= tests.min() <= tests.max() < table.tests:
-            raise self.wrong(
-                "rows are named that are not held out here", code="FK-ORDER-ROWS"
-            )
+            raise self.wrong("rows are named that are not held out here", code="FK-ORDER-ROWS")
         predictions = scores * table.label_bound
         self.write_predictions(tests, predictions, calibration)
         if not request.count or not table.labelled or not len(rows):

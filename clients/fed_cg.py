@@ -214,9 +214,7 @@ class HybridKernelClient(TableClient):
         table, party = self.table, self.name
         for (hospital, train, start, stop), rows in zip(request.parts, request.rows, strict=True):
             if not 0 <= train <= len(rows) or not 0 <= start <= stop <= len(rows):
-                raise refusal(
-                    "parts of rows that there are not", party, code="FK-ORDER-ROWS"
-                )
+                raise refusal("parts of rows that there are not", party, code="FK-ORDER-ROWS")
             if hospital == self.partition:
                 check_selection(rows[:train], range(table.rows), party=party)
                 check_selection(rows[train:], self._held_out, party=party)

@@ -208,9 +208,7 @@ def _check_file(path: Path, suffixes: Sequence[str], files: str) -> None:
     if is_folder:
         raise TableError(f"{path} is a directory", remedy=f"give {files}", code="FK-FILE-FOLDER")
     if not is_file:
-        raise TableError(
-            f"there is no file {path}", remedy="check the path", code="FK-FILE-READ"
-        )
+        raise TableError(f"there is no file {path}", remedy="check the path", code="FK-FILE-READ")
     if path.suffix.lower() not in suffixes:
         raise TableError(
             f"{path.name} has an unknown suffix", remedy=f"give {files}", code="FK-FILE-SUFFIX"

@@ -133,9 +133,7 @@ class AlignIds(Method):
         for p, reply in replies.items():
             fits = reply.ids.shape == (sizes[p], 2) and reply.ids.dtype == np.uint64
             if not fits or count_duplicates(reply.ids):
-                raise _wrong(
-                    p, reply, "its pseudonyms do not fit its rows", code="FK-ALIGN-LIST"
-                )
+                raise _wrong(p, reply, "its pseudonyms do not fit its rows", code="FK-ALIGN-LIST")
         self.overlaps_ = count_overlaps({p: reply.ids for p, reply in replies.items()})
         in_all = next(iter(self.overlaps_.values())).in_all
         return {"rows": sum(sizes.values()), "rows_in_all": in_all}

@@ -285,9 +285,7 @@ def check_selection(rows: NDArray[Any], among: range, *, least: int = 0, party: 
     if (len(rows) and int(rows.min()) < -1) or len(np.unique(held)) < len(held):
         raise refusal("rows are asked for twice, or are none", party, code="FK-ORDER-ROWS")
     if len(held) and not among.start <= int(held.min()) <= int(held.max()) < among.stop:
-        raise refusal(
-            "rows are asked for that it did not announce", party, code="FK-ORDER-ROWS"
-        )
+        raise refusal("rows are asked for that it did not announce", party, code="FK-ORDER-ROWS")
     if len(held) < min(least, len(among)):
         raise refusal(
             f"fewer than {least} of its rows are asked for", party, code="FK-ORDER-ROWS-FEW"

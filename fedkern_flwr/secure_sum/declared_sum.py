@@ -104,7 +104,9 @@ class DeclaredSum:
                 code="FK-MESSAGE-SHAPE",
             )
         if not self.enclosed.fit(upload, backups=self.backups):
-            raise SumError("its sealed shares have the wrong size", party=party, code="FK-MESSAGE-SHAPE")
+            raise SumError(
+                "its sealed shares have the wrong size", party=party, code="FK-MESSAGE-SHAPE"
+            )
         at_odds = self.enclosed.at_odds(partition, upload.commitments)
         if 2 * len(at_odds) > self.cohort.degree + 1:  # with most of all, so it is the odd one
             raise SumError(

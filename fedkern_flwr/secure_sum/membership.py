@@ -169,7 +169,11 @@ class Membership:
         if any(min(pair) < 0 for pair in counts):
             raise SumError("the roster is damaged", code="FK-SUM-ROSTER")
         if roster.cipher not in CIPHERS:
-            raise SumError(f"there is no cipher {roster.cipher[:20]!r}", code="FK-OPTION-CHOICE")
+            raise SumError(
+                f"there is no cipher {roster.cipher[:20]!r}",
+                remedy=f"choose one of {', '.join(sorted(CIPHERS))}",
+                code="FK-OPTION-CHOICE",
+            )
         text = [PROTOCOL_VERSION, session, ids, roster.keys.hex(), listed, roster.cipher, counts]
         digest = hashlib.sha256(json.dumps(text).encode()).digest()
         cohorts = []

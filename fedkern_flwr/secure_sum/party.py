@@ -285,7 +285,8 @@ class Party(PartyRules):
         sealed = cut(request.shares, relay.SEALED_SHARE)
         if len(sealed) != len(living):
             raise self.refuse(
-                f"{len(sealed)} relayed shares for {len(living)} neighbours", code="FK-MESSAGE-SHAPE"
+                f"{len(sealed)} relayed shares for {len(living)} neighbours",
+                code="FK-MESSAGE-SHAPE",
             )
         label = opened.label(self.state.session)
         shares = [opened.own_share]

@@ -148,7 +148,9 @@ class RunningSum(DeclaredSum):
         ]
         if len(reply.shares) != len(pairs) * SHARE_BYTES:
             raise SumError(
-                "its shares have the wrong size", party=f"partition {partition}", code="FK-MESSAGE-SHAPE"
+                "its shares have the wrong size",
+                party=f"partition {partition}",
+                code="FK-MESSAGE-SHAPE",
             )
         point = self.cohort.point(partition)
         for pair, share in zip(pairs, cut(reply.shares, SHARE_BYTES), strict=True):

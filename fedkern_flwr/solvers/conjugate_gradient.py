@@ -263,7 +263,9 @@ class ConjugateGradient:
             )
         if state is not None and start is not None:
             raise OptionError(
-                "state and start are both given", remedy="give one of them", code="FK-OPTION-PARTNER"
+                "state and start are both given",
+                remedy="give one of them",
+                code="FK-OPTION-PARTNER",
             )
         if b.ndim != 2:
             raise OptionError(

@@ -219,7 +219,7 @@ DEALT: list[tuple[str, str]] = [
     (f"fed-cg {LABELS}: north wide", "FK-COLUMNS-DIFFER"),
     (f"pof-mkl {LABELS}: north south.csv:features", "FK-PARTY-FEATURES"),
     (f"fed-cg {LABELS}: north other", "FK-IDS-APART"),
-    (f"fed-cg {LABELS}: north same", "FK-IDS-DUPLICATE"),
+    (f"fed-cg {LABELS}: north same", "FK-IDS-PARTIES"),
     (f"fed-cg {LABELS}: north twice", "FK-IDS-DUPLICATE"),
     (f"fed-cg {LABELS} --hospitals 3: {WHOLE}", "FK-CLIENTS-DIFFER"),
     (f"fed-cg {LABELS} --split dirichlet: {WHOLE}", "FK-CLIENTS-DIFFER"),
@@ -362,7 +362,7 @@ ARRAYS: dict[str, tuple[str, dict[str, Any], str]] = {
         "FK-LABELS-BOUND", {"y": [0.5, -77, 1, 0], "classes": None, "label_bound": 2.0}, LABELLED),
     "other columns held out": (
         "FK-COLUMNS-DIFFER", {**HELD, "x_test": ROWS[:2, :1]}, LABELLED),
-    "too few names": ("FK-SHAPE-DIFFERS", {"columns": ["age"]}, LABELLED),
+    "too few names": ("FK-COLUMN-NAMES", {"columns": ["age"]}, LABELLED),
     "one class": ("FK-CLASSES-NAMED", {"classes": (1,), "y": [1] * 4}, LABELLED),
     "a class twice": ("FK-CLASSES-NAMED", {"classes": (1, 1, 0)}, LABELLED),
     "text labels": ("FK-COLUMN-NUMBERS", {"y": [SECRET] * 4}, LABELLED),

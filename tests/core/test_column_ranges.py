@@ -296,7 +296,7 @@ def test_files_that_do_not_serve_are_refused(path: Path) -> None:
     with refused("FK-FILE-READ"):
         scale_by_ranges(X, ("a", "b"), path)
     path.write_text(json.dumps(PLAIN))
-    with refused("FK-SHAPE-DIFFERS"):
+    with refused("FK-COLUMN-NAMES"):
         scale_by_ranges(X[:, :1], ("a", "b"), path)
 
 

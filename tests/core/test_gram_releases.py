@@ -400,7 +400,9 @@ def test_nodes_do_not_open_a_matrix_that_one_node_fewer_has() -> None:
 @pytest.mark.promise("gram-same-nodes")
 def test_zeros_do_not_count_among_those_that_a_matrix_must_have() -> None:
     server = Server()
-    server.refuses("FK-RELEASE-NODES", server.openings(server.matrices([0, 1, 3], counted=[0, 1, 2])))
+    server.refuses(
+        "FK-RELEASE-NODES", server.openings(server.matrices([0, 1, 3], counted=[0, 1, 2]))
+    )
 
 
 # -- sums that open by themselves when all contribute: servers that ask for more
