@@ -258,7 +258,9 @@ TOGETHER: dict[str, dict[str, list[dict[str, Any]]]] = {
             {"tune": "gcv", "gamma": 1.0, "regularization": 1.0},
             {"tune": "gcv", "landmark_gamma": True},
         ],
-        "FK-EQUATIONS-NEEDED": [{"tune": "gcv", "solver": "cg"}, {"tune": "gcv", "penalty": "rkhs"}],
+        "FK-EQUATIONS-NEEDED": [
+            {"tune": "gcv", "solver": "cg"}, {"tune": "gcv", "penalty": "rkhs"},
+        ],
     },
     "fdskl": {
         "FK-OPTION-CONFLICT": [
@@ -393,15 +395,14 @@ TYPED: dict[str, dict[str, list[str]]] = {
         "FK-FILE-READ": ["--data gone.csv --label y"],
         "FK-OPTION-BOTH": ["--rounds 3 --cohorts 2"],
         "FK-COHORTS-MANY": ["--rounds 11", "--cohorts 11", "--cohorts 6 --participation 0.5"],
-        "FK-DATA-OPTION": [
-            f"--data iris {one}" for one in ("--users-per-client 3", "--min-rating 3", "--rating a")
-        ],
         "FK-VALUES-COUNTS": ["--data iris", "--data diabetes"],
         "FK-VALUES-BOUND": ["--data digits --bound 8", f"{FIRM} --bound 0.5"],
         "FK-COLUMNS-FEW": [f"{FIRM} --clients 5", f"{FIRM} --clients 1"],
         "FK-PARTIES-FEW": ["--clients 1", "--min-cohort 21"],
         "FK-SUM-THRESHOLD": ["--threshold 12 --cohorts 2"],
         "FK-DATA-OPTION": [
+            *("--data iris --users-per-client 3", "--data iris --min-rating 3"),
+            "--data iris --rating a",
             *("--label y", "--id y", "--sep ;", "--na gone", "--test-size 0.5", "--cost 2"),
             "--encoding fixed-point",
         ],

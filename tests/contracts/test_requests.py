@@ -93,7 +93,7 @@ REFUSED = [
     wrong("fed-cg", DISTANCES, "FK-ORDER-ROWS", rows=lambda r: first(r, -2)),
     wrong("fed-cg", CENTRE, "FK-ORDER-ROWS", rows=lambda r: first(r, r[0][1])),
     wrong("fed-cg, normal landmarks", DISTANCES, "FK-KEPT-NONE", **OLD),
-    wrong("fed-cg", "hybrid-coefficients", "FK-ASKED-MORE", gammas=np.ones(1)),
+    wrong("fed-cg", "hybrid-coefficients", "FK-SETTINGS-CHANGED", gammas=np.ones(1)),
     wrong("fed-cg", EQUATIONS, "FK-ASKED-MORE", gammas=np.ones((1, 1))),
     wrong("fed-cg", EQUATIONS, "FK-ASKED-MORE", folds=2),
     *(wrong("fed-cg, tuned", EQUATIONS, "FK-TUNE-MANY", **change)
@@ -116,7 +116,7 @@ REFUSED = [
     wrong("fdskl", STEP, "FK-STATE-GONE", delivered=5),
     *(wrong("fdskl", STEP, "FK-KEPT-NONE", **OLD | change)
       for change in ({}, {"model": "../ab"})),
-    wrong("fdskl", "vertical-train at active", "FK-ASKED-ROWS",
+    wrong("fdskl", "vertical-train at active", "FK-ORDER-ROWS",
           tests=lambda t: first(t, 0)),
     wrong("fdskl", "vertical-train at active", "FK-ORDER-ROWS",
           rows=lambda r: first(r, HELD_OUT)),
@@ -212,7 +212,7 @@ def test_products_of_a_run_need_its_width() -> None:
     asked = request_of(met("fed-cg, cg"), "hybrid-product at hospital").request
     request = replace(asked, session=node.request.session, round=node.request.round)
     kernel = [s for s in node.sections if isinstance(s, sums.Delivery)]
-    assert node.try_out(request=request, sections=kernel)[0].endswith("[FK-ASKED-MORE]")
+    assert node.try_out(request=request, sections=kernel)[0].endswith("[FK-MESSAGE-ORDER]")
 
 
 @pytest.mark.parametrize("case", AGAIN, ids=str)
