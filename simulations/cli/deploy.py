@@ -118,8 +118,8 @@ def _open(name: str, path: Path) -> tuple[RunFolder, dict[str, Any]]:
     folder, config = open_run(path)
     if config["method"] != name or config["engine"] != _ENGINE:
         raise OptionError(
-            f"{folder.path} holds no deployment of {name}",
-            remedy=f"it is a run of {config['method']} on engine {config['engine']}",
+            f"{folder.path} holds a run of {config['method']} on engine {config['engine']}",
+            remedy=f"name the folder of a deployment of {name}",
             code="FK-RUN-OTHER",
         )
     return folder, config
