@@ -713,7 +713,7 @@ class HybridKernelClient(TableClient):
             raise self.wrong(
                 "its own values would be shown to the server: there is nobody to sum with",
                 "let more hospitals take part, or allow it with allow_single",
-                code="FK-PARTIES-ALONE",
+                code="FK-ALONE-REFUSED",
             )
 
     def _release(self, name: str) -> Release | None:

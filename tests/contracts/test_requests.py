@@ -286,7 +286,7 @@ def test_a_hospital_alone_shows_its_sums_only_if_allowed() -> None:
         one = request_of(met("fed-cg, alone"), name)
         strict = copy.copy(one.client)
         strict.allow_single = False
-        assert one.try_out(strict)[0].endswith("[FK-PARTIES-ALONE]")
+        assert one.try_out(strict)[0].endswith("[FK-ALONE-REFUSED]")
         assert one.try_out() == ("", False)
 
 

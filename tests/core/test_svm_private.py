@@ -191,7 +191,7 @@ def test_no_loss_residual_or_statistic_is_told() -> None:
         ({"model": "ridge"}, "FK-BUDGET-LOSS"),
         ({"C": None}, "FK-BUDGET-CHOICE"),
         ({"class_weight": "balanced"}, "FK-BUDGET-WEIGHTS"),
-        ({"scale": "none"}, "FK-BUDGET-SCALING"),
+        ({"scale": "none"}, "FK-BUDGET-OPTION"),
         ({"rho": 1.0}, "FK-BUDGET-OPTION"),
         ({"privacy_delta": 1.0}, "FK-OPTION-RANGE"),
     ],

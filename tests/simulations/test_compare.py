@@ -206,7 +206,7 @@ def test_the_others_are_reported_where_a_preset_fails(put: Put, commands: Any) -
         ("hierarchical-table2 --paper-split", "FK-PRESET-SPLIT"),
         ("demo --id patient", "FK-COMPARE-OPTION"),
         ("demo --data iris", "FK-OPTION-BOTH"),
-        ("--data iris --methods fedcg", "FK-OPTION-CHOICE"),
+        ("--data iris --methods fedcg", "FK-METHOD-UNKNOWN"),
         ("--data iris --methods pof-mkl", "FK-COMPARE-METHOD"),
         ("--data iris --methods kernel-pca", "FK-COMPARE-METHOD"),
         ("--data iris --methods fdskl --users 3", "FK-COMPARE-OPTION"),

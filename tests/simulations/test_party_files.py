@@ -275,7 +275,7 @@ def test_files_of_rows_and_of_ratings_are_as_those_that_are_dealt(name: str, com
     assert one["metrics"] == pytest.approx(two["metrics"], rel=1e-9)
     if name == "secure-gram":
         Path("c1.csv").write_text(Path("c0.csv").read_text())
-        assert commands.complaint("run", name, *how, *files).endswith("[FK-IDS-DUPLICATE]")
+        assert commands.complaint("run", name, *how, *files).endswith("[FK-IDS-PARTIES]")
 
 
 def test_held_out_shares_rows_that_not_all_have_and_names_of_columns(commands: Any) -> None:

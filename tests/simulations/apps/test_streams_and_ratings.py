@@ -59,7 +59,7 @@ def test_a_node_may_have_a_stream_in_place_of_a_table(make_site, tmp_path, refus
     ):
         node = {"state_dir": str(tmp_path / "other"), **change}
         refuses(code, site.run, site.changed(2, **node), model=saved)
-    refuses("FK-OPTION-CHOICE", site.run, method="ofskl")
+    refuses("FK-METHOD-UNKNOWN", site.run, method="ofskl")
 
 
 def test_rows_with_ids_are_named_and_a_node_without_new_rows_predicts_none(make_site, tmp_path):
