@@ -340,7 +340,7 @@ def test_a_hospital_counts_nothing_outside_of_a_sum() -> None:
     written = Path(one.client.predictions)
     written.unlink(missing_ok=True)
     text, counted = one.try_out(sections=[])
-    assert ends_with(text, "FK-PARTIES-ALONE")
+    assert ends_with(text, "FK-ALONE-REFUSED")
     assert counted
     assert not written.exists()  # it has not looked at its rows
 
