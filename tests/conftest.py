@@ -81,11 +81,7 @@ def make_streams() -> Callable[..., Streams]:
 #: Tests that try the same fault in every place: `make test` takes every fourth case, the others are
 #: run by `make test-long`.
 SWEEPS = {
-    "test_whatever_happens_to_a_client_the_sum_is_that_of_the_declared_survivors",
-    "test_a_run_goes_on_from_its_checkpoint",
     "test_no_group_is_further_ahead_than_it_may",
-    "test_a_fault_in_any_phase_leaves_an_exact_matrix",
-    "test_a_run_that_lost_a_node_stops_and_goes_on_later",
     "test_every_method_takes_each_table_or_says_why_not",
     "test_streaming_is_doubly_stochastic_gradients_of_the_pooled_data",
 }

@@ -26,7 +26,7 @@ from rich.table import Table
 from fedkern_flwr.flower_compat import quiet_flower
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_FILE_WIDTH = 120  # columns of a log file
+FILE_WIDTH = 120  # columns of a log file
 _HOUR = 3600.0  # seconds of steps that the time left is reckoned from
 _PAUSE = 60.0  # seconds between two lines of a log file
 
@@ -43,7 +43,7 @@ class Screen:
     def __init__(self, quiet: bool = False) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         if not self.console.is_terminal:
-            self.console.width = _FILE_WIDTH
+            self.console.width = FILE_WIDTH
         quiet_flower(logging.CRITICAL)
         handler = RichHandler(console=self.console, show_path=False, show_time=False)
         handler.addFilter(_Once())

@@ -24,7 +24,7 @@ _FOLDS, _TUNING_ROWS = 5, 3000
 _WIDTHS = (0.25, 1.0, 4.0, 16.0)  # times 1 / mean squared distance to the centre
 _COSTS = {"svc": (1.0, 10.0, 100.0), "ridge": (1e-4, 1e-3, 1e-2, 1e-1, 1.0)}
 _TUBE = 0.01  # errors of SVR that cost nothing, in units of labels scaled to [-1, 1]
-_TOLERANCE, _STEPS, _STEPS_A_ROW = 1e-5, 10**6, 100  # of LIBSVM; else it may never end
+_TOLERANCE, STEPS, STEPS_A_ROW = 1e-5, 10**6, 100  # of LIBSVM; else it may never end
 _OWNER = "the coordinator"
 
 
@@ -124,7 +124,7 @@ class Machine:
         from sklearn import svm
 
         own = {"kernel": "precomputed", "C": self.cost, "tol": _TOLERANCE}
-        own["max_iter"] = max(_STEPS, _STEPS_A_ROW * len(y))
+        own["max_iter"] = max(STEPS, STEPS_A_ROW * len(y))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # whoever judges the machine tells it
             if self.classes:

@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 FeatureMap = Callable[[Floats], Floats]
 Scale = Literal["standard", "none"]
 
-_MOST_WORK = 2e11  # rows times columns squared: beyond that the optimum takes minutes
+MOST_WORK = 2e11  # rows times columns squared: beyond that the optimum takes minutes
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def pooled_optimum(
         x, x_test = standard.rows(x)[:, :-1], standard.rows(x_test)[:, :-1]
     if features is not None:
         x, x_test = features(x), features(x_test)
-    if len(x) * (x.shape[1] + 1.0) ** 2 > _MOST_WORK:
+    if len(x) * (x.shape[1] + 1.0) ** 2 > MOST_WORK:
         return None
     targets, total = pooled.targets() / label_bound, 0.0
     outputs = np.empty((len(x_test), targets.shape[1]))

@@ -10,7 +10,7 @@ from fedkern_flwr.tables.table import Table
 #: How presets call it.
 RANDOM_LABELS = "random-labels"
 
-_USERS, _ROWS, _COLUMNS = 100, 100, 25
+_USERS, ROWS, COLUMNS = 100, 100, 25
 
 
 def random_labels(seed: int) -> Table:
@@ -38,10 +38,10 @@ def random_labels(seed: int) -> Table:
     ((10000, 25), [-1.0, 1.0])
     """
     rng = np.random.default_rng(derive_seed(seed, "random labels"))
-    rows = _USERS * _ROWS
+    rows = _USERS * ROWS
     return Table(
-        x=rng.standard_normal((rows, _COLUMNS)),
+        x=rng.standard_normal((rows, COLUMNS)),
         y=rng.choice([-1.0, 1.0], rows),
-        columns=tuple(f"x{k + 1}" for k in range(_COLUMNS)),
+        columns=tuple(f"x{k + 1}" for k in range(COLUMNS)),
         label="label",
     )

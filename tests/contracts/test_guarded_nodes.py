@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversation import TABLES, Asked, asked, with_table
+from conversation import ONLINE as ONLINE_METHODS
+from conversation import TABLES, Asked, asked, kept_seed, watching, with_table
 from flwr.app import Message, MetricRecord, RecordDict
 from zoo import WAYS, fit
 
@@ -78,6 +79,7 @@ def test_shifted_bounds_read_nothing() -> None:
     assert all(ends_with(text, "FK-ORDER-OVER") for text in said[0][3:])
 
 
+@pytest.mark.promise("requests-fixed")
 def test_a_message_that_fails_fixes_what_was_asked() -> None:
     """Other landmarks, rows or bounds for the next would make one refusal's bit a measurement."""
     one = distances()
@@ -192,6 +194,7 @@ def test_a_party_that_is_shown_another_cipher_ends_the_run(tmp_path: Path) -> No
 # -- what is counted
 
 
+@pytest.mark.promise("requests-counted")
 @pytest.mark.parametrize(
     ("error", "counted"),
     [
@@ -281,6 +284,7 @@ def equations() -> tuple[Asked, sums.Delivery]:
     return one, delivery
 
 
+@pytest.mark.promise("requests-totals")
 def test_a_total_with_an_offset_is_refused_and_counted() -> None:
     """A pad hides a total and does not bind it: what is beyond the bound would tell of it."""
     one, delivery = equations()
@@ -317,6 +321,7 @@ def test_one_total_is_opened_though_the_message_fails() -> None:
     assert one.refusals == 1
 
 
+@pytest.mark.promise("requests-one-guess")
 @pytest.mark.parametrize(
     ("way", "begins", "name"),
     [
@@ -382,6 +387,7 @@ def test_points_of_absurd_components_are_drawn(tmp_path: Path) -> None:
     assert np.abs(drawn[0]).max() == 1e100  # which Matplotlib can draw
 
 
+@pytest.mark.promise("requests-alike")
 def test_what_fails_in_learning_or_encoding_says_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     def stops(*_: Any, **__: Any) -> None:
         raise FedKernError("it stopped at a gradient of 77")
@@ -397,3 +403,46 @@ def test_what_fails_in_learning_or_encoding_says_no_more(monkeypatch: pytest.Mon
     text, counted = one.try_out(request=replace(one.request, encoder="{}"))
     assert ends_with(text, "FK-ORDER-UNFIT")
     assert counted
+
+
+# -- what is left in the end
+
+#: Files that outlast runs, and those of a node's results.
+LASTING = {".json", ".csv", ".npz", ".png", ".state", ".sqlite", ".model"}
+LASTING |= {".opened", ".answered", ".released"}
+
+
+@pytest.mark.promise("requests-erased")
+@pytest.mark.parametrize("way", [name for name, way in WAYS.items() if way.secure])
+def test_secrets_are_of_one_run_and_its_end_erases_them(way: str, tmp_path: Path) -> None:
+    """Of nodes and of their files; of two runs none is the same."""
+    drawn = [secrets_of(way, tmp_path / str(k)) for k in range(2)]
+    for k, secrets in drawn[0].items():
+        assert not secrets & drawn[1][k]
+
+
+def secrets_of(way: str, folder: Path) -> dict[int, set[bytes]]:
+    """Return the secrets that nodes draw in a run; in the end none of them is left."""
+    secrets: dict[int, set[bytes]] = {}
+
+    def seen(client: Any, request: Any, sections: list[Any]) -> None:
+        secrets.setdefault(client.partition, set()).add(kept_seed(client.context))
+
+    (folder / "temporary").mkdir(parents=True)
+    with watching(seen), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tempfile.tempdir", str(folder / "temporary"))
+        policy = NodePolicy(allow_small_sums=True)
+        more = {"policy": policy} if WAYS[way].method.startswith(ONLINE_METHODS) else {}
+        rounds = {"num_rounds": 3} if WAYS[way].rounds in (12, 200) else {}
+        sites = WAYS[way].sites(folder, guarded=True, **more)
+        for table in sites.tables:  # what is given does not follow from chance
+            table.pop("landmark_seed", None)
+            table.pop("frequency_seed", None)
+        sites.fit(start=rounds)
+    left = [path.name for path in folder.rglob("*") if path.is_file()]
+    assert [name for name in left if Path(name).suffix not in LASTING] == []
+    for k, own in secrets.items():
+        for secret in own - {b""}:
+            assert secret != kept_seed(sites.contexts[k])
+            assert repr(secret)[2:-1] not in repr(sites.contexts[k].state)
+    return {k: own - {b""} for k, own in secrets.items()}

@@ -215,6 +215,7 @@ def test_products_of_a_run_need_its_width() -> None:
     assert node.try_out(request=request, sections=kernel)[0].endswith("[FK-MESSAGE-ORDER]")
 
 
+@pytest.mark.promise("requests-settled")
 @pytest.mark.parametrize("case", AGAIN, ids=str)
 def test_what_was_settled_is_not_asked_otherwise(case: Wrong) -> None:
     one = request_of(met(case.way), case.request)
@@ -261,6 +262,7 @@ def withheld(said: str, one: Asked) -> bool:
     return is_refusal(said) if said else not numbers
 
 
+@pytest.mark.promise("requests-in-sums")
 @pytest.mark.parametrize("way", [w for w in SECURE if not WAYS[w].common.get("allow_single")])
 def test_values_leave_in_sums_and_in_no_other_way(way: str) -> None:
     """Not to a request without the orders that belong to it, nor in a run without sums."""
@@ -281,6 +283,7 @@ def test_values_leave_in_sums_and_in_no_other_way(way: str) -> None:
         assert withheld(said, one), f"{key}: {said}"
 
 
+@pytest.mark.promise("requests-in-sums")
 def test_a_hospital_alone_shows_its_sums_only_if_allowed() -> None:
     for name in (EQUATIONS, "hybrid-coefficients at hospital"):
         one = request_of(met("fed-cg, alone"), name)
@@ -305,6 +308,7 @@ def test_a_hospital_that_is_alone_weighs_its_rows_by_its_own_counts() -> None:
     assert one.try_out(numbers, weighed)[0].endswith("[FK-WEIGHTS-NUMBERS]")
 
 
+@pytest.mark.promise("requests-few-rows")
 def test_few_held_out_rows_are_not_counted() -> None:
     one = met("fdskl, two active")[SCORED]
     few = {"sizes": np.array([1, 9], np.int32), "rows": one.request.rows[8:]}

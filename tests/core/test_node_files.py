@@ -238,6 +238,8 @@ def test_an_error_of_ours_is_the_last_line_of_the_log(
 ) -> None:
     """As Flower logs what an app raises; an app of one's own does not report it itself."""
     flower, shown = logging.getLogger("flwr"), logging.StreamHandler()
+    level = flower.level
+    flower.setLevel(logging.INFO)  # whoever has quietened it before
     flower.addHandler(shown)
     try:
         for error in (TableError("no rows", remedy="bring\nsome"), ValueError("crash")):
@@ -250,6 +252,7 @@ def test_an_error_of_ours_is_the_last_line_of_the_log(
                 flower.error("%s raised an exception", "ServerApp", exc_info=raised)
     finally:
         flower.removeHandler(shown)
+        flower.setLevel(level)
     ours, _, crash = capsys.readouterr().err.partition("ServerApp raised an exception")
     assert ours == "fedkern: no rows; bring some\n"
     assert "Traceback" in crash

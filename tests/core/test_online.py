@@ -368,7 +368,6 @@ def test_rows_that_are_not_summed_yet_are_learned_again() -> None:
     np.testing.assert_allclose(total, summed, rtol=1e-9)
 
 
-@pytest.mark.promise("rls-asleep")
 def test_who_cannot_learn_yet_stays_asleep_through_a_long_message() -> None:
     """Kernels without a width have the mixture's loss of each sample, however many come."""
     rng, account = np.random.default_rng(3), StreamAccount()

@@ -279,7 +279,6 @@ def ease(x: np.ndarray, row: np.ndarray, lam: float, counted: np.ndarray) -> np.
     return scores
 
 
-@pytest.mark.promise("ease-dropout")
 @pytest.mark.parametrize("lam", [0.5, 30.0])
 def test_ease_is_a_ridge_regression_of_each_item_on_the_others(lam: float) -> None:
     for user in range(5):

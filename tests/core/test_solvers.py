@@ -510,7 +510,6 @@ def line(y: Array, gammas: Array, folds: int, m: int = 12) -> Equations:
     return sums
 
 
-@pytest.mark.promise("tuning-smoothest")
 @pytest.mark.parametrize("folds", [1, 3])
 def test_of_equal_errors_the_smoothest_model_is_taken(folds: int) -> None:
     gammas = widths_around(0.2, 9)

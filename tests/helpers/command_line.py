@@ -179,7 +179,7 @@ def finished(
             given = [method, *more] if more else commands.small(method)
             options = [*given, "--out", str(folder), "--json", "-"]
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(console, "_FILE_WIDTH", 80)
+                patch.setattr(console, "FILE_WIDTH", 80)
                 code, out, shown = commands("run", *options, plots=True)
             assert code == 0, shown
             found = {"folder": folder, "result": json.loads(out), "shown": shown}

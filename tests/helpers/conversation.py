@@ -239,6 +239,15 @@ def met(name: str, only: Callable[[Any, Any], bool] | None = None) -> dict[str, 
         return asked_in(run, folder, only)
 
 
+def kept_seed(context: Any) -> bytes:
+    """Return the secret that a node has drawn for its run, nothing where it keeps none."""
+    payload = SessionState.load(context).payload
+    try:
+        return KeptState.unpack(payload).seed if payload else b""
+    except Exception:  # of a method that keeps something else
+        return b""
+
+
 def asked(name: str, begins: str, only: Callable[[Any, Any], bool] | None = None) -> Asked:
     """Return a request of a way whose name begins so, at a node that has not answered it."""
     found = met(name, only)

@@ -39,8 +39,8 @@ ROWS_OF = ("not converged", "converged no")
 def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let what has no option for it take few steps."""
     monkeypatch.setattr(FedCG, "default_rounds", 2)
-    monkeypatch.setattr(gram_learner, "_STEPS", 1)
-    monkeypatch.setattr(gram_learner, "_STEPS_A_ROW", 1)
+    monkeypatch.setattr(gram_learner, "STEPS", 1)
+    monkeypatch.setattr(gram_learner, "STEPS_A_ROW", 1)
 
 
 @pytest.mark.promise("converged-said")

@@ -130,6 +130,11 @@ SAME = [
         "--gamma 1 --regularization 1 --allow-single",
     ),
     ("fdskl", "--nodes 3", "--parties 3", "--features 300 --gamma 0.5 --regularization 1e-3"),
+    (  # whose iterates in process are those of the paper's program
+        *("fdskl", "--nodes 3", "--parties 3"),
+        "--schedule streaming --batch 1 --directions 1 --rounds 8 --step 0.3 --gamma 0.5 "
+        "--regularization 1e-2 --phase-bits 32",
+    ),
     ("fed-cfk", "--nodes 3", "--clients 3", ""),
     ("fed-cfk", "--nodes 6 --rounds 2", "--clients 6", "--min-support 1"),  # half of them first
     (

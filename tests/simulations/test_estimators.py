@@ -168,7 +168,6 @@ def test_a_fit_is_silent_and_warns_where_it_has_not_converged(
         HierarchicalSVMClassifier(C=1.0, options={"rounds": 2}).fit(*IRIS)
 
 
-@pytest.mark.promise("estimators-seed")
 def test_seeds_decide_all_and_a_random_state_draws_one() -> None:
     x, y = IRIS
 

@@ -158,7 +158,6 @@ def test_one_client_of_an_online_method() -> None:
 
 
 @pytest.mark.promise("export-private")
-@pytest.mark.promise("export-kept")
 def test_an_exported_model_is_for_this_user_alone_and_never_overwritten() -> None:
     trained(RUNS["fed-cg"])
     for kind in ("onnx", "json", "skops"):

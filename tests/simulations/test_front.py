@@ -258,7 +258,6 @@ async def test_a_message_found_for_a_node_that_has_gone_is_its_next_one() -> Non
         assert await pull(front, "a").answer() == (200, b"message")
 
 
-@pytest.mark.promise("front-no-strangers")
 @pytest.mark.parametrize("status", [400, 401, 422, 500])
 def test_who_is_not_the_node_neither_gets_its_message_nor_ends_its_repetition(status: int) -> None:
     @story

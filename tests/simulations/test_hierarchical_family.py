@@ -290,9 +290,7 @@ def test_random_features_are_made_first_and_huge_problems_are_left_alone(
         features(split.x), split.y, features(split.x_test), split.y_test, split.classes
     )
     assert with_features == pooled_optimum(made, "hinge", 1.0, "none")
-    monkeypatch.setattr(
-        "fedkern_flwr.simulations.methods.groups_oracle._MOST_WORK", 80 * 25.0 - 1.0
-    )
+    monkeypatch.setattr("fedkern_flwr.simulations.methods.groups_oracle.MOST_WORK", 80 * 25.0 - 1.0)
     assert pooled_optimum(split, "hinge", 1.0, "none") is None
     metrics, _ = linear_svm(split, seed=0, progress=lambda done, total: None)
     assert metrics == {}

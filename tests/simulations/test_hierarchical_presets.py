@@ -39,8 +39,8 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         np.savez(tmp_path / name, X=x, y=y)
     monkeypatch.setenv("FEDKERN_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(toy, "_ROWS", 4)
-    monkeypatch.setattr(toy, "_COLUMNS", 3)
+    monkeypatch.setattr(toy, "ROWS", 4)
+    monkeypatch.setattr(toy, "COLUMNS", 3)
     return tmp_path
 
 
@@ -119,7 +119,7 @@ def test_table3_compares_the_architectures(
 def test_table2_has_random_labels(
     tables: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(hierarchical, "_MANY_USERS", 10)
+    monkeypatch.setattr(hierarchical, "MANY_USERS", 10)
     found = compared(capsys, "hierarchical-table2", "--rounds", "2")
     methods = found["datasets"]["Random labels"]["methods"]
     assert len(methods) == 3

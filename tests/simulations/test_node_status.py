@@ -77,7 +77,6 @@ def test_status_says_whether_a_node_is_connected(tmp_path, capsys):
         assert text.count("\n") == 1
 
 
-@pytest.mark.promise("status-own-process")
 def test_a_process_that_has_ended_or_got_the_number_of_another_does_not_run(tmp_path, capsys):
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process = started_at(other.pid)

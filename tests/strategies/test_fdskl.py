@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fdskl_bridge import STREAM, drawn, gap, orders, streaming, way
+from fdskl_bridge import STREAM, TOLERANCE, drawn, gap, orders, paper_run, streaming, way
 from pooled import KEY, joint, outputs
 from refusals import refused
-from zoo import Table, Way, fit
+from zoo import WAYS, Table, Way, fit
 
 from fedkern_flwr.simulations import Transcript
 from fedkern_flwr.strategies import FDSKL
@@ -60,7 +60,6 @@ def test_another_rule_or_another_seed_makes_another_function() -> None:
         assert gap(found, **change) > 1e-4
 
 
-@pytest.mark.promise("fdskl-last-half")
 def test_streaming_ends_with_a_solution_on_the_phases_at_hand() -> None:
     """Ridge regression on rows of the last half of the batches and directions of the first half.
 
@@ -83,7 +82,6 @@ def test_streaming_ends_with_a_solution_on_the_phases_at_hand() -> None:
     assert found.strategy.ledger_.exchanges == stepped.strategy.ledger_.exchanges
 
 
-@pytest.mark.promise("fdskl-last-half")
 def test_who_says_a_step_or_takes_the_papers_mode_gets_the_last_iterate() -> None:
     def solves(actives: int = 1, **options: Any) -> Any:
         strategy = FDSKL(schedule="streaming", seed=0, **options)
@@ -354,3 +352,17 @@ def test_no_secret_is_logged_or_reported(made: Way, caplog: pytest.LogCaptureFix
         assert not any(secret in repr(context.state) for secret in secrets)
     if strategy.schedule == "streaming":
         assert [row["round"] for row in strategy.history_] == [3, 6, 8]
+
+
+@pytest.mark.parametrize("bits", [32, 16])
+@pytest.mark.parametrize("name", ["fdskl, streaming", "fdskl, two active"])
+def test_one_row_and_direction_at_a_time_is_the_papers_program(name: str, bits: int) -> None:
+    """The same directions, masks and rows give the same iterates, whatever an angle rounds to."""
+    options = {"batch": 1, "directions": 1, "loss": "smooth-hinge", "regularization": 1e-2}
+    strategy = WAYS[name].make(**options, phase_bits=bits)
+    sites, rounds = WAYS[name].sites(), 8
+    found = sites.fit(strategy=strategy, start={"num_rounds": rounds})
+    tables = [sites.arguments(k) for k in range(len(sites))]
+    _, scores = paper_run(strategy, tables, tables[0]["alignment_key"], rounds)
+    ours = {key.partition(" ")[2]: value for key, (value,) in found.predictions.items()}
+    assert ours == pytest.approx(scores, abs=TOLERANCE[bits])

@@ -58,7 +58,7 @@ def test_what_client_code_raises_is_told_by_its_class_alone(
     content = request_messages(request, [1], group_id="1")[0]
     with pytest.raises(FedKernError) as caught, caplog.at_level("DEBUG"):
         serve(kind)(content, run.contexts[1])
-    assert caught.value.args == (mark_error(name),)
+    assert caught.value.args == (f"{mark_error(name)} [FK-CLIENT-RAISED]",)
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None or caught.value.__suppress_context__
     assert "592590" not in str(caught.value) + caplog.text

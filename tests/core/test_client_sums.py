@@ -89,6 +89,7 @@ def test_a_method_says_who_opens_a_sum_and_of_what(kind: str) -> None:
         run.contribute(running, kind=Wary)
 
 
+@pytest.mark.promise("requests-declared")
 def test_a_sum_of_which_nothing_is_said_is_not_made() -> None:
     class Careless(SummingClient):
         def work(self, request: PhaseMessage) -> PhaseMessage:
