@@ -180,7 +180,7 @@ class Membership:
         for number, (threshold, first, members) in enumerate(listed):
             if members != sorted(set(members)) or not set(members) <= set(ids):
                 raise SumError(
-                    f"cohort {number} has strangers or members twice", code="FK-SUM-ROSTER"
+                    f"cohort {number} has strangers or members twice", code="FK-SUM-COHORTS"
                 )
             check_cohort(len(members), threshold, _LEAST)
             if first < 1:

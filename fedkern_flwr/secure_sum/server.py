@@ -78,7 +78,7 @@ class SecureSum:
         chosen = [sorted(keys)] if cohorts is None else cohorts
         if not chosen:
             raise OptionError(
-                "there is no cohort to sum over", remedy="name at least one", code="FK-SUM-ROSTER"
+                "there is no cohort to sum over", remedy="name at least one", code="FK-SUM-COHORTS"
             )
         thresholds: list[int | None]
         if threshold is None or isinstance(threshold, int):

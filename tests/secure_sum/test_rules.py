@@ -652,7 +652,7 @@ BAD_ROSTERS: list[tuple[str, dict[str, Any]]] = [
     ("FK-SUM-ROSTER", {"counts": b"\xff" * 64}),
     ("FK-OPTION-CHOICE", {"cipher": "rot13" * 100}),
     *(
-        ("FK-SUM-ROSTER", {"cohorts": text})
+        ("FK-SUM-COHORTS", {"cohorts": text})
         for text in ("[[4,1,[0,1,2,9]]]", "[[3,1,[0,1,1,2]]]", "[[3,1,[0,2,1]]]")
     ),
     *(
@@ -751,7 +751,7 @@ def test_cohorts_thresholds_and_orders_of_the_server() -> None:
     refuses("FK-PARTIES-FEW", Run, 4, min_cohort=5)
     refuses("FK-PARTIES-FEW", Run, 5, cohorts=[range(5), [0, 1]], min_cohort=3)
     for cohorts in ([], [[0, 0, 1]], [[0, 1, 9]]):
-        refuses("FK-SUM-ROSTER", Run, 3, cohorts=cohorts)
+        refuses("FK-SUM-COHORTS", Run, 3, cohorts=cohorts)
     for least in (1, 0, -1):
         refuses("FK-OPTION-RANGE", Run, 3, min_cohort=least)
     refuses("FK-OPTION-CHOICE", Run, 3, cipher="rot13")
