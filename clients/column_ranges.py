@@ -112,7 +112,9 @@ class RangesClient(AnsweringClient):
         self.x = as_numbers(x, "features", self.name)
         if self.x.ndim != 2 or not self.x.size:
             raise self._bad(
-                f"features of shape {self.x.shape}", "pass x of shape (n, d)", code="FK-TABLE-SHAPE"
+                f"features of shape {self.x.shape}",
+                "pass x of shape (n, d)",
+                code="FK-SHAPE-DIFFERS",
             )
         rows, features = self.x.shape
         self.columns = tuple(map(str, range(features) if columns is None else columns))
@@ -120,7 +122,7 @@ class RangesClient(AnsweringClient):
             raise self._bad(
                 f"{features} features have {len(set(self.columns))} different names",
                 "name each of them",
-                code="FK-NAMES-TWICE",
+                code="FK-COLUMN-NAMES",
             )
         check_values(self.x, self.columns, self.name)
         self.own: OwnColumns | None = None
@@ -131,7 +133,7 @@ class RangesClient(AnsweringClient):
                     "this node has ranges and an encoder",
                     remedy="leave one of them out",
                     party=self.name,
-                    code="FK-RANGES-ENCODER",
+                    code="FK-OPTION-BOTH",
                 )
             own = Table(self.x, None, self.columns, kinds=kinds or {}, categories=categories or {})
             self.own = OwnColumns(own, category_key)

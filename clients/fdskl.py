@@ -131,14 +131,14 @@ class VerticalKernelClient(TableClient):
                 "a passive party has labels",
                 remedy="leave them out, or make it an active party",
                 party=self.name,
-                code="FK-ROLE-PASSIVE",
+                code="FK-ROLE-DATA",
             )
         if y is None and (role == ACTIVE or y_test is not None):
             raise OptionError(
                 "an active party has no labels to learn from",
                 remedy="give it labels, or make it a passive party",
                 party=self.name,
-                code="FK-ROLE-ACTIVE",
+                code="FK-ROLE-DATA",
             )
 
     def describe(self, request: DescribeRequest) -> wire.VerticalDescribeReply:
@@ -190,13 +190,11 @@ class VerticalKernelClient(TableClient):
                 code="FK-SETTINGS-CHANGED",
             )
         if self.role == PASSIVE and self.partition in request.owners:
-            raise self.wrong("phases are for parties with labels", code="FK-ASKED-PHASES")
+            raise self.wrong("phases are for parties with labels", code="FK-ASKED-MORE")
         settings["owners"] = sorted({*settings.get("owners", ()), *request.owners.tolist()})
         announced = self.table.announced_rows
         if len(request.rows) and not 0 <= request.rows.min() <= request.rows.max() < announced:
-            raise self.wrong(
-                "rows are asked for that were not announced", code="FK-ORDER-ROWS-UNKNOWN"
-            )
+            raise self.wrong("rows are asked for that were not announced", code="FK-ORDER-ROWS")
 
     def _remember(self, request: wire.StepRequest, asked: Mapping[str, Any]) -> None:
         """Take up what this party kept of the run that made a model."""
@@ -270,7 +268,7 @@ class VerticalKernelClient(TableClient):
         x, circle = self.features_at(rows), Encoding.circle(int(kept.settings["phase_bits"]))
         for known, upto in zip(request.known, request.upto.tolist(), strict=True):
             if not 0 <= int(known.min()) <= int(known.max()) <= upto:
-                raise self.wrong("phases are asked for that there are not", code="FK-ASKED-PHASES")
+                raise self.wrong("phases are asked for that there are not", code="FK-ASKED-MORE")
         for known, owner, upto in zip(
             request.known, request.owners.tolist(), request.upto.tolist(), strict=True
         ):
@@ -389,7 +387,7 @@ class VerticalKernelClient(TableClient):
         """Return the targets of labelled rows, in units of the bound."""
         places = self.places(rows)
         if len(places) and places.max() >= self.table.rows:
-            raise self.wrong("rows are named that have no label here", code="FK-ORDER-ROWS-UNKNOWN")
+            raise self.wrong("rows are named that have no label here", code="FK-ORDER-ROWS")
         return np.asarray(self.table.y[places] / self.table.label_bound)
 
     def _scores(self, rows: NDArray[Any]) -> Floats:
@@ -405,11 +403,9 @@ class VerticalKernelClient(TableClient):
     def _contribute_scores(self, what: str, receiver: int, rows: NDArray[Any]) -> None:
         name = f"{what}/{receiver}"
         if self.sums is None or name not in self.sums.orders:
-            raise self.wrong("scores are asked for outside a secure sum", code="FK-ORDER-OUTSIDE")
+            raise self.wrong("scores are asked for outside a secure sum", code="FK-ORDER-PLAIN")
         if what == "scores" and receiver not in self.kept.settings.get("owners", ()):
-            raise refusal(
-                "scores for a party that learns nothing", self.name, code="FK-ASKED-SCORES"
-            )
+            raise refusal("scores for a party that learns nothing", self.name, code="FK-ASKED-MORE")
         encoding = Encoding.fixed_point(LARGEST_OUTPUT)
         self.sums.check(name, SumRule(encoding, receiver=receiver, everybody=True))
         self.note_rows(name, self.places(rows), each=True)
@@ -478,9 +474,7 @@ class VerticalKernelClient(TableClient):
         table = self.table
         tests = self.places(rows) - table.rows
         if len(tests) and not 0 <= tests.min() <= tests.max() < table.tests:
-            raise self.wrong(
-                "rows are named that are not held out here", code="FK-ORDER-ROWS-UNKNOWN"
-            )
+            raise self.wrong("rows are named that are not held out here", code="FK-ORDER-ROWS")
         predictions = scores * table.label_bound
         self.write_predictions(tests, predictions, calibration)
         if not request.count or not table.labelled or not len(rows):
@@ -502,7 +496,7 @@ class VerticalKernelClient(TableClient):
         check_selection(rows, among, least=least, party=self.name)
         if not self._fixed("trained", rows):
             raise refusal(
-                "other rows are to be learned from than before", self.name, code="FK-ROWS-CHANGED"
+                "other rows are to be learned from than before", self.name, code="FK-ORDER-CHANGED"
             )
 
     def _check_counted(self, tests: NDArray[Any]) -> None:
@@ -521,5 +515,5 @@ class VerticalKernelClient(TableClient):
             )
         if not self._fixed("counted", tests):
             raise self.wrong(
-                "other held-out rows are to be counted than before", code="FK-ROWS-CHANGED"
+                "other held-out rows are to be counted than before", code="FK-ORDER-CHANGED"
             )

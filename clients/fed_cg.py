@@ -192,7 +192,7 @@ class HybridKernelClient(TableClient):
         if self.budget is not None and request.basis != "fourier":
             raise self.wrong(
                 "with a budget of privacy features are of basis 'fourier' only",
-                code="FK-BUDGET-BASIS",
+                code="FK-BUDGET-OPTION",
             )
         kept = self.kept
         if kept.begun:
@@ -214,9 +214,7 @@ class HybridKernelClient(TableClient):
         table, party = self.table, self.name
         for (hospital, train, start, stop), rows in zip(request.parts, request.rows, strict=True):
             if not 0 <= train <= len(rows) or not 0 <= start <= stop <= len(rows):
-                raise refusal(
-                    "parts of rows that there are not", party, code="FK-ORDER-ROWS-UNKNOWN"
-                )
+                raise refusal("parts of rows that there are not", party, code="FK-ORDER-ROWS")
             if hospital == self.partition:
                 check_selection(rows[:train], range(table.rows), party=party)
                 check_selection(rows[train:], self._held_out, party=party)
@@ -230,7 +228,7 @@ class HybridKernelClient(TableClient):
                 raise refusal(
                     "other rows are asked for than before in this run",
                     party,
-                    code="FK-ROWS-CHANGED",
+                    code="FK-ORDER-CHANGED",
                 )
             self._note(name, rows[:train])
 
@@ -242,7 +240,7 @@ class HybridKernelClient(TableClient):
             raise refusal(
                 "a row is asked for by two hospitals, which costs twice",
                 self.name,
-                code="FK-ROWS-TWICE",
+                code="FK-IDS-PARTIES",
             )
         if not (named[:, 0] == hospital).any():
             both = np.column_stack([np.full(len(mine), hospital), mine])
@@ -273,7 +271,7 @@ class HybridKernelClient(TableClient):
         if request.moments:
             if request.sampling not in ("N", "C"):
                 raise self.wrong(
-                    "moments are asked for of landmarks that need none", code="FK-ASKED-MOMENTS"
+                    "moments are asked for of landmarks that need none", code="FK-ASKED-MORE"
                 )
             positions, name = training_positions(request), f"moments/{self.block}"
             self._note(name, positions)
@@ -354,7 +352,7 @@ class HybridKernelClient(TableClient):
             if self.kept.fourier:
                 raise self.wrong(
                     "features have no landmarks whose distances could be told",
-                    code="FK-ASKED-DISTANCES",
+                    code="FK-ASKED-MORE",
                 )
             rule = replace(self._distance_rule(), nobodys=self.kept.settings["sampling"] == "U")
             self.secure_sums.check("landmark pairs", rule)
@@ -387,7 +385,7 @@ class HybridKernelClient(TableClient):
         """Contribute the mean distances of all training rows to the landmarks, added up."""
         if not self.kept.tunes:
             raise self.wrong(
-                "the width of this run is known: it needs no mean distance", code="FK-ASKED-WIDTH"
+                "the width of this run is known: it needs no mean distance", code="FK-ASKED-MORE"
             )
         rows, kernel = training_positions(request), self.kept.settings["kernel"]
         self._check_share(np.unique(rows))
@@ -477,7 +475,7 @@ class HybridKernelClient(TableClient):
             )
         if request.gammas.size or request.folds != 1:
             raise self.wrong(
-                "the width of this run is known: there is none to choose", code="FK-ASKED-WIDTH"
+                "the width of this run is known: there is none to choose", code="FK-ASKED-MORE"
             )
         self._check_hospital("equations", 1.0)
         m, outputs = self.kept.landmarks, self.table.y.shape[1]
@@ -512,7 +510,7 @@ class HybridKernelClient(TableClient):
             raise refusal(
                 "other widths or folds are asked for than before in this run",
                 self.name,
-                code="FK-TUNE-CHANGED",
+                code="FK-ORDER-CHANGED",
             )
         # of counts that are the first: others may be guesses
         weights = self._class_weights(request)
@@ -536,7 +534,7 @@ class HybridKernelClient(TableClient):
         """
         if not self.kept.tunes or not self.table.classes:
             raise self.wrong(
-                "the rows of this run are not weighed by their classes", code="FK-ASKED-COUNTS"
+                "the rows of this run are not weighed by their classes", code="FK-ASKED-MORE"
             )
         self._check_hospital(CLASS_COUNTS, 1.0, len(self.table.classes))
         return class_counts(self.kernel.targets())
@@ -605,17 +603,17 @@ class HybridKernelClient(TableClient):
         fits = len(gammas) in (1, self.kept.landmarks) and bool((gammas > 0.0).all())
         if not (fits if tunes else not gammas.size or np.array_equal(gammas, known)):
             raise self.wrong(
-                "the width of the model is not that of this run", code="FK-ASKED-WIDTH"
+                "the width of the model is not that of this run", code="FK-SETTINGS-CHANGED"
             )
 
     @answers(wire.ProductRequest)
     def send_product(self, request: wire.ProductRequest) -> wire.ProductReply:
         """Contribute K_h^T (K_h P); with ``labels`` K_h^T y_h before it."""
         if not (np.linalg.norm(request.directions, axis=0) <= _UNIT).all():
-            raise refusal("directions longer than one", self.name, code="FK-ASKED-LONG")
+            raise refusal("directions longer than one", self.name, code="FK-ASKED-MORE")
         if self.kept.tunes:
             raise self.wrong(
-                "the width of this run is not known: there are no products", code="FK-ASKED-WIDTH"
+                "the width of this run is not known: there are no products", code="FK-MESSAGE-ORDER"
             )
         self._check_hospital("product", np.sqrt(self.kept.landmarks))
         vector = self.kernel.products(request.directions, labels=request.labels)
@@ -633,7 +631,7 @@ class HybridKernelClient(TableClient):
                 raise refusal(
                     "privacy: histograms without noise are asked for",
                     self.name,
-                    code="FK-BUDGET-HISTOGRAMS",
+                    code="FK-BUDGET-FIGURES",
                 )
             self._check_sum("outcomes", len(asked) * self.yardstick(request.bins).largest)
             least = self.policy.min_evaluation_rows
@@ -667,7 +665,7 @@ class HybridKernelClient(TableClient):
     def _check_role(self) -> None:
         """Refuse to add a centre's zeros to a sum of hospitals: it may be that of a single one."""
         if self.role != HOSPITAL:
-            raise self.wrong("it has no labels, so it adds nothing", code="FK-ASKED-ROLE")
+            raise self.wrong("it has no labels, so it adds nothing", code="FK-ASKED-MORE")
 
     def _check_hospital(self, name: str, kernel: float, length: int | None = None) -> None:
         """Refuse to add what would be nothing, or of few rows, or to another sum than is meant.
@@ -709,13 +707,13 @@ class HybridKernelClient(TableClient):
             raise refusal(
                 "privacy: its own values would be sent without noise",
                 self.name,
-                code="FK-BUDGET-BARE",
+                code="FK-BUDGET-ALONE",
             )
         if not self.allow_single:
             raise self.wrong(
                 "its own values would be shown to the server: there is nobody to sum with",
                 "let more hospitals take part, or allow it with allow_single",
-                code="FK-PARTIES-ALONE",
+                code="FK-ALONE-REFUSED",
             )
 
     def _release(self, name: str) -> Release | None:

@@ -71,7 +71,7 @@ class HybridTable(PartyTable):
             raise self._bad(
                 "ranges that end before they begin",
                 "declare least and greatest value of each",
-                code="FK-RANGES-ORDER",
+                code="FK-RANGES-WRONG",
             )
         for x in (self.x, self.x_test):
             outside = ((x < low) | (x > high)).any(axis=0)

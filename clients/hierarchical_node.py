@@ -76,7 +76,7 @@ class SVMNode(TableClient):
                 + (" and labels" if y is not None else ""),
                 remedy="users hold features, the owner labels, agents no data",
                 party=self.name,
-                code="FK-GROUPS-ROLE",
+                code="FK-ROLE-DATA",
             )
 
     # -- what the base asks for
@@ -189,7 +189,7 @@ class SVMNode(TableClient):
         """
         if self.sums is None:
             problem = "values are asked for that leave this node in secure sums only"
-            raise self.wrong(problem, "start the run again", code="FK-ORDER-OUTSIDE")
+            raise self.wrong(problem, "start the run again", code="FK-ORDER-PLAIN")
         return self.sums
 
     def check(self, name: str, receiver: int = -1, *, self_masks: bool = False) -> None:
@@ -210,7 +210,7 @@ class SVMNode(TableClient):
         found = next((total for n, total in delivered if n.partition("#")[0] == name), None)
         if found is None:
             problem = f"the sum {name!r} did not come with the request"
-            raise self.wrong(problem, "run the same release on both sides", code="FK-ORDER-MISSING")
+            raise self.wrong(problem, "run the same release on both sides", code="FK-ORDER-PLAIN")
         return found
 
     def pin(self, **settings: Any) -> None:

@@ -85,7 +85,7 @@ class SolverOfUser(SVMNode):
         if not self._trying or not 0 <= chosen < len(own["tried"]):
             raise self.wrong(
                 "the C to go on with is none that was tried, or another than before",
-                code="FK-TUNE-CHOSEN",
+                code="FK-ORDER-CHANGED",
             )
         own["chosen"], own["c"] = chosen, own["tried"][chosen]
         found |= {name: self.chosen_of(found[name]) for name in _STACKED if name in found}
@@ -391,7 +391,7 @@ class AgentOfRows(SVMNode):
         """
         left = name == wire.LEFT_SUM
         if left and not request.leave_out:
-            raise refusal("the masks of a sum", self.name, code="FK-ORDER-MASKS")
+            raise refusal("the masks of a sum", self.name, code="FK-ORDER-TERMS")
         self.check(name, self_masks=left)
         state = self.ordered.party.state
         self.pin(agents=list(state.cohorts[self.ordered.order(name).cohort].members))
@@ -412,7 +412,7 @@ class AgentOfRows(SVMNode):
             raise refusal(
                 "its term in plain, where there are other agents",
                 self.name,
-                code="FK-ORDER-OUTSIDE",
+                code="FK-ORDER-PLAIN",
             )
         self.pin(leave_out=request.leave_out)
         if self.repeated:
@@ -441,7 +441,7 @@ class AgentOfRows(SVMNode):
         if own["chosen"] >= 0 or not 0 <= request.chosen < request.tried or request.folds < 1:
             raise self.wrong(
                 "the C to go on with is none that was tried, or another than before",
-                code="FK-TUNE-CHOSEN",
+                code="FK-ORDER-CHANGED",
             )
         own["chosen"] = request.chosen
         for name in ("center", "dual", "sigma"):

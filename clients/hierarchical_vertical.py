@@ -336,5 +336,5 @@ class Predicting(SVMNode):
                 "there is nowhere to write the predictions",
                 remedy="name predictions in --node-config",
                 party=self.name,
-                code="FK-PREDICTIONS-NOWHERE",
+                code="FK-PREDICT-NOWHERE",
             )

@@ -105,7 +105,7 @@ class PartyTable:
             raise self._bad(
                 f"{features} features have {len(self.columns)} names",
                 "name each of them",
-                code="FK-SHAPE-DIFFERS",
+                code="FK-COLUMN-NAMES",
             )
         # of a session: hashes of the rows, and the order that sorts them
         self._known: tuple[str, NDArray[np.uint64], NDArray[np.intp]] | None = None
@@ -335,7 +335,7 @@ def as_numbers(
         return np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):  # whose text quotes a value
         problem = f"{what} that are not numbers"
-        raise TableError(problem, remedy=remedy, party=party, code="FK-VALUES-TEXT") from None
+        raise TableError(problem, remedy=remedy, party=party, code="FK-COLUMN-NUMBERS") from None
 
 
 def _length(*columns: Any) -> int:

@@ -276,7 +276,7 @@ class OnlineKernelClient(AnsweringClient):
                     raise refusal(
                         "values of rows are asked for outside of their sum",
                         self.name,
-                        code="FK-ORDER-OUTSIDE",
+                        code="FK-ORDER-PLAIN",
                     )
             for name in tuple(sums.orders):
                 rule = _RULES[request.whole]
@@ -339,7 +339,7 @@ class OnlineKernelClient(AnsweringClient):
             report.add_to(vector[: -wire.STATISTICS])
             vector[-wire.STATISTICS :] = np.zeros(wire.STATISTICS)
         except (ValueError, IndexError):
-            raise refusal("the length of a sum", self.name, code="FK-ORDER-LENGTH") from None
+            raise refusal("the length of a sum", self.name, code="FK-ORDER-TERMS") from None
         grown = self.kept.uncounted(report.statistics(), order.index, order.counted)
         vector[-wire.STATISTICS :] = grown
         sums.contribute(wire.UPDATE_SUM, vector)

@@ -75,7 +75,7 @@ class StreamAccount:
         secure = 2 * wire.STATISTICS + 1 if numbers.size % 2 else 0
         own = numbers.size - secure
         if own < 4:
-            raise ProtocolError("the node's state is damaged", code="FK-STATE-DAMAGED")
+            raise ProtocolError("the node's state is damaged", code="FK-CHECKPOINT-DAMAGED")
         kernels = (own - 4) // 2
         account = cls(numbers[:kernels], numbers[kernels : 2 * kernels], *numbers[own - 4 : own])
         if secure:
@@ -96,7 +96,7 @@ class StreamAccount:
             self.losses, self.squared = np.zeros(kernels), np.zeros(kernels)
         if self.losses.size != kernels:
             raise ProtocolError(
-                f"the node's state does not belong to {kernels} kernels", code="FK-STATE-OTHER"
+                f"the node's state does not belong to {kernels} kernels", code="FK-SETTINGS-CHANGED"
             )
         return self
 

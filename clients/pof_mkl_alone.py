@@ -36,7 +36,7 @@ def learn_alone(client: OnlineKernelClient, request: wire.LocalRequest) -> wire.
         raise ProtocolError(
             "its errors are told in runs without secure sums",
             party=client.name,
-            code="FK-ORDER-OUTSIDE",
+            code="FK-ORDER-PLAIN",
         )
     kernels = len(request.bandwidths) // 8
     account = client.kept.of(kernels)

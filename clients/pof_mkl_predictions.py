@@ -164,7 +164,7 @@ def write_outputs(
             "there is nowhere to write the predictions",
             remedy="name predictions in --node-config",
             party=party,
-            code="FK-PREDICTIONS-NOWHERE",
+            code="FK-PREDICT-NOWHERE",
         )
     if ids is not None and len(ids) != len(outputs):
         raise TableError(

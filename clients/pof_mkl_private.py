@@ -38,7 +38,7 @@ def private_rule(client: OnlineKernelClient, request: Any, rule: SumRule) -> Sum
     RefusedError
         Other things would be summed than those of a message's own samples, or without a bound.
     """
-    code = "FK-BUDGET-SAMPLES"
+    code = "FK-ORDER-NOISE"
     problem = "" if 0 < request.samples <= request.most else "a message of more samples"
     largest = float(request.samples)
     if isinstance(request, wire.KernelRequest):
@@ -53,7 +53,7 @@ def private_rule(client: OnlineKernelClient, request: Any, rule: SumRule) -> Sum
         return rule  # which has no noise, so it is refused
     # else it would depend on values what does not fit, rounded as it is
     if not 0.0 < largest <= wire.SUM_BOUND / 2 or request.messages < 1:
-        problem, code = "residuals without a bound", "FK-BUDGET-BOUND"
+        problem, code = "residuals without a bound", "FK-ORDER-NOISE"
     if problem:
         raise refusal(f"privacy: {problem}", client.name, code=code)
     release = _release(client, request)

@@ -104,7 +104,7 @@ class Released:
                 raise disagreement(
                     f"{len(summed)} nodes count, at least {cohort.threshold} must",
                     party,
-                    code="FK-RELEASE-FEW",
+                    code="FK-RELEASE-NODES",
                 )
             self.check_summed(summed, party)
 
@@ -117,7 +117,7 @@ class Released:
         counted = wire.COUNTS_SUM in self.opened or wire.COUNTS_SUM in self.asked
         if counted and not set(summed) <= set(self.survivors):
             raise disagreement(
-                "nodes count that are not in the item counts", party, code="FK-RELEASE-UNCOUNTED"
+                "nodes count that are not in the item counts", party, code="FK-RELEASE-NODES"
             )
 
     def ask_once(self, what: str, digest: str, *, self_masks: bool, party: str) -> None:
@@ -213,7 +213,7 @@ class GramClient(AnsweringClient):
         for what, names, size in (("items", self.items, columns), ("users", self.users, rows)):
             if names is not None and (len(names) != size or len(set(names)) < size):
                 found = f"{len(set(names))} different names of {size} {what}"
-                raise self._bad(found, f"name each of the {what} once", code="FK-NAMES-TWICE")
+                raise self._bad(found, f"name each of the {what} once", code="FK-COLUMN-NAMES")
 
     # -- phases
 
@@ -256,12 +256,12 @@ class GramClient(AnsweringClient):
         if len(counted) < cohort.threshold:
             raise self._refuse(
                 f"{len(counted)} nodes count, at least {cohort.threshold} must",
-                code="FK-RELEASE-FEW",
+                code="FK-RELEASE-NODES",
             )
         if not request.self_masks:
             if len(counted) < len(cohort.members):
                 raise self._refuse(
-                    "a sum that does without opening is of all nodes", code="FK-RELEASE-ALL"
+                    "a sum that does without opening is of all nodes", code="FK-RELEASE-NODES"
                 )
             kept.check_summed(counted, self.name)
         self._ask_once(wire.GRAM_SUM, request)
@@ -273,7 +273,7 @@ class GramClient(AnsweringClient):
             self._sums.contribute(self._sum_name, vector, overwrite=True)
         elif wire.COUNTS_SUM in kept.opened:
             raise self._refuse(
-                "its rows are left out, and they were counted", code="FK-RELEASE-LEFT-OUT"
+                "its rows are left out, and they were counted", code="FK-RELEASE-NODES"
             )
         else:
             self._sums.contribute_nothing(self._sum_name)
@@ -375,7 +375,7 @@ class GramClient(AnsweringClient):
         The ring follows from the roster and this node's own bound.
         """
         if self.sums is None:
-            raise self._refuse("this node sums its rows securely only", code="FK-ORDER-MISSING")
+            raise self._refuse("this node sums its rows securely only", code="FK-ORDER-PLAIN")
         counts = isinstance(request, (wire.CountsRequest, wire.MatrixRequest))
         if counts and what in self.kept.opened:
             raise self._refuse(
@@ -388,7 +388,7 @@ class GramClient(AnsweringClient):
         if not ranking:
             rows = self.sums.rows(self._sum_name)
             if (request.parties, request.rows) != (len(rows), max(rows)):
-                raise refusal("the encoding of a sum", self.name, code="FK-ORDER-ENCODING")
+                raise refusal("the encoding of a sum", self.name, code="FK-ORDER-TERMS")
             check_values(request.encoding, request.bound, request.fraction_bits)
             self.check_declared("bound", self.bound, 1.0, request.bound)
         ring = ranking_encoding(self.x.shape[0]) if ranking else ring_of(request)
@@ -490,10 +490,10 @@ def read_rows(values: Any, what: str, party: str) -> Rows:
         rows = np.atleast_2d(np.asarray(values))
         if rows.dtype.kind not in "fiub":
             problem = f"{what} has dtype {rows.dtype}"
-            raise TableError(problem, remedy="pass numbers", party=party, code="FK-VALUES-TEXT")
+            raise TableError(problem, remedy="pass numbers", party=party, code="FK-COLUMN-NUMBERS")
     if rows.ndim != 2 or not all(rows.shape):
         problem = f"{what} has shape {np.shape(values)}"
-        raise TableError(problem, remedy="pass rows of items", party=party, code="FK-TABLE-SHAPE")
+        raise TableError(problem, remedy="pass rows of items", party=party, code="FK-SHAPE-DIFFERS")
     return rows
 
 
@@ -519,10 +519,10 @@ def check_items(items: NDArray[Any], columns: int, party: str) -> NDArray[Any]:
         It names none, or others.
     """
     if not len(items) or items[0] < 0 or (np.diff(items) < 1).any():
-        raise disagreement("its items are not in order", party, code="FK-MESSAGE-ITEMS")
+        raise disagreement("its items are not in order", party, code="FK-MESSAGE-FIELD")
     if items[-1] >= columns:
         raise disagreement(
-            f"it names items that are not among {columns}", party, code="FK-MESSAGE-ITEMS"
+            f"it names items that are not among {columns}", party, code="FK-MESSAGE-FIELD"
         )
     return items
 

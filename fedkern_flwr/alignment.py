@@ -137,7 +137,7 @@ def read_alignment(path: str | Path | None) -> AlignmentKey | None:
         raise OptionError(
             "the file of the alignment key cannot be read",
             remedy="put 64 hexadecimal digits into it, or name the alignment.npz of an align run",
-            code="FK-ALIGN-KEY-FILE",
+            code="FK-KEY-FILE",
         ) from None
 
 
@@ -259,5 +259,5 @@ def check_alignment_key(key: AlignmentKey) -> None:
             f"the alignment key has {len(key)} bytes, at least {KEY_BYTES} are needed",
             remedy="draw one with python3 -c 'import secrets; print(secrets.token_hex(32))' and "
             "give it to all parties that share records, not to the server",
-            code="FK-ALIGN-KEY-SHORT",
+            code="FK-KEY-LENGTH",
         )

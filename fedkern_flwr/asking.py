@@ -230,7 +230,7 @@ class Asking:
                     )
                 method.check_answer(partition, answer)
             except ProtocolError as error:
-                self._failures[node] = Failure("invalid reply", error.problem)
+                self._failures[node] = Failure.invalid(error)
                 method.reject(node, self._failures[node], self.log.number)
                 continue
             if final:

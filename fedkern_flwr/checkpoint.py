@@ -110,7 +110,7 @@ def load_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """
     if not path.is_file():
         raise CheckpointError(
-            f"{path} does not exist", remedy="check the path or start anew", code="FK-FILE-MISSING"
+            f"{path} does not exist", remedy="check the path or start anew", code="FK-FILE-READ"
         )
     return _read_arrays(path, path.stat().st_size, str(path))
 

@@ -328,7 +328,7 @@ class Courier:
                         self.on_reply(node, reply)
                     outcome.replies[node] = reply
                 except FedKernError as error:
-                    outcome.failures[node] = Failure("invalid reply", error.problem)
+                    outcome.failures[node] = Failure.invalid(error)
         return arrived or self._give_up(outcome)
 
     def _give_up(self, outcome: Outcome) -> int:

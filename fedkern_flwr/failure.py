@@ -61,6 +61,12 @@ class Failure:
     def __str__(self) -> str:
         return f"{self.kind} {self.detail}".strip()
 
+    @classmethod
+    def invalid(cls, error: FedKernError) -> Failure:
+        """Return that of a reply in which an error of ours was found: what is wrong, its code."""
+        code = f" [{error.code}]" if error.code else ""
+        return cls("invalid reply", f"{error.problem}{code}")
+
     def raise_foreign(self, method: str, phase: str) -> None:
         """Raise that the node serves the client of another method, if that is what it said.
 

@@ -114,7 +114,7 @@ def read_catalogue(path: str | Path) -> tuple[str, ...]:
         raise TableError(
             f"{path.name} has {len(found) or 'no'} columns that may be the item",
             remedy="name one column item in the first line",
-            code="FK-COLUMN-AMBIGUOUS",
+            code="FK-COLUMN-UNNAMED",
         )
 
     if suffix == ".txt":
@@ -185,7 +185,7 @@ def numbers(column: Any, role: str, source: str) -> NDArray[np.float64]:
         raise TableError(
             f"the {role} column of {source} is not numeric",
             remedy=_MEND[role],
-            code="FK-VALUES-TEXT",
+            code="FK-COLUMN-NUMBERS",
         ) from None
     bad = np.flatnonzero(~np.isfinite(values))
     if bad.size:
@@ -208,16 +208,14 @@ def _check_file(path: Path, suffixes: Sequence[str], files: str) -> None:
     if is_folder:
         raise TableError(f"{path} is a directory", remedy=f"give {files}", code="FK-FILE-FOLDER")
     if not is_file:
-        raise TableError(
-            f"there is no file {path}", remedy="check the path", code="FK-FILE-MISSING"
-        )
+        raise TableError(f"there is no file {path}", remedy="check the path", code="FK-FILE-READ")
     if path.suffix.lower() not in suffixes:
         raise TableError(
             f"{path.name} has an unknown suffix", remedy=f"give {files}", code="FK-FILE-SUFFIX"
         )
     if path.stat().st_size == 0:
         raise TableError(
-            f"{path.name} is empty", remedy="give a file with data", code="FK-ROWS-NONE"
+            f"{path.name} is empty", remedy="give a file with data", code="FK-FILE-EMPTY"
         )
 
 
@@ -230,7 +228,7 @@ def _read_bytes(path: Path) -> bytes:
         ) from None
     if not content.strip():
         raise TableError(
-            f"{path.name} is empty", remedy="give a file with data", code="FK-ROWS-NONE"
+            f"{path.name} is empty", remedy="give a file with data", code="FK-FILE-EMPTY"
         )
     return content
 
@@ -361,7 +359,7 @@ def _find_columns(
             raise kind(
                 f"{source} has {len(found) or 'no'} columns that may be the {role}",
                 remedy=advice(role) or f"choose one with --{role}: {listing(plain)}",
-                code="FK-COLUMN-AMBIGUOUS",
+                code="FK-COLUMN-UNNAMED",
             )
     if len(set(roles.values())) < len(roles):
         raise TableError(

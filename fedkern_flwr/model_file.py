@@ -68,7 +68,7 @@ def load_model(
     """
     if not Path(path).is_file():
         raise CheckpointError(
-            f"there is no model {path}", remedy="check the path", code="FK-FILE-MISSING"
+            f"there is no model {path}", remedy="check the path", code="FK-FILE-READ"
         )
     try:
         arrays, meta = load_arrays(Path(path))

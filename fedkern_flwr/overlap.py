@@ -126,7 +126,7 @@ class Overlap:
                     )
                 method.check_answer(partition, reply)
             except ProtocolError as error:
-                failed[node] = Failure("invalid reply", error.problem)
+                failed[node] = Failure.invalid(error)
                 continue
             method.accept(node)
             found[partition] = reply

@@ -246,7 +246,7 @@ def scale_by_ranges(
         raise TableError(
             f"rows of shape {values.shape} have {len(columns)} names of columns",
             remedy="name each column once",
-            code="FK-SHAPE-DIFFERS",
+            code="FK-COLUMN-NAMES",
         )
     if clip:
         values = np.clip(values, low, high)
@@ -258,7 +258,7 @@ def scale_by_ranges(
                     f"column {name!r} has {count} values beyond its range",
                     remedy='declare a wider range, or write {"ranges": {...}, "clip": true} to '
                     "have them clipped",
-                    code="FK-RANGES-BEYOND",
+                    code="FK-RANGES-OUTSIDE",
                 )
     return np.asarray((values - low) / (high - low))
 

@@ -115,7 +115,7 @@ class PhaseStrategy(Strategy):
             raise OptionError(
                 "resume without a checkpoint",
                 remedy="name the checkpoint file",
-                code="FK-CHECKPOINT-NAME",
+                code="FK-OPTION-PARTNER",
             )
         self.seed = seed
         self.min_clients = min_clients

@@ -210,7 +210,7 @@ class SummingStrategy(PhaseStrategy):
         """Count an aborted sum against the parties whose masks did not fit."""
         for node, party in self.parties_.items():
             if party.partition in running.suspects:
-                self.reject(node, Failure("invalid reply", error.problem), number)
+                self.reject(node, Failure.invalid(error), number)
 
     def finish(self, grid: Grid, *, number: int, timeout: float, goes_on: bool = False) -> None:
         """Let all clients erase what a run leaves on them; wait a minute at most."""

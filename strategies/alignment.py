@@ -133,9 +133,7 @@ class AlignIds(Method):
         for p, reply in replies.items():
             fits = reply.ids.shape == (sizes[p], 2) and reply.ids.dtype == np.uint64
             if not fits or count_duplicates(reply.ids):
-                raise _wrong(
-                    p, reply, "its pseudonyms do not fit its rows", code="FK-ALIGN-PSEUDONYMS"
-                )
+                raise _wrong(p, reply, "its pseudonyms do not fit its rows", code="FK-ALIGN-LIST")
         self.overlaps_ = count_overlaps({p: reply.ids for p, reply in replies.items()})
         in_all = next(iter(self.overlaps_.values())).in_all
         return {"rows": sum(sizes.values()), "rows_in_all": in_all}
@@ -161,7 +159,7 @@ class AlignIds(Method):
         for p, answer in answers.replies.items():
             if self._fingerprints.setdefault(p, answer.fingerprint) != answer.fingerprint:
                 changed = "its secret of the run has changed between two messages"
-                raise _wrong(p, answer, changed, again, code="FK-ALIGN-SECRET")
+                raise _wrong(p, answer, changed, again, code="FK-STATE-GONE")
         return answers.replies
 
 

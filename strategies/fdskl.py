@@ -202,20 +202,20 @@ class FDSKL(Weighted):
             raise OptionError(
                 "features is for schedule one-shot",
                 remedy="leave it out: streaming makes rounds times directions",
-                code="FK-SCHEDULE-FEATURES",
+                code="FK-OPTION-CONFLICT",
             )
         if self.schedule == "streaming" and self.class_weight:
             raise OptionError(
                 "class_weight is for schedule one-shot",
                 remedy="leave it out",
-                code="FK-SCHEDULE-WEIGHTS",
+                code="FK-OPTION-CONFLICT",
             )
         for name in _OWN["streaming"]:
             if self.schedule == "one-shot" and getattr(self, name) is not None:
                 raise OptionError(
                     f"{name} is for schedule streaming",
                     remedy="add schedule streaming, or leave it out",
-                    code="FK-SCHEDULE-STREAMING",
+                    code="FK-OPTION-CONFLICT",
                 )
 
     def _reset(self) -> None:
@@ -409,7 +409,7 @@ class FDSKL(Weighted):
             raise OptionError(
                 f"schedule one-shot trains at one active party, there are {len(plan.actives)}",
                 remedy="use --schedule streaming, or let one party have the labels",
-                code="FK-SCHEDULE-ACTIVES",
+                code="FK-SCHEDULE-ACTIVE",
             )
         self.check_weighted(self.classes_)
         if self.chosen_loss != "square" and not self.classes_:

@@ -114,7 +114,7 @@ class FedCFK(SecureGram):
             raise OptionError(
                 "regularization is in other units for each learner",
                 remedy="name the learner as well: ease, or cf-komd",
-                code="FK-LEARNER-MISSING",
+                code="FK-OPTION-PARTNER",
             )
         self.fill_in(learner="cf-komd" if own else "ease")
         others = {
@@ -128,7 +128,7 @@ class FedCFK(SecureGram):
                 raise OptionError(
                     f"{name} is not for learner {self.learner}",
                     remedy="leave it out",
-                    code="FK-LEARNER-OPTION",
+                    code="FK-OPTION-CONFLICT",
                 )
 
     def _reset(self) -> None:
@@ -347,6 +347,6 @@ class FedCFK(SecureGram):
             raise TableError(
                 "no node writes recommendations",
                 remedy="name recommendations in --node-config",
-                code="FK-RECOMMEND-FILE",
+                code="FK-PREDICT-NOWHERE",
             )
         return {"items": len(self.items_), "users": users}

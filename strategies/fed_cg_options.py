@@ -141,7 +141,7 @@ class HybridOptions(PrivateMethod, Weighted):
             raise OptionError(
                 f"{name} is for solver cg",
                 remedy="add solver cg, or leave it out",
-                code="FK-SOLVER-CG",
+                code="FK-OPTION-CONFLICT",
             )
         if self.penalty == "rkhs" and self.landmark_gamma:
             raise OptionError(
@@ -155,7 +155,7 @@ class HybridOptions(PrivateMethod, Weighted):
                     f"there is no variance with {name.removeprefix('chosen_')} "
                     f"{getattr(self, name)}",
                     remedy=f"use {wanted}, or leave variance out",
-                    code="FK-VARIANCE-EQUATIONS",
+                    code="FK-EQUATIONS-NEEDED",
                 )
         self._check_basis(direct)
         self._check_tuning(direct)
@@ -166,13 +166,13 @@ class HybridOptions(PrivateMethod, Weighted):
             raise OptionError(
                 "privacy_epsilon is for basis fourier: kernel columns are too long for it",
                 remedy="add --basis fourier, and leave columns at --scaling range",
-                code="FK-BUDGET-BASIS",
+                code="FK-BUDGET-OPTION",
             )
         if private and not direct:
             raise OptionError(
                 "privacy_epsilon is for solver normal-equations: each product would cost as much",
                 remedy="leave the solver out, or use fewer landmarks",
-                code="FK-BUDGET-SOLVER",
+                code="FK-BUDGET-OPTION",
             )
         if self.basis != "fourier":
             return
@@ -181,13 +181,13 @@ class HybridOptions(PrivateMethod, Weighted):
                 raise OptionError(
                     f"{name} {getattr(self, name)} is not for basis fourier",
                     remedy=f"use {wanted[0]}" if wanted[0] else "leave it out",
-                    code="FK-BASIS-OPTION",
+                    code="FK-OPTION-CONFLICT",
                 )
         if self.fixed_landmarks % 2:
             raise OptionError(
                 f"basis fourier has a sine and a cosine of each phase, not {self.landmarks}",
                 remedy=f"use --landmarks {self.fixed_landmarks + 1}",
-                code="FK-BASIS-EVEN",
+                code="FK-OPTION-RANGE",
             )
 
     def _check_tuning(self, direct: bool) -> None:
@@ -201,19 +201,19 @@ class HybridOptions(PrivateMethod, Weighted):
                 "class_weight is for normal equations and penalty ridge, without tune off and "
                 "landmark_gamma",
                 remedy="leave it out",
-                code="FK-WEIGHTS-EQUATIONS",
+                code="FK-EQUATIONS-NEEDED",
             )
         if self.tune in ("folds", "gcv") and given:
             raise OptionError(
                 "gamma and regularization are given, and tune",
                 remedy="leave it out",
-                code="FK-TUNE-GIVEN",
+                code="FK-OPTION-BOTH",
             )
         if self.tune in ("folds", "gcv") and not possible:
             raise OptionError(
                 f"tune {self.tune} is for normal equations and penalty ridge",
                 remedy="leave it out",
-                code="FK-TUNE-EQUATIONS",
+                code="FK-EQUATIONS-NEEDED",
             )
 
     @property

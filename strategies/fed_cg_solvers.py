@@ -54,7 +54,7 @@ def first_coefficients(
         if start.shape != shape:
             raise ProtocolError(
                 f"initial_arrays has shape {start.shape} instead of {shape}",
-                code="FK-SHAPE-DIFFERS",
+                code="FK-INITIAL-SHAPE",
             )
         return np.asarray(start, np.float64)
     if init == "random":

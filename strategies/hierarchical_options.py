@@ -421,12 +421,12 @@ def check_together(strategy: SVMOptions) -> None:
     split = [name for name in given if name in _ADMM]
     leaves, needs = strategy.lost_groups == "leave-out", needs_agents(strategy)
     rules = {
-        "FK-SVM-KERNEL": {
+        "FK-OPTION-CONFLICT": {
             f"{n} is for model rbf; add model rbf, or leave it out": strategy.kind != "rbf"
             for n in given
             if n not in _ADMM
-        },
-        "FK-SPLIT-OPTION": {
+        }
+        | {
             **{f"{n} has no meaning in a vertical split; leave it out": vertical for n in split},
             "a vertical split needs every group in every iteration; leave staleness and "
             "lost_groups out": vertical and (strategy.staleness > 0 or leaves),
@@ -437,14 +437,12 @@ def check_together(strategy: SVMOptions) -> None:
             "model rbf needs all columns of a row; use fdskl for vertical splits": vertical
             and strategy.kind == "rbf"
         },
-        "FK-SPLIT-AGENTS": {
+        "FK-GROUPS-OPTION": {
             f"architecture {strategy.architecture} is for horizontal splits; use architecture "
-            "hierarchical": vertical and not layers
+            "hierarchical": vertical and not layers,
+            **{f"{name} needs agents; use architecture hierarchical": not layers for name in needs},
         },
-        "FK-SVM-AGENTS": {
-            f"{name} needs agents; use architecture hierarchical": not layers for name in needs
-        },
-        "FK-SVM-STEPS": {
+        "FK-OPTION-BOTH": {
             "rho and step_sizes are both given; give one of them": {"rho", "step_sizes"}
             <= set(given)
         },
@@ -479,10 +477,14 @@ def check_private(strategy: SVMOptions) -> None:
             "privacy_epsilon is for horizontal splits; of columns fed-cg with basis fourier keeps "
             "a budget": strategy.partition == "vertical"
         },
-        "FK-BUDGET-AGENTS": {
+        "FK-BUDGET-OPTION": {
             "privacy_epsilon is for one sum of all users; use architecture centralised, where no "
             "group needs noise of its own": strategy.architecture == "hierarchical"
-            or bool(needs_agents(strategy))
+            or bool(needs_agents(strategy)),
+            "scale none has no meaning with privacy_epsilon; leave it out, columns are to lie in "
+            "[0, 1]": strategy.scale == "none",
+            f"{' and '.join(given)} are those of ADMM, privacy_epsilon takes steps of its own; "
+            "leave them out": bool(given),
         },
         "FK-BUDGET-LOSS": {
             "privacy_epsilon is for losses whose derivatives are bounded; use model linear, rbf or "
@@ -498,14 +500,6 @@ def check_private(strategy: SVMOptions) -> None:
             "class_weight counts classes without noise; leave it out": strategy.class_weight
             is not None
         },
-        "FK-BUDGET-SCALING": {
-            "scale none has no meaning with privacy_epsilon; leave it out, columns are to lie in "
-            "[0, 1]": strategy.scale == "none"
-        },
-        "FK-BUDGET-SOLUTIONS": {
-            f"{' and '.join(given)} are those of ADMM, privacy_epsilon takes steps of its own; "
-            "leave them out": bool(given)
-        },
     }
     _refuse(rules)
 
@@ -516,7 +510,7 @@ def check_groups(strategy: SVMOptions, count: int) -> None:
         raise OptionError(
             f"{len(strategy.step_sizes)} step sizes for {count} groups",
             remedy="give each group one",
-            code="FK-GROUPS-SIZES",
+            code="FK-GROUPS-DIFFER",
         )
     if strategy.lost_groups == "leave-out" and count < 3:
         raise OptionError(

@@ -145,7 +145,7 @@ class PredictingStrategy(OnlineStrategy):
             raise TableError(
                 "no client holds rows to predict",
                 remedy="name test-data in the --node-config of those that shall predict",
-                code="FK-ROWS-NONE",
+                code="FK-TEST-NONE",
             )
         return {"predicted_rows": samples}
 

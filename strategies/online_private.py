@@ -33,7 +33,7 @@ class PrivateOnline(PrivateMethod, OnlineStrategy):
             raise OptionError(
                 "noise is added to secure sums, and secure is False",
                 remedy="leave out secure=False, or privacy_epsilon",
-                code="FK-BUDGET-SECURE",
+                code="FK-BUDGET-PLAIN",
             )
 
     def takes_sums(self, grid: Grid) -> bool:

@@ -103,7 +103,7 @@ class POFMKL(PredictingStrategy, KernelOnlineStrategy):
             raise OptionError(
                 "clients choose kernels of their own and frequencies_per_round is given",
                 remedy="use subset='shared' or leave out kernels_per_round",
-                code="FK-KERNELS-FREQUENCIES",
+                code="FK-OPTION-BOTH",
             )
         if own and self.budget is not None:
             raise OptionError(

@@ -162,14 +162,14 @@ class SecureGram(Method):
                 raise OptionError(
                     f"{name} is for encoding counts: real features have no support",
                     remedy="leave it out",
-                    code="FK-GRAM-COUNTS",
+                    code="FK-OPTION-CONFLICT",
                 )
         self.fill_in(min_support=MIN_SUPPORT if counts else 0)
         if self.drop_outs is False and self.threshold is not None:
             raise OptionError(
                 "a threshold is given, and all must answer",
                 remedy="leave out drop_outs",
-                code="FK-GRAM-THRESHOLD",
+                code="FK-THRESHOLD-WHOLE",
             )
         self.coefficients = tuple(float(a) for a in coefficients or ())
         for name, kernels in _KERNELS_WITH.items():
@@ -177,7 +177,7 @@ class SecureGram(Method):
                 raise OptionError(
                     f"{name} is not for kernel {self.kernel}",
                     remedy="leave it out",
-                    code="FK-KERNEL-OPTION",
+                    code="FK-OPTION-CONFLICT",
                 )
         self.fill_in(degree=2, coef0=1.0)
         binary = self.encoding == "counts" and self.bound == 1
@@ -306,7 +306,7 @@ class SecureGram(Method):
             raise OptionError(
                 f"{self.cohorts_} cohorts are summed at once, and {rounds} rounds one by one",
                 remedy="leave out cohorts or num_rounds",
-                code="FK-COHORTS-ROUNDS",
+                code="FK-OPTION-BOTH",
             )
         if not self._members:
             number = max(rounds, self.cohorts_)
@@ -334,7 +334,7 @@ class SecureGram(Method):
             raise CheckpointError(
                 f"the tables of the nodes are not those of the run of {self.checkpoint}",
                 remedy="bring back the tables of that run, or start anew",
-                code="FK-CHECKPOINT-TABLES",
+                code="FK-CHECKPOINT-PARTIES",
             )
         if known["stage"]:
             self._counted = known["counted"]

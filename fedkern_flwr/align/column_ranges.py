@@ -97,7 +97,7 @@ def check_values(x: Floats, names: Sequence[str], party: str) -> None:
                 f"column {name!r} has no value: its sums would be those of the other holders alone",
                 remedy="remove it at all holders of the block, or give this node another block",
                 party=party,
-                code="FK-COLUMN-EMPTY",
+                code="FK-BLOCK-EMPTY",
             )
 
 
@@ -143,7 +143,7 @@ def read_first_pass(total: Floats, bound: float, rows: int, holders: int) -> Cen
             "a column has fewer values than holders, or more than rows: a party did not keep to "
             "the protocol",
             remedy="run the same release on all nodes and look at their logs",
-            code="FK-RANGES-COUNTS",
+            code="FK-SUM-TOTAL",
         )
     per_value = rows / count
     mean, square = first * per_value, np.maximum(second * per_value, 0.0)

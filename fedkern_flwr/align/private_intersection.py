@@ -148,7 +148,7 @@ def finish_tags(points: bytes, exponent: bytes, ids: int) -> list[bytes]:
         )
     tags = [hashlib.sha256(_TAG + point).digest() for point in _products(points, exponent)]
     if len(set(tags)) < ids:
-        raise ProtocolError("the list that came back holds points twice", code="FK-ALIGN-TWICE")
+        raise ProtocolError("the list that came back holds points twice", code="FK-ALIGN-LIST")
     return tags
 
 
@@ -161,13 +161,13 @@ def _products(points: bytes, exponent: bytes) -> Iterator[bytes]:
         u = _number(point)
         if u >= _PRIME or not on_curve(u):
             raise ProtocolError(
-                "what another party sent is not a point of the curve", code="FK-ALIGN-POINT"
+                "what another party sent is not a point of the curve", code="FK-ALIGN-LIST"
             )
         try:
             yield key.exchange(X25519PublicKey.from_public_bytes(point))
         except ValueError:
             raise ProtocolError(
-                "what another party sent is a point of low order", code="FK-ALIGN-POINT"
+                "what another party sent is a point of low order", code="FK-ALIGN-LIST"
             ) from None
 
 

@@ -372,7 +372,7 @@ def read_fine(
             "histograms have other counts than the sums before: a party did not keep to the "
             "protocol",
             remedy="run the same release on all nodes and look at their logs",
-            code="FK-ENCODERS-SUMS",
+            code="FK-SUM-TOTAL",
         )
     bins, clocks = iter(counts), iter(counts[numeric(kinds) :])
     buckets = iter(counts[len(counts) - texts :])

@@ -260,7 +260,7 @@ class FittedModel:
         """
         if not self.components:
             raise OptionError(
-                f"{self.method} predicts labels", remedy="use predict", code="FK-PREDICT-TRANSFORM"
+                f"{self.method} predicts labels", remedy="use predict", code="FK-PREDICT-KIND"
             )
         return self.outputs(rows)
 
@@ -278,7 +278,7 @@ class FittedModel:
             raise OptionError(
                 f"a model of {self.method} has no labels",
                 remedy="use transform",
-                code="FK-PREDICT-LABELS",
+                code="FK-PREDICT-KIND",
             )
         found, classes = self.outputs(rows), self.classes_
         return found[:, 0] if classes is None else classes[decide(found)]
@@ -329,7 +329,7 @@ class FittedModel:
             raise OptionError(
                 f"no held-out rows calibrated this model: there are no {what}",
                 remedy="run it with a --test-size above 0",
-                code="FK-PREDICT-CALIBRATION",
+                code="FK-HELD-OUT-NONE",
             )
         return found
 

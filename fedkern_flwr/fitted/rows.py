@@ -101,7 +101,7 @@ def array_of(rows: Any, columns: int) -> NDArray[np.float64]:
         raise TableError(
             "the rows are not numbers",
             remedy="give a two-dimensional array",
-            code="FK-VALUES-TEXT",
+            code="FK-COLUMN-NUMBERS",
         ) from None
     if x.ndim != 2 or x.shape[1] != columns:
         raise TableError(

@@ -103,7 +103,7 @@ class DotKernel:
             raise OptionError(
                 "the series has no coefficients",
                 remedy="give one for each power, from 0 on",
-                code="FK-KERNEL-COEFFICIENTS",
+                code="FK-OPTION-PARTNER",
             )
         if not all(0.0 <= value < math.inf for value in self.coefficients):
             raise OptionError(

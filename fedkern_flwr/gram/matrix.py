@@ -129,7 +129,7 @@ def packed_columns(packed: Array, items: int, columns: NDArray[np.integer[Any]])
     columns = np.asarray(columns, np.int64)
     if columns.size and not (columns.min() >= 0 and columns.max() < items):
         raise ProtocolError(
-            f"columns outside of 0 to {items - 1} are asked for", code="FK-MESSAGE-ITEMS"
+            f"columns outside of 0 to {items - 1} are asked for", code="FK-MESSAGE-FIELD"
         )
     out = np.empty((items, columns.size), packed.dtype)
     rows = np.arange(items)[:, None]
@@ -191,7 +191,7 @@ def local_gram(x: Rows, bits: int) -> NDArray[np.signedinteger[Any]]:
         raise TableError(
             f"the products of the features overflow a {bits}-bit ring",
             remedy="declare the bound that the features have",
-            code="FK-GRAM-OVERFLOW",
+            code="FK-SUM-OVERFLOW",
         )
     users, items = x.shape
     packed = np.zeros(packed_size(items), _SIGNED[bits])
@@ -234,7 +234,7 @@ def cross_gram(new: Rows, x: Rows) -> Integers:
         raise TableError(
             "the products of the features overflow a 64-bit ring",
             remedy="declare the bound that the features have",
-            code="FK-GRAM-OVERFLOW",
+            code="FK-SUM-OVERFLOW",
         )
     rows, items = new.shape[1], x.shape[1]
     total = np.zeros((rows, items), np.int64)
@@ -469,7 +469,7 @@ def quantise(x: Rows, fraction_bits: int, bound: float) -> Integers:
         raise OptionError(
             f"numbers up to {bound:g} with {fraction_bits} fraction bits do not fit 63 bits",
             remedy="use fewer fraction bits or a smaller bound",
-            code="FK-GRAM-OVERFLOW",
+            code="FK-SUM-OVERFLOW",
         )
     x = x.toarray() if is_sparse(x) else np.asarray(x)
     _check_table(x)
@@ -545,7 +545,7 @@ def smallest_ring(parties: int, entry: int) -> int:
     raise OptionError(
         f"a sum of {parties} Gram matrices overflows a 64-bit ring",
         remedy="use fewer fraction bits or a smaller bound",
-        code="FK-GRAM-OVERFLOW",
+        code="FK-SUM-OVERFLOW",
     )
 
 
@@ -600,10 +600,10 @@ def _scaled_bound(bound: float, fraction_bits: int) -> int:
 
 def _check_table(x: Rows) -> None:
     if x.ndim != 2:
-        raise TableError("features are not a table of rows and columns", code="FK-TABLE-SHAPE")
+        raise TableError("features are not a table of rows and columns", code="FK-SHAPE-DIFFERS")
     if x.dtype.kind not in "biuf":
         raise TableError(
-            f"features have dtype {x.dtype}", remedy="use numbers", code="FK-VALUES-TEXT"
+            f"features have dtype {x.dtype}", remedy="use numbers", code="FK-COLUMN-NUMBERS"
         )
 
 

@@ -512,7 +512,7 @@ def _active_set(quadratic: Floats, linear: Floats, tolerance: float) -> Floats:
     raise OptionError(
         f"the weights of {size} items are not found to a tolerance of {tolerance:.2g}",
         remedy="use a larger regularization",
-        code="FK-KERNEL-SINGULAR",
+        code="FK-EQUATIONS-SINGULAR",
     )
 
 
@@ -534,7 +534,7 @@ def _minimiser(quadratic: Floats, linear: Floats, support: Mask) -> Floats:
         raise OptionError(
             "the kernel is not positive definite",
             remedy="use a larger regularization",
-            code="FK-KERNEL-SINGULAR",
+            code="FK-EQUATIONS-SINGULAR",
         )
     weights, ones = solutions.T
     level = (1.0 - weights.sum()) / ones.sum()

@@ -100,7 +100,7 @@ def check_parties(parties: Sequence[Any]) -> None:
                 party.partition,
                 "it is neither a user nor an agent of a group, nor the label owner",
                 "set role and group in the node's configuration",
-                code="FK-GROUPS-ROLE",
+                code="FK-NODE-ROLE",
             )
     if not any(p.role == USER for p in parties):
         raise CohortError(
@@ -162,7 +162,7 @@ def check_single(
                 f"group {group.number} has one user, partition {alone}, whose model its agent "
                 "would see",
                 remedy="form larger groups, or allow it with --allow-single",
-                code="FK-PARTIES-ALONE",
+                code="FK-GROUPS-SINGLE",
             )
         if not next(p for p in parties if p.partition == alone).allow_single:
             raise misfit(
@@ -208,7 +208,7 @@ def check_vertical(
                     party.partition,
                     "it has labels, and in a vertical split the label owner alone has them",
                     "leave its labels out, or choose partition horizontal",
-                    code="FK-GROUPS-LABELS",
+                    code="FK-ROLE-DATA",
                 )
             if not party.features:
                 raise misfit(
@@ -279,7 +279,7 @@ def match_rows(
                 party.partition,
                 "its rows have no ids to join them by",
                 "give label owner and users ids and an alignment key",
-                code="FK-IDS-MISSING",
+                code="FK-IDS-SOME",
             )
         if repeated := count_duplicates(party.ids):
             raise TableError(

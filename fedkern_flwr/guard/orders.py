@@ -98,19 +98,19 @@ def check_order(order: Order, rule: SumRule, *, cohorts: int, party: str) -> Non
     right, bound = rule.encoding, order.bound
     wrong = code = ""
     if order.receiver != rule.receiver:
-        wrong, code = "receiver", "FK-ORDER-RECEIVER"
+        wrong, code = "receiver", "FK-ORDER-TERMS"
     elif rule.self_masks is not None and order.self_masks != rule.self_masks:
-        wrong, code = "masks", "FK-ORDER-MASKS"
+        wrong, code = "masks", "FK-ORDER-TERMS"
     elif order.kind != right.kind or order.bits not in (right.bits, *rule.rings):
-        wrong, code = "encoding", "FK-ORDER-ENCODING"
+        wrong, code = "encoding", "FK-ORDER-TERMS"
     elif NoisySum(order.noise, order.fraction) != rule.noise:
         wrong, code = "noise", "FK-ORDER-NOISE"
     elif rule.length is not None and order.length != rule.length:
-        wrong, code = "length", "FK-ORDER-LENGTH"
+        wrong, code = "length", "FK-ORDER-TERMS"
     elif not (bound >= right.bound if rule.wider else bound == right.bound):
         wrong, code = "bound", "FK-ORDER-BOUND"
     elif rule.everybody and cohorts > 1:
-        wrong, code = "cohort", "FK-ORDER-COHORT"
+        wrong, code = "cohort", "FK-ORDER-TERMS"
     if wrong:
         raise refusal(f"the {wrong} of a sum", party, code=code)
 
@@ -283,11 +283,9 @@ def check_selection(rows: NDArray[Any], among: range, *, least: int = 0, party: 
     """
     held = rows[rows >= 0]
     if (len(rows) and int(rows.min()) < -1) or len(np.unique(held)) < len(held):
-        raise refusal("rows are asked for twice, or are none", party, code="FK-ORDER-ROWS-TWICE")
+        raise refusal("rows are asked for twice, or are none", party, code="FK-ORDER-ROWS")
     if len(held) and not among.start <= int(held.min()) <= int(held.max()) < among.stop:
-        raise refusal(
-            "rows are asked for that it did not announce", party, code="FK-ORDER-ROWS-UNKNOWN"
-        )
+        raise refusal("rows are asked for that it did not announce", party, code="FK-ORDER-ROWS")
     if len(held) < min(least, len(among)):
         raise refusal(
             f"fewer than {least} of its rows are asked for", party, code="FK-ORDER-ROWS-FEW"

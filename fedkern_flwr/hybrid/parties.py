@@ -249,7 +249,7 @@ def make_plan(
         raise TableError(
             "no party has features",
             remedy="give at least one a feature column",
-            code="FK-FEATURES-NONE",
+            code="FK-COLUMNS-NONE",
         )
     wards = {h.partition: _admit(h, centres, blocks, missing, predict) for h in hospitals}
     if not predict and not any(ward.train for ward in wards.values()):
@@ -298,7 +298,7 @@ def check_alone(
                     f"it alone knows rows of partition {ward.partition}, which would learn its "
                     "distances, and it does not allow that",
                     "let more centres take part, or set allow_single at this node",
-                    code="FK-COLUMNS-ALONE",
+                    code="FK-ALONE-REFUSED",
                 )
         return
     if len(plan.hospitals) == 1:
@@ -322,7 +322,7 @@ def check_alone(
                 "centre only: the hospital would learn that centre's distances",
                 remedy="let more centres take part, drop rows with missing blocks, or allow it "
                 "with --allow-single",
-                code="FK-COLUMNS-ALONE",
+                code="FK-PARTIES-ALONE",
             )
 
 

@@ -91,7 +91,7 @@ def check_frequency_seed(seed: bytes) -> None:
         raise OptionError(
             f"the frequency seed has {len(seed)} bytes instead of {SEED_BYTES}",
             remedy="draw one with python3 -c 'import secrets; print(secrets.token_hex(32))'",
-            code="FK-SEED-LENGTH",
+            code="FK-KEY-LENGTH",
         )
 
 

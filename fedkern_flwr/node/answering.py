@@ -159,7 +159,7 @@ class AnsweringClient(PhaseClient):
                 "its table is not the one with which this run began",
                 remedy="bring that table back, or start the run anew",
                 party=self.name,
-                code="FK-TABLE-CHANGED",
+                code="FK-CHECKPOINT-PARTIES",
             )
 
     @property

@@ -82,7 +82,7 @@ class GuardedNode:
             raise refusal(
                 "privacy: the run was opened with another budget",
                 self.name,
-                code="FK-BUDGET-CHANGED",
+                code="FK-SETTINGS-CHANGED",
             )
         self.record.privacy = request.privacy
         return budget

@@ -331,7 +331,15 @@ class MethodClient(AnsweringClient):
                 )
 
     def _table(self, values: ArrayLike, dimensions: int, rows: int = -1) -> NDArray[np.float64]:
-        table = np.asarray(values, np.float64)
+        try:
+            table = np.asarray(values, np.float64)
+        except (TypeError, ValueError):  # whose text quotes a cell
+            raise TableError(
+                "the table holds values that are not numbers",
+                remedy="convert them, or leave out their columns",
+                party=self.name,
+                code="FK-COLUMN-NUMBERS",
+            ) from None
         if table.ndim != dimensions or (rows >= 0 and len(table) != rows):
             raise TableError(
                 f"an array of shape {table.shape} does not fit",

@@ -120,6 +120,6 @@ def node_number(context: Context, key: str) -> int:
             remedy='start the SuperNode with --node-config "partition-id=0 num-partitions=..."'
             if key == "partition-id"
             else "add num-partitions=... to --node-config",
-            code="FK-NODE-CONFIG",
+            code="FK-NODE-KEY",
         )
     return value

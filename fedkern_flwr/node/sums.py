@@ -117,7 +117,7 @@ class ClientSums:
                 raise ProtocolError(
                     f"there is no section {section.phase[:20]!r}",
                     party=_SERVER,
-                    code="FK-MESSAGE-SECTION",
+                    code="FK-MESSAGE-FIELD",
                 )
 
     def _take_total(self, delivery: wire.Delivery) -> None:
@@ -127,7 +127,7 @@ class ClientSums:
         except SumError as error:
             logger.error("%s", error)
             raise refusal(
-                "a total that was delivered, its log says more", self._name, code="FK-SUM-DELIVERED"
+                "a total that was delivered, its log says more", self._name, code="FK-ORDER-UNFIT"
             ) from None
         self.delivered[name] = total
 
@@ -253,7 +253,7 @@ class ClientSums:
                 f"this phase contributes nothing to {', '.join(sorted(self.orders))}",
                 remedy="run the same release of fedkern-flwr on both sides",
                 party=self._name,
-                code="FK-SUM-UNANSWERED",
+                code="FK-SUM-UNASKED",
             )
 
     def _check_cohort(self, order: wire.Order) -> None:

@@ -379,7 +379,7 @@ def check_rows(x: NDArray[Any], y: NDArray[Any], party: str) -> None:
     Raises
     ------
     TableError
-        Wrong number of dimensions, different lengths, NaN or infinite values.
+        Wrong number of dimensions, different lengths, text, NaN or infinite values.
     """
     if x.ndim != 2 or y.ndim != 1 or len(x) != len(y):
         raise TableError(
@@ -387,6 +387,13 @@ def check_rows(x: NDArray[Any], y: NDArray[Any], party: str) -> None:
             remedy="pass x of shape (n, d) and y of shape (n,)",
             party=party,
             code="FK-SHAPE-DIFFERS",
+        )
+    if not {x.dtype.kind, y.dtype.kind} <= set("biuf"):
+        raise TableError(
+            "features or labels that are not numbers",
+            remedy="convert them, or leave out their columns",
+            party=party,
+            code="FK-COLUMN-NUMBERS",
         )
     if not (np.isfinite(x).all() and np.isfinite(y).all()):
         raise TableError(

@@ -77,7 +77,7 @@ class Clip:
                 raise OptionError(
                     f"{name} is missing",
                     remedy="give clip and noise_multiplier",
-                    code="FK-CLIP-ALONE",
+                    code="FK-OPTION-PARTNER",
                 )
             if not 0.0 < value < math.inf:
                 raise OptionError(
@@ -218,7 +218,7 @@ class NoisyMeans:
             raise OptionError(
                 f"{rounds} rounds have no epsilon at delta {some.delta:g}",
                 remedy="use a larger noise_multiplier",
-                code="FK-BUDGET-INFINITE",
+                code="FK-BUDGET-EXACT",
             )
         self.budget = replace(some, epsilon=epsilon)
 

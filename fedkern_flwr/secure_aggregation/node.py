@@ -153,7 +153,7 @@ class AveragingClient(AnsweringClient):
             raise refusal(
                 "privacy: the run and the node differ in clip and noise",
                 self.name,
-                code="FK-CLIP-DIFFERS",
+                code="FK-ORDER-DECLARED",
             )
         return super().open_budget(request)
 
@@ -275,18 +275,18 @@ class AveragingClient(AnsweringClient):
     def _sums_of(self, request: wire.AverageRequest, name: str) -> ClientSums:
         """Return the sums of a request; refuse one that has not that of what the app is sent."""
         if self.sums is None:
-            raise refusal("the run sums in plain", self.name, code="FK-ORDER-OUTSIDE")
+            raise refusal("the run sums in plain", self.name, code="FK-ORDER-PLAIN")
         if request.weighted_by != self.weighted_by:
             raise refusal(
                 f"the weight of the run is not {self.weighted_by!r}",
                 self.name,
-                code="FK-APP-WEIGHTED-BY",
+                code="FK-ORDER-DECLARED",
             )
         if name not in self.sums.orders:
             raise refusal(
                 "the sum is over nodes that were sent something else",
                 self.name,
-                code="FK-ORDER-CONTENT",
+                code="FK-STRATEGY-RECORDS",
             )
         return self.sums
 
@@ -302,7 +302,7 @@ class AveragingClient(AnsweringClient):
             message.content.pop(name, None)
         answer = self.app(message, self.context)
         if answer.has_error():
-            raise ProtocolError("its app answers with an error", code="FK-APP-ERROR")
+            raise ProtocolError("its app answers with an error", code="FK-CLIENT-RAISED")
         return answer.content
 
     @contextmanager

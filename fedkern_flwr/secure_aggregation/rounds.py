@@ -221,7 +221,7 @@ class Averages(SummingStrategy):
                         "the reply belongs to another round", code="FK-MESSAGE-ORDER"
                     )
             except ProtocolError as error:
-                self.reject(node, Failure("invalid reply", error.problem), self._step)
+                self.reject(node, Failure.invalid(error), self._step)
                 continue
             self.accept(node)
 
@@ -296,5 +296,5 @@ def no_figures() -> OptionError:
         "figures of held-out examples would be told without noise",
         remedy="with clip and noise_multiplier use fraction_evaluate=0, and evaluate_fn at the "
         "server",
-        code="FK-CLIP-FIGURES",
+        code="FK-BUDGET-FIGURES",
     )

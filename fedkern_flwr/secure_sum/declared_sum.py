@@ -88,23 +88,25 @@ class DeclaredSum:
         if partition in self.uploaded and self.repeated:
             return
         if partition in self.uploaded:
-            raise SumError("a second vector for the same sum", party=party, code="FK-SUM-TWICE")
+            raise SumError("a second vector for the same sum", party=party, code="FK-SUM-NOT-ASKED")
         if self.survivors:
             raise SumError(
                 "its vector came after the survivors were declared", party=party, code="FK-SUM-LATE"
             )
         if any(part.dtype != self.encoding.dtype for part in upload.masked):
             raise SumError(
-                "its masked vector has the wrong dtype", party=party, code="FK-SUM-VECTOR"
+                "its masked vector has the wrong dtype", party=party, code="FK-MESSAGE-SHAPE"
             )
         if sum(part.size for part in upload.masked) != order.length:
             raise SumError(
                 f"its masked vector has not {order.length} numbers",
                 party=party,
-                code="FK-SUM-VECTOR",
+                code="FK-MESSAGE-SHAPE",
             )
         if not self.enclosed.fit(upload, backups=self.backups):
-            raise SumError("its sealed shares have the wrong size", party=party, code="FK-SUM-SIZE")
+            raise SumError(
+                "its sealed shares have the wrong size", party=party, code="FK-MESSAGE-SHAPE"
+            )
         at_odds = self.enclosed.at_odds(partition, upload.commitments)
         if 2 * len(at_odds) > self.cohort.degree + 1:  # with most of all, so it is the odd one
             raise SumError(
@@ -166,7 +168,7 @@ class DeclaredSum:
             raise SumError(
                 f"too many neighbours of a party in {name} are missing to open it",
                 remedy="bring the missing parties back",
-                code="FK-SUM-NEIGHBOURS",
+                code="FK-SUM-FEW",
             )
         if self.order.receiver >= 0 and self.order.receiver not in alive:
             raise SumError(
@@ -222,7 +224,7 @@ class DeclaredSum:
         if partition not in self.survivors or not self.voting:
             raise SumError("it was not asked to vote", party=party, code="FK-SUM-NOT-ASKED")
         if len(vote.signature) != SIGNATURE_BYTES:
-            raise SumError("its vote has the wrong size", party=party, code="FK-SUM-SIZE")
+            raise SumError("its vote has the wrong size", party=party, code="FK-MESSAGE-SHAPE")
         self._votes[partition] = vote.signature
 
     def unmask_request(self, partition: int) -> Unmask:
@@ -238,7 +240,7 @@ class DeclaredSum:
                 f"{len(self._votes)} of {len(self.survivors)} survivors of {self.order.name} "
                 f"voted, {len(self._votes) + self.votes_missing} must",
                 remedy="repeat it with new values when more parties answer",
-                code="FK-SUM-VOTES",
+                code="FK-SUM-SILENT",
             )
         voters = sorted(self._votes)
         living = self._living(partition)

@@ -58,7 +58,7 @@ class Encoding:
             raise OptionError(
                 f"there is no {self.bits}-bit ring for {self.kind!r} numbers",
                 remedy="use 16, 32 or 64 bits",
-                code="FK-SUM-ENCODING",
+                code="FK-OPTION-CHOICE",
             )
         if self.kind != "circle" and not 0.0 < self.bound < math.inf:
             raise OptionError(

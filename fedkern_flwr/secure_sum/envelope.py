@@ -61,5 +61,5 @@ def unseal_message(secret: bytes, sealed: bytes, *place: str | int) -> bytes:
     except (InvalidTag, ValueError):
         raise ProtocolError(
             "what another party sent through the server was changed or misplaced",
-            code="FK-SUM-SEALED",
+            code="FK-SUM-CHANGED",
         ) from None

@@ -169,7 +169,11 @@ class Membership:
         if any(min(pair) < 0 for pair in counts):
             raise SumError("the roster is damaged", code="FK-SUM-ROSTER")
         if roster.cipher not in CIPHERS:
-            raise SumError(f"there is no cipher {roster.cipher[:20]!r}", code="FK-SUM-CIPHER")
+            raise SumError(
+                f"there is no cipher {roster.cipher[:20]!r}",
+                remedy=f"choose one of {', '.join(sorted(CIPHERS))}",
+                code="FK-OPTION-CHOICE",
+            )
         text = [PROTOCOL_VERSION, session, ids, roster.keys.hex(), listed, roster.cipher, counts]
         digest = hashlib.sha256(json.dumps(text).encode()).digest()
         cohorts = []
@@ -180,7 +184,7 @@ class Membership:
                 )
             check_cohort(len(members), threshold, _LEAST)
             if first < 1:
-                raise SumError("the roster's cohorts are damaged", code="FK-SUM-COHORTS")
+                raise SumError("the roster's cohorts are damaged", code="FK-SUM-ROSTER")
             cohorts.append(Cohort(number, tuple(members), threshold, digest, first))
         return cls(
             session,
@@ -201,7 +205,7 @@ def _read_cohorts(text: str) -> list[tuple[int, int, list[int]]]:
     except (ValueError, TypeError, RecursionError):
         listed = [(0, 0, [""])]
     if any(type(n) is not int for *numbers, members in listed for n in (*numbers, *members)):
-        raise SumError("the roster's cohorts are damaged", code="FK-SUM-COHORTS")
+        raise SumError("the roster's cohorts are damaged", code="FK-SUM-ROSTER")
     return listed
 
 

@@ -124,13 +124,13 @@ class Party(PartyRules):
             raise self.refuse(
                 "the roster holds another key under the name of this party",
                 "start the run again",
-                code="FK-SUM-KEY-OTHER",
+                code="FK-SUM-CHANGED",
             )
         if members.counts[self.partition] != self.state.counts.get(self.partition, (0, 0)):
             raise self.refuse(
                 "the roster tells of another number of rows of this party",
                 "start the run again",
-                code="FK-SUM-ROWS-OTHER",
+                code="FK-SUM-CHANGED",
             )
         self._derive_pairs(members, private)
         self.state.digest, self.state.cipher = members.digest, members.cipher
@@ -206,7 +206,7 @@ class Party(PartyRules):
             if not self.state.noise_key:
                 raise self.refuse(
                     "noise is ordered in a run that declared no budget of privacy",
-                    code="FK-BUDGET-NONE",
+                    code="FK-ORDER-NOISE",
                 )
             key = noise_key(self.state.noise_key, order, cohort, release, masked)
             masked += skellam(order.noise, order.length, key).astype(masked.dtype)
@@ -285,7 +285,8 @@ class Party(PartyRules):
         sealed = cut(request.shares, relay.SEALED_SHARE)
         if len(sealed) != len(living):
             raise self.refuse(
-                f"{len(sealed)} relayed shares for {len(living)} neighbours", code="FK-SUM-SIZE"
+                f"{len(sealed)} relayed shares for {len(living)} neighbours",
+                code="FK-MESSAGE-SHAPE",
             )
         label = opened.label(self.state.session)
         shares = [opened.own_share]
@@ -318,7 +319,7 @@ class Party(PartyRules):
             )
         if not opened.answered or opened.alive != request.alive:
             raise self.refuse(
-                "a second set of survivors for the same sum", code="FK-SUM-SECOND-SET"
+                "a second set of survivors for the same sum", code="FK-SUM-CONTRADICTED"
             )
         alive, silent = cohort.unpack(request.alive), cohort.unpack(request.silent)
         others = cohort.neighbours[self.partition]
@@ -330,7 +331,7 @@ class Party(PartyRules):
         label = opened.label(self.state.session)
         size, rest = divmod(len(request.backups), max(1, len(sources)))
         if rest or not size:
-            raise self.refuse("relayed backups of the wrong size", code="FK-SUM-SIZE")
+            raise self.refuse("relayed backups of the wrong size", code="FK-MESSAGE-SHAPE")
         out = []
         for source, text in zip(sources, cut(request.backups, size), strict=True):
             plain = self._unseal(relay.BACKUP, label, source, text, opened)
@@ -338,7 +339,7 @@ class Party(PartyRules):
             pairs = cohort.neighbours[source]
             if len(shares) != len(pairs):
                 raise self.refuse(
-                    f"what partition {source} sealed has the wrong size", code="FK-SUM-SIZE"
+                    f"what partition {source} sealed has the wrong size", code="FK-MESSAGE-SHAPE"
                 )
             out += [s for j, s in zip(pairs, shares, strict=True) if j not in alive]
         return wire.RecoverReply(cohort=cohort.number, index=request.index, shares=b"".join(out))
@@ -363,12 +364,12 @@ class Party(PartyRules):
         total = np.concatenate(parts) if parts else np.zeros(0, encoding.dtype)
         if any(part.dtype != encoding.dtype for part in parts) or total.size != order.length:
             raise self.refuse(
-                f"the total of {order.name} has the wrong size or dtype", code="FK-SUM-VECTOR"
+                f"the total of {order.name} has the wrong size or dtype", code="FK-MESSAGE-SHAPE"
             )
         digest = hashlib.sha256(total.data).digest()
         if (opened.delivered or digest) != digest:
             raise self.refuse(
-                f"another total of {order.name} than before", code="FK-SUM-TOTAL-OTHER"
+                f"another total of {order.name} than before", code="FK-SUM-CONTRADICTED"
             )
         opened.delivered = digest
         add_streams(total, [(opened.pad, True)], cipher=self.state.cipher)

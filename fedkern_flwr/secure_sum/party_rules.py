@@ -80,7 +80,7 @@ class PartyRules:
             )
         if leap > _LONGEST_LEAP:
             raise self.refuse(
-                f"number {order.index} of a sum is too far ahead", code="FK-SUM-NUMBER-FAR"
+                f"number {order.index} of a sum is too far ahead", code="FK-SUM-NUMBER"
             )
         if order.receiver >= 0:
             if order.receiver not in cohort.members:
@@ -89,7 +89,7 @@ class PartyRules:
                 self._check_single()
         if self.whole_cohorts and order.self_masks:
             raise self.refuse(
-                "this method sums over whole cohorts, without self masks", code="FK-SUM-WHOLE-ONLY"
+                "this method sums over whole cohorts, without self masks", code="FK-ORDER-TERMS"
             )
         self._check_fixed(order)
         encoding = Encoding.of(order)
@@ -104,12 +104,12 @@ class PartyRules:
         SumError
         """
         if not opened.order.self_masks:
-            raise self.refuse("a sum without self masks is never unmasked", code="FK-SUM-UNMASKED")
+            raise self.refuse("a sum without self masks is never unmasked", code="FK-SUM-SECRET")
         order, cohort = opened.order, self.state.cohorts[opened.order.cohort]
         alive = cohort.unpack(survivors)
         if opened.alive and opened.alive != survivors:
             raise self.refuse(
-                "a second set of survivors for the same sum", code="FK-SUM-SECOND-SET"
+                "a second set of survivors for the same sum", code="FK-SUM-CONTRADICTED"
             )
         if len(alive) < cohort.threshold:
             raise self.refuse(
@@ -118,7 +118,7 @@ class PartyRules:
             )
         if self.partition not in alive or (order.receiver >= 0 and order.receiver not in alive):
             raise self.refuse(
-                "the survivors leave out this party or the receiver", code="FK-SUM-LEFT-OUT"
+                "the survivors leave out this party or the receiver", code="FK-SUM-SET"
             )
         if order.receiver not in (-1, self.partition) and len(alive) == 2:
             self._check_single()
@@ -126,7 +126,7 @@ class PartyRules:
         if len(living) + 1 < cohort.share_threshold:
             raise self.refuse(
                 "too few neighbours of this party survived to open the sum",
-                code="FK-SUM-NEIGHBOURS",
+                code="FK-SUM-FEW",
             )
         return living
 
@@ -165,7 +165,7 @@ class PartyRules:
             raise self.refuse(
                 f"{name} was summed before and would be repeated otherwise",
                 "repeat it with the same parties, or end the run",
-                code="FK-SUM-REPEATED",
+                code="FK-ORDER-PARTIES",
             )
 
     def show(self, mark: str, parties: Iterable[int]) -> str:

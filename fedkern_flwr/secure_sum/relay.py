@@ -53,5 +53,5 @@ def unseal(key: bytes, sealed: bytes, route: Route) -> bytes:
     except (InvalidTag, ValueError):
         raise SumError(
             f"what partition {route.source} sent through the server was changed or misplaced",
-            code="FK-SUM-SEALED",
+            code="FK-SUM-CHANGED",
         ) from None

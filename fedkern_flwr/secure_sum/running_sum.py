@@ -79,7 +79,7 @@ class RunningSum(DeclaredSum):
         sizes = (len(living) + 1) * SHARE_BYTES, len(dead) * KEY_BYTES
         if (len(reply.shares), len(reply.seeds)) != sizes:
             raise SumError(
-                "its shares and seeds have the wrong size", party=party, code="FK-SUM-SIZE"
+                "its shares and seeds have the wrong size", party=party, code="FK-MESSAGE-SHAPE"
             )
         for j, seed in zip(dead, seeds, strict=True):
             if commitment(self.label, seed) != self.enclosed.commitment(partition, j):
@@ -148,7 +148,9 @@ class RunningSum(DeclaredSum):
         ]
         if len(reply.shares) != len(pairs) * SHARE_BYTES:
             raise SumError(
-                "its shares have the wrong size", party=f"partition {partition}", code="FK-SUM-SIZE"
+                "its shares have the wrong size",
+                party=f"partition {partition}",
+                code="FK-MESSAGE-SHAPE",
             )
         point = self.cohort.point(partition)
         for pair, share in zip(pairs, cut(reply.shares, SHARE_BYTES), strict=True):

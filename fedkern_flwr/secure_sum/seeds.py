@@ -50,4 +50,4 @@ def open_seed(
         seed = reconstruct_seed({x: shares[x] for x in used})
         if seed is not None and hmac.compare_digest(commitment(label, seed), committed):
             return seed, left_out
-    raise SumError("shares do not fit the seed that its owner committed to", code="FK-SUM-SHARES")
+    raise SumError("shares do not fit the seed that its owner committed to", code="FK-SUM-SEED")

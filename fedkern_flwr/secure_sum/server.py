@@ -251,7 +251,7 @@ class SecureSum:
                 raise SumError(
                     f"unexpected section {section.phase[:20]!r}",
                     party=party,
-                    code="FK-MESSAGE-SECTION",
+                    code="FK-MESSAGE-FIELD",
                 )
             reply = section.read(kind, party=party)
             place = reply.cohort, reply.index

@@ -259,11 +259,13 @@ class ConjugateGradient:
             )
         if start_product is not None and start is None:
             raise OptionError(
-                "start_product is given without start", remedy="give both", code="FK-SOLVER-START"
+                "start_product is given without start", remedy="give both", code="FK-OPTION-PARTNER"
             )
         if state is not None and start is not None:
             raise OptionError(
-                "state and start are both given", remedy="give one of them", code="FK-SOLVER-START"
+                "state and start are both given",
+                remedy="give one of them",
+                code="FK-OPTION-PARTNER",
             )
         if b.ndim != 2:
             raise OptionError(
@@ -348,7 +350,7 @@ def _start(
                 raise OptionError(
                     "start is given without start_product",
                     remedy="give both",
-                    code="FK-SOLVER-START",
+                    code="FK-OPTION-PARTNER",
                 )
             shape = (len(b), int(nonzero.sum()))
             product = _finite(multiply(x[:, nonzero]), shape, "the product with the start")

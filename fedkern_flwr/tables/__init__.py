@@ -206,9 +206,7 @@ def check_file(path: Path) -> None:
     if path.is_dir():
         raise TableError(f"{path} is a directory", remedy=f"give {FILES}", code="FK-FILE-FOLDER")
     if not path.is_file():
-        raise TableError(
-            f"there is no file {path}", remedy="check the path", code="FK-FILE-MISSING"
-        )
+        raise TableError(f"there is no file {path}", remedy="check the path", code="FK-FILE-READ")
     if path.suffix.lower() not in (".npz", ".csv", ".tsv", ".parquet"):
         raise TableError(
             f"{path.name} has an unknown suffix", remedy=f"give {FILES}", code="FK-FILE-SUFFIX"

@@ -111,7 +111,7 @@ class _NpzArrays:
             raise TableError(
                 f"array {name!r} of {self.source} has {values.ndim} dimensions, not {ndim}",
                 remedy="save X as (rows, columns) and labels as (rows,)",
-                code="FK-ARRAY-FORM",
+                code="FK-SHAPE-DIFFERS",
             )
         return values.astype(np.float64)
 
@@ -121,7 +121,7 @@ class _NpzArrays:
             raise TableError(
                 f"{kind} {name!r} of {self.source} is not one list of integers or text",
                 remedy="save one integer or text per row",
-                code="FK-ARRAY-FORM",
+                code="FK-SHAPE-DIFFERS",
             )
         return values.astype(np.str_) if values.dtype.kind == "S" else values
 

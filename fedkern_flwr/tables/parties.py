@@ -154,7 +154,7 @@ class PartyTables:
             raise TableError(
                 f"{repeated} ids are in two of {listing(file.name for file in self.owners)}",
                 remedy="keep the row of an id in one of them",
-                code="FK-IDS-DUPLICATE",
+                code="FK-IDS-PARTIES",
             )
 
 

@@ -167,7 +167,7 @@ def make_plan(
         raise TableError(
             "no party has features",
             remedy="give at least one a feature column",
-            code="FK-FEATURES-NONE",
+            code="FK-COLUMNS-NONE",
         )
     wanted: list[Hashes] = []
     kinds: list[tuple[int, bool]] = []
@@ -232,7 +232,7 @@ def check_alone(
                 f"partition {alone.partition} alone has columns beside partition {active}, which "
                 "would learn the phases of that party's columns",
                 remedy="let more parties take part, or allow it with --allow-single",
-                code="FK-COLUMNS-ALONE",
+                code="FK-PARTIES-ALONE",
             )
         if not alone.allow_single:
             raise misfit(
@@ -240,7 +240,7 @@ def check_alone(
                 f"partition {active} would learn the phases of its columns, and it does not allow "
                 "that",
                 "let more parties take part, or set allow_single at this node",
-                code="FK-COLUMNS-ALONE",
+                code="FK-ALONE-REFUSED",
             )
 
 
@@ -299,7 +299,7 @@ def _check_numbered(parties: Sequence[VerticalDescribeReply]) -> None:
                 bare.partition,
                 "its rows have no ids, those of other parties have",
                 "give all parties ids, or none and the rows in the same order",
-                code="FK-IDS-MISSING",
+                code="FK-IDS-SOME",
             )
         if not party.named and len(party.ids) != len(first.ids):
             raise misfit(

@@ -174,7 +174,7 @@ class Node:
         if "ranges" in self.config:
             problem = "this node has ranges and an encoder of its own"
             raise OptionError(
-                problem, remedy="leave one of them out of --node-config", code="FK-RANGES-ENCODER"
+                problem, remedy="leave one of them out of --node-config", code="FK-OPTION-BOTH"
             )
         path = Path(self.config["encoder"])
         if common or self.run["predict"] or self.run["resume"] or path.exists():

@@ -75,7 +75,7 @@ def one_of(*methods: Kind) -> Callable[[Config], Kind]:
             name = found if found in known else name
         if name not in known:
             raise OptionError(
-                f"method is {name!r}", remedy=f"use {' or '.join(known)}", code="FK-OPTION-CHOICE"
+                f"method is {name!r}", remedy=f"use {' or '.join(known)}", code="FK-METHOD-UNKNOWN"
             )
         return known[name]
 
@@ -177,7 +177,7 @@ def _predict(method: Kind, grid: Grid, config: Config, agreed: Sequence[str]) ->
             raise OptionError(
                 f"the model is one of {name} {made}",
                 remedy=f'add {name}="{made}" to --run-config',
-                code="FK-MODEL-SETTINGS",
+                code="FK-MODEL-OPTIONS",
             )
     model = {"arrays": arrays, "meta": meta}
     known = signature(strategy.predict_at_nodes).parameters

@@ -143,7 +143,7 @@ def compare_presets(
             raise OptionError(
                 "a preset has data of its own",
                 remedy="leave it out, or --data",
-                code="FK-COMPARE-OWN",
+                code="FK-OPTION-BOTH",
             )
         listed, left_out = _own(own, methods)
         stem, jobs = listed[0].title.rpartition(" ")[2], jobs or 1  # so that seconds are comparable
@@ -153,7 +153,7 @@ def compare_presets(
             raise OptionError(
                 "there is nothing to compare",
                 remedy="name a preset, or a table with --data",
-                code="FK-COMPARE-NOTHING",
+                code="FK-COMMAND-MISSING",
             )
         listed, left_out = _presets(names, datasets, paper_split)
         stem = names[0] if len(names) == 1 else "several"

@@ -118,9 +118,9 @@ def _open(name: str, path: Path) -> tuple[RunFolder, dict[str, Any]]:
     folder, config = open_run(path)
     if config["method"] != name or config["engine"] != _ENGINE:
         raise OptionError(
-            f"{folder.path} holds no deployment of {name}",
-            remedy=f"it is a run of {config['method']} on engine {config['engine']}",
-            code="FK-DEPLOY-OTHER",
+            f"{folder.path} holds a run of {config['method']} on engine {config['engine']}",
+            remedy=f"name the folder of a deployment of {name}",
+            code="FK-RUN-OTHER",
         )
     return folder, config
 
@@ -128,7 +128,7 @@ def _open(name: str, path: Path) -> tuple[RunFolder, dict[str, Any]]:
 def _config(own: Family[Any, Any], name: str, values: dict[str, Any]) -> dict[str, Any]:
     if values["nodes"] is None:
         raise OptionError(
-            "the number of nodes is missing", remedy="add --nodes N", code="FK-DEPLOY-NODES"
+            "the number of nodes is missing", remedy="add --nodes N", code="FK-COMMAND-MISSING"
         )
     if values["nodes"] < 2:
         raise OptionError(

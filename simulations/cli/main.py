@@ -103,7 +103,7 @@ def run(arguments: list[str] | None = None) -> int:
         if error.errno not in _FULL:
             raise
         file = error.filename or "a file could not be written"
-        return _complain(f"{error.strerror}: {file}", 1, "FK-COMMAND-DISK")
+        return _complain(f"{error.strerror}: {file}", 1, "FK-FILE-WRITE")
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.format_message())
         return 2

@@ -109,7 +109,7 @@ def feed_stream(
         raise OptionError(
             f"{node_config.name} names no socket as stream",
             remedy='write stream = "unix:/path" or "127.0.0.1:PORT"; files need no feeder',
-            code="FK-STREAM-NONE",
+            code="FK-STREAM-SOCKET",
         )
     feed(*fed)
 

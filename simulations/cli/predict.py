@@ -73,9 +73,7 @@ def predict(
             "new rows are in one file or in files of parties", remedy=_ROWS, code="FK-PREDICT-ROWS"
         )
     if data is not None and not Path(data).is_file():
-        raise TableError(
-            f"there is no file {data}", remedy="check the path", code="FK-FILE-MISSING"
-        )
+        raise TableError(f"there is no file {data}", remedy="check the path", code="FK-FILE-READ")
     dialect = {"sep": sep, "decimal": decimal, "na": na or ()}
     rows: Any = [one.removesuffix(FEATURES) for one in party] if party else Path(str(data))
 

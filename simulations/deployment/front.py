@@ -369,7 +369,7 @@ def _address(text: str, option: str) -> tuple[str, int]:
     raise OptionError(
         f"{option} is {text!r}",
         remedy="write HOST:PORT, such as 127.0.0.1:8000",
-        code="FK-ADDRESS-FORM",
+        code="FK-OPTION-TYPE",
     )
 
 

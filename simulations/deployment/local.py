@@ -192,7 +192,7 @@ class LocalDeployment:
                     ) from None
                 time.sleep(0.1)
         raise EngineError(
-            f"the {name} does not come up", remedy=f"read {log}", code="FK-DEPLOY-START"
+            f"the {name} does not come up", remedy=f"read {log}", code="FK-DEPLOY-ENDED"
         )
 
     def register(self, numbers: Sequence[int] | range) -> None:
@@ -363,7 +363,7 @@ def refuse_missing(path: str) -> None:
         raise OptionError(
             f"{', '.join(missing)} not found beside {Path(sys.executable).name} or on the path",
             remedy="pip install flwr into the environment of this command",
-            code="FK-DEPLOY-PROGRAM",
+            code="FK-PACKAGE-MISSING",
         )
 
 

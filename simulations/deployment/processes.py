@@ -65,7 +65,7 @@ class Processes:
             raise EngineError(
                 f"{name} cannot be started ({error.strerror})",
                 remedy="pip install fedkern-flwr into the environment of this command",
-                code="FK-DEPLOY-PROGRAM",
+                code="FK-PACKAGE-MISSING",
             ) from None
         self._started[name] = _Started(name, process, log)
         self._note()

@@ -53,9 +53,9 @@ class DelayLaw:
         try:
             means = tuple(float(number) for number in numbers.split(","))
         except ValueError:
-            raise OptionError(f"delay is {text!r}", remedy=_REMEDY, code="FK-DELAY-FORM") from None
+            raise OptionError(f"delay is {text!r}", remedy=_REMEDY, code="FK-OPTION-TYPE") from None
         if law not in get_args(Law) or not all(0.0 <= mean <= _LONGEST for mean in means):
-            raise OptionError(f"delay is {text!r}", remedy=_REMEDY, code="FK-DELAY-FORM")
+            raise OptionError(f"delay is {text!r}", remedy=_REMEDY, code="FK-OPTION-TYPE")
         return cls(law, means)  # type: ignore[arg-type]
 
     def check(self, groups: int) -> None:

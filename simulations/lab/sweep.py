@@ -201,7 +201,7 @@ def _get(ray: Any, reference: Any) -> Record:
         raise EngineError(
             f"a worker of Ray ended ({type(error).__name__})",
             remedy="use fewer --jobs if memory is short; finished cells are kept",
-            code="FK-ENGINE-WORKER",
+            code="FK-ENGINE-ACTOR",
         ) from None
     return record
 

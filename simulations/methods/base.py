@@ -214,7 +214,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
             raise OptionError(
                 f"{config['method']} sends nothing that could be summed",
                 remedy="leave out --secure",
-                code="FK-SECURE-NOTHING",
+                code="FK-SECURE-FIXED",
             )
         if not config.get("secure", True):
             _refuse_options_of_sums(strategy, config["options"])
@@ -333,7 +333,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
             raise OptionError(
                 f"this method has secure sums only: {self.always_secure}",
                 remedy="leave out --no-secure",
-                code="FK-SECURE-ALWAYS",
+                code="FK-SECURE-FIXED",
             )
 
     def _strategy(self, name: str) -> type[PhaseStrategy]:

@@ -76,7 +76,7 @@ class MatrixFamily(Family[S, P]):
             raise OptionError(
                 "cohorts are summed at once, and rounds one by one",
                 remedy="leave out --cohorts or --rounds",
-                code="FK-COHORTS-ROUNDS",
+                code="FK-OPTION-BOTH",
             )
 
     def check_data(self, config: Config, prepared: P) -> None:
@@ -188,14 +188,14 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
                 raise OptionError(
                     "class_weight is for classes",
                     remedy="leave it out for numbers",
-                    code="FK-TASK-OPTION",
+                    code="FK-WEIGHTS-NUMBERS",
                 )
             check_features(strategy, prepared.split(config["seed"]).features(strategy.encoding))
         elif strategy.encoding != "counts":
             raise OptionError(
                 "ratings are counts",
                 remedy="leave out --encoding, or use a table of features",
-                code="FK-RATINGS-OPTION",
+                code="FK-DATA-OPTION",
             )
 
     def prepare(self, settings: GramSettings) -> RatingData | InstanceData:
@@ -259,7 +259,7 @@ def refuse_options_of_tables(config: Config) -> None:
             raise OptionError(
                 f"{flag} is for tables, {Path(config['data']['data']).name} holds ratings",
                 remedy="leave it out",
-                code="FK-RATINGS-OPTION",
+                code="FK-DATA-OPTION",
             )
 
 

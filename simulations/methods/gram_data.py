@@ -113,7 +113,7 @@ class Instances(DealtTable):
             raise TableError(
                 "counts are whole numbers, the table has text, dates or booleans",
                 remedy="use --encoding fixed-point",
-                code="FK-COUNTS-TEXT",
+                code="FK-VALUES-COUNTS",
             )
         return self.raw
 
@@ -159,7 +159,7 @@ class InstanceData(DealtData[GramSettings, Instances]):
                 raise OptionError(
                     f"{name.replace('_', '-')} is for ratings, {settings.data} is a table",
                     remedy="leave it out, or name the columns of ratings with --user and --item",
-                    code="FK-TABLE-OPTION",
+                    code="FK-DATA-OPTION",
                 )
         super().__init__(settings)
 

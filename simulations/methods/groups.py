@@ -197,7 +197,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
             raise OptionError(
                 f"of {groups} groups none can be left out: the total would be that of one",
                 remedy="use at least 3 --groups, or --lost-groups stop",
-                code="FK-GROUPS-LOST",
+                code="FK-GROUPS-LEFT",
             )
         steps = chosen.get("step_sizes")
         if steps is not None and len(steps) != groups:
@@ -212,7 +212,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
             raise OptionError(
                 f"split {data['split']} is for users who hold whole rows",
                 remedy="leave out --split, or use --partition horizontal",
-                code="FK-GROUPS-SPLIT",
+                code="FK-OPTION-CONFLICT",
             )
 
     def check_data(self, config: Config, prepared: HierarchicalData) -> None:

@@ -54,11 +54,11 @@ def read_on(settings: DataSettings) -> Streams:
         raise OptionError(
             "no rows of a stream are held out",
             remedy="leave out --test-size",
-            code="FK-STREAM-OPTION",
+            code="FK-DATA-OPTION",
         )
     if settings.scaling not in ("auto", "range"):
         raise OptionError(
-            "streams are scaled by ranges", remedy="leave out --scaling", code="FK-STREAM-OPTION"
+            "streams are scaled by ranges", remedy="leave out --scaling", code="FK-DATA-OPTION"
         )
     if settings.rounds is not None and settings.rounds < 1:
         raise OptionError(

@@ -103,7 +103,7 @@ class PooledSplit:
             raise OptionError(
                 "no rows are held out to judge reference methods by",
                 remedy="hold some out with --test-size",
-                code="FK-TEST-NONE",
+                code="FK-HELD-OUT-NONE",
             )
         if len(np.unique(self.y)) < 2:
             raise TableError(

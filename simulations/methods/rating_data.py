@@ -132,7 +132,7 @@ def join_ratings(files: Sequence[Interactions]) -> Interactions:
         raise TableError(
             f"{repeated} users are in two files",
             remedy="keep each user in one",
-            code="FK-IDS-DUPLICATE",
+            code="FK-IDS-PARTIES",
         )
     if len({file.rated for file in files}) > 1:
         raise TableError(
@@ -170,7 +170,7 @@ def deal_users(settings: RatingSettings, users: int) -> list[slice]:
         raise OptionError(
             "both clients and users-per-client are given",
             remedy="leave one of them out",
-            code="FK-CLIENTS-USERS",
+            code="FK-OPTION-BOTH",
         )
     for name, value in (("clients", clients), ("users-per-client", each)):
         if value is not None and value < 1:

@@ -198,22 +198,22 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
             raise OptionError(
                 "new ratings are in one file",
                 remedy="name it with --data",
-                code="FK-RATINGS-OPTION",
+                code="FK-PREDICT-ROWS",
             )
         if id_column is not None:
             raise OptionError(
-                "ratings have no ids of records", remedy="leave out --id", code="FK-RATINGS-OPTION"
+                "ratings have no ids of records", remedy="leave out --id", code="FK-DATA-OPTION"
             )
         if client is not None:
             raise OptionError(
                 "all users of FedCFK have one kernel",
                 remedy="leave out --client",
-                code="FK-RATINGS-OPTION",
+                code="FK-MODEL-CLIENT",
             )
         for name, value in dialect.items():
             if value:
                 problem = f"{name} is for tables, {data.name} holds ratings"
-                raise OptionError(problem, remedy="leave it out", code="FK-RATINGS-OPTION")
+                raise OptionError(problem, remedy="leave it out", code="FK-DATA-OPTION")
         run = SavedRun.open(folder, config)
         arrays, meta, own = run.arrays, run.meta, config["data"]
         names, items = tuple(run.scaling["items"]), arrays["items"]
@@ -261,7 +261,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
                 if least is None
                 else f"{data.name} rates no item of the kernel {least:g} or more",
                 remedy="give ratings of the items that it was made of",
-                code="FK-ITEMS-UNKNOWN",
+                code="FK-ITEMS-NONE",
             )
         for note in found.notes:
             logging.getLogger("fedkern_flwr").warning(note)

@@ -100,7 +100,7 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
             raise OptionError(
                 "rounds is for schedule streaming",
                 remedy="add --schedule streaming",
-                code="FK-SCHEDULE-ROUNDS",
+                code="FK-OPTION-CONFLICT",
             )
         check_rounds(config)
         parties, actives = config["data"]["parties"], config["data"]["active_parties"]
@@ -121,7 +121,7 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
             raise OptionError(
                 "of two parties the active one would learn the phases of the other alone",
                 remedy=f"{more}, or allow it with --allow-single",
-                code="FK-PARTIES-TWO",
+                code="FK-PARTIES-ALONE",
             )
 
     def check_data(self, config: Config, prepared: VerticalData) -> None:

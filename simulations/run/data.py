@@ -297,7 +297,7 @@ def deal_files(
             raise OptionError(
                 f"--{flag} is not for files of parties",
                 remedy="leave it out",
-                code="FK-PARTY-OPTION",
+                code="FK-DATA-OPTION",
             )
     for name, value in settings.from_values(values).of_files().items():
         if name != "data" and values.get(name) not in (None, usual.get(name), value):

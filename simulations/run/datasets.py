@@ -77,7 +77,7 @@ def load_data(
             raise OptionError(
                 f"label, id and site of the built-in data set {name} are fixed",
                 remedy="leave them out, or choose another label with --target",
-                code="FK-BUILTIN-COLUMNS",
+                code="FK-COLUMNS-FIXED",
             )
         table = _LOADERS[name]()
         return table if target is None else select_target(table, target)
@@ -164,7 +164,7 @@ def read_interactions(
             raise OptionError(
                 f"the columns of the built-in interactions {name} are fixed",
                 remedy="do not name them",
-                code="FK-BUILTIN-COLUMNS",
+                code="FK-COLUMNS-FIXED",
             )
         return load_builtin_interactions(name)
     if path.name == name and not path.suffix and not path.exists():

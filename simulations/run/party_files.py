@@ -118,7 +118,7 @@ class PartyFiles(PartyTables):
             raise TableError(
                 f"{len(owners)} files have the labels: {listing(one.name for one in owners)}",
                 remedy="write FILE:features of all but one, or use fed-cg if each has own rows",
-                code="FK-LABELS-TWICE",
+                code="FK-LABELS-FILES",
             )
         for one in owners[1:]:
             _check_columns(one, owners[0])

@@ -147,7 +147,7 @@ def split_by_site(
         raise OptionError(
             "own_share below 1 needs the number of rows per client",
             remedy="set rows_per_client",
-            code="FK-SPLIT-ROWS",
+            code="FK-OPTION-PARTNER",
         )
     if len(pools) == 1:
         raise TableError(

@@ -338,6 +338,8 @@ def test_a_run_that_streams_cannot_serve_is_refused(make_streams: Make) -> None:
         (np.zeros(4), np.zeros(4), "FK-SHAPE-DIFFERS"),
         (np.zeros((4, 2)), np.zeros(3), "FK-SHAPE-DIFFERS"),
         (np.zeros((4, 2)), None, "FK-LABELS-MISSING"),
+        (np.full((4, 2), "a", object), np.zeros(4), "FK-COLUMN-NUMBERS"),
+        (np.zeros((4, 2)), np.full(4, "a"), "FK-COLUMN-NUMBERS"),
     ],
 )
 def test_a_table_that_can_be_no_stream_is_refused(x: Any, y: Any, code: str) -> None:

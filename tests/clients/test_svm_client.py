@@ -30,10 +30,10 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "an unknown role": ("FK-OPTION-CHOICE", {**USER, "role": "server"}),
     "a group below 0": ("FK-OPTION-RANGE", {**USER, "group": -1}),
     "a group that is no whole number": ("FK-OPTION-RANGE", {**USER, "group": 1.5}),
-    "a user without features": ("FK-GROUPS-ROLE", {"y": Y, "classes": (-1, 1)}),
-    "an agent with features": ("FK-GROUPS-ROLE", {**AGENT, "x": X}),
-    "an agent with labels": ("FK-GROUPS-ROLE", {**AGENT, "y": Y, "classes": (-1, 1)}),
-    "an owner with features": ("FK-GROUPS-ROLE", {**OWNER, "x": X}),
+    "a user without features": ("FK-ROLE-DATA", {"y": Y, "classes": (-1, 1)}),
+    "an agent with features": ("FK-ROLE-DATA", {**AGENT, "x": X}),
+    "an agent with labels": ("FK-ROLE-DATA", {**AGENT, "y": Y, "classes": (-1, 1)}),
+    "an owner with features": ("FK-ROLE-DATA", {**OWNER, "x": X}),
 }
 
 

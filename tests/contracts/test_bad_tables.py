@@ -39,7 +39,7 @@ ALL, STRICT, LOAD = "load node run", "load node", "load"
 #: Name -> code; a CSV, arrays of an NPZ, columns of Parquet, or name and bytes; what names its
 #: columns; its doors. A run reads text, dates and gaps, which others refuse.
 FILES: dict[str, tuple[str, Any, dict[str, Any], str]] = {
-    "missing": ("FK-FILE-MISSING", ("no.csv", None), {}, ALL),
+    "missing": ("FK-FILE-READ", ("no.csv", None), {}, ALL),
     "a folder": ("FK-FILE-FOLDER", ("folder.csv", "/"), {}, ALL),
     "another ending": ("FK-FILE-SUFFIX", ("a.xlsx", b"1"), {}, ALL),
     "an empty file": ("FK-FILE-EMPTY", ("a.csv", b""), {}, ALL),
@@ -60,8 +60,8 @@ FILES: dict[str, tuple[str, Any, dict[str, Any], str]] = {
     "no such id": ("FK-COLUMN-MISSING", {"X": X, "y": Y}, {"id_column": "key"}, ALL),
     "several labels": ("FK-COLUMN-UNNAMED", {"X": X, "y": X}, {}, STRICT),
     "no such label of several": ("FK-COLUMN-UNNAMED", {"X": X, "y": X}, {"label": "2"}, ALL),
-    "X in one dimension": ("FK-ARRAY-FORM", {"X": Y, "y": Y}, {}, ALL),
-    "site of floats": ("FK-ARRAY-FORM", {"X": X, "y": Y, "site": Y}, {}, ALL),
+    "X in one dimension": ("FK-SHAPE-DIFFERS", {"X": Y, "y": Y}, {}, ALL),
+    "site of floats": ("FK-SHAPE-DIFFERS", {"X": X, "y": Y, "site": Y}, {}, ALL),
     "X of text": ("FK-COLUMN-NUMBERS", {"X": np.array([[SECRET]]), "y": Y[:1]}, {}, ALL),
     "labels of other rows": ("FK-SHAPE-DIFFERS", {"X": X, "y": Y[:2]}, {}, ALL),
     "sites of other rows": ("FK-SHAPE-DIFFERS", {"X": X, "y": Y, "site": [1]}, {}, ALL),
@@ -207,7 +207,7 @@ WHOLE, LABELS = "north south lab", "--label y --id id"
 DEALT: list[tuple[str, str]] = [
     (f"fed-cg {LABELS}: north", "FK-PARTIES-FEW"),
     (f"fed-cg {LABELS}: north ./north", "FK-FILE-TWICE"),
-    (f"fed-cg {LABELS}: north gone", "FK-FILE-MISSING"),
+    (f"fed-cg {LABELS}: north gone", "FK-FILE-READ"),
     (f"fed-cg --label z --id id: {WHOLE}", "FK-LABELS-MISSING"),
     (f"hierarchical-svm {LABELS}: north lab", "FK-LABELS-MISSING"),
     ("hierarchical-svm --label z --id id: north south", "FK-COLUMN-MISSING"),
@@ -215,17 +215,17 @@ DEALT: list[tuple[str, str]] = [
     (f"fed-cg {LABELS}: north odd", "FK-COLUMN-MISSING"),
     ("fdskl --label y: north lab", "FK-COLUMN-UNNAMED"),
     (f"fed-cg --id id: {WHOLE}", "FK-COLUMN-UNNAMED"),
-    (f"fdskl {LABELS}: {WHOLE}", "FK-LABELS-TWICE"),
+    (f"fdskl {LABELS}: {WHOLE}", "FK-LABELS-FILES"),
     (f"fed-cg {LABELS}: north wide", "FK-COLUMNS-DIFFER"),
     (f"pof-mkl {LABELS}: north south.csv:features", "FK-PARTY-FEATURES"),
     (f"fed-cg {LABELS}: north other", "FK-IDS-APART"),
-    (f"fed-cg {LABELS}: north same", "FK-IDS-DUPLICATE"),
+    (f"fed-cg {LABELS}: north same", "FK-IDS-PARTIES"),
     (f"fed-cg {LABELS}: north twice", "FK-IDS-DUPLICATE"),
     (f"fed-cg {LABELS} --hospitals 3: {WHOLE}", "FK-CLIENTS-DIFFER"),
     (f"fed-cg {LABELS} --split dirichlet: {WHOLE}", "FK-CLIENTS-DIFFER"),
     (f"hierarchical-svm {LABELS} --partition vertical: north south", "FK-CLIENTS-DIFFER"),
-    (f"fed-cg {LABELS} --data lab.csv: {WHOLE}", "FK-PARTY-OPTION"),
-    (f"fed-cg {LABELS} --target a: {WHOLE}", "FK-PARTY-OPTION"),
+    (f"fed-cg {LABELS} --data lab.csv: {WHOLE}", "FK-DATA-OPTION"),
+    (f"fed-cg {LABELS} --target a: {WHOLE}", "FK-DATA-OPTION"),
     (f"fed-cg {LABELS}: north data.npz", "FK-FILE-SUFFIX"),
 ]
 #: Ratings, what is typed beside, and the code.
@@ -347,9 +347,9 @@ ARRAYS: dict[str, tuple[str, dict[str, Any], str]] = {
     "NaN held out": ("FK-VALUES-FINITE", {**HELD, "x_test": ROWS[:2] * NAN}, PLAIN),
     "NaN in a row without a label": (
         "FK-VALUES-FINITE", {"x": ROWS * [[1], [NAN], [1], [1]], "y": [0, NAN, 1, 1]}, "fdskl"),
-    "one dimension": ("FK-SHAPE-DIFFERS FK-TABLE-SHAPE", {"x": ROWS[:, 0]}, f"{PLAIN} ranges"),
+    "one dimension": ("FK-SHAPE-DIFFERS FK-SHAPE-DIFFERS", {"x": ROWS[:, 0]}, f"{PLAIN} ranges"),
     "text": (
-        "FK-VALUES-TEXT", {"x": [[SECRET, "name"]] * 4},
+        "FK-COLUMN-NUMBERS", {"x": [[SECRET, "name"]] * 4},
         f"{LABELLED} gram ranges"),
     "no id for a row": ("FK-SHAPE-DIFFERS", {"ids": list("abc")}, TWO),
     "no label for a row": ("FK-SHAPE-DIFFERS", {"y": [0, 1]}, LABELLED),
@@ -362,10 +362,10 @@ ARRAYS: dict[str, tuple[str, dict[str, Any], str]] = {
         "FK-LABELS-BOUND", {"y": [0.5, -77, 1, 0], "classes": None, "label_bound": 2.0}, LABELLED),
     "other columns held out": (
         "FK-COLUMNS-DIFFER", {**HELD, "x_test": ROWS[:2, :1]}, LABELLED),
-    "too few names": ("FK-SHAPE-DIFFERS", {"columns": ["age"]}, LABELLED),
+    "too few names": ("FK-COLUMN-NAMES", {"columns": ["age"]}, LABELLED),
     "one class": ("FK-CLASSES-NAMED", {"classes": (1,), "y": [1] * 4}, LABELLED),
     "a class twice": ("FK-CLASSES-NAMED", {"classes": (1, 1, 0)}, LABELLED),
-    "text labels": ("FK-VALUES-TEXT", {"y": [SECRET] * 4}, LABELLED),
+    "text labels": ("FK-COLUMN-NUMBERS", {"y": [SECRET] * 4}, LABELLED),
     "a label that no class has": (
         "FK-CLASSES-UNKNOWN", {"y": [SECRET] * 4, "classes": ("no", "yes")}, LABELLED),
     "out of range": (
@@ -374,19 +374,19 @@ ARRAYS: dict[str, tuple[str, dict[str, Any], str]] = {
     "held out and out of range": (
         "FK-RANGES-OUTSIDE", {**HELD, "x_test": [[0.1, 0.2], [0.3, 7.7]]}, "fed-cg"),
     "ranges of one feature": ("FK-SHAPE-DIFFERS", {"ranges": [[0, 1]]}, "fed-cg"),
-    "ranges upside down": ("FK-RANGES-ORDER", {"ranges": [[1, 0]] * 2}, "fed-cg"),
+    "ranges upside down": ("FK-RANGES-WRONG", {"ranges": [[1, 0]] * 2}, "fed-cg"),
     "ranges unknown": ("FK-SHAPE-DIFFERS", {"ranges": [[0, NAN]] * 2}, "fed-cg"),
-    "ranges of text": ("FK-VALUES-TEXT", {"ranges": [[SECRET, 1]] * 2}, "fed-cg"),
+    "ranges of text": ("FK-COLUMN-NUMBERS", {"ranges": [[SECRET, 1]] * 2}, "fed-cg"),
     "no alignment key": ("FK-IDS-KEY", {"alignment_key": None}, TWO),
-    "a short alignment key": ("FK-ALIGN-KEY-SHORT", {"alignment_key": KEY[1:]}, TWO),
+    "a short alignment key": ("FK-KEY-LENGTH", {"alignment_key": KEY[1:]}, TWO),
     "no label bound": ("FK-OPTION-RANGE", {"classes": None, "label_bound": 0.0}, LABELLED),
-    "a short landmark seed": ("FK-SEED-LENGTH", {"landmark_seed": bytes(31)}, "fed-cg"),
-    "a short seed": ("FK-SEED-LENGTH", {"frequency_seed": KEY}, "fdskl"),
-    "labels at a passive party": ("FK-ROLE-PASSIVE", {"role": "passive"}, "fdskl"),
+    "a short landmark seed": ("FK-KEY-LENGTH", {"landmark_seed": bytes(31)}, "fed-cg"),
+    "a short seed": ("FK-KEY-LENGTH", {"frequency_seed": KEY}, "fdskl"),
+    "labels at a passive party": ("FK-ROLE-DATA", {"role": "passive"}, "fdskl"),
     "held-out labels at a passive party": (
-        "FK-ROLE-PASSIVE", {**HELD, "role": "passive", "y": None}, "fdskl"),
-    "no labels at an active party": ("FK-ROLE-ACTIVE", {"role": "active", "y": None}, "fdskl"),
-    "only held-out labels": ("FK-ROLE-ACTIVE", {**HELD, "y": None}, "fdskl"),
+        "FK-ROLE-DATA", {**HELD, "role": "passive", "y": None}, "fdskl"),
+    "no labels at an active party": ("FK-ROLE-DATA", {"role": "active", "y": None}, "fdskl"),
+    "only held-out labels": ("FK-ROLE-DATA", {**HELD, "y": None}, "fdskl"),
     "an unknown role": ("FK-OPTION-CHOICE", {"role": "server"}, "fdskl svm"),
 }  # fmt: skip
 

@@ -310,8 +310,8 @@ def test_agents_add_up_once_and_with_nobody_left_out() -> None:
     left = replace(last, name="agents that are left", self_masks=True)
     leaves = replace(total.request, leave_out=True)
     for code, request, order in (
-        ("FK-ORDER-MASKS", total.request, left),  # without a group
-        ("FK-ORDER-MASKS", total.request, replace(left, self_masks=False)),  # under the other name
+        ("FK-ORDER-TERMS", total.request, left),  # without a group
+        ("FK-ORDER-TERMS", total.request, replace(left, self_masks=False)),  # under the other name
         ("FK-SETTINGS-CHANGED", leaves, left),  # as if groups were left out
     ):
         answered(total)

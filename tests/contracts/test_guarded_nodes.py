@@ -92,7 +92,7 @@ def test_a_message_that_fails_fixes_what_was_asked() -> None:
     assert ends_with(one.send(far), "FK-ORDER-UNFIT")
     assert one.kept.seed == seed
     turned = tuple(rows[::-1].copy() for rows in one.request.rows)
-    assert ends_with(one.send(near, replace(one.request, rows=turned)), "FK-ROWS-CHANGED")
+    assert ends_with(one.send(near, replace(one.request, rows=turned)), "FK-ORDER-CHANGED")
 
 
 # -- a run that has ended
@@ -107,7 +107,7 @@ def test_nothing_is_answered_in_plain_when_the_sums_have_ended(node: str) -> Non
     else:
         wrong = [replace(s, receiver=1) if isinstance(s, sums.Order) else s for s in one.sections]
         said = [one.send(sections=wrong) for _ in range(3)]
-        assert all(ends_with(text, "FK-ORDER-RECEIVER") for text in said)
+        assert all(ends_with(text, "FK-ORDER-TERMS") for text in said)
         assert "fedkern-sums" not in one.client.context.state
     for sections in ([], one.sections):
         assert one.send(sections=sections)
@@ -119,7 +119,7 @@ def test_errors_of_single_samples_are_not_told_in_a_secure_run() -> None:
     names = {field.name for field in fields(kind)}
     shared = {name: value for name, value in vars(one.request).items() if name in names}
     said = one.send(request=kind(**{**shared, "step_size": "adaptive"}), sections=[])
-    assert ends_with(said, "FK-ORDER-OUTSIDE"), said
+    assert ends_with(said, "FK-ORDER-PLAIN"), said
 
 
 def test_a_run_that_has_begun_is_not_begun_again() -> None:
@@ -295,12 +295,12 @@ def test_a_total_with_an_offset_is_refused_and_counted() -> None:
         return [other if s is delivery else s for s in one.sections]
 
     text, counted = one.try_out(sections=moved(1 << 8 * delivery.padded[0].itemsize - 2))
-    assert ends_with(text, "FK-SUM-DELIVERED"), text
+    assert ends_with(text, "FK-ORDER-UNFIT"), text
     assert counted
     later = replace(one.request, round=one.request.round + 1)
     one.begin()
     assert one.send() == ""  # the genuine one
-    assert ends_with(one.send(request=later, sections=moved(1)), "FK-SUM-DELIVERED")  # another
+    assert ends_with(one.send(request=later, sections=moved(1)), "FK-ORDER-UNFIT")  # another
     assert one.refusals == 1
 
 
@@ -317,7 +317,7 @@ def test_one_total_is_opened_though_the_message_fails() -> None:
 
     assert ends_with(said := tried(0), "FK-SUM-STRANGER"), said
     assert one.refusals == 0
-    assert ends_with(said := tried(1), "FK-SUM-DELIVERED"), said
+    assert ends_with(said := tried(1), "FK-ORDER-UNFIT"), said
     assert one.refusals == 1
 
 
@@ -345,7 +345,7 @@ def test_a_hospital_counts_nothing_outside_of_a_sum() -> None:
     written = Path(one.client.predictions)
     written.unlink(missing_ok=True)
     text, counted = one.try_out(sections=[])
-    assert ends_with(text, "FK-PARTIES-ALONE")
+    assert ends_with(text, "FK-ALONE-REFUSED")
     assert counted
     assert not written.exists()  # it has not looked at its rows
 

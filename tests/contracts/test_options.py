@@ -252,56 +252,57 @@ FLAT, FIXED = {"architecture": "centralised"}, {"encoding": "fixed-point"}
 TOGETHER: dict[str, dict[str, list[dict[str, Any]]]] = {
     "fed-cg": {
         RANGE: [{"solver": "cg", "preconditioner_rank": rank} for rank in (101, -1)],
-        "FK-SOLVER-CG": [{"preconditioner_rank": 5}, {"init": "random"}],
+        "FK-OPTION-CONFLICT": [{"preconditioner_rank": 5}, {"init": "random"}],
         "FK-RKHS-WIDTHS": [{"penalty": "rkhs", "landmark_gamma": True}],
-        "FK-TUNE-GIVEN": [
+        "FK-OPTION-BOTH": [
             {"tune": "gcv", "gamma": 1.0, "regularization": 1.0},
             {"tune": "gcv", "landmark_gamma": True},
         ],
-        "FK-TUNE-EQUATIONS": [{"tune": "gcv", "solver": "cg"}, {"tune": "gcv", "penalty": "rkhs"}],
+        "FK-EQUATIONS-NEEDED": [
+            {"tune": "gcv", "solver": "cg"}, {"tune": "gcv", "penalty": "rkhs"},
+        ],
     },
     "fdskl": {
-        "FK-SCHEDULE-STREAMING": [
+        "FK-OPTION-CONFLICT": [
             *({name: 3} for name in ("directions", "batch", "evaluate_every")),
-            {"step": 0.5}, {"step_schedule": "constant"},
+            {"step": 0.5}, {"step_schedule": "constant"}, {**STREAM, "features": 30},
         ],
         RANGE: [{**STREAM, name: 0} for name in ("batch", "directions", "step")],
-        "FK-SCHEDULE-FEATURES": [{**STREAM, "features": 30}],
         "FK-STEP-LARGE": [{**STREAM, "step": 2.0, "regularization": 0.5}, {**STREAM, "step": 2e4}],
     },
     "pof-mkl": {RANGE: [{"kernels": 6, "kernels_per_round": 7}]},
     "hierarchical-svm": {
         RANGE: [{"step_sizes": (1.0, 0.0)}, {"model": "rbf", "features": 0},
                 {"model": "rbf", "gamma": 0.0}],
-        "FK-SVM-KERNEL": [{"features": 5}, {"gamma": 0.5, "model": "ridge"}],
-        "FK-SPLIT-OPTION": [
+        "FK-OPTION-CONFLICT": [
+            {"features": 5}, {"gamma": 0.5, "model": "ridge"},
             *({**ACROSS, name: 1.0} for name in ("rho", "sigma")), {**ACROSS, "relaxation": 1.5},
             {**ACROSS, "rho_schedule": "rising"}, {**ACROSS, "step_sizes": (1.0, 1.0)},
             {**ACROSS, "staleness": 1}, {**ACROSS, "lost_groups": "leave-out"},
         ],
         "FK-SPLIT-KERNEL": [{**ACROSS, "model": "rbf"}],
-        "FK-SPLIT-AGENTS": [{**ACROSS, **FLAT}],
-        "FK-SVM-AGENTS": [
+        "FK-GROUPS-OPTION": [
+            {**ACROSS, **FLAT},
             {**FLAT, "staleness": 1}, {**FLAT, "step_sizes": (1.0,)}, {**FLAT, "sigma": 1.0},
             {**FLAT, "lost_groups": "leave-out"},
         ],
-        "FK-SVM-STEPS": [{"rho": 1.0, "step_sizes": (1.0, 2.0)}],
+        "FK-OPTION-BOTH": [{"rho": 1.0, "step_sizes": (1.0, 2.0)}],
         "FK-SVM-STALENESS": [{"rho_schedule": "balanced", "staleness": 1}],
     },
     "secure-gram": {
-        "FK-GRAM-COUNTS": [{**FIXED, "min_support": 5}, {**FIXED, "rows_per_item": 2}],
         "FK-GRAM-WHOLE": [{"fraction_bits": 4}],
-        "FK-KERNEL-OPTION": [
+        "FK-OPTION-CONFLICT": [
+            {**FIXED, "min_support": 5}, {**FIXED, "rows_per_item": 2},
             {"gamma": 1.0}, {"kernel": "rbf", "degree": 2}, {"kernel": "rbf", "coef0": 1.0},
             {"kernel": "poly", "coefficients": [1.0]},
         ],
-        "FK-KERNEL-COEFFICIENTS": [{"kernel": "series"}],
+        "FK-OPTION-PARTNER": [{"kernel": "series"}],
         RANGE: [{"kernel": "rbf", "gamma": -1.0}, {"kernel": "poly", "degree": 0}],
         "FK-KERNEL-BINARY": [{"kernel": "conjunctive", "bound": 5}],
-        "FK-GRAM-THRESHOLD": [{"drop_outs": False, "threshold": 2}],
+        "FK-THRESHOLD-WHOLE": [{"drop_outs": False, "threshold": 2}],
     },
     "fed-cfk": {  # whose kernel is sent as counts: real numbers would be others
-        "FK-KERNEL-OPTION": [{"gamma": 1.0}],
+        "FK-OPTION-CONFLICT": [{"gamma": 1.0}],
         "FK-RECOMMEND-BINARY": [{**FIXED, "kernel": name} for name in ("cosine", "linear")],
     },
 }  # fmt: skip
@@ -320,7 +321,7 @@ def test_options_that_do_not_go_together_are_refused(name: str) -> None:
 
 @every_method
 def test_a_constructor_takes_names_and_what_a_run_needs(name: str) -> None:
-    with refused("FK-CHECKPOINT-NAME"):
+    with refused("FK-OPTION-PARTNER"):
         CLASSES[name](resume=True)
     with refused("FK-OPTION-NAME") as unnamed:
         CLASSES[name](100)
@@ -350,7 +351,7 @@ COMMON = {
 }
 IRIS = "--data iris --positive 2"
 FIRM = "--data iris --encoding fixed-point"
-TABLE = {"FK-BUILTIN-UNKNOWN": ["--data mars"], "FK-FILE-MISSING": ["--data gone.csv --label y"]}
+TABLE = {"FK-BUILTIN-UNKNOWN": ["--data mars"], "FK-FILE-READ": ["--data gone.csv --label y"]}
 TABLE |= {"FK-COLUMN-UNNAMED": ["--data iris --split site"]}
 #: Method -> code -> what is typed: beside what a constructor refuses.
 TYPED: dict[str, dict[str, list[str]]] = {
@@ -362,15 +363,14 @@ TYPED: dict[str, dict[str, list[str]]] = {
         "FK-SECURE-NEEDED": ["--threshold 5"],
         "FK-ROWS-FEW": ["--data iris --clients 9 --rounds 50"],
     },
-    "local-only": {"FK-SECURE-NOTHING": ["--secure"]},
+    "local-only": {"FK-SECURE-FIXED": ["--secure"]},
     "fed-cg": {
         **TABLE,
         RANGE: [f"{IRIS} --split dirichlet --alpha 0"],
-        "FK-BUILTIN-COLUMNS": ["--data iris --label y"],
+        "FK-COLUMNS-FIXED": ["--data iris --label y"],
         "FK-PARTIES-FEW": [
             f"{IRIS} --hospitals 0", f"{IRIS} --centres -1", f"{IRIS} --clients 2"],
-        "FK-PARTIES-ALONE": [f"{IRIS} --hospitals 1"],
-        "FK-COLUMNS-ALONE": [f"{IRIS} --centres 1"],
+        "FK-PARTIES-ALONE": [f"{IRIS} --hospitals 1", f"{IRIS} --centres 1"],
         "FK-COLUMNS-FEW": [f"{IRIS} --centres 0 --no-own-block", f"{IRIS} --centres 4"],
         "FK-CLIENTS-DIFFER": [f"{IRIS} --clients 4 --hospitals 3"],
         "FK-CLASSES-UNKNOWN": ["--data iris --positive 9"],
@@ -379,47 +379,46 @@ TYPED: dict[str, dict[str, list[str]]] = {
     "fdskl": {
         RANGE: [f"{IRIS} --active-parties 0", f"{IRIS} --train-rows 0",
                 f"{IRIS} --schedule streaming --active-parties 5"],
-        "FK-BUILTIN-COLUMNS": ["--data iris --label y"],
+        "FK-COLUMNS-FIXED": ["--data iris --label y"],
         "FK-PARTIES-FEW": [f"{IRIS} --parties 1"],
-        "FK-PARTIES-TWO": [f"{IRIS} --parties 2", f"{IRIS} --clients 2"],
+        "FK-PARTIES-ALONE": [f"{IRIS} --parties 2", f"{IRIS} --clients 2"],
         "FK-COLUMNS-FEW": [f"{IRIS} --parties 5"],
         "FK-CLIENTS-DIFFER": [f"{IRIS} --parties 3 --clients 4"],
         "FK-SCHEDULE-ACTIVE": [f"{IRIS} --active-parties 2"],
-        "FK-SCHEDULE-ROUNDS": [f"{IRIS} --rounds 5"],
+        "FK-OPTION-CONFLICT": [f"{IRIS} --rounds 5"],
         "FK-STEP-LARGE": [f"{IRIS} --schedule streaming --regularization 9"],
         "FK-TASK-OPTION": ["--data iris --target 0 --parties 3 --loss logistic"],
     },
     "secure-gram": {
         RANGE: ["--cost 0"],
         TYPE: ["--coefficients a"],
-        "FK-FILE-MISSING": ["--data gone.csv --label y"],
-        "FK-COHORTS-ROUNDS": ["--rounds 3 --cohorts 2"],
+        "FK-FILE-READ": ["--data gone.csv --label y"],
+        "FK-OPTION-BOTH": ["--rounds 3 --cohorts 2"],
         "FK-COHORTS-MANY": ["--rounds 11", "--cohorts 11", "--cohorts 6 --participation 0.5"],
-        "FK-TABLE-OPTION": [
-            f"--data iris {one}" for one in ("--users-per-client 3", "--min-rating 3", "--rating a")
-        ],
         "FK-VALUES-COUNTS": ["--data iris", "--data diabetes"],
         "FK-VALUES-BOUND": ["--data digits --bound 8", f"{FIRM} --bound 0.5"],
         "FK-COLUMNS-FEW": [f"{FIRM} --clients 5", f"{FIRM} --clients 1"],
         "FK-PARTIES-FEW": ["--clients 1", "--min-cohort 21"],
         "FK-SUM-THRESHOLD": ["--threshold 12 --cohorts 2"],
-        "FK-RATINGS-OPTION": [
+        "FK-DATA-OPTION": [
+            *("--data iris --users-per-client 3", "--data iris --min-rating 3"),
+            "--data iris --rating a",
             *("--label y", "--id y", "--sep ;", "--na gone", "--test-size 0.5", "--cost 2"),
             "--encoding fixed-point",
         ],
         "FK-RATINGS-LOW": ["--min-rating 7"],
-        "FK-BUILTIN-COLUMNS": ["--user a"],
+        "FK-COLUMNS-FIXED": ["--user a"],
     },
     "fed-cfk": {
         RANGE: ["--rounds 0", "--clients 0", "--users-per-client -2", "--test-size 1"],
-        "FK-CLIENTS-USERS": ["--users-per-client 3 --clients 4"],
+        "FK-OPTION-BOTH": ["--users-per-client 3 --clients 4"],
         "FK-COHORTS-MANY": ["--cohorts 11"],
         "FK-PARTIES-FEW": ["--clients 1", "--users-per-client 9999"],
         "FK-ROWS-FEW": ["--clients 9999"],
         "FK-SUM-THRESHOLD": ["--threshold 21"],
         "FK-RATINGS-LOW": ["--min-rating 7"],
         "FK-BUILTIN-UNKNOWN": ["--data iris"],
-        "FK-FILE-MISSING": ["--data gone.csv"],
+        "FK-FILE-READ": ["--data gone.csv"],
     },
     "hierarchical-svm": {
         **TABLE,
@@ -430,13 +429,13 @@ TYPED: dict[str, dict[str, list[str]]] = {
             *("--group-sizes 4,5 --users 10", "--group-sizes 4,0", "--group-sizes 4,5 --groups 3"),
             *("--data iris --step-sizes 1,2,3", "--delay fixed:1,2,3 --groups 2"),
         ],
-        "FK-DELAY-FORM": ["--delay 5"],
+        "FK-OPTION-TYPE": ["--delay 5"],
         "FK-CLIENTS-DIFFER": ["--users 4 --clients 5"],
         "FK-GROUPS-SINGLE": ["--users 3 --groups 2"],
         "FK-ROWS-FEW": ["--data iris --users 400"],
         "FK-COLUMNS-FEW": ["--data iris --partition vertical --groups 5"],
-        "FK-GROUPS-SPLIT": ["--partition vertical --split dirichlet"],
-        "FK-GROUPS-LOST": ["--lost-groups leave-out"],
+        "FK-OPTION-CONFLICT": ["--partition vertical --split dirichlet"],
+        "FK-GROUPS-LEFT": ["--lost-groups leave-out"],
         "FK-GROUPS-OPTION": [
             f"--architecture centralised {one}" for one in ("--groups 3", "--group-sizes 2,2")],
         "FK-TASK-OPTION": ["--data iris --target 0", "--data iris --target 0 --model logistic"],
@@ -452,7 +451,7 @@ def test_what_cannot_be_run_is_refused_before_anything_is_made(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     always = name in ("fed-cg", "fdskl", "secure-gram", "fed-cfk", "hierarchical-svm")
-    alone = {"FK-SECURE-ALWAYS": ["--no-secure"]} if always else {}
+    alone = {"FK-SECURE-FIXED": ["--no-secure"]} if always else {}
     for codes in (TYPED[name], alone, {} if name == "secure-gram" else COMMON):
         for code, cases in codes.items():
             for typed in cases:

@@ -66,8 +66,8 @@ SCORED = "vertical-outcome at active: delivered"
 SETTINGS = "FK-SETTINGS-CHANGED"
 ONLINE = "online-personal at client"
 MATRIX, RANKING = "gram-matrix at client", "gram-recommend at client"
-OTHER_ROWS, OTHER_WIDTHS = "FK-ROWS-CHANGED", "FK-TUNE-CHANGED"
-UNANNOUNCED = "FK-ORDER-ROWS-UNKNOWN"
+CHANGED = "FK-ORDER-CHANGED"
+UNANNOUNCED = "FK-ORDER-ROWS"
 OLD: dict[str, Any] = {"model": "ab", "model_round": 1}  # that nobody made
 #: Asked of a node that has only described itself.
 TOO_EARLY = {
@@ -89,13 +89,13 @@ REFUSED = [
           take=lambda t: t[:5]),
     wrong("ranges", "ranges-means", "FK-LABELS-MISSING", labels=True),
     *(wrong("align", "align-hop", "FK-MESSAGE-FIELD", hop=hop) for hop in (-1, 3, 99)),
-    wrong("fed-cg", DISTANCES, "FK-ORDER-ROWS-UNKNOWN", rows=lambda r: first(r, 99)),
-    wrong("fed-cg", DISTANCES, "FK-ORDER-ROWS-TWICE", rows=lambda r: first(r, -2)),
-    wrong("fed-cg", CENTRE, "FK-ORDER-ROWS-TWICE", rows=lambda r: first(r, r[0][1])),
+    wrong("fed-cg", DISTANCES, "FK-ORDER-ROWS", rows=lambda r: first(r, 99)),
+    wrong("fed-cg", DISTANCES, "FK-ORDER-ROWS", rows=lambda r: first(r, -2)),
+    wrong("fed-cg", CENTRE, "FK-ORDER-ROWS", rows=lambda r: first(r, r[0][1])),
     wrong("fed-cg, normal landmarks", DISTANCES, "FK-KEPT-NONE", **OLD),
-    wrong("fed-cg", "hybrid-coefficients", "FK-ASKED-WIDTH", gammas=np.ones(1)),
-    wrong("fed-cg", EQUATIONS, "FK-ASKED-WIDTH", gammas=np.ones((1, 1))),
-    wrong("fed-cg", EQUATIONS, "FK-ASKED-WIDTH", folds=2),
+    wrong("fed-cg", "hybrid-coefficients", "FK-SETTINGS-CHANGED", gammas=np.ones(1)),
+    wrong("fed-cg", EQUATIONS, "FK-ASKED-MORE", gammas=np.ones((1, 1))),
+    wrong("fed-cg", EQUATIONS, "FK-ASKED-MORE", folds=2),
     *(wrong("fed-cg, tuned", EQUATIONS, "FK-TUNE-MANY", **change)
       for change in ({"gammas": np.ones((10, 1))}, {"gammas": -np.ones((1, 1))}, {"folds": 6},
                      {"gammas": np.ones((0, 1))})),
@@ -105,58 +105,58 @@ REFUSED = [
           balanced=True, class_counts=np.array([1.0, 1.0])),
     wrong("fed-cg, balanced", EQUATIONS, "FK-WEIGHTS-COUNTS",
           class_counts=lambda c: 9.0 * c),
-    wrong("fed-cg, cg", "hybrid-product", "FK-ASKED-LONG",
+    wrong("fed-cg, cg", "hybrid-product", "FK-ASKED-MORE",
           directions=lambda p: 2.0 * p),
     wrong("fed-cg, normal landmarks", "hybrid-moments", "FK-SUM-PARTNER",
           peers=np.array([9], np.int32)),
-    wrong("fed-cg, normal landmarks", "hybrid-moments", "FK-ASKED-MOMENTS", sampling="U"),
+    wrong("fed-cg, normal landmarks", "hybrid-moments", "FK-ASKED-MORE", sampling="U"),
     wrong("fdskl", STEP, UNANNOUNCED, rows=lambda r: first(r, 99)),
     wrong("fdskl", "vertical-step at passive", UNANNOUNCED, rows=lambda r: first(r, -1)),
-    wrong("fdskl", STEP, "FK-ORDER-OUTSIDE", score=1, scorer=0,
+    wrong("fdskl", STEP, "FK-ORDER-PLAIN", score=1, scorer=0,
           score_rows=np.zeros(1, np.int32)),
     wrong("fdskl", STEP, "FK-STATE-GONE", delivered=5),
     *(wrong("fdskl", STEP, "FK-KEPT-NONE", **OLD | change)
       for change in ({}, {"model": "../ab"})),
-    wrong("fdskl", "vertical-train at active", "FK-ORDER-ROWS-UNKNOWN",
+    wrong("fdskl", "vertical-train at active", "FK-ORDER-ROWS",
           tests=lambda t: first(t, 0)),
-    wrong("fdskl", "vertical-train at active", "FK-ORDER-ROWS-TWICE",
+    wrong("fdskl", "vertical-train at active", "FK-ORDER-ROWS",
           rows=lambda r: first(r, HELD_OUT)),
-    *(wrong("secure-gram", MATRIX, "FK-MESSAGE-ITEMS", items=np.array(items, np.int32))
+    *(wrong("secure-gram", MATRIX, "FK-MESSAGE-FIELD", items=np.array(items, np.int32))
       for items in ([0, 0, 1, 2], [1, 0], [], [-1, 2])),
-    wrong("secure-gram", MATRIX, "FK-MESSAGE-ITEMS", items=np.array([0, 7], np.int32)),
+    wrong("secure-gram", MATRIX, "FK-MESSAGE-FIELD", items=np.array([0, 7], np.int32)),
     wrong("secure-gram", MATRIX, "FK-OPTION-CHOICE", encoding="text"),
     wrong("secure-gram", MATRIX, "FK-GRAM-WHOLE", fraction_bits=3),
     wrong("secure-gram", MATRIX, "FK-OPTION-RANGE", encoding="fixed-point", fraction_bits=31),
-    wrong("secure-gram", MATRIX, "FK-GRAM-OVERFLOW",
+    wrong("secure-gram", MATRIX, "FK-SUM-OVERFLOW",
           encoding="fixed-point", fraction_bits=30),
     wrong("secure-gram", MATRIX, "FK-OPTION-RANGE", bound=0.0),
-    wrong("secure-gram", MATRIX, "FK-RELEASE-FEW", counted=bytes([0b0110])),
+    wrong("secure-gram", MATRIX, "FK-RELEASE-NODES", counted=bytes([0b0110])),
     wrong("secure-gram", MATRIX, "FK-SUM-SET", counted=bytes([0b10111])),
     wrong("secure-gram", "gram-cross", "FK-ITEMS-NEW", new_items=1),
     *(wrong("fed-cfk", RANKING, "FK-MESSAGE-SHAPE",
             products=lambda p, n=n: np.resize(p, n)) for n in (0, 9, 36)),
     wrong("fed-cfk", RANKING, "FK-OPTION-CHOICE", kernel="text"),
-    wrong("fed-cfk", RANKING, "FK-MESSAGE-ITEMS", items=lambda i: i + 4),
-    wrong("fed-cfk", RANKING, "FK-MESSAGE-ITEMS", items=turned),
+    wrong("fed-cfk", RANKING, "FK-MESSAGE-FIELD", items=lambda i: i + 4),
+    wrong("fed-cfk", RANKING, "FK-MESSAGE-FIELD", items=turned),
     wrong("fed-cfk", RANKING, "FK-MESSAGE-FINITE", mean=lambda m: m * np.nan),
 ]  # fmt: skip
 AGAIN = [
-    wrong("pof-mkl, secure", ONLINE, "FK-STATE-OTHER",
+    wrong("pof-mkl, secure", ONLINE, "FK-SETTINGS-CHANGED",
           bandwidths=lambda b: b[:16], theta=lambda t: t[:2], kernels_per_round=1),
-    wrong("fed-cg", DISTANCES, OTHER_ROWS, rows=turned),
-    wrong("fed-cg", CENTRE, OTHER_ROWS, rows=turned),
-    wrong("fed-cg", CENTRE, OTHER_ROWS, rows=lambda r: tuple(p[1:] for p in r),
+    wrong("fed-cg", DISTANCES, CHANGED, rows=turned),
+    wrong("fed-cg", CENTRE, CHANGED, rows=turned),
+    wrong("fed-cg", CENTRE, CHANGED, rows=lambda r: tuple(p[1:] for p in r),
           trains=lambda t: t - 1, stops=lambda s: s - 1),
-    wrong("fed-cg, alone", EQUATIONS, OTHER_WIDTHS, gammas=lambda g: 2.0 * g),
-    wrong("fed-cg, alone", EQUATIONS, OTHER_WIDTHS,
+    wrong("fed-cg, alone", EQUATIONS, CHANGED, gammas=lambda g: 2.0 * g),
+    wrong("fed-cg, alone", EQUATIONS, CHANGED,
           gammas=lambda g: np.vstack([g, 3.0 * g])),
-    wrong("fed-cg, alone", EQUATIONS, OTHER_WIDTHS, folds=lambda n: n % 5 + 1),
-    wrong("fed-cg, alone", EQUATIONS, OTHER_WIDTHS, balanced=True),
+    wrong("fed-cg, alone", EQUATIONS, CHANGED, folds=lambda n: n % 5 + 1),
+    wrong("fed-cg, alone", EQUATIONS, CHANGED, balanced=True),
     *(wrong("fdskl", STEP, SETTINGS, **change)
       for change in ({"gamma": 0.6}, {"kernel": "laplacian"}, {"phase_bits": 16}, {"capacity": 9})),
-    wrong("fdskl", "vertical-train at active", OTHER_ROWS,
+    wrong("fdskl", "vertical-train at active", CHANGED,
           rows=lambda r: r[1:]),
-    wrong("fdskl, two active", SCORED, OTHER_ROWS,
+    wrong("fdskl, two active", SCORED, CHANGED,
           sizes=np.array([8, 9], np.int32), rows=lambda r: r[1:]),
     wrong("hierarchical-svm, vertical", "svm-owner at owner", SETTINGS, take=turned),
     *(wrong("hierarchical-svm, balanced", "svm-local at user", "FK-MESSAGE-ORDER", round=n)
@@ -213,7 +213,7 @@ def test_products_of_a_run_need_its_width() -> None:
     asked = request_of(met("fed-cg, cg"), "hybrid-product at hospital").request
     request = replace(asked, session=node.request.session, round=node.request.round)
     kernel = [s for s in node.sections if isinstance(s, sums.Delivery)]
-    assert node.try_out(request=request, sections=kernel)[0].endswith("[FK-ASKED-WIDTH]")
+    assert node.try_out(request=request, sections=kernel)[0].endswith("[FK-MESSAGE-ORDER]")
 
 
 @pytest.mark.promise("requests-settled")
@@ -290,7 +290,7 @@ def test_a_hospital_alone_shows_its_sums_only_if_allowed() -> None:
         one = request_of(met("fed-cg, alone"), name)
         strict = copy.copy(one.client)
         strict.allow_single = False
-        assert one.try_out(strict)[0].endswith("[FK-PARTIES-ALONE]")
+        assert one.try_out(strict)[0].endswith("[FK-ALONE-REFUSED]")
         assert one.try_out() == ("", False)
 
 

@@ -194,7 +194,7 @@ def test_ranges_are_some_deviations_around_the_mean() -> None:
 @pytest.mark.promise("ranges-column-empty")
 def test_values_that_cannot_be_summed_are_refused() -> None:
     infinite, empty = [[1.0, np.inf], [1.0, -np.inf]], [[1.0, NAN], [1.0, NAN]]
-    for values, code in ((infinite, "FK-VALUES-FINITE"), (empty, "FK-COLUMN-EMPTY")):
+    for values, code in ((infinite, "FK-VALUES-FINITE"), (empty, "FK-BLOCK-EMPTY")):
         with refused(code) as caught:
             check_values(np.array(values), ("a", "b"), "p")
         assert "column 'b'" in str(caught.value)
@@ -207,7 +207,7 @@ def test_values_that_cannot_be_summed_are_refused() -> None:
 
 def test_totals_that_cannot_be_are_refused_or_give_numbers() -> None:
     for count in (0.0, 1.0, 11.0, -4.0):
-        with refused("FK-RANGES-COUNTS"):
+        with refused("FK-SUM-TOTAL"):
             read_first_pass(np.array([count / 10, 0.0, 0.0]), BOUND, 10, 2)
     # squares below zero, or below that of the mean: a party lied within the bound
     for total in ([1.0, 0.5, -0.25], [1.0, 1.0, 0.0]):
@@ -242,7 +242,7 @@ def test_values_beyond_are_refused_or_clipped(path: Path) -> None:
     x = X + np.array([0.0, 7.0])
     for content in (PLAIN, {"ranges": PLAIN, "clip": False}):
         path.write_text(json.dumps(content))
-        with refused("FK-RANGES-BEYOND") as caught:
+        with refused("FK-RANGES-OUTSIDE") as caught:
             scale_by_ranges(x, ("a", "b"), path)
         assert "column 'b' has 2 values" in str(caught.value)
     path.write_text(json.dumps({"ranges": PLAIN, "clip": True}))
@@ -296,7 +296,7 @@ def test_files_that_do_not_serve_are_refused(path: Path) -> None:
     with refused("FK-FILE-READ"):
         scale_by_ranges(X, ("a", "b"), path)
     path.write_text(json.dumps(PLAIN))
-    with refused("FK-SHAPE-DIFFERS"):
+    with refused("FK-COLUMN-NAMES"):
         scale_by_ranges(X[:, :1], ("a", "b"), path)
 
 

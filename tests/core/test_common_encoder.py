@@ -362,5 +362,5 @@ def test_totals_that_contradict_each_other_are_refused() -> None:
 
     made_of(lambda total: None)
     for change in (take, negative, many):
-        with refused("FK-ENCODERS-SUMS"):
+        with refused("FK-SUM-TOTAL"):
             made_of(change)

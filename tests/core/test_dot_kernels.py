@@ -156,7 +156,7 @@ def test_they_are_positive_semi_definite(
         *(({"name": "poly", "degree": wrong}, "FK-OPTION-RANGE") for wrong in (0, 1.5, True)),
         *(({"name": "rbf", "gamma": wrong}, "FK-OPTION-RANGE") for wrong in (0.0, math.nan)),
         ({"name": "poly", "coef0": -1.0}, "FK-OPTION-RANGE"),
-        ({"name": "series"}, "FK-KERNEL-COEFFICIENTS"),
+        ({"name": "series"}, "FK-OPTION-PARTNER"),
         ({"name": "series", "coefficients": (1.0, -0.5)}, "FK-OPTION-RANGE"),
         ({"name": "series", "coefficients": (math.nan,)}, "FK-OPTION-RANGE"),
     ],

@@ -184,15 +184,15 @@ def pooled(who: Sequence[int] = range(len(X))) -> np.ndarray:
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"x": [["secret", "77"]]}, "FK-VALUES-TEXT"),
-        ({"x": np.zeros((1, 2), complex)}, "FK-VALUES-TEXT"),
-        *(({"x": np.zeros(shape)}, "FK-TABLE-SHAPE") for shape in ((1, 2, 3), (0, 4), (2, 0))),
-        ({"x": sparse.csr_array((0, 4))}, "FK-TABLE-SHAPE"),
+        ({"x": [["secret", "77"]]}, "FK-COLUMN-NUMBERS"),
+        ({"x": np.zeros((1, 2), complex)}, "FK-COLUMN-NUMBERS"),
+        *(({"x": np.zeros(shape)}, "FK-SHAPE-DIFFERS") for shape in ((1, 2, 3), (0, 4), (2, 0))),
+        ({"x": sparse.csr_array((0, 4))}, "FK-SHAPE-DIFFERS"),
         ({"x_test": np.zeros((2, 3))}, "FK-SHAPE-DIFFERS"),
         ({"x_test": sparse.csr_array((3, 4))}, "FK-SHAPE-DIFFERS"),
         ({"x_new": np.zeros((3, 1))}, "FK-SHAPE-DIFFERS"),
-        *(({"users": names}, "FK-NAMES-TWICE") for names in (["secret"] * 2, ["secret"])),
-        *(({"items": i}, "FK-NAMES-TWICE") for i in ("abca", "abcde", [1, "1", 2, 3])),
+        *(({"users": names}, "FK-COLUMN-NAMES") for names in (["secret"] * 2, ["secret"])),
+        *(({"items": i}, "FK-COLUMN-NAMES") for i in ("abca", "abcde", [1, "1", 2, 3])),
     ],
 )
 def test_tables_that_cannot_be_used_are_refused_in_one_line(change: Table, code: str) -> None:
@@ -237,7 +237,7 @@ def test_a_sum_is_bound_to_all_that_was_asked() -> None:
         with refused("FK-SUM-UNASKED"):
             server.ask(2, request, server.sums.sections(2, [other]))
     both = [server.order(counts()), server.order(server.matrix())]
-    with refused("FK-SUM-UNANSWERED"):
+    with refused("FK-SUM-UNASKED"):
         server.ask(0, counts(), server.sums.sections(0, both))
 
 
@@ -278,14 +278,14 @@ def test_matrix_and_counts_are_summed_once_in_a_release() -> None:
     np.testing.assert_array_equal(server.sums.total(found), (np.concatenate(X[:3]) != 0).sum(0))
     with refused("FK-RELEASE-TWICE"):
         server.count([0], cohort=0)
-    with refused("FK-SUM-REPEATED"):
+    with refused("FK-ORDER-PARTIES"):
         server.count([0], cohort=1)
     server = Server(cohorts=[[0, 1, 2], [0, 1, 2, 3]])
     server.release([0, 1, 2])
     for more in ({}, {"items": np.arange(2, dtype=np.int32)}):  # of fewer items, too
         with refused("FK-RELEASE-TWICE"):
             server.matrices([0], cohort=0, **more)
-    with refused("FK-SUM-REPEATED"):
+    with refused("FK-ORDER-PARTIES"):
         server.matrices([0], cohort=1)
 
 
@@ -322,7 +322,7 @@ def test_what_is_released_once_needs_an_opening_that_is_noticed() -> None:
     server = Server()
     for request in (counts(), server.matrix()):
         running = server.order(request, self_masks=False)
-        with refused("FK-ORDER-MASKS"):
+        with refused("FK-ORDER-TERMS"):
             server.ask(0, request, server.sums.sections(0, [running]))
 
 
@@ -368,10 +368,10 @@ def test_counts_come_before_the_matrix_and_of_the_same_nodes() -> None:
     server = Server()
     server.unmask(server.openings(server.count(who=[0, 1, 3])))
     asked = server.openings(server.matrices())
-    server.refuses("FK-RELEASE-UNCOUNTED", {k: asked[k] for k in (0, 1, 3)})
+    server.refuses("FK-RELEASE-NODES", {k: asked[k] for k in (0, 1, 3)})
     server = Server()
     server.unmask(server.openings(server.count()))
-    with refused("FK-RELEASE-LEFT-OUT"):
+    with refused("FK-RELEASE-NODES"):
         server.matrices([3], counted=[0, 1, 2])
 
 
@@ -400,7 +400,9 @@ def test_nodes_do_not_open_a_matrix_that_one_node_fewer_has() -> None:
 @pytest.mark.promise("gram-same-nodes")
 def test_zeros_do_not_count_among_those_that_a_matrix_must_have() -> None:
     server = Server()
-    server.refuses("FK-RELEASE-FEW", server.openings(server.matrices([0, 1, 3], counted=[0, 1, 2])))
+    server.refuses(
+        "FK-RELEASE-NODES", server.openings(server.matrices([0, 1, 3], counted=[0, 1, 2]))
+    )
 
 
 # -- sums that open by themselves when all contribute: servers that ask for more
@@ -486,7 +488,7 @@ class Elsewhere(SecureGram):
     [
         (Fewer, "FK-RELEASE-TWICE"),
         (Counting, "FK-MESSAGE-ORDER"),
-        (Leaving, "FK-RELEASE-ALL"),
+        (Leaving, "FK-RELEASE-NODES"),
         (Elsewhere, "FK-RELEASE-ONE"),
     ],
 )

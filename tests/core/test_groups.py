@@ -103,7 +103,7 @@ def test_users_of_a_horizontal_split_must_agree() -> None:
 @pytest.mark.promise("svm-alone")
 def test_single_users() -> None:
     found = read_groups(PARTIES, layers=True)
-    with refused("FK-PARTIES-ALONE"):
+    with refused("FK-GROUPS-SINGLE"):
         check_single(found, PARTIES, allow_single=False)
     others = [replace(p, allow_single=p.partition != 2) for p in PARTIES]
     for parties in (PARTIES, others):
@@ -183,7 +183,7 @@ def test_held_out_rows_alone_are_matched_for_predictions() -> None:
         (0, {"ids": ids(2, 2, 4)}, "FK-IDS-DUPLICATE"),
         (6, {"ids": ids(2, 2, 4)}, "FK-IDS-DUPLICATE"),
         (1, {"ids": ids(1, 2, 3, 5)}, "FK-IDS-PARTIES"),
-        (3, {"named": False}, "FK-IDS-MISSING"),
+        (3, {"named": False}, "FK-IDS-SOME"),
     ],
 )
 def test_tables_that_cannot_be_joined(who: int, change: dict[str, Any], code: str) -> None:
@@ -199,7 +199,7 @@ def test_tables_that_cannot_be_joined(who: int, change: dict[str, Any], code: st
         (6, {"rows": 0}, "FK-LABELS-MISSING"),
         (6, {"outputs": 0}, "FK-LABELS-MISSING"),
         (6, {"role": "agent", "group": 2}, "FK-GROUPS-OWNER"),
-        (1, {"outputs": 1}, "FK-GROUPS-LABELS"),
+        (1, {"outputs": 1}, "FK-ROLE-DATA"),
         (1, {"columns": "d"}, "FK-COLUMNS-DIFFER"),
     ],
 )

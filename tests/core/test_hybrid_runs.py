@@ -160,7 +160,7 @@ def test_secret_landmarks_survive_a_break_down(serve: Serve) -> None:
 def test_a_sealed_secret_cannot_be_changed_on_the_way(serve: Serve) -> None:
     nodes = serve(bare(deal(*side(60, 6), 3, 2, **TWO)))
     plan = At(partition=0, phase="hybrid-moments", what=Fault("tamper", change=flip))
-    with refused("FK-SUM-SEALED"):
+    with refused("FK-SUM-CHANGED"):
         nodes.fit({"faults": plan})
     assert not nodes.written()
 
@@ -407,8 +407,8 @@ def landmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     ("lie", "code"),
     [
         (weaker, "FK-ORDER-NOISE"),
-        (histograms, "FK-BUDGET-HISTOGRAMS"),
-        (landmarks, "FK-BUDGET-BASIS"),
+        (histograms, "FK-BUDGET-FIGURES"),
+        (landmarks, "FK-BUDGET-OPTION"),
     ],
 )
 def test_a_server_that_lies_in_a_run_with_a_budget_is_refused(
@@ -428,7 +428,7 @@ def test_what_a_budget_cannot_be_for_is_refused(serve: Serve) -> None:
     tables = deal(*side(90, 6), 3, 2, **TWO)
     tables[1]["ids"] = [tables[0]["ids"][0], *tables[1]["ids"][1:]]  # it would move two sums
     noisy(serve(tables))
-    with refused("FK-ROWS-TWICE"):
+    with refused("FK-IDS-PARTIES"):
         noisy(serve(tables), **BUDGET)
 
 

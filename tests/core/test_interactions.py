@@ -181,7 +181,7 @@ def test_a_file_may_have_no_rows_if_that_is_said(
     assert interactions.time is not None
     assert interactions.matrix().shape == (0, len(catalogue or ()))
     path.write_text("")
-    with refused("FK-ROWS-NONE", "FK-FILE-FORMAT"):
+    with refused("FK-FILE-EMPTY", "FK-FILE-FORMAT"):
         load_interactions(path, catalogue=catalogue, allow_empty=True)
 
 
@@ -206,9 +206,9 @@ def test_every_kind_of_catalogue_is_read_in_its_order(tmp_path: Path) -> None:
 # -- what is wrong with a file: its name, its content (None: no file), the code
 
 BAD_CATALOGUES = [
-    ("items.txt", None, "FK-FILE-MISSING"),
-    ("items.txt", b"", "FK-ROWS-NONE"),
-    ("items.txt", b"\n \n", "FK-ROWS-NONE"),
+    ("items.txt", None, "FK-FILE-READ"),
+    ("items.txt", b"", "FK-FILE-EMPTY"),
+    ("items.txt", b"\n \n", "FK-FILE-EMPTY"),
     ("u.data", b"1", "FK-FILE-SUFFIX"),
     ("items.txt", b"\xff\n\xfe\n", "FK-FILE-FORMAT"),
     ("items.csv", b"item\n\xff\n\xfe\n", "FK-FILE-FORMAT"),
@@ -218,16 +218,16 @@ BAD_CATALOGUES = [
     ("items.txt", b"s3cret\nb\ns3cret \n", "FK-IDS-DUPLICATE"),
     ("items.txt", b"s3cret", "FK-ITEMS-FEW"),
     ("items.csv", b"item,year\n", "FK-ITEMS-FEW"),
-    ("items.csv", b"s3cret\nb\nc\n", "FK-COLUMN-AMBIGUOUS"),
-    ("u.item", b"1|s3cret|1995\n2|b|1994\n", "FK-COLUMN-AMBIGUOUS"),
-    ("items.csv", b"item,movieId\na,1\nb,2\n", "FK-COLUMN-AMBIGUOUS"),
+    ("items.csv", b"s3cret\nb\nc\n", "FK-COLUMN-UNNAMED"),
+    ("u.item", b"1|s3cret|1995\n2|b|1994\n", "FK-COLUMN-UNNAMED"),
+    ("items.csv", b"item,movieId\na,1\nb,2\n", "FK-COLUMN-UNNAMED"),
     ("items.csv", b"item\na\nb,c\n", "FK-FILE-COLUMNS"),
 ]
 BAD_FILES = [
-    ("u.data", None, "FK-FILE-MISSING"),
+    ("u.data", None, "FK-FILE-READ"),
     ("u.txt", b"a", "FK-FILE-SUFFIX"),
-    ("u.data", b"", "FK-ROWS-NONE"),
-    ("u.data", b"\n \n", "FK-ROWS-NONE"),
+    ("u.data", b"", "FK-FILE-EMPTY"),
+    ("u.data", b"\n \n", "FK-FILE-EMPTY"),
     ("m.csv", b"user,item\n", "FK-ROWS-NONE"),
     ("m.csv", b"user,item\n\xff,\xff\n", "FK-FILE-FORMAT"),
     ("m.parquet", b"PAR1", "FK-FILE-FORMAT"),
@@ -236,8 +236,8 @@ BAD_FILES = [
     ("u.data", b"1\t1\t1\t1\n1\t2\ts3cret\n", "FK-FILE-COLUMNS"),
     ("m.csv", b"user,item\n1,1\n1,2,s3cret\n", "FK-FILE-COLUMNS"),
     ("m.csv", b"s3cret,2\n1,3\n", "FK-FILE-HEADER"),  # a cell is no name to be listed
-    ("m.csv", b"who,movieId\na,b\n", "FK-COLUMN-AMBIGUOUS"),
-    ("m.csv", b"user,item,movieId\na,b,c\n", "FK-COLUMN-AMBIGUOUS"),
+    ("m.csv", b"who,movieId\na,b\n", "FK-COLUMN-UNNAMED"),
+    ("m.csv", b"user,item,movieId\na,b,c\n", "FK-COLUMN-UNNAMED"),
 ]
 
 
@@ -320,8 +320,8 @@ def test_a_bad_cell_is_counted_and_never_quoted(
         ({"item": [1.5, 2.5]}, "FK-IDS-TYPE"),
         ({"item": [None, "a"]}, "FK-IDS-MISSING"),
         ({"rating": [None, 1.0]}, "FK-VALUES-FINITE"),
-        ({"rating": [[1], [2]]}, "FK-VALUES-TEXT"),
-        ({"time": pa.array([1, 2], pa.time32("s"))}, "FK-VALUES-TEXT"),
+        ({"rating": [[1], [2]]}, "FK-COLUMN-NUMBERS"),
+        ({"time": pa.array([1, 2], pa.time32("s"))}, "FK-COLUMN-NUMBERS"),
     ],
 )
 def test_a_bad_type_in_a_parquet_file_is_named(
@@ -343,7 +343,7 @@ def test_columns_that_are_named_must_be_there_once_and_have_one_role(tmp_path: P
     with refused("FK-COLUMNS-FIXED"):
         load_interactions(write(tmp_path, "u.data"), user="a")
     path.write_text("s3cret,item\na,b\n")  # what to do about a column may be said otherwise
-    for named, code in (({}, "FK-COLUMN-AMBIGUOUS"), ({"user": "who"}, "FK-COLUMN-MISSING")):
+    for named, code in (({}, "FK-COLUMN-UNNAMED"), ({"user": "who"}, "FK-COLUMN-MISSING")):
         with refused(code) as caught:
             load_interactions(path, **named, column_remedy="name the {role}")
         assert caught.value.remedy == "name the user"

@@ -309,7 +309,7 @@ def test_a_fingerprint_tells_seeds_sessions_blocks_and_moments_apart() -> None:
 def test_seeds_of_another_length_are_refused() -> None:
     check_seed_bytes(bytes(32))
     for length in (0, 16, 31, 33):
-        with refused("FK-SEED-LENGTH"):
+        with refused("FK-KEY-LENGTH"):
             check_seed_bytes(bytes(length))
 
 

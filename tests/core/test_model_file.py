@@ -70,7 +70,7 @@ def test_files_that_are_no_such_model_are_refused(path: Path, tmp_path: Path) ->
     with refused("FK-MODEL-DAMAGED"):
         load_model(path)
     for nothing in (tmp_path / "none.npz", tmp_path):
-        with refused("FK-FILE-MISSING"):
+        with refused("FK-FILE-READ"):
             load_model(nothing)
 
 

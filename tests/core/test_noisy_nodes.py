@@ -130,7 +130,7 @@ def test_a_sum_for_which_a_method_derives_no_noise_is_refused(nobodys: bool) -> 
 def test_noise_that_the_run_did_not_declare_is_refused() -> None:
     run = Nodes(4, NoisyClient)
     running = run.server.order("a", 3, ENCODING.noisy(planned().noise), self_masks=False)
-    with refused("FK-ORDER-NOISE", "FK-BUDGET-NONE"):
+    with refused("FK-ORDER-NOISE"):
         run.ask(0, question(), run.server.sections(0, [running]))
 
 
@@ -143,7 +143,7 @@ def test_a_client_that_adds_no_noise_refuses_the_budget() -> None:
 def test_a_run_is_not_opened_again_with_another_budget() -> None:
     run = NoisyNodes()
     for text in ("", replace(BUDGET, epsilon=9.0).write()):
-        with refused("FK-BUDGET-CHANGED"):
+        with refused("FK-SETTINGS-CHANGED"):
             Nodes.ask(run, 0, replace(opening(), privacy=text))
     key = run.state(0).noise_key
     run.ask(0, opening())

@@ -296,13 +296,13 @@ class Evaluates(POFMKL):
 @pytest.mark.parametrize(
     ("kind", "more", "code"),
     [
-        (Statistics, {}, "FK-ORDER-LENGTH"),
-        (lies(kernels_per_round=2, selection="subset"), {}, "FK-BUDGET-SAMPLES"),
-        (lies(most=1), {"samples_per_round": 4}, "FK-BUDGET-SAMPLES"),
-        (Windows, {"samples_per_round": 3}, "FK-BUDGET-SAMPLES"),
+        (Statistics, {}, "FK-ORDER-TERMS"),
+        (lies(kernels_per_round=2, selection="subset"), {}, "FK-ORDER-NOISE"),
+        (lies(most=1), {"samples_per_round": 4}, "FK-ORDER-NOISE"),
+        (Windows, {"samples_per_round": 3}, "FK-ORDER-NOISE"),
         (lies(clip=0.01), {}, "FK-ORDER-NOISE"),
         (LessNoise, {}, "FK-ORDER-NOISE"),
-        (lies(clip=1e300), {}, "FK-BUDGET-BOUND"),
+        (lies(clip=1e300), {}, "FK-ORDER-NOISE"),
         (lies(regularization=-0.35), {}, "FK-MESSAGE-FIELD"),
         (SameRows, {}, "FK-BUDGET-AGAIN"),
         (FewMessages, {"privacy_unit": "party"}, "FK-BUDGET-EXCEEDED"),
@@ -335,7 +335,7 @@ def test_an_evaluation_is_refused(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("kind", "options", "code"),
     [
-        (POFMKL, {"secure": False}, "FK-BUDGET-SECURE"),
+        (POFMKL, {"secure": False}, "FK-BUDGET-PLAIN"),
         (PerFedAvg, {}, "FK-BUDGET-METHOD"),
         (LocalOnly, {}, "FK-BUDGET-METHOD"),
     ],

@@ -174,7 +174,7 @@ def test_blocks_of_all_parties_together_make_the_kernel(
 
 @pytest.mark.parametrize("length", [0, 31, 33])
 def test_a_seed_of_another_length_is_refused(length: int) -> None:
-    with refused("FK-SEED-LENGTH"):
+    with refused("FK-KEY-LENGTH"):
         check_frequency_seed(bytes(length))
 
 

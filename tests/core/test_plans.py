@@ -227,7 +227,7 @@ ROWS = (1, 2, 3)
 FIRST = hospital(0, ROWS)
 MISFITS: dict[str, tuple[list[HybridDescribeReply], str]] = {
     "no hospital": ([party(0, ROWS)], "FK-LABELS-NOBODY"),
-    "no features": ([hospital(0, ROWS, features=0)], "FK-FEATURES-NONE"),
+    "no features": ([hospital(0, ROWS, features=0)], "FK-COLUMNS-NONE"),
     "no training rows": ([hospital(0, [], ROWS)], "FK-ROWS-NONE"),
     "block twice": (
         [FIRST, party(1, ROWS, block="b"), party(2, [9, 3, 2], block="b")],
@@ -296,8 +296,8 @@ def test_values_of_a_single_party_are_not_shown_unless_allowed() -> None:
     cases = [
         (make_plan([FIRST], "error"), "FK-PARTIES-ALONE"),
         (plan("error", hospital(1, [], [4]), every, every[::-1]), "FK-PARTIES-ALONE"),
-        (plan("error", hospital(1, [4]), every), "FK-COLUMNS-ALONE"),
-        (plan("neutral", hospital(1, [4]), every, [1, 4]), "FK-COLUMNS-ALONE"),
+        (plan("error", hospital(1, [4]), every), "FK-PARTIES-ALONE"),
+        (plan("neutral", hospital(1, [4]), every, [1, 4]), "FK-PARTIES-ALONE"),
     ]
     for found, code in cases:
         with refused(code):
@@ -310,7 +310,7 @@ def test_values_of_a_single_party_are_not_shown_unless_allowed() -> None:
 def test_a_centre_must_agree_to_be_alone_with_a_row() -> None:
     parties = [FIRST, hospital(1, [4]), party(2, [1, 2, 3, 4]), party(3, [1, 4])]
     plan = make_plan(parties, "neutral")
-    with refused("FK-COLUMNS-ALONE") as caught:
+    with refused("FK-ALONE-REFUSED") as caught:
         check_alone(plan, parties, allow_single=True)
     assert caught.value.party == "partition 2"
     parties[2] = replace(parties[2], allow_single=True)
@@ -430,11 +430,11 @@ VERTICAL: dict[str, tuple[list[VerticalDescribeReply], str]] = {
     },
     "no ids at one": (
         [owner(0, rows="abc"), owner(1, others="abc", named=False)],
-        "FK-IDS-MISSING",
+        "FK-IDS-SOME",
     ),
     "no ids at the first": (
         [owner(0, rows="abc", named=False), owner(1, others="abc")],
-        "FK-IDS-MISSING",
+        "FK-IDS-SOME",
     ),
     "no ids, other numbers": (
         [owner(0, rows=range(3), named=False), owner(1, others=range(4), named=False)],
@@ -442,7 +442,7 @@ VERTICAL: dict[str, tuple[list[VerticalDescribeReply], str]] = {
     ),
     "no features": (
         [owner(0, rows="abc", features=0), owner(1, others="abc", features=0)],
-        "FK-FEATURES-NONE",
+        "FK-COLUMNS-NONE",
     ),
     "nothing to learn from": ([owner(0, tests="abc"), owner(1, others="abc")], "FK-ROWS-NONE"),
 }
@@ -493,14 +493,14 @@ def test_the_phases_of_a_single_other_party_are_not_shown() -> None:
     bare = owner(2, others="abc", features=0)
     labels_alone = owner(0, rows="abc", features=0)
     for parties in (two, [*two, bare], [labels_alone, two[1], bare]):
-        with refused("FK-COLUMNS-ALONE"):
+        with refused("FK-PARTIES-ALONE"):
             alone(parties)
-    with refused("FK-COLUMNS-ALONE") as caught:
+    with refused("FK-ALONE-REFUSED") as caught:
         alone(two, allow_single=True)
     assert caught.value.party == "partition 1"
     two[1] = owner(1, others="abc", allow_single=True)
     alone(two, allow_single=True)
-    with refused("FK-COLUMNS-ALONE"):
+    with refused("FK-PARTIES-ALONE"):
         alone(two)
     alone(three())
     alone(three(features=0))  # the active party has labels only, two others have columns
@@ -510,11 +510,11 @@ def test_the_phases_of_a_single_other_party_are_not_shown() -> None:
 def test_every_active_party_is_looked_at() -> None:
     """The first has two others with columns, the second, which has some, has one only."""
     first, second = owner(0, rows="ab", others="c", features=0), owner(1, rows="c", others="ab")
-    with refused("FK-COLUMNS-ALONE"):
+    with refused("FK-PARTIES-ALONE"):
         alone([first, second, owner(2, others="abc")])
     alone([first, second, owner(2, others="abc", allow_single=True)], allow_single=True)
     both = [owner(0, rows="ab", others="c"), owner(1, rows="c", others="ab", allow_single=True)]
-    with refused("FK-COLUMNS-ALONE") as caught:
+    with refused("FK-ALONE-REFUSED") as caught:
         alone(both, allow_single=True)
     assert caught.value.party == "partition 0"
 

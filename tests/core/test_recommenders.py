@@ -145,13 +145,13 @@ def test_badly_conditioned_programs_end(size: int, seed: int, exponent: float) -
 def test_programs_that_cannot_be_solved_are_refused() -> None:
     split = np.array([[1.0, 2.0, 0.0], [2.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     for quadratic in (np.ones((3, 3)), -np.eye(3), np.zeros((3, 3)), split):
-        with refused("FK-KERNEL-SINGULAR"):
+        with refused("FK-EQUATIONS-SINGULAR"):
             simplex_qp(quadratic, np.ones(3))
     kernel = cosine(40, 10, 0)  # of rank 10
-    with refused("FK-KERNEL-SINGULAR"):
+    with refused("FK-EQUATIONS-SINGULAR"):
         fit_user(kernel, kernel.mean(1), 0.0)
     kernel = cosine(50, 100, 0) + 0.1 * np.eye(50)
-    with refused("FK-KERNEL-SINGULAR"):
+    with refused("FK-EQUATIONS-SINGULAR"):
         simplex_qp(kernel, kernel.mean(1) * 5, tolerance=-1.0)
     with refused("FK-SHAPE-DIFFERS"):
         simplex_qp(np.eye(3), np.ones(2))

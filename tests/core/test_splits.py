@@ -160,7 +160,7 @@ SITES = {"site": np.repeat([0, 1], [100, 50])}
         ("site", {}, {}, "FK-COLUMN-UNNAMED"),
         ("dirichlet", {}, {"y": None}, "FK-LABELS-MISSING"),
         ("site", {"rows_per_client": 2, "own_share": 0.5}, {"site": [0] * 150}, "FK-SPLIT-ONE"),
-        ("site", {"own_share": 0.5}, SITES, "FK-SPLIT-ROWS"),
+        ("site", {"own_share": 0.5}, SITES, "FK-OPTION-PARTNER"),
         ("site", {"own_share": 1.5}, SITES, "FK-OPTION-RANGE"),
         ("iid", {"clients": 0}, {}, "FK-OPTION-RANGE"),
         ("iid", {"rows_per_client": 0}, {}, "FK-OPTION-RANGE"),

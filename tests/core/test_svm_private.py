@@ -186,13 +186,13 @@ def test_no_loss_residual_or_statistic_is_told() -> None:
     ("options", "code"),
     [
         ({"partition": "vertical", "architecture": "hierarchical"}, "FK-BUDGET-SPLIT"),
-        ({"architecture": "hierarchical"}, "FK-BUDGET-AGENTS"),
-        ({"architecture": None, "staleness": 1}, "FK-BUDGET-AGENTS"),
+        ({"architecture": "hierarchical"}, "FK-BUDGET-OPTION"),
+        ({"architecture": None, "staleness": 1}, "FK-BUDGET-OPTION"),
         ({"model": "ridge"}, "FK-BUDGET-LOSS"),
         ({"C": None}, "FK-BUDGET-CHOICE"),
         ({"class_weight": "balanced"}, "FK-BUDGET-WEIGHTS"),
-        ({"scale": "none"}, "FK-BUDGET-SCALING"),
-        ({"rho": 1.0}, "FK-BUDGET-SOLUTIONS"),
+        ({"scale": "none"}, "FK-BUDGET-OPTION"),
+        ({"rho": 1.0}, "FK-BUDGET-OPTION"),
         ({"privacy_delta": 1.0}, "FK-OPTION-RANGE"),
     ],
 )

@@ -505,15 +505,15 @@ def test_built_in_data_have_their_shapes_and_fixed_columns() -> None:
     assert (np.diff(flights.time) >= 0).all()
     np.testing.assert_array_equal(hold_out_latest(flights, 0.5), np.arange(44396) >= 22198)
     for option in ("label", "id_column", "site_column"):
-        with refused("FK-BUILTIN-COLUMNS"):
+        with refused("FK-COLUMNS-FIXED"):
             load_data("iris", **{option: "a"})
-    with refused("FK-BUILTIN-COLUMNS"):
+    with refused("FK-COLUMNS-FIXED"):
         read_interactions("nyc-flights", user="tailnum")
     for load, name in ((load_data, "irsi"), (read_interactions, "iris")):
         with refused("FK-BUILTIN-UNKNOWN"):
             load(name)
     for load in (load_data, read_interactions):
-        with refused("FK-FILE-MISSING"):
+        with refused("FK-FILE-READ"):
             load(Path("gone.csv"))
 
 

@@ -225,9 +225,9 @@ def test_a_bad_number_is_found_wherever_it_stands() -> None:
 @pytest.mark.parametrize(
     ("code", "make"),
     [
-        ("FK-SUM-ENCODING", lambda: Encoding.fixed_point(1.0, 8)),
-        ("FK-SUM-ENCODING", lambda: Encoding.fixed_point(1.0, 128)),
-        ("FK-SUM-ENCODING", lambda: Encoding("float", 64, 1.0)),  # type: ignore[arg-type]
+        ("FK-OPTION-CHOICE", lambda: Encoding.fixed_point(1.0, 8)),
+        ("FK-OPTION-CHOICE", lambda: Encoding.fixed_point(1.0, 128)),
+        ("FK-OPTION-CHOICE", lambda: Encoding("float", 64, 1.0)),  # type: ignore[arg-type]
         *(
             ("FK-OPTION-RANGE", lambda bound=bound: Encoding.fixed_point(bound))
             for bound in (0.0, -1.0, math.nan, math.inf)

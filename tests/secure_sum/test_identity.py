@@ -228,4 +228,4 @@ def test_a_server_that_swaps_a_key_is_found_out(kind: str) -> None:
     if kind == "unpinned":  # a party need not pin itself
         parties[2].join(roster)
     else:  # and the party itself sees that its key was swapped
-        refuses("FK-SUM-KEY-OTHER", parties[2].join, roster, party=2)
+        refuses("FK-SUM-CHANGED", parties[2].join, roster, party=2)

@@ -140,8 +140,8 @@ def test_any_place_and_any_bit_are_bound(
         (sealed, route._replace(destination=destination + 1)),
         (sealed, route._replace(source=destination, destination=source)),
     ):
-        refuses("FK-SUM-SEALED", unseal, KEY, broken, place)
-    refuses("FK-SUM-SEALED", unseal, SECRET, sealed, route)
+        refuses("FK-SUM-CHANGED", unseal, KEY, broken, place)
+    refuses("FK-SUM-CHANGED", unseal, SECRET, sealed, route)
 
 
 @pytest.mark.promise("sums-sealed")
@@ -174,12 +174,12 @@ def test_a_message_of_a_method_opens_in_its_own_place_only() -> None:
     for bit in range(8 * len(first)):
         changed = bytearray(first)
         changed[bit // 8] ^= 1 << bit % 8
-        refuses("FK-SUM-SEALED", unseal_message, SECRET, bytes(changed), *AT)
+        refuses("FK-SUM-CHANGED", unseal_message, SECRET, bytes(changed), *AT)
     for length in range(0, 29, 4):
-        refuses("FK-SUM-SEALED", unseal_message, SECRET, first[:length], *AT)
+        refuses("FK-SUM-CHANGED", unseal_message, SECRET, first[:length], *AT)
     for place in OTHER_PLACES:
-        refuses("FK-SUM-SEALED", unseal_message, SECRET, first, *place)
-    refuses("FK-SUM-SEALED", unseal_message, SECRET[::-1], first, *AT)
+        refuses("FK-SUM-CHANGED", unseal_message, SECRET, first, *place)
+    refuses("FK-SUM-CHANGED", unseal_message, SECRET[::-1], first, *AT)
     places = [AT, *OTHER_PLACES, ("a", "b"), ("a b",), ('a", "b',), ("a", "", "b")]
     keys = {derive_key(secret, *place) for place in places for secret in (SECRET, SECRET[::-1])}
     assert len(keys | {SECRET}) == 2 * len(places) + 1

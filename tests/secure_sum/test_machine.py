@@ -143,16 +143,16 @@ class Sums(RuleBasedStateMachine):
         if party not in story.made:
             return "FK-SUM-CLOSED"
         if not order.self_masks:
-            return "FK-SUM-UNMASKED"
+            return "FK-SUM-SECRET"
         if story.bound.get(party, alive) != alive:
-            return "FK-SUM-SECOND-SET"
+            return "FK-SUM-CONTRADICTED"
         if len(alive) < self.cohort.threshold:
             return "FK-SUM-FEW"
         if party not in alive or (order.receiver >= 0 and order.receiver not in alive):
-            return "FK-SUM-LEFT-OUT"
+            return "FK-SUM-SET"
         if order.receiver not in (-1, party) and len(alive) == 2:
             return "FK-SUM-SINGLE"
-        return "FK-SUM-NEIGHBOURS" if len(living) + 1 < self.need else ""
+        return "FK-SUM-FEW" if len(living) + 1 < self.need else ""
 
     def votes_needed(self, alive: Parties) -> int:
         full = len(alive) == len(self.cohort.members) and self.complete
@@ -168,7 +168,7 @@ class Sums(RuleBasedStateMachine):
         if not order.self_masks and here != set(self.cohort.members):
             return "FK-SUM-WHOLE"
         if order.self_masks and any(len((story.around(p) | {p}) & here) < self.need for p in here):
-            return "FK-SUM-NEIGHBOURS"
+            return "FK-SUM-FEW"
         if order.receiver >= 0 and order.receiver not in here:
             return "FK-SUM-RECEIVER-GONE"
         single = order.receiver >= 0 and len(here) == 2 < len(self.cohort.members)
@@ -251,7 +251,7 @@ class Sums(RuleBasedStateMachine):
         odds = story.at_odds(p, origin)
         code = ""
         if p in story.origin:
-            code = "FK-SUM-TWICE"
+            code = "FK-SUM-NOT-ASKED"
         elif story.alive is not None:
             code = "FK-SUM-LATE"
         elif 2 * len(odds) > self.cohort.degree + 1:
@@ -312,7 +312,7 @@ class Sums(RuleBasedStateMachine):
         if not code and len(story.votes[alive]) < self.votes_needed(alive):
             code = "FK-SUM-VOTES"
         if not code and not story.around(p) & alive <= set(story.origin):
-            code = "FK-SUM-SEALED"
+            code = "FK-SUM-CHANGED"
         if code:
             before = self.run.states[p]
             refuses(code, party.unmask, request, party=p)
@@ -343,7 +343,7 @@ class Sums(RuleBasedStateMachine):
                 self.ask_vote(story, p, alive)
         votes = len(story.votes[alive])
         if votes < self.votes_needed(alive):
-            refuses("FK-SUM-VOTES", self.run.server.unmask_sections, [story.running])
+            refuses("FK-SUM-SILENT", self.run.server.unmask_sections, [story.running])
             return
         requests = self.run.server.unmask_sections([story.running])
         assert set(requests) == alive
@@ -421,7 +421,7 @@ class Sums(RuleBasedStateMachine):
             points, forger = self.holders(story, owner), story.forged.get(owner)
             if forger in points[: self.need]:
                 if len(points) == self.need:
-                    return "FK-SUM-SHARES", found
+                    return "FK-SUM-SEED", found
                 found += [] if forger in found else [forger]
         return "", found
 
@@ -540,7 +540,7 @@ class Sums(RuleBasedStateMachine):
             self_masks=order.self_masks,
         )
         if (-1 if owner is None else owner, bits) != (order.receiver, order.bits):
-            refuses("FK-SUM-REPEATED", self.run.contribute, running, p, [0], party=p)
+            refuses("FK-ORDER-PARTIES", self.run.contribute, running, p, [0], party=p)
         self.run.server.close(running)
 
     def the_server_tells_another_story(self, story: Story, p: int, other: int) -> None:
@@ -558,7 +558,7 @@ class Sums(RuleBasedStateMachine):
             changed = flip(request.shares, other * len(request.shares) // 31)
             with pytest.raises(SumError) as caught:
                 party.unmask(replace(request, shares=changed))
-            assert caught.value.code == "FK-SUM-SEALED"
+            assert caught.value.code == "FK-SUM-CHANGED"
             assert party.state.pack() == self.run.states[p]
 
     def a_request_of_a_closed_sum_comes_again(self, _: Story, p: int, __: int) -> None:

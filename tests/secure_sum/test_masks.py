@@ -359,14 +359,14 @@ def test_one_forged_share_is_found_and_left_out(
     assert open_seed(shares, threshold, LABEL, committed) == (seed, None)
     other = commitment(LABEL, seed[:-1] + bytes([seed[-1] ^ 1]))
     for more in ((LABEL + b"1", committed), (LABEL, other)):
-        refuses("FK-SUM-SHARES", open_seed, shares, threshold, *more)
+        refuses("FK-SUM-SEED", open_seed, shares, threshold, *more)
     forger = data.draw(st.integers(1, parties))
     shares[forger] = bytes([shares[forger][0] ^ 1]) + shares[forger][1:]
     used = forger <= threshold  # the first t points are tried; a later one does no harm
     assert open_seed(shares, threshold, LABEL, committed) == (seed, forger if used else None)
     if used:  # beyond repair: no share to spare, or one more that is forged
         exact = {x: shares[x] for x in list(shares)[:threshold]}
-        refuses("FK-SUM-SHARES", open_seed, exact, threshold, LABEL, committed)
+        refuses("FK-SUM-SEED", open_seed, exact, threshold, LABEL, committed)
 
 
 def test_shares_that_give_no_seed_are_none() -> None:

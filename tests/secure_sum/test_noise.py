@@ -192,7 +192,7 @@ def test_two_parties_and_two_runs_draw_different_noise() -> None:
 
 def test_noise_in_a_run_without_a_budget_is_refused() -> None:
     run = begin(3, noisy=False)
-    with refused("FK-BUDGET-NONE"):
+    with refused("FK-ORDER-NOISE"):
         run.sum(
             dict.fromkeys(range(3), np.zeros(5)), encoding=Encoding.fixed_point(1.0).noisy(SMALL)
         )
@@ -203,5 +203,5 @@ def test_a_sum_is_not_repeated_with_other_noise(other: NoisySum) -> None:
     run, encoding = begin(3), Encoding.fixed_point(5.0)
     values = dict.fromkeys(range(3), np.zeros(5))
     run.sum(values, encoding=encoding.noisy(SMALL), name="a")
-    with refused("FK-SUM-REPEATED"):
+    with refused("FK-ORDER-PARTIES"):
         run.sum(values, encoding=encoding.noisy(other), name="a")

@@ -647,4 +647,4 @@ def test_on_a_sparse_graph_one_story_needs_s_1_neighbours(parties: int) -> None:
         if count < bound:
             lonely = begin(parties, True, colluders)
             lonely.ask_vote(VICTIM, lonely.all_but(set(cohort.neighbours[VICTIM]) - colluders))
-            assert lonely.refused == ["FK-SUM-NEIGHBOURS"]
+            assert lonely.refused == ["FK-SUM-FEW"]

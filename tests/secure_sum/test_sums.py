@@ -121,7 +121,7 @@ def test_a_resumed_run_goes_on_with_new_numbers(first: int) -> None:
         "FK-SUM-NUMBER", party.contribute, replace(running.order, index=first - 1), one, party=0
     )
     ahead = replace(running.order, index=2 * first + 1024)
-    refuses("FK-SUM-NUMBER-FAR", party.contribute, ahead, one, party=0)
+    refuses("FK-SUM-NUMBER", party.contribute, ahead, one, party=0)
     for p in run.members:
         run.upload(running, p, np.array([p]))
     run.unmask(running)

@@ -320,7 +320,7 @@ def test_a_disk_that_takes_no_more_is_a_line(commands):
     command = [sys.executable, "-c", limit, "run", *SMALL, "--quiet", "--out", "mine"]
     done = subprocess.run(command, capture_output=True, text=True, env=around)
     assert done.returncode == 1, done.stderr
-    assert done.stderr.splitlines()[-1].endswith("[FK-COMMAND-DISK]")
+    assert done.stderr.splitlines()[-1].endswith("[FK-FILE-WRITE]")
     assert "Traceback" not in done.stderr
 
 

@@ -262,7 +262,7 @@ def test_missing_blocks_are_counted_and_shown(missing, tables, commands):
     table = ["--data", "t.csv", "--label", "y", "--id", "id", "--site", "town", "--landmarks", "12"]
     arguments = ["run", "fed-cg", *table, "--missing", missing]
     if missing == "neutral":
-        assert commands.complaint(*arguments, "--quiet").endswith("[FK-COLUMNS-ALONE]")
+        assert commands.complaint(*arguments, "--quiet").endswith("[FK-PARTIES-ALONE]")
     commands.shown(*arguments, "--centres", "3", "--out", "here")
     found = json.loads(Path("here/result.json").read_text())
     hospitals = found["matched"]["hospitals"].values()

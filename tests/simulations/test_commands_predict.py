@@ -107,8 +107,8 @@ def test_what_cannot_be_predicted_is_one_line(name, finished, tables, commands):
     here = str(finished(name).folder)
     tables.write("few.csv", {"who": [1, 2], "what": [900, 901]})
     for words, codes in (
-        (["--data", "few.csv"], ("COLUMN-MISSING", "PREDICT-METHOD", "ITEMS-UNKNOWN")),
-        (["--data", "gone.csv"], ("FILE-MISSING",)),
+        (["--data", "few.csv"], ("COLUMN-MISSING", "PREDICT-METHOD", "ITEMS-NONE")),
+        (["--data", "gone.csv"], ("FILE-READ",)),
         (["--data", "few.csv", "--out", "no/such.csv"], ("FILE-WRITE",)),
     ):
         line = commands.complaint("predict", here, *words)
@@ -182,7 +182,7 @@ def test_ratings_to_predict_for_have_the_columns_of_the_run(commands):
         ("user,item,stars\n1,1,5\n", "FK-COLUMN-MISSING"),
         ("who,what\n1,1\n", "FK-COLUMN-MISSING"),
         ("who,what,stars\n", "FK-ROWS-NONE"),
-        ("who,what,stars\n1,1,1\n", "FK-ITEMS-UNKNOWN"),
+        ("who,what,stars\n1,1,1\n", "FK-ITEMS-NONE"),
     ):
         Path("t.csv").write_text(content)
         line = commands.complaint("predict", "here", "--data", "t.csv")

@@ -193,7 +193,7 @@ def test_the_others_are_reported_where_a_preset_fails(put: Put, commands: Any) -
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        ("", "FK-COMPARE-NOTHING"),
+        ("", "FK-COMMAND-MISSING"),
         ("demo --jobs 0", "FK-OPTION-RANGE"),
         ("demo --runs 0", "FK-OPTION-RANGE"),
         ("demo demo", "FK-COMPARE-TWICE"),
@@ -205,14 +205,14 @@ def test_the_others_are_reported_where_a_preset_fails(put: Put, commands: Any) -
         ("cross-vertical --clients 3", "FK-COMPARE-OPTION"),
         ("hierarchical-table2 --paper-split", "FK-PRESET-SPLIT"),
         ("demo --id patient", "FK-COMPARE-OPTION"),
-        ("demo --data iris", "FK-COMPARE-OWN"),
-        ("--data iris --methods fedcg", "FK-OPTION-CHOICE"),
+        ("demo --data iris", "FK-OPTION-BOTH"),
+        ("--data iris --methods fedcg", "FK-METHOD-UNKNOWN"),
         ("--data iris --methods pof-mkl", "FK-COMPARE-METHOD"),
         ("--data iris --methods kernel-pca", "FK-COMPARE-METHOD"),
         ("--data iris --methods fdskl --users 3", "FK-COMPARE-OPTION"),
         ("--data iris --parties 9 --methods fdskl", "FK-COLUMNS-FEW"),
         ("--data iris --clients 3", "FK-COMPARE-OPTION"),
-        ("--data nowhere.csv", "FK-FILE-MISSING"),
+        ("--data nowhere.csv", "FK-FILE-READ"),
     ],
 )
 def test_errors_are_one_line(arguments: str, code: str, commands: Any) -> None:

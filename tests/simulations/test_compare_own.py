@@ -235,6 +235,6 @@ def test_a_data_set_of_a_preset_may_be_another_file(commands, monkeypatch):
         with refused("FK-DATA-FOLDER"):
             preset(name, (asked,))
     unread = commands.complaint("compare", "cross-vertical", "--datasets", "Digits=mine.npz")
-    assert unread.endswith("[FK-PRESET-FILE]")
+    assert unread.endswith("[FK-PRESET-DATA]")
     gone = commands.complaint(*given, "--datasets", "Higgs=nothing.npz")
-    assert gone.endswith("[FK-FILE-MISSING]")
+    assert gone.endswith("[FK-FILE-READ]")

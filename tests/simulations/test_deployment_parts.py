@@ -122,7 +122,7 @@ def written(tmp_path, commands, monkeypatch):
     """Return what makes the files of a deployment that does not start, and what it says."""
 
     def start(*_: Any) -> None:
-        raise EngineError("not today", code="FK-DEPLOY-START")
+        raise EngineError("not today", code="FK-DEPLOY-ENDED")
 
     monkeypatch.setattr(deploy, "LocalDeployment", start)
 
@@ -156,7 +156,7 @@ def test_nodes_have_the_default_policy_but_for_what_the_options_need(
     assert all(read_policy(node["policy"]).changed == changed for node in nodes)
     name = arguments.split()[0]
     again = f"go on with fedkern deploy-local {name} --resume {tmp_path / 'run'}"
-    assert said.endswith(f"{again} [FK-DEPLOY-START]\n")
+    assert said.endswith(f"{again} [FK-DEPLOY-ENDED]\n")
 
 
 @pytest.mark.promise("deployed-secrets")
@@ -259,7 +259,7 @@ def test_a_killed_process_is_gone_and_the_others_stay(tmp_path: Path, processes:
     assert int(group.stdout) == stays
     processes.kill("one")
     assert (running(gone), running(stays), processes.ended()) == (False, True, [])
-    with refused("FK-DEPLOY-PROGRAM"):
+    with refused("FK-PACKAGE-MISSING"):
         processes.start("node 0", [tmp_path / "nothing"], tmp_path / "log")
 
 
@@ -297,13 +297,13 @@ def test_all_that_is_started_listens_on_this_machine_only(tmp_path, monkeypatch)
 
     def note(self: Processes, name: str, command: Any, log: Path) -> int:
         commands.append([str(part) for part in command])
-        raise EngineError("far enough", code="FK-DEPLOY-START")
+        raise EngineError("far enough", code="FK-DEPLOY-ENDED")
 
     monkeypatch.setattr(Processes, "start", note)
     nodes: list[dict[str, str | int | float | bool]] = [{"partition-id": 0, "num-partitions": 1}]
     deployment = LocalDeployment(tmp_path, nodes, warm=False)
     for start in (deployment.start_superlink, lambda: deployment.start_node(0)):
-        with refused("FK-DEPLOY-START"):
+        with refused("FK-DEPLOY-ENDED"):
             start()
     assert len(commands) == 2
     for command in commands:
@@ -332,7 +332,7 @@ def test_every_option_of_a_deployment_reaches_the_app(name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        ("fed-cg", "FK-DEPLOY-NODES"),
+        ("fed-cg", "FK-COMMAND-MISSING"),
         ("fed-cg --nodes 1", "FK-OPTION-RANGE"),
         ("fed-cg --nodes 3 --hospitals 4", "FK-PARTIES-FEW"),
         ("hierarchical-svm --nodes 3 --groups 2", "FK-PARTIES-FEW"),
@@ -340,8 +340,8 @@ def test_every_option_of_a_deployment_reaches_the_app(name: str) -> None:
             "hierarchical-svm --nodes 5 --groups 2",
             "FK-GROUPS-SINGLE",
         ),  # its agent would see a user's model
-        ("fed-cg --nodes 3 --data nothing.csv", "FK-FILE-MISSING"),
-        ("fdskl --resume OTHER", "FK-DEPLOY-OTHER"),
+        ("fed-cg --nodes 3 --data nothing.csv", "FK-FILE-READ"),
+        ("fdskl --resume OTHER", "FK-RUN-OTHER"),
         ("fed-cg --predict NOWHERE", "FK-RUN-NONE"),
         ("secure-gram --nodes 3", "FK-COMMAND-UNKNOWN"),
         (
@@ -379,4 +379,4 @@ def test_programs_of_flower_that_are_not_there_are_named_before_anything_waits(
     (line,) = [line for line in said.splitlines() if not line.startswith("note:")]
     assert code == 2
     assert "flwr-serverapp, flwr-clientapp not found" in line
-    assert line.endswith("[FK-DEPLOY-PROGRAM]")
+    assert line.endswith("[FK-PACKAGE-MISSING]")

@@ -285,8 +285,8 @@ def test_who_is_not_the_node_neither_gets_its_message_nor_ends_its_repetition(st
 @pytest.mark.parametrize(
     ("changed", "code"),
     [
-        ({"superlink": "localhost"}, "FK-ADDRESS-FORM"),
-        ({"listen": "localhost:99999"}, "FK-ADDRESS-FORM"),
+        ({"superlink": "localhost"}, "FK-OPTION-TYPE"),
+        ({"listen": "localhost:99999"}, "FK-OPTION-TYPE"),
         ({"root-certificates": "none.crt"}, "FK-FRONT-FILES"),
         ({"root-certificates": "server.key"}, "FK-FRONT-FILES"),
         ({"key": "ca.crt"}, "FK-FRONT-FILES"),

@@ -214,7 +214,7 @@ def test_every_method_takes_each_table_or_says_why_not(
 
 def test_every_method_says_that_it_has_other_tables(commands: Any) -> None:
     arrow_csv.write_csv(everything().arrow(), "t.csv")
-    for name, code in (("fed-cfk", "FK-COLUMN-AMBIGUOUS"), ("local-only", "FK-TASK-TEXT")):
+    for name, code in (("fed-cfk", "FK-COLUMN-UNNAMED"), ("local-only", "FK-TASK-TEXT")):
         label = [] if name == "fed-cfk" else ["--label", LABEL, *STREAM]
         assert commands.complaint("run", name, "--data", "t.csv", *label).endswith(f"[{code}]")
 

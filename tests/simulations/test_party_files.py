@@ -275,7 +275,7 @@ def test_files_of_rows_and_of_ratings_are_as_those_that_are_dealt(name: str, com
     assert one["metrics"] == pytest.approx(two["metrics"], rel=1e-9)
     if name == "secure-gram":
         Path("c1.csv").write_text(Path("c0.csv").read_text())
-        assert commands.complaint("run", name, *how, *files).endswith("[FK-IDS-DUPLICATE]")
+        assert commands.complaint("run", name, *how, *files).endswith("[FK-IDS-PARTIES]")
 
 
 def test_held_out_shares_rows_that_not_all_have_and_names_of_columns(commands: Any) -> None:
@@ -298,7 +298,7 @@ def test_held_out_shares_rows_that_not_all_have_and_names_of_columns(commands: A
     write("lab.csv", range(60), ["c", "d"], values)
     line = commands.complaint("run", *[one for one in run if one != "--allow-single"], "--quiet")
     assert "north.csv (partition 0)" in line  # who refuses is named by its file
-    assert line.endswith("[FK-COLUMNS-ALONE]")
+    assert line.endswith("[FK-PARTIES-ALONE]")
 
 
 def test_a_party_with_labels_may_have_no_columns(commands: Any) -> None:

@@ -247,7 +247,7 @@ def test_references_learn_and_their_seed_decides(name, reference, options, least
         (dsg, {"gamma": -1.0}, "FK-OPTION-RANGE"),
         (dsg, {"regularization": -1.0}, "FK-OPTION-RANGE"),
         (dsg, {"kernel": "linear"}, "FK-OPTION-CHOICE"),
-        (dsg, {"step": 1e3, "rounds": 600}, "FK-DSG-DIVERGES"),
+        (dsg, {"step": 1e3, "rounds": 600}, "FK-RUN-DIVERGED"),
     ],
 )
 def test_options_that_cannot_work_are_refused(reference, options, code):
@@ -261,7 +261,7 @@ def test_options_that_cannot_work_are_refused(reference, options, code):
 @pytest.mark.parametrize("name", VERTICAL)
 def test_data_that_nothing_can_be_learnt_from_is_refused(name, monkeypatch):
     data = split("wine")
-    with refused("FK-TEST-NONE"):
+    with refused("FK-HELD-OUT-NONE"):
         VERTICAL[name](replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0]), **GIVEN)
     with refused("FK-CLASSES-ONE"):
         VERTICAL[name](replace(data, y=np.ones_like(data.y)), **GIVEN)

@@ -84,8 +84,8 @@ def test_rows_that_are_written_meanwhile_are_learned() -> None:
     ("options", "code"),
     [
         (["--data", "0.csv", "--stream-wait", "0"], "FK-STREAM-PARTIES"),
-        ([*PARTIES, "--stream-wait", "0", "--test-size", "0.2"], "FK-STREAM-OPTION"),
-        ([*PARTIES, "--stream-wait", "0", "--scaling", "rank"], "FK-STREAM-OPTION"),
+        ([*PARTIES, "--stream-wait", "0", "--test-size", "0.2"], "FK-DATA-OPTION"),
+        ([*PARTIES, "--stream-wait", "0", "--scaling", "rank"], "FK-DATA-OPTION"),
         ([*PARTIES, "--stream-wait", "-1"], "FK-OPTION-RANGE"),
         ([*PARTIES, "--stream-wait", "0", "--rounds", "0"], "FK-OPTION-RANGE"),
         ([*PARTIES, "--stream-wait", "0", "--columns", "text"], "FK-STREAM-TEXT"),
@@ -219,7 +219,7 @@ def test_one_feeder_writes_and_one_listens(feeder: Feeder, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("stream", "folder", "code"),
     [
-        ("/data/readings.csv", True, "FK-STREAM-NONE"),
+        ("/data/readings.csv", True, "FK-STREAM-SOCKET"),
         ("0.0.0.0:80", True, "FK-STREAM-HOST"),
         ("unix:/run/x", False, "FK-STREAM-FOLDER"),
     ],

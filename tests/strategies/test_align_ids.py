@@ -341,8 +341,8 @@ def changed(change: Callable[[np.ndarray], Any]) -> Fault:
     ("partition", "phase", "change", "code"),
     [
         (0, "align-hop", lambda data: data[:-32], "FK-ALIGN-LIST"),
-        (2, "align-tags", lambda data: data[1:], "FK-ALIGN-PSEUDONYMS"),
-        (2, "align-tags", lambda data: data[[0, 0, *range(2, 7)]], "FK-ALIGN-PSEUDONYMS"),
+        (2, "align-tags", lambda data: data[1:], "FK-ALIGN-LIST"),
+        (2, "align-tags", lambda data: data[[0, 0, *range(2, 7)]], "FK-ALIGN-LIST"),
     ],
 )
 def test_answers_that_do_not_fit_end_the_run(
@@ -366,7 +366,7 @@ def test_a_node_that_lost_its_state_or_table_ends_the_run() -> None:
         if (delivery.partition, delivery.phase) == (0, "align-tags"):
             sites.tables[0]["ids"].append("new")
 
-    with refused("FK-TABLE-CHANGED"):
+    with refused("FK-CHECKPOINT-PARTIES"):
         sites.fit(faults=add)
     assert not path_of(sites, 0).exists()
     with refused("FK-STATE-GONE"):
@@ -412,20 +412,20 @@ def test_a_list_that_was_changed_or_is_of_another_place_is_refused(ask: Ask) -> 
             wrong = received.copy()
             wrong[place] ^= 1
             said, _ = one.try_out(request=replace(one.request, received=wrong))
-            assert said.endswith("[FK-SUM-SEALED]")
+            assert said.endswith("[FK-SUM-CHANGED]")
         for wrong in (received[:-1], received[:0]):
             said, _ = one.try_out(request=replace(one.request, received=wrong))
-            assert said.endswith("[FK-SUM-SEALED]")
+            assert said.endswith("[FK-SUM-CHANGED]")
         said, _ = one.try_out(request=replace(one.request, hop=3 - hop))  # one further, or before
-        assert said.endswith("[FK-SUM-SEALED]")
+        assert said.endswith("[FK-SUM-CHANGED]")
         assert one.try_out() == ("", False)
 
 
 FORGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "low order": (lambda points: bytes(32) + points[32:], "FK-ALIGN-POINT"),
-    "twist": (lambda points: (2).to_bytes(32, "little") + points[32:], "FK-ALIGN-POINT"),
-    "not reduced": (lambda points: b"\xff" * 32 + points[32:], "FK-ALIGN-POINT"),
-    "repeated": (lambda points: points[:32] * (len(points) // 32), "FK-ALIGN-TWICE"),
+    "low order": (lambda points: bytes(32) + points[32:], "FK-ALIGN-LIST"),
+    "twist": (lambda points: (2).to_bytes(32, "little") + points[32:], "FK-ALIGN-LIST"),
+    "not reduced": (lambda points: b"\xff" * 32 + points[32:], "FK-ALIGN-LIST"),
+    "repeated": (lambda points: points[:32] * (len(points) // 32), "FK-ALIGN-LIST"),
 }
 
 

@@ -214,7 +214,7 @@ def test_a_table_that_changed_within_the_run_is_refused(sites: Sites, phase: str
         if (delivery.partition, delivery.phase) == (1, phase):
             sites.tables[1]["x"] = sites.tables[1]["x"] + 1.0
 
-    with refused("FK-TABLE-CHANGED"):
+    with refused("FK-CHECKPOINT-PARTIES"):
         sites.fit(faults=change)
     assert 1 not in written(sites)
 
@@ -239,7 +239,7 @@ ONE = np.ones(3)
 def test_a_server_that_asks_for_other_sums_gets_none(
     sites: Sites, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for strategy, code in ((Overlapping(), "FK-ORDER-COHORT"), (Fewer(), "FK-ORDER-ROWS")):
+    for strategy, code in ((Overlapping(), "FK-ORDER-TERMS"), (Fewer(), "FK-ORDER-ROWS")):
         with refused(code):
             sites.fit(strategy=strategy)
     with monkeypatch.context() as patch:
@@ -314,14 +314,14 @@ def test_a_node_takes_no_second_centre_and_no_ranges_that_do_not_fit(
 
 
 BAD: list[tuple[Table, str]] = [
-    *(({"x": np.ones(shape)}, "FK-TABLE-SHAPE") for shape in ((0, 2), (2, 0))),
-    *(({"columns": names}, "FK-NAMES-TWICE") for names in (("a",), ("a", "a"))),
-    ({"x": [[1.0, np.nan], [1.0, np.nan]]}, "FK-COLUMN-EMPTY"),
+    *(({"x": np.ones(shape)}, "FK-SHAPE-DIFFERS") for shape in ((0, 2), (2, 0))),
+    *(({"columns": names}, "FK-COLUMN-NAMES") for names in (("a",), ("a", "a"))),
+    ({"x": [[1.0, np.nan], [1.0, np.nan]]}, "FK-BLOCK-EMPTY"),
     ({"y": np.ones(2)}, "FK-SHAPE-DIFFERS"),
-    ({"y": np.full(3, np.nan)}, "FK-COLUMN-EMPTY"),
+    ({"y": np.full(3, np.nan)}, "FK-BLOCK-EMPTY"),
     ({"y": [1.0, np.inf, 2.0]}, "FK-VALUES-FINITE"),
     ({"columns": ("a", "label"), "y": np.ones(3)}, "FK-NAMES-LABEL"),
-    ({"ranges": "r.json", "encoder": "e.json"}, "FK-RANGES-ENCODER"),
+    ({"ranges": "r.json", "encoder": "e.json"}, "FK-OPTION-BOTH"),
 ]
 
 

@@ -186,7 +186,7 @@ def test_holders_that_do_not_fit_together_are_refused(network: Network) -> None:
         ({"kinds": {**KINDS, "ill": "number"}}, "FK-COLUMN-KIND"),
         ({"category_key": bytes(32)}, "FK-CATEGORIES-KEY"),
         (four, "FK-COLUMNS-DIFFER"),
-        ({"ranges": network.folder / "r.json"}, "FK-RANGES-ENCODER"),
+        ({"ranges": network.folder / "r.json"}, "FK-OPTION-BOTH"),
     ):
         own |= usual | change
         no_encoder(network, code)

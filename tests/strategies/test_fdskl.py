@@ -209,9 +209,9 @@ FAST: Table = {**STREAM, "step": 900.0, "rounds": 60, "regularization": 1e-3}
 REFUSED: dict[str, tuple[int, Any, Table, str]] = {
     "rows missing": (2, cut(57), {}, "FK-ROWS-LACKING"),
     "another key": (2, lambda t: t.update(alignment_key=b"o" * 16), {}, "FK-IDS-APART"),
-    "two parties": (0, lambda t: None, {"parties": 2, "allow_single": False}, "FK-COLUMNS-ALONE"),
-    "one of two": (1, lambda t: t.update(allow_single=False), {"parties": 2}, "FK-COLUMNS-ALONE"),
-    "two actives at once": (0, lambda t: None, {"actives": 2}, "FK-SCHEDULE-ACTIVES"),
+    "two parties": (0, lambda t: None, {"parties": 2, "allow_single": False}, "FK-PARTIES-ALONE"),
+    "one of two": (1, lambda t: t.update(allow_single=False), {"parties": 2}, "FK-ALONE-REFUSED"),
+    "two actives at once": (0, lambda t: None, {"actives": 2}, "FK-SCHEDULE-ACTIVE"),
     "no classes": (0, lambda t: t.pop("classes"), {"loss": "logistic"}, "FK-LOSS-CLASSES"),
     "diverges": (0, lambda t: None, {**FAST, "loss": "square"}, "FK-RUN-DIVERGED"),
     "diverges slowly": (0, lambda t: None, {**FAST, "loss": "smooth-hinge"}, "FK-RUN-DIVERGED"),
@@ -231,19 +231,19 @@ def test_what_cannot_be_run_is_refused_in_one_line(
     assert "person" not in str(caught.value) + caplog.text
 
 
-CLASHES: dict[str, Table] = {
-    "FK-OPTION-CHOICE": {"phase_bits": 8},
-    "FK-STEP-LARGE": {"schedule": "streaming", "step": 50.0, "regularization": 0.02},
-    "FK-SCHEDULE-FEATURES": {"schedule": "streaming", "features": 20},
-    "FK-SCHEDULE-WEIGHTS": {"schedule": "streaming", "class_weight": "balanced"},
-    "FK-SCHEDULE-STREAMING": {"batch": 3},
-}
+CLASHES: list[tuple[str, Table]] = [
+    ("FK-OPTION-CHOICE", {"phase_bits": 8}),
+    ("FK-STEP-LARGE", {"schedule": "streaming", "step": 50.0, "regularization": 0.02}),
+    ("FK-OPTION-CONFLICT", {"schedule": "streaming", "features": 20}),
+    ("FK-OPTION-CONFLICT", {"schedule": "streaming", "class_weight": "balanced"}),
+    ("FK-OPTION-CONFLICT", {"batch": 3}),
+]
 
 
-@pytest.mark.parametrize("code", CLASHES)
-def test_options_that_do_not_go_together_are_refused(code: str) -> None:
+@pytest.mark.parametrize(("code", "options"), CLASHES)
+def test_options_that_do_not_go_together_are_refused(code: str, options: Table) -> None:
     with refused(code):
-        FDSKL(**CLASHES[code])
+        FDSKL(**options)
 
 
 # -- what nodes refuse, whatever the server asks
@@ -284,9 +284,9 @@ class OtherRows(FDSKL):
 
 
 LIES = {
-    PassiveOwner: "FK-ASKED-PHASES",
-    TwoCohorts: "FK-ORDER-COHORT",
-    OtherRows: "FK-SUM-UNANSWERED",
+    PassiveOwner: "FK-ASKED-MORE",
+    TwoCohorts: "FK-ORDER-TERMS",
+    OtherRows: "FK-SUM-UNASKED",
 }
 
 

@@ -167,7 +167,7 @@ def test_a_start_that_is_given_is_used(serve: Serve, caplog: pytest.LogCaptureFi
     warm = nodes.fit(given, **options)
     assert warm.metrics_["iterations"] <= 1 < cold.metrics_["iterations"]
     np.testing.assert_array_equal(starts[0], cold.coefficients_)
-    with refused("FK-SHAPE-DIFFERS"):
+    with refused("FK-INITIAL-SHAPE"):
         nodes.fit({"initial_arrays": ArrayRecord([np.zeros((20, 2))])}, **options)
     short = nodes.fit({"num_rounds": 2}, preconditioner_rank=0, **options)
     assert short.metrics_["iterations"] == 2
@@ -202,17 +202,26 @@ NOT_FOURIER: list[Table] = [{"penalty": "rkhs"}, {"sampling": "C"}, NEUTRAL, {"v
 NOT_FOURIER += [{"landmark_gamma": True}, {"tune": "gcv"}]
 CLASHES: dict[str, list[Table]] = {
     "FK-OPTION-CHOICE": [{"distance_bits": 16}],
-    "FK-OPTION-RANGE": [{"landmarks": 5, "preconditioner_rank": 6, **CG}],
-    "FK-SOLVER-CG": [{"preconditioner_rank": 3}, {"init": "random"}],
+    "FK-OPTION-RANGE": [
+        {"landmarks": 5, "preconditioner_rank": 6, **CG},
+        {"basis": "fourier", "landmarks": 41},
+    ],
+    "FK-OPTION-CONFLICT": [
+        {"preconditioner_rank": 3},
+        {"init": "random"},
+        *({"basis": "fourier", **more} for more in NOT_FOURIER),
+    ],
     "FK-RKHS-WIDTHS": [{"penalty": "rkhs", "landmark_gamma": True}],
-    "FK-VARIANCE-EQUATIONS": [{"variance": True, **CG}],
-    "FK-WEIGHTS-EQUATIONS": [{"class_weight": "balanced", "tune": "off"}],
-    "FK-TUNE-GIVEN": [{"tune": "gcv", "gamma": 1.0, "regularization": 1.0}],
-    "FK-TUNE-EQUATIONS": [{"tune": "folds", **CG}],
-    "FK-BASIS-OPTION": [{"basis": "fourier", **more} for more in NOT_FOURIER],
-    "FK-BASIS-EVEN": [{"basis": "fourier", "landmarks": 41}],
-    "FK-BUDGET-BASIS": [{"privacy_epsilon": 1.0}],
-    "FK-BUDGET-SOLVER": [{"basis": "fourier", "privacy_epsilon": 1.0, **CG}],
+    "FK-EQUATIONS-NEEDED": [
+        {"variance": True, **CG},
+        {"class_weight": "balanced", "tune": "off"},
+        {"tune": "folds", **CG},
+    ],
+    "FK-OPTION-BOTH": [{"tune": "gcv", "gamma": 1.0, "regularization": 1.0}],
+    "FK-BUDGET-OPTION": [
+        {"privacy_epsilon": 1.0},
+        {"basis": "fourier", "privacy_epsilon": 1.0, **CG},
+    ],
 }
 
 
@@ -259,7 +268,7 @@ OUTSIDE: Table = {"x": np.full((20, 2), 777.0)}
 MISFITS: dict[str, tuple[Callable[[list[Table]], Any], Table, str, str]] = {
     "another key": (lambda t: change(t, 3, **KEY), NEUTRAL, "FK-IDS-APART", "partition 3"),
     "unknown patients": (lambda t: forget(t, slice(99)), {}, "FK-ROWS-LACKING", "partition 0"),
-    "one centre": (lambda t: forget(t, slice(1)), NEUTRAL, "FK-COLUMNS-ALONE", ""),
+    "one centre": (lambda t: forget(t, slice(1)), NEUTRAL, "FK-PARTIES-ALONE", ""),
     "two seeds": (lambda t: change(t, 1, **ODD_SEED), {}, "FK-BLOCK-DIFFERS", "partition 1"),
     "held out and learned from": (twice, {}, "FK-IDS-DUPLICATE", "partition 0"),
     "out of range": (lambda t: change(t, 1, **OUTSIDE), {}, "FK-RANGES-OUTSIDE", "partition 1"),
@@ -288,12 +297,9 @@ def test_tables_that_do_not_fit_together_end_the_run_at_once(
 @pytest.mark.promise("fedcg-alone")
 def test_clients_do_not_show_their_values_to_a_single_party_either(serve: Serve) -> None:
     """What the strategy allows, each node must allow as well."""
-    for hospitals, centres, k, code in (
-        (2, 1, 2, "FK-COLUMNS-ALONE"),
-        (1, 2, 0, "FK-PARTIES-ALONE"),
-    ):
+    for hospitals, centres, k in ((2, 1, 2), (1, 2, 0)):
         tables = deal(*side(60, 6), hospitals, centres, **TWO)
-        with refused(code) as caught:
+        with refused("FK-ALONE-REFUSED") as caught:
             serve(tables).fit(**ALONE)
         assert f"partition {k}" in str(caught.value)
         serve(change(tables, k, **ALONE)).fit(**ALONE)

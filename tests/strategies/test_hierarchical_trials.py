@@ -186,7 +186,7 @@ class Greedy(HierarchicalSVM):
         ({"folds": 4}, "FK-TUNE-MANY"),
         ({"tried": (1.0,) * 9}, "FK-TUNE-MANY"),
         ({"tried": (1.0, 0.0)}, "FK-TUNE-MANY"),
-        ({"going": 7}, "FK-TUNE-CHOSEN"),
+        ({"going": 7}, "FK-ORDER-CHANGED"),
     ],
 )
 def test_users_refuse_what_is_not_to_be_tried(greed: dict[str, Any], code: str) -> None:

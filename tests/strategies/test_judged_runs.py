@@ -185,7 +185,7 @@ def test_without_the_option_the_model_does_not_hold_the_sums() -> None:
     assert set(arrays) == {"coefficients", "gammas"}
     assert meta["noise"] == []
     for options in ({"solver": "cg"}, {"penalty": "rkhs"}):
-        with refused("FK-VARIANCE-EQUATIONS"):
+        with refused("FK-EQUATIONS-NEEDED"):
             FedCG(variance=True, **options)
 
 

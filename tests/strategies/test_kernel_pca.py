@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context, RecordDict
 from pooled import stacked
 from refusals import refused
 from sklearn.decomposition import PCA
 from zoo import fit
 
+from fedkern_flwr.clients import KernelPCAClient
+from fedkern_flwr.errors import TableError
 from fedkern_flwr.kernels.random_features import feature_map
 from fedkern_flwr.simulations import Fault, FaultPlan
 from fedkern_flwr.strategies import KernelPCA
@@ -45,6 +48,15 @@ def test_components_are_those_of_the_rows_that_were_summed(phase: str) -> None:
 def test_more_components_than_features_are_refused() -> None:
     with refused("FK-COMPONENTS-MANY"):
         fit("kernel-pca", strategy=KernelPCA(components=5, features=2))
+
+
+def test_text_in_a_table_is_refused_and_not_quoted() -> None:
+    rows = np.full((3, 2), "s3cret", object)
+    place = Context(1, 1, {"partition-id": 0, "num-partitions": 3}, RecordDict(), {})
+    with refused("FK-COLUMN-NUMBERS", kind=TableError) as caught:
+        KernelPCAClient(place, rows)
+    assert "s3cret" not in str(caught.value)
+    assert caught.value.__cause__ is None
 
 
 def test_projections_may_be_drawn() -> None:

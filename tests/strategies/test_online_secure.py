@@ -282,7 +282,7 @@ def test_rows_are_not_looked_at_without_an_order(name: str, phase: str, make_str
     """Whether a message fails says something of rows, and no sum would be charged for it."""
     streams = make_streams(CLIENTS, 5)
     met = asked_first(lambda: run(METHODS[name](secure=True), streams, 5), 0, phase, "update")
-    assert met.send(sections=[]).endswith("[FK-ORDER-OUTSIDE]")
+    assert met.send(sections=[]).endswith("[FK-ORDER-PLAIN]")
     assert met.send() == ""
 
 

@@ -161,7 +161,7 @@ def test_by_default_every_client_updates_every_kernel_of_a_dense_sum(
     ("options", "code"),
     [
         ({"kernels_per_round": 8}, "FK-OPTION-RANGE"),
-        ({"kernels_per_round": 3, "frequencies_per_round": 4}, "FK-KERNELS-FREQUENCIES"),
+        ({"kernels_per_round": 3, "frequencies_per_round": 4}, "FK-OPTION-BOTH"),
         ({"kernels_per_round": 3, "privacy_epsilon": 3.0}, "FK-BUDGET-KERNELS"),
         ({"bandwidths": [1.0, -1.0]}, "FK-OPTION-RANGE"),
     ],

@@ -222,7 +222,7 @@ def test_a_reply_that_does_not_fit_is_not_summed(key: str, value: Any, code: str
     [
         ({"bound": 10.0}, {}, "FK-ORDER-BOUND"),
         ({}, {"bound": 2048.0}, "FK-ORDER-BOUND"),
-        ({"weighted_by_key": "loss"}, {}, "FK-APP-WEIGHTED-BY"),
+        ({"weighted_by_key": "loss"}, {}, "FK-ORDER-DECLARED"),
     ],
 )
 def test_options_that_differ_are_refused_in_one_line(
@@ -302,7 +302,7 @@ def test_a_server_that_sends_nodes_different_models_opens_nothing(disguised: boo
             return super().push_messages(messages)
 
     strategy = SecureAvg(max_missed=2, fraction_evaluate=0.0)
-    with refused("FK-PARTIES-LOST" if disguised else "FK-ORDER-CONTENT"):
+    with refused("FK-PARTIES-LOST" if disguised else "FK-STRATEGY-RECORDS"):
         strategy.start(Lies(make_app(), NODES), initial(), num_rounds=ROUNDS)
     assert not any(strategy.survivors_)
 
@@ -531,22 +531,22 @@ def test_rounds_add_up_and_epsilon_is_in_the_history() -> None:
 @pytest.mark.parametrize(
     ("options", "code"),
     [
-        ({"clip": None}, "FK-CLIP-ALONE"),
-        ({"noise_multiplier": None}, "FK-CLIP-ALONE"),
+        ({"clip": None}, "FK-OPTION-PARTNER"),
+        ({"noise_multiplier": None}, "FK-OPTION-PARTNER"),
         ({"clip": math.inf}, "FK-OPTION-RANGE"),
         ({"noise_multiplier": -1.0}, "FK-OPTION-RANGE"),
         ({"delta": 0.0}, "FK-OPTION-RANGE"),
         ({"colluders": 3}, "FK-BUDGET-COLLUDERS"),
         ({"noise_multiplier": 0.05}, "FK-BUDGET-EXACT"),
         ({"clip": 1e-20}, "FK-CLIP-UNIT"),
-        ({"fraction_evaluate": 1.0}, "FK-CLIP-FIGURES"),
+        ({"fraction_evaluate": 1.0}, "FK-BUDGET-FIGURES"),
     ],
 )
 def test_what_keeps_no_budget_is_refused(options: dict[str, Any], code: str) -> None:
     mod = {name: options[name] for name in OPTIONS if name in options}
     with refused(code):
         noisy(**options)
-    if code == "FK-CLIP-ALONE":
+    if code == "FK-OPTION-PARTNER":
         with refused(code):  # at the node as well
             noisy_app(**mod)
 
@@ -566,8 +566,8 @@ NONE: dict[str, Any] = {"clip": None, "noise_multiplier": None}
         ({"noise_multiplier": 1.0}, {}, "FK-ORDER-NOISE"),
         ({"clip": 1.0}, {}, "FK-ORDER-NOISE"),
         ({"clip": 1.0, "noise_multiplier": 3.0}, {}, "FK-ORDER-BOUND"),
-        ({}, NONE, "FK-CLIP-DIFFERS"),
-        (NONE, {}, "FK-CLIP-DIFFERS"),
+        ({}, NONE, "FK-ORDER-DECLARED"),
+        (NONE, {}, "FK-ORDER-DECLARED"),
     ],
 )
 def test_a_node_takes_part_with_its_own_clip_and_noise_only(

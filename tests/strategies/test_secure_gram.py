@@ -279,7 +279,7 @@ def test_values_that_do_not_fit_end_the_run_before_anything_is_opened(
         assert nodes.times(phase) == [0, 1, 2, 3]  # once: another attempt is no use
         assert not nodes.times("unmask")
     for options in ({"bound": 2**30}, {"encoding": "fixed-point", "bound": 4, "fraction_bits": 30}):
-        with refused("FK-GRAM-OVERFLOW"):
+        with refused("FK-SUM-OVERFLOW"):
             nodes.release(**options)
         assert not nodes.orders("gram-matrix")
 

@@ -29,7 +29,7 @@ def arguments(node: Node) -> dict[str, Any]:
         raise OptionError(
             f"{key} is of a stream",
             remedy="name a stream, or leave it out",
-            code="FK-STREAM-OPTION",
+            code="FK-DATA-OPTION",
         )
     if "encoder" in node.config:
         table, held = node.encoded(common=True, missing="encode")
@@ -59,7 +59,7 @@ def stream_arguments(node: Node) -> dict[str, Any]:
         raise OptionError(
             f"this node has a stream and {key}",
             remedy="leave one of them out",
-            code="FK-STREAM-OPTION",
+            code="FK-DATA-OPTION",
         )
     names = str(config.get("stream-columns", "")).split(",")
     found: dict[str, Any] = {

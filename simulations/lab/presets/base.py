@@ -202,7 +202,7 @@ def placed(given: Mapping[str, str]) -> Iterator[None]:
         path = Path(text)
         if not path.is_file():
             raise TableError(
-                f"{text} is not a file", remedy=f"name the file of {name}", code="FK-FILE-MISSING"
+                f"{text} is not a file", remedy=f"name the file of {name}", code="FK-FILE-READ"
             )
         _placed[_FILES.get(spelled(name), f"{spelled(name)}.npz")] = path.resolve()
     _read.clear()
@@ -212,7 +212,7 @@ def placed(given: Mapping[str, str]) -> Iterator[None]:
             raise TableError(
                 f"the preset reads no file {min(unread)}",
                 remedy="name a data set of the preset",
-                code="FK-PRESET-FILE",
+                code="FK-PRESET-DATA",
             )
     finally:
         _placed.clear()

@@ -153,7 +153,7 @@ def _check_method(name: str) -> None:
     if name not in METHODS:
         close = get_close_matches(name, METHODS, n=1)
         remedy = f"did you mean {close[0]}?" if close else listed
-        raise OptionError(f"there is no method {name!r}", remedy=remedy, code="FK-OPTION-CHOICE")
+        raise OptionError(f"there is no method {name!r}", remedy=remedy, code="FK-METHOD-UNKNOWN")
     if name in METHODS_OF_TABLES:
         return
     if name in registered():

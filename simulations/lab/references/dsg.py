@@ -152,7 +152,7 @@ def dsg(
                 raise OptionError(
                     f"DSG diverges at step {step:g}",
                     remedy="use a smaller step",
-                    code="FK-DSG-DIVERGES",
+                    code="FK-RUN-DIVERGED",
                 )
             metrics = pooled.judge(test)
             history.append({"round": t, "test_error": error_of(metrics), "seconds": seconds})

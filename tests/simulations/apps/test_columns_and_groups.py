@@ -69,7 +69,7 @@ def test_an_encoder_that_does_not_serve_is_refused(make_site, tmp_path, refuses)
     site = make_site("fdskl")
     path = colours_of(site, 2, tmp_path)
     both = {"ranges": str(site.folder / "ranges.json")}
-    refuses("FK-RANGES-ENCODER", site.client, 2, **both)
+    refuses("FK-OPTION-BOTH", site.client, 2, **both)
     path.parent.mkdir()
     for damage, code in (("{}", "FK-FILE-FORMAT"), ("red", "FK-FILE-READ")):
         path.write_text(damage)
@@ -215,8 +215,8 @@ def test_ranges_are_written_once_and_kept(make_site, tmp_path, refuses, given):
 def test_a_party_that_is_alone_with_the_active_one_must_allow_it(make_site, refuses):
     site = make_site("fdskl")
     nodes = site.nodes[:2]
-    refuses("FK-COLUMNS-ALONE", site.run, nodes)
-    assert "partition 1" in refuses("FK-COLUMNS-ALONE", site.run, nodes, allow_single=True)
+    refuses("FK-PARTIES-ALONE", site.run, nodes)
+    assert "partition 1" in refuses("FK-ALONE-REFUSED", site.run, nodes, allow_single=True)
     policy = site.folder / "policy.toml"
     policy.write_text("min_parties = 2\n")
     for node in nodes:
@@ -308,4 +308,4 @@ def test_a_vertical_split_that_cannot_predict_says_why_in_a_line(make_site, tmp_
     for k in range(4):
         swapped[k]["group"] = 1 - swapped[k]["group"]
     refuses("FK-MODEL-PARTIES", site.run, swapped, predict=saved, partition="vertical")
-    refuses("FK-MODEL-SETTINGS", site.run, predict=saved)  # by which nodes read their tables
+    refuses("FK-MODEL-OPTIONS", site.run, predict=saved)  # by which nodes read their tables

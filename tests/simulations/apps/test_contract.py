@@ -22,7 +22,7 @@ Make = Callable[[str], Site]
 Refuses = Callable[..., str]
 
 PREDICT = ("fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "pof-rls", "fed-cfk")
-NOWHERE = ("FK-PREDICT-NOWHERE", "FK-PREDICTIONS-NOWHERE")
+NOWHERE = "FK-PREDICT-NOWHERE"
 STRATEGIES = {"fed_cg": FedCG, "fdskl": FDSKL, "hierarchical_svm": HierarchicalSVM}
 STRATEGIES |= {"pof_mkl": POFMKL, "fed_cfk": FedCFK}
 #: Runs whose model will do to be predicted with.
@@ -140,7 +140,7 @@ def test_what_is_not_the_model_is_refused_in_a_line(name, make_site, tmp_path, r
     refuses("FK-MODEL-DAMAGED", site.run, **how)
     save_arrays(other, {}, {"options": {}, "session": "", "round": 1})
     refuses("FK-FILE-FORMAT", site.run, **how)  # is a checkpoint
-    refuses("FK-FILE-MISSING", site.run, **{**how, "predict": tmp_path / "gone.npz"})
+    refuses("FK-FILE-READ", site.run, **{**how, "predict": tmp_path / "gone.npz"})
     assert site.written() == {} or not name.startswith("pof")
 
 
@@ -171,7 +171,7 @@ def test_rows_to_predict_need_a_file_for_them_and_what_the_node_kept(
     nowhere = site.changed(who, predictions=None)
     assert f"partition {who}" in refuses(NOWHERE, site.run, nowhere, **how)
     nodes = [{k: v for k, v in node.items() if k != "test-data"} for node in site.nodes]
-    refuses(("FK-ROWS-NONE", "FK-TEST-NONE"), site.run, nodes, **how)
+    refuses("FK-TEST-NONE", site.run, nodes, **how)
     if name not in ("horizontal", "vertical"):
         site.written()  # pof-mkl: the others have predicted all the same
         elsewhere = site.changed(0, state_dir=str(tmp_path / "elsewhere"))
@@ -202,9 +202,9 @@ def test_what_a_node_lacks_is_told_to_the_server_and_in_the_result(
     site, told = make_site(name), tmp_path / "result.json"
     told.write_text("of an earlier run")
     lacking = site.changed(1, data=str(tmp_path / "gone.csv"))
-    text = refuses("FK-FILE-MISSING", site.run, lacking, result=told)
+    text = refuses("FK-FILE-READ", site.run, lacking, result=told)
     found = json.loads(told.read_text())
-    assert (found["error"], found["code"]) == (text, "FK-FILE-MISSING")
+    assert (found["error"], found["code"]) == (text, "FK-FILE-READ")
     assert text.startswith("partition 1")
 
 

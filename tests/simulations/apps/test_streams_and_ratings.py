@@ -50,16 +50,16 @@ def test_a_node_may_have_a_stream_in_place_of_a_table(make_site, tmp_path, refus
         found.append((json.loads(told.read_text())["metrics"], site.written()))
     assert found[0] == found[1]
     for change, code in (
-        ({"data": "x.csv"}, "FK-STREAM-OPTION"),
+        ({"data": "x.csv"}, "FK-DATA-OPTION"),
         ({"stream": "10.0.0.1:80"}, "FK-STREAM-HOST"),
         ({"stream_columns": "a,c"}, "FK-COLUMN-MISSING"),
         ({"label_column": None}, "FK-LABELS-MISSING"),
         ({"stream_wait": "long"}, "FK-OPTION-TYPE"),
-        ({"stream": None, "data": "x.csv"}, "FK-STREAM-OPTION"),
+        ({"stream": None, "data": "x.csv"}, "FK-DATA-OPTION"),
     ):
         node = {"state_dir": str(tmp_path / "other"), **change}
         refuses(code, site.run, site.changed(2, **node), model=saved)
-    refuses("FK-OPTION-CHOICE", site.run, method="ofskl")
+    refuses("FK-METHOD-UNKNOWN", site.run, method="ofskl")
 
 
 def test_rows_with_ids_are_named_and_a_node_without_new_rows_predicts_none(make_site, tmp_path):
@@ -226,7 +226,7 @@ def test_a_saved_kernel_serves_new_users_of_other_nodes(make_site, tmp_path, ref
     assert {n for n in found if n not in fresh} == {n for n in first if n.split()[0] in known}
     for node in site.nodes:
         del node["recommendations"]
-    refuses("FK-RECOMMEND-FILE", site.run, predict=saved)
+    refuses("FK-PREDICT-NOWHERE", site.run, predict=saved)
 
 
 # -- ranges, align and registered methods
