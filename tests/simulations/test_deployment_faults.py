@@ -21,6 +21,7 @@ import pytest
 from flwr.app import Context
 from refusals import refused
 from servers import processes_of, wait_for_end_of
+from sklearn.svm import SVC
 
 from fedkern_flwr.clients import KernelPCAClient, SVMClient
 from fedkern_flwr.guard import NodePolicy
@@ -34,6 +35,8 @@ from fedkern_flwr.simulations.deployment.local import LocalDeployment
 from fedkern_flwr.simulations.deployment.node_files import write_node
 from fedkern_flwr.simulations.deployment.run_config import app_folder
 from fedkern_flwr.simulations.engines.faults import Delivery
+from fedkern_flwr.simulations.methods.groups_data import HierarchicalData
+from fedkern_flwr.simulations.methods.groups_settings import HierarchicalSettings
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
 from fedkern_flwr.strategies import POFMKL, HierarchicalSVM, KernelPCA
 
@@ -81,8 +84,9 @@ def model(deployment: LocalDeployment, name: str = "run", method: str = "pof-mkl
 
 def until_sent(deployment: LocalDeployment, node: int, messages: int) -> None:
     """Wait until a node has sent so many messages."""
-    log = deployment.folder / "nodes" / str(node) / "supernode.log"
+    log, late = deployment.folder / "nodes" / str(node) / "supernode.log", time.monotonic() + 200.0
     while log.read_text().count("Sent successfully") < messages:
+        assert time.monotonic() < late, "the run has ended, or stands"
         time.sleep(0.1)
 
 
@@ -269,6 +273,41 @@ class SurvivingRuns(LocalDeployment):
             command = ["flower-superexec", "--runtime-api-address", self.address, *own]
             command += ["--root-certificates", str(self.folder / "keys" / "ca.crt")]
             usual("SuperExec", command, self.folder / "superexec.log")
+
+
+def test_agents_leave_out_a_group_whose_user_is_killed(tmp_path: Path) -> None:
+    """The others go on without it, to the optimum of their rows in the coordinates of all."""
+    settings = HierarchicalSettings("breast-cancer", users=3, groups=3, test_size=0.0)
+    options: dict[str, Any] = {"lost_groups": "leave-out", "C": 1.0, "tolerance": 2e-3, "seed": 0}
+    dealt = HierarchicalData(settings).client_fn(HierarchicalSVM(allow_single=True, **options))
+    nodes = [
+        write_node(tmp_path / "nodes" / str(k), k, 6, {**dealt.deployed(k), "allow_single": True})
+        for k in range(6)
+    ]
+    more = {"data": "", "saved-model": str(tmp_path / "model.npz"), "attempts": 1}
+    more |= {name.replace("_", "-"): value for name, value in options.items()}
+    with LocalDeployment(tmp_path, nodes) as deployment:
+        common = {"timeout": 60.0, "allow-single": True, "result": str(tmp_path / "told.json")}
+        number = deployment.run(app_folder("hierarchical_svm"), {**more, **common})
+        until_sent(deployment, 1, 5)  # it has done an iteration or two
+        deployment.processes.kill("node 1")
+        assert deployment.wait_for_run(number, 250.0).endswith("completed")
+    found = json.loads((tmp_path / "told.json").read_text())
+    assert found["metrics"]["groups_left_out"] == 1
+    assert set(found["failures"]) == {"1"}
+    rows = [dealt.table(k) for k in range(3)]
+    every, there = (np.concatenate([rows[k]["x"] for k in own]) for own in ((0, 1, 2), (0, 2)))
+    z, labels = (there - every.mean(0)) / every.std(0), np.concatenate([r["y"] for r in rows[::2]])
+    best = SVC(kernel="linear", C=1.0, tol=1e-9).fit(z, labels)
+    signs = np.where(labels == best.classes_[1], 1.0, -1.0)
+
+    def objective(w: Any, outputs: Any) -> float:
+        return float(0.5 * (w**2).sum() + np.maximum(0.0, 1.0 - signs * outputs).sum())
+
+    model = load_model(tmp_path / "model.npz", "hierarchical-svm")[0]
+    outputs = (there @ model["weights"].T)[:, 0] + model["bias"]
+    ours = objective(model["weights"] * every.std(0), outputs)
+    assert ours == pytest.approx(objective(best.coef_, best.decision_function(z)), rel=5e-3)
 
 
 def test_a_run_goes_on_when_the_superlink_was_killed_and_is_back(tmp_path: Path) -> None:
