@@ -86,7 +86,7 @@ def test_a_method_says_who_opens_a_sum_and_of_what(kind: str) -> None:
     if not wrong:
         run.contribute(running, kind=Wary)
         return
-    with refused(f"FK-ORDER-{wrong.upper()}"):
+    with refused("FK-ORDER-BOUND" if wrong == "bound" else "FK-ORDER-TERMS"):
         run.contribute(running, kind=Wary)
 
 
@@ -111,7 +111,7 @@ def test_a_sum_over_some_parties_only_is_noticed() -> None:
         SESSION, run.keys, cohorts=[run.members, run.members[1:]], counts=run.counts
     )
     running = run.order("a")
-    with refused("FK-ORDER-COHORT"):
+    with refused("FK-ORDER-TERMS"):
         run.ask(1, work(), run.server.sections(1, [running]), Wary)
 
 
@@ -184,7 +184,7 @@ def test_two_sums_of_one_name_are_refused() -> None:
 def test_an_order_that_nobody_fills_is_refused() -> None:
     run = Nodes()
     orders = [run.order(name) for name in "ac"]
-    with refused("FK-SUM-UNANSWERED"):
+    with refused("FK-SUM-UNASKED"):
         run.contribute(*orders)
 
 
@@ -262,7 +262,7 @@ def test_an_upload_that_comes_again_is_not_added_twice() -> None:
     }
     for k, sections in sent.items():
         run.server.take(k, sections)
-    with refused("FK-SUM-TWICE"):
+    with refused("FK-SUM-NOT-ASKED"):
         run.server.take(1, sent[1])
     running.repeated = True
     run.server.take(1, sent[1])

@@ -175,7 +175,7 @@ def test_delays_are_drawn_per_group_and_iteration() -> None:
     "text", ["0.1", "fixed", "fixed:", "fixed:x", "normal:1", "fixed:-1", "exponential:inf", ""]
 )
 def test_delays_that_cannot_be_read_are_refused(text: str) -> None:
-    with refused("FK-DELAY-FORM"):
+    with refused("FK-OPTION-TYPE"):
         DelayLaw.parse(text)
 
 
