@@ -243,8 +243,8 @@ def on_both_engines() -> dict[str, Any]:
     at = ("online-personal-5-1",)
     broken, there, here = (
         Runs(CLIENTS),
-        {"checkpoint": HERE / "a.npz"},
-        {"checkpoint": HERE / "b.npz"},
+        {"checkpoint": HERE / "a.npz", "checkpoint_every": 3},
+        {"checkpoint": HERE / "b.npz", "checkpoint_every": 3},
     )
     broken.add(f"{BROKEN} off", at, "interrupt", **there)
     with suppress(KeyboardInterrupt):
