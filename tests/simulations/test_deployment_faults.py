@@ -278,7 +278,7 @@ class SurvivingRuns(LocalDeployment):
 def test_agents_leave_out_a_group_whose_user_is_killed(tmp_path: Path) -> None:
     """The others go on without it, to the optimum of their rows in the coordinates of all."""
     settings = HierarchicalSettings("breast-cancer", users=3, groups=3, test_size=0.0)
-    options: dict[str, Any] = {"lost_groups": "leave-out", "C": 1.0, "tolerance": 2e-3, "seed": 0}
+    options: dict[str, Any] = {"lost_groups": "leave-out", "C": 0.1, "tolerance": 3e-2, "seed": 0}
     dealt = HierarchicalData(settings).client_fn(HierarchicalSVM(allow_single=True, **options))
     nodes = [
         write_node(tmp_path / "nodes" / str(k), k, 6, {**dealt.deployed(k), "allow_single": True})
@@ -298,16 +298,16 @@ def test_agents_leave_out_a_group_whose_user_is_killed(tmp_path: Path) -> None:
     rows = [dealt.table(k) for k in range(3)]
     every, there = (np.concatenate([rows[k]["x"] for k in own]) for own in ((0, 1, 2), (0, 2)))
     z, labels = (there - every.mean(0)) / every.std(0), np.concatenate([r["y"] for r in rows[::2]])
-    best = SVC(kernel="linear", C=1.0, tol=1e-9).fit(z, labels)
+    best = SVC(kernel="linear", C=0.1, tol=1e-9).fit(z, labels)
     signs = np.where(labels == best.classes_[1], 1.0, -1.0)
 
     def objective(w: Any, outputs: Any) -> float:
-        return float(0.5 * (w**2).sum() + np.maximum(0.0, 1.0 - signs * outputs).sum())
+        return float(0.5 * (w**2).sum() + 0.1 * np.maximum(0.0, 1.0 - signs * outputs).sum())
 
     model = load_model(tmp_path / "model.npz", "hierarchical-svm")[0]
     outputs = (there @ model["weights"].T)[:, 0] + model["bias"]
     ours = objective(model["weights"] * every.std(0), outputs)
-    assert ours == pytest.approx(objective(best.coef_, best.decision_function(z)), rel=5e-3)
+    assert ours == pytest.approx(objective(best.coef_, best.decision_function(z)), rel=2e-2)
 
 
 def test_a_run_goes_on_when_the_superlink_was_killed_and_is_back(tmp_path: Path) -> None:
