@@ -312,7 +312,7 @@ def test_a_hospital_that_is_alone_weighs_its_rows_by_its_own_counts() -> None:
 @pytest.mark.promise("requests-few-rows")
 def test_few_held_out_rows_are_not_counted() -> None:
     one = met("fdskl, two active")[SCORED]
-    few = {"sizes": np.array([1, 9], np.int32), "rows": one.request.rows[8:]}
+    few = {"sizes": np.array([3, 9], np.int32), "rows": one.request.rows[6:]}
     sections = [s for s in one.sections if not isinstance(s, sums.Delivery)]
     said = one.try_out(request=replace(one.request, **few), sections=sections)[0]
     assert said.endswith("[FK-COUNTED-FEW]"), said

@@ -211,6 +211,7 @@ def widths(made: Common, j: int) -> float:
     return float(np.diff(made.edges[j])[[used[0], used[-1]]].sum())
 
 
+@pytest.mark.promise("common-encoder-pooled")
 def test_every_column_has_the_scale_that_its_pooled_rows_have() -> None:
     """Ranges where no value is far; they end within the outermost bins that have a value."""
     rng, n = np.random.default_rng(4), 6000

@@ -568,6 +568,7 @@ class Sums(RuleBasedStateMachine):
                 refuses("FK-SUM-CLOSED", self.run.party(p).unmask, request, party=p)
 
 
+@pytest.mark.promise("sums-threshold")
 @pytest.mark.promise(
     "sums-private-key",
     "sums-forward-only",
