@@ -14,9 +14,9 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from .driven import Driven
-from .errors import CohortError, ProtocolError, SumError
+from .errors import CohortError, ProtocolError, SumError, quoted_code
 from .exchange import Outcome, read_reply, request_messages
-from .failure import Failure, count_failures, quoted_code
+from .failure import Failure, count_failures
 from .run_log import RunLog
 from .secure_sum import RunningSum
 from .steps import Answers, Ask, Deliver, LostState, Term

@@ -36,7 +36,9 @@ def known_codes() -> Mapping[str, Mapping[str, Cause]]:
         for topic, rows in tomllib.loads(text).items()
     }
     removed = {
-        f"FK-REMOVED-{AUDIT.code}": Cause("An option of `fedkern audit` went.", AUDIT.instead)
+        f"FK-REMOVED-{AUDIT.code}": Cause(
+            "An option of `fedkern audit` was removed.", AUDIT.instead
+        )
     }
     for rows in REMOVED.values():
         for name, row in rows.items():

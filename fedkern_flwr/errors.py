@@ -13,6 +13,12 @@ import re
 _QUOTED = re.compile(r" \[(FK-[A-Z0-9-]+)\]$")
 
 
+def quoted_code(text: str) -> tuple[str, str]:
+    """Return the text of an error without the code at its end, and the code; empty without one."""
+    quoted = _QUOTED.search(text)
+    return (text, "") if quoted is None else (text[: quoted.start()], quoted[1])
+
+
 class FedKernError(Exception):
     """Base class of all errors raised by fedkern-flwr.
 
@@ -50,8 +56,8 @@ class FedKernError(Exception):
         phase: str = "",
         code: str = "",
     ) -> None:
-        if not code and (quoted := _QUOTED.search(problem)):  # what a node or another error said
-            problem, code = problem[: quoted.start()], quoted[1]
+        if not code:  # that of what a node or another error said
+            problem, code = quoted_code(problem)
         self.problem, self.remedy, self.party, self.phase = problem, remedy, party, phase
         place = ", ".join(part for part in (party, f"phase {phase}" if phase else "") if part)
         text = f"{place}: {problem}" if place else problem

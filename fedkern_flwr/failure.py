@@ -10,7 +10,7 @@ from typing import Literal
 
 from flwr.app import Message
 
-from .errors import EngineError, FedKernError, ProtocolError
+from .errors import EngineError, FedKernError, ProtocolError, quoted_code
 from .flower_compat import ACTOR_DIED, MESSAGE_LOST, NODE_UNAVAILABLE
 from .plain_text import LONGEST, plain_line
 
@@ -123,12 +123,6 @@ def read_error(reply: Message, phase: str) -> Failure:
     if found is None or found[1] in _WRAPPERS:
         found = _TRACEBACK_END.search(reason) or found
     return Failure("raised", found[1] if found else f"error code {reply.error.code}")
-
-
-def quoted_code(text: str) -> tuple[str, str]:
-    """Return the text of an error without the code at its end, and the code; empty without one."""
-    told = FedKernError(text, code="")  # that of the text
-    return told.problem, told.code
 
 
 def mark_error(text: str) -> str:

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from flwr.serverapp import Grid
 
-from .errors import CohortError, ProtocolError, RefusedError
+from .errors import CohortError, ProtocolError, RefusedError, quoted_code
 from .exchange import REPLY, exchange, read_reply, request_messages
-from .failure import Failure, quoted_code
+from .failure import Failure
 from .ledger import Ledger
 from .secure_sum.keys import KEY_BYTES
 from .wire.describe import DescribeReply, DescribeRequest, check_parties

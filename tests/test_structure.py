@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import os
 import re
@@ -247,6 +248,7 @@ THEIRS = ("ValueError", "TypeError", "RuntimeError", "AssertionError")
 FORM = TESTS / "test_codes.py"
 
 
+@functools.cache
 def documented() -> set[str]:
     """Modules that the pages of the API list."""
     text = "\n".join(page.read_text("utf-8") for page in (TESTS.parent / "docs/api").glob("*.rst"))

@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.errors import EngineError, OptionError
+from fedkern_flwr.errors import EngineError, OptionError, quoted_code
 from fedkern_flwr.flower_compat import Control, Refused
 from fedkern_flwr.plain_text import plain_line
 from fedkern_flwr.private_files import make_private_folder
@@ -398,9 +398,9 @@ def free_port(ports: Sequence[int] = _PORTS) -> int:
 def ended(what: str, log: Path) -> EngineError:
     """Return the error of what has ended: the last line of its log, with the code that it names."""
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    said = EngineError(lines[-1].strip() if lines else "its log is empty", code="")
+    said, code = quoted_code(lines[-1].strip() if lines else "its log is empty")
     return EngineError(
-        f"{what}: {plain_line(said.problem, _QUOTED)}",
+        f"{what}: {plain_line(said, _QUOTED)}",
         remedy=f"read {log}",
-        code=said.code or "FK-DEPLOY-ENDED",
+        code=code or "FK-DEPLOY-ENDED",
     )

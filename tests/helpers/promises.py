@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -73,6 +74,7 @@ def _named(test: ast.FunctionDef) -> Iterator[str]:
                 yield from (str(ast.literal_eval(name)) for name in call.args)
 
 
+@functools.cache
 def promises() -> dict[str, Promise]:
     """Return id -> promise, with its tests.
 
