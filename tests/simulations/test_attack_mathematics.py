@@ -12,7 +12,7 @@ from scipy.spatial.distance import cdist
 from sklearn import datasets
 
 from fedkern_flwr.simulations.attacks import pof_mkl
-from fedkern_flwr.simulations.attacks.distances import ROUNDING, distances_by_svd, trilaterate
+from fedkern_flwr.simulations.attacks.distances import distances_by_svd, trilaterate
 from fedkern_flwr.simulations.attacks.edm_completion import (
     COMPLETIONS,
     reconstruction_errors,
@@ -26,25 +26,6 @@ EXACT = 1e-6
 
 
 # -- POF-MKL
-
-
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [
-        ({"precision": "float64"}, 1e-9),
-        ({"precision": "float32"}, 1e-4),
-    ],
-    ids=["double precision", "single precision"],
-)
-def test_samples_of_plain_gradients_are_exact(options: dict[str, Any], error: float) -> None:
-    recorded = pof_mkl.run(0, secure=False, samples_per_round=1, **options)
-    seen = list(pof_mkl.observe(recorded.transcript))
-    assert len(seen) == pof_mkl.CLIENTS * pof_mkl.SAMPLES
-    for one in seen:
-        found = pof_mkl.invert(one)
-        assert found is not None
-        true = recorded.rows[one.partition, one.request.step]
-        assert np.abs(np.append(found.x, found.y) - true).max() < error
 
 
 def test_so_are_most_of_those_in_the_papers_bins() -> None:
@@ -136,36 +117,6 @@ def test_one_landmark_more_than_columns_gives_every_row(name: str) -> None:
     found = trilaterate(squared(x, few), few)
     assert relative_error(found, x) > 0.1
     np.testing.assert_allclose(found @ inside.T, x @ inside.T, atol=1e-8)  # what they span
-
-
-def trilaterate_secret_widths(exponents: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Compute rows from E = gamma_j D[i, j] and known landmarks, gamma_j unknown (eq. 4.1).
-
-    A combination v of landmarks with sum_j v_j = 0 and sum_j v_j w_j = 0 has sum_j v_j D[i, j] =
-    sum_j v_j |w_j|^2: rows cancel, and m - d - 1 such v of d + 2 combinations of rows are linear in
-    the m numbers 1 / gamma_j.
-    """
-    m, d = w.shape
-    centred = w - w.mean(axis=0)
-    basis, _ = np.linalg.qr(np.column_stack([np.ones(m), centred]), mode="complete")
-    v = basis[:, d + 1 :]
-    left, size, right = np.linalg.svd(exponents, full_matrices=False)
-    rows, weights = size[: d + 2, None] * right[: d + 2], left[:, : d + 2].sum(axis=0)
-    scale = np.linalg.norm(rows, axis=0)
-    system = (v.T * (rows / scale)[:, None]).reshape(-1, m)
-    known = np.outer(weights, (centred**2).sum(axis=1) @ v).ravel()
-    inverse = np.linalg.lstsq(system, known, rcond=ROUNDING)[0] / scale
-    return trilaterate(exponents * inverse, w)
-
-
-@pytest.mark.parametrize("printed", [False, True], ids=["squared", "as printed"])
-def test_a_secret_width_of_each_landmark_is_no_protection(printed: bool) -> None:
-    """Equation 4.1 of FedCG; as it is printed its exponents need only be squared."""
-    x = table("iris")
-    w, gamma = landmarks(10, x), np.random.default_rng(1).uniform(0.1, 2.0, 10)
-    kernel = np.exp(-gamma * (np.sqrt(squared(x, w)) if printed else squared(x, w)))
-    exponents = np.log(kernel) ** 2 if printed else -np.log(kernel)
-    assert relative_error(trilaterate_secret_widths(exponents, w), x) < 1e-8
 
 
 @pytest.mark.parametrize(("n", "m", "d"), [(100, 100, 4), (40, 20, 5), (50, 12, 4)])

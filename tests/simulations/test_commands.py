@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedkern_flwr.gram.matrix import unpack
+from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations.cli.main import app
 
 pytestmark = pytest.mark.usefixtures("in_tmp")
+
 METHODS: Any = app.commands["run"].loaded.commands  # type: ignore[attr-defined]
 ONLINE = ["pof-mkl", "pof-rls", "ofskl", "ofmkl-avg", "vm-kofl", "em-kofl", "per-fed-avg"]
 ONLINE += ["local-only"]
@@ -222,7 +226,7 @@ STREAMING += " --gamma 2 --loss square --checkpoint-every 10"
 #: Method, options beside those of a small run, after how many pulls it is killed, and whether a
 #: checkpoint is there by then. Without a small run: all options.
 KILLED: list[tuple[str, list[str], int, bool]] = [
-    *((name, EVERY_4, 9, True) for name in ONLINE if name != "local-only"),
+    *((name, EVERY_4, 9, True) for name in ("pof-rls", "ofskl", "per-fed-avg")),
     ("local-only", [], 1, False),
     ("pof-mkl", [*EVERY_4, "--runs", "2"], 19, True),
     ("ofmkl-avg", ["--runs", "3", "--hindsight", "--features", "4"], 15, True),
@@ -324,37 +328,7 @@ def test_a_disk_that_takes_no_more_is_a_line(commands):
     assert "Traceback" not in done.stderr
 
 
-# -- a model of no use says so: in what a run shows, in its result, and in the report
-
 ROWS = 300
-RARE = np.where(np.arange(ROWS) % 50 == 0, "bad", "good")  # of which features know nothing
-NOISE = np.random.default_rng(6).normal(size=ROWS)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "label"),
-    [
-        ("fed-cg", RARE),
-        ("fdskl --features 30", RARE),
-        ("hierarchical-svm --users 4", RARE),
-        ("secure-gram --encoding fixed-point", RARE),
-        ("fdskl --features 30 --gamma 9 --regularization 1e-6", NOISE),
-        ("pof-mkl --clients 3 --rounds 40", NOISE),
-    ],
-)
-def test_a_useless_model_says_so(arguments, label, tables, commands, finished):
-    features = np.random.default_rng(5).normal(size=(ROWS, 4))
-    columns = dict(zip("abcd", features.T, strict=True)) | {"y": label}
-    data = ["--data", tables.write("t.csv", columns), "--label", "y"]
-    shown = commands.shown("run", *arguments.split(), *data, "--out", "o")
-    found = json.loads(Path("o/result.json").read_text())
-    assert f"predicts no better than {found['no_better_than']}" in shown
-    if label is RARE:
-        metrics = found["metrics"]
-        assert metrics["test_most_frequent"] == metrics["test_accuracy"] > 0.9
-        assert f"{metrics['test_accuracy']:.4f}" in shown
-    good = finished(arguments.split()[0]).result
-    assert "no_better_than" not in good
 
 
 def test_of_held_out_rows_the_model_is_judged_and_of_rankings_what_is_popular(
@@ -372,3 +346,277 @@ def test_of_held_out_rows_the_model_is_judged_and_of_rankings_what_is_popular(
     found = finished(*commands.small("fed-cfk"), *learner).result
     assert found["metrics"]["auc"] < 0.5
     assert found["no_better_than"] == "the most popular items"
+
+
+def gram(out: Path | str = "here") -> tuple[np.ndarray, np.ndarray]:
+    """Return the Gram matrix of a run and its items."""
+    arrays, _ = load_model(Path(out) / "model.npz")
+    return unpack(arrays["gram"], len(arrays["items"])), arrays["items"]
+
+
+SAME, OTHER, ANY = True, False, None
+RATINGS = ("secure-gram", "fed-cfk")
+#: Methods, options of the data and of who holds it, whether the model is that of the run without
+#: them, and what else is true of the result.
+CASES: list[tuple[tuple[str, ...], str, bool | None, Callable[[Any], Any]]] = [
+    (("fed-cg",), "--clients 5", SAME,
+     lambda r: (r["config"]["hospitals"], r["config"]["clients"]) == (3, 5)),
+    (("fed-cg",), "--no-own-block --centres 3", OTHER,
+     lambda r: "clinical" not in r["config"]["columns"]),
+    (("fed-cg",), "--hospitals 1 --allow-single --sampling U", ANY,
+     lambda r: "the only hospital" in r["privacy"]["server_sees"][0]),
+    (("fed-cg",), "--centres 0", OTHER, lambda r: r["survivors"] == 2),
+    (("fed-cg",), "--test-size 0.5", OTHER, lambda r: sum(r["config"]["held_out_rows"]) == 75),
+    (("fdskl",), "--parties 2 --allow-single", ANY, lambda r: r["survivors"] == 2),
+    (RATINGS, "--users-per-client 1", ANY,
+     lambda r: r["config"]["clients"] == r["metrics"]["rows"] == 24),
+    (RATINGS, "--min-support 0", OTHER,
+     lambda r: r["metrics"]["items"] == 14 and "in how many rows" not in str(r["privacy"])),
+    (RATINGS, "--cohorts 3", ANY, lambda r: len(r["privacy"]["cohorts"]) >= 3),
+    (RATINGS, "--participation 0.5", OTHER,
+     lambda r: r["survivors"] == 3 and r["metrics"]["rows"] < 24),
+    (RATINGS, "--rounds 3", ANY, lambda r: len(r["history"]) == 3 and r["survivors"] == 6),
+    (RATINGS, "--rating stars --min-rating 4", OTHER, lambda r: r["metrics"]["rows"] == 24),
+    (("fed-cfk",), "--learner cf-komd --clients 3", ANY,
+     lambda r: r["tuned"]["by"] == "held-out ratings"),
+    (("fed-cfk",), "--time when --hold-out time", OTHER, bool),
+    (("fed-cfk",), "--test-size 0", OTHER,
+     lambda r: r["metrics"]["evaluated_users"] == 0 and "auc" not in r["metrics"]),
+    (("fed-cfk",), "--runs 2 --resplit", SAME, lambda r: r["config"]["runs"] == 2),
+    (("hierarchical-svm",), "--group-sizes 5,1 --allow-single", ANY, bool),
+    (("hierarchical-svm",), "--staleness 2 --delay exponential:0.002,0.01", ANY, bool),
+    (("hierarchical-svm",), "--split dirichlet --alpha 1", ANY, bool),
+    (("hierarchical-svm",), "--partition vertical --group-sizes 2,4", ANY,
+     lambda r: r["survivors"] == 9),
+]  # fmt: skip
+OPTIMUM = 53.44856475815867  # of all rows, whoever holds them
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "same", "check"),
+    [(name, *case) for names, *case in CASES for name in names],
+)
+def test_an_option_of_the_data_changes_what_it_should(
+    name, arguments, same, check, finished, commands, differs
+):
+    """Every run is as near to the pooled data as without it."""
+    start = commands.small(name)
+    if "users-per-client" in arguments:
+        del start[start.index("--clients") : start.index("--clients") + 2]
+    found = commands.result(*start, *arguments.split())
+    metrics = found["metrics"]
+    assert check(found), found
+    if same is not ANY:
+        assert differs("here", finished(name).folder, 1e-6) != same
+    if name == "secure-gram":
+        assert metrics["max_abs_error"] == 0
+    elif name == "hierarchical-svm":
+        assert metrics["centralised_objective"] == pytest.approx(OPTIMUM, rel=1e-6)
+        assert abs(metrics["objective_gap"]) < 5e-3
+    elif "auc" in metrics or name != "fed-cfk":
+        near = {"fed-cg": 1e-6, "fdskl": 1e-2, "fed-cfk": 1e-9}[name]
+        assert metrics["centralised_difference"] < near
+        least = (0.0 if "hold-out" in arguments else 0.3) if name == "fed-cfk" else 0.8
+        assert least < metrics.get("auc", metrics.get("test_accuracy")) <= 1.0
+
+
+# -- single methods
+
+
+@pytest.mark.parametrize(
+    ("name", "wide"),
+    [
+        ("ofskl", ["--step-size", "paper", "--regularization", "8"]),  # the error rises
+        ("per-fed-avg", ["--inner-step", "30"]),  # it jumps, and falls till the end
+    ],
+)
+def test_an_online_run_that_diverges_ends_with_its_checkpoint(commands, name, wide):
+    steps = [*commands.small(name), *wide, "--out", "wide", "--quiet"]
+    line = commands.complaint("run", *steps, "--checkpoint-every", "1", code=1)
+    assert line.endswith("[FK-RUN-DIVERGED]")
+    assert Path("wide/checkpoint-0.npz").is_file()
+    found = commands.result(*steps[:-3], "--no-stop-diverged", out="on")
+    assert found["metrics"]["mse"] > 10 * 0.25
+    assert found["no_better_than"] == "the mean of all labels"
+
+
+def test_the_matrix_is_exact_and_leaves_out_items_of_few_users(finished, stars, commands):
+    matrix, items = gram(finished("secure-gram").folder)
+    x = (stars > 0).astype(int)
+    assert items.tolist() == np.flatnonzero(x.sum(axis=0) >= 3).tolist()
+    np.testing.assert_array_equal(matrix, x[:, items].T @ x[:, items])
+    few = commands.complaint("run", "secure-gram", "--min-support", "5000", "--quiet", code=1)
+    assert few.endswith("[FK-ITEMS-SUPPORT]")
+
+
+@pytest.mark.parametrize("path", ["u.data", "r.inter"])
+def test_ratings_of_every_kind_give_the_same(path, stars, tables, commands):
+    small = commands.small("fed-cfk")
+    expected = commands.result(*small, "--rating", "stars", "--min-rating", "3")
+    tables.ratings(path, stars, "user_id:token\titem_id:token\trating:float\ttimestamp:float")
+    arguments = ["--data", path, "--clients", "6", "--min-support", "3", "--min-rating", "3"]
+    found = commands.result("fed-cfk", *arguments, out="other")
+    assert found["metrics"] == pytest.approx(expected["metrics"], rel=0, abs=1e-9)
+    np.testing.assert_array_equal(gram("other")[0], gram()[0])
+    if path == "u.data":  # told from a table by its name
+        found = commands.result("secure-gram", "--data", path, "--clients", "6")["metrics"]
+        assert (found["max_abs_error"], found["rows"]) == (0, 24)
+
+
+NAMES = list("abcde")
+LABELS = {
+    "two classes": lambda x: (x.sum(axis=1) > 250.0) * 1.0,
+    "three classes": lambda x: (x.sum(axis=1) > 250.0) * 1.0 + (x[:, 0] > 70.0),
+    "numbers": lambda x: 1000.0 + np.sin(x[:, 0] / 20.0) + 3.0 * x[:, 1] - x[:, 2],
+}
+
+
+def given_split(labels: str) -> tuple[np.ndarray, np.ndarray]:
+    """Write a table with held-out rows of its own, return these."""
+    x = np.random.default_rng(3).normal(50.0, 20.0, (110, 5))
+    y = LABELS[labels](x)
+    np.savez("t.npz", X=x[:80], y=y[:80], X_test=x[80:], y_test=y[80:], feature_names=NAMES)
+    return x[80:], y[80:]
+
+
+GRAM = "--encoding fixed-point --fraction-bits 28 --kernel rbf --gamma 1.5 --cost 10"
+SVM = "--users 4 --rounds 15"
+#: Method, options, labels.
+RUNS = [
+    ("fed-cg", "--landmarks 20", "three classes"),
+    ("fed-cg", "--landmarks 20 --kernel laplacian --no-own-block", "two classes"),
+    ("fed-cg", "--landmarks 20 --sampling N --gamma 0.3", "numbers"),
+    ("fdskl", "--features 60 --kernel laplacian --phase-bits 16", "two classes"),
+    ("fdskl", "--schedule streaming --rounds 20 --active-parties 2", "numbers"),
+    ("secure-gram", f"{GRAM} --learner ridge", "three classes"),
+    ("hierarchical-svm", f"{SVM} --model rbf --features 30 --gamma 0.001", "two classes"),
+    ("hierarchical-svm", f"{SVM} --partition vertical --model ridge", "numbers"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "labels"), RUNS)
+def test_predictions_of_a_file_are_those_of_the_run(name, options, labels, tables, commands):
+    """Columns in another order, one more of them, a row beyond the range and one with a gap.
+
+    The gap is filled with the median of the rows to learn from. The table is gone.
+    """
+    x, y = given_split(labels)
+    metrics = commands.result(name, "--data", "t.npz", *options.split())["metrics"]
+    with np.load("t.npz") as data:
+        most, median = data["X"].max(axis=0), np.median(data["X"], axis=0)
+    gap, filled = (np.where(np.arange(5) == 1, fill, most) for fill in (np.nan, median))
+    rows = np.vstack([x, most, most + 1000.0, gap, filled])
+    columns = dict(zip(NAMES, rows.T, strict=True))
+    tables.write("new.csv", {"note": range(34), **{n: columns[n] for n in reversed(NAMES)}})
+    Path("t.npz").unlink()
+    commands.shown("predict", "--force", "here/model.npz", "--data", "new.csv")
+    heads = ["class", "output_0"] if labels != "numbers" else ["prediction"]
+    made = tables.read("here/predictions.csv")
+    values = np.array([[float(row[head]) for head in heads] for row in made])
+    np.testing.assert_allclose(values[[30, 32]], values[[31, 33]], rtol=0.0, atol=1e-12)
+    if labels != "numbers":
+        assert np.mean(values[:30, 0] == y) == pytest.approx(metrics["test_accuracy"])
+        return
+    error = np.sqrt(np.mean((values[:30, 0] - y) ** 2))
+    assert error == pytest.approx(metrics["test_rmse"], rel=1e-4)  # float32 cosines
+
+
+@pytest.mark.parametrize(("name", "options"), [("fed-cg", "--landmarks 20"), ("secure-gram", GRAM)])
+def test_rows_with_gaps_are_left_out_where_they_are_not_encoded(name, options, tables, commands):
+    x, _ = given_split("two classes")
+    more = ["--missing", "error", "--scaling", "range"]
+    commands.result(name, "--data", "t.npz", *options.split(), *more)
+    x[3, 1] = np.nan
+    tables.write("new.csv", {n: x[:, k] for k, n in enumerate(NAMES)})
+    commands.shown("predict", "--force", "here", "--data", "new.csv")
+    assert len(tables.read("here/predictions.csv")) == 29
+    tables.write("empty.csv", {n: [np.nan] * 2 for n in NAMES})
+    line = commands.complaint("predict", "--force", "here", "--data", "empty.csv")
+    assert line.endswith("[FK-VALUES-NOROW]")
+
+
+@pytest.mark.parametrize("name", ["fed-cg", "fed-cfk", "pof-mkl"])
+def test_what_cannot_be_predicted_is_one_line(name, finished, tables, commands):
+    here = str(finished(name).folder)
+    tables.write("few.csv", {"who": [1, 2], "what": [900, 901]})
+    for words, codes in (
+        (["--data", "few.csv"], ("COLUMN-MISSING", "PREDICT-METHOD", "ITEMS-NONE")),
+        (["--data", "gone.csv"], ("FILE-READ",)),
+        (["--data", "few.csv", "--out", "no/such.csv"], ("FILE-WRITE",)),
+    ):
+        line = commands.complaint("predict", here, *words)
+        assert line.endswith(tuple(f"[FK-{code}]" for code in codes))
+
+
+def test_foreign_models_are_refused(tables, commands):
+    commands.result(*commands.small("hierarchical-svm"), "--rounds", "5")
+    names = json.loads(Path("here/scaling.json").read_text())["columns"]
+    tables.write("new.csv", {name: [float(k)] for k, name in enumerate(names)})
+    predict = ["predict", "--force", "here", "--data", "new.csv"]
+    commands.shown(*predict)
+    assert commands.complaint(*predict, "--client", "0").endswith("[FK-MODEL-CLIENT]")
+    config = Path("here/config.json")
+    config.write_text(config.read_text().replace("hierarchical-svm", "fdskl"))
+    assert commands.complaint(*predict).endswith("[FK-MODEL-OTHER]")
+
+
+# --- Recommendations ------------------------------------------------------------------------
+
+
+def test_recommendations_for_users_of_a_file(stars, tables, commands):
+    """Users of the run get from `predict` what their own nodes recommended."""
+    commands.result(*commands.small("fed-cfk"), "--test-size", "0")
+    folder = Path("here/private_state/recommendations")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        f"partition-{k}.csv" for k in range(6)
+    ]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.iterdir())
+    own = [row for path in folder.iterdir() for row in tables.read(path)]
+    assert {row["user"] for row in own} == {str(u + 1) for u in range(24)}
+    commands.shown("predict", "here", "--data", str(commands.ratings), "--out", "p.csv")
+    assert sorted(map(str, tables.read("p.csv"))) == sorted(map(str, own))
+    strangers = stars[:3].copy()
+    strangers[1:] = 0
+    strangers[2, 5] = 4  # an item that is not in the kernel
+    strangers[1, [0, 1]] = 5
+    few = (stars > 0)[:, 5].sum() < 3
+    for path in ("new.csv", "new.data"):
+        tables.ratings(path, strangers)
+        commands.shown("predict", "--force", "here/model.npz", "--data", path)
+        rows = tables.read("here/predictions.csv")
+        assert {row["user"] for row in rows} == {"1", "2"} | (set() if few else {"3"})
+        assert [r for r in rows if r["user"] == "1"] == [r for r in own if r["user"] == "1"]
+
+
+@pytest.fixture
+def rated(commands: Any, in_tmp: Path) -> set[str]:
+    """Run FedCFK on ratings of 3 and more; return the items of its kernel."""
+    commands.result(*commands.small("fed-cfk"), "--rating", "stars", "--min-rating", "3")
+    return {str(i + 1) for i in load_model(Path("here/model.npz"))[0]["items"].tolist()}
+
+
+def test_recommendations_for_a_single_user_who_rated_unknown_items(rated, tables, commands):
+    """Neither what the user rated, if badly, nor what is not in the kernel is recommended."""
+    assert {"1", "2"} < rated
+    ratings = {"1": 5, "2": 1, "s3cret-a": 5, "s3cret-b": 1}
+    lines = [f"{r},{i},x,s3cret-user,monday" for i, r in ratings.items()]
+    Path("new.csv").write_text("\n".join(["stars,what,note,who,when", *lines]))
+    text = commands.shown("predict", "--force", "here", "--data", "new.csv")
+    assert "s3cret" not in text
+    rows = tables.read("here/predictions.csv")
+    assert {row["user"] for row in rows} == {"s3cret-user"}
+    assert {row["item"] for row in rows} == rated - {"1", "2"}
+    assert [int(row["rank"]) for row in rows] == list(range(1, len(rows) + 1))
+
+
+@pytest.mark.usefixtures("rated")
+def test_ratings_to_predict_for_have_the_columns_of_the_run(commands):
+    for content, code in (
+        ("user,item,stars\n1,1,5\n", "FK-COLUMN-MISSING"),
+        ("who,what\n1,1\n", "FK-COLUMN-MISSING"),
+        ("who,what,stars\n", "FK-ROWS-NONE"),
+        ("who,what,stars\n1,1,1\n", "FK-ITEMS-NONE"),
+    ):
+        Path("t.csv").write_text(content)
+        line = commands.complaint("predict", "here", "--data", "t.csv")
+        assert line.endswith(f"[{code}]"), line

@@ -93,39 +93,27 @@ def test_all_formats_predict_what_the_model_predicts(name: str) -> None:
         assert np.array_equal(estimator.predict(given), model.predict(x))
 
 
-def test_gaps_and_names_of_classes_are_exported(tables: Any) -> None:
+@pytest.mark.parametrize("text", [False, True])
+def test_gaps_and_names_of_classes_are_exported(
+    text: bool, tables: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Columns of text are encoded elsewhere, and that is said."""
     rng = np.random.default_rng(3)
     age, dose = rng.normal(50.0, 9.0, 120), rng.lognormal(1.0, 0.8, 120)
-    lines = ["age,dose,ill"]
-    for k, (a, d) in enumerate(zip(age, dose, strict=True)):
-        lines.append(f"{'' if k % 7 == 0 else a},{d},{'yes' if a + d > 53 else 'no'}")
-    Path("t.csv").write_text("\n".join(lines))
+    ill = np.where(age + dose > 53.0, "yes", "no")
+    age[::7], dose[5] = np.nan, 1e4
+    towns = {"town": rng.choice(["Ulm", "Bonn", "Köln"], 120)} if text else {}
+    tables.write("t.csv", {"age": age, "dose": dose, **towns, "ill": ill})
     options = ["--data", "t.csv", "--label", "ill", "--centres", "1", "--allow-single"]
     model = trained(["fed-cg", *options])
-    export("--to", "onnx")
-    x = np.column_stack([age, dose])
-    x[::7, 0] = np.nan
-    x[5, 1] = 1e4
-    found = onnx_outputs(x)
-    assert np.array_equal(found["label"], model.predict(x))
-    assert set(found["label"]) == {"yes", "no"}
-    assert np.abs(found["scores"] - model.outputs(x)).max() < 1e-9
-
-
-def test_text_columns_are_encoded_elsewhere_and_that_is_said(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    rng = np.random.default_rng(3)
-    town, size = rng.choice(["Ulm", "Bonn", "Köln"], 90), rng.random((90, 2))
-    cells = zip(town, *size.T, strict=True)
-    lines = [f"{t},{a},{b},{'yes' if a > 0.5 else 'no'}" for t, a, b in cells]
-    Path("t.csv").write_text("\n".join(["town,a,b,ill", *lines]))
-    model = trained(["fed-cg", "--data", "t.csv", "--label", "ill"])
     command.main(["run"], standalone_mode=False)
+    x = model.features("t.csv") if text else np.column_stack([age, dose])
     said = " ".join(capsys.readouterr().err.split())
-    assert "it takes the 5 columns that the encoder makes" in said
-    x = model.features("t.csv")
-    assert np.array_equal(onnx_outputs(x)["label"], model.predict("t.csv"))
+    assert ("columns that the encoder makes" in said) == text
+    found = onnx_outputs(x)
+    assert np.array_equal(found["label"], model.predict("t.csv"))
+    assert set(found["label"]) == {"yes", "no"}
+    assert np.abs(found["scores"] - model.outputs("t.csv")).max() < 1e-9
 
 
 def test_the_reader_of_the_page_predicts_as_the_model_does() -> None:

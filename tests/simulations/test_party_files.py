@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +25,9 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from fedkern_flwr import load_model
+from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.deployment.local import LocalDeployment, free_port
+from fedkern_flwr.simulations.deployment.run_config import app_folder
 from fedkern_flwr.simulations.methods.registry import family
 from fedkern_flwr.simulations.run.party_files import PartyFiles
 from fedkern_flwr.simulations.run.splits import split_rows
@@ -29,13 +40,7 @@ ROWS = 60
 
 
 def write(
-    name: str,
-    rows: Sequence[int],
-    columns: Sequence[str],
-    values: dict[str, Any],
-    *,
-    sep: str = ",",
-    decimal: str = ".",
+    name: str, rows: Any, columns: Sequence[str], values: Any, sep: str = ",", decimal: str = "."
 ) -> str:
     """Write rows of a table with their ids."""
     lines = [sep.join(["id", *columns])]
@@ -224,9 +229,6 @@ def test_new_rows_of_parties_are_predicted_as_those_of_one_table(
     with refused("FK-COLUMN-UNNAMED"):
         nameless.predict(frames)
     assert nameless.read(frames, "id").rows == 14
-    Path("alone.npz").write_bytes(Path("here/predictor.npz").read_bytes())
-    commands.shown("predict", "alone.npz", *parties, "--id", "id", "--out", "alone.csv")
-    assert tables.read("alone.csv") == tables.read("p.csv")
     os.mkfifo("pipe")  # nor is a device replaced
     for more, code in (
         (parties[:2], "FK-PARTIES-FEW"),
@@ -248,28 +250,25 @@ def test_files_of_rows_and_of_ratings_are_as_those_that_are_dealt(name: str, com
     write("t.csv", range(ROWS), [*NAMES, "y"], values)
     how = ["--label", "y", "--id", "id", "--test-size", "0"]
     how += ["--rounds", "20"] if name == "pof-mkl" else ["--features", "6"]
-    data, column = Path("t.csv"), 0
+    data = Path("t.csv")
     if name == "secure-gram":  # of ratings
-        data, column = commands.ratings, 0
+        data = commands.ratings
         how = ["--user", "who", "--item", "what", "--min-support", "3"]
     one = commands.result(name, *how, "--data", str(data), "--clients", "3", out="one")
     own = family(name)
     prepared: Any = own.prepare(own.settings.from_values(one["config"]["data"]))
-    lines = data.read_text().splitlines()
+    head, *rows = data.read_text().splitlines()
+    named = [(row.partition(",")[0], row) for row in rows]
     if name == "secure-gram":
-        dealt = [{*np.array(prepared.ratings.user_ids)[part]} for part in prepared.parts]
+        dealt = [np.array(prepared.ratings.user_ids)[part].tolist() for part in prepared.parts]
+        found = [[row for user, row in named if user in mine] for mine in dealt]
     else:
-        all_of_it = own.settings.from_values(one["config"]["data"]).load("encode")
-        parts = split_rows(all_of_it, "iid", 3, 0, 20 if name == "pof-mkl" else None)
-        dealt = [{all_of_it.ids[k] for k in part} for part in parts]
-    files = []
-    for k, mine in enumerate(dealt):
-        rows = [line for line in lines[1:] if line.split(",")[column] in mine]
-        order = [line.split(",")[0] for line in rows]
-        if name != "secure-gram":
-            rows = [rows[order.index(all_of_it.ids[row])] for row in parts[k]]
-        Path(f"c{k}.csv").write_text("\n".join([lines[0], *rows]) + "\n")
-        files += ["--party", f"c{k}.csv"]
+        whole = own.settings.from_values(one["config"]["data"]).load("encode")
+        parts = split_rows(whole, "iid", 3, 0, 20 if name == "pof-mkl" else None)
+        found = [[dict(named)[whole.ids[k]] for k in part] for part in parts]
+    for k, mine in enumerate(found):
+        Path(f"c{k}.csv").write_text("\n".join([head, *mine]) + "\n")
+    files = [word for k in range(3) for word in ("--party", f"c{k}.csv")]
     two = commands.result(name, *how, *files, out="two")
     assert two["config"]["data"]["data"] == "c0.csv + c1.csv + c2.csv"
     assert one["metrics"] == pytest.approx(two["metrics"], rel=1e-9)
@@ -309,3 +308,274 @@ def test_a_party_with_labels_may_have_no_columns(commands: Any) -> None:
     party = [f"--party={one}.csv" for one in ("bank", "shop", "phone")]
     found = commands.result("fdskl", "--label", "y", "--id", "id", *party, "--features", "30")
     assert found["config"]["columns"] == [[], NAMES[:3], NAMES[3:]]
+
+
+# -- files of parties that are read while the run goes on
+
+
+GROWING = [word for k in range(3) for word in ("--party", f"{k}.csv")]
+POWER = ["--label", "power", "--samples-per-round", "5", "--quiet"]
+
+
+def lines(k: int, rows: slice) -> str:
+    rng = np.random.default_rng(k)
+    x = rng.normal(20.0, 5.0, (90, 2))
+    y = np.sin(x[:, 0] / 4.0) + 0.1 * x[:, 1]
+    return "".join(",".join(map(repr, row)) + "\n" for row in np.c_[x, y][rows].tolist())
+
+
+def write_rows(rows: int) -> None:
+    for k in range(3):
+        Path(f"{k}.csv").write_text("a,b,power\n" + lines(k, slice(rows)))
+
+
+def learned(out: str, *more: str, method: str = "pof-rls") -> dict[str, Any]:
+    assert run(["run", method, *GROWING, *POWER, *more, "--out", out]) == 0
+    found: dict[str, Any] = json.loads(Path(out, "result.json").read_text())
+    return found
+
+
+@pytest.mark.usefixtures("in_tmp")
+def test_files_that_do_not_grow_are_the_table() -> None:
+    write_rows(40)
+    table, files = learned("table"), learned("files", "--stream-wait", "0")
+    assert files["metrics"] == table["metrics"]
+    assert files["history"] == table["history"]
+    for out in ("table", "files"):
+        run(["predict", out, "--data", "0.csv", "--out", f"{out}.csv"])
+    assert Path("files.csv").read_text() == Path("table.csv").read_text()
+
+
+@pytest.mark.usefixtures("in_tmp")
+def test_rows_that_are_written_meanwhile_are_learned() -> None:
+    write_rows(30)
+
+    def grow() -> None:
+        for at in range(30, 90, 10):
+            time.sleep(0.2)
+            for k in range(3):
+                with Path(f"{k}.csv").open("a") as file:
+                    file.write(lines(k, slice(at, at + 10)))
+
+    writer = threading.Thread(target=grow)
+    writer.start()
+    try:
+        found = learned("growing", "--stream-wait", "60", "--rounds", "90", method="pof-mkl")
+    finally:
+        writer.join()
+    assert found["history"][-1]["round"] == 90
+    assert {row["survivors"] for row in found["history"]} == {3}
+
+
+@pytest.mark.usefixtures("in_tmp")
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (["--data", "0.csv", "--stream-wait", "0"], "FK-STREAM-PARTIES"),
+        ([*GROWING, "--stream-wait", "0", "--test-size", "0.2"], "FK-DATA-OPTION"),
+        ([*GROWING, "--stream-wait", "0", "--scaling", "rank"], "FK-DATA-OPTION"),
+        ([*GROWING, "--stream-wait", "-1"], "FK-OPTION-RANGE"),
+        ([*GROWING, "--stream-wait", "0", "--rounds", "0"], "FK-OPTION-RANGE"),
+        ([*GROWING, "--stream-wait", "0", "--columns", "text"], "FK-STREAM-TEXT"),
+    ],
+)
+def test_what_a_stream_does_not_have_is_refused(
+    options: list[str], code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_rows(30)
+    if options[-1] == "text":
+        options = options[:-2]
+        for k in range(3):
+            head, *rows = Path(f"{k}.csv").read_text().splitlines()
+            rows = [f"{'red' if n % 2 else 'blue'},{row}" for n, row in enumerate(rows)]
+            Path(f"{k}.csv").write_text("\n".join([f"colour,{head}", *rows]) + "\n")
+    assert run(["run", "pof-rls", *options, *POWER, "--out", "o"]) == 2
+    assert " ".join(capsys.readouterr().err.split()).endswith(f"[{code}]")
+
+
+# -- the feeder of a socket: whole lines of everybody, in one file that runs read
+
+
+HEAD = b"a,b,y\n"
+
+_MAIN = "from fedkern_flwr.simulations.cli.main import main; main()"
+
+FEED = (sys.executable, "-c", _MAIN, "node", "feed", "--node-config")
+
+
+def wait_for(what: object, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+class Feeder:
+    """`fedkern node feed` in a process of its own."""
+
+    def __init__(self, folder: Path, stream: str) -> None:
+        self.stream, self.spool = stream, folder / "state/stream-1.rows"
+        self.config = folder / "node.toml"
+        state = folder / "state"
+        self.config.write_text(f'stream = "{stream}"\npartition-id = 1\nstate-dir = "{state}"\n')
+        self.start()
+
+    def start(self) -> None:
+        command = [*FEED, str(self.config)]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        wait_for(self.listens)
+
+    def connect(self) -> socket.socket:
+        if self.stream.startswith("unix:"):
+            end = socket.socket(socket.AF_UNIX)
+            end.connect(self.stream.removeprefix("unix:"))
+        else:
+            host, port = self.stream.split(":")
+            end = socket.create_connection((host, int(port)))
+        return end
+
+    def listens(self) -> bool:
+        assert self.process.poll() is None, self.process.stderr
+        with suppress(OSError):
+            self.connect().close()
+            return True
+        return False
+
+    def lines(self) -> list[bytes]:
+        return self.spool.read_bytes().splitlines(keepends=True)
+
+    def end(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.process.pid, number)
+        self.process.wait(60)
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def feeder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Feeder]:
+    stream = f"unix:{tmp_path / 's'}" if request.param == "unix" else f"127.0.0.1:{free_port()}"
+    found = Feeder(tmp_path, stream)
+    yield found
+    if found.process.poll() is None:
+        found.end()
+
+
+def test_lines_of_several_senders_become_rows(feeder: Feeder) -> None:
+    """Whole ones, names of columns once; after a crash it goes on, without half a line."""
+    with feeder.connect() as one, feeder.connect() as other:
+        one.sendall(HEAD + b"1,2,3\n4,")
+        wait_for(lambda: len(feeder.lines()) == 2)
+        other.sendall(HEAD.replace(b"\n", b"\r\n") + b"5,6,7\n\n")
+        wait_for(lambda: len(feeder.lines()) == 3)
+        one.sendall(b"5,6\n8,9")
+        wait_for(lambda: len(feeder.lines()) == 4)
+    assert feeder.lines() == [HEAD, b"1,2,3\n", b"5,6,7\n", b"4,5,6\n"]
+    assert stat.S_IMODE(feeder.spool.stat().st_mode) == 0o600
+    if feeder.stream.startswith("unix:"):
+        assert stat.S_IMODE(Path(feeder.stream.removeprefix("unix:")).stat().st_mode) == 0o600
+    feeder.end()
+    with feeder.spool.open("ab") as file:
+        file.write(b"7,7")
+    feeder.start()
+    with feeder.connect() as one:
+        one.sendall(HEAD + b"1,1,1\n")
+        wait_for(lambda: len(feeder.lines()) == 5)
+    assert feeder.lines() == [HEAD, b"1,2,3\n", b"5,6,7\n", b"4,5,6\n", b"1,1,1\n"]
+
+
+def test_one_feeder_writes_and_one_listens(feeder: Feeder, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    text, free = feeder.config.read_text(), f"127.0.0.1:{free_port()}"
+    for change, code in (
+        (("partition-id = 1", "partition-id = 2"), "FK-LISTEN-ADDRESS"),
+        ((feeder.stream, free), "FK-STREAM-TAKEN"),
+    ):
+        other.write_text(text.replace(*change))
+        found = subprocess.run(
+            [*FEED, str(other)], capture_output=True, text=True, timeout=120, check=False
+        )
+        assert found.returncode == 2
+        assert " ".join(found.stderr.split()).endswith(f"[{code}]")
+    assert feeder.listens()
+
+
+@pytest.mark.parametrize(
+    ("stream", "folder", "code"),
+    [
+        ("/data/readings.csv", True, "FK-STREAM-SOCKET"),
+        ("0.0.0.0:80", True, "FK-STREAM-HOST"),
+        ("unix:/run/x", False, "FK-STREAM-FOLDER"),
+    ],
+)
+def test_what_needs_no_feeder_says_so(
+    stream: str, folder: bool, code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "node.toml"
+    config.write_text(f'stream = "{stream}"\n' + f'state-dir = "{tmp_path}"\n' * folder)
+    assert run(["node", "feed", "--node-config", str(config)]) == 2
+    assert " ".join(capsys.readouterr().err.split()).endswith(f"[{code}]")
+
+
+# -- a deployment
+
+
+NODES, FIRST, LAST, BATCH = 4, 30, 120, 30
+
+OPTIONS = {"data": "", "samples-per-round": BATCH, "features": 4, "kernels": 3, "seed": 0}
+
+
+def rows(k: int, part: slice) -> str:
+    rng = np.random.default_rng(k)
+    x = rng.uniform(-0.5, 0.5, (LAST, 3))
+    both = np.column_stack([x, 0.5 + 0.4 * np.sin(3.0 * x[:, 0])])[part]
+    return "".join(",".join(map(repr, row)) + "\n" for row in both.tolist())
+
+
+def deploy(deployment: LocalDeployment, rounds: int) -> dict[str, Any]:
+    told = deployment.folder / "told.json"
+    told.unlink(missing_ok=True)
+    config = {**OPTIONS, "num-rounds": rounds, "result": str(told)}
+    deployment.wait_for_run(deployment.run(app_folder("pof_mkl"), config), 240.0)
+    found: dict[str, Any] = json.loads(told.read_text())
+    return found
+
+
+@pytest.mark.deployment
+@pytest.mark.timeout(560)
+def test_rows_that_come_while_a_run_goes_on_are_learned(tmp_path: Path) -> None:
+    """Twice: the second run begins after the rows of the first."""
+    nodes: list[dict[str, Any]] = []
+    for k in range(NODES):
+        (tmp_path / f"{k}.csv").write_text(HEADS + ("" if k == 1 else rows(k, slice(FIRST))))
+        stream = f"unix:{tmp_path / 's'}" if k == 1 else str(tmp_path / f"{k}.csv")
+        node = {"partition-id": k, "num-partitions": NODES, "stream": stream, "stream-wait": 60}
+        nodes.append({**node, "label-column": "y", "state-dir": str(tmp_path / f"state{k}")})
+
+    def grow() -> None:
+        for at in range(FIRST, LAST, 15):
+            time.sleep(0.5)
+            part = slice(at, at + 15)
+            for k in range(NODES):
+                if k == 1:
+                    sender.sendall(rows(k, part).encode())
+                else:
+                    with (tmp_path / f"{k}.csv").open("a") as file:
+                        file.write(rows(k, part))
+
+    with LocalDeployment(tmp_path / "deployment", nodes) as deployment:
+        sender = socket.socket(socket.AF_UNIX)
+        wait_for(lambda: not sender.connect_ex(str(tmp_path / "s")))
+        sender.sendall((HEADS + rows(1, slice(FIRST))).encode())
+        writer = threading.Thread(target=grow)
+        writer.start()
+        try:
+            found = [deploy(deployment, 60)]
+        finally:
+            writer.join()
+        found.append(deploy(deployment, 60))
+        sender.close()
+    for one in found:
+        assert [row["round"] for row in one["history"]] == [30, 60]
+        assert [row["survivors"] for row in one["history"]] == [NODES, NODES]
+    assert found[1]["metrics"]["mse"] < 0.1
+
+
+HEADS = "a,b,c,y\n"

@@ -127,32 +127,6 @@ def test_every_hop_is_in_the_transcript() -> None:
     assert len(result.alpha) == T
 
 
-def test_what_each_message_shows() -> None:
-    problem = Problem()
-    trees = draw_trees(Q, 0, 2, 5)
-    sent: list[Any] = []
-    add_phases(problem.parts, problem.omega, problem.b, trees, sent)
-    o = {
-        w: problem.parts[w] @ problem.omega[:, start : start + WIDTHS[w]].T
-        for w, start in enumerate(np.cumsum((0, *WIDTHS[:-1])))
-    }
-    below = {w: {w} for w in range(Q)}
-    for (sender, receiver), message in zip(trees[0].sends, sent, strict=False):
-        assert message[:3] == (f"worker {sender}", f"worker {receiver}", "o + b")
-        expected = sum(o[w] + problem.b[:, w] for w in below[sender])
-        np.testing.assert_allclose(message[3], expected)
-        # differences of rows are without masks: b is the same for all of them
-        shown = message[3][1:] - message[3][0]
-        np.testing.assert_allclose(shown, sum(o[w][1:] - o[w][0] for w in below[sender]))
-        below[receiver] |= below[sender]
-    masks = sent[Q - 1 :]
-    assert [name for _, _, name, _ in masks] == ["b"] * (Q - 2)
-    assert "worker 2" not in {sender for sender, *_ in masks}  # l' keeps its own
-    np.testing.assert_allclose(
-        masks[0][3], problem.b[:, trees[1].sends[0][0]]
-    )  # the first is a leaf
-
-
 @pytest.mark.parametrize(("q", "share"), [(3, 1 / 2), (4, 1 / 3)])
 def test_totally_different_trees_can_show_a_value_and_its_mask(q: int, share: float) -> None:
     """Against Lemma 2: one worker gets o + b and b of another, each alone, and subtracts."""
@@ -172,13 +146,3 @@ def test_totally_different_trees_can_show_a_value_and_its_mask(q: int, share: fl
             np.testing.assert_allclose(masked - mask, x[sender])
         shown += bool(alone[0] & alone[1])
     assert shown / 600 == pytest.approx(share, abs=0.08)  # four standard deviations
-
-
-def test_shared_directions_let_the_active_worker_solve_for_the_only_other_one() -> None:
-    problem = Problem()
-    x = problem.x[:, :3], problem.x[:, 3:]
-    trees = draw_trees(2, 0, 1, 0)
-    phases = add_phases(x, problem.omega, problem.b[:, :2], trees, [])
-    others = phases - x[0] @ problem.omega[:, :3].T
-    solved = np.linalg.lstsq(problem.omega[:, 3:], (others[1:] - others[0]).T, rcond=None)[0].T
-    np.testing.assert_allclose(solved, x[1][1:] - x[1][0], atol=1e-10)

@@ -9,18 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord
-from hospitals import TWO, Array, deal, server, small
-from nodes import Table, side
+from hospitals import Array, server, small
+from nodes import Table
 from sklearn.datasets import load_breast_cancer
 
-from fedkern_flwr.hybrid.landmarks import draw_landmarks
 from fedkern_flwr.simulations.papers.fedcg import (
-    SERVER,
     Hospital,
-    build_kernel,
     chain,
-    label_noise,
     naive,
     sample_landmarks,
 )
@@ -91,55 +86,6 @@ def test_landmarks_are_rows_uniform_or_normal() -> None:
     np.testing.assert_allclose(normal.std(axis=0), x.std(axis=0), atol=0.02)
 
 
-def test_naive_shows_the_server_every_block_and_label() -> None:
-    hospitals, w, _ = dealt(2)
-    _, transcript = naive(hospitals, w, GAMMA, LAMBDA)
-    assert {receiver for _, receiver, *_ in transcript} == {SERVER}
-    parties = ("centre 0", "centre 1", "hospital 1")
-    for party, x, slice_ in zip(parties, hospitals[1].blocks, w, strict=True):
-        (seen,) = (a for s, _, n, a in transcript if s == party and n == "kernel of hospital 1")
-        np.testing.assert_array_equal(seen, build_kernel(x, slice_, GAMMA, "rbf"))
-    (seen,) = (a for s, _, n, a in transcript if s == "hospital 1" and n == "labels")
-    np.testing.assert_array_equal(seen, hospitals[1].y)
-
-
-def test_chain_shows_a_party_the_kernel_before_it_and_the_server_every_hospital() -> None:
-    hospitals, w, k = dealt(2)
-    found, transcript = chain(hospitals, w, GAMMA, LAMBDA, seed=SEED, epochs=3)
-    mine, y = slice(*CUTS[1:3]), hospitals[1].y
-    directions = [a for _, r, n, a in transcript if (r, n) == ("hospital 1", "p")]
-    assert len(directions) == 3
-    blocks = [
-        build_kernel(*both, GAMMA, "rbf") for both in zip(hospitals[1].blocks, w, strict=True)
-    ]
-
-    def received(receiver: str, name: str) -> list[np.ndarray]:
-        return [a for _, r, n, a in transcript if (r, n) == (receiver, f"{name} of hospital 1")]
-
-    # the direction is known: divided by it, what comes is the kernel of the blocks before
-    for p, first, both in zip(
-        directions, received("centre 1", "K p"), received("hospital 1", "K p"), strict=True
-    ):
-        np.testing.assert_allclose(first / p, blocks[0])
-        np.testing.assert_allclose(both / p, blocks[0] * blocks[1])
-    for p, back, sums in zip(
-        directions, received("centre 0", "K^T K p"), received(SERVER, "K^T K p"), strict=True
-    ):
-        goes_back = (k[mine] @ p)[:, None] * blocks[1] * blocks[2]
-        np.testing.assert_allclose(back, goes_back, atol=1e-12)
-        np.testing.assert_allclose(sums, k[mine].T @ k[mine] @ p, atol=1e-12)
-    # the server knows the seed of the noise: it has the gradient and the labels of a hospital
-    (v,), (with_v,), (with_eta,) = (received(SERVER, n) for n in ("v", "K^T v", "K^T eta"))
-    residual = k[mine] @ found.iterates[0] - y
-    np.testing.assert_allclose(v - label_noise(len(y), SEED, 1), residual)
-    np.testing.assert_allclose(with_v - with_eta, k[mine].T @ residual, atol=1e-12)
-    assert {n for _, r, n, _ in transcript if r == "hospital 0"} == {
-        "alpha",
-        "p",
-        *(f"K {name} of hospital 0" for name in ("alpha", "p")),
-    }
-
-
 # -- the strategy
 
 
@@ -179,39 +125,3 @@ def test_residuals_are_those_of_the_centralised_method(tmp_path: Path) -> None:
     assert half < plain / 5
     assert all_ <= 4
     assert made[2].ledger_.by_phase["hybrid-product"] == 1 + half  # the sketch comes with K^T y
-
-
-def test_conjugate_gradients_are_those_of_the_paper_iterate_by_iterate(tmp_path: Path) -> None:
-    """From the same start, without a preconditioner: Algorithm 1, from sums of all hospitals.
-
-    The start is drawn by the server from the seed of the run. No party needs it: they are asked for
-    products with it. The paper's program is given what the server drew.
-    """
-    tables, starts = deal(*side(60, 6), 3, 2, **TWO), list[Array]()
-    m, lam, gamma = 20, 0.3, 4.0  # well conditioned: few digits go
-    options: Table = {"solver": "cg", "init": "random", "preconditioner_rank": 0, "seed": 7}
-    options |= {"gamma": gamma, "regularization": lam, "tolerance": 1e-14}
-
-    def note(number: int, arrays: ArrayRecord) -> None:
-        if not number:
-            starts.append(arrays.to_numpy_ndarrays()[0])
-
-    iterates = []
-    for number in (1, 2, 4, 8):
-        more = {"num_rounds": number, "evaluate_fn": note}
-        iterates.append(server(tmp_path)(tables).fit(more, **options).coefficients_[:, 0])
-    assert {start.tobytes() for start in starts} == {starts[0].tobytes()}
-    assert np.abs(starts[0]).max() > 1.0
-
-    rows: list[Hospital] = []
-    for own in tables[:3]:
-        known = [dict(zip(centre["ids"], centre["x"], strict=True)) for centre in tables[3:]]
-        blocks = [np.array([rows[name] for name in own["ids"]]) for rows in known]
-        rows.append(Hospital([*blocks, own["x"]], np.where(own["y"] == 1, 1.0, -1.0)))
-    w = [draw_landmarks(t["landmark_seed"], m, t["ranges"]) for t in (*tables[3:], tables[0])]
-    for paper in (chain, naive):
-        limits = {"tolerance": 1e-30, "epochs": 8}
-        found, _ = paper(rows, w, gamma, lam, alpha=starts[0][:, 0], **limits)
-        assert np.abs(np.diff(found.iterates, axis=0)).max(axis=1).min() > 1e-3  # each is another
-        for ours, number in zip(iterates, (1, 2, 4, 8), strict=True):
-            np.testing.assert_allclose(ours, found.iterates[number], rtol=0.0, atol=1e-6)

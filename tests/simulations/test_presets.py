@@ -1,15 +1,26 @@
-"""Presets of HierarchicalSVM: who is compared, the paper's figures beside ours, and figures."""
+"""Presets of HierarchicalSVM, Secure Gram and FedCFK: who is compared, the papers' figures, plots.
+
+And the machine that is tuned on a Gram matrix.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from refusals import refused
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
+from sklearn.metrics import make_scorer, mean_squared_error
+from sklearn.model_selection import GridSearchCV, PredefinedSplit
+from sklearn.preprocessing import MinMaxScaler
+from sklearn.svm import SVC, SVR
 
+from fedkern_flwr.gram.dot_kernels import DotKernel
+from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.lab.comparison import pooled_labels
@@ -18,6 +29,7 @@ from fedkern_flwr.simulations.lab.presets import groups as hierarchical
 from fedkern_flwr.simulations.lab.presets.demo import demo
 from fedkern_flwr.simulations.lab.references import references_of
 from fedkern_flwr.simulations.lab.references.groups import svm_columns_paper, svm_paper
+from fedkern_flwr.simulations.methods.gram_learner import choose_machine
 from fedkern_flwr.simulations.methods.groups_data import HierarchicalData
 from fedkern_flwr.simulations.methods.groups_settings import HierarchicalSettings
 from fedkern_flwr.simulations.methods.registry import family_with
@@ -26,11 +38,12 @@ from fedkern_flwr.simulations.run import random_labels as toy
 from fedkern_flwr.simulations.run.entries import Entry
 from fedkern_flwr.strategies import HierarchicalSVM
 
+Compared = Callable[..., dict[str, Any]]
 OWN = tuple(name for name in NAMES if name.startswith("hierarchical-"))
 
 
 @pytest.fixture
-def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Small tables in place of the papers'."""
     rng = np.random.default_rng(0)
     for name in ("breast_cancer_original.npz", "svmguide1.npz"):
@@ -44,19 +57,24 @@ def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def compared(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    capsys.readouterr()
-    assert run(["compare", *arguments, "--json", "-", "--quiet", "--out", "here"]) == 0
-    return dict(json.loads(capsys.readouterr().out))
+@pytest.fixture
+def compared(commands: Any) -> Compared:
+    """Return what compares; its data sets."""
+
+    def compare(*arguments: str) -> dict[str, Any]:
+        found = commands(
+            "compare", *arguments, "--json", "-", "--quiet", "--out", "here", plots=True
+        )
+        assert found[0] == 0, found
+        return dict(json.loads(found[1])["datasets"])
+
+    return compare
 
 
-def test_every_table_and_figure_of_the_issue_has_a_preset() -> None:
-    numbers = ("table2", "table3", "figure5", "figure7", "figure8", "figure10a", "figure10b")
-    numbers += ("figure11", "figure12", "figure13", "staleness")
-    assert set(OWN) == {f"hierarchical-{number}" for number in numbers}
-
-
-def test_presets_say_what_the_paper_says(tables: Path) -> None:
+def test_presets_say_what_the_paper_says(folder: Path) -> None:
+    assert set(OWN) == {f"hierarchical-{number}" for number in (*FIGURES, "table2", "table3")}
+    told = {method for section in demo(()).sections for _, method, _ in section.entries}
+    assert {"hierarchical-svm", "linear-svm"} <= told
     for name in OWN:
         made = preset(name)
         assert made.name == name
@@ -70,12 +88,12 @@ def test_presets_say_what_the_paper_says(tables: Path) -> None:
     assert sorted(paper.values()) == [0.8967, 0.9483, 0.955, 0.9683]
 
 
-def test_higgs_takes_part_where_it_is(tables: Path) -> None:
+def test_higgs_takes_part_where_it_is(folder: Path) -> None:
     names = list(preset("hierarchical-table3").data)
     assert names == ["Breast cancer", "Svmguide1"]
-    (tables / "higgs.npz").touch()
+    (folder / "higgs.npz").touch()
     assert list(preset("hierarchical-table3").data) == [*names, "Higgs"]
-    (tables / "higgs.npz").unlink()
+    (folder / "higgs.npz").unlink()
     asked = ["compare", "hierarchical-table3", "--datasets", "Higgs", "--jobs", "1"]
     assert run(asked) == 2  # there is no file
 
@@ -92,18 +110,12 @@ def test_without_the_data_the_user_is_told_what_to_set(monkeypatch: pytest.Monke
         preset("hierarchical-figure8", ("Mars",))
 
 
-def test_table3_compares_the_architectures(
-    tables: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_table3_compares_the_architectures(folder: Path, compared: Compared) -> None:
     arguments = ("--datasets", "Breast cancer", "--runs", "1", "--rounds", "25")
-    found = compared(capsys, "hierarchical-table3", *arguments)
-    methods = found["datasets"]["Breast cancer"]["methods"]
-    assert [*methods] == [
-        "linear SVM, pooled",
-        "chain of neighbours",
-        "centralised",
-        "hierarchical",
-    ]
+    found = compared("hierarchical-table3", *arguments)
+    methods = found["Breast cancer"]["methods"]
+    shown = ["linear SVM, pooled", "chain of neighbours", "centralised", "hierarchical"]
+    assert [*methods] == shown
     for label in ("centralised", "hierarchical"):
         assert abs(methods[label]["metrics"]["objective_gap"]) < 0.02
     chain = methods["chain of neighbours"]
@@ -117,11 +129,11 @@ def test_table3_compares_the_architectures(
 
 
 def test_table2_has_random_labels(
-    tables: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, compared: Compared
 ) -> None:
     monkeypatch.setattr(hierarchical, "MANY_USERS", 10)
-    found = compared(capsys, "hierarchical-table2", "--rounds", "2")
-    methods = found["datasets"]["Random labels"]["methods"]
+    found = compared("hierarchical-table2", "--rounds", "2")
+    methods = found["Random labels"]["methods"]
     assert len(methods) == 3
     chain = methods["chain of neighbours, rho 5"]
     assert chain["metrics"]["iterations"] == 2
@@ -132,10 +144,6 @@ def test_table2_has_random_labels(
 def prepared(**more: Any) -> HierarchicalData:
     settings = HierarchicalSettings("breast-cancer", test_size=0.3, resplit=True, **more)
     return HierarchicalData(settings)
-
-
-def quiet(done: int, total: int) -> None:
-    """Show no progress."""
 
 
 def test_programs_of_the_paper_get_the_rows_of_a_runs_users() -> None:
@@ -152,9 +160,8 @@ def test_programs_of_the_paper_get_the_rows_of_a_runs_users() -> None:
     groups, _ = paper.hierarchical([users[:3], users[3:]], C=0.5, rho=1.5, iterations=4)
     assert np.abs(chain.models[3] - groups.models[3]).max() > 0.1
     for found, consensus in ((chain, "chain"), (groups, "equation 11")):
-        metrics, history = svm_paper(
-            data.pooled(7), seed=1, progress=quiet, consensus=consensus, C=0.5
-        )
+        more: Any = {"consensus": consensus, "C": 0.5}
+        metrics, history = svm_paper(data.pooled(7), seed=1, progress=print, **more)
         moved = np.linalg.norm(np.diff([np.zeros(31), *found.models], axis=0), axis=1)
         np.testing.assert_allclose([row["consensus_difference"] for row in history], moved)
         assert metrics["objective"] == min(row["objective"] for row in history[:-1])
@@ -167,7 +174,7 @@ def test_secure_products_of_columns_make_the_model_of_local_ones() -> None:
     columns = prepared(users=4, groups=2, partition="vertical")
     strategy = HierarchicalSVM(seed=3, architecture="hierarchical", partition="vertical", C=0.1)
     simulate(strategy, columns.client_fn(strategy), columns.nodes(strategy))
-    ours, history = svm_columns_paper(columns.pooled(3), seed=3, progress=quiet, C=0.1)
+    ours, history = svm_columns_paper(columns.pooled(3), seed=3, progress=print, C=0.1)
     assert ours["converged"]
     assert 0.0 <= ours["objective_gap"] < 1e-3
     assert ours["objective"] == pytest.approx(strategy.metrics_["objective"], rel=1e-3)
@@ -204,25 +211,106 @@ QUICK = ("figure7", "figure10b", "staleness")
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.long) for n in FIGURES]
 )
 def test_figures(
-    name: str, tables: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, compared: Compared
 ) -> None:
     for counts in ("_FEW_GROUPS", "_ALL_GROUPS"):
         monkeypatch.setattr(hierarchical, counts, (2, 3))
     entries, plots = FIGURES[name]
     arguments = ("--datasets", "Breast cancer", "--runs", "1", "--rounds", "2")
-    found = compared(capsys, f"hierarchical-{name}", *arguments)
-    for dataset in found["datasets"].values():
+    found = compared(f"hierarchical-{name}", *arguments)
+    for dataset in found.values():
         assert len(dataset["methods"]) == entries
     if name == "figure7":
-        assert list(found["datasets"]) == ["Breast cancer, 2 groups", "Breast cancer, 3 groups"]
+        assert list(found) == ["Breast cancer, 2 groups", "Breast cancer, 3 groups"]
     drawn = sorted(path.name for path in Path("here/plots").glob("*.png"))
     assert drawn == [f"breast-cancer-{plot}.png" for plot in plots]
 
 
-def test_the_demo_has_the_method() -> None:
-    (section,) = [
-        s for s in demo(()).sections if "hierarchical-svm" in {m for _, m, _ in s.entries}
+USERS, ITEMS = 72, 30
+
+
+@pytest.fixture
+def movies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two tastes, so that there is something to recommend."""
+    rng = np.random.default_rng(0)
+    taste = np.arange(USERS)[:, None] % 2 == np.arange(ITEMS)[None] % 2
+    rated = rng.random((USERS, ITEMS)) < np.where(taste, 0.7, 0.15)
+    rows = [
+        (u + 1, i + 1, 3 + int(taste[u, i]) + int(rng.integers(2)), int(rng.integers(10**6)))
+        for u, i in np.argwhere(rated).tolist()
     ]
-    (settings,) = section.data.values()
-    assert settings.data == "breast-cancer"
-    assert [method for _, method, _ in section.entries] == ["hierarchical-svm", "linear-svm"]
+    for name, separator in (("ml-100k/u.data", "\t"), ("ml-1m/ratings.dat", "::")):
+        path = tmp_path / name
+        path.parent.mkdir()
+        path.write_text("".join(separator.join(map(str, row)) + "\n" for row in rows))
+    monkeypatch.setenv("FEDKERN_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.long), 2])
+def test_tables_compare_participation_with_pooled_data(
+    number: int, movies: Path, compared: Compared
+) -> None:
+    found = compared(f"fed-cfk-table{number}", "--runs", "1")
+    assert len(found) == 2
+    for dataset in found.values():
+        methods = {label: summary["metrics"] for label, summary in dataset["methods"].items()}
+        assert list(methods) == ["pooled", "100 %", "90 %", "70 %", "50 %", "30 %"]
+        assert methods.pop("pooled")["auc"] > 0.6
+        assert all(metrics["centralised_difference"] < 1e-9 for metrics in methods.values())
+        assert methods["100 %"]["rows"] == USERS
+        if number == 1:  # nodes of 60 users are but two here
+            assert methods["30 %"]["rows"] < USERS
+    assert len(list(Path("here/plots").glob("*participation.png"))) == 2
+    assert "0.808" in Path("here/report.html").read_text() or number == 2
+
+
+def test_rounds_of_random_users_come_near_only_if_they_add_up(
+    movies: Path, compared: Compared
+) -> None:
+    (dataset,) = compared("fed-cfk-figure1").values()
+    final = {k: v["metrics"]["kernel_error"] for k, v in dataset["methods"].items()}
+    assert final["disjoint, 50 %"] == 0.0 < final["max, 50 %"]
+    assert final["max, 10 %"] > final["max, 50 %"]
+    assert dataset["methods"]["disjoint, 50 %"]["metrics"]["exact_from"] < 40
+    assert Path("here/plots/ml-100k-kernel-error.png").is_file()
+
+
+WIDTHS, COSTS = (0.25, 1.0, 4.0, 16.0), (1.0, 10.0, 100.0)
+
+
+def problem(load: Any, rows: int) -> tuple[np.ndarray, np.ndarray, tuple[float, ...]]:
+    x, y = load(return_X_y=True)
+    chosen = np.random.default_rng(3).permutation(len(x))[:rows]
+    x, y = MinMaxScaler().fit_transform(x[chosen]), y[chosen].astype(float)
+    if load is load_diabetes:
+        return x, (y - y.mean()) / np.abs(y - y.mean()).max(), ()
+    return x, y, tuple(np.unique(y).tolist())
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "load", [pytest.param(load_breast_cancer, marks=pytest.mark.long), load_wine, load_diabetes]
+)
+def test_the_cell_is_the_one_that_grid_search_chooses(load: Any, seed: int) -> None:
+    """Of cells that are as good as each other the first: narrow kernels last, small C first."""
+    x, y, classes = problem(load, 150)
+    gram = x @ x.T
+    options: Any = {"learner": "svc", "gamma": None, "cost": None, "seed": seed}
+    found = choose_machine(gram, x.shape[1], y, DotKernel("rbf"), classes, **options)
+    order = np.random.default_rng(derive_seed(seed, "folds")).permutation(len(y))
+    fold = np.empty(len(y), int)
+    fold[order] = np.arange(len(y)) // 30
+    spread = float(np.square(x - x.mean(axis=0)).sum() / len(x))
+    grid = {"gamma": [width / spread for width in WIDTHS], "C": list(COSTS)}
+    machine: Any = SVC(tol=1e-5) if classes else SVR(epsilon=0.01, tol=1e-5)
+    score = "accuracy" if classes else make_scorer(mean_squared_error, greater_is_better=False)
+    search = GridSearchCV(machine, grid, scoring=score, cv=PredefinedSplit(fold)).fit(x, y)
+    tried = search.cv_results_
+    means = zip(tried["params"], tried["mean_test_score"], strict=True)
+    cells = {(round(cell["gamma"] * spread, 6), cell["C"]): mean for cell, mean in means}
+    best = max(cells.values())
+    first = next(c for c in sorted(cells) if cells[c] == pytest.approx(best, abs=1e-9))
+    assert (round(found.kernel.gamma * spread, 6), found.cost) == first
+    assert len(set(cells.values())) > 1
