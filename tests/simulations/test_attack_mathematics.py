@@ -15,7 +15,6 @@ from fedkern_flwr.simulations.attacks import pof_mkl
 from fedkern_flwr.simulations.attacks.distances import distances_by_svd, trilaterate
 from fedkern_flwr.simulations.attacks.edm_completion import (
     COMPLETIONS,
-    reconstruction_errors,
     relative_error,
 )
 from fedkern_flwr.simulations.attacks.gradient_inversion import invert_gradient
@@ -167,15 +166,6 @@ def test_completions_repeat_themselves_and_refuse_what_is_no_problem(name: str) 
     for wrong in (lopsided, np.ones_like(mask), np.zeros_like(mask)):
         with refused("FK-ATTACK-MASK"):
             complete(distances, wrong, 3, iterations=1, seed=0)
-
-
-def test_where_completions_fail_closed_forms_are_exact() -> None:
-    """The difficulty of completion, Figure 8, is no protection."""
-    x = table("wine")[:110]
-    errors = reconstruction_errors(x, landmarks(15, x), iterations=30)
-    assert min(errors[name] for name in COMPLETIONS) > 0.1
-    assert errors["svd"] < EXACT
-    assert errors["trilateration"] < EXACT
 
 
 # -- Secure Gram

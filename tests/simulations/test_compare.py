@@ -202,33 +202,31 @@ def test_the_others_are_reported_where_a_preset_fails(put: Put, commands: Any) -
     assert Path("there").is_dir()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        ("", "FK-COMMAND-MISSING"),
-        ("demo --jobs 0", "FK-OPTION-RANGE"),
-        ("demo --runs 0", "FK-OPTION-RANGE"),
-        ("demo demo", "FK-COMPARE-TWICE"),
-        ("papers demo", "FK-COMPARE-TWICE"),
-        ("demo cross-hybrid --datasets Wine", "FK-COMPARE-DATASETS"),
-        ("demo --datasets Wine", "FK-COMPARE-OPTION"),
-        ("kernel-pca --datasets A=b.npz", "FK-COMPARE-FILES"),
-        ("cross-vertical --datasets Moon", "FK-PRESET-DATA"),
-        ("cross-vertical --clients 3", "FK-COMPARE-OPTION"),
-        ("hierarchical-table2 --paper-split", "FK-PRESET-SPLIT"),
-        ("demo --id patient", "FK-COMPARE-OPTION"),
-        ("demo --data iris", "FK-OPTION-BOTH"),
-        ("--data iris --methods fedcg", "FK-METHOD-UNKNOWN"),
-        ("--data iris --methods pof-mkl", "FK-COMPARE-METHOD"),
-        ("--data iris --methods kernel-pca", "FK-COMPARE-METHOD"),
-        ("--data iris --methods fdskl --users 3", "FK-COMPARE-OPTION"),
-        ("--data iris --parties 9 --methods fdskl", "FK-COLUMNS-FEW"),
-        ("--data iris --clients 3", "FK-COMPARE-OPTION"),
-        ("--data nowhere.csv", "FK-FILE-READ"),
+#: Code -> what is typed.
+ERRORS = {
+    "FK-COMMAND-MISSING": [""],
+    "FK-OPTION-RANGE": ["demo --jobs 0", "demo --runs 0"],
+    "FK-COMPARE-TWICE": ["demo demo", "papers demo"],
+    "FK-COMPARE-DATASETS": ["demo cross-hybrid --datasets Wine"],
+    "FK-COMPARE-OPTION": [
+        "demo --datasets Wine", "cross-vertical --clients 3", "demo --id patient",
+        "--data iris --methods fdskl --users 3", "--data iris --clients 3",
     ],
-)
-def test_errors_are_one_line(arguments: str, code: str, commands: Any) -> None:
-    assert commands.complaint("compare", *arguments.split()).endswith(f"[{code}]")
+    "FK-COMPARE-FILES": ["kernel-pca --datasets A=b.npz"],
+    "FK-PRESET-DATA": ["cross-vertical --datasets Moon"],
+    "FK-PRESET-SPLIT": ["hierarchical-table2 --paper-split"],
+    "FK-OPTION-BOTH": ["demo --data iris"],
+    "FK-METHOD-UNKNOWN": ["--data iris --methods fedcg"],
+    "FK-COMPARE-METHOD": [f"--data iris --methods {name}" for name in ("pof-mkl", "kernel-pca")],
+    "FK-COLUMNS-FEW": ["--data iris --parties 9 --methods fdskl"],
+    "FK-FILE-READ": ["--data nowhere.csv"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", ERRORS)
+def test_errors_are_one_line(code: str, commands: Any) -> None:
+    for typed in ERRORS[code]:
+        assert commands.complaint("compare", *typed.split()).endswith(f"[{code}]"), typed
 
 
 # -- methods of several families on the same rows
@@ -261,10 +259,14 @@ def test_a_table_of_several_families(put: Put, compared: Compared) -> None:
     dealt["Secure Gram"] = GramSettings("wine", clients=3, test_size=0.3)
     gram = ("Secure Gram", "secure-gram", {"encoding": "fixed-point", "kernel": "rbf"})
     entries = (FDSKL, FED_CG, gram, ("linear", "linear", {"regularization": 1e-3}))
-    columns, figures = ("accuracy", "exchanges", "plain", "seconds"), ("errors-box", "bytes")
-    put(1, demo=Section({"Wine": WINE}, entries, columns, figures, dealt={"Wine": dealt}))
+    columns = ("accuracy", "rmse", "difference", "exchanges", "plain", "seconds")
+    more: Any = {"dealt": {"Wine": dealt}, "paper": {"Wine": {"accuracy": {"FDSKL": 0.75}}}}
+    rows = Section({"Rows": HybridSettings("wine")}, (FED_CG,), columns, (), title="Two")
+    put(1, demo=(Section({"Wine": WINE}, entries, columns, ("errors-box", "bytes"), **more), rows))
     found, said = compared("demo", "--out", "c", "--seed", "5")
-    rows = methods(found)
+    rows = found["datasets"]["Wine"]["methods"]
+    assert list(found["datasets"]["Rows"]["methods"]) == ["FedCG"]
+    assert "0.75" in said[said.index("Wine:") :]  # the paper's figure beside its column
     accuracy = {label: method["metrics"]["test_accuracy"] for label, method in rows.items()}
     assert min(accuracy.values()) > 0.85
     assert [method["exchanges"] for method in rows.values()] == [3, 5, 4, 0]
@@ -279,6 +281,10 @@ def test_a_table_of_several_families(put: Put, compared: Compared) -> None:
         cells = [own[f"test_{name}"] for name in ("balanced_accuracy", "auc", "log_loss_ovr")]
         assert "".join(f'<td class="num">{cell:.3f}</td>' for cell in cells) in report
     assert report.index("<h2>Verdict") < report.index("<h2>What was compared")
+    for once in ("To pooled: ", "Accuracy: ", "In other sections: "):  # one definition of each
+        assert report.count(once) == 1
+    assert '<th scope="col" class="num">accuracy</th>' in report
+    assert ">RMSE</th>" not in report  # of classes there is none
     text = unescape(report.split("<h2>Verdict</h2>")[1].split("</p>")[0].removeprefix("\n<p>"))
     best = max(("FDSKL", "FedCG", "Secure Gram"), key=accuracy.__getitem__)
     assert text in said
@@ -286,27 +292,6 @@ def test_a_table_of_several_families(put: Put, compared: Compared) -> None:
     assert f". Beside it: on the pooled data {accuracy['linear']:.4f} (linear). Its server" in text
     assert len(re.findall(r"\.(?= [A-Z]|$)", text)) == 3  # sentences
     assert text.split("Its server saw ")[1].startswith(rows[best]["privacy"]["server_sees"][0])
-
-
-def test_each_section_has_its_own_data_and_columns_and_one_definition_of_each(put, compared):
-    columns = Section(
-        {"Wine": WINE}, (FDSKL,), ("accuracy", "rmse", "difference"), (), title="One",
-        paper={"Wine": {"accuracy": {"FDSKL": 0.75}}},
-    )  # fmt: skip
-    rows = {"Wine by rows": HybridSettings("wine", hospitals=2, centres=2, test_size=0.3)}
-    by_rows = Section(rows, (FED_CG,), ("accuracy", "recall", "difference"), (), title="Two")
-    put(1, demo=(columns, by_rows))
-    found, said = compared("demo", "--out", "c")
-    assert [list(one["methods"]) for one in found["datasets"].values()] == [["FDSKL"], ["FedCG"]]
-    assert "0.75" in said[said.index("Wine:") :]  # the paper's figure beside its column
-    report = Path("c/report.html").read_text()
-    assert report.count("To pooled: ") == report.count("Accuracy: ") == 1
-    assert report.count("In other sections: ") == 1  # what "to pooled" means there
-    assert '<th scope="col" class="num">accuracy</th>' in report
-    for heading in ("RMSE", "recall"):  # of three classes there is none
-        assert f">{heading}</th>" not in report
-    text = report.split("What was compared")[1]
-    assert text.index("One") < text.index("Wine") < text.index("Two") < text.index("Wine by rows")
 
 
 def test_cells_of_a_section_carry_the_draws_seed_and_only_the_first_is_audited() -> None:

@@ -163,34 +163,27 @@ async def test_a_call_passes_as_it_is_but_for_headers_of_one_leg_and_claims_of_o
     assert sent.headers["host"] == "superlink"
 
 
-@pytest.mark.promise("front-fleet-only")
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("POST", "/v1/control/list-runs", 403),
-        ("POST", "/v1/fleet/../control/list-runs", 403),
-        ("POST", "/v1/fleet/..%2fcontrol/list-runs", 403),
-        ("POST", "/v1/fleet/pull-messages/../../control/list-runs", 403),
-        ("POST", "/v1/fleet/pull-messages\n", 403),
-        ("POST", "//v1/fleet/pull-messages", 403),
-        ("POST", "/v1/fleet/", 403),
-        ("POST", "/health", 403),
-        ("GET", "/docs", 403),
-        ("GET", PULL, 403),
-        ("PUT", "/v1/fleet/push-object", 403),
-        ("POST", PULL, 413),  # it is longer than a pull can be
-    ],
-)
-def test_nothing_else_passes(method: str, path: str, status: int) -> None:
-    @story
-    async def told() -> None:
-        superlink = SuperLink()
-        async with front_of(superlink) as front:
-            call = Call(front, path, signed("a"), b"x" * 100_000, method)
-            assert (await call.answer())[0] == status
-        assert not superlink.calls
+#: Method and path of what is not passed on, with the status; a pull is longer than it can be.
+OTHERS = [
+    *(("POST", path, 403) for path in (
+        "/v1/control/list-runs", "/v1/fleet/../control/list-runs",
+        "/v1/fleet/..%2fcontrol/list-runs", "/v1/fleet/pull-messages/../../control/list-runs",
+        "/v1/fleet/pull-messages\n", "//v1/fleet/pull-messages", "/v1/fleet/", "/health",
+    )),
+    ("GET", "/docs", 403), ("GET", PULL, 403), ("PUT", "/v1/fleet/push-object", 403),
+    ("POST", PULL, 413),
+]  # fmt: skip
 
-    told()
+
+@pytest.mark.promise("front-fleet-only")
+@pytest.mark.parametrize(("method", "path", "status"), OTHERS)
+@story
+async def test_nothing_else_passes(method: str, path: str, status: int) -> None:
+    superlink = SuperLink()
+    async with front_of(superlink) as front:
+        call = Call(front, path, signed("a"), b"x" * 100_000, method)
+        assert (await call.answer())[0] == status
+    assert not superlink.calls
 
 
 # -- holding
@@ -259,24 +252,23 @@ async def test_a_message_found_for_a_node_that_has_gone_is_its_next_one() -> Non
 
 
 @pytest.mark.parametrize("status", [400, 401, 422, 500])
-def test_who_is_not_the_node_neither_gets_its_message_nor_ends_its_repetition(status: int) -> None:
-    @story
-    async def told() -> None:
-        superlink = SuperLink()
-        superlink.messages["a"].append(b"message")
-        async with front_of(superlink, SOON) as front:
-            assert await pull(front, "a").answer() == (200, b"message")
-            superlink.status = status
-            assert await pull(front, "a").answer() == (status, b"")
-            await Call(front, CONFIRM, signed("a")).answer()
-            superlink.status = 200
-            await Call(front, "/v1/fleet/send-node-heartbeat", signed("a")).answer()
-            assert await pull(front, "b").answer() == (200, b"")
-            assert await pull(front, "a").answer() == (200, b"message")
-            await Call(front, CONFIRM, signed("a")).answer()  # the node has it
-            assert await pull(front, "a").answer() == (200, b"")
-
-    told()
+@story
+async def test_who_is_not_the_node_neither_gets_its_message_nor_ends_its_repetition(
+    status: int,
+) -> None:
+    superlink = SuperLink()
+    superlink.messages["a"].append(b"message")
+    async with front_of(superlink, SOON) as front:
+        assert await pull(front, "a").answer() == (200, b"message")
+        superlink.status = status
+        assert await pull(front, "a").answer() == (status, b"")
+        await Call(front, CONFIRM, signed("a")).answer()
+        superlink.status = 200
+        await Call(front, "/v1/fleet/send-node-heartbeat", signed("a")).answer()
+        assert await pull(front, "b").answer() == (200, b"")
+        assert await pull(front, "a").answer() == (200, b"message")
+        await Call(front, CONFIRM, signed("a")).answer()  # the node has it
+        assert await pull(front, "a").answer() == (200, b"")
 
 
 # -- the command, and Flower

@@ -65,6 +65,10 @@ def test_every_row_is_at_one_user_and_agents_hold_nothing() -> None:
     assert [n["role"] for n in nodes] == ["user"] * 6 + ["agent"] * 2
     assert [n["group"] for n in nodes] == [0, 0, 0, 0, 1, 1, 0, 1]
     assert nodes[6] == {"role": "agent", "group": 0}
+    paid: dict[str, Any] = {"C": 1.0, "privacy_epsilon": 1.0}
+    for groups, options in ((3, {"architecture": "centralised"}), (None, {}), (3, paid)):
+        alone = tables(data(groups=groups), **options)  # without groups all nodes are users
+        assert {(n["role"], n["group"]) for n in alone} == {("user", 0)}
     part = prepared.split(0)
     for name, rows in (("x", part.x[part.train]), ("x_test", part.x[~part.train])):
         held = np.concatenate([n[name] for n in nodes[:6]])
@@ -79,39 +83,21 @@ def test_every_row_is_at_one_user_and_agents_hold_nothing() -> None:
     assert part.x.max() > 1000.0  # columns stay as they are: the method standardises them
 
 
-@pytest.mark.parametrize(
-    ("groups", "options"),
-    [
-        (3, {"architecture": "centralised"}),
-        (None, {"architecture": "centralised"}),
-        (None, {}),
-        (3, {"C": 1.0, "privacy_epsilon": 1.0}),
-    ],
-)
-def test_without_groups_all_nodes_are_users(groups: int | None, options: dict[str, Any]) -> None:
-    nodes = tables(data(groups=groups), **options)
-    assert [n["role"] for n in nodes] == ["user"] * 6
-    assert {n["group"] for n in nodes} == {0}
+#: What is typed, users and groups of the run.
+NEEDED: list[tuple[dict[str, Any], int, int]] = [
+    ({}, 20, 1), ({"groups": 1, "architecture": "centralised"}, 20, 1), ({"groups": 3}, 20, 3),
+    ({"groups": 1}, 20, 1), ({"group_sizes": "4,2"}, 6, 2), ({"staleness": 2}, 20, 2),
+    ({"lost_groups": "leave-out"}, 20, 2), ({"partition": "vertical"}, 20, 2),
+    ({"architecture": "hierarchical", "users": 8}, 8, 2),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("values", "users", "groups", "architecture"),
-    [
-        ({}, 20, 1, "centralised"),
-        ({"groups": 3}, 20, 3, "hierarchical"),
-        ({"groups": 1}, 20, 1, "hierarchical"),
-        ({"group_sizes": "4,2"}, 6, 2, "hierarchical"),
-        ({"staleness": 2}, 20, 2, "hierarchical"),
-        ({"lost_groups": "leave-out"}, 20, 2, "hierarchical"),
-        ({"partition": "vertical"}, 20, 2, "hierarchical"),
-        ({"architecture": "hierarchical", "users": 8}, 8, 2, "hierarchical"),
-        ({"groups": 1, "architecture": "centralised"}, 20, 1, "centralised"),
-    ],
-)
+@pytest.mark.parametrize(("values", "users", "groups"), NEEDED)
 def test_groups_that_are_named_or_needed_have_agents(
-    values: dict[str, Any], users: int, groups: int, architecture: str
+    values: dict[str, Any], users: int, groups: int
 ) -> None:
-    family = HierarchicalFamily()
+    flat = not values or values.get("architecture") == "centralised"
+    family, architecture = HierarchicalFamily(), "centralised" if flat else "hierarchical"
     every = [*options_of(HierarchicalSVM), *family.parameters()]
     config = family.config("hierarchical-svm", {**{o.name: o.default for o in every}, **values})
     assert (config["data"]["users"], config["data"]["groups"]) == (users, groups)
@@ -207,9 +193,6 @@ def test_delays_belong_to_the_data_and_differ_from_run_to_run() -> None:
     plans = [prepared.faults(HierarchicalSVM(seed=seed)) for seed in (0, 0, 1)]
     found = [plan(place) for plan in plans if plan is not None]
     assert found[0] == found[1] != found[2]
-    asynchronous = prepared.faults(HierarchicalSVM(seed=0, staleness=4))
-    assert asynchronous is not None
-    assert asynchronous(place) == found[0]
     first = prepared.variant(HierarchicalSVM(seed=0))
     assert first == prepared.variant(HierarchicalSVM(seed=0, C=3.0, staleness=4))
     assert first != prepared.variant(HierarchicalSVM(seed=1))

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("in_tmp")
 MAIL = "fedkern run fed-cg --data mail.csv --label kind --id number --landmarks 30 --out mail"
 PARTIES = "--party north.csv --party south.csv --party lab.csv:features --label ill --id patient"
 LAB = "fedkern run fed-cg --data lab-2.csv --label grade"
-VISITS = "fedkern run fed-cg --data visits.csv --label ill --id patient --out o"
+VISITS = "fedkern run fed-cg --data visits.csv --label ill --id patient --out o --landmarks 12"
 #: What is typed, one line after the other, and what must be seen of the last one.
 DAY: dict[str, tuple[list[str], str]] = {
     "new rows unlike those of the run": (

@@ -206,12 +206,12 @@ def test_new_rows_of_parties_are_predicted_as_those_of_one_table(
     assert "34 predictions: p.csv" in said
     commands.shown("predict", "here", "--data", "all.csv", "--id", "id", "--out", "all-p.csv")
     made, expected = tables.read("p.csv"), tables.read("all-p.csv")[6:40]
-    for name in ("id", "class"):
-        assert [row[name] for row in made] == [row[name] for row in expected]
-    for name in ("output_0", "probability_down"):
-        assert [float(row[name]) for row in made] == pytest.approx(
-            [float(row[name]) for row in expected], abs=1e-12
-        )
+    for name in ("id", "class", "output_0", "probability_down"):
+        ours, right = ([row[name] for row in rows] for rows in (made, expected))
+        if name in ("id", "class"):
+            assert ours == right
+        else:
+            np.testing.assert_allclose(np.float64(ours), np.float64(right), rtol=0, atol=1e-12)
     assert next(iter(made[0])) == "id"
     commands.shown("predict", "here", *parties, "--out", "by-run.csv")  # matched by the run's ids
     assert tables.read("by-run.csv") == tables.read("p.csv")
@@ -220,9 +220,9 @@ def test_new_rows_of_parties_are_predicted_as_those_of_one_table(
     assert model.predict(rows).tolist() == [row["class"] for row in made]
     assert rows.ids is not None
     assert rows.ids.tolist() == [row["id"] for row in made]
-    whole = [frames[0][6:], frames[1]]
-    assert model.predict(whole).tolist() == [row["class"] for row in made[:14]]
-    assert model.predict({"a": whole[0], "b": whole[1]}).tolist() == model.predict(whole).tolist()
+    whole = {"a": frames[0][6:], "b": frames[1]}
+    for parts in (whole, [*whole.values()]):
+        assert model.predict(parts).tolist() == [row["class"] for row in made[:14]]
     with refused("FK-ROWS-LACKING"):
         model.predict(frames)
     nameless = replace(model, meta={**model.meta, "id": None})
@@ -335,7 +335,6 @@ def learned(out: str, *more: str, method: str = "pof-rls") -> dict[str, Any]:
     return found
 
 
-@pytest.mark.usefixtures("in_tmp")
 def test_files_that_do_not_grow_are_the_table() -> None:
     write_rows(40)
     table, files = learned("table"), learned("files", "--stream-wait", "0")
@@ -346,7 +345,6 @@ def test_files_that_do_not_grow_are_the_table() -> None:
     assert Path("files.csv").read_text() == Path("table.csv").read_text()
 
 
-@pytest.mark.usefixtures("in_tmp")
 def test_rows_that_are_written_meanwhile_are_learned() -> None:
     write_rows(30)
 
@@ -367,30 +365,27 @@ def test_rows_that_are_written_meanwhile_are_learned() -> None:
     assert {row["survivors"] for row in found["history"]} == {3}
 
 
-@pytest.mark.usefixtures("in_tmp")
-@pytest.mark.parametrize(
-    ("options", "code"),
-    [
-        (["--data", "0.csv", "--stream-wait", "0"], "FK-STREAM-PARTIES"),
-        ([*GROWING, "--stream-wait", "0", "--test-size", "0.2"], "FK-DATA-OPTION"),
-        ([*GROWING, "--stream-wait", "0", "--scaling", "rank"], "FK-DATA-OPTION"),
-        ([*GROWING, "--stream-wait", "-1"], "FK-OPTION-RANGE"),
-        ([*GROWING, "--stream-wait", "0", "--rounds", "0"], "FK-OPTION-RANGE"),
-        ([*GROWING, "--stream-wait", "0", "--columns", "text"], "FK-STREAM-TEXT"),
-    ],
-)
-def test_what_a_stream_does_not_have_is_refused(
-    options: list[str], code: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+#: Beside a table for each party, or instead of it.
+NO_STREAM = {
+    "--data 0.csv --stream-wait 0": "STREAM-PARTIES",
+    "--stream-wait 0 --test-size 0.2": "DATA-OPTION",
+    "--stream-wait 0 --scaling rank": "DATA-OPTION",
+    "--stream-wait -1": "OPTION-RANGE", "--stream-wait 0 --rounds 0": "OPTION-RANGE",
+    "--stream-wait 0 ": "STREAM-TEXT",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", NO_STREAM)
+def test_what_a_stream_does_not_have_is_refused(options: str, commands: Any) -> None:
     write_rows(30)
-    if options[-1] == "text":
-        options = options[:-2]
+    if NO_STREAM[options] == "STREAM-TEXT":
         for k in range(3):
             head, *rows = Path(f"{k}.csv").read_text().splitlines()
             rows = [f"{'red' if n % 2 else 'blue'},{row}" for n, row in enumerate(rows)]
             Path(f"{k}.csv").write_text("\n".join([f"colour,{head}", *rows]) + "\n")
-    assert run(["run", "pof-rls", *options, *POWER, "--out", "o"]) == 2
-    assert " ".join(capsys.readouterr().err.split()).endswith(f"[{code}]")
+    parties = [] if "--data" in options else GROWING
+    line = commands.complaint("run", "pof-rls", *options.split(), *parties, *POWER)
+    assert line.endswith(f"[FK-{NO_STREAM[options]}]")
 
 
 # -- the feeder of a socket: whole lines of everybody, in one file that runs read
@@ -506,12 +501,10 @@ def test_one_feeder_writes_and_one_listens(feeder: Feeder, tmp_path: Path) -> No
     ],
 )
 def test_what_needs_no_feeder_says_so(
-    stream: str, folder: bool, code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    stream: str, folder: bool, code: str, in_tmp: Path, commands: Any
 ) -> None:
-    config = tmp_path / "node.toml"
-    config.write_text(f'stream = "{stream}"\n' + f'state-dir = "{tmp_path}"\n' * folder)
-    assert run(["node", "feed", "--node-config", str(config)]) == 2
-    assert " ".join(capsys.readouterr().err.split()).endswith(f"[{code}]")
+    Path("node.toml").write_text(f'stream = "{stream}"\n' + f'state-dir = "{in_tmp}"\n' * folder)
+    assert commands.complaint("node", "feed", "--node-config", "node.toml").endswith(f"[{code}]")
 
 
 # -- a deployment

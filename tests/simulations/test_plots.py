@@ -111,18 +111,17 @@ def test_rows_of_a_node_are_drawn_by_class(tmp_path, drawn, classes, colours):
 
 
 @pytest.mark.parametrize(
-    ("curves", "scale"),
+    ("scale", "curves"),
     [
-        ({"a": regret(0.01), "b": regret(0.1)}, "log"),
-        ({"a": regret(-0.05, -0.1), "b": regret(0.1)}, "linear"),
-        ({"a": regret(0.1), "b": regret(0.2), "c": [(1, 1e300), (2, 1e308)]}, "log"),
-        ({"a": regret(-0.01, 0.05), "b": regret(0.1, 50.0)}, "symlog"),
-        ({"zero": [(t, 0.0) for t in range(1, 50)]}, "linear"),
-        ({"one point": [(1, 0.5)]}, "linear"),
-        ({"a": [(0, 0.0), (1, math.nan), (2, math.inf)], "b": []}, "linear"),
-        ({}, "linear"),
+        ("log", {"a": regret(0.01), "b": regret(0.1)}),
+        ("log", {"a": regret(0.1), "b": regret(0.2), "c": [(1, 1e300), (2, 1e308)]}),
+        ("symlog", {"a": regret(-0.01, 0.05), "b": regret(0.1, 50.0)}),
+        *(("linear", curves) for curves in (
+            {"a": regret(-0.05, -0.1), "b": regret(0.1)}, {"zero": [(1, 0.0), (2, 0.0)]},
+            {"one point": [(1, 0.5)]}, {"a": [(0, 0.0), (1, math.nan), (2, math.inf)], "b": []}, {},
+        )),
     ],
-)
+)  # fmt: skip
 def test_average_regret_of_every_sign(tmp_path, drawn, curves, scale):
     assert_valid(plot_average_regret(curves, tmp_path / "r", title="Regret"))
     axes = drawn[0].axes[0]

@@ -82,10 +82,7 @@ class Started:
         return sum(text in line for line in self.lines)
 
     def wait_for(self, text: str, times: int = 1) -> None:
-        deadline = time.monotonic() + 60.0
-        while self.count(text) < times:
-            assert time.monotonic() < deadline, self.lines
-            time.sleep(0.02)
+        assert soon(lambda: self.count(text) >= times), self.lines
 
     def pids(self, kind: str = "") -> list[int]:
         """Return all processes that there have been, or those of a kind."""
@@ -104,10 +101,15 @@ class Started:
         return status
 
     def gone(self) -> bool:
-        deadline = time.monotonic() + 20.0
-        while any(map(running, self.pids())) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return not any(map(running, self.pids()))
+        return soon(lambda: not any(map(running, self.pids())), 20.0)
+
+
+def soon(what: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Wait until something is so; tell whether it is."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
 
 
 def running(pid: int) -> bool:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
-from hospitals import Array, server, small
-from nodes import Table
 from sklearn.datasets import load_breast_cancer
 
 from fedkern_flwr.simulations.papers.fedcg import (
@@ -84,44 +80,3 @@ def test_landmarks_are_rows_uniform_or_normal() -> None:
     np.testing.assert_allclose(uniform.mean(axis=0), 0.5, atol=0.02)
     np.testing.assert_allclose(normal.mean(axis=0), x.mean(axis=0), atol=0.02)
     np.testing.assert_allclose(normal.std(axis=0), x.std(axis=0), atol=0.02)
-
-
-# -- the strategy
-
-
-def plain_cg(k: Array, y: Array, lam: float) -> list[float]:
-    """Solve (K^T K + lambda I) x = K^T y as Hestenes and Stiefel did; return all sum(r^2)."""
-    b = k.T @ y
-    x, r, p, squares = np.zeros_like(b), b.copy(), b.copy(), [b @ b]
-    while np.sqrt(squares[-1]) > 1e-10 * np.linalg.norm(b):
-        q = k.T @ (k @ p) + lam * p
-        step = squares[-1] / (p @ q)
-        x, r = x + step * p, r - step * q
-        squares.append(r @ r)
-        p = r + squares[-1] / squares[-2] * p
-    return squares
-
-
-def test_residuals_are_those_of_the_centralised_method(tmp_path: Path) -> None:
-    """As the paper's figure 6 has them: sum(r^2) after each iteration, an exchange each."""
-    nodes = server(tmp_path)(small(90))
-    options: Table = {"solver": "cg", "regularization": 0.1, "gamma": 8.0}
-    fitted = nodes.fit(preconditioner_rank=0, **options)
-    k, y, _ = nodes.kernel(fitted)
-    squares = plain_cg(k[: len(y)], y[:, 0], 0.1)
-    found = [row["squared_residual"] for row in fitted.history_]
-    assert len(found) == len(squares) - 1 == fitted.metrics_["iterations"] > 10
-    assert found[:-1] == pytest.approx(squares[1:-1], rel=1e-3)
-    relative = [row["residual"] for row in fitted.history_]
-    np.testing.assert_allclose(np.square(relative) * squares[0], found, rtol=1e-9)
-    assert relative[-1] == fitted.metrics_["residual"] <= 1e-10 < relative[-2]
-    phases = ("describe", "hybrid-distances", "hybrid-coefficients", "finish")
-    products = {"hybrid-product": 1 + len(found)}  # K^T y comes first
-    assert fitted.ledger_.by_phase == Counter({**dict.fromkeys(phases, 1), **products})
-    hard: Table = {"solver": "cg", "gamma": 1.0, "landmarks": 60, "regularization": 1e-3}
-    made = [nodes.fit(preconditioner_rank=rank, **hard) for rank in (0, 10, None, 60)]
-    plain, some, half, all_ = (fitted.metrics_["iterations"] for fitted in made)
-    assert plain > some > half >= all_
-    assert half < plain / 5
-    assert all_ <= 4
-    assert made[2].ledger_.by_phase["hybrid-product"] == 1 + half  # the sketch comes with K^T y

@@ -197,14 +197,9 @@ def test_z_is_drawn_by_the_seed_and_repeated_columns_count_once() -> None:
     )
     np.testing.assert_array_equal(one, again)
     assert np.abs(one - other).max() > 0.01
-    with pytest.raises(ValueError, match="17 vectors orthogonal to columns of rank 4 in 20 rows"):
-        paper.secure_product(x, MULTIPLIER, vectors=17)
-
-
-@pytest.mark.parametrize("vectors", [0, 17])
-def test_more_vectors_than_there_are_are_refused(vectors: int) -> None:
-    with pytest.raises(ValueError, match=f"^{vectors} vectors orthogonal"):
-        paper.secure_product(X, MULTIPLIER, vectors=vectors)
+    for vectors in (0, 17):
+        with pytest.raises(ValueError, match=f"^{vectors} vectors orthogonal to columns of rank 4"):
+            paper.secure_product(x, MULTIPLIER, vectors=vectors)
 
 
 def test_a_row_that_would_be_shown_by_itself_is_refused() -> None:

@@ -14,7 +14,6 @@ from fedkern_flwr.simulations.papers.secure_gram import (
     kernel_rounds,
     masked_gram,
     noisy_requests,
-    random_users,
 )
 
 
@@ -75,13 +74,6 @@ def test_sums_of_two_rounds_that_differ_by_a_user_show_the_user(ratings):
     )
     assert first[0][:3] == ("users", "server", "answering")
     np.testing.assert_array_equal(first[0][3], np.arange(39))
-
-
-def test_a_share_of_the_users_answers():
-    drawn = random_users(100, 0.3, np.random.default_rng(5))
-    assert len(drawn) == len(set(drawn.tolist())) == 30
-    assert (np.diff(drawn) > 0).all()
-    assert len(random_users(100, 0.001, np.random.default_rng(5))) == 2
 
 
 def test_noisy_requests_bring_the_rows_and_their_frequencies_show_what_is_liked(ratings):
