@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pyarrow.csv import write_csv
 from refusals import refused
 from sklearn.datasets import load_wine
 from sklearn.ensemble import HistGradientBoostingClassifier
@@ -37,6 +38,8 @@ from fedkern_flwr.strategies import OFSKL
 
 pytest.importorskip("sklearn")
 
+
+from ..helpers.awkward import LABEL, everything
 
 Put = Callable[..., None]
 Compared = Callable[..., tuple[dict[str, Any], str]]
@@ -294,18 +297,30 @@ def test_a_table_of_several_families(put: Put, compared: Compared) -> None:
     assert text.split("Its server saw ")[1].startswith(rows[best]["privacy"]["server_sees"][0])
 
 
+def test_a_report_says_what_became_of_columns_and_names_no_category(put, compared):
+    write_csv(everything().arrow(), "t.csv")
+    how: Any = {"label": LABEL, "missing": "encode", "scaling": "auto", "test_size": 0.3}
+    data = {"Patients": HybridSettings("t.csv", **how)}
+    put(1, demo=Section(data, (FED_CG,), ("accuracy",), ()))
+    compared("demo", "--out", "c")
+    report = unescape(Path("c/report.html").read_text())
+    table = report.split("What became of the columns of Patients, by the rows to learn from")[1]
+    for words in (
+        ">colour<",
+        ">3 categories, a column each; missing in",
+        ">left out: says nothing<",
+    ):
+        assert words in table
+    assert "green" not in report
+
+
 def test_cells_of_a_section_carry_the_draws_seed_and_only_the_first_is_audited() -> None:
     """References run in process whatever the engine."""
-    entries = (("SVC", "svc", {}), FDSKL)
-    section = Section({"Wine": WINE}, entries, ("accuracy",), ())
+    section = Section({"Wine": WINE}, (("SVC", "svc", {}), FDSKL), ("accuracy",), ())
     (part,) = plan(Preset("x", "", "", (section,), runs=2, engine="ray"), seed=7)
     cells = [(cell.method, cell.seed, cell.engine, cell.audited) for _, cell in part.named()]
-    assert cells == [
-        ("svc", 7, "in-process", False),
-        ("svc", 8, "in-process", False),
-        ("fdskl", 7, "ray", True),
-        ("fdskl", 8, "ray", False),
-    ]
+    assert cells[:2] == [("svc", seed, "in-process", False) for seed in (7, 8)]
+    assert cells[2:] == [("fdskl", 7, "ray", True), ("fdskl", 8, "ray", False)]
     assert next(iter(part.named()))[0] == "Wine: SVC, draw 1 of 2"
 
 

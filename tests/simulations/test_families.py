@@ -396,6 +396,8 @@ def test_the_pooled_solution_treats_missing_blocks_as_the_parties_do(
     assert hybrid_difference(strategy, data) < 1e-7
     hospitals = strategy.plan_.report()["hospitals"].values()
     assert sum(h["dropped_rows"] for h in hospitals) == (5 if missing == "drop-row" else 0)
+    lacking = sum(sum(h["rows_without_block"].values()) for h in hospitals)
+    assert lacking == (0 if missing == "drop-row" else 6)
     held = sum(h["held_out_rows"] for h in hospitals)
     assert len(tables.outputs(data.predictions)) == held
 

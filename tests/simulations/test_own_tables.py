@@ -205,6 +205,8 @@ def test_no_category_is_in_what_a_run_shows_and_leaves_for_all(commands: Any) ->
     said = " ".join(err.split())
     for text in ("colour category 3 categories", "x[1] number 0 to 1", "name category left out"):
         assert text in said
-    assert "colour category" in commands.shown(
-        "run", "fed-cg", "--resume", "here", "--explain-columns"
-    )
+    again = commands.shown("run", "fed-cg", "--resume", "here", "--explain-columns")
+    assert "colour category" in again
+    found = commands.result(*run[1:], "--categories", "hashing")
+    assert {one["column"]: one["outputs"] for one in found["columns"]}["colour"] == 32
+    assert "green" not in Path("here/scaling.json").read_text()

@@ -230,28 +230,21 @@ USERS, ITEMS = 72, 30
 
 
 @pytest.fixture
-def movies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def movies(in_tmp: Path, tables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tastes, so that there is something to recommend."""
     rng = np.random.default_rng(0)
     taste = np.arange(USERS)[:, None] % 2 == np.arange(ITEMS)[None] % 2
     rated = rng.random((USERS, ITEMS)) < np.where(taste, 0.7, 0.15)
-    rows = [
-        (u + 1, i + 1, 3 + int(taste[u, i]) + int(rng.integers(2)), int(rng.integers(10**6)))
-        for u, i in np.argwhere(rated).tolist()
-    ]
-    for name, separator in (("ml-100k/u.data", "\t"), ("ml-1m/ratings.dat", "::")):
-        path = tmp_path / name
+    stars = rated * (3 + taste + rng.integers(2, size=taste.shape))
+    for path in map(Path, ("ml-100k/u.data", "ml-1m/ratings.dat")):
         path.parent.mkdir()
-        path.write_text("".join(separator.join(map(str, row)) + "\n" for row in rows))
-    monkeypatch.setenv("FEDKERN_DATA", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+        tables.ratings(path, stars)
+    monkeypatch.setenv("FEDKERN_DATA", str(in_tmp))
 
 
 @pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_tables_compare_participation_with_pooled_data(
-    number: int, movies: Path, compared: Compared
-) -> None:
+@pytest.mark.usefixtures("movies")
+def test_tables_compare_participation_with_pooled_data(number: int, compared: Compared) -> None:
     found = compared(f"fed-cfk-table{number}", "--runs", "1")
     assert len(found) == 2
     for dataset in found.values():
@@ -266,9 +259,8 @@ def test_tables_compare_participation_with_pooled_data(
     assert "0.808" in Path("here/report.html").read_text() or number == 2
 
 
-def test_rounds_of_random_users_come_near_only_if_they_add_up(
-    movies: Path, compared: Compared
-) -> None:
+@pytest.mark.usefixtures("movies")
+def test_rounds_of_random_users_come_near_only_if_they_add_up(compared: Compared) -> None:
     (dataset,) = compared("fed-cfk-figure1").values()
     final = {k: v["metrics"]["kernel_error"] for k, v in dataset["methods"].items()}
     assert final["disjoint, 50 %"] == 0.0 < final["max, 50 %"]
