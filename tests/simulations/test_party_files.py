@@ -37,6 +37,7 @@ pytestmark = pytest.mark.usefixtures("in_tmp")
 
 NAMES = list("abcdef")
 ROWS = 60
+THREE = [word for k in range(3) for word in ("--party", f"{k}.csv")]
 
 
 def write(
@@ -87,13 +88,21 @@ RUNS = {
     "fdskl": ("--features 40 --gamma 0.3 --regularization 0.01", "--parties 3"),
     "secure-gram": ("--encoding fixed-point --cost 1 --gamma 0.5 --kernel rbf", "--clients 3"),
     "hierarchical-svm": ("--rounds 30", "--users 4"),
+    "pof-mkl": ("--rounds 20", "--clients 3"),
+    "kernel-pca": ("--features 6", "--clients 3"),
 }
+NUMBERS = ("pof-mkl", "kernel-pca")
 
 
 def files_of(name: str, data: dict[str, Any], values: dict[str, Any]) -> list[str]:
     """Write what every party was dealt to a file of its own; rows of centres are shuffled."""
     own = family(name)
-    part = own.prepare(own.settings.from_values(data)).split(0)
+    settings: Any = own.settings.from_values(data)
+    if name in NUMBERS:
+        parts = split_rows(settings.load("encode"), "iid", 3, 0, 20 if name == "pof-mkl" else None)
+        found = [write(f"{k}.csv", part, [*NAMES, "y"], values) for k, part in enumerate(parts)]
+        return [word for path in found for word in ("--party", path)]
+    part = own.prepare(settings).split(0)
     sources = np.array(part.source_names)
     mixed = np.random.default_rng(9).permutation(ROWS).tolist()
 
@@ -123,6 +132,8 @@ def files_of(name: str, data: dict[str, Any], values: dict[str, Any]) -> list[st
 @pytest.mark.parametrize("case", RUNS)
 def test_files_are_as_a_table_that_is_dealt(case: str, commands: Any, tables: Any) -> None:
     values, name = table(), case.split()[0]
+    if name in NUMBERS:
+        values["y"] = values["a"] + values["b"]
     write("t.csv", range(ROWS), [*NAMES, "y"], values)
     write("new.csv", range(ROWS), NAMES, table(1))
     method, dealing = (text.split() for text in RUNS[case])
@@ -130,6 +141,10 @@ def test_files_are_as_a_table_that_is_dealt(case: str, commands: Any, tables: An
     one = commands.result(*run, "--data", "t.csv", *dealing, out="one")
     files = files_of(name, one["config"]["data"], values)
     two = commands.result(*run, *files, out="two")
+    if name in NUMBERS:
+        assert two["config"]["data"]["data"] == "0.csv + 1.csv + 2.csv"
+        assert two["metrics"] == pytest.approx(one["metrics"], rel=1e-9)
+        return
     assert one["config"].get("columns") == two["config"].get("columns")
     assert one["config"]["rows"] == two["config"]["rows"]
     encoders = [json.loads(Path(d, "scaling.json").read_text())["encoder"] for d in ("one", "two")]
@@ -242,39 +257,21 @@ def test_new_rows_of_parties_are_predicted_as_those_of_one_table(
     assert Path("pipe").is_fifo()
 
 
-@pytest.mark.parametrize("name", ["pof-mkl", "kernel-pca", "secure-gram"])
-def test_files_of_rows_and_of_ratings_are_as_those_that_are_dealt(name: str, commands: Any) -> None:
-    """A file for each client, made of what the run of one table deals to it."""
-    values = table()
-    values["y"] = values["a"] + values["b"]
-    write("t.csv", range(ROWS), [*NAMES, "y"], values)
-    how = ["--label", "y", "--id", "id", "--test-size", "0"]
-    how += ["--rounds", "20"] if name == "pof-mkl" else ["--features", "6"]
-    data = Path("t.csv")
-    if name == "secure-gram":  # of ratings
-        data = commands.ratings
-        how = ["--user", "who", "--item", "what", "--min-support", "3"]
-    one = commands.result(name, *how, "--data", str(data), "--clients", "3", out="one")
-    own = family(name)
+def test_files_of_ratings_are_as_those_that_are_dealt(commands: Any) -> None:
+    run, own = (
+        ["secure-gram", "--user", "who", "--item", "what", "--min-support", "3"],
+        family("secure-gram"),
+    )
+    one = commands.result(*run, "--data", str(commands.ratings), "--clients", "3", out="one")
     prepared: Any = own.prepare(own.settings.from_values(one["config"]["data"]))
-    head, *rows = data.read_text().splitlines()
-    named = [(row.partition(",")[0], row) for row in rows]
-    if name == "secure-gram":
-        dealt = [np.array(prepared.ratings.user_ids)[part].tolist() for part in prepared.parts]
-        found = [[row for user, row in named if user in mine] for mine in dealt]
-    else:
-        whole = own.settings.from_values(one["config"]["data"]).load("encode")
-        parts = split_rows(whole, "iid", 3, 0, 20 if name == "pof-mkl" else None)
-        found = [[dict(named)[whole.ids[k]] for k in part] for part in parts]
-    for k, mine in enumerate(found):
-        Path(f"c{k}.csv").write_text("\n".join([head, *mine]) + "\n")
-    files = [word for k in range(3) for word in ("--party", f"c{k}.csv")]
-    two = commands.result(name, *how, *files, out="two")
-    assert two["config"]["data"]["data"] == "c0.csv + c1.csv + c2.csv"
-    assert one["metrics"] == pytest.approx(two["metrics"], rel=1e-9)
-    if name == "secure-gram":
-        Path("c1.csv").write_text(Path("c0.csv").read_text())
-        assert commands.complaint("run", name, *how, *files).endswith("[FK-IDS-PARTIES]")
+    head, *rows = commands.ratings.read_text().splitlines()
+    for k, part in enumerate(prepared.parts):
+        mine = {*np.array(prepared.ratings.user_ids)[part]}
+        own_rows = [row for row in rows if row.partition(",")[0] in mine]
+        Path(f"{k}.csv").write_text("\n".join([head, *own_rows]) + "\n")
+    assert commands.result(*run, *THREE)["metrics"] == pytest.approx(one["metrics"], rel=1e-9)
+    Path("1.csv").write_text(Path("0.csv").read_text())
+    assert commands.complaint("run", *run, *THREE).endswith("[FK-IDS-PARTIES]")
 
 
 def test_held_out_shares_rows_that_not_all_have_and_names_of_columns(commands: Any) -> None:
@@ -313,7 +310,6 @@ def test_a_party_with_labels_may_have_no_columns(commands: Any) -> None:
 # -- files of parties that are read while the run goes on
 
 
-GROWING = [word for k in range(3) for word in ("--party", f"{k}.csv")]
 POWER = ["--label", "power", "--samples-per-round", "5", "--quiet"]
 
 
@@ -330,7 +326,7 @@ def write_rows(rows: int) -> None:
 
 
 def learned(out: str, *more: str, method: str = "pof-rls") -> dict[str, Any]:
-    assert run(["run", method, *GROWING, *POWER, *more, "--out", out]) == 0
+    assert run(["run", method, *THREE, *POWER, *more, "--out", out]) == 0
     found: dict[str, Any] = json.loads(Path(out, "result.json").read_text())
     return found
 
@@ -383,7 +379,7 @@ def test_what_a_stream_does_not_have_is_refused(options: str, commands: Any) -> 
             head, *rows = Path(f"{k}.csv").read_text().splitlines()
             rows = [f"{'red' if n % 2 else 'blue'},{row}" for n, row in enumerate(rows)]
             Path(f"{k}.csv").write_text("\n".join([f"colour,{head}", *rows]) + "\n")
-    parties = [] if "--data" in options else GROWING
+    parties = [] if "--data" in options else THREE
     line = commands.complaint("run", "pof-rls", *options.split(), *parties, *POWER)
     assert line.endswith(f"[FK-{NO_STREAM[options]}]")
 
