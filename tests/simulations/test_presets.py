@@ -204,7 +204,7 @@ FIGURES: dict[str, tuple[int, list[str]]] = {
     "figure13": (2, ["advance-iterations-over-groups", "advance-seconds-over-groups"]),
     "staleness": (4, ["staleness-seconds"]),
 }
-QUICK = ("figure7", "figure10b", "staleness")
+QUICK = ("figure7", "staleness")
 
 
 @pytest.mark.parametrize(
