@@ -568,12 +568,8 @@ class Sums(RuleBasedStateMachine):
                 refuses("FK-SUM-CLOSED", self.run.party(p).unmask, request, party=p)
 
 
-@pytest.mark.promise("sums-threshold")
-@pytest.mark.promise(
-    "sums-private-key",
-    "sums-forward-only",
-    "sums-exact",
-)
+@pytest.mark.promise("sums-one-vote", "sums-one-answer", "sums-threshold")
+@pytest.mark.promise("sums-private-key", "sums-forward-only", "sums-exact")
 @pytest.mark.parametrize(
     ("parties", "k"),
     [(3, None), (5, None), (9, None), (8, 4), pytest.param(31, None, marks=pytest.mark.long)],

@@ -86,27 +86,6 @@ def test_forged_requests_to_unmask_bind_to_nothing(code: str, change: Change) ->
     assert party.unmask(request).seeds
 
 
-@pytest.mark.promise("sums-one-vote", "sums-one-answer")
-@pytest.mark.parametrize("first", ["vote", "answer"])
-def test_a_party_is_bound_to_one_set_of_survivors(first: str) -> None:
-    """Also when it is nothing but bytes between two requests; whoever was asked nothing is free."""
-    run, running = begin(threshold=4, pinned=True)
-    alive = {"all": set(range(6)), "one less": set(range(5))}
-    ballots = {
-        name: Ballot(cohort=0, index=1, alive=running.cohort.pack(those))
-        for name, those in alive.items()
-    }
-    party, request = run.party(0), run.told(running, 0, alive["all"], {})
-    told = party.vote(ballots["all"]) if first == "vote" else party.unmask(request)
-    run.keep(party)
-    for known in (party, run.party(0)):
-        refuses("FK-SUM-CONTRADICTED", known.vote, ballots["one less"], party=0)
-        other = run.told(running, 0, alive["one less"], {})
-        refuses("FK-SUM-CONTRADICTED", known.unmask, other, party=0)
-        assert told == (known.vote(ballots["all"]) if first == "vote" else known.unmask(request))
-    assert run.party(1).vote(ballots["one less"])
-
-
 @pytest.mark.promise("sums-whole-cohort")
 @pytest.mark.parametrize("receiver", [0, None])
 def test_sums_without_self_masks_are_never_unmasked(receiver: int | None) -> None:
@@ -171,23 +150,20 @@ def test_a_pair_of_two_survivors_is_never_recovered() -> None:
 
 @pytest.mark.parametrize("unwilling", [(), (0,), (5,), (1, 2)])
 def test_recovery_only_by_those_who_allow_it(unwilling: tuple[int, ...]) -> None:
-    """Of 8 parties 7 is dead and 5 falls silent; t = 5. Each is asked once for what it knows."""
+    """Of 8 parties 7 is dead and 5 falls silent; of the 6 that hold its backups 5 are enough."""
     run = Run(8, threshold=5)
     running = run.order(1, backups=True)
     for p in range(7):
         run.clients["allow_recovery"] = p not in unwilling
         run.upload(running, p, [p])
         assert bool(run.transcript(running).uploads[p].backups) == (p not in unwilling)
-    answering = [p for p in range(7) if p != 5]
-    run.unmask(running, answering)
+    run.unmask(running, {*range(7)} - {5})
     requests = run.server.recover_sections([running])
     assert requests[5][0].phase == "sum-unmask"
-    assert {p for p in requests if p != 5}.isdisjoint(unwilling)
+    assert {*requests}.isdisjoint({*unwilling} - {5})
     run.clients["allow_recovery"] = True
-    run.recover(running, answering)
-    # 5's own backups, of which its 6 helpers hold shares: 5 are enough
+    run.recover(running, {*range(7)} - {5})
     assert running.complete == (5 not in unwilling and len(unwilling) < 2)
-    assert not {p for p in run.server.recover_sections([running]) if p != 5} - set(unwilling)
 
 
 # -- orders and values
@@ -307,21 +283,6 @@ def test_wrong_uploads_change_nothing(code: str, change: Change) -> None:
     assert run.result(running).tolist() == [SECRET + 15] * 3
 
 
-@pytest.mark.parametrize("receiver", [None, 0])
-@pytest.mark.parametrize("changed", ["cipher", "session"])
-def test_masks_that_do_not_fit_are_noticed(receiver: int | None, changed: str) -> None:
-    """Of a party that was shown another roster: else the sum were rubbish within its bound."""
-    run = Run(4)
-    running = run.order(1, self_masks=False, receiver=receiver)
-    for p in (0, 1, 3):
-        run.upload(running, p, [p])
-    party, roster = run.party(2), run.server.roster
-    party.state.session = "another" if changed == "session" else "run"
-    party.join(replace(roster, cipher="chacha20" if changed == "cipher" else roster.cipher))
-    upload = party.contribute(running.order, np.array([2]))
-    refuses("FK-SUM-MASKS", run.take, 2, upload, party=2)
-
-
 REPLIES: list[tuple[str, Change]] = [
     ("FK-MESSAGE-SHAPE", lambda m: {"shares": m.shares[33:]}),
     ("FK-MESSAGE-SHAPE", lambda m: {"shares": m.shares + bytes(33)}),
@@ -409,29 +370,13 @@ def test_false_commitments_to_pair_seeds_abort(liars: int, parties: int, places:
     assert not running.survivors
 
 
-@pytest.mark.parametrize("spare", [0, 1])
-def test_forged_shares_of_pair_seeds(spare: int) -> None:
-    run, running = begin(8, dead=[7], threshold=5)
-    run.unmask(running, range(5 + spare))  # 6 is silent, and 5 if nobody is spare
-    requests = run.server.recover_sections([running])
-    for p in range(5 + spare):
-        reply = run.party(p).recover(requests[p][0])
-        run.take(p, reply if p else replace(reply, shares=flip(reply.shares, 0)))
-    if spare:
-        assert run.result(running).tolist() == [7 * SECRET + 21] * 3
-        assert running.forgers == [0]
-    else:
-        refuses("FK-SUM-SEED", running.total, party=5)
-
-
 def test_two_forgers_of_one_seed_abort() -> None:
     run, running = begin(threshold=4)
     for p, (request,) in run.server.unmask_sections([running]).items():
         reply = run.party(p).unmask(request)
-        place = {1: 0, 2: 2}.get(p)  # both of a share of party 1's seed
-        run.take(
-            p, reply if place is None else replace(reply, shares=flip(reply.shares, 33 * place))
-        )
+        if place := {1: 1, 2: 67}.get(p):  # both of a share of party 1's seed
+            reply = replace(reply, shares=flip(reply.shares, place))
+        run.take(p, reply)
     refuses("FK-SUM-SEED", running.total, party=1)
 
 
@@ -487,40 +432,16 @@ def test_a_receiver_and_one_other_party_need_permission() -> None:
 
 # -- votes
 
-N, T = 6, 4
+
+def voting() -> tuple[Any, Any]:
+    run = Run(6, pinned=True, threshold=4)
+    return run, run.filled(dead=[5], backups=True)
 
 
-def voting(dead: tuple[int, ...] = (5,), **options: Any) -> tuple[Any, Any]:
-    run = Run(N, **{"pinned": True, "threshold": T, **options})
-    return run, run.filled(dead=dead, backups=True)
-
-
-@pytest.mark.parametrize(
-    ("parties", "dead", "asked"),
-    [(6, (), 0), (6, (5,), 5), (31, (), 31), (31, (4, 9), 29)],
-)
-def test_votes_are_asked_for_only_where_they_are_needed(
-    parties: int, dead: tuple[int, ...], asked: int
-) -> None:
-    run = Run(parties, pinned=True)
-    running = run.filled(dead=dead)
-    assert len(run.server.ballot_sections([running])) == asked
-    run.vote(running)
-    run.unmask(running)
-    assert run.result(running).tolist() == [sum(set(range(parties)) - set(dead))]
-
-
-def test_some_may_miss_the_vote_and_others_the_unmasking() -> None:
-    run, running = voting()
-    run.vote(running, [0, 1, 2])
-    refuses("FK-SUM-SILENT", run.unmask, running)
-    run.vote(running, [0, 1, 2, 3])
-    run.unmask(running, [4, 1, 2, 3])
-    run.recover(running, [4, 1, 2, 3])
-    assert run.result(running).tolist() == [10]
+def test_a_false_vote_does_no_harm_where_there_are_enough() -> None:
     run, running = voting()
     run.vote(running)
-    running._votes[2] = bytes(64)  # one false vote does no harm where there are enough
+    running._votes[2] = bytes(64)
     run.unmask(running)
     assert run.result(running).tolist() == [10]
 
