@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
-from sums_in_memory import Reference, Run, draw, refuses, sparse
+from sums_in_memory import Reference, Run, draw, flip, refuses, sparse
 
 from fedkern_flwr.errors import SumError
 from fedkern_flwr.secure_sum import CIPHERS, Encoding, PartyState
@@ -47,10 +47,6 @@ DISTURBANCES = (
     "a_request_of_a_closed_sum_comes_again",
 )
 wrong = st.sampled_from(DISTURBANCES)
-
-
-def flip(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
 
 
 @dataclass

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
-from sums_in_memory import Run, carry, refuses, sparse
+from sums_in_memory import Run, carry, flip, refuses, sparse
 
 from fedkern_flwr.secure_sum import CIPHERS, Encoding, Party, PartyState, SecureSum, graph
 from fedkern_flwr.secure_sum.keys import generate_key
@@ -25,10 +25,6 @@ from fedkern_flwr.wire.sums import Ballot, Delivery, Recover, RecoverReply, Unma
 
 SECRET = 987654
 Change = Callable[..., dict[str, Any]]
-
-
-def flip(data: bytes, at: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
 
 
 def begin(parties: int = 6, *, dead: Iterable[int] = (), **options: Any) -> tuple[Any, Any]:
