@@ -50,8 +50,9 @@ def sources() -> dict[str, Path]:
 SOURCES = sources()
 
 
-def imports(module: str, *, types: bool = True) -> Iterator[tuple[str, str]]:
-    """Yield (module imported, name imported from it or "") with relative imports resolved.
+@functools.cache
+def imports(module: str, *, types: bool = True) -> list[tuple[str, str]]:
+    """Return (module imported, name imported from it or "") with relative imports resolved.
 
     Without ``types`` those are left out that are for type checkers only.
     """
@@ -60,16 +61,18 @@ def imports(module: str, *, types: bool = True) -> Iterator[tuple[str, str]]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     typing = [n for n in tree.body if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n.test)]
     skipped = set() if types else {id(inner) for outer in typing for inner in ast.walk(outer)}
+    found: list[tuple[str, str]] = []
     for node in ast.walk(tree):
         if id(node) in skipped:
             continue
         if isinstance(node, ast.Import):
-            yield from ((alias.name, "") for alias in node.names)
+            found += [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 base = importlib.util.resolve_name("." * node.level + base, package)
-            yield from ((base, alias.name) for alias in node.names)
+            found += [(base, alias.name) for alias in node.names]
+    return found
 
 
 def imported_modules(module: str, *, types: bool = True) -> set[str]:
