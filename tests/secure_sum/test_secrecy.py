@@ -70,9 +70,8 @@ class Coalition:
         return found
 
     def self_seed(self, owner: int) -> bytes | None:
-        shares = self.shares_of_self_seed(owner)
         committed = self.seen.uploads[owner].commitments[:16]
-        return self.reconstruct(shares, committed)
+        return self.reconstruct(self.shares_of_self_seed(owner), committed)
 
     def reconstruct(self, shares: dict[int, bytes], committed: bytes) -> bytes | None:
         points = sorted(shares)[: self.cohort.share_threshold]
@@ -98,10 +97,9 @@ class Coalition:
         upload = self.seen.uploads.get(owner)
         if upload is None or not upload.backups:
             return None
-        place = self.cohort.neighbours[owner].index(other)
-        return self.reconstruct(
-            self.backup_shares(owner, other), upload.commitments[16 * (1 + place) :][:16]
-        )
+        place = 16 * (1 + self.cohort.neighbours[owner].index(other))
+        committed = upload.commitments[place : place + 16]
+        return self.reconstruct(self.backup_shares(owner, other), committed)
 
     def backup_shares(self, owner: int, other: int) -> dict[int, bytes]:
         """Point -> share of the seed of a pair that one of them made."""
@@ -115,13 +113,9 @@ class Coalition:
                 shares[self.cohort.point(holder)] = cut(plain, SHARE_BYTES)[others.index(other)]
         for holder, (request, reply) in self.seen.recovered.items():
             silent = self.cohort.unpack(request.silent)
-            pairs = [
-                (i, j)
-                for i in self.cohort.neighbours[holder]
-                if i in silent
-                for j in self.cohort.neighbours[i]
-                if j in self.running.dead
-            ]
+            owners = [i for i in self.cohort.neighbours[holder] if i in silent]
+            pairs = [(i, j) for i in owners for j in self.cohort.neighbours[i]]
+            pairs = [(i, j) for i, j in pairs if j in self.running.dead]
             for pair, share in zip(pairs, cut(reply.shares, SHARE_BYTES), strict=True):
                 if pair == (owner, other):
                     shares[self.cohort.point(holder)] = share
@@ -132,13 +126,10 @@ class Coalition:
         left = whole(self.seen.uploads[victim])
         streams = []
         for other in self.cohort.neighbours[victim]:
-            seed = self.pair_seed(victim, other)
-            if seed is not None:
+            if (seed := self.pair_seed(victim, other)) is not None:
                 streams.append((seed, victim < other))
-        if self.running.order.self_masks:
-            seed = self.self_seed(victim)
-            if seed is not None:
-                streams.append((seed, True))
+        if self.running.order.self_masks and (seed := self.self_seed(victim)) is not None:
+            streams.append((seed, True))
         add_streams(left, streams, cipher=self.running.cipher)
         return left
 
