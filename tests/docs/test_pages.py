@@ -133,14 +133,11 @@ def test_commands_on_the_pages_exist() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        ("fedkern rnu fed-cg", "no command rnu"),
-        ("fedkern run fed-cg --landmark 3", "no option --landmark"),
-        ("fedkern compare table1", "no preset table1"),
-    ],
-)
+WRONG = {"fedkern rnu fed-cg": "no command rnu", "fedkern compare table1": "no preset table1"}
+WRONG |= {"fedkern run fed-cg --landmark 3": "no option --landmark"}
+
+
+@pytest.mark.parametrize(("line", "what"), WRONG.items())
 def test_what_is_wrong_is_noticed(line: str, what: str) -> None:
     assert unknown(line) == what
 

@@ -214,13 +214,11 @@ def known_options(command: str) -> set[str]:
     return set(re.findall(r"--[a-z-]+", done.stdout))
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        *("fedkern front start", "fedkern node start", "fedkern node status"),
-        *(pytest.param(f"flower-{name}", marks=pytest.mark.long) for name in FLOWER),
-    ],
-)
+OURS = ("fedkern front start", "fedkern node start", "fedkern node status")
+THEIRS = [pytest.param(f"flower-{name}", marks=pytest.mark.long) for name in FLOWER]
+
+
+@pytest.mark.parametrize("command", [*OURS, *THEIRS])
 def test_options_of_commands_are_those_of_the_programs(command: str) -> None:
     used: set[str] = set()
     for service in services().values():

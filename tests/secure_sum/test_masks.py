@@ -102,11 +102,6 @@ def test_streams_cross_blocks_and_threads(size: int, threads: int, cipher: str) 
         check_stream(dtype, size, threads, cipher)
 
 
-def test_an_unknown_cipher_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown cipher 'rot13'"):
-        add_streams(np.zeros(64, np.uint64), [(bytes(32), False)], cipher="rot13")
-
-
 # -- shares of seeds
 
 seeds = st.binary(min_size=32, max_size=32) | st.sampled_from(

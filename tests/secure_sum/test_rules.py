@@ -680,12 +680,9 @@ def test_the_minimum_cohort_counts_beside_the_threshold() -> None:
 
 def test_two_parties_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, "fedkern_flwr")
-    for made, warned in ((lambda: Run(2), 1), (lambda: Run(3), 0)):
-        caplog.clear()
-        made()
+    for parties, cohorts, warned in ((3, None, 0), (2, None, 1), (4, [range(4), [2, 3]], 2)):
+        Run(parties, cohorts=cohorts)
         assert len(caplog.records) == warned
-    Run(4, cohorts=[range(4), [2, 3]])
-    assert len(caplog.records) == 1
 
 
 @pytest.mark.promise("sums-neighbours")

@@ -13,15 +13,10 @@ from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.secure_sum import CIPHERS, Encoding, PartyState
 from fedkern_flwr.secure_sum import party as party_module
 
-ENCODINGS = [
-    make(bits)
-    for bits in (16, 32, 64)
-    for make in (
-        lambda bits: Encoding.fixed_point(8.0, bits),
-        lambda bits: Encoding.integers(100, bits),
-        Encoding.circle,
-    )
-]
+RINGS = (16, 32, 64)
+ENCODINGS = [Encoding.circle(bits) for bits in RINGS]
+ENCODINGS += [Encoding.fixed_point(8.0, bits) for bits in RINGS]
+ENCODINGS += [Encoding.integers(100, bits) for bits in RINGS]
 WHOLE = {"self_masks": False}
 OPTIONS: list[Any] = [{}, WHOLE, {"receiver": 2}, {"receiver": 0, **WHOLE}]
 
