@@ -15,31 +15,20 @@ from fedkern_flwr.codes import known_codes
 FORM = re.compile(r"FK(-[A-Z0-9]+){1,4}")
 KNOWN = {code: told for rows in known_codes().values() for code, told in rows.items()}
 #: What makes an error of ours; their last argument is the code.
-OURS = {name for name, kind in vars(errors).items() if isinstance(kind, type)} | {
-    "refusal",
-    "wrong",
-    "RemovedOptionError",
-    "NotKeptError",
-    "UnknownOptionError",
-}
+OURS = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
+OURS |= {"refusal", "wrong", "RemovedOptionError", "NotKeptError", "UnknownOptionError"}
 #: They pass on a code that they are given, or have one of their own.
 MAKERS: set[str] = {"removed"}
 
 
-def calls(module: str) -> list[ast.Call]:
-    tree = ast.parse(SOURCES[module].read_text(encoding="utf-8"))
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-
-
-def name_of(call: ast.Call) -> str:
-    return ast.unparse(call.func).rpartition(".")[2]
-
-
 def without_code(module: str) -> list[str]:
+    tree = ast.parse(SOURCES[module].read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    named = [(ast.unparse(call.func).rpartition(".")[2], call) for call in calls]
     return [
-        f"{SOURCES[module]}:{call.lineno} {name_of(call)}"
-        for call in calls(module)
-        if name_of(call) in OURS and not any(word.arg in ("code", None) for word in call.keywords)
+        f"{SOURCES[module]}:{call.lineno} {name}"
+        for name, call in named
+        if name in OURS and not any(word.arg in ("code", None) for word in call.keywords)
     ]
 
 
@@ -49,10 +38,8 @@ def used(module: str) -> Counter[str]:
 
 
 def test_every_error_names_its_code() -> None:
-    found = [
-        line for m in SOURCES if m.rpartition(".")[2] not in MAKERS for line in without_code(m)
-    ]
-    assert found == []
+    own = [module for module in SOURCES if module.rpartition(".")[2] not in MAKERS]
+    assert [line for module in own for line in without_code(module)] == []
 
 
 def test_the_registry_has_what_is_raised_and_nothing_else() -> None:

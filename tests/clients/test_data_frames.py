@@ -11,15 +11,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from refusals import refused
 
-from fedkern_flwr.clients import (
-    GramClient,
-    HybridKernelClient,
-    KernelPCAClient,
-    OnlineKernelClient,
-    RangesClient,
-    SVMClient,
-    VerticalKernelClient,
-)
+from fedkern_flwr import clients
 
 X = np.random.default_rng(0).random((6, 3))
 NAMES = ("age", "height", "№ 3")
@@ -31,13 +23,13 @@ NUMBERS = [0.0, 1.0, 1.0, 0.0, 0.0, 1.0]
 
 #: Client, further arguments, and which it takes of labels and held-out rows.
 CLIENTS: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "fed-cg": (HybridKernelClient, {**KEYS, **NAMED}, "y x_test"),
-    "fdskl": (VerticalKernelClient, {**KEYS, **NAMED}, "y x_test y_test"),
-    "hierarchical-svm": (SVMClient, NAMED, "y x_test y_test"),
-    "pof-mkl": (OnlineKernelClient, {}, "y x_test"),
-    "kernel-pca": (KernelPCAClient, {}, "x_test"),
-    "secure-gram": (GramClient, {}, "x_test"),
-    "ranges": (RangesClient, {}, ""),
+    "fed-cg": (clients.HybridKernelClient, {**KEYS, **NAMED}, "y x_test"),
+    "fdskl": (clients.VerticalKernelClient, {**KEYS, **NAMED}, "y x_test y_test"),
+    "hierarchical-svm": (clients.SVMClient, NAMED, "y x_test y_test"),
+    "pof-mkl": (clients.OnlineKernelClient, {}, "y x_test"),
+    "kernel-pca": (clients.KernelPCAClient, {}, "x_test"),
+    "secure-gram": (clients.GramClient, {}, "x_test"),
+    "ranges": (clients.RangesClient, {}, ""),
 }
 
 
@@ -121,13 +113,12 @@ def test_named_columns_are_taken_in_their_order(name: str) -> None:
 
 @every_client
 def test_a_frame_that_cannot_be_used_is_refused_in_a_line(name: str) -> None:
-    secret = ["Zeppelin"] * len(X)
-    words = frame(X).append_column("word", pa.array(secret))
-    for table, code in (
-        (words, "FK-COLUMN-NUMBERS"),
-        (frame(X).drop_columns([NAMES[1]]), "FK-COLUMN-MISSING"),
+    words = frame(X).append_column("word", pa.array(["Zeppelin"] * len(X)))
+    fewer = frame(X).drop_columns([NAMES[1]])
+    for table, code, named in (
+        (words, "FK-COLUMN-NUMBERS", {}),
+        (fewer, "FK-COLUMN-MISSING", {"columns": NAMES}),
     ):
-        named = {} if table is words else {"columns": NAMES}
         with refused(code) as caught:
             make(name, table, NUMBERS, None, **named)
         assert caught.value.party == "partition 0"
@@ -144,8 +135,7 @@ def test_a_gap_in_a_frame_is_refused_as_in_an_array(name: str) -> None:
 def test_series_are_labels_and_ids() -> None:
     pandas = pytest.importorskip("pandas")
     for kind in (pandas.Series, pa.array, lambda cells: pa.chunked_array([cells])):
-        client = HybridKernelClient(
-            context(), frame(X), kind(WORDS), **{**JOINED, "ids": kind(JOINED["ids"])}, **NAMED
-        )
+        named = {**JOINED, "ids": kind(JOINED["ids"]), **NAMED}
+        client = clients.HybridKernelClient(context(), frame(X), kind(WORDS), **named)
         np.testing.assert_array_equal(client.table.y[:, 0], 2 * np.array(NUMBERS) - 1)
         assert list(client.table.own_rows().ids) == JOINED["ids"]

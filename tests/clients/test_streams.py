@@ -18,14 +18,7 @@ from fedkern_flwr.online import ridge
 from fedkern_flwr.online.source import IteratorSource, Place
 from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.strategies import (
-    OFSKL,
-    POFMKL,
-    POFRLS,
-    VMKOFL,
-    LocalOnly,
-    PerFedAvg,
-)
+from fedkern_flwr.strategies import OFSKL, POFMKL, POFRLS, VMKOFL, LocalOnly, PerFedAvg
 
 ROWS, CLIENTS = 48, 5
 
@@ -303,17 +296,14 @@ def test_rows_that_are_none_are_left_out_and_told_of_without_their_values(
         ({"wait": -1.0}, "FK-OPTION-RANGE"),
         ({"label": None}, "FK-LABELS-MISSING"),
         ({"stream": "10.0.0.7:80"}, "FK-STREAM-HOST"),
-        ({"stream": "127.0.0.1:0"}, "FK-STREAM-SOCKET"),
-        ({"stream": "unix:"}, "FK-STREAM-SOCKET"),
+        *(({"stream": place}, "FK-STREAM-SOCKET") for place in ("127.0.0.1:0", "unix:")),
         ({"stream": "unix:/run/x"}, "FK-STREAM-FOLDER"),
         ({"simulation": False}, "FK-STREAM-FOLDER"),
     ],
 )
 def test_what_can_be_no_stream_is_refused(how: dict[str, Any], code: str) -> None:
-    config = {"partition-id": 0, "num-partitions": 1, "simulation": True}
-    config["simulation"] = how.get("simulation", True)
-    given = {"stream": "s.csv", "label": "y", **how}
-    given.pop("simulation", None)
+    given = {"stream": "s.csv", "label": "y", "simulation": True, **how}
+    config = {"partition-id": 0, "num-partitions": 1, "simulation": given.pop("simulation")}
     with refused(code):
         StreamClient(Context(1, 1, config, RecordDict(), {}), **given)
 

@@ -34,8 +34,8 @@ X = np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6], [0.7, 0.8]])
 HELD_OUT: Table = {"x_test": X[:2], "y_test": [1, 0], "ids_test": [7, "ü"]}
 
 
-def context(partition: int = 4) -> Context:
-    config: dict[str, Any] = {"simulation": True, "partition-id": partition, "num-partitions": 5}
+def context(partition: int = 4, **more: Any) -> Context:
+    config = {"simulation": True, "partition-id": partition, "num-partitions": 5, **more}
     return Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
 
 
@@ -216,6 +216,43 @@ def test_a_table_must_not_change_in_a_run(kind: Kind) -> None:
     for change in ({"x": X * [[1.0], [1.0], [1.0], [1.0 - 1e-9]]}, {"y": [1, 1, 1, 0]}):
         with refused("FK-CHECKPOINT-PARTIES"):
             kind.describe(kind.make(place, **change))
+
+
+# -- roles of HierarchicalSVM
+
+USER: Table = {"x": X, "y": [-1, 1, 1, -1], "classes": (-1, 1)}
+LABELS_ONLY: Table = {"y": [-1, 1, 1, -1], "classes": (-1, 1)}
+OWNER: Table = {"role": "owner", "ids": list("abcd"), "alignment_key": KEY, **LABELS_ONLY}
+AGENT: Table = {"role": "agent"}
+BAD: dict[str, tuple[str, Table]] = {
+    "an unknown role": ("FK-OPTION-CHOICE", {**USER, "role": "server"}),
+    "a group below 0": ("FK-OPTION-RANGE", {**USER, "group": -1}),
+    "a group that is no whole number": ("FK-OPTION-RANGE", {**USER, "group": 1.5}),
+    "a user without features": ("FK-ROLE-DATA", LABELS_ONLY),
+    "an agent with features": ("FK-ROLE-DATA", {**AGENT, "x": X}),
+    "an agent with labels": ("FK-ROLE-DATA", {**AGENT, **LABELS_ONLY}),
+    "an owner with features": ("FK-ROLE-DATA", {**OWNER, "x": X}),
+}
+
+
+@pytest.mark.parametrize(("code", "table"), BAD.values(), ids=BAD)
+def test_roles_without_their_data_are_refused_in_one_line(code: str, table: Table) -> None:
+    with refused(code) as caught:
+        SVMClient(context(), **table)
+    assert "\n" not in str(caught.value)
+
+
+def test_role_and_group_may_be_in_the_configuration_of_the_node() -> None:
+    agent = context(role="agent", group=3)
+    for place, table, role, group in (
+        (context(), USER, "user", 0),
+        (agent, {}, "agent", 3),
+        (agent, {**USER, "role": "user", "group": 1}, "user", 1),
+    ):
+        found = SVMClient(place, **table)
+        assert (found.role, found.group) == (role, group)
+    with refused("FK-OPTION-RANGE"):
+        SVMClient(context(role="agent", group="2.0"))
 
 
 # -- clients of all methods

@@ -156,7 +156,6 @@ OF_A_WAY: dict[str, dict[str, dict[str, Change]]] = {
             "no number": fields(class_counts=nothing),
         }
     },
-    "fdskl, two active": {"vertical-step scores": {"passive": fields(scorer=3)}},
     "hierarchical-svm, balanced": {"svm-local": _SHARES},
     "ranges, encoders": {
         "ranges-deviations": {
@@ -278,6 +277,15 @@ def later_of(one: Asked, **change: Any) -> str:
     (order,) = answered(one)
     request = change.pop("request", one.request)
     return one.send(request=request, sections=[replace(order, **change)])
+
+
+def test_scores_are_summed_for_those_who_learn_from_phases() -> None:
+    steps = [o for o in met("fdskl, two active").values() if o.request.phase == "vertical-step"]
+    one = next(o for o in steps if o.request.score)
+    own, passive = f"scores/{one.request.scorer}", {"name": "scores/3", "receiver": 3}
+    later = [replace(s, **passive) if getattr(s, "name", "") == own else s for s in one.sections]
+    said, _ = one.try_out(request=replace(one.request, scorer=3), sections=later)
+    assert said.endswith("[FK-ASKED-MORE]"), said
 
 
 def test_users_are_told_one_thing_and_their_sum_follows_from_it() -> None:

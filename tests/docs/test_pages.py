@@ -1,4 +1,4 @@
-"""The pages: links lead somewhere, commands exist, options and figures are those of the code."""
+"""The pages: links, commands, options, figures and promises are those of the code."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from xml.etree import ElementTree
 
 import click
 import pytest
+from promises import PAGE, ROOT, marks, promises
+from promises import page as claims
 
 from fedkern_flwr.simulations.cli.main import app, run
 from fedkern_flwr.simulations.lab.presets import NAMES
 from fedkern_flwr.simulations.methods.registry import METHODS, options
 
-ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
 pytestmark = pytest.mark.skipif(not DOCS.is_dir(), reason="no source tree here")
@@ -82,13 +83,8 @@ def test_every_page_is_in_the_table_of_contents() -> None:
         for body in re.findall(r"^```\{toctree\}\n(.*?)^```", page.read_text(), flags=re.M | re.S):
             names = [line for line in body.splitlines() if line and not line.startswith(":")]
             listed |= {(page.parent / name).resolve() for name in names}
-    suffixes = {".md", ".rst", ".ipynb"}
-    found = {
-        path.with_suffix("")
-        for path in DOCS.rglob("*")
-        if path.suffix in suffixes and not path.name.startswith(".")
-    }
-    assert found - {DOCS / "index"} == listed
+    found = [path for ending in ("md", "rst", "ipynb") for path in DOCS.rglob(f"[!.]*.{ending}")]
+    assert {path.with_suffix("") for path in found} - {DOCS / "index"} == listed
 
 
 # -- commands
@@ -137,14 +133,11 @@ def test_commands_on_the_pages_exist() -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        ("fedkern rnu fed-cg", "no command rnu"),
-        ("fedkern run fed-cg --landmark 3", "no option --landmark"),
-        ("fedkern compare table1", "no preset table1"),
-    ],
-)
+WRONG = {"fedkern rnu fed-cg": "no command rnu", "fedkern compare table1": "no preset table1"}
+WRONG |= {"fedkern run fed-cg --landmark 3": "no option --landmark"}
+
+
+@pytest.mark.parametrize(("line", "what"), WRONG.items())
 def test_what_is_wrong_is_noticed(line: str, what: str) -> None:
     assert unknown(line) == what
 
@@ -153,26 +146,12 @@ def test_what_is_wrong_is_noticed(line: str, what: str) -> None:
 
 #: Page -> its methods; the first has the defaults that are not named otherwise.
 PAGES = {
-    "online-methods": (
-        *("pof-mkl", "ofskl", "ofmkl-avg", "vm-kofl", "em-kofl", "per-fed-avg", "local-only"),
-        "pof-rls",
-    ),
-    "fed-cg": ("fed-cg",),
-    "fdskl": ("fdskl",),
-    "secure-gram": ("secure-gram", "fed-cfk"),
-    "hierarchical-svm": ("hierarchical-svm",),
-    "kernel-pca": ("kernel-pca",),
+    "online-methods": "pof-mkl ofskl ofmkl-avg vm-kofl em-kofl per-fed-avg local-only pof-rls",
+    **{name: name for name in ("fed-cg", "fdskl", "hierarchical-svm", "kernel-pca")},
+    "secure-gram": "secure-gram fed-cfk",
 }
-HEADINGS = [
-    "What it computes",
-    "When to use it",
-    "Ten lines",
-    "Options",
-    "What each party sees",
-    "Paper versus ours",
-    "Expected results",
-    "Limits",
-]
+HEADINGS = ["What it computes", "When to use it", "Ten lines", "Options", "What each party sees"]
+HEADINGS += ["Paper versus ours", "Expected results", "Limits"]
 
 
 def sections(page: str) -> dict[str, str]:
@@ -201,14 +180,13 @@ def defaults(cell: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_all_methods_have_a_page_with_the_same_headings_and_their_options(page: str) -> None:
-    assert {name for names in PAGES.values() for name in names} == set(METHODS)
+    assert set(" ".join(PAGES.values()).split()) == set(METHODS)
     assert list(sections(page)) == HEADINGS
     head = "| option | default | meaning | in the paper |"
-    table = {
-        row[0].strip("`"): defaults(row[1]) for row in rows(sections(page)["Options"], head)
-    }  # fmt: skip
+    cells = rows(sections(page)["Options"], head)
+    table = {row[0].strip("`"): defaults(row[1]) for row in cells}
     known: set[str] = set()
-    for name in PAGES[page]:
+    for name in PAGES[page].split():
         for option in options(METHODS[name]):
             known.add(option.name)
             assert option.name in table, f"{name} has an option {option.name}"
@@ -249,10 +227,8 @@ def test_expected_results_are_what_the_commands_print(command, metric, value, tm
 
 
 def test_picture_and_table_say_the_same() -> None:
-    texts = ElementTree.parse(DOCS / "pictures/which-method.svg").iter(
-        "{http://www.w3.org/2000/svg}text"
-    )
-    said = [text.text or "" for text in texts]
+    drawing = ElementTree.parse(DOCS / "pictures/which-method.svg")
+    said = [text.text or "" for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
     page = (DOCS / "concepts.md").read_text("utf-8").split("## Which method when")[1]
     rows = [line for line in page.splitlines() if line.startswith("| ")][1:]
     stated: dict[str, str] = {}
@@ -273,3 +249,25 @@ def test_the_picture_is_that_of_the_imports() -> None:
     house = [sys.executable, str(ROOT / "benchmarks/house.py"), "--picture"]
     drawn = subprocess.run(house, capture_output=True, text=True, check=True, timeout=60).stdout
     assert drawn.strip() in (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+
+
+# -- promises: each has a fault and a test that notices it, and the page of claims has them all
+
+
+def test_every_promise_has_a_fault_and_a_test() -> None:
+    made = promises()
+    assert len(made) <= 200
+    for one in made.values():
+        text = Path(ROOT, one.file).read_text(encoding="utf-8")
+        assert text.count(one.find) == 1, f"the fault of {one.name} does not apply"
+        assert one.replace != one.find
+        assert one.tests, f"no test carries the mark of {one.name}"
+        assert one.says.endswith("."), one.name
+
+
+def test_every_mark_is_of_a_promise() -> None:
+    assert {name for name, _ in marks()} <= set(promises())
+
+
+def test_the_page_of_claims_is_made_from_them() -> None:
+    assert PAGE.read_text(encoding="utf-8") == claims()

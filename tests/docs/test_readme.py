@@ -110,9 +110,8 @@ def test_the_example_of_scikit_learn_runs() -> None:
 def commands() -> list[str]:
     """Return the lines of the blocks for a shell, without their comments."""
     text = "\n".join(re.findall(r"```console\n(.*?)```", README.read_text("utf-8"), flags=re.S))
-    return [
-        shlex.join(shlex.split(line, comments=True)) for line in re.findall(r"^\$ (.*)", text, re.M)
-    ]
+    lines = re.findall(r"^\$ (.*)", text, re.M)
+    return [shlex.join(shlex.split(line, comments=True)) for line in lines]
 
 
 def test_every_target_of_make_is_there() -> None:

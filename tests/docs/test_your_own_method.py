@@ -39,19 +39,13 @@ def test_a_new_method_is_written_found_and_run(tmp_path, monkeypatch, capsys):
     for name in ("My Method", "1st", "class", "kernel-pca"):
         assert run(["new-method", name, "--out", str(tmp_path / "other")]) == 2
         assert not (tmp_path / "other").exists()
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
-        cwd=root,
-        env={"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
+    around = {"PYTHONPATH": str(root), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, cwd=root, env=around, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     monkeypatch.syspath_prepend(str(root))
-    point = metadata.EntryPoint(
-        "method-of-tests", "method_of_tests:MethodOfTests", registered.GROUP
-    )
+    place = "method_of_tests:MethodOfTests"
+    point = metadata.EntryPoint("method-of-tests", place, registered.GROUP)
     monkeypatch.setattr(registered, "registered", lambda: {"method-of-tests": point})
     method = registered.find_method.__wrapped__("method-of-tests")
     rows = np.random.default_rng(1).random((4, 9, 2))

@@ -1,6 +1,6 @@
 """What the suite promises, the fault that would break each promise, and the tests that notice it.
 
-``promises.toml`` has them: an id, the page that says it, the sentence, and a fault: a text to
+``promises.toml`` has them: the page that says it, an id, the sentence, and a fault: a text to
 ``find`` in a ``file`` and what to ``replace`` it with. A test says which promises it proves with
 ``@pytest.mark.promise("id")``. The page of claims is made from both:
 
@@ -85,9 +85,10 @@ def promises() -> dict[str, Promise]:
     """
     made: dict[str, Promise] = {}
     for path in sorted(TESTS.glob("promises*.toml")):
-        for name, told in tomllib.loads(path.read_text(encoding="utf-8")).items():
-            assert name not in made, f"{name} is promised twice"
-            made[name] = Promise(name, **told)
+        for page, ones in tomllib.loads(path.read_text(encoding="utf-8")).items():
+            for name, told in ones.items():
+                assert name not in made, f"{name} is promised twice"
+                made[name] = Promise(name, page, **told)
     for name, test in marks():
         made[name].tests.append(test)
     return made

@@ -227,6 +227,11 @@ class Run:
         return self.result(running)
 
 
+def flip(data: bytes, at: int) -> bytes:
+    """Return the data with another bit at a place."""
+    return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+
+
 @contextmanager
 def sparse(k: int | None) -> Iterator[None]:
     """Let every party mask with k others, however few parties there are; None changes nothing."""

@@ -62,12 +62,8 @@ def test_run_config_of_the_page_is_declared_by_the_apps() -> None:
 
 
 def test_node_configurations_of_the_page_are_read_by_the_apps() -> None:
-    texts = [
-        text.replace("$PWD", "/srv").split("<<END\n")[1].split("\nEND")[0]
-        for _, text in blocks()
-        if "> node.toml" in text
-    ]
-    configs = [tomllib.loads(text) for text in texts]
+    texts = [text.replace("$PWD", "/srv") for _, text in blocks() if "> node.toml" in text]
+    configs = [tomllib.loads(text.split("<<END\n")[1].split("\nEND")[0]) for text in texts]
     assert [config["partition-id"] for config in configs] == [0, 1, 2]
     assert {config["num-partitions"] for config in configs} == {3}
     for config in configs:
@@ -99,13 +95,9 @@ def test_files_that_the_page_names_are_those_of_its_folder() -> None:
     assert {file.name for file in FILES.iterdir()} == set(re.findall(r"\(deploy/([\w.-]+)\)", text))
 
 
-PROGRAMS = {
-    "front": "fedkern front start",
-    "superlink": "flower-superlink",
-    "superexec": "flower-superexec",
-    "supernode": "fedkern node start",
-}
 FLOWER = ("superlink", "superexec")
+PROGRAMS = {"front": "fedkern front start", "supernode": "fedkern node start"}
+PROGRAMS |= {name: f"flower-{name}" for name in FLOWER}
 SETTINGS = {"superexec": "superlink"}  # the file of another unit
 
 
@@ -119,11 +111,8 @@ def test_units_parse_and_are_confined(name: str) -> None:
     assert (service["Restart"], service["RestartSec"]) == ("always", "10")
     assert (service["ProtectSystem"], service["NoNewPrivileges"]) == ("strict", "yes")
     file = f"{SETTINGS.get(name, name)}.env"
-    settings = dict(
-        line.split("=", 1)
-        for line in (FILES / file).read_text().splitlines()
-        if not line.startswith("#")
-    )
+    lines = (FILES / file).read_text().splitlines()
+    settings = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
     assert service["EnvironmentFile"] == f"/etc/fedkern/{file}"
     assert set(re.findall(r"\$\{(\w+)\}", service["ExecStart"])) <= set(settings)
     assert settings["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"] == "1"
@@ -225,13 +214,11 @@ def known_options(command: str) -> set[str]:
     return set(re.findall(r"--[a-z-]+", done.stdout))
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        *("fedkern front start", "fedkern node start", "fedkern node status"),
-        *(pytest.param(f"flower-{name}", marks=pytest.mark.long) for name in FLOWER),
-    ],
-)
+OURS = ("fedkern front start", "fedkern node start", "fedkern node status")
+THEIRS = [pytest.param(f"flower-{name}", marks=pytest.mark.long) for name in FLOWER]
+
+
+@pytest.mark.parametrize("command", [*OURS, *THEIRS])
 def test_options_of_commands_are_those_of_the_programs(command: str) -> None:
     used: set[str] = set()
     for service in services().values():

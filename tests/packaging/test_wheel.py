@@ -33,8 +33,7 @@ def test_wheel_holds_one_package_with_every_module(wheel):
         names = archive.namelist()
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"fedkern_flwr"}
-    rooms = {"fedkern_flwr": "", "strategies": "strategies/", "clients": "clients/"}
-    rooms["simulations"] = "simulations/"
+    rooms = {"fedkern_flwr": ""} | {n: f"{n}/" for n in ("strategies", "clients", "simulations")}
     for folder, prefix in rooms.items():
         for source in (ROOT / folder).rglob("*.py"):
             inner = source.relative_to(ROOT / folder)
@@ -56,14 +55,9 @@ def test_wheel_works_without_the_source_tree(wheel, tmp_path):
         "assert s.__file__.startswith(fedkern_flwr.__path__[0]);"
         "assert m.run(['doctor']) == 0"
     )
-    subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(target), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
-        check=True,
-        timeout=120,
-        capture_output=True,
-    )
+    around = {"PYTHONPATH": str(target), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    subprocess.run(command, cwd=tmp_path, env=around, check=True, timeout=120, capture_output=True)
 
 
 def test_version_is_that_of_the_metadata():

@@ -39,24 +39,6 @@ def test_the_overflow_rule_leaves_the_sum_below_a_quarter_of_the_ring(
     assert 2 * scaled > 2 ** (bits - 2) / 4  # not a bit more is given away than two roundings
 
 
-@pytest.mark.parametrize(
-    ("bits", "parties", "bound", "f"),
-    [
-        (64, 3, 8.0, 57),
-        (64, 4, 8.0, 57),
-        (64, 5, 8.0, 56),
-        (64, 4, 8.1, 56),
-        (32, 943, 1.0, 20),
-        (16, 3, 2.0**12, 0),
-        (64, 2, 0.75, 61),
-        (64, 2, 0.5, 62),
-        (32, 4, 4.0, 26),  # enough for distances
-    ],
-)
-def test_fraction_bits_of_known_sums(bits: int, parties: int, bound: float, f: int) -> None:
-    assert Encoding.fixed_point(bound, bits).fraction_bits(parties) == f
-
-
 @pytest.mark.parametrize("bits", RINGS)
 @pytest.mark.parametrize("bound", [1.0, 8.0, 2.0**-30, 2.0**20, 0.5])
 def test_both_ends_of_the_range_are_exact(bits: int, bound: float) -> None:
@@ -90,58 +72,33 @@ def test_a_number_is_rounded_to_the_nearest_step(
 # -- integers
 
 
-@given(bits=rings, parties=st.integers(2, 30), data=st.data())
-def test_integers_are_summed_exactly(bits: int, parties: int, data: st.DataObject) -> None:
-    largest = (2 ** (bits - 1) - 1) // parties
-    bound = data.draw(st.integers(1, min(largest, 2**52)))
+@pytest.mark.parametrize("bits", RINGS)
+@pytest.mark.parametrize("parties", [2, 3, 30])
+def test_integers_are_summed_exactly_up_to_the_largest_that_have_room(
+    bits: int, parties: int
+) -> None:
+    bound = min((2 ** (bits - 1) - 1) // parties, 2**52)
     encoding = Encoding.integers(bound, bits)
     encoding.check_room(parties)
-    vectors = data.draw(
-        st.lists(
-            st.lists(st.integers(-bound, bound), min_size=2, max_size=2),
-            min_size=parties,
-            max_size=parties,
-        )
-    )
-    total = np.zeros(2, encoding.dtype)
-    for vector in vectors:
-        total += encode(encoding, np.array(vector, np.int64), parties)
-    assert encoding.decode(total, parties).tolist() == [sum(c) for c in zip(*vectors, strict=True)]
-    assert encoding.decode(total, parties).dtype == np.int64
-
-
-@pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int32", "uint64", "int64"])
-def test_all_integer_types_enter(dtype: str) -> None:
-    assert encode(Encoding.integers(1), np.array([0, 1], dtype)).tolist() == [0, 1]
-
-
-@pytest.mark.parametrize(("bits", "parties", "most"), [(16, 4, 8191), (32, 4, 2**29 - 1)])
-def test_integers_that_could_overflow_are_refused(bits: int, parties: int, most: int) -> None:
-    Encoding.integers(most, bits).check_room(parties)
-    refuses("FK-SUM-OVERFLOW", Encoding.integers(most + 1, bits).check_room, parties)
+    total = np.zeros(3, encoding.dtype)
+    for _ in range(parties):
+        total += encode(encoding, np.array([bound, -bound, 1]), parties)
+    found = encoding.decode(total, parties)
+    assert found.tolist() == [parties * bound, -parties * bound, parties]
+    assert found.dtype == np.int64
 
 
 # -- the circle
 
 
 @pytest.mark.parametrize("bits", RINGS)
-def test_angles_count_modulo_a_turn(bits: int) -> None:
+def test_angles_are_in_a_turn(bits: int) -> None:
     encoding = Encoding.circle(bits)
-    step = 2.0 * math.pi / 2.0 ** min(bits, 50)
-    angles = np.array([0.0, 1.0, math.pi, -1.0, -1e-30, 6.28, 100.0])
-    for turns in (-3, -1, 1, 7):
-        shifted = encoding.decode(encode(encoding, angles + turns * 2.0 * math.pi), 3)
-        distance = np.angle(np.exp(1j * (shifted - angles)))
-        assert np.abs(distance).max() <= step + 1e-13
-    assert (encoding.decode(encode(encoding, angles), 3) >= 0.0).all()
-    every = encoding.decode(np.array([0, 1, -1, -2, -1000]).astype(encoding.dtype), 3)
-    assert ((every >= 0.0) & (every < 2.0 * math.pi)).all()
+    found = encoding.decode(np.array([0, 1, -1, -2, -1000]).astype(encoding.dtype), 3)
+    assert ((found >= 0.0) & (found < 2.0 * math.pi)).all()
 
 
-@given(
-    bits=rings,
-    angles=st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=6),
-)
+@given(bits=rings, angles=st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=6))
 def test_sums_of_angles_are_right_modulo_a_turn(bits: int, angles: list[float]) -> None:
     encoding = Encoding.circle(bits)
     total = np.zeros(1, encoding.dtype)
@@ -251,25 +208,13 @@ def test_an_empty_vector_is_no_error(kind: Any) -> None:
     assert encoding.decode(ring, 3).size == 0
 
 
-def test_the_values_themselves_are_left_alone() -> None:
-    for encoding in (Encoding.fixed_point(8.0), Encoding.circle()):
-        values = np.linspace(-7.0, 7.0, 100)
-        before = values.copy()
-        encode(encoding, values)
-        np.testing.assert_array_equal(values, before)
-
-
 # -- the reference of these tests is itself right
 
 
 def test_the_reference_finds_known_elements() -> None:
     """Negative control: the independent encoder is not a copy of the code under test."""
-    assert Reference.ring(Encoding.fixed_point(1.0, 16), 4, [1.0, -1.0, 0.25]) == [
-        4096,
-        61440,
-        1024,
-    ]
+    fixed = Encoding.fixed_point(1.0, 16)
+    assert Reference.ring(fixed, 4, [1.0, -1.0, 0.25]) == [4096, 61440, 1024]
     assert Reference.ring(Encoding.circle(16), 4, [math.pi, -math.pi / 2]) == [32768, 49152]
     assert Reference.total(Encoding.integers(9), 2, [[9, -9], [9, -9]]).tolist() == [18, -18]
-    off = Encoding.fixed_point(1.0, 16)
-    assert encode(off, [0.25], 4).tolist() != Reference.ring(off, 8, [0.25])
+    assert encode(fixed, [0.25], 4).tolist() != Reference.ring(fixed, 8, [0.25])

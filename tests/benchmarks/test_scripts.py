@@ -1,27 +1,37 @@
-"""What is kept of the presets is what the pages say; every table of the papers is on the list."""
+"""The scripts of ``benchmarks/``: the pages have what is kept; references of online methods."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import tomllib
+from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from fedkern_flwr.simulations.lab.presets import PAPERS
 
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
 
 @pytest.fixture
-def results(script):
-    return script("results")
+def results(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(FOLDER)  # no package: scripts find each other beside them
+    return importlib.import_module("results")
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(FOLDER)
+    return importlib.import_module("streams")
 
 
 def items(results):
-    return [
-        item
-        for paper in tomllib.loads((results.KEPT / "papers.toml").read_text())["paper"]
-        for item in paper["items"]
-    ]
+    papers = tomllib.loads((results.KEPT / "papers.toml").read_text())["paper"]
+    return [item for paper in papers for item in paper["items"]]
 
 
 def test_pages_are_what_the_script_makes_of_the_kept_tables(results) -> None:
@@ -81,3 +91,31 @@ def test_what_is_missing_is_kept_and_what_fails_stops_nothing(results, monkeypat
     found = CliRunner().invoke(results.app, ["missing", "--runs", "1"])
     assert found.exit_code == 1
     assert asked == [["keep", "a", "--paper-split", "--runs", "1"], ["keep", "c", "--runs", "1"]]
+
+
+# -- streams: each prediction is that of all rows before
+
+
+@pytest.mark.parametrize("name", ["local ridge", "global ridge", "local RFF", "global RFF"])
+def test_recursive_least_squares_is_ridge_regression_of_all_rows_before(streams, name):
+    x, y = streams.rows_by_round(streams.generated("Friedman", 0, clients=3, rounds=40))
+    found = streams.reference(name, x, y, seed=0)
+    z = x if name.endswith("ridge") else streams.random_features(x, 0)
+    z = np.concatenate([z, np.ones((*y.shape, 1))], axis=2)
+    for t in (0, 1, 17, 39):
+        for k in range(3):
+            whose = slice(k, k + 1) if name.startswith("local") else slice(None)
+            rows, labels = z[:t, whose].reshape(-1, z.shape[2]), y[:t, whose].reshape(-1)
+            gram = rows.T @ rows + streams.PENALTY * np.eye(z.shape[2])
+            guess = z[t, k] @ np.linalg.solve(gram, rows.T @ labels)
+            assert found[t, k] == pytest.approx((guess - y[t, k]) ** 2, rel=1e-7, abs=1e-12)
+
+
+def test_generated_streams_drift_at_all_clients_at_once(streams):
+    for name in streams.GENERATED:
+        x, y = streams.rows_by_round(streams.generated(name, 1))
+        assert x.shape == (500, 10, 10)
+        assert (y.min(), y.max()) == (0.0, 1.0)
+        of_all = streams.reference("global ridge", x, y, 0)[400:].mean(axis=0)
+        of_new_rows = streams.reference("global ridge", x[250:], y[250:], 0)[150:].mean(axis=0)
+        assert (of_new_rows < 0.9 * of_all).all()
