@@ -29,8 +29,7 @@ Change = Callable[[Any], Any]
 def fields(**changes: Any) -> Change:
     """Return a change of a request: values, or functions of the old ones."""
     return lambda request: replace(
-        request,
-        **{k: v(getattr(request, k)) if callable(v) else v for k, v in changes.items()},
+        request, **{k: v(getattr(request, k)) if callable(v) else v for k, v in changes.items()}
     )
 
 

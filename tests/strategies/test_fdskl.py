@@ -283,11 +283,7 @@ class OtherRows(FDSKL):
         return phases
 
 
-LIES = {
-    PassiveOwner: "FK-ASKED-MORE",
-    TwoCohorts: "FK-ORDER-TERMS",
-    OtherRows: "FK-SUM-UNASKED",
-}
+LIES = {PassiveOwner: "FK-ASKED-MORE", TwoCohorts: "FK-ORDER-TERMS", OtherRows: "FK-SUM-UNASKED"}
 
 
 @pytest.mark.promise("fdskl-lies")

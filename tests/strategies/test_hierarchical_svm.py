@@ -545,16 +545,8 @@ def test_without_groups_all_users_are_around_the_server() -> None:
 BAD_NODES: dict[str, tuple[str, Callable[[], Nodes], Table]] = {
     "no users": ("FK-GROUPS-SHAPE", lambda: serve([{"role": "agent", "group": 0}] * 2), {}),
     "groups without agents": ("FK-GROUPS-SHAPE", lambda: rows(2, 2, agents=False), {}),
-    "staleness, no agents": (
-        "FK-GROUPS-SHAPE",
-        lambda: rows(4, agents=False),
-        {"staleness": 1},
-    ),
-    "a budget with agents": (
-        "FK-GROUPS-NO-AGENT",
-        lambda: altered(0),
-        {"privacy_epsilon": 1.0},
-    ),
+    "staleness, no agents": ("FK-GROUPS-SHAPE", lambda: rows(4, agents=False), {"staleness": 1}),
+    "a budget with agents": ("FK-GROUPS-NO-AGENT", lambda: altered(0), {"privacy_epsilon": 1.0}),
     "two agents": ("FK-GROUPS-SHAPE", lambda: altered(4, group=1), {}),
     "agents in one layer": (
         "FK-GROUPS-NO-AGENT",

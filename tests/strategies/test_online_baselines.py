@@ -9,17 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plain_online import (
-    CLIENTS,
-    DIMENSION,
-    ETA,
-    LAMBDA,
-    ROUNDS,
-    SEED,
-    D,
-    N,
-    plain_features,
-)
+from plain_online import CLIENTS, DIMENSION, ETA, LAMBDA, ROUNDS, SEED, D, N, plain_features
 
 from fedkern_flwr.kernels.dictionary import bandwidth_dictionary
 from fedkern_flwr.seeding import uniform

@@ -13,12 +13,7 @@ from faulty import PowerCutError
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from fedkern_flwr.clients import serve
-from fedkern_flwr.errors import (
-    CohortError,
-    OptionError,
-    RefusedError,
-    SmallCohortError,
-)
+from fedkern_flwr.errors import CohortError, OptionError, RefusedError, SmallCohortError
 from fedkern_flwr.secure_sum import Party
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import (
@@ -29,14 +24,7 @@ from fedkern_flwr.simulations.engines import (
     InProcessGrid,
     Transcript,
 )
-from fedkern_flwr.strategies import (
-    EMKOFL,
-    OFSKL,
-    POFMKL,
-    POFRLS,
-    VMKOFL,
-    PerFedAvg,
-)
+from fedkern_flwr.strategies import EMKOFL, OFSKL, POFMKL, POFRLS, VMKOFL, PerFedAvg
 
 Make = Callable[..., Any]
 
@@ -313,8 +301,7 @@ def test_a_vector_that_does_not_fit_never_leaves_the_client(
 
 
 @pytest.mark.parametrize(
-    ("clients", "options"),
-    [(3, {"min_cohort": 4}), (1, {}), (CLIENTS, {"threshold": 3})],
+    ("clients", "options"), [(3, {"min_cohort": 4}), (1, {}), (CLIENTS, {"threshold": 3})]
 )
 def test_a_cohort_below_the_minimum_is_refused_before_anything_is_sent(
     clients: int, options: dict[str, Any], make_streams: Make

@@ -12,17 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plain_online import (
-    CLIENTS,
-    DIMENSION,
-    ETA,
-    ROUNDS,
-    SEED,
-    D,
-    N,
-    features_of,
-    plain_pof_mkl,
-)
+from plain_online import CLIENTS, DIMENSION, ETA, ROUNDS, SEED, D, N, features_of, plain_pof_mkl
 from refusals import refused
 
 from fedkern_flwr.simulations import Transcript, simulate

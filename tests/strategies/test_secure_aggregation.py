@@ -31,11 +31,7 @@ from scipy import stats
 from fedkern_flwr.errors import CohortError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.privacy.accounting import ORDERS
-from fedkern_flwr.secure_aggregation import (
-    SecureAggregation,
-    averages,
-    secure_aggregation_mod,
-)
+from fedkern_flwr.secure_aggregation import SecureAggregation, averages, secure_aggregation_mod
 from fedkern_flwr.simulations import Fault, FaultPlan, InProcessGrid, Transcript, simulate
 
 NODES, ROUNDS = 4, 3
