@@ -84,6 +84,8 @@ REFUSED = [
       for step in (12, -1)),
     *(wrong("pof-mkl, secure", ONLINE, "FK-MESSAGE-FIELD", **{name: "sobol"})
       for name in ("precision", "frequency_draw", "weight_rule")),
+    wrong("hierarchical-svm", "svm-statistics at user", "FK-TUNE-MANY",
+          tried=np.array([1.0, 0.0]), folds=3),
     wrong("hierarchical-svm, vertical", "svm-columns", "FK-MESSAGE-FIELD", agent=-1),
     wrong("hierarchical-svm, vertical", "svm-owner at owner", "FK-MESSAGE-SHAPE",
           take=lambda t: t[:5]),
