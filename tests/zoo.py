@@ -300,6 +300,15 @@ def same(ours: Any, theirs: Any, near: float) -> bool:
     return bool(np.allclose(ours, theirs, rtol=1e-6, atol=near))
 
 
+def everything(transcript: Transcript) -> bytes:
+    """Return all that passed between nodes and server."""
+    parts: list[bytes] = []
+    for entry in transcript.entries():
+        parts += [array.tobytes() for array in entry.arrays]
+        parts += [v if isinstance(v, bytes) else str(v).encode() for v in entry.scalars.values()]
+    return b"|".join(parts)
+
+
 def new_folder() -> Path:
     """Return an empty folder that goes when the process ends."""
     return Path(tempfile.mkdtemp(dir=_base()))

@@ -579,10 +579,7 @@ def test_faults_after_a_break_down_do_no_harm_either(name: str, case: Make) -> N
     for life in range(3):
         sites = quiet.sites(sites and sites.folder)
         known = (sites.folder / "run.npz").exists()
-        drop, end = (
-            Vanishing(life),
-            Seen((len(quiet.asked) - 3, len(sites) + 1, -1)[life], cut),
-        )
+        drop, end = (Vanishing(life), Seen((len(quiet.asked) - 3, len(sites) + 1, -1)[life], cut))
         given = quiet.keeping(sites, resume=known, attempts=40)
         plan = lambda d, drop=drop, end=end: end(d) or drop(d)  # noqa: E731
         if life == 2:

@@ -29,8 +29,7 @@ Change = Callable[[Any], Any]
 def fields(**changes: Any) -> Change:
     """Return a change of a request: values, or functions of the old ones."""
     return lambda request: replace(
-        request,
-        **{k: v(getattr(request, k)) if callable(v) else v for k, v in changes.items()},
+        request, **{k: v(getattr(request, k)) if callable(v) else v for k, v in changes.items()}
     )
 
 
@@ -295,13 +294,10 @@ def test_users_are_told_one_thing_and_their_sum_follows_from_it() -> None:
     flat = one.client.handlers()["svm-local"][0]
     own = {f.name: getattr(told, f.name, told.judged) for f in fields_of(flat)}
     name = one.orders[0].name
+    after_others = {"name": following.sum_name(told.sum_name(""))}
     for code, request, change in (
         ("FK-SUM-UNASKED", told, {"name": told.sum_name(name)}),  # otherwise
-        (
-            "FK-SUM-UNASKED",
-            following,
-            {"name": following.sum_name(told.sum_name(""))},
-        ),  # others were
+        ("FK-SUM-UNASKED", following, after_others),
         ("FK-SETTINGS-CHANGED", flat(**own), {"name": "users", "receiver": -1}),  # in one layer
     ):
         said = later_of(one, request=request, **change)

@@ -251,26 +251,42 @@ FLAT, FIXED = {"architecture": "centralised"}, {"encoding": "fixed-point"}
 #: Method -> code -> options with which its constructor refuses.
 TOGETHER: dict[str, dict[str, list[dict[str, Any]]]] = {
     "fed-cg": {
-        RANGE: [{"solver": "cg", "preconditioner_rank": rank} for rank in (101, -1)],
-        "FK-OPTION-CONFLICT": [{"preconditioner_rank": 5}, {"init": "random"}],
+        RANGE: [{"basis": "fourier", "landmarks": 41},
+                *({"solver": "cg", "preconditioner_rank": rank} for rank in (101, -1))],
+        "FK-OPTION-CONFLICT": [
+            {"preconditioner_rank": 5}, {"init": "random"},
+            *({"basis": "fourier", name: value} for name, value in (
+                ("penalty", "rkhs"), ("sampling", "C"), ("missing", "neutral"),
+                ("variance", True), ("landmark_gamma", True), ("tune", "gcv"))),
+        ],
+        "FK-BUDGET-OPTION": [
+            {"privacy_epsilon": 1.0}, {"basis": "fourier", "privacy_epsilon": 1.0, "solver": "cg"},
+        ],
         "FK-RKHS-WIDTHS": [{"penalty": "rkhs", "landmark_gamma": True}],
         "FK-OPTION-BOTH": [
             {"tune": "gcv", "gamma": 1.0, "regularization": 1.0},
             {"tune": "gcv", "landmark_gamma": True},
         ],
         "FK-EQUATIONS-NEEDED": [
-            {"tune": "gcv", "solver": "cg"}, {"tune": "gcv", "penalty": "rkhs"},
+            *({"tune": tune, "solver": "cg"} for tune in ("gcv", "folds")),
+            {"tune": "gcv", "penalty": "rkhs"}, {"variance": True, "solver": "cg"},
+            {"class_weight": "balanced", "tune": "off"},
         ],
     },
     "fdskl": {
         "FK-OPTION-CONFLICT": [
             *({name: 3} for name in ("directions", "batch", "evaluate_every")),
             {"step": 0.5}, {"step_schedule": "constant"}, {**STREAM, "features": 30},
+            {**STREAM, "class_weight": "balanced"},
         ],
         RANGE: [{**STREAM, name: 0} for name in ("batch", "directions", "step")],
         "FK-STEP-LARGE": [{**STREAM, "step": 2.0, "regularization": 0.5}, {**STREAM, "step": 2e4}],
     },
-    "pof-mkl": {RANGE: [{"kernels": 6, "kernels_per_round": 7}]},
+    "pof-mkl": {
+        RANGE: [{"kernels": 6, "kernels_per_round": 7}, {"bandwidths": [1.0, -1.0]}],
+        "FK-OPTION-BOTH": [{"kernels_per_round": 3, "frequencies_per_round": 4}],
+        "FK-BUDGET-KERNELS": [{"kernels_per_round": 3, "privacy_epsilon": 3.0}],
+    },
     "hierarchical-svm": {
         RANGE: [{"step_sizes": (1.0, 0.0)}, {"model": "rbf", "features": 0},
                 {"model": "rbf", "gamma": 0.0}],
@@ -350,6 +366,7 @@ COMMON = {
     "FK-ENGINE-RAY": ["--ray-address here:1"],
 }
 IRIS = "--data iris --positive 2"
+RATED = "--data r.csv --user user --item item --rating stars"  # the usual data are large
 FIRM = "--data iris --encoding fixed-point"
 TABLE = {"FK-BUILTIN-UNKNOWN": ["--data mars"], "FK-FILE-READ": ["--data gone.csv --label y"]}
 TABLE |= {"FK-COLUMN-UNNAMED": ["--data iris --split site"]}
@@ -362,6 +379,7 @@ TYPED: dict[str, dict[str, list[str]]] = {
         "FK-SUM-THRESHOLD": ["--secure --threshold 5"],
         "FK-SECURE-NEEDED": ["--threshold 5"],
         "FK-ROWS-FEW": ["--data iris --clients 9 --rounds 50"],
+        "FK-BUDGET-SCALING": ["--data iris --privacy-epsilon 3 --scaling rank"],
     },
     "local-only": {"FK-SECURE-FIXED": ["--secure"]},
     "fed-cg": {
@@ -394,29 +412,33 @@ TYPED: dict[str, dict[str, list[str]]] = {
         TYPE: ["--coefficients a"],
         "FK-FILE-READ": ["--data gone.csv --label y"],
         "FK-OPTION-BOTH": ["--rounds 3 --cohorts 2"],
-        "FK-COHORTS-MANY": ["--rounds 11", "--cohorts 11", "--cohorts 6 --participation 0.5"],
+        "FK-COHORTS-MANY": [
+            f"{RATED} {one}" for one in
+            ("--rounds 11", "--cohorts 11", "--cohorts 6 --participation 0.5")],
         "FK-VALUES-COUNTS": ["--data iris", "--data diabetes"],
         "FK-VALUES-BOUND": ["--data digits --bound 8", f"{FIRM} --bound 0.5"],
         "FK-COLUMNS-FEW": [f"{FIRM} --clients 5", f"{FIRM} --clients 1"],
-        "FK-PARTIES-FEW": ["--clients 1", "--min-cohort 21"],
-        "FK-SUM-THRESHOLD": ["--threshold 12 --cohorts 2"],
+        "FK-PARTIES-FEW": [f"{RATED} --clients 1", f"{RATED} --min-cohort 21"],
+        "FK-SUM-THRESHOLD": [f"{RATED} --threshold 12 --cohorts 2"],
         "FK-DATA-OPTION": [
             *("--data iris --users-per-client 3", "--data iris --min-rating 3"),
             "--data iris --rating a",
-            *("--label y", "--id y", "--sep ;", "--na gone", "--test-size 0.5", "--cost 2"),
-            "--encoding fixed-point",
+            *(f"{RATED} {one}" for one in (
+                "--label y", "--id y", "--sep ;", "--na gone", "--cost 2", "--test-size 0.5",
+                "--encoding fixed-point")),
         ],
-        "FK-RATINGS-LOW": ["--min-rating 7"],
+        "FK-RATINGS-LOW": [f"{RATED} --min-rating 7"],
         "FK-COLUMNS-FIXED": ["--user a"],
     },
     "fed-cfk": {
-        RANGE: ["--rounds 0", "--clients 0", "--users-per-client -2", "--test-size 1"],
-        "FK-OPTION-BOTH": ["--users-per-client 3 --clients 4"],
-        "FK-COHORTS-MANY": ["--cohorts 11"],
-        "FK-PARTIES-FEW": ["--clients 1", "--users-per-client 9999"],
-        "FK-ROWS-FEW": ["--clients 9999"],
-        "FK-SUM-THRESHOLD": ["--threshold 21"],
-        "FK-RATINGS-LOW": ["--min-rating 7"],
+        RANGE: [f"{RATED} {one}" for one in
+                ("--rounds 0", "--clients 0", "--users-per-client -2", "--test-size 1")],
+        "FK-OPTION-BOTH": [f"{RATED} --users-per-client 3 --clients 4"],
+        "FK-COHORTS-MANY": [f"{RATED} --cohorts 11"],
+        "FK-PARTIES-FEW": [f"{RATED} --clients 1", f"{RATED} --users-per-client 9999"],
+        "FK-ROWS-FEW": [f"{RATED} --clients 9999"],
+        "FK-SUM-THRESHOLD": [f"{RATED} --threshold 21"],
+        "FK-RATINGS-LOW": [f"{RATED} --min-rating 7"],
         "FK-BUILTIN-UNKNOWN": ["--data iris"],
         "FK-FILE-READ": ["--data gone.csv"],
     },
@@ -450,6 +472,8 @@ TYPED: dict[str, dict[str, list[str]]] = {
 def test_what_cannot_be_run_is_refused_before_anything_is_made(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    cells = (f"u{k % 40},i{k % 7},{k % 5}" for k in range(280))
+    Path("r.csv").write_text("\n".join(["user,item,stars", *cells]))
     always = name in ("fed-cg", "fdskl", "secure-gram", "fed-cfk", "hierarchical-svm")
     alone = {"FK-SECURE-FIXED": ["--no-secure"]} if always else {}
     for codes in (TYPED[name], alone, {} if name == "secure-gram" else COMMON):
@@ -480,17 +504,23 @@ def test_what_is_no_command_is_refused(
 # -- budgets
 
 
-@every_method
+@pytest.mark.parametrize("name", CLASSES)
 def test_a_method_keeps_a_budget_or_says_which_do(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if hasattr(CLASSES[name], "privacy_epsilon"):
         assert "privacy_epsilon" in parsed(name)
+        more: dict[str, Any] = {"fed-cg": {"basis": "fourier"}}
+        more["hierarchical-svm"] = {**FLAT, "C": 1.0}
+        made = CLASSES[name](privacy_epsilon=2.0, **more.get(name, {}))
+        assert made.budget_report()["budget"]["epsilon"] == 2.0
         return
-    with refused("FK-BUDGET-METHOD") as caught:
-        CLASSES[name](privacy_epsilon=3.0)
-    assert "fed-cg" in caught.value.remedy
-    assert complaint(capsys, "run", name, "--privacy-epsilon", "3") == "FK-BUDGET-METHOD"
+    for option in ("privacy_epsilon", "privacy_unit"):
+        with refused("FK-BUDGET-METHOD") as caught:
+            CLASSES[name](**{option: 3.0})
+        assert "fed-cg" in caught.value.remedy
+    if name in COMMANDS:
+        assert complaint(capsys, "run", name, "--privacy-epsilon", "3") == "FK-BUDGET-METHOD"
 
 
 @pytest.mark.promise("budget-all-rows")

@@ -24,9 +24,9 @@ from fedkern_flwr.strategies import LocalOnly, PhaseStrategy, SummingStrategy
 
 #: Ways that have no oracle though they add no noise, and where their mathematics is tested.
 ELSEWHERE = {
-    "vm-kofl, streams",  # how rows come: tests/clients/test_stream_client.py
+    "vm-kofl, streams",  # how rows come: tests/clients/test_streams.py
     "per-fed-avg",  # tests/strategies/test_online_plain.py
-    "hierarchical-svm, rbf",  # tests/strategies/test_hierarchical.py
+    "hierarchical-svm, rbf",  # tests/strategies/test_hierarchical_svm.py
 }
 ONLINE = [name for name, way in WAYS.items() if name.count(",") == 0 and way.rounds == 12]
 #: One way a strategy.

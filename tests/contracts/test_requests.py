@@ -85,6 +85,8 @@ REFUSED = [
     *(wrong("pof-mkl, secure", ONLINE, "FK-MESSAGE-FIELD", **{name: "sobol"})
       for name in ("precision", "frequency_draw", "weight_rule")),
     wrong("pof-rls, secure", "online-ridge", "FK-MESSAGE-FIELD", window=lambda w: w + 99),
+    wrong("hierarchical-svm", "svm-statistics at user", "FK-TUNE-MANY",
+          tried=np.array([1.0, 0.0]), folds=3),
     wrong("hierarchical-svm, vertical", "svm-columns", "FK-MESSAGE-FIELD", agent=-1),
     wrong("hierarchical-svm, vertical", "svm-owner at owner", "FK-MESSAGE-SHAPE",
           take=lambda t: t[:5]),

@@ -10,12 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 from sklearn.impute import MissingIndicator, SimpleImputer
-from sklearn.preprocessing import (
-    MinMaxScaler,
-    OneHotEncoder,
-    QuantileTransformer,
-    StandardScaler,
-)
+from sklearn.preprocessing import MinMaxScaler, OneHotEncoder, QuantileTransformer, StandardScaler
 
 LABEL = "outcome"
 RARE = 5  # rows that a category needs

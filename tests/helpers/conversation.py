@@ -170,26 +170,6 @@ def asked_in(
     return found
 
 
-class Met(BaseException):  # an engine passes on what is no Exception
-    """Ends a run at a request."""
-
-
-def asked_first(run: Callable[[], Any], node: int, phase: str, order: str) -> Asked:
-    """Run a method until a node gets an order of a phase, whose name begins so."""
-    met = list[Asked]()
-
-    def seen(client: Any, request: Any, sections: list[Any]) -> None:
-        names = [s.name for s in sections if isinstance(s, sums.Order)]
-        here = (client.partition, request.phase) == (node, phase)
-        if here and any(name.startswith(order) for name in names):
-            met.append(Asked.of(client, request, sections))
-            raise Met
-
-    with watching(seen), pytest.raises(Met):
-        run()
-    return met[0]
-
-
 def ordered(one: Asked, request: Any) -> list[Any]:
     """Return the sections of a changed request; sums that are named after it, after this one."""
     out = []

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
@@ -28,23 +27,16 @@ class Exchanges:
 
     seen: list[Exchange] = field(default_factory=list)
     last: tuple[str, int] = ("", -1)
-    rode: bool = False  # whether the farewell came with another exchange
-    again: bool = False  # whether somebody is asked who was asked in the exchange before
 
     def __call__(self, delivery: Delivery) -> Fault | None:
         if delivery.phase == "finish" and delivery.round == self.last[1]:
-            self.rode = True
             return self.ride(delivery)
-        self.again = again = bool(self.seen) and delivery.partition in self.seen[-1][1]
+        again = bool(self.seen) and delivery.partition in self.seen[-1][1]
         if again or self.last != (delivery.phase, delivery.round):
             self.last = (delivery.phase, delivery.round)
             self.seen.append((delivery.phase, []))
-            self.begin(delivery.phase)
         self.seen[-1][1].append(delivery.partition)
         return self.strike(delivery)
-
-    def begin(self, phase: str) -> None:
-        """An exchange begins."""
 
     def ride(self, delivery: Delivery) -> Fault | None:
         """Return what happens to a farewell that comes with another exchange."""
@@ -53,43 +45,6 @@ class Exchanges:
     def strike(self, delivery: Delivery) -> Fault | None:
         """Return what happens to a request."""
         return None
-
-
-@dataclass
-class InTurn(Exchanges):
-    """Something happens to one party in every exchange, another kind to another party each time.
-
-    What is asked again passes, so that a run which was ``quiet`` otherwise ends.
-    """
-
-    quiet: Sequence[Exchange] = ()
-    faults: Sequence[Fault] = ()
-    turn: int = 0
-    place: int = -1
-    now: tuple[int, Fault] | None = None
-    struck: list[tuple[str, Fault]] = field(default_factory=list)
-
-    def begin(self, phase: str) -> None:
-        """Choose who is struck; nobody where the exchange before is repeated."""
-        repeats = self.now is not None and self.now[1].kind != "duplicate"
-        if repeats and self.again and phase == self.quiet[self.place][0]:
-            self.now = None
-            return
-        self.place += 1
-        expected, asked = self.quiet[self.place]
-        assert phase == expected
-        fault = self.faults[(self.place + self.turn) % len(self.faults)]
-        if phase in ("describe", "finish"):  # who is not reached then ends the run, or forgets late
-            fault = Fault("duplicate")
-        whom = [*asked[::-2], *asked[len(asked) % 2 :: 2]]  # the last first
-        self.now = whom[(self.place + self.turn) % len(whom)], fault
-
-    def strike(self, delivery: Delivery) -> Fault | None:
-        """Return what happens to the one whose turn it is."""
-        if self.now is None or self.now[0] != delivery.partition:
-            return None
-        self.struck.append((delivery.phase, self.now[1]))
-        return self.now[1]
 
 
 @dataclass
@@ -136,19 +91,6 @@ class Cut(Exchanges):
         if len(self.seen) > self.number:
             raise PowerCutError
         return None
-
-
-@dataclass
-class Before(Exchanges):
-    """Something is done before the exchanges with certain numbers."""
-
-    numbers: range = range(0)
-    do: Callable[[], Any] = print
-
-    def begin(self, phase: str) -> None:
-        """Do it."""
-        if len(self.seen) - 1 in self.numbers and phase not in ("describe", "finish"):
-            self.do()
 
 
 # -- replies that are broken

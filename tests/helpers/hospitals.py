@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from nodes import Nodes, Table, side
+from nodes import Nodes, Table
+from pooled import KEY
 from scipy.spatial.distance import cdist
+from zoo import side
 
 from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.hybrid.landmarks import draw_landmarks, public_seed
 from fedkern_flwr.strategies import FedCG
 
 Array = np.ndarray
-KEY = b"a secret of the data's owners"
 METRICS = {"rbf": "sqeuclidean", "laplacian": "cityblock"}
 TWO: Table = {"classes": (0, 1)}
 Blocks = dict[str, dict[str, Array]]  # name -> id -> features

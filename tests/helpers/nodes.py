@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from flwr.app import Context
 from flwr.clientapp import ClientApp
+from zoo import Table, side
 
 from fedkern_flwr.simulations import InProcessGrid, simulate
 from fedkern_flwr.simulations.engines.direct import as_client
 
-Table = dict[str, Any]  # arguments of a client
+__all__ = ["Nodes", "Table", "side"]
 
 
 @dataclass
@@ -73,9 +73,3 @@ class Nodes:
         }
         assert len(found) == len(self.written())
         return found
-
-
-def side(n: int, d: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows of the unit cube and the side of a curved surface on which they lie."""
-    x = np.random.default_rng(seed).random((n, d))
-    return x, (np.sin(3.0 * x[:, 0]) + x[:, 1:].sum(axis=1) > d / 2).astype(int)

@@ -5,8 +5,9 @@ Each takes what a run of the zoo found and yields pairs: what was found, and wha
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,6 @@ from fedkern_flwr.kernels.random_features import feature_map, gaussian_frequenci
 from fedkern_flwr.online.ridge import kernel_rows
 from fedkern_flwr.scaling import read_ranges
 from fedkern_flwr.seeding import uniform
-from fedkern_flwr.vertical.phases import draw_batch
 
 Table = dict[str, Any]
 Floats = np.ndarray
@@ -39,7 +39,7 @@ def stacked(tables: list[Table], name: str = "x") -> Floats:
 def signs(y: Floats, classes: Any) -> Floats:
     """Return targets: a column of -1 and 1 for two classes, one a class for more, or numbers."""
     if classes is None:
-        return np.asarray(y, float)[:, None]
+        return np.asarray(y, float).reshape(len(y), -1)
     found = np.where(np.asarray(y)[:, None] == np.asarray(classes), 1.0, -1.0)
     return found[:, 1:] if len(classes) == 2 else found
 
@@ -56,26 +56,33 @@ def outputs(found: Any, ids: Iterable[Any]) -> Floats:
     return np.array([written[str(name)] for name in ids])
 
 
+def online_features(strategy: Any, rows: list[Floats]) -> list[Floats]:
+    """Return z_i(x) = [sin(rho^T x), cos(rho^T x)] / sqrt(D) of every row and kernel."""
+    d, widths = strategy.features, np.asarray(strategy.bandwidths, "<f8")
+    law = strategy.run_seed, "float64", strategy.frequency_draw
+    rho = gaussian_frequencies(widths.tobytes(), 3, d, *law).reshape(3, len(widths), d)
+    phases = [np.einsum("td,dnk->tnk", x, rho) for x in rows]
+    return [np.concatenate([np.sin(p), np.cos(p)], axis=2) / math.sqrt(d) for p in phases]
+
+
 def plain_online(found: Any, *, weigh: str = "own", drawn: bool = False) -> Pairs:
     """Online learning of many kernels in plain loops, in the paper's steps or AdaGrad's.
 
-    ``weigh``: kernels by each client's own losses, by the mean over all clients, or not at all.
+    ``weigh``: kernels by each client's own losses, by the mean or sum over all clients, or not at
+    all.
     """
     strategy, tables = found.strategy, found.sites.tables
     paper, lam, n = strategy.step_size == "paper", strategy.regularization, len(strategy.bandwidths)
     alone, d, rounds = strategy.method == "local-only", strategy.features, len(tables[0]["y"])
-    packed = np.asarray(strategy.bandwidths, "<f8").tobytes()
-    rho = gaussian_frequencies(
-        packed, 3, d, strategy.run_seed, "float64", strategy.frequency_draw
-    ).reshape(3, n, d)
-    phases = [np.einsum("td,dnk->tnk", t["x"], rho) for t in tables]
-    z = [np.concatenate([np.sin(p), np.cos(p)], axis=2) / math.sqrt(d) for p in phases]
+    z = online_features(strategy, [t["x"] for t in tables])
     y = [t["y"] - (0.0 if paper else strategy.centre) for t in tables]
     eta, theta, norms = 1.0 / math.sqrt(rounds), np.zeros((len(tables), n, 2 * d)), 0.0
     losses, gaps = np.zeros((len(tables), n)), np.zeros(len(tables))
     errors = 0.0
     for t in range(rounds):
-        shares = [_shares(losses[k], eta if paper else gaps[k], paper) for k in range(len(tables))]
+        shares = [
+            kernel_shares(losses[k], eta if paper else gaps[k], paper) for k in range(len(tables))
+        ]
         chance = 0.9 * shares[0] + 0.1 / n
         draw = uniform(strategy.run_seed, "drawn kernel", t + 1)
         pick = int(np.searchsorted(chance.cumsum(), draw, "right"))
@@ -89,9 +96,10 @@ def plain_online(found: Any, *, weigh: str = "own", drawn: bool = False) -> Pair
             gradients *= (np.arange(n) == pick)[:, None] / chance[pick]
         if not alone:
             gradients[:] = gradients.mean(axis=0)
-        told = {"own": told, "mean": told.mean(axis=0) + 0 * told, "no": 0 * told}[weigh]
+        mean = told.mean(axis=0) + 0 * told
+        told = {"own": told, "mean": mean, "sum": len(told) * mean, "no": 0 * told}[weigh]
         for k in range(len(tables)):
-            gaps[k] += _gap(losses[k], told[k], gaps[k])
+            gaps[k] += hedge_gap(losses[k], told[k], gaps[k])
         losses += told
         norms = norms + np.vecdot(gradients, gradients)
         theta -= gradients * (eta if paper else np.maximum(norms, 1e-300)[..., None] ** -0.5)
@@ -100,7 +108,7 @@ def plain_online(found: Any, *, weigh: str = "own", drawn: bool = False) -> Pair
         yield strategy.model()[0]["theta"], theta[0]
 
 
-def _shares(losses: Floats, rate: float, paper: bool) -> Floats:
+def kernel_shares(losses: Floats, rate: float, paper: bool) -> Floats:
     """Weights over kernels: exponential at a rate, or AdaHedge's with what it has lost so far."""
     if not paper and rate == 0.0:
         leaders = losses == losses.min()
@@ -109,13 +117,13 @@ def _shares(losses: Floats, rate: float, paper: bool) -> Floats:
     return np.exp(-eta * losses - logsumexp(-eta * losses))
 
 
-def _gap(losses: Floats, told: Floats, gap: float) -> float:
+def hedge_gap(losses: Floats, told: Floats, gap: float) -> float:
     """Return what AdaHedge loses to the mixture."""
     after, eta = losses + told, math.log(len(losses)) / gap if gap else math.inf
     mix = after.min() - losses.min()
     if gap:
         mix = (logsumexp(-eta * losses) - logsumexp(-eta * after)) / eta
-    return max(0.0, float(_shares(losses, gap, False) @ told - mix))
+    return max(0.0, float(kernel_shares(losses, gap, False) @ told - mix))
 
 
 def as_in_plain(found: Any) -> Pairs:
@@ -127,8 +135,11 @@ def as_in_plain(found: Any) -> Pairs:
     yield found.strategy.metrics_["mse"], plain["metrics"]["mse"]
 
 
-def ridges(found: Any) -> Pairs:
-    """POF-RLS: ridge regressions of all rows that were summed, weighted by their age."""
+def ridges(found: Any, gone: Collection[tuple[int, int]] = ()) -> Pairs:
+    """POF-RLS: ridge regressions of all rows that were summed, weighted by their age.
+
+    ``gone``: which clients were away from which messages.
+    """
     strategy, tables = found.strategy, found.sites.tables
     plan, arrays = strategy.plan_, strategy.model()[0]
     width = np.array([strategy.width_], "<f8").tobytes()
@@ -136,12 +147,11 @@ def ridges(found: Any) -> Pairs:
     expected: dict[str, list[Floats]] = {"raw": [], "kernels": []}
     for memory in (1.0, strategy.forgetting):
         sums: dict[str, Any] = {"raw": (0.0, 0.0), "kernels": (0.0, 0.0)}
-        for before, window, stop, some in zip(
-            (0, *plan.stops), plan.starts, plan.stops, plan.sums, strict=False
-        ):
+        messages = zip((0, *plan.stops), plan.starts, plan.stops, plan.sums, strict=False)
+        for number, (before, window, stop, some) in enumerate(messages, 1):
             for name, start in {"raw": before, **({"kernels": window} if some else {})}.items():
                 gram, right = (memory ** (stop - start) * one for one in sums[name])
-                for t in tables:
+                for t in (t for k, t in enumerate(tables) if (k, number) not in gone):
                     x = t["x"][start:stop]
                     phi = np.column_stack([x, np.ones(len(x))])
                     if name == "kernels":
@@ -151,8 +161,8 @@ def ridges(found: Any) -> Pairs:
                 sums[name] = gram, right
         for name, (gram, right) in sums.items():
             expected[name].append(np.linalg.solve(gram + 1e-3 * np.eye(len(gram)), right))
-    yield arrays["raw"], expected["raw"]
-    yield arrays["kernels"], expected["kernels"]
+    for name in expected:
+        yield arrays[name], expected[name]
 
 
 def kernel_ridge(found: Any) -> Pairs:
@@ -257,40 +267,68 @@ def random_features(found: Any) -> Pairs:
     yield outputs(found, first["ids_test"]), f * first.get("label_bound", 1.0)
 
 
-def doubly_stochastic(found: Any) -> Pairs:
-    """FDSKL streaming: equation 7 of the paper, an active party after the other."""
+def run_order(found: Any) -> tuple[list[list[int]], Floats, list[str]]:
+    """Return what FDSKL's active parties learn from, in the order of the run: rows, targets, ids.
+
+    Rows are places in the ids; ids without a label have no target.
+    """
     strategy, tables = found.strategy, found.sites.tables
-    owners = [k for k, t in enumerate(tables) if "y" in t]
-    rounds, new = found.way.rounds or 0, strategy.directions
-    drawn = [joint(found, k, rounds * new) for k in owners]
-    (_, ids), rows, y = drawn[0], [], {}
-    for k in owners:
-        own = np.isfinite(tables[k]["y"])
-        names = tables[k]["ids"][own]
-        found_y = signs(tables[k]["y"][own], tables[k].get("classes"))
-        y |= dict(zip(names, found_y, strict=True))
+    ids = sorted({str(i) for t in tables for i in t["ids"]})
+    rows, y = list[list[int]](), dict[str, Floats]()
+    for table in (t for t in tables if "y" in t):
+        known = np.isfinite(table["y"])
+        names, own = table["ids"][known], signs(table["y"][known], table.get("classes"))
+        y |= dict(zip(names, own, strict=True))
         ranks = hash_ids(names, KEY, f"order {strategy.run_seed}")
         rows.append([ids.index(i) for i in names[sort_order(ranks)]])
-    targets = np.array([y.get(i, found_y[0] * np.nan) for i in ids])
+    targets = np.array([y.get(i, own[0] * np.nan) for i in ids])
+    return rows, targets / tables[0].get("label_bound", 1.0), ids
+
+
+def batch_of(seed: int, iteration: int, rows: int, size: int) -> list[int]:
+    """Return the rows of a batch of FDSKL, in the order of the run."""
+    digest = hashlib.blake2b(f"{seed}/batch/{iteration}".encode(), digest_size=8).digest()
+    rng = np.random.default_rng(int.from_bytes(digest, "little") >> 1)
+    return sorted(rng.choice(rows, size=min(size, rows), replace=False).tolist())
+
+
+def slopes(loss: str, f: Floats, y: Floats) -> Floats:
+    """Return the derivatives of a loss by f."""
+    if loss == "square":
+        return 2.0 * (f - y)
+    if loss == "logistic":
+        return -y / (1.0 + np.exp(y * f))
+    return -y * np.clip(1.0 - y * f, 0.0, 1.0)  # smooth hinge
+
+
+def doubly_stochastic(found: Any, **changes: Any) -> Pairs:
+    """FDSKL streaming: equation 7 of the paper, an active party after the other.
+
+    ``changes`` are of the run's options.
+    """
+    tables = found.sites.tables
+    of = {"decays": True, "step_schedule": "constant", "rounds": found.way.rounds}
+    of |= {**found.strategy.options(), "loss": found.strategy.chosen_loss}
+    of |= {**found.way.options, **changes}
+    owners = [k for k, t in enumerate(tables) if "y" in t]
+    rate, lam, new = of["step"], of["regularization"], of["directions"]
+    drawn = [joint(found, k, of["rounds"] * new)[0] for k in owners]
+    rows, targets, ids = run_order(found)
     alpha = [np.zeros((0, targets.shape[1])) for _ in owners]
-    for t in range(1, rounds + 1):
+    for t in range(1, of["rounds"] + 1):
         leader = (t - 1) % len(owners)
-        batch = [
-            rows[leader][i]
-            for i in draw_batch(strategy.run_seed, t, len(rows[leader]), strategy.batch)
-        ]
-        f = sum(phi[batch, : len(a)] @ a for (phi, _), a in zip(drawn, alpha, strict=True))
-        slope = 2.0 * (f - targets[batch])
-        if strategy.chosen_loss == "logistic":
-            slope = -targets[batch] / (1.0 + np.exp(targets[batch] * f))
-        have = len(alpha[leader])
-        fresh = drawn[leader][0][batch, have : have + new].T @ slope / (new * len(batch))
-        alpha = [a * (1.0 - strategy.step * strategy.regularization) for a in alpha]
-        alpha[leader] = np.concatenate([alpha[leader], -strategy.step * fresh])
+        places = batch_of(of["seed"], t, len(rows[leader]), of["batch"])
+        batch, have = [rows[leader][i] for i in places], len(alpha[leader])
+        f = sum(phi[batch, : len(a)] @ a for phi, a in zip(drawn, alpha, strict=True))
+        step = rate / (1.0 + rate * lam * t) if of["step_schedule"] == "diminishing" else rate
+        slope = slopes(of["loss"], f, targets[batch])
+        fresh = drawn[leader][batch, have : have + new].T @ slope * (-step / new / len(batch))
+        alpha = [a * (1.0 - step * lam * of["decays"]) for a in alpha]
+        alpha[leader] = np.concatenate([alpha[leader], fresh])
     for k in owners:
         test = [ids.index(i) for i in tables[k]["ids_test"]]
-        f = sum(phi[test, : len(a)] @ a for (phi, _), a in zip(drawn, alpha, strict=True))
-        yield outputs(found, tables[k]["ids_test"]), f
+        f = sum(phi[test, : len(a)] @ a for phi, a in zip(drawn, alpha, strict=True))
+        yield outputs(found, tables[k]["ids_test"]), f * tables[0].get("label_bound", 1.0)
 
 
 def gram(found: Any) -> Pairs:
@@ -354,26 +392,29 @@ def _pooled_rows(tables: list[Table], owner: Table | None) -> tuple[Floats, Floa
     """Return features and labels of the rows to learn from, whoever holds which columns."""
     if owner is None:
         return stacked(tables), stacked(tables, "y")
-    x = np.zeros((len(owner["ids"]), 4))
+    x = np.full((len(owner["ids"]), 4), np.nan)
     places = {name: k for k, name in enumerate(owner["ids"])}
     for t in tables:
         if t.get("x") is not None:
-            at = [places[i] for i in t["ids"]]
-            x[np.ix_(at, [2 * t["group"], 2 * t["group"] + 1])] = t["x"]
-    return x, owner["y"]
+            known = np.isin(t["ids"], owner["ids"])
+            at = [places[i] for i in t["ids"][known]]
+            x[np.ix_(at, [2 * t["group"], 2 * t["group"] + 1])] = t["x"][known]
+    whole = ~np.isnan(x).any(axis=1)
+    return x[whole], owner["y"][whole]
 
 
 def intersections(found: Any) -> Pairs:
     """Align: plain intersections of sets of ids, by the server and by the tags in files."""
-    ids = [t["ids"] for t in found.sites.tables]
+    ids = [[*t["ids"], *t.get("ids_test", ())] for t in found.sites.tables]
     files = [AlignmentTags.load(found.sites.folder / str(k) / "tags.npz") for k in range(len(ids))]
-    tags = [set(file.tags_of(own)) for file, own in zip(files, ids, strict=True)]
+    tags = [dict(zip(n, f.tags_of(n), strict=True)) for f, n in zip(files, ids, strict=True)]
     for k, overlap in found.strategy.overlaps_.items():
         yield overlap.rows, len(ids[k])
         yield overlap.in_all, len(set.intersection(*map(set, ids)))
         for j, shared in overlap.shared.items():
             yield shared, len({*ids[k]} & {*ids[j]})
-            yield len(tags[k] & tags[j]), shared
+            yield len({*tags[k].values()} & {*tags[j].values()}), shared
+            yield len(tags[k].items() & tags[j].items()), shared
 
 
 def pooled_ranges(found: Any) -> Pairs:

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 from faulty import At, PowerCutError
 from flwr.app import Context
+from pooled import KEY
 from sklearn.svm import SVC
+from zoo import Table
 
 from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.seeding import uniform
@@ -21,12 +23,6 @@ from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Fault, Transcript
 from fedkern_flwr.simulations.engines.faults import Delivery
 from fedkern_flwr.strategies import HierarchicalSVM
-
-KEY = b"a secret of the data's owners"
-
-
-Table = dict[str, Any]
-
 
 STALE = "asynchronous"
 
@@ -124,15 +120,8 @@ class Network:
                 raise PowerCutError
 
         strategy.on_round = on_round if stop_at else None
-        simulate(
-            strategy,
-            self.client_fn,
-            len(self.tables),
-            faults=faults,
-            num_rounds=rounds,
-            timeout=timeout,
-            transcript=transcript,
-        )
+        how: Table = {"faults": faults, "num_rounds": rounds, "timeout": timeout}
+        simulate(strategy, self.client_fn, len(self.tables), transcript=transcript, **how)
         return strategy
 
     def predictions(self) -> list[float]:

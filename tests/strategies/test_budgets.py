@@ -1,4 +1,4 @@
-"""A budget of privacy over all methods and one's own: it is kept, or refused in one line."""
+"""A budget of privacy of methods of one's own, and kernel PCA, with a budget and without."""
 
 from __future__ import annotations
 
@@ -9,61 +9,27 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from flwr.app import Context
+from flwr.app import Context, RecordDict
 from known_noise import know_noise
+from pooled import stacked
 from refusals import refused
 from scipy import stats
+from sklearn.decomposition import PCA
+from zoo import fit as fit_way
 
-from fedkern_flwr import strategies
 from fedkern_flwr.clients import KernelPCAClient, SVMClient
+from fedkern_flwr.errors import TableError
 from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.kernels.random_features import feature_map
 from fedkern_flwr.method import Ask, MethodClient, Sum, answers, contributes
 from fedkern_flwr.privacy.accounting import check_accountant
 from fedkern_flwr.private_method import PrivateMethod
 from fedkern_flwr.simulations import Fault, FaultPlan, simulate
-from fedkern_flwr.simulations.cli.main import run as main
-from fedkern_flwr.strategies import (
-    EMKOFL,
-    OFSKL,
-    POFMKL,
-    POFRLS,
-    VMKOFL,
-    FedCG,
-    HierarchicalSVM,
-    KernelPCA,
-    OFMKLAvg,
-)
-
-#: What a method asks for besides.
-KEEPS: dict[type[Any], dict[str, Any]] = {
-    FedCG: {"basis": "fourier"},
-    HierarchicalSVM: {"architecture": "centralised", "C": 1.0},
-    KernelPCA: {},
-    **{method: {} for method in (POFMKL, OFSKL, OFMKLAvg, VMKOFL, EMKOFL, POFRLS)},
-}
-
-EVERY = [
-    found
-    for name in strategies.__all__
-    if getattr(found := getattr(strategies, name), "method", "")  # others are base classes
-]
-
+from fedkern_flwr.strategies import HierarchicalSVM, KernelPCA
 
 CLIENTS, ALARM = 6, 1e-9  # the noise cannot be seeded: probability of a false alarm
 X = np.random.default_rng(0).random((CLIENTS, 400, 3))
 Y = np.where(X.sum(axis=2) > 1.5, 1.0, -1.0)
-
-
-@pytest.mark.parametrize("method", EVERY, ids=lambda cls: cls.__name__)
-def test_every_method_keeps_a_budget_or_says_which_do(method: Any) -> None:
-    if method in KEEPS:
-        made = method(privacy_epsilon=2.0, **KEEPS[method])
-        assert made.budget_report()["budget"]["epsilon"] == 2.0
-        return
-    assert not issubclass(method, PrivateMethod)
-    for option in ("privacy_epsilon", "privacy_unit"):
-        with refused("FK-BUDGET-METHOD"):
-            method(**{option: 2.0})
 
 
 def served(method: Any, x: np.ndarray) -> Any:
@@ -74,7 +40,8 @@ def served(method: Any, x: np.ndarray) -> Any:
         labels: Any = {"y_test": Y[k, 75:100], "classes": (-1.0, 1.0)}
         return SVMClient(context, x[k, :75], Y[k, :75], x_test=x[k, 75:100], **labels)
 
-    made = method(privacy_epsilon=2.0, seed=0, **KEEPS[method])
+    more: Any = {"architecture": "centralised", "C": 1.0} if method is HierarchicalSVM else {}
+    made = method(privacy_epsilon=2.0, seed=0, **more)
     simulate(made, client, CLIENTS, num_rounds=3)
     return made
 
@@ -278,13 +245,53 @@ def test_a_node_without_the_accountant_is_named_in_a_line_that_says_what_to_inst
     assert why.value.exit_code == 2
 
 
-def test_the_command_scales_no_columns_by_all_rows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "t.csv").write_text(
-        "a,b,y\n" + "".join(f"{k},{k % 7},{k % 3}\n" for k in range(90))
-    )
-    words = ["run", "pof-mkl", "--data", str(tmp_path / "t.csv"), "--label", "y", "--clients", "3"]
-    words += ["--privacy-epsilon", "3", "--out", str(tmp_path / "out")]
-    assert main([*words, "--scaling", "rank"]) == 2
-    assert " ".join(capsys.readouterr().err.split()).endswith("[FK-BUDGET-SCALING]")
+@pytest.mark.parametrize("phase", ["", "method", "always"])
+def test_components_are_those_of_the_rows_that_were_summed(phase: str) -> None:
+    """Who vanished then is there again for the projections, or goes without."""
+    kind = Fault("vanished" if phase == "method" else "lost request")
+    plan = FaultPlan([(2, "method", 1 if phase == "method" else None, kind)]) if phase else None
+    more: Any = {"threshold": 3, "attempts": 2} if phase else {}
+    found = fit_way("kernel-pca", faults=plan, start={"timeout": 1.0}, **more)
+    strategy, tables = found.strategy, found.sites.tables
+    packed = np.array([1.2], "<f8").tobytes()
+    z = feature_map(packed, 3, 4, strategy.run_seed, "float64", "orthogonal")
+    summed = [t for k, t in enumerate(tables) if not phase or k != 2]
+    oracle = PCA(strategy.components, svd_solver="full").fit(z(stacked(summed))[:, 0])
+    assert strategy.metrics_["rows"] == 15 * len(summed)
+    for name, expected in (
+        ("components", oracle.components_),
+        ("shares", oracle.explained_variance_ratio_),
+    ):
+        got = np.abs(strategy.model_[name])
+        np.testing.assert_allclose(got, np.abs(expected), rtol=0, atol=1e-9)
+    seen = [t for k, t in enumerate(tables) if phase != "always" or k != 2]
+    left = z(stacked(seen, "x_test"))[:, 0] - oracle.mean_
+    lost = ((left - (left @ oracle.components_.T) @ oracle.components_) ** 2).sum()
+    explained = 1.0 - lost / (left**2).sum()
+    assert strategy.metrics_["test_explained"] == pytest.approx(explained, abs=1e-9)
+
+
+def test_more_components_than_features_are_refused() -> None:
+    with refused("FK-COMPONENTS-MANY"):
+        fit_way("kernel-pca", strategy=KernelPCA(components=5, features=2))
+
+
+def test_text_in_a_table_is_refused_and_not_quoted() -> None:
+    rows = np.full((3, 2), "s3cret", object)
+    place = Context(1, 1, {"partition-id": 0, "num-partitions": 3}, RecordDict(), {})
+    with refused("FK-COLUMN-NUMBERS", kind=TableError) as caught:
+        KernelPCAClient(place, rows)
+    assert "s3cret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_projections_may_be_drawn() -> None:
+    drawn: list[Any] = []
+
+    def draw(*arguments: Any) -> None:
+        drawn.append(arguments)
+
+    found = fit_way("kernel-pca", client={"draw": lambda: draw}, components=2)
+    assert sorted(path.parent.name for path, *_ in drawn) == ["0", "1", "2", "3"]
+    assert found.strategy.result()["metrics"].keys() == {"rows", "explained", "test_explained"}
+    assert all(len(values) == 2 for values in found.predictions.values())

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from nodes import Nodes
 from refusals import refused
+from zoo import WAYS, Sites, everything
 
 from fedkern_flwr.clients import RangesClient
 from fedkern_flwr.encoding import Encoder
@@ -29,16 +29,16 @@ COLOURS = ("carmine", "magenta", "turquoise", "ultramarine")
 KINDS = {"ill": "boolean", "seen": "date", "colour": "category"}
 
 
-class Network(Nodes):
+class Network(Sites):
     """Nodes with their files, and what passes between them and the server."""
 
-    def go(self, strategy: ColumnRanges | None = None, **more: Any) -> ColumnRanges:
-        strategy, self.transcript = strategy or ColumnRanges(), Transcript()
-        self.run(strategy, transcript=self.transcript, serialise=True, **more)
-        return strategy
+    def go(self, strategy: Any = None, **more: Any) -> Any:
+        self.transcript = Transcript()
+        more |= {"transcript": self.transcript, "start": {"serialise": True}}
+        return self.fit(strategy=strategy or ColumnRanges(), **more).strategy
 
     def kept(self, k: int) -> KeptEncoder:
-        return KeptEncoder.read(self.folder / f"{k}-encoder.json")
+        return KeptEncoder.read(self.folder / str(k) / "encoder.json")
 
 
 def holder(rows: np.ndarray, **more: Any) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def holder(rows: np.ndarray, **more: Any) -> dict[str, Any]:
 
 
 def serve(folder: Path, tables: list[dict[str, Any]]) -> Network:
-    return Network(RangesClient, tables, folder, paths={"encoder": "{}-encoder.json"})
+    return Network(WAYS["ranges, encoders"], folder, tables)
 
 
 def dealt(holders: int, **more: Any) -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ def test_all_holders_get_the_encoder_of_all_rows(
     assert strategy.ledger_.by_phase == dict.fromkeys(PHASES, 1)
     kept = [network.kept(k) for k in range(holders)]
     assert len({json.dumps(one.encoder.to_dict()) + one.mark for one in kept}) == 1
-    for path in tmp_path.glob("*.json"):
+    for path in tmp_path.glob("*/*.json"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600  # for its owner alone
     pooled, encoder = as_table(holder(np.arange(400))), kept[0].encoder
     expected = Encoder.fit(pooled, "rank")
@@ -117,7 +117,7 @@ def test_a_block_of_one_node_and_one_without_an_encoder_are_as_before(tmp_path: 
     assert network.kept(2).encoder == Encoder.fit(as_table(tables[2]))
     assert network.kept(2).mark != network.kept(0).mark == network.kept(1).mark
     assert json.loads((tmp_path / "3-ranges.json").read_text())["ranges"].keys() == {"0", "1"}
-    assert not (tmp_path / "3-encoder.json").exists()
+    assert not (tmp_path / "3" / "encoder.json").exists()
     asked = network.transcript.entries(phase="ranges-deviations")
     binned = {e.node for e in asked if any(a.ndim == 2 and a.size for a in e.arrays)}
     assert binned == {network.contexts[k].node_id for k in (0, 1)}
@@ -175,7 +175,7 @@ def no_encoder(network: Network, code: str, **more: Any) -> None:
     with refused(code) as error:
         network.go(**more)
     assert not any(name in str(error.value) for name in (*COLOURS, "100000"))
-    assert not list(network.folder.glob("*.json"))
+    assert not list(network.folder.glob("*/*.json"))
 
 
 @pytest.mark.promise("encoder-misfits")
@@ -267,12 +267,9 @@ def test_second_bins_are_fixed_in_a_run(network: Network) -> None:
 
 def test_no_name_of_a_column_or_category_is_in_any_message(network: Network) -> None:
     strategy = network.go()
-    parts = [json.dumps(strategy.result()).encode()]
-    parts += [json.dumps(one.to_dict()).encode() for one in strategy.encoders_.values()]
-    for entry in network.transcript.entries():
-        parts += [values.tobytes() for values in entry.arrays]
-        parts += [v if isinstance(v, bytes) else str(v).encode() for v in entry.scalars.values()]
-    told, key = b"\n".join(parts), network.kept(0).encoder.columns[4].key  # type: ignore[union-attr]
+    parts = [strategy.result(), *(one.to_dict() for one in strategy.encoders_.values())]
+    told = everything(network.transcript) + json.dumps(parts).encode()
+    key = network.kept(0).encoder.columns[4].key  # type: ignore[union-attr]
     for secret in (*COLOURS, "colour", "weight", "seen", key, SECRET.hex()):
         assert secret.encode() not in told
     assert SECRET not in told

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fdskl_bridge import STREAM, TOLERANCE, drawn, gap, orders, paper_run, streaming, way
-from pooled import KEY, joint, outputs
+from fdskl_bridge import STREAM, gap, streaming, way
+from pooled import KEY, batch_of, joint, outputs, run_order
 from refusals import refused
-from zoo import WAYS, Table, Way, fit
+from zoo import Table, Way, fit
 
 from fedkern_flwr.simulations import Transcript
 from fedkern_flwr.strategies import FDSKL
@@ -21,8 +21,8 @@ from fedkern_flwr.strategies import FDSKL
 ONE: Table = {"batch": 1, "directions": 1, "step": 0.1}
 STREAMS: dict[str, Way] = {
     "200 iterations": streaming(2, 2, 200, **{**ONE, "batch": 2, "step": 0.05}),
+    "Algorithm 1, two lead": streaming(2, 2, 8, **ONE, loss="smooth-hinge"),
     "Algorithm 1": streaming(2, 1, 30, **ONE),
-    "Algorithm 1, two lead": streaming(2, 2, 24, **ONE),
     "logistic": streaming(2, 1, 24, loss="logistic", step=3.0),
     "smooth hinge, two lead": streaming(2, 2, 24, loss="smooth-hinge", step=0.5),
     "two parties": streaming(2, 1, 24, 2),
@@ -32,6 +32,7 @@ STREAMS: dict[str, Way] = {
     "three classes": streaming(3, 2, 16),
     "numbers": streaming("numbers", 1, 24),
     "a batch of all rows": streaming(2, 1, 12, batch=1000),
+    "Algorithm 1, smooth hinge": streaming(2, 1, 8, **ONE, loss="smooth-hinge"),
     "16 bits": streaming(2, 1, 20, phase_bits=16),
 }
 
@@ -44,7 +45,9 @@ STREAMS: dict[str, Way] = {
 def test_streaming_is_doubly_stochastic_gradients_of_the_pooled_data(name: str) -> None:
     found = fit(STREAMS[name])
     off = gap(found)
-    assert 1e-7 < off < 1e-3 if found.strategy.phase_bits == 16 else off < 1e-6
+    # a party rounds an angle by pi / 2^32: f by 3e-8 at most where coefficients are few
+    near = 3e-8 if name.startswith("Algorithm") else 1e-6
+    assert 1e-7 < off < 1e-3 if found.strategy.phase_bits == 16 else off < near
     # iterations, the lag of the pipeline, one or two exchanges to judge, describe and farewell
     lag = 1 if len(found.strategy.leaders) == 1 else 2
     assert found.strategy.ledger_.exchanges == (found.way.rounds or 0) + lag + lag + 2
@@ -67,9 +70,9 @@ def test_streaming_ends_with_a_solution_on_the_phases_at_hand() -> None:
     """
     rounds, new, half = 24, 3, 12
     found, stepped = (fit(streaming(2, 1, rounds, step=step)) for step in ("leave", 0.3))
-    phi, ids = joint(found, 0, new * (half + 1))
-    (rows,), y = orders(found, ids)
-    some = {i for t in range(half + 1, rounds + 1) for i in drawn(3, t, len(rows), 6)}
+    phi, _ = joint(found, 0, new * (half + 1))
+    (rows,), y, ids = run_order(found)
+    some = {i for t in range(half + 1, rounds + 1) for i in batch_of(3, t, len(rows), 6)}
     chosen = [rows[i] for i in sorted(some)]
     count = new * (half + 1)
     z = phi / np.sqrt(count)
@@ -99,13 +102,12 @@ def test_a_phase_is_never_sent_twice(actives: int) -> None:
     """Bytes of a passive party: 4 per distinct pair of row and direction, and little else."""
     rounds, new, size, record = 20, 3, 10, Transcript()
     found = fit(streaming(2, actives, rounds, batch=size), transcript=record)
-    _, ids = joint(found, 0, 1)
-    rows, _ = orders(found, ids)
+    rows, _, _ = run_order(found)
     known, have, pairs, whole = np.zeros((actives, 60), int), [0] * actives, 0, 0
     for t in range(1, rounds + 1):
         leader = (t - 1) % actives
         have[leader] += new
-        some = np.array(rows[leader])[drawn(3, t, len(rows[leader]), size)]
+        some = np.array(rows[leader])[batch_of(3, t, len(rows[leader]), size)]
         whole += size * sum(have)
         for k in range(actives):
             pairs += int((have[k] - known[k][some]).sum())
@@ -143,10 +145,10 @@ def test_the_active_party_chooses_a_multiple_by_itself(
     factor = m if made.kernel == "laplacian" else m**2
     assert made.metrics_["gamma"] == pytest.approx(made.gamma_ * factor)
     made.gamma = made.gamma_  # whose phases are multiplied
-    phi, ids = joint(found, 0, 90)
+    phi, _ = joint(found, 0, 90)
     z = np.cos(m * np.arccos(phi / np.sqrt(2.0))) * np.sqrt(2.0 / 90)
     z = np.column_stack([z, np.full(60, 0.5)]) if intercept else z
-    (rows,), y = orders(found, ids)
+    (rows,), y, ids = run_order(found)
     left = 2.0 / len(rows) * z[rows].T @ z[rows] + made.regularization_ * np.eye(z.shape[1])
     w = np.linalg.solve(left, 2.0 / len(rows) * z[rows].T @ y[rows])
     table = found.sites.tables[0]
@@ -157,27 +159,23 @@ def test_the_active_party_chooses_a_multiple_by_itself(
 
 
 @pytest.mark.promise("fdskl-numbers")
-@pytest.mark.parametrize(
-    ("kind", "options", "bits", "directions"),
-    [
-        (2, {}, 16, 2000),
-        ("numbers", {}, 32, 1000),
-        ("numbers", {"phase_bits": 16, "features": 60}, 16, 60),
-        (2, {"phase_bits": 32, "features": 60}, 32, 60),
-        ("numbers", {"batch": 5, "directions": 2, "schedule": "streaming"}, 16, 12),
-    ],
-)
+@pytest.mark.parametrize(("kind", "bits", "directions"), [(2, 16, 2000), ("numbers", 32, 1000)])
 def test_numbers_take_twice_the_bits_of_half_the_phases(
-    kind: Any, options: Table, bits: int, directions: int
+    kind: Any, bits: int, directions: int
 ) -> None:
-    free: Table = {"phase_bits": None, "features": None, "regularization": "leave"}
-    found = fit(way(kind, 1, 10, **{**free, **options}))
-    assert found.strategy.upto_ == {0: directions}
-    assert found.strategy.model()[1]["phase_bits"] == bits
-    assert (min(found.strategy.tried_regularizations) == 1e-12) == (kind != 2 and not options)
-    if found.strategy.schedule == "one-shot":
-        phases = 60 * directions * bits // 8
-        assert 4 * phases <= found.strategy.ledger_.bytes_up <= 4 * phases + 12_000
+    """And those of streaming as many as other phases; fewer directions, so that a test is quick."""
+    free: Table = {"phase_bits": None, "regularization": "leave"}
+    made = fit(way(kind, **{**free, "features": 60})).strategy
+    assert made.model()[1]["phase_bits"] == made.chosen_bits == bits
+    assert (min(made.tried_regularizations) == 1e-12) == (kind == "numbers")
+    assert made.upto_ == {0: 60}
+    phases = 60 * 60 * bits // 8
+    assert 4 * phases <= made.ledger_.bytes_up <= 4 * phases + 12_000
+    made.features = None
+    assert made.chosen_features == directions
+    stream: Table = {**free, "batch": 5, "directions": 2, "schedule": "streaming"}
+    made = fit(way(kind, 1, 10, **stream)).strategy
+    assert (made.model()[1]["phase_bits"], made.upto_) == (16, {0: 12})
 
 
 # -- tables
@@ -231,21 +229,6 @@ def test_what_cannot_be_run_is_refused_in_one_line(
     assert "person" not in str(caught.value) + caplog.text
 
 
-CLASHES: list[tuple[str, Table]] = [
-    ("FK-OPTION-CHOICE", {"phase_bits": 8}),
-    ("FK-STEP-LARGE", {"schedule": "streaming", "step": 50.0, "regularization": 0.02}),
-    ("FK-OPTION-CONFLICT", {"schedule": "streaming", "features": 20}),
-    ("FK-OPTION-CONFLICT", {"schedule": "streaming", "class_weight": "balanced"}),
-    ("FK-OPTION-CONFLICT", {"batch": 3}),
-]
-
-
-@pytest.mark.parametrize(("code", "options"), CLASHES)
-def test_options_that_do_not_go_together_are_refused(code: str, options: Table) -> None:
-    with refused(code):
-        FDSKL(**options)
-
-
 # -- what nodes refuse, whatever the server asks
 
 
@@ -283,11 +266,7 @@ class OtherRows(FDSKL):
         return phases
 
 
-LIES = {
-    PassiveOwner: "FK-ASKED-MORE",
-    TwoCohorts: "FK-ORDER-TERMS",
-    OtherRows: "FK-SUM-UNASKED",
-}
+LIES = {PassiveOwner: "FK-ASKED-MORE", TwoCohorts: "FK-ORDER-TERMS", OtherRows: "FK-SUM-UNASKED"}
 
 
 @pytest.mark.promise("fdskl-lies")
@@ -352,17 +331,3 @@ def test_no_secret_is_logged_or_reported(made: Way, caplog: pytest.LogCaptureFix
         assert not any(secret in repr(context.state) for secret in secrets)
     if strategy.schedule == "streaming":
         assert [row["round"] for row in strategy.history_] == [3, 6, 8]
-
-
-@pytest.mark.parametrize("bits", [32, 16])
-@pytest.mark.parametrize("name", ["fdskl, streaming", "fdskl, two active"])
-def test_one_row_and_direction_at_a_time_is_the_papers_program(name: str, bits: int) -> None:
-    """The same directions, masks and rows give the same iterates, whatever an angle rounds to."""
-    options = {"batch": 1, "directions": 1, "loss": "smooth-hinge", "regularization": 1e-2}
-    strategy = WAYS[name].make(**options, phase_bits=bits)
-    sites, rounds = WAYS[name].sites(), 8
-    found = sites.fit(strategy=strategy, start={"num_rounds": rounds})
-    tables = [sites.arguments(k) for k in range(len(sites))]
-    _, scores = paper_run(strategy, tables, tables[0]["alignment_key"], rounds)
-    ours = {key.partition(" ")[2]: value for key, (value,) in found.predictions.items()}
-    assert ours == pytest.approx(scores, abs=TOLERANCE[bits])

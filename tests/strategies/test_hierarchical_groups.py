@@ -14,15 +14,7 @@ import svm_groups
 from faulty import PowerCutError
 from nodes import Nodes
 from refusals import refused
-from svm_groups import (
-    GROUPS,
-    STALE,
-    Open,
-    check_optimum,
-    delays,
-    hits,
-    make_tables,
-)
+from svm_groups import GROUPS, STALE, Open, check_optimum, delays, hits, make_tables
 
 from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.guard import NodePolicy

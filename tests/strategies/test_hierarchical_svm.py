@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context
+from pooled import stacked
 from refusals import refused
-from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.svm import SVC
+from zoo import WAYS, Found, Sites, Table
+from zoo import fit as fit_way
 
 from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.groups.linear_model import model_rows
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.engines import Transcript
 from fedkern_flwr.strategies import HierarchicalSVM
 
-KEY = b"a secret of the data's owners"
 Array = np.ndarray
 Nodes = tuple[Callable[[Context], SVMClient], int]
-Table = dict[str, Any]
+SPLITS = {"rows": "hierarchical-svm", "columns": "hierarchical-svm, vertical"}
 
 
 @pytest.fixture(autouse=True)
@@ -53,98 +53,45 @@ def serve(tables: Sequence[Table]) -> Nodes:
 
 
 def horizontal(
-    x: Array, y: Array, sizes: Sequence[int], *, agents: bool = True, tests: int = 0, **common: Any
+    x: Array, y: Array, sizes: Sequence[int], *, agents: bool = True, **common: Any
 ) -> Nodes:
-    """Deal rows to groups of so many users; the last rows are held out, at everybody in turn."""
-    users, tables = sum(sizes), list[Table]()
-    parts, held = deal(len(x) - tests, users), np.arange(len(x) - tests, len(x))
+    """Deal rows to groups of so many users."""
     common = {"classes": [-1.0, 1.0], **common}
-    for k, group in enumerate(np.repeat(np.arange(len(sizes)), sizes).tolist()):
-        table = {"x": x[parts[k]], "y": y[parts[k]], "group": group, **common}
-        if tests:
-            table |= {"x_test": x[held[k::users]], "y_test": y[held[k::users]]}
-        tables.append(table)
-    tables += [{"role": "agent", "group": i} for i in range(len(sizes)) if agents]
-    return serve(tables)
-
-
-def vertical_tables(
-    x: Array, y: Array, groups: int = 2, users: int = 2, *, tests: int = 12, **owner: Any
-) -> list[Table]:
-    """Deal columns to groups and rows to their users, each in an order of its own."""
-    n = len(x)
-    ids = np.array([f"person {k}" for k in np.random.default_rng(5).permutation(9 * n)[:n]])
-    learn, held, tables = np.arange(n - tests), np.arange(n - tests, n), list[Table]()
-    for i, columns in enumerate(np.array_split(np.arange(x.shape[1]), groups)):
-        mine, others = deal(len(learn), users, seed=i), deal(tests, users, seed=i)
-        for rows, more in zip(mine, others, strict=True):
-            table = {"x": x[np.ix_(rows, columns)], "ids": ids[rows], "group": i}
-            table |= {"x_test": x[np.ix_(held[more], columns)], "ids_test": ids[held[more]]}
-            tables.append({**table, "alignment_key": KEY})
-    tables += [{"role": "agent", "group": i} for i in range(groups)]
-    order = np.random.default_rng(9).permutation(learn)
-    table = {"role": "owner", "y": y[order], "ids": ids[order], "alignment_key": KEY}
-    if tests:
-        table |= {"y_test": y[held], "ids_test": ids[held]}
-    tables.append({**table, "classes": [-1.0, 1.0], **owner})
-    return tables
-
-
-def vertical(x: Array, y: Array, *shape: int, **more: Any) -> Nodes:
-    return serve(vertical_tables(x, y, *shape, **more))
+    groups = np.repeat(np.arange(len(sizes)), sizes).tolist()
+    tables: list[Table] = [
+        {"x": x[rows], "y": y[rows], "group": group, **common}
+        for rows, group in zip(deal(len(x), sum(sizes)), groups, strict=True)
+    ]
+    return serve(tables + [{"role": "agent", "group": i} for i in range(len(sizes)) if agents])
 
 
 def fit(
-    nodes: Nodes,
-    rounds: int = 200,
-    faults: Any = None,
-    transcript: Transcript | None = None,
-    serialise: bool = False,
-    **options: Any,
+    nodes: Nodes, rounds: int = 200, *, faults: Any = None, transcript: Any = None, **options: Any
 ) -> HierarchicalSVM:
     strategy = HierarchicalSVM(**{"seed": 3, "C": 1.0, **options})
-    how: Table = {"faults": faults, "transcript": transcript, "serialise": serialise}
-    simulate(strategy, *nodes, num_rounds=rounds, timeout=60.0, **how)
+    how: Table = {"faults": faults, "transcript": transcript, "timeout": 60.0}
+    simulate(strategy, *nodes, num_rounds=rounds, **how)
     return strategy
 
 
 # -- pooled references
 
 
-def standard(x: Array, rows: Array | None = None) -> Array:
-    own = x if rows is None else rows
-    return (x - own.mean(0)) / own.std(0)
+def standard(x: Array) -> Array:
+    return (x - x.mean(0)) / x.std(0)
 
 
-def value(kind: str, w: Array, b: Array, x: Array, y: Array, c: float) -> float:
-    """1/2 |w|^2 + C sum loss, of models (k, d) and targets (n, k)."""
-    f = x @ w.T + b
-    losses = {
-        "linear": lambda: np.maximum(0.0, 1.0 - y * f),
-        "logistic": lambda: np.logaddexp(0.0, -y * f),
-        "ridge": lambda: 0.5 * (y - f) ** 2,
-    }[kind]()
-    return float(0.5 * (w**2).sum() + c * losses.sum())
+def least(x: Array, y: Array) -> float:
+    """Return the least 1/2 |w|^2 + sum of hinge losses."""
+    found = SVC(kernel="linear", C=1.0, tol=1e-9).fit(x, y)
+    losses = np.maximum(0.0, 1.0 - y * found.decision_function(x))
+    return float(0.5 * (found.coef_**2).sum() + losses.sum())
 
 
-def pooled(
-    kind: str, x: Array, y: Array, c: float = 1.0, tol: float = 1e-9
-) -> tuple[float, Array, Array]:
-    """Return objective, weights (k, d) and biases (k,) of scikit-learn's optimum."""
-    y = y.reshape(len(y), -1)
-    weights, bias = [], []
-    for target in y.T:
-        if kind == "linear":
-            found = SVC(kernel="linear", C=c, tol=tol).fit(x, target)
-        elif kind == "logistic":
-            found = LogisticRegression(C=c, tol=1e-10, max_iter=10_000, solver="newton-cholesky")
-            found.fit(x, target)
-        else:
-            found = Ridge(alpha=1.0 / c).fit(x, target)
-        weights.append(np.ravel(found.coef_))
-        bias.append(float(np.ravel(found.intercept_)[0]))
-    w, b = np.array(weights), np.array(bias)
-    return value(kind, w, b, x, y, c), w, b
+def check_optimum(found: Found, near: float) -> None:
+    """The objective is that of scikit-learn's optimum, and so are other numbers."""
+    for got, expected in found.oracle():
+        np.testing.assert_allclose(got, expected, rtol=0.0, atol=near)
 
 
 # -- a plain solver of local problems, and plain loops
@@ -241,147 +188,32 @@ def check_trace(strategy: HierarchicalSVM, right: Sequence[Array], atol: float =
     assert np.linalg.norm(right[-1]) > 0.1
 
 
-SIZES = {"1": [4], "2": [2, 3], "5": [2, 2, 3, 2, 2]}
+THREE, STEPS = [2, 3, 2], (0.5, 2.0, 1.0)
+FLAT: Table = {"grow": lambda t: 1.0}
+#: Name -> sizes of groups, options, and what they are to the plain loops.
+ADMM: dict[str, tuple[list[int], Table, Table]] = {
+    "one group": ([4], {}, {}),
+    "five groups": ([2, 2, 3, 2, 2], {}, {}),
+    "C": (THREE, {"C": 0.3}, {"c": 0.3}),
+    "relaxation": ([2, 3], {"relaxation": 1.0}, {"a": 1.0}),
+    "rho": (THREE, {"rho": 2.5}, {"first": [2.5] * 3, **FLAT}),
+    "step sizes": (THREE, {"step_sizes": STEPS}, {"first": STEPS, **FLAT}),
+    "rising": (THREE, {"step_sizes": STEPS, "rho_schedule": "rising"}, {"first": STEPS}),
+    "sigma": (THREE, {"sigma": 0.7}, {"sigma": 0.7}),
+    "fixed": (THREE, {"rho_schedule": "fixed", "C": 2.0}, {"c": 2.0, "first": [6.0] * 3, **FLAT}),
+    # columns as they are: another penalty in the same coordinates
+    "scale": ([3, 2], {"scale": "none"}, {"q": np.append(blobs(70)[0].std(0) ** -2.0, 0.0)}),
+}
 
 
 @pytest.mark.promise("svm-iterations")
 @pytest.mark.promise("svm-pads")
-@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_each_iteration_is_that_of_the_plain_admm(sizes: list[int]) -> None:
-    x, y = blobs(70)
-    iterations = 12
-    strategy = fit(horizontal(x, y, sizes), iterations, tolerance=1e-12)
-    check_trace(strategy, plain_admm(x, y, sizes, iterations))
-    assert [row["round"] for row in strategy.history_] == list(range(1, iterations + 1))
-
-
-@pytest.mark.parametrize(
-    ("options", "plain"),
-    [
-        ({"C": 0.3}, {"c": 0.3}),
-        ({"relaxation": 1.0}, {"a": 1.0}),
-        ({"rho": 2.5}, {"first": [2.5] * 3, "grow": lambda t: 1.0}),
-        ({"step_sizes": (0.5, 2.0, 1.0)}, {"first": [0.5, 2.0, 1.0], "grow": lambda t: 1.0}),
-        ({"step_sizes": (0.5, 2, 1), "rho_schedule": "rising"}, {"first": [0.5, 2.0, 1.0]}),
-        ({"sigma": 0.7}, {"sigma": 0.7}),
-        ({"rho_schedule": "fixed", "C": 2.0}, {"c": 2.0, "first": [6.0] * 3, "grow": lambda t: 1}),
-    ],
-    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
-)
-def test_options_enter_the_iterations_as_documented(options: Table, plain: Table) -> None:
-    x, y = blobs(70)
-    sizes = [2, 3, 2]
-    strategy = fit(horizontal(x, y, sizes), 8, tolerance=1e-12, **options)
-    check_trace(strategy, plain_admm(x, y, sizes, 8, **plain))
-
-
-def test_columns_as_they_are_have_another_penalty_in_the_same_coordinates() -> None:
-    x, y = blobs(70)
-    q = np.append(x.std(0) ** -2.0, 0.0)
-    strategy = fit(horizontal(x, y, [3, 2]), 8, scale="none", tolerance=1e-12)
-    check_trace(strategy, plain_admm(x, y, [3, 2], 8, q=q))
-
-
-def test_balanced_penalties_change_and_reach_the_same_optimum() -> None:
-    x, y = blobs()
-    strategy = fit(horizontal(x, y, [2, 2]), 75, rho_schedule="balanced", rho=0.02, tolerance=1e-9)
-    rhos = [row["rho"] for row in strategy.history_]
-    assert max(rhos) > 2 * rhos[0]
-    steps = np.array(rhos[1:]) / rhos[:-1]
-    assert steps.max() <= 2.0 + 1e-12
-    assert len(set(rhos[65:])) <= 1
-    best = pooled("linear", standard(x), y)[0]
-    assert strategy.metrics_["objective"] == pytest.approx(best, rel=1e-3)
-
-
-# -- the pooled optimum
-
-
-KINDS = {
-    "hinge, standard": ("linear", "standard", 1.0),
-    "hinge, as they are": ("linear", "none", 0.5),
-    "logistic": ("logistic", "standard", 2.0),
-    "logistic, as they are": ("logistic", "none", 1.0),
-    "ridge, classes": ("ridge", "standard", 0.1),
-}
-
-
-_VERTICAL: Table = {"partition": "vertical"}
-SPLITS: dict[str, tuple[Callable[..., Nodes], Table]] = {
-    "rows": (lambda x, y, **more: horizontal(x, y, [2, 2], **more), {}),
-    "columns": (vertical, _VERTICAL),
-}
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_ridge_regression_of_several_targets(split: str) -> None:
-    deal_out, options = SPLITS[split]
-    x, _ = blobs()
-    rng = np.random.default_rng(0)
-    y = standard(x) @ rng.standard_normal((4, 2)) + rng.standard_normal((90, 2)) + [1.0, -2.0]
-    nodes = deal_out(x, y, classes=None, label_bound=20.0, tests=10)
-    strategy = fit(nodes, model="ridge", tolerance=1e-5 if split == "rows" else 1e-8, **options)
-    z = standard(x, x[:80])
-    best, w, b = pooled("ridge", z[:80], y[:80])
-    assert strategy.metrics_["objective"] == pytest.approx(best, rel=1e-7)
-    errors = np.sqrt(((z @ w.T + b - y)[80:] ** 2).mean())
-    assert strategy.metrics_["test_rmse"] == pytest.approx(errors, rel=1e-4)
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_incomes_years_and_seconds_are_columns_as_others(split: str) -> None:
-    """Their squares are far beyond the bound of sums; the model is that of standard columns."""
-    deal_out, options = SPLITS[split]
-    x, y = blobs(90)
-    wide = x * [3e5, 20.0, 1e7, 1e-3] + [5e4, 1990.0, 1.7e9, 0.0]
-    found = [
-        fit(deal_out(own, y, tests=12), 30, model="logistic", **options).metrics_
-        for own in (x, wide)
-    ]
-    assert found[1] == pytest.approx(found[0], rel=1e-5)
-
-
-def test_rbf_converges() -> None:
-    """Random features vary little: with the penalties of columns it took hundreds of iterations."""
-    x, y = blobs(120)
-    strategy = fit(horizontal(x, y, [3, 3]), 70, model="rbf", features=100, tolerance=4e-3)
-    assert strategy.metrics_["converged"]
-    _, meta = strategy.model()
-    features = model_rows(standard(x), 100, 0.25, meta["feature_seed"])
-    best, _, _ = pooled("linear", features, y)
-    assert strategy.metrics_["objective"] == pytest.approx(best, rel=3e-3)
-
-
-@pytest.mark.parametrize("split", SPLITS)
-def test_iterations_that_were_too_few_are_said_in_one_line(
-    split: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    deal_out, options = SPLITS[split]
-    for rounds, tolerance in ((3, 1e-9), (200, 0.05)):
-        caplog.clear()
-        strategy = fit(deal_out(*blobs(60)), rounds, tolerance=tolerance, **options)
-        said = [r.getMessage() for r in caplog.records if "not converged" in r.getMessage()]
-        assert len(said) == (not strategy.metrics_["converged"]) == (rounds == 3)
-        assert all("after 3 iterations" in s and "--rounds" in s for s in said)
-
-
-def test_odd_tables_are_learned_from_as_if_pooled() -> None:
-    """A constant column, users of one class and of one row, one of them alone in its group."""
-    x, y = blobs(40)
-    x[:, 1] = 7.0
-    cuts = np.split(np.argsort(y), [1, 12, 30])
-    groups, common = (0, 0, 0, 1), {"classes": [-1.0, 1.0], "allow_single": True}
-    tables: list[Table] = [
-        {"x": x[p], "y": y[p], "group": group, **common}
-        for p, group in zip(cuts, groups, strict=True)
-    ]
-    tables += [{"role": "agent", "group": k} for k in (0, 1)]
-    strategy = fit(serve(tables), tolerance=1e-2, allow_single=True)
-    best = pooled("linear", standard(np.delete(x, 1, axis=1)), y)[0]
-    assert strategy.metrics_["objective"] == pytest.approx(best, rel=3e-3)
-
-
-# -- one layer
+@pytest.mark.parametrize("case", ADMM)
+def test_each_iteration_is_that_of_the_plain_admm(case: str) -> None:
+    sizes, options, plain = ADMM[case]
+    strategy = fit(horizontal(*blobs(70), sizes), 8, tolerance=1e-12, **options)
+    check_trace(strategy, plain_admm(*blobs(70), sizes, 8, **plain))
+    assert [row["round"] for row in strategy.history_] == list(range(1, 9))
 
 
 def plain_central(x: Array, y: Array, users: int, iterations: int) -> list[Array]:
@@ -408,179 +240,223 @@ def test_one_layer_is_the_plain_consensus_of_users() -> None:
     assert strategy.ledger_.by_phase["svm-local"] == 12
 
 
-# -- how it is done must not matter
+def test_balanced_penalties_change_and_reach_the_same_optimum() -> None:
+    nodes = horizontal(*blobs(), [2, 2])
+    strategy = fit(nodes, 75, rho_schedule="balanced", rho=0.02, tolerance=1e-9)
+    rhos = [row["rho"] for row in strategy.history_]
+    assert max(rhos) > 2 * rhos[0]
+    assert (np.array(rhos[1:]) / rhos[:-1]).max() <= 2.0 + 1e-12
+    assert len(set(rhos[65:])) <= 1
+    best = least(standard(blobs()[0]), blobs()[1])
+    assert strategy.metrics_["objective"] == pytest.approx(best, rel=1e-3)
+
+
+# -- the pooled optimum; more in the contract of all ways
 
 
 @pytest.mark.parametrize(
-    ("split", "options", "each"),
-    [
-        ("rows", {}, 1),
-        ("rows", {"staleness": 2}, 1),
-        ("rows", {"lost_groups": "leave-out"}, 1),
-        ("columns", {}, 2),
-    ],
+    ("kind", "scale", "c"),
+    [("linear", "none", 0.5), ("logistic", "standard", 2.0), ("ridge", "standard", 0.1)],
 )
-def test_one_exchange_an_iteration_or_two(split: str, options: Table, each: int) -> None:
-    nodes = horizontal(*blobs(72), [2, 2, 2]) if split == "rows" else vertical(*blobs(60))
-    own = SPLITS[split][1]
-    a, b = (fit(nodes, n, tolerance=1e-12, **options, **own) for n in (2, 4))
-    assert b.ledger_.exchanges - a.ledger_.exchanges == 2 * each
+def test_every_model_in_a_vertical_split(kind: Any, scale: Any, c: float) -> None:
+    options: Table = {"model": kind, "scale": scale, "C": c, "tolerance": 1e-6}
+    check_optimum(fit_way(SPLITS["columns"], **options), 2e-6)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_ridge_regression_of_several_targets(split: str) -> None:
+    sites = WAYS[SPLITS[split]].sites()
+    rng = np.random.default_rng(0)
+    for table in sites.tables:
+        for name in {"y", "y_test"} & set(table):
+            table[name] = np.stack([3.0 * table[name], rng.normal(size=len(table[name]))], axis=1)
+            table |= {"classes": None, "label_bound": 20.0}
+    found = sites.fit(model="ridge", tolerance=1e-5 if split == "rows" else 1e-8)
+    check_optimum(found, 1e-4)
+    assert next(iter(found.oracle()))[0] == pytest.approx(1.0, rel=1e-7)
+    if split == "rows":
+        x, y = (stacked(sites.tables, name) for name in ("x_test", "y_test"))
+        arrays = found.strategy.model()[0]
+        errors = x @ arrays["weights"].T + arrays["bias"] - y
+        rmse = np.sqrt((errors**2).mean())
+        assert found.strategy.metrics_["test_rmse"] == pytest.approx(rmse)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_incomes_years_and_seconds_are_columns_as_others(split: str) -> None:
+    """Their squares are far beyond the bound of sums; the model is that of standard columns."""
+    plain, wide = WAYS[SPLITS[split]].sites(), WAYS[SPLITS[split]].sites()
+    for table in wide.tables:
+        for name in {"x", "x_test"} & set(table):
+            d = table[name].shape[1]
+            table[name] = table[name] * [3e5, 1e7, 1e-3][:d] + [1990.0, 1.7e9, 0.0][:d]
+    found = [s.fit(model="logistic", start={"num_rounds": 30}).strategy for s in (plain, wide)]
+    assert found[1].metrics_ == pytest.approx(found[0].metrics_, rel=1e-5)
+
+
+def test_rbf_converges() -> None:
+    """Random features vary little: with the penalties of columns it took hundreds of iterations."""
+    x, y = blobs(120)
+    strategy = fit(horizontal(x, y, [3, 3]), 70, model="rbf", features=100, tolerance=4e-3)
+    assert strategy.metrics_["converged"]
+    features = model_rows(standard(x), 100, 0.25, strategy.model()[1]["feature_seed"])
+    assert strategy.metrics_["objective"] == pytest.approx(least(features, y), rel=3e-3)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_iterations_that_were_too_few_are_said_in_one_line(
+    split: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for rounds, tolerance in ((3, 1e-9), (200, 0.05)):
+        caplog.clear()
+        strategy = fit_way(
+            SPLITS[split], tolerance=tolerance, start={"num_rounds": rounds}
+        ).strategy
+        said = [r.getMessage() for r in caplog.records if "not converged" in r.getMessage()]
+        assert len(said) == (not strategy.metrics_["converged"]) == (rounds == 3)
+        assert all("after 3 iterations" in s and "--rounds" in s for s in said)
+
+
+def test_odd_tables_are_learned_from_as_if_pooled() -> None:
+    """A constant column, users of one class and of one row, one of them alone in its group."""
+    x, y = blobs(40)
+    x[:, 1] = 7.0
+    cuts, common = np.split(np.argsort(y), [1, 12, 30]), {"classes": [-1.0, 1.0]}
+    tables: list[Table] = [
+        {"x": x[p], "y": y[p], "group": group, "allow_single": True, **common}
+        for p, group in zip(cuts, (0, 0, 0, 1), strict=True)
+    ]
+    tables += [{"role": "agent", "group": k} for k in (0, 1)]
+    strategy = fit(serve(tables), tolerance=1e-2, allow_single=True)
+    best = least(standard(np.delete(x, 1, axis=1)), y)
+    assert strategy.metrics_["objective"] == pytest.approx(best, rel=3e-3)
+
+
+# -- how it is done must not matter
+
+
+@pytest.mark.parametrize("way", ["", "asynchronous", "leave out", "vertical"])
+def test_one_exchange_an_iteration_or_two(way: str) -> None:
+    name = f"hierarchical-svm{way and f', {way}'}"
+    how = [{"tolerance": 1e-12, "start": {"num_rounds": n}} for n in (2, 4)]
+    few, more = (fit_way(name, **one).strategy.ledger_.exchanges for one in how)
+    assert more - few == (4 if way == "vertical" else 2)
 
 
 @pytest.mark.parametrize("other", [{"lost_groups": "leave-out"}, {"staleness": 3}])
 def test_groups_that_are_all_there_in_time_have_the_same_models(other: Table) -> None:
     nodes = horizontal(*blobs(72), [2, 2, 2])
     one, two = (fit(nodes, 8, tolerance=1e-12, **options) for options in ({}, other))
-    for a, b in zip(traced(one), traced(two), strict=True):
-        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(traced(one), traced(two))
     assert [row["round"] for row in two.history_] == [row["round"] for row in one.history_]
     if "staleness" not in other:
         assert two.history_ == one.history_
         assert two.metrics_ == one.metrics_
 
 
+def test_without_groups_all_users_are_around_the_server() -> None:
+    for agents, named in ((False, "centralised"), (True, "hierarchical")):
+        nodes = horizontal(*blobs(60), [2, 2] if agents else [4], agents=agents)
+        one, other = (fit(nodes, 5, architecture=how) for how in (None, named))
+        assert ("svm-combine" in one.ledger_.by_phase) == agents
+        np.testing.assert_array_equal(one.coefficients_, other.coefficients_)
+
+
 # -- vertical splits
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_every_model_in_a_vertical_split(name: str) -> None:
-    kind, scale, c = KINDS[name]
-    x, y = blobs(80)
-    z = standard(x, x[:68]) if scale == "standard" else x
-    strategy = fit(vertical(x, y), model=kind, scale=scale, C=c, tolerance=1e-6, **_VERTICAL)
-    best = pooled(kind, z[:68], y[:68], c)[0]
-    assert strategy.metrics_["objective"] == pytest.approx(best, rel=2e-6)
-
-
 def test_without_held_out_rows_and_with_a_limit_of_iterations() -> None:
-    nodes = vertical(*blobs(60), tests=0)
-    strategy = fit(nodes, 1, partition="vertical", tolerance=1e-12)
-    assert strategy.metrics_["iterations"] == 1
-    assert not strategy.metrics_["converged"]
-    assert set(strategy.metrics_) == {"objective", "iterations", "converged"}
-    x, y = blobs(60)
-    assert strategy.metrics_["objective"] > pooled("linear", standard(x), y)[0]
+    sites = WAYS[SPLITS["columns"]].sites()
+    for table in sites.tables:
+        for name in {"x_test", "y_test", "ids_test"} & set(table):
+            del table[name]
+    found = sites.fit(tolerance=1e-12, start={"num_rounds": 1})
+    metrics = found.strategy.metrics_
+    assert set(metrics) == {"objective", "iterations", "converged"}
+    assert (metrics["iterations"], metrics["converged"]) == (1, False)
+    ((ratio, _),) = found.oracle()
+    assert ratio > 1.0
+
+
+def without(table: Table, rows: int, kind: str = "") -> list[str]:
+    """Take the first rows of a table away; return their ids."""
+    gone: list[str] = table[f"ids{kind}"][:rows].tolist()
+    for name in (f"x{kind}", f"ids{kind}"):
+        table[name] = table[name][rows:]
+    return gone
 
 
 def test_rows_that_a_group_lacks_are_refused_or_left_out() -> None:
-    x, y = blobs(60)
-    tables = vertical_tables(x, y)
-    missing = set(tables[0]["ids"][:5].tolist()) | set(tables[2]["ids_test"][:1].tolist())
-    for k, names in ((0, ("x", "ids")), (2, ("x_test", "ids_test"))):
-        cut = 5 if k == 0 else 1
-        for name in names:
-            tables[k][name] = tables[k][name][cut:]
+    sites = WAYS[SPLITS["columns"]].sites()
+    gone = [*without(sites.tables[0], 5), *without(sites.tables[2], 1, "_test")]
     with refused("FK-ROWS-LACKING"):
-        fit(serve(tables), partition="vertical")
-    strategy = fit(serve(tables), partition="vertical", missing="drop-row", tolerance=1e-6)
-    assert strategy.row_plan_.dropped == 6
-    n = len(x)
-    ids = np.array([f"person {k}" for k in np.random.default_rng(5).permutation(9 * n)[:n]])
-    keep = ~np.isin(ids[:48], list(missing))
-    assert keep.sum() == 43
-    best = pooled("linear", standard(x[:48][keep]), y[:48][keep])[0]
-    assert strategy.metrics_["objective"] == pytest.approx(best, rel=2e-6)
+        sites.fit()
+    found = sites.fit(missing="drop-row", tolerance=1e-6)
+    assert found.strategy.row_plan_.dropped == len(set(gone)) == 6
+    check_optimum(found, 2e-6)
 
 
 def test_rows_that_nobody_labelled_do_no_harm() -> None:
-    x, y = blobs(60)
-    tables = vertical_tables(x, y)
-    for k in (0, 2):
-        extra = np.full((3, tables[k]["x"].shape[1]), 1e3)
-        tables[k]["x"] = np.concatenate([extra, tables[k]["x"]])
-        tables[k]["ids"] = np.concatenate([[f"stranger {j}" for j in range(3)], tables[k]["ids"]])
-    strategy = fit(serve(tables), partition="vertical", tolerance=1e-6)
-    best = pooled("linear", standard(x[:48]), y[:48])[0]
-    assert strategy.metrics_["objective"] == pytest.approx(best, rel=2e-6)
+    sites = WAYS[SPLITS["columns"]].sites()
+    for table in sites.tables[0:3:2]:
+        table["x"] = np.concatenate([np.full((3, 2), 1e3), table["x"]])
+        table["ids"] = np.concatenate([[f"stranger {j}" for j in range(3)], table["ids"]])
+    check_optimum(sites.fit(tolerance=1e-6), 2e-6)
 
 
 # -- nodes that do not fit; more in tests/core/test_groups.py
 
 
-def altered(k: int, **changes: Any) -> Nodes:
-    """Two groups of two users, of which a node is another one."""
-    x, y = blobs(60)
-    tables: list[Table] = [
-        {"x": x[p], "y": y[p], "group": j // 2, "classes": [-1.0, 1.0]}
-        for j, p in enumerate(deal(60, 4))
-    ]
-    tables += [{"role": "agent", "group": j} for j in (0, 1)]
-    tables[k] |= changes
-    return serve(tables)
+def change(k: int, **changes: Any) -> Callable[[list[Table]], Any]:
+    return lambda tables: tables[k].update(changes)
 
 
-def rows(*sizes: int, **more: Any) -> Nodes:
-    return horizontal(*blobs(60), sizes, **more)
+def as_it_is(tables: list[Table]) -> None:
+    """Nothing is wrong with the tables."""
 
 
-def columns(k: int, *, owners: int = 1, **changes: Any) -> Nodes:
-    """Two groups of columns, of which a node is another one."""
-    tables = vertical_tables(*blobs(60))
-    tables[k] |= changes
-    return serve(tables[:-1] + tables[-1:] * owners)
+def around_the_server(tables: list[Table]) -> None:
+    del tables[4:]
+    for table in tables:
+        table["group"] = 0
 
 
-def test_what_an_agent_and_the_server_see_is_told() -> None:
-    for options in ({}, {"partition": "vertical"}, {"staleness": 3}):
-        strategy = HierarchicalSVM(**options)
-        seen = strategy.privacy()
-        assert seen["server_sees"]
-        assert seen["user_sees"]
-    assert "differ" in str(HierarchicalSVM(lost_groups="leave-out").privacy()["server_sees"])
+def numbers(tables: list[Table]) -> None:
+    for table in tables:
+        table.pop("classes", None)
 
 
-def test_without_groups_all_users_are_around_the_server() -> None:
-    x, y = blobs(60)
-    found = {}
-    for agents in (False, True):
-        for architecture in (None, "hierarchical" if agents else "centralised"):
-            nodes = horizontal(x, y, [2, 2] if agents else [4], agents=agents)
-            found[agents, architecture] = fit(nodes, 5, architecture=architecture)
-    for agents, architecture in found:
-        one, other = found[agents, architecture], found[agents, None]
-        assert ("svm-combine" in one.ledger_.by_phase) == agents
-        np.testing.assert_array_equal(one.coefficients_, other.coefficients_)
-
-
-BAD_NODES: dict[str, tuple[str, Callable[[], Nodes], Table]] = {
-    "no users": ("FK-GROUPS-SHAPE", lambda: serve([{"role": "agent", "group": 0}] * 2), {}),
-    "groups without agents": ("FK-GROUPS-SHAPE", lambda: rows(2, 2, agents=False), {}),
-    "staleness, no agents": (
-        "FK-GROUPS-SHAPE",
-        lambda: rows(4, agents=False),
-        {"staleness": 1},
-    ),
-    "a budget with agents": (
-        "FK-GROUPS-NO-AGENT",
-        lambda: altered(0),
-        {"privacy_epsilon": 1.0},
-    ),
-    "two agents": ("FK-GROUPS-SHAPE", lambda: altered(4, group=1), {}),
-    "agents in one layer": (
-        "FK-GROUPS-NO-AGENT",
-        lambda: altered(0),
-        {"architecture": "centralised"},
-    ),
-    "other classes": ("FK-CLASSES-DIFFER", lambda: altered(1, classes=[-1.0, 1.0, 3.0]), {}),
-    "numbers": ("FK-LOSS-CLASSES", lambda: rows(2, 2, classes=None), {}),
-    "step sizes": ("FK-GROUPS-DIFFER", lambda: rows(2, 2), {"step_sizes": (1, 1, 1)}),
-    "none may go": ("FK-GROUPS-LEFT", lambda: rows(2, 2), {"lost_groups": "leave-out"}),
-    "a single user": ("FK-GROUPS-SINGLE", lambda: rows(2, 1), {}),
-    "that refuses": ("FK-ALONE-REFUSED", lambda: rows(2, 1), {"allow_single": True}),
-    "no owner": ("FK-GROUPS-OWNER", lambda: columns(0, owners=0), _VERTICAL),
-    "no ids": ("FK-IDS-SOME", lambda: columns(2, ids=None, ids_test=None), _VERTICAL),
-    "another key": ("FK-ROWS-LACKING", lambda: columns(0, alignment_key=bytes(16)), _VERTICAL),
-    "duplicate ids": ("FK-IDS-DUPLICATE", lambda: columns(0, ids=["a"] * 24), _VERTICAL),
-    "an owner": ("FK-GROUPS-OWNER", lambda: columns(0), {}),
-    "one class": ("FK-LOSS-CLASSES", lambda: columns(6, y=np.ones(48)), _VERTICAL),
+ALONE: Table = {"allow_single": True}
+ACROSS: Table = {"partition": "vertical"}
+#: Name -> code, what is wrong with the nodes of a way, options.
+BAD_NODES: dict[str, tuple[str, Callable[[list[Table]], Any], Table]] = {
+    "no users": ("FK-GROUPS-SHAPE", lambda t: t.__delitem__(slice(4)), {}),
+    "groups without agents": ("FK-GROUPS-SHAPE", lambda t: t.__delitem__(slice(4, 6)), {}),
+    "staleness, no agents": ("FK-GROUPS-SHAPE", around_the_server, {"staleness": 1}),
+    "two agents": ("FK-GROUPS-SHAPE", change(4, group=1), {}),
+    "a budget with agents": ("FK-GROUPS-NO-AGENT", as_it_is, {"privacy_epsilon": 1.0}),
+    "agents in one layer": ("FK-GROUPS-NO-AGENT", as_it_is, {"architecture": "centralised"}),
+    "other classes": ("FK-CLASSES-DIFFER", change(1, classes=(0, 1, 3)), {}),
+    "numbers": ("FK-LOSS-CLASSES", numbers, {}),
+    "step sizes": ("FK-GROUPS-DIFFER", as_it_is, {"step_sizes": (1, 1, 1)}),
+    "none may go": ("FK-GROUPS-LEFT", as_it_is, {"lost_groups": "leave-out"}),
+    "a single user": ("FK-GROUPS-SINGLE", lambda t: t.pop(3), {}),
+    "that refuses": ("FK-ALONE-REFUSED", lambda t: t.pop(3), ALONE),
+    "no owner": ("FK-GROUPS-OWNER", lambda t: t.pop(), ACROSS),
+    "no ids": ("FK-IDS-SOME", change(2, ids=None, ids_test=None), ACROSS),
+    "another key": ("FK-ROWS-LACKING", change(0, alignment_key=bytes(16)), ACROSS),
+    "duplicate ids": ("FK-IDS-DUPLICATE", change(0, ids=["a"] * 24), ACROSS),
+    "an owner": ("FK-GROUPS-OWNER", as_it_is, {"partition": "horizontal"}),
+    "one class": ("FK-LOSS-CLASSES", change(6, y=np.ones(48)), ACROSS),
 }
 
 
 @pytest.mark.promise("svm-alone")
-@pytest.mark.parametrize(("code", "make", "options"), BAD_NODES.values(), ids=BAD_NODES)
-def test_nodes_that_do_not_fit_are_refused_in_one_line(
-    code: str, make: Callable[[], Nodes], options: Table
-) -> None:
+@pytest.mark.parametrize("name", BAD_NODES)
+def test_nodes_that_do_not_fit_are_refused_in_one_line(name: str) -> None:
+    code, spoil, options = BAD_NODES[name]
+    sites: Sites = WAYS[SPLITS["columns" if "partition" in options else "rows"]].sites()
+    spoil(sites.tables)
     with refused(code) as caught:
-        fit(make(), **options)
+        sites.fit(**options)
     assert "\n" not in str(caught.value)

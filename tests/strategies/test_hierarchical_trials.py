@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 from refusals import refused
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import SVC
+from zoo import WAYS, Table
+from zoo import fit as fit_way
 
 from fedkern_flwr.groups.trials import FOLDS, ITERATIONS, TIE, TRIED, choose, deal
 from fedkern_flwr.guard import NodePolicy
@@ -168,36 +171,6 @@ def test_a_node_refuses_folds_of_few_rows_itself(rules: dict[str, int], architec
         simulate(Forced(seed=3, architecture=architecture), *nodes, num_rounds=24)
 
 
-class Greedy(HierarchicalSVM):
-    """A server that tries more than nodes allow, or goes on with what was not tried."""
-
-    folds, tried, going = 3, TRIED, -1
-
-    def plan_trials(self, width: int) -> None:
-        self.folds_, self.tried_ = self.folds, self.tried
-
-    def chosen_field(self) -> dict[str, Any]:
-        return {"chosen": self.going}
-
-
-@pytest.mark.parametrize(
-    ("greed", "code"),
-    [
-        ({"folds": 4}, "FK-TUNE-MANY"),
-        ({"tried": (1.0,) * 9}, "FK-TUNE-MANY"),
-        ({"tried": (1.0, 0.0)}, "FK-TUNE-MANY"),
-        ({"going": 7}, "FK-ORDER-CHANGED"),
-    ],
-)
-def test_users_refuse_what_is_not_to_be_tried(greed: dict[str, Any], code: str) -> None:
-    x, y = blobs(60)
-    strategy = Greedy(seed=3, attempts=1)
-    for name, value in greed.items():
-        setattr(strategy, name, value)
-    with refused(code):
-        simulate(strategy, *horizontal(x, y, [2, 2]), num_rounds=24)
-
-
 def test_ties_go_to_the_smaller_c() -> None:
     losses = np.array([3.0, 1.0 + 0.5 * TIE, 1.0, 2.0])
     assert choose(losses, 1, TRIED)[0] == 1
@@ -217,28 +190,18 @@ def test_folds_of_a_user_are_even_and_its_own(rows: int) -> None:
 
 @pytest.mark.parametrize("at", [11, 12])
 def test_a_run_goes_on_where_it_was_cut_around_the_choice(tmp_path: Path, at: int) -> None:
-    options: dict[str, Any] = {"seed": 3, "tolerance": 1e-12, "checkpoint": tmp_path / "run.npz"}
+    def cut(done: int, rounds: int, row: Any) -> None:
+        if done == at + 2:
+            raise PowerCutError
 
-    def run(folder: str, stop_at: int = 0, **more: Any) -> HierarchicalSVM:
-        def cut(done: int, rounds: int, row: Any) -> None:
-            if done == stop_at:
-                raise PowerCutError
-
-        strategy = HierarchicalSVM(**{**options, "checkpoint_every": at, **more})
-        strategy.on_round = cut
-        serve, count = horizontal(*blobs(72), [2, 2])
-
-        def client_fn(context: Context) -> Any:
-            client = serve(context)
-            client.state_dir = tmp_path / folder / str(context.node_config["partition-id"])
-            return client
-
-        simulate(strategy, client_fn, count, num_rounds=24)
-        return strategy
-
+    options: Table = {"seed": 3, "tolerance": 1e-12}
+    way = replace(WAYS["hierarchical-svm"], options=options, rounds=24)
+    made, kept = way.sites(), {"checkpoint": tmp_path / "run.npz", "checkpoint_every": at}
+    first = way.make(**kept)
+    first.on_round = cut
     with pytest.raises(PowerCutError):
-        run("cut", at + 2)
-    again, quiet = run("cut", resume=True), run("quiet", checkpoint=None)
+        made.fit(strategy=first)
+    again, quiet = made.fit(**kept, resume=True).strategy, fit_way(way).strategy
     assert again.tuned_ == quiet.tuned_
     assert len(again.tuned_["losses"]) == len(TRIED)
     assert again.metrics_["objective"] == pytest.approx(quiet.metrics_["objective"], rel=1e-9)

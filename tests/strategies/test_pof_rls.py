@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from pooled import ridges
 from refusals import refused
+from zoo import WAYS, Found, Way, fit, streams
 
-from fedkern_flwr.online import ridge
 from fedkern_flwr.online.hedge import hedge_bound
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.engines import Fault, FaultPlan, Transcript
@@ -26,66 +29,36 @@ def run(strategy: POFRLS, streams: Any, rounds: int = ROUNDS, **more: Any) -> PO
     return strategy
 
 
-def pooled(strategy: POFRLS, streams: Any, rows: Callable[[int, int], bool]) -> Any:
-    """Solve the ridge regressions of all rows of ``rows(client, message)``, weighted by age."""
-    plan = strategy.plan_
-    messages = list(zip((0, *plan.stops), plan.starts, plan.stops, plan.sums, strict=False))
-    parts: dict[str, Any] = {"raw": [], "kernels": []}
-    width = np.array([strategy.width_]).astype("<f8").tobytes()
-    for memory in (1.0, strategy.forgetting):
-        sums: dict[str, Any] = {"raw": [0.0, 0.0], "kernels": [0.0, 0.0]}
-        for message, (before, window, stop, summed) in enumerate(messages, 1):
-            asked = [k for k in range(len(streams.x)) if rows(k, message)]
-            if not asked:
-                continue
-            for name, start in {"raw": before, **({"kernels": window} if summed else {})}.items():
-                found, many = sums[name], stop - start
-                found[0], found[1] = (memory**many * one for one in found)
-                for k in asked:
-                    x, y = streams.x[k][start:stop], streams.y[k][start:stop] - 0.5
-                    phi = np.column_stack([x, np.ones(many)])
-                    if name == "kernels":
-                        both = ridge.kernel_rows(x, width, strategy.features, strategy.run_seed)[0]
-                        half = np.arange(plan.features)
-                        phi = both[:, [*half, *(strategy.features + half)]]
-                    found[0], found[1] = found[0] + phi.T @ phi, found[1] + phi.T @ y
-        for name, (matrix, vector) in sums.items():
-            parts[name].append(np.linalg.solve(matrix + LAMBDA * np.eye(len(matrix)), vector))
-    return parts
-
-
 UPLOAD = "online-ridge"
-
 GONE = {(1, 2), (3, 4), (1, 5)}  # client, message
 
 
-@pytest.mark.parametrize(("secure", "drop"), [(False, False), (True, False), (True, True)])
-def test_the_global_learners_are_ridge_regressions_of_the_pooled_rows(
-    secure: bool, drop: bool, make_streams: Make
-) -> None:
-    """With forgetting, secure sums and clients that vanish: of the rows that were summed."""
-    streams = make_streams(8, ROUNDS)
-    strategy = POFRLS(features=3, samples_per_round=6, secure=secure, seed=5)
-    faults = FaultPlan([(k, UPLOAD, n, Fault("vanished")) for k, n in GONE] if drop else [])
-    run(strategy, streams, faults=faults)
-    assert strategy.plan_.features == 3
-    assert min(row["survivors"] for row in strategy.history_) == 8 - drop
-    found = strategy.model()[0]
-    expected = pooled(strategy, streams, lambda k, n: not drop or (k, n) not in GONE)
-    np.testing.assert_allclose(found["raw"], expected["raw"], rtol=0, atol=1e-9)
-    np.testing.assert_allclose(found["kernels"], expected["kernels"], rtol=0, atol=1e-9)
+def check(found: Found, gone: Any = ()) -> None:
+    for got, expected in ridges(found, gone):
+        np.testing.assert_allclose(got, expected, rtol=0, atol=1e-9)
+
+
+def rls(clients: int, **options: Any) -> Way:
+    tables = partial(streams, clients, held=0, rows=ROUNDS)
+    return replace(WAYS["pof-rls"], tables=tables, options=options, rounds=ROUNDS)
+
+
+def test_the_global_learners_are_ridge_regressions_of_the_rows_that_were_summed() -> None:
+    """With forgetting, secure sums and clients that vanish."""
+    faults = FaultPlan([(*one, Fault("vanished")) for one in ((k, UPLOAD, n) for k, n in GONE)])
+    found = fit(rls(8, features=3, samples_per_round=6, secure=True, seed=5), faults=faults)
+    assert found.strategy.plan_.features == 3
+    assert min(row["survivors"] for row in found.strategy.history_) == 7
+    check(found, GONE)
 
 
 @pytest.mark.promise("rls-exact")
-def test_sums_of_features_over_several_messages_forget_by_their_rows(make_streams: Make) -> None:
+def test_sums_of_features_over_several_messages_forget_by_their_rows() -> None:
     """As short messages as the rule of counting allows, features in every other one."""
-    streams = make_streams(6, ROUNDS)
-    strategy = run(POFRLS(features=4, secure=True, seed=5, forgetting=0.9), streams)
-    plan = strategy.plan_
+    found = fit(rls(6, features=4, secure=True, seed=5, forgetting=0.9))
+    plan = found.strategy.plan_
     assert 1 < sum(plan.sums) <= len(plan.sums) / 2
-    found, expected = strategy.model()[0], pooled(strategy, streams, lambda k, n: True)
-    np.testing.assert_allclose(found["raw"], expected["raw"], rtol=0, atol=1e-9)
-    np.testing.assert_allclose(found["kernels"], expected["kernels"], rtol=0, atol=1e-9)
+    check(found)
 
 
 def test_between_messages_a_client_learns_from_its_own_rows(make_streams: Make) -> None:

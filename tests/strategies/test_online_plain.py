@@ -1,0 +1,295 @@
+"""Online methods against plain programs, with loops over clients, kernels and samples.
+
+Only the random draws are shared with the package. POF-MKL has two modes: equations 6-10 of the
+paper, with weights kept as plain products, and AdaGrad-norm with AdaHedge.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from pooled import hedge_gap, kernel_shares, online_features, plain_online
+from zoo import fit
+
+from fedkern_flwr.online.learning import select_subset
+from fedkern_flwr.seeding import derive_seed, uniform
+from fedkern_flwr.simulations import Transcript, simulate
+from fedkern_flwr.strategies import POFMKL, PerFedAvg
+
+N, D, DIMENSION, CLIENTS, ROUNDS, SEED, LAMBDA = 9, 4, 3, 4, 30, 7, 1e-3
+ETA = 1.0 / math.sqrt(ROUNDS)
+Arrays = list[np.ndarray]
+
+
+class Hedge:
+    """Weights of the paper, eq. 7; or AdaHedge, as printed in the JMLR paper."""
+
+    def __init__(self, paper: bool) -> None:
+        self.paper, self.losses, self.gap = paper, np.zeros(N), 0.0
+
+    def weights(self) -> np.ndarray:
+        return kernel_shares(self.losses, ETA if self.paper else self.gap, self.paper)
+
+    def learn(self, loss: np.ndarray) -> None:
+        self.gap += hedge_gap(self.losses, loss, self.gap)
+        self.losses = self.losses + loss
+
+
+def choose(
+    weights: np.ndarray, many: int, exploration: float, client: int, number: int, *, paper: bool
+) -> tuple[Any, Any]:
+    """Return kernels and probabilities: a bin of Algorithm 1, eq. 8, or a subset."""
+    if not paper:
+        rng = np.random.default_rng(derive_seed(SEED, "kernels", client, number))
+        return select_subset(weights, many, exploration, rng)
+    order = sorted(range(N), key=lambda i: (-weights[i], i))
+    bins = [order[start : start + many] for start in range(0, N, many)]
+    draw, reached, chosen, q = uniform(SEED, "kernels", client, number), 0.0, bins[0], 0.0
+    for chosen in bins:
+        share = sum(weights[i] for i in chosen)
+        q = (1.0 - exploration) * share + exploration / len(bins)
+        reached += q
+        if draw < reached:
+            break
+    return chosen, [q] * len(chosen)
+
+
+def plain_pof_mkl(
+    z: Arrays,
+    y: Arrays,
+    *,
+    paper: bool,
+    many: int,
+    exploration: float,
+    samples: int = 1,
+) -> SimpleNamespace:
+    """Algorithms 1 and 2."""
+    clients, rows = len(z), len(y[0])
+    eta = 1.0 / math.sqrt(rows)
+    theta, norms = np.zeros((N, 2 * D)), np.zeros(N)
+    hedges = [Hedge(paper) for _ in z]
+    y = [labels if paper else labels - 0.5 for labels in y]
+    own_error, kernel_error = np.zeros(clients), np.zeros((clients, N))
+    mse, regret = [], []
+    rounds = rows // samples
+    for number in range(1, rounds + 1):  # the last message has the rest as well
+        batch = range((number - 1) * samples, rows if number == rounds else number * samples)
+        received = np.zeros((N, 2 * D))
+        for k, hedge in enumerate(hedges):
+            first, gradient = hedge.weights(), np.zeros((N, 2 * D))
+            copy, sums = theta.copy(), 4.0 * kernel_error[k]
+            for t in batch:
+                f = np.array([copy[i] @ z[k][t, i] for i in range(N)])
+                own_error[k] += (float(hedge.weights() @ f) - y[k][t]) ** 2  # eq. 6
+                kernel_error[k] += (f - y[k][t]) ** 2
+                penalty = np.array([LAMBDA * copy[i] @ copy[i] for i in range(N)])
+                hedge.learn((f - y[k][t]) ** 2 + penalty)
+                for i in range(N):
+                    wrong = theta[i] @ z[k][t, i] - y[k][t]
+                    gradient[i] += 2.0 * wrong * z[k][t, i] + 2.0 * LAMBDA * theta[i]
+                    own = 2.0 * (f[i] - y[k][t]) * z[k][t, i] + 2.0 * LAMBDA * copy[i]
+                    sums[i] += own @ own
+                    if not paper and samples > 1:
+                        copy[i] = copy[i] - 0.5 * own / math.sqrt(sums[i])
+            chosen, p = choose(first, many, exploration, k, number, paper=paper)
+            for i, probability in zip(chosen, p, strict=True):
+                received[i] += gradient[i] / probability
+        for i in range(N):
+            mean = received[i] / clients
+            norms[i] += mean @ mean
+            if paper:
+                theta[i] = theta[i] - eta * mean  # eq. 10
+            elif norms[i] > 0.0:
+                theta[i] = theta[i] - mean / math.sqrt(norms[i])
+        mse.append(own_error.sum() / (clients * (batch[-1] + 1)))
+        regret.append(own_error - kernel_error.min(axis=1))  # eq. 11
+    weights = np.array([hedge.weights() for hedge in hedges])
+    return SimpleNamespace(theta=theta, weights=weights, mse=mse, regret=regret, hedges=hedges)
+
+
+@pytest.fixture
+def streams(make_streams: Callable[..., Any]) -> Any:
+    return make_streams(CLIENTS, ROUNDS, DIMENSION, seed=1)
+
+
+def run(streams: Any, *, paper: bool, **options: Any) -> SimpleNamespace:
+    """The package's own POF-MKL in process, and what its clients reported."""
+    mode = "paper" if paper else "adaptive"
+    options = {"features": D, "kernels": N, "precision": "float64", "step_size": mode, **options}
+    strategy, record = POFMKL(**options), Transcript()
+    simulate(strategy, streams.client_fn, CLIENTS, seed=SEED, num_rounds=ROUNDS, transcript=record)
+    reported: dict[int, list[float]] = {}
+    for entry in record.entries(phase="online-personal", direction="up"):
+        reported.setdefault(entry.scalars["round"], []).append(entry.scalars["regret"])
+    account = np.array([streams.numbers(k) for k in range(CLIENTS)])
+    losses, gaps = account[:, :N], account[:, 2 * N + 2]
+    rates = np.full(CLIENTS, ETA) if paper else np.log(N) / gaps
+    weights = np.exp(-rates[:, None] * (losses - losses.min(axis=1, keepdims=True)))
+    return SimpleNamespace(
+        strategy=strategy,
+        theta=strategy.theta_,
+        weights=weights / weights.sum(axis=1, keepdims=True),
+        mse=[metrics["mse"] for metrics in strategy.history_],
+        regret=[reported[t] for t in sorted(reported)],
+        metrics=strategy.metrics_,
+    )
+
+
+def distance(ours: SimpleNamespace, plain: SimpleNamespace) -> float:
+    """Largest difference in theta, weights, MSE and regret."""
+    pairs = [(getattr(ours, n), getattr(plain, n)) for n in ("theta", "weights", "mse", "regret")]
+    return max(float(np.abs(np.asarray(a) - np.asarray(b)).max()) for a, b in pairs)
+
+
+@pytest.mark.promise("online-before-label", "online-gradients-weighed")
+@pytest.mark.parametrize("paper", [True, False], ids=["paper", "adaptive"])
+@pytest.mark.parametrize(
+    ("many", "exploration", "samples"),
+    [(1, 1.0, 1), (1, 0.3, 1), (4, 1.0, 1), (4, 0.3, 1), (N, 1.0, 1), (4, 0.3, 4), (N, 1.0, 4)],
+)
+def test_both_modes_equal_the_plain_algorithm(
+    streams: Any, many: int, exploration: float, samples: int, paper: bool
+) -> None:
+    """With four samples 30 in 7 messages: weights move per sample, one summed gradient travels.
+
+    In the adaptive mode the client's copy of the parameters moves per sample, too.
+    """
+    options: dict[str, Any] = {"exploration": exploration, "paper": paper}
+    ours = run(streams, kernels_per_round=many, samples_per_round=samples, **options)
+    z = online_features(ours.strategy, streams.x)
+    plain = plain_pof_mkl(z, streams.y, many=many, samples=samples, **options)
+    assert len(ours.mse) == len(ours.regret) == ROUNDS // samples
+    assert distance(ours, plain) < (1e-10 if paper else 1e-9)
+    assert ours.metrics["mse"] == pytest.approx(plain.mse[-1], abs=1e-9)
+    assert ours.metrics["regret_mean"] == pytest.approx(np.mean(plain.regret[-1]), abs=1e-9)
+    assert ours.metrics["regret_std"] == pytest.approx(np.std(plain.regret[-1]), abs=1e-9)
+    if not paper:
+        for k, hedge in enumerate(plain.hedges):
+            numbers = streams.numbers(k)
+            np.testing.assert_allclose(numbers[:N], hedge.losses, atol=1e-9)
+            assert numbers[2 * N + 2] == pytest.approx(hedge.gap, abs=1e-9)
+
+
+def test_float32_stays_near_float64(streams: Any) -> None:
+    """The default precision costs nothing that a user would see."""
+    double, single = (
+        run(streams, paper=False, kernels_per_round=4, precision=precision)
+        for precision in ("float64", "float32")
+    )
+    assert 0.0 < np.abs(double.theta - single.theta).max() < 1e-3
+    assert single.metrics["mse"] == pytest.approx(double.metrics["mse"], rel=1e-4)
+
+
+def test_adaptive_mode_predicts_better_than_the_papers_step(
+    make_streams: Callable[..., Any],
+) -> None:
+    streams = make_streams(2, 150, DIMENSION, seed=3)
+    errors = {}
+    for step_size in ("paper", "adaptive"):
+        strategy = POFMKL(kernels_per_round=25, features=20, step_size=step_size)
+        simulate(strategy, streams.client_fn, 2, seed=SEED, num_rounds=150)
+        errors[step_size] = strategy.metrics_["mse"]
+    assert errors["adaptive"] < 0.6 * errors["paper"]
+
+
+def test_by_default_every_client_updates_every_kernel_of_a_dense_sum(
+    make_streams: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the sum of a kernel that few clients chose would be nearly their own gradient."""
+    streams = make_streams(7, 5)
+    common: dict[str, Any] = {"kernels": 7, "features": 4, "seed": 3, "samples_per_round": 1}
+    common |= {"frequencies_per_round": "all", "secure": True}
+    for options, many, warned in (
+        ({}, 7, False),
+        ({"kernels_per_round": 3}, 3, True),
+        ({"kernels_per_round": 3, "subset": "shared"}, 3, False),
+        ({"subset": "shared", "kernels": 40}, 25, False),
+        ({"kernels": 40, "secure": False}, 25, False),
+    ):
+        caplog.clear()
+        strategy = POFMKL(**{**common, **options})
+        simulate(strategy, streams.client_fn, 7, num_rounds=3)
+        assert strategy.kernels_per_round == strategy.options()["kernels_per_round"] == many
+        assert ("chosen by fewer than 4 clients" in caplog.text) == warned
+        seen = strategy.privacy()["server_sees"]
+        assert any("few clients chose" in line for line in seen) == warned
+        assert (strategy.lonely_kernels > 1e-9) == warned
+
+
+# -- the methods beside it; more in the contract of all ways
+
+
+@pytest.mark.parametrize(("way", "drawn"), [("vm-kofl", False), ("em-kofl", True)])
+def test_kernels_are_weighed_by_the_sum_of_all_clients_losses(way: str, drawn: bool) -> None:
+    """Their mean is compared in the contract."""
+    found = fit(way, loss_aggregation="sum", step_size="paper")
+    pairs = {w: list(plain_online(found, weigh=w, drawn=drawn)) for w in ("sum", "mean")}
+    for got, expected in pairs["sum"]:
+        np.testing.assert_allclose(got, expected, rtol=0.0, atol=1e-8)
+    assert pairs["mean"][0][0] != pytest.approx(pairs["mean"][0][1], abs=1e-8)
+
+
+# -- PerFedAvg
+
+
+def plain_network(parameters: np.ndarray, widths: Any, x: np.ndarray) -> float:
+    """Output for one row: weights (in, out) row by row, then biases, ReLU between layers."""
+    values, start = x, 0
+    for layer, (a, b) in enumerate(pairwise(widths)):
+        weights, start = parameters[start : start + a * b].reshape(a, b), start + a * b
+        values, start = values @ weights + parameters[start : start + b], start + b
+        if layer < len(widths) - 2:
+            values = np.where(values > 0.0, values, 0.0)
+    return float(values[0])
+
+
+def numerical_gradient(
+    parameters: np.ndarray, widths: Any, x: np.ndarray, y: np.ndarray
+) -> np.ndarray:
+    """Gradient of sum (output - y)^2 by central differences."""
+    gradient, h = np.zeros_like(parameters), 1e-6
+
+    def loss(at: np.ndarray) -> float:
+        return sum((plain_network(at, widths, r) - v) ** 2 for r, v in zip(x, y, strict=True))
+
+    for i in range(parameters.size):
+        bump = np.zeros_like(parameters)
+        bump[i] = h
+        gradient[i] = (loss(parameters + bump) - loss(parameters - bump)) / (2 * h)
+    return gradient
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_per_fed_avg_adapts_then_moves_along_the_meta_gradient(
+    make_streams: Callable[..., Any], samples: int
+) -> None:
+    clients, rounds = 2, 3
+    streams = make_streams(clients, rounds * samples, DIMENSION, seed=6)
+    strategy = PerFedAvg(step_size="paper", inner_step=0.05, samples_per_round=samples)
+    how: dict[str, Any] = {"seed": SEED, "num_rounds": rounds * samples, "transcript": Transcript()}
+    simulate(strategy, streams.client_fn, clients, **how)
+    widths, errors = strategy.model()[1]["layers"], 0.0
+    first = next(how["transcript"].entries(phase="online-network", direction="down"))
+    parameters = first.arrays[0].astype(np.float64)
+    for number in range(rounds):
+        mean = np.zeros_like(parameters)
+        batch = slice(number * samples, (number + 1) * samples)
+        support = slice((number - 1) * samples, number * samples)
+        for x, y in zip(streams.x, streams.y, strict=True):
+            adapted = parameters
+            if number:
+                inner = numerical_gradient(parameters, widths, x[support], y[support])
+                adapted = parameters - 0.05 * inner / samples
+            for row, label in zip(x[batch], y[batch], strict=True):
+                errors += (plain_network(adapted, widths, row) - label) ** 2
+            mean += numerical_gradient(adapted, widths, x[batch], y[batch]) / clients
+        parameters = parameters - mean / math.sqrt(rounds * samples)
+    np.testing.assert_allclose(strategy.parameters_[0], parameters, atol=1e-5)
+    expected = errors / (clients * rounds * samples)
+    assert strategy.metrics_["mse"] == pytest.approx(expected, rel=1e-4)
