@@ -58,7 +58,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "hierarchical-svm, vertical": ("svm-visit-3-1", "svm-owner-2-6"),
 }
 BROKEN, SLOW, BUGS = "pof-mkl, broken", "pof-mkl, slow", "bugs"
-SECONDS, PATIENCE = 8.0, 200.0  # to answer: in a slow run, and elsewhere on a busy machine
+SECONDS, PATIENCE = 15.0, 200.0  # to answer beside other tests: in a slow run, and elsewhere
 CLIENTS = 4
 
 

@@ -89,6 +89,10 @@ def test_cross_validation_grid_search_and_pipelines() -> None:
     grid = GridSearchCV(piped, {"fedcgclassifier__gamma": [0.5, 500.0]}, cv=3).fit(x, y)
     assert grid.best_params_ == {"fedcgclassifier__gamma": 0.5}
     assert grid.best_estimator_[-1].strategy_.gamma == 0.5
+
+
+@pytest.mark.long
+def test_folds_may_be_fitted_in_other_processes() -> None:
     assert cross_val_score(SecureGramClassifier(), *IRIS, n_jobs=2, cv=3).mean() > 0.9
 
 

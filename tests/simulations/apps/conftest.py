@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from app_sites import Site
+from app_sites import Given, Import, Refuses, Site
 from other_sites import SITES
 from refusals import refused
 
@@ -16,13 +15,13 @@ from fedkern_flwr.simulations.apps import node
 
 
 @pytest.fixture
-def make_site(tmp_path: Path, import_app: Callable[..., SimpleNamespace]) -> Callable[..., Site]:
+def make_site(tmp_path: Path, import_app: Import) -> Callable[..., Site]:
     """Return a function that makes a site by its name."""
     return lambda name: SITES[name](tmp_path, import_app)
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+def given(monkeypatch: pytest.MonkeyPatch) -> Given:
     """Return what tells with which arguments a site builds the client of a node."""
     real = node.client_maker
 
@@ -38,7 +37,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def refuses() -> Callable[..., str]:
+def refuses() -> Refuses:
     """Return what runs something that is refused with a code and returns the line."""
 
     def found(code: str, do: Callable[..., Any], *arguments: Any, **more: Any) -> str:
