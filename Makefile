@@ -12,24 +12,29 @@ export RAY_USAGE_STATS_ENABLED := 0
 export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-# The second run of pytest reads what the first has compiled.
+# What is imported is compiled once: pip compiles nothing, most of it is never imported.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-quick test-deployments test-long lint typecheck bench results docs clean
+.PHONY: demo test test-quick test-slow test-deployments test-long lint typecheck bench results docs clean
 
 demo: $(VENV)/.simulation
 	$(BIN)/fedkern compare demo
 
-# Tests run against the installed package, never against the source tree: those of one process on
-# two cores, then those that start Ray or servers, one after the other.
+# Tests run against the installed package, never against the source tree. Those that start Ray or
+# servers wait half of their time: beside those of one process, on two cores. Their files alone are
+# read: all would take longer than some of their tests.
 SLOW := ray or app or packaging
+SLOW_FILES = $(shell grep -rlE 'pytest\.mark\.(ray|app|packaging)' tests --include='test_*.py')
 BY_HAND := deployment or long
 
-test: test-quick
-	$(BIN)/pytest tests -m "($(SLOW)) and not ($(BY_HAND))" --durations=0
+test: $(VENV)/.dev
+	$(MAKE) --jobs=2 test-quick test-slow
 
 test-quick: $(VENV)/.dev
 	$(BIN)/pytest tests -q -n 2 --dist worksteal -m "not ($(SLOW) or $(BY_HAND))" --durations=15
+
+test-slow: $(VENV)/.dev
+	$(BIN)/pytest $(SLOW_FILES) -q -m "($(SLOW)) and not ($(BY_HAND))" --durations=5
 
 # Every method and the walk-through of docs/deploy.md on real servers, and a Ray cluster; minutes.
 test-deployments: $(VENV)/.dev
@@ -66,17 +71,17 @@ $(VENV)/bin/pip:
 # earlier build has left goes first; the links of a strict editable install in build/ stay.
 $(VENV)/.simulation: $(VENV)/bin/pip $(SOURCES)
 	rm -rf build/lib build/bdist*
-	$(BIN)/pip install --quiet '.[simulation]'
+	$(BIN)/pip install --quiet --no-compile '.[simulation]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/bin/pip $(SOURCES)
 	rm -rf build/lib build/bdist*
-	$(BIN)/pip install --quiet '.[dev]'
+	$(BIN)/pip install --quiet --no-compile '.[dev]'
 	touch $@
 
 $(VENV)/.docs: $(VENV)/bin/pip $(SOURCES)
 	rm -rf build/lib build/bdist*
-	$(BIN)/pip install --quiet '.[docs]'
+	$(BIN)/pip install --quiet --no-compile '.[docs]'
 	touch $@
 
 clean:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engines_program import RUNS, SLOW
+from engines_program import RUNS, SECONDS, SLOW
 from refusals import refused
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer
@@ -91,7 +91,7 @@ def test_every_method_is_the_same_on_both_engines(name, found):
     assert ray["ended"] == here["ended"] == ""
     raised = Counter(place.rpartition("-")[2] for place in RUNS.get(name, ()))
     failures = {k: {"raised ValueError": n} for k, n in raised.items()}
-    failures |= {"1": {"timed out after 8 s": 1}} if name == SLOW else {}
+    failures |= {"1": {f"timed out after {SECONDS:g} s": 1}} if name == SLOW else {}
     assert ray["failures"] == here["failures"] == failures
     if name.endswith("asynchronous"):  # who comes when is up to the engine
         objective = found["quiet"][name]["outcome"]["metrics"]["objective"]

@@ -23,6 +23,9 @@ from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.simulations.deployment.run_config import app_folder
 
 Import = Callable[..., SimpleNamespace]
+Make = Callable[[str], Any]
+Given = Callable[..., dict[str, Any]]
+Refuses = Callable[..., str]
 
 
 def write(path: Path, heads: Sequence[str], *columns: Iterable[Any]) -> Path:

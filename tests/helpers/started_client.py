@@ -84,15 +84,19 @@ class Started(NamedTuple):
 
 
 def start_clients(
-    nodes: Iterable[tuple[Site, int]], *, warm: bool = False, python: str = sys.executable
+    nodes: Iterable[tuple[Site, int]], *, warm: Iterable[tuple[Site, int]] = ()
 ) -> list[Started]:
-    """Load the apps of some nodes, each in a fork of Flower's process; ask who they are."""
+    """Load the apps of some nodes, each in a fork of Flower's process; ask who they are.
+
+    Those of warm processes come last.
+    """
     set_task_identity(1, 2)
     opening = DescribeRequest(session="s" * 16, method="m", resume_round=0, secure=True)
     (message,) = request_messages(opening, [2], group_id="describe")
-    clients = [{**_given(site, number), "warm": warm} for site, number in nodes]
+    clients = [{**_given(*node), "warm": False} for node in nodes]
+    clients += [{**_given(*node), "warm": True} for node in warm]
     given = {"message": message_to_proto(message).SerializeToString().hex(), "clients": clients}
-    command, text = [python, "-P", "-c", _PROGRAM], json.dumps(given)
+    command, text = [sys.executable, "-P", "-c", _PROGRAM], json.dumps(given)
     done = subprocess.run(command, input=text, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     told = [json.loads(line) for line in done.stdout.splitlines()]

@@ -189,13 +189,6 @@ def test_a_reply_that_cannot_be_right_is_counted_and_is_like_none(
     assert outcome(bad) == outcome(missing)
 
 
-def test_a_request_that_arrives_twice_counts_once() -> None:
-    found = run((1, PHASE, 4, Fault("duplicate")))
-    assert outcome(found) == outcome(quiet(WAY))
-    assert learned(found, 1) == ROUNDS
-    assert found.strategy.ledger_.failures == {}
-
-
 def test_a_client_that_fails_too_many_rounds_in_a_row_is_left_out() -> None:
     strategy = run(*[(1, PHASE, t, Fault("error")) for t in (2, 3, 4)], max_missed=3).strategy
     assert strategy.left_out_ == [1]

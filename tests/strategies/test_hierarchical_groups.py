@@ -233,6 +233,6 @@ def test_replies_that_came_while_the_server_waited_for_agents_are_not_late(netwo
         return Fault("lost request") if lost and next(count) % 4 == 2 else None
 
     count = iter(range(10_000))
-    strategy = found.fit(plan, 4, timeout=3.0)
+    strategy = found.fit(plan, 4, timeout=1.0)
     blamed = [k for k, failures in strategy.ledger_.failures.items() if failures]
     assert {int(k) for k in blamed} == {9}

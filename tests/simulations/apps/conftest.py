@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from app_sites import Site
+from app_sites import Given, Import, Refuses, Site
 from other_sites import SITES
 from refusals import refused
 
-from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.simulations.apps import node
 
 
 @pytest.fixture
-def make_site(tmp_path: Path, import_app: Callable[..., SimpleNamespace]) -> Callable[..., Site]:
+def make_site(tmp_path: Path, import_app: Import) -> Callable[..., Site]:
     """Return a function that makes a site by its name."""
     return lambda name: SITES[name](tmp_path, import_app)
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+def given(monkeypatch: pytest.MonkeyPatch) -> Given:
     """Return what tells with which arguments a site builds the client of a node."""
     real = node.client_maker
 
@@ -39,28 +37,11 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def refusal() -> Callable[..., str]:
-    """Return what runs something that is refused and returns the line."""
+def refuses() -> Refuses:
+    """Return what runs something that is refused with a code and returns the line."""
 
-    def refused(do: Callable[..., Any], *arguments: Any, **more: Any) -> str:
-        with pytest.raises(FedKernError) as error:
-            do(*arguments, **more)
-        text = str(error.value)
-        assert "\n" not in text
-        assert not any(secret in text for secret in ("p0", "s3cret", "film-", "007"))
-        return text
-
-    return refused
-
-
-@pytest.fixture
-def refuses() -> Callable[..., str]:
-    """Return what runs something that is refused with one of some codes and returns the line."""
-
-    def found(
-        code: str | tuple[str, ...], do: Callable[..., Any], *arguments: Any, **more: Any
-    ) -> str:
-        with refused(*((code,) if isinstance(code, str) else code)) as error:
+    def found(code: str, do: Callable[..., Any], *arguments: Any, **more: Any) -> str:
+        with refused(code) as error:
             do(*arguments, **more)
         text = str(error.value)
         assert "\n" not in text

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from app_sites import Site
+from app_sites import Given, Make, Refuses
 
 HEAD = "user,item,rating\n"
 FILES = {
@@ -133,10 +132,7 @@ def test_a_bad_configuration_of_a_node_is_one_line(name, make_site, refuses, tmp
 
 
 def test_the_first_row_of_a_file_without_header_stays_at_its_node(
-    make_site: Callable[[str], Site],
-    refuses: Callable[..., str],
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    make_site: Make, refuses: Refuses, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     site, result, path = make_site("align"), tmp_path / "result.json", tmp_path / "bare.csv"
     path.write_text("P-007,Smith\nP-008,Jones\n")
@@ -150,12 +146,7 @@ def test_the_first_row_of_a_file_without_header_stays_at_its_node(
     [("fed-cg", 2, "proteins.csv"), ("fdskl", 1, "known1.csv"), ("horizontal", 1, "known1.csv")],
 )
 def test_rows_that_lack_a_value_are_left_out_if_the_run_says_so(
-    name: str,
-    number: int,
-    file: str,
-    make_site: Callable[[str], Site],
-    given: Callable[..., dict[str, Any]],
-    refuses: Callable[..., str],
+    name: str, number: int, file: str, make_site: Make, given: Given, refuses: Refuses
 ) -> None:
     site = make_site(name)
     path, usual = site.folder / file, len(given(site, number)["x"])

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from app_sites import FDSKLSite, write
+from app_sites import FDSKLSite, Given, Import, Make, Refuses, write
 from other_sites import SITES
 
 from fedkern_flwr.encoding.kept import KeptEncoder
@@ -19,11 +17,6 @@ from fedkern_flwr.groups.linear_model import outputs
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.tables import load_table
 from fedkern_flwr.tables.table import Table
-
-Make = Callable[[str], Any]
-Refuses = Callable[..., str]
-Given = Callable[..., dict[str, Any]]
-
 
 # -- Encoders of a node's own
 
@@ -110,7 +103,7 @@ def add_text(own: dict[str, Any], node: int, folder: Path) -> None:
 )
 def test_holders_of_a_block_encode_rows_as_by_all_nodes(
     make_site: Make,
-    import_app: Callable[..., SimpleNamespace],
+    import_app: Import,
     tmp_path: Path,
     given: Given,
     name: str,
@@ -167,7 +160,7 @@ class LabelsAloneSite(FDSKLSite):
 
 
 def test_an_active_party_may_have_labels_and_no_columns_and_rows_that_come_later(
-    tmp_path: Path, import_app: Callable[..., SimpleNamespace]
+    tmp_path: Path, import_app: Import
 ) -> None:
     site, saved = LabelsAloneSite(tmp_path, import_app), tmp_path / "model.npz"
     grid = site.run(model=saved)

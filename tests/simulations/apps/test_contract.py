@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from app_sites import Site
+from app_sites import Make, Refuses, Site
 from flwr.clientapp import ClientApp
 from refusals import refused
 
@@ -17,9 +16,6 @@ from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.strategies import FDSKL, POFMKL, POFRLS, FedCFK, FedCG, HierarchicalSVM
-
-Make = Callable[[str], Site]
-Refuses = Callable[..., str]
 
 PREDICT = ("fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "pof-rls", "fed-cfk")
 NOWHERE = "FK-PREDICT-NOWHERE"

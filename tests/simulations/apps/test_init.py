@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -25,32 +24,30 @@ from fedkern_flwr.simulations.methods.registry import family
 from fedkern_flwr.strategies import POFMKL
 
 MIGRATE = """
-import sys
+import os, sys
 from flwr.cli.config_migration import migrate
 from flwr.cli.flower_config import read_superlink_connection
-migrate(sys.argv[1], [], ignore_legacy_usage=True)  # as `flwr run .` does
-found = read_superlink_connection()  # that of a command which names none
-print(found.name, found.address, found.options.num_supernodes)
+for folder in sys.argv[1:]:
+    os.environ["FLWR_HOME"] = folder + "-home"
+    migrate(folder, [], ignore_legacy_usage=True)  # as `flwr run .` does
+    found = read_superlink_connection()  # that of a command which names none
+    print("-", found.name, found.address, found.options.num_supernodes)
 """
 
 
-@pytest.mark.parametrize("method", COPIED)
-def test_flower_reads_the_number_of_nodes_of_the_app(method, tmp_path, commands):
-    folder, home = tmp_path / "my-app", tmp_path / "home"
-    code, told, _ = commands("init", method, str(folder))
-    assert code == 0
-    assert "flwr run . --stream" in told
-    fab = build_fab_from_disk(folder)
-    assert len(fab) > 1000
-    done = subprocess.run(
-        [sys.executable, "-c", MIGRATE, str(folder)],
-        env={**os.environ, "FLWR_HOME": str(home)},
-        capture_output=True,
-        text=True,
-    )
+def test_flower_reads_the_number_of_nodes_of_the_app(tmp_path, commands):
+    folders = [tmp_path / method for method in COPIED]
+    for method, folder in zip(COPIED, folders, strict=True):
+        code, told, _ = commands("init", method, str(folder))
+        assert code == 0
+        assert "flwr run . --stream" in told
+        assert len(build_fab_from_disk(folder)) > 1000
+    command = [sys.executable, "-c", MIGRATE, *map(str, folders)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    nodes = family(method).nodes
-    assert done.stdout.splitlines()[-1] == f"{method}-simulation :local: {nodes}"
+    assert [line for line in done.stdout.splitlines() if line.startswith("- ")] == [
+        f"- {method}-simulation :local: {family(method).nodes}" for method in COPIED
+    ]
 
 
 @pytest.mark.parametrize("method", COPIED)

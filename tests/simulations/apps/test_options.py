@@ -5,13 +5,12 @@ That options are keys is in tests/contracts/test_options.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from app_sites import Site, node_keys
+from app_sites import Given, Make, node_keys
 from flwr.app import Context, RecordDict
 from refusals import refused
 
@@ -57,7 +56,7 @@ OTHERS = {"fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "fed-cfk", "ra
 
 @pytest.mark.parametrize("name", [*sorted(OTHERS), "kernel-pca"])
 def test_every_key_of_the_readme_reaches_the_client(
-    name: str, make_site: Callable[[str], Site], given: Callable[..., dict[str, Any]]
+    name: str, make_site: Make, given: Given
 ) -> None:
     """Without it, or with it, the client gets something else, or the node is refused."""
     site = make_site(name)
@@ -87,9 +86,7 @@ def test_every_key_of_the_readme_reaches_the_client(
         assert found(**{key: change}) != usual, key
 
 
-def test_a_node_reads_its_file_as_it_is_written(
-    make_site: Callable[[str], Site], given: Callable[..., dict[str, Any]]
-) -> None:
+def test_a_node_reads_its_file_as_it_is_written(make_site: Make, given: Given) -> None:
     site = make_site("fed-cg")
     path = Path(site.nodes[0]["data"])
     plain = path.read_text().splitlines()
@@ -105,9 +102,7 @@ def test_a_node_reads_its_file_as_it_is_written(
         given(site, 0, na=f"none,{cell}")
 
 
-def test_a_centre_gives_no_labels(
-    make_site: Callable[[str], Site], given: Callable[..., dict[str, Any]]
-) -> None:
+def test_a_centre_gives_no_labels(make_site: Make, given: Given) -> None:
     site = make_site("fed-cg")
     hospital = site.nodes[0]
     text = {"data": hospital["data"], "label_column": "state", "classes": "ok,bad"}

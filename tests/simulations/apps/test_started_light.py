@@ -59,7 +59,8 @@ def test_a_node_loads_what_its_client_uses(tmp_path: Path, import_app: Any) -> N
     for name in dict.fromkeys(name for name, _ in EXPECTED):
         (folder := tmp_path / name).mkdir()
         sites[name] = SITES[name](folder, import_app)
-    started = start_clients((sites[name], number) for name, number in EXPECTED)
+    nodes = [(sites[name], number) for name, number in EXPECTED]
+    *started, warm = start_clients(nodes, warm=[(sites["align"], 0)])
     found = {
         node: (one.role, packages(one.added)) for node, one in zip(EXPECTED, started, strict=True)
     }
@@ -69,18 +70,13 @@ def test_a_node_loads_what_its_client_uses(tmp_path: Path, import_app: Any) -> N
         assert "fedkern_flwr.node.client" in one.added
         (cost,) = told_costs(one.log)  # of two messages
         assert 0.0 < cost <= sum(one.seconds[1:]) + 0.1  # a fork's clock starts at 0
+    assert (warm.role, told_costs(warm.log)) == ("party", [])  # which costs nothing
 
 
 def told_costs(log: list[str]) -> list[float]:
     """Return what a node told of the cost of its process, in seconds."""
     lines = [line for line in log if "`fedkern node start` keeps one warm" in line]
     return [float(line.removeprefix("this message cost ").split(" s of")[0]) for line in lines]
-
-
-def test_a_warm_process_says_nothing_of_its_cost(tmp_path: Path, import_app: Any) -> None:
-    (one,) = start_clients([(SITES["align"](tmp_path, import_app), 0)], warm=True)
-    assert one.role == "party"
-    assert told_costs(one.log) == []
 
 
 @pytest.mark.parametrize("module", ["fedkern_flwr.clients", "fedkern_flwr.strategies"])

@@ -7,12 +7,12 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from app_sites import Given, Make
 
 from fedkern_flwr.alignment import AlignmentTags, read_alignment
 from fedkern_flwr.clients import OnlineKernelClient
@@ -20,11 +20,6 @@ from fedkern_flwr.gram.recommenders import rank_metrics
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.scaling import Scaling, scale_by_ranges
 from fedkern_flwr.simulations.run.datasets import load_data
-
-Make = Callable[[str], Any]
-Given = Callable[..., dict[str, Any]]
-Refuses = Callable[..., str]
-
 
 # -- POF-MKL
 
