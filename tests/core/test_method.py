@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from fedkern_flwr import registered
-from fedkern_flwr.errors import (
-    StateError,
-)
+from fedkern_flwr.errors import StateError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.method import (
     Ask,

@@ -34,13 +34,7 @@ from fedkern_flwr.vertical.phase_training import (
     minimise,
     solve_square,
 )
-from fedkern_flwr.vertical.phases import (
-    angles,
-    cosines,
-    feature_chunks,
-    outputs,
-    step_size,
-)
+from fedkern_flwr.vertical.phases import angles, cosines, feature_chunks, outputs, step_size
 
 Array = np.ndarray
 DTYPES = (np.uint16, np.uint32)

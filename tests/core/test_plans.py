@@ -428,10 +428,7 @@ VERTICAL: dict[str, tuple[list[VerticalDescribeReply], str]] = {
         )
         for name, value in (("labels", "cats, dogs"), ("label_bound", 2.0))
     },
-    "no ids at one": (
-        [owner(0, rows="abc"), owner(1, others="abc", named=False)],
-        "FK-IDS-SOME",
-    ),
+    "no ids at one": ([owner(0, rows="abc"), owner(1, others="abc", named=False)], "FK-IDS-SOME"),
     "no ids at the first": (
         [owner(0, rows="abc", named=False), owner(1, others="abc")],
         "FK-IDS-SOME",

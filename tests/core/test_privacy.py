@@ -27,11 +27,7 @@ from fedkern_flwr.kernels.pca import REST_SENSITIVITY, SENSITIVITY, features_of,
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.private import ridge_release, ridge_sum, update_release
 from fedkern_flwr.privacy import Budget, noise, plan_release, sensitivity, skellam
-from fedkern_flwr.privacy.accounting import (
-    ORDERS,
-    epsilon_of,
-    skellam_curve,
-)
+from fedkern_flwr.privacy.accounting import ORDERS, epsilon_of, skellam_curve
 from fedkern_flwr.privacy.noise import bessel, reach
 from fedkern_flwr.secure_aggregation.clipping import Clip
 

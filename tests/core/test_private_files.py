@@ -25,12 +25,7 @@ from flwr.compat.common.parameter import bytes_to_ndarray
 from refusals import refused
 
 from fedkern_flwr.alignment import AlignmentTags, read_alignment
-from fedkern_flwr.checkpoint import (
-    load_arrays,
-    save_arrays,
-    unpack_arrays,
-    write_atomically,
-)
+from fedkern_flwr.checkpoint import load_arrays, save_arrays, unpack_arrays, write_atomically
 from fedkern_flwr.clients.fdskl_table import PhaseStore
 from fedkern_flwr.clients.fed_cg_kernel import KernelRows, RunState
 from fedkern_flwr.clients.party_table import PartyTable

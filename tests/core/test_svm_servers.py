@@ -10,15 +10,7 @@ import numpy as np
 import pytest
 import svm_groups
 from refusals import refused
-from svm_groups import (
-    GROUPS,
-    USERS,
-    Network,
-    Open,
-    check_optimum,
-    delays,
-    hits,
-)
+from svm_groups import GROUPS, USERS, Network, Open, check_optimum, delays, hits
 
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.node.sums import ClientSums
