@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+from faulty import PowerCutError
 from flwr.app import Context
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -269,6 +270,35 @@ def test_a_sum_that_may_have_been_opened_is_not_summed_again(tmp_path: Path) -> 
     (tmp_path / "run.npz").write_bytes(kept[0])  # an earlier checkpoint: the nodes have gone on
     with refused("FK-CHECKPOINT-OPENED"):
         simulate(Mean(**options, resume=True), own, CLIENTS)
+
+
+@pytest.mark.parametrize("which", [1, 2])
+def test_a_sum_that_was_being_opened_is_opened_over_the_same_clients(
+    which: int, tmp_path: Path
+) -> None:
+    """Cut before that, a run goes on as well: see tests/contracts/test_faults.py."""
+    whole, own = Mean(times=3), make(state_dir=tmp_path / "state")
+    simulate(whole, own, CLIENTS)
+    options: dict[str, Any] = {"times": 3, "checkpoint": tmp_path / "run.npz", "threshold": 4}
+    first, opened = Mean(**options), list[str]()
+    exchange = first.run_phase
+
+    def cut(*args: Any, **more: Any) -> Any:
+        found = exchange(*args, **more)
+        opened.extend([more["phase"]] * (more["phase"] == "unmask"))
+        if len(opened) == which:
+            raise PowerCutError
+        return found
+
+    first.run_phase = cut  # type: ignore[method-assign]
+    with pytest.raises(PowerCutError):
+        simulate(first, own, CLIENTS)
+    gone = FaultPlan([(2, "method", None, Fault("vanished"))])
+    with refused("FK-PARTIES-LOST"):
+        simulate(Mean(**options, resume=True, attempts=1), own, CLIENTS, faults=gone)
+    resumed = Mean(**options, resume=True)
+    simulate(resumed, own, CLIENTS)
+    assert resumed.metrics_ == whole.metrics_
 
 
 PLAIN = st.recursive(

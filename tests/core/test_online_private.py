@@ -302,6 +302,23 @@ def test_an_evaluation_is_refused(caplog: pytest.LogCaptureFixture) -> None:
 # -- what it costs
 
 
+@pytest.mark.parametrize(
+    ("kind", "learns"), [(POFMKL, "pof_mkl.weigh_samples"), (POFRLS, "pof_rls.learn_samples")]
+)
+def test_whether_learning_goes_well_is_told_to_nobody(
+    kind: Any, learns: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of a client's own learning depends on its earlier samples."""
+
+    def fails(*_: Any) -> None:
+        raise np.linalg.LinAlgError
+
+    monkeypatch.setattr(f"fedkern_flwr.clients.{learns}", fails)
+    options: dict[str, Any] = {"kernels": 1, "features": 3, "samples_per_round": 3}
+    strategy = nodes.run(kind(privacy_epsilon=3.0, **options), *streams())
+    assert [row["survivors"] for row in strategy.history_] == [CLIENTS] * 3
+
+
 @pytest.mark.promise("budget-party-pays")
 def test_result_has_the_budget(nodes: Nodes) -> None:
     for unit, said in (("row", "each of other rows"), ("party", "all add up")):

@@ -175,11 +175,6 @@ def text_of(x: np.ndarray, y: np.ndarray) -> str:
     return HEAD + "".join(",".join(map(repr, row)) + "\n" for row in np.c_[x, y].tolist())
 
 
-def write(path: Path, x: np.ndarray, y: np.ndarray) -> Path:
-    path.write_text(text_of(x, y))
-    return path
-
-
 def source(path: Path, **how: Any) -> FileSource:
     return FileSource(path, "y", **{"follow": False, **how})
 
@@ -205,7 +200,8 @@ def test_a_line_counts_when_it_has_its_end(tmp_path: Path) -> None:
 
 
 def test_rows_are_waited_for_and_no_longer_than_that(tmp_path: Path) -> None:
-    path = write(tmp_path / "s.csv", np.zeros((1, 4)), np.zeros(1))
+    path = tmp_path / "s.csv"
+    path.write_text(text_of(np.zeros((1, 4)), np.zeros(1)))
 
     def later() -> None:
         time.sleep(0.3)
@@ -243,9 +239,9 @@ def test_other_marks_and_separators(tmp_path: Path) -> None:
 def test_another_file_in_its_place_is_read_from_its_beginning(tmp_path: Path) -> None:
     rng, path = np.random.default_rng(0), tmp_path / "s.csv"
     x = rng.random((6, 4))
-    write(path, x[:4], np.arange(4.0))
+    path.write_text(text_of(x[:4], np.arange(4.0)))
     found = source(path).take(Place(), 3, 0.0)
-    write(path, x[4:], np.arange(2.0))
+    path.write_text(text_of(x[4:], np.arange(2.0)))
     other = source(path).take(found.place, 9, 0.0)
     assert other.anew
     np.testing.assert_array_equal(other.x, x[4:])

@@ -363,11 +363,7 @@ def test_a_server_that_broke_down_goes_on(
 
 @pytest.mark.parametrize(
     ("what", "code"),
-    [
-        ("rounds", "FK-SETTINGS-CHANGED"),
-        ("state", "FK-STATE-GONE"),
-        ("noise", "FK-BUDGET-EXCEEDED"),
-    ],
+    [("rounds", "SETTINGS-CHANGED"), ("state", "STATE-GONE"), ("noise", "BUDGET-EXCEEDED")],
 )
 def test_what_a_run_cannot_go_on_with(what: str, code: str, users: Users) -> None:
     """Another number of iterations, among which the cost was divided; a node without a folder.
@@ -379,7 +375,7 @@ def test_what_a_run_cannot_go_on_with(what: str, code: str, users: Users) -> Non
         users.fit(Cut(number=5 if what == "noise" else 4), state=state)
     if what == "noise":
         NodeLedger(users.folder / "1", 1).forget_noise(users.last.session)
-    with refused(code) as why:
+    with refused(f"FK-{code}") as why:
         users.fit(rounds=FEW + (what == "rounds"), resume=True, state=state)
     assert "\n" not in str(why.value)
     assert state or "state_dir" in str(why.value)

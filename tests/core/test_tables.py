@@ -26,6 +26,7 @@ from fedkern_flwr.interactions import hold_out_latest
 from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.simulations.run.datasets import BUILTIN, load_data, read_interactions
 from fedkern_flwr.tables import load_ids, load_table
+from fedkern_flwr.tables.dialect import find_separator
 from fedkern_flwr.tables.table import Table, drop_constant_columns
 
 X = np.array([[1.0, 10.0], [2.0, 30.0], [3.0, 20.0]])
@@ -338,6 +339,17 @@ def test_other_commas_in_cells_change_nothing(text: str) -> None:
     table = load(text)
     assert (table.kinds["a"], load(text, decimal=".").kinds["a"]) == ("category", "category")
     assert not any("decimal comma" in note and "has" in note for note in table.notes)
+
+
+@given(st.sampled_from(SEPARATORS), st.integers(2, 6), st.integers(0, 5))
+def test_what_parts_all_lines_alike_is_the_separator(sep: str, width: int, rows: int) -> None:
+    marks = np.random.default_rng([width, rows]).choice(SEPARATORS, (rows, width, 2))
+    cells = [[f"c{k}" for k in range(width)]]
+    cells += [[f"t {''.join(two)}" for two in row] for row in marks]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "data.csv"
+        path.write_text(written(cells, sep, csv.QUOTE_ALL))
+        assert find_separator(path) == sep
 
 
 def test_what_was_found_is_said_once_and_plain_files_say_nothing() -> None:
