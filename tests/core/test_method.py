@@ -379,3 +379,5 @@ def test_options_are_stated_once_and_a_subclass_may_declare_another_default() ->
     assert (Other().count, Declares().count) == (5, 2)
     with refused("FK-OPTION-RANGE"):
         Other(count=2)
+    with refused("FK-OPTION-TYPE"):
+        Other(count=True)

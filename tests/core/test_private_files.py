@@ -6,6 +6,7 @@ Nobody follows a link that somebody else put there, and nothing is inflated unre
 from __future__ import annotations
 
 import copy
+import csv
 import io
 import os
 import secrets
@@ -80,9 +81,16 @@ def fill(file: Any) -> Any:
 ROWS = np.array([1, 0])
 
 
-def predicted() -> PartyTable:
-    x, own = np.ones((2, 2)), {"columns": None, "classes": (), "label_bound": 1.0}
+def predicted(*classes: str) -> PartyTable:
+    x, own = np.ones((2, 2)), {"columns": None, "classes": classes, "label_bound": 1.0}
     return PartyTable("p", x, None, None, x, None, ["z,1", 'q"'], **own)  # type: ignore[arg-type]
+
+
+def test_predictions_are_in_the_order_of_the_table_with_classes_as_declared(tmp_path: Path) -> None:
+    outputs = np.array([[0.5, 1.0, -1.0], [0.25, -0.5, -1.0]])
+    predicted("owl", "cat", "dog").write_predictions(tmp_path / "p.csv", ROWS, outputs)
+    rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
+    assert [(row["id"], row["class"]) for row in rows] == [("z,1", "owl"), ('q"', "cat")]
 
 
 WRITERS: dict[str, Callable[[Path], Any]] = {
