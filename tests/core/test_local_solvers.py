@@ -1,18 +1,20 @@
-"""The local problems of ADMM: optimality conditions, warm starts and awkward data."""
+"""HierarchicalSVM: local problems of ADMM, their optimality and awkward data; linear models."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize
+from refusals import refused
 from scipy.special import expit
 from sklearn.utils.class_weight import compute_sample_weight
 
+from fedkern_flwr.groups.linear_model import LOSS_OF, MODELS, model_columns, model_rows, outputs
 from fedkern_flwr.solvers import local_hinge
 from fedkern_flwr.solvers.local_solvers import (
     LOSSES,
@@ -40,10 +42,6 @@ def problem(
     x = rng.normal(size=(n, d))
     y = np.where(x[:, 0] + 0.5 * rng.normal(size=n) > 0.0, 1.0, -1.0)
     return Problem(x, y, 0.1 * rng.normal(size=d), penalty * np.geomspace(1.0, spread, d), c)
-
-
-def objective(loss: Loss, p: Problem, w: np.ndarray) -> float:
-    return p.c * total_loss(loss, p.x @ w, p.y) + 0.5 * float(p.penalty @ (w - p.v) ** 2)
 
 
 def check_hinge(p: Problem, w: np.ndarray, alpha: np.ndarray, tolerance: float = 1e-11) -> None:
@@ -112,132 +110,67 @@ def test_the_hinge_is_the_same_by_exchanges_products_and_proximal_points(
         np.testing.assert_allclose(one[0], other[0], rtol=0, atol=1e-11)
     if weights is None:
         check_hinge(near, *plain)
-
-
-def test_products_of_rows_are_not_used_where_penalties_differ() -> None:
-    p = problem(30, 60, spread=5.0)
-    w, alpha = solve_local("hinge", *p, NONE, None, p.x @ p.x.T)
-    check_hinge(p, w, alpha)
-
-
-@pytest.mark.parametrize("shape", [(25, 4), (8, 20)])
-def test_the_hinge_is_that_of_a_general_solver(shape: tuple[int, int]) -> None:
-    p = problem(*shape, penalty=0.5, spread=4.0, c=0.7)
-    rows = p.x * p.y[:, None]
-    matrix, linear = (rows / p.penalty) @ rows.T, 1.0 - rows @ p.v
-
-    def dual_value(a: Any) -> Any:
-        return 0.5 * a @ matrix @ a - linear @ a, matrix @ a - linear
-
-    solve: Any = minimize
-    found = solve(
-        dual_value,
-        np.full(len(p.y), 0.3),
-        jac=True,
-        bounds=[(0.0, p.c)] * len(p.y),
-        method="L-BFGS-B",
-        options={"ftol": 1e-15, "gtol": 1e-10, "maxiter": 5000},
-    )
-    w, alpha = solve_local("hinge", *p, NONE)
-    np.testing.assert_allclose(w, p.v + rows.T @ found.x / p.penalty, atol=1e-6)
-    dual = linear @ alpha - 0.5 * alpha @ matrix @ alpha
-    assert dual >= -found.fun - 1e-12
-    assert objective("hinge", p, w) == pytest.approx(dual, rel=1e-12)
-
-
-def test_the_hinge_of_one_row_is_known() -> None:
-    """W = v + min(C, (1 - y x v) / |x|^2 / rho) y x / rho."""
-    x, v, rho = np.array([[3.0, 4.0]]), np.array([0.1, -0.2]), np.full(2, 2.0)
-    for c, alpha in ((100.0, (1.0 - 0.5) * 2.0 / 25.0), (0.01, 0.01)):
-        w, memory = solve_local("hinge", x, np.array([-1.0]), v, rho, c, NONE)
-        np.testing.assert_allclose(memory, [alpha], rtol=1e-13)
-        np.testing.assert_allclose(w, v - alpha * x[0] / 2.0, rtol=1e-13)
-
-
-@pytest.mark.parametrize("shape", [(40, 6), (6, 40)])
-def test_squared_is_the_ridge_solution(shape: tuple[int, int]) -> None:
-    p = problem(*shape, penalty=0.3, spread=5.0, c=2.0)
-    p = p._replace(y=np.linspace(-3.0, 7.0, len(p.y)))
-    w, _ = check("squared", p)
-    matrix = p.c * p.x.T @ p.x + np.diag(p.penalty)
-    expected = np.linalg.solve(matrix, p.c * p.x.T @ p.y + p.penalty * p.v)
-    np.testing.assert_allclose(w, expected, rtol=1e-10)
+    p = problem(*shape, spread=5.0)  # products of rows are not used where penalties differ
+    check_hinge(p, *solve_local("hinge", *p, NONE, None, p.x @ p.x.T))
 
 
 @settings(max_examples=150)
 @given(
-    n=st.integers(1, 60),
-    d=st.integers(1, 40),
-    penalty=st.sampled_from([1e-2, 0.3, 1.0, 30.0, 1e2]),
-    spread=st.sampled_from([1.0, 10.0]),
-    c=st.sampled_from([1e-4, 0.1, 1.0, 20.0, 1e4]),
+    p=st.builds(
+        problem,
+        n=st.integers(1, 60),
+        d=st.integers(1, 40),
+        penalty=st.sampled_from([1e-2, 0.3, 1.0, 30.0, 1e2]),
+        spread=st.sampled_from([1.0, 10.0]),
+        c=st.sampled_from([1e-4, 0.1, 1.0, 20.0, 1e4]),
+        seed=st.integers(0, 10**6),
+    ),
     repeat=st.integers(1, 3),
     whole=st.booleans(),
-    seed=st.integers(0, 10**6),
     loss=st.sampled_from(LOSSES),
 )
-def test_the_conditions_hold_for_any_data(
-    n: int,
-    d: int,
-    penalty: float,
-    spread: float,
-    c: float,
-    repeat: int,
-    whole: bool,
-    seed: int,
-    loss: Loss,
-) -> None:
-    p = problem(n, d, penalty=penalty, c=c, spread=spread, seed=seed)
+def test_the_conditions_hold_for_any_data(p: Problem, repeat: int, whole: bool, loss: Loss) -> None:
     x = np.rint(2.0 * p.x) if whole else p.x
     p = p._replace(x=np.tile(x, (repeat, 1)), y=np.tile(p.y, repeat))
     _, memory = check(loss, p)
     check(loss, p._replace(v=p.v[::-1].copy()), memory)
 
 
+AWKWARD: dict[str, Callable[..., Any]] = {
+    "repeated": lambda x, y: (
+        np.repeat(x[: len(y) // 4], 4, axis=0),
+        np.repeat(y[: len(y) // 4], 4),
+    ),
+    "opposed": lambda x, y: (np.repeat(x[::2], 2, axis=0), np.outer(y[::2], [1.0, -1.0]).ravel()),
+    "zero": lambda x, y: (x * (np.arange(x.shape[1]) != 1), y),
+    "bias": lambda x, y: (np.c_[x[:, :-1], np.ones(len(y))], y),
+    "one class": lambda x, y: (x, np.ones(len(y))),
+    "unscaled": lambda x, y: (x * np.geomspace(1.0, 1000.0, x.shape[1]), y),
+    "all zero": lambda x, y: (0.0 * x, y),
+    "onehot": lambda x, y: (np.eye(x.shape[1])[np.arange(len(y)) % x.shape[1]], y),
+}
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("c", [1e-4, 1.0, 1e4])
 @pytest.mark.parametrize("shape", [(60, 8), (12, 30)])
-@pytest.mark.parametrize(
-    "case", ["repeated", "opposed", "zero", "bias", "one class", "unscaled", "all zero", "onehot"]
-)
+@pytest.mark.parametrize("case", AWKWARD)
 def test_awkward_data(loss: Loss, c: float, shape: tuple[int, int], case: str) -> None:
     x, y, v, penalty, _ = problem(*shape)
-    n, d = shape
-    if case == "repeated":
-        x, y = x[np.arange(n) // 4], y[np.arange(n) // 4]
-    elif case == "opposed":
-        x[1::2] = x[::2]
-        y[1::2] = -y[::2]
-    elif case == "zero":
-        x[:, 1] = 0.0
-    elif case == "bias":
-        x[:, -1] = 1.0
-    elif case == "one class":
-        y[:] = 1.0
-    elif case == "unscaled":
-        x *= np.geomspace(1.0, 1000.0, d)
-    elif case == "all zero":
-        x[:] = 0.0
-    else:
-        x, v = np.eye(d)[np.arange(n) % d], np.zeros(d)
-    p = Problem(x, y, v, penalty, c)
+    p = Problem(*AWKWARD[case](x, y), v * (case != "onehot"), penalty, c)
     w, memory = check(loss, p)
-    if case == "zero" and n > d:
+    if case == "zero" and shape[0] > shape[1]:
         assert w[1] == pytest.approx(v[1], abs=1e-13)
-    check(loss, p._replace(v=v + 0.01), memory)
+    check(loss, p._replace(v=p.v + 0.01), memory)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_no_rows(loss: Loss) -> None:
+def test_no_rows_and_a_start_that_does_not_fit(loss: Loss) -> None:
     v = np.array([1.0, 2.0, 3.0])
     w, memory = solve_local(loss, np.empty((0, 3)), NONE, v, np.ones(3), 1.0, NONE)
     assert w.tolist() == v.tolist()
     assert w is not v
     assert memory.shape == ((0,) if loss == "hinge" else (3,))
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_a_start_that_does_not_fit_is_none(loss: Loss) -> None:
     p = problem(40, 5)
     cold = solve_local(loss, *p, NONE)
     for start in (np.ones(3), np.ones((40, 5)), np.full(40, np.nan), np.full(5, np.inf)):
@@ -262,12 +195,16 @@ def test_same_input_same_bits_and_nothing_is_changed(loss: Loss, shape: tuple[in
     np.testing.assert_array_equal(first[0], second[0])
 
 
-def test_the_total_is_the_sum_of_the_losses() -> None:
+def test_totals_of_losses_and_balanced_weights() -> None:
     f, y = np.array([-800.0, 0.0, 0.5, 2.0]), np.array([1.0, 1.0, -1.0, 1.0])
     assert total_loss("hinge", f, y) == 801.0 + 1.0 + 1.5
     assert total_loss("squared", f, y) == 0.5 * (801.0**2 + 1.0 + 1.5**2 + 1.0)
     expected = 800.0 + np.log(2.0) + np.log1p(np.exp(0.5)) + np.log1p(np.exp(-2.0))
     assert total_loss("logistic", f, y) == pytest.approx(expected, rel=1e-14)
+    y = np.array([1.0, -1.0, -1.0, -1.0, -1.0, 1.0, -1.0])
+    right = compute_sample_weight("balanced", y)
+    np.testing.assert_allclose(balanced_weights(y, 2 / 7), right)
+    np.testing.assert_array_equal(balanced_weights(-np.ones(3), 0.0), 1.0)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -287,8 +224,30 @@ def test_a_row_of_weight_two_is_two_rows(loss: Loss, shape: tuple[int, int]) -> 
     assert total_loss(loss, outputs, p.y, weights) == pytest.approx(whole)
 
 
-def test_balanced_weights_are_those_of_scikit_learn() -> None:
-    y = np.array([1.0, -1.0, -1.0, -1.0, -1.0, 1.0, -1.0])
-    right = compute_sample_weight("balanced", y)
-    np.testing.assert_allclose(balanced_weights(y, 2 / 7), right)
-    np.testing.assert_array_equal(balanced_weights(-np.ones(3), 0.0), 1.0)
+# -- linear models of columns or of random Fourier features
+
+X = np.random.default_rng(0).standard_normal((40, 3))
+
+
+def test_random_features_approach_the_kernel_and_columns_stay_as_they_are() -> None:
+    assert set(LOSS_OF) == set(MODELS)
+    assert model_rows(X, 0, 0.0, 0) is X
+    assert model_columns(3, 0) == 3
+    found = model_rows(X, 3000, 0.4, 1)
+    assert found.shape == (40, model_columns(3, 3000)) == (40, 6000)
+    squares = ((X[:, None] - X) ** 2).sum(-1)
+    np.testing.assert_allclose(found @ found.T, np.exp(-0.4 * squares), atol=0.08)
+    np.testing.assert_array_equal(found, model_rows(X, 3000, 0.4, 1))
+    assert np.abs(found - model_rows(X, 3000, 0.4, 2)).max() > 0.001
+
+
+@pytest.mark.parametrize("features", [0, 5])
+def test_outputs_of_a_saved_model(features: int) -> None:
+    rng = np.random.default_rng(1)
+    weights, bias = rng.standard_normal((2, model_columns(3, features))), rng.standard_normal(2)
+    meta = {"columns": 3, "features": features, "gamma": 0.4 * bool(features), "feature_seed": 7}
+    arrays = {"weights": weights, "bias": bias}
+    right = model_rows(X, features, 0.4, 7) @ weights.T + bias
+    np.testing.assert_allclose(outputs(arrays, meta, X), right)
+    with refused("FK-COLUMNS-DIFFER"):
+        outputs(arrays, meta, X[:, :2])

@@ -6,7 +6,6 @@ The noise comes from the operating system: what is random here fails once in a m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from flwr.serverapp.strategy import FedAvg
 from refusals import refused
 from scipy.optimize import brentq
 
-from fedkern_flwr.privacy import Release, skellam
+from fedkern_flwr.privacy import skellam
 from fedkern_flwr.secure_aggregation import SecureAggregation, secure_aggregation_mod
 from fedkern_flwr.secure_aggregation.averages import TRAIN_SUM
 from fedkern_flwr.secure_aggregation.clipping import Clip, NoisyMeans
@@ -30,39 +29,23 @@ from fedkern_flwr.simulations.attacks.budgets import WIDTH, Audited, Case, Recor
 # -- any app: no method of the command line, and so no row of its table
 
 _CLIP, _STEP = 2.0, 100.0  # a step far beyond the clip
-_MODEL = ArrayRecord({"w": Array(np.zeros(WIDTH + 1))})
 
 
 class _SecureAvg(SecureAggregation, FedAvg):
     """Flower's mean of what apps return, with a clip and noise."""
 
 
-def _averaging(
-    record: Record,
-    parties: int,
-    *,
-    privacy_epsilon: float,
-    privacy_delta: float,
-    privacy_colluders: int,
-    **_: str,
-) -> tuple[Any, ClientApp]:
+def _averaging(record: Record, parties: int, **budget: Any) -> tuple[Any, ClientApp]:
+    """Take a step of least squares; all rows of party 0 are the record."""
+    delta, colluders = budget["privacy_delta"], budget["privacy_colluders"]
+
     def over(multiplier: float) -> float:
         """Return by how much a run with such noise costs more than it may."""
-        means = NoisyMeans(Clip(_CLIP, multiplier), privacy_delta, privacy_colluders)
+        means = NoisyMeans(Clip(_CLIP, multiplier), delta, colluders)
         means.open(WIDTH + 1, 1)
-        return means.budget.epsilon - privacy_epsilon
+        return means.budget.epsilon - float(budget["privacy_epsilon"])
 
     noise: dict[str, Any] = {"clip": _CLIP, "noise_multiplier": brentq(over, 0.2, 1e4)}
-    common: dict[str, Any] = {
-        "delta": privacy_delta,
-        "colluders": privacy_colluders,
-        "threshold": 3,
-    }
-    return _SecureAvg(fraction_evaluate=0.0, **noise, **common), _app(record, parties, noise)
-
-
-def _app(record: Record, parties: int, noise: dict[str, Any]) -> ClientApp:
-    """Return an app that takes a step of least squares; all rows of party 0 are the record."""
     tables = tables_of(record, parties, ALL)
 
     def table(context: Context) -> Table:
@@ -75,30 +58,19 @@ def _app(record: Record, parties: int, noise: dict[str, Any]) -> ClientApp:
         x, y = table(context)
         sent = message.content.array_records["arrays"]["w"].numpy()
         rows = np.column_stack([x, np.ones(len(x))])
-        moved = sent + _STEP * rows.T @ (y - rows @ sent)
-        content = {
-            "arrays": ArrayRecord({"w": Array(moved)}),
-            "metrics": MetricRecord({"num-examples": len(x)}),
-        }
-        return Message(RecordDict(content), reply_to=message)  # type: ignore[arg-type]
+        moved = ArrayRecord({"w": Array(sent + _STEP * rows.T @ (y - rows @ sent))})
+        content: Any = {"arrays": moved, "metrics": MetricRecord({"num-examples": len(x)})}
+        return Message(RecordDict(content), reply_to=message)
 
-    return app
-
-
-def _means(strategy: Any) -> Iterable[Release]:
-    return (release for release, _ in strategy._averages.noisy._released)
+    common: dict[str, Any] = {"delta": delta, "colluders": colluders, "threshold": 3}
+    return _SecureAvg(fraction_evaluate=0.0, **noise, **common), app
 
 
 APP = Case(
-    "secure-aggregation",
-    TRAIN_SUM,
-    4,
-    _averaging,
-    signed,
-    "party",
+    *("secure-aggregation", TRAIN_SUM, 4, _averaging, signed, "party"),
     least=3,
-    start={"num_rounds": 1, "initial_arrays": _MODEL},
-    released=_means,
+    start={"num_rounds": 1, "initial_arrays": ArrayRecord({"w": Array(np.zeros(WIDTH + 1))})},
+    released=lambda strategy: (one for one, _ in strategy._averages.noisy._released),
 )
 
 SURE, EPSILON, DRAWS = 1.0 - 1e-6, 8.0, 2000
@@ -121,6 +93,8 @@ def test_no_test_proves_more_epsilon_than_is_declared(case: Case) -> None:
     assert case.uses * found.sensitivity < found.moved <= found.sensitivity
     assert 0.85 * found.epsilon < found.reached <= found.epsilon
     assert 0.5 * found.epsilon < found.gaussian <= found.epsilon
+    for wrong in ({"moved": 1.01 * found.sensitivity}, {"declared": 0.99 * found.epsilon}):
+        assert replace(found, **wrong).score > 1.0
     assert len(np.unique(found.one)) > 0.9 * DRAWS  # each release has noise of its own
 
 
@@ -136,23 +110,12 @@ def test_half_the_noise_is_caught(case: Case, monkeypatch: pytest.MonkeyPatch) -
     assert found.moved <= found.sensitivity  # it is the noise
 
 
-def test_the_control_of_the_table_adds_half_the_noise() -> None:
+def test_the_control_of_the_table_adds_half_the_noise_and_is_of_a_sum_that_a_run_made() -> None:
     found = audited(CASES[0], noise=0.25)
     assert found.score > 1.0
     assert found.moved <= found.sensitivity
-
-
-def test_a_party_that_adds_more_than_is_charged_and_a_charge_beyond_the_budget_are_caught() -> None:
-    found = audited(CASES[0])
-    assert found.score <= 1.0
-    for wrong in ({"moved": 1.01 * found.sensitivity}, {"declared": 0.99 * found.epsilon}):
-        assert replace(found, **wrong).score > 1.0
-
-
-def test_a_sum_that_no_run_made_is_refused() -> None:
-    case = replace(CASES[0], sum="rest")
     with refused("FK-ATTACK-NOISE"):
-        audit_epsilon(case, 1.0, draws=1)
+        audit_epsilon(replace(CASES[0], sum="rest"), 1.0, draws=1)
 
 
 # -- the bounds

@@ -1,21 +1,29 @@
-"""Nodes of sums with noise, message by message; and nodes asked for the same values again."""
+"""Nodes of sums, message by message: noise, the same values again, what a node keeps to itself."""
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context
 from refusals import refused
 from summing_nodes import ENCODING, SESSION, Nodes, SummingClient, Work, opening, work
 
-from fedkern_flwr.guard import NodePolicy, SumRule
+from fedkern_flwr.clients import serve
+from fedkern_flwr.errors import FedKernError
+from fedkern_flwr.exchange import request_messages
+from fedkern_flwr.failure import mark_error
+from fedkern_flwr.flower_compat import set_task_identity
+from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.rows import OwnRows
+from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.privacy import Budget, NoisySum, Release, plan_release
 from fedkern_flwr.secure_sum import RunningSum
-from fedkern_flwr.wire import sums
+from fedkern_flwr.wire import PhaseMessage, sums
 
 BUDGET = Budget(2.0)
 
@@ -113,28 +121,11 @@ def test_an_order_with_other_noise_than_the_node_derives_is_refused(change: Any)
         run.ask(0, question(), run.server.sections(0, [running]))
 
 
-@pytest.mark.parametrize("nobodys", [False, True])
-def test_a_sum_for_which_a_method_derives_no_noise_is_refused(nobodys: bool) -> None:
-    """Unless its values are nobody's, such as zeros."""
-
-    class Careless(SummingClient):
-        adds_noise = True
-        rule = replace(SumRule(ENCODING), nobodys=nobodys)
-
-    run = NoisyNodes(Careless)
-    sections = run.server.sections(0, [run.order(self_masks=False)])
-    with nullcontext() if nobodys else refused("FK-BUDGET-NOISELESS"):
-        run.ask(0, work(), sections)
-
-
-def test_noise_that_the_run_did_not_declare_is_refused() -> None:
+def test_noise_that_the_run_did_not_declare_and_a_budget_without_noise_are_refused() -> None:
     run = Nodes(4, NoisyClient)
     running = run.server.order("a", 3, ENCODING.noisy(planned().noise), self_masks=False)
     with refused("FK-ORDER-NOISE"):
         run.ask(0, question(), run.server.sections(0, [running]))
-
-
-def test_a_client_that_adds_no_noise_refuses_the_budget() -> None:
     with refused("FK-BUDGET-METHOD"):
         NoisyNodes(SummingClient)
 
@@ -235,3 +226,98 @@ def test_the_same_values_are_opened_over_the_same_survivors(ended: bool, tmp_pat
         run = Nodes(4, kind, **deployed(tmp_path))
     with refused("FK-ORDER-PARTIES"):
         opened(3, 0, 1, 2)
+
+
+# -- what a node keeps to itself when its code fails, and erases when a run has died
+
+
+class Failing(SummingClient):
+    def work(self, request: PhaseMessage) -> PhaseMessage:
+        raise KeyError(6 * 98765)
+
+
+class Silent(SummingClient):
+    def work(self, request: PhaseMessage) -> Any:
+        return None
+
+
+class Numeric(SummingClient):
+    def work(self, request: PhaseMessage) -> PhaseMessage:
+        return Work(session=SESSION, round=np.int64(6 * 98765))  # type: ignore[arg-type]
+
+
+class Unbuilt(SummingClient):
+    def __init__(self, context: Context) -> None:
+        raise KeyError(6 * 98765)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "place"),
+    [
+        (Failing, "KeyError", Failing.work),
+        (Silent, "NoReplyError", Silent.work),
+        (Numeric, "TypeError", Numeric.work),
+        (Unbuilt, "KeyError", Unbuilt.__init__),
+    ],
+)
+def test_what_client_code_raises_is_told_by_its_class_alone(
+    caplog: pytest.LogCaptureFixture, kind: Any, name: str, place: Any
+) -> None:
+    run = Nodes(3, simulation=False)
+    set_task_identity(1, 1)
+    content = request_messages(work(), [1], group_id="1")[0]
+    with pytest.raises(FedKernError) as caught, caplog.at_level("DEBUG"):
+        serve(kind)(content, run.contexts[1])
+    assert caught.value.args == (f"{mark_error(name)} [FK-CLIENT-RAISED]",)
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+    assert "592590" not in str(caught.value) + caplog.text
+    # the place is in the node's log, once, and nothing before it
+    (record,) = [r for r in caplog.records if r.levelname == "ERROR"]
+    first = place.__code__.co_firstlineno
+    found = re.findall(r'File "(.+)", line (\d+), in (\w+)', record.getMessage())
+    assert found[0][0] == __file__
+    assert first <= int(found[0][1]) <= first + 1
+    assert found[0][2] == place.__name__
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_the_next_run_erases_the_secrets_of_one_that_died(secure: bool) -> None:
+    run = Nodes(3)
+    running = run.order()
+    run.ask(2, work(), run.server.sections(2, [running]))
+    state = load_state(run.contexts[2])
+    assert state is not None
+    assert state.counts == dict.fromkeys(range(3), (9, 0))  # sizes of all tables are known to all
+    secrets = [root for roots in state.roots.values() for root in roots.values()]
+    secrets += [k for one in state.open.values() for pair in one.keys.values() for k in pair]
+    assert len(secrets) == 2 + 4
+    before = str(run.contexts[2].state)
+    assert all(secret.hex() in before for secret in secrets)  # negative control
+    run.ask(2, opening("later", secure=secure))
+    after = str(run.contexts[2].state)
+    assert not any(secret.hex() in after for secret in secrets)
+    assert (load_state(run.contexts[2]) is not None) == secure
+
+
+DEPLOYED, ENOUGH = {"simulation": False}, type("Enough", (SummingClient,), {"enough_parties": 2})
+
+
+@pytest.mark.parametrize(
+    ("nodes", "options", "kind", "code"),
+    [
+        (2, DEPLOYED, SummingClient, "FK-POLICY-PARTIES"),
+        (2, DEPLOYED, ENOUGH, ""),
+        (2, {}, SummingClient, ""),
+        (3, DEPLOYED, SummingClient, ""),
+        (3, {"policy": NodePolicy(min_sum_rows=27)}, SummingClient, ""),
+        (3, {"policy": NodePolicy(min_sum_rows=28)}, SummingClient, "FK-POLICY-SUM-ROWS"),
+    ],
+)
+def test_a_node_refuses_a_sum_of_fewer_parties_or_rows_than_its_owner_allows(
+    nodes: int, options: Any, kind: Any, code: str
+) -> None:
+    run = Nodes(nodes, **options)
+    sections = run.server.sections(1, [run.order()])
+    with refused(code) if code else nullcontext():
+        assert run.ask(1, work(), sections, kind)[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from faulty import PowerCutError
 from flwr.app import Context
 from refusals import refused
 
-from fedkern_flwr import clients
 from fedkern_flwr.clients import OnlineKernelClient, StreamClient
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.guard import NodePolicy
@@ -25,41 +25,28 @@ from fedkern_flwr.privacy import NoisySum, plan_release
 from fedkern_flwr.privacy.accounting import ORDERS, epsilon_of
 from fedkern_flwr.secure_sum import Party
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.strategies import (
-    EMKOFL,
-    OFSKL,
-    POFMKL,
-    POFRLS,
-    VMKOFL,
-    LocalOnly,
-    OFMKLAvg,
-    PerFedAvg,
-    pof_rls,
-)
+from fedkern_flwr.strategies import EMKOFL, OFSKL, POFMKL, POFRLS, VMKOFL, OFMKLAvg, pof_rls
 
 CLIENTS, ROUNDS = 4, 9
 
 SOME: dict[str, Any] = {"kernels": 4, "features": 3, "seed": 3}
 
+RLS: dict[str, Any] = {"seed": 3, "samples_per_round": 3}
 METHODS: dict[str, Callable[..., Any]] = {
-    "pof-mkl": lambda **o: POFMKL(**SOME, **o),
-    "paper": lambda **o: POFMKL(**SOME, step_size="paper", **o),
-    "batches": lambda **o: POFMKL(**SOME, samples_per_round=4, **o),
-    "shared": lambda **o: POFMKL(**SOME, kernels_per_round=2, subset="shared", **o),
-    "frequencies": lambda **o: POFMKL(**SOME, frequencies_per_round=5, samples_per_round=2, **o),
-    "whole": lambda **o: POFMKL(**SOME, drop_outs=False, **o),
-    "party": lambda **o: POFMKL(**SOME, privacy_unit="party", samples_per_round=4, **o),
-    "ofskl": lambda **o: OFSKL(features=3, seed=3, samples_per_round=4, **o),
-    "ofmkl-avg": lambda **o: OFMKLAvg(**SOME, **o),
-    "vm-kofl": lambda **o: VMKOFL(**SOME, samples_per_round=2, **o),
-    "em-kofl": lambda **o: EMKOFL(**SOME, samples_per_round=2, **o),
-    "pof-rls": lambda **o: POFRLS(features=3, seed=3, samples_per_round=4, **o),
-    "pof-rls party": lambda **o: POFRLS(
-        features=3, kernels=2, seed=3, samples_per_round=3, privacy_unit="party", **o
-    ),
-    "pof-rls columns": lambda **o: POFRLS(
-        experts="global-ridge", seed=3, samples_per_round=3, forgetting=1.0, **o
-    ),
+    "pof-mkl": partial(POFMKL, **SOME),
+    "paper": partial(POFMKL, **SOME, step_size="paper"),
+    "batches": partial(POFMKL, **SOME, samples_per_round=4),
+    "shared": partial(POFMKL, **SOME, kernels_per_round=2, subset="shared"),
+    "frequencies": partial(POFMKL, **SOME, frequencies_per_round=5, samples_per_round=2),
+    "whole": partial(POFMKL, **SOME, drop_outs=False),
+    "party": partial(POFMKL, **SOME, privacy_unit="party", samples_per_round=4),
+    "ofskl": partial(OFSKL, features=3, seed=3, samples_per_round=4),
+    "ofmkl-avg": partial(OFMKLAvg, **SOME),
+    "vm-kofl": partial(VMKOFL, **SOME, samples_per_round=2),
+    "em-kofl": partial(EMKOFL, **SOME, samples_per_round=2),
+    "pof-rls": partial(POFRLS, features=3, seed=3, samples_per_round=4),
+    "pof-rls party": partial(POFRLS, features=3, kernels=2, privacy_unit="party", **RLS),
+    "pof-rls columns": partial(POFRLS, experts="global-ridge", forgetting=1.0, **RLS),
 }
 
 BY_GRADIENTS = [name for name in METHODS if not name.startswith("pof-rls")]
@@ -143,17 +130,16 @@ def test_another_sample_changes_its_own_message_and_nothing_else(
     """Whatever has been made public before: here numbers that do not depend on the rows."""
 
     def public(strategy: Any, total: np.ndarray, answers: int) -> np.ndarray:
-        return 3.0 * np.random.default_rng(strategy._number).standard_normal(total.size)
-
-    def public_rows(strategy: Any, total: np.ndarray, answers: int) -> np.ndarray:
         rng = np.random.default_rng(strategy._number)
+        if kind is not POFRLS:
+            return 3.0 * rng.standard_normal(total.size)
         shapes = [ridge.sums(rng.random((9, 4)), rng.random(9))] * (strategy.plan_.raw > 0)
         for _ in range(len(strategy._kernels)):
             shapes.append(ridge.sums(rng.random((9, 6)) / 3.0, rng.random(9)))
         return np.concatenate(shapes) / 64.0
 
     kind = type(METHODS[name]())
-    monkeypatch.setattr(kind, "gradients", public_rows if kind is POFRLS else public)
+    monkeypatch.setattr(kind, "gradients", public)
     x, y = streams()
     other_x, other_y = x.copy(), y.copy()
     other_x[2, 4], other_y[2, 4] = (0.1, 0.5, 0.3), 1.0 - y[2, 4]
@@ -176,11 +162,16 @@ def test_another_sample_changes_its_own_message_and_nothing_else(
 
 @pytest.mark.promise("budget-tells-no-errors")
 @pytest.mark.parametrize("name", METHODS)
-def test_nodes_tell_no_errors_and_a_simulation_reports_them(name: str, nodes: Nodes) -> None:
+def test_nodes_tell_no_errors_and_a_simulation_reports_them(
+    name: str, nodes: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="flwr")  # of others a SuperNode shows warnings
     strategy = nodes.run(METHODS[name](privacy_epsilon=3.0), *streams())
     figures = ("total_samples", "total_squared_error", "regret", "largest_loss")
     told = [one for one in nodes.said if "regret" in one]
     assert len(told) == CLIENTS * strategy.exchanges()
+    own = [r for r in caplog.records if r.message.startswith("own mean squared error, told to no")]
+    assert [record.name for record in own] == ["flwr"] * CLIENTS  # in each node's own log
     assert not any(one[figure] for one in told for figure in figures)
     assert strategy.metrics_["mse"] is None
     assert {row["mse"] for row in strategy.history_} == {None}
@@ -206,18 +197,21 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plan_release.cache_clear()
 
 
+def of_tables(x: Any, y: Any, tests: bool = False) -> Callable[[Context], OnlineKernelClient]:
+    def client_fn(context: Context) -> OnlineKernelClient:
+        k = int(context.node_config["partition-id"])
+        held = {"x_test": x[k], "y_test": y[k]} if tests else {}
+        return OnlineKernelClient(context, x[k], y[k], **held)
+
+    return client_fn
+
+
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("name", BY_GRADIENTS)
 def test_without_noise_and_clip_it_is_the_run_without_a_budget(name: str, nodes: Nodes) -> None:
-    x, y = streams()
-    made = nodes.run(METHODS[name](privacy_epsilon=3.1, privacy_clip=4.0), x, y)
-
-    def client_fn(context: Context) -> OnlineKernelClient:
-        k = int(context.node_config["partition-id"])
-        return OnlineKernelClient(context, x[k], y[k])
-
+    made = nodes.run(METHODS[name](privacy_epsilon=3.1, privacy_clip=4.0), *streams())
     usual = METHODS[name](secure=False)
-    simulate(usual, client_fn, CLIENTS, num_rounds=ROUNDS)
+    simulate(usual, of_tables(*streams()), CLIENTS, num_rounds=ROUNDS)
     assert np.abs(usual.theta_).max() > 0.01
     np.testing.assert_allclose(made.theta_, usual.theta_, atol=2e-5)
 
@@ -245,44 +239,24 @@ def test_without_noise_pof_rls_is_ridge_regression_of_the_pooled_rows(
 # -- what servers ask for that they must not get
 
 
-class Statistics(POFMKL):
-    def message_length(self) -> int:
-        return self.sum_length() + wire.STATISTICS
+def lying(kind: Any = POFMKL, **said: Any) -> Any:
+    """Return a server that says something else: in its requests, or as its own methods."""
+    methods = {name: said.pop(name) for name in [*said] if callable(said[name])}
+    if said:
+        methods["request"] = lambda self, stream: replace(kind.request(self, stream), **said)
+    return type("Lying", (kind,), methods)
 
 
-class Lies(POFMKL):
-    changed: dict[str, Any] = {}  # noqa: RUF012
-
-    def request(self, stream: dict[str, Any]) -> Any:
-        return replace(super().request(stream), **self.changed)
-
-
-class LessNoise(POFMKL):
-    def noise(self) -> Any:
-        found = super().noise()
-        if found is None:
-            return None
-        fewer = NoisySum(found.noise.variance // 2, found.noise.fraction)
-        return replace(found, noise=fewer)
+def less_noise(self: Any) -> Any:
+    found = POFMKL.noise(self)
+    if found is None:
+        return None
+    return replace(found, noise=NoisySum(found.noise.variance // 2, found.noise.fraction))
 
 
-class SameRows(POFMKL):
-    def request(self, stream: dict[str, Any]) -> Any:
-        return super().request({**stream, "step": 0})
-
-
-class Windows(POFRLS):
-    def request(self, stream: dict[str, Any]) -> Any:
-        return replace(super().request(stream), window=0)
-
-
-class FewMessages(POFMKL):
-    def _messages(self) -> dict[str, int]:
-        return {**super()._messages(), "messages": 1}
-
-
-def lies(**changed: Any) -> Any:
-    return type("Lies", (Lies,), {"changed": changed})
+STATISTICS = lying(message_length=lambda self: self.sum_length() + wire.STATISTICS)
+SAME_ROWS = lying(request=lambda self, stream: POFMKL.request(self, {**stream, "step": 0}))
+FEW_MESSAGES = lying(_messages=lambda self: {**POFMKL._messages(self), "messages": 1})
 
 
 class Evaluates(POFMKL):
@@ -296,79 +270,53 @@ class Evaluates(POFMKL):
 @pytest.mark.parametrize(
     ("kind", "more", "code"),
     [
-        (Statistics, {}, "FK-ORDER-TERMS"),
-        (lies(kernels_per_round=2, selection="subset"), {}, "FK-ORDER-NOISE"),
-        (lies(most=1), {"samples_per_round": 4}, "FK-ORDER-NOISE"),
-        (Windows, {"samples_per_round": 3}, "FK-ORDER-NOISE"),
-        (lies(clip=0.01), {}, "FK-ORDER-NOISE"),
-        (LessNoise, {}, "FK-ORDER-NOISE"),
-        (lies(clip=1e300), {}, "FK-ORDER-NOISE"),
-        (lies(regularization=-0.35), {}, "FK-MESSAGE-FIELD"),
-        (SameRows, {}, "FK-BUDGET-AGAIN"),
-        (FewMessages, {"privacy_unit": "party"}, "FK-BUDGET-EXCEEDED"),
+        (STATISTICS, {}, "FK-ORDER-TERMS"),
+        (lying(kernels_per_round=2, selection="subset"), {}, "FK-ORDER-NOISE"),
+        (lying(most=1), {"samples_per_round": 4}, "FK-ORDER-NOISE"),
+        (lying(POFRLS, window=0), {"samples_per_round": 3, "kernels": 1}, "FK-ORDER-NOISE"),
+        (lying(clip=0.01), {}, "FK-ORDER-NOISE"),
+        (lying(noise=less_noise), {}, "FK-ORDER-NOISE"),
+        (lying(clip=1e300), {}, "FK-ORDER-NOISE"),
+        (lying(regularization=-0.35), {}, "FK-MESSAGE-FIELD"),
+        (SAME_ROWS, {}, "FK-BUDGET-AGAIN"),
+        (FEW_MESSAGES, {"privacy_unit": "party"}, "FK-BUDGET-EXCEEDED"),
     ],
 )
 def test_a_server_that_asks_for_more_is_refused(
     kind: Any, more: dict[str, Any], code: str, nodes: Nodes
 ) -> None:
-    strategy = kind(privacy_epsilon=3.0, **{**SOME, "kernels": 1 + 3 * (kind != Windows)}, **more)
     with pytest.raises(FedKernError) as caught:  # of the first message, or a later one
-        nodes.run(strategy, *streams())
+        nodes.run(kind(privacy_epsilon=3.0, **{**SOME, **more}), *streams())
     assert f"[{code}]" in str(caught.value)
 
 
 def test_an_evaluation_is_refused(caplog: pytest.LogCaptureFixture) -> None:
-    x, y = streams()
-
-    def client_fn(context: Context) -> OnlineKernelClient:
-        k = int(context.node_config["partition-id"])
-        return OnlineKernelClient(context, x[k], y[k], x_test=x[k], y_test=y[k])
-
     for kind in (POFMKL, Evaluates):
         assert "FK-BUDGET-NOISELESS" not in caplog.text
         strategy = kind(privacy_epsilon=3.0, **SOME)
-        simulate(strategy, client_fn, CLIENTS, num_rounds=ROUNDS)
+        simulate(strategy, of_tables(*streams(), tests=True), CLIENTS, num_rounds=ROUNDS)
         assert "test_mse" not in strategy.metrics_
     assert "FK-BUDGET-NOISELESS" in caplog.text
 
 
+# -- what it costs
+
+
 @pytest.mark.parametrize(
-    ("kind", "options", "code"),
-    [
-        (POFMKL, {"secure": False}, "FK-BUDGET-PLAIN"),
-        (PerFedAvg, {}, "FK-BUDGET-METHOD"),
-        (LocalOnly, {}, "FK-BUDGET-METHOD"),
-    ],
+    ("kind", "learns"), [(POFMKL, "pof_mkl.weigh_samples"), (POFRLS, "pof_rls.learn_samples")]
 )
-def test_what_a_budget_does_not_go_with_is_refused(kind: Any, options: Any, code: str) -> None:
-    with refused(code):
-        kind(privacy_epsilon=3.0, **options)
-
-
-def test_a_node_writes_its_error_into_its_own_log(nodes: Nodes, caplog: Any) -> None:
-    with caplog.at_level("INFO", logger="flwr"):  # of others a SuperNode shows warnings
-        nodes.run(POFMKL(privacy_epsilon=3.0, **SOME), *streams())
-    own = [r for r in caplog.records if r.message.startswith("own mean squared error, told to no")]
-    assert [record.name for record in own] == ["flwr"] * CLIENTS
-
-
-@pytest.mark.parametrize("kind", [POFMKL, POFRLS])
 def test_whether_learning_goes_well_is_told_to_nobody(
-    kind: Any, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+    kind: Any, learns: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An error of a client's own learning depends on its earlier samples."""
 
     def fails(*_: Any) -> None:
         raise np.linalg.LinAlgError
 
-    name = "weigh_samples" if kind is POFMKL else "learn_samples"
-    monkeypatch.setattr(clients.pof_mkl if kind is POFMKL else clients.pof_rls, name, fails)
+    monkeypatch.setattr(f"fedkern_flwr.clients.{learns}", fails)
     options: dict[str, Any] = {"kernels": 1, "features": 3, "samples_per_round": 3}
     strategy = nodes.run(kind(privacy_epsilon=3.0, **options), *streams())
     assert [row["survivors"] for row in strategy.history_] == [CLIENTS] * 3
-
-
-# -- what it costs
 
 
 @pytest.mark.promise("budget-party-pays")
@@ -386,26 +334,11 @@ def test_result_has_the_budget(nodes: Nodes) -> None:
         assert one["declared_deviation"] < one["deviation"]
 
 
-def test_runs_over_the_same_rows_add_up_until_the_owner_s_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each message is charged to its rows: a run with other rows costs them nothing."""
-    nodes, (x, y) = Nodes(monkeypatch, tmp_path), streams(3 * ROUNDS)
-    nodes.policy = NodePolicy(min_sum_rows=0, max_epsilon=1.6)  # two runs cost 1.45, three 1.8
-    first, later, overlapping = slice(9), slice(18, None), slice(8, 17)
-    how: dict[str, Any] = {"privacy_epsilon": 1.0, "samples_per_round": 3, **SOME}
-    for rows in (first, first, later):
-        nodes.run(POFMKL(**how), x[:, rows], y[:, rows])
-    with refused("FK-BUDGET-SPENT"):
-        nodes.run(POFMKL(**how), x[:, overlapping], y[:, overlapping])
-
-
 @pytest.mark.parametrize("unit", ["row", "party"])
 def test_rows_of_a_stream_are_charged_as_they_come(unit: Any, tmp_path: Path) -> None:
     """A second run has other rows of the same parties."""
     x, y = streams(2 * ROUNDS)
-    rows = [zip(x[k], y[k], strict=True) for k in range(CLIENTS)]
-    sources = [IteratorSource(one) for one in rows]
+    sources = [IteratorSource(zip(x[k], y[k], strict=True)) for k in range(CLIENTS)]
 
     def client_fn(context: Context) -> StreamClient:
         k = int(context.node_config["partition-id"])
@@ -414,13 +347,14 @@ def test_rows_of_a_stream_are_charged_as_they_come(unit: Any, tmp_path: Path) ->
         policy = NodePolicy(min_sum_rows=0, max_epsilon=1.001)
         return StreamClient(context, sources[k], policy=policy, **own)
 
-    def run() -> None:
-        options: dict[str, Any] = {**SOME, "samples_per_round": 3, "privacy_unit": unit}
-        simulate(POFMKL(privacy_epsilon=1.0, **options), client_fn, CLIENTS, num_rounds=ROUNDS)
-
-    run()
-    with refused("FK-BUDGET-SPENT") if unit == "party" else nullcontext():
-        run()
+    options: dict[str, Any] = {**SOME, "samples_per_round": 3, "privacy_unit": unit}
+    for expected in (
+        nullcontext(),
+        refused("FK-BUDGET-SPENT") if unit == "party" else nullcontext(),
+    ):
+        with expected:
+            made = POFMKL(privacy_epsilon=1.0, **options)
+            simulate(made, client_fn, CLIENTS, num_rounds=ROUNDS)
 
 
 @pytest.mark.parametrize("kind", [POFMKL, POFRLS])

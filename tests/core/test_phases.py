@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from fedkern_flwr.kernels.frequencies import (
     draw_offsets,
 )
 from fedkern_flwr.labels import decide
-from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.solvers.losses import LOSSES, Loss, loss_derivatives, loss_values
 from fedkern_flwr.vertical import phases as phases_module
 from fedkern_flwr.vertical.phase_training import (
@@ -34,18 +34,11 @@ from fedkern_flwr.vertical.phase_training import (
     minimise,
     solve_square,
 )
-from fedkern_flwr.vertical.phases import (
-    angles,
-    cosines,
-    feature_chunks,
-    outputs,
-    step_size,
-)
+from fedkern_flwr.vertical.phases import angles, cosines, feature_chunks, outputs
 
 Array = np.ndarray
 DTYPES = (np.uint16, np.uint32)
 ONE, TWO = bytes([1]) * 32, bytes([2]) * 32
-R = 5000
 
 
 def size(dtype: type) -> int:
@@ -54,17 +47,6 @@ def size(dtype: type) -> int:
 
 def drawn(dtype: type, shape: tuple[int, int] = (50, 7), seed: int = 0) -> Array:
     return np.random.default_rng(seed).integers(0, size(dtype), shape, dtype)
-
-
-def rounded(turns: Array, dtype: type) -> Array:
-    """Return parts of a turn as phases."""
-    return (np.rint((turns % 1.0) * size(dtype)).astype(np.int64) % size(dtype)).astype(dtype)
-
-
-def law(kernel: str, x: Array, gamma: float) -> Array:
-    gaps = x[:, None] - x[None]
-    distances = (gaps**2).sum(axis=2) if kernel == "rbf" else np.abs(gaps).sum(axis=2)
-    return np.asarray(np.exp(-gamma * distances))
 
 
 # -- directions
@@ -81,8 +63,7 @@ def test_the_first_directions_of_a_longer_draw_are_the_same(
     few: int, more: int, width: int, owner: int, kernel: Kernel
 ) -> None:
     short, long = (draw_directions(ONE, owner, n, width, kernel, 0.7) for n in (few, few + more))
-    assert short.shape == (few, width)
-    assert long.shape == (few + more, width)
+    assert (short.shape, long.shape) == ((few, width), (few + more, width))
     np.testing.assert_array_equal(long[:few], short)
     b, longer = (draw_offsets(ONE, owner, n, kernel, 0.7) for n in (few, few + more))
     assert b.shape == (few,)
@@ -106,23 +87,20 @@ def test_draws_do_not_depend_on_what_was_drawn_before(kernel: Kernel) -> None:
         draw_offsets(ONE, 0, 4, "rbf", 0.5)[:] = 0.0
 
 
-def test_draws_are_what_the_documentation_says() -> None:
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_draws_are_what_the_documentation_says(kernel: Kernel) -> None:
     """One stream per secret, owner, kernel and width, a direction after the other."""
 
-    def stream(purpose: str, kernel: str) -> np.random.Generator:
+    def stream(purpose: str) -> np.random.Generator:
         text = f"fedkern-flwr {purpose}/3/{kernel}/0.8/".encode() + ONE
         return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest(), "little"))
 
-    normal, cauchy = (stream("frequencies", kernel) for kernel in KERNELS)
-    each = {
-        "rbf": np.stack([normal.standard_normal(4) for _ in range(30)]) * np.sqrt(1.6),
-        "laplacian": np.stack([cauchy.standard_cauchy(4) for _ in range(30)]) * 0.8,
-    }
-    for kernel, expected in each.items():
-        found = draw_directions(ONE, 3, 30, 4, kernel, 0.8)  # type: ignore[arg-type]
-        np.testing.assert_array_equal(found, expected)
-        turns = 2.0 * np.pi * stream("offsets", kernel).random(30)
-        np.testing.assert_array_equal(draw_offsets(ONE, 3, 30, kernel, 0.8), turns)  # type: ignore[arg-type]
+    rng, scale = stream("frequencies"), np.sqrt(1.6) if kernel == "rbf" else 0.8
+    draw = rng.standard_normal if kernel == "rbf" else rng.standard_cauchy
+    found = draw_directions(ONE, 3, 30, 4, kernel, 0.8)
+    np.testing.assert_array_equal(found, np.stack([draw(4) for _ in range(30)]) * scale)
+    turns = 2.0 * np.pi * stream("offsets").random(30)
+    np.testing.assert_array_equal(draw_offsets(ONE, 3, 30, kernel, 0.8), turns)
 
 
 @pytest.mark.promise("fdskl-offsets")
@@ -134,48 +112,6 @@ def test_different_secrets_owners_widths_and_purposes_have_nothing_in_common() -
 
 
 #: Which party holds which columns; one party holds all, or nothing at all.
-SPLITS = {"one block": [7], "three blocks": [3, 0, 4], "a column each": [1] * 7}
-
-
-@pytest.mark.parametrize(
-    ("split", "bits"),
-    [("one block", 0), ("three blocks", 0), ("three blocks", 16), ("a column each", 32)],
-)
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_blocks_of_all_parties_together_make_the_kernel(
-    kernel: Kernel, split: str, bits: int
-) -> None:
-    """Secrets of their own, offsets added up: mean error below 0.02, all within 5 / sqrt(R).
-
-    With ``bits`` each part travels as a phase, and phases are added modulo 2 pi.
-    """
-    x, gamma, start = np.random.default_rng(8).random((60, 7)) * 1.5, 0.4, 0
-    angle = np.zeros((len(x), R))
-    phases = np.zeros((len(x), R), np.uint16 if bits == 16 else np.uint32)
-    for k, width in enumerate(SPLITS[split]):
-        seed = hashlib.sha256(f"party {k}".encode()).digest()
-        omega = draw_directions(seed, 2, R, width, kernel, gamma)
-        part = x[:, start : start + width] @ omega.T + draw_offsets(seed, 2, R, kernel, gamma)
-        start += width
-        angle += part
-        if bits:
-            ring = Encoding.circle(bits).encode(part.ravel(), 1, name="phases")
-            phases += ring.reshape(part.shape).astype(phases.dtype)
-    features = np.asarray(np.cos(angle) if not bits else cosines(phases), float)
-    pairs = np.triu_indices(len(x), 1)
-    found = (2.0 / R * features @ features.T)[pairs]
-    errors = np.abs(found - law(kernel, x, gamma)[pairs])
-    assert errors.mean() < 0.02
-    assert errors.max() < 5.0 / np.sqrt(R)
-    other = "rbf" if kernel == "laplacian" else "laplacian"  # what the law is not
-    for wrong in (law(other, x, gamma), law(kernel, x, 0.6), law(kernel, x[:, :6], gamma)):
-        assert np.abs(found - wrong[pairs]).mean() > 0.02
-
-
-@pytest.mark.parametrize("length", [0, 31, 33])
-def test_a_seed_of_another_length_is_refused(length: int) -> None:
-    with refused("FK-KEY-LENGTH"):
-        check_frequency_seed(bytes(length))
 
 
 # -- phases
@@ -219,31 +155,6 @@ def test_chunks_and_views_change_nothing(dtype: type, monkeypatch: pytest.Monkey
     assert cosines(few[:0]).shape == (0, 7)
 
 
-def test_other_integers_and_multiples_are_refused() -> None:
-    wrong = np.zeros((2, 2), np.int64)
-    for call in (angles, cosines, lambda p: list(feature_chunks(p))):
-        with refused("FK-OPTION-TYPE"):
-            call(wrong)
-    with refused("FK-OPTION-RANGE"):
-        cosines(np.zeros((2, 2), np.uint16), 0)
-
-
-# -- doubly stochastic gradients
-
-
-@given(
-    step=st.floats(1e-3, 1e3), regularization=st.floats(1e-6, 1e2), iteration=st.integers(1, 10**6)
-)
-def test_a_diminishing_step_never_turns_coefficients_around(
-    step: float, regularization: float, iteration: int
-) -> None:
-    rate = step_size(step, "diminishing", regularization, iteration)
-    assert rate == pytest.approx(step / (1.0 + step * regularization * iteration))
-    assert 0.0 < rate < step == step_size(step, "constant", regularization, iteration)
-    assert rate * regularization < 1.0
-    assert rate > step_size(step, "diminishing", regularization, iteration + 1)
-
-
 # -- training on phases
 
 MARGIN: tuple[Loss, ...] = ("logistic", "smooth-hinge")
@@ -252,17 +163,18 @@ MARGIN: tuple[Loss, ...] = ("logistic", "smooth-hinge")
 def phases_of(x: Array, directions: int, gamma: float, dtype: type, seed: int) -> Array:
     rng = np.random.default_rng(seed)
     omega = np.sqrt(2 * gamma) * rng.standard_normal((x.shape[1], directions))
-    return rounded((x @ omega) / (2 * np.pi) + rng.random(directions), dtype)
+    turns = (x @ omega) / (2 * np.pi) + rng.random(directions)
+    return (np.rint((turns % 1.0) * size(dtype)).astype(np.int64) % size(dtype)).astype(dtype)
 
 
 def rings(
-    n: int = 300, directions: int = 60, gamma: float = 0.5, dtype: type = np.uint16
+    n: int = 300, r: int = 60, gamma: float = 0.5, dtype: type = np.uint16
 ) -> tuple[Array, Array]:
     """Return phases of points in a square and targets of -1 and 1 that change with the radius."""
     rng = np.random.default_rng(1000)
     x = rng.random((n, 2)) * 2 - 1
     inside = np.sin(6.0 * np.linalg.norm(x, axis=1)) + 0.1 * rng.standard_normal(n) > 0
-    return phases_of(x, directions, gamma, dtype, 0), np.where(inside, 1.0, -1.0)[:, None]
+    return phases_of(x, r, gamma, dtype, 0), np.where(inside, 1.0, -1.0)[:, None]
 
 
 def dense(phases: Array, multiple: int) -> Array:
@@ -273,24 +185,26 @@ def objective(loss: Loss, z: Array, y: Array, w: Array, penalty: float) -> float
     return loss_values(loss, z @ w, y).sum() / len(y) + penalty / 2 * (w * w).sum()
 
 
+def slopes(loss: Loss, z: Array, y: Array, w: Array, penalty: float) -> Array:
+    return z.T @ loss_derivatives(loss, z @ w, y) / len(y) + penalty * w
+
+
 def plainly(loss: Loss, z: Array, y: Array, penalty: float) -> Any:
     """Minimise for one output with a plain optimiser."""
-
-    def slope(w: Array) -> Array:
-        pulls = loss_derivatives(loss, z @ w[:, None], y)
-        return (z.T @ pulls)[:, 0] / len(y) + penalty * w
-
     return optimize.minimize(
         lambda w: objective(loss, z, y, w[:, None], penalty),
         np.zeros(z.shape[1]),
-        jac=slope,
+        jac=lambda w: slopes(loss, z, y, w[:, None], penalty)[:, 0],
         options={"gtol": 1e-9},
     )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("penalty", [1e-6, 1e-3, 1.0])
-def test_square_loss_is_solved_as_by_dense_algebra(dtype: type, penalty: float) -> None:
+def test_square_loss_is_solved_as_by_dense_algebra(
+    dtype: type, penalty: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phases_module, "_CHUNK", 7 * 60 * 4)
     phases, y = rings(dtype=dtype)
     targets = np.hstack([y, np.random.default_rng(0).uniform(-1, 1, y.shape)])
     z = dense(phases, 3)
@@ -309,7 +223,10 @@ def test_square_loss_is_solved_as_by_dense_algebra(dtype: type, penalty: float) 
 
 @pytest.mark.parametrize("loss", MARGIN)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_minimum_is_that_of_a_plain_optimiser(loss: Loss, dtype: type) -> None:
+def test_minimum_is_that_of_a_plain_optimiser(
+    loss: Loss, dtype: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phases_module, "_CHUNK", 7 * 60 * 4)
     phases, y = rings(dtype=dtype)
     targets = np.hstack([y, np.where(np.arange(len(y)) % 3, 1.0, -1.0)[:, None]])
     z, penalty = dense(phases, 2), 1e-3
@@ -325,12 +242,10 @@ def test_minimum_is_that_of_a_plain_optimiser(loss: Loss, dtype: type) -> None:
 @pytest.mark.parametrize("loss", MARGIN)
 def test_the_rounding_of_float32_ends_no_search(loss: Loss) -> None:
     phases, y = rings()
-    coarse, fine = (minimise(loss, phases, y, 1e-5, tolerance=value) for value in (1e-2, 1e-8))
-    z = dense(phases, 1)
-    pulls = [
-        np.abs(z.T @ loss_derivatives(loss, z @ w, y) / len(y) + 1e-5 * w).max()
-        for w in (coarse, fine)
-    ]
+    pulls = []
+    for tolerance in (1e-2, 1e-8):
+        w = minimise(loss, phases, y, 1e-5, tolerance=tolerance)
+        pulls.append(np.abs(slopes(loss, dense(phases, 1), y, w, 1e-5)).max())
     assert pulls[1] < 1e-6 < pulls[0]
 
 
@@ -346,22 +261,6 @@ def test_an_intercept_is_a_constant_feature(loss: Loss, dtype: type) -> None:
     assert abs(fitted.weights[-1, 0]) > 0.01
     near = 1e-6 if loss == "square" else 2e-3
     np.testing.assert_allclose(outputs(phases, fitted.weights, 3)[:, 0], z @ plain.x, atol=near)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_size_of_chunks_changes_nothing(dtype: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    phases, y = rings(dtype=dtype)
-
-    def results() -> list[Array]:
-        square = solve_square(phases, y, 1e-3)
-        hinge = minimise("smooth-hinge", phases, y, 1e-3)
-        chosen = fit("square", phases, y, classes=2, seed=0, rows=150).weights
-        return [outputs(phases, w) for w in (square, hinge, chosen)]
-
-    whole = results()
-    monkeypatch.setattr(phases_module, "_CHUNK", 7 * 60 * 4)
-    for one, other in zip(whole, results(), strict=True):
-        np.testing.assert_allclose(one, other, atol=2e-3)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -383,8 +282,8 @@ def test_cross_validation_chooses_a_width_that_works(loss: Loss) -> None:
     np.testing.assert_array_equal(chosen.weights, plain.weights)
 
 
-@pytest.mark.parametrize("loss", ["square", "smooth-hinge"])
-def test_many_rows_refine_what_fewer_have_chosen(loss: Loss) -> None:
+@pytest.mark.parametrize(("loss", "widths"), [("square", (2, 3)), ("smooth-hinge", (1,))])
+def test_many_rows_refine_what_fewer_have_chosen(loss: Loss, widths: tuple[int, ...]) -> None:
     """As a function of the seed."""
     phases, y = rings(500, 100)
     chosen, again, other = (
@@ -397,8 +296,7 @@ def test_many_rows_refine_what_fewer_have_chosen(loss: Loss) -> None:
     tried = [value for _, value in chosen.refined]
     assert near / 11 < min(tried) <= max(tried) < near * 11
     assert (first, near) in chosen.refined
-    widths = {multiple for multiple, _ in chosen.refined}
-    assert len(widths) in ((2, 3) if loss == "square" else (1,))
+    assert len({multiple for multiple, _ in chosen.refined}) in widths
     best = chosen.refined[chosen.multiple, chosen.regularization]
     assert best == max(chosen.refined.values())
 
@@ -436,19 +334,26 @@ def test_the_lambda_of_numbers_is_chosen_with_all_directions() -> None:
     x = rng.random((300, 2))
     y = np.sin(9 * x.sum(axis=1, keepdims=True)) + 0.3 * rng.standard_normal((300, 1))
     phases = phases_of(x, 600, 0.5, np.uint32, 2)
-    options: Any = {"classes": 0, "seed": 0, "regularizations": REGULARIZATIONS_OF_NUMBERS}
-    options["multiples"] = [1, 2]
-    chosen = fit("square", phases, y, **options)
-    whole = fit("square", phases, y, directions=600, **options)
-    part = fit("square", phases, y, directions=30, **options)
-    assert chosen.scores == whole.scores != part.scores
+    options: Any = {"classes": 0, "seed": 0, "multiples": [1, 2]}
+    options["regularizations"] = REGULARIZATIONS_OF_NUMBERS
+    chosen, whole, part = (
+        fit("square", phases, y, **options, **some).scores
+        for some in ({}, {"directions": 600}, {"directions": 30})
+    )
+    assert chosen == whole != part
 
 
 def test_what_cannot_be_trained_is_refused() -> None:
     phases, y = rings(20)
     only: Any = {"classes": 2, "seed": 0}
     assert fit("logistic", phases[:3], y[:3], **only).weights.shape == (60, 1)  # a fold each
+    wide = np.zeros((2, 2), np.int64)
     cases: list[tuple[str, Any]] = [
+        *(("FK-KEY-LENGTH", partial(check_frequency_seed, bytes(n))) for n in (0, 31, 33)),
+        ("FK-OPTION-TYPE", lambda: angles(wide)),
+        ("FK-OPTION-TYPE", lambda: cosines(wide)),
+        ("FK-OPTION-TYPE", lambda: list(feature_chunks(wide))),
+        ("FK-OPTION-RANGE", lambda: cosines(phases, 0)),
         ("FK-LOSS-CLASSES", lambda: fit("logistic", phases, 0.5 * y, classes=0, seed=0)),
         ("FK-OPTION-CHOICE", lambda: minimise("hinge", phases, y, 1e-3)),  # type: ignore[arg-type]
         ("FK-SHAPE-DIFFERS", lambda: solve_square(phases, y[1:], 1e-3)),
@@ -528,23 +433,31 @@ def test_whatever_comes_in_whatever_order_is_read_again(data: Any, bits: int, st
                 assert found.dtype.itemsize * 8 == bits
 
 
+GONE: Any = partial(refused, "FK-STATE-GONE", kind=StateError)
+
+
+def check_read(store: PhaseStore, start: int, stop: int, upto: int) -> None:
+    found = store.read(np.arange(start, stop), upto)
+    np.testing.assert_array_equal(found, truth()[start:stop, :upto])
+
+
 def test_phases_that_are_gone_are_never_read_as_zeros(tmp_path: Path) -> None:
     """The file was deleted, then rows came that were never here before: a file again."""
     store, known = make(tmp_path), np.zeros(ROWS, np.int32)
     give(store, known, [0, 1, 2], 4)
-    with refused("FK-STATE-GONE", kind=StateError):  # more than came
+    with GONE():  # more than came
         store.read(np.array([0, 1]), 5)
     store.path.unlink()
     give(store, known, [5, 6], 4)
-    np.testing.assert_array_equal(store.read(np.array([5, 6]), 4), truth()[5:7, :4])
+    check_read(store, 5, 7, 4)
     for rows in ([0, 1, 2], [2, 5], [1], [7]):
-        with refused("FK-STATE-GONE", kind=StateError):
+        with GONE():
             store.read(np.array(rows), 4)
-    with refused("FK-STATE-GONE", kind=StateError):
+    with GONE():
         give(store, known.copy(), [2, 3], 8)
     known[:] = 0
     give(store, known, [2, 3], 8)
-    np.testing.assert_array_equal(store.read(np.array([2, 3]), 8), truth()[2:4, :8])
+    check_read(store, 2, 4, 8)
 
 
 @pytest.mark.parametrize("change", [lambda b: b"", lambda b: b[:-1], lambda b: b + b"x"])
@@ -552,12 +465,12 @@ def test_a_file_of_another_size_is_not_used(change: Any, tmp_path: Path) -> None
     store, known = make(tmp_path), np.zeros(ROWS, np.int32)
     give(store, known, [0, 1, 2], 4)
     store.path.write_bytes(change(store.path.read_bytes()))
-    with refused("FK-STATE-GONE"):
+    with GONE():
         store.read(np.array([0]), 4)
-    with refused("FK-STATE-GONE"):
+    with GONE():
         give(store, known.copy(), [0], 6)
     known[:] = 0
     give(store, known, [0], 6)  # all is sent again
-    np.testing.assert_array_equal(store.read(np.array([0]), 6), truth()[:1, :6])
-    with refused("FK-STATE-GONE"):
+    check_read(store, 0, 1, 6)
+    with GONE():
         store.read(np.array([1]), 4)

@@ -24,18 +24,14 @@ from flwr.app import Array, Context, RecordDict
 from flwr.compat.common.parameter import bytes_to_ndarray
 from refusals import refused
 
+from fedkern_flwr import __version__
 from fedkern_flwr.alignment import AlignmentTags, read_alignment
-from fedkern_flwr.checkpoint import (
-    load_arrays,
-    save_arrays,
-    unpack_arrays,
-    write_atomically,
-)
+from fedkern_flwr.checkpoint import load_arrays, save_arrays, unpack_arrays, write_atomically
 from fedkern_flwr.clients.fdskl_table import PhaseStore
 from fedkern_flwr.clients.fed_cg_kernel import KernelRows, RunState
 from fedkern_flwr.clients.party_table import PartyTable
-from fedkern_flwr.errors import CheckpointError, OptionError
-from fedkern_flwr.model_file import load_model
+from fedkern_flwr.errors import CheckpointError, OptionError, StateError
+from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.private_files import make_private_folder
@@ -62,20 +58,47 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.lstat().st_mode)
 
 
-def keep_rows(folder: Path) -> None:
-    KernelRows(folder, "s", 0, 2).write(0, np.ones((3, 2)))
+File = Callable[..., Any]  # (folder, partition) -> the file
 
 
-def keep_phases(folder: Path) -> None:
-    store, rows = PhaseStore(folder, "s", 0, 3, 2, 16), np.arange(3)
-    store.take(rows, np.zeros(3, int), 2, np.zeros(6, np.uint16))
+def kernel(folder: Path | None, partition: int = 2) -> KernelRows:
+    return KernelRows(folder, "5e", partition, 3)
+
+
+def phases(folder: Path | None, partition: int = 2) -> PhaseStore:
+    return PhaseStore(folder, "5e", partition, 9, 12, 16)
+
+
+def fill(file: Any) -> Any:
+    """Write something; return the file."""
+    if isinstance(file, KernelRows):
+        file.write(0, np.ones((1, 3)))
+    else:
+        file.take(np.array([0]), np.array([0]), 2, np.array([7, 8], np.uint16))
+    return file
+
+
+ROWS = np.array([1, 0])
+
+
+def predicted(*classes: str) -> PartyTable:
+    x, own = np.ones((2, 2)), {"columns": None, "classes": classes, "label_bound": 1.0}
+    return PartyTable("p", x, None, None, x, None, ["z,1", 'q"'], **own)  # type: ignore[arg-type]
+
+
+def test_predictions_are_in_the_order_of_the_table_with_classes_as_declared(tmp_path: Path) -> None:
+    outputs = np.array([[0.5, 1.0, -1.0], [0.25, -0.5, -1.0]])
+    predicted("owl", "cat", "dog").write_predictions(tmp_path / "p.csv", ROWS, outputs)
+    rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
+    assert [(row["id"], row["class"]) for row in rows] == [("z,1", "owl"), ('q"', "cat")]
 
 
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "state": lambda f: write_atomically(f / "new" / "s.state", b"1", private=True),
     "model": lambda f: save_arrays(f / "new" / "model.npz", {"a": np.ones(3)}, {}),
-    "kernel rows": keep_rows,
-    "phases": keep_phases,
+    "kernel rows": lambda f: fill(kernel(f)),
+    "phases": lambda f: fill(phases(f)),
+    "predictions": lambda f: predicted().write_predictions(f / "p.csv", ROWS, np.eye(2)),
     "server key": make_certificates,
     "node key": lambda f: make_node_key(f / "node"),
     "node": lambda f: write_node(f / "node", 0, 2, TABLE),
@@ -143,34 +166,26 @@ def test_a_link_at_the_temporary_name_is_not_followed(
         target.unlink(missing_ok=True)
 
 
-def test_a_link_in_place_of_the_file_is_replaced(tmp_path: Path) -> None:
-    target = tmp_path / "of somebody else"
+def test_a_link_in_place_of_the_file_is_replaced_and_what_is_no_file_is_not(tmp_path: Path) -> None:
+    names = {"of somebody else", "secret", "pipe", "folder"}
+    target, secret = tmp_path / "of somebody else", tmp_path / "secret"
     target.write_text("kept")
-    (tmp_path / "secret").symlink_to(target)
-    write_atomically(tmp_path / "secret", b"private", private=True)
+    secret.symlink_to(target)
+    write_atomically(secret, b"private", private=True)
     assert target.read_text() == "kept"
-    assert not (tmp_path / "secret").is_symlink()
-    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
-
-
-def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+    assert not secret.is_symlink()
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(FileExistsError):
-        write_atomically(tmp_path / "pipe", b"")
-    assert (tmp_path / "pipe").is_fifo()
-
-
-def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(IsADirectoryError):
-        write_atomically(tmp_path / "folder", b"private", private=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    for name, error in (("pipe", FileExistsError), ("folder", IsADirectoryError)):
+        with pytest.raises(error):
+            write_atomically(tmp_path / name, b"private", private=True)
+    assert (tmp_path / "pipe").is_fifo()
+    assert {path.name for path in tmp_path.iterdir()} == names
 
 
 @pytest.mark.parametrize("trap", ["link", "dangling link", "hard link", "open to all", "folder"])
 def test_files_that_are_not_ours_are_refused(trap: str, tmp_path: Path) -> None:
-    rows = KernelRows(tmp_path, "s", 0, 2)
-    rows.write(0, np.ones((3, 2)))
+    rows = fill(kernel(tmp_path))
     other = tmp_path / "other"
     other.touch(mode=0o600)
     if trap == "open to all":
@@ -187,36 +202,6 @@ def test_files_that_are_not_ours_are_refused(trap: str, tmp_path: Path) -> None:
         rows.open()
     assert not (tmp_path / "nowhere").exists()
     assert other.read_bytes() == b""
-
-
-# -- what a party writes and remembers
-
-
-@pytest.mark.parametrize(
-    ("classes", "expected"),
-    [
-        ((), {"output_0": "0.25", "output_1": "-0.5"}),
-        ((2000002, 7, 1.5), {"output_0": "0.25", "output_1": "-0.5", "class": "2000002"}),
-        (("owl", "cat", "dog"), {"output_0": "0.25", "output_1": "-0.5", "class": "owl"}),
-    ],
-)
-def test_predictions_are_written_for_this_party_s_eyes(
-    classes: Any, expected: dict[str, str], tmp_path: Path
-) -> None:
-    """In the order of its table, classes as they were declared."""
-    x = np.ones((2, 2))
-    ids = ["z,1", 'q"']
-    table = PartyTable(
-        "p", x, None, None, x, None, ids, columns=None, classes=classes, label_bound=1.0
-    )
-    path, outputs = tmp_path / "out" / "predictions.csv", np.array([[0.5, 1.0], [0.25, -0.5]])
-    if classes:
-        outputs, expected = np.c_[outputs, [[-1.0], [-1.0]]], {**expected, "output_2": "-1.0"}
-    table.write_predictions(path, np.array([1, 0]), outputs)
-    assert mode(path) == 0o600
-    rows = list(csv.DictReader(path.read_text().splitlines()))
-    assert rows[0] == {"id": "z,1", **expected}
-    assert [row["id"] for row in rows] == ids
 
 
 def test_a_state_survives_as_bytes_and_shows_no_secret() -> None:
@@ -254,7 +239,7 @@ def shared() -> bytes:
 
 
 @dataclass(frozen=True)
-class Rows(PhaseMessage):
+class RowsMessage(PhaseMessage):
     phase = "rows"
     rows: np.ndarray = array("rows")  # noqa: RUF009
 
@@ -274,18 +259,17 @@ def bomb(request: pytest.FixtureRequest) -> Iterator[bytes]:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("read", [unpack_arrays, KeptState.unpack])
-def test_kept_states_are_not_inflated(read: Callable[[bytes], Any], bomb: bytes) -> None:
-    with refused("FK-CHECKPOINT-DAMAGED"):
-        read(bomb)
+OF_BYTES = unpack_arrays, KeptState.unpack
 
 
-@pytest.mark.parametrize("read", [load_arrays, load_model, AlignmentTags.load, read_alignment])
-def test_files_are_not_inflated(read: Callable[[Path], Any], bomb: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "read", [*OF_BYTES, load_arrays, load_model, AlignmentTags.load, read_alignment]
+)
+def test_states_and_files_are_not_inflated(read: Any, bomb: bytes, tmp_path: Path) -> None:
     path = tmp_path / "bomb.npz"
     path.write_bytes(bomb)
     with pytest.raises((CheckpointError, OptionError)):
-        read(path)
+        read(bomb if read in OF_BYTES else path)
 
 
 def test_a_server_does_not_inflate_what_a_client_sends(bomb: bytes) -> None:
@@ -297,10 +281,132 @@ def test_a_server_does_not_inflate_what_a_client_sends(bomb: bytes) -> None:
 def test_a_client_does_not_inflate_what_a_server_sends(bomb: bytes) -> None:
     class Client(PhaseClient):
         def handlers(self) -> dict[str, Any]:
-            return {"rows": (Rows, lambda _: pytest.fail("it was read"))}
+            return {"rows": (RowsMessage, lambda _: pytest.fail("it was read"))}
 
     context = Context(1, 1, {"partition-id": 0, "num-partitions": 2}, RecordDict(), {})
     given = bytes_to_ndarray(bomb)
     assert not isinstance(given, np.ndarray)  # Flower opens archives as they are
     with refused("FK-MESSAGE-FIELD"):
-        Client(context).fit([given], Rows(np.zeros(0)).scalars())
+        Client(context).fit([given], RowsMessage(np.zeros(0)).scalars())
+
+
+# -- files of a run on a node: kernel rows of a hospital, phases of an active party
+
+
+files = pytest.mark.parametrize("make", [kernel, phases])
+
+
+@files
+def test_the_folder_of_a_run_goes_with_its_last_file(make: File, tmp_path: Path) -> None:
+    one, two = (fill(make(tmp_path, k)) for k in (1, 2))
+    one.erase()
+    assert not one.path.exists()
+    assert two.path.is_file()
+    two.erase()
+    assert not two.path.parent.exists()
+    two.erase()  # of no file
+
+
+@files
+def test_without_a_folder_it_lies_among_temporary_files_of_this_user(
+    make: File, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    file = fill(make(None))
+    (folder,) = tmp_path.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert file.path.is_relative_to(folder)
+    owner = os.getuid() + 1
+    monkeypatch.setattr("os.getuid", lambda: owner)
+    (tmp_path / f"fedkern-flwr-{owner}").mkdir()
+    with refused("FK-FOLDER-FOREIGN"):
+        make(None)
+
+
+# -- kernel rows
+
+
+def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
+    rows, data = kernel(tmp_path), np.random.default_rng(0).random((9, 3))
+    for start, stop in ((0, 4), (4, 7), (7, 9)):
+        rows.write(start, data[start:stop])
+    np.testing.assert_array_equal(rows.read(0, 9), data)
+    np.testing.assert_array_equal(rows.read(2, 8), data[2:8])
+    assert rows.read(3, 3).shape == (0, 3)
+    rows.write(4, data[:3])  # a part that comes twice
+    np.testing.assert_array_equal(rows.read(4, 9), np.vstack([data[:3], data[7:]]))
+    rows.write(0, data[:4])  # the first part begins a new file
+    with refused("FK-STATE-GONE"):
+        rows.read(0, 5)
+
+
+@pytest.mark.parametrize("damage", ["deleted", "cut off"])
+def test_a_file_with_a_hole_is_not_read(damage: str, tmp_path: Path) -> None:
+    """Rows that are gone must not come back as zeros when later ones are written."""
+    rows = kernel(tmp_path)
+    rows.write(0, np.ones((4, 3)))
+    if damage == "deleted":
+        rows.path.unlink()
+    else:
+        rows.path.write_bytes(rows.path.read_bytes()[:-8])
+    with pytest.raises(StateError):
+        rows.write(4, np.ones((2, 3)))
+    with pytest.raises(StateError):
+        rows.read(0, 4)
+
+
+# -- models
+
+ARRAYS = {"theta": np.arange(6.0).reshape(2, 3), "items": np.arange(4)}
+META = {"method": "pof-mkl", "seed": 3, "names": ["a", "b"]}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "models" / "model.npz"
+    save_model(path, "pof-mkl", ARRAYS, META)
+    return path
+
+
+def test_a_model_comes_back_as_it_was_and_says_what_it_is(path: Path) -> None:
+    for method in (None, "pof-mkl"):
+        arrays, meta = load_model(path, method)
+        assert meta == META
+        assert arrays.keys() == ARRAYS.keys()
+        for name, found in arrays.items():
+            np.testing.assert_array_equal(found, ARRAYS[name])
+    head: dict[str, Any] = {"format": "fedkern-flwr model", "version": 1, "method": "pof-mkl"}
+    assert load_arrays(path)[1]["file"] == {**head, "fedkern_flwr": __version__}
+
+
+def test_files_that_are_no_such_model_are_refused(path: Path) -> None:
+    """More, through the door of an app, in tests/simulations/apps/test_contract.py."""
+    with refused("FK-MODEL-OTHER") as caught:
+        load_model(path, "fed-cg")
+    assert caught.value.exit_code == 2
+    for meta in (META, {**META, "file": 1}):
+        save_arrays(path, ARRAYS, meta)
+        with refused("FK-FILE-FORMAT"):
+            load_model(path)
+    np.savez(path, **ARRAYS)  # type: ignore[arg-type]
+    with refused("FK-MODEL-DAMAGED"):
+        load_model(path)
+
+
+def test_a_damaged_file_is_refused_or_its_damage_does_not_matter(path: Path) -> None:
+    whole, rng = path.read_bytes(), np.random.default_rng(0)
+    for end in rng.integers(0, len(whole), 60):
+        path.write_bytes(whole[:end])
+        with refused("FK-MODEL-DAMAGED"):
+            load_model(path)
+    for place in rng.integers(0, len(whole), 400):
+        damaged = bytearray(whole)
+        damaged[place] ^= int(rng.integers(1, 256))
+        path.write_bytes(bytes(damaged))
+        try:
+            arrays, meta = load_model(path)
+        except CheckpointError:
+            continue
+        assert meta == META  # a byte of the archive that nobody reads, such as a date
+        for name in arrays.keys() & ARRAYS.keys():
+            np.testing.assert_array_equal(arrays[name], ARRAYS[name])

@@ -1,8 +1,13 @@
-"""Releases of server and nodes, compared when a run begins."""
+"""Other releases: of the other side of a run, and what options of an earlier one come to."""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,12 +15,22 @@ import pytest
 from flwr.app import Context, RecordDict
 from refusals import refused
 
-from fedkern_flwr import __version__
+from fedkern_flwr import __version__, clients
+from fedkern_flwr.checkpoint import VERSION, save_arrays
 from fedkern_flwr.clients import KernelPCAClient
-from fedkern_flwr.errors import ProtocolError
+from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.failure import mark_error
+from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.removed import CLIENTS, REMOVED, Removed
+from fedkern_flwr.run_log import RunLog
 from fedkern_flwr.simulations import simulate
+from fedkern_flwr.simulations.apps.node import client_maker
+from fedkern_flwr.simulations.apps.server import read_options
+from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
+from fedkern_flwr.simulations.estimators import FDSKLClassifier, FedCGClassifier
+from fedkern_flwr.simulations.methods.registry import METHODS, family, open_run
 from fedkern_flwr.strategies import KernelPCA
 from fedkern_flwr.wire import PROTOCOL_VERSION, DescribeReply, DescribeRequest
 from fedkern_flwr.wire.releases import check_node, check_server, other_releases
@@ -23,8 +38,6 @@ from fedkern_flwr.wire.releases import check_node, check_server, other_releases
 NEWER, OLDER = PROTOCOL_VERSION + 1, PROTOCOL_VERSION - 1
 
 HERE = f"{__version__} (protocol {PROTOCOL_VERSION})"
-
-OPENING = DescribeRequest(session="s", method="kernel-pca", resume_round=0, secure=True)
 
 
 class Node(KernelPCAClient):
@@ -54,7 +67,7 @@ class Node01(Node):
         )
 
 
-def run(*nodes: dict[str, Any], kinds: Any = Node) -> None:
+def meet(*nodes: dict[str, Any], kinds: Any = Node) -> None:
     """Run kernel PCA with nodes that say other things of themselves."""
 
     def client_fn(context: Context) -> PhaseClient:
@@ -66,18 +79,24 @@ def run(*nodes: dict[str, Any], kinds: Any = Node) -> None:
 
 def told(**scalars: Any) -> str:
     """Return what a node says to a server of another release."""
-    context = Context(1, 1, {"partition-id": 3, "num-partitions": 4}, RecordDict(), {})
     asked = {**OPENING.scalars(), **scalars}
     with refused("FK-MESSAGE-VERSION") as caught:
-        Node(context).fit([], {k: v for k, v in asked.items() if v is not None})
+        Node(of_partition(3)).fit([], {k: v for k, v in asked.items() if v is not None})
     return str(caught.value)
 
 
-def test_both_openings_say_their_release_and_no_other_message_does() -> None:
-    reply = DescribeReply(rows=1, features=1)
-    assert OPENING.scalars()["release"] == reply.scalars()["release"] == __version__
-    context = Context(1, 1, {"partition-id": 0, "num-partitions": 1}, RecordDict(), {})
-    assert Node(context).fit([], OPENING.scalars())[2]["release"] == __version__
+OPENING = DescribeRequest(session="s", method="kernel-pca", resume_round=0, secure=True)
+
+
+def of_partition(k: int) -> Context:
+    return Context(1, 1, {"partition-id": k, "num-partitions": 4}, RecordDict(), {})
+
+
+def test_both_openings_say_their_release() -> None:
+    assert OPENING.scalars()["release"] == __version__
+    assert DescribeReply(rows=1, features=1).scalars()["release"] == __version__
+    assert Node(of_partition(0)).fit([], OPENING.scalars())[2]["release"] == __version__
+    assert other_releases({0: __version__, 1: __version__}) == other_releases({}) == ""
 
 
 @pytest.mark.promise("releases-named")
@@ -94,22 +113,17 @@ def test_a_node_says_which_side_is_older_and_what_to_install(
     protocol: int, release: str | None, who: str, install: str
 ) -> None:
     found = told(protocol=protocol, release=release)
-    assert HERE in found
-    assert f"(protocol {protocol})" in found
-    assert release is None or f"fedkern-flwr {release} " in found
-    assert who in found
-    assert install in found
+    named = f"fedkern-flwr {release} " if release else "fedkern-flwr"
+    for text in (HERE, f"(protocol {protocol})", named, who, install):
+        assert text in found
     assert "\n" not in found
 
 
 @pytest.mark.parametrize("release", ["9.0; rm -rf /", "9" * 40, "latest", "9.0\n", 9, b"9.0", ""])
 def test_what_is_no_release_is_not_quoted(release: Any) -> None:
     assert told(protocol=NEWER, release=release) == told(protocol=NEWER, release=None)
-
-
-@pytest.mark.parametrize("protocol", [None, "4", True])
-def test_what_is_no_protocol_says_nothing_of_releases(protocol: Any) -> None:
-    assert HERE not in told(protocol=protocol)
+    for protocol in (None, "4", True):  # what is none says nothing of releases
+        assert HERE not in told(protocol=protocol)
 
 
 def test_a_server_names_an_older_node_also_behind_one_that_fails_otherwise() -> None:
@@ -118,21 +132,19 @@ def test_a_server_names_an_older_node_also_behind_one_that_fails_otherwise() -> 
             raise ValueError
 
     def kinds(context: Context, **said: Any) -> Node:
-        first = context.node_config["partition-id"] == 0
-        return (Broken if first else Node01)(context)
+        return (Node01 if context.node_config["partition-id"] else Broken)(context)
 
     for kind, party in ((Node01, "node 1000"), (kinds, "node 1001")):
         with refused("FK-MESSAGE-VERSION") as caught:
-            run({}, {}, kinds=kind)
+            meet({}, {}, kinds=kind)
         assert caught.value.party == party
-        assert f"(protocol {OLDER})" in str(caught.value)
-        assert HERE in str(caught.value)
-        assert f"fedkern-flwr=={__version__}" in str(caught.value)
+        for text in (f"(protocol {OLDER})", HERE, f"fedkern-flwr=={__version__}"):
+            assert text in str(caught.value)
 
 
 def test_a_reply_of_another_protocol_is_refused_as_that() -> None:
     with refused("FK-MESSAGE-VERSION") as caught:
-        run({}, {"protocol": OLDER, "release": "0.0.9"})
+        meet({}, {"protocol": OLDER, "release": "0.0.9"})
     assert caught.value.party == "node 1001"
     assert "fedkern-flwr 0.0.9 (" in str(caught.value)
     with refused("FK-MESSAGE-VERSION") as caught:
@@ -143,12 +155,12 @@ def test_a_reply_of_another_protocol_is_refused_as_that() -> None:
 def test_other_releases_of_the_same_protocol_are_named_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    run({}, {"release": "0.0.9"}, {"release": None}, {"release": "0.0.9"})
+    meet({}, {"release": "0.0.9"}, {"release": None}, {"release": "0.0.9"})
     warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     (text,) = [text for text in warned if "the server has" in text]
     assert f"{__version__}, partitions 1, 3 0.0.9, partition 2 an earlier" in text
     caplog.clear()
-    run({}, {})
+    meet({}, {})
     assert "the server has" not in caplog.text
 
 
@@ -165,5 +177,177 @@ def test_a_node_writes_into_its_log_that_the_server_has_another_release(
     assert f"the server has an earlier release of fedkern-flwr, this node {__version__};" in second
 
 
-def test_everybody_has_the_release_of_the_server() -> None:
-    assert other_releases({0: __version__, 1: __version__}) == other_releases({}) == ""
+# -- options that went: dropped at their old default and refused otherwise, at every door
+
+ROWS = [(method, name, row) for method, rows in REMOVED.items() for name, row in rows.items()]
+
+
+def others(row: Removed) -> list[Any]:
+    """Values that are refused: those that went, or what was never a default; none has a meaning."""
+    if row.values:
+        return list(row.values)
+    if {True, False} <= {default for default in row.defaults if isinstance(default, bool)}:
+        return []
+    return [True] if row.switch else ["something else"]
+
+
+# -- doors: what takes a value that an earlier release had
+
+
+def strategy(method: str, name: str, value: Any, folder: Path) -> None:
+    assert not hasattr(METHODS[method](**{name: value}), name)
+
+
+def client_of(method: str) -> Any:
+    """Return the client's class; that of Secure Gram serves FedCFK as well."""
+    own = "fed-cfk" if method == "secure-gram" else method
+    return getattr(clients, next(name for name, one in CLIENTS.items() if one == own))
+
+
+def context(**config: Any) -> Context:
+    node = {"partition-id": 0, "num-partitions": 3, **config}
+    return Context(1, 1, node, RecordDict(), {"data": "", "predict": "", "resume": False})
+
+
+def client(method: str, name: str, value: Any, folder: Path) -> None:
+    client_of(method)(context(), np.full((4, 2), 0.5), **{name: value})
+
+
+def node(method: str, name: str, value: Any, folder: Path, copied: bool = False) -> None:
+    """A copy of an app of the release before still names the key."""
+    key, x = name.replace("_", "-"), np.full((4, 2), 0.5)
+    keys, serve = (key,) if copied else (), lambda node: {"x": x}
+    make = client_maker(client_of(method), serve, lambda path: None, keys=keys, simulated="")
+    if value is not None:  # a key always has a value
+        make(context(data="a.csv", **{key: value}))
+
+
+def app(method: str, name: str, value: Any, folder: Path) -> None:
+    keys = declared(app_folder(family(method).app))
+    read = read_options(METHODS[method], {**keys, name.replace("_", "-"): value})
+    METHODS[method](**read)
+    assert name not in read
+
+
+def run_folder(method: str, name: str, value: Any, folder: Path, part: str = "options") -> None:
+    written = {"method": method, "options": {}, "data": {}, part: {"seed": 3, name: value}}
+    (folder / "config.json").write_text(json.dumps(written))
+    assert name not in open_run(folder)[1][part]
+
+
+def checkpoint(method: str, name: str, value: Any, folder: Path) -> None:
+    strategy = METHODS[method](checkpoint=folder / "checkpoint.npz", resume=True)
+    options = {**strategy.options(), name: value}
+    meta = {"version": VERSION, **strategy.progress(), "options": options}
+    save_arrays(folder / "checkpoint.npz", {}, meta)
+    assert RunLog(strategy).restore() is not None
+
+
+def model(method: str, name: str, value: Any, folder: Path) -> None:
+    options = {**METHODS[method]().options(), name: value}
+    save_model(folder / "model.npz", method, {}, options)
+    load_model(folder / "model.npz", method)
+
+
+DOORS: dict[str, tuple[str, Callable[..., None]]] = {
+    "a strategy": ("run", strategy),
+    "a client": ("client", client),
+    "a node": ("node", node),
+    "a node with a copy of the app": ("node", partial(node, copied=True)),
+    "an app": ("run", app),
+    "options of a folder": ("run", run_folder),
+    "data of a folder": ("run", partial(run_folder, part="data")),
+    "a checkpoint": ("run", checkpoint),
+    "a model": ("run", model),
+}
+
+
+@pytest.mark.promise("removed-refused")
+@pytest.mark.parametrize("door", DOORS)
+def test_the_default_is_dropped_and_the_rest_is_refused(
+    door: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    place, opened = DOORS[door]
+    caplog.set_level(logging.WARNING, "fedkern_flwr")
+    rows = [r for r in ROWS if place in r[2].places.split()]
+    if door == "an app":
+        rows = [r for r in rows if r[0] in family(r[0]).deployable]
+    assert rows
+    for method, name, row in rows:
+        caplog.clear()
+        for default in row.defaults:
+            opened(method, name, default, tmp_path)
+            assert door != "a strategy" or name in caplog.text
+        for value in [*others(row), *([np.ones(3)] if door == "a client" else [])]:
+            odd = "node" in door and name == "value_bound"
+            with pytest.raises(OptionError) as caught:
+                opened(method, name, 2.5 if odd else value, tmp_path)
+            assert caught.value.code == f"FK-REMOVED-{row.code}"
+            assert str(caught.value).endswith(f"[{caught.value.code}]")
+            assert "\n" not in str(caught.value)
+        if door == "a client":  # which has no other option
+            with pytest.raises(TypeError):
+                opened(method, "never_there", 1, tmp_path)
+
+
+@pytest.mark.parametrize("method", REMOVED)
+def test_a_command_takes_the_default_refuses_the_rest_and_shows_nothing_of_it(
+    method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["run", method, "--help-all"]) == 0
+    shown = capsys.readouterr().out
+    for name, row in REMOVED[method].items():
+        if "run" not in row.places.split():
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        assert row.values or not re.search(rf"^│ +{flag}\b", shown, re.MULTILINE)
+        for default in row.defaults:
+            typed = [flag.replace("--", "--no-")] if row.switch else [flag, str(default)]
+            if default is not None and default is not True:
+                run(["run", method, *typed, "--json", "no/such/folder.json"])
+                assert capsys.readouterr().err.strip().endswith("[FK-FILE-WRITE]")
+        for value in others(row):
+            typed = [flag] if row.switch else [flag, str(value)]
+            for door in ("run", "deploy-local"):
+                if door == "run" or method in family(method).deployable:
+                    assert run([door, method, *typed]) == 2
+                    assert capsys.readouterr().err.strip().endswith(f"[FK-REMOVED-{row.code}]")
+
+
+def test_a_copy_of_an_app_may_leave_lost_groups_empty() -> None:
+    keys = {**declared(app_folder("hierarchical_svm")), "lost-groups": ""}
+    method = METHODS["hierarchical-svm"]
+    assert method(**read_options(method, keys)).lost_groups == "stop"
+
+
+@pytest.mark.parametrize(
+    ("estimator", "name", "value"),
+    [
+        (FedCGClassifier, "protocol", "chain"),
+        (FedCGClassifier, "sampling", "P"),
+        (FDSKLClassifier, "topology", "tree"),
+    ],
+)
+def test_an_estimator_refuses_them(estimator: Any, name: str, value: str) -> None:
+    rows = np.random.default_rng(0).random((40, 4))
+    with pytest.raises(ValueError, match="FK-REMOVED-"):
+        estimator(options={name: value}).fit(rows, rows[:, 0] > 0.5)
+
+
+def test_no_value_of_data_or_of_a_secret_is_in_the_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """And an audit has no options of a method."""
+    row = REMOVED["fed-cg"]["category_key"]
+    assert "secret" not in str(row.refusal("category_key", b"secret"))
+    assert "7.5" not in str(row.refusal("landmarks", np.full((1, 1), 7.5)))
+    assert run(["audit", "fed-cg", "--never-there", "chain"]) == 2
+    assert "[FK-REMOVED-" in capsys.readouterr().err
+
+
+def test_the_changelog_says_of_each_what_to_do_instead() -> None:
+    page = Path(__file__).resolve().parents[2] / "CHANGELOG.md"
+    if not page.is_file():
+        pytest.skip("no source tree here")
+    rows = [line for line in page.read_text("utf-8").splitlines() if "FK-REMOVED-" in line]
+    for _, name, row in ROWS:
+        said = next(line for line in rows if line.endswith(f"| FK-REMOVED-{row.code} |"))
+        assert name in said.replace("-", "_"), name

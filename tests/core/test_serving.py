@@ -13,13 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
-from flwr.clientapp.mod import (
-    LocalDpMod,
-    adaptiveclipping_mod,
-    arrays_size_mod,
-    fixedclipping_mod,
-    message_size_mod,
-)
+from flwr.clientapp import mod as stock
 from refusals import refused
 
 from fedkern_flwr import flower_compat
@@ -32,8 +26,11 @@ from fedkern_flwr.wire import DescribeRequest
 PROCESS = "flwr.supernode.cli.flwr_clientapp"
 
 
-def make_client(context: Context) -> KernelPCAClient:
-    return KernelPCAClient(context, np.random.default_rng(0).random((8, 2)))
+ROWS = np.random.default_rng(0).random((4, 30, 3))
+
+
+def client(context: Context) -> KernelPCAClient:
+    return KernelPCAClient(context, ROWS[int(context.node_config["partition-id"])])
 
 
 @pytest.fixture
@@ -47,7 +44,7 @@ def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> C
     def lines(messages: int = 2, **node: Any) -> list[str]:
         caplog.clear()
         config = {"partition-id": 0, "num-partitions": 1, **node}
-        context, app = Context(1, 2, config, RecordDict(), {}), serve(make_client)
+        context, app = Context(1, 2, config, RecordDict(), {}), serve(client)
         flower_compat.set_task_identity(1, 2)
         opening = DescribeRequest(session="s", method="m", resume_round=0, secure=True)
         for _ in range(messages):
@@ -58,20 +55,14 @@ def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> C
     return lines
 
 
-def test_the_first_message_of_a_run_says_what_its_process_cost(said: Callable[..., Any]) -> None:
-    line = (
-        "this message cost 2.1 s of CPU to start a process; "
-        "`fedkern node start` keeps one warm (docs/deploy.md)"
-    )
-    assert said(3) == [line]
-    assert said(1) == [line]  # of the next run
-
-
-def test_nothing_is_said_where_no_process_was_started(
+def test_the_first_message_of_a_run_says_what_its_process_cost_where_one_was_started(
     said: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    (line,) = said(3)
+    assert line.startswith("this message cost 2.1 s of CPU to start a process; ")
+    assert said(1) == [line]  # of the next run
     assert said(simulation=True) == []
-    KernelPCA(features=3).start(InProcessGrid(serve(make_client), 2))
+    KernelPCA(features=3).start(InProcessGrid(serve(client), 2))
     assert "cost" not in caplog.text
     with monkeypatch.context() as patch:
         patch.setattr(flower_compat, "warm", True)
@@ -89,13 +80,6 @@ def test_flower_starts_that_process_for_a_message() -> None:
     assert flower_compat.warm is False
 
 
-ROWS = np.random.default_rng(0).random((4, 30, 3))
-
-
-def client(context: Context) -> KernelPCAClient:
-    return KernelPCAClient(context, ROWS[int(context.node_config["partition-id"])])
-
-
 def components(*mods: Any) -> np.ndarray:
     """Return the model of a run whose nodes have these mods."""
     strategy = KernelPCA(features=10)
@@ -103,16 +87,18 @@ def components(*mods: Any) -> np.ndarray:
     return np.asarray(strategy.model_["components"])
 
 
-def test_mods_that_count_see_what_is_sent(caplog: pytest.LogCaptureFixture) -> None:
+def test_mods_that_count_see_what_is_sent(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
 
     def spy(message: Message, context: Context, call_next: Any) -> Message:
         seen.append(type(message.content.config_records["fitins.config"]).__name__)
         return call_next(message, context)
 
-    logging.getLogger("flwr").propagate = True
-    with caplog.at_level(logging.INFO, logger="flwr"):
-        found = components(message_size_mod, arrays_size_mod, spy)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level("INFO", logger="flwr")
+    found = components(stock.message_size_mod, stock.arrays_size_mod, spy)
     np.testing.assert_array_equal(found, components())
     sizes = [r.args[0] for r in caplog.records if "message size" in r.msg and r.args]
     assert len(sizes) == 2 * len(seen) > 0
@@ -122,7 +108,8 @@ def test_mods_that_count_see_what_is_sent(caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.parametrize(
-    "mod", [LocalDpMod(1.0, 1.0, 1.0, 1e-5), fixedclipping_mod, adaptiveclipping_mod]
+    "mod",
+    [stock.LocalDpMod(1.0, 1.0, 1.0, 1e-5), stock.fixedclipping_mod, stock.adaptiveclipping_mod],
 )
 def test_mods_that_change_answers_are_refused(mod: Any) -> None:
     with refused("FK-MOD-CHANGES"):

@@ -1,14 +1,18 @@
-"""HierarchicalSVM with a budget of privacy: noisy sums of gradients, what they cost and refuse."""
+"""HierarchicalSVM with a budget of privacy: its noisy sums, what they cost, refuse, and resume."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from faulty import Cut, PowerCutError
 from flwr.app import Context
+from known_noise import know_noise
 from refusals import refused
 from scipy import stats
 from sklearn.datasets import load_breast_cancer
@@ -16,6 +20,7 @@ from sklearn.datasets import load_breast_cancer
 from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.groups import gradients
 from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.privacy import Budget, NoisySum
 from fedkern_flwr.privacy.accounting import epsilon_of
 from fedkern_flwr.simulations import simulate
@@ -35,11 +40,16 @@ def table(n: int = 400) -> tuple[np.ndarray, np.ndarray]:
 X, Y = table()
 
 
-def nodes(**more: Any) -> Any:
+def nodes(folder: Path | None = None, **more: Any) -> Any:
+    """Clients; with a folder they are deployed ones, which have theirs in it."""
+
     def client(context: Context) -> SVMClient:
         k = int(context.node_config["partition-id"])
         rows, held = np.arange(k, 300, USERS), np.arange(300 + k, len(X), USERS)
         own: Any = {"x_test": X[held], "y_test": Y[held], "classes": (-1.0, 1.0), **more}
+        if folder is not None:
+            context.node_config["simulation"] = False
+            own["state_dir"] = folder / str(k)
         return SVMClient(context, X[rows], Y[rows], **own)
 
     return client
@@ -81,7 +91,7 @@ def plain_gradient(model: np.ndarray, kind: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["linear", "logistic"])
-@pytest.mark.parametrize("colluders", [0, 1, 3])
+@pytest.mark.parametrize("colluders", [0, 3])
 def test_all_that_is_opened_has_the_noise_that_is_told(
     kind: Any, colluders: int, opened: Any
 ) -> None:
@@ -98,12 +108,16 @@ def test_all_that_is_opened_has_the_noise_that_is_told(
 
 
 @pytest.mark.promise("svm-budget-total")
-def test_the_iterations_together_cost_the_budget_and_no_more() -> None:
+def test_the_iterations_together_cost_the_budget_and_no_figures_are_told_besides() -> None:
     made = run(strategy())
     (release, parties), (counts, _) = (made.noised_[n] for n in ("gradients", "outcomes"))
     assert parties == USERS
     assert 2.98 < epsilon_of(STEPS * release.curve, release.delta) <= 3.0
     assert 2.98 < counts.epsilon <= 3.0
+    assert {*made.history_[-1]} == {"round", "consensus_difference"}
+    assert "objective" not in made.metrics_
+    assert {entry["name"] for entry in made.privacy()["sums"]} == {"gradients", "outcomes"}
+    assert "bins" not in made.result()["held_out"]
 
 
 @pytest.mark.promise("svm-budget-row")
@@ -112,25 +126,21 @@ def test_the_iterations_together_cost_the_budget_and_no_more() -> None:
 def test_one_row_moves_a_gradient_no_farther_than_is_charged(kind: Any, outputs: int) -> None:
     """Whatever the model, the row (far outside of [0, 1] too) and its label."""
     rng, farthest = np.random.default_rng(0), 0.0
-    planned = gradients.gradient_release(
-        Budget(1.0), outputs=outputs, width=6, rows=[20, 20], iterations=3
-    )
+    about: Any = {"outputs": outputs, "width": 6, "rows": [20, 20], "iterations": 3}
+    planned = gradients.gradient_release(Budget(1.0), **about)
     unit, coordinates = 2.0**-planned.noise.fraction, gradients.public_coordinates(5, 0)
     for scale in np.geomspace(0.01, 100.0, 300):
         model = scale * rng.standard_normal((outputs, 6))
-        x = rng.uniform(-scale, scale, (20, 5))
-        y = rng.choice([-1.0, 1.0], (20, outputs))
+        x, y = rng.uniform(-scale, scale, (20, 5)), rng.choice([-1.0, 1.0], (20, outputs))
         other, labels = x.copy(), y.copy()
-        other[0], labels[0] = x[0], -y[0]
+        labels[0] = -y[0]
         if rng.random() < 0.5:
             other[0] = rng.uniform(-scale, scale, 5)
-        first, second = (
-            np.rint(
-                gradients.gradient(kind, gradients.shortened(coordinates.rows(a)), b, model) / unit
-            )
-            for a, b in ((x, y), (other, labels))
-        )
-        farthest = max(farthest, float(np.linalg.norm((first - second).ravel())) * unit)
+        found = []
+        for a, b in ((x, y), (other, labels)):
+            rows = gradients.shortened(coordinates.rows(a))
+            found.append(np.rint(gradients.gradient(kind, rows, b, model) / unit))
+        farthest = max(farthest, float(np.linalg.norm((found[0] - found[1]).ravel())) * unit)
     assert farthest <= planned.sensitivity
     assert farthest > (0.4 if kind == "logistic" else 0.6) * planned.sensitivity
 
@@ -144,12 +154,14 @@ def test_the_public_coordinates_hold_columns_between_0_and_1_as_they_are() -> No
 def test_with_much_budget_it_is_nearly_the_machine_without() -> None:
     plain = HierarchicalSVM(architecture="centralised", C=1.0, seed=0)
     simulate(plain, nodes(), USERS, num_rounds=50)
-    for kind in ("linear", "rbf", "logistic"):
-        more = {"features": 20} if kind == "rbf" else {}
-        made = run(strategy(model=kind, privacy_epsilon=12.0, **more), None if more else 30)
-        assert made.num_rounds == (gradients.ITERATIONS if more else 30)
+    best = float(np.mean(plain.predict(X[300:]) == (Y[300:] > 0)))
+    for options, rounds, made_in in (
+        ({"model": "linear"}, 30, 30),
+        ({"model": "rbf", "features": 20}, None, gradients.ITERATIONS),
+    ):
+        made = run(strategy(privacy_epsilon=12.0, **options), rounds)
+        assert made.num_rounds == made_in
         right = float(np.mean(made.predict(X[300:]) == (Y[300:] > 0)))
-        best = float(np.mean(plain.predict(X[300:]) == (Y[300:] > 0)))
         assert right > best - 0.08
         assert made.metrics_["test_accuracy"] == pytest.approx(right, abs=0.15)
 
@@ -157,8 +169,8 @@ def test_with_much_budget_it_is_nearly_the_machine_without() -> None:
 def test_with_next_to_no_budget_it_ends() -> None:
     made = run(strategy(privacy_epsilon=0.01))
     assert np.isfinite(made.coefficients_).all()
-    told = made.metrics_.get("test_accuracy")  # none where the noise leaves no row to count
-    assert told is None or 0.0 <= told <= 1.0
+    # no figure where the noise leaves no row to count
+    assert 0.0 <= made.metrics_.get("test_accuracy", 0.0) <= 1.0
 
 
 def test_a_budget_for_parties_is_for_all_their_rows() -> None:
@@ -169,14 +181,6 @@ def test_a_budget_for_parties_is_for_all_their_rows() -> None:
     assert ratio == pytest.approx(60 * math.sqrt(2.0), rel=0.05)  # and counts of a party
     made = run(strategy(privacy_unit="party"))
     assert made.result()["privacy"]["budget"]["unit"] == "party"
-
-
-def test_no_loss_residual_or_statistic_is_told() -> None:
-    made = run(strategy())
-    assert {*made.history_[-1]} == {"round", "consensus_difference"}
-    assert "objective" not in made.metrics_
-    assert {entry["name"] for entry in made.privacy()["sums"]} == {"gradients", "outcomes"}
-    assert "bins" not in made.result()["held_out"]
 
 
 # -- what is refused
@@ -217,85 +221,49 @@ def test_a_server_that_orders_less_noise_is_refused(weaker: float, monkeypatch: 
 
 def test_more_iterations_than_were_said_are_refused(monkeypatch: Any) -> None:
     """A server that says six and asks for seven: what they cost is counted by the nodes."""
-    honest = hierarchical_private.PrivateRounds._request
+    release, request = gradients.gradient_release, PrivateRounds._request
 
-    def lie(self: Any, *known: Any) -> Any:
-        return replace(honest(self, *known), iterations=STEPS)
+    def planned(*known: Any, **about: Any) -> Any:
+        return release(*known, **{**about, "iterations": STEPS})
 
-    release = gradients.gradient_release
-    monkeypatch.setattr(
-        hierarchical_private.gradients,
-        "gradient_release",
-        lambda *known, **about: release(*known, **{**about, "iterations": STEPS}),
-    )
-    monkeypatch.setattr(hierarchical_private.PrivateRounds, "_request", lie)
+    monkeypatch.setattr(hierarchical_private.gradients, "gradient_release", planned)
+
+    def lie(*known: Any) -> Any:
+        return replace(request(*known), iterations=STEPS)
+
+    monkeypatch.setattr(PrivateRounds, "_request", lie)
     run(strategy(), STEPS)
     with refused("FK-BUDGET-EXCEEDED"):
         run(strategy(), STEPS + 1)
 
 
-@pytest.mark.parametrize(
-    ("other", "code"),
-    [
-        ({"iterations": 3}, "FK-SETTINGS-CHANGED"),
-        ({"loss": "squared"}, "FK-BUDGET-LOSS"),
-        ({"gamma": 2.0}, "FK-SETTINGS-CHANGED"),
-    ],
-)
-def test_settings_that_change_and_other_losses_are_refused(
-    other: Any, code: str, monkeypatch: Any
-) -> None:
-    honest = hierarchical_private.PrivateRounds._request
-
-    def lie(self: Any, kind: Any, model: Any) -> Any:
-        found = honest(self, kind, model)
-        return replace(found, **other) if self.step > 1 or "loss" in other else found
-
-    monkeypatch.setattr(hierarchical_private.PrivateRounds, "_request", lie)
-    with refused(code):
-        run(strategy())
-
-
 @pytest.mark.promise("svm-budget-refuses")
-def test_a_server_that_asks_for_solutions_in_a_run_with_a_budget_is_refused(
-    monkeypatch: Any,
-) -> None:
-    monkeypatch.setattr(HierarchicalSVM, "private_rounds", HierarchicalSVM.central_rounds)
-    with refused("FK-BUDGET-SIDES"):
-        run(strategy())
-    monkeypatch.setattr(HierarchicalSVM, "private_rounds", HierarchicalSVM.measure_columns)
-    with refused("FK-BUDGET-SIDES"):
-        run(strategy())
+@pytest.mark.parametrize("rounds", ["central_rounds", "measure_columns", ""])
+def test_both_sides_have_a_budget_or_none(rounds: str, monkeypatch: Any) -> None:
+    """No solutions are asked for where there is one, no gradients where there is none."""
+    honest = HierarchicalSVM.gather
 
-
-def test_gradients_without_a_budget_are_refused(monkeypatch: Any) -> None:
-    made = strategy()
-    monkeypatch.setattr(HierarchicalSVM, "gather", _without_budget(HierarchicalSVM.gather))
-    with refused("FK-BUDGET-SIDES"):
-        run(made)
-
-
-def _without_budget(honest: Any) -> Any:
-    def gather(self: Any, *known: Any, **more: Any) -> None:
+    def without(self: Any, *known: Any, **more: Any) -> None:
         kept, self.budget = self.budget, None
         honest(self, *known, **more)
         self.budget = kept
 
-    return gather
+    if rounds:
+        monkeypatch.setattr(HierarchicalSVM, "private_rounds", getattr(HierarchicalSVM, rounds))
+    else:
+        monkeypatch.setattr(HierarchicalSVM, "gather", without)
+    with refused("FK-BUDGET-SIDES"):
+        run(strategy())
 
 
 @pytest.mark.parametrize(
     ("epsilon", "code"), [(None, "FK-POLICY-NOISE"), (3.1, "FK-POLICY-EPSILON"), (3.0, "")]
 )
 def test_a_node_takes_part_within_its_limit(epsilon: float | None, code: str) -> None:
-    policy = NodePolicy.of_simulations(max_epsilon=3.0)
-    made = strategy(privacy_epsilon=epsilon)
-    if code:
-        with refused(code):
-            run(made, policy=policy)
-        return
-    run(made, policy=policy)
-    assert HierarchicalSVM.of_model(made.model()[1]).budget == made.budget
+    made, policy = strategy(privacy_epsilon=epsilon), NodePolicy.of_simulations(max_epsilon=3.0)
+    with refused(code) if code else nullcontext():
+        run(made, policy=policy)
+        assert HierarchicalSVM.of_model(made.model()[1]).budget == made.budget
 
 
 def test_an_equal_answer_to_another_question_is_another_release(monkeypatch: Any) -> None:
@@ -325,3 +293,89 @@ def test_models_for_which_rows_overflow_are_answered_whatever_the_rows() -> None
             rows = gradients.public_coordinates(64, 0).rows(rng.choice([0.0, 1.0], (400, 64)))
             found = gradients.gradient(kind, gradients.shortened(rows), Y[:, None], model)  # type: ignore[arg-type]
             assert np.abs(found).max() <= len(rows)
+
+
+# -- a run that breaks off goes on: the same noise, paid once
+
+FEW = 5
+LAST = FEW + 1  # exchange of the counts; 0 describes, 1 is the first iteration
+
+
+@dataclass
+class Users:
+    """Users with folders, whose owners allow one run about their rows."""
+
+    folder: Path
+    last: Any = None
+
+    def fit(
+        self, plan: Any = None, rounds: int = FEW, state: bool = True, **more: Any
+    ) -> HierarchicalSVM:
+        own = {"attempts": 2, "checkpoint": self.folder / "run.npz", "checkpoint_every": 2}
+        self.last = strategy(**{**own, **more})
+        policy = NodePolicy(max_epsilon=3.0 if state else math.inf)
+        clients = nodes(self.folder if state else None, policy=policy)
+        simulate(self.last, clients, USERS, num_rounds=rounds, faults=plan)
+        return self.last
+
+
+@pytest.fixture
+def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Users:
+    """Users whose noise is known to the test: drawn again it is other noise."""
+    know_noise(monkeypatch)
+    return Users(tmp_path)
+
+
+@pytest.fixture
+def quiet(users: Users, tmp_path: Path) -> HierarchicalSVM:
+    """The run that nothing happens to."""
+    return Users(tmp_path / "quiet").fit()
+
+
+def check(users: Users, quiet: HierarchicalSVM) -> None:
+    """The same model and figures, byte for byte; paid once."""
+    assert np.array_equal(users.last.coefficients_, quiet.coefficients_)
+    assert (users.last.metrics_, users.last.history_) == (quiet.metrics_, quiet.history_)
+    assert users.last.privacy()["budget"] == quiet.privacy()["budget"]
+    for k in range(USERS):
+        (paid,) = NodeLedger(users.folder / str(k), k).runs()
+        assert paid.epsilon == pytest.approx(3.0, rel=1e-2)
+
+
+def test_the_noise_of_these_tests_is_one(quiet: HierarchicalSVM, users: Users) -> None:
+    """So that a model can be compared; with keys of the system it is another each time."""
+    users.fit()
+    check(users, quiet)
+
+
+@pytest.mark.promise("svm-budget-resumes")
+@pytest.mark.parametrize("number", range(2, LAST + 1))
+@pytest.mark.parametrize("parties", [1, USERS])
+def test_a_server_that_broke_down_goes_on(
+    number: int, parties: int, users: Users, quiet: HierarchicalSVM
+) -> None:
+    """Some users have answered the exchange, or none of them; one costs nothing twice."""
+    with pytest.raises(PowerCutError):
+        users.fit(Cut(number=number, parties=parties))
+    users.fit(resume=True)
+    check(users, quiet)
+
+
+@pytest.mark.parametrize(
+    ("what", "code"),
+    [("rounds", "SETTINGS-CHANGED"), ("state", "STATE-GONE"), ("noise", "BUDGET-EXCEEDED")],
+)
+def test_what_a_run_cannot_go_on_with(what: str, code: str, users: Users) -> None:
+    """Another number of iterations, among which the cost was divided; a node without a folder.
+
+    Noise that was lost is not drawn again: the mean of two noises has less of it.
+    """
+    state = what != "state"
+    with pytest.raises(PowerCutError):
+        users.fit(Cut(number=5 if what == "noise" else 4), state=state)
+    if what == "noise":
+        NodeLedger(users.folder / "1", 1).forget_noise(users.last.session)
+    with refused(f"FK-{code}") as why:
+        users.fit(rounds=FEW + (what == "rounds"), resume=True, state=state)
+    assert "\n" not in str(why.value)
+    assert state or "state_dir" in str(why.value)
