@@ -13,20 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from refusals import refused
 
-from fedkern_flwr.align.column_ranges import (
-    ENCODING,
-    Centre,
-    Statistics,
-    beyond,
-    check_values,
-    first_pass,
-    own_ranges,
-    read_first_pass,
-    read_second_pass,
-    resolution,
-    second_pass,
-    summed_ranges,
-)
+from fedkern_flwr.align import column_ranges as ranges
 from fedkern_flwr.scaling import Scaling, ranges_to_json, read_ranges, scale_by_ranges
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.tables.table import Table
@@ -38,16 +25,20 @@ NAN = np.nan
 def add(parts: list[np.ndarray]) -> np.ndarray:
     """Add vectors up as the ring does, without masks."""
     with np.errstate(over="ignore"):
-        total = sum(ENCODING.encode(part, len(parts), name="sum") for part in parts)
-    return ENCODING.decode(np.asarray(total, np.uint64), len(parts))
+        total = sum(ranges.ENCODING.encode(part, len(parts), name="sum") for part in parts)
+    return ranges.ENCODING.decode(np.asarray(total, np.uint64), len(parts))
 
 
-def two_passes(tables: list[np.ndarray], bound: float = BOUND) -> tuple[Centre, Statistics]:
+def two_passes(
+    tables: list[np.ndarray], bound: float = BOUND
+) -> tuple[ranges.Centre, ranges.Statistics]:
     rows = sum(map(len, tables))
     holders = len(tables)
-    total = add([first_pass(x, bound, rows) for x in tables])
-    centre = read_first_pass(total, bound, rows, holders)
-    return centre, read_second_pass(add([second_pass(x, centre) for x in tables]), centre, holders)
+    total = add([ranges.first_pass(x, bound, rows) for x in tables])
+    centre = ranges.read_first_pass(total, bound, rows, holders)
+    return centre, ranges.read_second_pass(
+        add([ranges.second_pass(x, centre) for x in tables]), centre, holders
+    )
 
 
 def one_pass(tables: list[np.ndarray], bound: float = BOUND) -> tuple[np.ndarray, np.ndarray]:
@@ -71,7 +62,7 @@ def pooled(tables: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return count, mean, np.sqrt(np.nansum((x - mean) ** 2, axis=0) / count)
 
 
-def assert_pooled(found: Statistics, tables: list[np.ndarray]) -> None:
+def assert_pooled(found: ranges.Statistics, tables: list[np.ndarray]) -> None:
     """To 1e-9 of the deviation; a mean is a float64 all the same."""
     count, mean, deviation = pooled(tables)
     np.testing.assert_array_equal(found.count, count)
@@ -91,13 +82,7 @@ def assert_pooled(found: Statistics, tables: list[np.ndarray]) -> None:
     seed=st.integers(0, 2**32 - 1),
 )
 def test_two_passes_give_the_pooled_statistics(
-    holders: int,
-    rows: int,
-    mean: float,
-    exponent: float,
-    apart: float,
-    missing: float,
-    seed: int,
+    holders: int, rows: int, mean: float, exponent: float, apart: float, missing: float, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
     tables = []
@@ -128,7 +113,7 @@ def test_the_documented_precision_holds_and_many_rows_lose_nothing() -> None:
         tables = [mean + deviation * rng.standard_normal((100, 4)) for _ in range(10)]
         assert_pooled(two_passes(tables)[1], tables)
     for holders in (2, 3, 4, 10, 1000):
-        assert resolution(holders) <= holders**2 * 2.0**-60
+        assert ranges.resolution(holders) <= holders**2 * 2.0**-60
     tables = [1e5 + 1e-2 * rng.standard_normal((200_000, 2)) for _ in range(2)]
     assert_pooled(two_passes(tables)[1], tables)
     # added up row by row the squares would be off by more than their spread
@@ -138,10 +123,10 @@ def test_the_documented_precision_holds_and_many_rows_lose_nothing() -> None:
 
 
 def test_the_second_pass_is_taken_at_its_word_down_to_the_resolution() -> None:
-    centre = Centre(np.full(4, 9.0), np.full(4, 100.0), np.full(4, 2.0))
-    noise = resolution(3)
+    centre = ranges.Centre(np.full(4, 9.0), np.full(4, 100.0), np.full(4, 2.0))
+    noise = ranges.resolution(3)
     total = np.array([0.5, -0.25, 0.0, 0.0, 0.5, 0.0625, 10.0 * noise, 100.0 * noise])
-    found = read_second_pass(total, centre, 3)
+    found = ranges.read_second_pass(total, centre, 3)
     np.testing.assert_array_equal(found.mean, [101.0, 99.5, 100.0, 100.0])
     np.testing.assert_allclose(found.deviation, [1.0, 0.0, 0.0, 20.0 * noise**0.5], rtol=1e-15)
 
@@ -152,9 +137,9 @@ def test_no_contribution_is_larger_than_one(seed: int, scale: float) -> None:
     rng = np.random.default_rng(seed)
     x = rng.choice([-1.0, 0.0, 1.0, rng.uniform(-1, 1)], (int(rng.integers(2, 40)), 2)) * scale
     tables = [x[:1], x[1:]]
-    firsts = [first_pass(t, BOUND, len(x)) for t in tables]
-    centre = read_first_pass(add(firsts), BOUND, len(x), 2)
-    for part in (*firsts, *(second_pass(t, centre) for t in tables)):
+    firsts = [ranges.first_pass(t, BOUND, len(x)) for t in tables]
+    centre = ranges.read_first_pass(add(firsts), BOUND, len(x), 2)
+    for part in (*firsts, *(ranges.second_pass(t, centre) for t in tables)):
         assert np.abs(part).max() <= 1.0 + 1e-12
     assert (np.log2(centre.scale) == np.rint(np.log2(centre.scale))).all()
 
@@ -166,7 +151,10 @@ def test_a_constant_column_has_no_deviation_and_a_range_around_it(value: float) 
         found = two_passes(tables)[1]
         assert found.deviation.tolist() == [0.0]
         assert found.mean[0] == pytest.approx(value, rel=1e-15, abs=1e-12)
-        for low, high in (summed_ranges(found, 4.0)[:, 0], own_ranges(tables[0])[:, 0]):
+        for low, high in (
+            ranges.summed_ranges(found, 4.0)[:, 0],
+            ranges.own_ranges(tables[0])[:, 0],
+        ):
             assert high - low == pytest.approx(max(1.0, abs(value)))
             assert low + high == pytest.approx(2.0 * value, rel=1e-12, abs=1e-11)
 
@@ -177,18 +165,20 @@ def test_missing_values_are_left_out_column_by_column() -> None:
     np.testing.assert_array_equal(found.count, [3, 2])
     np.testing.assert_allclose(found.mean, [3.0, 3.0], rtol=1e-15)
     np.testing.assert_allclose(found.deviation, [np.sqrt(8.0 / 3.0), 2.0], rtol=1e-14)
-    np.testing.assert_array_equal(own_ranges(first), [[1.0, 4.5 - 2.0], [3.0, 7.5]])
+    np.testing.assert_array_equal(ranges.own_ranges(first), [[1.0, 4.5 - 2.0], [3.0, 7.5]])
 
 
 def test_ranges_are_some_deviations_around_the_mean() -> None:
-    found = Statistics(np.array([9.0, 9.0]), np.array([1.0, -2.0]), np.array([0.5, 3.0]))
-    np.testing.assert_array_equal(summed_ranges(found, 2.0), [[0.0, -8.0], [2.0, 4.0]])
-    tiny = Statistics(np.ones(1), np.array([1e6]), np.array([1e-14]))  # below a float64's last bit
-    low, high = summed_ranges(tiny, 4.0)
+    found = ranges.Statistics(np.array([9.0, 9.0]), np.array([1.0, -2.0]), np.array([0.5, 3.0]))
+    np.testing.assert_array_equal(ranges.summed_ranges(found, 2.0), [[0.0, -8.0], [2.0, 4.0]])
+    tiny = ranges.Statistics(
+        np.ones(1), np.array([1e6]), np.array([1e-14])
+    )  # below a float64's last bit
+    low, high = ranges.summed_ranges(tiny, 4.0)
     assert low < high
     x = np.array([[1.0, -3.0, NAN, 2.0], [NAN, 1.0, 2.0, -2.5]])
-    assert beyond(x, 2.0) == [1, 3]
-    assert beyond(x, 3.0) == []
+    assert ranges.beyond(x, 2.0) == [1, 3]
+    assert ranges.beyond(x, 3.0) == []
 
 
 @pytest.mark.promise("ranges-column-empty")
@@ -196,24 +186,24 @@ def test_values_that_cannot_be_summed_are_refused() -> None:
     infinite, empty = [[1.0, np.inf], [1.0, -np.inf]], [[1.0, NAN], [1.0, NAN]]
     for values, code in ((infinite, "FK-VALUES-FINITE"), (empty, "FK-BLOCK-EMPTY")):
         with refused(code) as caught:
-            check_values(np.array(values), ("a", "b"), "p")
+            ranges.check_values(np.array(values), ("a", "b"), "p")
         assert "column 'b'" in str(caught.value)
-    check_values(np.array([[1.0, NAN], [NAN, 2.0]]), ("a", "b"), "p")
-    centre = Centre(np.array([2.0]), np.array([0.0]), np.array([1.0]))
-    share = second_pass(np.array([[5.0], [5.0]]), centre)  # beyond the promise
+    ranges.check_values(np.array([[1.0, NAN], [NAN, 2.0]]), ("a", "b"), "p")
+    centre = ranges.Centre(np.array([2.0]), np.array([0.0]), np.array([1.0]))
+    share = ranges.second_pass(np.array([[5.0], [5.0]]), centre)  # beyond the promise
     with refused("FK-SUM-BOUND"):
-        ENCODING.encode(share, 2, name="sum")
+        ranges.ENCODING.encode(share, 2, name="sum")
 
 
 def test_totals_that_cannot_be_are_refused_or_give_numbers() -> None:
     for count in (0.0, 1.0, 11.0, -4.0):
         with refused("FK-SUM-TOTAL"):
-            read_first_pass(np.array([count / 10, 0.0, 0.0]), BOUND, 10, 2)
+            ranges.read_first_pass(np.array([count / 10, 0.0, 0.0]), BOUND, 10, 2)
     # squares below zero, or below that of the mean: a party lied within the bound
     for total in ([1.0, 0.5, -0.25], [1.0, 1.0, 0.0]):
-        centre = read_first_pass(np.array(total), BOUND, 10, 2)
+        centre = ranges.read_first_pass(np.array(total), BOUND, 10, 2)
         assert np.isfinite(centre.scale).all()
-        found = read_second_pass(np.array([0.5, -1.0]), centre, 2)
+        found = ranges.read_second_pass(np.array([0.5, -1.0]), centre, 2)
         assert found.deviation.tolist() == [0.0]
 
 

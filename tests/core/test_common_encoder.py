@@ -11,23 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
 
-from fedkern_flwr.encoding import Encoder
-from fedkern_flwr.encoding.bins import (
-    coarse_edges,
-    count_bins,
-    fine_edges,
-    read_phases,
-    sum_phases,
-)
+from fedkern_flwr.encoding import Encoder, bins
+from fedkern_flwr.encoding import common as summed
 from fedkern_flwr.encoding.categories import BUCKETS, HASHED, signed_bucket
-from fedkern_flwr.encoding.common import (
-    OwnColumns,
-    coarse_length,
-    fine_length,
-    numeric,
-    read_coarse,
-    read_fine,
-)
 from fedkern_flwr.encoding.facts import KNOTS
 from fedkern_flwr.tables import Table
 
@@ -45,19 +31,19 @@ class Common(NamedTuple):
 
 def common(tables: Sequence[Table], scaling: Any = "rank", categories: Any = "auto") -> Common:
     """Return the encoder that the exact sums of holders make."""
-    own = [OwnColumns(table, SECRET) for table in tables]
+    own = [summed.OwnColumns(table, SECRET) for table in tables]
     kinds, rows = own[0].kinds, sum(table.rows for table in tables)
-    d, numbers = numeric(kinds), [one.numbers() for one in own]
+    d, numbers = summed.numeric(kinds), [one.numbers() for one in own]
     how = BOUND, rows
     parts = [one.coarse(x, *how) for one, x in zip(own, numbers, strict=True)]
-    assert {len(part) for part in parts} == {coarse_length(kinds, d)}
-    asked = read_coarse(np.sum(parts, axis=0), kinds, d, *how, len(own))
+    assert {len(part) for part in parts} == {summed.coarse_length(kinds, d)}
+    asked = summed.read_coarse(np.sum(parts, axis=0), kinds, d, *how, len(own))
     assert asked.fits(d, d)
     edges = asked.edges(BOUND)
     parts = [one.fine(x, asked, *how) for one, x in zip(own, numbers, strict=True)]
-    assert {len(part) for part in parts} == {fine_length(kinds, edges, d)}
+    assert {len(part) for part in parts} == {summed.fine_length(kinds, edges, d)}
     total = np.sum(parts, axis=0)
-    encoder = read_fine(total, kinds, asked, *how, len(own), scaling, categories)[1]
+    encoder = summed.read_fine(total, kinds, asked, *how, len(own), scaling, categories)[1]
     named = [one.named(encoder.to_json()) for one in own]
     assert all(other.to_json() == named[0].to_json() for other in named)
     sizes = np.cumsum([2 * d, *(len(one) - 1 for one in edges)])
@@ -272,7 +258,7 @@ def test_hashed_categories_are_those_of_the_holders_secret() -> None:
     (category,) = made.columns
     assert category.facts.counts == {}  # type: ignore[union-attr]
     (table,) = deal({"c": ("category", np.array([*towns, "unseen"]))}, [np.arange(201)])
-    key = OwnColumns(table, SECRET).keys["c"]
+    key = summed.OwnColumns(table, SECRET).keys["c"]
     wanted = np.full((201, HASHED), 0.5)
     for row, code in zip(wanted, table.x[:, 0].astype(int), strict=True):
         bucket, sign = signed_bucket(key, table.categories["c"][code])
@@ -303,7 +289,7 @@ def test_unknown_categories_are_known_by_their_buckets() -> None:
 def test_buckets_depend_on_the_secret_and_the_column() -> None:
     words = {"c": ("category", WORDS), "d": ("category", WORDS)}
     (table,) = deal(words, [np.arange(len(WORDS))])
-    one, other = OwnColumns(table, b"one"), OwnColumns(table, b"other")
+    one, other = summed.OwnColumns(table, b"one"), summed.OwnColumns(table, b"other")
     assert (one.x != other.x).mean() > 0.9
     assert (one.x[:, 0] != one.x[:, 1]).mean() > 0.8
     assert "6f6e65" not in "".join(key.hex() for key in one.keys.values())  # the secret itself
@@ -311,21 +297,23 @@ def test_buckets_depend_on_the_secret_and_the_column() -> None:
 
 def test_a_split_bin_has_five_rows_where_they_are_spread_evenly() -> None:
     """Bins are no finer than rows allow: of few rows single values are not told apart."""
-    edges = coarse_edges(1.0)
+    edges = bins.coarse_edges(1.0)
     for n in (20, 100, 1000):
         x = (np.arange(n) + 0.5) / n
-        counts, place = count_bins(x, edges), read_phases(sum_phases(x, 1.0), n, 1.0)
-        fine = fine_edges(counts, -1, (0.5, 0.5), place, 1.0)
+        counts, place = bins.count_bins(x, edges), bins.read_phases(bins.sum_phases(x, 1.0), n, 1.0)
+        fine = bins.fine_edges(counts, -1, (0.5, 0.5), place, 1.0)
         assert (np.diff(fine) > 0.0).all()
         public = 2 * 64 + len(edges)  # even ones about two places, powers of two
         assert len(fine) <= public + n / 5
-        assert count_bins(x, fine).sum() == n
+        assert bins.count_bins(x, fine).sum() == n
 
 
 def test_what_is_known_to_be_empty_is_not_counted_again() -> None:
     x = np.array([1.0, 3.0] * 50)
-    counts = count_bins(x, coarse_edges(BOUND))
-    fine = fine_edges(counts, 0, (2.0, 2.0), read_phases(sum_phases(x, BOUND), 100, BOUND), BOUND)
+    counts = bins.count_bins(x, bins.coarse_edges(BOUND))
+    fine = bins.fine_edges(
+        counts, 0, (2.0, 2.0), bins.read_phases(bins.sum_phases(x, BOUND), 100, BOUND), BOUND
+    )
     assert fine.tolist() == [-BOUND - 0.5, 0.5, 1.5, 2.5, 3.5, BOUND + 0.5]
 
 
@@ -335,7 +323,7 @@ def test_phases_find_most_values_whatever_some_far_ones(where: float, wide: floa
     rng = np.random.default_rng(0)
     x = where + wide * rng.random(1000)
     x[:150] = rng.uniform(-BOUND, BOUND, 150)
-    middle, length = read_phases(sum_phases(x, BOUND), 1000, BOUND)
+    middle, length = bins.read_phases(bins.sum_phases(x, BOUND), 1000, BOUND)
     assert abs(middle - where - wide / 2) < wide / 4
     assert wide < length < 4 * wide
 
@@ -343,12 +331,12 @@ def test_phases_find_most_values_whatever_some_far_ones(where: float, wide: floa
 def made_of(change: Any) -> Encoder:
     """Return an encoder of totals that a party has changed."""
     columns = {"a": ("number", np.arange(40.0)), "c": ("category", np.array(["u", "v"] * 20))}
-    own = OwnColumns(deal(columns, [np.arange(40)])[0], SECRET)
+    own = summed.OwnColumns(deal(columns, [np.arange(40)])[0], SECRET)
     x = own.numbers()
-    asked = read_coarse(own.coarse(x, BOUND, 40), own.kinds, 1, BOUND, 40, 1)
+    asked = summed.read_coarse(own.coarse(x, BOUND, 40), own.kinds, 1, BOUND, 40, 1)
     total = own.fine(x, asked, BOUND, 40)
     change(total[2:])
-    return read_fine(total, own.kinds, asked, BOUND, 40, 1)[1]
+    return summed.read_fine(total, own.kinds, asked, BOUND, 40, 1)[1]
 
 
 def test_totals_that_contradict_each_other_are_refused() -> None:

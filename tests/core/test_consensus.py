@@ -7,28 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkern_flwr.groups.consensus import (
-    Coordinates,
-    Residuals,
-    balance,
-    global_center,
-    group_center,
-    growth,
-    initial_rho,
-    may_advance,
-    next_growth,
-    norms,
-    penalties_of,
-    relax,
-    risen,
-    scale,
-)
+from fedkern_flwr.groups import consensus
 
 RNG = np.random.default_rng(0)
 
 
-def fit(x: np.ndarray, *, standardised: bool = True) -> Coordinates:
-    return Coordinates.fit(x.mean(0), (x**2).mean(0), standardised=standardised)
+def fit(x: np.ndarray, *, standardised: bool = True) -> consensus.Coordinates:
+    return consensus.Coordinates.fit(x.mean(0), (x**2).mean(0), standardised=standardised)
 
 
 @pytest.mark.parametrize("standardised", [True, False])
@@ -42,7 +27,7 @@ def test_coordinates_change_neither_outputs_nor_penalties(standardised: bool) ->
     weights, bias = own.model(w)
     np.testing.assert_allclose(x @ weights.T + bias, rows @ w.T, rtol=1e-9, atol=1e-9)
     penalised = w[:, :-1] if standardised else weights
-    np.testing.assert_allclose(penalties_of(w, own.ridge()), 0.5 * (penalised**2).sum(1))
+    np.testing.assert_allclose(consensus.penalties_of(w, own.ridge()), 0.5 * (penalised**2).sum(1))
 
 
 def test_constant_columns_and_the_identity() -> None:
@@ -50,7 +35,7 @@ def test_constant_columns_and_the_identity() -> None:
     own = fit(x)
     np.testing.assert_array_equal(own.deviation[:2], 1.0)
     np.testing.assert_allclose(own.rows(x)[:, :2], 0.0)
-    same = Coordinates.identity(3)
+    same = consensus.Coordinates.identity(3)
     np.testing.assert_array_equal(same.rows(x)[:, :-1], x)
     np.testing.assert_array_equal(same.ridge(), [1.0, 1.0, 1.0, 0.0])
 
@@ -60,61 +45,65 @@ def test_centers_are_minima() -> None:
     w, r = RNG.standard_normal((2, 5, 2, 4))
     h, s = RNG.standard_normal((2, 2, 4))
     q = np.append(RNG.uniform(0.5, 2.0, 3), 0.0)
-    zi = group_center((w + r).sum(0), 5, 0.7, 1.9, h, s)
-    z = global_center((w + r).sum(0), 0.7, 5, q)
+    zi = consensus.group_center((w + r).sum(0), 5, 0.7, 1.9, h, s)
+    z = consensus.global_center((w + r).sum(0), 0.7, 5, q)
 
     def lagrangian(zi: np.ndarray) -> float:
         return float(0.35 * ((w - zi + r) ** 2).sum() + 0.95 * ((zi - h + s) ** 2).sum())
 
     def whole(z: np.ndarray) -> float:
-        return penalties_of(z, q).sum() + 0.35 * float(((w + r - z) ** 2).sum())
+        return consensus.penalties_of(z, q).sum() + 0.35 * float(((w + r - z) ** 2).sum())
 
     for f, point in ((lagrangian, zi), (whole, z)):
         for _ in range(20):
             step = 1e-3 * RNG.standard_normal((2, 4))
             assert f(point + step) > f(point)
-    np.testing.assert_allclose(relax(w, r, 1.7), w + 0.7 * (w - r))
+    np.testing.assert_allclose(consensus.relax(w, r, 1.7), w + 0.7 * (w - r))
 
 
 def test_penalties() -> None:
-    assert [risen(k) for k in (0, 20, 40, 400)] == pytest.approx([1.0, 20**0.5, 20.0, 20.0])
-    assert initial_rho("rising", 2.0) == 2.0
-    assert initial_rho("fixed", 2.0) == initial_rho("balanced", 2.0) == 6.0
-    assert initial_rho("scaled", 2.0) == 2.0
+    assert [consensus.risen(k) for k in (0, 20, 40, 400)] == pytest.approx(
+        [1.0, 20**0.5, 20.0, 20.0]
+    )
+    assert consensus.initial_rho("rising", 2.0) == 2.0
+    assert consensus.initial_rho("fixed", 2.0) == consensus.initial_rho("balanced", 2.0) == 6.0
+    assert consensus.initial_rho("scaled", 2.0) == 2.0
     few = np.array([9.0, 4.0, 1e9, 1.0, 0.0, 1.0]), np.array([4.0, 9.0, 1.0, 1e9, 1.0, 0.0])
-    np.testing.assert_allclose(balance(*few, 5), [1.5, 2 / 3, 2.0, 0.5, 1.0, 1.0])
+    np.testing.assert_allclose(consensus.balance(*few, 5), [1.5, 2 / 3, 2.0, 0.5, 1.0, 1.0])
     for k in (6, 65):
-        np.testing.assert_array_equal(balance(*few, k), 1.0)
+        np.testing.assert_array_equal(consensus.balance(*few, k), 1.0)
     factor = np.array([1.0, 1.5])
-    np.testing.assert_allclose(growth("rising", 40, factor), 20.0)
+    np.testing.assert_allclose(consensus.growth("rising", 40, factor), 20.0)
     for schedule in ("fixed", "balanced", "scaled"):
-        np.testing.assert_array_equal(growth(schedule, 40, factor), factor)
+        np.testing.assert_array_equal(consensus.growth(schedule, 40, factor), factor)
 
 
 def test_each_output_has_a_penalty_of_its_own_scale() -> None:
     """Three times the size of the duals in units of the model's; at most three times as before."""
     pull, size = np.array([6.0, 0.06, 60.0, 0.0, 1.0]), np.array([3.0, 3.0, 3.0, 3.0, 0.0])
     rho = np.array([5.0, 0.1, 1.0, 1.0, 1.0])
-    np.testing.assert_allclose(scale(pull, size, rho, 40), [6 / 5, 0.6, 3.0, 1.0, 1.0])
+    np.testing.assert_allclose(consensus.scale(pull, size, rho, 40), [6 / 5, 0.6, 3.0, 1.0, 1.0])
     for k in (1, 44, 45):
-        np.testing.assert_array_equal(scale(pull, size, rho, k), 1.0)
-    now, residuals = np.full(5, 2.0), Residuals(size, size, pull, pull)
-    np.testing.assert_allclose(next_growth("scaled", now, residuals, rho, 5)[:2], [12 / 5, 1.2])
+        np.testing.assert_array_equal(consensus.scale(pull, size, rho, k), 1.0)
+    now, residuals = np.full(5, 2.0), consensus.Residuals(size, size, pull, pull)
+    np.testing.assert_allclose(
+        consensus.next_growth("scaled", now, residuals, rho, 5)[:2], [12 / 5, 1.2]
+    )
     for schedule in ("rising", "fixed"):
-        np.testing.assert_array_equal(next_growth(schedule, now, residuals, rho, 5), now)
+        np.testing.assert_array_equal(consensus.next_growth(schedule, now, residuals, rho, 5), now)
 
 
 @pytest.mark.promise("svm-every-class")
 def test_residuals() -> None:
     """They are small when those of every output are: a total would be that of frequent classes."""
-    own = Residuals(*np.array([[1.0, 30.0], [200.0, 40.0], [3.0, 1.0], [4.0, 100.0]]))
+    own = consensus.Residuals(*np.array([[1.0, 30.0], [200.0, 40.0], [3.0, 1.0], [4.0, 100.0]]))
     assert own.largest() == (0.75, 0.75)
     assert own.small(0.75)
     assert not own.small(0.74)
-    rare = Residuals(*np.array([[1.0, 0.9], [1e6, 1.0], [0.0, 0.0], [1e6, 1.0]]))
+    rare = consensus.Residuals(*np.array([[1.0, 0.9], [1e6, 1.0], [0.0, 0.0], [1e6, 1.0]]))
     assert not rare.small(0.8)
-    assert not Residuals.unknown(2).small(0.99)  # nothing is known yet
-    np.testing.assert_allclose(norms(np.array([[3.0, 4.0], [0.0, 2.0]])), [5.0, 2.0])
+    assert not consensus.Residuals.unknown(2).small(0.99)  # nothing is known yet
+    np.testing.assert_allclose(consensus.norms(np.array([[3.0, 4.0], [0.0, 2.0]])), [5.0, 2.0])
 
 
 @given(
@@ -128,7 +117,7 @@ def test_groups_advance_as_far_as_the_bound_allows(
     least = min(done.values())
     done = {g: min(t, least + staleness) for g, t in done.items()}
     ready &= set(done)
-    found = may_advance(ready, done, staleness)
+    found = consensus.may_advance(ready, done, staleness)
     after = {g: t + (g in found) for g, t in done.items()}
     assert found <= ready
     assert max(after.values()) - min(after.values()) <= staleness

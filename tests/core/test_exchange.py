@@ -56,10 +56,7 @@ def reply(
 ) -> Message:
     """A reply or an error to message ``to``, from the node that Flower says it comes from."""
     content = RecordDict(
-        {
-            "fitres.parameters": ArrayRecord(list(arrays)),
-            "fitres.metrics": ConfigRecord(scalars),
-        }
+        {"fitres.parameters": ArrayRecord(list(arrays)), "fitres.metrics": ConfigRecord(scalars)}
     )
     message = Message(error, reply_to=asked(node)) if error else Message(content, node, "train")
     fields = message.metadata.__dict__

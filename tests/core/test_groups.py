@@ -10,14 +10,7 @@ import pytest
 from refusals import refused
 
 from fedkern_flwr.errors import FedKernError, ProtocolError
-from fedkern_flwr.groups.members import (
-    check_horizontal,
-    check_parties,
-    check_single,
-    check_vertical,
-    match_rows,
-    read_groups,
-)
+from fedkern_flwr.groups import members
 from fedkern_flwr.groups.messages import SVMDescribeReply
 
 
@@ -51,10 +44,10 @@ PARTIES = [party(0), party(1), party(2, group=5), party(3, "agent"), party(4, "a
 
 
 def test_groups_are_read_in_order_of_their_numbers() -> None:
-    found = read_groups(PARTIES, layers=True)
+    found = members.read_groups(PARTIES, layers=True)
     assert [(g.number, g.agent, g.users) for g in found] == [(0, 3, (0, 1)), (5, 4, (2,))]
     assert found[0].members == [0, 1, 3]
-    (one,) = read_groups(PARTIES[:3], layers=False)
+    (one,) = members.read_groups(PARTIES[:3], layers=False)
     assert (one.agent, one.users) == (-1, (0, 1, 2))
 
 
@@ -69,7 +62,7 @@ def test_groups_are_read_in_order_of_their_numbers() -> None:
 )
 def test_incomplete_groups_are_refused(parties: Any, layers: bool, code: str) -> None:
     with refused(code):
-        read_groups(parties, layers=layers)
+        members.read_groups(parties, layers=layers)
 
 
 @pytest.mark.parametrize(
@@ -84,34 +77,36 @@ def test_incomplete_groups_are_refused(parties: Any, layers: bool, code: str) ->
 )
 def test_roles_and_clashes(wrong: SVMDescribeReply, error: type[Exception]) -> None:
     with pytest.raises(error):
-        check_parties([replace(party(0), partitions=2), replace(wrong, partitions=2)])
+        members.check_parties([replace(party(0), partitions=2), replace(wrong, partitions=2)])
 
 
 def test_users_of_a_horizontal_split_must_agree() -> None:
-    assert check_horizontal(PARTIES).partition == 0
+    assert members.check_horizontal(PARTIES).partition == 0
     for change in ({"outputs": 2}, {"classes": 3}, {"labels": "m"}, {"label_bound": 2.0}):
         with refused("FK-CLASSES-DIFFER"):
-            check_horizontal([party(0), party(1, **change)])
+            members.check_horizontal([party(0), party(1, **change)])
     for change in ({"rows": 0}, {"outputs": 0}):
         with refused("FK-LABELS-MISSING"):
-            check_horizontal([party(0), party(1, **change)])
+            members.check_horizontal([party(0), party(1, **change)])
     for change in ({"features": 3}, {"columns": "d"}):
         with refused("FK-COLUMNS-DIFFER"):
-            check_horizontal([party(0), party(1, **change)])
+            members.check_horizontal([party(0), party(1, **change)])
 
 
 @pytest.mark.promise("svm-alone")
 def test_single_users() -> None:
-    found = read_groups(PARTIES, layers=True)
+    found = members.read_groups(PARTIES, layers=True)
     with refused("FK-GROUPS-SINGLE"):
-        check_single(found, PARTIES, allow_single=False)
+        members.check_single(found, PARTIES, allow_single=False)
     others = [replace(p, allow_single=p.partition != 2) for p in PARTIES]
     for parties in (PARTIES, others):
         with refused("FK-ALONE-REFUSED"):
-            check_single(found, parties, allow_single=True)
+            members.check_single(found, parties, allow_single=True)
     willing = [replace(p, allow_single=True) for p in PARTIES]
-    check_single(found, willing, allow_single=True)
-    check_single(read_groups(PARTIES[:3], layers=False), PARTIES[:3], allow_single=False)
+    members.check_single(found, willing, allow_single=True)
+    members.check_single(
+        members.read_groups(PARTIES[:3], layers=False), PARTIES[:3], allow_single=False
+    )
 
 
 def column_parties() -> list[SVMDescribeReply]:
@@ -130,9 +125,9 @@ def column_parties() -> list[SVMDescribeReply]:
 
 def test_rows_are_joined() -> None:
     parties = column_parties()
-    found = read_groups(parties, layers=True)
-    assert check_vertical(parties, found).partition == 6
-    plan = match_rows(parties, found, drop=False)
+    found = members.read_groups(parties, layers=True)
+    assert members.check_vertical(parties, found).partition == 6
+    plan = members.match_rows(parties, found, drop=False)
     assert (plan.rows, plan.all_rows, plan.dropped) == (4, 6, 0)
     owner = parties[6].ids[plan.owner]
     for k in range(4):
@@ -146,10 +141,10 @@ def test_rows_are_joined() -> None:
 def test_rows_that_are_missing() -> None:
     parties = column_parties()
     parties[2] = replace(parties[2], ids=ids(3, 1))
-    found = read_groups(parties, layers=True)
+    found = members.read_groups(parties, layers=True)
     with refused("FK-ROWS-LACKING"):
-        match_rows(parties, found, drop=False)
-    plan = match_rows(parties, found, drop=True)
+        members.match_rows(parties, found, drop=False)
+    plan = members.match_rows(parties, found, drop=True)
     assert (plan.rows, plan.all_rows, plan.dropped) == (3, 5, 1)
     owner = parties[6].ids[plan.owner]
     assert 4 not in owner
@@ -157,13 +152,13 @@ def test_rows_that_are_missing() -> None:
         np.testing.assert_array_equal(parties[k].ids[plan.take[k]], owner[plan.place[k]])
     empty = [replace(p, ids=ids()) if p.partition in (2, 3) else p for p in parties]
     with refused("FK-IDS-APART"):
-        match_rows(empty, found, drop=True)
+        members.match_rows(empty, found, drop=True)
 
 
 def test_held_out_rows_alone_are_matched_for_predictions() -> None:
     parties = column_parties()
-    found = read_groups(parties, layers=True)
-    plan = match_rows(parties, found, drop=False, held_out=True)
+    found = members.read_groups(parties, layers=True)
+    plan = members.match_rows(parties, found, drop=False, held_out=True)
     assert (plan.rows, plan.all_rows, plan.dropped) == (0, 2, 0)
     np.testing.assert_array_equal(plan.owner, [4, 5])
     owner = parties[6].ids[plan.owner]
@@ -174,7 +169,7 @@ def test_held_out_rows_alone_are_matched_for_predictions() -> None:
     np.testing.assert_array_equal(np.sort(places), [0, 1])
     parties[6] = replace(parties[6], test_rows=0, ids=parties[6].ids[:4])
     with refused("FK-TEST-NONE"):
-        match_rows(parties, found, drop=True, held_out=True)
+        members.match_rows(parties, found, drop=True, held_out=True)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +185,7 @@ def test_tables_that_cannot_be_joined(who: int, change: dict[str, Any], code: st
     parties = column_parties()
     parties[who] = replace(parties[who], **change)
     with refused(code):
-        match_rows(parties, read_groups(parties, layers=True), drop=True)
+        members.match_rows(parties, members.read_groups(parties, layers=True), drop=True)
 
 
 @pytest.mark.parametrize(
@@ -207,11 +202,11 @@ def test_nodes_that_do_not_fit_a_vertical_split(
     who: int, change: dict[str, Any], code: str
 ) -> None:
     parties = column_parties()
-    found = read_groups(parties, layers=True)
+    found = members.read_groups(parties, layers=True)
     parties[who] = replace(parties[who], **change)
     with refused(code):
-        check_vertical(parties, found)
+        members.check_vertical(parties, found)
     for k in (0, 1):
         parties[k] = replace(parties[k], features=0)
     with refused(code, "FK-COLUMNS-NONE"):
-        check_vertical(parties, found)
+        members.check_vertical(parties, found)
