@@ -28,6 +28,16 @@ class Common(NamedTuple):
     edges: list[np.ndarray]
     counts: list[np.ndarray]
 
+    def outermost(self, j: int) -> float:
+        """Return how wide the outermost bins with a value of a column are together."""
+        used = np.flatnonzero(self.counts[j])
+        return float(np.diff(self.edges[j])[[used[0], used[-1]]].sum())
+
+
+def shared(columns: dict[str, tuple[str, Any]], n: int, holders: int = 3) -> Any:
+    """Return how many holders' tables, and one of all their rows."""
+    return deal(columns, np.array_split(np.arange(n), holders)), deal(columns, [np.arange(n)])[0]
+
 
 def common(tables: Sequence[Table], scaling: Any = "rank", categories: Any = "auto") -> Common:
     """Return the encoder that the exact sums of holders make."""
@@ -178,76 +188,49 @@ def test_bins_are_small_whatever_the_column(how: str) -> None:
     Whatever far values there are: of years a tenth are 0; others trail off from most of them.
     """
     rng = np.random.default_rng(3)
-    columns = {"x": ("number", numbers(rng, 6000, how))}
-    (pooled,) = deal(columns, [np.arange(6000)])
-    made = common(deal(columns, np.array_split(np.arange(6000), 3)))
+    tables, pooled = shared({"x": ("number", numbers(rng, 6000, how))}, 6000)
     expected = Encoder.fit(pooled, "rank").transform(pooled)
-    gap = np.abs(made.encoder.transform(pooled) - expected).max()
-    if how in ("ages", "years"):
-        assert gap <= 1e-12
-    elif how == "few":
-        assert gap <= 0.51  # a value of many decimals and rows is anywhere in its bin
-    else:
-        assert gap <= (0.01 if how == "shifted" else 0.005)
-
-
-def widths(made: Common, j: int) -> float:
-    """Return how wide the outermost bins with a value of a column are together."""
-    used = np.flatnonzero(made.counts[j])
-    return float(np.diff(made.edges[j])[[used[0], used[-1]]].sum())
+    gap = np.abs(common(tables).encoder.transform(pooled) - expected).max()
+    # a value of many decimals and rows is anywhere in its bin
+    most = {"ages": 1e-12, "years": 1e-12, "few": 0.51, "shifted": 0.01}
+    assert gap <= most.get(how, 0.005)
 
 
 @pytest.mark.promise("common-encoder-pooled")
 def test_every_column_has_the_scale_that_its_pooled_rows_have() -> None:
     """Ranges where no value is far; they end within the outermost bins that have a value."""
-    rng, n = np.random.default_rng(4), 6000
-    columns = awkward(rng, n, np.zeros(n, bool), 0.2)
-    tables, (pooled,) = (
-        deal(columns, np.array_split(np.arange(n), 3)),
-        deal(columns, [np.arange(n)]),
-    )
+    n = 6000
+    columns = awkward(np.random.default_rng(4), n, np.zeros(n, bool), 0.2)
+    tables, pooled = shared(columns, n)
     made, expected = common(tables, "auto"), Encoder.fit(pooled)
     assert made.encoder.outputs == expected.outputs
-    scales = [
-        [
-            part.scale
-            for one in found.columns
-            for part in getattr(one, "parts", (one,))
-            if hasattr(part, "scale")
-        ]
-        for found in (made.encoder, expected)
-    ]
-    assert scales[0] == scales[1]
-    assert set(scales[0]) == {"range", "rank"}
     found, wanted = made.encoder.transform(pooled), expected.transform(pooled)
-    names = [name for name, (kind, _) in columns.items() if kind != "category"]
-    for j, (name, column) in enumerate(zip(names, expected.columns, strict=False)):
-        if getattr(column, "scale", "") != "range":
-            continue
-        k, known = (
-            expected.outputs.index(name),
-            np.isfinite(pooled.x[:, pooled.columns.index(name)]),
-        )
-        facts = column.facts  # type: ignore[union-attr]
-        gap = np.abs(found[known, k] - wanted[known, k]).max()
-        assert gap <= widths(made, j) / (facts.greatest - facts.least) + 1e-12, name
+    numeric = [k for k, (kind, _) in enumerate(columns.values()) if kind != "category"]
+    scales = set()
+    for j, (k, own) in enumerate(zip(numeric, made.encoder.columns, strict=False)):
+        of = expected.columns[j]
+        pairs = zip(*(getattr(one, "parts", (one,)) for one in (own, of)), strict=True)
+        for mine, theirs in pairs:
+            assert getattr(mine, "scale", None) == getattr(theirs, "scale", None)
+            scales.add(getattr(mine, "scale", None))
+        if getattr(of, "scale", "") == "range":
+            place, known = expected.outputs.index(pooled.columns[k]), np.isfinite(pooled.x[:, k])
+            spread = of.facts.greatest - of.facts.least  # type: ignore[union-attr]
+            gap = np.abs(found[known, place] - wanted[known, place]).max()
+            assert gap <= made.outermost(j) / spread + 1e-12, pooled.columns[k]
+    assert scales >= {"range", "rank"}
 
 
 @pytest.mark.parametrize("scaling", ["standard", "none"])
 def test_columns_that_are_not_of_bins_are_those_of_the_pooled_rows(scaling: str) -> None:
-    rng, n = np.random.default_rng(5), 900
-    columns = awkward(rng, n, np.zeros(n, bool), 0.0)
-    parts = np.array_split(rng.permutation(n), 3)
-    tables, (pooled,) = deal(columns, parts), deal(columns, [np.arange(n)])
-    made, expected = common(tables, scaling), Encoder.fit(pooled, scaling)  # type: ignore[arg-type]
-    assert made.encoder.outputs == expected.outputs
-    found, wanted = made.encoder.transform(pooled), expected.transform(pooled)
-    for k, name in enumerate(expected.outputs):
-        if name[:4] not in ("colo", "day[", "mome", "town"):
-            unit = wanted[:, k].std() or 1.0
-            np.testing.assert_allclose(
-                found[:, k] / unit, wanted[:, k] / unit, atol=1e-6, err_msg=name
-            )
+    tables, pooled = shared(awkward(np.random.default_rng(5), 900, np.zeros(900, bool), 0.0), 900)
+    made, expected = common(tables, scaling).encoder, Encoder.fit(pooled, scaling)  # type: ignore[arg-type]
+    assert made.outputs == expected.outputs
+    found, wanted = made.transform(pooled), expected.transform(pooled)
+    chosen = [n[:4] not in ("colo", "day[", "mome", "town") for n in expected.outputs]
+    unit = wanted[:, chosen].std(axis=0)
+    unit[unit == 0.0] = 1.0
+    np.testing.assert_allclose(found[:, chosen] / unit, wanted[:, chosen] / unit, atol=1e-6)
 
 
 def test_hashed_categories_are_those_of_the_holders_secret() -> None:
@@ -328,28 +311,21 @@ def test_phases_find_most_values_whatever_some_far_ones(where: float, wide: floa
     assert wide < length < 4 * wide
 
 
-def made_of(change: Any) -> Encoder:
-    """Return an encoder of totals that a party has changed."""
+def test_totals_that_contradict_each_other_are_refused() -> None:
+    """A row fewer in the fullest bin; a category of fewer than no rows; one of too many."""
     columns = {"a": ("number", np.arange(40.0)), "c": ("category", np.array(["u", "v"] * 20))}
     own = summed.OwnColumns(deal(columns, [np.arange(40)])[0], SECRET)
     x = own.numbers()
     asked = summed.read_coarse(own.coarse(x, BOUND, 40), own.kinds, 1, BOUND, 40, 1)
-    total = own.fine(x, asked, BOUND, 40)
-    change(total[2:])
-    return summed.read_fine(total, own.kinds, asked, BOUND, 40, 1)[1]
+    honest = own.fine(x, asked, BOUND, 40)
 
+    def read(places: list[int], more: list[float]) -> None:
+        total = honest.copy()
+        total[places] += more
+        summed.read_fine(total, own.kinds, asked, BOUND, 40, 1)
 
-def test_totals_that_contradict_each_other_are_refused() -> None:
-    def take(total: np.ndarray) -> None:
-        total[np.argmax(total[:-BUCKETS])] -= 1 / 40
-
-    def negative(total: np.ndarray) -> None:
-        total[-2:] += [-1.0, 1.0]
-
-    def many(total: np.ndarray) -> None:
-        total[-1] += 1.0
-
-    made_of(lambda total: None)
-    for change in (take, negative, many):
+    read([0], [0.0])
+    fullest = 2 + int(np.argmax(honest[2:-BUCKETS]))
+    for places, more in (([fullest], [-1 / 40]), ([-2, -1], [-1.0, 1.0]), ([-1], [1.0])):
         with refused("FK-SUM-TOTAL"):
-            made_of(change)
+            read(places, more)
