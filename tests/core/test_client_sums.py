@@ -78,21 +78,20 @@ RULES: dict[str, tuple[SumRule, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", RULES)
-def test_a_method_says_who_opens_a_sum_and_of_what(kind: str) -> None:
-    rule, wrong = RULES[kind]
+def wary(rule: SumRule, **more: Any) -> type[SummingClient]:
+    return type("Wary", (SummingClient,), {"rule": rule, **more})
 
-    class Wary(SummingClient):
-        pass
 
-    Wary.rule = rule
+@pytest.mark.parametrize("case", RULES)
+def test_a_method_says_who_opens_a_sum_and_of_what(case: str) -> None:
+    rule, wrong = RULES[case]
     run = Nodes()
     running = run.order("a", receiver=0, self_masks=False)
     if not wrong:
-        run.contribute(running, kind=Wary)
+        run.contribute(running, kind=wary(rule))
         return
     with refused("FK-ORDER-BOUND" if wrong == "bound" else "FK-ORDER-TERMS"):
-        run.contribute(running, kind=Wary)
+        run.contribute(running, kind=wary(rule))
 
 
 @pytest.mark.promise("requests-declared")
@@ -108,16 +107,12 @@ def test_a_sum_of_which_nothing_is_said_is_not_made() -> None:
 
 
 def test_a_sum_over_some_parties_only_is_noticed() -> None:
-    class Wary(SummingClient):
-        rule = SumRule(ENCODING, self_masks=True, everybody=True)
-
     run = Nodes()
-    run.server = SecureSum(
-        SESSION, run.keys, cohorts=[run.members, run.members[1:]], counts=run.counts
-    )
-    running = run.order("a")
+    cohorts = [run.members, run.members[1:]]
+    run.server = SecureSum(SESSION, run.keys, cohorts=cohorts, counts=run.counts)
+    sections = run.server.sections(1, [run.order("a")])
     with refused("FK-ORDER-TERMS"):
-        run.ask(1, work(), run.server.sections(1, [running]), Wary)
+        run.ask(1, work(), sections, wary(SumRule(ENCODING, self_masks=True, everybody=True)))
 
 
 def test_parties_of_a_sum_must_have_been_told_alike(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,24 +168,13 @@ def test_figures_are_opened_once() -> None:
         run.ask(1, unmask, run.server.unmask_sections([second])[1], Judge)
 
 
-def test_a_request_without_orders_gets_no_plain_answer_in_a_secure_run() -> None:
+def test_sums_are_those_that_were_asked_for_once_and_nothing_is_answered_in_plain() -> None:
     run = Nodes()
     with refused("FK-SUM-UNASKED"):
         run.ask(0, work())
-
-
-def test_two_sums_of_one_name_are_refused() -> None:
-    run = Nodes()
-    twice = [run.order("a") for _ in range(2)]
-    with refused("FK-SUM-NAMED-TWICE"):
-        run.contribute(*twice)
-
-
-def test_an_order_that_nobody_fills_is_refused() -> None:
-    run = Nodes()
-    orders = [run.order(name) for name in "ac"]
-    with refused("FK-SUM-UNASKED"):
-        run.contribute(*orders)
+    for names, code in (("aa", "FK-SUM-NAMED-TWICE"), ("ac", "FK-SUM-UNASKED")):
+        with refused(code):
+            run.contribute(*map(run.order, names))
 
 
 def test_sections_need_a_key_of_the_session() -> None:
@@ -314,30 +298,20 @@ def test_a_client_object_does_not_repeat_the_sections_of_an_earlier_reply() -> N
 
 
 def test_what_a_message_that_fails_has_changed_is_gone() -> None:
-    """The state that was stored comes back, not the one that was being changed."""
-    context = Nodes().contexts[0]
-    known = load_state(context)
-    assert known is not None
+    """The state that was stored comes back, not the one that was being changed; or none."""
+    run = Nodes()
+    known, context = run.state(0), run.contexts[0]
     packed = known.pack()
     store_state(context, known)
-    changed = load_state(context)
-    assert changed is not None
+    changed = run.state(0)
     changed.last.clear()
     changed.roots.clear()
-    again = load_state(context)
-    assert again is not None
-    assert again.pack() == packed
-
-
-def test_what_is_erased_is_kept_nowhere_in_the_process() -> None:
-    context = Nodes().contexts[0]
-    known = load_state(context)
-    assert known is not None
+    assert run.state(0).pack() == packed
     store_state(context, known)
-    packed = context.state["fedkern-sums"]["state"]
-    assert packed in node_sums._stored
+    kept = context.state["fedkern-sums"]["state"]
+    assert kept in node_sums._stored
     erase_state(context)
-    assert packed not in node_sums._stored
+    assert kept not in node_sums._stored
     assert load_state(context) is None
 
 

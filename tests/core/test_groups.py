@@ -11,31 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from fedkern_flwr.errors import FedKernError, ProtocolError
+from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.groups import consensus, members
 from fedkern_flwr.groups.messages import SVMDescribeReply
 
 
 def party(partition: int, role: str = "user", group: int = 0, **more: Any) -> SVMDescribeReply:
-    rows = more.pop("rows", 0 if role == "agent" else 3)
-    fields: dict[str, Any] = {
-        "partitions": 7,
-        "features": 2 if role == "user" else 0,
-        "test_rows": 0,
-        "columns": "c",
-        "restored": True,
-        "outputs": 1,
-        "classes": 2,
-        "labels": "l",
-        "label_bound": 1.0,
-        "labelled": False,
-        "named": True,
-        "allow_single": False,
-        "ids": np.zeros((0, 2), np.uint64),
-    }
-    return SVMDescribeReply(
-        partition=partition, role=role, rows=rows, group=group, **{**fields, **more}
-    )
+    own: dict[str, Any] = {"partition": partition, "role": role, "group": group, "partitions": 7}
+    own |= {"rows": 0 if role == "agent" else 3, "test_rows": 0, "restored": True}
+    own |= {"features": 2 if role == "user" else 0, "columns": "c", "outputs": 1, "classes": 2}
+    own |= {"labels": "l", "label_bound": 1.0, "labelled": False, "named": True}
+    return SVMDescribeReply(**{**own, "allow_single": False, "ids": ids(), **more})
 
 
 def ids(*numbers: int) -> np.ndarray:
@@ -53,33 +39,20 @@ def test_groups_are_read_in_order_of_their_numbers() -> None:
     assert (one.agent, one.users) == (-1, (0, 1, 2))
 
 
-@pytest.mark.parametrize(
-    ("parties", "layers", "code"),
-    [
-        (PARTIES[:4], True, "FK-GROUPS-SHAPE"),
-        ([*PARTIES, party(5, "agent")], True, "FK-GROUPS-SHAPE"),
-        ([*PARTIES, party(5, "agent", 9)], True, "FK-GROUPS-SHAPE"),
-        (PARTIES, False, "FK-GROUPS-NO-AGENT"),
-    ],
-)
-def test_incomplete_groups_are_refused(parties: Any, layers: bool, code: str) -> None:
-    with refused(code):
-        members.read_groups(parties, layers=layers)
+def test_incomplete_groups_are_refused() -> None:
+    for parties in (PARTIES[:4], *([*PARTIES, party(5, "agent", group)] for group in (0, 9))):
+        with refused("FK-GROUPS-SHAPE"):
+            members.read_groups(parties, layers=True)
+    with refused("FK-GROUPS-NO-AGENT"):
+        members.read_groups(PARTIES, layers=False)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "error"),
-    [
-        (party(1, "server"), ProtocolError),
-        (party(1, group=-1), ProtocolError),
-        (party(1, "agent", -1), ProtocolError),
-        (party(1, "owner", -2), ProtocolError),
-        (party(0), FedKernError),
-    ],
-)
-def test_roles_and_clashes(wrong: SVMDescribeReply, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        members.check_parties([replace(party(0), partitions=2), replace(wrong, partitions=2)])
+@pytest.mark.parametrize("who", [("server", 0), ("user", -1), ("agent", -1), ("owner", -2)])
+def test_roles_and_clashes(who: tuple[str, int]) -> None:
+    with pytest.raises(ProtocolError):
+        members.check_parties([party(0, partitions=2), party(1, *who, partitions=2)])
+    with refused("FK-PARTITION-TWICE"):
+        members.check_parties([party(0, partitions=2)] * 2)
 
 
 def test_users_of_a_horizontal_split_must_agree() -> None:
@@ -125,15 +98,19 @@ def column_parties() -> list[SVMDescribeReply]:
     ]
 
 
-def test_rows_are_joined() -> None:
-    parties = column_parties()
-    found = members.read_groups(parties, layers=True)
-    assert members.check_vertical(parties, found).partition == 6
-    plan = members.match_rows(parties, found, drop=False)
-    assert (plan.rows, plan.all_rows, plan.dropped) == (4, 6, 0)
+def joined(parties: list[SVMDescribeReply], **how: bool) -> tuple[Any, tuple[int, int, int]]:
+    """Return the plan by which rows meet those of the owner, and how many learn, are, and go."""
+    plan = members.match_rows(parties, members.read_groups(parties, layers=True), **how)
     owner = parties[6].ids[plan.owner]
     for k in range(4):
         np.testing.assert_array_equal(parties[k].ids[plan.take[k]], owner[plan.place[k]])
+    return plan, (plan.rows, plan.all_rows, plan.dropped)
+
+
+def test_rows_are_joined() -> None:
+    parties = column_parties()
+    plan, sizes = joined(parties, drop=False)
+    assert sizes == (4, 6, 0)
     np.testing.assert_array_equal(plan.learned(0), [1, 3])
     for users in ((0, 1), (2, 3)):
         places = np.concatenate([plan.place[k] for k in users])
@@ -143,35 +120,27 @@ def test_rows_are_joined() -> None:
 def test_rows_that_are_missing() -> None:
     parties = column_parties()
     parties[2] = replace(parties[2], ids=ids(3, 1))
-    found = members.read_groups(parties, layers=True)
     with refused("FK-ROWS-LACKING"):
-        members.match_rows(parties, found, drop=False)
-    plan = members.match_rows(parties, found, drop=True)
-    assert (plan.rows, plan.all_rows, plan.dropped) == (3, 5, 1)
-    owner = parties[6].ids[plan.owner]
-    assert 4 not in owner
-    for k in range(4):
-        np.testing.assert_array_equal(parties[k].ids[plan.take[k]], owner[plan.place[k]])
+        joined(parties, drop=False)
+    plan, sizes = joined(parties, drop=True)
+    assert sizes == (3, 5, 1)
+    assert 4 not in parties[6].ids[plan.owner]
     empty = [replace(p, ids=ids()) if p.partition in (2, 3) else p for p in parties]
     with refused("FK-IDS-APART"):
-        members.match_rows(empty, found, drop=True)
+        joined(empty, drop=True)
 
 
 def test_held_out_rows_alone_are_matched_for_predictions() -> None:
     parties = column_parties()
-    found = members.read_groups(parties, layers=True)
-    plan = members.match_rows(parties, found, drop=False, held_out=True)
-    assert (plan.rows, plan.all_rows, plan.dropped) == (0, 2, 0)
+    plan, sizes = joined(parties, drop=False, held_out=True)
+    assert sizes == (0, 2, 0)
     np.testing.assert_array_equal(plan.owner, [4, 5])
-    owner = parties[6].ids[plan.owner]
-    for k in range(4):
-        np.testing.assert_array_equal(parties[k].ids[plan.take[k]], owner[plan.place[k]])
-        assert plan.learned(k).size == 0
+    assert not any(plan.learned(k).size for k in range(4))
     places = np.concatenate([plan.place[k] for k in (2, 3)])
     np.testing.assert_array_equal(np.sort(places), [0, 1])
     parties[6] = replace(parties[6], test_rows=0, ids=parties[6].ids[:4])
     with refused("FK-TEST-NONE"):
-        members.match_rows(parties, found, drop=True, held_out=True)
+        joined(parties, drop=True, held_out=True)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +156,7 @@ def test_tables_that_cannot_be_joined(who: int, change: dict[str, Any], code: st
     parties = column_parties()
     parties[who] = replace(parties[who], **change)
     with refused(code):
-        members.match_rows(parties, members.read_groups(parties, layers=True), drop=True)
+        joined(parties, drop=True)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +174,7 @@ def test_nodes_that_do_not_fit_a_vertical_split(
 ) -> None:
     parties = column_parties()
     found = members.read_groups(parties, layers=True)
+    assert members.check_vertical(parties, found).partition == 6
     parties[who] = replace(parties[who], **change)
     with refused(code):
         members.check_vertical(parties, found)
