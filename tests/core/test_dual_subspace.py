@@ -207,12 +207,6 @@ def test_the_restricted_optimum_beats_a_general_solver(loss: dual.Loss, seed: in
         outputs = columns @ point[:-1] + point[-1]
         return dual.objective(loss, float(point[:-1] @ point[:-1]), outputs, y, cost)
 
-    def program(v: np.ndarray) -> float:
-        return float((0.5 * v[:m] @ v[:m] + cost * v[m + 1 :].sum()) / cost)
-
-    def slope(v: np.ndarray) -> np.ndarray:
-        return np.concatenate([v[:m] / cost, [0.0], np.ones(n)])
-
     at = np.append(best.weights, best.bias)
     if loss == "hinge":  # as a quadratic program with slacks
         margins = np.column_stack([y[:, None] * columns, y, np.eye(n)])
