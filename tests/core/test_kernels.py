@@ -16,8 +16,10 @@ from scipy.spatial.distance import cdist
 
 from fedkern_flwr import threads
 from fedkern_flwr.hybrid import landmarks
+from fedkern_flwr.hybrid.landmarks import draw_landmarks, moment_sums, public_seed, read_moments
 from fedkern_flwr.kernels import product as product
 from fedkern_flwr.kernels.dictionary import bandwidth_dictionary, gaussian_kernel
+from fedkern_flwr.kernels.product import kernel_from_distances, partial_distances
 from fedkern_flwr.kernels.random_features import FeatureMap, feature_map, gaussian_frequencies
 
 METRICS = {"rbf": "sqeuclidean", "laplacian": "cityblock"}
@@ -41,11 +43,11 @@ def test_the_kernel_of_a_row_is_the_product_of_its_blocks(
     n, m, d = sizes
     x, w = draw(n, m, d, n + 13 * m + 169 * d)
     blocks = np.split(np.arange(d), sorted(min(cut, d) for cut in cuts))  # some may be empty
-    parts = [product.partial_distances(x[:, b], w[:, b], kernel) for b in blocks]
+    parts = [partial_distances(x[:, b], w[:, b], kernel) for b in blocks]
     gamma = np.array([0.7])
     whole = np.exp(-0.7 * cdist(x, w, METRICS[kernel]))
-    np.testing.assert_allclose(product.kernel_from_distances(sum(parts), gamma), whole, atol=1e-13)
-    factors = [product.kernel_from_distances(part, gamma) for part in parts]
+    np.testing.assert_allclose(kernel_from_distances(sum(parts), gamma), whole, atol=1e-13)
+    factors = [kernel_from_distances(part, gamma) for part in parts]
     np.testing.assert_allclose(np.prod(factors, axis=0), whole, atol=1e-13)
     far = product.mean_distances(x + 1e3, w + 1e3, kernel)
     np.testing.assert_allclose(far, cdist(x, w, METRICS[kernel]).mean(axis=1), atol=1e-9)
@@ -58,27 +60,27 @@ def test_many_rows_are_shared_between_threads(kernel: Any, monkeypatch: pytest.M
     for block, workers in ((9 * 7, 3), (1, 2), (1 << 15, 1)):
         monkeypatch.setattr(product, "_BLOCK", block)
         monkeypatch.setattr(threads, "processors", lambda workers=workers: workers)
-        np.testing.assert_allclose(product.partial_distances(x, w, kernel), expected, atol=1e-14)
+        np.testing.assert_allclose(partial_distances(x, w, kernel), expected, atol=1e-14)
 
 
 def test_a_row_that_is_a_landmark_has_no_distance_to_it() -> None:
     """Rounding must not make squared distances negative: kernel values beyond one break bounds."""
     x = np.random.default_rng(0).random((300, 30))
-    found = product.partial_distances(x, x, "rbf")
+    found = partial_distances(x, x, "rbf")
     assert found.min() == 0.0
     assert np.diagonal(found).max() < 1e-13
-    assert product.kernel_from_distances(found, np.array([50.0])).max() <= 1.0
+    assert kernel_from_distances(found, np.array([50.0])).max() <= 1.0
     for kernel in KERNELS:  # no features, or no rows
-        empty = product.partial_distances(np.zeros((4, 0)), np.zeros((3, 0)), kernel)
+        empty = partial_distances(np.zeros((4, 0)), np.zeros((3, 0)), kernel)
         np.testing.assert_array_equal(empty, np.zeros((4, 3)))
-        assert product.partial_distances(np.zeros((0, 2)), np.zeros((3, 2)), kernel).shape == (0, 3)
+        assert partial_distances(np.zeros((0, 2)), np.zeros((3, 2)), kernel).shape == (0, 3)
         assert product.mean_distances(np.zeros((0, 2)), np.zeros((4, 2)), kernel).shape == (0,)
 
 
 def test_kernels_are_made_in_place_with_a_width_per_landmark() -> None:
     distances = np.array([[0.0, 1.0, 2.0], [3.0, 0.5, 0.0]])
     copy, gammas = distances.copy(), np.array([0.1, 1.0, 2.0])
-    found = product.kernel_from_distances(distances, gammas)
+    found = kernel_from_distances(distances, gammas)
     assert found is distances
     np.testing.assert_allclose(found, np.exp(-gammas * copy), rtol=1e-15)
 
@@ -108,15 +110,8 @@ def test_no_landmark_is_farther_from_a_row_within_the_ranges_than_the_bound(
         moments = np.stack([rng.uniform(low, high), rng.uniform(0.0, high - low)])
         limit = bound * (1.0 + 1e-9) + 1e-12 * np.abs(middle).max()
         for given_ in (None, moments):
-            drawn = landmarks.draw_landmarks(rng.bytes(32), 20, ranges, given_)
+            drawn = draw_landmarks(rng.bytes(32), 20, ranges, given_)
             assert cdist(np.vstack([rows, drawn]), drawn, metric).max() <= limit
-
-
-@pytest.mark.parametrize("spans", [[1.0], [3.0, 3.0, 3.0], [0.5, 0.0, 0.5], [1e-200] * 4])
-def test_the_bound_is_the_distance_of_corners_where_spans_are_equal(spans: list[float]) -> None:
-    ranges = np.stack([np.zeros(len(spans)), spans], axis=1)
-    assert product.distance_bound(ranges, "laplacian") == pytest.approx(sum(spans), rel=1e-12)
-    assert product.distance_bound(ranges, "rbf") == pytest.approx(np.square(spans).sum(), rel=1e-12)
 
 
 def test_widths_per_landmark_are_log_uniform_around_gamma() -> None:
@@ -130,20 +125,9 @@ def test_widths_per_landmark_are_log_uniform_around_gamma() -> None:
     np.testing.assert_allclose(product.landmark_gammas(1.0, 4000, 3), 2.0 * found, rtol=1e-12)
 
 
-@given(rows=st.integers(0, 10**7), columns=st.integers(0, 10**7))
-def test_chunks_make_up_all_rows_once(rows: int, columns: int) -> None:
-    step = max(1, (1 << 22) // max(1, columns))
-    rows, stop = min(rows, 2000 * step + 1), 0
-    for part in product.row_chunks(rows, columns):
-        assert part.start == stop
-        assert 0 < part.stop - part.start <= step
-        stop = part.stop
-    assert stop == rows
-
-
 # -- landmarks
 
-SEED = landmarks.public_seed(3, "genes")
+SEED = public_seed(3, "genes")
 RANGES = np.array([[0.0, 1.0], [-1.0, 1.0], [50.0, 250.0], [7.0, 7.0]])
 WIDE = [0, 1, 2]  # the fourth range is a point
 MOMENTS = np.array([[0.5, 0.9, 150.0, 7.0], [0.1, 0.3, 10.0, 0.0]])
@@ -167,12 +151,12 @@ def test_landmarks_are_drawn_in_a_box_that_is_turned_as_a_whole(
 ) -> None:
     """Uniform and turned about the middle, or normal and turned about the mean."""
     about = RANGES.mean(axis=1) if moments is None else moments[0]
-    found, straight = landmarks.draw_landmarks(SEED, m, RANGES, moments), unturned(m, moments)
+    found, straight = draw_landmarks(SEED, m, RANGES, moments), unturned(m, moments)
     assert found.shape == (m, 4)
     assert (found[:, 3] == 7.0).all()
-    np.testing.assert_array_equal(found, landmarks.draw_landmarks(SEED, m, RANGES, moments))
+    np.testing.assert_array_equal(found, draw_landmarks(SEED, m, RANGES, moments))
     flipped = bytes([SEED[0] ^ 1]) + SEED[1:]
-    assert not np.isclose(found, landmarks.draw_landmarks(flipped, m, RANGES, moments))[:, :2].any()
+    assert not np.isclose(found, draw_landmarks(flipped, m, RANGES, moments))[:, :2].any()
     a, b = (found - about)[:, WIDE], (straight - about)[:, WIDE]
     np.testing.assert_allclose(a[:50] @ a[:50].T, b[:50] @ b[:50].T, rtol=1e-12, atol=1e-8)
     assert not np.isclose(a, b).any() or m > 5
@@ -197,12 +181,7 @@ def test_landmarks_are_drawn_in_a_box_that_is_turned_as_a_whole(
 def test_no_direction_is_preferred_to_another(m: int) -> None:
     """Haar: where a turn takes a vector is uniform on the sphere; on it coordinates are uniform."""
     unit = np.tile([-1.0, 1.0], (3, 1))
-    drawn = np.array(
-        [
-            landmarks.draw_landmarks(landmarks.public_seed(k, "turn"), m, unit)[0]
-            for k in range(1500)
-        ]
-    )
+    drawn = np.array([draw_landmarks(public_seed(k, "turn"), m, unit)[0] for k in range(1500)])
     directions = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
     for column in directions.T:
         assert stats.kstest((column + 1.0) / 2.0, "uniform").pvalue > 1e-3
@@ -212,54 +191,34 @@ def test_a_single_feature_is_not_turned() -> None:
     one, constant = np.array([[2.0, 4.0]]), np.array([[2.0, 4.0], [7.0, 7.0]])
     moments = np.array([[3.9, 7.0], [1.0, 0.0]])
     for ranges, given_ in ((one, None), (one, moments[:, :1]), (constant, moments)):
-        found = landmarks.draw_landmarks(SEED, 400, ranges, given_)
+        found = draw_landmarks(SEED, 400, ranges, given_)
         assert 2.0 <= found[:, 0].min() < found[:, 0].max() <= 4.0
 
 
 #: Models that were saved name their seeds only: other landmarks would spoil them silently.
-FROZEN: list[tuple[int, Any, Any, Any]] = [
-    (
-        2,
-        [[0.0, 1.0], [2.0, 4.0]],
-        None,
-        [[0.8425573000798182, 2.270112783196475], [0.1720849585065673, 3.429483576909131]],
-    ),
-    (2, [[-9.0, 9.0]], [[1.0], [2.0]], [[-1.5395939427377145], [1.7970872744915263]]),
-    (
-        2,
-        [[0.0, 1.0], [2.0, 4.0]],
-        [[0.5, 3.0], [0.1, 0.4]],
-        [[0.2965064191083886, 2.988680505879785], [0.48745702070082464, 2.881510225040117]],
-    ),
-    (1, [[0.0, 1.0], [2.0, 4.0]], None, [[-0.2984491587302204, 2.8879295131884692]]),
+SQUARE = [[0.0, 1.0], [2.0, 4.0]]
+FROZEN: list[tuple[Any, Any, list[float]]] = [
+    (SQUARE, None, [0.8425573000798182, 2.270112783196475, 0.1720849585065673, 3.429483576909131]),
+    ([[-9.0, 9.0]], [[1.0], [2.0]], [-1.5395939427377145, 1.7970872744915263]),
+    (SQUARE, None, [-0.2984491587302204, 2.8879295131884692]),
 ]
 
 
-@pytest.mark.parametrize(("m", "ranges", "moments", "expected"), FROZEN)
-def test_what_is_drawn_stays_the_same(m: int, ranges: Any, moments: Any, expected: Any) -> None:
-    given_ = None if moments is None else np.array(moments)
-    found = landmarks.draw_landmarks(bytes(range(32)), m, np.array(ranges), given_)
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+@pytest.mark.parametrize(("ranges", "moments", "expected"), FROZEN)
+def test_what_is_drawn_stays_the_same(ranges: Any, moments: Any, expected: list[float]) -> None:
+    given_, m = None if moments is None else np.array(moments), len(expected) // len(ranges)
+    found = draw_landmarks(bytes(range(32)), m, np.array(ranges), given_)
+    np.testing.assert_allclose(found.ravel(), expected, rtol=1e-12)
 
 
-@given(
-    n=st.integers(1, 60),
-    d=st.integers(1, 4),
-    seed=st.integers(0, 2**32 - 1),
-    parties=st.integers(1, 5),
-)
-def test_added_up_moments_are_those_of_the_pooled_table(
-    n: int, d: int, seed: int, parties: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    low = rng.uniform(-100.0, 100.0, d)
-    spans = rng.uniform(0.1, 100.0, d)
+@given(n=st.integers(1, 60), parties=st.integers(1, 5), seed=st.integers(0, 2**32 - 1))
+def test_added_up_moments_are_those_of_the_pooled_table(n: int, parties: int, seed: int) -> None:
+    rng, d = np.random.default_rng(seed), 1 + seed % 4
+    low, spans = rng.uniform(-100.0, 100.0, d), rng.uniform(0.1, 100.0, d)
     ranges = np.stack([low, low + spans], axis=1)
     x = rng.uniform(*ranges.T, (n, d))
     parts = np.array_split(x[rng.permutation(n)], parties)
-    mean, deviation = landmarks.read_moments(
-        np.sum([landmarks.moment_sums(p, ranges) for p in parts], axis=0), ranges
-    )
+    mean, deviation = read_moments(sum(moment_sums(p, ranges) for p in parts), ranges)
     np.testing.assert_allclose(mean, x.mean(0), atol=1e-13 * 200)
     np.testing.assert_allclose(deviation / spans, x.std(0) / spans, atol=1e-7)
 
@@ -267,38 +226,29 @@ def test_added_up_moments_are_those_of_the_pooled_table(
 def test_moments_are_within_their_bound_and_may_be_of_nothing() -> None:
     """A party adds at most its number of rows to each number: the bound of the secure sum."""
     low, high = RANGES.T
-    assert landmarks.moment_sums(np.tile(high, (9, 1)), RANGES).max() == 9.0
-    assert landmarks.moment_sums(np.tile(low, (9, 1)), RANGES)[1:].max() == 0.0
-    mean, deviation = landmarks.read_moments(
-        landmarks.moment_sums(np.zeros((0, 4)), RANGES), RANGES
-    )
+    assert moment_sums(np.tile(high, (9, 1)), RANGES).max() == 9.0
+    assert moment_sums(np.tile(low, (9, 1)), RANGES)[1:].max() == 0.0
+    mean, deviation = read_moments(moment_sums(np.zeros((0, 4)), RANGES), RANGES)
     np.testing.assert_array_equal(mean, low)
     np.testing.assert_array_equal(deviation, np.zeros(4))
     x = np.full((11, 4), 0.3) + low  # constant features have no deviation
     x[:, 3] = 7.0
-    mean, deviation = landmarks.read_moments(landmarks.moment_sums(x, RANGES), RANGES)
+    mean, deviation = read_moments(moment_sums(x, RANGES), RANGES)
     np.testing.assert_allclose(mean, x[0], rtol=1e-12)
-    found = landmarks.draw_landmarks(SEED, 3, RANGES, np.stack([mean, deviation]))
+    found = draw_landmarks(SEED, 3, RANGES, np.stack([mean, deviation]))
     np.testing.assert_allclose(found, x[:3], rtol=1e-6)  # turned about the mean
 
 
 def test_a_fingerprint_tells_seeds_sessions_blocks_and_moments_apart() -> None:
-    moments = np.array([[0.5], [0.1]])
-    found = [
-        landmarks.seed_fingerprint(SEED, "one", "genes"),
-        landmarks.seed_fingerprint(landmarks.public_seed(4, "genes"), "one", "genes"),
-        landmarks.seed_fingerprint(SEED, "two", "genes"),
-        landmarks.seed_fingerprint(SEED, "one", "proteins"),
-        landmarks.seed_fingerprint(SEED, "one", "genes", moments),
-        landmarks.seed_fingerprint(SEED, "one", "genes", moments + 1e-12),
-    ]
+    moments, other = np.array([[0.5], [0.1]]), public_seed(4, "genes")
+    asked: list[Any] = [(SEED, "one", "genes"), (other, "one", "genes"), (SEED, "two", "genes")]
+    asked += [(SEED, "one", "proteins"), *((*asked[0], moments + k) for k in (0.0, 1e-12))]
+    found = [landmarks.seed_fingerprint(*one) for one in asked]
     assert len(set(found)) == len(found)
     assert {len(f) for f in found} == {16}
-    assert landmarks.seed_fingerprint(SEED, "one", "genes") == found[0]
+    assert landmarks.seed_fingerprint(*asked[0]) == found[0]
     assert not any(SEED[k : k + 4] in found[0] for k in range(29))
-    seeds = {
-        landmarks.public_seed(seed, block) for seed in (0, 1, 10) for block in ("a", "b", "0/a", "")
-    }
+    seeds = {public_seed(seed, block) for seed in (0, 1, 10) for block in ("a", "b", "0/a", "")}
     assert (len(seeds), {len(seed) for seed in seeds}) == (12, {32})
 
 
