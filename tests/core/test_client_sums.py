@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -115,59 +114,6 @@ def test_a_sum_over_some_parties_only_is_noticed() -> None:
         run.ask(1, work(), sections, wary(SumRule(ENCODING, self_masks=True, everybody=True)))
 
 
-def test_parties_of_a_sum_must_have_been_told_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a small bound for one and a large one for the others, its digits would lead."""
-
-    class Wide(SummingClient):
-        rule = SumRule(Encoding.fixed_point(1.0), wider=True)
-
-        def work(self, request: PhaseMessage) -> PhaseMessage:
-            self.secure_sum("a", np.array([0.25, -0.5, 0.125]) + 2.0**-20 * self.partition)
-            return Done()
-
-    def read() -> np.ndarray:
-        run = Nodes()
-        wide = Encoding.fixed_point(2.0**40)
-        order = run.server.order("a", 3, wide, self_masks=False).order
-        total = np.zeros(3, np.uint64)
-        for k in run.members:
-            (roster, _) = run.server.sections(k, [run.server.order("b", 3, wide)])
-            own = replace(order, bound=1.0) if k == 0 else order
-            (upload,) = run.ask(k, work(), [roster, own], Wide)[1]
-            (masked,) = upload.read(sums.Upload, party="").masked
-            total += masked
-        return total.view(np.int64) * 2.0**-60
-
-    truth = np.array([0.25, -0.5, 0.125])
-    assert not np.isclose(read(), truth, atol=1e-3).any()
-    monkeypatch.setattr("fedkern_flwr.secure_sum.party.order_terms", lambda order: order.name)
-    np.testing.assert_allclose(read(), truth, atol=1e-9)  # negative control
-
-
-def test_figures_are_opened_once() -> None:
-    """The difference of two sums of the same figures over other survivors would be one party's."""
-
-    class Judge(SummingClient):
-        rule = SumRule(ENCODING, self_masks=True)
-
-        def work(self, request: PhaseMessage) -> PhaseMessage:
-            self.sums.check("a", self.rule)  # type: ignore[union-attr]
-            told = self.figures("figures", np.arange(6), np.ones(3), total="a")
-            self.sums.contribute("a", told)  # type: ignore[union-attr]
-            return Done()
-
-    run = Nodes()
-    first, second = (run.order("a") for _ in range(2))
-    second.order = replace(second.order, open_from=1)  # an honest server closes the first
-    for running in (first, second):
-        run.contribute(running, kind=Judge)
-    unmask = sums.UnmaskRequest(session=SESSION, round=2)
-    for _ in range(2):  # asked again for the same survivors
-        run.ask(1, unmask, run.server.unmask_sections([first])[1], Judge)
-    with refused("FK-ORDER-EVALUATION"):
-        run.ask(1, unmask, run.server.unmask_sections([second])[1], Judge)
-
-
 def test_sums_are_those_that_were_asked_for_once_and_nothing_is_answered_in_plain() -> None:
     run = Nodes()
     with refused("FK-SUM-UNASKED"):
@@ -240,23 +186,6 @@ def test_a_last_request_that_is_refused_erases_nothing() -> None:
     assert "fedkern-sums" in run.contexts[2].state
     again = run.order("a", self_masks=False)
     assert run.ask(2, work(), run.server.sections(2, [again]))[1]
-
-
-def test_an_upload_that_comes_again_is_not_added_twice() -> None:
-    run = Nodes()
-    running = run.order("a", self_masks=False)
-    sent = {
-        k: run.ask(k, work(k), [*run.server.sections(k, [running]), sums.End()])[1]
-        for k in run.members
-    }
-    for k, sections in sent.items():
-        run.server.take(k, sections)
-    with refused("FK-SUM-NOT-ASKED"):
-        run.server.take(1, sent[1])
-    running.repeated = True
-    run.server.take(1, sent[1])
-    run.server.unmask_sections([running])
-    np.testing.assert_allclose(run.server.total(running), 1.0 + 2.0 + 3.0 + 4.0)
 
 
 def test_a_resumed_run_repeats_no_round_that_was_answered(tmp_path: Any) -> None:

@@ -134,18 +134,6 @@ def test_blocks_are_parts_of_an_exactly_symmetric_matrix(
     assert kernel.matrix(np.zeros((0, 0)), 5).shape == (0, 0)
 
 
-@KERNEL
-@given(features=st.integers(1, 12), instances=st.integers(1, 10), seed=st.integers(0, 999))
-def test_they_are_positive_semi_definite(
-    kernel: DotKernel, features: int, instances: int, seed: int
-) -> None:
-    x = binary(features, instances, seed)
-    if not kernel.needs_binary:
-        x *= np.random.default_rng(seed).integers(-3, 4, x.shape)
-    values = np.linalg.eigvalsh(of(kernel, x))
-    assert values.min() >= -1e-12 * max(1.0, values.max())
-
-
 # -- what cannot be
 
 

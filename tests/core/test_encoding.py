@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import json
 from collections.abc import Sequence
-from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -80,45 +79,6 @@ def test_kinds_are_found_and_survive_files_as_encoders_do(name: str, tmp_path: P
         assert Encoder.fit(again).outputs == encoder.outputs
         np.testing.assert_array_equal(encoder.transform(again), encoder.transform(table))
         np.testing.assert_array_equal(again.y, table.y)
-
-
-@st.composite
-def tables(draw: Any) -> tuple[Awkward, int]:
-    """Draw up to four columns with gaps and rare cells, and how many rows to learn from."""
-    rows, train = draw(st.integers(8, 120)), draw(st.integers(6, 90))
-    days = st.integers(0, 2000).map(lambda k: (date(2019, 1, 1) + timedelta(days=k)).isoformat())
-    cells = {
-        "number": st.sampled_from([0.0, 1.0, 2.5]) | st.integers(-(10**6), 10**6).map(float),
-        "category": st.sampled_from(["a", "b b", "ä,", '"', "x[1]", *(f"c{k}" for k in range(24))]),
-        "boolean": st.sampled_from(["yes", "no"]),
-        "date": days,
-    }
-    kinds = draw(st.lists(st.sampled_from(sorted(cells)), min_size=1, max_size=4))
-    columns, names = {}, draw(st.permutations([" a ", "x[1]", "ä,ö", "№ 5"]))
-    for name, kind in zip(names, kinds, strict=False):
-        few = draw(st.lists(cells[kind], min_size=1, max_size=draw(st.sampled_from([1, 3, 30]))))
-        cell = st.sampled_from(few) | st.none() if draw(st.booleans()) else st.sampled_from(few)
-        columns[name] = draw(st.lists(cell, min_size=rows, max_size=rows))
-    return Awkward(columns, dict(zip(names, kinds, strict=False)), [0.0] * rows), min(train, rows)
-
-
-@given(drawn=tables(), scaling=st.sampled_from(SCALINGS))
-def test_any_table_is_encoded_as_by_scikit_learn(drawn: Any, scaling: Any) -> None:
-    awkward, size = drawn
-    types = {"number": pa.float64()}
-    arrow = {
-        c: pa.array(v, types.get(awkward.kinds[c], pa.string())) for c, v in awkward.columns.items()
-    }
-    table = load(pa.table({**arrow, LABEL: awkward.labels}), awkward.kinds)
-    train, every = np.arange(size), np.arange(table.rows)
-    wanted = expected(awkward, train, every, scaling)
-    if not wanted.shape[1]:
-        with refused("FK-COLUMNS-CONSTANT"):
-            Encoder.fit(table.take(train), scaling)
-        return
-    encoder = Encoder.fit(table.take(train), scaling)
-    np.testing.assert_allclose(encoder.transform(table), wanted, rtol=1e-12, atol=1e-12)
-    assert len(encoder.outputs) == wanted.shape[1]
 
 
 # --- New rows -------------------------------------------------------------------------------

@@ -174,19 +174,11 @@ def raised(reason: str, code: int = 2) -> Failure:
 # As measured on flwr 1.41 with Ray 2.x, shortened.
 RAY = (
     "<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'\x1b[36mray::ClientAppActor.run()"
-    "\x1b[39m (pid=10084, ip=192.0.2.2, repr=<flwr.simulation.ray_transport.ray_actor"
-    ".ClientAppActor object at 0x7f6b>)\n"
-    '  File "/site-packages/flwr/clientapp/client_app.py", line 144, in __call__\n'
-    "    return self._call(message, context)\n"
-    '  File "/app/p.py", line 8, in train_personal\n'
-    "    raise {name}(text)\n"
-    "{name}: {text}\n\n"
+    "\x1b[39m (pid=10084, ip=192.0.2.2)\n"
+    '  File "/app/p.py", line 8, in train_personal\n    raise {name}(text)\n{name}: {text}\n\n'
     "The above exception was the direct cause of the following exception:\n\n"
-    "\x1b[36mray::ClientAppActor.run()\x1b[39m (pid=10084, ip=192.0.2.2)\n"
-    '  File "/site-packages/flwr/simulation/ray_transport/ray_actor.py", line 65, in run\n'
-    "    raise ClientAppException(str(ex)) from ex\n"
-    "flwr.clientapp.client_app.ClientAppException: \n"
-    "Exception ClientAppException occurred. Message: {text}'>"
+    "    raise ClientAppException(str(ex)) from ex\nflwr.clientapp.client_app.ClientAppException: "
+    "\nException ClientAppException occurred. Message: {text}'>"
 )
 
 

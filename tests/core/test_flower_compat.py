@@ -3,38 +3,50 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from importlib import import_module
 
 import pytest
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.supernode.runtime.run_clientapp import run_clientapp
 
 from fedkern_flwr import flower_compat
 
+#: Module, what its text has, and what goes wrong else.
+TEXTS = [
+    ("supernode.start_client_internal", f'"{flower_compat.MESSAGE_ARRIVED}"', "asked each second"),
+    ("supernode.cli.flwr_clientapp", "run_clientapp(", "messages of warm nodes are not answered"),
+    ("supercore.superexec.run_superexec", "/flwr.proto.Runtime/AcquireTask", "no tasks"),
+    (
+        "supercore.superexec.run_superexec",
+        "RuntimeVersionHttpInterceptor(component_name",
+        "no tasks",
+    ),
+    ("supercore.retry.http_retry", "UNAUTHORIZED", "an end is explained wrongly"),
+    ("supercore.retry.http_retry", "os.kill(os.getpid(), signal.SIGINT)", "as wrongly"),
+]
 
-def parameters(call: Callable[..., object]) -> list[str]:
-    return list(inspect.signature(call).parameters)
+
+@pytest.mark.parametrize(("name", "text", "otherwise"), TEXTS)
+def test_flower_does_as_its_text_says(name: str, text: str, otherwise: str) -> None:
+    assert text in inspect.getsource(import_module(f"flwr.{name}")), otherwise
 
 
-def test_a_message_is_announced_by_the_supernode() -> None:
-    """Else a warm node asks for tasks once a second only."""
-    from flwr.supernode import start_client_internal
-
-    assert f'"{flower_compat.MESSAGE_ARRIVED}"' in inspect.getsource(start_client_internal)
+def test_tasks_are_of_the_client_app_and_of_a_supernode_that_is_there() -> None:
+    assert TaskType.CLIENT_APP == "flwr-clientapp"
+    with pytest.raises(ConnectionError):
+        flower_compat.TaskQueue("127.0.0.1:1", b"secret").take()
 
 
 def test_a_task_is_answered_as_by_the_command_of_flower() -> None:
-    """Else messages of warm nodes are not answered."""
-    from flwr.supernode.cli import flwr_clientapp as command
-    from flwr.supernode.runtime.run_clientapp import run_clientapp
-
-    assert parameters(run_clientapp)[:3] == ["runtime_api_address", "token", "insecure"]
-    assert "parent_pid" in parameters(run_clientapp)
-    used = inspect.getsource(command)
-    assert "run_clientapp(" in used, "flwr-clientapp answers tasks in another way now"
+    parameters = list(inspect.signature(run_clientapp).parameters)
+    assert parameters[:3] == ["runtime_api_address", "token", "insecure"]
+    assert "parent_pid" in parameters
 
 
 def test_a_supernode_takes_what_a_warm_node_gives_it() -> None:
-    from importlib import import_module
-
     module = import_module("flwr.supernode.cli.flower_supernode")
     parser = module._parse_args_run_supernode()
     arguments = "--isolation process --host 127.0.0.1 --port 1 --superexec-auth-secret-file f"
@@ -44,29 +56,10 @@ def test_a_supernode_takes_what_a_warm_node_gives_it() -> None:
     assert (found["isolation"], found["superexec_auth_secret_file"]) == ("process", "f")
 
 
-def test_tasks_are_asked_for_as_by_the_superexec() -> None:
-    """Else a warm node takes no tasks."""
-    from flwr.supercore.constant import TaskType
-    from flwr.supercore.superexec import run_superexec
-
-    used = inspect.getsource(run_superexec)
-    for text in ("/flwr.proto.Runtime/AcquireTask", "RuntimeVersionHttpInterceptor(component_name"):
-        assert text in used, f"the SuperExec does without {text}"
-    assert TaskType.CLIENT_APP == "flwr-clientapp"
-    flower_compat.TaskQueue("127.0.0.1:1", b"secret")
-
-
-def test_a_supernode_that_is_not_there_is_a_connection_error() -> None:
-    with pytest.raises(ConnectionError):
-        flower_compat.TaskQueue("127.0.0.1:1", b"secret").take()
-
-
 def test_a_grid_waits_for_parts_of_a_reply_that_are_on_their_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else an exchange takes a second more whenever the server is quicker than a SuperNode."""
-    from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
-    from flwr.superlink.grid.http_grid import HttpGrid
 
     class Runtime:
         def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
@@ -92,16 +85,5 @@ def test_a_grid_waits_for_parts_of_a_reply_that_are_on_their_way(
 
 def test_the_control_api_has_what_deployments_use() -> None:
     """Else ``deploy-local`` cannot register nodes, or start, follow and stop runs."""
-    from flwr.supercore.control import ControlHttpClient
-
     for name in ("RegisterNode", "ListNodes", "StartRun", "ListRuns", "StopRun", "StreamLogs"):
         assert hasattr(ControlHttpClient, name), f"the control API has no {name}"
-
-
-def test_a_supernode_ends_by_sigint_where_its_signature_is_refused() -> None:
-    """Else a warm node explains such an end wrongly."""
-    from flwr.supercore.retry import http_retry
-
-    used = inspect.getsource(http_retry)
-    assert "UNAUTHORIZED" in used
-    assert "os.kill(os.getpid(), signal.SIGINT)" in used

@@ -39,14 +39,6 @@ def test_groups_are_read_in_order_of_their_numbers() -> None:
     assert (one.agent, one.users) == (-1, (0, 1, 2))
 
 
-def test_incomplete_groups_are_refused() -> None:
-    for parties in (PARTIES[:4], *([*PARTIES, party(5, "agent", group)] for group in (0, 9))):
-        with refused("FK-GROUPS-SHAPE"):
-            members.read_groups(parties, layers=True)
-    with refused("FK-GROUPS-NO-AGENT"):
-        members.read_groups(PARTIES, layers=False)
-
-
 @pytest.mark.parametrize("who", [("server", 0), ("user", -1), ("agent", -1), ("owner", -2)])
 def test_roles_and_clashes(who: tuple[str, int]) -> None:
     with pytest.raises(ProtocolError):
@@ -146,10 +138,8 @@ def test_held_out_rows_alone_are_matched_for_predictions() -> None:
 @pytest.mark.parametrize(
     ("who", "change", "code"),
     [
-        (0, {"ids": ids(2, 2, 4)}, "FK-IDS-DUPLICATE"),
         (6, {"ids": ids(2, 2, 4)}, "FK-IDS-DUPLICATE"),
         (1, {"ids": ids(1, 2, 3, 5)}, "FK-IDS-PARTIES"),
-        (3, {"named": False}, "FK-IDS-SOME"),
     ],
 )
 def test_tables_that_cannot_be_joined(who: int, change: dict[str, Any], code: str) -> None:
@@ -164,7 +154,6 @@ def test_tables_that_cannot_be_joined(who: int, change: dict[str, Any], code: st
     [
         (6, {"rows": 0}, "FK-LABELS-MISSING"),
         (6, {"outputs": 0}, "FK-LABELS-MISSING"),
-        (6, {"role": "agent", "group": 2}, "FK-GROUPS-OWNER"),
         (1, {"outputs": 1}, "FK-ROLE-DATA"),
         (1, {"columns": "d"}, "FK-COLUMNS-DIFFER"),
     ],
