@@ -56,9 +56,7 @@ def test_cells_that_run_together_are_those_that_run_alone() -> None:
         assert record["peak_memory"] > 1e7
 
 
-def test_whatever_a_result_depends_on_changes_its_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_result_depends_on_changes_its_key(tmp_path: Path, monkeypatch: Any) -> None:
     other: dict[str, Any] = {"seed": 4, "options": {"features": 9}, "method": "pof-mkl"}
     other |= {"audited": True, "engine": "ray"}
     settings = replace(WEATHER, seed=1), replace(WEATHER, data="wine"), VerticalSettings("iris")
@@ -128,9 +126,7 @@ def test_a_worker_with_other_data_or_code_is_refused() -> None:
     assert _compute(cell(), cell().key)["result"]["exchanges"] == 7
 
 
-def test_records_are_json_and_one_draw_is_timed_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_are_json_and_one_draw_is_timed_alone(tmp_path: Path, monkeypatch: Any) -> None:
     own = VerticalSettings("wine", rounds=None)
     record = run_cell(cell(settings=own, method="svc", options={}))
     assert json.loads(json.dumps(record)) == CellStore(tmp_path).keep(cell(), record)

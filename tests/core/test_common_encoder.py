@@ -140,9 +140,7 @@ def as_set(found: np.ndarray, names: Sequence[str], column: str) -> list[Any]:
     gaps=st.sampled_from([0.0, 0.3]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_the_encoder_of_several_holders_is_that_of_the_pooled_rows(
-    holders: int, rows: int, gaps: float, seed: int
-) -> None:
+def test_a_common_encoder_is_of_all_rows(holders: int, rows: int, gaps: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
     n = holders * rows
     parts = np.array_split(rng.permutation(n), holders)

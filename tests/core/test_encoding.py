@@ -278,9 +278,7 @@ SAID = {*(part for _, said in LOOKS for part in said)}
 
 
 @pytest.mark.parametrize(("cells", "said"), LOOKS)
-def test_text_that_looks_like_numbers_or_dates_is_said_without_a_cell(
-    cells: list[Any], said: tuple[str, ...]
-) -> None:
+def test_text_that_looks_like_numbers_is_said(cells: list[Any], said: tuple[str, ...]) -> None:
     table = pa.table({"crp": pa.array(cells, pa.string())})
     found = load_table(table, labelled=False, missing="keep", kinds={})
     assert not said or found.kinds == {"crp": "category"}
@@ -296,9 +294,7 @@ def test_text_that_looks_like_numbers_or_dates_is_said_without_a_cell(
 
 
 @given(labels=st.lists(st.sampled_from([2.0, 5.0, 9.0]), max_size=20), classes=st.integers(2, 3))
-def test_decisions_on_the_targets_themselves_are_the_labels(
-    labels: list[float], classes: int
-) -> None:
+def test_decisions_on_the_targets_are_the_labels(labels: list[float], classes: int) -> None:
     known = [2.0, 5.0, 9.0][:classes]
     y = np.array([label for label in labels if label in known])
     targets = encode_classes(y, known, "me")

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
 from flwr.server.superlink.linkstate.utils import MESSAGE_UNAVAILABLE_ERROR_REASON
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.superlink.grid.http_grid import HttpGrid
+from flwr.supernode.runtime.run_clientapp import run_clientapp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
 
 from fedkern_flwr import exchange as exchanging
+from fedkern_flwr import flower_compat
 from fedkern_flwr.errors import ProtocolError, RefusedError
 from fedkern_flwr.exchange import Courier, Outcome, request_messages, take_sections
 from fedkern_flwr.failure import Failure, mark_error
@@ -193,9 +201,7 @@ RAY = (
         (RAY.format(name="KeyError", text="'Miller'"), "KeyError"),
     ],
 )
-def test_the_text_of_a_foreign_exception_never_reaches_the_server_log(
-    reason: str, name: str
-) -> None:
+def test_the_text_of_a_foreign_exception_reaches_no_log(reason: str, name: str) -> None:
     failure = raised(reason)
     assert failure.kind == "raised"
     for secret in ("Miller", "HIV", "3.14", "17"):
@@ -354,9 +360,7 @@ def test_a_reply_that_cannot_be_used_is_a_failure_and_enough_is_enough() -> None
     assert time.monotonic() - started < 5
 
 
-def test_who_is_only_told_something_is_not_waited_for_long_and_fails_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_is_only_told_something_is_not_waited_for_long(monkeypatch: Any) -> None:
     monkeypatch.setattr("fedkern_flwr.exchange.FAREWELL", 0.0)
     refused = reply("b", error=Error(500, "no"), node=1001)
     pulls, started = [[refused], [reply("a", node=1000)]], time.monotonic()
@@ -408,9 +412,7 @@ def test_a_node_that_stays_disconnected_is_not_waited_for(monkeypatch: pytest.Mo
     assert time.monotonic() < began + 20
 
 
-def test_a_node_that_is_back_at_the_next_look_is_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_that_is_back_at_the_next_look_is_waited_for(monkeypatch: Any) -> None:
     monkeypatch.setattr(exchanging, "_LOOK", 0.0)
     away, there = {1000}, {1000, 1001}
     pulls = [[reply("a", node=1000)], [], [], [], [reply("b", node=1001)]]
@@ -537,3 +539,74 @@ def test_a_long_text_keeps_its_code() -> None:
         failure.raise_final("fit")
     endless = Failure("raised", f"TableError: {'a' * 600} [FK-{'A' * 600}]")
     assert len(endless.detail) <= 500
+
+
+# -- what is used of Flower that it does not promise: each fails here first, and says what broke
+
+#: Module, what its text has, and what goes wrong else.
+TEXTS = [
+    ("supernode.start_client_internal", f'"{flower_compat.MESSAGE_ARRIVED}"', "asked each second"),
+    ("supernode.cli.flwr_clientapp", "run_clientapp(", "messages of warm nodes are not answered"),
+    ("supercore.superexec.run_superexec", "/flwr.proto.Runtime/AcquireTask", "no tasks"),
+    ("supercore.superexec.run_superexec", "VersionHttpInterceptor(component_name", "no tasks"),
+    ("supercore.retry.http_retry", "UNAUTHORIZED", "an end is explained wrongly"),
+    ("supercore.retry.http_retry", "os.kill(os.getpid(), signal.SIGINT)", "as wrongly"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "otherwise"), TEXTS)
+def test_flower_does_as_its_text_says(name: str, text: str, otherwise: str) -> None:
+    assert text in inspect.getsource(import_module(f"flwr.{name}")), otherwise
+
+
+def test_tasks_are_of_the_client_app_and_of_a_supernode_that_is_there() -> None:
+    assert TaskType.CLIENT_APP == "flwr-clientapp"
+    with pytest.raises(ConnectionError):
+        flower_compat.TaskQueue("127.0.0.1:1", b"secret").take()
+
+
+def test_a_task_is_answered_as_by_the_command_of_flower() -> None:
+    parameters = list(inspect.signature(run_clientapp).parameters)
+    assert parameters[:3] == ["runtime_api_address", "token", "insecure"]
+    assert "parent_pid" in parameters
+
+
+def test_a_supernode_takes_what_a_warm_node_gives_it() -> None:
+    module = import_module("flwr.supernode.cli.flower_supernode")
+    parser = module._parse_args_run_supernode()
+    arguments = "--isolation process --host 127.0.0.1 --port 1 --superexec-auth-secret-file f"
+    arguments += " --superlink h:1 --node-config k=1 --root-certificates c"
+    arguments += " --auth-supernode-private-key k"
+    found = vars(parser.parse_args(arguments.split()))
+    assert (found["isolation"], found["superexec_auth_secret_file"]) == ("process", "f")
+
+
+def test_a_grid_waits_for_parts_of_a_reply(monkeypatch: Any) -> None:
+    """Else an exchange takes a second more whenever the server is quicker than a SuperNode."""
+
+    class Runtime:
+        def PullObject(self, request: PullObjectRequest) -> PullObjectResponse:
+            seen.append(request.object_id)
+            there = len(seen) > 3 or request.object_id == "gone"
+            return PullObjectResponse(
+                object_found=request.object_id != "gone", object_available=there
+            )
+
+    seen: list[str] = []
+    monkeypatch.setattr(flower_compat, "_LOOK", 0.0)
+    grid = HttpGrid(token="t")
+    grid.__dict__["_client"] = Runtime()
+    patient = flower_compat.patient(grid)
+    pull = "pull_object_protobuf=self._runtime_client.PullObject"
+    assert pull in inspect.getsource(HttpGrid.pull_messages), "a grid pulls otherwise now"
+    assert patient._runtime_client.PullObject(PullObjectRequest(object_id="a")).object_available
+    assert seen == ["a"] * 4
+    assert not patient._runtime_client.PullObject(PullObjectRequest(object_id="gone")).object_found
+    assert flower_compat.patient(object()) is None
+    assert isinstance(grid.__dict__["_client"], Runtime), "Flower's own grid is left as it is"
+
+
+def test_the_control_api_has_what_deployments_use() -> None:
+    """Else ``deploy-local`` cannot register nodes, or start, follow and stop runs."""
+    for name in ("RegisterNode", "ListNodes", "StartRun", "ListRuns", "StopRun", "StreamLogs"):
+        assert hasattr(ControlHttpClient, name), f"the control API has no {name}"

@@ -51,9 +51,7 @@ def assert_exact(x: NDArray[np.int64], bits: int, form: Any = np.asarray) -> Non
 
 @pytest.mark.parametrize("items", [0, 1, 2, 63, 65, 130])
 @pytest.mark.parametrize("dtype", [np.int16, np.uint64, np.float64])
-def test_a_packed_triangle_and_its_parts_are_those_of_the_matrix(
-    items: int, dtype: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_packed_triangle_is_that_of_the_matrix(items: int, dtype: Any, monkeypatch: Any) -> None:
     half = np.random.default_rng(items).integers(0, 100, (items, items))
     matrix = (half + half.T).astype(dtype)
     packed = gram.pack(matrix)
@@ -91,9 +89,7 @@ def test_vectors_of_another_length_and_columns_that_are_not_there_are_refused() 
 @pytest.mark.promise("gram-exact")
 @settings(max_examples=60)
 @given(st.data(), st.sampled_from([16, 32, 64]), st.integers(8, 400) | st.just(8 << 20))
-def test_products_are_exact_up_to_the_bound_in_blocks_of_any_size(
-    monkeypatch: pytest.MonkeyPatch, data: st.DataObject, bits: int, room: int
-) -> None:
+def test_products_are_exact_in_blocks(monkeypatch: Any, data: Any, bits: int, room: int) -> None:
     monkeypatch.setattr(gram, "_BLOCK_BYTES", room)
     both, form = data.draw(tables(bits)), data.draw(st.sampled_from(FORMS))
     assert_exact(both, bits, form)
@@ -232,9 +228,7 @@ def test_tables_and_options_that_cannot_be_summed_are_refused() -> None:
 
 
 @given(st.lists(st.floats(-3, 3), min_size=4, max_size=4), st.integers(0, 40))
-def test_the_matrix_of_rounded_numbers_is_within_the_stated_error(
-    row: list[float], fraction: int
-) -> None:
+def test_the_matrix_of_rounded_numbers_is_within_its_error(row: list[float], fraction: int) -> None:
     x = np.array(row).reshape(2, 2)
     before, whole = x.copy(), gram.quantise(x, fraction, 3.0)
     np.testing.assert_array_equal(x, before)

@@ -158,9 +158,7 @@ def test_tables_that_cannot_be_joined(who: int, change: dict[str, Any], code: st
         (1, {"columns": "d"}, "FK-COLUMNS-DIFFER"),
     ],
 )
-def test_nodes_that_do_not_fit_a_vertical_split(
-    who: int, change: dict[str, Any], code: str
-) -> None:
+def test_nodes_that_fit_no_vertical_split(who: int, change: dict[str, Any], code: str) -> None:
     parties = column_parties()
     found = members.read_groups(parties, layers=True)
     assert members.check_vertical(parties, found).partition == 6
@@ -277,9 +275,7 @@ def test_residuals() -> None:
     st.sets(st.integers(0, 9)),
     st.integers(0, 4),
 )
-def test_groups_advance_as_far_as_the_bound_allows(
-    done: dict[int, int], ready: set[int], staleness: int
-) -> None:
+def test_groups_keep_the_bound(done: dict[int, int], ready: set[int], staleness: int) -> None:
     least = min(done.values())
     done = {g: min(t, least + staleness) for g, t in done.items()}
     ready &= set(done)

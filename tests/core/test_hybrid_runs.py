@@ -53,9 +53,7 @@ def shared() -> list[Table]:
 @pytest.mark.promise("fedcg-pooled")
 @pytest.mark.parametrize("rows", [5, 30, 89])
 @pytest.mark.parametrize("solver", ["normal-equations", "cg"])
-def test_rows_may_travel_in_many_parts(
-    rows: int, solver: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_travel_in_parts(rows: int, solver: str, serve: Serve, monkeypatch: Any) -> None:
     """A message of distances has ``rows`` rows at most; hospitals of different sizes."""
     tables = deal(*side(89, 6), 3, 2, **TWO)
     for name in ("x", "y", "ids"):
@@ -73,9 +71,7 @@ def test_rows_may_travel_in_many_parts(
     assert nodes.gap(fitted, 1e-2) <= (EXACT if solver != "cg" else 1e-6)
 
 
-def test_what_travels_only_once_does_so_beside_many_parts(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_travels_once_does_so_beside_many_parts(serve: Serve, monkeypatch: Any) -> None:
     """Moments and the kernel of landmarks; a hospital that no centre knows; the mean distance."""
     monkeypatch.setattr(fed_cg_system, "_MESSAGE", 8 * 20 * 15)
     nodes = serve(shared())
@@ -111,9 +107,7 @@ def bare(tables: list[Table]) -> list[Table]:
 @pytest.mark.promise("fedcg-secret-landmarks")
 @pytest.mark.parametrize("hospitals", [2, 3])
 @pytest.mark.parametrize("sampling", ["U", "N"])
-def test_the_holders_of_a_block_share_a_secret_that_is_never_sent(
-    sampling: Any, hospitals: int, serve: Serve
-) -> None:
+def test_holders_of_a_block_share_a_secret(sampling: Any, hospitals: int, serve: Serve) -> None:
     """Two take that of their pair, the first of several seals one for the others."""
     tables, drawn = deal(*side(90, 6), hospitals, 5, shared=1, **TWO), []
     for _ in range(2):
@@ -197,9 +191,7 @@ def grid_search(nodes: Parties, folds: int, gammas: Any, lambdas: Any) -> Array:
 @pytest.mark.parametrize(
     "given", ["folds 2 laplacian", "folds 3 rbf", "gcv 3 laplacian", "folds 0 rbf", "gcv 0 rbf"]
 )
-def test_what_is_chosen_is_the_best_of_a_grid_search_on_the_pooled_rows(
-    given: str, serve: Serve
-) -> None:
+def test_what_is_chosen_is_the_best_of_a_grid_search(given: str, serve: Serve) -> None:
     tune, classes, kernel = given.split()
     task = int(classes)
     x, y = load_wine(return_X_y=True)

@@ -274,9 +274,7 @@ BAD_CELLS: list[tuple[tuple[str, ...], str]] = [
 
 @pytest.mark.promise("interactions-unquoted")
 @pytest.mark.parametrize(("row", "code"), BAD_CELLS)
-def test_a_bad_cell_is_counted_and_never_quoted(
-    tmp_path: Path, row: tuple[str, ...], code: str
-) -> None:
+def test_a_bad_cell_is_counted_not_quoted(tmp_path: Path, row: tuple[str, ...], code: str) -> None:
     path = write(tmp_path, "u.data", [*ROWS, row])
     for catalogue in (None, CATALOGUE):
         with refused(code) as caught:
@@ -300,9 +298,7 @@ TYPES: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("column", "cells", "code"), TYPES)
-def test_a_bad_type_in_a_parquet_file_is_named(
-    tmp_path: Path, column: str, cells: Any, code: str
-) -> None:
+def test_a_bad_type_is_named(tmp_path: Path, column: str, cells: Any, code: str) -> None:
     path = pq(tmp_path, **{"user": ["a", "b"], "item": ["c", "d"], column: cells})
     with refused(code) as caught:
         load_interactions(path)

@@ -37,9 +37,7 @@ def draw(n: int, m: int, d: int, seed: int = 0) -> tuple[Array, Array]:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(sizes=st.tuples(*[st.integers(1, 12)] * 3), cuts=st.lists(st.integers(0, 12), max_size=3))
-def test_the_kernel_of_a_row_is_the_product_of_its_blocks(
-    kernel: Any, sizes: tuple[int, int, int], cuts: list[int]
-) -> None:
+def test_a_kernel_is_that_of_its_blocks(kernel: Any, sizes: Any, cuts: list[int]) -> None:
     n, m, d = sizes
     x, w = draw(n, m, d, n + 13 * m + 169 * d)
     blocks = np.split(np.arange(d), sorted(min(cut, d) for cut in cuts))  # some may be empty
@@ -89,9 +87,7 @@ def test_kernels_are_made_in_place_with_a_width_per_landmark() -> None:
     st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(0, 1e3)), max_size=5),
     st.integers(0, 2**32 - 1),
 )
-def test_no_landmark_is_farther_from_a_row_within_the_ranges_than_the_bound(
-    spans: list[tuple[float, float]], seed: int
-) -> None:
+def test_no_landmark_is_farther_from_a_row_than_the_bound(spans: Any, seed: int) -> None:
     """Landmarks lie in the ball through the corners; opposite points of it are farthest apart."""
     ranges = np.array([[low, low + span] for low, span in spans]).reshape(-1, 2)
     low, high = ranges.T
@@ -146,9 +142,7 @@ def unturned(m: int, moments: Array | None = None) -> Array:
 @pytest.mark.promise("fedcg-turned")
 @pytest.mark.parametrize("moments", [None, MOMENTS])
 @pytest.mark.parametrize("m", [1, 3, 4000])
-def test_landmarks_are_drawn_in_a_box_that_is_turned_as_a_whole(
-    m: int, moments: Array | None
-) -> None:
+def test_landmarks_are_drawn_in_a_box_that_is_turned(m: int, moments: Array | None) -> None:
     """Uniform and turned about the middle, or normal and turned about the mean."""
     about = RANGES.mean(axis=1) if moments is None else moments[0]
     found, straight = draw_landmarks(SEED, m, RANGES, moments), unturned(m, moments)
