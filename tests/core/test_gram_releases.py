@@ -115,6 +115,15 @@ class Server:
     def matrices(self, who: Sequence[int] = range(4), cohort: int = 0, **more: Any) -> RunningSum:
         return self.run(self.matrix(cohort, **more), who, cohort)
 
+    def matrix_again(self) -> RunningSum:
+        """Sum the matrix of all nodes, as if the sum before it had been closed."""
+        request = self.matrix()
+        running = self.order(request)
+        running.order = replace(running.order, open_from=1)
+        for k in range(4):
+            self.ask(k, request, self.sums.sections(k, [running]))
+        return running
+
     def count(self, who: Sequence[int] = range(4), cohort: int = 0) -> RunningSum:
         self.step += 1
         parties = len(self.sums.membership.cohorts[cohort].members)
@@ -247,12 +256,8 @@ def test_matrix_and_counts_are_summed_once_in_a_release() -> None:
 
 def two_openings(server: Server) -> list[dict[int, list[PhaseMessage]]]:
     """Sum the matrix over two sets that differ by node 3; open neither yet."""
-    first, request = server.matrices([0, 1, 2]), server.matrix()
-    second = server.order(request)
-    second.order = replace(second.order, open_from=1)  # an honest server closes the first
-    for k in range(4):
-        server.ask(k, request, server.sums.sections(k, [second]))
-    return [server.openings(first), server.openings(second)]
+    both = server.matrices([0, 1, 2]), server.matrix_again()  # an honest server closes the first
+    return [server.openings(one) for one in both]
 
 
 @pytest.mark.promise("gram-once")
@@ -335,11 +340,7 @@ def test_nodes_do_not_open_a_matrix_that_one_node_fewer_has() -> None:
         server.unmask(asked)
         first = server.matrices(counted=[0, 1, 2])
         if between:  # another order, in which all count, must not stand in for it
-            request = server.matrix()
-            second = server.order(request)
-            second.order = replace(second.order, open_from=1)
-            for k in range(4):
-                server.ask(k, request, server.sums.sections(k, [second]))
+            server.matrix_again()
         asked = server.openings(first)
         server.refuses("FK-RELEASE-ONE", {k: asked[k] for k in range(3)})
 
@@ -347,9 +348,8 @@ def test_nodes_do_not_open_a_matrix_that_one_node_fewer_has() -> None:
 @pytest.mark.promise("gram-same-nodes")
 def test_zeros_do_not_count_among_those_that_a_matrix_must_have() -> None:
     server = Server()
-    server.refuses(
-        "FK-RELEASE-NODES", server.openings(server.matrices([0, 1, 3], counted=[0, 1, 2]))
-    )
+    asked = server.openings(server.matrices([0, 1, 3], counted=[0, 1, 2]))
+    server.refuses("FK-RELEASE-NODES", asked)
 
 
 # -- sums that open by themselves when all contribute: servers that ask for more
@@ -372,12 +372,10 @@ def test_exchanges_are_as_many_as_are_told() -> None:
         nodes.check(strategy, range(n))
         assert strategy.ledger_.by_phase == {"describe": 1, "gram-matrix": 1, "finish": 1}
     assert nodes.release(**OPEN).ledger_.exchanges == 4
-    open_one, tolerant = (
-        nodes.release(kind=FedCFK, **{**OPEN, "drop_outs": masks}) for masks in (False, True)
-    )
-    assert (open_one.ledger_.exchanges, tolerant.ledger_.exchanges) == (5, 8)
-    assert open_one.metrics_ == tolerant.metrics_
-    np.testing.assert_array_equal(open_one.gram_, tolerant.gram_)
+    plain, masked = (nodes.release(kind=FedCFK, **{**OPEN, "drop_outs": m}) for m in (False, True))
+    assert (plain.ledger_.exchanges, masked.ledger_.exchanges) == (5, 8)
+    assert plain.metrics_ == masked.metrics_
+    np.testing.assert_array_equal(plain.gram_, masked.gram_)
     for options, simulated, masks in (({}, 0, 0), ({}, 1, 1), ({"threshold": 2}, 0, 1)):
         strategy = SecureGram(**options)  # type: ignore[arg-type]
         strategy.simulated = bool(simulated)
