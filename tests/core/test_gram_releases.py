@@ -223,6 +223,14 @@ def test_a_refusal_does_not_tell_of_a_single_item() -> None:
 # -- what is summed is what was asked
 
 
+def test_a_sum_is_bound_to_all_that_was_asked() -> None:
+    server = Server()
+    for request in (wire.CountsRequest(**fields()), server.matrix()):
+        other = server.order(replace(request, round=9))
+        with refused("FK-SUM-UNASKED"):
+            server.ask(2, request, server.sums.sections(2, [other]))
+
+
 # -- each sum of the rows once
 
 
