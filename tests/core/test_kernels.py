@@ -121,6 +121,17 @@ def test_widths_per_landmark_are_log_uniform_around_gamma() -> None:
     np.testing.assert_allclose(product.landmark_gammas(1.0, 4000, 3), 2.0 * found, rtol=1e-12)
 
 
+@given(rows=st.integers(0, 10**7), columns=st.integers(0, 10**7))
+def test_chunks_make_up_all_rows_once(rows: int, columns: int) -> None:
+    step = max(1, (1 << 22) // max(1, columns))
+    rows, stop = min(rows, 2000 * step + 1), 0
+    for part in product.row_chunks(rows, columns):
+        assert part.start == stop
+        assert 0 < part.stop - part.start <= step
+        stop = part.stop
+    assert stop == rows
+
+
 # -- landmarks
 
 SEED = public_seed(3, "genes")
