@@ -39,6 +39,14 @@ def test_groups_are_read_in_order_of_their_numbers() -> None:
     assert (one.agent, one.users) == (-1, (0, 1, 2))
 
 
+def test_incomplete_groups_are_refused() -> None:
+    for parties in (PARTIES[:4], *([*PARTIES, party(5, "agent", group)] for group in (0, 9))):
+        with refused("FK-GROUPS-SHAPE"):
+            members.read_groups(parties, layers=True)
+    with refused("FK-GROUPS-NO-AGENT"):
+        members.read_groups(PARTIES, layers=False)
+
+
 @pytest.mark.parametrize("who", [("server", 0), ("user", -1), ("agent", -1), ("owner", -2)])
 def test_roles_and_clashes(who: tuple[str, int]) -> None:
     with pytest.raises(ProtocolError):
