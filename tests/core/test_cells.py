@@ -25,28 +25,16 @@ WEATHER = DataSettings("iris", clients=3, rounds=6)
 
 
 def cell(**changes: Any) -> Cell:
-    given: dict[str, Any] = {
-        "settings": WEATHER,
-        "method": "ofskl",
-        "options": {"features": 8},
-        "seed": 3,
-        "audited": False,
-        "engine": "in-process",
-    }
+    given: dict[str, Any] = {"settings": WEATHER, "method": "ofskl", "options": {"features": 8}}
+    given |= {"seed": 3, "audited": False, "engine": "in-process"}
     return Cell(**{**given, **changes})
 
 
 def test_a_cell_is_the_draw_that_a_run_of_several_draws_has() -> None:
     entry = Entry("OFSKL", "ofskl", {"features": 8})
     data, own = prepare(WEATHER), family("ofskl")
-    run_entries(
-        [entry],
-        data,
-        engine="in-process",
-        seed=2,
-        runs=3,
-        measure=lambda strategy: own.measure(strategy, data, {}),
-    )
+    measure = lambda strategy: own.measure(strategy, data, {})  # noqa: E731
+    run_entries([entry], data, engine="in-process", seed=2, runs=3, measure=measure)
     for draw, expected in enumerate(entry.results):
         found = run_cell(cell(seed=2 + draw))["result"]
         for name in ("metrics", "history", "exchanges", "bytes_up", "bytes_down", "privacy"):
@@ -60,11 +48,7 @@ def test_a_cell_is_the_draw_that_a_run_of_several_draws_has() -> None:
 def test_cells_that_run_together_are_those_that_run_alone() -> None:
     alike = [cell(), cell(method="pof-mkl", options={"features": 4}), cell(method="local-only")]
     together: dict[int, Any] = {}
-    run_alike(
-        alike,
-        progress=lambda place, done, total: None,
-        finished=lambda place, record: together.update({place: record}),
-    )
+    run_alike(alike, progress=lambda *_: None, finished=together.__setitem__)
     assert list(together) == [0, 1, 2]
     for one, record in zip(alike, together.values(), strict=True):
         assert run_cell(one)["result"]["metrics"] == record["result"]["metrics"]
@@ -72,38 +56,25 @@ def test_cells_that_run_together_are_those_that_run_alone() -> None:
         assert record["peak_memory"] > 1e7
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"seed": 4},
-        {"options": {"features": 9}},
-        {"method": "pof-mkl"},
-        {"audited": True},
-        {"engine": "ray"},
-        {"settings": replace(WEATHER, seed=1)},
-        {"settings": replace(WEATHER, data="wine")},
-        {"settings": VerticalSettings("iris")},
-    ],
-)
-def test_whatever_a_result_depends_on_changes_its_key(changes: dict[str, Any]) -> None:
-    assert cell().key == cell().key
-    assert cell(**changes).key != cell().key
-
-
-def test_code_and_content_of_a_file_are_part_of_the_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "a.npz"
-    settings = replace(WEATHER, data=str(file))
-    file.write_bytes(b"one")
-    first = cell(settings=settings).key
-    moved = tmp_path / "b.npz"
-    moved.write_bytes(b"one")
-    assert cell(settings=replace(WEATHER, data=str(moved))).key == first
-    file.write_bytes(b"two")
-    origin.file_digest.cache_clear()
-    assert cell(settings=settings).key != first
+def test_what_a_result_depends_on_changes_its_key(tmp_path: Path, monkeypatch: Any) -> None:
+    other: dict[str, Any] = {"seed": 4, "options": {"features": 9}, "method": "pof-mkl"}
+    other |= {"audited": True, "engine": "ray"}
+    settings = replace(WEATHER, seed=1), replace(WEATHER, data="wine"), VerticalSettings("iris")
+    changes = [
+        *({name: value} for name, value in other.items()),
+        *({"settings": s} for s in settings),
+    ]
     before = cell().key
+    assert len({before, *(cell(**change).key for change in changes)}) == 1 + len(changes)
+    files = [tmp_path / name for name in ("a.npz", "b.npz")]
+    for file in files:
+        file.write_bytes(b"one")
+    first, moved = (cell(settings=replace(WEATHER, data=str(file))).key for file in files)
+    assert first == moved
+    files[0].write_bytes(b"two")
+    origin.file_digest.cache_clear()
+    assert cell(settings=replace(WEATHER, data=str(files[0]))).key != first
+    assert cell().key == before
     monkeypatch.setattr(module, "code_digest", lambda: "other")
     assert cell().key != before
 
@@ -136,18 +107,15 @@ def test_a_sweep_gives_what_is_finished_before_it_names_the_cell_that_fails(tmp_
     good, bad = cell(), cell(settings=replace(WEATHER, data=str(tmp_path / "no.npz")))
     done: list[Cell] = []
     steps: list[tuple[int, int]] = []
+    told = {"progress": lambda _, *step: steps.append(step), "done": lambda c, _: done.append(c)}
     with pytest.raises(CellFailed) as failed:
-        sweep(
-            [good, bad, cell(seed=5)],
-            progress=lambda one, k, n: steps.append((k, n)),
-            done=lambda one, record: done.append(one),
-        )
+        sweep([good, bad, cell(seed=5)], **told)  # type: ignore[arg-type]
     assert done == [good]
     assert failed.value.cell is bad
     assert isinstance(failed.value.error, TableError)
     assert steps[-1] == (6, 6)
     with refused("FK-OPTION-RANGE"):
-        sweep([good], jobs=0, progress=lambda *_: None, done=lambda *_: None)
+        sweep([good], jobs=0, **told)  # type: ignore[arg-type]
 
 
 def test_a_worker_with_other_data_or_code_is_refused() -> None:
@@ -158,9 +126,7 @@ def test_a_worker_with_other_data_or_code_is_refused() -> None:
     assert _compute(cell(), cell().key)["result"]["exchanges"] == 7
 
 
-def test_records_are_json_and_one_draw_is_timed_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_are_json_and_one_draw_is_timed_alone(tmp_path: Path, monkeypatch: Any) -> None:
     own = VerticalSettings("wine", rounds=None)
     record = run_cell(cell(settings=own, method="svc", options={}))
     assert json.loads(json.dumps(record)) == CellStore(tmp_path).keep(cell(), record)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from refusals import refused
 from summing_nodes import ENCODING, SESSION, Done, Nodes, SummingClient, opening, work
 
 from fedkern_flwr.errors import ProtocolError, SumError
 from fedkern_flwr.guard import SumRule
 from fedkern_flwr.node import sums as node_sums
+from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.node.recent import Recent
 from fedkern_flwr.node.sums import erase_state, load_state, store_state
 from fedkern_flwr.secure_sum import Encoding, SecureSum
 from fedkern_flwr.wire import PhaseMessage, sums
@@ -73,21 +77,20 @@ RULES: dict[str, tuple[SumRule, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", RULES)
-def test_a_method_says_who_opens_a_sum_and_of_what(kind: str) -> None:
-    rule, wrong = RULES[kind]
+def wary(rule: SumRule, **more: Any) -> type[SummingClient]:
+    return type("Wary", (SummingClient,), {"rule": rule, **more})
 
-    class Wary(SummingClient):
-        pass
 
-    Wary.rule = rule
+@pytest.mark.parametrize("case", RULES)
+def test_a_method_says_who_opens_a_sum_and_of_what(case: str) -> None:
+    rule, wrong = RULES[case]
     run = Nodes()
     running = run.order("a", receiver=0, self_masks=False)
     if not wrong:
-        run.contribute(running, kind=Wary)
+        run.contribute(running, kind=wary(rule))
         return
     with refused("FK-ORDER-BOUND" if wrong == "bound" else "FK-ORDER-TERMS"):
-        run.contribute(running, kind=Wary)
+        run.contribute(running, kind=wary(rule))
 
 
 @pytest.mark.promise("requests-declared")
@@ -103,89 +106,21 @@ def test_a_sum_of_which_nothing_is_said_is_not_made() -> None:
 
 
 def test_a_sum_over_some_parties_only_is_noticed() -> None:
-    class Wary(SummingClient):
-        rule = SumRule(ENCODING, self_masks=True, everybody=True)
-
     run = Nodes()
-    run.server = SecureSum(
-        SESSION, run.keys, cohorts=[run.members, run.members[1:]], counts=run.counts
-    )
-    running = run.order("a")
+    cohorts = [run.members, run.members[1:]]
+    run.server = SecureSum(SESSION, run.keys, cohorts=cohorts, counts=run.counts)
+    sections = run.server.sections(1, [run.order("a")])
     with refused("FK-ORDER-TERMS"):
-        run.ask(1, work(), run.server.sections(1, [running]), Wary)
+        run.ask(1, work(), sections, wary(SumRule(ENCODING, self_masks=True, everybody=True)))
 
 
-def test_parties_of_a_sum_must_have_been_told_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a small bound for one and a large one for the others, its digits would lead."""
-
-    class Wide(SummingClient):
-        rule = SumRule(Encoding.fixed_point(1.0), wider=True)
-
-        def work(self, request: PhaseMessage) -> PhaseMessage:
-            self.secure_sum("a", np.array([0.25, -0.5, 0.125]) + 2.0**-20 * self.partition)
-            return Done()
-
-    def read() -> np.ndarray:
-        run = Nodes()
-        wide = Encoding.fixed_point(2.0**40)
-        order = run.server.order("a", 3, wide, self_masks=False).order
-        total = np.zeros(3, np.uint64)
-        for k in run.members:
-            (roster, _) = run.server.sections(k, [run.server.order("b", 3, wide)])
-            own = replace(order, bound=1.0) if k == 0 else order
-            (upload,) = run.ask(k, work(), [roster, own], Wide)[1]
-            (masked,) = upload.read(sums.Upload, party="").masked
-            total += masked
-        return total.view(np.int64) * 2.0**-60
-
-    truth = np.array([0.25, -0.5, 0.125])
-    assert not np.isclose(read(), truth, atol=1e-3).any()
-    monkeypatch.setattr("fedkern_flwr.secure_sum.party.order_terms", lambda order: order.name)
-    np.testing.assert_allclose(read(), truth, atol=1e-9)  # negative control
-
-
-def test_figures_are_opened_once() -> None:
-    """The difference of two sums of the same figures over other survivors would be one party's."""
-
-    class Judge(SummingClient):
-        rule = SumRule(ENCODING, self_masks=True)
-
-        def work(self, request: PhaseMessage) -> PhaseMessage:
-            self.sums.check("a", self.rule)  # type: ignore[union-attr]
-            told = self.figures("figures", np.arange(6), np.ones(3), total="a")
-            self.sums.contribute("a", told)  # type: ignore[union-attr]
-            return Done()
-
-    run = Nodes()
-    first, second = (run.order("a") for _ in range(2))
-    second.order = replace(second.order, open_from=1)  # an honest server closes the first
-    for running in (first, second):
-        run.contribute(running, kind=Judge)
-    unmask = sums.UnmaskRequest(session=SESSION, round=2)
-    for _ in range(2):  # asked again for the same survivors
-        run.ask(1, unmask, run.server.unmask_sections([first])[1], Judge)
-    with refused("FK-ORDER-EVALUATION"):
-        run.ask(1, unmask, run.server.unmask_sections([second])[1], Judge)
-
-
-def test_a_request_without_orders_gets_no_plain_answer_in_a_secure_run() -> None:
+def test_sums_are_those_that_were_asked_for_once_and_nothing_is_answered_in_plain() -> None:
     run = Nodes()
     with refused("FK-SUM-UNASKED"):
         run.ask(0, work())
-
-
-def test_two_sums_of_one_name_are_refused() -> None:
-    run = Nodes()
-    twice = [run.order("a") for _ in range(2)]
-    with refused("FK-SUM-NAMED-TWICE"):
-        run.contribute(*twice)
-
-
-def test_an_order_that_nobody_fills_is_refused() -> None:
-    run = Nodes()
-    orders = [run.order(name) for name in "ac"]
-    with refused("FK-SUM-UNASKED"):
-        run.contribute(*orders)
+    for names, code in (("aa", "FK-SUM-NAMED-TWICE"), ("ac", "FK-SUM-UNASKED")):
+        with refused(code):
+            run.contribute(*map(run.order, names))
 
 
 def test_sections_need_a_key_of_the_session() -> None:
@@ -253,23 +188,6 @@ def test_a_last_request_that_is_refused_erases_nothing() -> None:
     assert run.ask(2, work(), run.server.sections(2, [again]))[1]
 
 
-def test_an_upload_that_comes_again_is_not_added_twice() -> None:
-    run = Nodes()
-    running = run.order("a", self_masks=False)
-    sent = {
-        k: run.ask(k, work(k), [*run.server.sections(k, [running]), sums.End()])[1]
-        for k in run.members
-    }
-    for k, sections in sent.items():
-        run.server.take(k, sections)
-    with refused("FK-SUM-NOT-ASKED"):
-        run.server.take(1, sent[1])
-    running.repeated = True
-    run.server.take(1, sent[1])
-    run.server.unmask_sections([running])
-    np.testing.assert_allclose(run.server.total(running), 1.0 + 2.0 + 3.0 + 4.0)
-
-
 def test_a_resumed_run_repeats_no_round_that_was_answered(tmp_path: Any) -> None:
     """Whatever its server says: with other survivors the difference would show single parties."""
     run = Nodes(state_dir=tmp_path)
@@ -309,28 +227,70 @@ def test_a_client_object_does_not_repeat_the_sections_of_an_earlier_reply() -> N
 
 
 def test_what_a_message_that_fails_has_changed_is_gone() -> None:
-    """The state that was stored comes back, not the one that was being changed."""
-    context = Nodes().contexts[0]
-    known = load_state(context)
-    assert known is not None
+    """The state that was stored comes back, not the one that was being changed; or none."""
+    run = Nodes()
+    known, context = run.state(0), run.contexts[0]
     packed = known.pack()
     store_state(context, known)
-    changed = load_state(context)
-    assert changed is not None
+    changed = run.state(0)
     changed.last.clear()
     changed.roots.clear()
-    again = load_state(context)
-    assert again is not None
-    assert again.pack() == packed
-
-
-def test_what_is_erased_is_kept_nowhere_in_the_process() -> None:
-    context = Nodes().contexts[0]
-    known = load_state(context)
-    assert known is not None
+    assert run.state(0).pack() == packed
     store_state(context, known)
-    packed = context.state["fedkern-sums"]["state"]
-    assert packed in node_sums._stored
+    kept = context.state["fedkern-sums"]["state"]
+    assert kept in node_sums._stored
     erase_state(context)
-    assert packed not in node_sums._stored
+    assert kept not in node_sums._stored
     assert load_state(context) is None
+
+
+# -- what a node keeps between two messages comes back as it was, or is refused
+
+
+@given(arrays(np.float64, (2, 3)), st.binary(max_size=4), st.text(max_size=5))
+def test_a_state_comes_back_as_it_was(found: np.ndarray, seed: bytes, text: str) -> None:
+    sealed = np.arange(3, dtype=np.uint64)
+    state = KeptState({"c": 0.1, "name": text}, seed, {"a": found, "b": found[:0], "s": sealed})
+    again = KeptState.unpack(state.pack())
+    assert (again.settings, again.seed) == ({"c": 0.1, "name": text}, seed)
+    for name, one in state.arrays.items():
+        assert again.arrays[name].dtype == one.dtype
+        np.testing.assert_array_equal(again.arrays[name], one)
+        assert again.arrays[name].flags.writeable
+
+
+def test_a_state_with_a_lost_or_another_end_is_refused() -> None:
+    packed = KeptState({"c": 1}, b"", {"a": np.arange(3.0)}).pack()
+    for data in (packed[:-1], packed + b"x", packed[3:], packed.replace(b"<f8", b"|O8")):
+        with refused("FK-CHECKPOINT-DAMAGED"):
+            KeptState.unpack(data)
+
+
+def test_a_message_that_fails_leaves_what_it_pinned_and_no_secret_of_another_run() -> None:
+    before, failed, borrowed = KeptState({"a": 1}), KeptState({"a": 1}), KeptState()
+    assert failed.pin("a", 1)
+    assert failed.pin("b", 2)
+    assert not failed.pin("b", 3)
+    failed.settings["done"], failed.seed = 7, b"new"
+    failed.leave_pins(before)
+    assert (before.settings, before.seed) == ({"a": 1, "b": 2}, b"new")
+    borrowed.borrow(b"of another run")
+    fresh = KeptState()
+    borrowed.leave_pins(fresh)
+    assert not fresh.seed
+
+
+def test_what_was_made_last_is_kept_as_far_as_there_is_room() -> None:
+    made, recent = [], Recent(3 * 80)
+
+    def make(key: bytes) -> tuple[np.ndarray, ...]:
+        made.append(key)
+        return (np.full(10, len(made)),)
+
+    for key in (b"a", b"b", b"a", b"c", b"d", b"a", b"b"):
+        (found,) = recent.get(key, lambda key=key: make(key))
+        assert not found.flags.writeable
+    assert made == [b"a", b"b", b"c", b"d", b"b"]  # the fourth displaced the oldest
+    assert recent.get(b"large", lambda: (np.zeros(100),))[0].size == 100
+    recent.get(b"large", lambda: make(b"large"))
+    assert made[-1] == b"large"  # more than there is room for is not kept

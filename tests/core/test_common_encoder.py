@@ -11,23 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
 
-from fedkern_flwr.encoding import Encoder
-from fedkern_flwr.encoding.bins import (
-    coarse_edges,
-    count_bins,
-    fine_edges,
-    read_phases,
-    sum_phases,
-)
+from fedkern_flwr.encoding import Encoder, bins
+from fedkern_flwr.encoding import common as summed
 from fedkern_flwr.encoding.categories import BUCKETS, HASHED, signed_bucket
-from fedkern_flwr.encoding.common import (
-    OwnColumns,
-    coarse_length,
-    fine_length,
-    numeric,
-    read_coarse,
-    read_fine,
-)
 from fedkern_flwr.encoding.facts import KNOTS
 from fedkern_flwr.tables import Table
 
@@ -42,22 +28,32 @@ class Common(NamedTuple):
     edges: list[np.ndarray]
     counts: list[np.ndarray]
 
+    def outermost(self, j: int) -> float:
+        """Return how wide the outermost bins with a value of a column are together."""
+        used = np.flatnonzero(self.counts[j])
+        return float(np.diff(self.edges[j])[[used[0], used[-1]]].sum())
+
+
+def shared(columns: dict[str, tuple[str, Any]], n: int, holders: int = 3) -> Any:
+    """Return how many holders' tables, and one of all their rows."""
+    return deal(columns, np.array_split(np.arange(n), holders)), deal(columns, [np.arange(n)])[0]
+
 
 def common(tables: Sequence[Table], scaling: Any = "rank", categories: Any = "auto") -> Common:
     """Return the encoder that the exact sums of holders make."""
-    own = [OwnColumns(table, SECRET) for table in tables]
+    own = [summed.OwnColumns(table, SECRET) for table in tables]
     kinds, rows = own[0].kinds, sum(table.rows for table in tables)
-    d, numbers = numeric(kinds), [one.numbers() for one in own]
+    d, numbers = summed.numeric(kinds), [one.numbers() for one in own]
     how = BOUND, rows
     parts = [one.coarse(x, *how) for one, x in zip(own, numbers, strict=True)]
-    assert {len(part) for part in parts} == {coarse_length(kinds, d)}
-    asked = read_coarse(np.sum(parts, axis=0), kinds, d, *how, len(own))
+    assert {len(part) for part in parts} == {summed.coarse_length(kinds, d)}
+    asked = summed.read_coarse(np.sum(parts, axis=0), kinds, d, *how, len(own))
     assert asked.fits(d, d)
     edges = asked.edges(BOUND)
     parts = [one.fine(x, asked, *how) for one, x in zip(own, numbers, strict=True)]
-    assert {len(part) for part in parts} == {fine_length(kinds, edges, d)}
+    assert {len(part) for part in parts} == {summed.fine_length(kinds, edges, d)}
     total = np.sum(parts, axis=0)
-    encoder = read_fine(total, kinds, asked, *how, len(own), scaling, categories)[1]
+    encoder = summed.read_fine(total, kinds, asked, *how, len(own), scaling, categories)[1]
     named = [one.named(encoder.to_json()) for one in own]
     assert all(other.to_json() == named[0].to_json() for other in named)
     sizes = np.cumsum([2 * d, *(len(one) - 1 for one in edges)])
@@ -144,9 +140,7 @@ def as_set(found: np.ndarray, names: Sequence[str], column: str) -> list[Any]:
     gaps=st.sampled_from([0.0, 0.3]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_the_encoder_of_several_holders_is_that_of_the_pooled_rows(
-    holders: int, rows: int, gaps: float, seed: int
-) -> None:
+def test_a_common_encoder_is_of_all_rows(holders: int, rows: int, gaps: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
     n = holders * rows
     parts = np.array_split(rng.permutation(n), holders)
@@ -192,76 +186,49 @@ def test_bins_are_small_whatever_the_column(how: str) -> None:
     Whatever far values there are: of years a tenth are 0; others trail off from most of them.
     """
     rng = np.random.default_rng(3)
-    columns = {"x": ("number", numbers(rng, 6000, how))}
-    (pooled,) = deal(columns, [np.arange(6000)])
-    made = common(deal(columns, np.array_split(np.arange(6000), 3)))
+    tables, pooled = shared({"x": ("number", numbers(rng, 6000, how))}, 6000)
     expected = Encoder.fit(pooled, "rank").transform(pooled)
-    gap = np.abs(made.encoder.transform(pooled) - expected).max()
-    if how in ("ages", "years"):
-        assert gap <= 1e-12
-    elif how == "few":
-        assert gap <= 0.51  # a value of many decimals and rows is anywhere in its bin
-    else:
-        assert gap <= (0.01 if how == "shifted" else 0.005)
-
-
-def widths(made: Common, j: int) -> float:
-    """Return how wide the outermost bins with a value of a column are together."""
-    used = np.flatnonzero(made.counts[j])
-    return float(np.diff(made.edges[j])[[used[0], used[-1]]].sum())
+    gap = np.abs(common(tables).encoder.transform(pooled) - expected).max()
+    # a value of many decimals and rows is anywhere in its bin
+    most = {"ages": 1e-12, "years": 1e-12, "few": 0.51, "shifted": 0.01}
+    assert gap <= most.get(how, 0.005)
 
 
 @pytest.mark.promise("common-encoder-pooled")
 def test_every_column_has_the_scale_that_its_pooled_rows_have() -> None:
     """Ranges where no value is far; they end within the outermost bins that have a value."""
-    rng, n = np.random.default_rng(4), 6000
-    columns = awkward(rng, n, np.zeros(n, bool), 0.2)
-    tables, (pooled,) = (
-        deal(columns, np.array_split(np.arange(n), 3)),
-        deal(columns, [np.arange(n)]),
-    )
+    n = 6000
+    columns = awkward(np.random.default_rng(4), n, np.zeros(n, bool), 0.2)
+    tables, pooled = shared(columns, n)
     made, expected = common(tables, "auto"), Encoder.fit(pooled)
     assert made.encoder.outputs == expected.outputs
-    scales = [
-        [
-            part.scale
-            for one in found.columns
-            for part in getattr(one, "parts", (one,))
-            if hasattr(part, "scale")
-        ]
-        for found in (made.encoder, expected)
-    ]
-    assert scales[0] == scales[1]
-    assert set(scales[0]) == {"range", "rank"}
     found, wanted = made.encoder.transform(pooled), expected.transform(pooled)
-    names = [name for name, (kind, _) in columns.items() if kind != "category"]
-    for j, (name, column) in enumerate(zip(names, expected.columns, strict=False)):
-        if getattr(column, "scale", "") != "range":
-            continue
-        k, known = (
-            expected.outputs.index(name),
-            np.isfinite(pooled.x[:, pooled.columns.index(name)]),
-        )
-        facts = column.facts  # type: ignore[union-attr]
-        gap = np.abs(found[known, k] - wanted[known, k]).max()
-        assert gap <= widths(made, j) / (facts.greatest - facts.least) + 1e-12, name
+    numeric = [k for k, (kind, _) in enumerate(columns.values()) if kind != "category"]
+    scales = set()
+    for j, (k, own) in enumerate(zip(numeric, made.encoder.columns, strict=False)):
+        of = expected.columns[j]
+        pairs = zip(*(getattr(one, "parts", (one,)) for one in (own, of)), strict=True)
+        for mine, theirs in pairs:
+            assert getattr(mine, "scale", None) == getattr(theirs, "scale", None)
+            scales.add(getattr(mine, "scale", None))
+        if getattr(of, "scale", "") == "range":
+            place, known = expected.outputs.index(pooled.columns[k]), np.isfinite(pooled.x[:, k])
+            spread = of.facts.greatest - of.facts.least  # type: ignore[union-attr]
+            gap = np.abs(found[known, place] - wanted[known, place]).max()
+            assert gap <= made.outermost(j) / spread + 1e-12, pooled.columns[k]
+    assert scales >= {"range", "rank"}
 
 
 @pytest.mark.parametrize("scaling", ["standard", "none"])
 def test_columns_that_are_not_of_bins_are_those_of_the_pooled_rows(scaling: str) -> None:
-    rng, n = np.random.default_rng(5), 900
-    columns = awkward(rng, n, np.zeros(n, bool), 0.0)
-    parts = np.array_split(rng.permutation(n), 3)
-    tables, (pooled,) = deal(columns, parts), deal(columns, [np.arange(n)])
-    made, expected = common(tables, scaling), Encoder.fit(pooled, scaling)  # type: ignore[arg-type]
-    assert made.encoder.outputs == expected.outputs
-    found, wanted = made.encoder.transform(pooled), expected.transform(pooled)
-    for k, name in enumerate(expected.outputs):
-        if name[:4] not in ("colo", "day[", "mome", "town"):
-            unit = wanted[:, k].std() or 1.0
-            np.testing.assert_allclose(
-                found[:, k] / unit, wanted[:, k] / unit, atol=1e-6, err_msg=name
-            )
+    tables, pooled = shared(awkward(np.random.default_rng(5), 900, np.zeros(900, bool), 0.0), 900)
+    made, expected = common(tables, scaling).encoder, Encoder.fit(pooled, scaling)  # type: ignore[arg-type]
+    assert made.outputs == expected.outputs
+    found, wanted = made.transform(pooled), expected.transform(pooled)
+    chosen = [n[:4] not in ("colo", "day[", "mome", "town") for n in expected.outputs]
+    unit = wanted[:, chosen].std(axis=0)
+    unit[unit == 0.0] = 1.0
+    np.testing.assert_allclose(found[:, chosen] / unit, wanted[:, chosen] / unit, atol=1e-6)
 
 
 def test_hashed_categories_are_those_of_the_holders_secret() -> None:
@@ -272,7 +239,7 @@ def test_hashed_categories_are_those_of_the_holders_secret() -> None:
     (category,) = made.columns
     assert category.facts.counts == {}  # type: ignore[union-attr]
     (table,) = deal({"c": ("category", np.array([*towns, "unseen"]))}, [np.arange(201)])
-    key = OwnColumns(table, SECRET).keys["c"]
+    key = summed.OwnColumns(table, SECRET).keys["c"]
     wanted = np.full((201, HASHED), 0.5)
     for row, code in zip(wanted, table.x[:, 0].astype(int), strict=True):
         bucket, sign = signed_bucket(key, table.categories["c"][code])
@@ -303,7 +270,7 @@ def test_unknown_categories_are_known_by_their_buckets() -> None:
 def test_buckets_depend_on_the_secret_and_the_column() -> None:
     words = {"c": ("category", WORDS), "d": ("category", WORDS)}
     (table,) = deal(words, [np.arange(len(WORDS))])
-    one, other = OwnColumns(table, b"one"), OwnColumns(table, b"other")
+    one, other = summed.OwnColumns(table, b"one"), summed.OwnColumns(table, b"other")
     assert (one.x != other.x).mean() > 0.9
     assert (one.x[:, 0] != one.x[:, 1]).mean() > 0.8
     assert "6f6e65" not in "".join(key.hex() for key in one.keys.values())  # the secret itself
@@ -311,21 +278,23 @@ def test_buckets_depend_on_the_secret_and_the_column() -> None:
 
 def test_a_split_bin_has_five_rows_where_they_are_spread_evenly() -> None:
     """Bins are no finer than rows allow: of few rows single values are not told apart."""
-    edges = coarse_edges(1.0)
+    edges = bins.coarse_edges(1.0)
     for n in (20, 100, 1000):
         x = (np.arange(n) + 0.5) / n
-        counts, place = count_bins(x, edges), read_phases(sum_phases(x, 1.0), n, 1.0)
-        fine = fine_edges(counts, -1, (0.5, 0.5), place, 1.0)
+        counts, place = bins.count_bins(x, edges), bins.read_phases(bins.sum_phases(x, 1.0), n, 1.0)
+        fine = bins.fine_edges(counts, -1, (0.5, 0.5), place, 1.0)
         assert (np.diff(fine) > 0.0).all()
         public = 2 * 64 + len(edges)  # even ones about two places, powers of two
         assert len(fine) <= public + n / 5
-        assert count_bins(x, fine).sum() == n
+        assert bins.count_bins(x, fine).sum() == n
 
 
 def test_what_is_known_to_be_empty_is_not_counted_again() -> None:
     x = np.array([1.0, 3.0] * 50)
-    counts = count_bins(x, coarse_edges(BOUND))
-    fine = fine_edges(counts, 0, (2.0, 2.0), read_phases(sum_phases(x, BOUND), 100, BOUND), BOUND)
+    counts = bins.count_bins(x, bins.coarse_edges(BOUND))
+    fine = bins.fine_edges(
+        counts, 0, (2.0, 2.0), bins.read_phases(bins.sum_phases(x, BOUND), 100, BOUND), BOUND
+    )
     assert fine.tolist() == [-BOUND - 0.5, 0.5, 1.5, 2.5, 3.5, BOUND + 0.5]
 
 
@@ -335,33 +304,26 @@ def test_phases_find_most_values_whatever_some_far_ones(where: float, wide: floa
     rng = np.random.default_rng(0)
     x = where + wide * rng.random(1000)
     x[:150] = rng.uniform(-BOUND, BOUND, 150)
-    middle, length = read_phases(sum_phases(x, BOUND), 1000, BOUND)
+    middle, length = bins.read_phases(bins.sum_phases(x, BOUND), 1000, BOUND)
     assert abs(middle - where - wide / 2) < wide / 4
     assert wide < length < 4 * wide
 
 
-def made_of(change: Any) -> Encoder:
-    """Return an encoder of totals that a party has changed."""
-    columns = {"a": ("number", np.arange(40.0)), "c": ("category", np.array(["u", "v"] * 20))}
-    own = OwnColumns(deal(columns, [np.arange(40)])[0], SECRET)
-    x = own.numbers()
-    asked = read_coarse(own.coarse(x, BOUND, 40), own.kinds, 1, BOUND, 40, 1)
-    total = own.fine(x, asked, BOUND, 40)
-    change(total[2:])
-    return read_fine(total, own.kinds, asked, BOUND, 40, 1)[1]
-
-
 def test_totals_that_contradict_each_other_are_refused() -> None:
-    def take(total: np.ndarray) -> None:
-        total[np.argmax(total[:-BUCKETS])] -= 1 / 40
+    """A row fewer in the fullest bin; a category of fewer than no rows; one of too many."""
+    columns = {"a": ("number", np.arange(40.0)), "c": ("category", np.array(["u", "v"] * 20))}
+    own = summed.OwnColumns(deal(columns, [np.arange(40)])[0], SECRET)
+    x = own.numbers()
+    asked = summed.read_coarse(own.coarse(x, BOUND, 40), own.kinds, 1, BOUND, 40, 1)
+    honest = own.fine(x, asked, BOUND, 40)
 
-    def negative(total: np.ndarray) -> None:
-        total[-2:] += [-1.0, 1.0]
+    def read(places: list[int], more: list[float]) -> None:
+        total = honest.copy()
+        total[places] += more
+        summed.read_fine(total, own.kinds, asked, BOUND, 40, 1)
 
-    def many(total: np.ndarray) -> None:
-        total[-1] += 1.0
-
-    made_of(lambda total: None)
-    for change in (take, negative, many):
+    read([0], [0.0])
+    fullest = 2 + int(np.argmax(honest[2:-BUCKETS]))
+    for places, more in (([fullest], [-1 / 40]), ([-2, -1], [-1.0, 1.0]), ([-1], [1.0])):
         with refused("FK-SUM-TOTAL"):
-            made_of(change)
+            read(places, more)

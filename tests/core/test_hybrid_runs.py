@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -26,6 +26,7 @@ from fedkern_flwr.clients.fed_cg_kernel import RunState
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.hybrid import fourier
+from fedkern_flwr.hybrid.fourier import equations_release
 from fedkern_flwr.judging.counts import Yardstick
 from fedkern_flwr.kernels.product import kernel_from_distances, partial_distances
 from fedkern_flwr.node.session_state import SessionState
@@ -52,9 +53,7 @@ def shared() -> list[Table]:
 @pytest.mark.promise("fedcg-pooled")
 @pytest.mark.parametrize("rows", [5, 30, 89])
 @pytest.mark.parametrize("solver", ["normal-equations", "cg"])
-def test_rows_may_travel_in_many_parts(
-    rows: int, solver: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_travel_in_parts(rows: int, solver: str, serve: Serve, monkeypatch: Any) -> None:
     """A message of distances has ``rows`` rows at most; hospitals of different sizes."""
     tables = deal(*side(89, 6), 3, 2, **TWO)
     for name in ("x", "y", "ids"):
@@ -72,9 +71,7 @@ def test_rows_may_travel_in_many_parts(
     assert nodes.gap(fitted, 1e-2) <= (EXACT if solver != "cg" else 1e-6)
 
 
-def test_what_travels_only_once_does_so_beside_many_parts(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_travels_once_does_so_beside_many_parts(serve: Serve, monkeypatch: Any) -> None:
     """Moments and the kernel of landmarks; a hospital that no centre knows; the mean distance."""
     monkeypatch.setattr(fed_cg_system, "_MESSAGE", 8 * 20 * 15)
     nodes = serve(shared())
@@ -110,9 +107,7 @@ def bare(tables: list[Table]) -> list[Table]:
 @pytest.mark.promise("fedcg-secret-landmarks")
 @pytest.mark.parametrize("hospitals", [2, 3])
 @pytest.mark.parametrize("sampling", ["U", "N"])
-def test_the_holders_of_a_block_share_a_secret_that_is_never_sent(
-    sampling: Any, hospitals: int, serve: Serve
-) -> None:
+def test_holders_of_a_block_share_a_secret(sampling: Any, hospitals: int, serve: Serve) -> None:
     """Two take that of their pair, the first of several seals one for the others."""
     tables, drawn = deal(*side(90, 6), hospitals, 5, shared=1, **TWO), []
     for _ in range(2):
@@ -128,19 +123,15 @@ def test_the_holders_of_a_block_share_a_secret_that_is_never_sent(
         assert nodes.gap(strategy, 1e-2) <= EXACT
         more = sampling == "N" or hospitals > 2
         assert strategy.ledger_.by_phase["hybrid-moments"] == more
-        sent = b"".join(everything_sent(record))
+        sent = b"".join(part for entry in record.entries() for part in parts(entry))
         assert len(sent) > 10_000
-        for seed in seeds.values():
-            assert seed not in sent
-            assert seed.hex().encode() not in sent
+        assert not any(form in sent for s in seeds.values() for form in (s, s.hex().encode()))
     assert len(set(drawn)) == len(drawn) == 12  # others in every run
 
 
-def everything_sent(record: Transcript) -> Iterable[bytes]:
-    for entry in record.entries():
-        yield from (np.ascontiguousarray(array).tobytes() for array in entry.arrays)
-        for value in entry.scalars.values():
-            yield value if isinstance(value, bytes) else str(value).encode()
+def parts(entry: Any) -> Iterable[bytes]:
+    yield from (np.ascontiguousarray(array).tobytes() for array in entry.arrays)
+    yield from (v if isinstance(v, bytes) else str(v).encode() for v in entry.scalars.values())
 
 
 def test_secret_landmarks_survive_a_break_down(serve: Serve) -> None:
@@ -198,18 +189,11 @@ def grid_search(nodes: Parties, folds: int, gammas: Any, lambdas: Any) -> Array:
 
 @pytest.mark.promise("fedcg-tuned")
 @pytest.mark.parametrize(
-    ("tune", "task", "kernel"),
-    [
-        ("folds", 2, "laplacian"),
-        ("folds", 3, "rbf"),
-        ("gcv", 3, "laplacian"),
-        ("folds", 0, "rbf"),
-        ("gcv", 0, "rbf"),
-    ],
+    "given", ["folds 2 laplacian", "folds 3 rbf", "gcv 3 laplacian", "folds 0 rbf", "gcv 0 rbf"]
 )
-def test_what_is_chosen_is_the_best_of_a_grid_search_on_the_pooled_rows(
-    tune: Any, task: int, kernel: Any, serve: Serve
-) -> None:
+def test_what_is_chosen_is_the_best_of_a_grid_search(given: str, serve: Serve) -> None:
+    tune, classes, kernel = given.split()
+    task = int(classes)
     x, y = load_wine(return_X_y=True)
     x, labels = (x - x.min(0)) / np.ptp(x, 0), {"classes": tuple(range(task))}
     y = y if task == 3 else (y > 0).astype(int)
@@ -355,7 +339,7 @@ def test_all_that_is_opened_has_the_noise_that_is_told(
 @pytest.mark.promise("fourier-party")
 def test_a_budget_for_parties_is_for_all_their_rows(serve: Serve) -> None:
     rows, whole = (
-        fourier.equations_release(budget, features=M, outputs=1, bound=1.0, rows=[60, 40])
+        equations_release(budget, features=M, outputs=1, bound=1.0, rows=[60, 40])
         for budget in (Budget(1.0), Budget(1.0, unit="party"))
     )
     ratio = whole.noise.deviation(2) / rows.noise.deviation(2)
@@ -372,49 +356,38 @@ def test_held_out_rows_are_counted_with_noise(serve: Serve) -> None:
     assert "bins" in noisy(nodes).result()["held_out"]
 
 
-def weaker(monkeypatch: pytest.MonkeyPatch) -> None:
+def less(budget: Budget, **known: Any) -> Any:
     """A server that orders less noise: nodes derive it from the budget of the run."""
-    honest = fed_cg_system.equations_release
-
-    def less(budget: Budget, **known: Any) -> Any:
-        found = honest(budget, **known)
-        variance = max(1 << 16, int(found.noise.variance * 0.99))
-        return replace(found, noise=NoisySum(variance, found.noise.fraction))
-
-    monkeypatch.setattr(fed_cg_system, "equations_release", less)
+    found = equations_release(budget, **known)
+    variance = max(1 << 16, int(found.noise.variance * 0.99))
+    return replace(found, noise=NoisySum(variance, found.noise.fraction))
 
 
-def histograms(monkeypatch: pytest.MonkeyPatch) -> None:
+def asking(classes: int, outputs: int, bound: Any, bins: int) -> Yardstick:
     """A server that asks for histograms, which have no noise."""
-    asking = lambda c, o, b, bins: Yardstick(c, o, b, 8)  # noqa: E731
-    monkeypatch.setattr(fed_cg_system, "Yardstick", asking)
+    return Yardstick(classes, outputs, bound, 8)
 
 
-def landmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+def forged(self: FedCG) -> Any:
     """A server that asks for kernel columns, which are longer than the noise is for."""
-    honest = FedCG._system
+    found, self.basis = system(self), "landmarks"
+    return found
 
-    def forged(self: FedCG) -> Any:
-        system = honest(self)
-        self.basis = "landmarks"
-        return system
 
-    monkeypatch.setattr(FedCG, "_system", forged)
+system = FedCG._system
+LIES: list[tuple[Any, str, Any, str]] = [
+    (fed_cg_system, "equations_release", less, "FK-ORDER-NOISE"),
+    (fed_cg_system, "Yardstick", asking, "FK-BUDGET-FIGURES"),
+    (FedCG, "_system", forged, "FK-BUDGET-OPTION"),
+]
 
 
 @pytest.mark.promise("fourier-lies")
-@pytest.mark.parametrize(
-    ("lie", "code"),
-    [
-        (weaker, "FK-ORDER-NOISE"),
-        (histograms, "FK-BUDGET-FIGURES"),
-        (landmarks, "FK-BUDGET-OPTION"),
-    ],
-)
+@pytest.mark.parametrize(("of", "name", "lie", "code"), LIES)
 def test_a_server_that_lies_in_a_run_with_a_budget_is_refused(
-    lie: Callable[[pytest.MonkeyPatch], None], code: str, serve: Serve, monkeypatch: Any
+    of: Any, name: str, lie: Any, code: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lie(monkeypatch)
+    monkeypatch.setattr(of, name, lie)
     with refused(code):
         noisy(serve(deal(*side(90, 5), 3, 2, **TWO)), **BUDGET)
 
@@ -432,12 +405,10 @@ def test_what_a_budget_cannot_be_for_is_refused(serve: Serve) -> None:
         noisy(serve(tables), **BUDGET)
 
 
-class Deployed(HybridKernelClient):
-    """A party of a deployment: it has a ledger."""
-
-    def __init__(self, context: Context, *table: Any, **more: Any) -> None:
-        context.node_config["simulation"] = False
-        super().__init__(context, *table, **more)
+def deployed(context: Context, *table: Any, **more: Any) -> HybridKernelClient:
+    """Return a party of a deployment: it has a ledger."""
+    context.node_config["simulation"] = False
+    return HybridKernelClient(context, *table, **more)
 
 
 def test_a_run_that_breaks_off_while_it_is_judged_goes_on_and_is_paid_once(
@@ -449,7 +420,7 @@ def test_a_run_that_breaks_off_while_it_is_judged_goes_on_and_is_paid_once(
     def run(name: str, faults: Any = None, **more: Any) -> FedCG:
         tmp_path.joinpath(name).mkdir(exist_ok=True)
         nodes = serve(tables, tmp_path / name, policy=NodePolicy(max_epsilon=2.0))
-        nodes.client = Deployed
+        nodes.client = deployed
         keep = {"checkpoint": tmp_path / f"{name}.npz", "attempts": 2}
         return noisy(nodes, {"faults": faults}, **keep, **BUDGET, **more)
 

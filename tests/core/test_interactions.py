@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +13,8 @@ import pytest
 from pyarrow import parquet
 from refusals import refused
 
-from fedkern_flwr.interactions import (
-    Interactions,
-    encode_interactions,
-    has_header,
-    hold_out_latest,
-    hold_out_random,
-    is_interactions,
-    load_interactions,
-    read_catalogue,
-)
+from fedkern_flwr import interactions as files
+from fedkern_flwr.interactions import Interactions, load_interactions, read_catalogue
 
 # Users 2 and 10, items 5 and 30: in numerical order, which is not that of the text.
 ROWS = [("10", "30", "4", "300"), ("2", "30", "2.5", "100"), ("10", "5", "5", "200")]
@@ -67,7 +61,6 @@ def check(interactions: Interactions) -> None:
 @NAME
 def test_every_text_format_is_read(tmp_path: Path, name: str) -> None:
     check(load_interactions(write(tmp_path, name)))
-    check(load_interactions(write(tmp_path, name, ROWS), catalogue=("5", "30")))
     turned = load_interactions(write(tmp_path, name, ROWS[::-1]))
     assert (turned.user_ids, turned.item_ids) == (("2", "10"), ("5", "30"))
     np.testing.assert_array_equal(turned.user, [1, 0, 1])
@@ -81,7 +74,7 @@ def test_every_text_format_is_read(tmp_path: Path, name: str) -> None:
     np.testing.assert_array_equal(found.rating, [1, 1, 1])
     assert found.time is None
     assert not found.rated
-    assert has_header(name) == (name in HEADERS)
+    assert files.has_header(name) == (name in HEADERS)
 
 
 def test_a_parquet_file_is_read_with_the_types_it_has(tmp_path: Path) -> None:
@@ -123,9 +116,9 @@ def test_ids_are_ordered_as_text_unless_all_are_whole_numbers(tmp_path: Path) ->
 
 def test_files_of_interactions_are_told_by_name() -> None:
     for name in ("u.data", "ml.data", "ratings.dat", "ml-1m.INTER"):
-        assert is_interactions(f"/some/where/{name}")
+        assert files.is_interactions(f"/some/where/{name}")
     for name in ("ml.csv", "ml.parquet", "iris", "u.data.npz"):
-        assert not is_interactions(Path(name))
+        assert not files.is_interactions(Path(name))
 
 
 # -- a catalogue
@@ -163,26 +156,20 @@ def test_rows_of_unknown_items_are_refused_or_left_out_and_their_users_stay(tmp_
         load_interactions(path, unknown="keep")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", [*HEADERS, "ml.parquet"])
-@pytest.mark.parametrize("catalogue", [CATALOGUE, None])
-def test_a_file_may_have_no_rows_if_that_is_said(
-    tmp_path: Path, name: str, catalogue: tuple[str, ...] | None
-) -> None:
-    if name == "ml.parquet":
-        path = pq(tmp_path, **dict.fromkeys(("user", "item", "rating", "time"), pa.array([])))
-    else:
-        path = write(tmp_path, name, [])
-    with refused("FK-ROWS-NONE"):
-        load_interactions(path, catalogue=catalogue)
-    interactions = load_interactions(path, catalogue=catalogue, allow_empty=True)
-    assert (interactions.rows, interactions.users) == (0, 0)
-    assert interactions.item_ids == (catalogue or ())
-    assert interactions.rated
-    assert interactions.time is not None
-    assert interactions.matrix().shape == (0, len(catalogue or ()))
-    path.write_text("")
-    with refused("FK-FILE-EMPTY", "FK-FILE-FORMAT"):
-        load_interactions(path, catalogue=catalogue, allow_empty=True)
+@pytest.mark.parametrize("catalogue", [CATALOGUE, ()])
+def test_a_file_may_have_no_rows_if_that_is_said(tmp_path: Path, catalogue: Any) -> None:
+    nothing = dict.fromkeys(("user", "item", "rating", "time"), pa.array([]))
+    for path in (pq(tmp_path, **nothing), *(write(tmp_path, name, []) for name in HEADERS)):
+        with refused("FK-ROWS-NONE"):
+            load_interactions(path, catalogue=catalogue or None)
+        found = load_interactions(path, catalogue=catalogue or None, allow_empty=True)
+        assert (found.rows, found.users, found.item_ids) == (0, 0, catalogue)
+        assert found.rated
+        assert found.time is not None
+        assert found.matrix().shape == (0, len(catalogue))
+        path.write_text("")
+        with refused("FK-FILE-EMPTY", "FK-FILE-FORMAT"):
+            load_interactions(path, catalogue=catalogue or None, allow_empty=True)
 
 
 CATALOGUES = {
@@ -205,102 +192,89 @@ def test_every_kind_of_catalogue_is_read_in_its_order(tmp_path: Path) -> None:
 
 # -- what is wrong with a file: its name, its content (None: no file), the code
 
-BAD_CATALOGUES = [
-    ("items.txt", None, "FK-FILE-READ"),
-    ("items.txt", b"", "FK-FILE-EMPTY"),
-    ("items.txt", b"\n \n", "FK-FILE-EMPTY"),
-    ("u.data", b"1", "FK-FILE-SUFFIX"),
-    ("items.txt", b"\xff\n\xfe\n", "FK-FILE-FORMAT"),
-    ("items.csv", b"item\n\xff\n\xfe\n", "FK-FILE-FORMAT"),
-    ("i.parquet", b"PAR1", "FK-FILE-FORMAT"),
-    ("items.txt", b"s3cret\n\nb\n", "FK-IDS-MISSING"),
-    ("items.tsv", b"item\tyear\ns3cret\t1\n\t2\n", "FK-IDS-MISSING"),
-    ("items.txt", b"s3cret\nb\ns3cret \n", "FK-IDS-DUPLICATE"),
-    ("items.txt", b"s3cret", "FK-ITEMS-FEW"),
-    ("items.csv", b"item,year\n", "FK-ITEMS-FEW"),
-    ("items.csv", b"s3cret\nb\nc\n", "FK-COLUMN-UNNAMED"),
-    ("u.item", b"1|s3cret|1995\n2|b|1994\n", "FK-COLUMN-UNNAMED"),
-    ("items.csv", b"item,movieId\na,1\nb,2\n", "FK-COLUMN-UNNAMED"),
-    ("items.csv", b"item\na\nb,c\n", "FK-FILE-COLUMNS"),
-]
-BAD_FILES = [
-    ("u.data", None, "FK-FILE-READ"),
-    ("u.txt", b"a", "FK-FILE-SUFFIX"),
-    ("u.data", b"", "FK-FILE-EMPTY"),
-    ("u.data", b"\n \n", "FK-FILE-EMPTY"),
-    ("m.csv", b"user,item\n", "FK-ROWS-NONE"),
-    ("m.csv", b"user,item\n\xff,\xff\n", "FK-FILE-FORMAT"),
-    ("m.parquet", b"PAR1", "FK-FILE-FORMAT"),
-    ("u.data", b"1,2,3,4\n", "FK-FILE-COLUMNS"),
-    ("r.dat", b"1::2::3::4::5\n", "FK-FILE-COLUMNS"),
-    ("u.data", b"1\t1\t1\t1\n1\t2\ts3cret\n", "FK-FILE-COLUMNS"),
-    ("m.csv", b"user,item\n1,1\n1,2,s3cret\n", "FK-FILE-COLUMNS"),
-    ("m.csv", b"s3cret,2\n1,3\n", "FK-FILE-HEADER"),  # a cell is no name to be listed
-    ("m.csv", b"who,movieId\na,b\n", "FK-COLUMN-UNNAMED"),
-    ("m.csv", b"user,item,movieId\na,b,c\n", "FK-COLUMN-UNNAMED"),
-]
+Bad = dict[str, dict[str, list[bytes | None]]]
+BAD_CATALOGUES: Bad = {
+    "FK-FILE-READ": {"items.txt": [None]},
+    "FK-FILE-EMPTY": {"items.txt": [b"", b"\n \n"]},
+    "FK-FILE-SUFFIX": {"u.data": [b"1"]},
+    "FK-FILE-FORMAT": {f"i.{end}": [b"item\n\xff\n\xfe\n"] for end in ("txt", "csv", "parquet")},
+    "FK-IDS-MISSING": {"i.txt": [b"s3cret\n\nb\n"], "i.tsv": [b"item\tyear\ns3cret\t1\n\t2\n"]},
+    "FK-IDS-DUPLICATE": {"items.txt": [b"s3cret\nb\ns3cret \n"]},
+    "FK-ITEMS-FEW": {"items.txt": [b"s3cret"], "items.csv": [b"item,year\n"]},
+    "FK-COLUMN-UNNAMED": {
+        "items.csv": [b"s3cret\nb\nc\n", b"item,movieId\na,1\nb,2\n"],
+        "u.item": [b"1|s3cret|1995\n2|b|1994\n"],
+    },
+    "FK-FILE-COLUMNS": {"items.csv": [b"item\na\nb,c\n"]},
+}
+BAD_FILES: Bad = {
+    "FK-FILE-READ": {"u.data": [None]},
+    "FK-FILE-SUFFIX": {"u.txt": [b"a"]},
+    "FK-FILE-EMPTY": {"u.data": [b"", b"\n \n"]},
+    "FK-ROWS-NONE": {"m.csv": [b"user,item\n"]},
+    "FK-FILE-FORMAT": {"m.csv": [b"user,item\n\xff,\xff\n"], "m.parquet": [b"PAR1"]},
+    "FK-FILE-COLUMNS": {
+        "u.data": [b"1,2,3,4\n", b"1\t1\t1\t1\n1\t2\ts3cret\n"],
+        "r.dat": [b"1::2::3::4::5\n"],
+        "m.csv": [b"user,item\n1,1\n1,2,s3cret\n"],
+    },
+    "FK-FILE-HEADER": {"m.csv": [b"s3cret,2\n1,3\n"]},  # a cell is no name to be listed
+    "FK-COLUMN-UNNAMED": {"m.csv": [b"who,movieId\na,b\n", b"user,item,movieId\na,b,c\n"]},
+}
 
 
 @pytest.mark.promise("interactions-unquoted")
+@pytest.mark.parametrize("read", [read_catalogue, load_interactions])
+def test_a_bad_file_is_one_line_without_its_ids(tmp_path: Path, read: Any) -> None:
+    cases = (BAD_CATALOGUES if read is read_catalogue else BAD_FILES).items()
+    named = ((code, *one) for code, some in cases for one in some.items())
+    found = ((code, name, content) for code, name, contents in named for content in contents)
+    for code, name, content in found:
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with refused(code) as caught:
+            read(tmp_path / name)
+        assert caught.value.remedy
+        assert "\n" not in str(caught.value)
+        assert "s3cret" not in str(caught.value)
+    (tmp_path / "folder.data").mkdir()
+    with refused("FK-FILE-FOLDER"):
+        read(tmp_path / "folder.data")
+
+
 @pytest.mark.parametrize(
-    ("read", "name", "content", "code"),
+    ("name", "use", "barred"),
     [
-        *((read_catalogue, *row) for row in BAD_CATALOGUES),
-        *((load_interactions, *row) for row in BAD_FILES),
+        ("u.data", load_interactions, (Path, "read_bytes")),
+        ("items.txt", read_catalogue, (Path, "read_bytes")),
+        ("ml.parquet", read_catalogue, (parquet, "ParquetFile")),
     ],
 )
-def test_a_bad_file_is_one_line_without_its_ids(
-    tmp_path: Path, read: Any, name: str, content: bytes | None, code: str
-) -> None:
-    if content is not None:
-        (tmp_path / name).write_bytes(content)
-    with refused(code) as caught:
-        read(tmp_path / name)
-    assert caught.value.remedy
-    assert "\n" not in str(caught.value)
-    assert "s3cret" not in str(caught.value)
-
-
-def test_folders_and_what_may_not_be_read_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_may_not_be_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, use: Any, barred: tuple[Any, str]
 ) -> None:
     def forbid(*_: Any, **__: Any) -> None:
         raise PermissionError
 
-    (tmp_path / "u.data").mkdir()
-    uses = {"u.data": load_interactions, "items.txt": read_catalogue, "ml.parquet": read_catalogue}
-    with refused("FK-FILE-FOLDER"):
-        load_interactions(tmp_path / "u.data")
-    with refused("FK-FILE-FOLDER"):
-        read_catalogue(tmp_path)
-    (tmp_path / "u.data").rmdir()
-    for name, use in uses.items():
-        (tmp_path / name).write_bytes(b"1\t1\n")
-        for owner, method in ((Path, "read_bytes"), (parquet, "ParquetFile"), (Path, "is_file")):
-            monkeypatch.setattr(owner, method, forbid)
-            if method != "read_bytes" or name != "ml.parquet":
-                with refused("FK-FILE-READ", "FK-FILE-FORMAT"):
-                    use(tmp_path / name)
-        monkeypatch.undo()
+    (tmp_path / name).write_bytes(b"1\t1\n")
+    for owner, method in (barred, (Path, "is_file")):
+        monkeypatch.setattr(owner, method, forbid)
+        with refused("FK-FILE-READ", "FK-FILE-FORMAT"):
+            use(tmp_path / name)
 
 
+BAD_RATINGS = ("s3cret", "", "nan", "-inf", "1e999")
 BAD_CELLS: list[tuple[tuple[str, ...], str]] = [
-    *(
-        (("2", "5", rating, "1"), "FK-VALUES-FINITE")
-        for rating in ("s3cret", "", "nan", "-inf", "1e999")
-    ),
+    *((("2", "5", rating, "1"), "FK-VALUES-FINITE") for rating in BAD_RATINGS),
     (("2", "5", "1", " "), "FK-VALUES-FINITE"),
-    ((" ", "5", "1", "1"), "FK-IDS-MISSING"),
-    (("2", "", "1", "1"), "FK-IDS-MISSING"),
+    *((row, "FK-IDS-MISSING") for row in ((" ", "5", "1", "1"), ("2", "", "1", "1"))),
     (ROWS[1], "FK-PAIRS-TWICE"),
 ]
 
 
 @pytest.mark.promise("interactions-unquoted")
 @pytest.mark.parametrize(("row", "code"), BAD_CELLS)
-def test_a_bad_cell_is_counted_and_never_quoted(
-    tmp_path: Path, row: tuple[str, ...], code: str
-) -> None:
+def test_a_bad_cell_is_counted_not_quoted(tmp_path: Path, row: tuple[str, ...], code: str) -> None:
     path = write(tmp_path, "u.data", [*ROWS, row])
     for catalogue in (None, CATALOGUE):
         with refused(code) as caught:
@@ -313,24 +287,22 @@ def test_a_bad_cell_is_counted_and_never_quoted(
             load_interactions(write(tmp_path, "u.data", few))
 
 
-@pytest.mark.parametrize(
-    ("columns", "code"),
-    [
-        ({"user": [1.0, 2.0]}, "FK-IDS-TYPE"),
-        ({"item": [1.5, 2.5]}, "FK-IDS-TYPE"),
-        ({"item": [None, "a"]}, "FK-IDS-MISSING"),
-        ({"rating": [None, 1.0]}, "FK-VALUES-FINITE"),
-        ({"rating": [[1], [2]]}, "FK-COLUMN-NUMBERS"),
-        ({"time": pa.array([1, 2], pa.time32("s"))}, "FK-COLUMN-NUMBERS"),
-    ],
-)
-def test_a_bad_type_in_a_parquet_file_is_named(
-    tmp_path: Path, columns: dict[str, Any], code: str
-) -> None:
-    path = pq(tmp_path, **{"user": ["a", "b"], "item": ["c", "d"], **columns})
+TYPES: list[tuple[str, Any, str]] = [
+    ("user", [1.0, 2.0], "FK-IDS-TYPE"),
+    ("item", [1.5, 2.5], "FK-IDS-TYPE"),
+    ("item", [None, "a"], "FK-IDS-MISSING"),
+    ("rating", [None, 1.0], "FK-VALUES-FINITE"),
+    ("rating", [[1], [2]], "FK-COLUMN-NUMBERS"),
+    ("time", pa.array([1, 2], pa.time32("s")), "FK-COLUMN-NUMBERS"),
+]
+
+
+@pytest.mark.parametrize(("column", "cells", "code"), TYPES)
+def test_a_bad_type_is_named(tmp_path: Path, column: str, cells: Any, code: str) -> None:
+    path = pq(tmp_path, **{"user": ["a", "b"], "item": ["c", "d"], column: cells})
     with refused(code) as caught:
         load_interactions(path)
-    assert f"{next(iter(columns))} " in str(caught.value)
+    assert f"{column} " in str(caught.value)
 
 
 def test_columns_that_are_named_must_be_there_once_and_have_one_role(tmp_path: Path) -> None:
@@ -380,29 +352,30 @@ def grid(order: Any = None) -> Interactions:
     user, item = np.divmod(np.arange(200), 10)
     order = np.arange(200) if order is None else order
     time = pa.array(((user * 10 + item) // 3)[order])
-    return encode_interactions(pa.array(user[order]), pa.array(item[order]), None, time)
+    return files.encode_interactions(pa.array(user[order]), pa.array(item[order]), None, time)
 
 
 def test_the_held_out_share_is_of_all_rows_whatever_their_order() -> None:
     order = np.random.default_rng(0).permutation(200)
     for share, count in ((0.0, 0), (0.1, 20), (0.999, 199)):
-        one, other = hold_out_random(grid(), share, 1), hold_out_latest(grid(), share)
+        one, other = files.hold_out_random(grid(), share, 1), files.hold_out_latest(grid(), share)
         for mask in (one, other):
             assert mask.dtype == np.bool_
             assert mask.shape == (200,)
             assert mask.sum() == count
         shuffled = grid(order)
-        np.testing.assert_array_equal(one[order], hold_out_random(shuffled, share, 1))
-        np.testing.assert_array_equal(other[order], hold_out_latest(shuffled, share))
-    assert np.flatnonzero(hold_out_latest(grid(), 0.02)).tolist() == [196, 197, 198, 199]
-    assert (hold_out_random(grid(), 0.5, 1) != hold_out_random(grid(), 0.5, 2)).sum() > 50
+        np.testing.assert_array_equal(one[order], files.hold_out_random(shuffled, share, 1))
+        np.testing.assert_array_equal(other[order], files.hold_out_latest(shuffled, share))
+    assert np.flatnonzero(files.hold_out_latest(grid(), 0.02)).tolist() == [196, 197, 198, 199]
+    drawn = [files.hold_out_random(grid(), 0.5, seed) for seed in (1, 2)]
+    assert (drawn[0] != drawn[1]).sum() > 50
 
 
 def test_a_share_outside_0_and_1_and_latest_rows_without_times_are_refused() -> None:
-    for share in (-0.1, 1.0, float("nan")):
+    ways = files.hold_out_latest, partial(files.hold_out_random, seed=0)
+    for share, hold_out in product((-0.1, 1.0, np.nan), ways):
         with refused("FK-OPTION-RANGE"):
-            hold_out_random(grid(), share, 0)
-        with refused("FK-OPTION-RANGE"):
-            hold_out_latest(grid(), share)
+            hold_out(grid(), share)
+    untimed = files.encode_interactions(pa.array(["a", "b"]), pa.array(["c", "d"]))
     with refused("FK-TIMES-MISSING"):
-        hold_out_latest(encode_interactions(pa.array(["a", "b"]), pa.array(["c", "d"])), 0.1)
+        files.hold_out_latest(untimed, 0.1)

@@ -15,24 +15,11 @@ from scipy import stats
 from scipy.spatial.distance import cdist
 
 from fedkern_flwr import threads
-from fedkern_flwr.hybrid.landmarks import (
-    check_seed_bytes,
-    draw_landmarks,
-    moment_sums,
-    public_seed,
-    read_moments,
-    seed_fingerprint,
-)
-from fedkern_flwr.kernels import product as product_kernel
+from fedkern_flwr.hybrid import landmarks
+from fedkern_flwr.hybrid.landmarks import draw_landmarks, moment_sums, public_seed, read_moments
+from fedkern_flwr.kernels import product as product
 from fedkern_flwr.kernels.dictionary import bandwidth_dictionary, gaussian_kernel
-from fedkern_flwr.kernels.product import (
-    distance_bound,
-    kernel_from_distances,
-    landmark_gammas,
-    mean_distances,
-    partial_distances,
-    row_chunks,
-)
+from fedkern_flwr.kernels.product import kernel_from_distances, partial_distances
 from fedkern_flwr.kernels.random_features import FeatureMap, feature_map, gaussian_frequencies
 
 METRICS = {"rbf": "sqeuclidean", "laplacian": "cityblock"}
@@ -50,9 +37,7 @@ def draw(n: int, m: int, d: int, seed: int = 0) -> tuple[Array, Array]:
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @given(sizes=st.tuples(*[st.integers(1, 12)] * 3), cuts=st.lists(st.integers(0, 12), max_size=3))
-def test_the_kernel_of_a_row_is_the_product_of_its_blocks(
-    kernel: Any, sizes: tuple[int, int, int], cuts: list[int]
-) -> None:
+def test_a_kernel_is_that_of_its_blocks(kernel: Any, sizes: Any, cuts: list[int]) -> None:
     n, m, d = sizes
     x, w = draw(n, m, d, n + 13 * m + 169 * d)
     blocks = np.split(np.arange(d), sorted(min(cut, d) for cut in cuts))  # some may be empty
@@ -62,7 +47,7 @@ def test_the_kernel_of_a_row_is_the_product_of_its_blocks(
     np.testing.assert_allclose(kernel_from_distances(sum(parts), gamma), whole, atol=1e-13)
     factors = [kernel_from_distances(part, gamma) for part in parts]
     np.testing.assert_allclose(np.prod(factors, axis=0), whole, atol=1e-13)
-    far = mean_distances(x + 1e3, w + 1e3, kernel)
+    far = product.mean_distances(x + 1e3, w + 1e3, kernel)
     np.testing.assert_allclose(far, cdist(x, w, METRICS[kernel]).mean(axis=1), atol=1e-9)
 
 
@@ -71,7 +56,7 @@ def test_many_rows_are_shared_between_threads(kernel: Any, monkeypatch: pytest.M
     x, w = draw(5003, 9, 4)
     expected = cdist(x, w, METRICS[kernel])
     for block, workers in ((9 * 7, 3), (1, 2), (1 << 15, 1)):
-        monkeypatch.setattr(product_kernel, "_BLOCK", block)
+        monkeypatch.setattr(product, "_BLOCK", block)
         monkeypatch.setattr(threads, "processors", lambda workers=workers: workers)
         np.testing.assert_allclose(partial_distances(x, w, kernel), expected, atol=1e-14)
 
@@ -87,7 +72,7 @@ def test_a_row_that_is_a_landmark_has_no_distance_to_it() -> None:
         empty = partial_distances(np.zeros((4, 0)), np.zeros((3, 0)), kernel)
         np.testing.assert_array_equal(empty, np.zeros((4, 3)))
         assert partial_distances(np.zeros((0, 2)), np.zeros((3, 2)), kernel).shape == (0, 3)
-        assert mean_distances(np.zeros((0, 2)), np.zeros((4, 2)), kernel).shape == (0,)
+        assert product.mean_distances(np.zeros((0, 2)), np.zeros((4, 2)), kernel).shape == (0,)
 
 
 def test_kernels_are_made_in_place_with_a_width_per_landmark() -> None:
@@ -102,15 +87,13 @@ def test_kernels_are_made_in_place_with_a_width_per_landmark() -> None:
     st.lists(st.tuples(st.floats(-1e3, 1e3), st.floats(0, 1e3)), max_size=5),
     st.integers(0, 2**32 - 1),
 )
-def test_no_landmark_is_farther_from_a_row_within_the_ranges_than_the_bound(
-    spans: list[tuple[float, float]], seed: int
-) -> None:
+def test_no_landmark_is_farther_from_a_row_than_the_bound(spans: Any, seed: int) -> None:
     """Landmarks lie in the ball through the corners; opposite points of it are farthest apart."""
     ranges = np.array([[low, low + span] for low, span in spans]).reshape(-1, 2)
     low, high = ranges.T
     wide, rng = high > low, np.random.default_rng(seed)
     for kernel in KERNELS:
-        bound, metric = distance_bound(ranges, kernel), METRICS[kernel]
+        bound, metric = product.distance_bound(ranges, kernel), METRICS[kernel]
         if not wide.any():
             assert bound == 0.0
             continue
@@ -127,29 +110,22 @@ def test_no_landmark_is_farther_from_a_row_within_the_ranges_than_the_bound(
             assert cdist(np.vstack([rows, drawn]), drawn, metric).max() <= limit
 
 
-@pytest.mark.parametrize("spans", [[1.0], [3.0, 3.0, 3.0], [0.5, 0.0, 0.5], [1e-200] * 4])
-def test_the_bound_is_the_distance_of_corners_where_spans_are_equal(spans: list[float]) -> None:
-    ranges = np.stack([np.zeros(len(spans)), spans], axis=1)
-    assert distance_bound(ranges, "laplacian") == pytest.approx(sum(spans), rel=1e-12)
-    assert distance_bound(ranges, "rbf") == pytest.approx(np.square(spans).sum(), rel=1e-12)
-
-
 def test_widths_per_landmark_are_log_uniform_around_gamma() -> None:
-    found = landmark_gammas(0.5, 4000, 3)
+    found = product.landmark_gammas(0.5, 4000, 3)
     assert found.shape == (4000,)
     assert 0.25 <= found.min() <= found.max() <= 1.0
     logs = np.log2(found / 0.5)
     assert np.histogram(logs, 4, (-1.0, 1.0))[0].min() > 900
-    np.testing.assert_array_equal(found, landmark_gammas(0.5, 4000, 3))
-    assert not np.isclose(found, landmark_gammas(0.5, 4000, 4)).any()
-    np.testing.assert_allclose(landmark_gammas(1.0, 4000, 3), 2.0 * found, rtol=1e-12)
+    np.testing.assert_array_equal(found, product.landmark_gammas(0.5, 4000, 3))
+    assert not np.isclose(found, product.landmark_gammas(0.5, 4000, 4)).any()
+    np.testing.assert_allclose(product.landmark_gammas(1.0, 4000, 3), 2.0 * found, rtol=1e-12)
 
 
 @given(rows=st.integers(0, 10**7), columns=st.integers(0, 10**7))
 def test_chunks_make_up_all_rows_once(rows: int, columns: int) -> None:
     step = max(1, (1 << 22) // max(1, columns))
     rows, stop = min(rows, 2000 * step + 1), 0
-    for part in row_chunks(rows, columns):
+    for part in product.row_chunks(rows, columns):
         assert part.start == stop
         assert 0 < part.stop - part.start <= step
         stop = part.stop
@@ -177,9 +153,7 @@ def unturned(m: int, moments: Array | None = None) -> Array:
 @pytest.mark.promise("fedcg-turned")
 @pytest.mark.parametrize("moments", [None, MOMENTS])
 @pytest.mark.parametrize("m", [1, 3, 4000])
-def test_landmarks_are_drawn_in_a_box_that_is_turned_as_a_whole(
-    m: int, moments: Array | None
-) -> None:
+def test_landmarks_are_drawn_in_a_box_that_is_turned(m: int, moments: Array | None) -> None:
     """Uniform and turned about the middle, or normal and turned about the mean."""
     about = RANGES.mean(axis=1) if moments is None else moments[0]
     found, straight = draw_landmarks(SEED, m, RANGES, moments), unturned(m, moments)
@@ -227,47 +201,29 @@ def test_a_single_feature_is_not_turned() -> None:
 
 
 #: Models that were saved name their seeds only: other landmarks would spoil them silently.
-FROZEN: list[tuple[int, Any, Any, Any]] = [
-    (
-        2,
-        [[0.0, 1.0], [2.0, 4.0]],
-        None,
-        [[0.8425573000798182, 2.270112783196475], [0.1720849585065673, 3.429483576909131]],
-    ),
-    (2, [[-9.0, 9.0]], [[1.0], [2.0]], [[-1.5395939427377145], [1.7970872744915263]]),
-    (
-        2,
-        [[0.0, 1.0], [2.0, 4.0]],
-        [[0.5, 3.0], [0.1, 0.4]],
-        [[0.2965064191083886, 2.988680505879785], [0.48745702070082464, 2.881510225040117]],
-    ),
-    (1, [[0.0, 1.0], [2.0, 4.0]], None, [[-0.2984491587302204, 2.8879295131884692]]),
+SQUARE = [[0.0, 1.0], [2.0, 4.0]]
+FROZEN: list[tuple[Any, Any, list[float]]] = [
+    (SQUARE, None, [0.8425573000798182, 2.270112783196475, 0.1720849585065673, 3.429483576909131]),
+    ([[-9.0, 9.0]], [[1.0], [2.0]], [-1.5395939427377145, 1.7970872744915263]),
+    (SQUARE, None, [-0.2984491587302204, 2.8879295131884692]),
 ]
 
 
-@pytest.mark.parametrize(("m", "ranges", "moments", "expected"), FROZEN)
-def test_what_is_drawn_stays_the_same(m: int, ranges: Any, moments: Any, expected: Any) -> None:
-    given_ = None if moments is None else np.array(moments)
+@pytest.mark.parametrize(("ranges", "moments", "expected"), FROZEN)
+def test_what_is_drawn_stays_the_same(ranges: Any, moments: Any, expected: list[float]) -> None:
+    given_, m = None if moments is None else np.array(moments), len(expected) // len(ranges)
     found = draw_landmarks(bytes(range(32)), m, np.array(ranges), given_)
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(found.ravel(), expected, rtol=1e-12)
 
 
-@given(
-    n=st.integers(1, 60),
-    d=st.integers(1, 4),
-    seed=st.integers(0, 2**32 - 1),
-    parties=st.integers(1, 5),
-)
-def test_added_up_moments_are_those_of_the_pooled_table(
-    n: int, d: int, seed: int, parties: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    low = rng.uniform(-100.0, 100.0, d)
-    spans = rng.uniform(0.1, 100.0, d)
+@given(n=st.integers(1, 60), parties=st.integers(1, 5), seed=st.integers(0, 2**32 - 1))
+def test_added_up_moments_are_those_of_the_pooled_table(n: int, parties: int, seed: int) -> None:
+    rng, d = np.random.default_rng(seed), 1 + seed % 4
+    low, spans = rng.uniform(-100.0, 100.0, d), rng.uniform(0.1, 100.0, d)
     ranges = np.stack([low, low + spans], axis=1)
     x = rng.uniform(*ranges.T, (n, d))
     parts = np.array_split(x[rng.permutation(n)], parties)
-    mean, deviation = read_moments(np.sum([moment_sums(p, ranges) for p in parts], axis=0), ranges)
+    mean, deviation = read_moments(sum(moment_sums(p, ranges) for p in parts), ranges)
     np.testing.assert_allclose(mean, x.mean(0), atol=1e-13 * 200)
     np.testing.assert_allclose(deviation / spans, x.std(0) / spans, atol=1e-7)
 
@@ -289,28 +245,23 @@ def test_moments_are_within_their_bound_and_may_be_of_nothing() -> None:
 
 
 def test_a_fingerprint_tells_seeds_sessions_blocks_and_moments_apart() -> None:
-    moments = np.array([[0.5], [0.1]])
-    found = [
-        seed_fingerprint(SEED, "one", "genes"),
-        seed_fingerprint(public_seed(4, "genes"), "one", "genes"),
-        seed_fingerprint(SEED, "two", "genes"),
-        seed_fingerprint(SEED, "one", "proteins"),
-        seed_fingerprint(SEED, "one", "genes", moments),
-        seed_fingerprint(SEED, "one", "genes", moments + 1e-12),
-    ]
+    moments, other = np.array([[0.5], [0.1]]), public_seed(4, "genes")
+    asked: list[Any] = [(SEED, "one", "genes"), (other, "one", "genes"), (SEED, "two", "genes")]
+    asked += [(SEED, "one", "proteins"), *((*asked[0], moments + k) for k in (0.0, 1e-12))]
+    found = [landmarks.seed_fingerprint(*one) for one in asked]
     assert len(set(found)) == len(found)
     assert {len(f) for f in found} == {16}
-    assert seed_fingerprint(SEED, "one", "genes") == found[0]
+    assert landmarks.seed_fingerprint(*asked[0]) == found[0]
     assert not any(SEED[k : k + 4] in found[0] for k in range(29))
     seeds = {public_seed(seed, block) for seed in (0, 1, 10) for block in ("a", "b", "0/a", "")}
     assert (len(seeds), {len(seed) for seed in seeds}) == (12, {32})
 
 
 def test_seeds_of_another_length_are_refused() -> None:
-    check_seed_bytes(bytes(32))
+    landmarks.check_seed_bytes(bytes(32))
     for length in (0, 16, 31, 33):
         with refused("FK-KEY-LENGTH"):
-            check_seed_bytes(bytes(length))
+            landmarks.check_seed_bytes(bytes(length))
 
 
 # -- random features
