@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Iterable, Iterator
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..guard import NodePolicy
+from ..guard import NodePolicy, refusal
 from ..guard.history import Answer
 from ..guard.rows import OwnRows
 from ..guard.streamed import Streamed
@@ -56,6 +57,13 @@ class ClientLedger:
         if self._file is None:
             logger.warning("no state_dir: nothing is remembered from run to run")
             return
+        if isfinite(limit := self._policy.max_epsilon) and not self._file.exists:
+            raise refusal(
+                f"max_epsilon = {limit:g}: there is no ledger of what was spent before",
+                f"partition {self._partition}",
+                "bring back a copy of its state_dir, or make the ledger with `fedkern node init`",
+                code="FK-BUDGET-LEDGER",
+            )
         if request.secure and not pinned:
             logger.warning(
                 "no pinned identities: runs whose parties differ by one are not told apart"
@@ -68,6 +76,10 @@ class ClientLedger:
             pinned=pinned,
             rows=rows,
         )
+        if request.privacy and self._file.has_exact_sums(request.session):
+            logger.warning(
+                "exact sums of this node's rows were released before: the budget counts from today"
+            )
 
     def note(self, purpose: str, rows: Positions, *, each: bool) -> None:
         """Note of which rows what is about to be answered is."""

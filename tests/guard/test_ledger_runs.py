@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,8 @@ class Federation:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         pin_identities(folder, NODES)
+        for k in range(NODES):
+            self.ledger(k).make()
 
     def run(
         self,
@@ -264,3 +267,28 @@ def test_runs_with_noise_add_up_at_each_node_until_its_limit(federation: Federat
     for epsilon, code in ((4.0, "FK-POLICY-EPSILON"), (None, "FK-POLICY-NOISE")):
         with refused(code):
             federation.run("fed-cg", 5, strategy=private(epsilon), policy=policy)
+
+
+def test_three_methods_about_the_same_patients_are_one_budget(federation: Federation) -> None:
+    """The node's limit is about people, whatever asks: one run is answered, the next are not."""
+    policy = NodePolicy(max_epsilon=3.0, min_own_rows=0, min_sum_rows=0)
+    budget: dict[str, Any] = {"privacy_epsilon": 3.0}
+    online = {"kernels": 3, "features": 2, "samples_per_round": 5}
+    runs = {
+        "fed-cg": FedCG(basis="fourier", landmarks=4, **budget),
+        "hierarchical-svm": HierarchicalSVM(**budget),
+        "pof-mkl": POFMKL(**online, **budget),
+    }
+    for method, strategy in runs.items():
+        with nullcontext() if method == "fed-cg" else refused("FK-BUDGET-SPENT"):
+            federation.run(method, 5, strategy=strategy, policy=policy)
+    assert federation.ledger(0).spent() == pytest.approx(3.0, rel=1e-3)
+
+
+@pytest.mark.promise("noise-ledger-kept")
+def test_a_ledger_that_is_gone_is_no_new_start(federation: Federation) -> None:
+    strategy = FedCG(basis="fourier", landmarks=4, privacy_epsilon=1.0)
+    for file in (federation.folder / "0").glob("ledger*"):
+        file.unlink()
+    with refused("FK-BUDGET-LEDGER"):
+        federation.run("fed-cg", 5, strategy=strategy, policy=NodePolicy(max_epsilon=3.0))
