@@ -150,6 +150,37 @@ class NodeLedger:
             charge(db, key, run, charges, policy, self.party, taken=taken)
             keep_shown(db, key, run, shown, self.party)
 
+    def record(self, session: str) -> str:
+        """Return the node's record of a run; nothing of one that it does not know."""
+        with self.file.open() as db:
+            place = (digest(secret_key(db), session.encode()), self.partition)
+            query = "SELECT record FROM runs WHERE session = ? AND partition = ?"
+            found = db.execute(query, place).fetchone()
+            return "" if found is None else str(found[0])
+
+    def keep_record(self, session: str, record: str) -> None:
+        """Keep the node's record of a run, before what it is about leaves the node."""
+        with self.file.writing() as db:
+            place = (record, digest(secret_key(db), session.encode()), self.partition)
+            db.execute("UPDATE runs SET record = ? WHERE session = ? AND partition = ?", place)
+
+    def fail(self) -> None:
+        """Count a failure that may depend on values, over all runs."""
+        with self.file.writing() as db:
+            db.execute(
+                "INSERT INTO failures VALUES (?, 1) ON CONFLICT DO UPDATE SET number = number + 1",
+                (self.partition,),
+            )
+
+    def failures(self, *, reset: bool = False) -> int:
+        """Return how often runs of this node failed by values; ``reset`` begins anew."""
+        with self.file.writing() as db:
+            query = "SELECT number FROM failures WHERE partition = ?"
+            found = db.execute(query, (self.partition,)).fetchone()
+            if reset:
+                db.execute("DELETE FROM failures WHERE partition = ?", (self.partition,))
+            return 0 if found is None else int(found[0])
+
     def has_exact_sums(self, session: str) -> bool:
         """Tell whether other runs of this node have summed without noise."""
         with self.file.open() as db:

@@ -61,9 +61,12 @@ CREATE TABLE shown (
     PRIMARY KEY (run, mark)) WITHOUT ROWID;
 """
 #: What version 4 has besides: runs add up by default. Releases of one pool that are about other
-#: rows do not; a pool keeps the most that one of its rows has lost.
+#: rows do not; a pool keeps the most that one of its rows has lost. And the node's record of each
+#: run, and how often a run has failed by values.
 _SINCE_4 = """
 ALTER TABLE spending ADD COLUMN pool TEXT NOT NULL DEFAULT '';
+ALTER TABLE runs ADD COLUMN record TEXT NOT NULL DEFAULT '';
+CREATE TABLE failures (partition INTEGER PRIMARY KEY, number INTEGER NOT NULL);
 CREATE TABLE pools (
     partition INTEGER NOT NULL, pool TEXT PRIMARY KEY, curve TEXT NOT NULL, delta REAL NOT NULL);
 """

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("fedkern_flwr")
 
+_FAILURES = 3  # over all runs: each may tell something of values
+
 Positions = NDArray[np.integer[Any]]
 
 
@@ -79,6 +81,37 @@ class ClientLedger:
         if request.privacy and self._file.has_exact_sums(request.session):
             logger.warning(
                 "exact sums of this node's rows were released before: the budget counts from today"
+            )
+
+    def record(self, session: str) -> str | None:
+        """Return the node's record of a run; None where nothing is remembered from run to run."""
+        if self._file is None:
+            return None
+        return self._file.record(session) if self._file.exists else ""
+
+    def keep_record(self, session: str, record: str) -> None:
+        """Keep the node's record of a run."""
+        if self._file is not None:
+            self._file.keep_record(session, record)
+
+    def fail(self) -> None:
+        """Count a failure that may depend on values."""
+        if self._file is not None:
+            self._file.fail()
+
+    def check_failures(self) -> None:
+        """Refuse all runs of a node at which too many failed by values.
+
+        Raises
+        ------
+        RefusedError
+        """
+        if self._file is not None and self._file.exists and self._file.failures() >= _FAILURES:
+            raise refusal(
+                f"{_FAILURES} runs have failed here by values of rows",
+                f"partition {self._partition}",
+                "its owner looks at its log, then `fedkern node ledger reset-failures`",
+                code="FK-NODE-FAILURES",
             )
 
     def note(self, purpose: str, rows: Positions, *, each: bool) -> None:

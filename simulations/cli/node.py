@@ -189,6 +189,13 @@ def show_ledger(state_dir: _Folder) -> None:
         typer.echo(f"all runs with noise together: epsilon {spent:.3g} of a row, at most")
 
 
+@ledger_app.command("reset-failures")
+def reset_failures(state_dir: _Folder) -> None:
+    """Take part in runs again, once the cause of the failures is known."""
+    number = _ledger(state_dir).failures(reset=True)
+    typer.echo(f"{number} runs had failed here by values of rows; now none counts")
+
+
 def _refuse_unreadable(path: Path, option: str) -> None:
     """Refuse a file that is not there, or not for this user.
 

@@ -108,6 +108,7 @@ class Federation:
         held: Held = all_rows,
         strategy: Any = None,
         policy: NodePolicy | None = None,
+        agents: int = 1,
     ) -> Any:
         make, usual = METHODS[method]
 
@@ -120,7 +121,7 @@ class Federation:
                 "trusted_keys": self.folder / "trusted",
                 "policy": policy or NodePolicy(counting="warn", allow_small_sums=True),
             }
-            return make(context, k, held(k), nodes, **own)
+            return make(context, k, held(k), nodes + 1 - agents, **own)
 
         chosen = usual() if strategy is None else strategy
         rounds = {} if method == "fed-cfk" else {"num_rounds": 2}
@@ -276,13 +277,26 @@ def test_three_methods_about_the_same_patients_are_one_budget(federation: Federa
     online = {"kernels": 3, "features": 2, "samples_per_round": 5}
     runs = {
         "fed-cg": FedCG(basis="fourier", landmarks=4, **budget),
-        "hierarchical-svm": HierarchicalSVM(**budget),
+        "hierarchical-svm": HierarchicalSVM(C=1.0, architecture="centralised", **budget),
         "pof-mkl": POFMKL(**online, **budget),
     }
     for method, strategy in runs.items():
         with nullcontext() if method == "fed-cg" else refused("FK-BUDGET-SPENT"):
-            federation.run(method, 5, strategy=strategy, policy=policy)
+            federation.run(method, 5, strategy=strategy, policy=policy, agents=0)
     assert federation.ledger(0).spent() == pytest.approx(3.0, rel=1e-3)
+
+
+@pytest.mark.promise("session-once")
+def test_a_second_run_of_the_same_name_is_refused(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one party fewer its sums would be those of the first run less that party's."""
+    monkeypatch.setattr("secrets.token_hex", lambda size: "ab" * size)
+    federation.run("pof-mkl", 5)
+    for nodes in (4, 5):
+        with refused("FK-SESSION-KNOWN"):
+            federation.run("pof-mkl", nodes)
+    assert federation.ledger(1).runs()[0].refusals == 2
 
 
 @pytest.mark.promise("noise-ledger-kept")
