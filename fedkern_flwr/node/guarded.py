@@ -32,7 +32,7 @@ from .sums import ClientSums, erase_state
 logger = logging.getLogger("fedkern_flwr")
 
 #: Codes of refusals that may depend on values of rows, and refusals after which a run is over.
-_BY_VALUES = ("FK-ORDER-UNFIT", "FK-CLIENT-RAISED")
+_BY_VALUES = ("FK-CLIENT-RAISED", "FK-ORDER-UNFIT", "FK-WEIGHTS-COUNTS")
 _OVER = 3
 
 
