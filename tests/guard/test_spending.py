@@ -90,7 +90,7 @@ def test_runs_about_the_same_rows_add_up_until_the_owner_s_limit(tmp_path: Path)
     spend(ledger, "c", table(range(20)), one, most=both * 1.01)
 
 
-@pytest.mark.promise("noise-adds-over-methods")
+@pytest.mark.promise("noise-all-runs")
 def test_runs_of_all_methods_add_up_whatever_their_rows_are_called(tmp_path: Path) -> None:
     """The same patients come scaled otherwise, or with other ids: no row tells that it is new."""
     ledger, one = NodeLedger(tmp_path), release(1.0)
