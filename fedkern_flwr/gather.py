@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from flwr.serverapp import Grid
@@ -35,6 +37,7 @@ def gather_nodes(
     secure: bool = False,
     order_seed: int = -1,
     privacy: str = "",
+    nonces: Mapping[str, str] = MappingProxyType({}),
     reply: type[Described] = DescribeReply,  # type: ignore[assignment]
     check: Callable[[Sequence[Described]], None] = check_parties,
     say: Callable[[str], None] = lambda _: None,
@@ -74,6 +77,7 @@ def gather_nodes(
                 secure=secure,
                 order_seed=order_seed,
                 privacy=privacy,
+                nonces=json.dumps(dict(nonces)) if nonces else "",
             )
             messages = request_messages(request, fresh, group_id=_DESCRIBE)
             outcome = exchange(grid, messages, phase=_DESCRIBE, timeout=remaining, ledger=ledger)

@@ -134,6 +134,7 @@ class PhaseStrategy(Strategy):
         self.metrics_: dict[str, Any] = {}
         self.left_out_: list[int] = []
         self._session = secrets.token_hex(8)
+        self._nonces: dict[str, str] = {}  # of a run that is resumed
         self.order_seed = -1
         self._missed: dict[int, int] = {}
         self._last_missed: dict[int, int] = {}
@@ -246,11 +247,13 @@ class PhaseStrategy(Strategy):
             secure=secure,
             order_seed=self.order_seed,
             privacy="" if self.budget is None else self.budget.write(),
+            nonces=self._nonces,
             reply=self.described,
             check=self.check_parties,
             say=logger.info,
             warn=logger.warning,
         )
+        self._nonces = {str(p.partition): p.nonce for p in self.parties_.values()}
         for party in self.parties_.values():
             if not party.restored and party.partition not in self.left_out_:
                 raise CheckpointError(
@@ -385,6 +388,7 @@ class PhaseStrategy(Strategy):
         return {
             "options": self.options(),
             "session": self._session,
+            "nonces": self._nonces,
             "ledger": self.ledger_.to_dict(),
             "history": list(self.history_),
             "missed": {str(k): v for k, v in self._missed.items()},
@@ -394,7 +398,7 @@ class PhaseStrategy(Strategy):
     def go_on(self, progress: Mapping[str, Any]) -> None:
         """Take up a run that broke off, before the nodes are gathered."""
         self.resumable = True
-        self._session = progress["session"]
+        self._session, self._nonces = progress["session"], progress.get("nonces", {})
         self.ledger_ = Ledger.from_dict(progress["ledger"])
         self.history_ = progress["history"]
         self._missed = {int(k): v for k, v in progress["missed"].items()}

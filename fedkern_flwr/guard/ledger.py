@@ -27,7 +27,7 @@ from .orders import refusal
 from .policy import NodePolicy
 from .rows import OwnRows, RowSet, digest, set_of
 from .shown import keep_shown
-from .spending import Charge, charge, kept_noise
+from .spending import Charge, charge, kept_noise, spent_in_all
 from .streamed import Streamed, keep_place, keep_rows, kept_place, name_rows, runs_with, streamed_in
 from .summaries import RunSummary, count, run_summaries
 
@@ -48,6 +48,16 @@ class NodeLedger:
     def __init__(self, folder: Path, partition: int = 0) -> None:
         self.partition, self.party = partition, f"partition {partition}"
         self.file = LedgerFile(folder, self.party)
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a ledger; it is made when it is first written."""
+        return self.file.path.is_file()
+
+    def make(self) -> None:
+        """Make the ledger of a new node; one that is there stays."""
+        with self.file.writing():
+            pass
 
     # -- a run
 
@@ -139,6 +149,52 @@ class NodeLedger:
                 self._spend(db, run, share, policy)
             charge(db, key, run, charges, policy, self.party, taken=taken)
             keep_shown(db, key, run, shown, self.party)
+
+    def record(self, session: str) -> str:
+        """Return the node's record of a run; nothing of one that it does not know."""
+        with self.file.open() as db:
+            place = (digest(secret_key(db), session.encode()), self.partition)
+            query = "SELECT record FROM runs WHERE session = ? AND partition = ?"
+            found = db.execute(query, place).fetchone()
+            return "" if found is None else str(found[0])
+
+    def keep_record(self, session: str, record: str) -> None:
+        """Keep the node's record of a run, before what it is about leaves the node."""
+        with self.file.writing() as db:
+            place = (record, digest(secret_key(db), session.encode()), self.partition)
+            db.execute("UPDATE runs SET record = ? WHERE session = ? AND partition = ?", place)
+
+    def fail(self) -> None:
+        """Count a failure that may depend on values, over all runs."""
+        with self.file.writing() as db:
+            db.execute(
+                "INSERT INTO failures VALUES (?, 1) ON CONFLICT DO UPDATE SET number = number + 1",
+                (self.partition,),
+            )
+
+    def failures(self, *, reset: bool = False) -> int:
+        """Return how often runs of this node failed by values; ``reset`` begins anew."""
+        with self.file.writing() as db:
+            query = "SELECT number FROM failures WHERE partition = ?"
+            found = db.execute(query, (self.partition,)).fetchone()
+            if reset:
+                db.execute("DELETE FROM failures WHERE partition = ?", (self.partition,))
+            return 0 if found is None else int(found[0])
+
+    def has_exact_sums(self, session: str) -> bool:
+        """Tell whether other runs of this node have summed without noise."""
+        with self.file.open() as db:
+            query = (
+                "SELECT count(*) FROM sums JOIN runs ON runs.id = run WHERE partition = ?"
+                " AND id <> ? AND parties > 0 AND run NOT IN (SELECT run FROM spending)"
+            )
+            number = self._number(db, session) or 0
+            return bool(db.execute(query, (self.partition, number)).fetchone()[0])
+
+    def spent(self) -> float:
+        """Return epsilon of what all runs of this node have released with noise, of one row."""
+        with self.file.open() as db:
+            return spent_in_all(db, self.partition)
 
     def noise_key(self, session: str) -> bytes:
         """Return the key of the noise of a run: the same until the run is over."""

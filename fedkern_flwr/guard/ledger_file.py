@@ -14,7 +14,7 @@ from ..errors import OptionError
 from .rows import RowSet, digest
 
 FILE = "ledger.sqlite"
-VERSION = 3
+VERSION = 4
 
 _PATIENCE = 60.0  # seconds to wait for another process
 #: Errors that waiting does not mend.
@@ -60,7 +60,17 @@ CREATE TABLE shown (
     run INTEGER NOT NULL, mark BLOB NOT NULL, among TEXT NOT NULL,
     PRIMARY KEY (run, mark)) WITHOUT ROWID;
 """
-_SCHEMAS = (_SCHEMA, _SINCE_2, _SINCE_3)  # what each version adds
+#: What version 4 has besides: runs add up by default. Releases of one pool that are about other
+#: rows do not; a pool keeps the most that one of its rows has lost. And the node's record of each
+#: run, and how often a run has failed by values.
+_SINCE_4 = """
+ALTER TABLE spending ADD COLUMN pool TEXT NOT NULL DEFAULT '';
+ALTER TABLE runs ADD COLUMN record TEXT NOT NULL DEFAULT '';
+CREATE TABLE failures (partition INTEGER PRIMARY KEY, number INTEGER NOT NULL);
+CREATE TABLE pools (
+    partition INTEGER NOT NULL, pool TEXT PRIMARY KEY, curve TEXT NOT NULL, delta REAL NOT NULL);
+"""
+_SCHEMAS = (_SCHEMA, _SINCE_2, _SINCE_3, _SINCE_4)  # what each version adds
 
 
 class LedgerFile:
@@ -128,6 +138,10 @@ class LedgerFile:
             if version < VERSION:  # nobody else has made them meanwhile
                 for statement in "".join(_SCHEMAS[version:]).split(";"):
                     db.execute(statement)
+                if 1 < version < 4:
+                    from .spending import pool_earlier  # which reads this file
+
+                    pool_earlier(db)
                 if version == 0:
                     db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
                 db.execute(f"PRAGMA user_version = {VERSION}")

@@ -217,6 +217,13 @@ def check_run(
                 "give it a state_dir",
                 code="FK-POLICY-STATE",
             )
+        if not pinned:
+            raise refusal(
+                f"max_epsilon = {limit:g}: it cannot know who adds the others' noise",
+                party,
+                "give it an identity_key and the trusted_keys of the others",
+                code="FK-BUDGET-IDENTITIES",
+            )
         if budget.delta > policy.max_delta:
             raise refusal(
                 f"max_delta = {policy.max_delta:g}: that of the run is {budget.delta:g}",

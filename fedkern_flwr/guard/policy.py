@@ -34,8 +34,9 @@ RULES: Mapping[str, str] = {
     "counting": "more numbers than unknowns; by default refused of streams, warned of elsewhere",
     "allow_small_sums": "do not count numbers and unknowns",
     "allow_recovery": "let others hold shares of the node's seeds, so that sums survive it",
-    "max_epsilon": "largest epsilon that rows may lose in all runs; runs without noise are refused",
+    "max_epsilon": "largest epsilon of a row in all runs; runs without noise are refused",
     "max_delta": "with max_epsilon: largest delta of a run, the chance that its promise is broken",
+    "permanent_ids": "with budgets: an id is one person for good, other ids are other people",
 }
 
 
@@ -71,11 +72,15 @@ class NodePolicy:
     allow_recovery : bool
         Whether shares of its seeds are held by others, so that a sum can be opened if it vanishes.
     max_epsilon : float
-        Largest epsilon that its rows may lose, in all runs together; with it runs that add no noise
-        are refused.
+        Largest epsilon that one of its rows may lose, in all runs of all methods together. With it
+        runs that add no noise are refused, and the node needs pinned identities, a ``state_dir``
+        and a ledger in it.
     max_delta : float
         With it: largest delta of a run. Nor may a run count on nobody who tells the noise that he
         added.
+    permanent_ids : bool
+        Whether an id of the table is one person for good, and never another's. Then runs about
+        other ids do not add up; by default all runs do.
     """
 
     methods: tuple[str, ...] = ()
@@ -91,6 +96,7 @@ class NodePolicy:
     allow_recovery: bool = True
     max_epsilon: float = math.inf
     max_delta: float = 1e-5
+    permanent_ids: bool = False
 
     def __post_init__(self) -> None:
         """Refuse values that are no rules.

@@ -12,6 +12,7 @@ from .orders import refusal
 
 _RECORD = "fedkern-guard"
 _REFUSALS = 3
+_SESSIONS = 32  # of one context, which are far more than an honest server opens
 
 
 @dataclass
@@ -22,6 +23,10 @@ class RunRecord:
     ----------
     session : str
         The run it belongs to.
+    nonce : str
+        Drawn by the node when the run was opened: who resumes the run must know it.
+    begun : bool
+        Whether anything but its opening was answered.
     secure : bool
         Whether it takes secure sums: when they have ended, nothing is answered in plain.
     refusals : int
@@ -46,6 +51,8 @@ class RunRecord:
     """
 
     session: str = ""
+    nonce: str = ""
+    begun: bool = False
     secure: bool = False
     refusals: int = 0
     told: dict[str, list[float]] = field(default_factory=dict)
@@ -58,18 +65,37 @@ class RunRecord:
     spent: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
+    def read(cls, text: str) -> RunRecord:
+        """Read from :meth:`write`."""
+        return cls(**json.loads(text))
+
+    def write(self) -> str:
+        """Return the record as JSON."""
+        return json.dumps(vars(self))
+
+    @classmethod
     def load(cls, context: Context, session: str) -> RunRecord:
-        """Read the record of a run; an empty one for another run than the last."""
-        record = context.state.get(_RECORD)
-        if isinstance(record, ConfigRecord):
-            found = cls(**json.loads(str(record["record"])))
-            if found.session == session:
-                return found
-        return cls(session)
+        """Read the record of a run from the node's state; an empty one of a run not known there."""
+        found = _kept(context).get(session)
+        return cls(session) if found is None else cls.read(found)
 
     def store(self, context: Context) -> None:
-        """Keep the record in the node's state."""
-        context.state[_RECORD] = ConfigRecord({"record": json.dumps(vars(self))})
+        """Keep the record in the node's state, beside those of other runs.
+
+        Raises
+        ------
+        RefusedError
+            The server has opened too many runs in one.
+        """
+        known = _kept(context)
+        if self.session not in known and len(known) >= _SESSIONS:
+            raise refusal(
+                f"more than {_SESSIONS} sessions in one run of Flower",
+                self.session[:8],
+                "start each run by itself",
+                code="FK-SESSION-MANY",
+            )
+        context.state[_RECORD] = ConfigRecord({**known, self.session: self.write()})
 
     def check(self, party: str) -> None:
         """Refuse a run of which too many orders were refused.
@@ -84,3 +110,11 @@ class RunRecord:
                 party,
                 code="FK-ORDER-OVER",
             )
+
+
+def _kept(context: Context) -> dict[str, str]:
+    """Return the records in a node's state: session -> record."""
+    record = context.state.get(_RECORD)
+    if not isinstance(record, ConfigRecord):
+        return {}
+    return {name: str(text) for name, text in record.items()}

@@ -65,11 +65,13 @@ def charge(
     *,
     taken: RowSet | None = None,
 ) -> None:
-    """Enter what releases cost; refuse those that cost rows more than the node's owner allows.
+    """Enter what releases cost; refuse those that cost a row more than the node's owner allows.
 
-    Releases about a set of rows add up with all others about some of the same rows, in this run and
-    in others. The rows that a run learns from and those that it holds out are not the same. What is
-    told of a party adds up, whichever rows it is about.
+    Releases of different runs add up, whichever rows they are about: the same patient may have
+    another id, another order or another scale in the next run. Two releases do not add up where a
+    row is in one of them only for certain: about other rows of the same run, about other places of
+    one stream, or about other ids that the owner has declared permanent. What is told of a party
+    adds up always.
 
     Parameters
     ----------
@@ -88,26 +90,45 @@ def charge(
     ------
     RefusedError
     """
+    (partition,) = db.execute("SELECT partition FROM runs WHERE id = ?", (run,)).fetchone()
     for one in charges:
         rows = _rows(db, run, one) if taken is None else taken
         if not len(rows):
             continue
+        pool = f"{partition}: run {run}"
+        if taken is not None:
+            pool = f"{partition}: stream"
+        elif policy.permanent_ids and not np.array_equal(rows.names, rows.values):
+            pool = f"{partition}: ids"
         if one.release.budget.unit == "party":
             everything = np.array(np.frombuffer(digest(key, b"party")[:8], "<u8"))
             rows = rows.union(RowSet(everything, everything))
+        curve, delta = json.dumps(one.release.curve.tolist()), one.release.delta
         found = db.execute(
-            "INSERT OR IGNORE INTO spending VALUES (?, ?, ?, ?, ?)",
-            (
-                run,
-                digest(key, one.key),
-                keep_set(db, key, rows),
-                json.dumps(one.release.curve.tolist()),
-                one.release.delta,
-            ),
+            "INSERT OR IGNORE INTO spending VALUES (?, ?, ?, ?, ?, ?)",
+            (run, digest(key, one.key), keep_set(db, key, rows), curve, delta, pool),
         )
         if found.rowcount:
-            _check_run(_epsilon(_about(db, rows, run)), one.release, party)
-            _check(db, rows, policy, party)
+            _check_run(_epsilon(_about(db, rows, "run = ?", run)), one.release, party)
+            about = _about(db, rows, "pool = ?", pool)
+            others = db.execute(
+                "SELECT curve, delta FROM pools WHERE partition = ? AND pool <> ?",
+                (partition, pool),
+            ).fetchall()
+            _check(_epsilon([*about, *others]), policy, party)
+            _keep_most(db, partition, pool, about)
+
+
+def _keep_most(
+    db: sqlite3.Connection, partition: int, pool: str, about: Sequence[tuple[str, float]]
+) -> None:
+    """Keep the most that any row of a pool has lost, order by order of the curve."""
+    most, delta = _total(about), min(delta for _, delta in about)
+    before = db.execute("SELECT curve, delta FROM pools WHERE pool = ?", (pool,)).fetchone()
+    if before is not None:
+        most, delta = np.maximum(most, json.loads(before[0])), min(delta, before[1])
+    values = (partition, pool, json.dumps(most.tolist()), delta)
+    db.execute("INSERT OR REPLACE INTO pools VALUES (?, ?, ?, ?)", values)
 
 
 def spend(spent: Mapping[str, Spent], charges: Sequence[Charge], party: str) -> dict[str, Spent]:
@@ -194,16 +215,30 @@ def spent(db: sqlite3.Connection, run: int) -> float:
     return max((_epsilon(cost) for cost in costs), default=0.0)
 
 
-def _check(db: sqlite3.Connection, rows: RowSet, policy: NodePolicy, party: str) -> None:
-    """Refuse where the rows would lose more than they may.
+def pool_earlier(db: sqlite3.Connection) -> None:
+    """Enter the pools of releases of an earlier release: each run was one of its own."""
+    db.execute(
+        "UPDATE spending SET pool ="
+        " (SELECT partition || ': run ' || id FROM runs WHERE id = spending.run)"
+    )
+    query = "SELECT DISTINCT partition, pool, rows FROM spending JOIN runs ON runs.id = run"
+    for partition, pool, rows in db.execute(query).fetchall():
+        _keep_most(db, partition, pool, _about(db, kept_set(db, rows), "pool = ?", pool))
+
+
+def spent_in_all(db: sqlite3.Connection, partition: int) -> float:
+    """Return epsilon of what all runs together have released with noise of one row, at most."""
+    query = "SELECT curve, delta FROM pools WHERE partition = ?"
+    return _epsilon(db.execute(query, (partition,)).fetchall())
+
+
+def _check(total: float, policy: NodePolicy, party: str) -> None:
+    """Refuse where a row would lose more than it may.
 
     Raises
     ------
     RefusedError
     """
-    if not np.isfinite(policy.max_epsilon):
-        return
-    total = _epsilon(_about(db, rows))
     if total > policy.max_epsilon * (1.0 + _ROUNDING):
         raise refusal(
             f"max_epsilon = {policy.max_epsilon:g}: with this run its rows would lose {total:.3g} "
@@ -214,18 +249,25 @@ def _check(db: sqlite3.Connection, rows: RowSet, policy: NodePolicy, party: str)
         )
 
 
-def _epsilon(found: Sequence[tuple[str, float]]) -> float:
-    """Return epsilon of releases together, at the smallest of their deltas."""
+def _total(found: Sequence[tuple[str, float]]) -> Curve:
+    """Return the curve of releases together."""
     total: Curve = np.zeros(len(ORDERS))
     for curve, _ in found:
         total = total + np.array(json.loads(curve))
-    return epsilon_of(total, min(delta for _, delta in found)) if found else 0.0
+    return total
 
 
-def _about(db: sqlite3.Connection, rows: RowSet, run: int | None = None) -> list[tuple[str, float]]:
-    """Return curve and delta of the releases about some of the rows, in all runs or in one."""
-    query = "SELECT members, curve, delta FROM spending JOIN sets ON sets.id = rows"
-    about = db.execute(query) if run is None else db.execute(f"{query} WHERE run = ?", (run,))
+def _epsilon(found: Sequence[tuple[str, float]]) -> float:
+    """Return epsilon of releases together, at the smallest of their deltas."""
+    return epsilon_of(_total(found), min(delta for _, delta in found)) if found else 0.0
+
+
+def _about(
+    db: sqlite3.Connection, rows: RowSet, where: str, value: int | str
+) -> list[tuple[str, float]]:
+    """Return curve and delta of the releases of a run, or of a pool, about some of the rows."""
+    query = f"SELECT members, curve, delta FROM spending JOIN sets ON sets.id = rows WHERE {where}"
+    about = db.execute(query, (value,))
     meets = rows.meets
     if len(rows) < _FEW:  # of a stream there are many small sets
         names, values = set(rows.names.tolist()), set(rows.values.tolist())

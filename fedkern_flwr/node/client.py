@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import secrets
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
@@ -234,13 +236,15 @@ class PhaseClient(SessionNode, NumPyClient):
         self._looked = False
         parameters, config, sections = detach(parameters, config, party=_SERVER)
         phase, session = str(config.get("phase", "")), str(config.get("session", ""))
-        self.record = RunRecord.load(self.context, session)
+        self.record = self._load_record(session)
         self.record.check(self.name)
         if phase == DescribeRequest.phase:
             check_server(config, party=self.name)
             opening = DescribeRequest.unpack(parameters, config, party=_SERVER)
             self._open_session(opening)
-            return self._announce(opening, replied(self.describe, opening))
+            reply = self._announce(opening, replied(self.describe, opening))
+            self._keep_record()
+            return reply
         handlers = {**self.handlers(), **self._sum_handlers}
         if phase not in handlers:
             raise ProtocolError(
@@ -250,6 +254,7 @@ class PhaseClient(SessionNode, NumPyClient):
                 code="FK-MESSAGE-PHASE",
             )
         message, handler = handlers[phase]
+        self.record.begun = True
         self._request = request = message.unpack(parameters, config, party=_SERVER)
         self.partners = self.choose_partners(request)
         self.sums = sums = self._open_sums(session, sections)
@@ -265,6 +270,7 @@ class PhaseClient(SessionNode, NumPyClient):
                 store_state(self.context, self.sums.party.state)
             if self.sums.ends:
                 self._end(session)
+        self._keep_record()
         return reply
 
     def _open_session(self, request: DescribeRequest) -> None:
@@ -280,6 +286,8 @@ class PhaseClient(SessionNode, NumPyClient):
                 party=self.name,
                 code="FK-MESSAGE-FIELD",
             )
+        self.ledger.check_failures()
+        self._know_session(request.nonces)
         check_run(
             self.policy,
             request.method,
@@ -306,6 +314,31 @@ class PhaseClient(SessionNode, NumPyClient):
             state.round = max(state.round, self.answered)
         state.store(self.context)
 
+    def _know_session(self, nonces: str) -> None:
+        """Draw a nonce for a new run; refuse a run that is known to who does not know its nonce.
+
+        A second run under the name of the first would have its record and its noise.
+
+        Raises
+        ------
+        RefusedError
+        """
+        record = self.record
+        if not record.nonce:
+            record.nonce = secrets.token_hex(16)
+        elif record.begun:
+            try:
+                given = json.loads(nonces or "{}")[str(self.partition)]
+            except (ValueError, KeyError, TypeError, RecursionError):
+                given = None
+            if given != record.nonce:
+                raise refusal(
+                    "a run of this name was opened here before",
+                    self.name,
+                    "start a new run, or resume that one from its checkpoint",
+                    code="FK-SESSION-KNOWN",
+                )
+
     # -- secure sums
 
     @property
@@ -324,6 +357,7 @@ class PhaseClient(SessionNode, NumPyClient):
         """Add who the node is, and its key of the run, to its description."""
         known_as: dict[str, Any] = {"partition": self.partition, "partitions": self.partitions}
         reply = replace(reply, **known_as, role=self.role, restored=self.restored)
+        reply = replace(reply, nonce=self.record.nonce)
         if self.record.privacy:  # how many columns are binary follows from the rows
             reply = replace(reply, binary=0)
         if self.records:

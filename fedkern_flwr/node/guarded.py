@@ -31,6 +31,10 @@ from .sums import ClientSums, erase_state
 
 logger = logging.getLogger("fedkern_flwr")
 
+#: Codes of refusals that may depend on values of rows, and refusals after which a run is over.
+_BY_VALUES = ("FK-CLIENT-RAISED", "FK-ORDER-UNFIT", "FK-WEIGHTS-COUNTS")
+_OVER = 3
+
 
 class GuardedNode:
     """The guard of a client, mixed into :class:`~fedkern_flwr.node.client.PhaseClient`."""
@@ -101,7 +105,6 @@ class GuardedNode:
         """
         if self.sums is not None and self.sums.charges:
             self.record.spent = spend(self.record.spent, self.sums.charges, self.name)
-            self.record.store(self.context)
 
     def own_rows(self) -> OwnRows:
         """Return the rows of this node's table, for its ledger; none here."""
@@ -350,17 +353,36 @@ class GuardedNode:
         members = state.cohorts[self.sums.order(total).cohort].members
         return [state.counts[member][0 if users else 1] for member in members]
 
+    def _load_record(self, session: str) -> RunRecord:
+        """Return the record of a run: of the node's ledger, which outlives its contexts, if any."""
+        kept = self.ledger.record(session)
+        if kept is None:
+            return RunRecord.load(self.context, session)
+        return RunRecord.read(kept) if kept else RunRecord(session)
+
+    def _keep_record(self) -> None:
+        """Keep the record of a run, before the answer that it is about leaves the node."""
+        self.record.store(self.context)
+        self.ledger.keep_record(self.record.session, self.record.write())
+
     def _count_refusal(self, session: str, error: FedKernError) -> None:
-        """Note that a request was refused; at the third nothing of the run is left here to open."""
+        """Note that a request was refused; at the third nothing of the run is left here to open.
+
+        A failure that may depend on values tells something of them: it ends the run at once, and
+        counts in all runs.
+        """
+        by_values = error.code in _BY_VALUES or not isinstance(error, RefusedError)
         name = type(error).__name__  # of other errors the text may be about rows
         with suppress(FedKernError):  # the refusal is what is told
             rule = error.problem.partition(": ")[2]
             self.ledger.refuse(session, rule if isinstance(error, RefusedError) else name)
+            if by_values and not self.simulated:
+                self.ledger.fail()
         if SessionState.load(self.context).session != session:
             return
-        record = RunRecord.load(self.context, session)  # without what the request has changed
-        record.refusals += 1
-        record.store(self.context)
+        self.record = record = self._load_record(session)  # without what the request has changed
+        record.refusals += _OVER if by_values and not self.simulated else 1
+        self._keep_record()
         try:
             record.check(self.name)
         except RefusedError:

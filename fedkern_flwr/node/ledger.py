@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Iterable, Iterator
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..guard import NodePolicy
+from ..guard import NodePolicy, refusal
 from ..guard.history import Answer
 from ..guard.rows import OwnRows
 from ..guard.streamed import Streamed
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from ..guard.ledger import NodeLedger
 
 logger = logging.getLogger("fedkern_flwr")
+
+_FAILURES = 3  # over all runs: each may tell something of values
 
 Positions = NDArray[np.integer[Any]]
 
@@ -56,6 +59,13 @@ class ClientLedger:
         if self._file is None:
             logger.warning("no state_dir: nothing is remembered from run to run")
             return
+        if isfinite(limit := self._policy.max_epsilon) and not self._file.exists:
+            raise refusal(
+                f"max_epsilon = {limit:g}: there is no ledger of what was spent before",
+                f"partition {self._partition}",
+                "bring back a copy of its state_dir, or make the ledger with `fedkern node init`",
+                code="FK-BUDGET-LEDGER",
+            )
         if request.secure and not pinned:
             logger.warning(
                 "no pinned identities: runs whose parties differ by one are not told apart"
@@ -68,6 +78,41 @@ class ClientLedger:
             pinned=pinned,
             rows=rows,
         )
+        if request.privacy and self._file.has_exact_sums(request.session):
+            logger.warning(
+                "exact sums of this node's rows were released before: the budget counts from today"
+            )
+
+    def record(self, session: str) -> str | None:
+        """Return the node's record of a run; None where nothing is remembered from run to run."""
+        if self._file is None:
+            return None
+        return self._file.record(session) if self._file.exists else ""
+
+    def keep_record(self, session: str, record: str) -> None:
+        """Keep the node's record of a run."""
+        if self._file is not None:
+            self._file.keep_record(session, record)
+
+    def fail(self) -> None:
+        """Count a failure that may depend on values."""
+        if self._file is not None:
+            self._file.fail()
+
+    def check_failures(self) -> None:
+        """Refuse all runs of a node at which too many failed by values.
+
+        Raises
+        ------
+        RefusedError
+        """
+        if self._file is not None and self._file.exists and self._file.failures() >= _FAILURES:
+            raise refusal(
+                f"{_FAILURES} runs have failed here by values of rows",
+                f"partition {self._partition}",
+                "its owner looks at its log, then `fedkern node ledger reset-failures`",
+                code="FK-NODE-FAILURES",
+            )
 
     def note(self, purpose: str, rows: Positions, *, each: bool) -> None:
         """Note of which rows what is about to be answered is."""

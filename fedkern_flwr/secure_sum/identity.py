@@ -10,6 +10,8 @@ trusted keys that the organisations exchanged out of band. Keys are those of
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from ..errors import OptionError, SumError
+from ..private_files import create_file
 
 SIGNATURE_BYTES = 64
 
@@ -42,7 +45,7 @@ def read_identity(path: Path) -> Ed25519PrivateKey:
     if not isinstance(key, Ed25519PrivateKey):
         raise OptionError(
             f"{path.name} is not an Ed25519 private key without a passphrase",
-            remedy="make one with ssh-keygen -t ed25519 -N '' -f FILE",
+            remedy="make one with `fedkern node init`, or ssh-keygen -t ed25519 -N '' -f FILE",
             code="FK-IDENTITY-KEY",
         )
     return key
@@ -82,6 +85,35 @@ def read_trusted(path: Path) -> dict[int, bytes]:
             )
         trusted[int(partition)] = key.public_bytes_raw()
     return trusted
+
+
+def make_identity(path: Path) -> bytes:
+    """Make a private identity key, for this user's eyes only; return its public key, raw.
+
+    Raises
+    ------
+    FileExistsError
+        Something has the file's name.
+    """
+    key = Ed25519PrivateKey.generate()
+    form, plain = serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    with create_file(path) as file:
+        file.write(key.private_bytes(serialization.Encoding.PEM, form, plain))
+    return key.public_key().public_bytes_raw()
+
+
+def trusted_line(partition: int, public: bytes) -> str:
+    """Return the line of a party in a file of trusted keys."""
+    key = Ed25519PublicKey.from_public_bytes(public)
+    form = serialization.PublicFormat.OpenSSH
+    return f"{partition} {key.public_bytes(serialization.Encoding.OpenSSH, form).decode()}"
+
+
+def fingerprint(public: bytes) -> str:
+    """Return the fingerprint of a public key, as ``ssh-keygen -l`` shows it: to be read aloud."""
+    blob = trusted_line(0, public).split()[2]
+    digest = hashlib.sha256(base64.b64decode(blob)).digest()
+    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 
 def sign_key(

@@ -37,6 +37,9 @@ class DescribeRequest(_Opening, phase="describe"):
     privacy : str
         What the run may cost in privacy, see :class:`~fedkern_flwr.privacy.Budget`; empty for a run
         without noise.
+    nonces : str
+        Of a run that is resumed: what each node answered as ``nonce``, as a JSON object from its
+        partition. A node that knows the session answers nobody who does not know its nonce.
     """
 
     session: str
@@ -45,6 +48,7 @@ class DescribeRequest(_Opening, phase="describe"):
     secure: bool = False
     order_seed: int = -1
     privacy: str = ""
+    nonces: str = ""
 
 
 class DescribeReply(_Opening, phase="describe"):
@@ -78,6 +82,8 @@ class DescribeReply(_Opening, phase="describe"):
     counting : str
         What it does where more numbers are released than there are unknowns: ``refuse``, ``warn``
         or ``off``.
+    nonce : str
+        Drawn by the node for this run: who resumes it must know it.
     """
 
     rows: int
@@ -94,6 +100,7 @@ class DescribeReply(_Opening, phase="describe"):
     opened: int = 0
     binary: int = 0
     counting: str = "off"
+    nonce: str = ""
 
 
 def columns_digest(names: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ from ..errors import ProtocolError
 from ..plain_text import plain_line
 
 #: Raised whenever a message changes its meaning; both sides must have the same.
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 _NAMES = 40  # characters of a name that an error quotes
 

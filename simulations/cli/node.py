@@ -23,6 +23,7 @@ from fedkern_flwr.online.stream_files import fed_by_socket
 
 from ..warm_node.start import NO_THREADS, LogFormat, node_command
 from .console import plain_table
+from .node_keys import init_node, trust_parties
 from .node_status import show_status
 
 node_app = typer.Typer(name="node", help="For the owner of a node.", no_args_is_help=True)
@@ -30,6 +31,8 @@ policy_app = typer.Typer(name="policy", help="What a node takes part in.", no_ar
 ledger_app = typer.Typer(name="ledger", help="What a node has answered.", no_args_is_help=True)
 node_app.add_typer(policy_app)
 node_app.add_typer(ledger_app)
+node_app.command("init")(init_node)
+node_app.command("trust")(trust_parties)
 node_app.command("status")(show_status)
 
 _File = Annotated[Path, typer.Argument(help="TOML file of the policy.")]
@@ -182,6 +185,15 @@ def show_ledger(state_dir: _Folder) -> None:
     ]
     if refused:
         _print(("run", "refused", "times"), refused)
+    if spent := ledger.spent():
+        typer.echo(f"all runs with noise together: epsilon {spent:.3g} of a row, at most")
+
+
+@ledger_app.command("reset-failures")
+def reset_failures(state_dir: _Folder) -> None:
+    """Take part in runs again, once the cause of the failures is known."""
+    number = _ledger(state_dir).failures(reset=True)
+    typer.echo(f"{number} runs had failed here by values of rows; now none counts")
 
 
 def _refuse_unreadable(path: Path, option: str) -> None:

@@ -89,12 +89,11 @@ def test_a_message_that_fails_fixes_what_was_asked() -> None:
     seed = one.kept.seed
     assert seed  # drawn, and kept
     far, near = with_table(one.client, lambda values: values * 1e9), one.client
-    assert ends_with(one.send(far), "FK-ORDER-UNFIT")
-    assert one.kept.seed == seed
-    ring = [replace(s, bits=32) if isinstance(s, sums.Order) else s for s in one.sections]
-    assert ends_with(one.send(near, sections=ring), "FK-ORDER-PARTIES")
     turned = tuple(rows[::-1].copy() for rows in one.request.rows)
     assert ends_with(one.send(near, replace(one.request, rows=turned)), "FK-ORDER-CHANGED")
+    assert ends_with(one.send(far), "FK-ORDER-UNFIT")
+    assert one.kept.seed == seed
+    assert ends_with(one.send(near), "FK-ORDER-OVER")
 
 
 # -- a run that has ended
@@ -130,7 +129,7 @@ def test_a_run_that_has_begun_is_not_begun_again() -> None:
     session = one.request.session
     kept = one.kept.settings
     opening = DescribeRequest(session=session, method="fed-cg", resume_round=0, secure=True)
-    assert one.send(request=opening, sections=[]) == ""
+    assert ends_with(one.send(request=opening, sections=[]), "FK-SESSION-KNOWN")
     rows = [name for name in kept if name.startswith("rows of ")]
     assert rows
     assert {name: one.kept.settings[name] for name in rows} == {name: kept[name] for name in rows}
@@ -209,7 +208,7 @@ def test_a_party_that_is_shown_another_cipher_ends_the_run(tmp_path: Path) -> No
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_the_third_error_of_a_handler_ends_the_run(error: Exception, counted: bool) -> None:
+def test_an_error_of_a_handler_ends_the_run(error: Exception, counted: bool) -> None:
     """Whatever it is: what fails by values of rows is a question to them."""
     one = asked("pof-mkl, secure", ONLINE)
 
@@ -218,9 +217,9 @@ def test_the_third_error_of_a_handler_ends_the_run(error: Exception, counted: bo
             raise type(error)(*error.args)
 
     one.client.x = one.client.x.view(Rows)
-    said = [one.send() for _ in range(3)]
-    assert all(type(error).__name__ in text or "ValueError" in text for text in said)
-    assert "77" not in "".join(said)
+    said = one.send()
+    assert type(error).__name__ in said or "ValueError" in said
+    assert "77" not in said
     assert ends_with(said := one.send(), "FK-ORDER-OVER") == counted, said
     assert bool(said)
 
@@ -303,7 +302,7 @@ def test_a_total_with_an_offset_is_refused_and_counted() -> None:
     one.begin()
     assert one.send() == ""  # the genuine one
     assert ends_with(one.send(request=later, sections=moved(1)), "FK-ORDER-UNFIT")  # another
-    assert one.refusals == 1
+    assert one.refusals == 3
 
 
 def test_one_total_is_opened_though_the_message_fails() -> None:
@@ -320,7 +319,7 @@ def test_one_total_is_opened_though_the_message_fails() -> None:
     assert ends_with(said := tried(0), "FK-SUM-STRANGER"), said
     assert one.refusals == 0
     assert ends_with(said := tried(1), "FK-ORDER-UNFIT"), said
-    assert one.refusals == 1
+    assert one.refusals == 3
 
 
 @pytest.mark.promise("requests-one-guess")
@@ -338,8 +337,7 @@ def test_one_guess_of_class_counts_is_answered(way: str, begins: str, name: str)
     total = right.sum() if name == "class_counts" else 0.0
     guess = np.array([total, 0.0]) if total else 1e-3 * right
     assert ends_with(one.send(request=replace(one.request, **{name: guess})), "FK-WEIGHTS-COUNTS")
-    assert one.send()
-    assert one.refusals == 2
+    assert ends_with(one.send(), "FK-ORDER-OVER")
 
 
 def test_a_hospital_counts_nothing_outside_of_a_sum() -> None:

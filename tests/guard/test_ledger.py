@@ -344,7 +344,7 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     with refused("FK-LEDGER-GONE"):
         answer(ledger, "b")
     with sqlite3.connect(tmp_path / FILE) as db:
-        db.execute("PRAGMA user_version = 4")
+        db.execute("PRAGMA user_version = 5")
     with refused("FK-LEDGER-VERSION"):
         answer(ledger, "a")
     (tmp_path / FILE).write_bytes(b"not a database, and longer than a header would be" * 9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,8 @@ class Federation:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         pin_identities(folder, NODES)
+        for k in range(NODES):
+            self.ledger(k).make()
 
     def run(
         self,
@@ -105,6 +108,7 @@ class Federation:
         held: Held = all_rows,
         strategy: Any = None,
         policy: NodePolicy | None = None,
+        agents: int = 1,
     ) -> Any:
         make, usual = METHODS[method]
 
@@ -117,7 +121,7 @@ class Federation:
                 "trusted_keys": self.folder / "trusted",
                 "policy": policy or NodePolicy(counting="warn", allow_small_sums=True),
             }
-            return make(context, k, held(k), nodes, **own)
+            return make(context, k, held(k), nodes + 1 - agents, **own)
 
         chosen = usual() if strategy is None else strategy
         rounds = {} if method == "fed-cfk" else {"num_rounds": 2}
@@ -264,3 +268,41 @@ def test_runs_with_noise_add_up_at_each_node_until_its_limit(federation: Federat
     for epsilon, code in ((4.0, "FK-POLICY-EPSILON"), (None, "FK-POLICY-NOISE")):
         with refused(code):
             federation.run("fed-cg", 5, strategy=private(epsilon), policy=policy)
+
+
+def test_three_methods_about_the_same_patients_are_one_budget(federation: Federation) -> None:
+    """The node's limit is about people, whatever asks: one run is answered, the next are not."""
+    policy = NodePolicy(max_epsilon=3.0, min_own_rows=0, min_sum_rows=0)
+    budget: dict[str, Any] = {"privacy_epsilon": 3.0}
+    online = {"kernels": 3, "features": 2, "samples_per_round": 5}
+    runs = {
+        "fed-cg": FedCG(basis="fourier", landmarks=4, **budget),
+        "hierarchical-svm": HierarchicalSVM(C=1.0, architecture="centralised", **budget),
+        "pof-mkl": POFMKL(**online, **budget),
+    }
+    for method, strategy in runs.items():
+        with nullcontext() if method == "fed-cg" else refused("FK-BUDGET-SPENT"):
+            federation.run(method, 5, strategy=strategy, policy=policy, agents=0)
+    assert federation.ledger(0).spent() == pytest.approx(3.0, rel=1e-3)
+
+
+@pytest.mark.promise("session-once")
+def test_a_second_run_of_the_same_name_is_refused(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one party fewer its sums would be those of the first run less that party's."""
+    monkeypatch.setattr("secrets.token_hex", lambda size: "ab" * size)
+    federation.run("pof-mkl", 5)
+    for nodes in (4, 5):
+        with refused("FK-SESSION-KNOWN"):
+            federation.run("pof-mkl", nodes)
+    assert federation.ledger(1).runs()[0].refusals == 2
+
+
+@pytest.mark.promise("noise-ledger-kept")
+def test_a_ledger_that_is_gone_is_no_new_start(federation: Federation) -> None:
+    strategy = FedCG(basis="fourier", landmarks=4, privacy_epsilon=1.0)
+    for file in (federation.folder / "0").glob("ledger*"):
+        file.unlink()
+    with refused("FK-BUDGET-LEDGER"):
+        federation.run("fed-cg", 5, strategy=strategy, policy=NodePolicy(max_epsilon=3.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,13 @@ def spend(
     most: float = np.inf,
     key: bytes = b"k",
     held_out: bool = False,
+    permanent: bool = False,
+    **run: Any,
 ) -> None:
-    ledger.open_run(session, rows=rows, **RUN)
+    ledger.open_run(session, rows=rows, **{**RUN, **run})
     charges = [Charge(key, one, held_out)]
     answers = [Answer("sum", parties=3)]
-    policy = NodePolicy(max_epsilon=most)
+    policy = NodePolicy(max_epsilon=most, permanent_ids=permanent)
     ledger.enter(session, answers, policy, records=True, charges=charges)
 
 
@@ -87,12 +90,30 @@ def test_runs_about_the_same_rows_add_up_until_the_owner_s_limit(tmp_path: Path)
     spend(ledger, "c", table(range(20)), one, most=both * 1.01)
 
 
-def test_one_row_in_common_is_enough_to_add_up(tmp_path: Path) -> None:
+@pytest.mark.promise("noise-all-runs")
+def test_runs_of_all_methods_add_up_whatever_their_rows_are_called(tmp_path: Path) -> None:
+    """The same patients come scaled otherwise, or with other ids: no row tells that it is new."""
     ledger, one = NodeLedger(tmp_path), release(1.0)
-    spend(ledger, "a", table(range(20)), one, most=1.1)
-    spend(ledger, "others", table(range(20, 40)), one, most=1.1)
+    both = epsilon_of(2 * one.curve, one.delta)
+    scaled = OwnRows([(np.arange(20.0)[:, None] / 7,)], None, 20)
+    spend(ledger, "a", table(range(20)), one, most=both * 1.01)
+    spend(ledger, "b", scaled, one, most=both * 1.01, kind="other")
+    assert ledger.spent() == pytest.approx(both)
     with refused("FK-BUDGET-SPENT"):
-        spend(ledger, "b", table(range(19, 60)), one, most=1.1)
+        spend(ledger, "c", table(range(50, 70)), one, most=both * 1.01, kind="third")
+    spend(NodeLedger(tmp_path, 1), "d", table(range(20)), one, most=1.01)  # another node
+
+
+def test_people_with_ids_that_are_permanent_pay_for_their_own_runs(tmp_path: Path) -> None:
+    ledger, one = NodeLedger(tmp_path), release(1.0)
+    how: dict[str, Any] = {"most": 1.1, "permanent": True}
+    spend(ledger, "a", table(range(20)), one, **how)
+    spend(ledger, "others", table(range(20, 40)), one, **how)
+    with refused("FK-BUDGET-SPENT"):  # one is in both
+        spend(ledger, "b", table(range(19, 60)), one, **how)
+    nameless = OwnRows([(np.arange(100.0, 120.0)[:, None],)], None, 20)
+    with refused("FK-BUDGET-SPENT"):
+        spend(ledger, "c", nameless, one, **how)
 
 
 def test_held_out_rows_are_other_rows(tmp_path: Path) -> None:
@@ -135,11 +156,32 @@ def test_the_ledger_of_an_older_release_goes_on(tmp_path: Path) -> None:
     ledger = NodeLedger(tmp_path)
     ledger.open_run("a", rows=table(range(20)), **RUN)
     with sqlite3.connect(tmp_path / FILE) as db:
-        later = ("noise", "spending", "places", "seen", "streamed", "shown")
+        later = ("noise", "spending", "places", "seen", "streamed", "shown", "pools")
         db.executescript("".join(f"DROP TABLE {name};" for name in later))
         db.execute("PRAGMA user_version = 1")
     spend(ledger, "b", table(range(20)), release(1.0))
     assert epsilons(ledger) == [0.0, pytest.approx(1.0, rel=1e-3)]
+
+
+def test_what_an_older_release_has_entered_adds_up(tmp_path: Path) -> None:
+    ledger, one = NodeLedger(tmp_path), release(1.0)
+    both = epsilon_of(2 * one.curve, one.delta)
+    spend(ledger, "a", table(range(20), 14), one)
+    spend(ledger, "a", table(range(20), 14), one, key=b"e", held_out=True)
+    with sqlite3.connect(tmp_path / FILE) as db:
+        db.executescript("DROP TABLE pools; ALTER TABLE spending DROP COLUMN pool;")
+        db.execute("PRAGMA user_version = 3")
+    assert ledger.spent() == pytest.approx(1.0, rel=1e-3)
+    with refused("FK-BUDGET-SPENT"):
+        spend(ledger, "b", table(range(50, 70)), one, most=both * 0.99)
+
+
+def test_a_budget_counts_from_today_where_sums_were_exact_before(tmp_path: Path) -> None:
+    ledger = NodeLedger(tmp_path)
+    ledger.open_run("a", rows=table(range(20)), **RUN)
+    ledger.enter("a", [Answer("sum", parties=3)], NodePolicy(), records=True)
+    spend(ledger, "b", table(range(20)), release(1.0))
+    assert [ledger.has_exact_sums(run) for run in ("a", "b")] == [False, True]
 
 
 @pytest.mark.promise("noise-limit")
@@ -159,7 +201,7 @@ def test_a_run_is_opened_only_within_the_limit(
     most: float, budget: Budget | None, tells: bool, secure: bool, code: str
 ) -> None:
     policy = NodePolicy(max_epsilon=most, require_secure_sums=False)
-    about: dict[str, Any] = {"secure": secure, "pinned": False, "budget": budget, "tells": tells}
+    about: dict[str, Any] = {"secure": secure, "pinned": True, "budget": budget, "tells": tells}
     if not code:
         check_run(policy, "m", party=PARTY, **about)
         return
@@ -169,34 +211,27 @@ def test_a_run_is_opened_only_within_the_limit(
 
 
 @pytest.mark.parametrize(
-    ("budget", "remembers", "code"),
+    ("about", "code"),
     [
-        (Budget(1.0, delta=1e-5), True, ""),
-        (Budget(1.0, delta=0.5), True, "FK-POLICY-DELTA"),
-        (Budget(1.0, colluders=0), True, "FK-POLICY-COLLUDERS"),
-        (Budget(1.0), False, "FK-POLICY-STATE"),
+        ({}, ""),
+        ({"budget": Budget(1.0, delta=0.5)}, "FK-POLICY-DELTA"),
+        ({"budget": Budget(1.0, colluders=0)}, "FK-POLICY-COLLUDERS"),
+        ({"remembers": False}, "FK-POLICY-STATE"),
+        pytest.param(
+            {"pinned": False},
+            "FK-BUDGET-IDENTITIES",
+            marks=pytest.mark.promise("noise-of-known-parties"),
+        ),
     ],
 )
-def test_a_promise_is_of_delta_colluders_and_all_runs(
-    budget: Budget, remembers: bool, code: str
+def test_a_promise_is_of_delta_colluders_parties_and_all_runs(
+    about: dict[str, Any], code: str
 ) -> None:
-    def open_run(policy: NodePolicy) -> None:
-        check_run(
-            policy,
-            "fed-cg",
-            secure=True,
-            pinned=True,
-            party="partition 0",
-            budget=budget,
-            remembers=remembers,
-        )
-
-    open_run(NodePolicy())  # whose owner promises nobody anything
-    if code:
-        with refused(code):
-            open_run(NodePolicy(max_epsilon=1.0))
-    else:
-        open_run(NodePolicy(max_epsilon=1.0))
+    """Parties that the server has invented would add no noise."""
+    about = {"secure": True, "pinned": True, "budget": Budget(1.0), "party": PARTY, **about}
+    check_run(NodePolicy(), "fed-cg", **about)  # whose owner promises nobody anything
+    with refused(code) if code else nullcontext():
+        check_run(NodePolicy(max_epsilon=1.0), "fed-cg", **about)
 
 
 def test_what_is_told_of_a_party_adds_up_whichever_rows_it_is_about(tmp_path: Path) -> None:
@@ -210,11 +245,8 @@ def test_what_is_told_of_a_party_adds_up_whichever_rows_it_is_about(tmp_path: Pa
             key = b"held out" if held_out else b"learned"
             spend(ledger, "a", table(range(20), 12), told, key=key, held_out=held_out)
         found[unit] = epsilons(ledger)[0]
-        others = ("b", "c") if unit == "row" else ("b",)
-        for run in others[:-1]:
-            spend(ledger, run, table(range(20), 12), told)
         with refused("FK-BUDGET-SPENT"):
-            spend(ledger, others[-1], table(range(20), 12), told, most=both * 0.99)
+            spend(ledger, "b", table(range(20), 12), told, most=both * 0.99)
     assert found == {"row": pytest.approx(1.0, rel=1e-3), "party": pytest.approx(both)}
 
 
@@ -234,9 +266,27 @@ def test_messages_about_other_rows_do_not_add_up_and_a_second_run_does(tmp_path:
         for start in (0, 5, 10):
             message(ledger, run, start, one, most=both * 1.01)
     assert epsilons(ledger) == [pytest.approx(1.0, rel=1e-3)] * 2
+    for start in (5, 15):  # which rows of a table these are, in another run, nobody can tell
+        with refused("FK-BUDGET-SPENT"):
+            message(ledger, "c", start, one, most=both * 1.01)
+
+
+def test_rows_at_other_places_of_a_stream_do_not_add_up(tmp_path: Path) -> None:
+    ledger, one = NodeLedger(tmp_path), release(1.0)
+
+    def window(run: str, start: int, most: float) -> None:
+        ledger.open_run(run, rows=table(range(0)), **RUN)
+        about: Any = {"records": True, "taken": table(range(start, start + 5)).digests(b"k" * 32)}
+        charges = [Charge(b"%d" % start, one, rows=(start, start + 5))]
+        ledger.enter(run, [], NodePolicy(max_epsilon=most), charges=charges, **about)
+
+    for run, start in (("a", 0), ("a", 5), ("b", 10)):
+        window(run, start, 1.01)
+    assert ledger.spent() == pytest.approx(1.0, rel=1e-3)
     with refused("FK-BUDGET-SPENT"):
-        message(ledger, "c", 5, one, most=both * 1.01)
-    message(ledger, "c", 15, one, most=both * 1.01)
+        window("b", 4, 1.01)
+    with refused("FK-BUDGET-SPENT"):  # a run about a table adds to all of them
+        spend(ledger, "c", table(range(90, 99)), one, most=1.01)
 
 
 def test_messages_about_some_of_the_same_rows_add_up_within_a_run(tmp_path: Path) -> None:

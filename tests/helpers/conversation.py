@@ -73,6 +73,8 @@ class Asked:
     def begin(self) -> None:
         """Have the node as it was when the request came."""
         self.client.context.state = copy.deepcopy(self.state)
+        session = self.request.session
+        self.client.ledger.keep_record(session, RunRecord.load(self.client.context, session).write())
 
     @property
     def orders(self) -> list[sums.Order]:
