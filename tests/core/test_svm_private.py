@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from faulty import Cut, PowerCutError
 from flwr.app import Context
+from identities import known_node
 from known_noise import know_noise
 from refusals import refused
 from scipy import stats
@@ -49,7 +50,7 @@ def nodes(folder: Path | None = None, **more: Any) -> Any:
         own: Any = {"x_test": X[held], "y_test": Y[held], "classes": (-1.0, 1.0), **more}
         if folder is not None:
             context.node_config["simulation"] = False
-            own["state_dir"] = folder / str(k)
+            own |= known_node(folder, k, USERS)
         return SVMClient(context, X[rows], Y[rows], **own)
 
     return client

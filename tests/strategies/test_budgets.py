@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
+from identities import known_node
 from known_noise import know_noise
 from pooled import stacked
 from refusals import refused
@@ -205,7 +206,7 @@ def test_a_run_that_lost_too_many_goes_on_with_the_noise_that_it_had(
             context.node_config["simulation"] = False
             k = int(context.node_config["partition-id"])
             policy = NodePolicy(max_epsilon=2.0)  # so nothing is paid for twice
-            own: Any = {"state_dir": tmp_path / name / str(k), "policy": policy}
+            own: Any = {"policy": policy, **known_node(tmp_path / name, k, CLIENTS)}
             return KernelPCAClient(context, X[k, :75], x_test=X[k, 75:100], **own)
 
         about: Any = {"features": 5, "seed": 0, "attempts": 2, "privacy_epsilon": 2.0, **more}
