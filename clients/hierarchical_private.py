@@ -74,7 +74,8 @@ class PrivateUser(SVMNode):
         release = outcomes_release(self._kept_budget, classes=classes, outputs=outputs, rows=rows)
         self._check_noisy(OUTCOMES, release, rows, held_out=True)
         tests, held_out = np.arange(table.tests), self.rows_of(table.x_test) @ request.model.T
-        found = self.outcomes(tests, held_out, 0, total=OUTCOMES)
+        trained = SessionState.load(self.context).round > 0
+        found = self.outcomes(tests, held_out, 0, total=OUTCOMES, trained=trained)
         self.ordered.contribute(OUTCOMES, found, release=asked(request.model))
         self.write_predictions(tests, held_out)
         return wire.CountReply()

@@ -306,7 +306,8 @@ class UserOfRows(SolverOfUser):
         self.check(wire.EVALUATION_SUM, self_masks=request.self_masks)
         held_out = self.rows_of(table.x_test) @ request.model.T
         tests = np.arange(table.tests)
-        counts = self.outcomes(tests, held_out, request.bins, total=wire.EVALUATION_SUM)
+        trained, name = "model" in self.kept.arrays, wire.EVALUATION_SUM
+        counts = self.outcomes(tests, held_out, request.bins, total=name, trained=trained)
         loss = self.losses(request.model)
         self.ordered.contribute(wire.EVALUATION_SUM, np.concatenate([[loss.sum()], counts]))
         self.write_predictions(tests, held_out)

@@ -234,7 +234,8 @@ class NodeOfColumns(SVMNode):
         tests = self._held(slice(rows, None)) - table.rows
         counts = np.zeros(0)
         if table.labelled and len(tests):
-            counts = self.outcomes(tests, outputs[rows:], bins, alone=True)
+            trained = bool(own.get("model"))
+            counts = self.outcomes(tests, outputs[rows:], bins, alone=True, trained=trained)
             counts = counts if counts.any() else counts[:0]
         keep_part(self, {"bias": bias})
         self.write_predictions(tests, outputs[rows:])

@@ -350,7 +350,8 @@ class OnlineKernelClient(AnsweringClient):
         values = np.array([reply.samples, reply.squared_error], np.float64)
         rows = np.arange(len(self.y_test))
         total = "" if self.sums is None else wire.EVALUATE_SUM
-        vector = self.figures("held-out rows", rows, values, total=total)
+        trained = SessionState.load(self.context).round > 0
+        vector = self.figures("held-out rows", rows, values, total=total, trained=trained)
         if self.sums is None:
             return replace(reply, samples=int(vector[0]), squared_error=float(vector[1]))
         self.sums.contribute(wire.EVALUATE_SUM, vector)

@@ -30,6 +30,8 @@ class RunRecord:
         Digest of an evaluation -> the figures told; none when the run is over.
     evaluations : dict
         Digest of a set of held-out rows -> how many evaluations of it were answered.
+    judged : dict
+        What an evaluation is called -> the one of this run.
     sums : dict
         Name of a sum of figures -> [cohort, number] of the one that was opened, if any was.
     group : dict
@@ -56,6 +58,7 @@ class RunRecord:
     warned: bool = False
     privacy: str = ""
     spent: dict[str, Any] = field(default_factory=dict)
+    judged: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, context: Context, session: str) -> RunRecord:
