@@ -334,6 +334,9 @@ class OnlineKernelClient(AnsweringClient):
 
     def _mask(self, report: wire.StreamReport, sums: ClientSums) -> wire.MaskedReply:
         order = sums.order(wire.UPDATE_SUM)
+        known = sum(a.size for a in (*self._request.arrays(), *report.arrays()))
+        if order.length > known + wire.STATISTICS:  # parameters, gradients and losses of all
+            raise refusal("the length of a sum", self.name, code="FK-ORDER-TERMS")
         vector = np.zeros(order.length)
         try:
             report.add_to(vector[: -wire.STATISTICS])

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import CheckpointError
+from .plain_text import read_json
 from .private_files import create_file, make_private_folder
 
 #: Version of what the checkpoint of a run holds; 1 was that of release 0.1, which did not say so.
@@ -128,7 +129,7 @@ def _read_arrays(
             if sum(part.file_size for part in data.zip.infolist()) > size:
                 raise ValueError
             arrays = {key: data[key] for key in data.files}
-        meta = json.loads(bytes(arrays.pop(_META)))
+        meta = read_json(bytes(arrays.pop(_META)))
     except _DAMAGE:
         meta = None
     if not isinstance(meta, dict):

@@ -39,6 +39,8 @@ class DescribeRequest(_Opening, phase="describe"):
         without noise.
     """
 
+    long_texts = ("privacy",)
+
     session: str
     method: str
     resume_round: int
