@@ -57,6 +57,8 @@ from .party_table import Floats
 from .table_client import TableClient
 
 BASES = ("landmarks", "fourier")
+#: Landmarks, or features, of a run.
+MOST_LANDMARKS = 1 << 16
 _SETTINGS = ("kernel", "landmarks", "basis", "sampling")
 _UNIT = 1.0 + 1e-9
 _ROUNDED = 1.0 + 5e-10  # less than what strategies allow for rounding
@@ -181,6 +183,8 @@ class HybridKernelClient(TableClient):
         chosen = not request.model and not len(request.gammas)
         fits = len(request.gammas) in (1, request.landmarks) or chosen
         fits = fits and bool((request.gammas > 0.0).all())
+        if not 0 <= request.landmarks <= MOST_LANDMARKS:
+            raise refusal("landmarks that no run needs", self.name, code="FK-ORDER-SIZE")
         check_size(request.landmarks, self.table.features + 1, party=self.name)
         if not known or not fits or request.basis not in BASES:
             raise self.wrong("the kernel or its widths do not fit", code="FK-ASKED-KERNEL")

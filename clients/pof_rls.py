@@ -210,6 +210,8 @@ def _picked(request: wire.RidgeRequest) -> NDArray[np.intp]:
 
 
 def _features(request: wire.RidgeRequest, x: NDArray[Any]) -> Floats:
+    kernels = len(request.bandwidths) // 8
+    check_size(kernels, 2 * max(0, request.features), max(x.shape[1], 1), party="server")
     return ridge.kernel_rows(x, request.bandwidths, request.features, request.seed)
 
 
