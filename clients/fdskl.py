@@ -12,7 +12,7 @@ from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.errors import FedKernError, OptionError, RefusedError, StateError
-from fedkern_flwr.guard import SumRule, check_selection, check_size, refusal
+from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.kernels.frequencies import (
     SEED_BYTES,
     check_frequency_seed,
@@ -270,7 +270,8 @@ class VerticalKernelClient(TableClient):
             kept.arrays |= {"pending known": known}
             kept.settings |= {"pending upto": upto, "collection": request.collection}
         x, circle = self.features_at(rows), Encoding.circle(int(kept.settings["phase_bits"]))
-        check_size(int(request.upto.max(initial=0)), max(x.shape), party=self.name)
+        if request.upto.max(initial=0) > kept.settings["capacity"]:
+            raise refusal("more phases than a row may have", self.name, code="FK-ORDER-SIZE")
         for known, upto in zip(request.known, request.upto.tolist(), strict=True):
             if not 0 <= int(known.min()) <= int(known.max()) <= upto:
                 raise self.wrong("phases are asked for that there are not", code="FK-ASKED-MORE")

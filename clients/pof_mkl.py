@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
-from fedkern_flwr.errors import TableError
+from fedkern_flwr.errors import ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, counting, refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.kernels.random_features import FeatureMap, Real
@@ -225,7 +225,7 @@ class OnlineKernelClient(AnsweringClient):
     @answers(wire.NetworkRequest)
     def train_network(self, request: wire.NetworkRequest) -> wire.NetworkReply:
         """Adapt to the previous samples, predict, send the first-order meta-gradient."""
-        account, widths = self.kept.of(0), _widths(request.layers)
+        account, widths = self.kept.of(0), _widths(request)
         adapted = self._adapt(request, widths)
         x, y = self._rows(request.step, request.samples)
         inputs = network.project(x, widths[0], request.seed)
@@ -257,7 +257,7 @@ class OnlineKernelClient(AnsweringClient):
     @answers(wire.NetworkEvaluateRequest)
     def evaluate_network(self, request: wire.NetworkEvaluateRequest) -> wire.NetworkEvaluateReply:
         """Predict the held-out rows with the network adapted to the last samples."""
-        widths = _widths(request.layers)
+        widths = _widths(request)
         inputs = network.project(self.x_test[: len(self.y_test)], widths[0], request.seed)
         predicted = network.predict(self._adapt(request, widths), widths, inputs)
         error = float(((predicted - self.y_test) ** 2).sum())
@@ -396,5 +396,15 @@ class OnlineKernelClient(AnsweringClient):
         return network.adapt(request.parameters, widths, inputs, y, request.inner_step)
 
 
-def _widths(layers: bytes) -> tuple[int, ...]:
-    return tuple(int(width) for width in np.frombuffer(layers, "<i4"))
+def _widths(request: wire.NetworkRequest) -> tuple[int, ...]:
+    """Return the widths of the layers; refuse what the parameters are not enough for."""
+    whole = len(request.layers) // 4 * 4
+    widths = tuple(int(width) for width in np.frombuffer(request.layers[:whole], "<i4"))
+    fits = len(widths) > 1 and min(widths) > 0 and whole == len(request.layers)
+    if not fits or network.count_parameters(widths) != request.parameters.size:
+        raise ProtocolError(
+            "the parameters are not those of the layers",
+            remedy="run the same release on both sides",
+            code="FK-MESSAGE-SHAPE",
+        )
+    return widths
