@@ -490,7 +490,9 @@ class VerticalKernelClient(TableClient):
         if not request.count or not table.labelled or not len(rows):
             return np.zeros(0)
         self._check_counted(tests)
-        told = self.outcomes(tests, predictions, request.bins, alone=True, judged=judged)
+        # streaming judges several models of a run; the parties with labels have made them
+        named: Any = {"judged": judged, "once": isinstance(request, wire.TrainRequest)}
+        told = self.outcomes(tests, predictions, request.bins, alone=True, **named)
         return told if told.any() else told[:0]
 
     # -- the same rows as before

@@ -166,6 +166,7 @@ class TableClient(AnsweringClient):
         alone: bool = False,
         judged: bytes = b"",
         trained: bool = True,
+        once: bool = True,
     ) -> NDArray[np.float64]:
         """Return what may be told of how good predictions of held-out rows are, or zeros.
 
@@ -177,7 +178,7 @@ class TableClient(AnsweringClient):
             Of these rows.
         bins : int
             Bins of a histogram.
-        total, alone, judged, trained
+        total, alone, judged, trained, once
             See :meth:`~fedkern_flwr.node.guarded.GuardedNode.figures`.
 
         Raises
@@ -196,7 +197,8 @@ class TableClient(AnsweringClient):
         targets = table.y_test[tests] if len(tests) else table.y[:0]
         halves = table.calibrates(tests, self.ledger.split_key())
         counts = yard.count(predictions[: len(tests)], targets, halves)
-        named: Any = {"total": total, "alone": alone, "judged": judged, "trained": trained}
+        named: Any = {"total": total, "alone": alone, "judged": judged}
+        named |= {"trained": trained, "once": once}
         return self.figures("outcomes", tests, counts, **named)
 
     def write_predictions(
