@@ -314,9 +314,7 @@ class GramClient(AnsweringClient):
             if sum(n >= fewest for n in self._sums.rows(self._sum_name)) < 2:
                 steps = 0  # of this node alone
         totals = np.append(judge(self._rank(ranks), self.x_test), len(users) * steps / MOST_STEPS)
-        summed = wire.GRAM_SUM in {*self.kept.asked, *self.kept.opened}
-        named: Any = {"total": self._sum_name, "trained": summed}
-        figures = self.figures("ranking", users, totals, users=True, **named)
+        figures = self.figures("ranking", users, totals, total=self._sum_name, users=True)
         self._sums.contribute(self._sum_name, figures)
         return wire.RecommendReply()
 

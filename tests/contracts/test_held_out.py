@@ -69,15 +69,10 @@ def test_a_model_that_no_node_has_helped_to_make_is_not_judged(way: str) -> None
 
 
 @pytest.mark.promise("held-out-own-model")
-def test_of_streams_and_rankings_as_well() -> None:
+def test_of_streams_as_well() -> None:
     one = asked("pof-mkl, secure", "online-evaluate")
     state = one.session
     state.round = 0
-    state.store(one.client.context)
-    assert one.send().endswith("[FK-ORDER-MODEL]")
-    one = asked("fed-cfk", "gram-recommend")
-    state = one.session
-    state.payload = b""
     state.store(one.client.context)
     assert one.send().endswith("[FK-ORDER-MODEL]")
 
