@@ -661,8 +661,7 @@ class HybridKernelClient(TableClient):
         if not request.count:
             return wire.CoefficientsReply(plain=())
         total = "outcomes" if self._ordered("outcomes") else ""
-        trained = bool(kept.settings.get("helped"))
-        counts = self.outcomes(tests, predictions, request.bins, total=total, trained=trained)
+        counts = self.outcomes(tests, predictions, request.bins, total=total)
         model = (request.coefficients, request.gammas)
         return wire.CoefficientsReply(plain=self._add("outcomes", counts, *model))
 
@@ -682,7 +681,6 @@ class HybridKernelClient(TableClient):
         ``kernel`` is what a row's product with a kernel value cannot exceed.
         """
         self._check_role()
-        self.kept.settings["helped"] = True  # to make a model, which may then be judged
         self._check_share(self.kept.arrays["rows"][: self.kept.train])
         self._check_sum(name, self.kept.train * max(kernel, self.table.label_bound), length)
 

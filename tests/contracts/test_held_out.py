@@ -53,7 +53,6 @@ def test_a_second_model_is_not_judged(way: str) -> None:
 
 #: Way -> what a node lacks that has helped to make no model in this run.
 BEFORE: dict[str, Any] = {
-    "fed-cg": lambda kept: kept.settings.pop("helped"),
     "hierarchical-svm": lambda kept: kept.arrays.pop("model"),
     "hierarchical-svm, private": lambda kept: kept.settings.pop("helped"),
 }
