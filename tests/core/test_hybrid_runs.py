@@ -337,7 +337,6 @@ def test_all_that_is_opened_has_the_noise_that_is_told(
     assert "bins" not in made.result()["held_out"]
 
 
-@pytest.mark.promise("fourier-party")
 def test_a_budget_for_parties_is_for_all_their_rows(serve: Serve) -> None:
     rows, whole = (
         equations_release(budget, features=M, outputs=1, bound=1.0, rows=[60, 40])

@@ -108,7 +108,6 @@ def test_all_that_is_opened_has_the_noise_that_is_told(
     assert share == pytest.approx(math.sqrt(USERS / (USERS - colluders)))
 
 
-@pytest.mark.promise("svm-budget-total")
 def test_the_iterations_together_cost_the_budget_and_no_figures_are_told_besides() -> None:
     made = run(strategy())
     (release, parties), (counts, _) = (made.noised_[n] for n in ("gradients", "outcomes"))
@@ -238,7 +237,6 @@ def test_more_iterations_than_were_said_are_refused(monkeypatch: Any) -> None:
         run(strategy(), STEPS + 1)
 
 
-@pytest.mark.promise("svm-budget-refuses")
 @pytest.mark.parametrize("rounds", ["central_rounds", "measure_columns", ""])
 def test_both_sides_have_a_budget_or_none(rounds: str, monkeypatch: Any) -> None:
     """No solutions are asked for where there is one, no gradients where there is none."""
@@ -349,7 +347,6 @@ def test_the_noise_of_these_tests_is_one(quiet: HierarchicalSVM, users: Users) -
     check(users, quiet)
 
 
-@pytest.mark.promise("svm-budget-resumes")
 @pytest.mark.parametrize("number", range(2, LAST + 1))
 @pytest.mark.parametrize("parties", [1, USERS])
 def test_a_server_that_broke_down_goes_on(
