@@ -176,6 +176,7 @@ def check_run(
     budget: Budget | None = None,
     tells: bool = True,
     remembers: bool = True,
+    simulated: bool = False,
 ) -> None:
     """Refuse a run in which the owner does not take part.
 
@@ -197,6 +198,8 @@ def check_run(
         Whether the method releases anything that depends on values of rows.
     remembers : bool (default: True)
         Whether this node knows what earlier runs cost.
+    simulated : bool (default: False)
+        Whether all nodes are those of a simulation, which invents no parties.
 
     Raises
     ------
@@ -220,7 +223,7 @@ def check_run(
                 "give it a state_dir",
                 code="FK-POLICY-STATE",
             )
-        if not pinned:
+        if not (pinned or simulated):
             raise refusal(
                 f"max_epsilon = {limit:g}: it cannot know who adds the others' noise",
                 party,

@@ -296,6 +296,7 @@ class PhaseClient(SessionNode, NumPyClient):
             budget=self.open_budget(request),
             tells=self.tells_values,
             remembers=self.simulated or self.state_dir is not None,
+            simulated=self.simulated,
         )
         forget_answer(self.context)
         state = SessionState(session=request.session)
