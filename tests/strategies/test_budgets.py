@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -55,9 +56,7 @@ def test_the_result_has_the_budget_and_what_nodes_say_does_not_follow_from_value
     found = []
     for x in (X, np.round(X)):
         made = served(method, x)
-        told = [dict(vars(party)) for party in made.parties_.values()]
-        for one in told:
-            one.pop("public_key"), one.pop("nonce")
+        told = [vars(replace(p, public_key=b"", nonce="")) for p in made.parties_.values()]
         found.append(repr(told))
     assert found[0] == found[1]
     budget = made.result()["privacy"]["budget"]
