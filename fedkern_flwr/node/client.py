@@ -241,9 +241,9 @@ class PhaseClient(SessionNode, NumPyClient):
             check_server(config, party=self.name)
             opening = DescribeRequest.unpack(parameters, config, party=_SERVER)
             self._open_session(opening)
-            reply = self._announce(opening, replied(self.describe, opening))
+            described = self._announce(opening, replied(self.describe, opening))
             self._keep_record()
-            return reply
+            return described
         handlers = {**self.handlers(), **self._sum_handlers}
         if phase not in handlers:
             raise ProtocolError(
