@@ -84,7 +84,7 @@ WHOLE = ("fed-cg", "fdskl", "secure-gram", "hierarchical-svm", "kernel-pca")
 @pytest.mark.ray
 @pytest.mark.timeout(520)
 @pytest.mark.parametrize("name", [*RUNS, SLOW])
-def test_every_method_is_the_same_on_both_engines(name, found):
+def test_every_method_is_the_same_on_both_engines(name: str, found: Any) -> None:
     """Nodes raise on both; the result of who is asked again is that of a run without errors."""
     ray, here = (found[engine][name] for engine in ("ray", "in-process"))
     assert ray["left"] == here["left"] == []  # every node that was to raise did
@@ -108,7 +108,7 @@ def test_every_method_is_the_same_on_both_engines(name, found):
 
 @pytest.mark.ray
 @pytest.mark.timeout(520)
-def test_a_run_goes_on_on_the_other_engine(found):
+def test_a_run_goes_on_on_the_other_engine(found: Any) -> None:
     """One that was interrupted in process, and one whose node died with its Ray actor."""
     whole = found["quiet"]["pof-mkl"]["outcome"]
     error, text, run = found["died"]
@@ -124,7 +124,9 @@ def test_a_run_goes_on_on_the_other_engine(found):
 @pytest.mark.ray
 @pytest.mark.timeout(520)
 @pytest.mark.parametrize("name", ["FedAvg", "FedAdam"])
-def test_the_example_of_secure_aggregation_is_the_plain_run_in_process(name, found):
+def test_the_example_of_secure_aggregation_is_the_plain_run_in_process(
+    name: str, found: Any
+) -> None:
     """Of stock Flower; a node is lost on the way, on both."""
     ours, plain = found["ray"][f"example, Secure{name}"], found["in-process"][f"example, {name}"]
     assert ours.keys() == plain.keys() > {"w1", "b1"}
@@ -158,7 +160,7 @@ def check_bugs(failures: Any, screen: str) -> None:
     }
 
 
-def test_a_bug_in_client_code_is_shown_with_its_place_once(tmp_path):
+def test_a_bug_in_client_code_is_shown_with_its_place_once(tmp_path: Path) -> None:
     made, screen = run_program(tmp_path, "bugs")
     check_bugs(made["bugs"]["failures"], screen)
     assert screen.count(" raised ") == len(BUGS), screen  # an error of ours the strategy tells
@@ -166,7 +168,7 @@ def test_a_bug_in_client_code_is_shown_with_its_place_once(tmp_path):
 
 @pytest.mark.ray
 @pytest.mark.timeout(520)
-def test_a_bug_in_client_code_is_shown_on_ray_as_in_process(told):
+def test_a_bug_in_client_code_is_shown_on_ray_as_in_process(told: Any) -> None:
     check_bugs(told[0]["ray"]["bugs"]["failures"], told[1])
 
 
@@ -215,7 +217,7 @@ def test_the_model_of_a_cluster_is_that_of_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_tmp")
-def test_an_address_where_nothing_answers_ends_in_one_line(commands):
+def test_an_address_where_nothing_answers_ends_in_one_line(commands: Any) -> None:
     """At once: Ray itself would try for minutes."""
     pytest.importorskip("ray")
     options = ["--engine", "ray", "--ray-address", "127.0.0.1:1", "--clients", "3", "--quiet"]
@@ -223,7 +225,9 @@ def test_an_address_where_nothing_answers_ends_in_one_line(commands):
     assert line.endswith("[FK-ENGINE-ADDRESS]")
 
 
-def test_an_address_goes_with_engine_ray_and_is_none_of_ray_client(monkeypatch):
+def test_an_address_goes_with_engine_ray_and_is_none_of_ray_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with refused("FK-ENGINE-RAY"):
         check_ray_address("in-process", "auto")
     with refused("FK-ENGINE-CLIENT"):

@@ -139,7 +139,9 @@ def listening(deployment: LocalDeployment) -> set[int]:
     return ports
 
 
-def test_nodes_that_may_not_take_part_are_refused_in_one_line(deployment, tmp_path):
+def test_nodes_that_may_not_take_part_are_refused_in_one_line(
+    deployment: Any, tmp_path: Path
+) -> None:
     good = deployment.nodes[2]
     deployment.start_node(0)
     deployment.start_node(1)
@@ -169,7 +171,7 @@ def test_nodes_that_may_not_take_part_are_refused_in_one_line(deployment, tmp_pa
 WRONG_CLOCK = """
 import datetime, sys
 class Wrong:
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name != "flwr.supernode.node_auth_http_interceptor":
             return None
         sys.meta_path.remove(self)
@@ -181,7 +183,9 @@ sys.meta_path.insert(0, Wrong())
 """
 
 
-def test_an_expired_certificate_and_a_wrong_clock_are_named(deployment, tmp_path, monkeypatch):
+def test_an_expired_certificate_and_a_wrong_clock_are_named(
+    deployment: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wrong = tmp_path / "wrong-clock"
     wrong.mkdir()
     (wrong / "sitecustomize.py").write_text(WRONG_CLOCK)
@@ -365,7 +369,9 @@ def noise_keys(folder: Path) -> list[list[bytes]]:
     return found
 
 
-def test_a_run_with_a_budget_breaks_off_goes_on_and_is_paid_once(tmp_path, monkeypatch):
+def test_a_run_with_a_budget_breaks_off_goes_on_and_is_paid_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     policy, own = NodePolicy(max_epsilon=3.0), [{**table(k), "role": "user"} for k in range(3)]
     folder, nodes = tmp_path / "nodes", []
     for k, one in enumerate(own):
