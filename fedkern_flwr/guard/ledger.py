@@ -27,7 +27,7 @@ from .orders import refusal
 from .policy import NodePolicy
 from .rows import OwnRows, RowSet, digest, set_of
 from .shown import keep_shown
-from .spending import Charge, charge, kept_noise, spent_in_all
+from .spending import Charge, charge, kept_noise, pool_earlier, spent_in_all
 from .streamed import Streamed, keep_place, keep_rows, kept_place, name_rows, runs_with, streamed_in
 from .summaries import RunSummary, count, run_summaries
 
@@ -47,7 +47,7 @@ class NodeLedger:
 
     def __init__(self, folder: Path, partition: int = 0) -> None:
         self.partition, self.party = partition, f"partition {partition}"
-        self.file = LedgerFile(folder, self.party)
+        self.file = LedgerFile(folder, self.party, pool_earlier)
 
     @property
     def exists(self) -> bool:

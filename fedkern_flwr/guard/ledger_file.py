@@ -6,7 +6,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -82,10 +82,15 @@ class LedgerFile:
         The node's own folder.
     party : str
         How errors name the node.
+    upgrade : callable
+        Called with the file of an earlier release, and its version, once its tables are those of
+        this one; 0 of a new file.
     """
 
-    def __init__(self, folder: Path, party: str) -> None:
-        self.path, self.party = folder / FILE, party
+    def __init__(
+        self, folder: Path, party: str, upgrade: Callable[[sqlite3.Connection, int], None]
+    ) -> None:
+        self.path, self.party, self._upgrade = folder / FILE, party, upgrade
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -138,10 +143,7 @@ class LedgerFile:
             if version < VERSION:  # nobody else has made them meanwhile
                 for statement in "".join(_SCHEMAS[version:]).split(";"):
                     db.execute(statement)
-                if 1 < version < 4:
-                    from .spending import pool_earlier  # which reads this file
-
-                    pool_earlier(db)
+                self._upgrade(db, version)
                 if version == 0:
                     db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
                 db.execute(f"PRAGMA user_version = {VERSION}")

@@ -215,8 +215,10 @@ def spent(db: sqlite3.Connection, run: int) -> float:
     return max((_epsilon(cost) for cost in costs), default=0.0)
 
 
-def pool_earlier(db: sqlite3.Connection) -> None:
-    """Enter the pools of releases of an earlier release: each run was one of its own."""
+def pool_earlier(db: sqlite3.Connection, version: int) -> None:
+    """Enter the pools of a ledger of an earlier version: each run was one of its own."""
+    if not 1 < version < 4:
+        return
     db.execute(
         "UPDATE spending SET pool ="
         " (SELECT partition || ': run ' || id FROM runs WHERE id = spending.run)"

@@ -65,7 +65,7 @@ def marks() -> Iterator[tuple[str, str]]:
             inner = node.body if isinstance(node, ast.ClassDef) else [node]
             prefix = f"{node.name}::" if isinstance(node, ast.ClassDef) else ""
             for test in inner:
-                if isinstance(test, ast.FunctionDef):
+                if isinstance(test, ast.FunctionDef | ast.AsyncFunctionDef):
                     place = f"{path.relative_to(ROOT).as_posix()}::{prefix}{test.name}"
                     yield from ((name, place) for name in _named(test))
 
