@@ -42,7 +42,7 @@ class DescribeRequest(_Opening, phase="describe"):
         partition. A node that knows the session answers nobody who does not know its nonce.
     """
 
-    long_texts = ("privacy",)
+    long_texts = ("privacy", "nonces")
 
     session: str
     method: str

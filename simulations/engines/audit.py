@@ -76,7 +76,7 @@ _UP = _by_field(
         "online-predict": "samples",
         "online-ridge-predict": "samples",
     },
-    key={"describe": "public_key signature", "sum-vote": "signature"},
+    key={"describe": "public_key signature nonce", "sum-vote": "signature"},
     declared={
         "describe": "block seeded square_bound absolute_bound fold_rows fold_sum_rows outputs "
         "classes labels label_bound labelled kinds allow_single named group product",

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 from conversation import Asked, met, ordered
-from flwr.app import RecordDict
 from zoo import WAYS
 
 from fedkern_flwr.clients import SVMClient
@@ -280,7 +279,7 @@ def test_values_leave_in_sums_and_in_no_other_way(way: str) -> None:
             continue  # of which there are runs without sums
         client = copy.copy(one.client)  # though the policy of its owner would let it
         client.policy = replace(client.policy, require_secure_sums=False)
-        client.context.state = RecordDict()
+        one.forget()
         opening = DescribeRequest(session=one.request.session, method="a run", resume_round=0)
         assert one.send(client, opening, []) == ""
         said = one.send(client, sections=[])

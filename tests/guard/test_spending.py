@@ -156,8 +156,9 @@ def test_the_ledger_of_an_older_release_goes_on(tmp_path: Path) -> None:
     ledger = NodeLedger(tmp_path)
     ledger.open_run("a", rows=table(range(20)), **RUN)
     with sqlite3.connect(tmp_path / FILE) as db:
-        later = ("noise", "spending", "places", "seen", "streamed", "shown", "pools")
+        later = ("noise", "spending", "places", "seen", "streamed", "shown", "pools", "failures")
         db.executescript("".join(f"DROP TABLE {name};" for name in later))
+        db.execute("ALTER TABLE runs DROP COLUMN record")
         db.execute("PRAGMA user_version = 1")
     spend(ledger, "b", table(range(20)), release(1.0))
     assert epsilons(ledger) == [0.0, pytest.approx(1.0, rel=1e-3)]
@@ -169,7 +170,9 @@ def test_what_an_older_release_has_entered_adds_up(tmp_path: Path) -> None:
     spend(ledger, "a", table(range(20), 14), one)
     spend(ledger, "a", table(range(20), 14), one, key=b"e", held_out=True)
     with sqlite3.connect(tmp_path / FILE) as db:
-        db.executescript("DROP TABLE pools; ALTER TABLE spending DROP COLUMN pool;")
+        db.executescript("DROP TABLE pools; DROP TABLE failures;")
+        for table, column in (("spending", "pool"), ("runs", "record")):
+            db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
         db.execute("PRAGMA user_version = 3")
     assert ledger.spent() == pytest.approx(1.0, rel=1e-3)
     with refused("FK-BUDGET-SPENT"):

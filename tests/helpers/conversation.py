@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import RecordDict
 from zoo import WAYS, hospitals, new_folder
 
 from fedkern_flwr.clients.run_file import RunFile
@@ -77,6 +78,11 @@ class Asked:
         self.client.ledger.keep_record(
             session, RunRecord.load(self.client.context, session).write()
         )
+
+    def forget(self) -> None:
+        """Have a node that has never heard of the run."""
+        self.client.context.state = RecordDict()
+        self.client.ledger.keep_record(self.request.session, "")
 
     @property
     def orders(self) -> list[sums.Order]:
