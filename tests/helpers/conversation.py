@@ -74,7 +74,9 @@ class Asked:
         """Have the node as it was when the request came."""
         self.client.context.state = copy.deepcopy(self.state)
         session = self.request.session
-        self.client.ledger.keep_record(session, RunRecord.load(self.client.context, session).write())
+        self.client.ledger.keep_record(
+            session, RunRecord.load(self.client.context, session).write()
+        )
 
     @property
     def orders(self) -> list[sums.Order]:
