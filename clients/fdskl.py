@@ -43,6 +43,8 @@ from .table_client import TableClient
 
 _PINNED = ("kernel", "gamma", "phase_bits", "capacity")
 _ROOT_2 = np.sqrt(2.0)
+#: Directions of all iterations, and outputs of a model, that a run may have.
+MOST_DIRECTIONS, MOST_OUTPUTS = 1 << 20, 1 << 10
 
 
 class VerticalKernelClient(TableClient):
@@ -178,6 +180,8 @@ class VerticalKernelClient(TableClient):
         kept, settings = self.kept, self.kept.settings
         asked = {name: getattr(request, name) for name in _PINNED}
         if "gamma" not in settings:
+            if not 0 <= request.capacity <= MOST_DIRECTIONS:  # a file of that width is made
+                raise refusal("phases that no run needs", self.name, code="FK-ORDER-SIZE")
             if request.model:
                 self._remember(request, asked)
             else:
@@ -266,6 +270,8 @@ class VerticalKernelClient(TableClient):
             kept.arrays |= {"pending known": known}
             kept.settings |= {"pending upto": upto, "collection": request.collection}
         x, circle = self.features_at(rows), Encoding.circle(int(kept.settings["phase_bits"]))
+        if request.upto.max(initial=0) > kept.settings["capacity"]:
+            raise refusal("more phases than a row may have", self.name, code="FK-ORDER-SIZE")
         for known, upto in zip(request.known, request.upto.tolist(), strict=True):
             if not 0 <= int(known.min()) <= int(known.max()) <= upto:
                 raise self.wrong("phases are asked for that there are not", code="FK-ASKED-MORE")
@@ -406,8 +412,12 @@ class VerticalKernelClient(TableClient):
             raise self.wrong("scores are asked for outside a secure sum", code="FK-ORDER-PLAIN")
         if what == "scores" and receiver not in self.kept.settings.get("owners", ()):
             raise refusal("scores for a party that learns nothing", self.name, code="FK-ASKED-MORE")
-        encoding = Encoding.fixed_point(LARGEST_OUTPUT)
-        self.sums.check(name, SumRule(encoding, receiver=receiver, everybody=True))
+        encoding, length = Encoding.fixed_point(LARGEST_OUTPUT), self.sums.order(name).length
+        outputs = self.table.y.shape[1] or length // max(1, len(rows))  # not known without labels
+        if outputs > MOST_OUTPUTS:
+            raise refusal("scores of too many classes", self.name, code="FK-ORDER-SIZE")
+        rule = SumRule(encoding, receiver=receiver, everybody=True, length=len(rows) * outputs)
+        self.sums.check(name, rule)
         self.note_rows(name, self.places(rows), each=True)
         if self.role == ACTIVE:
             self.sums.contribute(name, self._bounded(self._scores(rows)).reshape(-1))
@@ -480,7 +490,9 @@ class VerticalKernelClient(TableClient):
         if not request.count or not table.labelled or not len(rows):
             return np.zeros(0)
         self._check_counted(tests)
-        told = self.outcomes(tests, predictions, request.bins, alone=True, judged=judged)
+        # streaming judges several models of a run; the parties with labels have made them
+        named: Any = {"judged": judged, "once": isinstance(request, wire.TrainRequest)}
+        told = self.outcomes(tests, predictions, request.bins, alone=True, **named)
         return told if told.any() else told[:0]
 
     # -- the same rows as before

@@ -13,7 +13,7 @@ from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.errors import CheckpointError, StateError
-from fedkern_flwr.guard import SumRule, check_selection, refusal
+from fedkern_flwr.guard import SumRule, check_selection, check_size, refusal
 from fedkern_flwr.guard.spending import Charge
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.fourier import (
@@ -57,6 +57,8 @@ from .party_table import Floats
 from .table_client import TableClient
 
 BASES = ("landmarks", "fourier")
+#: Landmarks, or features, of a run.
+MOST_LANDMARKS = 1 << 16
 _SETTINGS = ("kernel", "landmarks", "basis", "sampling")
 _UNIT = 1.0 + 1e-9
 _ROUNDED = 1.0 + 5e-10  # less than what strategies allow for rounding
@@ -181,6 +183,9 @@ class HybridKernelClient(TableClient):
         chosen = not request.model and not len(request.gammas)
         fits = len(request.gammas) in (1, request.landmarks) or chosen
         fits = fits and bool((request.gammas > 0.0).all())
+        if not 0 <= request.landmarks <= MOST_LANDMARKS:
+            raise refusal("landmarks that no run needs", self.name, code="FK-ORDER-SIZE")
+        check_size(request.landmarks, self.table.features + 1, party=self.name)
         if not known or not fits or request.basis not in BASES:
             raise self.wrong("the kernel or its widths do not fit", code="FK-ASKED-KERNEL")
         plain = len(request.gammas) == 1 and request.sampling == "U"
@@ -354,13 +359,15 @@ class HybridKernelClient(TableClient):
                     "features have no landmarks whose distances could be told",
                     code="FK-ASKED-MORE",
                 )
-            rule = replace(self._distance_rule(), nobodys=self.kept.settings["sampling"] == "U")
+            pairs = self.kept.landmarks * (self.kept.landmarks - 1) // 2
+            nobodys = self.kept.settings["sampling"] == "U"
+            rule = replace(self._distance_rule(), nobodys=nobodys, length=pairs)
             self.secure_sums.check("landmark pairs", rule)
             self._note("landmark pairs", _NO_ROWS)
             if request.landmark_pairs:
                 square = partial_distances(landmarks, landmarks, self.kept.settings["kernel"])
-                pairs = square[np.triu_indices(len(square), 1)]
-                self.secure_sums.contribute("landmark pairs", pairs)
+                upper = square[np.triu_indices(len(square), 1)]
+                self.secure_sums.contribute("landmark pairs", upper)
             else:  # another holder of the block adds it
                 self.secure_sums.contribute_nothing("landmark pairs")
         if self._ordered(MEAN_DISTANCE):
@@ -479,6 +486,7 @@ class HybridKernelClient(TableClient):
             )
         self._check_hospital("equations", 1.0)
         m, outputs = self.kept.landmarks, self.table.y.shape[1]
+        check_size(m, m, party=self.name)
         gram = self.kept.arrays.setdefault("gram", np.zeros((m, m)))  # without training rows
         right = self.kept.arrays.setdefault("right", np.zeros((m, outputs)))
         right = right * self._label_weight

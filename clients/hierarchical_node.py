@@ -192,11 +192,19 @@ class SVMNode(TableClient):
             raise self.wrong(problem, "start the run again", code="FK-ORDER-PLAIN")
         return self.sums
 
-    def check(self, name: str, receiver: int = -1, *, self_masks: bool = False) -> None:
-        """Refuse a sum with another receiver, bound or masks than it must have."""
+    def check(
+        self,
+        name: str,
+        receiver: int = -1,
+        *,
+        self_masks: bool = False,
+        length: int | None = None,
+    ) -> None:
+        """Refuse a sum with another receiver, bound, masks or length than it must have."""
         asked = self.ordered.order(name).bound
         self.check_declared("bound", self.bound, DEFAULT_BOUND, asked)
-        self.ordered.check(name, SumRule(Encoding.fixed_point(asked), receiver, self_masks))
+        code = Encoding.fixed_point(asked)
+        self.ordered.check(name, SumRule(code, receiver, self_masks, length=length))
 
     def received(self, name: str) -> Floats:
         """Return the total of a sum that belongs to this node.

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Floats, next_group_center, norms, relax
-from fedkern_flwr.groups.digits import to_digits
+from fedkern_flwr.groups.digits import DIGITS, to_digits
 from fedkern_flwr.groups.linear_model import model_columns
 from fedkern_flwr.groups.trials import FOLDS, MOST_TRIED, deal, part_of
-from fedkern_flwr.guard import refusal
+from fedkern_flwr.guard import check_size, refusal
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.solvers.local_solvers import balanced_weights, solve_local, total_loss
@@ -53,9 +53,16 @@ class SolverOfUser(SVMNode):
                 code="FK-TUNE-MANY",
             )
 
-    def check(self, name: str, receiver: int = -1, *, self_masks: bool = False) -> None:
+    def check(
+        self,
+        name: str,
+        receiver: int = -1,
+        *,
+        self_masks: bool = False,
+        length: int | None = None,
+    ) -> None:
         """Refuse, while C is tried, any sum that would be of folds of few rows as well."""
-        super().check(name, receiver, self_masks=self_masks)
+        super().check(name, receiver, self_masks=self_masks, length=length)
         if not self._trying:
             return
         policy, own = self.policy, len(self.table.y) // FOLDS
@@ -199,8 +206,12 @@ class UserOfRows(SolverOfUser):
     @answers(wire.StatisticsRequest)
     def contribute_statistics(self, request: wire.StatisticsRequest) -> wire.StatisticsReply:
         """Contribute sums and sums of squares of the columns that the model is linear in."""
-        name = self._told(request)
-        self.check(name)
+        name, own, outputs = self._told(request), self.table.features, self.table.y.shape[1]
+        check_size(own, 2 * request.features + 1, party=self.name)
+        wide = request.raw or not request.features
+        columns = own if request.raw else model_columns(own, request.features)
+        counted = outputs if request.counted else 0
+        self.check(name, length=2 * columns * (DIGITS if wide else 1) + counted)
         if request.rows != sum(self.ordered.rows(name)):
             raise refusal("the rows of a sum", self.name, code="FK-ORDER-ROWS")
         self.check_trials(request)
@@ -213,7 +224,7 @@ class UserOfRows(SolverOfUser):
         rows = self.table.x if request.raw else self.features_of(self.table.x)
         positive = (self.table.y > 0.0).sum(0) if request.counted else np.zeros(0)
         share = np.concatenate([rows.sum(0), (rows**2).sum(0)]) / request.rows
-        if request.raw or not request.features:
+        if wide:
             share = to_digits(share)
         self.ordered.contribute(name, np.concatenate([share, positive / request.rows]))
         return wire.StatisticsReply()
@@ -306,7 +317,8 @@ class UserOfRows(SolverOfUser):
         self.check(wire.EVALUATION_SUM, self_masks=request.self_masks)
         held_out = self.rows_of(table.x_test) @ request.model.T
         tests = np.arange(table.tests)
-        counts = self.outcomes(tests, held_out, request.bins, total=wire.EVALUATION_SUM)
+        trained, name = "model" in self.kept.arrays, wire.EVALUATION_SUM
+        counts = self.outcomes(tests, held_out, request.bins, total=name, trained=trained)
         loss = self.losses(request.model)
         self.ordered.contribute(wire.EVALUATION_SUM, np.concatenate([[loss.sum()], counts]))
         self.write_predictions(tests, held_out)
@@ -366,12 +378,12 @@ class AgentOfRows(SVMNode):
                 raise refusal(
                     "the pad of its group for others than its users", self.name, code="FK-ORDER-PAD"
                 )
-            sums.contribute_nothing(name)
             length = order.length - _GROUP_STATISTICS * request.outputs
             if request.outputs * request.width != length:
                 raise refusal(
                     "the pad of more than models, or of fewer", self.name, code="FK-ORDER-PAD"
                 )
+            sums.contribute_nothing(name)
             pad = sums.party.pad(order, length).view(np.float64)
             place = ("pad", int(self.kept.settings.get("iteration", 0)) + 1, order.index)
             sealed = b"".join(self.seal(user, pad, *place) for user in users)
@@ -418,6 +430,7 @@ class AgentOfRows(SVMNode):
         if self.repeated:
             return
         shape, penalties = (request.outputs, request.width), (request.outputs, 1)
+        check_size(*shape, party=self.name)
         if not request.rho.shape == request.sigma.shape == request.next_sigma.shape == penalties:
             raise self.wrong("penalties are not those of the outputs", code="FK-MESSAGE-SHAPE")
         found.setdefault("center", np.zeros(shape))

@@ -18,7 +18,7 @@ from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Coordinates, Floats
 from fedkern_flwr.groups.digits import from_digits, to_digits
 from fedkern_flwr.groups.linear_model import outputs
-from fedkern_flwr.guard import check_selection, refusal
+from fedkern_flwr.guard import check_selection, check_size, refusal
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.solvers.dual_subspace import LabelOwner, objective, visit
 
@@ -116,12 +116,14 @@ class NodeOfColumns(SVMNode):
             self.ordered.contribute(wire.GROUP_SUM, to_agent.ravel() / own["rows"])
         name = wire.JUDGED_SUM if request.judge else wire.OUTPUT_SUM
         if request.weights and name in orders:
-            self.check(name, owner)
             counted = slice(None) if request.judge else learned
+            rows = own["all_rows"] if request.judge else own["rows"]
+            check_size(rows, width, party=self.name)
+            self.check(name, owner, length=rows * width)
             shape = (self.table.features, width)
             place = ("weights", request.weights_round)
             weights = self.unseal(agent, request.weights, shape, *place)
-            values = np.zeros((own["all_rows"] if request.judge else own["rows"], width))
+            values = np.zeros((rows, width))
             values[found["place"][counted]] = x[counted] @ weights
             self.note_rows(name, self._held(counted), each=True)
             self.ordered.contribute(name, values.ravel())
@@ -234,7 +236,8 @@ class NodeOfColumns(SVMNode):
         tests = self._held(slice(rows, None)) - table.rows
         counts = np.zeros(0)
         if table.labelled and len(tests):
-            counts = self.outcomes(tests, outputs[rows:], bins, alone=True)
+            trained = bool(own.get("model"))
+            counts = self.outcomes(tests, outputs[rows:], bins, alone=True, trained=trained)
             counts = counts if counts.any() else counts[:0]
         keep_part(self, {"bias": bias})
         self.write_predictions(tests, outputs[rows:])
@@ -275,6 +278,7 @@ class Predicting(SVMNode):
             arrays: dict[str, NDArray[Any]] = {"weights": request.weights, "bias": request.bias}
             if request.raw_mean.size:
                 arrays |= {"raw_mean": request.raw_mean, "raw_deviation": request.raw_deviation}
+            check_size(table.features, request.features, party=self.name)
             names = ("features", "gamma", "feature_seed")
             meta = {"columns": table.features, **{name: getattr(request, name) for name in names}}
             self._check_file()
@@ -297,7 +301,8 @@ class Predicting(SVMNode):
     def contribute(self, request: wire.ContributeRequest) -> wire.ContributeReply:
         """Contribute the outputs of the group's columns at the rows that this user has."""
         columns = self.table.features
-        self.check(wire.PREDICTED_SUM, request.owner)
+        check_size(request.rows, request.width, party=self.name)
+        self.check(wire.PREDICTED_SUM, request.owner, length=request.rows * request.width)
         shape, place = (columns * (2 + request.width),), ("model", request.sealed_round)
         part = self.unseal(request.agent, request.sealed, shape, *place)
         mean, deviation = part[: 2 * columns].reshape(2, columns)

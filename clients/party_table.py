@@ -197,9 +197,9 @@ class PartyTable:
 
     # -- predictions
 
-    def calibrates(self, tests: NDArray[np.intp]) -> NDArray[np.bool_]:
-        """Return which of some held-out rows calibrate probabilities and intervals."""
-        return calibrating(self._ids[self.rows + tests])
+    def calibrates(self, tests: NDArray[np.intp], key: bytes) -> NDArray[np.bool_]:
+        """Return which of some held-out rows calibrate; ``key`` is the node's own."""
+        return calibrating(self._ids[self.rows + tests], key)
 
     def write_predictions(
         self,

@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
-from fedkern_flwr.errors import TableError
+from fedkern_flwr.errors import ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, counting, refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.kernels.random_features import FeatureMap, Real
@@ -225,7 +225,7 @@ class OnlineKernelClient(AnsweringClient):
     @answers(wire.NetworkRequest)
     def train_network(self, request: wire.NetworkRequest) -> wire.NetworkReply:
         """Adapt to the previous samples, predict, send the first-order meta-gradient."""
-        account, widths = self.kept.of(0), _widths(request.layers)
+        account, widths = self.kept.of(0), _widths(request)
         adapted = self._adapt(request, widths)
         x, y = self._rows(request.step, request.samples)
         inputs = network.project(x, widths[0], request.seed)
@@ -257,7 +257,7 @@ class OnlineKernelClient(AnsweringClient):
     @answers(wire.NetworkEvaluateRequest)
     def evaluate_network(self, request: wire.NetworkEvaluateRequest) -> wire.NetworkEvaluateReply:
         """Predict the held-out rows with the network adapted to the last samples."""
-        widths = _widths(request.layers)
+        widths = _widths(request)
         inputs = network.project(self.x_test[: len(self.y_test)], widths[0], request.seed)
         predicted = network.predict(self._adapt(request, widths), widths, inputs)
         error = float(((predicted - self.y_test) ** 2).sum())
@@ -334,6 +334,9 @@ class OnlineKernelClient(AnsweringClient):
 
     def _mask(self, report: wire.StreamReport, sums: ClientSums) -> wire.MaskedReply:
         order = sums.order(wire.UPDATE_SUM)
+        known = sum(a.size for a in (*self._request.arrays(), *report.arrays()))
+        if order.length > known + wire.STATISTICS:  # parameters, gradients and losses of all
+            raise refusal("the length of a sum", self.name, code="FK-ORDER-TERMS")
         vector = np.zeros(order.length)
         try:
             report.add_to(vector[: -wire.STATISTICS])
@@ -350,7 +353,8 @@ class OnlineKernelClient(AnsweringClient):
         values = np.array([reply.samples, reply.squared_error], np.float64)
         rows = np.arange(len(self.y_test))
         total = "" if self.sums is None else wire.EVALUATE_SUM
-        vector = self.figures("held-out rows", rows, values, total=total)
+        trained = SessionState.load(self.context).round > 0
+        vector = self.figures("held-out rows", rows, values, total=total, trained=trained)
         if self.sums is None:
             return replace(reply, samples=int(vector[0]), squared_error=float(vector[1]))
         self.sums.contribute(wire.EVALUATE_SUM, vector)
@@ -392,5 +396,15 @@ class OnlineKernelClient(AnsweringClient):
         return network.adapt(request.parameters, widths, inputs, y, request.inner_step)
 
 
-def _widths(layers: bytes) -> tuple[int, ...]:
-    return tuple(int(width) for width in np.frombuffer(layers, "<i4"))
+def _widths(request: wire.NetworkRequest) -> tuple[int, ...]:
+    """Return the widths of the layers; refuse what the parameters are not enough for."""
+    whole = len(request.layers) // 4 * 4
+    widths = tuple(int(width) for width in np.frombuffer(request.layers[:whole], "<i4"))
+    fits = len(widths) > 1 and min(widths) > 0 and whole == len(request.layers)
+    if not fits or network.count_parameters(widths) != request.parameters.size:
+        raise ProtocolError(
+            "the parameters are not those of the layers",
+            remedy="run the same release on both sides",
+            code="FK-MESSAGE-SHAPE",
+        )
+    return widths

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import ProtocolError
+from fedkern_flwr.guard import check_size
 from fedkern_flwr.kernels.random_features import FeatureMap, Real, feature_map
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.learning import (
@@ -40,6 +41,11 @@ class Predictions(NamedTuple):
 
 def message_features(request: wire.DictionaryRequest, dimension: int) -> FeatureMap:
     """Return the map from rows to the random features of all kernels of a message."""
+    theta = getattr(request, "theta", None)
+    kernels = len(request.bandwidths) // 8
+    check_size(kernels, 2 * request.features, dimension, party="server")
+    if theta is not None and theta.shape != (kernels, 2 * request.features):
+        raise ProtocolError("the parameters are not those of the features", code="FK-MESSAGE-SHAPE")
     return feature_map(
         request.bandwidths,
         dimension,

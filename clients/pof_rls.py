@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import ProtocolError
+from fedkern_flwr.guard import check_size
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import ridge, ridge_plan
 from fedkern_flwr.online.hedge import Hedge
@@ -150,6 +151,8 @@ def mixture(request: wire.RidgeRequest, account: StreamAccount, dimension: int) 
 def _banks(request: wire.RidgeRequest, account: StreamAccount, dimension: int) -> list[Bank]:
     """Return the learners of a message: the global ones as they come, and the client's own."""
     wanted = known_word(request.experts, get_args(ridge.Experts))
+    for kernels, few in ((request.kernels, request.features), (request.shared, request.summed)):
+        check_size(kernels, 2 * max(0, few), max(2 * few, dimension), party="server")
     memories = (1.0,) if request.forgetting == 1.0 else (1.0, request.forgetting)
     banks, starts, inverses, at = list[Bank](), request.starts, request.inverses, 0
     learn = request.step + request.samples - request.window > 1  # before the next message
@@ -207,6 +210,8 @@ def _picked(request: wire.RidgeRequest) -> NDArray[np.intp]:
 
 
 def _features(request: wire.RidgeRequest, x: NDArray[Any]) -> Floats:
+    kernels = len(request.bandwidths) // 8
+    check_size(kernels, 2 * max(0, request.features), max(x.shape[1], 1), party="server")
     return ridge.kernel_rows(x, request.bandwidths, request.features, request.seed)
 
 

@@ -165,6 +165,8 @@ class TableClient(AnsweringClient):
         total: str = "",
         alone: bool = False,
         judged: bytes = b"",
+        trained: bool = True,
+        once: bool = True,
     ) -> NDArray[np.float64]:
         """Return what may be told of how good predictions of held-out rows are, or zeros.
 
@@ -176,7 +178,7 @@ class TableClient(AnsweringClient):
             Of these rows.
         bins : int
             Bins of a histogram.
-        total, alone, judged
+        total, alone, judged, trained, once
             See :meth:`~fedkern_flwr.node.guarded.GuardedNode.figures`.
 
         Raises
@@ -188,14 +190,16 @@ class TableClient(AnsweringClient):
         table, yard = self.table, self.yardstick(bins)
         tests = tests if table.labelled else tests[:0]
         behind = sum(self.told_of(tests, total))
-        if bins and (bins & (bins - 1) or bins > bins_of(behind, yard.classes)):
+        if bins < 0 or bins % 2 or bins > bins_of(behind, yard.classes):
             raise refusal(
                 f"{bins} bins of scores of {behind} held-out rows", self.name, code="FK-ORDER-BINS"
             )
         targets = table.y_test[tests] if len(tests) else table.y[:0]
-        halves = table.calibrates(tests)
+        halves = table.calibrates(tests, self.ledger.split_key())
         counts = yard.count(predictions[: len(tests)], targets, halves)
-        return self.figures("outcomes", tests, counts, total=total, alone=alone, judged=judged)
+        named: Any = {"total": total, "alone": alone, "judged": judged}
+        named |= {"trained": trained, "once": once}
+        return self.figures("outcomes", tests, counts, **named)
 
     def write_predictions(
         self,

@@ -21,10 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import CheckpointError
+from .plain_text import read_json
 from .private_files import create_file, make_private_folder
 
 #: Version of what the checkpoint of a run holds; 1 was that of release 0.1, which did not say so.
 VERSION = 2
+#: With what a cell begins that a spreadsheet may run; tab and line breaks it skips.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _META = "meta_json"
 #: What reading a damaged archive raises.
 _DAMAGE = (
@@ -69,10 +72,29 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
             raise
 
 
+def plain_cell(cell: Any) -> Any:
+    """Return a cell as a spreadsheet may have it.
+
+    >>> [plain_cell(cell) for cell in ("=A1", "-1.5", "-cmd", -2.0, "@x", "a=b")]
+    ["'=A1", '-1.5', "'-cmd", -2.0, "'@x", 'a=b']
+    """
+    if not isinstance(cell, str) or not cell.startswith(_FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
+
+
 def write_csv(path: Path, rows: Iterable[Iterable[Any]], *, ends: str = "\r\n") -> None:
-    """Write a CSV file, heads first, for this user's eyes only."""
+    """Write a CSV file, heads first, for this user's eyes only.
+
+    A spreadsheet runs a cell that begins with = + - or @: such a cell gets an apostrophe before it,
+    unless it is a number.
+    """
     text = io.StringIO()
-    csv.writer(text, lineterminator=ends).writerows(rows)
+    csv.writer(text, lineterminator=ends).writerows(map(plain_cell, row) for row in rows)
     write_atomically(path, text.getvalue().encode(), private=True)
 
 
@@ -128,7 +150,7 @@ def _read_arrays(
             if sum(part.file_size for part in data.zip.infolist()) > size:
                 raise ValueError
             arrays = {key: data[key] for key in data.files}
-        meta = json.loads(bytes(arrays.pop(_META)))
+        meta = read_json(bytes(arrays.pop(_META)))
     except _DAMAGE:
         meta = None
     if not isinstance(meta, dict):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+from typing import Any
 
+QUOTED = 200  # characters of a text from a server
 LONGEST = 500  # characters of a text from a node
 
 # What a terminal obeys: sequences that end with a letter, strings that end with BEL or ESC \\.
@@ -26,3 +29,17 @@ def plain_line(text: str, longest: int = LONGEST) -> str:
     seen = _SPACE.sub(" ", _SEQUENCES.sub("", text[: _RAW * longest]))
     line = "".join(character for character in seen if character.isprintable()).strip()
     return line if len(line) <= longest else f"{line[: longest - 3]}..."
+
+
+def read_json(text: str | bytes, **how: Any) -> Any:
+    """Return what a JSON text of somebody else holds.
+
+    Raises
+    ------
+    ValueError
+        It is no JSON, or lists are nested deeper than Python can read.
+    """
+    try:
+        return json.loads(text, **how)
+    except RecursionError:
+        raise ValueError("JSON is nested too deeply") from None

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .errors import TableError
+from .plain_text import read_json
 from .tables.table import Table
 
 
@@ -125,7 +126,7 @@ class Scaling:
             If the text is not such JSON, or a range is empty or not finite.
         """
         try:
-            content = json.loads(text)
+            content = read_json(text)
             x_min, x_max = (np.array(content[k], dtype=np.float64) for k in ("x_min", "x_max"))
             row_norm, y_min, y_max = (float(content[k]) for k in ("row_norm", "y_min", "y_max"))
             clip = _flag(content)
@@ -200,7 +201,7 @@ def read_ranges(columns: Sequence[str], ranges_file: str | Path) -> Ranges:
         The file cannot be read, lacks a column, or has an empty range.
     """
     try:
-        content = json.loads(Path(ranges_file).read_text())
+        content = read_json(Path(ranges_file).read_text())
         limits, clip = content, False
         if isinstance(content.get("ranges"), dict):
             limits, clip = content["ranges"], _flag(content)

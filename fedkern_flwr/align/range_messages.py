@@ -26,6 +26,8 @@ Floats = NDArray[Any]
 class RangesDescribeReply(DescribeReply):
     """What a node tells about itself."""
 
+    long_texts = ("kinds",)
+
     block: str  # nodes with the same block have the same columns
     labelled: bool  # whether it has labels
     kinds: str  # a letter for each column that is to be encoded, see encoding.common
@@ -74,6 +76,8 @@ class DeviationsReply(RangesReply, phase="ranges-deviations"):
 
 class WriteRequest(RangesRequest, phase="ranges-write"):
     """Write the files to the node's disk, and erase what belongs to the run."""
+
+    long_texts = ("encoder",)
 
     encoder: str = ""  # the common encoder as JSON, without names of columns
     scaling: str = "auto"  # what encoded columns become, for a node that is alone

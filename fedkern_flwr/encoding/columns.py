@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, Self
 
@@ -80,6 +80,8 @@ class Number:
                 remedy="scale it by rank",
                 code="FK-VALUES-LARGE",
             )
+        if scale != "rank" and facts.knots:  # of a few rows the knots are all their values
+            facts = replace(facts, knots=(facts.least, facts.greatest))
         return cls(name, scale, gaps, facts, boolean)
 
     @property

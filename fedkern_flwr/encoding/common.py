@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -32,6 +31,7 @@ from ..align.column_ranges import (
 )
 from ..alignment import KEY_BYTES
 from ..errors import OptionError, ProtocolError, TableError
+from ..plain_text import read_json
 from ..tables.table import Kind, Table
 from .bins import (
     CIRCLES,
@@ -241,7 +241,7 @@ class OwnColumns:
             It is none, or does not fit the columns.
         """
         try:
-            encoder = Encoder.from_dict(json.loads(text, parse_constant=_refuse))
+            encoder = Encoder.from_dict(read_json(text, parse_constant=_refuse))
         except ValueError:
             encoder = Encoder(())
         found = "".join(LETTERS[one.kind] for one in encoder.columns)  # type: ignore[index]

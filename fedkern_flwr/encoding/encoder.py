@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError, TableError
+from ..plain_text import read_json
 from ..tables.table import Kind, Table, how_many, listing
 from .categories import Categories, Category, column_key
 from .columns import Column, Date, Number, Scaling
@@ -283,7 +284,7 @@ class Encoder:
             It is something else.
         """
         try:
-            values = json.loads(text)
+            values = read_json(text)
         except ValueError:
             values = None
         return cls.from_dict(values)

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from ..checkpoint import write_atomically
 from ..errors import TableError
+from ..plain_text import read_json
 from ..tables.table import Table
 from .encoder import Encoder
 
@@ -73,7 +74,7 @@ class KeptEncoder:
             The file cannot be read, or holds something else.
         """
         try:
-            values = json.loads(path.read_text())
+            values = read_json(path.read_text())
         except (OSError, ValueError):
             raise TableError(
                 "the file of the encoder cannot be read",

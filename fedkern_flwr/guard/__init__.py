@@ -18,6 +18,7 @@ from .orders import (
     check_own_rows,
     check_run,
     check_selection,
+    check_size,
     refusal,
 )
 from .policy import NodePolicy
@@ -32,5 +33,6 @@ __all__ = [
     "check_own_rows",
     "check_run",
     "check_selection",
+    "check_size",
     "refusal",
 ]

@@ -1,9 +1,10 @@
-"""Figures about held-out rows: told of enough rows of enough parties, and of each set seldom.
+"""Figures about held-out rows: reported of enough rows, of one model a run, and seldom.
 
 What is counted of one row is its label, and the difference of two counts over nearly the same rows
-is that of the rows in which they differ. So a node tells figures of a set of rows so often as its
-policy allows, whatever the model (one unit in the last place makes another model). Asked the same
-again it repeats what it told, and a sum that it helps to open is opened once.
+is that of the rows in which they differ. A model that somebody chooses for one person shows that
+person's label. So a run judges one model, once, and a set of rows is judged as often as the policy
+allows over all runs. Asked the same again a node repeats what it reported, and a sum that it helps
+to open is opened once.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Asked:
     rows : str
         Digest of the held-out rows.
     model : str
-        Digest of what they are to be judged by.
+        Digest of the model, and of the bins.
     """
 
     purpose: str
@@ -49,24 +50,40 @@ class Asked:
         return f"{self.purpose}/{self.rows}/{self.model}"
 
 
-def too_few(policy: NodePolicy, tests: Sequence[int], *, alone: bool) -> str:
-    """Return why figures are not told, nothing if they may be.
+def too_few(policy: NodePolicy, tests: Sequence[int], own: int, *, alone: bool) -> str:
+    """Return why figures are not reported, nothing if they may be.
+
+    The limit holds at each holder: one with fewer rows adds zeros, whoever else there is, and hides
+    nobody's rows.
 
     Parameters
     ----------
     policy : NodePolicy
         What the node's owner allows.
     tests : sequence of int
-        Held-out rows of each party behind the figures.
+        Held-out rows of each party in the sum, this node included.
+    own : int
+        Those of this node.
     alone : bool
-        Whether a single party may tell figures of its own rows.
+        Whether a single party may report figures of its own rows.
     """
-    rows, holders = sum(tests), sum(number > 0 for number in tests)
-    if 0 < rows < policy.min_evaluation_rows:
-        return f"min_evaluation_rows = {policy.min_evaluation_rows}: there are {rows}"
-    if holders == 1 and not alone:
-        return "a single party has held-out rows"
+    least = policy.min_evaluation_rows
+    if 0 < own < least:
+        return f"min_evaluation_rows = {least}: it has {own}"
+    if sum(number >= max(1, least) for number in tests) == 1 and not alone:
+        return "a single party has enough held-out rows"
     return ""
+
+
+def check_model(record: RunRecord, asked: Asked, party: str) -> None:
+    """Refuse to judge a second model, or the same one by other rows or bins; note the first.
+
+    Raises
+    ------
+    RefusedError
+    """
+    if record.judged.setdefault(asked.purpose, asked.key) != asked.key:
+        raise refusal("a run judges one model, once", party, code="FK-ORDER-MODEL")
 
 
 def enter(
@@ -76,9 +93,10 @@ def enter(
     policy: NodePolicy,
     party: str,
 ) -> list[float]:
-    """Enter an evaluation; return the figures to tell: those told before, if it is the same.
+    """Enter an evaluation; return the figures to report: those of before, if it is the same.
 
-    What was told in a run that is over is erased, but not that it was: it is computed anew then.
+    What was reported in a run that is over is erased, but not that it was: it is computed anew
+    then.
 
     Parameters
     ----------
@@ -96,7 +114,7 @@ def enter(
     Raises
     ------
     RefusedError
-        Figures of these rows were told too often.
+        Figures of these rows were reported too often.
     """
     if asked.key in record.told:
         return record.told[asked.key] or values

@@ -201,6 +201,11 @@ class NodeLedger:
         with self.file.writing() as db:
             return kept_noise(db, self._run(db, session)[0])
 
+    def split_key(self) -> bytes:
+        """Return the key by which held-out rows are dealt to calibration and report, for good."""
+        with self.file.writing() as db:
+            return digest(secret_key(db), b"halves of held-out rows")
+
     def forget_noise(self, session: str) -> None:
         """Erase the key of the noise of a run."""
         with self.file.writing() as db:

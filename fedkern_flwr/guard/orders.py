@@ -23,6 +23,9 @@ from ..secure_sum.membership import Cohort
 from ..wire.sums import Order
 from .policy import NodePolicy
 
+#: Numbers of the largest array that a request may name: 512 MB of float64.
+MOST_NUMBERS = 1 << 26
+
 
 @dataclass(frozen=True)
 class SumRule:
@@ -173,6 +176,7 @@ def check_run(
     budget: Budget | None = None,
     tells: bool = True,
     remembers: bool = True,
+    simulated: bool = False,
 ) -> None:
     """Refuse a run in which the owner does not take part.
 
@@ -194,6 +198,8 @@ def check_run(
         Whether the method releases anything that depends on values of rows.
     remembers : bool (default: True)
         Whether this node knows what earlier runs cost.
+    simulated : bool (default: False)
+        Whether all nodes are those of a simulation, which invents no parties.
 
     Raises
     ------
@@ -217,7 +223,7 @@ def check_run(
                 "give it a state_dir",
                 code="FK-POLICY-STATE",
             )
-        if not pinned:
+        if not (pinned or simulated):
             raise refusal(
                 f"max_epsilon = {limit:g}: it cannot know who adds the others' noise",
                 party,
@@ -297,6 +303,27 @@ def check_selection(rows: NDArray[Any], among: range, *, least: int = 0, party: 
         raise refusal(
             f"fewer than {least} of its rows are asked for", party, code="FK-ORDER-ROWS-FEW"
         )
+
+
+def check_size(*sizes: int, party: str) -> None:
+    """Refuse an array that no run needs, before it is allocated.
+
+    One bit of a number in a message may ask for gigabytes. Sizes that follow from the node's own
+    table are compared with it; all others, and what they multiply to, end here.
+
+    Parameters
+    ----------
+    *sizes : int
+        Of the array, as the request names them.
+    party : str
+        How errors name this node.
+
+    Raises
+    ------
+    RefusedError
+    """
+    if min(sizes) < 0 or math.prod(sizes) > MOST_NUMBERS:
+        raise refusal("sizes that no run needs", party, code="FK-ORDER-SIZE")
 
 
 def refusal(rule: str, party: str, remedy: str = "", *, code: str = "") -> RefusedError:

@@ -27,10 +27,10 @@ RULES: Mapping[str, str] = {
     "min_parties": "least number of parties in a sum; by default 2 where the method says so",
     "min_own_rows": "least number of own rows; two runs may not differ by fewer",
     "min_sum_rows": "least number of declared rows behind a sum",
-    "min_evaluation_rows": "least number of held-out rows about which figures are told",
+    "min_evaluation_rows": "least number of held-out rows of each party in figures",
     "require_secure_sums": "refuse runs that sum in plain",
     "require_pinned_identities": "refuse runs without pinned identities",
-    "max_evaluations": "how often figures about the same held-out rows are told, in all runs",
+    "max_evaluations": "how often figures about the same held-out rows are reported, in all runs",
     "counting": "more numbers than unknowns; by default refused of streams, warned of elsewhere",
     "allow_small_sums": "do not count numbers and unknowns",
     "allow_recovery": "let others hold shares of the node's seeds, so that sums survive it",
@@ -57,13 +57,13 @@ class NodePolicy:
     min_sum_rows : int
         Least number of declared rows behind a sum.
     min_evaluation_rows : int
-        Least number of held-out rows about which figures are told.
+        Least number of held-out rows of each party in figures. One with fewer sends zeros.
     require_secure_sums : bool
         Whether it refuses runs in which it would send its part in plain.
     require_pinned_identities : bool
         Whether it refuses runs in which it cannot check who the others are.
     max_evaluations : int
-        How often figures about the same held-out rows are told, whatever the model.
+        How often figures about the same held-out rows are reported in all runs. With 0 none are.
     counting : {"refuse", "warn"}, optional
         What happens where more numbers would be released than there are unknowns behind them. By
         default ``refuse`` for gradients and statistics of streams, ``warn`` elsewhere.

@@ -35,6 +35,8 @@ class RunRecord:
         Digest of an evaluation -> the figures told; none when the run is over.
     evaluations : dict
         Digest of a set of held-out rows -> how many evaluations of it were answered.
+    judged : dict
+        What an evaluation is called -> the one of this run.
     sums : dict
         Name of a sum of figures -> [cohort, number] of the one that was opened, if any was.
     group : dict
@@ -63,6 +65,7 @@ class RunRecord:
     warned: bool = False
     privacy: str = ""
     spent: dict[str, Any] = field(default_factory=dict)
+    judged: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, text: str) -> RunRecord:

@@ -3,6 +3,9 @@
 A score f is counted in one of equal bins of f / sqrt(1 + f^2), which is in (-1, 1), and an error in
 one of geometric bins in units of the labels' bound; all edges are public. Half of the rows are for
 calibration, which must not see the rows on which it is judged: every histogram is made twice.
+
+Anyone who knows a person's columns and the model may learn the label from these counts: the score
+says in which bin the person is, and a bin may hold rows of one class only. So bins are few.
 """
 
 from __future__ import annotations
@@ -20,25 +23,63 @@ Floats = NDArray[np.float64]
 
 #: A larger test error, in units of the labels' bound, counts as that, so that sums are bounded.
 LARGEST_ERROR = 10.0
-#: Fewest and most bins of a histogram.
-LEAST_BINS, MOST_BINS = 8, 256
+#: Fewest and most bins of a histogram of scores.
+LEAST_BINS, MOST_BINS = 4, 64
+#: Held-out rows for each bin of scores, and the rows below which there is no histogram.
+ROWS_PER_BIN, LEAST_ROWS = 64, 16
+#: Fewest bins of a histogram of errors.
+_LEAST_ERRORS = 8
 #: Upper edges of the second and of the last but one bin of errors; the last has none.
 _FINEST, _COARSEST = 1e-3, 2.0
 _SUMS = 4  # squared and absolute errors, labels and squared labels
 
 
 def bins_of(rows: int, classes: int) -> int:
-    """Return into how many bins a histogram over so many held-out rows may be cut, 0 for none.
+    """Return into how many bins a histogram over so many held-out rows may be cut.
 
-    A class, or an output of a regression, has no more numbers than its rows have scores and labels.
+    Bins of scores are one for every 64 rows, an even number of 4 to 64: zero is an edge. In which
+    bin a person's error is nobody knows who knows the columns and the model, so bins of errors may
+    be finer: 8 to 64, no more than half as many as there are rows. Below 16 rows there are none.
+
+    Parameters
+    ----------
+    rows : int
+        Held-out rows of all parties whose counts are added up.
+    classes : int
+        Number of classes, 0 for a regression.
+
+    Returns
+    -------
+    int
+        0 for no histogram.
+
+    Examples
+    --------
+    >>> [bins_of(rows, 2) for rows in (15, 200, 2_000, 20_000)], bins_of(200, 0)
+    ([0, 4, 30, 64], 64)
     """
-    most = min(rows // 2 if classes else rows, MOST_BINS)
-    return 1 << most.bit_length() - 1 if most >= LEAST_BINS else 0
+    if rows < LEAST_ROWS:
+        return 0
+    if not classes:
+        return min(max(rows // 4 * 2, _LEAST_ERRORS), MOST_BINS)
+    return min(max(rows // (2 * ROWS_PER_BIN) * 2, LEAST_BINS), MOST_BINS)
 
 
-def calibrating(names: Iterable[str]) -> NDArray[np.bool_]:
-    """Return which held-out rows calibrate: every other one in the order of their hashed ids."""
-    hashes = [hashlib.blake2b(str(name).encode(), person=b"calibration").digest() for name in names]
+def calibrating(names: Iterable[str], key: bytes = b"") -> NDArray[np.bool_]:
+    """Return which held-out rows calibrate: every other one in the order of their keyed hashes.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Identities of the rows.
+    key : bytes, at most 64 (default: none)
+        Of the node alone. Without one anybody who knows an id knows the half, and half as many
+        rows hide a label.
+    """
+    hashes = [
+        hashlib.blake2b(str(name).encode(), key=key, person=b"calibration").digest()
+        for name in names
+    ]
     chosen = np.zeros(len(hashes), bool)
     chosen[np.argsort(np.array(hashes, dtype="S64"), kind="stable")[::2]] = True
     return chosen

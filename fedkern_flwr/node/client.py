@@ -35,6 +35,7 @@ from ..wire import sums as sum_wire
 from ..wire.releases import check_server
 from ..wire.sections import Section, attach, detach
 from .failures import conceal, replied
+from .guarded import OF_AN_ATTEMPT
 from .last_answer import forget_answer, keep_answer, kept_answer
 from .ledger import ClientLedger
 from .session_state import SessionState
@@ -44,8 +45,6 @@ from .sums import ClientSums, erase_state, has_state, load_state, store_state
 logger = logging.getLogger("fedkern_flwr")
 
 _SERVER = "server"
-#: Fields of requests that say nothing of what is asked.
-_OF_AN_ATTEMPT = ("session", "round", "attempt", "checkpoint_every", "save_as")
 
 Handler = Callable[[Any], PhaseMessage]
 
@@ -127,7 +126,7 @@ class PhaseClient(SessionNode, NumPyClient):
         self.partitions = node_number(context, "num-partitions")
         self.state_dir = Path(state_dir) if state_dir is not None else None
         folder = None if self.simulated else self.state_dir
-        self.ledger = ClientLedger(folder, self.partition, self.policy)
+        self.ledger = ClientLedger(folder, self.partition, self.policy, simulated=self.simulated)
         if not 0 <= self.partition < self.partitions:
             raise OptionError(
                 f"partition-id {self.partition} is outside 0..{self.partitions - 1}",
@@ -197,7 +196,7 @@ class PhaseClient(SessionNode, NumPyClient):
     def question(self) -> str:
         """Return the name of what the message at hand asks, whichever attempt it is."""
         scalars = self._request.scalars().items()
-        public = [repr(sorted(item for item in scalars if item[0] not in _OF_AN_ATTEMPT))]
+        public = [repr(sorted(item for item in scalars if item[0] not in OF_AN_ATTEMPT))]
         return asked(*public, *map(np.ascontiguousarray, self._request.arrays()))
 
     # -- requests
@@ -242,9 +241,9 @@ class PhaseClient(SessionNode, NumPyClient):
             check_server(config, party=self.name)
             opening = DescribeRequest.unpack(parameters, config, party=_SERVER)
             self._open_session(opening)
-            reply = self._announce(opening, replied(self.describe, opening))
+            described = self._announce(opening, replied(self.describe, opening))
             self._keep_record()
-            return reply
+            return described
         handlers = {**self.handlers(), **self._sum_handlers}
         if phase not in handlers:
             raise ProtocolError(
@@ -297,6 +296,7 @@ class PhaseClient(SessionNode, NumPyClient):
             budget=self.open_budget(request),
             tells=self.tells_values,
             remembers=self.simulated or self.state_dir is not None,
+            simulated=self.simulated,
         )
         forget_answer(self.context)
         state = SessionState(session=request.session)

@@ -9,7 +9,6 @@ import copy
 import logging
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..errors import FedKernError, RefusedError
 from ..guard import NodePolicy, RunRecord, counting, refusal
-from ..guard.evaluations import Asked, enter, too_few
+from ..guard.evaluations import Asked, check_model, enter, too_few
 from ..guard.rows import OwnRows
 from ..guard.spending import spend
 from ..privacy import Budget
@@ -34,6 +33,9 @@ logger = logging.getLogger("fedkern_flwr")
 #: Codes of refusals that may depend on values of rows, and refusals after which a run is over.
 _BY_VALUES = ("FK-CLIENT-RAISED", "FK-ORDER-UNFIT", "FK-WEIGHTS-COUNTS")
 _OVER = 3
+#: Fields of requests that say nothing of what is asked: a repetition may have other ones.
+OF_AN_ATTEMPT = ("session", "round", "attempt", "checkpoint_every", "save_as")
+_TRIES = (*OF_AN_ATTEMPT, "self_masks")
 
 
 class GuardedNode:
@@ -295,6 +297,8 @@ class GuardedNode:
         alone: bool = False,
         users: bool = False,
         judged: bytes = b"",
+        once: bool = True,
+        trained: bool = True,
     ) -> NDArray[np.float64]:
         """Return the figures about held-out rows that may leave this node: these, or zeros.
 
@@ -314,14 +318,25 @@ class GuardedNode:
             Whether they are about the rows that are learned from, such as users.
         judged : bytes
             Digest of what they are judged by, where the request does not hold it.
+        once : bool
+            Whether a run judges one model only, and not one in each round.
+        trained : bool
+            Whether this node has helped to make the model, in this run.
 
         Raises
         ------
         RefusedError
-            Figures of these rows were told too often.
+            Figures of these rows were told too often, or of another model in this run, or the model
+            is not the one of this run.
         """
-        tests = self.told_of(rows, total, users=users)
-        why = too_few(self.policy, tests, alone=alone or self.simulated or self.allow_single)
+        if not trained:
+            raise refusal(
+                "a model is to be judged that it has not helped to make",
+                self.name,
+                code="FK-ORDER-MODEL",
+            )
+        tests, alone = self.told_of(rows, total, users=users), alone or self.allow_single
+        why = too_few(self.policy, tests, len(rows), alone=alone or self.simulated)
         record = self.record
         if total:
             record.sums.setdefault(total.partition("#")[0], [])
@@ -331,12 +346,13 @@ class GuardedNode:
             return np.zeros_like(values)
         if not len(rows):
             return values
-        same = {"round": 0} if hasattr(self._request, "round") else {}
-        request = replace(self._request, **same)
-        parts = [repr(sorted(request.scalars().items())).encode()]
-        parts += [np.ascontiguousarray(array).tobytes() for array in request.arrays()]
+        scalars = sorted(item for item in self._request.scalars().items() if item[0] not in _TRIES)
+        parts = [repr(scalars).encode()]
+        parts += [np.ascontiguousarray(array).tobytes() for array in self._request.arrays()]
         parts += [judged] if judged else []
         asked = Asked.of(purpose, np.ascontiguousarray(rows).tobytes(), parts)
+        if once:
+            check_model(record, asked, self.name)
         told = enter(record, asked, values.ravel().tolist(), self.policy, self.name)
         if not self.simulated:
             places = rows if users else rows + self.own_rows().learned

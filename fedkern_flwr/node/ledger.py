@@ -41,10 +41,15 @@ class ClientLedger:
     partition : int
     policy : NodePolicy
         What the node's owner allows.
+    simulated : bool (default: False)
+        Whether the node is one of a simulation.
     """
 
-    def __init__(self, folder: Path | None, partition: int, policy: NodePolicy) -> None:
+    def __init__(
+        self, folder: Path | None, partition: int, policy: NodePolicy, *, simulated: bool = False
+    ) -> None:
         self._folder, self._partition, self._policy = folder, partition, policy
+        self.simulated = simulated
         self._noted: dict[str, tuple[Positions, bool]] = {}
         self._streamed: Streamed | None = None
 
@@ -166,6 +171,16 @@ class ClientLedger:
         if self._file is None:
             return figures
         return self._file.tell(session, asked, rows, figures, self._policy)
+
+    def split_key(self) -> bytes:
+        """Return the key by which held-out rows are dealt to calibration and report.
+
+        It is this node's own, and the same in all runs if there is a folder. In simulations it is
+        empty: three engines must deal the same halves.
+        """
+        if self.simulated:
+            return b""
+        return secrets.token_bytes(KEY_BYTES) if self._file is None else self._file.split_key()
 
     def noise_key(self, session: str, state: PartyState) -> bytes:
         """Return the key of the noise of a run, which lasts until the run is over.

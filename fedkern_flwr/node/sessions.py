@@ -54,8 +54,9 @@ class SessionNode(GuardedNode):
                 code="FK-MESSAGE-ORDER",
             )
         if checkpoint_every:  # checkpoints whose rounds never reached this node find it unchanged
-            missed = range(state.round + 1, number)
-            for due in [n for n in missed if n % checkpoint_every == 0][-_KEPT_STATES:]:
+            last = number - 1 - (number - 1) % checkpoint_every
+            missed = range(last, state.round, -checkpoint_every)[:_KEPT_STATES]
+            for due in reversed(missed):
                 self._save(state, due)
         return state
 

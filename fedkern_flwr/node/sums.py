@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 
 from ..errors import ProtocolError, SumError
-from ..guard import NodePolicy, SumRule, check_cohort, check_order, refusal
+from ..guard import NodePolicy, SumRule, check_cohort, check_order, check_size, refusal
 from ..guard.spending import Charge
 from ..secure_sum import Party, PartyState
 from ..secure_sum.noise_keys import asked
@@ -27,6 +27,8 @@ _RECORD = "fedkern-sums"
 _stored: dict[Any, PartyState] = {}
 _MOST_STORED = 1024
 _SERVER = "server"
+#: Sums of a cohort that a node may miss and go on.
+_MOST_MISSED = 20_000
 
 
 class ClientSums:
@@ -258,6 +260,9 @@ class ClientSums:
 
     def _check_cohort(self, order: wire.Order) -> None:
         state = self.party.state
+        check_size(order.length, party=self._name)
+        if order.index - state.last.get(order.cohort, 0) > _MOST_MISSED:  # each costs a hash
+            raise refusal("a sum of a later run", self._name, code="FK-ORDER-SIZE")
         cohort = state.cohorts.get(order.cohort)
         if cohort is not None:  # a stranger is refused by the party
             holds = any(state.counts.get(self.party.partition, ()))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import json
 import math
 import time
 from collections import Counter, deque
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import TableError
+from ..plain_text import read_json
 
 #: Rows that a client of a stream says it has: it sums as many as a message takes, or none.
 ROWS = 1 << 40
@@ -390,7 +390,7 @@ def _pair(item: Any, width: int) -> str:
 
 def _json_cells(line: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(line)
+        found = read_json(line)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from ..errors import FedKernError, OptionError
+from ..plain_text import read_json
 from .accounting import Curve, epsilon_of, least_variance, skellam_curve
 from .noise import LEAST_VARIANCE, TOTAL_VARIATION
 
@@ -91,7 +92,7 @@ class Budget:
         if not text:
             return None
         try:
-            found = json.loads(text)
+            found = read_json(text)
             kinds = {"epsilon": float, "delta": float, "unit": str, "colluders": int}
             if {name: type(value) for name, value in found.items()} == kinds:
                 return cls(**found)

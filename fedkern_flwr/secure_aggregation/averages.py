@@ -18,6 +18,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from ..errors import OptionError, ProtocolError
+from ..plain_text import read_json
 from ..secure_sum.encoding import Encoding
 
 #: Numbers that the metrics of a reply may have, the weight not counted.
@@ -211,7 +212,7 @@ def read_layout(text: str) -> Layout:
         It is none, or does not fit into the slots.
     """
     try:
-        found = [(name, count) for name, count in json.loads(text)] if text else []
+        found = [(name, count) for name, count in read_json(text)] if text else []
     except (ValueError, TypeError, RecursionError):
         found = [("", -1)]
     for name, count in found:

@@ -36,6 +36,8 @@ class AverageReply(Message, phase="average"):
         contributes zeros.
     """
 
+    long_texts = ("layout",)
+
     round: int
     layout: str
 

@@ -244,8 +244,9 @@ class AveragingClient(AnsweringClient):
             vector, layout = self._ask_app(ArrayRecord(), most)
             judged = name.partition("#")[2].encode()
             try:
+                examples = np.arange(tests)
                 vector = self.figures(
-                    "held-out examples", np.arange(tests), vector, total=name, judged=judged
+                    "held-out examples", examples, vector, total=name, judged=judged, once=False
                 )
             except RefusedError as error:  # the run goes on without figures of this node
                 logger.warning("%s", error)

@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from ..errors import OptionError, SmallCohortError, SumError
+from ..plain_text import read_json
 from ..wire.message import PROTOCOL_VERSION
 from ..wire.sums import Roster
 from . import graph
@@ -200,7 +201,7 @@ class Membership:
 def _read_cohorts(text: str) -> list[tuple[int, int, list[int]]]:
     try:
         listed = [
-            (threshold, first, list(members)) for threshold, first, members in json.loads(text)
+            (threshold, first, list(members)) for threshold, first, members in read_json(text)
         ]
     except (ValueError, TypeError, RecursionError):
         listed = [(0, 0, [""])]

@@ -42,6 +42,8 @@ class DescribeRequest(_Opening, phase="describe"):
         partition. A node that knows the session answers nobody who does not know its nonce.
     """
 
+    long_texts = ("privacy",)
+
     session: str
     method: str
     resume_round: int

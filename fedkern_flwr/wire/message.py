@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ProtocolError
-from ..plain_text import plain_line
+from ..plain_text import QUOTED, plain_line
 
 #: Raised whenever a message changes its meaning; both sides must have the same.
 PROTOCOL_VERSION = 7
 
 _NAMES = 40  # characters of a name that an error quotes
+_LONG = 1 << 24  # characters of a text that a message declares to be long
 
 Scalar = bool | bytes | float | int | str
 Arrays = list[NDArray[Any]]
@@ -79,6 +80,9 @@ class PhaseMessage:
     """Base class of all requests and replies."""
 
     phase: ClassVar[str] = ""
+    #: Texts that may have more than 200 characters, such as JSON. All others are names: errors
+    #: quote them, logs and terminals show them.
+    long_texts: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         """Check the fields where the message is made: types, dtypes, and sizes that must agree.
@@ -148,7 +152,9 @@ class PhaseMessage:
         try:
             _check_header(cls.phase, scalars)
             array_fields, scalar_fields = _layout(_any(cls))
-            values: dict[str, Any] = {n: _check_scalar(n, scalars, t) for n, t in scalar_fields}
+            values: dict[str, Any] = {
+                n: _check_scalar(n, scalars, t, long=n in cls.long_texts) for n, t in scalar_fields
+            }
             many = bool(array_fields) and array_fields[-1].metadata["many"]
             single = array_fields[:-1] if many else array_fields
             if len(arrays) < len(single) or (len(arrays) > len(single) and not many):
@@ -206,9 +212,16 @@ def _check_header(phase: str, scalars: Mapping[str, Any]) -> None:
         )
 
 
-def _check_scalar(name: str, scalars: Mapping[str, Any], expected: type) -> Any:
+def _check_scalar(name: str, scalars: Mapping[str, Any], expected: type, *, long: bool) -> Any:
     value = scalars.get(name)
     _check_type(name, value, expected)
+    if isinstance(value, str) and not (
+        len(value) <= _LONG if long else len(value) <= QUOTED and value.isprintable()
+    ):
+        raise _Broken(
+            f"{name} is a text of {len(value)} characters, or has some that cannot be printed",
+            "FK-MESSAGE-TEXT",
+        )
     if isinstance(value, float) and not math.isfinite(value):
         raise _Broken(f"{name} is not finite", "FK-MESSAGE-FINITE")
     return value

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ProtocolError
+from ..plain_text import read_json
 from .message import Message, arrays
 
 _WHOLE = ("i", "u", "b")  # kinds of arrays that travel as float64
@@ -111,7 +112,7 @@ def unpack(
         They do not fit together.
     """
     try:
-        plain, shapes, sizes = json.loads(text)
+        plain, shapes, sizes = read_json(text)
         values = dict(plain)
         for (name, shape, dtype), flat in zip(shapes, given, strict=True):
             values[str(name)] = flat.reshape([int(n) for n in shape]).astype(_dtype(dtype))

@@ -14,6 +14,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from ..errors import ProtocolError
+from ..plain_text import read_json
 
 _PACKED = "fedkern.packed"
 _LARGEST = 65_536  # bytes of an array that is packed
@@ -63,7 +64,7 @@ def unpack(content: RecordDict, *, party: str) -> RecordDict:
     try:
         packed: Any = content[_PACKED]
         blobs, place, found = packed["blobs"], 0, {}
-        for name, kind, entries in json.loads(packed["index"]):
+        for name, kind, entries in read_json(packed["index"]):
             record: Mapping[str, Any] = content.get(name, {})
             values: dict[str, Any] = {}
             for key, size, value in entries:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from ..errors import ProtocolError
+from ..plain_text import read_json
 from .message import Arrays, PhaseMessage, Scalar
 
 Message = TypeVar("Message", bound=PhaseMessage)
@@ -109,7 +110,7 @@ def section_bytes(scalars: Mapping[str, Any]) -> int:
 
 def _read_index(scalars: Mapping[str, Any]) -> list[tuple[str, int, dict[str, Any]]]:
     try:
-        index = [(phase, count, own) for phase, count, own in json.loads(scalars[_INDEX])]
+        index = [(phase, count, own) for phase, count, own in read_json(scalars[_INDEX])]
     except (TypeError, RecursionError):
         raise ValueError from None
     for phase, count, own in index:

@@ -39,6 +39,8 @@ class Roster(Message, phase="sum-roster"):
         and signed with its key; little-endian int64.
     """
 
+    long_texts = ("cohorts",)
+
     partitions: bytes
     keys: bytes
     signatures: bytes

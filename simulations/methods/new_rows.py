@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from fedkern_flwr.errors import CheckpointError, TableError
 from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.labels import decide
 from fedkern_flwr.model_file import load_model
+from fedkern_flwr.plain_text import read_json
 
 Config = Mapping[str, Any]
 Floats = NDArray[np.float64]
@@ -38,7 +38,7 @@ class Parts(NamedTuple):
         """Return the whole model, with how its table was encoded and what calibrates it."""
         told = {
             "form": self.form,
-            "table": json.loads(scaling),
+            "table": read_json(scaling),
             "label": str(config["data"].get("label") or ""),
             "id": config["data"].get("id_column"),
             "calibration": list(calibration),
@@ -75,7 +75,7 @@ class SavedRun:
         """
         arrays, meta = load_model(folder / "model.npz", config["method"])
         try:
-            scaling = json.loads((folder / "scaling.json").read_text())
+            scaling = read_json((folder / "scaling.json").read_text())
         except (OSError, ValueError):
             raise CheckpointError(
                 f"{folder} has no scaling.json", remedy="run again", code="FK-CHECKPOINT-DAMAGED"

@@ -289,13 +289,16 @@ def legend_below(figure: Figure, labels: Mapping[str, str], styles: Mapping[str,
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Write the figure as PNG and SVG and return the path of the PNG."""
+    """Write the figure as PNG and SVG, for this user's eyes, and return the path of the PNG.
+
+    A point may be a row, with its label.
+    """
     stem = path.name.removesuffix(path.suffix) if path.suffix in (".png", ".svg") else path.name
     for kind, metadata in (("svg", {"Date": None}), ("png", {})):
         buffer = BytesIO()
         figure.savefig(buffer, format=kind, dpi=_DPI, metadata=metadata)
         figure.set_layout_engine("none")  # all has its place: the next one need not look for it
-        write_atomically(path.with_name(f"{stem}.{kind}"), buffer.getvalue())
+        write_atomically(path.with_name(f"{stem}.{kind}"), buffer.getvalue(), private=True)
     return path.with_name(f"{stem}.png")
 
 

@@ -133,7 +133,7 @@ def write_report(path: Path, *, title: str, subtitle: str, blocks: Sequence[Bloc
         data = page.encode("utf-8", errors="replace")
         if len(data) <= LARGEST:
             break
-    write_atomically(path, data)
+    write_atomically(path, data, private=True)  # its pictures may show rows
     return path
 
 

@@ -195,7 +195,6 @@ def test_a_party_that_is_shown_another_cipher_ends_the_run(tmp_path: Path) -> No
 # -- what is counted
 
 
-@pytest.mark.promise("requests-counted")
 @pytest.mark.parametrize(
     ("error", "counted"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -192,7 +193,7 @@ def test_a_resumed_run_repeats_no_round_that_was_answered(tmp_path: Any) -> None
     """Whatever its server says: with other survivors the difference would show single parties."""
     run = Nodes(state_dir=tmp_path)
     run.client(0).note_answered(SESSION, 4)
-    run.ask(0, opening(resume=2))
+    run.ask(0, opening(resume_round=2, nonces=json.dumps(run.nonces)))
     with refused("FK-MESSAGE-ORDER"):
         run.client(0).open_round(SESSION, 4, 0)
     run.client(0).open_round(SESSION, 5, 0)

@@ -14,6 +14,7 @@ import pytest
 from faulty import At, Cut, PowerCutError, flip, never
 from flwr.app import Context
 from hospitals import KEY, TWO, Array, Parties, Serve, deal, server, small
+from identities import known_node
 from known_noise import know_noise
 from nodes import Table, side
 from refusals import refused
@@ -336,7 +337,6 @@ def test_all_that_is_opened_has_the_noise_that_is_told(
     assert "bins" not in made.result()["held_out"]
 
 
-@pytest.mark.promise("fourier-party")
 def test_a_budget_for_parties_is_for_all_their_rows(serve: Serve) -> None:
     rows, whole = (
         equations_release(budget, features=M, outputs=1, bound=1.0, rows=[60, 40])
@@ -406,9 +406,10 @@ def test_what_a_budget_cannot_be_for_is_refused(serve: Serve) -> None:
 
 
 def deployed(context: Context, *table: Any, **more: Any) -> HybridKernelClient:
-    """Return a party of a deployment: it has a ledger."""
+    """Return a party of a deployment that the others know: it has a ledger."""
     context.node_config["simulation"] = False
-    return HybridKernelClient(context, *table, **more)
+    k, folder = int(context.node_config["partition-id"]), Path(more["state_dir"]).parent
+    return HybridKernelClient(context, *table, **{**more, **known_node(folder, k, 5)})
 
 
 def test_a_run_that_breaks_off_while_it_is_judged_goes_on_and_is_paid_once(
@@ -432,5 +433,5 @@ def test_a_run_that_breaks_off_while_it_is_judged_goes_on_and_is_paid_once(
     assert found.metrics_ == quiet.metrics_
     assert found.privacy()["budget"] == quiet.privacy()["budget"]
     for k in range(5):
-        (paid,) = NodeLedger(tmp_path / "broken" / f"node-{k}", k).runs()
+        (paid,) = NodeLedger(tmp_path / "broken" / str(k), k).runs()
         assert paid.epsilon == pytest.approx(2.0, rel=1e-2)

@@ -16,8 +16,6 @@ from sklearn.calibration import _sigmoid_calibration, calibration_curve
 from fedkern_flwr.judging.calibration import Calibration, conformal_place, fit_sigmoid
 from fedkern_flwr.judging.counts import (
     LARGEST_ERROR,
-    LEAST_BINS,
-    MOST_BINS,
     Yardstick,
     bins_of,
     calibrating,
@@ -27,6 +25,7 @@ from fedkern_flwr.judging.counts import (
 )
 from fedkern_flwr.judging.figures import Judged, in_units
 from fedkern_flwr.labels import decide, encode_classes
+from fedkern_flwr.simulations.attacks import held_out
 
 Floats = NDArray[np.float64]
 
@@ -335,17 +334,32 @@ def test_an_error_beyond_all_bounds_counts_as_the_largest() -> None:
 # -- bins and halves
 
 
-@given(rows=st.integers(0, 5000), classes=st.sampled_from([0, 2, 9]))
-def test_an_output_has_no_more_numbers_than_its_rows_have_scores_and_labels(
-    rows: int, classes: int
-) -> None:
+@given(rows=st.integers(0, 9000), classes=st.sampled_from([2, 9]))
+def test_a_bin_of_scores_has_64_rows(rows: int, classes: int) -> None:
     bins = bins_of(rows, classes)
-    assert bins == 0 or (LEAST_BINS <= bins <= MOST_BINS and bins & (bins - 1) == 0)
-    yard = Yardstick(classes, max(1, classes * (classes > 2)), 1.0, bins)
-    assert yard.length - yard.plain <= 2 * rows * yard.outputs
-    if 2 * bins < MOST_BINS:  # and not fewer than needed
-        twice = max(2 * bins, LEAST_BINS)
-        assert twice * (4 if classes else 2) > 2 * rows
+    assert bins % 2 == 0
+    assert bins == 0 if rows < 16 else bins == np.clip(rows // 64 - rows // 64 % 2, 4, 64)
+    errors = bins_of(rows, 0)
+    assert errors == 0 if rows < 16 else 8 <= errors <= min(64, rows // 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "before", "now", "auc"), [(200, 0.66, 0.24, 0.04), (2_000, 0.43, 0.15, 0.001)]
+)
+def test_few_bins_make_few_labels_certain(rows: int, before: float, now: float, auc: float) -> None:
+    """Of a person whose columns, model and half are known: .70 -> .20, and .47 -> .12."""
+    then, found = held_out.compare_bins(rows)
+    assert then.known_half > before > now > found.known_half > found.unknown_half
+    assert found.auc_error < auc
+
+
+@given(st.lists(st.text(max_size=3), min_size=8, max_size=60, unique=True))
+def test_halves_are_dealt_under_a_key(names: list[str]) -> None:
+    one, two = (calibrating(names, bytes([k]) * 32) for k in (1, 2))
+    assert one.sum() == two.sum() == -(-len(names) // 2)
+    np.testing.assert_array_equal(one, calibrating(names, b"\1" * 32))
+    deals = {calibrating(names, bytes([k]) * 32).tobytes() for k in range(20)}
+    assert len(deals) > 10
 
 
 @given(scores=st.lists(st.floats(-1e308, 1e308), max_size=20), bins=st.sampled_from([8, 256]))

@@ -19,6 +19,7 @@ from fedkern_flwr.exchange import request_messages
 from fedkern_flwr.failure import mark_error
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.privacy import Budget, NoisySum, Release, plan_release
@@ -177,14 +178,16 @@ def deployed(folder: Any, **policy: Any) -> dict[str, Any]:
 @pytest.mark.promise("noise-kept-and-erased")
 def test_a_run_that_is_resumed_has_the_noise_that_it_had(tmp_path: Any) -> None:
     """Its key is in the node's folder until the run is over: a resumed run has new contexts."""
-    about = deployed(tmp_path, max_epsilon=2.01)
+    about = deployed(tmp_path)
     first = NoisyNodes(**about)
     total, key = first.total(planned()), first.state(1).noise_key
-    again = NoisyNodes(**about)
-    assert np.array_equal(again.total(planned()), total)  # which costs nothing more
+    spent = NodeLedger(tmp_path, 1).spent()
+    again = NoisyNodes(resumes=first, **about)
+    assert np.array_equal(again.total(planned()), total)
+    assert NodeLedger(tmp_path, 1).spent() == spent > 0.0
     assert again.state(1).noise_key == key != again.state(0).noise_key
     again.ask(1, sums.FinishRequest(session=SESSION, round=2))
-    assert NoisyNodes(**about).state(1).noise_key != key
+    assert NoisyNodes(resumes=again, **about).state(1).noise_key != key
 
 
 @pytest.mark.parametrize("between", [sums.BreakRequest, sums.FinishRequest])
@@ -192,13 +195,13 @@ def test_a_name_that_is_used_anew_gets_other_noise_for_other_parties(
     between: Any, tmp_path: Any
 ) -> None:
     """Else the difference of the sums has none of the noise of the parties that are in both."""
-    about = deployed(tmp_path, max_epsilon=2.01)
+    about = deployed(tmp_path)
     run = NoisyNodes(**about)
     run.total(planned())
     for k in (0, 1, 2):
         run.ask(k, between(session=SESSION, round=9))
     with refused("FK-BUDGET-EXCEEDED"):  # so it would be paid for again
-        NoisyNodes(count=3, **about).total(planned(3))
+        NoisyNodes(count=3, resumes=run, **about).total(planned(3))
 
 
 @pytest.mark.promise("values-same-survivors")
@@ -223,7 +226,7 @@ def test_the_same_values_are_opened_over_the_same_survivors(ended: bool, tmp_pat
     if ended:  # and its name is used anew: the ledger knows
         for k in run.members:
             run.ask(k, sums.FinishRequest(session=SESSION, round=9))
-        run = Nodes(4, kind, **deployed(tmp_path))
+        run = Nodes(4, kind, resumes=run, **deployed(tmp_path))
     with refused("FK-ORDER-PARTIES"):
         opened(3, 0, 1, 2)
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from faulty import PowerCutError
 from flwr.app import Context
+from identities import known_node
 from refusals import refused
 
 from fedkern_flwr.clients import OnlineKernelClient, StreamClient
@@ -100,7 +101,7 @@ class Nodes:
         def client_fn(context: Context) -> OnlineKernelClient:
             k = int(context.node_config["partition-id"])
             context.node_config["simulation"] = self.simulation
-            own = {} if self.folder is None else {"state_dir": self.folder / str(k)}
+            own = {} if self.folder is None else known_node(self.folder, k, len(x))
             return Client(context, x[k], y[k], policy=self.policy, **own)
 
         simulate(strategy, client_fn, len(x), num_rounds=rounds, **more)
@@ -343,7 +344,7 @@ def test_rows_of_a_stream_are_charged_as_they_come(unit: Any, tmp_path: Path) ->
     def client_fn(context: Context) -> StreamClient:
         k = int(context.node_config["partition-id"])
         context.node_config["simulation"] = False
-        own: Any = {"wait": 0.0, "state_dir": tmp_path / str(k)}
+        own: Any = {"wait": 0.0, **known_node(tmp_path, k, CLIENTS)}
         policy = NodePolicy(min_sum_rows=0, max_epsilon=1.001)
         return StreamClient(context, sources[k], policy=policy, **own)
 

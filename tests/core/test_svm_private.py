@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from faulty import Cut, PowerCutError
 from flwr.app import Context
+from identities import known_node
 from known_noise import know_noise
 from refusals import refused
 from scipy import stats
@@ -49,7 +50,7 @@ def nodes(folder: Path | None = None, **more: Any) -> Any:
         own: Any = {"x_test": X[held], "y_test": Y[held], "classes": (-1.0, 1.0), **more}
         if folder is not None:
             context.node_config["simulation"] = False
-            own["state_dir"] = folder / str(k)
+            own |= known_node(folder, k, USERS)
         return SVMClient(context, X[rows], Y[rows], **own)
 
     return client
@@ -107,7 +108,6 @@ def test_all_that_is_opened_has_the_noise_that_is_told(
     assert share == pytest.approx(math.sqrt(USERS / (USERS - colluders)))
 
 
-@pytest.mark.promise("svm-budget-total")
 def test_the_iterations_together_cost_the_budget_and_no_figures_are_told_besides() -> None:
     made = run(strategy())
     (release, parties), (counts, _) = (made.noised_[n] for n in ("gradients", "outcomes"))
@@ -237,7 +237,6 @@ def test_more_iterations_than_were_said_are_refused(monkeypatch: Any) -> None:
         run(strategy(), STEPS + 1)
 
 
-@pytest.mark.promise("svm-budget-refuses")
 @pytest.mark.parametrize("rounds", ["central_rounds", "measure_columns", ""])
 def test_both_sides_have_a_budget_or_none(rounds: str, monkeypatch: Any) -> None:
     """No solutions are asked for where there is one, no gradients where there is none."""
@@ -348,7 +347,6 @@ def test_the_noise_of_these_tests_is_one(quiet: HierarchicalSVM, users: Users) -
     check(users, quiet)
 
 
-@pytest.mark.promise("svm-budget-resumes")
 @pytest.mark.parametrize("number", range(2, LAST + 1))
 @pytest.mark.parametrize("parties", [1, USERS])
 def test_a_server_that_broke_down_goes_on(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from fedkern_flwr.guard import NodePolicy, RunRecord
-from fedkern_flwr.guard.evaluations import Asked, enter, open_once, too_few
+from fedkern_flwr.guard.evaluations import Asked, check_model, enter, open_once, too_few
 
 PARTY = "partition 3"
 blobs = st.lists(st.binary(max_size=3), max_size=3)
@@ -26,14 +26,30 @@ def test_evaluations_differ_if_anything_does(
     assert Asked.of("others", rows, one).key != first.key
 
 
-@settings(max_examples=40)
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.booleans(), st.integers(0, 20))
-def test_figures_are_of_enough_rows_of_two_parties(
+@pytest.mark.promise("held-out-each-holder")
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.booleans(), st.integers(0, 12))
+def test_figures_are_of_enough_rows_at_each_of_two_parties(
     tests: list[int], alone: bool, least: int
 ) -> None:
-    why = too_few(NodePolicy(min_evaluation_rows=least), tests, alone=alone)
-    rows, holders = sum(tests), sum(n > 0 for n in tests)
-    assert bool(why) == (0 < rows < least or (holders == 1 and not alone))
+    """Whoever else there is: a party with four rows or one sends zeros, and hides nobody's rows."""
+    for own in tests:
+        why = too_few(NodePolicy(min_evaluation_rows=least), tests, own, alone=alone)
+        hiding = sum(n >= max(1, least) for n in tests)
+        assert bool(why) == (0 < own < least or (hiding == 1 and not alone))
+    for few in (1, 4):
+        assert too_few(NodePolicy(), [few, 500, 500], few, alone=alone)
+        assert bool(too_few(NodePolicy(), [few, 500], 500, alone=alone)) == (not alone)
+
+
+@given(blobs, blobs)
+def test_a_run_judges_one_model(one: list[bytes], two: list[bytes]) -> None:
+    record, (first, second) = RunRecord("run"), (Asked.of("a", b"", m) for m in (one, two))
+    check_model(record, first, PARTY)
+    check_model(record, first, PARTY)
+    check_model(record, Asked.of("b", b"", two), PARTY)
+    if one != two:
+        with refused("FK-ORDER-MODEL"):
+            check_model(record, second, PARTY)
 
 
 @pytest.mark.promise("guard-evaluations")

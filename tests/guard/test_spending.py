@@ -313,7 +313,6 @@ def test_messages_about_a_party_add_up_in_all_runs_whatever_their_rows(tmp_path:
         message(ledger, "a", 5, one, most=both * 1.01)
 
 
-@pytest.mark.promise("stream-once-in-a-run")
 def test_a_stream_does_not_go_back_and_its_record_stays_short() -> None:
     one, found = release(1.0), {}
     for start in (0, 5, 5, 10):  # one is asked for again

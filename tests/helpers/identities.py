@@ -1,9 +1,12 @@
 """Identity keys of nodes that know each other's."""
 
 from pathlib import Path
+from typing import Any
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedkern_flwr.guard.ledger import NodeLedger
 
 
 def pin_identities(folder: Path, nodes: int) -> None:
@@ -16,3 +19,13 @@ def pin_identities(folder: Path, nodes: int) -> None:
         public = key.public_key().public_bytes(text.OpenSSH, serialization.PublicFormat.OpenSSH)
         lines.append(f"{k} {public.decode()}")
     (folder / "trusted").write_text("\n".join(lines))
+
+
+def known_node(folder: Path, k: int, nodes: int) -> dict[str, Any]:
+    """Return the options of a node that the others know, with the ledger of a new node."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "trusted").exists():
+        pin_identities(folder, nodes)
+    NodeLedger(folder / str(k), k).make()
+    keys = {"identity_key": folder / f"identity-{k}", "trusted_keys": folder / "trusted"}
+    return {"state_dir": folder / str(k), **keys}

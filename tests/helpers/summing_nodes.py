@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, ClassVar
 
 import numpy as np
@@ -50,8 +51,10 @@ class SummingClient(PhaseClient):
         self.sums.contribute(name, values)
 
 
-def opening(session: str = SESSION, *, secure: bool = True, resume: int = 0) -> DescribeRequest:
-    return DescribeRequest(session=session, method="m", resume_round=resume, secure=secure)
+def opening(session: str = SESSION, *, secure: bool = True, **more: Any) -> DescribeRequest:
+    return DescribeRequest(
+        **{"resume_round": 0, **more}, session=session, method="m", secure=secure
+    )
 
 
 def work(number: int = 1) -> Work:
@@ -67,6 +70,7 @@ class Nodes:
         kind: type[SummingClient] = SummingClient,
         *,
         simulation: bool = True,
+        resumes: Nodes | None = None,
         **options: Any,
     ) -> None:
         own = {"num-partitions": count, "simulation": simulation}
@@ -74,7 +78,9 @@ class Nodes:
         self.contexts = [
             Context(1, 1000 + k, {**own, "partition-id": k}, RecordDict(), {}) for k in self.members
         ]
-        told = [self.ask(k, opening())[0] for k in self.members]
+        nonces = json.dumps(resumes.nonces) if resumes else ""
+        told = [self.ask(k, opening(nonces=nonces))[0] for k in self.members]
+        self.nonces = {str(k): one["nonce"] for k, one in enumerate(told)}
         self.keys = {k: (one["public_key"], one["signature"]) for k, one in enumerate(told)}
         self.counts = {k: (one["rows"], one["test_rows"]) for k, one in enumerate(told)}
         self.counting = {one["counting"] for one in told}

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context
+from identities import known_node
 from refusals import refused
 from servers import processes_of, wait_for_end_of
 from sklearn.svm import SVC
@@ -366,9 +367,15 @@ def noise_keys(folder: Path) -> list[list[bytes]]:
 
 def test_a_run_with_a_budget_breaks_off_goes_on_and_is_paid_once(tmp_path, monkeypatch):
     policy, own = NodePolicy(max_epsilon=3.0), [{**table(k), "role": "user"} for k in range(3)]
-    nodes = [
-        write_node(tmp_path / "nodes" / str(k), k, 3, one, policy) for k, one in enumerate(own)
-    ]
+    folder, nodes = tmp_path / "nodes", []
+    for k, one in enumerate(own):
+        config = write_node(folder / str(k), k, 3, one, policy)
+        known = known_node(folder, k, 3)
+        keys = {
+            name: str(known[name.replace("-", "_")]) for name in ("identity-key", "trusted-keys")
+        }
+        nodes.append({**config, **keys})
+        NodeLedger(Path(str(config["state-dir"])), k).make()
     options: dict[str, Any] = {"C": 1.0, "privacy-epsilon": 3.0, "num-rounds": 12, "data": ""}
     options |= {"checkpoint": str(tmp_path / "run.npz"), "checkpoint-every": 3}
     options |= {"saved-model": str(tmp_path / "run-model")}

@@ -42,7 +42,6 @@ def client() -> Any:
     return MlflowClient(Path("mlruns").resolve().as_uri())
 
 
-@pytest.mark.promise("tracked-in-files")
 def test_mlflow_has_options_metrics_of_rounds_and_artefacts(monkeypatch):
     """Files only: the server that the environment names is not asked (nobody listens there)."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")

@@ -287,7 +287,6 @@ def test_a_configuration_that_cannot_be_used_ends_the_node(tmp_path: Path) -> No
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.promise("warm-no-threads")
 def test_a_process_with_threads_is_not_copied() -> None:
     program = (
         "import threading, time; from fedkern_flwr.simulations.warm_node.forked import fork\n"

@@ -408,7 +408,6 @@ def test_improper_points_of_a_neighbour_are_refused(
     assert not path_of(sites, owner).exists()
 
 
-@pytest.mark.promise("align-secret-kept")
 def test_secrets_are_drawn_once_in_a_session(ask: Ask, tmp_path: Path) -> None:
     _, first = ask("align-hop", 0)
     _, later = ask("align-hop", 2)

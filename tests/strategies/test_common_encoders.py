@@ -244,7 +244,6 @@ def test_a_server_that_counts_in_other_bins_gets_nothing(network: Network, chang
     no_encoder(network, "FK-MESSAGE-SHAPE", strategy=liar())
 
 
-@pytest.mark.promise("encoder-second-bins")
 def test_second_bins_are_fixed_in_a_run(network: Network) -> None:
     """Counts in ever new bins would tell of single values."""
     asked: list[int] = []

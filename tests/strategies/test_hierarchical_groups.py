@@ -50,7 +50,6 @@ def test_no_more_than_half_of_the_agents_may_be_lost(network: Open) -> None:
         network("leave-out").fit(plan)
 
 
-@pytest.mark.promise("svm-judged-once")
 def test_a_run_that_is_resumed_after_its_last_exchange_is_judged_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

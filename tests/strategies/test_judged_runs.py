@@ -56,7 +56,7 @@ def test_two_classes(name: str) -> None:
     balanced = metrics.balanced_accuracy_score(y, chosen)
     assert found["test_balanced_accuracy"] == pytest.approx(balanced)
     assert held_out["confusion"] == metrics.confusion_matrix(y, chosen).tolist()
-    assert held_out["bins"] == bins_of(len(y), 2) == 8
+    assert held_out["bins"] == bins_of(len(y), 2) == 4
     q = made.probabilities(out)[~half, 1]  # of the scores themselves, and not of their bins
     assert found["test_log_loss"] == pytest.approx(metrics.log_loss(y[~half], q), abs=0.1)
     sets = made.sets(out)

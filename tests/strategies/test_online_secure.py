@@ -95,7 +95,6 @@ def test_a_run_with_drop_outs_is_the_plain_run_over_the_same_survivors(name: str
     assert masked.uniform > 1e-9
 
 
-@pytest.mark.promise("online-one-exchange")
 @pytest.mark.parametrize(
     "name", ["pof-mkl", "pof-mkl batches", "em-kofl", "pof-rls", "per-fed-avg"]
 )

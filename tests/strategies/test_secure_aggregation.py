@@ -18,7 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping as Clipping
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, FedProx, Krum
-from identities import pin_identities
+from identities import known_node, pin_identities
 from refusals import refused
 from scipy import stats
 
@@ -288,8 +288,8 @@ def owned(folder: Path, examples: Any = load, mod: Any = None, **policy: Any) ->
     class App(ClientApp):
         def __call__(self, message: Message, context: Context) -> Message:
             context.node_config["simulation"] = False
-            place = folder / str(context.node_config["partition-id"])
-            about: Any = {"state_dir": place, "policy": NodePolicy(**policy), **(mod or {})}
+            about = known_node(folder, int(context.node_config["partition-id"]), NODES)
+            about |= {"policy": NodePolicy(**policy), **(mod or {})}
             return secure_aggregation_mod(examples, **about)(message, context, answer)
 
     return App()
