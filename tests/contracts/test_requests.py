@@ -163,6 +163,8 @@ AGAIN = [
     wrong("hierarchical-svm, vertical", "svm-owner at owner", SETTINGS, take=turned),
     *(wrong("hierarchical-svm, balanced", "svm-local at user", "FK-MESSAGE-ORDER", round=n)
       for n in (0, 3)),
+    wrong("hierarchical-svm, balanced", "svm-local at user", "FK-WEIGHTS-COUNTS",
+          shares=lambda s: (1.0 + 1e-6) * s),
 ]  # fmt: skip
 
 

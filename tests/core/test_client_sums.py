@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from refusals import refused
 from summing_nodes import ENCODING, SESSION, Done, Nodes, SummingClient, opening, work
 
-from fedkern_flwr.errors import ProtocolError, SumError
+from fedkern_flwr.errors import ProtocolError, StreamError, SumError
 from fedkern_flwr.guard import SumRule
 from fedkern_flwr.node import sums as node_sums
 from fedkern_flwr.node.kept_state import KeptState
@@ -212,6 +212,21 @@ def test_a_handler_that_fails_leaves_no_trace_of_its_sum() -> None:
         run.ask(1, work(), run.server.sections(1, [running]), Failing)
     assert run.state(1) == before
     run.contribute(running)  # the client takes part with its first and only use of the number
+
+
+def test_a_message_that_fails_has_fixed_how_its_sums_are_repeated() -> None:
+    """Else the next could ask for the same values under other terms."""
+
+    class Late(SummingClient):
+        def work(self, request: PhaseMessage) -> PhaseMessage:
+            super().work(request)
+            raise StreamError("its rows come too late", code="FK-STREAM-LATE")
+
+    run = Nodes()
+    with refused("FK-STREAM-LATE"):
+        run.ask(1, work(), run.server.sections(1, [run.order("a")]), Late)
+    with refused("FK-ORDER-PARTIES"):
+        run.ask(1, work(), run.server.sections(1, [run.order("a", self_masks=False)]))
 
 
 def test_a_client_object_does_not_repeat_the_sections_of_an_earlier_reply() -> None:
