@@ -166,10 +166,11 @@ class Case:
         return sites.fit(faults=faults, start={"timeout": timeout}, **more)
 
     def check(self, found: Found) -> None:
-        """The same result, and nothing left that belonged to the run."""
+        """The same result; nothing left that belonged to the run, nothing others may read."""
         assert_same(outcome(found), self.outcome)
-        files = {path.suffix for path in found.sites.folder.glob("state-*/**/*") if path.is_file()}
-        assert files <= STAYS
+        files = [path for path in found.sites.folder.glob("state-*/**/*") if path.is_file()]
+        assert {path.suffix for path in files} <= STAYS
+        assert not any(path.stat().st_mode & 0o077 for path in [*files, *made(found.sites)])
         assert no_secrets(found.sites)
 
     def sizes(self) -> dict[str, int]:

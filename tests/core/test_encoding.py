@@ -209,6 +209,18 @@ def test_categories_have_the_form_that_is_asked_for() -> None:
         Encoder.fit(table, categories="embed")  # type: ignore[arg-type]
 
 
+def test_frequencies_are_shares_of_the_rows_that_have_a_value() -> None:
+    """A row without one, or with a category that is rare or unknown, has the frequency 0."""
+    table, new = (
+        load_table(pa.table({"town": cells}), labelled=False, missing="keep", kinds={})
+        for cells in (["u"] * 12 + ["v"] * 6 + ["w"] * 2 + [None] * 30, ["v", "w", "x", None, "u"])
+    )
+    encoder = Encoder.fit(table, "none", categories="frequency")
+    found = encoder.transform(new)
+    np.testing.assert_allclose(found[:, 0], [0.3, 0.0, 0.0, 0.0, 0.6], rtol=1e-15)
+    assert found[:, 1:].tolist() == [[0.0]] * 3 + [[1.0]] + [[0.0]]  # which gaps are
+
+
 @pytest.mark.promise("encoding-names")
 def test_names_of_outputs_and_explanations_say_no_category_and_no_value() -> None:
     secret = "Zeppelin"

@@ -194,7 +194,7 @@ def test_a_run_goes_on_where_it_was_cut_around_the_choice(tmp_path: Path, at: in
         if done == at + 2:
             raise PowerCutError
 
-    options: Table = {"seed": 3, "tolerance": 1e-12}
+    options: Table = {"seed": 3, "tolerance": 1e-12, "model": "ridge"}
     way = replace(WAYS["hierarchical-svm"], options=options, rounds=24)
     made, kept = way.sites(), {"checkpoint": tmp_path / "run.npz", "checkpoint_every": at}
     first = way.make(**kept)
@@ -203,5 +203,6 @@ def test_a_run_goes_on_where_it_was_cut_around_the_choice(tmp_path: Path, at: in
         made.fit(strategy=first)
     again, quiet = made.fit(**kept, resume=True).strategy, fit_way(way).strategy
     assert again.tuned_ == quiet.tuned_
+    assert again.C_ == quiet.C_ != 1.0  # which it would be without a choice
     assert len(again.tuned_["losses"]) == len(TRIED)
     assert again.metrics_["objective"] == pytest.approx(quiet.metrics_["objective"], rel=1e-9)
