@@ -171,8 +171,8 @@ def test_what_an_older_release_has_entered_adds_up(tmp_path: Path) -> None:
     spend(ledger, "a", table(range(20), 14), one, key=b"e", held_out=True)
     with sqlite3.connect(tmp_path / FILE) as db:
         db.executescript("DROP TABLE pools; DROP TABLE failures;")
-        for table, column in (("spending", "pool"), ("runs", "record")):
-            db.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
+        for name, column in (("spending", "pool"), ("runs", "record")):
+            db.execute(f"ALTER TABLE {name} DROP COLUMN {column}")
         db.execute("PRAGMA user_version = 3")
     assert ledger.spent() == pytest.approx(1.0, rel=1e-3)
     with refused("FK-BUDGET-SPENT"):

@@ -21,6 +21,7 @@ from zoo import WAYS, hospitals, new_folder
 from fedkern_flwr.clients.run_file import RunFile
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.guard import NodePolicy, RunRecord
+from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
@@ -73,6 +74,7 @@ class Asked:
 
     def begin(self) -> None:
         """Have the node as it was when the request came."""
+        self._forgive()
         self.client.context.state = copy.deepcopy(self.state)
         session = self.request.session
         self.client.ledger.keep_record(
@@ -83,6 +85,13 @@ class Asked:
         """Have a node that has never heard of the run."""
         self.client.context.state = RecordDict()
         self.client.ledger.keep_record(self.request.session, "")
+        self._forgive()
+
+    def _forgive(self) -> None:
+        """Have a node at which nothing has failed."""
+        folder = self.client.state_dir
+        if folder is not None and not self.client.simulated:
+            NodeLedger(folder, self.client.partition).failures(reset=True)
 
     @property
     def orders(self) -> list[sums.Order]:
