@@ -22,6 +22,7 @@ from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.guard import NodePolicy, RunRecord
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.node.ledger import ClientLedger
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import load_state, store_state
 from fedkern_flwr.secure_sum.membership import Cohort
@@ -246,6 +247,13 @@ def asked(name: str, begins: str, only: Callable[[Any, Any], bool] | None = None
     one = replace(one, client=copy.copy(one.client))
     one.begin()
     return one
+
+
+def forgetful(client: Any) -> Any:
+    """Return a client that has no ledger: it remembers its runs in its context only."""
+    other = copy.copy(client)
+    other.ledger = ClientLedger(None, client.partition, client.policy)
+    return other
 
 
 # -- other tables
