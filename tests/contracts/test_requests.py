@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversation import Asked, met, ordered
+from conversation import Asked, forgetful, met, ordered
+from flwr.app import RecordDict
 from zoo import WAYS
 
 from fedkern_flwr.clients import SVMClient
@@ -279,9 +280,9 @@ def test_values_leave_in_sums_and_in_no_other_way(way: str) -> None:
         assert withheld(said, one), f"{key}: {said}"
         if one.request.phase.startswith(("online", "method", "average")):
             continue  # of which there are runs without sums
-        client = copy.copy(one.client)  # though the policy of its owner would let it
-        client.policy = replace(client.policy, require_secure_sums=False)
-        one.forget()
+        client = forgetful(one.client)  # else it would refuse to begin the run again
+        client.policy = replace(client.policy, require_secure_sums=False)  # as its owner may
+        client.context.state = RecordDict()
         opening = DescribeRequest(session=one.request.session, method="a run", resume_round=0)
         assert one.send(client, opening, []) == ""
         said = one.send(client, sections=[])

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import RecordDict
 from zoo import WAYS, hospitals, new_folder
 
 from fedkern_flwr.clients.run_file import RunFile
@@ -24,6 +23,7 @@ from fedkern_flwr.guard import NodePolicy, RunRecord
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.node.ledger import ClientLedger
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import load_state, store_state
 from fedkern_flwr.secure_sum.membership import Cohort
@@ -80,12 +80,6 @@ class Asked:
         self.client.ledger.keep_record(
             session, RunRecord.load(self.client.context, session).write()
         )
-
-    def forget(self) -> None:
-        """Have a node that has never heard of the run."""
-        self.client.context.state = RecordDict()
-        self.client.ledger.keep_record(self.request.session, "")
-        self._forgive()
 
     def _forgive(self) -> None:
         """Have a node at which nothing has failed."""
@@ -261,6 +255,13 @@ def asked(name: str, begins: str, only: Callable[[Any, Any], bool] | None = None
     one = replace(one, client=copy.copy(one.client))
     one.begin()
     return one
+
+
+def forgetful(client: Any) -> Any:
+    """Return a client that has no ledger: it remembers its runs in its context only."""
+    other = copy.copy(client)
+    other.ledger = ClientLedger(None, client.partition, client.policy)
+    return other
 
 
 # -- other tables
