@@ -173,11 +173,15 @@ def test_a_run_that_crashes_leaves_no_result_of_an_earlier_one(
 
 @pytest.mark.parametrize("told", [True, False])
 def test_an_error_of_ours_is_the_last_line_of_the_log(
-    told: bool, path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    told: bool,
+    path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As Flower logs what an app raises; an app of one's own does not report it itself."""
     flower = logging.getLogger("flwr")
-    monkeypatch.setattr(flower, "level", logging.INFO)  # whoever has quietened it before
+    caplog.set_level(logging.INFO, "flwr")  # whoever has quietened it before
     monkeypatch.setattr(flower, "handlers", [*flower.handlers, logging.StreamHandler()])
     for error in (TableError("no rows", remedy="bring\nsome"), ValueError("crash")):
         try:
