@@ -327,11 +327,12 @@ def test_counts_are_of_the_model_at_hand() -> None:
     """Also where a run that was resumed asks in the same words for another model."""
     one, found = met("fdskl, two active")[SCORED], list[np.ndarray]()
     one.begin()
+    client = forgetful(one.client)  # which has judged for other tests
     sections = [s for s in one.sections if not isinstance(s, (sums.Delivery, sums.End))]
     for later, sign in ((0, 1.0), (1, -1.0)):
         one.change_kept(lambda kept, s=sign: kept.arrays.update(alpha=s * kept.arrays["alpha"]))
         request = replace(one.request, round=one.request.round + later)
-        assert one.send(request=request, sections=sections) == ""
+        assert one.send(client, request, sections) == ""
         found.append(one.reply[0][0])
     assert found[0].sum() == found[1].sum() > 0
     assert (found[0] != found[1]).any()

@@ -110,6 +110,7 @@ def test_without_the_data_the_user_is_told_what_to_set(monkeypatch: pytest.Monke
         preset("hierarchical-figure8", ("Mars",))
 
 
+@pytest.mark.long
 def test_table3_compares_the_architectures(folder: Path, compared: Compared) -> None:
     arguments = ("--datasets", "Breast cancer", "--runs", "1", "--rounds", "25")
     found = compared("hierarchical-table3", *arguments)
@@ -204,7 +205,7 @@ FIGURES: dict[str, tuple[int, list[str]]] = {
     "figure13": (2, ["advance-iterations-over-groups", "advance-seconds-over-groups"]),
     "staleness": (4, ["staleness-seconds"]),
 }
-QUICK = ("figure7", "staleness")
+QUICK = ("figure7",)
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def test_components_are_those_of_the_rows_that_were_summed(phase: str) -> None:
     kind = Fault("vanished" if phase == "method" else "lost request")
     plan = FaultPlan([(2, "method", 1 if phase == "method" else None, kind)]) if phase else None
     more: Any = {"threshold": 3, "attempts": 2} if phase else {}
-    found = fit_way("kernel-pca", faults=plan, start={"timeout": 1.0}, **more)
+    found = fit_way("kernel-pca", faults=plan, start={"timeout": 0.2}, **more)
     strategy, tables = found.strategy, found.sites.tables
     packed = np.array([1.2], "<f8").tobytes()
     z = feature_map(packed, 3, 4, strategy.run_seed, "float64", "orthogonal")
