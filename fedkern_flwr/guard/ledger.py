@@ -174,7 +174,7 @@ class NodeLedger:
 
     def failures(self, *, reset: bool = False) -> int:
         """Return how often runs of this node failed by values; ``reset`` begins anew."""
-        with self.file.writing() as db:
+        with self.file.writing() if reset else self.file.open() as db:
             query = "SELECT number FROM failures WHERE partition = ?"
             found = db.execute(query, (self.partition,)).fetchone()
             if reset:

@@ -83,22 +83,28 @@ class RunRecord:
         return cls(session) if found is None else cls.read(found)
 
     def store(self, context: Context) -> None:
-        """Keep the record in the node's state, beside those of other runs.
+        """Keep the record in the node's state, beside those of other runs."""
+        context.state[_RECORD] = ConfigRecord({**_kept(context), self.session: self.write()})
+
+    def check_new(self, context: Context, party: str) -> None:
+        """Refuse to open a further run where the server has opened too many.
 
         Raises
         ------
         RefusedError
-            The server has opened too many runs in one.
         """
         known = _kept(context)
         if self.session not in known and len(known) >= _SESSIONS:
             raise refusal(
                 f"more than {_SESSIONS} sessions in one run of Flower",
-                self.session[:8],
+                party,
                 "start each run by itself",
                 code="FK-SESSION-MANY",
             )
-        context.state[_RECORD] = ConfigRecord({**known, self.session: self.write()})
+
+    def refuse(self, *, ends: bool) -> None:
+        """Count a refusal; one that ``ends`` the run counts for all that it may have."""
+        self.refusals += _REFUSALS if ends else 1
 
     def check(self, party: str) -> None:
         """Refuse a run of which too many orders were refused.

@@ -325,6 +325,7 @@ class PhaseClient(SessionNode, NumPyClient):
         """
         record = self.record
         if not record.nonce:
+            record.check_new(self.context, self.name)
             record.nonce = secrets.token_hex(16)
         elif record.begun:
             try:

@@ -30,9 +30,8 @@ from .sums import ClientSums, erase_state
 
 logger = logging.getLogger("fedkern_flwr")
 
-#: Codes of refusals that may depend on values of rows, and refusals after which a run is over.
+#: Codes of refusals that may depend on values of rows.
 _BY_VALUES = ("FK-CLIENT-RAISED", "FK-ORDER-UNFIT", "FK-WEIGHTS-COUNTS")
-_OVER = 3
 #: Fields of requests that say nothing of what is asked: a repetition may have other ones.
 OF_AN_ATTEMPT = ("session", "round", "attempt", "checkpoint_every", "save_as")
 _TRIES = (*OF_AN_ATTEMPT, "self_masks")
@@ -66,6 +65,7 @@ class GuardedNode:
     sums: ClientSums | None
     _request: Any
     _group: counting.Group | None = None  # rows of the request at hand and what was counted
+    _record_kept: str | None = None  # the record as the ledger has it
     _small = ""  # what is wrong with the request at hand, if it is allowed
     _share = 0.0  # numbers that it releases for each unknown, where these are counted over runs
 
@@ -371,7 +371,7 @@ class GuardedNode:
 
     def _load_record(self, session: str) -> RunRecord:
         """Return the record of a run: of the node's ledger, which outlives its contexts, if any."""
-        kept = self.ledger.record(session)
+        self._record_kept = kept = self.ledger.record(session)
         if kept is None:
             return RunRecord.load(self.context, session)
         return RunRecord.read(kept) if kept else RunRecord(session)
@@ -379,7 +379,9 @@ class GuardedNode:
     def _keep_record(self) -> None:
         """Keep the record of a run, before the answer that it is about leaves the node."""
         self.record.store(self.context)
-        self.ledger.keep_record(self.record.session, self.record.write())
+        text = self.record.write()
+        if text != self._record_kept:  # else the disk has it
+            self.ledger.keep_record(self.record.session, text)
 
     def _count_refusal(self, session: str, error: FedKernError) -> None:
         """Note that a request was refused; at the third nothing of the run is left here to open.
@@ -388,16 +390,17 @@ class GuardedNode:
         counts in all runs.
         """
         by_values = error.code in _BY_VALUES or not isinstance(error, RefusedError)
+        ends = by_values and not self.simulated
         name = type(error).__name__  # of other errors the text may be about rows
         with suppress(FedKernError):  # the refusal is what is told
             rule = error.problem.partition(": ")[2]
             self.ledger.refuse(session, rule if isinstance(error, RefusedError) else name)
-            if by_values and not self.simulated:
+            if ends:
                 self.ledger.fail()
         if SessionState.load(self.context).session != session:
             return
         self.record = record = self._load_record(session)  # without what the request has changed
-        record.refusals += _OVER if by_values and not self.simulated else 1
+        record.refuse(ends=ends)
         self._keep_record()
         try:
             record.check(self.name)
