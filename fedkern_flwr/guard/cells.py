@@ -12,7 +12,9 @@ this node's blocks, and each row may get at most one number for each of its unkn
   change are such blocks together.)
 
 Where such a spread exists, no set of rows has more equations of its own than unknowns (Hall's
-theorem). The same function over the same blocks and cohort adds nothing, and neither do the first
+theorem). Two functions of one kind, such as sums at other landmarks, are nearly the same: so the
+rows in which any two sums differ must have as many unknowns as the shorter of both has numbers.
+ The same function over the same blocks and cohort adds nothing, and neither do the first
 numbers of a sequence that was opened further before, such as fewer landmarks of one sequence.
 
 All here is about numbers of blocks, see :mod:`.freeze`. It knows no rows and no values.
@@ -28,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RefusedError
-from .freeze import SPLIT, USED, Blocks
+from .freeze import BARRED, SPLIT, USED, Blocks
 
 #: Bits of a number: a column of two values has one of them, a count of n rows log2(n + 1).
 _BITS = 64
@@ -169,20 +171,22 @@ class Cells:
             found.setdefault((one.function, one.cohort), []).append(one)
         return found
 
-    def loads(self) -> NDArray[np.float64]:
-        """Return the numbers for each unknown that were opened about each leaf, shape (leaves,)."""
-        total = np.zeros(len(self.leaves))
-        for sums in self.functions().values():
-            total += self.load(sums)
-        return total
+    def loads(self, shares: Iterable[_Share]) -> NDArray[np.float64]:
+        """Return the numbers for each unknown of each leaf, spread as evenly as may be."""
+        loads = np.zeros(len(self.leaves))
+        for share in sorted(shares, key=lambda s: s.hidden(self.rows)):
+            hidden = share.hidden(self.rows)
+            if share.numbers and not hidden:
+                loads[share.leaves] = math.inf
+            elif share.leaves.any() and hidden:  # the other parties' rows bear their part
+                at = np.flatnonzero(share.leaves)
+                more = share.numbers / share.row / hidden * self.rows[at].sum()
+                loads[at] = np.maximum(loads[at], _level(loads[at], self.rows[at], more))
+        return loads
 
-    def load(self, sums: Sequence[Sum]) -> NDArray[np.float64]:
-        """Return the same of one function."""
-        total = np.zeros(len(self.leaves))
-        for share in self.shares(sums):
-            hidden = share.hidden(self.rows) * share.row
-            total[share.leaves] += share.numbers / hidden if hidden else math.inf
-        return total
+    def all_shares(self, skip: tuple[bytes, frozenset[bytes]] | None = None) -> list[_Share]:
+        """Return the shares of all functions, without one."""
+        return [s for k, sums in self.functions().items() if k != skip for s in self.shares(sums)]
 
     def shares(self, sums: Sequence[Sum]) -> Iterator[_Share]:
         """Yield over which leaves the numbers of a function are spread."""
@@ -207,6 +211,22 @@ class Cells:
             width = min(widths[split].max(), widths[~split].max())
             yield _Share(places, both, row, 0, int(width))
 
+    def apart(self, new: Sum) -> float:
+        """Return how many numbers a sum may open at most because of the rows in earlier ones.
+
+        Changes that the owner forced, and withdrawals that could not wait, are not looked at.
+        """
+        inside = self.members([new, *self.sums])
+        waived = self.blocks.forced | (self.blocks.state == BARRED)
+        differs = (inside != inside[:, :1]) & ~waived[self.leaves][:, None]
+        rows = self.rows @ differs
+        bounds = [
+            own * min(one.row, new.row)
+            for own, one in zip(rows.tolist()[1:], self.sums, strict=True)
+            if 0 < own * min(one.row, new.row) < one.numbers
+        ]
+        return min(bounds, default=math.inf)
+
 
 # -- decisions
 
@@ -230,22 +250,21 @@ def check_sum(blocks: Blocks, sums: Sequence[Sum], new: Sum) -> None:
         hidden rows.
     """
     before, after = Cells(blocks, sums), Cells(blocks, [*sums, new])
-    own = after.functions()[new.function, new.cohort]
-    for share in after.shares(own) if new.width else ():
-        if share.hidden(after.rows) < ROWS_PER_COLUMN * share.width:
-            raise RefusedError(
-                f"refused: products of {share.width} columns would be opened about "
-                f"{share.hidden(after.rows)} hidden rows, {ROWS_PER_COLUMN * share.width} are "
-                "needed",
-                remedy="use fewer columns or landmarks, or more rows",
-                code="FK-CELLS-WIDTH",
-            )
-    loads = after.loads()
-    more = loads > before.loads() + _ROUNDING  # not what the owner let pass before
-    if (more & (loads >= 1.0)).any():
+    own = list(after.shares(after.functions()[new.function, new.cohort]))
+    narrow = [s for s in own if s.hidden(after.rows) < ROWS_PER_COLUMN * s.width]
+    if new.width and narrow:
         raise RefusedError(
-            f"refused by the release limit: {loads[more].max():.2f} numbers would be opened for "
-            "each unknown of some rows, over all runs",
+            f"refused: products of {narrow[0].width} columns would be opened about "
+            f"{narrow[0].hidden(after.rows)} hidden rows",
+            remedy=f"use fewer columns or landmarks: each needs {ROWS_PER_COLUMN} rows",
+            code="FK-CELLS-WIDTH",
+        )
+    loads = after.loads(after.all_shares())
+    more = loads > before.loads(before.all_shares()) + _ROUNDING  # not what the owner let pass
+    if (more & (loads >= 1.0)).any() or new.numbers > before.apart(new):
+        raise RefusedError(
+            "refused by the release limit: more numbers than unknowns would be opened about some "
+            "rows, over all runs",
             remedy="use fewer landmarks, features, columns or rounds, or repeat an earlier run "
             "with its options, which costs nothing",
             code="FK-CELLS-NUMBERS",
@@ -304,42 +323,42 @@ def plan(
     cells = Cells(blocks, sums)
     one = sum_of(1)
     known = cells.functions().get((one.function, one.cohort), [])
-    spent = cells.load(known) if known else np.zeros(len(cells.leaves))
-    share = np.maximum(spent, SHARE * (1.0 - cells.loads() + spent))
-    at = np.flatnonzero(
-        np.isin(cells.leaves, list(candidates)) & (blocks.state[cells.leaves] == USED)
-    )
+    others = cells.all_shares((one.function, one.cohort))
+    rest = cells.rows * (1.0 - cells.loads(others))  # rows that other functions have left
+    used = np.isin(cells.leaves, list(candidates)) & (blocks.state[cells.leaves] == USED)
 
-    def room(size: int, inside: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return what each leaf has left of its share; negative if it is too little."""
+    def shares(size: int, inside: NDArray[np.bool_]) -> list[_Share]:
         taking = frozenset(cells.leaves[inside].tolist())
-        tried = [*known, replace(sum_of(size), blocks=taking)]
-        left = share - cells.load(tried)
-        for part in cells.shares(tried):
-            if part.hidden(cells.rows) < ROWS_PER_COLUMN * part.width:
-                left[part.leaves] = -math.inf
-        left[left >= -_ROUNDING] += 0.0
-        return left
+        return list(cells.shares([*known, replace(sum_of(size), blocks=taking)]))
 
-    def largest(inside: NDArray[np.int64]) -> int:
+    def fits(size: int, inside: NDArray[np.bool_]) -> bool:
+        found, least = shares(size, inside), shares(1, inside)
+        for share, low in zip(found, least, strict=True):
+            hidden, own = share.hidden(cells.rows), cells.rows[share.leaves].sum()
+            left = share.row * rest[share.leaves].sum() * hidden / max(own, 1)
+            if share.numbers > max(low.numbers, SHARE * left) or (
+                share.width > low.width and hidden < ROWS_PER_COLUMN * share.width
+            ):
+                return False
+        new = replace(sum_of(size), blocks=frozenset(cells.leaves[inside].tolist()))
+        return bool(new.numbers <= cells.apart(new) and cells.loads([*others, *found]).max() < 1.0)
+
+    def largest(inside: NDArray[np.bool_]) -> int:
         low, high = 0, most
         while low < high:
             size = (low + high + 1) // 2
-            low, high = (size, high) if room(size, inside).min() >= -_ROUNDING else (low, size - 1)
+            low, high = (size, high) if fits(size, inside) else (low, size - 1)
         return low
 
-    if not len(at):
-        return Plan(0, [], [])
-    ranked = at[np.argsort(room(most, at)[at], kind="stable")]  # the weakest first
-    limit = max_left_out * cells.rows[at].sum()
-    tried = [ranked]
-    for end in range(1, len(ranked)):
-        if cells.rows[ranked[:end]].sum() > limit:
-            break
-        tried.append(ranked[end:])
+    tried = [used]
+    groups = [s.leaves & used for s in shares(1, used)[1:]]
+    for group in sorted(groups, key=lambda g: int(cells.rows[g].sum())):
+        fewer = tried[-1] & ~group
+        if cells.rows[fewer].sum() >= (1.0 - max_left_out) * cells.rows[used].sum():
+            tried.append(fewer)
     sizes = [largest(inside) for inside in tried]
     best = next(k for k, size in enumerate(sizes) if size >= (1.0 - COST) * max(sizes))
-    inside, out = np.sort(tried[best]), np.sort(ranked[:best])
+    inside, out = tried[best], used & ~tried[best]
     return Plan(sizes[best], cells.leaves[inside].tolist(), cells.leaves[out].tolist())
 
 
@@ -397,3 +416,13 @@ def check_parties(
                 "allow it",
                 code="FK-CELLS-ONE-APART",
             )
+
+
+def _level(loads: NDArray[np.float64], rows: NDArray[np.int64], more: float) -> float:
+    """Return the level to which the emptiest are filled with so many rows more."""
+    order = np.argsort(loads)
+    ranked, wide = loads[order], np.cumsum(rows[order])
+    room = np.cumsum(np.diff(ranked) * wide[:-1])
+    full = int(np.searchsorted(room, more))
+    before = room[full - 1] if full else 0.0
+    return float(ranked[full] + (more - before) / wide[full])
