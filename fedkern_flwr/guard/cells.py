@@ -36,6 +36,8 @@ from .freeze import BARRED, SPLIT, USED, Blocks
 _BITS = 64
 #: Share of what is left that a run plans with, and what a block may cost it of its size.
 SHARE, COST = 0.2, 0.1
+#: Share of all unknowns of rows that came later, for each function that is repeated with them.
+LATER = 1 / 6
 #: Hidden rows that products of w columns need, for each of these.
 ROWS_PER_COLUMN = 2
 _ROUNDING = 1e-9
@@ -205,11 +207,17 @@ class Cells:
             for leaf in np.flatnonzero(apart.any(axis=1)):
                 places = patterns.setdefault(apart[leaf].tobytes(), np.zeros(len(member), bool))
                 places[leaf] = True
-        for pattern, places in patterns.items():
+        # Any combination of the sums without the core has a pivot in its support, and with k
+        # pivots there are at most k independent ones: so it is enough that these have room.
+        pivots = np.zeros((0, len(sums)), bool)
+        for pattern in sorted(patterns, key=lambda p: -int(self.rows[patterns[p]].sum())):
             split = np.frombuffer(pattern, bool)
-            both = min(numbers[split].max(), numbers[~split].max())
-            width = min(widths[split].max(), widths[~split].max())
-            yield _Share(places, both, row, 0, int(width))
+            more = np.vstack([pivots, split])
+            if np.linalg.matrix_rank(more) == len(more):
+                pivots = more
+                both = min(numbers[split].max(), numbers[~split].max())
+                width = min(widths[split].max(), widths[~split].max())
+                yield _Share(patterns[pattern], both, row, 0, int(width))
 
     def apart(self, new: Sum) -> float:
         """Return how many numbers a sum may open at most because of the rows in earlier ones.
@@ -336,7 +344,10 @@ def plan(
         for share, low in zip(found, least, strict=True):
             hidden, own = share.hidden(cells.rows), cells.rows[share.leaves].sum()
             left = share.row * rest[share.leaves].sum() * hidden / max(own, 1)
-            if share.numbers > max(low.numbers, SHARE * left) or (
+            fair = SHARE * left
+            if not share.others:
+                fair = max(fair, min(left / 2, share.row * own * LATER))
+            if share.numbers > max(low.numbers, fair) or (
                 share.width > low.width and hidden < ROWS_PER_COLUMN * share.width
             ):
                 return False

@@ -16,7 +16,6 @@ an id are known by their content alone: the old and the new version of such a ro
 from __future__ import annotations
 
 import hashlib
-import re
 import secrets
 import unicodedata
 from collections.abc import Collection, Sequence
@@ -97,12 +96,11 @@ class Rows:
             names = _number(key, values, values)
             return Identity(names, values, names)
         texts = normalised(self.ids)
-        bare = [text.lstrip("0") for text in texts] if _any_zero(texts) else texts
-        plain = _hash(key, b"id", [_bytes(texts)], count)
-        names = _number(key, plain, values)
-        return Identity(
-            names, values, names if bare is texts else _hash(key, b"id", [_bytes(bare)], count)
-        )
+        names = _number(key, _hash(key, b"id", [_bytes(texts)], count), values)
+        if not any(text[:1] == "0" for text in texts):
+            return Identity(names, values, names)
+        bare = _hash(key, b"id", [_bytes([text.lstrip("0") for text in texts])], count)
+        return Identity(names, values, _number(key, bare, values))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -133,16 +131,12 @@ def normalised(ids: Sequence[Any] | NDArray[Any]) -> list[str]:
     texts = [str(name).strip() for name in ids]
     if not all(map(str.isascii, texts)):
         texts = [unicodedata.normalize("NFC", text) for text in texts]
-    if any("." in text for text in texts):
-        texts = [_WHOLE.sub(r"\1", text) for text in texts]
-    return texts
+    return [_whole(text) if "." in text else text for text in texts]
 
 
-_WHOLE = re.compile(r"^([+-]?\d+)\.0+$")
-
-
-def _any_zero(texts: list[str]) -> bool:
-    return any(text[:1] == "0" for text in texts)
+def _whole(text: str) -> str:
+    number, _, zeros = text.partition(".")
+    return number if zeros and not zeros.strip("0") and number.lstrip("+-").isdigit() else text
 
 
 def _bytes(texts: Sequence[str]) -> NDArray[np.bytes_]:
@@ -490,7 +484,7 @@ class Freeze:
         lot.change_known(found, here, groups, rows.held_out)
         lot.add_new(found, new, groups, rows.held_out)
         known = np.concatenate([self.names, self.bare])
-        near = np.isin(found.bare[new], known) & (found.bare != found.names)[new]
+        near = np.isin(found.bare[new], known)
         if lot.learned < needed and not force:
             lot.wait()
         self.generation += force
@@ -517,15 +511,14 @@ class Freeze:
 
     def _match(self, names: Digests) -> tuple[Places, Places]:
         """Return for each known row its place in the table or -1, and the places of new rows."""
-        order = np.argsort(names, kind="stable")
-        at = np.searchsorted(names, self.names, sorter=order)
-        place = order[np.minimum(at, len(names) - 1)] if len(names) else np.zeros(0, np.int64)
         here = np.full(len(self.names), _NONE, np.int64)
-        if len(names):
-            same = names[place] == self.names
-            here[same] = place[same]
         new = np.ones(len(names), bool)
-        new[here[here >= 0]] = False
+        if len(names):
+            order, known = np.argsort(names), np.argsort(self.names)  # sorted searches are fast
+            at = order[np.searchsorted(names[order[:-1]], self.names[known])]
+            same = names[at] == self.names[known]
+            here[known[same]] = at[same]
+            new[at[same]] = False
         return here, np.flatnonzero(new)
 
     def _groups(self, rows: Rows) -> NDArray[np.int32]:
