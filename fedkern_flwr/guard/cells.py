@@ -199,7 +199,8 @@ class Cells:
         core = (member >= 0).all(axis=1) & (member == member[:, :1]).all(axis=1)
         if not core.any():
             core = member[:, -1] >= 0
-        yield _Share(core, numbers.max(), row, others, int(widths.max()))
+        if core.any():
+            yield _Share(core, numbers.max(), row, others, int(widths.max()))
         patterns: dict[bytes, NDArray[np.bool_]] = {}
         for version in np.unique(member[member >= 0]):
             inside = member == version
@@ -352,7 +353,10 @@ def plan(
             ):
                 return False
         new = replace(sum_of(size), blocks=frozenset(cells.leaves[inside].tolist()))
-        return bool(new.numbers <= cells.apart(new) and cells.loads([*others, *found]).max() < 1.0)
+        return bool(
+            new.numbers <= cells.apart(new)
+            and cells.loads([*others, *found]).max(initial=0.0) < 1.0
+        )
 
     def largest(inside: NDArray[np.bool_]) -> int:
         low, high = 0, most
@@ -373,9 +377,19 @@ def plan(
     return Plan(sizes[best], cells.leaves[inside].tolist(), cells.leaves[out].tolist())
 
 
-def needed_rows(numbers: float, row: float, width: int = 0) -> int:
-    """Return how many rows a lot needs so that its own rows alone pass a sum of this size."""
-    return max(math.floor(numbers / row) + 1 if row else 0, ROWS_PER_COLUMN * width)
+def lot_rows(numbers: float, row: float, width: int = 0) -> int:
+    """Return the rows that a lot of later rows needs so that a repeated run may keep this size.
+
+    Parameters
+    ----------
+    numbers : float
+        Numbers that a run opens at the size that is to be kept, such as that of 32 landmarks.
+    row : float
+        Unknowns of a row.
+    width : int
+        Columns of which it sums products.
+    """
+    return max(math.ceil(numbers / (LATER * row)), ROWS_PER_COLUMN * width)
 
 
 def check_parties(

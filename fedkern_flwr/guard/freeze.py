@@ -170,7 +170,7 @@ def _hash(
     add nothing: a sparse table and a dense one, or texts in wider arrays, have the same hashes.
     """
     total = np.zeros(rows, np.uint64)
-    for number, column in enumerate(columns):
+    for number, column in enumerate(columns if rows else ()):
         place = b"%d" % number
         own: np.uint64 | Digests
         if not isinstance(column, np.ndarray):
@@ -211,12 +211,11 @@ def _words(values: NDArray[Any]) -> Digests:
 
 def _number(key: bytes, names: Digests, values: Digests) -> Digests:
     """Tell rows of the same name apart: the second by content, the third, ..."""
-    order = np.lexsort((values, names))
-    ranked = names[order]
-    first = np.ones(len(names), bool)
-    first[1:] = ranked[1:] != ranked[:-1]
-    if first.all():
+    ranked = np.sort(names)
+    if (ranked[1:] != ranked[:-1]).all():
         return names
+    order = np.lexsort((values, names))
+    first = np.append(True, ranked[1:] != ranked[:-1])
     places = np.arange(len(names))
     repeats = (places - np.maximum.accumulate(np.where(first, places, 0))).astype(np.uint64)
     out = names.copy()
@@ -483,8 +482,9 @@ class Freeze:
         lot = _Lot(self, 1 if force else self.least)
         lot.change_known(found, here, groups, rows.held_out)
         lot.add_new(found, new, groups, rows.held_out)
-        known = np.concatenate([self.names, self.bare])
-        near = np.isin(found.bare[new], known)
+        known = np.sort(np.concatenate([self.names, self.bare])) if len(new) else self.names[:0]
+        at = np.searchsorted(known[:-1], found.bare[new])
+        near = known[at] == found.bare[new] if len(known) else at
         if lot.learned < needed and not force:
             lot.wait()
         self.generation += force
