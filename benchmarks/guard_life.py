@@ -112,7 +112,7 @@ def life(rows: int, rule: str) -> tuple[list[list[object]], dict[str, float]]:
                 node.month(month, needed)
         for method in methods if month == 0 else [methods[month % len(methods)]]:
             learned = [
-                int(n.freeze.blocks.rows[n.freeze.select(1, 2, 3, 4, 5)].sum()) for n in nodes
+                int(n.freeze.blocks["rows"][n.freeze.select(1, 2, 3, 4, 5)].sum()) for n in nodes
             ]
             others = min(learned)  # of two others one may tell the server its rows
             plans = []
@@ -133,7 +133,7 @@ def life(rows: int, rule: str) -> tuple[list[list[object]], dict[str, float]]:
                 except RefusedError:
                     refusals += 1
                 held = node.freeze.select(HELD_OUT)
-                answered = int(node.freeze.blocks.rows[[*planned.blocks, *held]].sum())
+                answered = int(node.freeze.blocks["rows"][[*planned.blocks, *held]].sum())
                 used.append(answered / len(node.ids))
             if method == "FedCG":
                 sizes.append(size)

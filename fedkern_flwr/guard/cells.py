@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,8 @@ from .freeze import BARRED, SPLIT, USED, Blocks
 
 #: Bits of a number: a column of two values has one of them, a count of n rows log2(n + 1).
 _BITS = 64
+#: Bytes of the digest of a pinned key.
+KEY_BYTES = 8
 #: Share of what is left that a run plans with, and what a block may cost it of its size.
 SHARE, COST = 0.2, 0.1
 #: Share of all unknowns of rows that came later, for each function that is repeated with them.
@@ -43,7 +46,7 @@ ROWS_PER_COLUMN = 2
 _ROUNDING = 1e-9
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Sum:
     """A sum over this node's blocks that the server opens.
 
@@ -54,7 +57,7 @@ class Sum:
         as "all" or "fold 2". Where a longer sum begins with the numbers of a shorter one, as with
         the first landmarks of one sequence, both have the same digest.
     cohort : frozenset of bytes
-        Digests of the pinned keys of the parties; empty where identities are not pinned.
+        Digests of the pinned keys of the parties, 8 bytes each; empty where there are none.
     blocks : frozenset of int
         Blocks of this node.
     numbers : float
@@ -75,36 +78,18 @@ class Sum:
     others: int = 0
     width: int = 0
 
-    def pack(self) -> tuple[bytes, bytes, bytes, float, float, int, int]:
-        """Return the sum as a row of the ledger."""
+    def pack(self) -> tuple[Any, ...]:
+        """Return the sum as a row of the ledger: two texts of bytes for blocks and cohort."""
         blocks = np.array(sorted(self.blocks), "<i4").tobytes()
-        cohort = b"".join(sorted(self.cohort))
-        return self.function, cohort, blocks, self.numbers, self.row, self.others, self.width
+        rest = self.numbers, self.row, self.others, self.width
+        return blocks, b"".join(sorted(self.cohort)), self.function, *rest
 
     @classmethod
-    def unpack(
-        cls,
-        function: bytes,
-        cohort: bytes,
-        blocks: bytes,
-        numbers: float,
-        row: float,
-        others: int,
-        width: int,
-        *,
-        size: int = 8,
-    ) -> Sum:
-        """Read from :meth:`pack`; ``size`` is that of the digest of a key."""
-        keys = frozenset(cohort[k : k + size] for k in range(0, len(cohort), size))
-        return cls(
-            function=function,
-            cohort=keys,
-            blocks=frozenset(np.frombuffer(blocks, "<i4").tolist()),
-            numbers=numbers,
-            row=row,
-            others=others,
-            width=width,
-        )
+    def unpack(cls, blocks: bytes, cohort: bytes, function: bytes, *rest: Any) -> Sum:
+        """Read from :meth:`pack`."""
+        keys = [cohort[k : k + KEY_BYTES] for k in range(0, len(cohort), KEY_BYTES)]
+        found = frozenset(np.frombuffer(blocks, "<i4").tolist())
+        return cls(function, frozenset(keys), found, *rest)
 
 
 def unknowns(columns: int, binary: int = 0) -> float:
@@ -148,12 +133,12 @@ class Cells:
 
     def __init__(self, blocks: Blocks, sums: Iterable[Sum]) -> None:
         self.blocks, self.sums = blocks, list(sums)
-        self.leaves = np.flatnonzero(blocks.state != SPLIT)
-        self.rows = blocks.rows[self.leaves].astype(np.int64)
+        self.leaves = np.flatnonzero(blocks["state"] != SPLIT)
+        self.rows = blocks["rows"][self.leaves].astype(np.int64)
         self.versions = np.cumsum(np.zeros(len(blocks), int))
-        for block, parent in enumerate(blocks.parent):  # parents come before their parts
+        for block, parent in enumerate(blocks["parent"]):  # parents come before their parts
             above = self.versions[parent] if parent >= 0 else 0
-            self.versions[block] = above + blocks.edited[block]
+            self.versions[block] = above + blocks["edited"][block]
 
     def members(self, sums: Sequence[Sum]) -> NDArray[np.int64]:
         """Return in which version each leaf was in each sum, -1 if not; shape (leaves, sums)."""
@@ -161,7 +146,7 @@ class Cells:
         for at, one in enumerate(sums):
             inside = list(one.blocks)
             found[inside, at] = self.versions[inside]
-        for block, parent in enumerate(self.blocks.parent):
+        for block, parent in enumerate(self.blocks["parent"]):
             if parent >= 0:
                 found[block] = np.where(found[block] < 0, found[parent], found[block])
         return found[self.leaves]
@@ -226,7 +211,7 @@ class Cells:
         Changes that the owner forced, and withdrawals that could not wait, are not looked at.
         """
         inside = self.members([new, *self.sums])
-        waived = self.blocks.forced | (self.blocks.state == BARRED)
+        waived = self.blocks["forced"] | (self.blocks["state"] == BARRED)
         differs = (inside != inside[:, :1]) & ~waived[self.leaves][:, None]
         rows = self.rows @ differs
         bounds = [
@@ -334,7 +319,7 @@ def plan(
     known = cells.functions().get((one.function, one.cohort), [])
     others = cells.all_shares((one.function, one.cohort))
     rest = cells.rows * (1.0 - cells.loads(others))  # rows that other functions have left
-    used = np.isin(cells.leaves, list(candidates)) & (blocks.state[cells.leaves] == USED)
+    used = np.isin(cells.leaves, list(candidates)) & (blocks["state"][cells.leaves] == USED)
 
     def shares(size: int, inside: NDArray[np.bool_]) -> list[_Share]:
         taking = frozenset(cells.leaves[inside].tolist())

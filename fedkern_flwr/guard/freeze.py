@@ -19,7 +19,7 @@ import hashlib
 import secrets
 import unicodedata
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -48,9 +48,12 @@ _SHARES = {
     0: np.array([0.0] + [1.0 / FOLDS] * FOLDS),
     1: np.array([1.0] + [0.0] * FOLDS),
 }
+#: Rows of one id that are withdrawn, at most.
+_MOST_ROWS = 1000
 #: Largest share of the rows that may wait because of the strata.
 _MAX_WAITING = 0.05
-#: States of a block. Only USED blocks are summed; rows of LEFT may come back, those of BARRED not.
+#: States of a block. Only USED blocks are summed. Rows of LEFT may come back, those of BARRED not.
+#: SPLIT blocks have parts or a newer version.
 USED, LEFT, BARRED, SPLIT = range(4)
 
 
@@ -90,17 +93,21 @@ class Rows:
 
     def identify(self, key: bytes) -> Identity:
         """Return keyed digests of all rows."""
-        count = len(self)
+        count, groups = len(self), np.zeros(len(self), np.uint64)
+        if self.strata is not None or self.labelled is not None:
+            labelled = np.ones(count) if self.labelled is None else self.labelled
+            strata = [] if self.strata is None else [_bytes(self.strata)]
+            groups = _hash(key, b"group", [np.asarray(labelled, float), *strata], count)
         values = _hash(key, b"content", self.columns, count)
         if self.ids is None:
             names = _number(key, values, values)
-            return Identity(names, values, names)
+            return Identity(names, values, names, groups)
         texts = normalised(self.ids)
-        names = _number(key, _hash(key, b"id", [_bytes(texts)], count), values)
-        if not any(text[:1] == "0" for text in texts):
-            return Identity(names, values, names)
-        bare = _hash(key, b"id", [_bytes([text.lstrip("0") for text in texts])], count)
-        return Identity(names, values, _number(key, bare, values))
+        names = bare = _number(key, _hash(key, b"id", [_bytes(texts)], count), values)
+        if any(text[:1] == "0" for text in texts):
+            plain = _hash(key, b"id", [_bytes([text.lstrip("0") for text in texts])], count)
+            bare = _number(key, plain, values)
+        return Identity(names, values, bare, groups)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -115,11 +122,14 @@ class Identity:
         Of the raw contents.
     bare : ndarray of uint64
         Of the ids without leading zeros.
+    groups : ndarray of uint64
+        Of stratum and label.
     """
 
     names: Digests
     values: Digests
     bare: Digests
+    groups: Digests
 
 
 def normalised(ids: Sequence[Any] | NDArray[Any]) -> list[str]:
@@ -227,46 +237,25 @@ def _number(key: bytes, names: Digests, values: Digests) -> Digests:
 # -- blocks
 
 
-@dataclass(eq=False)
-class Blocks:
-    """All blocks that there ever were, by their numbers; arrays of shape (blocks,).
-
-    Attributes
-    ----------
-    parent : ndarray of int32
-        The block that it is a part, or an edited version, of; -1 for none.
-    edited : ndarray of bool
-        Whether its rows have another content than in its parent.
-    part : ndarray of int8
-        0 for held-out rows, 1 to 5 for the folds.
-    group : ndarray of int32
-        Twice the number of the stratum, plus one for rows without a label.
-    state : ndarray of int8
-        ``USED``, ``LEFT`` (may come back), ``BARRED`` (never), ``SPLIT`` (has parts or a newer
-        version, so that it is no leaf).
-    rows : ndarray of int32
-        Its rows.
-    forced : ndarray of bool
-        Whether the owner forced the change that made it: it may have fewer rows than ``least``.
-    """
-
-    parent: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    edited: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
-    part: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, np.int8))
-    group: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    state: NDArray[np.int8] = field(default_factory=lambda: np.zeros(0, np.int8))
-    rows: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    forced: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
-
-    def __len__(self) -> int:
-        """Return the number of blocks."""
-        return len(self.parent)
-
-    def add(self, **values: Any) -> int:
-        """Add a block; return its number."""
-        for name, array in vars(self).items():
-            setattr(self, name, np.append(array, np.array([values[name]], array.dtype)))
-        return len(self) - 1
+#: A block; there is one record for each that there ever was, at the place of its number.
+#:
+#: ``parent``: the block that it is a part, or an edited version, of; -1 for none. ``edited``:
+#: whether its rows have another content than in the parent. ``part``: 0 for held-out rows, 1 to 5
+#: for the folds. ``group``: digest of stratum and label. ``state``: see above; blocks that are not
+#: SPLIT are *leaves*. ``forced``: whether the owner forced the change that made it, so that it may
+#: have fewer rows than ``least``.
+BLOCK = np.dtype(
+    [
+        ("parent", "<i4"),
+        ("edited", "?"),
+        ("part", "i1"),
+        ("group", "<u8"),
+        ("state", "i1"),
+        ("rows", "<i4"),
+        ("forced", "?"),
+    ]
+)
+Blocks = NDArray[Any]
 
 
 #: Kinds of changes, as the owner reads them.
@@ -326,10 +315,8 @@ class Freeze:
         See :class:`Identity`.
     block : ndarray of int32, shape (rows ever frozen,)
         The leaf of each row.
-    blocks : Blocks
+    blocks : ndarray of BLOCK
         All blocks.
-    strata : ndarray of uint64
-        Digests of the strata, by their numbers.
     generation : int
         Counts hasty withdrawals and forced changes. Landmarks, frequencies and first iterates are
         drawn anew with each: with the old ones the difference would be the rows that changed.
@@ -341,8 +328,7 @@ class Freeze:
     values: Digests = field(default_factory=lambda: np.zeros(0, np.uint64))
     bare: Digests = field(default_factory=lambda: np.zeros(0, np.uint64))
     block: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    blocks: Blocks = field(default_factory=Blocks)
-    strata: Digests = field(default_factory=lambda: np.zeros(0, np.uint64))
+    blocks: Blocks = field(default_factory=lambda: np.zeros(0, BLOCK))
     generation: int = 0
 
     # -- made, kept
@@ -380,14 +366,8 @@ class Freeze:
     def save(self, folder: Path) -> None:
         """Write the freeze into a folder, for this user's eyes only, whole or not at all."""
         arrays = {name: getattr(self, name) for name in _ARRAYS}
-        arrays |= {f"blocks_{name}": array for name, array in vars(self.blocks).items()}
-        meta = {
-            "version": VERSION,
-            "key": self.key.hex(),
-            "least": self.least,
-            "generation": self.generation,
-        }
-        save_arrays(folder / FILE, arrays, meta)
+        meta = {"key": self.key.hex(), "least": self.least, "generation": self.generation}
+        save_arrays(folder / FILE, arrays, {"version": VERSION, **meta})
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
@@ -404,11 +384,9 @@ class Freeze:
         try:
             arrays, meta = load_arrays(path)
             if meta["version"] == VERSION:
-                inner = {f.name: arrays[f"blocks_{f.name}"] for f in fields(Blocks)}
-                made = cls(bytes.fromhex(meta["key"]), int(meta["least"]), blocks=Blocks(**inner))
+                made = cls(bytes.fromhex(meta["key"]), int(meta["least"]))
                 made.generation = int(meta["generation"])
-                for name in _ARRAYS:
-                    setattr(made, name, arrays[name])
+                vars(made).update({name: arrays[name] for name in _ARRAYS})
                 return made
         except (CheckpointError, KeyError, TypeError, ValueError):
             raise OptionError(
@@ -422,12 +400,18 @@ class Freeze:
             code="FK-FREEZE-VERSION",
         )
 
+    @property
+    def fingerprint(self) -> bytes:
+        """Keyed digest of all that was dealt; of matched rows it is the same at all parties."""
+        parts = [getattr(self, name).tobytes() for name in ("names", "block", "blocks")]
+        return hashlib.blake2b(b"".join(parts), key=self.key, digest_size=16).digest()
+
     # -- what runs are answered with
 
     @property
     def used(self) -> NDArray[np.bool_]:
         """Whether each row that was ever frozen is in the frozen table, shape (rows,)."""
-        used: NDArray[np.bool_] = (self.blocks.state == USED)[self.block]
+        used: NDArray[np.bool_] = (self.blocks["state"] == USED)[self.block]
         return used
 
     def table_blocks(self) -> NDArray[np.int32]:
@@ -436,9 +420,9 @@ class Freeze:
 
     def select(self, *parts: int) -> list[int]:
         """Return the blocks in use, of some parts or of all."""
-        wanted = self.blocks.state == USED
+        wanted = self.blocks["state"] == USED
         if parts:
-            wanted &= np.isin(self.blocks.part, parts)
+            wanted &= np.isin(self.blocks["part"], parts)
         return [int(b) for b in np.flatnonzero(wanted)]
 
     def whole_blocks(self, wanted: NDArray[np.bool_]) -> list[int]:
@@ -451,7 +435,7 @@ class Freeze:
         """
         blocks = self.table_blocks()
         inside = np.bincount(blocks[wanted], minlength=len(self.blocks))
-        return [b for b in self.select() if inside[b] == self.blocks.rows[b]]
+        return [b for b in self.select() if inside[b] == self.blocks["rows"][b]]
 
     def rows_of(self, blocks: Collection[int]) -> Places:
         """Return the places of blocks' rows in the frozen table, in its order."""
@@ -467,8 +451,8 @@ class Freeze:
         rows : Rows
             The table as it is now.
         needed : int
-            Rows that a lot needs outside of the held-out share: so many that its own rows alone
-            have more unknowns than a run opens numbers about them.
+            Rows that a lot needs outside of the held-out share, see
+            :func:`~fedkern_flwr.guard.cells.lot_rows`.
         force : bool (default: False)
             Whether everything takes effect at once, whatever it exposes; the owner's order.
 
@@ -477,64 +461,78 @@ class Freeze:
         Change
             What took effect, and what waits.
         """
-        found, groups = rows.identify(self.key), self._groups(rows)
-        here, new = self._match(found.names)
-        lot = _Lot(self, 1 if force else self.least)
-        lot.change_known(found, here, groups, rows.held_out)
-        lot.add_new(found, new, groups, rows.held_out)
-        known = np.sort(np.concatenate([self.names, self.bare])) if len(new) else self.names[:0]
-        at = np.searchsorted(known[:-1], found.bare[new])
-        near = known[at] == found.bare[new] if len(known) else at
+        lot = _Lot(self, rows, 1 if force else self.least)
         if lot.learned < needed and not force:
             lot.wait()
         self.generation += force
-        change = lot.apply(found, forced=force)
-        return replace(change, needed=max(needed, self.least), near_misses=int(near.sum()))
+        change = self._apply(lot.pieces, lot.found, forced=force)
+        needs = max(needed, self.least)
+        return replace(change, waiting=lot.waiting, needed=needs, near_misses=lot.near_misses)
 
     def withdraw(self, ids: Sequence[Any]) -> Change:
         """Withdraw rows at once, each with others of its block, all of them for good.
 
         A block loses at least ``least`` rows; if fewer than ``least`` would stay, it goes as a
-        whole. The others are those with the lowest hashes.
+        whole. The others are those with the lowest hashes. All rows of an id are withdrawn.
         """
-        gone = np.isin(self.names, Rows(ids=ids).identify(self.key).names) & self.used
-        lot = _Lot(self, self.least)
+        names = Rows(ids=[*ids] * _MOST_ROWS).identify(self.key).names
+        gone = np.isin(self.names, names) & self.used
+        draw, pieces = _mix(self.names, _key(self.key, b"deal")), []
         for block in np.unique(self.block[gone]):
             rows = np.flatnonzero(self.block == block)
-            draw = _mix(self.names[rows], _key(self.key, b"deal"))
-            ranked = rows[np.lexsort((draw, ~gone[rows]))]
+            ranked = rows[np.lexsort((draw[rows], ~gone[rows]))]
             take = max(self.least, int(gone[rows].sum()))
             piece = ranked if len(rows) - take < self.least else ranked[:take]
-            lot.pieces.append(_Piece(_GOES, piece, HELD_OUT, 0, piece))
-        self.generation += bool(lot.pieces)
-        return lot.apply(None, left=BARRED)
+            part, group = self.blocks[["part", "group"]][block]
+            pieces.append(_Piece(_GOES, piece, part, group, piece))
+        self.generation += bool(pieces)
+        return self._apply(pieces, left=BARRED)
 
-    def _match(self, names: Digests) -> tuple[Places, Places]:
-        """Return for each known row its place in the table or -1, and the places of new rows."""
-        here = np.full(len(self.names), _NONE, np.int64)
-        new = np.ones(len(names), bool)
-        if len(names):
-            order, known = np.argsort(names), np.argsort(self.names)  # sorted searches are fast
-            at = order[np.searchsorted(names[order[:-1]], self.names[known])]
-            same = names[at] == self.names[known]
-            here[known[same]] = at[same]
-            new[at[same]] = False
-        return here, np.flatnonzero(new)
+    def _apply(
+        self,
+        pieces: Sequence[_Piece],
+        found: Identity | None = None,
+        *,
+        left: int = LEFT,
+        forced: bool = False,
+    ) -> Change:
+        """Let pieces take effect; rows that leave get the state ``left``."""
+        size, source = int(self.used.sum()), np.cumsum(self.used) - 1
+        done, parents = dict.fromkeys(_KINDS, 0), dict[int, int]()
+        for piece in pieces:
+            rows, parent = piece.rows, _NONE
+            if piece.kind == _NEW and found is not None:
+                rows = np.arange(len(rows)) + len(self.names)
+                for name in ("names", "values", "bare"):
+                    more = getattr(found, name)[piece.places]
+                    setattr(self, name, np.append(getattr(self, name), more))
+                self.block = np.append(self.block, np.zeros(len(rows), np.int32))
+                source = np.append(source, rows)
+            else:
+                parent = int(self.block[rows[0]])
+                parents.setdefault(parent, self.blocks["state"][parent])
+            goes, anew = piece.kind == _GOES, piece.kind in (_EDIT, _BACK)
+            state, cell = left if goes else USED, (piece.part, piece.group)
+            self.block[rows] = self._add(parent, anew, *cell, state, len(rows), forced)
+            if found is not None and not goes:
+                source[rows] = size + piece.places
+                self.values[rows] = found.values[piece.places]
+            done[piece.kind] += len(rows)
+        for parent, state in parents.items():
+            stay = np.flatnonzero(self.block == parent)
+            if len(stay):
+                few, cell = len(stay) < self.least, self.blocks[["part", "group"]][parent]
+                self.block[stay] = self._add(parent, False, *cell, state, len(stay), few)
+            self.blocks["state"][parent] = SPLIT
+        return Change(source[self.used], done, dict.fromkeys(_KINDS, 0))
 
-    def _groups(self, rows: Rows) -> NDArray[np.int32]:
-        """Return the group of each row; strata that were not there before are added."""
-        groups = np.zeros(len(rows), np.int32)
-        if rows.strata is not None:
-            found = _hash(self.key, b"stratum", [_bytes(rows.strata)], len(rows))
-            self.strata = np.append(self.strata, np.setdiff1d(found, self.strata))
-            order = np.argsort(self.strata)
-            groups += 2 * order[np.searchsorted(self.strata, found, sorter=order)].astype(np.int32)
-        if rows.labelled is not None:
-            groups += ~np.asarray(rows.labelled, bool)
-        return groups
+    def _add(self, *block: Any) -> int:
+        """Add a block, the values of a BLOCK; return its number."""
+        self.blocks = np.append(self.blocks, np.array([block], BLOCK))
+        return len(self.blocks) - 1
 
 
-_ARRAYS = ("names", "values", "bare", "block", "strata")
+_ARRAYS = ("names", "values", "bare", "block", "blocks")
 
 
 # -- what changes together
@@ -558,77 +556,80 @@ class _Piece:
 class _Lot:
     """The changes that take effect together, or wait together."""
 
-    def __init__(self, freeze: Freeze, least: int) -> None:
-        self.freeze, self.least = freeze, least
+    def __init__(self, freeze: Freeze, rows: Rows, least: int) -> None:
+        self.freeze, self.least, self.found = freeze, least, rows.identify(freeze.key)
         self.pieces: list[_Piece] = []
         self.waiting = dict.fromkeys(_KINDS, 0)
+        here, new = self._match()
+        self._change_known(here, rows.held_out)
+        self._deal_new(new, rows.held_out)
+        self.near_misses = 0
+        if len(new) and len(freeze.names):
+            known = np.sort(np.append(freeze.names, freeze.bare))
+            bare = self.found.bare[new]
+            self.near_misses = int((known[np.searchsorted(known[:-1], bare)] == bare).sum())
 
-    def change_known(
-        self,
-        found: Identity,
-        here: Places,
-        groups: NDArray[np.int32],
-        held_out: NDArray[np.bool_] | None,
-    ) -> None:
+    def _match(self) -> tuple[Places, Places]:
+        """Return for each known row its place in the table or -1, and the places of new rows."""
+        names, known = self.found.names, self.freeze.names
+        here, new = np.full(len(known), _NONE, np.int64), np.ones(len(names), bool)
+        if len(names):
+            order, ranked = np.argsort(names), np.argsort(known)  # sorted searches are fast
+            at = order[np.searchsorted(names[order[:-1]], known[ranked])]
+            same = names[at] == known[ranked]
+            here[ranked[same]] = at[same]
+            new[at[same]] = False
+        return here, np.flatnonzero(new)
+
+    def _change_known(self, here: Places, held_out: NDArray[np.bool_] | None) -> None:
         """Find the pieces of leaves that leave, that were edited or that come back."""
         freeze, there = self.freeze, here >= 0
-        of, blocks = freeze.block, freeze.blocks
-        state, part, group = blocks.state[of], blocks.part[of].copy(), blocks.group[of].copy()
-        moves = there & (state == LEFT)
-        if there.any():
-            now = here[there]
-            group[there] = groups[now]
-            if held_out is not None:  # whether a row moves into test-data, or out of it
-                was = part[there] == HELD_OUT
-                part[there] = np.where(was == held_out[now], part[there], np.where(was, 1, 0))
-            changed = (part != blocks.part[of]) | (group != blocks.group[of])
-            changed[there] |= found.values[now] != freeze.values[there]
-            moves |= there & changed & (state == USED)
+        of, cells = freeze.block, freeze.blocks[freeze.block]
+        state, part, group = cells["state"], cells["part"].copy(), cells["group"].copy()
+        now = here[there]
+        group[there] = self.found.groups[now]
+        if held_out is not None:  # whether a row moves into test-data, or out of it
+            was = part[there] == HELD_OUT
+            part[there] = np.where(was == held_out[now], part[there], np.where(was, 1, HELD_OUT))
+        changed = (part != cells["part"]) | (group != cells["group"])
+        changed[there] |= self.found.values[now] != freeze.values[there]
         goes = ~there & (state == USED)
-        cell = np.where(goes, _NONE, group.astype(np.int64) * (FOLDS + 1) + part)
-        pieces: dict[int, list[Places]] = {}
-        for rows in _alike(np.flatnonzero(moves | goes), of, cell):
-            pieces.setdefault(int(of[rows[0]]), []).append(rows)
+        moves = there & ((state == LEFT) | (changed & (state == USED)))
+        pieces: dict[int, list[_Piece]] = {}
+        for rows in _alike(np.flatnonzero(moves | goes), of, goes, group, part):
+            one = rows[0]
+            kind = _GOES if goes[one] else _BACK if state[one] == LEFT else _EDIT
+            piece = _Piece(kind, rows, int(part[one]), int(group[one]), here[rows])
+            pieces.setdefault(int(of[one]), []).append(piece)
         for block, changing in pieces.items():
-            fit = [len(rows) >= self.least for rows in changing]
-            stay = blocks.rows[block] - sum(len(r) for r, f in zip(changing, fit, strict=True) if f)
-            for rows, fits in zip(changing, fit, strict=True):
-                one = rows[0]
-                kind = _GOES if goes[one] else _BACK if state[one] == LEFT else _EDIT
-                target = (int(part[one]), int(group[one]))
-                piece = _Piece(kind, rows, *target, here[rows])
-                if fits and not 0 < stay < self.least:
+            fit = [piece for piece in changing if len(piece.rows) >= self.least]
+            stay = freeze.blocks["rows"][block] - sum(len(piece.rows) for piece in fit)
+            for piece in changing:
+                if piece in fit and not 0 < stay < self.least:
                     self.pieces.append(piece)
                 else:
-                    self.waiting[kind] += len(rows)
+                    self.waiting[piece.kind] += len(piece.rows)
 
-    def add_new(
-        self,
-        found: Identity,
-        new: Places,
-        groups: NDArray[np.int32],
-        held_out: NDArray[np.bool_] | None,
-    ) -> None:
+    def _deal_new(self, new: Places, held_out: NDArray[np.bool_] | None) -> None:
         """Deal new rows of each group, by their hashes, to the parts that lack rows most."""
-        blocks = self.freeze.blocks
-        fixed = np.full(len(groups), _NONE) if held_out is None else held_out.astype(np.int64)
+        blocks, found = self.freeze.blocks, self.found
+        fixed = np.full(len(found.names), _NONE) if held_out is None else held_out.astype(int)
         draw = _mix(found.names, _key(self.freeze.key, b"deal"))
-        for rows in _alike(new, groups, fixed):
-            group, apart = int(groups[rows[0]]), fixed[rows[0]]
-            ranked = rows[np.argsort(draw[rows], kind="stable")]
-            own = (blocks.state == USED) & (blocks.group == group)
-            filled = np.bincount(blocks.part[own], blocks.rows[own], minlength=FOLDS + 1)
+        for rows in _alike(new, found.groups, fixed):
+            group, ranked = found.groups[rows[0]], rows[np.argsort(draw[rows])]
+            own = blocks[(blocks["state"] == USED) & (blocks["group"] == group)]
+            filled = np.bincount(own["part"], own["rows"], minlength=FOLDS + 1)
             start = 0
-            for part, size in _sizes(len(rows), filled, _SHARES[apart], self.least):
+            for part, size in _sizes(len(rows), filled, _SHARES[fixed[rows[0]]], self.least):
                 piece = ranked[start : start + size]
-                self.pieces.append(_Piece(_NEW, piece, part, group, piece))
+                self.pieces.append(_Piece(_NEW, piece, part, int(group), piece))
                 start += size
             self.waiting[_NEW] += len(rows) - start
 
     @property
     def learned(self) -> int:
         """Rows of the lot that are outside of the held-out share, or were."""
-        of, parts = self.freeze.block, self.freeze.blocks.part
+        of, parts = self.freeze.block, self.freeze.blocks["part"]
         return sum(
             len(p.rows)
             for p in self.pieces
@@ -640,62 +641,6 @@ class _Lot:
         for piece in self.pieces:
             self.waiting[piece.kind] += len(piece.rows)
         self.pieces = []
-
-    def apply(self, found: Identity | None, *, left: int = LEFT, forced: bool = False) -> Change:
-        """Let all pieces take effect; rows that leave get the state ``left``."""
-        freeze, blocks = self.freeze, self.freeze.blocks
-        before = np.cumsum(freeze.used) - 1  # places in the old frozen table
-        old = int(before[-1]) + 1 if len(before) else 0
-        pieces: dict[int, list[_Piece]] = {}
-        done = dict.fromkeys(_KINDS, 0)
-        for piece in self.pieces:
-            done[piece.kind] += len(piece.rows)
-            pieces.setdefault(-1 if piece.kind == _NEW else freeze.block[piece.rows[0]], []).append(
-                piece
-            )
-        source = before.copy()
-        for parent, changing in pieces.items():
-            if parent < 0:
-                continue
-            was = {"part": blocks.part[parent], "group": blocks.group[parent]}
-            state = blocks.state[parent]
-            own = np.flatnonzero(freeze.block == parent)
-            blocks.state[parent] = SPLIT
-            for piece in changing:
-                cell = {"part": piece.part, "group": piece.group}
-                kept = {**was, "edited": False, "state": left}
-                new = {**cell, "edited": True, "state": USED}
-                freeze.block[piece.rows] = blocks.add(
-                    **(kept if piece.kind == _GOES else new),
-                    parent=parent,
-                    rows=len(piece.rows),
-                    forced=forced,
-                )
-                if piece.kind != _GOES and found is not None:
-                    source[piece.rows] = old + piece.places
-                    freeze.values[piece.rows] = found.values[piece.places]
-            stay = own[freeze.block[own] == parent]
-            if len(stay):
-                freeze.block[stay] = blocks.add(
-                    **was, parent=parent, edited=False, state=state, rows=len(stay), forced=forced
-                )
-        for piece in pieces.get(-1, []):
-            assert found is not None
-            block = blocks.add(
-                parent=_NONE,
-                edited=False,
-                part=piece.part,
-                group=piece.group,
-                state=USED,
-                rows=len(piece.rows),
-                forced=forced,
-            )
-            freeze.block = np.append(freeze.block, np.full(len(piece.rows), block, np.int32))
-            source = np.append(source, old + piece.rows)
-            for name in ("names", "values", "bare"):
-                known, now = getattr(freeze, name), getattr(found, name)
-                setattr(freeze, name, np.concatenate([known, now[piece.rows]]))
-        return Change(source[freeze.used], done, self.waiting)
 
 
 def _alike(rows: Places, *labels: NDArray[Any]) -> list[Places]:

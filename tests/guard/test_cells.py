@@ -163,7 +163,7 @@ def test_a_lot_takes_a_sixth_for_each_function_or_is_left_out() -> None:
     small.update(table(range(550)), needed=0)
     found = plan(small.blocks, sums, small.select(*FOLDS), square(small, 400), 100)
     assert found.size >= 90
-    assert sum(small.blocks.rows[found.left_out]) == 40
+    assert sum(small.blocks["rows"][found.left_out]) == 40
 
 
 def test_nothing_left_is_said() -> None:
@@ -301,7 +301,7 @@ def test_a_check_against_fifty_runs_takes_little_time() -> None:
     check_sum(made.blocks, sums, square(made, 2000)(11))
     check_parties(made.blocks, sums, one(made), least=3)
     assert time.process_time() - start < 1.0  # seconds
-    assert (made.blocks.state == SPLIT).sum() > 10
+    assert (made.blocks["state"] == SPLIT).sum() > 10
     found = plan(made.blocks, sums, made.select(*FOLDS), square(made, 2000), 100)
     assert time.process_time() - start < 10.0
     assert found.size >= 10
