@@ -1,6 +1,6 @@
 """The usual life of three nodes under the guard: 24 months of runs on tables that change.
 
-    python benchmarks/guard_life.py [--rows 500 200] [--needed largest 93]
+    python benchmarks/guard_life.py [--rows 500 200] [--landmarks 32 24]
 
 Each month 20 new rows come to each node, 1 % of its rows are edited, and a row is withdrawn; every
 half-year one withdrawal cannot wait. Each month has a run of the next method. The table shows
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedkern_flwr.errors import RefusedError
-from fedkern_flwr.guard.cells import Sum, check_sum, counts, needed_rows, plan, unknowns
+from fedkern_flwr.guard.cells import Sum, check_sum, counts, lot_rows, plan, unknowns
 from fedkern_flwr.guard.freeze import HELD_OUT, Change, Freeze, Rows
 
 COLUMNS, NODES, MONTHS, NEW, LEAST = 30, 3, 24, 20, 5
@@ -99,14 +99,14 @@ class Node:
         )
 
 
-def life(rows: int, rule: str) -> tuple[list[list[object]], dict[str, float]]:
-    """Return a line for each month, and figures."""
+def life(rows: int, landmarks: int) -> tuple[list[list[object]], dict[str, float]]:
+    """Return a line for each run, and figures; lots must allow so many landmarks."""
+    needed = lot_rows(square(landmarks), ROW, landmarks)
     nodes = [Node(seed, rows) for seed in range(NODES)]
     methods, lines, waits, refusals = list(METHODS), [], 0, 0
     sizes: list[int] = []
+    least = 1.0
     for month in range(MONTHS + 1):
-        largest = max((s.numbers for s in nodes[0].sums), default=0.0)
-        needed = needed_rows(largest, ROW) if rule == "largest" else int(rule)
         if month:
             for node in nodes:
                 node.month(month, needed)
@@ -138,6 +138,7 @@ def life(rows: int, rule: str) -> tuple[list[list[object]], dict[str, float]]:
             if method == "FedCG":
                 sizes.append(size)
             waiting = nodes[0].change.waiting
+            least = min(least, float(np.mean(used)))
             lines.append([month, method, size, f"{np.mean(used):.1%}", needed, *waiting.values()])
         waits += nodes[0].change.waiting["new rows"] > 0
     final = np.mean([n.freeze.used.sum() / len(n.ids) for n in nodes])
@@ -145,6 +146,7 @@ def life(rows: int, rule: str) -> tuple[list[list[object]], dict[str, float]]:
         "refusals": refusals,
         "rows in blocks, month 24": float(final),
         "rows in the run, month 24": float(np.mean(used)),
+        "least rows in a run": least,
         "landmarks, FedCG's fifth run": sizes[4] if len(sizes) > 4 else 0,
         "months in which new rows wait": waits,
     }
@@ -155,13 +157,13 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[500, 200])
-    parser.add_argument("--needed", nargs="+", default=["largest"])
+    parser.add_argument("--landmarks", type=int, nargs="+", default=[32])
     options = parser.parse_args()
     console = Console(width=120)
     for rows in options.rows:
-        for rule in options.needed:
+        for landmarks in options.landmarks:
             start = time.perf_counter()
-            lines, figures = life(rows, rule)
+            lines, figures = life(rows, landmarks)
             heads = [
                 "month",
                 "run",
@@ -173,7 +175,7 @@ def main() -> None:
                 "edits",
                 "left",
             ]
-            table = Table(*heads, title=f"{rows} rows a node, lots of {rule}")
+            table = Table(*heads, title=f"{rows} rows a node, lots for {landmarks} landmarks")
             for line in lines:
                 table.add_row(*map(str, line))
             console.print(table)

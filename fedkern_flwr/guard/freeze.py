@@ -603,12 +603,13 @@ class _Lot:
             pieces.setdefault(int(of[one]), []).append(piece)
         for block, changing in pieces.items():
             fit = [piece for piece in changing if len(piece.rows) >= self.least]
+            fit.sort(key=lambda piece: len(piece.rows), reverse=True)
             stay = freeze.blocks["rows"][block] - sum(len(piece.rows) for piece in fit)
+            while fit and 0 < stay < self.least:
+                stay += len(fit.pop().rows)
+            self.pieces += fit
             for piece in changing:
-                if piece in fit and not 0 < stay < self.least:
-                    self.pieces.append(piece)
-                else:
-                    self.waiting[piece.kind] += len(piece.rows)
+                self.waiting[piece.kind] += 0 if piece in fit else len(piece.rows)
 
     def _deal_new(self, new: Places, held_out: NDArray[np.bool_] | None) -> None:
         """Deal new rows of each group, by their hashes, to the parts that lack rows most."""

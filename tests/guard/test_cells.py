@@ -79,6 +79,7 @@ def test_the_same_again_and_fewer_landmarks_cost_nothing() -> None:
             check_sum(made.blocks, [first], replace(first, **change))
 
 
+@pytest.mark.promise("cells-alone")
 def test_a_lot_must_pass_alone() -> None:
     """Five new rows were computed to 1e-12 from two exact runs with 64 known landmarks."""
     made = freeze(100)
@@ -103,6 +104,7 @@ def test_a_withdrawal_that_waits_no_longer_is_not_computed() -> None:
     check_sum(made.blocks, [first], one(made, b"1/f", numbers=700.0, others=300))
 
 
+@pytest.mark.promise("cells-width")
 def test_products_need_twice_as_many_rows_as_columns() -> None:
     made = freeze(100)
     check_sum(made.blocks, [], one(made, width=40))
@@ -153,15 +155,19 @@ def test_runs_plan_with_a_fifth_of_what_is_left() -> None:
 
 def test_a_lot_takes_a_sixth_for_each_function_or_is_left_out() -> None:
     made = freeze(500)
-    sums = [square(made, 400)(90)]
+    sums = [square(made, 400, b"%d" % k)(50) for k in range(5)]
     needed = lot_rows(32 * 35 / 2, 30.0, 32)
     made.update(table(range(500 + needed * 5 // 4 + 6)), needed=needed)
-    found = plan(made.blocks, sums, made.select(*FOLDS), square(made, 400), 100)
-    assert 32 <= found.size <= 36
-    assert found.left_out == []
+    for k in range(5):
+        found = plan(made.blocks, sums, made.select(*FOLDS), square(made, 400, b"%d" % k), 100)
+        assert 30 <= found.size <= 36
+        assert found.left_out == []
+        sums.append(square(made, 400, b"%d" % k)(found.size))
+        check_sum(made.blocks, sums[:-1], sums[-1])
     small = freeze(500)
+    first = square(small, 400)(90)
     small.update(table(range(550)), needed=0)
-    found = plan(small.blocks, sums, small.select(*FOLDS), square(small, 400), 100)
+    found = plan(small.blocks, [first], small.select(*FOLDS), square(small, 400), 100)
     assert found.size >= 90
     assert sum(small.blocks["rows"][found.left_out]) == 40
 
@@ -176,6 +182,7 @@ def test_nothing_left_is_said() -> None:
 # -- parties
 
 
+@pytest.mark.promise("cells-parties")
 def test_blocks_hide_among_the_parties_always_summed_with_them() -> None:
     made = freeze(100)
     keys = sorted(PARTIES)
@@ -195,6 +202,7 @@ def test_blocks_hide_among_the_parties_always_summed_with_them() -> None:
     check_parties(made.blocks, [first], replace(other, cohort=frozenset()), least=3)
 
 
+@pytest.mark.promise("cells-parties")
 def test_parts_of_a_block_remember_its_parties() -> None:
     made = freeze(100)
     first = one(made, cohort=frozenset(sorted(PARTIES)[:4]))
@@ -223,6 +231,7 @@ def own_rank(cells: Cells, sums: list[Sum], inside: set[int], *, others: bool) -
     )
 
 
+@pytest.mark.promise("cells-numbers")
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

@@ -24,6 +24,7 @@ from fedkern_flwr.guard.freeze import BARRED, FILE, HELD_OUT, USED, Freeze, Rows
 # -- identity
 
 
+@pytest.mark.promise("freeze-ids")
 def test_an_id_is_the_same_row_in_every_spelling() -> None:
     found = Rows(ids=["12", "13"]).identify(KEY).names
     for spelled in ("12.0", " 12 ", 12, 12.0):
@@ -33,6 +34,7 @@ def test_an_id_is_the_same_row_in_every_spelling() -> None:
     assert Rows(ids=["0012"]).identify(KEY).names != found[0]
 
 
+@pytest.mark.promise("freeze-ids")
 @pytest.mark.parametrize(("before", "after"), [("{}", "000{}"), ("000{}", "{}")])
 def test_leading_zeros_are_kept_and_reported(before: str, after: str) -> None:
     old, new = ([form.format(k) for k in range(100, 140)] for form in (before, after))
@@ -129,6 +131,7 @@ def test_requests_are_answered_with_whole_blocks() -> None:
 # -- changes
 
 
+@pytest.mark.promise("freeze-wait")
 def test_changes_wait_until_they_form_a_lot() -> None:
     made = freeze(500)
     change = made.update(table(range(537)), needed=56)
@@ -145,6 +148,7 @@ def test_changes_wait_until_they_form_a_lot() -> None:
     assert len(change.source) == 580
 
 
+@pytest.mark.promise("freeze-hasty")
 def test_a_withdrawal_that_must_not_wait_takes_others_along_for_good() -> None:
     made = freeze(100)
     change = made.withdraw([7])
@@ -247,6 +251,7 @@ def few_rows(sums: list[list[Any]], least: int) -> list[set[Any]]:
     return found
 
 
+@pytest.mark.promise("freeze-few-rows")
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -274,6 +279,21 @@ def test_no_combination_of_sums_is_about_few_rows(
     assert (sizes >= least).all()
 
 
+def test_rows_that_move_to_another_stratum_wait_for_others() -> None:
+    story = Story(1, 600, 5, strata=True, labels=False)
+    assert len({story.freeze.blocks["group"][b] for b in story.freeze.select()}) == 2
+    story.moved = set(range(200))
+    story.edits.update(dict.fromkeys(range(400), 1))
+    story.happen("none", 0)
+    women = np.array([(k + (k in story.moved)) % 2 == 0 for k, v in story.frozen])
+    done = np.array([v == 1 for _, v in story.frozen])
+    assert 200 < done.sum() <= 400
+    groups = story.freeze.blocks["group"][story.freeze.table_blocks()]
+    assert len(set(groups[women & done])) == len(set(groups[~women & done])) == 1
+    assert set(groups[women & done]) != set(groups[~women & done])
+
+
+@pytest.mark.promise("freeze-forced")
 def test_a_forced_change_exposes_the_rows_that_it_is_about() -> None:
     story = Story(3, 60, 5, strata=False, labels=False)
     story.ids.append(60)
@@ -282,6 +302,14 @@ def test_a_forced_change_exposes_the_rows_that_it_is_about() -> None:
         story.happen(force, 10)
         story.sums.append([story.frozen[k] for k in story.freeze.rows_of(story.freeze.select())])
     assert few_rows(story.sums, 5) == [{(60, 0)}]
+    one = story.freeze
+    assert [b for b in one.select() if one.blocks["rows"][b] < 5] == [
+        b for b in one.select() if one.blocks["forced"][b]
+    ]
+    gone = story.ids.index(story.frozen[one.rows_of([one.select(1)[0]])[0]][0])
+    del story.ids[gone]
+    story.happen("force", 10)
+    assert one.blocks["forced"].sum() == 2
 
 
 # -- cost
