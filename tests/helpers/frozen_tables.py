@@ -13,9 +13,9 @@ KEY = bytes(range(32))
 
 def table(ids: Any, edits: Any = (), **more: Any) -> Rows:
     """Rows whose content follows from ids and edits: id -> version."""
-    versions = dict(edits)
+    ids, versions = list(ids), dict(edits)
     content = np.array([(k, versions.get(k, 0)) for k in ids], float).reshape(-1, 2)
-    return Rows(columns=[content], ids=list(ids), **more)
+    return Rows(columns=[content], ids=ids, **more)
 
 
 def freeze(rows: int, least: int = 5, **more: Any) -> Freeze:
