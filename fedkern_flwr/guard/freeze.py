@@ -497,17 +497,21 @@ class Freeze:
         forced: bool = False,
     ) -> Change:
         """Let pieces take effect; rows that leave get the state ``left``."""
-        size, source = int(self.used.sum()), np.cumsum(self.used) - 1
+        size, source, start = int(self.used.sum()), np.cumsum(self.used) - 1, len(self.names)
         done, parents = dict.fromkeys(_KINDS, 0), dict[int, int]()
+        new = [piece.places for piece in pieces if piece.kind == _NEW]
+        if new and found is not None:
+            places = np.concatenate(new)
+            for name in ("names", "values", "bare"):
+                more = getattr(found, name)[places]
+                setattr(self, name, np.append(getattr(self, name), more))
+            self.block = np.append(self.block, np.zeros(len(places), np.int32))
+            source = np.append(source, places)
         for piece in pieces:
             rows, parent = piece.rows, _NONE
-            if piece.kind == _NEW and found is not None:
-                rows = np.arange(len(rows)) + len(self.names)
-                for name in ("names", "values", "bare"):
-                    more = getattr(found, name)[piece.places]
-                    setattr(self, name, np.append(getattr(self, name), more))
-                self.block = np.append(self.block, np.zeros(len(rows), np.int32))
-                source = np.append(source, rows)
+            if piece.kind == _NEW:
+                rows = start + np.arange(len(rows))
+                start += len(rows)
             else:
                 parent = int(self.block[rows[0]])
                 parents.setdefault(parent, self.blocks["state"][parent])
