@@ -107,13 +107,14 @@ def counts(number: int, rows: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Share:
-    """Numbers of a function that are spread over some leaves."""
+    """Numbers of a function that are spread over some leaves; ``alone``: not those of the core."""
 
     leaves: NDArray[np.bool_]
     numbers: float
     row: float
     others: int
     width: int
+    alone: bool
 
     def hidden(self, rows: NDArray[np.int64]) -> int:
         """Return the rows over which they are spread."""
@@ -135,7 +136,7 @@ class Cells:
         self.blocks, self.sums = blocks, list(sums)
         self.leaves = np.flatnonzero(blocks["state"] != SPLIT)
         self.rows = blocks["rows"][self.leaves].astype(np.int64)
-        self.versions = np.cumsum(np.zeros(len(blocks), int))
+        self.versions = np.zeros(len(blocks), int)
         for block, parent in enumerate(blocks["parent"]):  # parents come before their parts
             above = self.versions[parent] if parent >= 0 else 0
             self.versions[block] = above + blocks["edited"][block]
@@ -182,28 +183,29 @@ class Cells:
         widths = np.array([one.width for one in sums])
         row, others = min(one.row for one in sums), min(one.others for one in sums)
         core = (member >= 0).all(axis=1) & (member == member[:, :1]).all(axis=1)
-        if not core.any():
-            core = member[:, -1] >= 0
         if core.any():
-            yield _Share(core, numbers.max(), row, others, int(widths.max()))
+            yield _Share(core, numbers.max(), row, others, int(widths.max()), alone=False)
         patterns: dict[bytes, NDArray[np.bool_]] = {}
         for version in np.unique(member[member >= 0]):
-            inside = member == version
-            apart = inside ^ inside[:, :1]  # of what came and of what left alike
+            apart = member == version
+            if core.any():  # differences of sums: what came and what left count alike
+                apart ^= apart[:, :1]
             for leaf in np.flatnonzero(apart.any(axis=1)):
                 places = patterns.setdefault(apart[leaf].tobytes(), np.zeros(len(member), bool))
                 places[leaf] = True
-        # Any combination of the sums without the core has a pivot in its support, and with k
-        # pivots there are at most k independent ones: so it is enough that these have room.
+        # A combination without the core has a pivot in its support, and one with k pivots is one
+        # of k independent ones at most: so it is enough that pivots have room. The largest have.
         pivots = np.zeros((0, len(sums)), bool)
         for pattern in sorted(patterns, key=lambda p: -int(self.rows[patterns[p]].sum())):
             split = np.frombuffer(pattern, bool)
             more = np.vstack([pivots, split])
             if np.linalg.matrix_rank(more) == len(more):
                 pivots = more
-                both = min(numbers[split].max(), numbers[~split].max())
-                width = min(widths[split].max(), widths[~split].max())
-                yield _Share(patterns[pattern], both, row, 0, int(width))
+                both, width = numbers[split].max(), widths[split].max()
+                if core.any():
+                    both = min(both, numbers[~split].max())
+                    width = min(width, widths[~split].max())
+                yield _Share(patterns[pattern], both, row, 0, int(width), alone=True)
 
     def apart(self, new: Sum) -> float:
         """Return how many numbers a sum may open at most because of the rows in earlier ones.
@@ -243,6 +245,9 @@ def check_sum(blocks: Blocks, sums: Sequence[Sum], new: Sum) -> None:
         A leaf would have more numbers than unknowns, or products of more columns than half of the
         hidden rows.
     """
+    same = [s for s in sums if replace(s, numbers=new.numbers) == new]
+    if any(s.numbers >= new.numbers for s in same):
+        return
     before, after = Cells(blocks, sums), Cells(blocks, [*sums, new])
     own = list(after.shares(after.functions()[new.function, new.cohort]))
     narrow = [s for s in own if s.hidden(after.rows) < ROWS_PER_COLUMN * s.width]
@@ -331,7 +336,7 @@ def plan(
             hidden, own = share.hidden(cells.rows), cells.rows[share.leaves].sum()
             left = share.row * rest[share.leaves].sum() * hidden / max(own, 1)
             fair = SHARE * left
-            if not share.others:
+            if share.alone:
                 fair = max(fair, min(left / 2, share.row * own * LATER))
             if share.numbers > max(low.numbers, fair) or (
                 share.width > low.width and hidden < ROWS_PER_COLUMN * share.width
@@ -351,7 +356,7 @@ def plan(
         return low
 
     tried = [used]
-    groups = [s.leaves & used for s in shares(1, used)[1:]]
+    groups = [s.leaves & used for s in shares(1, used) if s.alone]
     for group in sorted(groups, key=lambda g: int(cells.rows[g].sum())):
         fewer = tried[-1] & ~group
         if cells.rows[fewer].sum() >= (1.0 - max_left_out) * cells.rows[used].sum():
