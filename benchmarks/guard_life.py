@@ -1,6 +1,6 @@
 """The usual life of three nodes under the guard: 24 months of runs on tables that change.
 
-    python benchmarks/guard_life.py [--rows 500 200] [--landmarks 32 24]
+    python benchmarks/guard_life.py [--rows 500 200] [--landmarks 32]
 
 Each month 20 new rows come to each node, 1 % of its rows are edited, and a row is withdrawn; every
 half-year one withdrawal cannot wait. Each month has a run of the next method. The table shows
@@ -13,16 +13,19 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
+from common import Record, new_table, peak_memory, run_script
 from rich.console import Console
-from rich.table import Table
 
 from fedkern_flwr.errors import RefusedError
 from fedkern_flwr.guard.cells import Sum, check_sum, counts, lot_rows, plan, unknowns
-from fedkern_flwr.guard.freeze import HELD_OUT, Change, Freeze, Rows
+from fedkern_flwr.guard.freeze import FILE, HELD_OUT, Change, Freeze, Rows
 
 COLUMNS, NODES, MONTHS, NEW, LEAST = 30, 3, 24, 20, 5
+HEADS = "month | run | size | rows used | lot needs | new | back | edits | left"
 ROW = unknowns(COLUMNS + 1, 1)
 
 
@@ -153,35 +156,45 @@ def life(rows: int, landmarks: int) -> tuple[list[list[object]], dict[str, float
     return lines, figures
 
 
-def main() -> None:
-    """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[500, 200])
-    parser.add_argument("--landmarks", type=int, nargs="+", default=[32])
-    options = parser.parse_args()
-    console = Console(width=120)
+def cost(rows: int) -> dict[str, float]:
+    """Return what the check of a table of so many rows costs, in CPU seconds and bytes."""
+    own = Rows(
+        columns=[np.random.default_rng(0).random((rows, COLUMNS))],
+        ids=[f"p{k}" for k in range(rows)],
+    )
+    with TemporaryDirectory() as folder:
+        made, _ = Freeze.deal(own, least=LEAST)
+        made.save(Path(folder))
+        size = (Path(folder) / FILE).stat().st_size
+        del made
+        start, before = time.process_time(), peak_memory()
+        again = Freeze.load(Path(folder))
+        assert again is not None
+        change = again.update(own, needed=100)
+        took = time.process_time() - start
+    assert not any(change.done.values())
+    return {"seconds": took, "bytes on disk": size, "rows": rows, "grown": peak_memory() - before}
+
+
+def measure(options: argparse.Namespace, console: Console) -> list[Record]:
+    """Print the tables; return the figures."""
+    records = []
     for rows in options.rows:
-        for landmarks in options.landmarks:
-            start = time.perf_counter()
-            lines, figures = life(rows, landmarks)
-            heads = [
-                "month",
-                "run",
-                "size",
-                "rows used",
-                "lot needs",
-                "new",
-                "back",
-                "edits",
-                "left",
-            ]
-            table = Table(*heads, title=f"{rows} rows a node, lots for {landmarks} landmarks")
-            for line in lines:
-                table.add_row(*map(str, line))
-            console.print(table)
-            took = time.perf_counter() - start
-            console.print(", ".join(f"{k}: {v:.3g}" for k, v in figures.items()), f"({took:.1f} s)")
+        lines, figures = life(rows, options.landmarks)
+        title = f"{rows} rows a node, lots for {options.landmarks} landmarks"
+        table = new_table(title, HEADS, text="run")
+        for line in lines:
+            table.add_row(*map(str, line))
+        console.print(table)
+        console.print(", ".join(f"{name}: {value:.3g}" for name, value in figures.items()))
+        records += [Record(f"guard life, {rows} rows: {k}", v, "") for k, v in figures.items()]
+    found = cost(10**5 if options.quick else 10**6)
+    console.print(
+        "load and check of {rows:,} rows: {seconds:.2f} CPU seconds, {grown:,} bytes more than "
+        "when it was dealt; {bytes on disk:,} bytes on disk".format(**found)
+    )
+    return [*records, Record("guard life: check", found["seconds"], "s", "lower")]
 
 
 if __name__ == "__main__":
-    main()
+    run_script(__doc__, measure, rows=[500, 200], landmarks=(32, "that lots must allow"))
