@@ -136,10 +136,7 @@ class Cells:
         self.blocks, self.sums = blocks, list(sums)
         self.leaves = np.flatnonzero(blocks["state"] != SPLIT)
         self.rows = blocks["rows"][self.leaves].astype(np.int64)
-        self.versions = np.zeros(len(blocks), int)
-        for block, parent in enumerate(blocks["parent"]):  # parents come before their parts
-            above = self.versions[parent] if parent >= 0 else 0
-            self.versions[block] = above + blocks["edited"][block]
+        self.versions = blocks["version"]
 
     def members(self, sums: Sequence[Sum]) -> NDArray[np.int64]:
         """Return in which version each leaf was in each sum, -1 if not; shape (leaves, sums)."""

@@ -7,8 +7,9 @@ a few rows.
 
 **Why no combination of sums shows fewer than ``least`` rows.** Each row that was ever frozen lies
 in one *leaf*. A change may split a leaf, and only into parts of at least ``least`` rows: those that
-leave, those that were edited in the same way, and those that stay. An edited row keeps its place
-in the tree, so its old and its new content have the same leaf. Every sum is over whole leaves.
+leave, those that were edited, and those that stay. An edited row keeps its place in the tree, so
+its old and its new content have the same leaf; a row whose content is again that of an earlier sum
+changes with others of which that holds as well. Every sum is over whole leaves.
 A row that left comes back with at least ``least`` others of its leaf, or not at all. Rows without
 an id are known by their content alone: the old and the new version of such a row are two rows.
 """
@@ -239,15 +240,15 @@ def _number(key: bytes, names: Digests, values: Digests) -> Digests:
 
 #: A block; there is one record for each that there ever was, at the place of its number.
 #:
-#: ``parent``: the block that it is a part, or an edited version, of; -1 for none. ``edited``:
-#: whether its rows have another content than in the parent. ``part``: 0 for held-out rows, 1 to 5
+#: ``parent``: the block that it is a part, or an edited version, of; -1 for none. ``version``: how
+#: often its rows were edited or came back. ``part``: 0 for held-out rows, 1 to 5
 #: for the folds. ``group``: digest of stratum and label. ``state``: see above; blocks that are not
 #: SPLIT are *leaves*. ``forced``: whether the owner forced the change that made it, so that it may
 #: have fewer rows than ``least``.
 BLOCK = np.dtype(
     [
         ("parent", "<i4"),
-        ("edited", "?"),
+        ("version", "<i4"),
         ("part", "i1"),
         ("group", "<u8"),
         ("state", "i1"),
@@ -255,6 +256,7 @@ BLOCK = np.dtype(
         ("forced", "?"),
     ]
 )
+PAST = np.dtype([("row", "<u8"), ("version", "<i4")])
 Blocks = NDArray[Any]
 
 
@@ -317,6 +319,8 @@ class Freeze:
         The leaf of each row.
     blocks : ndarray of BLOCK
         All blocks.
+    past : ndarray of PAST
+        Earlier contents of rows that were edited: digest of name and content, and the version.
     generation : int
         Counts hasty withdrawals and forced changes. Landmarks, frequencies and first iterates are
         drawn anew with each: with the old ones the difference would be the rows that changed.
@@ -329,6 +333,7 @@ class Freeze:
     bare: Digests = field(default_factory=lambda: np.zeros(0, np.uint64))
     block: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     blocks: Blocks = field(default_factory=lambda: np.zeros(0, BLOCK))
+    past: NDArray[Any] = field(default_factory=lambda: np.zeros(0, PAST))
     generation: int = 0
 
     # -- made, kept
@@ -515,9 +520,15 @@ class Freeze:
             else:
                 parent = int(self.block[rows[0]])
                 parents.setdefault(parent, self.blocks["state"][parent])
-            goes, anew = piece.kind == _GOES, piece.kind in (_EDIT, _BACK)
+            goes, version = piece.kind == _GOES, 0
+            if piece.kind != _NEW:
+                version = self.blocks["version"][parent]
+            if piece.kind in (_EDIT, _BACK):
+                old = np.zeros(len(rows), PAST)
+                old["row"], old["version"] = _mix(self.values[rows], self.names[rows]), version
+                self.past, version = np.append(self.past, old), version + 1
             state, cell = left if goes else USED, (piece.part, piece.group)
-            self.block[rows] = self._add(parent, anew, *cell, state, len(rows), forced)
+            self.block[rows] = self._add(parent, version, *cell, state, len(rows), forced)
             if found is not None and not goes:
                 source[rows] = size + piece.places
                 self.values[rows] = found.values[piece.places]
@@ -525,8 +536,9 @@ class Freeze:
         for parent, state in parents.items():
             stay = np.flatnonzero(self.block == parent)
             if len(stay):
-                few, cell = len(stay) < self.least, self.blocks[["part", "group"]][parent]
-                self.block[stay] = self._add(parent, False, *cell, state, len(stay), few)
+                few, same = len(stay) < self.least, ["version", "part", "group"]
+                known = self.blocks[same][parent]
+                self.block[stay] = self._add(parent, *known, state, len(stay), few)
             self.blocks["state"][parent] = SPLIT
         return Change(source[self.used], done, dict.fromkeys(_KINDS, 0))
 
@@ -536,7 +548,7 @@ class Freeze:
         return len(self.blocks) - 1
 
 
-_ARRAYS = ("names", "values", "bare", "block", "blocks")
+_ARRAYS = ("names", "values", "bare", "block", "blocks", "past")
 
 
 # -- what changes together
@@ -597,10 +609,12 @@ class _Lot:
             part[there] = np.where(was == held_out[now], part[there], np.where(was, 1, HELD_OUT))
         changed = (part != cells["part"]) | (group != cells["group"])
         changed[there] |= self.found.values[now] != freeze.values[there]
+        like = cells["version"].copy()  # the version that has the same content
+        like[there] = self._versions(there, now, like[there])
         goes = ~there & (state == USED)
         moves = there & ((state == LEFT) | (changed & (state == USED)))
         pieces: dict[int, list[_Piece]] = {}
-        for rows in _alike(np.flatnonzero(moves | goes), of, goes, group, part):
+        for rows in _alike(np.flatnonzero(moves | goes), of, goes, group, part, like):
             one = rows[0]
             kind = _GOES if goes[one] else _BACK if state[one] == LEFT else _EDIT
             piece = _Piece(kind, rows, int(part[one]), int(group[one]), here[rows])
@@ -614,6 +628,17 @@ class _Lot:
             self.pieces += fit
             for piece in changing:
                 self.waiting[piece.kind] += 0 if piece in fit else len(piece.rows)
+
+    def _versions(self, rows: NDArray[np.bool_], now: Places, last: NDArray[Any]) -> NDArray[Any]:
+        """Return for each row the version with the content that it has now, -1 if there is none."""
+        values, freeze = self.found.values[now], self.freeze
+        found = np.where(values == freeze.values[rows], last, _NONE)
+        if len(freeze.past):
+            past = freeze.past[np.argsort(freeze.past["row"], kind="stable")]
+            own = _mix(values, freeze.names[rows])
+            at = np.searchsorted(past["row"][:-1], own)
+            found = np.where(past["row"][at] == own, past["version"][at], found)
+        return found
 
     def _deal_new(self, new: Places, held_out: NDArray[np.bool_] | None) -> None:
         """Deal new rows of each group, by their hashes, to the parts that lack rows most."""

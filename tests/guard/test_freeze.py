@@ -196,7 +196,7 @@ def test_the_file_is_private_and_survives(tmp_path: Path) -> None:
     again = Freeze.load(tmp_path)
     assert again is not None
     assert (again.key, again.least, again.generation) == (made.key, made.least, made.generation)
-    for name in ("names", "values", "bare", "block", "blocks"):
+    for name in ("names", "values", "bare", "block", "blocks", "past"):
         assert (getattr(again, name) == getattr(made, name)).all()
     change = again.update(table(range(20, 160)), needed=0)
     assert not any(change.done.values())
@@ -221,7 +221,7 @@ def rank(matrix: NDArray[Any]) -> int:
     """Return the rank over the rational numbers."""
     rows = [[Fraction(int(v)) for v in row] for row in matrix]
     found = 0
-    for column in range(matrix.shape[1]):
+    for column in range(matrix.shape[1] if len(rows) else 0):
         pivot = next((k for k in range(found, len(rows)) if rows[k][column]), None)
         if pivot is None:
             continue
@@ -234,26 +234,32 @@ def rank(matrix: NDArray[Any]) -> int:
     return found
 
 
-def few_rows(sums: list[list[Any]], least: int) -> list[set[Any]]:
-    """Return sets of fewer than ``least`` rows to which a combination of the sums gives weight.
+def few_rows(sums: list[list[tuple[int, int]]], least: int) -> list[set[int]]:
+    """Return sets of fewer than ``least`` people to whom a combination of the sums gives weight.
 
-    Rows that are in the same sums have equal weights in all combinations; a combination with
-    weight on T alone exists if and only if the other columns have a smaller rank than all.
+    A row is (person, version of the content). People who are in the same sums with the same
+    versions have equal weights; a combination with weight on a set alone exists if and only if the
+    columns of all others have a smaller rank than all columns.
     """
-    people = sorted({row for one in sums for row in one})
-    matrix = np.array([[row in one for row in people] for one in map(set, sums)], int)
-    classes: dict[bytes, list[Any]] = {}
-    for at, row in enumerate(people):
-        classes.setdefault(matrix[:, at].tobytes(), []).append(row)
-    small = [own for own in classes.values() if len(own) < least]
-    shape = np.array([np.frombuffer(key, int) for key in classes]).T
-    whole, found = rank(shape) if small else 0, []
+    columns: dict[int, set[bytes]] = {}
+    for row in sorted({row for one in sums for row in one}):
+        inside = np.array([row in one for one in map(set, sums)], np.int8)
+        columns.setdefault(row[0], set()).add(inside.tobytes())
+    classes: dict[frozenset[bytes], list[int]] = {}
+    for person, own in columns.items():
+        classes.setdefault(frozenset(own), []).append(person)
+    small = [own for own, people in classes.items() if len(people) < least]
+
+    def all_but(without: Any) -> int:
+        kept = {column for own in classes if own not in without for column in own}
+        return rank(np.array([np.frombuffer(column, np.int8) for column in kept]))
+
+    found = []
     for number in range(1, min(least, len(small) + 1)):
         for chosen in combinations(small, number):
-            if sum(map(len, chosen)) < least:
-                kept = [k for k, own in enumerate(classes.values()) if own not in chosen]
-                if rank(shape[:, kept]) < whole:
-                    found.append({row for own in chosen for row in own})
+            people = {person for own in chosen for person in classes[own]}
+            if len(people) < least and all_but(chosen) < all_but(()):
+                found.append(people)
     return found
 
 
@@ -279,8 +285,7 @@ def test_no_combination_of_sums_is_about_few_rows(
         story.happen(event, needed)
     story.ask()
     assert few_rows(story.sums, least) == []
-    people = [[k for k, _ in rows] for rows in story.sums]
-    assert few_rows(people, least) == []
+    assert few_rows([[(k, 0) for k, _ in rows] for rows in story.sums], least) == []
     sizes = story.freeze.blocks["rows"][np.isin(story.freeze.blocks["state"], (USED, BARRED))]
     assert (sizes >= least).all()
 
@@ -306,7 +311,7 @@ def test_a_forced_change_exposes_the_rows_that_it_is_about() -> None:
     for force in ("", "force", ""):
         story.happen(force, 10)
         story.sums.append([story.frozen[k] for k in story.freeze.rows_of(story.freeze.select())])
-    assert few_rows(story.sums, 5) == [{(60, 0)}]
+    assert few_rows(story.sums, 5) == [{60}]
 
 
 # -- cost
