@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from frozen_tables import EVENTS, KEY, Story, freeze, in_use, table
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from refusals import refused
@@ -274,6 +274,7 @@ def few_rows(sums: list[list[tuple[int, int]]], least: int) -> list[set[int]]:
     labels=st.booleans(),
     events=st.lists(st.sampled_from(EVENTS), min_size=1, max_size=30),
 )
+@example(seed=0, rows=20, least=5, needed=0, strata=False, labels=True, events=["edit"])
 def test_no_combination_of_sums_is_about_few_rows(
     seed: int, rows: int, least: int, needed: int, strata: bool, labels: bool, events: list[str]
 ) -> None:
