@@ -92,11 +92,11 @@ class SVMNode(TableClient):
         known = isinstance(request, wire.StepWithAgentRequest | wire.ContributeRequest)
         return [request.agent] if known else ()
 
-    def counts(self, order: Order) -> bool:
+    def is_counted(self, order: Order) -> bool:
         """Tell whether a sum is about rows: those of a group of users are as well."""
         of_rows = isinstance(self._request, wire.SolveRequest)
         of_group = order.name.partition("#")[0] == wire.GROUP_SUM
-        return super().counts(order) or (of_rows and of_group)
+        return super().is_counted(order) or (of_rows and of_group)
 
     def describe(self, request: DescribeRequest) -> wire.SVMDescribeReply:
         """Tell who this is; see the message."""

@@ -96,11 +96,11 @@ class OnlineKernelClient(AnsweringClient):
     NeurIPS 2022, Algorithms 1 and 2.
     """
 
-    counts_strictly = True
+    counts_windows = True
     adds_noise = True
     state_class = StreamAccount
 
-    def counts(self, order: Order) -> bool:
+    def is_counted(self, order: Order) -> bool:
         """Tell that no sum is about the whole table: those of a round are counted by themselves."""
         return False
 

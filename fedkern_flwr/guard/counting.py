@@ -46,19 +46,9 @@ OF_NO_ROWS = ("landmark pairs",)
 Mode = Literal["refuse", "warn", "off"]
 
 
-def mode(policy: NodePolicy, *, refuses: bool) -> Mode:
-    """Return what a node does with a release of too many numbers.
-
-    Parameters
-    ----------
-    policy : NodePolicy
-        What the node's owner allows.
-    refuses : bool
-        Whether the method's releases are refused unless the policy says otherwise.
-    """
-    if policy.allow_small_sums:
-        return "off"
-    return policy.counting or ("refuse" if refuses else "warn")
+def mode(policy: NodePolicy, usual: Mode) -> Mode:
+    """Return what a node does with a release of too many numbers; ``usual`` if no rule says so."""
+    return "off" if policy.allow_small_sums else policy.counting or usual
 
 
 def binary_columns(*tables: NDArray[Any]) -> int:

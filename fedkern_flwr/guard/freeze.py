@@ -446,6 +446,32 @@ class Freeze:
         """Return the places of blocks' rows in the frozen table, in its order."""
         return np.flatnonzero(np.isin(self.table_blocks(), list(blocks)))
 
+    def split(self, rows: Places) -> list[int]:
+        """Split the leaves that a set of rows cuts; return the leaves that make up the set.
+
+        Parameters
+        ----------
+        rows : ndarray of int64
+            Numbers of rows among all that were ever frozen. They must be in use.
+
+        Returns
+        -------
+        list of int
+            Their leaves, sorted.
+        """
+        inside = np.zeros(len(self.names), bool)
+        inside[rows] = True
+        there = np.bincount(self.block[rows], minlength=len(self.blocks))
+        for block in np.flatnonzero((there > 0) & (there < self.blocks["rows"])).tolist():
+            own = np.flatnonzero(self.block == block)
+            known = self.blocks[["version", "part", "group", "state", "forced"]][block].tolist()
+            version, part, group, state, forced = known
+            for piece in (own[inside[own]], own[~inside[own]]):
+                cell = (version, part, group, state, len(piece), forced)
+                self.block[piece] = self._add(block, *cell)
+            self.blocks["state"][block] = SPLIT
+        return [int(block) for block in np.unique(self.block[rows])]
+
     # -- changes
 
     def update(self, rows: Rows, *, needed: int, force: bool = False) -> Change:
@@ -649,8 +675,11 @@ class _Lot:
             group, ranked = found.groups[rows[0]], rows[np.argsort(draw[rows])]
             own = blocks[(blocks["state"] == USED) & (blocks["group"] == group)]
             filled = np.bincount(own["part"], own["rows"], minlength=FOLDS + 1)
-            start = 0
-            for part, size in _sizes(len(rows), filled, _SHARES[fixed[rows[0]]], self.least):
+            start, share = 0, int(fixed[rows[0]])
+            # figures of few held-out rows have a rule of their own
+            first = share == 1 and not len(blocks)
+            least = min(self.least, len(rows)) if first else self.least
+            for part, size in _sizes(len(rows), filled, _SHARES[share], least):
                 piece = ranked[start : start + size]
                 self.pieces.append(_Piece(_NEW, piece, part, int(group), piece))
                 start += size

@@ -8,10 +8,10 @@ time take turns: a decision and the entries that follow from it are one transact
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -19,19 +19,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import OptionError, ProtocolError
-from .counting import mode
-from .history import Answer, Conflict, Entry, conflicts
+from ..errors import ProtocolError
+from .cells import planned_share
+from .counting import Mode
+from .frozen import Frozen, changing, freeze_folder, frozen_arrays, open_freeze
 from .ledger_file import LedgerFile, keep_set, kept_set, secret_key
+from .opened import Opened, Opening, opened_sums
 from .orders import refusal
 from .policy import NodePolicy
-from .rows import OwnRows, RowSet, digest, set_of
+from .rows import OwnRows, RowSet, digest
 from .shown import keep_shown
 from .spending import Charge, charge, kept_noise, pool_earlier, spent_in_all
-from .streamed import Streamed, keep_place, keep_rows, kept_place, name_rows, runs_with, streamed_in
+from .streamed import Streamed, keep_place, keep_rows, kept_place, name_rows, runs_with
 from .summaries import RunSummary, count, run_summaries
 
-_ROUNDING = 1e-9
+logger = logging.getLogger("fedkern_flwr")
+
+_PARTS = (1, 2, 3, 4, 5)  # of a freeze: what is learned from
 
 
 class NodeLedger:
@@ -98,33 +102,81 @@ class NodeLedger:
                 (digest(key, session.encode()), self.partition, _now(), *values),
             )
 
+    def freeze(
+        self, session: str, rows: OwnRows, policy: NodePolicy, frozen: Frozen | None, *, least: int
+    ) -> float:
+        """Freeze the rows of a client, or find them in the freeze that there is.
+
+        Parameters
+        ----------
+        session : str
+            Name of the run.
+        rows : OwnRows
+            The rows of a client that has arrays.
+        policy : NodePolicy
+            What the node's owner allows.
+        frozen : Frozen, optional
+            Of a client that has read frozen files: its rows in the freeze.
+        least : int
+            Rows of a block, at least.
+
+        Returns
+        -------
+        float
+            The share of the unknowns of its rows that the run may plan with.
+
+        Raises
+        ------
+        RefusedError
+            They have changed, and the changes form no whole blocks.
+        """
+        with self.file.writing() as db:
+            run, _ = self._run(db, session)
+            self._check_counted(db)
+            sums = opened_sums(db, self.partition)
+            if frozen is None:
+                folder = freeze_folder(self.file.path.parent, self.partition)
+                frozen, change = frozen_arrays(folder, rows, sums, least=least, party=self.party)
+                if any(change.waiting.values()):
+                    logger.warning("%s", change)
+                frozen.save(run)
+            freeze = open_freeze(frozen.folder)
+            return planned_share(freeze.blocks, sums, freeze.select(*_PARTS))
+
+    def secret(self, purpose: bytes) -> bytes:
+        """Return a secret of 32 bytes that lasts as long as the freeze: repeated runs are free."""
+        freeze = open_freeze(freeze_folder(self.file.path.parent, self.partition))
+        place = b"%s/%d" % (purpose, freeze.generation)
+        return digest(freeze.key, place, b"0") + digest(freeze.key, place, b"1")
+
     def enter(
         self,
         session: str,
-        sums: Iterable[Answer],
+        sums: Iterable[Opening],
         policy: NodePolicy,
         *,
+        frozen: Frozen | None,
+        mode: Mode,
         records: bool,
-        share: float = 0.0,
+        enough: int,
         charges: Sequence[Charge] = (),
         taken: RowSet | None = None,
         shown: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
+    ) -> list[str]:
         """Enter what an answer is about; it may leave when this has returned.
 
         Parameters
         ----------
         session : str
             Name of the run.
-        sums : iterable of Answer
-            What is summed.
+        sums : iterable of Opening
+            What is summed, or opened.
         policy : NodePolicy
             What the node's owner allows.
-        records : bool
-            See :func:`~fedkern_flwr.guard.history.conflicts`.
-        share : float
-            Numbers that the run has released so far about rows, for each unknown behind them; in
-            all runs over some of the same rows at most one, unless the policy lets more pass.
+        frozen : Frozen, optional
+            Of a client that has read frozen files: its rows in the freeze.
+        mode, records, enough
+            See :meth:`~fedkern_flwr.guard.opened.Opened.enter`.
         charges : sequence of Charge
             What is released with noise.
         taken : RowSet, optional
@@ -132,23 +184,33 @@ class NodeLedger:
         shown : mapping
             Mark of values that are opened -> digest of the parties, see :mod:`.shown`.
 
+        Returns
+        -------
+        list of str
+            What is wrong with the sums and only warned of.
+
         Raises
         ------
         RefusedError
-            It must not be compared with what was answered before. Nothing is entered then.
+            Nothing is entered then.
         ProtocolError
             The run was not opened here.
         """
         with self.file.writing() as db:
-            run, kind = self._run(db, session)
-            key = secret_key(db)
-            for answer in sums:
-                for entry in self._entries(db, key, run, answer):
-                    self._enter(db, key, kind, entry, policy, records=records)
-            if share:
-                self._spend(db, run, share, policy)
+            run, _ = self._run(db, session)
+            key, said = secret_key(db), list[str]()
+            if sums := list(sums):
+                folder = freeze_folder(self.file.path.parent, self.partition)
+                own = Frozen.load(folder, run) if frozen is None else frozen
+                how: Any = {"mode": mode, "records": records, "enough": enough}
+                with changing(own.folder) as freeze:
+                    opened = Opened(db, key, run, freeze)
+                    for one in sums:
+                        rows = own.rows[: own.learned] if one.rows is None else own.rows[one.rows]
+                        said.append(opened.enter(one, rows, policy, **how))
             charge(db, key, run, charges, policy, self.party, taken=taken)
             keep_shown(db, key, run, shown, self.party)
+            return [problem for problem in said if problem]
 
     def record(self, session: str) -> str:
         """Return the node's record of a run; nothing of one that it does not know."""
@@ -185,11 +247,12 @@ class NodeLedger:
         """Tell whether other runs of this node have summed without noise."""
         with self.file.open() as db:
             query = (
-                "SELECT count(*) FROM sums JOIN runs ON runs.id = run WHERE partition = ?"
-                " AND id <> ? AND parties > 0 AND run NOT IN (SELECT run FROM spending)"
+                "SELECT count(*) FROM opened JOIN runs ON runs.id = run WHERE partition = ?"
+                " AND runs.id <> ? AND numbers > 0"
             )
             number = self._number(db, session) or 0
-            return bool(db.execute(query, (self.partition, number)).fetchone()[0])
+            found = db.execute(query, (self.partition, number)).fetchone()[0]
+            return bool(found or count(db, "uncounted WHERE run <> ?", number))
 
     def spent(self) -> float:
         """Return epsilon of what all runs of this node have released with noise, of one row."""
@@ -291,10 +354,14 @@ class NodeLedger:
                     remedy,
                     code="FK-STREAM-TWICE",
                 )
-            rule = "stream: some of its new rows are among"
-            self._permit(
-                db, run, [Conflict(other, rule, "FK-LEDGER-STREAM") for other in sorted(before)]
-            )
+            if before:
+                numbers = ", ".join(map(str, sorted(before)))
+                raise refusal(
+                    f"stream: some of its new rows took part in earlier runs ({numbers})",
+                    self.party,
+                    "go on after them",
+                    code="FK-LEDGER-STREAM",
+                )
             keep_rows(db, run, rows)
             keep_place(db, self.partition, taken.place)
             return rows
@@ -311,23 +378,10 @@ class NodeLedger:
 
     # -- the owner
 
-    def allow(self, runs: Sequence[int]) -> None:
-        """Let one run more be answered that must not be compared with these.
-
-        Raises
-        ------
-        OptionError
-            There is no such run.
-        """
+    def begin_today(self) -> None:
+        """Count from now on: what earlier releases of this package answered is not counted."""
         with self.file.writing() as db:
-            for run in runs:
-                if not count(db, "runs WHERE id = ?", run):
-                    raise OptionError(
-                        f"there is no run {run} in the ledger",
-                        remedy="take the number from the refusal or `fedkern node ledger show`",
-                        code="FK-LEDGER-RUN",
-                    )
-                db.execute("INSERT INTO permissions VALUES (?, ?, NULL)", (run, _now()))
+            db.execute("DELETE FROM uncounted")
 
     def runs(self) -> list[RunSummary]:
         """Return what was answered, run by run."""
@@ -340,134 +394,22 @@ class NodeLedger:
             query = "SELECT run, rule, number FROM refusals ORDER BY run, rule"
             return db.execute(query).fetchall()
 
-    # -- entries
+    # -- pieces
 
-    def _entries(
-        self, db: sqlite3.Connection, key: bytes, run: int, answer: Answer
-    ) -> Iterator[Entry]:
-        """Yield the entries of an answer: of the table, of its rows, or of those entered before."""
-        cohort = None if answer.cohort is None else set_of(key, answer.cohort)
-        entry = Entry(answer.purpose, RowSet.none(), "", False, cohort, answer.parties, run)
-        if answer.again:
-            for rows, of, each in db.execute(
-                "SELECT DISTINCT rows, of, each FROM sums WHERE run = ? AND purpose = ?",
-                (run, answer.purpose),
-            ).fetchall():
-                yield replace(entry, rows=kept_set(db, rows), group=of, each=bool(each))
-        elif answer.rows is None:
-            (learned,) = db.execute("SELECT learned FROM runs WHERE id = ?", (run,)).fetchone()
-            yield replace(entry, rows=kept_set(db, learned))
-        else:
-            rows = self._held(db, run).take(answer.rows).sorted()
-            yield replace(entry, rows=rows, group=answer.purpose, each=answer.each)
-
-    def _enter(
-        self,
-        db: sqlite3.Connection,
-        key: bytes,
-        kind: str,
-        entry: Entry,
-        policy: NodePolicy,
-        *,
-        records: bool,
-    ) -> None:
-        """Enter one sum, unless it is there.
+    def _check_counted(self, db: sqlite3.Connection) -> None:
+        """Refuse to freeze a table of which nobody can tell what was opened before.
 
         Raises
         ------
         RefusedError
         """
-        cohort = None
-        if entry.cohort is not None:
-            cohort = keep_set(db, key, RowSet(entry.cohort, entry.cohort))
-        rows = entry.rows
-        place = (entry.run, entry.purpose, entry.group, entry.each, cohort, entry.parties)
-        where = "run = ? AND purpose = ? AND of = ? AND each = ? AND cohort IS ? AND parties = ?"
-        before = db.execute(f"SELECT rows FROM sums WHERE {where}", place).fetchall()
-        if entry.each and before:  # rows that were asked for one after the other are one entry
-            known = kept_set(db, before[0][0])
-            rows = known.union(rows)
-            if len(rows) == len(known) and len(rows.values) == len(known.values):
-                return
-        kept = keep_set(db, key, rows)
-        if (kept,) in before:
-            return
-        found = conflicts(
-            entry,
-            self._answered(db, kind, entry),
-            min_own_rows=policy.min_own_rows,
-            records=records,
-        )
-        self._permit(db, entry.run, found)
-        if entry.each and before:
-            db.execute(f"DELETE FROM sums WHERE {where}", place)
-        names = "run, purpose, of, each, cohort, parties, rows, number"
-        values = (*place, kept, len(rows))
-        db.execute(f"INSERT INTO sums ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
-
-    def _spend(self, db: sqlite3.Connection, run: int, share: float, policy: NodePolicy) -> None:
-        """Note which share of the unknowns of its rows a run has released, with other runs.
-
-        Raises
-        ------
-        RefusedError
-        """
-        query = "SELECT share, learned FROM runs WHERE id = ?"
-        before, learned = db.execute(query, (run,)).fetchone()
-        if share <= before:
-            return
-        db.execute("UPDATE runs SET share = ? WHERE id = ?", (share, run))
-        rows = kept_set(db, learned).union(streamed_in(db, run))
-        others = {
-            other: spent
-            for other, spent, held in db.execute(
-                "SELECT id, share, learned FROM runs WHERE share > 0 AND id <> ?", (run,)
-            ).fetchall()
-            if rows.meets(kept_set(db, held).union(streamed_in(db, other)))
-        }
-        strict = mode(policy, refuses=True) == "refuse"
-        if strict and share + sum(others.values()) > 1.0 + _ROUNDING:
-            rule = "counting: more numbers than unknowns would be released of its rows, with"
-            self._permit(db, run, [Conflict(other, rule, "FK-LEDGER-COUNTING") for other in others])
-
-    def _answered(self, db: sqlite3.Connection, kind: str, new: Entry) -> Iterator[Entry]:
-        """Yield what was answered before in runs of the same kind, and could be compared."""
-        for run, purpose, of, each, rows, cohort, parties in db.execute(
-            "SELECT run, purpose, of, each, rows, cohort, parties FROM sums JOIN runs"
-            " ON runs.id = run WHERE kind = ? AND (of = ? OR purpose = ?)",
-            (kind, new.group, new.purpose),
-        ):
-            pinned = None if cohort is None else kept_set(db, cohort).names
-            yield Entry(purpose, kept_set(db, rows), of, bool(each), pinned, parties, run)
-
-    def _permit(self, db: sqlite3.Connection, run: int, found: list[Conflict]) -> None:
-        """Use up the permissions that conflicts need, each once for a run.
-
-        Raises
-        ------
-        RefusedError
-            One is missing.
-        """
-        missing = []
-        for conflict in found:
-            given = db.execute(
-                "SELECT rowid, used FROM permissions WHERE run = ? AND (used IS NULL OR used = ?)"
-                " ORDER BY used IS NULL",
-                (conflict.run, run),
-            ).fetchone()
-            if given is None:
-                missing.append(conflict)
-            elif given[1] is None:
-                db.execute("UPDATE permissions SET used = ? WHERE rowid = ?", (run, given[0]))
-        if missing:
-            numbers = " ".join(str(conflict.run) for conflict in missing)
-            runs = f"{'run' if len(missing) == 1 else 'runs'} {numbers}"
-            command = f"fedkern node policy allow {numbers} --state-dir DIR"
+        query = "SELECT count(*) FROM uncounted JOIN runs ON id = run WHERE partition = ?"
+        if db.execute(query, (self.partition,)).fetchone()[0]:
             raise refusal(
-                f"{missing[0].rule} those of {runs} in its ledger",
+                "its ledger has runs of an earlier release, which did not count numbers over runs",
                 self.party,
-                f"its owner may allow it once, with `{command}`",
-                code=missing[0].code,
+                "its owner counts from today with `fedkern node freeze`",
+                code="FK-LEDGER-EARLIER",
             )
 
     def _run(self, db: sqlite3.Connection, session: str) -> tuple[int, str]:

@@ -14,7 +14,7 @@ from ..errors import OptionError
 from .rows import RowSet, digest
 
 FILE = "ledger.sqlite"
-VERSION = 4
+VERSION = 5
 
 _PATIENCE = 60.0  # seconds to wait for another process
 #: Errors that waiting does not mend.
@@ -70,7 +70,21 @@ CREATE TABLE failures (partition INTEGER PRIMARY KEY, number INTEGER NOT NULL);
 CREATE TABLE pools (
     partition INTEGER NOT NULL, pool TEXT PRIMARY KEY, curve TEXT NOT NULL, delta REAL NOT NULL);
 """
-_SCHEMAS = (_SCHEMA, _SINCE_2, _SINCE_3, _SINCE_4)  # what each version adds
+#: What version 5 has besides: what was opened about which blocks of the freeze, instead of which
+#: sets of rows were summed. Runs of earlier versions cannot be counted: ``uncounted`` has these.
+_SINCE_5 = """
+CREATE TABLE uncounted AS SELECT DISTINCT run FROM sums
+    WHERE parties > 0 AND run NOT IN (SELECT run FROM spending);
+DROP TABLE sums;
+DROP TABLE permissions;
+CREATE TABLE opened (
+    id INTEGER PRIMARY KEY, run INTEGER NOT NULL, purpose TEXT NOT NULL, blocks BLOB NOT NULL,
+    cohort BLOB NOT NULL, parties INTEGER NOT NULL, each INTEGER NOT NULL, unknowns REAL NOT NULL,
+    others INTEGER NOT NULL, width INTEGER NOT NULL, rows INTEGER NOT NULL, numbers REAL NOT NULL,
+    functions BLOB NOT NULL);
+CREATE INDEX opened_in ON opened (run, purpose);
+"""
+_SCHEMAS = (_SCHEMA, _SINCE_2, _SINCE_3, _SINCE_4, _SINCE_5)  # what each version adds
 
 
 class LedgerFile:

@@ -31,7 +31,8 @@ RULES: Mapping[str, str] = {
     "require_secure_sums": "refuse runs that sum in plain",
     "require_pinned_identities": "refuse runs without pinned identities",
     "max_evaluations": "how often figures about the same held-out rows are reported, in all runs",
-    "counting": "more numbers than unknowns; by default refused of streams, warned of elsewhere",
+    "counting": "more numbers than unknowns over all runs: refuse, or warn",
+    "allow_party_change": "let a run have one party more or less than an earlier one",
     "allow_small_sums": "do not count numbers and unknowns",
     "allow_recovery": "let others hold shares of the node's seeds, so that sums survive it",
     "max_epsilon": "largest epsilon of a row in all runs; runs without noise are refused",
@@ -65,8 +66,11 @@ class NodePolicy:
     max_evaluations : int
         How often figures about the same held-out rows are reported in all runs. With 0 none are.
     counting : {"refuse", "warn"}, optional
-        What happens where more numbers would be released than there are unknowns behind them. By
-        default ``refuse`` for gradients and statistics of streams, ``warn`` elsewhere.
+        What happens where more numbers would be opened about rows than they have unknowns, over
+        all runs. By default ``refuse``; ``warn`` for the sums of a mod, which no limit fits.
+    allow_party_change : bool
+        Whether a run may have one party more or less than an earlier one about the same rows. The
+        difference of their sums is that party's.
     allow_small_sums : bool
         Whether the rule of counting does not apply.
     allow_recovery : bool
@@ -92,6 +96,7 @@ class NodePolicy:
     require_pinned_identities: bool = False
     max_evaluations: int = 10
     counting: Counting | None = None
+    allow_party_change: bool = False
     allow_small_sums: bool = False
     allow_recovery: bool = True
     max_epsilon: float = math.inf

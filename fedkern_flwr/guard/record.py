@@ -44,6 +44,8 @@ class RunRecord:
         :class:`~fedkern_flwr.guard.counting.Group`.
     columns : int
         Columns of a row of its table, label included.
+    binary : int
+        How many of them have two values.
     warned : bool
         Whether it was warned of a release of too many numbers.
     privacy : str
@@ -62,6 +64,7 @@ class RunRecord:
     sums: dict[str, list[int]] = field(default_factory=dict)
     group: dict[str, Any] = field(default_factory=dict)
     columns: int = 0
+    binary: int = 0
     warned: bool = False
     privacy: str = ""
     spent: dict[str, Any] = field(default_factory=dict)

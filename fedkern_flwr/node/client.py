@@ -25,6 +25,7 @@ from ..failure import mark_error
 from ..flower_compat import Client, NumPyClient
 from ..guard import NodePolicy, RunRecord, check_own_rows, check_run, refusal
 from ..guard.evaluations import open_once
+from ..guard.frozen import Frozen
 from ..guard.policy import is_simulated, node_policy
 from ..removed import take_out_of_client
 from ..secure_sum import Party, PartyState
@@ -69,6 +70,8 @@ class PhaseClient(SessionNode, NumPyClient):
     policy : NodePolicy or path, optional
         What the node's owner allows (see :class:`~fedkern_flwr.guard.NodePolicy`), or its TOML
         file. By default the defaults of a node; in simulations rules only warn.
+    frozen : Frozen, optional
+        Which rows of the node's freeze its rows are, where they were read from frozen files.
 
     Attributes
     ----------
@@ -94,6 +97,8 @@ class PhaseClient(SessionNode, NumPyClient):
     whole_cohorts: ClassVar[bool] = False
     #: Whether the same values are opened over the same survivors only.
     same_parties: ClassVar[bool] = False
+    #: Whether its rows arrive while a run goes on, so that there is no table to freeze.
+    streams: ClassVar[bool] = False
     sums: ClientSums | None = None
     partners: Collection[int] = ()
     restored = True
@@ -113,6 +118,7 @@ class PhaseClient(SessionNode, NumPyClient):
         trusted_keys: str | Path | None = None,
         allow_single: bool = False,
         policy: NodePolicy | str | Path | None = None,
+        frozen: Frozen | None = None,
         **more: Any,
     ) -> None:
         for name in take_out_of_client(type(self), more):
@@ -120,7 +126,7 @@ class PhaseClient(SessionNode, NumPyClient):
         self.context, self.record = context, RunRecord()
         self.policy, self.simulated = node_policy(policy, context), is_simulated(context)
         self.identity_key, self.trusted_keys = identity_key, trusted_keys
-        self.allow_single = allow_single
+        self.allow_single, self.frozen = allow_single, frozen
         self.partition = node_number(context, "partition-id")
         self.name = f"partition {self.partition}"
         self.partitions = node_number(context, "num-partitions")
@@ -261,7 +267,7 @@ class PhaseClient(SessionNode, NumPyClient):
             sums.question = self.question
         reply = replied(handler, request)
         self._spend()
-        self.ledger.enter(session, sums, records=self.records, share=self._share)
+        self.enter_sums(session)
         if self.sums is not None:
             self.sums.check_done()
             if has_state(self.context) and phase != sum_wire.FinishRequest.phase:
@@ -359,13 +365,17 @@ class PhaseClient(SessionNode, NumPyClient):
         known_as: dict[str, Any] = {"partition": self.partition, "partitions": self.partitions}
         reply = replace(reply, **known_as, role=self.role, restored=self.restored)
         reply = replace(reply, nonce=self.record.nonce)
+        self.record.binary = reply.binary
         if self.record.privacy:  # how many columns are binary follows from the rows
             reply = replace(reply, binary=0)
         if self.records:
             check_own_rows(self.policy, reply.rows, party=self.name)
         if not self.simulated:
             pinned, kind = self._pinned, type(self).__name__
-            self.ledger.open_run(request, kind, self.own_rows(), pinned=pinned)
+            own = self.own_rows()
+            self.ledger.open_run(request, kind, own, pinned=pinned)
+            if request.secure and not self.streams:
+                share = self.ledger.freeze(request.session, own, self.frozen, records=self.records)
         if not request.secure:
             if self.trusted_keys:
                 raise SumError(

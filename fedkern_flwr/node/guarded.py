@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 from collections.abc import Collection
 from contextlib import suppress
 from typing import Any, ClassVar
@@ -18,13 +19,14 @@ from numpy.typing import NDArray
 from ..errors import FedKernError, RefusedError
 from ..guard import NodePolicy, RunRecord, counting, refusal
 from ..guard.evaluations import Asked, check_model, enter, too_few
+from ..guard.frozen import Frozen
 from ..guard.rows import OwnRows
 from ..guard.spending import spend
 from ..privacy import Budget
 from ..privacy.accounting import check_accountant
 from ..wire import DescribeRequest
 from ..wire import sums as sum_wire
-from .ledger import ClientLedger
+from .ledger import ClientLedger, Telling
 from .session_state import SessionState
 from .sums import ClientSums, erase_state
 
@@ -46,8 +48,10 @@ class GuardedNode:
     #: a single one it needs no others of its own, and sets of fewer rows than the policy asks for
     #: are not compared.
     records: ClassVar[bool] = True
-    #: Whether more released numbers than unknowns are refused unless the policy says otherwise.
-    counts_strictly: ClassVar[bool] = False
+    #: What is done, unless the policy says otherwise, where more numbers than unknowns are opened.
+    usual_counting: ClassVar[counting.Mode] = "refuse"
+    #: Whether it counts the numbers of its sums itself, such as those of windows of a stream.
+    counts_windows: ClassVar[bool] = False
     #: Unknowns of a row beside its columns.
     labels_of_row: ClassVar[int] = 1
     #: Whether it adds noise in runs that have a budget of privacy.
@@ -60,6 +64,7 @@ class GuardedNode:
     partition: int
     policy: NodePolicy
     ledger: ClientLedger
+    frozen: Frozen | None
     simulated: bool
     allow_single: bool
     sums: ClientSums | None
@@ -200,9 +205,10 @@ class GuardedNode:
         group.start, group.stop = min(group.start, start), max(group.stop, stop)
         group.row = min(group.row, row)
         place = order.cohort, order.index
-        numbers = group.order(name, place, order.length, at_once=not order.self_masks)
         cohort = self.sums.party.state.cohorts[order.cohort]
         rows = self._rows_behind(group, cohort.members)
+        length = math.ceil(order.length * self.weight(name, sum(rows.values())))
+        numbers = group.order(name, place, length, at_once=not order.self_masks)
         # a sum without self masks has the whole cohort
         least = cohort.threshold if order.self_masks else len(cohort.members)
         alive = counting.least_survivors(rows, least, own=self.partition)
@@ -216,9 +222,38 @@ class GuardedNode:
             self._group = counting.Group(**copy.deepcopy(self.record.group))
         return self._group
 
-    def counts(self, order: sum_wire.Order) -> bool:
+    def is_counted(self, order: sum_wire.Order) -> bool:
         """Tell whether a sum is counted as a release about all rows of this node's table."""
         return counting.is_counted(order.name, order.receiver)
+
+    def products(self, name: str) -> int:
+        """Return how many columns a sum has the products of; 0 if it has none."""
+        return 0
+
+    def weight(self, name: str, rows: int) -> float:
+        """Return the weight of a number in a sum over so many rows: less than 1 of counts."""
+        return 1.0
+
+    def enter_sums(self, session: str) -> None:
+        """Enter in the node's ledger what the message at hand was about.
+
+        Raises
+        ------
+        RefusedError
+        """
+        telling = Telling(
+            frozen=self.frozen,
+            mode=self.count_mode,
+            records=self.records,
+            enough=self.enough_parties,
+            unknowns=counting.unknowns_of_row(self.record.columns, self.record.binary),
+            share=self._share,
+            counted=self.is_counted,
+            weight=self.weight,
+            products=self.products,
+        )
+        for problem in self.ledger.enter(session, self.sums, telling):
+            self._small = self._small or problem
 
     def _count_table(self, name: str) -> None:
         assert self.sums is not None
@@ -226,8 +261,8 @@ class GuardedNode:
         if order.noise:  # its noise says what is released, not its numbers
             return
         own = self.sums.party.state.counts.get(self.partition, (0, 0))[0]
-        if own and self.counts(order):
-            self.release(name, self.record.columns)
+        if own and self.is_counted(order):
+            self.release(name, self.record.columns, binary=self.record.binary)
 
     def _rows_behind(self, group: counting.Group, members: Collection[int]) -> dict[int, int]:
         assert self.sums is not None
@@ -250,7 +285,7 @@ class GuardedNode:
             raise counting.small_sum(problem, self.name)
         if problem and self.count_mode == "warn" and not self.simulated:  # there the server does
             self._small = problem
-        if self.counts_strictly:
+        if self.counts_windows:
             self._share = max(self._share, numbers / unknowns if unknowns else np.inf)
         self._group = group
 
@@ -267,7 +302,7 @@ class GuardedNode:
     @property
     def count_mode(self) -> counting.Mode:
         """What is done where more numbers are released than there are unknowns."""
-        return counting.mode(self.policy, refuses=self.counts_strictly)
+        return counting.mode(self.policy, self.usual_counting)
 
     def note_rows(self, purpose: str, rows: NDArray[Any], *, each: bool = False) -> None:
         """Note of which rows a sum is, where the server chooses them; else it is of all.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,12 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..guard import NodePolicy, refusal
-from ..guard.history import Answer
+from ..guard.counting import Mode, hidden_rows, least_survivors
+from ..guard.frozen import Frozen
+from ..guard.opened import Opening
 from ..guard.rows import OwnRows
 from ..guard.streamed import Streamed
 from ..secure_sum import Party, PartyState
 from ..secure_sum.noise_keys import KEY_BYTES
 from ..wire import DescribeRequest
+from ..wire.sums import Order
 from .sums import ClientSums
 
 if TYPE_CHECKING:
@@ -135,8 +139,24 @@ class ClientLedger:
         if taken is not None:
             self.note("update", np.zeros(0, np.intp), each=True)
 
-    def enter(self, session: str, sums: ClientSums | None, *, records: bool, share: float) -> None:
-        """Enter what the message at hand was about, as the node's ledger says.
+    def freeze(self, session: str, rows: OwnRows, frozen: Frozen | None, *, records: bool) -> float:
+        """Freeze the rows of this node; return the share of them that the run may plan with.
+
+        Raises
+        ------
+        RefusedError
+        """
+        if self._file is None:
+            return 1.0
+        least = self._policy.min_own_rows if records else 1
+        return self._file.freeze(session, rows, self._policy, frozen, least=least)
+
+    def secret(self, purpose: bytes) -> bytes | None:
+        """Return a secret of 32 bytes that lasts; None where nothing is remembered."""
+        return None if self._file is None else self._file.secret(purpose)
+
+    def enter(self, session: str, sums: ClientSums | None, telling: Telling) -> list[str]:
+        """Enter what the message at hand was about; return what is only warned of.
 
         Raises
         ------
@@ -147,19 +167,22 @@ class ClientLedger:
         if self._file is not None and taken is not None:
             rows = self._file.take(session, taken, compare=sums is not None)
         if self._file is None or sums is None:
-            return
-        answers = [*_answers(sums, noted)]
-        if answers or sums.charges:
-            self._file.enter(
-                session,
-                answers,
-                self._policy,
-                records=records,
-                share=share,
-                charges=sums.charges,
-                taken=rows,
-                shown=sums.party.shown,
-            )
+            return []
+        openings = [] if taken is not None else [*telling.openings(sums, noted)]
+        if not (openings or sums.charges or sums.party.shown):
+            return []
+        return self._file.enter(
+            session,
+            openings,
+            self._policy,
+            frozen=telling.frozen,
+            mode=telling.mode,
+            records=telling.records,
+            enough=telling.enough,
+            charges=sums.charges,
+            taken=rows,
+            shown=sums.party.shown,
+        )
 
     def tell(self, session: str, asked: str, rows: Positions, figures: list[float]) -> list[float]:
         """Enter figures; return those to tell.
@@ -202,21 +225,80 @@ class ClientLedger:
             self._file.refuse(session, rule)
 
 
-def _answers(sums: ClientSums, noted: dict[str, tuple[Positions, bool]]) -> Iterator[Answer]:
-    """Yield what is to be entered: rows that were noted, sums contributed to, sums opened."""
-    state, added = sums.party.state, dict(noted)
-    for order in sums.contributed:
-        members = state.cohorts[order.cohort].members
-        name = _purpose(order.name)
-        rows, each = noted.get(name, (None, False))
-        added.pop(name, None)
-        yield Answer(name, rows, each, _pinned(sums.party, members), len(members))
-    for name, (rows, each) in added.items():
-        if len(rows):
-            yield Answer(name, rows, each)
-    for full, alive in sums.survivors.items():
-        cohort = _pinned(sums.party, sorted(alive))
-        yield Answer(_purpose(full), cohort=cohort, parties=len(alive), again=True)
+@dataclass(frozen=True, kw_only=True)
+class Telling:
+    """What a client tells with its sums, for the node's ledger.
+
+    Attributes
+    ----------
+    frozen : Frozen, optional
+        Its rows in the freeze, where it has read frozen files.
+    mode : {"refuse", "warn", "off"}
+        What is done where more numbers are opened than there are unknowns.
+    records : bool
+        Whether its rows are records that must hide among each other.
+    enough : int
+        Parties that suffice, by what the method states.
+    unknowns : float
+        Of a row.
+    share : float
+        Numbers that the run has opened so far for each unknown, where it counts them itself.
+    counted : callable
+        Tells of an order whether its numbers are counted.
+    weight : callable
+        Name of a sum, rows behind it -> weight of a number, which is less than 1 of counts.
+    products : callable
+        Name of a sum -> columns whose products it sums.
+    """
+
+    frozen: Frozen | None
+    mode: Mode
+    records: bool
+    enough: int
+    unknowns: float
+    share: float
+    counted: Callable[[Order], bool]
+    weight: Callable[[str, int], float]
+    products: Callable[[str], int]
+
+    def openings(
+        self, sums: ClientSums, noted: dict[str, tuple[Positions, bool]]
+    ) -> Iterator[Opening]:
+        """Yield what is to be entered: rows that were noted, sums contributed to, sums opened."""
+        party, state, added = sums.party, sums.party.state, dict(noted)
+        for order in sums.contributed:
+            cohort = state.cohorts[order.cohort]
+            members, name = cohort.members, _purpose(order.name)
+            rows, each = added.pop(name, noted.get(name, (None, False)))
+            one = Opening(name, rows, each, _pinned(party, members), len(members))
+            if each or order.noise or not self.counted(order) or self.share:
+                yield one
+                continue
+            rows_of = {k: state.counts.get(k, (0, 0))[0] for k in members}
+            alive: Collection[int] = members
+            if order.self_masks:
+                alive = least_survivors(rows_of, cohort.threshold, own=party.partition)
+            others = 0
+            if one.cohort is not None:
+                hidden = hidden_rows(rows_of, alive, own=party.partition, receiver=order.receiver)
+                others = hidden - rows_of[party.partition]
+            behind = sum(rows_of[k] for k in alive)
+            yield replace(
+                one,
+                numbers=order.length * self.weight(order.name, behind),
+                unknowns=self.unknowns,
+                others=others,
+                width=self.products(order.name),
+                values=sums.values[order.name],
+            )
+        for name, (rows, each) in added.items():
+            if len(rows):
+                yield Opening(name, rows, each)
+        for full, alive in sums.survivors.items():
+            name = _purpose(full)
+            yield Opening(name, None, False, _pinned(party, sorted(alive)), len(alive))
+        if self.share:
+            yield Opening("windows", share=self.share, unknowns=self.unknowns)
 
 
 def _purpose(name: str) -> str:

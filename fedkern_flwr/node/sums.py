@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -57,6 +58,8 @@ class ClientSums:
         Name -> parties that are declared to be in a sum that this request unmasks.
     contributed : list
         Orders of the sums in which there is something of this node now.
+    values : dict
+        Name of a sum -> digest of what this node has contributed.
     charges : list of Charge
         What was released with noise, for the node's ledger.
     replies : list
@@ -76,6 +79,7 @@ class ClientSums:
         self.opened: dict[str, tuple[int, int]] = {}
         self.survivors: dict[str, frozenset[int]] = {}
         self.contributed: list[wire.Order] = []
+        self.values: dict[str, bytes] = {}
         self.replies: list[PhaseMessage] = []
         self.ends = False
         #: Called with the name of a sum that has been checked.
@@ -194,6 +198,7 @@ class ClientSums:
             The values do not fit what was declared. Which way they do not is in the log only.
         """
         self.contributed.append(self.order(name))
+        self.values[name] = hashlib.sha256(np.ascontiguousarray(values).tobytes()).digest()
         self._add(name, values, overwrite=overwrite, release=release)
 
     def contribute_nothing(self, name: str, *, release: str = "") -> None:

@@ -120,11 +120,11 @@ class Client(SummingClient):
     """Contributes zeros to whatever is ordered; ``round`` says of which row."""
 
     rows, features = 100, COLUMNS - 1
-    counts_strictly = True
+    usual_counting = "refuse"
     one_row = True
 
-    def counts(self, order: sums.Order) -> bool:
-        return not self.one_row and super().counts(order)
+    def is_counted(self, order: sums.Order) -> bool:
+        return not self.one_row and super().is_counted(order)
 
     def work(self, request: Any) -> PhaseMessage:
         assert self.sums is not None
@@ -139,7 +139,7 @@ class Client(SummingClient):
 class WholeTables(Client):
     """Sums over all rows, with a warning only."""
 
-    counts_strictly = False
+    usual_counting = "warn"
     one_row = False
 
 

@@ -1,0 +1,219 @@
+"""What a node has opened about its blocks, in its ledger; and what it therefore does not open.
+
+An entry is about one purpose of a run, the same blocks and the same parties. It has the numbers
+that were opened, and a digest of the node's own values for each sum: values that were opened over
+the same parties before tell nothing new, so they are free.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import RefusedError
+from .cells import KEY_BYTES, Sum, check_parties, check_rows, check_sum, same
+from .counting import Mode
+from .freeze import Freeze, Places
+from .policy import NodePolicy
+from .rows import digest
+
+
+@dataclass(frozen=True, eq=False)
+class Opening:
+    """A sum that a node is about to contribute to, or helps to open.
+
+    Attributes
+    ----------
+    purpose : str
+        What is summed.
+    rows : ndarray of int, optional
+        Places of its rows among the node's own; by default all that are learned from.
+    each : bool
+        Whether it is made row by row, so that it is no sum over rows.
+    cohort : sequence of bytes, optional
+        The pinned keys of its parties; None where they are unknown.
+    parties : int
+        How many they are.
+    numbers : float
+        Numbers that the server opens about rows; 0 of what is not counted.
+    unknowns : float
+        Unknowns of a row.
+    others : int
+        Hidden rows of other parties.
+    width : int
+        Columns of which products are summed.
+    values : bytes
+        Digest of the node's own values.
+    share : float
+        Of a run that counts by itself: the numbers that it has opened for each unknown, at most.
+    """
+
+    purpose: str
+    rows: Places | None = None
+    each: bool = False
+    cohort: tuple[bytes, ...] | None = None
+    parties: int = 0
+    numbers: float = 0.0
+    unknowns: float = 1.0
+    others: int = 0
+    width: int = 0
+    values: bytes = b""
+    share: float = 0.0
+
+
+class Opened:
+    """What was opened about the blocks of a node.
+
+    Parameters
+    ----------
+    db : sqlite3.Connection
+        Of the ledger, in a transaction.
+    key : bytes
+        Of the digests.
+    run : int
+        Number of the run at hand.
+    freeze : Freeze
+        Of the node; changed in place where a sum cuts blocks.
+    """
+
+    def __init__(self, db: sqlite3.Connection, key: bytes, run: int, freeze: Freeze) -> None:
+        self.db, self.key, self.run, self.freeze = db, key, run, freeze
+        self.kind, partition = db.execute(
+            "SELECT kind, partition FROM runs WHERE id = ?", (run,)
+        ).fetchone()
+        self.sums = opened_sums(db, partition)
+        self.each = opened_sums(db, partition, each=True)
+
+    def enter(
+        self,
+        one: Opening,
+        rows: Places,
+        policy: NodePolicy,
+        *,
+        mode: Mode,
+        records: bool,
+        enough: int,
+    ) -> str:
+        """Enter a sum; return what is wrong with it if it is only warned of.
+
+        Parameters
+        ----------
+        one : Opening
+            The sum.
+        rows : ndarray of int64
+            Numbers of its rows in the freeze.
+        policy : NodePolicy
+            What the node's owner allows.
+        mode : {"refuse", "warn", "off"}
+            What is done where more numbers would be opened than there are unknowns.
+        records : bool
+            Whether the rows are records that must hide among each other.
+        enough : int
+            Parties that suffice, by what the method states.
+
+        Raises
+        ------
+        RefusedError
+        """
+        if one.each:
+            blocks = [int(block) for block in np.unique(self.freeze.block[rows])]
+        else:
+            blocks = self.freeze.split(rows)
+        cohort = sorted(digest(self.key, k)[:KEY_BYTES] for k in one.cohort or ())
+        packed, among = np.array(blocks, "<i4").tobytes(), b"".join(cohort)
+        value = digest(self.key, one.values)[:KEY_BYTES] if one.values else b""
+        where = "purpose = ? AND blocks = ? AND cohort = ? AND each = ?"
+        place: tuple[Any, ...] = (one.purpose, packed, among, one.each)
+        known = self.db.execute(
+            f"SELECT id, run, numbers, functions FROM opened WHERE {where}", place
+        ).fetchall()
+        numbers = one.numbers + one.share * len(rows) * one.unknowns
+        if any(not numbers or (value and value in _parts(f)) for *_, f in known):
+            return ""
+        mine = [k for k in known if k[1] == self.run]
+        before, functions = (mine[0][2], mine[0][3]) if mine else (0.0, b"")
+        numbers = before + numbers if value else max(before, numbers)
+        new = Sum(
+            self.run,
+            self.kind,
+            one.purpose,
+            frozenset(cohort),
+            frozenset(blocks),
+            numbers,
+            one.unknowns,
+            one.others,
+            one.width,
+        )
+        said = self._check(new, one, policy, mode=mode, records=records, enough=enough)
+        if mine:
+            self.db.execute(
+                "UPDATE opened SET numbers = ?, functions = ? WHERE id = ?",
+                (numbers, functions + value, mine[0][0]),
+            )
+        else:
+            names = "purpose, blocks, cohort, each, run, parties, unknowns, others, width, rows"
+            values = (*place, self.run, one.parties, one.unknowns, one.others, one.width, len(rows))
+            self.db.execute(
+                f"INSERT INTO opened ({names}, numbers, functions) VALUES ({', '.join('?' * 12)})",
+                (*values, numbers, value),
+            )
+        if not one.each:
+            self.sums = [*(s for s in self.sums if not same(s, new)), new]
+        return said
+
+    def _check(
+        self,
+        new: Sum,
+        one: Opening,
+        policy: NodePolicy,
+        *,
+        mode: Mode,
+        records: bool,
+        enough: int,
+    ) -> str:
+        """Refuse a sum, or return what is wrong with it."""
+        blocks, least = self.freeze.blocks, policy.min_own_rows
+        if one.parties:
+            allowed = policy.allow_party_change
+            parties = policy.least_parties(enough)
+            check_parties(blocks, [*self.sums, *self.each], new, least=parties, allow_one=allowed)
+        if one.each:
+            return ""
+        rows = int(blocks["rows"][sorted(new.blocks)].sum())
+        if records or rows >= least:
+            check_rows(blocks, self.sums, new, least=least)
+        if mode == "off" or not new.numbers:
+            return ""
+        try:
+            check_sum(blocks, self.sums, new)
+        except RefusedError as error:
+            if mode == "refuse":
+                raise
+            return error.problem
+        return ""
+
+
+def opened_sums(db: sqlite3.Connection, partition: int, *, each: bool = False) -> list[Sum]:
+    """Return all sums of a node since its freeze, or what was made row by row."""
+    query = (
+        "SELECT run, kind, purpose, cohort, blocks, numbers, unknowns, others, width"
+        " FROM opened JOIN runs ON runs.id = run WHERE partition = ? AND each = ?"
+    )
+    return [
+        Sum(
+            run,
+            kind,
+            purpose,
+            frozenset(_parts(cohort)),
+            frozenset(np.frombuffer(blocks, "<i4").tolist()),
+            *rest,
+        )
+        for run, kind, purpose, cohort, blocks, *rest in db.execute(query, (partition, each))
+    ]
+
+
+def _parts(packed: bytes) -> set[bytes]:
+    return {packed[k : k + KEY_BYTES] for k in range(0, len(packed), KEY_BYTES)}
