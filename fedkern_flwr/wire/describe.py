@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+
+from numpy.typing import NDArray
 
 from ..errors import PartitionError, ProtocolError
 from .message import Message, Scalar
@@ -86,6 +89,9 @@ class DescribeReply(_Opening, phase="describe"):
         or ``off``.
     nonce : str
         Drawn by the node for this run: who resumes it must know it.
+    share : float
+        The share of the unknowns of its rows that this run should open at most, above 0; 1 where
+        the node only warns. A strategy plans its default sizes by it, see :mod:`..planning`.
     """
 
     rows: int
@@ -103,6 +109,22 @@ class DescribeReply(_Opening, phase="describe"):
     binary: int = 0
     counting: str = "off"
     nonce: str = ""
+    share: float = 1.0
+
+    @classmethod
+    def unpack(
+        cls, arrays: Sequence[NDArray[Any]], scalars: Mapping[str, Any], *, party: str, **sizes: int
+    ) -> Self:
+        """Check and rebuild a description that arrived; its share is above 0 and at most 1."""
+        found = super().unpack(arrays, scalars, party=party, **sizes)
+        if not 0.0 < found.share <= 1.0:
+            raise ProtocolError(
+                f"share is {found.share:g}, not above 0 and at most 1",
+                party=party,
+                phase=cls.phase,
+                code="FK-MESSAGE-FIELD",
+            )
+        return found
 
 
 def columns_digest(names: Iterable[str]) -> str:

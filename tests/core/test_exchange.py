@@ -466,7 +466,7 @@ class Nodes:
 
 
 def description(partition: int) -> Table:
-    made: Table = {"int": 5, "str": "c", "bool": True, "bytes": b""}
+    made: Table = {"int": 5, "str": "c", "bool": True, "bytes": b"", "float": 1.0}
     values = {f.name: made[str(f.type)] for f in fields(DescribeReply)}
     return DescribeReply(**{**values, "partition": partition, "partitions": 3}).scalars()
 
