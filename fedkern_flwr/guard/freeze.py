@@ -1,0 +1,700 @@
+"""The data freeze of a node: its rows, dealt once into blocks that never change.
+
+A node sums blocks, never rows. Clinical studies freeze their data, and so does a node: at its first
+run each row is dealt, by a keyed hash of its identity, into the held-out share or one of five
+folds. Later changes of the table wait until they form whole blocks, so that no two runs differ by
+a few rows.
+
+**Why no combination of sums shows fewer than ``least`` rows.** Each row that was ever frozen lies
+in one *leaf*. A change may split a leaf, and only into parts of at least ``least`` rows: those that
+leave, those that were edited, and those that stay. An edited row keeps its place in the tree, so
+its old and its new content have the same leaf; a row whose content is again that of an earlier sum
+changes with others of which that holds as well. Every sum is over whole leaves.
+A row that left comes back with at least ``least`` others of its leaf, or not at all. Rows without
+an id are known by their content alone: the old and the new version of such a row are two rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import unicodedata
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..checkpoint import load_arrays, save_arrays
+from ..errors import CheckpointError, OptionError
+
+if TYPE_CHECKING:
+    from scipy import sparse
+
+Digests = NDArray[np.uint64]
+Places = NDArray[np.int64]
+
+FILE = "freeze.npz"
+VERSION = 1
+FOLDS = 5
+#: Part of a block: 0 is the held-out share, 1 to 5 are the folds.
+HELD_OUT = 0
+_NONE = -1
+#: Share of the rows that each part gets, as the table grows: where nothing says which rows are held
+#: out, of rows that are learned from, and of those that are held out.
+_SHARES = {
+    _NONE: np.array([0.2] + [0.8 / FOLDS] * FOLDS),
+    0: np.array([0.0] + [1.0 / FOLDS] * FOLDS),
+    1: np.array([1.0] + [0.0] * FOLDS),
+}
+#: Rows of one id that are withdrawn, at most.
+_MOST_ROWS = 1000
+#: Largest share of the rows that may wait because of the strata.
+_MAX_WAITING = 0.05
+#: States of a block. Only USED blocks are summed. Rows of LEFT may come back, those of BARRED not.
+#: SPLIT blocks have parts or a newer version.
+USED, LEFT, BARRED, SPLIT = range(4)
+
+
+# -- identity of rows
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Rows:
+    """A node's table as its file has it, before scaling, encoding and the filling of gaps.
+
+    Nothing here may depend on what the server sent, such as ranges.
+
+    Attributes
+    ----------
+    columns : sequence of arrays
+        Raw content, labels included: arrays of shape (n,) or (n, k) of numbers or texts, or a CSR
+        matrix. Empty where rows are known by their ids alone.
+    ids : sequence, optional
+        A name for each row. Without names a row is known by its content.
+    strata : sequence of str, optional
+        The stratum of each row, such as ``"female/north"``.
+    labelled : ndarray of bool, optional
+        Whether a row has its label; by default all have.
+    held_out : ndarray of bool, optional
+        Whether a row belongs to ``test-data``; by default a fifth of the rows is held out.
+    """
+
+    columns: Sequence[NDArray[Any] | sparse.csr_array] = ()
+    ids: Sequence[Any] | NDArray[Any] | None = None
+    strata: Sequence[str] | None = None
+    labelled: NDArray[np.bool_] | None = None
+    held_out: NDArray[np.bool_] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return self.columns[0].shape[0] if self.ids is None else len(self.ids)
+
+    def identify(self, key: bytes) -> Identity:
+        """Return keyed digests of all rows."""
+        count, groups = len(self), np.zeros(len(self), np.uint64)
+        if self.strata is not None or self.labelled is not None:
+            labelled = np.ones(count) if self.labelled is None else self.labelled
+            strata = [] if self.strata is None else [_bytes(self.strata)]
+            groups = _hash(key, b"group", [np.asarray(labelled, float), *strata], count)
+        values = _hash(key, b"content", self.columns, count)
+        if self.ids is None:
+            names = _number(key, values, values)
+            return Identity(names, values, names, groups)
+        texts = normalised(self.ids)
+        names = bare = _number(key, _hash(key, b"id", [_bytes(texts)], count), values)
+        if any(text[:1] == "0" for text in texts):
+            plain = _hash(key, b"id", [_bytes([text.lstrip("0") for text in texts])], count)
+            bare = _number(key, plain, values)
+        return Identity(names, values, bare, groups)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Identity:
+    """Keyed digests of rows, shape (n,) each.
+
+    Attributes
+    ----------
+    names : ndarray of uint64
+        Of the normalised ids, or of the contents; equal ones are told apart by a number.
+    values : ndarray of uint64
+        Of the raw contents.
+    bare : ndarray of uint64
+        Of the ids without leading zeros.
+    groups : ndarray of uint64
+        Of stratum and label.
+    """
+
+    names: Digests
+    values: Digests
+    bare: Digests
+    groups: Digests
+
+
+def normalised(ids: Sequence[Any] | NDArray[Any]) -> list[str]:
+    """Return ids as texts in one spelling: trimmed, in NFC, ``12.0`` as ``12``.
+
+    >>> normalised([12, "12.0", " 12 ", "0012"])
+    ['12', '12', '12', '0012']
+    """
+    texts = [str(name).strip() for name in ids]
+    if not all(map(str.isascii, texts)):
+        texts = [unicodedata.normalize("NFC", text) for text in texts]
+    return [_whole(text) if "." in text else text for text in texts]
+
+
+def _whole(text: str) -> str:
+    number, _, zeros = text.partition(".")
+    return number if zeros and not zeros.strip("0") and number.lstrip("+-").isdigit() else text
+
+
+def _bytes(texts: Sequence[str]) -> NDArray[np.bytes_]:
+    return np.array([text.encode("utf-8", "surrogatepass") for text in texts], np.bytes_)
+
+
+def _key(key: bytes, *place: bytes) -> np.uint64:
+    digest = hashlib.blake2b(b"/".join(place), key=key, digest_size=8).digest()
+    return np.uint64(int.from_bytes(digest, "little"))
+
+
+def _mix(words: Digests, key: np.uint64 | Digests) -> Digests:
+    """Return a keyed bijection of 64-bit words: the finaliser of SplitMix64, twice."""
+    for add in (key, key ^ np.uint64(0x9E3779B97F4A7C15)):
+        words = words + add
+        words ^= words >> np.uint64(30)
+        words *= np.uint64(0xBF58476D1CE4E5B9)
+        words ^= words >> np.uint64(27)
+        words *= np.uint64(0x94D049BB133111EB)
+        words ^= words >> np.uint64(31)
+    return words
+
+
+def _hash(
+    key: bytes, what: bytes, columns: Sequence[NDArray[Any] | sparse.csr_array], rows: int
+) -> Digests:
+    """Return a keyed hash of each row.
+
+    A hash in Python would take seconds for 10^6 rows. The digests never leave the node, so nobody
+    can search for collisions, and 64 bits make a chance one unlikely (10^-8 for 10^6 rows). Zeros
+    add nothing: a sparse table and a dense one, or texts in wider arrays, have the same hashes.
+    """
+    total = np.zeros(rows, np.uint64)
+    for number, column in enumerate(columns if rows else ()):
+        place = b"%d" % number
+        own: np.uint64 | Digests
+        if not isinstance(column, np.ndarray):
+            column = column.sorted_indices()
+            used = np.unique(column.indices)
+            keys = np.array([_key(key, what, place, b"%d" % j) for j in used], np.uint64)
+            words = _words(np.asarray(column.data))
+            own = keys[np.searchsorted(used, column.indices)]
+            mixed = np.where(words == 0, np.uint64(0), _mix(words ^ own, own))
+            sums = np.concatenate([[np.uint64(0)], np.cumsum(mixed)])
+            total += np.diff(sums[column.indptr])  # sums are modulo 2^64, and so are differences
+            continue
+        table = column[:, None] if column.ndim == 1 else column
+        if table.dtype.kind in "OU":
+            table = np.column_stack([_bytes([str(v) for v in part]) for part in table.T])
+        if table.dtype.kind == "S":
+            wide = -(-table.dtype.itemsize // 8) * 8
+            whole = np.ascontiguousarray(table.astype(f"S{wide}"))
+            table = whole.view("<u8").reshape(rows, table.shape[1], -1)
+        else:
+            table = table[:, :, None]
+        for j in range(table.shape[1]):
+            for w in range(table.shape[2]):
+                own = _key(key, what, place, b"%d" % j, *([b"%d" % w] if w else []))
+                words = _words(table[:, j, w])
+                total += np.where(words == 0, np.uint64(0), _mix(words ^ own, own))
+    return _mix(total, _key(key, what))
+
+
+def _words(values: NDArray[Any]) -> Digests:
+    """Return numbers as 64-bit words; -0 is 0, and every gap is the same."""
+    if values.dtype == np.uint64:
+        return values
+    numbers = values.astype(np.float64) + 0.0
+    numbers[np.isnan(numbers)] = np.nan
+    return numbers.view(np.uint64)
+
+
+def _number(key: bytes, names: Digests, values: Digests) -> Digests:
+    """Tell rows of the same name apart: the second by content, the third, ..."""
+    ranked = np.sort(names)
+    if (ranked[1:] != ranked[:-1]).all():
+        return names
+    order = np.lexsort((values, names))
+    first = np.append(True, ranked[1:] != ranked[:-1])
+    places = np.arange(len(names))
+    repeats = (places - np.maximum.accumulate(np.where(first, places, 0))).astype(np.uint64)
+    out = names.copy()
+    more = repeats > 0
+    out[order[more]] = _mix(ranked[more] ^ _mix(repeats[more], _key(key, b"n")), _key(key, b"m"))
+    return out
+
+
+# -- blocks
+
+
+#: A block; there is one record for each that there ever was, at the place of its number.
+#:
+#: ``parent``: the block that it is a part, or an edited version, of; -1 for none. ``version``: how
+#: often its rows were edited or came back. ``part``: 0 for held-out rows, 1 to 5
+#: for the folds. ``group``: digest of stratum and label. ``state``: see above; blocks that are not
+#: SPLIT are *leaves*. ``forced``: whether the owner forced the change that made it, so that it may
+#: have fewer rows than ``least``.
+BLOCK = np.dtype(
+    [
+        ("parent", "<i4"),
+        ("version", "<i4"),
+        ("part", "i1"),
+        ("group", "<u8"),
+        ("state", "i1"),
+        ("rows", "<i4"),
+        ("forced", "?"),
+    ]
+)
+PAST = np.dtype([("row", "<u8"), ("version", "<i4")])
+Blocks = NDArray[Any]
+
+
+#: Kinds of changes, as the owner reads them.
+_NEW, _BACK, _EDIT, _GOES = _KINDS = ("new rows", "rows that came back", "edits", "withdrawals")
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """What an update of a freeze did.
+
+    Attributes
+    ----------
+    source : ndarray of int64, shape (rows used now,)
+        Where each row of the frozen table comes from: its place in the old frozen table, or the
+        length of the old one plus its place in the table at hand.
+    done, waiting : dict
+        ``"new rows"``, ``"rows that came back"``, ``"edits"``, ``"withdrawals"`` -> rows whose
+        change took effect, or waits.
+    needed : int
+        Rows outside of the held-out share that a lot needs.
+    near_misses : int
+        New ids that differ from known ones in leading zeros only.
+    """
+
+    source: Places
+    done: dict[str, int]
+    waiting: dict[str, int]
+    needed: int = 0
+    near_misses: int = 0
+
+    def __str__(self) -> str:
+        """Say what waits, for the owner of the node."""
+        waits = ", ".join(f"{rows} {kind}" for kind, rows in self.waiting.items() if rows)
+        says = f"{waits} wait: a block needs {self.needed}" if waits else "nothing waits"
+        near = f"; {self.near_misses} new ids differ from known ones in leading zeros only"
+        return says + (near if self.near_misses else "")
+
+
+# -- the freeze
+
+
+@dataclass(eq=False, repr=False)
+class Freeze:
+    """The freeze of a node's table.
+
+    The *frozen table* is what the node answers from: the raw rows that are used, in the order of
+    this object. It is the caller's to keep; :attr:`Change.source` says how to make it.
+
+    Attributes
+    ----------
+    key : bytes
+        32 bytes. The node draws it itself; simulations hand in one from their seed, and matched
+        rows are dealt under the alignment key, so that all parties come to the same blocks.
+    least : int
+        Rows of a block, at least: ``min_own_rows`` of the policy.
+    names, values, bare : ndarray of uint64, shape (rows ever frozen,)
+        See :class:`Identity`.
+    block : ndarray of int32, shape (rows ever frozen,)
+        The leaf of each row.
+    blocks : ndarray of BLOCK
+        All blocks.
+    past : ndarray of PAST
+        Earlier contents of rows that were edited: digest of name and content, and the version.
+    generation : int
+        Counts hasty withdrawals and forced changes. Landmarks, frequencies and first iterates are
+        drawn anew with each: with the old ones the difference would be the rows that changed.
+    """
+
+    key: bytes
+    least: int
+    names: Digests = field(default_factory=lambda: np.zeros(0, np.uint64))
+    values: Digests = field(default_factory=lambda: np.zeros(0, np.uint64))
+    bare: Digests = field(default_factory=lambda: np.zeros(0, np.uint64))
+    block: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    blocks: Blocks = field(default_factory=lambda: np.zeros(0, BLOCK))
+    past: NDArray[Any] = field(default_factory=lambda: np.zeros(0, PAST))
+    generation: int = 0
+
+    # -- made, kept
+
+    @classmethod
+    def deal(cls, rows: Rows, *, least: int, key: bytes | None = None) -> tuple[Self, Change]:
+        """Deal the rows of a table into blocks.
+
+        Parameters
+        ----------
+        rows : Rows
+            The table.
+        least : int
+            Rows of a block, at least.
+        key : bytes, optional
+            Of the hashes; drawn by default.
+
+        Raises
+        ------
+        OptionError
+            Because of the strata more than 5 % of the rows would wait.
+        """
+        made = cls(secrets.token_bytes(32) if key is None else key, max(1, least))
+        change = made.update(rows, needed=0)
+        grouped = rows.strata is not None or rows.labelled is not None
+        waits = change.waiting[_NEW]
+        if grouped and waits > _MAX_WAITING * len(rows):
+            raise OptionError(
+                f"with these strata {waits} of {len(rows)} rows would be in no block",
+                remedy="name fewer strata, or merge rare values",
+                code="FK-FREEZE-STRATA",
+            )
+        return made, change
+
+    def save(self, folder: Path) -> None:
+        """Write the freeze into a folder, for this user's eyes only, whole or not at all."""
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        meta = {"key": self.key.hex(), "least": self.least, "generation": self.generation}
+        save_arrays(folder / FILE, arrays, {"version": VERSION, **meta})
+
+    @classmethod
+    def load(cls, folder: Path) -> Self | None:
+        """Read the freeze of a folder; None where there is none.
+
+        Raises
+        ------
+        OptionError
+            The file is damaged, or was written by a newer release.
+        """
+        path = folder / FILE
+        if not path.exists():
+            return None
+        try:
+            arrays, meta = load_arrays(path)
+            if meta["version"] == VERSION:
+                made = cls(bytes.fromhex(meta["key"]), int(meta["least"]))
+                made.generation = int(meta["generation"])
+                vars(made).update({name: arrays[name] for name in _ARRAYS})
+                return made
+        except (CheckpointError, KeyError, TypeError, ValueError):
+            raise OptionError(
+                f"{FILE} is damaged",
+                remedy="bring back a copy: without it nobody can tell what was answered",
+                code="FK-FREEZE-FILE",
+            ) from None
+        raise OptionError(
+            f"{FILE} has version {meta['version']}, this release knows {VERSION}",
+            remedy="run the release of fedkern-flwr that wrote it",
+            code="FK-FREEZE-VERSION",
+        )
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Keyed digest of all that was dealt; of matched rows it is the same at all parties."""
+        parts = [getattr(self, name).tobytes() for name in ("names", "block", "blocks")]
+        return hashlib.blake2b(b"".join(parts), key=self.key, digest_size=16).digest()
+
+    # -- what runs are answered with
+
+    @property
+    def used(self) -> NDArray[np.bool_]:
+        """Whether each row that was ever frozen is in the frozen table, shape (rows,)."""
+        used: NDArray[np.bool_] = (self.blocks["state"] == USED)[self.block]
+        return used
+
+    def table_blocks(self) -> NDArray[np.int32]:
+        """Return the block of each row of the frozen table."""
+        return self.block[self.used]
+
+    def select(self, *parts: int) -> list[int]:
+        """Return the blocks in use, of some parts or of all."""
+        wanted = self.blocks["state"] == USED
+        if parts:
+            wanted &= np.isin(self.blocks["part"], parts)
+        return [int(b) for b in np.flatnonzero(wanted)]
+
+    def whole_blocks(self, wanted: NDArray[np.bool_]) -> list[int]:
+        """Return the blocks all of whose rows are wanted.
+
+        Parameters
+        ----------
+        wanted : ndarray of bool, shape (rows of the frozen table,)
+            The rows that a run asks for. They are answered with the whole blocks among them.
+        """
+        blocks = self.table_blocks()
+        inside = np.bincount(blocks[wanted], minlength=len(self.blocks))
+        return [b for b in self.select() if inside[b] == self.blocks["rows"][b]]
+
+    def rows_of(self, blocks: Collection[int]) -> Places:
+        """Return the places of blocks' rows in the frozen table, in its order."""
+        return np.flatnonzero(np.isin(self.table_blocks(), list(blocks)))
+
+    # -- changes
+
+    def update(self, rows: Rows, *, needed: int, force: bool = False) -> Change:
+        """Let those changes of the table take effect that form whole blocks.
+
+        Parameters
+        ----------
+        rows : Rows
+            The table as it is now.
+        needed : int
+            Rows that a lot needs outside of the held-out share, see
+            :func:`~fedkern_flwr.guard.cells.lot_rows`.
+        force : bool (default: False)
+            Whether everything takes effect at once, whatever it exposes; the owner's order.
+
+        Returns
+        -------
+        Change
+            What took effect, and what waits.
+        """
+        lot = _Lot(self, rows, 1 if force else self.least)
+        if lot.learned < needed and not force:
+            lot.wait()
+        self.generation += force
+        change = self._apply(lot.pieces, lot.found, forced=force)
+        needs = max(needed, self.least)
+        return replace(change, waiting=lot.waiting, needed=needs, near_misses=lot.near_misses)
+
+    def withdraw(self, ids: Sequence[Any]) -> Change:
+        """Withdraw rows at once, each with others of its block, all of them for good.
+
+        A block loses at least ``least`` rows; if fewer than ``least`` would stay, it goes as a
+        whole. The others are those with the lowest hashes. All rows of an id are withdrawn.
+        """
+        names = Rows(ids=[*ids] * _MOST_ROWS).identify(self.key).names
+        gone = np.isin(self.names, names) & self.used
+        draw, pieces = _mix(self.names, _key(self.key, b"deal")), []
+        for block in np.unique(self.block[gone]):
+            rows = np.flatnonzero(self.block == block)
+            ranked = rows[np.lexsort((draw[rows], ~gone[rows]))]
+            take = max(self.least, int(gone[rows].sum()))
+            piece = ranked if len(rows) - take < self.least else ranked[:take]
+            part, group = self.blocks[["part", "group"]][block]
+            pieces.append(_Piece(_GOES, piece, part, group, piece))
+        self.generation += bool(pieces)
+        return self._apply(pieces, left=BARRED)
+
+    def _apply(
+        self,
+        pieces: Sequence[_Piece],
+        found: Identity | None = None,
+        *,
+        left: int = LEFT,
+        forced: bool = False,
+    ) -> Change:
+        """Let pieces take effect; rows that leave get the state ``left``."""
+        size, source, start = int(self.used.sum()), np.cumsum(self.used) - 1, len(self.names)
+        done, parents = dict.fromkeys(_KINDS, 0), dict[int, int]()
+        new = [piece.places for piece in pieces if piece.kind == _NEW]
+        if new and found is not None:
+            places = np.concatenate(new)
+            for name in ("names", "values", "bare"):
+                more = getattr(found, name)[places]
+                setattr(self, name, np.append(getattr(self, name), more))
+            self.block = np.append(self.block, np.zeros(len(places), np.int32))
+            source = np.append(source, places)
+        for piece in pieces:
+            rows, parent = piece.rows, _NONE
+            if piece.kind == _NEW:
+                rows = start + np.arange(len(rows))
+                start += len(rows)
+            else:
+                parent = int(self.block[rows[0]])
+                parents.setdefault(parent, self.blocks["state"][parent])
+            goes, version = piece.kind == _GOES, 0
+            if piece.kind != _NEW:
+                version = self.blocks["version"][parent]
+            if piece.kind in (_EDIT, _BACK):
+                old = np.zeros(len(rows), PAST)
+                old["row"], old["version"] = _mix(self.values[rows], self.names[rows]), version
+                self.past, version = np.append(self.past, old), version + 1
+            state, cell = left if goes else USED, (piece.part, piece.group)
+            self.block[rows] = self._add(parent, version, *cell, state, len(rows), forced)
+            if found is not None and not goes:
+                source[rows] = size + piece.places
+                self.values[rows] = found.values[piece.places]
+            done[piece.kind] += len(rows)
+        for parent, state in parents.items():
+            stay = np.flatnonzero(self.block == parent)
+            if len(stay):
+                few, same = len(stay) < self.least, ["version", "part", "group"]
+                known = self.blocks[same][parent]
+                self.block[stay] = self._add(parent, *known, state, len(stay), few)
+            self.blocks["state"][parent] = SPLIT
+        return Change(source[self.used], done, dict.fromkeys(_KINDS, 0))
+
+    def _add(self, *block: Any) -> int:
+        """Add a block, the values of a BLOCK; return its number."""
+        self.blocks = np.append(self.blocks, np.array([block], BLOCK))
+        return len(self.blocks) - 1
+
+
+_ARRAYS = ("names", "values", "bare", "block", "blocks", "past")
+
+
+# -- what changes together
+
+
+@dataclass(frozen=True, eq=False)
+class _Piece:
+    """Rows that change together.
+
+    ``rows`` are their numbers among all that were ever frozen, but of new rows their places in the
+    table at hand; ``places`` are those of all.
+    """
+
+    kind: str
+    rows: Places
+    part: int
+    group: int
+    places: Places
+
+
+class _Lot:
+    """The changes that take effect together, or wait together."""
+
+    def __init__(self, freeze: Freeze, rows: Rows, least: int) -> None:
+        self.freeze, self.least, self.found = freeze, least, rows.identify(freeze.key)
+        self.pieces: list[_Piece] = []
+        self.waiting = dict.fromkeys(_KINDS, 0)
+        here, new = self._match()
+        self._change_known(here, rows.held_out)
+        self._deal_new(new, rows.held_out)
+        self.near_misses = 0
+        if len(new) and len(freeze.names):
+            known = np.sort(np.append(freeze.names, freeze.bare))
+            bare = self.found.bare[new]
+            self.near_misses = int((known[np.searchsorted(known[:-1], bare)] == bare).sum())
+
+    def _match(self) -> tuple[Places, Places]:
+        """Return for each known row its place in the table or -1, and the places of new rows."""
+        names, known = self.found.names, self.freeze.names
+        here, new = np.full(len(known), _NONE, np.int64), np.ones(len(names), bool)
+        if len(names):
+            order, ranked = np.argsort(names), np.argsort(known)  # sorted searches are fast
+            at = order[np.searchsorted(names[order[:-1]], known[ranked])]
+            same = names[at] == known[ranked]
+            here[ranked[same]] = at[same]
+            new[at[same]] = False
+        return here, np.flatnonzero(new)
+
+    def _change_known(self, here: Places, held_out: NDArray[np.bool_] | None) -> None:
+        """Find the pieces of leaves that leave, that were edited or that come back."""
+        freeze, there = self.freeze, here >= 0
+        of, cells = freeze.block, freeze.blocks[freeze.block]
+        state, part, group = cells["state"], cells["part"].copy(), cells["group"].copy()
+        now = here[there]
+        group[there] = self.found.groups[now]
+        if held_out is not None:  # whether a row moves into test-data, or out of it
+            was = part[there] == HELD_OUT
+            part[there] = np.where(was == held_out[now], part[there], np.where(was, 1, HELD_OUT))
+        changed = (part != cells["part"]) | (group != cells["group"])
+        changed[there] |= self.found.values[now] != freeze.values[there]
+        like = cells["version"].copy()  # the version that has the same content
+        like[there] = self._versions(there, now, like[there])
+        goes = ~there & (state == USED)
+        moves = there & ((state == LEFT) | (changed & (state == USED)))
+        pieces: dict[int, list[_Piece]] = {}
+        for rows in _alike(np.flatnonzero(moves | goes), of, goes, group, part, like):
+            one = rows[0]
+            kind = _GOES if goes[one] else _BACK if state[one] == LEFT else _EDIT
+            piece = _Piece(kind, rows, int(part[one]), int(group[one]), here[rows])
+            pieces.setdefault(int(of[one]), []).append(piece)
+        for block, changing in pieces.items():
+            fit = [piece for piece in changing if len(piece.rows) >= self.least]
+            fit.sort(key=lambda piece: len(piece.rows), reverse=True)
+            stay = freeze.blocks["rows"][block] - sum(len(piece.rows) for piece in fit)
+            while fit and 0 < stay < self.least:
+                stay += len(fit.pop().rows)
+            self.pieces += fit
+            for piece in changing:
+                self.waiting[piece.kind] += 0 if piece in fit else len(piece.rows)
+
+    def _versions(self, rows: NDArray[np.bool_], now: Places, last: NDArray[Any]) -> NDArray[Any]:
+        """Return for each row the version with the content that it has now, -1 if there is none."""
+        values, freeze = self.found.values[now], self.freeze
+        found = np.where(values == freeze.values[rows], last, _NONE)
+        if len(freeze.past):
+            past = freeze.past[np.argsort(freeze.past["row"], kind="stable")]
+            own = _mix(values, freeze.names[rows])
+            at = np.searchsorted(past["row"][:-1], own)
+            found = np.where(past["row"][at] == own, past["version"][at], found)
+        return found
+
+    def _deal_new(self, new: Places, held_out: NDArray[np.bool_] | None) -> None:
+        """Deal new rows of each group, by their hashes, to the parts that lack rows most."""
+        blocks, found = self.freeze.blocks, self.found
+        fixed = np.full(len(found.names), _NONE) if held_out is None else held_out.astype(int)
+        draw = _mix(found.names, _key(self.freeze.key, b"deal"))
+        for rows in _alike(new, found.groups, fixed):
+            group, ranked = found.groups[rows[0]], rows[np.argsort(draw[rows])]
+            own = blocks[(blocks["state"] == USED) & (blocks["group"] == group)]
+            filled = np.bincount(own["part"], own["rows"], minlength=FOLDS + 1)
+            start = 0
+            for part, size in _sizes(len(rows), filled, _SHARES[fixed[rows[0]]], self.least):
+                piece = ranked[start : start + size]
+                self.pieces.append(_Piece(_NEW, piece, part, int(group), piece))
+                start += size
+            self.waiting[_NEW] += len(rows) - start
+
+    @property
+    def learned(self) -> int:
+        """Rows of the lot that are outside of the held-out share, or were."""
+        of, parts = self.freeze.block, self.freeze.blocks["part"]
+        return sum(
+            len(p.rows)
+            for p in self.pieces
+            if p.part != HELD_OUT or (p.kind != _NEW and parts[of[p.rows[0]]] != HELD_OUT)
+        )
+
+    def wait(self) -> None:
+        """Let nothing take effect."""
+        for piece in self.pieces:
+            self.waiting[piece.kind] += len(piece.rows)
+        self.pieces = []
+
+
+def _alike(rows: Places, *labels: NDArray[Any]) -> list[Places]:
+    """Return the rows in groups that have the same labels."""
+    if not len(rows):
+        return []
+    order = rows[np.lexsort([label[rows] for label in labels])]
+    apart = np.any([label[order[1:]] != label[order[:-1]] for label in labels], axis=0)
+    return np.split(order, np.flatnonzero(apart) + 1)
+
+
+def _sizes(
+    rows: int, filled: NDArray[Any], shares: NDArray[np.float64], least: int
+) -> list[tuple[int, int]]:
+    """Return (part, rows of it) so that the shares are kept and no piece has fewer than ``least``.
+
+    Fewer parts get rows where there are too few for all; none if there are fewer than ``least``.
+    """
+    lacks = np.maximum(shares * (filled.sum() + rows) - filled, 0.0)
+    order = np.argsort(-lacks, kind="stable")
+    for count in range(int((lacks > 0).sum()), 0, -1):
+        parts = order[:count]
+        sizes = np.floor(rows * lacks[parts] / lacks[parts].sum()).astype(int)
+        sizes[0] += rows - sizes.sum()
+        if sizes.min() >= least:
+            return list(zip(parts.tolist(), sizes.tolist(), strict=True))
+    return []

@@ -1,0 +1,106 @@
+"""Tables for a node's freeze, and the story of a table that changes between runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fedkern_flwr.guard.freeze import Freeze, Rows
+
+KEY = bytes(range(32))
+
+
+def table(ids: Any, edits: Any = (), **more: Any) -> Rows:
+    """Rows whose content follows from ids and edits: id -> version."""
+    ids, versions = list(ids), dict(edits)
+    content = np.array([(k, versions.get(k, 0)) for k in ids], float).reshape(-1, 2)
+    return Rows(columns=[content], ids=ids, **more)
+
+
+def freeze(rows: int, least: int = 5, **more: Any) -> Freeze:
+    return Freeze.deal(table(range(rows), **more), least=least, key=KEY)[0]
+
+
+def in_use(made: Freeze, ids: Any) -> list[int]:
+    """Ids of the frozen table, in its order."""
+    names = table(ids).identify(KEY).names
+    known = dict(zip(names.tolist(), ids, strict=True))
+    return [known[name] for name in made.names[made.used].tolist()]
+
+
+class Story:
+    """A node's table and freeze, and the rows of all sums that it was asked for."""
+
+    def __init__(self, seed: int, rows: int, least: int, *, strata: bool, labels: bool) -> None:
+        self.random = np.random.default_rng(seed)
+        self.ids, self.edits, self.next = list(range(rows)), dict.fromkeys(range(rows), 0), rows
+        self.strata, self.labels = strata, labels
+        self.gone: list[int] = []
+        self.sums: list[list[tuple[int, int]]] = []
+        self.least = least
+        self.moved: set[int] = set()
+        self.freeze, change = Freeze.deal(self.table(), least=least, key=KEY)
+        self.frozen: list[tuple[int, int]] = []
+        self.follow(change)
+
+    def table(self) -> Rows:
+        self.random.shuffle(self.ids)
+        sex = ["fm"[(k + (k in self.moved)) % 2] for k in self.ids] if self.strata else None
+        labelled = np.array([k % 7 > 0 for k in self.ids]) if self.labels else None
+        return table(self.ids, self.edits, strata=sex, labelled=labelled)
+
+    def follow(self, change: Any) -> None:
+        """Make the frozen table as a caller does."""
+        now = self.frozen + [(k, self.edits[k]) for k in self.ids]
+        self.frozen = [now[k] for k in change.source]
+        content = [np.array(self.frozen, float).reshape(-1, 2)]
+        found = Rows(columns=content, ids=[k for k, _ in self.frozen]).identify(KEY)
+        assert (found.names == self.freeze.names[self.freeze.used]).all()
+        assert (found.values == self.freeze.values[self.freeze.used]).all()
+
+    def some(self, among: list[int], most: int) -> list[int]:
+        number = min(len(among), int(self.random.integers(1, most)))
+        return [int(k) for k in self.random.choice(among, number, replace=False)]
+
+    def happen(self, event: str, needed: int) -> None:
+        if event == "new":
+            fresh = list(range(self.next, self.next + int(self.random.integers(1, 30))))
+            self.next += len(fresh)
+            self.ids += fresh
+            self.edits.update(dict.fromkeys(fresh, 0))
+        elif event == "edit":
+            for k in self.some(self.ids, 20):
+                self.edits[k] = 0 if self.random.random() < 0.3 else self.edits[k] + 1
+        elif event == "move":
+            self.moved ^= set(self.some(self.ids, 20))
+        elif event == "withdraw" and len(self.ids) > 30:
+            away = self.some(self.ids, 20)
+            self.ids = [k for k in self.ids if k not in away]
+            self.gone += away
+        elif event == "return" and self.gone:
+            back = self.some(self.gone, 20)
+            self.gone = [k for k in self.gone if k not in back]
+            self.ids += back
+        elif event == "hasty":
+            self.follow(self.freeze.withdraw(self.some(self.ids, 4)))
+        elif event == "force":
+            self.follow(self.freeze.update(self.table(), needed=needed, force=True))
+        rows = self.table()
+        self.follow(self.freeze.update(rows, needed=needed))
+
+    def ask(self) -> None:
+        """Let the server ask for rows: parts, some blocks, or rows of its choice."""
+        kind = self.random.integers(4)
+        if kind == 0:
+            blocks = self.freeze.select(1, 2, 3, 4, 5)
+        elif kind == 1:
+            blocks = self.freeze.select(int(self.random.integers(6)))
+        elif kind == 2:
+            blocks = [b for b in self.freeze.select() if self.random.random() < 0.8]
+        else:
+            blocks = self.freeze.whole_blocks(self.random.random(len(self.frozen)) < 0.97)
+        self.sums.append([self.frozen[k] for k in self.freeze.rows_of(blocks)])
+
+
+EVENTS = ["new", "new", "edit", "withdraw", "return", "move", "hasty"]
