@@ -25,6 +25,7 @@ from ..failure import mark_error
 from ..flower_compat import Client, NumPyClient
 from ..guard import NodePolicy, RunRecord, check_own_rows, check_run, refusal
 from ..guard.evaluations import open_once
+from ..guard.frozen import Frozen
 from ..guard.policy import is_simulated, node_policy
 from ..removed import take_out_of_client
 from ..secure_sum import Party, PartyState
@@ -69,6 +70,8 @@ class PhaseClient(SessionNode, NumPyClient):
     policy : NodePolicy or path, optional
         What the node's owner allows (see :class:`~fedkern_flwr.guard.NodePolicy`), or its TOML
         file. By default the defaults of a node; in simulations rules only warn.
+    frozen : Frozen, optional
+        Which row of the node's freeze each of its rows is.
 
     Attributes
     ----------
@@ -113,13 +116,14 @@ class PhaseClient(SessionNode, NumPyClient):
         trusted_keys: str | Path | None = None,
         allow_single: bool = False,
         policy: NodePolicy | str | Path | None = None,
+        frozen: Frozen | None = None,
         **more: Any,
     ) -> None:
         for name in take_out_of_client(type(self), more):
             raise TypeError(f"{type(self).__name__} takes no argument {name!r}")
         self.context, self.record = context, RunRecord()
         self.policy, self.simulated = node_policy(policy, context), is_simulated(context)
-        self.identity_key, self.trusted_keys = identity_key, trusted_keys
+        self.identity_key, self.trusted_keys, self.frozen = identity_key, trusted_keys, frozen
         self.allow_single = allow_single
         self.partition = node_number(context, "partition-id")
         self.name = f"partition {self.partition}"
