@@ -193,7 +193,8 @@ def write_policy(policy: NodePolicy) -> str:
         plain = value == field.default
         text = f"{field.name} = {_toml(_DEFAULTS.get(field.name, value) if plain else value)}"
         if field.name == _FREEZE[0]:
-            lines.append("[freeze]\n")
+            named = any(getattr(policy, name) for name in _FREEZE)
+            lines.append("[freeze]\n" if named else "# [freeze]\n")
         lines.append(f"{'# ' if plain else ''}{text}  # {RULES[field.name]}\n")
     return "".join([_HEAD, *lines])
 
