@@ -27,6 +27,7 @@ from fedkern_flwr.encoding.common import Coarse, OwnColumns
 from fedkern_flwr.encoding.kept import KeptEncoder
 from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, refusal
+from fedkern_flwr.guard.cells import counts
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.node.answering import AnsweringClient, answers
 from fedkern_flwr.node.client import logger
@@ -37,8 +38,12 @@ from fedkern_flwr.scaling import Scaling, ranges_to_json
 from fedkern_flwr.tables.frames import take_frame
 from fedkern_flwr.tables.table import Kind, Table
 from fedkern_flwr.wire import DescribeRequest, columns_digest
+from fedkern_flwr.wire.sums import Order
 
 from .party_table import as_numbers
+
+#: Numbers of a column that are no counts: sums and sums of squares, in each of two exchanges.
+_NUMBERS = 2
 
 
 class RangesClient(AnsweringClient):
@@ -158,6 +163,11 @@ class RangesClient(AnsweringClient):
         """Return the rows of the table."""
         part = (self.x,) if self.y is None else (self.x, self.y)
         return OwnRows([part], learned=len(self.x))
+
+    def weight(self, order: Order, rows: int) -> float:
+        """Return the weight of a number: all but some of each column are counts."""
+        numbers = min(order.length, _NUMBERS * self.x.shape[1])
+        return (numbers + counts(order.length - numbers, rows)) / max(order.length, 1)
 
     # -- phases
 

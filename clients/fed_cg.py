@@ -51,6 +51,7 @@ from fedkern_flwr.secure_sum.noise_keys import asked
 from fedkern_flwr.solvers.equations import pack_equations
 from fedkern_flwr.solvers.tuning_sums import MOST_FOLDS, MOST_WIDTHS, tuning_length
 from fedkern_flwr.wire import DescribeRequest
+from fedkern_flwr.wire.sums import Order
 
 from .fed_cg_kernel import HospitalKernel, HybridTable, KernelRows, RunState
 from .party_table import Floats
@@ -153,6 +154,13 @@ class HybridKernelClient(TableClient):
         default = "clinical" if y is not None else f"centre {self.partition}"
         self.block = default if block is None else block
         self.landmark_seed = landmark_seed
+
+    def products(self, order: Order) -> int:
+        """Return the landmarks, or of covariances the columns, whose products are summed."""
+        if order.name.startswith("equations"):
+            return self.kept.landmarks
+        covariances = order.name.startswith("moments") and self._request.sampling == "C"
+        return self.table.features if covariances else 0
 
     def describe(self, request: DescribeRequest) -> wire.HybridDescribeReply:
         """Tell who this is; see the message."""

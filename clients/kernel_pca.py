@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.kernels.pca import REST_SENSITIVITY, SENSITIVITY, features_of, moments
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.node.method_client import MethodClient, contributes
+from fedkern_flwr.wire.sums import Order
 
 Floats = NDArray[np.float64]
 _FAR = 1e100
@@ -23,6 +25,10 @@ class KernelPCAClient(MethodClient):
     """
 
     labels_of_row = 0
+
+    def products(self, order: Order) -> int:
+        """Return w, the features of which number, sum and products are (w + 1) (w + 2) / 2."""
+        return (math.isqrt(8 * order.length + 1) - 3) // 2 if order.name == "moments" else 0
 
     @contributes("moments", bound=1.0, sensitivity=SENSITIVITY)
     def add_moments(self, **kernel: Any) -> dict[str, Any]:

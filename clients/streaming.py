@@ -116,6 +116,7 @@ class StreamClient(OnlineKernelClient):
     """
 
     state_class = PlacedAccount
+    streams = True
 
     def __init__(
         self,

@@ -213,8 +213,13 @@ PARTS = ("core", "secure_sum", "guard")
 #: What takes messages, and the folders of nodes, apart for them.
 HARNESS = ("conversation.py", "summing_nodes.py", "sums_in_memory.py", "example_messages.py")
 HARNESS += ("command_line.py", "known_noise.py", "other_sites.py", "started_client.py")
-HARNESS += ("conftest.py", "identities.py", "test_deployment_faults.py", "test_deployment_parts.py")
-HARNESS += ("frozen_tables.py",)
+HARNESS += (
+    "conftest.py",
+    "frozen_tables.py",
+    "identities.py",
+    "test_deployment_faults.py",
+    "test_deployment_parts.py",
+)
 #: Rooms that are still to be rebuilt: tests name their modules until then.
 UNTIL_THEN = f"{PACKAGE}.simulations"
 #: Errors that are not of ours, and have no code.

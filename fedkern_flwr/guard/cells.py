@@ -307,7 +307,7 @@ def planned_share(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int]) -> 
     """
     cells = Cells(blocks, sums)
     loads = cells.loads[np.isin(cells.leaves, list(among))]
-    return SHARE * max(0.0, 1.0 - float(loads.max(initial=0.0)))
+    return max(_ROUNDING, SHARE * (1.0 - float(loads.max(initial=0.0))))
 
 
 def lot_rows(numbers: float, row: float, width: int = 0) -> int:

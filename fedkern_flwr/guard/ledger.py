@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..errors import ProtocolError
 from .cells import planned_share
 from .counting import Mode
-from .frozen import Frozen, changing, freeze_folder, frozen_arrays, open_freeze
+from .frozen import Frozen, changing, freeze_folder, open_freeze, saved_rows
 from .ledger_file import LedgerFile, keep_set, kept_set, secret_key
 from .opened import Opened, Opening, opened_sums
 from .orders import refusal
@@ -135,12 +135,19 @@ class NodeLedger:
             self._check_counted(db)
             sums = opened_sums(db, self.partition)
             if frozen is None:
-                folder = freeze_folder(self.file.path.parent, self.partition)
-                frozen, change = frozen_arrays(folder, rows, sums, least=least, party=self.party)
+                folder = self.file.path.parent
+                frozen, change = Frozen.of_arrays(folder, self.partition, rows, sums, least=least)
                 if any(change.waiting.values()):
                     logger.warning("%s", change)
-                frozen.save(run)
-            freeze = open_freeze(frozen.folder)
+            if (frozen.rows < 0).any():
+                raise refusal(
+                    "its table has changed, and the changes form no whole blocks",
+                    self.party,
+                    "give the table as it was frozen; the log of the node says what waits",
+                    code="FK-FREEZE-WAITS",
+                )
+            frozen.save(run, rows.learned)
+            freeze = open_freeze(frozen.place)
             return planned_share(freeze.blocks, sums, freeze.select(*_PARTS))
 
     def secret(self, purpose: bytes) -> bytes:
@@ -155,7 +162,6 @@ class NodeLedger:
         sums: Iterable[Opening],
         policy: NodePolicy,
         *,
-        frozen: Frozen | None,
         mode: Mode,
         records: bool,
         enough: int,
@@ -173,8 +179,6 @@ class NodeLedger:
             What is summed, or opened.
         policy : NodePolicy
             What the node's owner allows.
-        frozen : Frozen, optional
-            Of a client that has read frozen files: its rows in the freeze.
         mode, records, enough
             See :meth:`~fedkern_flwr.guard.opened.Opened.enter`.
         charges : sequence of Charge
@@ -200,13 +204,13 @@ class NodeLedger:
             run, _ = self._run(db, session)
             key, said = secret_key(db), list[str]()
             if sums := list(sums):
-                folder = freeze_folder(self.file.path.parent, self.partition)
-                own = Frozen.load(folder, run) if frozen is None else frozen
+                place = freeze_folder(self.file.path.parent, self.partition)
+                own, learned = saved_rows(place, run)
                 how: Any = {"mode": mode, "records": records, "enough": enough}
-                with changing(own.folder) as freeze:
+                with changing(place) as freeze:
                     opened = Opened(db, key, run, freeze)
                     for one in sums:
-                        rows = own.rows[: own.learned] if one.rows is None else own.rows[one.rows]
+                        rows = own[:learned] if one.rows is None else own[one.rows]
                         said.append(opened.enter(one, rows, policy, **how))
             charge(db, key, run, charges, policy, self.party, taken=taken)
             keep_shown(db, key, run, shown, self.party)

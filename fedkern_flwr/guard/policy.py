@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
@@ -38,7 +39,11 @@ RULES: Mapping[str, str] = {
     "max_epsilon": "largest epsilon of a row in all runs; runs without noise are refused",
     "max_delta": "with max_epsilon: largest delta of a run, the chance that its promise is broken",
     "permanent_ids": "with budgets: an id is one person for good, other ids are other people",
+    "strata": "columns whose values are kept apart when rows are frozen in blocks",
+    "labels": "columns without which a row waits, and is in no block",
 }
+#: Those of them that are in the table ``[freeze]`` of the file.
+_FREEZE = ("strata", "labels")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +90,11 @@ class NodePolicy:
     permanent_ids : bool
         Whether an id of the table is one person for good, and never another's. Then runs about
         other ids do not add up; by default all runs do.
+    strata : tuple of str
+        Columns whose values are kept apart when the node's rows are frozen: each block has rows of
+        one value of each. Rows without a value wait. In the file: ``[freeze] strata``.
+    labels : tuple of str
+        Columns without which a row waits. In the file: ``[freeze] labels``.
     """
 
     methods: tuple[str, ...] = ()
@@ -102,6 +112,8 @@ class NodePolicy:
     max_epsilon: float = math.inf
     max_delta: float = 1e-5
     permanent_ids: bool = False
+    strata: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse values that are no rules.
@@ -160,17 +172,18 @@ def read_policy(path: str | Path) -> NodePolicy:
             remedy="write it as TOML, one rule a line",
             code="FK-POLICY-FILE",
         ) from None
-    known = {field.name for field in fields(NodePolicy)}
-    unknown = sorted(set(found) - known)
+    frozen = found.pop("freeze", {})
+    parts = dict(frozen) if isinstance(frozen, dict) else {"freeze": frozen}
+    known = {field.name for field in fields(NodePolicy)}.difference(_FREEZE)
+    unknown = sorted({*found}.difference(known) | parts.keys() - {*_FREEZE})
     if unknown:
         raise OptionError(
             f"the policy {name} has a rule {unknown[0][:40]!r}",
-            remedy=f"choose from {', '.join(sorted(known))}",
+            remedy=f"choose from {', '.join(sorted(known))}; [freeze] has {' and '.join(_FREEZE)}",
             code="FK-POLICY-RULE",
         )
-    if isinstance(found.get("methods"), list):
-        found["methods"] = tuple(found["methods"])
-    return NodePolicy(**found)
+    lists = {k: tuple(v) if isinstance(v, list) else v for k, v in {**found, **parts}.items()}
+    return NodePolicy(**lists)
 
 
 def write_policy(policy: NodePolicy) -> str:
@@ -184,6 +197,9 @@ def write_policy(policy: NodePolicy) -> str:
         value = getattr(policy, field.name)
         plain = value == field.default
         text = f"{field.name} = {_toml(_DEFAULTS.get(field.name, value) if plain else value)}"
+        if field.name == _FREEZE[0]:
+            named = any(getattr(policy, name) for name in _FREEZE)
+            lines.append("[freeze]\n" if named else "# [freeze]\n")
         lines.append(f"{'# ' if plain else ''}{text}  # {RULES[field.name]}\n")
     return "".join([_HEAD, *lines])
 
@@ -216,6 +232,9 @@ def is_simulated(context: Context) -> bool:
 def _wrong(name: str, value: Any) -> str:
     """Return what a rule may be, if it is something else."""
     kind = type(value)
+    if name in _FREEZE:
+        names = kind is tuple and all(type(w) is str and w for w in value)
+        return "" if names else 'use a list of columns, such as ["sex"]'
     if name == "methods":
         words = kind is tuple and all(type(w) is str and _NAME.fullmatch(w) for w in value)
         return "" if words else 'use a list of names, such as ["pof-mkl"]'
@@ -238,7 +257,9 @@ def _toml(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value)
 
 
 _NAME = re.compile(r"[\w.-]+", re.ASCII)

@@ -375,7 +375,10 @@ class PhaseClient(SessionNode, NumPyClient):
             own = self.own_rows()
             self.ledger.open_run(request, kind, own, pinned=pinned)
             if request.secure and not self.streams:
-                share = self.ledger.freeze(request.session, own, self.frozen, records=self.records)
+                own_share = self.ledger.freeze(
+                    request.session, own, self.frozen, records=self.records
+                )
+                reply = replace(reply, share=own_share)
         if not request.secure:
             if self.trusted_keys:
                 raise SumError(

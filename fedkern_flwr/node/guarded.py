@@ -207,7 +207,7 @@ class GuardedNode:
         place = order.cohort, order.index
         cohort = self.sums.party.state.cohorts[order.cohort]
         rows = self._rows_behind(group, cohort.members)
-        length = math.ceil(order.length * self.weight(name, sum(rows.values())))
+        length = math.ceil(order.length * self.weight(order, sum(rows.values())))
         numbers = group.order(name, place, length, at_once=not order.self_masks)
         # a sum without self masks has the whole cohort
         least = cohort.threshold if order.self_masks else len(cohort.members)
@@ -226,11 +226,11 @@ class GuardedNode:
         """Tell whether a sum is counted as a release about all rows of this node's table."""
         return counting.is_counted(order.name, order.receiver)
 
-    def products(self, name: str) -> int:
+    def products(self, order: sum_wire.Order) -> int:
         """Return how many columns a sum has the products of; 0 if it has none."""
         return 0
 
-    def weight(self, name: str, rows: int) -> float:
+    def weight(self, order: sum_wire.Order, rows: int) -> float:
         """Return the weight of a number in a sum over so many rows: less than 1 of counts."""
         return 1.0
 
@@ -242,7 +242,6 @@ class GuardedNode:
         RefusedError
         """
         telling = Telling(
-            frozen=self.frozen,
             mode=self.count_mode,
             records=self.records,
             enough=self.enough_parties,

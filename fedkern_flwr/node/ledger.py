@@ -175,7 +175,6 @@ class ClientLedger:
             session,
             openings,
             self._policy,
-            frozen=telling.frozen,
             mode=telling.mode,
             records=telling.records,
             enough=telling.enough,
@@ -231,8 +230,6 @@ class Telling:
 
     Attributes
     ----------
-    frozen : Frozen, optional
-        Its rows in the freeze, where it has read frozen files.
     mode : {"refuse", "warn", "off"}
         What is done where more numbers are opened than there are unknowns.
     records : bool
@@ -246,20 +243,19 @@ class Telling:
     counted : callable
         Tells of an order whether its numbers are counted.
     weight : callable
-        Name of a sum, rows behind it -> weight of a number, which is less than 1 of counts.
+        Order, rows behind the sum -> weight of a number, which is less than 1 of counts.
     products : callable
-        Name of a sum -> columns whose products it sums.
+        Order -> columns whose products it sums.
     """
 
-    frozen: Frozen | None
     mode: Mode
     records: bool
     enough: int
     unknowns: float
     share: float
     counted: Callable[[Order], bool]
-    weight: Callable[[str, int], float]
-    products: Callable[[str], int]
+    weight: Callable[[Order, int], float]
+    products: Callable[[Order], int]
 
     def openings(
         self, sums: ClientSums, noted: dict[str, tuple[Positions, bool]]
@@ -285,10 +281,10 @@ class Telling:
             behind = sum(rows_of[k] for k in alive)
             yield replace(
                 one,
-                numbers=order.length * self.weight(order.name, behind),
+                numbers=order.length * self.weight(order, behind),
                 unknowns=self.unknowns,
                 others=others,
-                width=self.products(order.name),
+                width=self.products(order),
                 values=sums.values[order.name],
             )
         for name, (rows, each) in added.items():

@@ -246,8 +246,8 @@ def _ledger(state_dir: Path) -> NodeLedger:
 
 
 def _text(rule: str, value: Any) -> str:
-    if rule == "methods":
-        return ", ".join(value) or "all"
+    if isinstance(value, tuple):
+        return ", ".join(value) or ("all" if rule == "methods" else "none")
     if value is None:
         return {"min_parties": "3 or 2", "counting": "by method"}[rule]
     return str(value).lower() if isinstance(value, bool) else str(value)

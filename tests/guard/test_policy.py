@@ -30,6 +30,7 @@ POLICIES = st.builds(
     allow_small_sums=st.booleans(),
     allow_recovery=st.booleans(),
     max_epsilon=st.floats(0.0, allow_nan=False),
+    strata=st.lists(st.text(st.characters(codec="utf-8"), min_size=1), max_size=2).map(tuple),
 )
 
 
@@ -66,6 +67,9 @@ def test_every_rule_has_a_line_and_what_is_commented_out_is_the_default(tmp_path
         ('methods = "pof-mkl"', "use a list of names"),
         ("methods = [1]", "use a list of names"),
         ('methods = ["a b"]', "use a list of names"),
+        ("[freeze]\nstratum = []", "; [freeze] has strata and labels"),
+        ("strata = []", "has a rule 'strata'"),
+        ("[freeze]\nlabels = [1]", "use a list of columns"),
         ("max_epsilon = nan", "use a number from 0"),
         ("max_epsilon = -1", "use a number from 0"),
         ("min_own_rows = ", "policy.toml cannot be read; write it as TOML"),
