@@ -77,13 +77,15 @@ class Frozen:
 
 
 def saved_rows(place: Path, run: int) -> tuple[Places, int]:
-    """Return the rows of a run, and how many of them are learned from.
+    """Return the rows of a run, and how many of them are learned from; none without a freeze.
 
     Raises
     ------
     CheckpointError
         They are not there any more.
     """
+    if not (place / FILE).is_file():
+        return np.zeros(0, np.int64), 0
     arrays, meta = load_arrays(place / f"rows-{run}.npz")
     return arrays["rows"], int(meta["learned"])
 

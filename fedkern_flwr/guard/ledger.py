@@ -30,7 +30,15 @@ from .policy import NodePolicy
 from .rows import OwnRows, RowSet, digest
 from .shown import keep_shown
 from .spending import Charge, charge, kept_noise, pool_earlier, spent_in_all
-from .streamed import Streamed, keep_place, keep_rows, kept_place, name_rows, runs_with
+from .streamed import (
+    Streamed,
+    check_streamed,
+    keep_place,
+    keep_rows,
+    kept_place,
+    name_rows,
+    runs_with,
+)
 from .summaries import RunSummary, count, run_summaries
 
 logger = logging.getLogger("fedkern_flwr")
@@ -210,6 +218,10 @@ class NodeLedger:
                 with changing(place) as freeze:
                     opened = Opened(db, key, run, freeze)
                     for one in sums:
+                        if one.share:
+                            known = "SELECT learned FROM runs WHERE id = ?"
+                            (held,) = db.execute(known, (run,)).fetchone()
+                            check_streamed(db, run, kept_set(db, held), self.party)
                         rows = own[:learned] if one.rows is None else own[one.rows]
                         said.append(opened.enter(one, rows, policy, **how))
             charge(db, key, run, charges, policy, self.party, taken=taken)

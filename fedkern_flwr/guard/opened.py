@@ -131,9 +131,11 @@ class Opened:
             f"SELECT id, run, numbers, functions FROM opened WHERE {where}", place
         ).fetchall()
         numbers = one.numbers + one.share * len(rows) * one.unknowns
-        if any(not numbers or (value and value in _parts(f)) for *_, f in known):
-            return ""
         mine = [k for k in known if k[1] == self.run]
+        if any(not numbers or (value and value in _parts(f)) for *_, f in known):
+            if mine:
+                return ""
+            numbers = 0.0  # entered all the same, for the owner to see
         before, functions = (mine[0][2], mine[0][3]) if mine else (0.0, b"")
         numbers = before + numbers if value else max(before, numbers)
         new = Sum(

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .ledger_file import kept_set
+from .orders import refusal
 from .rows import OwnRows, RowSet, hashes
 
 
@@ -73,7 +74,8 @@ def runs_with(db: sqlite3.Connection, rows: RowSet) -> set[int]:
     for name in _signed(rows.names):
         query = "SELECT run FROM streamed WHERE name = ?"
         found |= {int(run) for (run,) in db.execute(query, (name,)).fetchall()}
-    tables = db.execute("SELECT id, learned FROM runs WHERE share > 0").fetchall()
+    windows = "SELECT run FROM opened WHERE purpose = 'windows'"
+    tables = db.execute(f"SELECT id, learned FROM runs WHERE id IN ({windows})").fetchall()
     return found | {int(run) for run, learned in tables if rows.meets(kept_set(db, learned))}
 
 
@@ -83,11 +85,22 @@ def keep_rows(db: sqlite3.Connection, run: int, rows: RowSet) -> None:
     db.executemany("INSERT OR IGNORE INTO streamed VALUES (?, ?)", pairs)
 
 
-def streamed_in(db: sqlite3.Connection, run: int) -> RowSet:
-    """Return the rows of a stream that took part in a run."""
-    found = db.execute("SELECT name FROM streamed WHERE run = ?", (run,)).fetchall()
+def check_streamed(db: sqlite3.Connection, run: int, rows: RowSet, party: str) -> None:
+    """Refuse to count a table whose rows took part as rows of a stream.
+
+    Raises
+    ------
+    RefusedError
+    """
+    found = db.execute("SELECT name FROM streamed WHERE run <> ?", (run,)).fetchall()
     names = np.array([name for (name,) in found], np.int64).view(np.uint64)
-    return RowSet(names, names)
+    if np.isin(rows.names, names).any() or np.isin(rows.values, names).any():
+        raise refusal(
+            "stream: some of its rows took part as rows of a stream",
+            party,
+            "leave them out",
+            code="FK-LEDGER-STREAM",
+        )
 
 
 def _signed(names: NDArray[np.uint64]) -> list[int]:

@@ -22,7 +22,6 @@ class RunSummary:
     parties: int
     evaluations: int
     refusals: int
-    permissions: int
     epsilon: float  # of what it released with noise, 0 if nothing
 
 
@@ -33,7 +32,7 @@ def run_summaries(db: sqlite3.Connection) -> list[RunSummary]:
         "SELECT id, opened, method, secure, pinned FROM runs ORDER BY id"
     ).fetchall():
         sums = db.execute(
-            "SELECT purpose, number, parties FROM sums WHERE run = ?", (number,)
+            "SELECT purpose, rows, parties FROM opened WHERE run = ?", (number,)
         ).fetchall()
         out.append(
             RunSummary(
@@ -47,7 +46,6 @@ def run_summaries(db: sqlite3.Connection) -> list[RunSummary]:
                 max((parties for *_, parties in sums), default=0),
                 count(db, "evaluations WHERE run = ?", number),
                 count(db, "refusals WHERE run = ?", number, "sum(number)"),
-                count(db, "permissions WHERE used IS NULL AND run = ?", number),
                 spent(db, number),
             )
         )

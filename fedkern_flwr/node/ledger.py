@@ -168,7 +168,9 @@ class ClientLedger:
             rows = self._file.take(session, taken, compare=sums is not None)
         if self._file is None or sums is None:
             return []
-        openings = [] if taken is not None else [*telling.openings(sums, noted)]
+        if taken is not None:  # no row of a stream is in two runs, so nothing adds up
+            telling = replace(telling, share=0.0)
+        openings = [*telling.openings(sums, noted)]
         if not (openings or sums.charges or sums.party.shown):
             return []
         return self._file.enter(

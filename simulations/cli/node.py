@@ -147,18 +147,6 @@ def check_policy(file: _File) -> None:
     typer.echo(f"{file.name} is a policy; {len(changed)} rules are not at their defaults")
 
 
-@policy_app.command("allow")
-def allow_runs(
-    runs: Annotated[list[int], typer.Argument(help="Numbers of the runs that a refusal named.")],
-    state_dir: _Folder,
-) -> None:
-    """Allow the next run that is refused because of these runs, once."""
-    ledger = _ledger(state_dir)
-    ledger.allow(runs)
-    named = f"run{'s' if len(runs) > 1 else ''} {' '.join(map(str, runs))}"
-    typer.echo(f"one run that differs too little from {named} may take part")
-
-
 @ledger_app.command("show")
 def show_ledger(state_dir: _Folder) -> None:
     """Show runs, sums and refusals: no rows, no ids, no values."""
@@ -172,14 +160,13 @@ def show_ledger(state_dir: _Folder) -> None:
             (str(run.parties) + ("" if run.pinned else "?")) if run.secure else "plain",
             str(run.evaluations),
             str(run.refusals),
-            str(run.permissions),
             f"{run.epsilon:.3g}" if run.epsilon else "-",
             ", ".join(run.sums) or "-",
         )
         for run in ledger.runs()
     ]
     heads = ("run", "opened (UTC)", "method", "rows", "parties", "figures told", "refusals")
-    _print((*heads, "permissions", "epsilon", "sums"), rows)
+    _print((*heads, "epsilon", "sums"), rows)
     refused = [
         (str(run) if run else "-", rule, str(number)) for run, rule, number in ledger.refusals()
     ]
@@ -249,7 +236,7 @@ def _text(rule: str, value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(value) or ("all" if rule == "methods" else "none")
     if value is None:
-        return {"min_parties": "3 or 2", "counting": "by method"}[rule]
+        return {"min_parties": "3 or 2", "counting": "refuse"}[rule]
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

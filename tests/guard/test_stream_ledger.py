@@ -109,9 +109,7 @@ def test_later_rows_are_learned_in_later_runs(federation: Federation) -> None:
 
 
 @pytest.mark.parametrize("dropped", [0, 1, 7])
-def test_the_same_rows_again_are_refused_until_the_owner_allows_it(
-    federation: Federation, dropped: int
-) -> None:
+def test_the_same_rows_again_are_refused(federation: Federation, dropped: int) -> None:
     """Also where a few of them are gone, so that each has another place and other neighbours."""
     federation.grow(slice(0, 60))
     federation.run(40)
@@ -120,22 +118,14 @@ def test_the_same_rows_again_are_refused_until_the_owner_allows_it(
         with sqlite3.connect(federation.folder / "node-0" / FILE) as db:
             db.execute("DELETE FROM places")
             db.execute("DELETE FROM seen")
-    with refused("FK-LEDGER-STREAM") as error:
+    with refused("FK-LEDGER-STREAM"):
         federation.run(40)
-    assert "`fedkern node policy allow 1 --state-dir DIR`" in str(error.value)
-    federation.ledger().allow([1])
-    for k in range(
-        1, NODES
-    ):  # they took part in the message that was lost, or would be asked again
-        federation.ledger(k).allow([1, 2])
-    federation.grow(slice(60, 120))
-    assert federation.run(40).history_[-1]["survivors"] == NODES
 
 
-def test_a_table_of_the_same_rows_is_charged(federation: Federation) -> None:
+def test_a_table_of_the_same_rows_is_refused(federation: Federation) -> None:
     federation.grow(slice(0, 60))
     federation.run(40)
-    with refused("FK-LEDGER-COUNTING"):
+    with refused("FK-LEDGER-STREAM"):
         federation.run(40, table=slice(20, 80), batch="auto")
 
 
@@ -251,14 +241,10 @@ def test_names_know_a_row_whose_content_was_edited(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("stream-rows")
-def test_a_permission_is_for_one_run(tmp_path: Path) -> None:
+def test_a_row_is_in_one_run(tmp_path: Path) -> None:
     ledger = opened(tmp_path, "a")
     for n in range(3):
         ledger.take("a", Streamed(rows_of([n]), str(n)), compare=True)
-    ledger.allow([1])
-    again = opened(tmp_path, "b")
-    for n in range(3):
-        again.take("b", Streamed(rows_of([n]), str(n), anew=n == 0), compare=True)
     opened(tmp_path, "c")
     with refused("FK-LEDGER-STREAM"):
         ledger.take("c", Streamed(rows_of([0]), "0", anew=True), compare=True)
