@@ -129,7 +129,7 @@ class Cells:
         """Return in which version each leaf was in each sum, -1 if not; shape (leaves, sums)."""
         found = np.full((len(self.blocks), len(sums)), -1)
         for at, one in enumerate(sums):
-            inside = list(one.blocks)
+            inside = np.array(sorted(one.blocks), int)
             found[inside, at] = self.blocks["version"][inside]
         for block, parent in enumerate(self.blocks["parent"]):
             if parent >= 0:

@@ -170,9 +170,9 @@ class NodeLedger:
         sums: Iterable[Opening],
         policy: NodePolicy,
         *,
-        mode: Mode,
-        records: bool,
-        enough: int,
+        mode: Mode = "refuse",
+        records: bool = True,
+        enough: int = 3,
         charges: Sequence[Charge] = (),
         taken: RowSet | None = None,
         shown: Mapping[str, str] = MappingProxyType({}),
@@ -222,7 +222,7 @@ class NodeLedger:
                             known = "SELECT learned FROM runs WHERE id = ?"
                             (held,) = db.execute(known, (run,)).fetchone()
                             check_streamed(db, run, kept_set(db, held), self.party)
-                        rows = own[:learned] if one.rows is None else own[one.rows]
+                        rows = own[:learned] if one.rows is None or not len(own) else own[one.rows]
                         said.append(opened.enter(one, rows, policy, **how))
             charge(db, key, run, charges, policy, self.party, taken=taken)
             keep_shown(db, key, run, shown, self.party)

@@ -23,8 +23,9 @@ from flwr.supercore.retry import make_simple_http_retry_invoker
 from fedkern_flwr.errors import RefusedError
 from fedkern_flwr.flower_compat import CONNECTED, DISCONNECTED, RUN_OF_MESSAGE
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.guard.ledger import Answer, NodeLedger
+from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.guard.policy import write_policy
+from fedkern_flwr.guard.opened import Opening
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.guard.totals import LedgerTotals, ledger_totals
 from fedkern_flwr.simulations.cli.main import run
@@ -100,7 +101,7 @@ def used(tmp_path: Path) -> Path:
     policy = NodePolicy(max_evaluations=2)
     for session in ("first", "second"):
         ledger.open_run(session, **about)
-        ledger.enter(session, [Answer("gram", parties=3, cohort=None)], NodePolicy(), records=False)
+        ledger.enter(session, [Opening("gram", parties=3)], NodePolicy())
         ledger.tell(session, "accuracy", np.arange(10), [0.5], policy)
     with pytest.raises(RefusedError):
         ledger.tell("second", "again", np.arange(10), [0.5], policy)

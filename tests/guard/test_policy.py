@@ -57,7 +57,7 @@ def test_every_rule_has_a_line_and_what_is_commented_out_is_the_default(tmp_path
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("min_row = 5", "has a rule 'min_row'; choose from allow_recovery, "),
+        ("min_row = 5", "has a rule 'min_row'; choose from allow_party_change, "),
         ("min_own_rows = -1", "min_own_rows is '-1' in a policy; use a whole number from 0"),
         ("min_own_rows = 5.0", "use a whole number from 0"),
         ("min_own_rows = true", "use a whole number from 0"),

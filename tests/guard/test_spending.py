@@ -13,8 +13,9 @@ import pytest
 from refusals import refused
 
 from fedkern_flwr.guard import NodePolicy, check_run, spending
-from fedkern_flwr.guard.ledger import Answer, NodeLedger
+from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.guard.ledger_file import FILE
+from fedkern_flwr.guard.opened import Opening
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.guard.spending import Charge
 from fedkern_flwr.privacy import Budget, Release, plan_release
@@ -48,9 +49,9 @@ def spend(
 ) -> None:
     ledger.open_run(session, rows=rows, **{**RUN, **run})
     charges = [Charge(key, one, held_out)]
-    answers = [Answer("sum", parties=3)]
+    answers = [Opening("sum", parties=3)]
     policy = NodePolicy(max_epsilon=most, permanent_ids=permanent)
-    ledger.enter(session, answers, policy, records=True, charges=charges)
+    ledger.enter(session, answers, policy, charges=charges)
 
 
 def epsilons(ledger: NodeLedger) -> list[float]:
@@ -152,12 +153,19 @@ def test_the_key_of_a_run_s_noise_lasts_until_it_is_over(tmp_path: Path) -> None
     assert ledger.noise_key("a") != first
 
 
+#: What version 5 has done to a ledger, undone.
+BACK = """
+DROP TABLE opened; DROP TABLE uncounted; CREATE TABLE permissions (run INTEGER);
+CREATE TABLE sums (run INTEGER, parties INTEGER);
+"""
+
+
 def test_the_ledger_of_an_older_release_goes_on(tmp_path: Path) -> None:
     ledger = NodeLedger(tmp_path)
     ledger.open_run("a", rows=table(range(20)), **RUN)
     with sqlite3.connect(tmp_path / FILE) as db:
         later = ("noise", "spending", "places", "seen", "streamed", "shown", "pools", "failures")
-        db.executescript("".join(f"DROP TABLE {name};" for name in later))
+        db.executescript(BACK + "".join(f"DROP TABLE {name};" for name in later))
         db.execute("ALTER TABLE runs DROP COLUMN record")
         db.execute("PRAGMA user_version = 1")
     spend(ledger, "b", table(range(20)), release(1.0))
@@ -170,7 +178,7 @@ def test_what_an_older_release_has_entered_adds_up(tmp_path: Path) -> None:
     spend(ledger, "a", table(range(20), 14), one)
     spend(ledger, "a", table(range(20), 14), one, key=b"e", held_out=True)
     with sqlite3.connect(tmp_path / FILE) as db:
-        db.executescript("DROP TABLE pools; DROP TABLE failures;")
+        db.executescript(BACK + "DROP TABLE pools; DROP TABLE failures;")
         for name, column in (("spending", "pool"), ("runs", "record")):
             db.execute(f"ALTER TABLE {name} DROP COLUMN {column}")
         db.execute("PRAGMA user_version = 3")
@@ -182,7 +190,7 @@ def test_what_an_older_release_has_entered_adds_up(tmp_path: Path) -> None:
 def test_a_budget_counts_from_today_where_sums_were_exact_before(tmp_path: Path) -> None:
     ledger = NodeLedger(tmp_path)
     ledger.open_run("a", rows=table(range(20)), **RUN)
-    ledger.enter("a", [Answer("sum", parties=3)], NodePolicy(), records=True)
+    ledger.enter("a", [Opening("sum", parties=3, numbers=1.0)], NodePolicy())
     spend(ledger, "b", table(range(20)), release(1.0))
     assert [ledger.has_exact_sums(run) for run in ("a", "b")] == [False, True]
 
@@ -259,7 +267,7 @@ def test_what_is_told_of_a_party_adds_up_whichever_rows_it_is_about(tmp_path: Pa
 def message(ledger: NodeLedger, run: str, start: int, one: Release, *, most: float) -> None:
     ledger.open_run(run, rows=table(range(20)), **RUN)
     charges = [Charge(b"%d" % start, one, rows=(start, start + 5))]
-    ledger.enter(run, [], NodePolicy(max_epsilon=most), records=True, charges=charges)
+    ledger.enter(run, [], NodePolicy(max_epsilon=most), charges=charges)
 
 
 def test_messages_about_other_rows_do_not_add_up_and_a_second_run_does(tmp_path: Path) -> None:
