@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.errors import CheckpointError, StateError
 from fedkern_flwr.guard import SumRule, check_selection, check_size, refusal
+from fedkern_flwr.guard.freeze import FOLDS
 from fedkern_flwr.guard.spending import Charge
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.fourier import (
@@ -538,8 +539,22 @@ class HybridKernelClient(TableClient):
         if folds > 1:
             self._check_folds(request)
         rows = self.places(self.kept.arrays["rows"][: self.kept.train])
-        fold = self.table.folds(rows, folds, self.alignment_key)
+        fold = self._folds(rows, folds)
         return self.kernel.tuning_sums(gammas, fold, folds, weights)
+
+    def _folds(self, rows: NDArray[Any], folds: int) -> NDArray[np.intp]:
+        """Deal training rows to folds: those of the node's freeze, so that they are the same ever.
+
+        More folds than the freeze has, and those of simulations, are dealt by keyed hashes of ids.
+        """
+        parts = None if self.budget else self.ledger.parts(self.session)
+        if parts is None or folds > FOLDS:
+            fold = self.table.folds(rows, folds, self.alignment_key)
+        else:
+            fold = (parts[rows] - 1).astype(np.intp) % folds
+        if parts is not None and folds > 1:
+            self.ledger.note_parts("equations", [rows[fold == k] for k in range(folds)])
+        return fold
 
     def _training_counts(self) -> Floats:
         """Return how many training rows of each class this hospital has, to be summed.

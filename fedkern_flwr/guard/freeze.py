@@ -90,7 +90,9 @@ class Rows:
 
     def __len__(self) -> int:
         """Return the number of rows."""
-        return self.columns[0].shape[0] if self.ids is None else len(self.ids)
+        if self.ids is not None:
+            return len(self.ids)
+        return self.columns[0].shape[0] if len(self.columns) else 0
 
     def identify(self, key: bytes) -> Identity:
         """Return keyed digests of all rows."""

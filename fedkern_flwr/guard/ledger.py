@@ -43,6 +43,7 @@ from .summaries import RunSummary, count, run_summaries
 
 logger = logging.getLogger("fedkern_flwr")
 
+NO_ROWS = np.zeros(0, np.int64)
 _PARTS = (1, 2, 3, 4, 5)  # of a freeze: what is learned from
 
 
@@ -158,6 +159,15 @@ class NodeLedger:
             freeze = open_freeze(frozen.place)
             return planned_share(freeze.blocks, sums, freeze.select(*_PARTS))
 
+    def parts(self, session: str) -> NDArray[np.int8]:
+        """Return for each own row of a run its part of the freeze."""
+        with self.file.open() as db:
+            place = freeze_folder(self.file.path.parent, self.partition)
+            rows, _ = saved_rows(place, self._run(db, session)[0])
+            freeze = open_freeze(place)
+            found: NDArray[np.int8] = freeze.blocks["part"][freeze.block[rows]]
+            return found
+
     def secret(self, purpose: bytes) -> bytes:
         """Return a secret of 32 bytes that lasts as long as the freeze: repeated runs are free."""
         freeze = open_freeze(freeze_folder(self.file.path.parent, self.partition))
@@ -213,7 +223,8 @@ class NodeLedger:
             key, said = secret_key(db), list[str]()
             if sums := list(sums):
                 place = freeze_folder(self.file.path.parent, self.partition)
-                own, learned = saved_rows(place, run)
+                frozen = any(one.rows is None or len(one.rows) for one in sums)
+                own, learned = saved_rows(place, run) if frozen else (NO_ROWS, 0)
                 how: Any = {"mode": mode, "records": records, "enough": enough}
                 with changing(place) as freeze:
                     opened = Opened(db, key, run, freeze)

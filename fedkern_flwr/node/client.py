@@ -374,7 +374,7 @@ class PhaseClient(SessionNode, NumPyClient):
             pinned, kind = self._pinned, type(self).__name__
             own = self.own_rows()
             self.ledger.open_run(request, kind, own, pinned=pinned)
-            if request.secure and not self.streams:
+            if request.secure and not (self.streams or self.record.privacy):
                 own_share = self.ledger.freeze(
                     request.session, own, self.frozen, records=self.records
                 )

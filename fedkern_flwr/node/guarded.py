@@ -242,6 +242,7 @@ class GuardedNode:
         RefusedError
         """
         telling = Telling(
+            exact=self.budget is None,
             mode=self.count_mode,
             records=self.records,
             enough=self.enough_parties,

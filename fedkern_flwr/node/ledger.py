@@ -33,6 +33,7 @@ logger = logging.getLogger("fedkern_flwr")
 _FAILURES = 3  # over all runs: each may tell something of values
 
 Positions = NDArray[np.integer[Any]]
+_NOWHERE = np.zeros(0, np.int64)
 
 
 class ClientLedger:
@@ -55,6 +56,7 @@ class ClientLedger:
         self._folder, self._partition, self._policy = folder, partition, policy
         self.simulated = simulated
         self._noted: dict[str, tuple[Positions, bool]] = {}
+        self._parts: dict[str, list[Positions]] = {}
         self._streamed: Streamed | None = None
 
     @property
@@ -129,6 +131,14 @@ class ClientLedger:
             rows = np.union1d(self._noted[purpose][0], rows)
         self._noted[purpose] = (rows, each)
 
+    def note_parts(self, purpose: str, parts: list[Positions]) -> None:
+        """Note that a sum is several, each of a part of the rows, one after the other."""
+        self._parts[purpose] = parts
+
+    def parts(self, session: str) -> NDArray[np.int8] | None:
+        """Return for each own row its part of the freeze: 0 is held out, 1 to 5 are folds."""
+        return None if self._file is None else self._file.parts(session)
+
     def place(self) -> str:
         """Return where this node's stream goes on; nothing at first, or without a folder."""
         return "" if self._file is None else self._file.place()
@@ -163,6 +173,7 @@ class ClientLedger:
         RefusedError
         """
         noted, self._noted = self._noted, {}
+        parts, self._parts = self._parts, {}
         taken, self._streamed, rows = self._streamed, None, None
         if self._file is not None and taken is not None:
             rows = self._file.take(session, taken, compare=sums is not None)
@@ -170,7 +181,7 @@ class ClientLedger:
             return []
         if taken is not None:  # no row of a stream is in two runs, so nothing adds up
             telling = replace(telling, share=0.0)
-        openings = [*telling.openings(sums, noted)]
+        openings = [*telling.openings(sums, noted, parts)]
         if not (openings or sums.charges or sums.party.shown):
             return []
         return self._file.enter(
@@ -232,6 +243,8 @@ class Telling:
 
     Attributes
     ----------
+    exact : bool
+        Whether its sums have no noise.
     mode : {"refuse", "warn", "off"}
         What is done where more numbers are opened than there are unknowns.
     records : bool
@@ -250,6 +263,7 @@ class Telling:
         Order -> columns whose products it sums.
     """
 
+    exact: bool
     mode: Mode
     records: bool
     enough: int
@@ -260,7 +274,10 @@ class Telling:
     products: Callable[[Order], int]
 
     def openings(
-        self, sums: ClientSums, noted: dict[str, tuple[Positions, bool]]
+        self,
+        sums: ClientSums,
+        noted: dict[str, tuple[Positions, bool]],
+        parts: dict[str, list[Positions]],
     ) -> Iterator[Opening]:
         """Yield what is to be entered: rows that were noted, sums contributed to, sums opened."""
         party, state, added = sums.party, sums.party.state, dict(noted)
@@ -269,6 +286,9 @@ class Telling:
             members, name = cohort.members, _purpose(order.name)
             rows, each = added.pop(name, noted.get(name, (None, False)))
             one = Opening(name, rows, each, _pinned(party, members), len(members))
+            if not self.exact:  # noise hides rows: the owner sees that there was a sum
+                yield Opening(name, _NOWHERE, True, parties=len(members))
+                continue
             if each or order.noise or not self.counted(order) or self.share:
                 yield one
                 continue
@@ -281,7 +301,7 @@ class Telling:
                 hidden = hidden_rows(rows_of, alive, own=party.partition, receiver=order.receiver)
                 others = hidden - rows_of[party.partition]
             behind = sum(rows_of[k] for k in alive)
-            yield replace(
+            one = replace(
                 one,
                 numbers=order.length * self.weight(order, behind),
                 unknowns=self.unknowns,
@@ -289,6 +309,19 @@ class Telling:
                 width=self.products(order),
                 values=sums.values[order.name],
             )
+            several = parts.get(name, [])
+            for k, part in enumerate(several):
+                yield replace(
+                    one,
+                    purpose=f"{name}/{k}",
+                    rows=part,
+                    numbers=one.numbers / len(several),
+                    others=others // len(several),
+                )
+            if not several:
+                yield one
+        if not self.exact:
+            return
         for name, (rows, each) in added.items():
             if len(rows):
                 yield Opening(name, rows, each)
