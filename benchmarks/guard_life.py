@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,8 +21,16 @@ from common import Record, new_table, peak_memory, run_script
 from rich.console import Console
 
 from fedkern_flwr.errors import RefusedError
-from fedkern_flwr.guard.cells import Sum, check_sum, counts, lot_rows, plan, unknowns
-from fedkern_flwr.guard.freeze import FILE, HELD_OUT, Change, Freeze, Rows
+from fedkern_flwr.guard.cells import (
+    Sum,
+    check_rows,
+    check_sum,
+    counts,
+    lot_rows,
+    planned_share,
+    unknowns,
+)
+from fedkern_flwr.guard.freeze import FILE, Change, Freeze, Rows
 
 COLUMNS, NODES, MONTHS, NEW, LEAST = 30, 3, 24, 20, 5
 HEADS = "month | run | size | rows used | lot needs | new | back | edits | left"
@@ -86,19 +94,24 @@ class Node:
         self.change = self.freeze.update(self.table(), needed=needed)
         return self.change
 
-    def sum_of(self, method: str, others: int) -> Callable[[int], Sum]:
-        """Return the sum of a method by its size."""
+    @property
+    def learned(self) -> list[int]:
+        """Blocks that are learned from."""
+        return self.freeze.select(1, 2, 3, 4, 5)
+
+    def sum_of(self, run: int, method: str, size: int, others: int) -> Sum:
+        """Return the sum of a method."""
         _, numbers, products = METHODS[method]
-        name = f"{method}/{self.freeze.generation}".encode()
-        learned = frozenset(self.freeze.select(1, 2, 3, 4, 5))
-        return lambda size: Sum(
-            function=name,
-            cohort=frozenset(b"abc"[k : k + 1] for k in range(NODES)),
-            blocks=learned,
-            numbers=numbers(size),
-            row=ROW,
-            others=others,
-            width=size if products else 0,
+        return Sum(
+            run,
+            method,
+            "sum",
+            frozenset(b"abc"[k : k + 1] for k in range(NODES)),
+            frozenset(self.learned),
+            numbers(size),
+            ROW,
+            others,
+            size if products else 0,
         )
 
 
@@ -108,7 +121,7 @@ def life(rows: int, landmarks: int) -> tuple[list[list[object]], dict[str, float
     nodes = [Node(seed, rows) for seed in range(NODES)]
     methods, lines, waits, refusals = list(METHODS), [], 0, 0
     sizes: list[int] = []
-    least = 1.0
+    least, run = 1.0, 0
     for month in range(MONTHS + 1):
         if month:
             for node in nodes:
@@ -118,26 +131,23 @@ def life(rows: int, landmarks: int) -> tuple[list[list[object]], dict[str, float
                 int(n.freeze.blocks["rows"][n.freeze.select(1, 2, 3, 4, 5)].sum()) for n in nodes
             ]
             others = min(learned)  # of two others one may tell the server its rows
-            plans = []
+            most, numbers, _ = METHODS[method]
+            shares = [planned_share(n.freeze.blocks, n.sums, n.learned, method) for n in nodes]
+            free = min(
+                share * (own + others) * ROW for share, own in zip(shares, learned, strict=True)
+            )
+            fits = [s for s in range(1, most + 1) if numbers(s) <= free]
+            size = fits[-1] if fits else 1
+            used, run = [], run + 1
             for node in nodes:
-                own = node.sum_of(method, others)
-                plans.append(
-                    plan(node.freeze.blocks, node.sums, own(1).blocks, own, METHODS[method][0])
-                )
-            size = min(p.size for p in plans)
-            used = []
-            for node, planned in zip(nodes, plans, strict=True):
-                new = replace(
-                    node.sum_of(method, others)(max(size, 1)), blocks=frozenset(planned.blocks)
-                )
+                new = node.sum_of(run, method, size, others)
                 try:
+                    check_rows(node.freeze.blocks, node.sums, new, least=LEAST)
                     check_sum(node.freeze.blocks, node.sums, new)
                     node.sums.append(new)
                 except RefusedError:
                     refusals += 1
-                held = node.freeze.select(HELD_OUT)
-                answered = int(node.freeze.blocks["rows"][[*planned.blocks, *held]].sum())
-                used.append(answered / len(node.ids))
+                used.append(node.freeze.used.sum() / len(node.ids))
             if method == "FedCG":
                 sizes.append(size)
             waiting = nodes[0].change.waiting

@@ -295,8 +295,11 @@ def same(one: Sum, other: Sum) -> bool:
     )
 
 
-def planned_share(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int]) -> float:
+def planned_share(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kind: str) -> float:
     """Return the share of the unknowns of its rows that a run may plan with.
+
+    It is a fifth of what is left. Where blocks were in no earlier run of this kind, the rows of
+    these must bear the numbers alone: a fifth of what they have left, or a sixth of what they had.
 
     Parameters
     ----------
@@ -304,10 +307,24 @@ def planned_share(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int]) -> 
         As in :func:`check_sum`.
     among : iterable of int
         Blocks that are learned from.
+    kind : str
+        What answers.
     """
     cells = Cells(blocks, sums)
-    loads = cells.loads[np.isin(cells.leaves, list(among))]
-    return max(_ROUNDING, SHARE * (1.0 - float(loads.max(initial=0.0))))
+    used = np.isin(cells.leaves, list(among))
+    left = 1.0 - cells.loads
+    share = SHARE * float(left[used].min(initial=1.0))
+    like = [one for one in sums if one.kind == kind]
+    learned = frozenset(cells.leaves[used].tolist())
+    for purpose in {one.purpose for one in like}:
+        others = max(one.others for one in like if one.purpose == purpose)
+        new = Sum(-1, kind, purpose, frozenset(), learned, 0.0, 1.0, others)
+        for one in Cells(blocks, [*(s for s in like if s.purpose == purpose), new]).shares:
+            if one.alone:
+                free = float(left[one.leaves].min())
+                fair = max(SHARE * free, min(free / 2.0, LATER))
+                share = min(share, fair * one.hidden(cells.rows) / (cells.rows[used].sum() + others))
+    return max(_ROUNDING, share)
 
 
 def lot_rows(numbers: float, row: float, width: int = 0) -> int:

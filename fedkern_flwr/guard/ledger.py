@@ -140,7 +140,7 @@ class NodeLedger:
             They have changed, and the changes form no whole blocks.
         """
         with self.file.writing() as db:
-            run, _ = self._run(db, session)
+            run, kind = self._run(db, session)
             self._check_counted(db)
             sums = opened_sums(db, self.partition)
             if frozen is None:
@@ -157,7 +157,7 @@ class NodeLedger:
                 )
             frozen.save(run, rows.learned)
             freeze = open_freeze(frozen.place)
-            return planned_share(freeze.blocks, sums, freeze.select(*_PARTS))
+            return planned_share(freeze.blocks, sums, freeze.select(*_PARTS), kind)
 
     def parts(self, session: str) -> NDArray[np.int8]:
         """Return for each own row of a run its part of the freeze."""

@@ -50,7 +50,8 @@ def ledger_totals(folder: Path) -> LedgerTotals | None:
     try:
         with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", _PATIENCE, uri=True)) as db:
             runs, sums, told = db.execute(
-                "SELECT (SELECT count(*) FROM runs), (SELECT count(*) FROM opened WHERE parties > 0),"
+                "SELECT (SELECT count(*) FROM runs),"
+                " (SELECT count(*) FROM opened WHERE parties > 0),"
                 " (SELECT coalesce(max(n), 0) FROM"
                 " (SELECT count(*) AS n FROM evaluations GROUP BY rows))"
             ).fetchone()

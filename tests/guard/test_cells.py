@@ -62,7 +62,7 @@ def test_numbers_stay_below_unknowns_over_all_runs() -> None:
         check_sum(made.blocks, [first], second)
     check_sum(made.blocks, [first], replace(second, numbers=299.0))
     check_sum(made.blocks, [first], replace(second, others=40))
-    assert planned_share(made.blocks, [first], made.select(*FOLDS)) == 0.2 * 3 / 8
+    assert planned_share(made.blocks, [first], made.select(*FOLDS), "L") == 0.2 * 3 / 8
 
 
 def test_a_run_may_go_on_in_what_it_has() -> None:
@@ -278,7 +278,7 @@ def test_a_check_against_fifty_runs_takes_little_time() -> None:
     check_rows(made.blocks, sums, new, least=5)
     check_sum(made.blocks, sums, new)
     check_parties(made.blocks, sums, new, least=3)
-    assert planned_share(made.blocks, sums, made.select(*FOLDS)) > 0.0
+    assert planned_share(made.blocks, sums, made.select(*FOLDS), "K") > 0.0
     assert time.process_time() - start < 2.0  # seconds
     assert (made.blocks["state"] == SPLIT).sum() > 10
 
