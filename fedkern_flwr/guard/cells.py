@@ -323,7 +323,8 @@ def planned_share(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kin
             if one.alone:
                 free = float(left[one.leaves].min())
                 fair = max(SHARE * free, min(free / 2.0, LATER))
-                share = min(share, fair * one.hidden(cells.rows) / (cells.rows[used].sum() + others))
+                whole = float(cells.rows[used].sum() + others)
+                share = min(share, fair * one.hidden(cells.rows) / whole)
     return max(_ROUNDING, share)
 
 
