@@ -46,7 +46,7 @@ from fedkern_flwr.labels import balanced_weights, class_counts
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.privacy import Release, plan_release
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_message
+from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
 from fedkern_flwr.secure_sum.noise_keys import asked
 from fedkern_flwr.solvers.equations import pack_equations
 from fedkern_flwr.solvers.tuning_sums import MOST_FOLDS, MOST_WIDTHS, tuning_length
@@ -286,7 +286,7 @@ class HybridKernelClient(TableClient):
             x = self.features_at(positions)
             self.secure_sums.contribute(name, moment_sums(x, self.table.ranges, request.sampling))
         for peer in request.peers.tolist():
-            self.kept.seed = self.kept.seed or secrets.token_bytes(SEED_BYTES)
+            self.kept.seed = self.kept.seed or self._own_secret()
             place = ("landmarks", self.session, self.block, self.partition, peer)
             sealed.append(seal_message(self.pair_secret(peer), self.kept.seed, *place))
         secret = tuple(np.frombuffer(one, np.uint8) for one in sealed)
@@ -295,13 +295,19 @@ class HybridKernelClient(TableClient):
     def _landmark_secret(self, request: wire.DistancesRequest) -> bytes:
         if self.landmark_seed is not None:
             return self.landmark_seed
-        other, session = request.seed_from, self.session
         if request.sealed_seed.size:
-            place = ("landmarks", session, self.block, other, self.partition)
+            other = request.seed_from
+            place = ("landmarks", self.session, self.block, other, self.partition)
             return unseal_message(self.pair_secret(other), request.sealed_seed.tobytes(), *place)
-        if other >= 0:
-            return derive_key(self.pair_secret(other), "landmarks", session, self.block)
-        return self.kept.seed or secrets.token_bytes(SEED_BYTES)
+        return self.kept.seed or self._own_secret()
+
+    def _own_secret(self) -> bytes:
+        """Return a secret of its own: the same in all runs where the node remembers one.
+
+        Then a run that is repeated sums the same numbers again, which tells nothing new.
+        """
+        lasting = self.ledger.lasting_secret(f"landmarks/{self.block}".encode())
+        return lasting or secrets.token_bytes(SEED_BYTES)
 
     def _moments(self, request: wire.DistancesRequest) -> Floats:
         sums, ranges, sampling = request.moments, self.table.ranges, request.sampling
