@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.errors import CheckpointError, StateError
 from fedkern_flwr.guard import SumRule, check_selection, check_size, refusal
+from fedkern_flwr.guard.counting import binary_columns
 from fedkern_flwr.guard.spending import Charge
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.fourier import (
@@ -59,6 +60,8 @@ from .table_client import TableClient
 BASES = ("landmarks", "fourier")
 #: Landmarks, or features, of a run.
 MOST_LANDMARKS = 1 << 16
+#: Landmarks that are drawn at once in deployments: fewer are the first of them, in all runs.
+SEQUENCE = 400
 _SETTINGS = ("kernel", "landmarks", "basis", "sampling")
 _UNIT = 1.0 + 1e-9
 _ROUNDED = 1.0 + 5e-10  # less than what strategies allow for rounding
@@ -163,9 +166,14 @@ class HybridKernelClient(TableClient):
             seeded=self.landmark_seed is not None,
             square_bound=distance_bound(self.table.ranges, "rbf"),
             absolute_bound=distance_bound(self.table.ranges, "laplacian"),
+            binary=0 if self.simulated else self._binary_columns(),
             fold_rows=self.policy.min_own_rows,
             fold_sum_rows=self.policy.min_sum_rows,
         )
+
+    def _binary_columns(self) -> int:
+        """Return how many columns have two values, the label included: they hide little."""
+        return binary_columns(self.table.x) + (len(self.table.classes) == 2)
 
     def answer(self, request: Any, method: Any) -> Any:
         """Take up the settings or the distances that come along, before a handler."""
@@ -202,6 +210,7 @@ class HybridKernelClient(TableClient):
         kept = self.kept
         if kept.begun:
             return
+        kept.settings["sequence"] = 0 if self.simulated else SEQUENCE
         if request.model:
             self._remember(request)
         else:
@@ -324,6 +333,7 @@ class HybridKernelClient(TableClient):
         if path is not None and path.is_file():
             old = RunState.unpack(path.read_bytes())
             self.kept.borrow(old.seed)
+            self.kept.settings["sequence"] = old.settings.get("sequence", 0)
             self.kept.arrays |= {k: v for k, v in old.arrays.items() if k == "moments"}
         elif self.landmark_seed and request.sampling == "U":
             self.kept.borrow(self.landmark_seed)
@@ -343,10 +353,12 @@ class HybridKernelClient(TableClient):
             width = self.table.features
             return draw_block(self.kept.seed, self.kept.summed, width, kernel, float(gamma))
         moments = self.kept.arrays.get("moments")
-        return draw_landmarks(self.kept.seed, self.kept.landmarks, self.table.ranges, moments)
+        m, drawn = self.kept.landmarks, max(self.kept.landmarks, self.kept.settings["sequence"])
+        return draw_landmarks(self.kept.seed, drawn, self.table.ranges, moments)[:m]
 
     def _fingerprint(self) -> bytes:
         model = str(self.kept.settings["model"])
+        model += f"/{n}" if (n := self.kept.settings["sequence"]) else ""
         drawn_from = np.vstack([self.table.ranges.T, *self.kept.arrays.get("moments", ())])
         return seed_fingerprint(self.kept.seed, model, self.block, drawn_from)
 
