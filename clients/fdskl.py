@@ -185,7 +185,10 @@ class VerticalKernelClient(TableClient):
             if request.model:
                 self._remember(request, asked)
             else:
-                kept.seed = self.frequency_seed or kept.seed or secrets.token_bytes(SEED_BYTES)
+                law = f"frequencies/{request.kernel}/{request.gamma!r}".encode()
+                lasting = self.ledger.lasting_secret(law)
+                kept.seed = self.frequency_seed or kept.seed or lasting
+                kept.seed = kept.seed or secrets.token_bytes(SEED_BYTES)
             settings |= asked
         if any(settings[name] != value for name, value in asked.items()):
             raise self.wrong(
