@@ -373,7 +373,7 @@ def test_nodes_count_features_and_columns_of_the_same_rows_together(
     assert 1 < sum(plan.sums) <= len(plan.sums) / 2
     assert all(row["survivors"] == 6 for row in planned.history_)
     (told,) = planned.privacy()["sums"]
-    assert 0.8 * told["unknowns"] < told["numbers"] <= told["unknowns"]
+    assert 0.7 * told["unknowns"] < told["numbers"] <= told["unknowns"]
     with refused("FK-PARTIES-LOST"):
         simulate(Greedy(**options), guarded(streams), 6, num_rounds=60)
 
