@@ -185,7 +185,9 @@ class VerticalKernelClient(TableClient):
             if request.model:
                 self._remember(request, asked)
             else:
-                kept.seed = self.frequency_seed or kept.seed or secrets.token_bytes(SEED_BYTES)
+                lasting = self.ledger.lasting_secret(b"frequencies")
+                kept.seed = self.frequency_seed or kept.seed or lasting
+                kept.seed = kept.seed or secrets.token_bytes(SEED_BYTES)
             settings |= asked
         if any(settings[name] != value for name, value in asked.items()):
             raise self.wrong(

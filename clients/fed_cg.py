@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.errors import CheckpointError, StateError
 from fedkern_flwr.guard import SumRule, check_selection, check_size, refusal
+from fedkern_flwr.guard.counting import binary_columns
 from fedkern_flwr.guard.spending import Charge
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.fourier import (
@@ -46,7 +47,7 @@ from fedkern_flwr.labels import balanced_weights, class_counts
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.privacy import Release, plan_release
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_message
+from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
 from fedkern_flwr.secure_sum.noise_keys import asked
 from fedkern_flwr.solvers.equations import pack_equations
 from fedkern_flwr.solvers.tuning_sums import MOST_FOLDS, MOST_WIDTHS, tuning_length
@@ -59,6 +60,8 @@ from .table_client import TableClient
 BASES = ("landmarks", "fourier")
 #: Landmarks, or features, of a run.
 MOST_LANDMARKS = 1 << 16
+#: Landmarks that are drawn at once in deployments: fewer are the first of them, in all runs.
+SEQUENCE = 400
 _SETTINGS = ("kernel", "landmarks", "basis", "sampling")
 _UNIT = 1.0 + 1e-9
 _ROUNDED = 1.0 + 5e-10  # less than what strategies allow for rounding
@@ -163,9 +166,14 @@ class HybridKernelClient(TableClient):
             seeded=self.landmark_seed is not None,
             square_bound=distance_bound(self.table.ranges, "rbf"),
             absolute_bound=distance_bound(self.table.ranges, "laplacian"),
+            binary=0 if self.simulated else self._binary_columns(),
             fold_rows=self.policy.min_own_rows,
             fold_sum_rows=self.policy.min_sum_rows,
         )
+
+    def _binary_columns(self) -> int:
+        """Return how many columns have two values, the label included: they hide little."""
+        return binary_columns(self.table.x) + (len(self.table.classes) == 2)
 
     def answer(self, request: Any, method: Any) -> Any:
         """Take up the settings or the distances that come along, before a handler."""
@@ -202,6 +210,7 @@ class HybridKernelClient(TableClient):
         kept = self.kept
         if kept.begun:
             return
+        kept.settings["sequence"] = 0 if self.simulated else SEQUENCE
         if request.model:
             self._remember(request)
         else:
@@ -286,7 +295,7 @@ class HybridKernelClient(TableClient):
             x = self.features_at(positions)
             self.secure_sums.contribute(name, moment_sums(x, self.table.ranges, request.sampling))
         for peer in request.peers.tolist():
-            self.kept.seed = self.kept.seed or secrets.token_bytes(SEED_BYTES)
+            self.kept.seed = self.kept.seed or self._own_secret()
             place = ("landmarks", self.session, self.block, self.partition, peer)
             sealed.append(seal_message(self.pair_secret(peer), self.kept.seed, *place))
         secret = tuple(np.frombuffer(one, np.uint8) for one in sealed)
@@ -295,13 +304,19 @@ class HybridKernelClient(TableClient):
     def _landmark_secret(self, request: wire.DistancesRequest) -> bytes:
         if self.landmark_seed is not None:
             return self.landmark_seed
-        other, session = request.seed_from, self.session
         if request.sealed_seed.size:
-            place = ("landmarks", session, self.block, other, self.partition)
+            other = request.seed_from
+            place = ("landmarks", self.session, self.block, other, self.partition)
             return unseal_message(self.pair_secret(other), request.sealed_seed.tobytes(), *place)
-        if other >= 0:
-            return derive_key(self.pair_secret(other), "landmarks", session, self.block)
-        return self.kept.seed or secrets.token_bytes(SEED_BYTES)
+        return self.kept.seed or self._own_secret()
+
+    def _own_secret(self) -> bytes:
+        """Return a secret of its own: the same in all runs where the node remembers one.
+
+        Then a run that is repeated sums the same numbers again, which tells nothing new.
+        """
+        lasting = self.ledger.lasting_secret(f"landmarks/{self.block}".encode())
+        return lasting or secrets.token_bytes(SEED_BYTES)
 
     def _moments(self, request: wire.DistancesRequest) -> Floats:
         sums, ranges, sampling = request.moments, self.table.ranges, request.sampling
@@ -318,6 +333,7 @@ class HybridKernelClient(TableClient):
         if path is not None and path.is_file():
             old = RunState.unpack(path.read_bytes())
             self.kept.borrow(old.seed)
+            self.kept.settings["sequence"] = old.settings.get("sequence", 0)
             self.kept.arrays |= {k: v for k, v in old.arrays.items() if k == "moments"}
         elif self.landmark_seed and request.sampling == "U":
             self.kept.borrow(self.landmark_seed)
@@ -337,10 +353,12 @@ class HybridKernelClient(TableClient):
             width = self.table.features
             return draw_block(self.kept.seed, self.kept.summed, width, kernel, float(gamma))
         moments = self.kept.arrays.get("moments")
-        return draw_landmarks(self.kept.seed, self.kept.landmarks, self.table.ranges, moments)
+        m, drawn = self.kept.landmarks, max(self.kept.landmarks, self.kept.settings["sequence"])
+        return draw_landmarks(self.kept.seed, drawn, self.table.ranges, moments)[:m]
 
     def _fingerprint(self) -> bytes:
         model = str(self.kept.settings["model"])
+        model += f"/{n}" if (n := self.kept.settings["sequence"]) else ""
         drawn_from = np.vstack([self.table.ranges.T, *self.kept.arrays.get("moments", ())])
         return seed_fingerprint(self.kept.seed, model, self.block, drawn_from)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from .guard.counting import too_many
 from .privacy import Release
-from .strategy import Arrays
+from .strategy import Arrays, logger
 from .summing import SummingStrategy
 
 
@@ -41,6 +42,7 @@ class Driven(SummingStrategy):
     def _reset(self) -> None:
         super()._reset()
         self.planned, self.simulated = 1, False
+        self._warned: set[str] = set()
         self.saved_: Arrays = {}
         self.saved_meta_: dict[str, Any] = {}
         self.kept_: int | None = None
@@ -63,3 +65,13 @@ class Driven(SummingStrategy):
         ------
         ProtocolError
         """
+
+    def warn_released(self, name: str) -> None:
+        """Warn once of a sum of more numbers than unknowns; in deployments the nodes do."""
+        if name in self._warned or not self.simulated:
+            return
+        for entry in self.released_sums():
+            if entry["name"] == name and entry["numbers"] > entry["unknowns"]:
+                self._warned.add(name)
+                problem = too_many(entry["numbers"], entry["unknowns"])
+                logger.warning("the rows behind the sum %r can be computed: %s", name, problem)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from .asking import Asking
 from .driven import Driven
 from .errors import CohortError, ProtocolError, SumError
-from .guard.counting import too_many
 from .overlap import Overlap
 from .privacy import Release
 from .run_log import RunLog
@@ -33,7 +32,6 @@ from .steps import (
     sum_name,
     sum_release,
 )
-from .strategy import logger
 from .wire.method import MethodReply, MethodRequest, pack, unpack
 
 
@@ -65,7 +63,6 @@ class Run:
         self.method, self.log, self.tell = method, log, tell
         self.asking = Asking(method, grid, timeout, log)
         self._counts_exchanges = True  # whether the progress is that of exchanges
-        self._warned: set[str] = set()
 
     def drive(self, rounds: Rounds) -> dict[str, Any]:
         """Do what the generator yields until it returns; return its metrics."""
@@ -157,7 +154,7 @@ class Run:
         found = self.asking.ask(asked)
         self.log.again = []
         if release is None:
-            self._warn(term.name)
+            self.method.warn_released(term.name)
         else:
             self.method.note_noise(release, len(found.contributors[term.name]))
         return np.asarray(found.totals[term.name], np.float64)
@@ -180,16 +177,6 @@ class Run:
             least=cohort.threshold,
             releases=method.releases,
         )
-
-    def _warn(self, name: str) -> None:
-        """Warn once of a sum of more numbers than unknowns; in deployments the nodes do."""
-        if name in self._warned or not self.method.simulated:
-            return
-        for entry in self.method.released_sums():
-            if entry["name"] == name and entry["numbers"] > entry["unknowns"]:
-                self._warned.add(name)
-                problem = too_many(entry["numbers"], entry["unknowns"])
-                logger.warning("the rows behind the sum %r can be computed: %s", name, problem)
 
     def _ask_by_name(self, name: str, step: Ask) -> dict[int, dict[str, Any]]:
         given: Mapping[Any, Any] = step.ask

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from .exchange import FAREWELL, request_messages, take_sections
 from .failure import Failure
 from .guard import counting
 from .options import at_least
+from .planning import Allowance
 from .secure_sum import RunningSum, SecureSum
 from .strategy import PhaseStrategy, logger
 from .wire import PhaseMessage
@@ -46,6 +48,8 @@ class SummingStrategy(PhaseStrategy):
         The secure sums of the run at hand.
     allow_single : bool
         Whether a sum of two parties may belong to one of them.
+    notes_ : list of str
+        What the last run planned within the share of its nodes, for ``result.json``.
     """
 
     allow_single = False
@@ -64,6 +68,19 @@ class SummingStrategy(PhaseStrategy):
     def _reset(self) -> None:
         super()._reset()
         self.sums: SecureSum | None = None
+        self.notes_: list[str] = []
+
+    def note_plan(self, what: str, allowed: Allowance) -> None:
+        """Note which default sizes were planned, and log it."""
+        self.notes_.append(
+            f"{what}: {allowed.share:.0%} of what the nodes' rows hide are "
+            f"{math.floor(allowed.numbers):,} numbers"
+        )
+        logger.info(self.notes_[-1])
+
+    def result(self) -> dict[str, Any]:
+        """Return the result of the last run, with the notes on what was planned."""
+        return {**super().result(), **({"notes": self.notes_} if self.notes_ else {})}
 
     def gather(self, grid: Grid, *, resume_round: int = 0, secure: bool = False) -> None:
         """Wait for the nodes and remember them; with ``secure``, ``sums`` is ready after it."""

@@ -25,9 +25,14 @@ from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.wire import DescribeReply
 
 from .fed_cg_options import HybridOptions
-from .fed_cg_solvers import (
+from .fed_cg_planning import (
+    Sums,
     auto_landmarks,
-    counting_allows,
+    hospital_allowance,
+    most_iterations,
+    plan_landmarks,
+)
+from .fed_cg_solvers import (
     first_coefficients,
     iterate,
     of_landmarks,
@@ -99,6 +104,7 @@ class FedCG(HybridOptions):
         self.fingerprints_: dict[str, str] = {}
         self.outputs_, self.classes_, self.label_bound_ = 0, 0, 1.0
         self.model_of: tuple[str, int] = ("", 0)
+        self._planned_sums: Sums | None = None
         self._sets: dict[str, list[int]] = {}
         self._parties: dict[int, wire.HybridDescribeReply] = {}
         self._factor: Floats = np.zeros((0, 0))
@@ -202,13 +208,22 @@ class FedCG(HybridOptions):
         self.outputs_, self.classes_ = first.outputs, first.classes
         self.label_bound_ = first.label_bound
         self.check_weighted(self.classes_)
-        if self.landmarks == "auto" and self._tunes:
-            counts = self.classes_ if self.class_weight else 0
-            allowed = counting_allows(self.plan_, self._parties) - counts
-            self.landmarks_ = auto_landmarks(self.plan_, self.outputs_, allowed)
+        self._plan_sizes()
         tunes = self._tunes and self.gamma is None
         self._sets = summing_sets(self.plan_, penalty=self.penalty, tunes=tunes)
         return list(self._sets.values())
+
+    def _plan_sizes(self) -> None:
+        """Choose the sizes that are not stated, within what the nodes let out."""
+        if self.model_of[0] or not (self.tunes or self.landmarks == "auto"):
+            return
+        counts = self.classes_ if self.class_weight else 0
+        allowed = hospital_allowance(self.plan_, self._parties)
+        if allowed.planned and self.budget is None:
+            found = plan_landmarks(self, self.plan_, self._parties, counts)
+            self.landmarks_, self._planned_sums = found
+        elif self.landmarks == "auto" and self._tunes:
+            self.landmarks_ = auto_landmarks(self.plan_, self.outputs_, allowed, counts)
 
     # -- a run
 
@@ -216,6 +231,7 @@ class FedCG(HybridOptions):
         """Fit the model, give it to the hospitals, judge it on their held-out rows."""
         arrays, meta = self.saved_, self.saved_meta_
         self.fingerprints_ = dict(meta.get("fingerprints", {}))
+        self.landmarks_ = meta.get("landmarks", self.landmarks_)  # a node has less left by now
         system = self._system()
         digest = rows_digest(parties, "block", saved=meta.get("rows"), checkpoint=self.checkpoint)
         shape = (self.landmarks_, self.outputs_)
@@ -230,6 +246,7 @@ class FedCG(HybridOptions):
         yield from system.open()
         self.fingerprints_ = dict(system.fingerprints)
         known: dict[str, Any] = {"rows": digest, "fingerprints": self.fingerprints_}
+        known["landmarks"] = self.landmarks_
 
         def save(arrays: Mapping[str, NDArray[Any]], **meta: Any) -> Save:
             return Save(arrays, {**known, **meta}, kept=KEPT)
@@ -245,6 +262,8 @@ class FedCG(HybridOptions):
             metrics = {**metrics, **self.judge_by(yard, counts)}
         elif counts is not None:
             self.note_untold()
+        for entry in self.released_sums() if self.budget is None else ():
+            self.warn_released(entry["name"])
         yield Round(max(1, metrics["iterations"]), arrays=[self.coefficients_])
         return metrics
 
@@ -266,6 +285,7 @@ class FedCG(HybridOptions):
             tunes=self._tunes,
             model_of=self.model_of,
             known=self.fingerprints_,
+            sums=self._planned_sums,
         )
 
     def _solve(
@@ -277,13 +297,19 @@ class FedCG(HybridOptions):
             return coefficients, metrics
         if self.chosen_solver == "normal-equations":
             return (yield from solve_directly(system, self.regularization_))
-        self.planned = self.num_rounds
+        rank, most = self.rank, self.num_rounds
+        allowed = hospital_allowance(self.plan_, self._parties, 1)
+        if allowed.planned and self.landmarks == "auto":
+            rank = min(rank, self.landmarks_ // 2)
+            if most == self.default_rounds:
+                most = min(most, most_iterations(self.landmarks_, rank, self.outputs_, allowed))
+        self.planned = most
         system.landmark_kernel = arrays.get("landmark_kernel", system.landmark_kernel)
         probes = np.zeros((self.landmarks_, 0))
-        if self.rank:
-            probes = probe_vectors(self.landmarks_, self.rank, derive_seed(self.run_seed, "probes"))
+        if rank:
+            probes = probe_vectors(self.landmarks_, rank, derive_seed(self.run_seed, "probes"))
         options = {"regularization": self.regularization_, "tolerance": self.tolerance}
-        return (yield from iterate(system, start, probes, self.num_rounds, arrays, save, **options))
+        return (yield from iterate(system, start, probes, most, arrays, save, **options))
 
     @property
     def _tunes(self) -> bool:

@@ -7,17 +7,14 @@ exchanges.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import ProtocolError
-from fedkern_flwr.guard.counting import hidden_rows
-from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.fourier import regularize
-from fedkern_flwr.hybrid.parties import Plan
 from fedkern_flwr.method import Round, Save, Steps
 from fedkern_flwr.reporting import iterations_ended
 from fedkern_flwr.seeding import derive_seed
@@ -27,7 +24,6 @@ from fedkern_flwr.solvers.preconditioner import NystromPreconditioner
 from fedkern_flwr.solvers.tuning import (
     LAMBDAS,
     LAMBDAS_OF_NUMBERS,
-    PLANS,
     choose,
     spread,
     widths_around,
@@ -36,13 +32,11 @@ from fedkern_flwr.solvers.tuning_sums import tuning_length
 from fedkern_flwr.strategy import Arrays, logger
 
 from .fed_cg_options import HybridOptions
+from .fed_cg_planning import plan_sums
 from .fed_cg_system import Floats, HybridSystem
 
 #: Of rounding errors: the worst held-out row against the mean; which are told of.
 _WORST, _TOLD = 50.0, 1e-3
-_LEAST_ROWS = 5  # of a hospital in a fold
-_LANDMARKS = (20, 400)  # least and most
-_MOST_NUMBERS = 1 << 23  # of a hospital's message: 64 MB
 
 
 def first_coefficients(
@@ -209,7 +203,7 @@ def tune_and_solve(system: HybridSystem) -> Steps:
         What was tried and chosen, as plain values for a result file.
     """
     options = system.options
-    (folds, count), why = plan_sums(system)
+    (folds, count), why = system.sums or plan_sums(system)
     rows = system.plan.training_rows
     # without anybody to sum with: rows and landmarks uniform in the unit cube
     parties = [system.parties[holders[0]] for holders in system.plan.blocks.values()]
@@ -247,59 +241,3 @@ def tune_and_solve(system: HybridSystem) -> Steps:
 def of_landmarks(options: HybridOptions, gammas: Floats, landmarks: int) -> Floats:
     """Return the widths of the landmarks, shape (w, m), one for all, (w, 1), where it is given."""
     return gammas[:, None] if options.gamma is not None else spread(gammas, landmarks)
-
-
-def auto_landmarks(plan: Plan, outputs: int, allowed: float) -> int:
-    """Return how many landmarks are taken: those whose sums for one width may be released."""
-    least, most = _LANDMARKS
-    rows = max(1, sum(ward.total for ward in plan.wards.values()))
-    most = max(least, min(most, _MOST_NUMBERS // rows))
-    moments = 1 + outputs  # the mean distance, y^T y
-    free = 8 * (min(allowed, 1e9) - moments) + (2 * outputs + 1) ** 2  # m (m + 1) / 2 + m k
-    fits = math.isqrt(int(max(0.0, free)))
-    return min(most, max(least, (fits - 2 * outputs - 1) // 2))
-
-
-def counting_allows(plan: Plan, parties: Mapping[int, wire.HybridDescribeReply]) -> float:
-    """Return how many numbers their nodes release of the hospitals' rows, infinity if all."""
-    hospitals = [parties[h] for h in plan.hospitals]
-    if all(party.counting == "off" for party in hospitals):
-        return math.inf
-    rows = {party.partition: party.rows for party in hospitals}
-    behind = [
-        hidden_rows(rows, rows, own=party.partition) * (party.features + 1)
-        for party in hospitals
-        if party.rows
-    ]
-    return min(behind, default=0)
-
-
-def plan_sums(system: HybridSystem) -> tuple[tuple[int, int], str]:
-    """Return (folds, widths) to be summed, the best that the nodes allow, and why not more."""
-    options, wards = system.options, system.plan.wards
-    allowed = counting_allows(system.plan, system.parties) - system.released
-    wanted = [plan for plan in PLANS if options.tune != "gcv" or plan[0] == 1]
-    if None not in (options.gamma, options.regularization):
-        wanted = [(1, 1)]  # there is nothing to choose: the rows of rare classes weigh more
-    elif options.gamma is not None:
-        wanted = list(dict.fromkeys((folds, 1) for folds, _ in wanted))
-    why, of_folds = "all that is tried", ""
-    for folds, widths in wanted:
-        numbers = tuning_length(system.landmarks, system.first.outputs, folds, widths)
-        least = max(_LEAST_ROWS, *(system.parties[h].fold_rows for h in wards))
-        most = max(system.parties[h].fold_sum_rows for h in wards)
-        few = any(0 < ward.train < folds * least for ward in wards.values())
-        few = few or sum(ward.train // folds for ward in wards.values()) < most
-        if folds > 1 and few:
-            why = "more folds would have too few rows"
-        elif numbers > allowed:
-            why = f"the rule of counting allows {math.floor(max(allowed, 0)):,} numbers"
-        elif numbers > _MOST_NUMBERS:
-            why = f"more would be {8 * numbers >> 20} MB"
-        else:
-            break
-        if folds > 1:
-            of_folds = why if few else f"{why}; use fewer landmarks"
-    if options.tune == "folds" and folds == 1 and of_folds:
-        logger.warning("generalised cross-validation chooses, not folds: %s", of_folds)
-    return (folds, widths), why

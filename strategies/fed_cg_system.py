@@ -63,6 +63,8 @@ class HybridSystem:
         Of predictions: session and step of the run that made the model.
     known : dict
         Block -> fingerprint that its landmarks must have; of a new run empty.
+    sums : ((int, int), str) or None
+        Folds and widths that were planned with the landmarks, and why not more.
     """
 
     options: HybridOptions
@@ -74,6 +76,7 @@ class HybridSystem:
     tunes: bool
     model_of: tuple[str, int]
     known: Mapping[str, str]
+    sums: tuple[tuple[int, int], str] | None = None
     landmark_kernel: Floats | None = None  # K_mm, where the penalty needs it
     gram: Floats | None = None  # K^T K, once it is summed
     deviation: float = 0.0  # of the noise on it
@@ -227,7 +230,7 @@ class HybridSystem:
                     block,
                     "deviations" if sampling == "N" else "covariances",
                 )
-            if len(holders) > 2 and not self.parties[holders[0]].seeded:
+            if len(holders) > 1 and not self.parties[holders[0]].seeded:
                 leaders[block] = holders[0]
             for p in holders if moments or block in leaders else ():
                 peers = [q for q in holders if q != p] if p == leaders.get(block) else []
@@ -350,8 +353,6 @@ class HybridSystem:
         options, party = self.options, self.parties[partition]
         holders = self.plan.blocks.get(party.block, ())
         seed_from, sealed = self._sealed.get(partition, (-1, _NO_BYTES))
-        if party.features and not party.seeded and len(holders) == 2:
-            seed_from = next(p for p in holders if p != partition)
         return self._rows_request(
             wire.DistancesRequest,
             partition,

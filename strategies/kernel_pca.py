@@ -10,11 +10,15 @@ import numpy as np
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.kernels.pca import REST_SENSITIVITY, SENSITIVITY, principal, shapes
 from fedkern_flwr.method import Ask, Rounds, Sum, option
+from fedkern_flwr.planning import allowance
 from fedkern_flwr.private_method import PrivateMethod
+from fedkern_flwr.secure_sum.graph import default_threshold
 from fedkern_flwr.wire import DescribeReply
 
 if TYPE_CHECKING:
     from fedkern_flwr.fitted import FittedModel
+
+_FEATURES = 50  # where the nodes allow it
 
 
 class KernelPCA(PrivateMethod):
@@ -34,14 +38,33 @@ class KernelPCA(PrivateMethod):
     left_whole = True
 
     components: int = option(2, "Principal components.", least=1)
-    features: int = option(50, "D, random frequencies of the Gaussian kernel.", least=1)
+    features: int | None = option(
+        None,
+        "D, random frequencies of the Gaussian kernel. By default 50, fewer where the nodes' "
+        "release limits allow fewer.",
+        least=1,
+    )
     bandwidth: float | None = option(
         None, "Width s of exp(-d^2 / (2 s^2)), by default sqrt(columns / 2).", above=0.0
     )
 
+    def chosen_features(self, parties: Sequence[DescribeReply]) -> int:
+        """Return D: the moments of 2 D features are 1 + 2 D + D (2 D + 1) numbers."""
+        if self.features is not None:
+            return self.features
+        fewest = self.threshold or default_threshold(len(parties))
+        allowed = allowance(parties, labels=self.labels_of_row, threshold=fewest)
+        if not allowed.planned or self.budget is not None:
+            return _FEATURES
+        fits = allowed.square(1.0, taken=1.0) // 2
+        found = max(1, -(-self.components // 2), min(_FEATURES, fits))
+        self.note_plan(f"features {found}", allowed)
+        return found
+
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
         """Sum the moments, then have the clients project their rows."""
-        width, columns = 2 * self.features, parties[0].features
+        features, columns = self.chosen_features(parties), parties[0].features
+        width = 2 * features
         if self.components > width:
             raise OptionError(
                 f"{self.components} components of {width} features",
@@ -49,7 +72,7 @@ class KernelPCA(PrivateMethod):
                 code="FK-COMPONENTS-MANY",
             )
         bandwidth = float(np.sqrt(columns / 2.0)) if self.bandwidth is None else self.bandwidth
-        kernel = {"bandwidth": bandwidth, "features": self.features, "seed": self.run_seed}
+        kernel = {"bandwidth": bandwidth, "features": features, "seed": self.run_seed}
         self.planned = 4
         total = yield Sum("moments", shapes(width), bound=1.0, ask=kernel, sensitivity=SENSITIVITY)
         mean, components, shares = principal(total, self.components)

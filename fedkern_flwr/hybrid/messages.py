@@ -92,8 +92,7 @@ class DistancesRequest(RowsRequest, phase="hybrid-distances"):
     sampling: str
     landmarks: int  # m; of basis "fourier" 2 D features
     basis: str = "landmarks"  # or "fourier": phases take the place of distances
-    # Who shares this block's secret: the only other holder (then both derive it from the secret of
-    # their pair), or the one that sealed ``sealed_seed``; -1: it is the party's own.
+    # The holder of this block that sealed ``sealed_seed``, its secret; -1: it is the party's own.
     seed_from: int
     model: str  # for predictions: session and step of the run that made the model; else empty, 0
     model_round: int

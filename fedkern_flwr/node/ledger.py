@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 import secrets
 from collections.abc import Iterable, Iterator
@@ -181,6 +182,16 @@ class ClientLedger:
         if self.simulated:
             return b""
         return secrets.token_bytes(KEY_BYTES) if self._file is None else self._file.split_key()
+
+    def lasting_secret(self, purpose: bytes) -> bytes | None:
+        """Return 32 bytes that this node draws for a purpose and keeps, None without a folder.
+
+        What is drawn from them is the same in all runs: a sum of the same function over the same
+        rows tells nothing new.
+        """
+        if self._file is None:
+            return None
+        return hmac.digest(self._file.split_key(), purpose, "sha256")
 
     def noise_key(self, session: str, state: PartyState) -> bytes:
         """Return the key of the noise of a run, which lasts until the run is over.
