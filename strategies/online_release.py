@@ -136,7 +136,8 @@ class OnlineRelease(Method):
             share = self.share
             numbers = self.least_numbers() + wire.STATISTICS
             wanted = counting.least_samples(numbers, each * share)
-            self._batch = max(1, min(max(wanted, self.fewest), self.num_rounds))
+            wanted = self.fewest * max(1, math.ceil(wanted / self.fewest))
+            self._batch = min(wanted, self.num_rounds)
         unknowns = each * min(self._batch, self.num_rounds)
         self.fit_release(unknowns * share - wire.STATISTICS)
         self.note_release(dimension, self.sum_length() + wire.STATISTICS, unknowns)
@@ -148,7 +149,10 @@ class OnlineRelease(Method):
 
     @property
     def fewest(self) -> int:
-        """The fewest samples of a window by default: nodes sum no fewer of their rows."""
+        """The samples of which default windows are multiples: nodes sum no fewer of their rows.
+
+        So no two runs ask for sets of samples that differ by fewer.
+        """
         return NodePolicy().min_own_rows if self.share < 1.0 else 1
 
     def hidden_rows(self) -> int:

@@ -97,14 +97,16 @@ def plan(
     hidden : float
         Hidden rows of a message with one sample of each client; infinite if nothing is counted.
     fewest : int
-        Fewest samples of a message, unless they are given.
+        Messages have multiples of so many samples, so that two runs have places in common; the
+        first ones also where samples are given.
     """
     room = unknowns if unknowns > 0.0 else math.inf
     wide = ROWS_OF_COLUMN / hidden if hidden > 0.0 else 0.0  # samples that a column needs
-    fewest = 1 if given else min(fewest, samples)
+    fewest = min(fewest, given or samples, samples)
 
     def least(count: int, width: int) -> int:
-        return max(fewest, least_samples(fixed + count, room), math.ceil(wide * width))
+        few = max(1, least_samples(fixed + count, room), math.ceil(wide * width))
+        return fewest * math.ceil(few / fewest)
 
     raw = numbers(columns) if columns else 0
     most = min(samples if given is None else given, samples)
@@ -133,7 +135,7 @@ def plan(
     few = least(raw + some, 2 * features) if some else 0
     if given is None and for_raw and few:
         longest = min(_WAIT * few, max(few, MOST_SAMPLES))
-        steps = range(for_raw, few + 1)
+        steps = range(for_raw, few + 1, fewest)
         fit = (n for n in steps if _window(n, fixed + raw, some, room) <= longest)
         most = next(fit, few)
     stops = _stops(samples, most if steady else for_raw or few or most, most)

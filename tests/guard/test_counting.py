@@ -414,7 +414,7 @@ def test_rows_of_earlier_messages_are_no_unknowns_of_what_is_summed_of_the_last_
     streams, found = make_streams(6, 24), []
     for kind in (POFRLS, _Forger):
         caplog.clear()
-        strategy = kind(features=4, secure=True, seed=5, max_missed=1)
+        strategy = kind(features=6, secure=True, seed=5, max_missed=1)
         try:
             simulate(strategy, guarded(streams), 6, num_rounds=24)
         except FedKernError as error:
