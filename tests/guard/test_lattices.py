@@ -22,7 +22,7 @@ from fedkern_flwr.strategies import POFRLS
 CLIENTS, COLUMNS, VALUES = 24, 25, 3
 X = np.random.default_rng(2).integers(0, VALUES, (CLIENTS, 30, COLUMNS))
 UNIT = (VALUES - 1) * COLUMNS**0.5
-TABLES = [(w, values, seed) for w in (8, 10, 12, 14) for values in (3, 10, 100) for seed in range(6)]
+TABLES = [(w, v, seed) for w in (8, 10, 12, 14) for v in (3, 10, 100) for seed in range(6)]
 
 
 def exposed(rows: Any) -> int:
@@ -32,7 +32,7 @@ def exposed(rows: Any) -> int:
     return sum(tuple(row) in found for row in rows.tolist())
 
 
-@pytest.mark.promise("rls-width")
+@pytest.mark.promise("rls-counting")
 def test_no_row_of_whole_numbers_is_in_the_sums_of_a_planned_window() -> None:
     """Of the same clients' single samples, which has as many unknowns, nearly all tables fall."""
     fell = 0
