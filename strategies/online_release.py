@@ -18,6 +18,7 @@ from fedkern_flwr.guard import NodePolicy, counting
 from fedkern_flwr.method import Method, option
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.learning import StepSize
+from fedkern_flwr.planning import Allowance
 
 Auto = Literal["auto"]
 
@@ -140,12 +141,19 @@ class OnlineRelease(Method):
             self._batch = min(wanted, self.num_rounds)
         unknowns = each * min(self._batch, self.num_rounds)
         self.fit_release(unknowns * share - wire.STATISTICS)
+        self.note_windows(f"{self._batch} samples per message", unknowns)
         self.note_release(dimension, self.sum_length() + wire.STATISTICS, unknowns)
 
     @property
     def share(self) -> float:
         """The share of the unknowns of a window that the run opens by default."""
         return min(party.share for party in self.parties_.values())
+
+    def note_windows(self, what: str, unknowns: float) -> None:
+        """Note what was planned for each window, unless samples are given."""
+        if self.share < 1.0 and self.samples_per_round == "auto":
+            numbers = self.share * unknowns
+            self.note_plan(f"{what}, each", Allowance(numbers, share=self.share))
 
     @property
     def fewest(self) -> int:

@@ -192,6 +192,12 @@ class POFRLS(PredictingStrategy, PrivateOnline):
         if self.sums is None or private:
             return
         plan, numbers, found = self.plan_, 0, list[tuple[int, float]]()
+        self.note_windows(
+            f"{plan.stops[0]} to {self._batch} samples per message, raw columns "
+            f"{'summed' if plan.raw else 'not summed'}, {plan.features} of {self.features} "
+            "frequencies",
+            each * plan.stops[0],
+        )
         for before, start, stop, some in zip(
             (0, *plan.stops), plan.starts, plan.stops, plan.sums, strict=False
         ):

@@ -18,6 +18,7 @@ from zoo import WAYS, Table
 from zoo import fit as fit_way
 
 from fedkern_flwr.clients.hierarchical_node import SVMNode
+from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.trials import FOLDS, ITERATIONS, TIE, TRIED, choose, deal
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import Transcript, simulate
@@ -170,6 +171,25 @@ def test_a_run_keeps_within_the_share_of_its_nodes(
     assert note.startswith(f"{iterations} iterations")
     assert "primal residual" in end
     assert "20%" in note
+
+
+class Steered(HierarchicalSVM):
+    """A server that chooses the point at which users begin."""
+
+    def question(self, requests: Any, reply: Any, **more: Any) -> Any:
+        """Send the first iteration another center than zero."""
+        if isinstance(requests.get(0), wire.LocalRequest) and self.step == 1:
+            far = np.ones(self.shape_)
+            requests = {user: replace(one, center=far) for user, one in requests.items()}
+        return super().question(requests, reply, **more)
+
+
+def test_users_begin_at_zero_whatever_the_server_sends() -> None:
+    """So that a run that is repeated sums what it summed before."""
+    x, y = blobs(60)
+    with refused("FK-MESSAGE-FIELD", "FK-PARTIES-LOST") as error:
+        simulate(Steered(seed=3, C=1.0), *horizontal(x, y, [4], agents=False), num_rounds=3)
+    assert "first center" in str(error.value)
 
 
 class Forced(HierarchicalSVM):
