@@ -237,6 +237,8 @@ class UserOfRows(SolverOfUser):
         if not self.repeated:
             self._take_coordinates(request)
             center = request.center if request.center.size else np.zeros(self.shape)
+            if "model" not in self.kept.arrays and center.any():
+                raise refusal("a first center that is not zero", self.name, code="FK-MESSAGE-FIELD")
             self._step(request, center)
         self.ordered.contribute(wire.FLAT_SUM, self.kept.arrays["vector"])
         return wire.LocalReply()

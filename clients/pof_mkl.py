@@ -22,6 +22,7 @@ from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import network
 from fedkern_flwr.online.learning import Floats, check_rows
+from fedkern_flwr.online.ridge_plan import too_wide, wide_sum
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.tables.frames import take_frame
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
@@ -322,6 +323,34 @@ class OnlineKernelClient(AnsweringClient):
         self.release(
             wire.UPDATE_SUM, columns, binary=self.binary, start=start, stop=stop, last=last
         )
+        self.note_window(start, stop)
+        if isinstance(request, wire.RidgeRequest):
+            from .pof_rls import products
+
+            for width, first in products(request, columns):
+                self._check_width(width, first, stop)
+
+    def note_window(self, start: int, stop: int) -> None:
+        """Note of which samples a message is, so that this node sums no few of them in any run."""
+        self.note_rows(wire.UPDATE_SUM, np.arange(start, min(stop, len(self.x))))
+
+    def _check_width(self, width: int, start: int, stop: int) -> None:
+        """Refuse sums of products of more columns than half the hidden samples."""
+        if self.sums is None or self.count_mode == "off":
+            return
+        order, parties = self.sums.order(wire.UPDATE_SUM), self.sums.party.state
+        cohort, hidden = parties.cohorts[order.cohort], stop - start
+        if self.simulated or self._pinned:  # else a server may have invented the others
+            group = counting.Group(start, stop)
+            rows = group.rows((j, parties.counts[j][0]) for j in cohort.members)
+            least = cohort.threshold if order.self_masks else len(cohort.members)
+            alive = counting.least_survivors(rows, least, own=self.partition)
+            hidden = counting.hidden_rows(rows, alive, own=self.partition, receiver=order.receiver)
+        problem = too_wide(width, hidden)
+        if problem and self.count_mode == "refuse":
+            raise wide_sum(problem, self.name)
+        if problem and not self.simulated:
+            self._small = problem
 
     def forget(self, state: SessionState) -> bytes:
         """Tell this node how well it has predicted, where nobody else is told."""

@@ -123,6 +123,12 @@ def learn_samples(request: wire.RidgeRequest, account: StreamAccount, stream: Ro
     return np.concatenate([np.zeros(0), *sums])
 
 
+def products(request: wire.RidgeRequest, columns: int) -> list[tuple[int, int]]:
+    """Return of how many columns products are summed, and from which sample on."""
+    raw = [(columns, request.step)] if request.raw else []
+    return raw + ([(2 * request.summed, request.window)] if request.sums else [])
+
+
 def predict_rows(request: wire.RidgeRequest, account: StreamAccount, x: NDArray[Any]) -> Floats:
     """Predict rows with the mixture as it is now."""
     rows = np.column_stack([ridge.raw_rows(x), *_features(request, x)])

@@ -212,6 +212,9 @@ class StreamClient(OnlineKernelClient):
         self._take_part()
         return reply
 
+    def note_window(self, start: int, stop: int) -> None:
+        """Note nothing: the ledger knows the rows of a stream, each of which is in one message."""
+
     def _rows(self, step: int, samples: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the next rows of the stream, after those that messages since ``step`` took.
 

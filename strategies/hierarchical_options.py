@@ -35,7 +35,9 @@ Partition = Literal["horizontal", "vertical"]
 Architecture = Literal["hierarchical", "centralised"]
 USERS = 0  # cohort of all users, and of the label owner; the groups follow, then the agents
 _WIDTH = 3.0  # gamma by default for columns in [0, 1], in units of one over their number
-_FEATURES, _RELAXATION, _RESIDUAL, _GAP = 500, 1.7, 0.01, 1e-3
+#: D by default.
+FEATURES = 500
+_RELAXATION, _RESIDUAL, _GAP = 1.7, 0.01, 1e-3
 _ADMM = ("rho", "sigma", "rho_schedule", "relaxation", "step_sizes")
 #: What helps where iterations did not converge.
 MORE_ROUNDS = "use more --rounds, or a larger --tolerance"
@@ -78,7 +80,8 @@ class SVMOptions(Judges, PrivateMethod):
     C: float | None = option(
         None,
         "Weight of the losses. By default chosen of 0.01, 0.1, 1 and 10 by users' held-out folds "
-        "in the first 12 iterations; 1 where that cannot be, as in a vertical split.",
+        "in the first 12 iterations; 1 where that cannot be, as in a vertical split or where the "
+        "nodes' release limits leave too few iterations.",
         above=0.0,
     )
     class_weight: Literal["balanced"] | None = option(
@@ -116,7 +119,10 @@ class SVMOptions(Judges, PrivateMethod):
         "users' rows are summed securely.",
     )
     features: int | None = option(
-        None, "Of rbf: number D of random frequencies, by default 500.", least=1
+        None,
+        "Of rbf: number D of random frequencies. By default 500, fewer where the nodes' release "
+        "limits allow fewer.",
+        least=1,
     )
     gamma: float | None = option(
         None, "Of rbf: width, by default 1 / number of columns.", above=0.0
@@ -192,6 +198,7 @@ class SVMOptions(Judges, PrivateMethod):
         self.outputs_, self.classes_, self.label_bound_ = 0, 0, 1.0
         self.C_ = 1.0 if self.C is None else self.C
         self.step = self.last_saved = 0
+        self.fitting_ = 0  # D that the nodes' release limits allow, 0 for the default
         self.predicting = ""
 
     # -- what follows from the options
@@ -213,7 +220,7 @@ class SVMOptions(Judges, PrivateMethod):
     @property
     def frequencies(self) -> int:
         """D, 0 for models of the columns."""
-        return (self.features or _FEATURES) if self.kind == "rbf" else 0
+        return (self.features or self.fitting_ or FEATURES) if self.kind == "rbf" else 0
 
     @property
     def columns_(self) -> int:

@@ -30,13 +30,15 @@ from fedkern_flwr.groups.trials import (
 )
 from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.method import Round, Steps
+from fedkern_flwr.planning import Allowance, allowance
 from fedkern_flwr.steps import Overlapping
 from fedkern_flwr.strategy import Arrays, logger
 
-from .hierarchical_options import USERS, SVMOptions
+from .hierarchical_options import FEATURES, USERS, SVMOptions
 
 _NONE, _NOTHING = np.zeros(0), np.zeros((0, 0))
-_STATISTICS = 3  # of each output where there are no agents: loss, primal residual, pull
+_STATISTICS = 3  # of each output: loss, primal residual, pull
+_ENOUGH = 40  # iterations in which rho has risen: with fewer more frequencies or several C harm
 
 
 class Judged(NamedTuple):
@@ -90,6 +92,7 @@ class RowRounds(SVMOptions):
         self.tried_: tuple[float, ...] = ()
         self.folds_ = 0
         self._found = self._chosen = -1  # positions of what was found, of what the run goes on with
+        self._most_folds = FOLDS
 
     @property
     def shape_(self) -> tuple[int, int]:
@@ -109,6 +112,47 @@ class RowRounds(SVMOptions):
         """Return models with their objectives, of so much loss per row each."""
         penalties = penalties_of(model, self.coordinates.ridge())
         return Judged(penalties + self.C_ * self.rows_ * losses, model)
+
+    # -- what the nodes' release limits allow
+
+    def plan_sizes(self) -> None:
+        """Plan frequencies, folds and iterations within what the users' nodes grant this run.
+
+        All iterations are about the same rows, so that their numbers add up. The default number of
+        iterations is the most that fit; so is one that the user states as the default. The numbers
+        of a group count, as its agent may send the server what it opens.
+        """
+        sets = [group.users for group in self.groups_] if self.layers else [self.users_]
+        columns = self.columns_ + 1
+        found = [allowance(map(self.party_of, users), columns=columns) for users in sets]
+        allowed = min(found, key=lambda one: one.numbers)
+        if not any(one.planned for one in found):
+            return
+        digits, outputs = 2 * DIGITS * self.columns_ + 1, self.outputs_
+        if self.kind == "rbf" and self.features is None:
+            free = allowed.numbers - digits - _ENOUGH * outputs * (1 + _STATISTICS)
+            self.fitting_ = int(min(max(1, free // (2 * _ENOUGH * outputs + 4)), FEATURES))
+        taken, each = digits + 4 * self.frequencies, outputs * (self.shape_[1] + _STATISTICS)
+        trial = ITERATIONS * len(TRIED) * each  # of a fold
+        spare = allowed.numbers - taken - (_ENOUGH - ITERATIONS) * each
+        folds = [n for n in (FOLDS, 1) if n * trial <= spare] if self.C is None else []
+        self._most_folds = max(folds, default=0)
+        tries = self._most_folds and not self._why_not()
+        if tries:
+            taken += folds_held_out(outputs, self.shape_[1], self._most_folds) * trial
+        fit = max(1, int((allowed.numbers - taken) // each) + ITERATIONS * bool(tries))
+        if self.num_rounds == self.default_rounds:
+            self.num_rounds = min(self.num_rounds, fit)
+        self._note_sizes(allowed)
+
+    def _note_sizes(self, allowed: Allowance) -> None:
+        of_rbf = f", {self.frequencies} frequencies" if self.frequencies else ""
+        self.note_plan(f"{self.num_rounds} iterations{of_rbf}", allowed)
+
+    def note_end(self, found: Learned, last: int, apart: str) -> None:
+        """Note that the run has stopped at its share, and how far it was from the optimum."""
+        if self.notes_ and not found.converged and self.num_rounds < self.default_rounds:
+            self.notes_.append(f"stopped after {last} iterations, which is its share: {apart}")
 
     # -- C is chosen
 
@@ -141,7 +185,8 @@ class RowRounds(SVMOptions):
             self.tuned_ = {"C": self.C_, "by": "nothing", "why": why}
             logger.info("C = 1: %s", why)
             return
-        self.tried_, self.folds_ = TRIED, folds_held_out(self.outputs_, width)
+        self.tried_ = TRIED
+        self.folds_ = folds_held_out(self.outputs_, width, self._most_folds)
 
     def _why_not(self) -> str:
         """Return why nothing is tried."""
@@ -152,7 +197,9 @@ class RowRounds(SVMOptions):
         if self.num_rounds < LEAST_ROUNDS:
             return f"fewer than {LEAST_ROUNDS} rounds"
         users = [self.party_of(user) for user in self.users_]
-        if any(user.counting == "refuse" for user in users):
+        if not self._most_folds:
+            return "the release limits of the nodes leave too few iterations"
+        if any(user.counting == "refuse" and user.share == 1.0 for user in users):
             return "a user counts what is released, and refuses more than there are unknowns"
         if any(user.rows // FOLDS < user.fold_rows for user in users):
             return "a fold would have too few rows of a user"
@@ -447,7 +494,14 @@ class RowRounds(SVMOptions):
     def trials_meta(self) -> dict[str, Any]:
         """Return how far that is, for a checkpoint."""
         own = {"tuned": self.tuned_, "tried": list(self.tried_), "folds": self.folds_}
-        return {**own, "found": self._found, "chosen": self._chosen}
+        sizes = {"rounds": self.num_rounds, "fitting": self.fitting_, "notes": self.notes_}
+        return {**own, **sizes, "found": self._found, "chosen": self._chosen}
+
+    def take_sizes(self, meta: dict[str, Any]) -> None:
+        """Take from a checkpoint what was planned: later less is left, by this run's own sums."""
+        self.fitting_, self.notes_ = int(meta.get("fitting", 0)), list(meta.get("notes", ()))
+        if self.num_rounds == self.default_rounds:
+            self.num_rounds = int(meta.get("rounds", self.num_rounds))
 
     def take_trials(self, meta: dict[str, Any]) -> None:
         """Take that from a checkpoint."""

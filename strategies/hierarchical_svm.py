@@ -50,7 +50,8 @@ class HierarchicalSVM(GroupRounds, PrivateRounds, ColumnRounds):
     :mod:`fedkern_flwr.solvers.dual_subspace`.
 
     Flower's ``initial_arrays`` are not used: ADMM starts at zero. ``num_rounds`` (200) are its most
-    iterations. The result has the weights and biases of a horizontal split.
+    iterations, fewer where the nodes' release limits allow fewer. The result has the weights and
+    biases of a horizontal split.
 
     Parameters
     ----------
@@ -240,7 +241,10 @@ class HierarchicalSVM(GroupRounds, PrivateRounds, ColumnRounds):
 
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
         """Fit the model and judge it on held-out rows."""
-        self.planned, known = self.num_rounds, self.saved_meta_
+        known = self.saved_meta_
+        if self.partition == "horizontal" and self.budget is None:
+            self.take_sizes(known["trials"]) if known else self.plan_sizes()
+        self.planned = self.num_rounds
         if known:
             if known["nodes"] != self.nodes_digest():
                 raise CheckpointError(
@@ -273,6 +277,7 @@ class HierarchicalSVM(GroupRounds, PrivateRounds, ColumnRounds):
         row = self.history_[-1] if self.history_ else {}
         apart = ", ".join(f"{name} residual {row[name]:.1e}" for name in _RESIDUALS if name in row)
         ended = iterations_ended(last, found.converged, apart, MORE_ROUNDS)
+        self.note_end(found, last, apart)
         return {**judged, **ended, **left_out}
 
     def _take_model(self, model: Floats) -> None:

@@ -1,4 +1,8 @@
-"""What the online methods release, and the counting rule: no more numbers than unknowns."""
+"""What the online methods release, and the release limit: no more numbers than unknowns.
+
+A window is the samples of a message. Where nodes count, a run opens about a window the share of its
+unknowns that each node grants, unless the user states how many samples a message takes.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,11 @@ from flwr.serverapp import Grid
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.flower_compat import is_simulated
-from fedkern_flwr.guard import counting
+from fedkern_flwr.guard import NodePolicy, counting
 from fedkern_flwr.method import Method, option
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.learning import StepSize
+from fedkern_flwr.planning import Allowance
 
 Auto = Literal["auto"]
 
@@ -36,8 +41,8 @@ class OnlineRelease(Method):
     samples_per_round: int | Auto = option(
         "auto",
         "B, samples that a client takes per exchange; 1 is the paper. With auto 1 in plain runs, "
-        "and in secure ones as few as the rule of counting allows (see "
-        ":mod:`fedkern_flwr.guard.counting`).",
+        "and in secure ones as few as the release limit allows (see "
+        ":mod:`fedkern_flwr.planning`).",
         least=1,
     )
     secure: bool | None = option(
@@ -127,23 +132,56 @@ class OnlineRelease(Method):
         if self.sums is None or self.budget is not None:  # noise says what is released
             self.fit_release(math.inf)
             return
-        each = self.unknowns_of_samples(dimension)
+        each, share = self.unknowns_of_samples(dimension), 1.0
         if given == "auto":
-            wanted = counting.least_samples(self.least_numbers() + wire.STATISTICS, each)
-            self._batch = max(1, min(wanted, self.num_rounds))
+            share = self.share
+            numbers = self.least_numbers() + wire.STATISTICS
+            wanted = counting.least_samples(numbers, each * share)
+            wanted = self.fewest * max(1, math.ceil(wanted / self.fewest))
+            self._batch = min(wanted, self.num_rounds)
         unknowns = each * min(self._batch, self.num_rounds)
-        self.fit_release(unknowns - wire.STATISTICS)
+        self.fit_release(unknowns * share - wire.STATISTICS)
+        self.note_windows(f"{self._batch} samples per message", unknowns)
         self.note_release(dimension, self.sum_length() + wire.STATISTICS, unknowns)
 
-    def unknowns_of_samples(self, dimension: int) -> float:
-        """Return the unknowns of a secure sum with one sample of each client."""
+    @property
+    def share(self) -> float:
+        """The share of the unknowns of a window that the run opens by default."""
+        return min(party.share for party in self.parties_.values())
+
+    def note_windows(self, what: str, unknowns: float) -> None:
+        """Note what was planned for each window, unless samples are given."""
+        if self.share < 1.0 and self.samples_per_round == "auto":
+            numbers = self.share * unknowns
+            self.note_plan(f"{what}, each", Allowance(numbers, share=self.share))
+
+    @property
+    def fewest(self) -> int:
+        """The samples of which default windows are multiples: nodes sum no fewer of their rows.
+
+        So no two runs ask for sets of samples that differ by fewer.
+        """
+        return NodePolicy().min_own_rows if self.share < 1.0 else 1
+
+    def hidden_rows(self) -> int:
+        """Return the hidden rows of a secure sum with one sample of each client.
+
+        Those of the largest other party do not count: in POF-RLS it can compute the sums of the
+        others from what it is sent. A node that knows nobody's identity counts its own alone.
+        """
         assert self.sums is not None
+        if self.share < 1.0 and not all(p.signature for p in self.parties_.values()):
+            return 1
         cohort = self.sums.membership.cohorts[0]
         one = dict.fromkeys(cohort.members, 1)
         alive = set(one)
         if self.drop_outs:
             alive = counting.least_survivors(one, cohort.threshold)
-        return counting.hidden_rows(one, alive) * self._unknowns_of_row(dimension)
+        return counting.hidden_rows(one, alive)
+
+    def unknowns_of_samples(self, dimension: int) -> float:
+        """Return the unknowns of a secure sum with one sample of each client."""
+        return self.hidden_rows() * self._unknowns_of_row(dimension)
 
     def _unknowns_of_row(self, dimension: int) -> float:
         binary = max(party.binary for party in self.parties_.values())

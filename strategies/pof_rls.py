@@ -48,7 +48,7 @@ class POFRLS(PredictingStrategy, PrivateOnline):
     Notes
     -----
     A message takes as many samples as all before it, until there are ``samples_per_round``: the
-    first is as short as :mod:`~fedkern_flwr.guard.counting` allows.
+    first is as short as :mod:`~fedkern_flwr.online.ridge_plan` allows.
     """
 
     method = "pof-rls"
@@ -143,16 +143,20 @@ class POFRLS(PredictingStrategy, PrivateOnline):
         RefusedError
             More numbers than unknowns, and a node would refuse.
         """
-        each = math.inf if self.sums is None else self.unknowns_of_samples(dimension)
+        each = hidden = math.inf
+        if self.sums is not None:
+            each, hidden = self.unknowns_of_samples(dimension), self.hidden_rows()
         given, columns, several = self.samples_per_round, dimension + 1, 1 + (self.forgetting < 1.0)
         private = self.budget is not None  # then noise says what is released, and each has its own
         if private:
-            each, given = math.inf, ridge_plan.MOST_SAMPLES if given == "auto" else given
+            each, hidden = math.inf, math.inf
+            given = ridge_plan.MOST_SAMPLES if given == "auto" else given
             self._variances = np.zeros(several)
         counted = any(party.counting != "off" for party in self.parties_.values())
+        share = self.share if given == "auto" else 1.0
         self.plan_ = ridge_plan.plan(
             self.num_rounds,
-            each if counted else math.inf,
+            each * share if counted else math.inf,
             given=None if given == "auto" else given,
             columns=columns if self.experts in ("all", "global", "global-ridge") else 0,
             kernels=self.kernels if self.experts in ("all", "global", "global-kernels") else 0,
@@ -162,6 +166,8 @@ class POFRLS(PredictingStrategy, PrivateOnline):
             down=(self.down or math.inf) / several,
             known=self.width is not None or private,
             steady=private,
+            hidden=hidden if counted else math.inf,
+            fewest=1 if self.sums is None or private else self.fewest,
         )
         nothing = not self.plan_.raw and not self.plan_.features
         if nothing and (self.up or self.down) and not self.experts.startswith("local"):
@@ -186,6 +192,12 @@ class POFRLS(PredictingStrategy, PrivateOnline):
         if self.sums is None or private:
             return
         plan, numbers, found = self.plan_, 0, list[tuple[int, float]]()
+        self.note_windows(
+            f"{plan.stops[0]} to {self._batch} samples per message, raw columns "
+            f"{'summed' if plan.raw else 'not summed'}, {plan.features} of {self.features} "
+            "frequencies",
+            each * plan.stops[0],
+        )
         for before, start, stop, some in zip(
             (0, *plan.stops), plan.starts, plan.stops, plan.sums, strict=False
         ):

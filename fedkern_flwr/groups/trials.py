@@ -33,9 +33,9 @@ TIE = 0.05
 MOST_TRIED = 8
 
 
-def folds_held_out(outputs: int, width: int) -> int:
+def folds_held_out(outputs: int, width: int, most: int = FOLDS) -> int:
     """Return how many folds are held out in turn, for models of so many coefficients."""
-    return FOLDS if outputs * width * FOLDS * len(TRIED) <= _NUMBERS else 1
+    return most if outputs * width * most * len(TRIED) <= _NUMBERS else 1
 
 
 def choose(losses: Floats, folds: int, tried: Sequence[float]) -> tuple[int, list[float]]:

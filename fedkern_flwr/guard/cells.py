@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -218,23 +218,40 @@ def check_rows(blocks: Blocks, sums: Sequence[Sum], new: Sum, *, least: int) -> 
     ------
     RefusedError
     """
-    cells = Cells(blocks, [one for one in sums if one.kind == new.kind])
+    like, others = meeting(blocks, [one for one in sums if one.kind == new.kind], new)
+    cells = Cells(blocks, like)
+    apart = frozenset[int]().union(*(one.blocks for one in others))
+    elsewhere = cells.members([replace(new, blocks=apart)])[:, 0] >= 0
 
     def few(members: NDArray[np.int64]) -> set[bytes]:
         """Return which leaves are in the same sums, where they have few rows together."""
         patterns, of = np.unique(members, axis=0, return_inverse=True)
-        rows = np.bincount(of, cells.rows, minlength=len(patterns))
+        of[elsewhere] = len(patterns)
+        rows = np.bincount(of, cells.rows, minlength=len(patterns))[: len(patterns)]
         small = (rows > 0) & (rows < least) & (patterns >= 0).any(axis=1)
         found = (of == k for k in np.flatnonzero(small))
         return {leaves.tobytes() for leaves in found if not cells.waived[leaves].all()}
 
-    known = few(cells.members(cells.sums)) if cells.sums else set()
-    if few(cells.members([*cells.sums, new])) - known:
+    known = few(cells.members(like)) if like else set()
+    if few(cells.members([*like, new])) - known:
         raise RefusedError(
             f"refused: fewer than {least} rows would be told apart from all others",
             remedy="ask for the rows of earlier runs, or for many others",
             code="FK-FREEZE-ROWS",
         )
+
+
+def meeting(blocks: Blocks, sums: Sequence[Sum], new: Sum) -> tuple[list[Sum], list[Sum]]:
+    """Return the sums that have a row in common with a new one, and the others."""
+    line = set(new.blocks)
+    for block in new.blocks:
+        while (block := int(blocks["parent"][block])) >= 0:
+            line.add(block)
+    meets = [not line.isdisjoint(one.blocks) for one in sums]
+    return (
+        [one for one, does in zip(sums, meets, strict=True) if does],
+        [one for one, does in zip(sums, meets, strict=True) if not does],
+    )
 
 
 def check_sum(blocks: Blocks, sums: Sequence[Sum], new: Sum) -> None:
@@ -256,6 +273,7 @@ def check_sum(blocks: Blocks, sums: Sequence[Sum], new: Sum) -> None:
         A leaf would have more numbers than unknowns, or products of more columns than half of the
         hidden rows.
     """
+    sums = [one for one in sums if one.numbers]
     rest = [one for one in sums if not same(one, new)]
     before, after = Cells(blocks, sums), Cells(blocks, [*rest, new])
     narrow = [
@@ -365,6 +383,7 @@ def check_parties(
     """
     about = new.kind, new.purpose
     known = [s for s in sums if s.cohort and s.run != new.run and (s.kind, s.purpose) == about]
+    known, _ = meeting(blocks, known, new)
     if not (new.cohort and known):
         return
     member = Cells(blocks, ()).members([*known, new]) >= 0

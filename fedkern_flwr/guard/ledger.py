@@ -168,11 +168,14 @@ class NodeLedger:
             found: NDArray[np.int8] = freeze.blocks["part"][freeze.block[rows]]
             return found
 
-    def secret(self, purpose: bytes) -> bytes:
-        """Return a secret of 32 bytes that lasts as long as the freeze: repeated runs are free."""
-        freeze = open_freeze(freeze_folder(self.file.path.parent, self.partition))
-        place = b"%s/%d" % (purpose, freeze.generation)
-        return digest(freeze.key, place, b"0") + digest(freeze.key, place, b"1")
+    def lasting_secret(self, purpose: bytes) -> bytes:
+        """Return 32 bytes that last until a change of the table could not wait."""
+        generation = open_freeze(freeze_folder(self.file.path.parent, self.partition)).generation
+        with self.file.writing() as db:
+            place = b"%s/%d" % (purpose, generation)
+            return b"".join(
+                digest(secret_key(db), b"lasting", place, half) for half in (b"0", b"1")
+            )
 
     def enter(
         self,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -162,10 +161,6 @@ class ClientLedger:
         least = self._policy.min_own_rows if records else 1
         return self._file.freeze(session, rows, self._policy, frozen, least=least)
 
-    def secret(self, purpose: bytes) -> bytes | None:
-        """Return a secret of 32 bytes that lasts; None where nothing is remembered."""
-        return None if self._file is None else self._file.secret(purpose)
-
     def enter(self, session: str, sums: ClientSums | None, telling: Telling) -> list[str]:
         """Enter what the message at hand was about; return what is only warned of.
 
@@ -221,12 +216,11 @@ class ClientLedger:
     def lasting_secret(self, purpose: bytes) -> bytes | None:
         """Return 32 bytes that this node draws for a purpose and keeps, None without a folder.
 
-        What is drawn from them is the same in all runs: a sum of the same function over the same
-        rows tells nothing new.
+        What is drawn from them is the same in all runs, so that a repeated run is free.
         """
         if self._file is None:
             return None
-        return hmac.digest(self._file.split_key(), purpose, "sha256")
+        return self._file.lasting_secret(purpose)
 
     def noise_key(self, session: str, state: PartyState) -> bytes:
         """Return the key of the noise of a run, which lasts until the run is over.

@@ -1,11 +1,17 @@
-"""Which sums of POF-RLS ride on which message, so that the rule of counting allows them."""
+"""Which sums of POF-RLS ride on which message, so that the release limit allows them.
+
+Products of w columns need 2 w hidden rows. With fewer rows than columns the columns of whole
+numbers span all whole vectors, and lattice reduction finds the rows.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
+from ..errors import RefusedError
 from ..guard.counting import least_samples
+from ..planning import ROWS_OF_COLUMN
 from .messages import SUM_BOUND
 from .ridge import numbers
 
@@ -57,6 +63,8 @@ def plan(
     down: float = math.inf,
     known: bool = True,
     steady: bool = False,
+    hidden: float = math.inf,
+    fewest: int = 1,
 ) -> Plan:
     """Plan the messages so that no more numbers are released of any rows than they have unknowns.
 
@@ -86,37 +94,48 @@ def plan(
         Whether the kernels have a width before raw columns are summed.
     steady : bool
         Whether the first messages are as long as the others.
+    hidden : float
+        Hidden rows of a message with one sample of each client; infinite if nothing is counted.
+    fewest : int
+        Messages have multiples of so many samples, so that two runs have places in common; the
+        first ones also where samples are given.
     """
     room = unknowns if unknowns > 0.0 else math.inf
+    wide = ROWS_OF_COLUMN / hidden if hidden > 0.0 else 0.0  # samples that a column needs
+    fewest = min(fewest, given or samples, samples)
 
-    def least(count: int) -> int:
-        return max(1, least_samples(fixed + count, room))
+    def least(count: int, width: int) -> int:
+        few = max(1, least_samples(fixed + count, room), math.ceil(wide * width))
+        return fewest * math.ceil(few / fewest)
 
     raw = numbers(columns) if columns else 0
     most = min(samples if given is None else given, samples)
     enough = most if given or not kernels else min(MOST_SAMPLES, most // 4)
-    for_raw = least(raw) if raw and fixed + raw <= up and columns <= down else 0
-    if for_raw > max(1, enough):
+    for_raw = least(raw, columns) if raw and fixed + raw <= up and columns <= down else 0
+    if for_raw > max(fewest, enough):
         for_raw = 0
     raw *= for_raw > 0
     if given is None:
         shared = raw + kernels * numbers(2 * features)
-        wanted = least(shared) if shared else MOST_SAMPLES  # or clients need nothing of each other
-        most = max(for_raw, min(wanted, MOST_SAMPLES, samples), 1)
+        # or clients need nothing of each other
+        wanted = least(shared, 2 * features * (kernels > 0)) if shared else MOST_SAMPLES
+        most = max(for_raw, min(wanted, MOST_SAMPLES, samples), fewest)
     left, down = min(room * most, up) - fixed - raw, down - columns * (for_raw > 0)
 
     def within() -> bool:
-        return kernels * numbers(2 * features) <= left and kernels * 2 * features <= down
+        many = kernels * 2 * features
+        narrow = not many or wide * 2 * features <= most
+        return narrow and kernels * numbers(2 * features) <= left and many <= down
 
     while kernels > 1 and not within():
         kernels -= 1
     while features and not within():
         features -= 1
     some = kernels * numbers(2 * features)
-    few = least(raw + some) if some else 0
+    few = least(raw + some, 2 * features) if some else 0
     if given is None and for_raw and few:
         longest = min(_WAIT * few, max(few, MOST_SAMPLES))
-        steps = range(for_raw, few + 1)
+        steps = range(for_raw, few + 1, fewest)
         fit = (n for n in steps if _window(n, fixed + raw, some, room) <= longest)
         most = next(fit, few)
     stops = _stops(samples, most if steady else for_raw or few or most, most)
@@ -125,10 +144,28 @@ def plan(
         starts.append(start if some else stops[number - 1] if number else 0)
         released += fixed + raw
         may = (number > 0 or known or not for_raw) and released + some <= room * (stop - start)
+        may = may and wide * 2 * features <= stop - start
         sums.append(some > 0 and may)
         if sums[-1]:
             start, released = stop, 0
     return Plan(tuple(stops), tuple(starts), tuple(sums), for_raw, features if few else 0, kernels)
+
+
+def too_wide(width: int, hidden: float) -> str:
+    """Return what is wrong with sums of products of so many columns, nothing if they pass."""
+    if ROWS_OF_COLUMN * width <= hidden:
+        return ""
+    return f"products of {width} columns would be opened about {hidden:.0f} hidden rows"
+
+
+def wide_sum(problem: str, party: str = "") -> RefusedError:
+    """Return the error with which products of too many columns are refused, on either side."""
+    return RefusedError(
+        f"refused: {problem}",
+        remedy=f"take more samples per message or fewer columns: each needs {ROWS_OF_COLUMN} rows",
+        party=party,
+        code="FK-CELLS-WIDTH",
+    )
 
 
 def _stops(samples: int, first: int, most: int) -> list[int]:

@@ -121,6 +121,8 @@ class AveragingClient(AnsweringClient):
     """
 
     labels_of_row = 0  # what is a label is the app's business
+    #: Networks have more numbers than tables have unknowns: only a budget protects single rows.
+    usual_counting = "warn"
 
     def __init__(
         self,

@@ -97,7 +97,10 @@ class Averages(SummingStrategy):
             code = self.noisy.clip.encoding(release, len(self.parties_))
         elif training and not self.survivors_:
             unknowns = self._unknowns(averages.TRAIN_SUM)
-            self.check_count(counting.too_many(length * self._rounds, unknowns))
+            problem = counting.too_many(length * self._rounds, unknowns)
+            if problem:
+                problem += "; only a budget of privacy protects single rows"
+            self.check_count(problem)
         assert self.sums is not None
         name = averages.sum_name(first, 0 if training else self._step)
         running = self.sums.order(name, length, code)

@@ -373,7 +373,7 @@ def test_nodes_count_features_and_columns_of_the_same_rows_together(
     assert 1 < sum(plan.sums) <= len(plan.sums) / 2
     assert all(row["survivors"] == 6 for row in planned.history_)
     (told,) = planned.privacy()["sums"]
-    assert 0.8 * told["unknowns"] < told["numbers"] <= told["unknowns"]
+    assert 0.7 * told["unknowns"] < told["numbers"] <= told["unknowns"]
     with refused("FK-PARTIES-LOST"):
         simulate(Greedy(**options), guarded(streams), 6, num_rounds=60)
 
@@ -414,7 +414,7 @@ def test_rows_of_earlier_messages_are_no_unknowns_of_what_is_summed_of_the_last_
     streams, found = make_streams(6, 24), []
     for kind in (POFRLS, _Forger):
         caplog.clear()
-        strategy = kind(features=4, secure=True, seed=5, max_missed=1)
+        strategy = kind(features=6, secure=True, seed=5, max_missed=1)
         try:
             simulate(strategy, guarded(streams), 6, num_rounds=24)
         except FedKernError as error:

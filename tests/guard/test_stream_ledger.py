@@ -131,7 +131,7 @@ def test_a_table_of_the_same_rows_is_refused(federation: Federation) -> None:
 
 @pytest.mark.promise("stream-after-a-table")
 def test_a_stream_of_rows_of_a_table_is_refused(federation: Federation) -> None:
-    federation.run(40, table=slice(0, 60))
+    federation.run(40, table=slice(0, 60), batch=10, few=1)
     federation.grow(slice(50, 120))
     with refused("FK-LEDGER-STREAM"):
         federation.run(40)

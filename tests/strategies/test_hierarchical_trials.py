@@ -17,6 +17,8 @@ from sklearn.svm import SVC
 from zoo import WAYS, Table
 from zoo import fit as fit_way
 
+from fedkern_flwr.clients.hierarchical_node import SVMNode
+from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.trials import FOLDS, ITERATIONS, TIE, TRIED, choose, deal
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import Transcript, simulate
@@ -143,6 +145,51 @@ def test_what_a_node_does_not_allow_is_not_tried(rules: dict[str, Any], why: str
     policy = NodePolicy.of_simulations(**rules)
     strategy = fit(horizontal(x, y, [2, 2], policy=policy), C=None, rounds=24)
     assert (strategy.C_, why in strategy.tuned_["why"]) == (1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kind", "by"),
+    [(800, "linear", "nothing"), (4000, "linear", "one fold of 3"), (1600, "rbf", "nothing")],
+)
+def test_a_run_keeps_within_the_share_of_its_nodes(
+    rows: int, kind: Any, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all its iterations together; small tables have C = 1 and few random features."""
+    x, y = blobs(rows)
+    describe, policy = SVMNode.describe, NodePolicy.of_simulations(counting="refuse")
+    monkeypatch.setattr(SVMNode, "describe", lambda *asked: replace(describe(*asked), share=0.2))
+    nodes = horizontal(x, y, [2, 2], policy=policy)
+    strategy = fit(nodes, model=kind, C=None, tolerance=1e-9)
+    iterations, width = strategy.metrics_["iterations"], strategy.shape_[1] + 3
+    tried = ITERATIONS * (len(TRIED) - 1) * width * (by != "nothing")
+    most = 0.2 * rows / 4 * (x.shape[1] + 1)  # nodes without pinned identities: own rows alone
+    opened = iterations * width + tried
+    taken = 8 * x.shape[1] + 1 + 4 * strategy.frequencies
+    assert most - width < opened + taken <= most
+    assert strategy.tuned_["by"] == by
+    note, end = strategy.result()["notes"]
+    assert note.startswith(f"{iterations} iterations")
+    assert "primal residual" in end
+    assert "20%" in note
+
+
+class Steered(HierarchicalSVM):
+    """A server that chooses the point at which users begin."""
+
+    def question(self, requests: Any, reply: Any, **more: Any) -> Any:
+        """Send the first iteration another center than zero."""
+        if isinstance(requests.get(0), wire.LocalRequest) and self.step == 1:
+            far = np.ones(self.shape_)
+            requests = {user: replace(one, center=far) for user, one in requests.items()}
+        return super().question(requests, reply, **more)
+
+
+def test_users_begin_at_zero_whatever_the_server_sends() -> None:
+    """So that a run that is repeated sums what it summed before."""
+    x, y = blobs(60)
+    with refused("FK-MESSAGE-FIELD", "FK-PARTIES-LOST") as error:
+        simulate(Steered(seed=3, C=1.0), *horizontal(x, y, [4], agents=False), num_rounds=3)
+    assert "first center" in str(error.value)
 
 
 class Forced(HierarchicalSVM):

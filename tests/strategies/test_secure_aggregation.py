@@ -295,7 +295,9 @@ def owned(folder: Path, examples: Any = load, mod: Any = None, **policy: Any) ->
     return App()
 
 
-def test_the_policy_of_a_node_counts() -> None:
+def test_the_policy_of_a_node_counts(caplog: pytest.LogCaptureFixture) -> None:
+    run(SecureAvg(), make_app(policy=NodePolicy()), num_rounds=100)
+    assert caplog.text.count("only a budget of privacy protects single rows") == 1
     with refused("FK-POLICY-OWN-ROWS"):
         run(SecureAvg(), make_app(policy=NodePolicy(min_own_rows=30)))
     with refused("FK-POLICY-COUNTING"):

@@ -1,0 +1,98 @@
+"""Sums of products of whole numbers: lattice reduction finds rows where there are few of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context
+from lattices import exposed_rows
+from refusals import refused
+
+from fedkern_flwr.clients import OnlineKernelClient
+from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.online import ridge, ridge_plan
+from fedkern_flwr.secure_sum.graph import default_threshold
+from fedkern_flwr.simulations import simulate
+from fedkern_flwr.strategies import POFRLS
+
+CLIENTS, COLUMNS, VALUES = 24, 25, 3
+X = np.random.default_rng(2).integers(0, VALUES, (CLIENTS, 30, COLUMNS))
+UNIT = (VALUES - 1) * COLUMNS**0.5
+TABLES = [(w, v, seed) for w in (8, 10, 12, 14) for v in (3, 10, 100) for seed in range(6)]
+
+
+def exposed(rows: Any) -> int:
+    """Return how many rows of whole columns and a column of ones their products show."""
+    rows = np.column_stack([rows, np.ones(len(rows), np.int64)])
+    found = {tuple(row) for row in exposed_rows(rows.T @ rows).tolist()}
+    return sum(tuple(row) in found for row in rows.tolist())
+
+
+@pytest.mark.promise("rls-counting")
+def test_no_row_of_whole_numbers_is_in_the_sums_of_a_planned_window() -> None:
+    """Of the same clients' single samples, which has as many unknowns, nearly all tables fall."""
+    fell = 0
+    for w, values, seed in TABLES:
+        clients = w - 2  # fewer rows than columns
+        hidden = default_threshold(clients) - 1
+        sizes = {"columns": w, "kernels": 0, "features": 0, "fixed": 0}
+        plan = ridge_plan.plan(60, 1e9, given=None, hidden=hidden, **sizes)
+        samples = plan.stops[0]
+        assert hidden * samples >= 2 * w
+        table = np.random.default_rng(seed).integers(0, values, (samples, clients, w - 1))
+        assert not exposed(table[:, 1:].reshape(-1, w - 1))  # without those of the largest client
+        fell += exposed(table[0]) > 0
+    assert fell >= len(TABLES) - 1
+
+
+class Seen(POFRLS):
+    """Keeps the products of the first message in whole numbers."""
+
+    def step(self, total: Any, answers: int) -> None:
+        """Read them from the sum."""
+        if self._number == 1:
+            raw = total[: ridge.numbers(COLUMNS + 1) - COLUMNS - 1]
+            triangle = np.zeros((COLUMNS + 1, COLUMNS + 1))
+            triangle[np.triu_indices(COLUMNS + 1)] = raw / ridge_plan.scale(self._samples)
+            units = np.append(np.full(COLUMNS, UNIT), 1.0)
+            gram = (triangle + np.triu(triangle, 1).T) * np.outer(units, units)
+            self.rows_ = exposed_rows(np.rint(gram).astype(np.int64))
+        super().step(total, answers)
+
+
+class Hasty(Seen):
+    """Sums raw columns of single samples."""
+
+    def plan_release(self, dimension: int) -> None:
+        """Plan as if each client's single sample were enough."""
+        super().plan_release(dimension)
+        stops = tuple(range(1, self.num_rounds + 1))
+        sums = tuple(False for _ in stops)
+        self.plan_ = replace(self.plan_, stops=stops, starts=(0, *stops[:-1]), sums=sums, raw=1)
+
+
+@pytest.mark.parametrize("kind", [Seen, Hasty])
+def test_a_node_sums_no_products_of_more_columns_than_half_the_hidden_samples(
+    kind: Callable[..., Any],
+) -> None:
+    """24 clients, 25 columns: 383 numbers, 400 unknowns; LLL has 24 of 24 rows of the first."""
+
+    def client_fn(context: Context) -> OnlineKernelClient:
+        k = int(context.node_config["partition-id"])
+        policy = NodePolicy.of_simulations(counting="refuse")
+        y = np.arange(30) % 2
+        return OnlineKernelClient(context, X[k] / UNIT, y.astype(float), policy=policy)
+
+    strategy = kind(secure=True, experts="global-ridge", max_missed=1)
+    if kind is Hasty:
+        with refused("FK-CELLS-WIDTH", "FK-PARTIES-LOST") as error:
+            simulate(strategy, client_fn, CLIENTS, num_rounds=20)
+        assert "FK-CELLS-WIDTH" in str(error.value)
+        return
+    simulate(strategy, client_fn, CLIENTS, num_rounds=20)
+    assert strategy.plan_.stops[0] == 4  # 64 hidden rows, 52 needed
+    assert not len(strategy.rows_)
