@@ -10,6 +10,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 
 from fedkern_flwr.flower_compat import Client, is_started_for_message
+from fedkern_flwr.guard.frozen import with_session
 from fedkern_flwr.guard.policy import is_simulated
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.reported import reported
@@ -57,4 +58,4 @@ def serve(make_client: Callable[[Context], PhaseClient], mods: Sequence[Mod] = (
             renew(context)
             return make_client(context).to_client()
 
-    return ClientApp(client_fn=client_fn, mods=[packed, *map(counted, mods)])
+    return ClientApp(client_fn=client_fn, mods=[packed, with_session, *map(counted, mods)])

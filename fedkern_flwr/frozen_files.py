@@ -24,6 +24,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any, Self
 
@@ -74,12 +75,12 @@ class NodeFiles:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
         """Read a node's configuration."""
-        marks = [None if (v := config.get(key)) is None else str(v) for key in ("sep", "decimal")]
+        sep, decimal = (str(config[key]) if key in config else None for key in ("sep", "decimal"))
         return cls(
             Path(str(config["data"])),
             Path(str(config["test-data"])) if "test-data" in config else None,
             None if (name := config.get("id-column")) is None else str(name),
-            Dialect.of(*marks, str(config.get("na", ""))),
+            Dialect.of(sep, decimal, str(config.get("na", ""))),
         )
 
     def paths(self) -> Iterator[tuple[int, Path]]:
@@ -233,6 +234,23 @@ class FrozenFiles:
                 self._remember({**runs, run: table.name})
             return table
 
+    def may_begin(self) -> bool:
+        """Whether the ledger is there, or may be made: with a budget it is never begun anew."""
+        from .guard.ledger import NodeLedger
+
+        limited = isfinite(self.policy.max_epsilon)
+        return not limited or NodeLedger(self.state_dir, self.partition).exists
+
+    def load(self, table: str) -> FrozenTable:
+        """Read a frozen table by its name.
+
+        Raises
+        ------
+        StateError
+            It is gone.
+        """
+        return FrozenTable.load(self.folder / table)
+
     def current(self) -> FrozenTable | None:
         """Return the frozen table as it is; None without a freeze."""
         freeze = Freeze.load(self.folder)
@@ -340,6 +358,7 @@ class FrozenFiles:
         ranked = np.where(place < 0, cells, place)
         like = [then if new is None else new for new, then in zip(now.tables, olds, strict=True)]
         held = (freeze.blocks["part"][freeze.block[used]] == HELD_OUT) & (like[1] is not None)
+        names = ["", ""] if old is None else [path.name if path else "" for path in old.files]
         folder = self.folder / f".{secrets.token_hex(8)}.tmp"
         make_private_folder(folder)
         try:
@@ -352,7 +371,7 @@ class FrozenFiles:
                     continue
                 found.columns[k], found.seps[k] = [table.suffix, *table.columns], table.sep
                 if len(rows) or not k:
-                    path = folder / _KINDS[k] / (now.names[k] or old.files[k].name)
+                    path = folder / _KINDS[k] / (now.names[k] or names[k])
                     _gather(table, [*olds, *now.tables], cells[rows]).write(path)
                     found.files[k] = path
             found.save()
@@ -389,7 +408,7 @@ class _Files:
             self.names[kind] = path.name
             table = self.tables[kind] = RawTable.read(path, files.dialect)
             if files.id_column is not None:
-                ids.append(table.texts(files.id_column, path.name))
+                ids.append(table.texts(files.id_column, path.name, "id column"))
             absent, none = np.zeros((2, len(table)), bool)
             texts = [np.zeros(len(table), "U1")]
             for name in policy.strata:

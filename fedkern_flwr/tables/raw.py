@@ -84,7 +84,7 @@ class RawTable:
         """Names of the columns, in the order of the file."""
         return list(self.cells.column_names)
 
-    def column(self, name: str, source: str) -> pa.ChunkedArray:
+    def column(self, name: str, source: str, kind: str = "column") -> Any:
         """Return a column; of an NPZ file an array, or a feature.
 
         Raises
@@ -93,18 +93,18 @@ class RawTable:
             There is none of this name.
         """
         if not self.has(name):
-            raise no_such("column", name, source, self.columns)
+            raise no_such(kind, name, source, self.columns)
         return self.cells.column(name if name in self.columns else f"{_OF_X}{name}")
 
     def has(self, name: str) -> bool:
         """Return whether there is a column of this name."""
         return name in self.columns or f"{_OF_X}{name}" in self.columns
 
-    def texts(self, name: str, source: str) -> NDArray[np.str_]:
+    def texts(self, name: str, source: str, kind: str = "column") -> NDArray[np.str_]:
         """Return a column as trimmed text; a missing cell is empty."""
         from .arrow import text_cells
 
-        return text_cells(self.column(name, source), name, source)
+        return text_cells(self.column(name, source, kind), name, source)
 
     def words(self, names: Sequence[str]) -> list[Words]:
         """Return a digest of each cell, 0 where one is empty; other columns have the empty cell."""
@@ -225,7 +225,7 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
-def _words(column: pa.ChunkedArray) -> Words:
+def _words(column: Any) -> Words:
     """Return a digest of each cell; equal ones have the same, whatever the type of the column."""
     import pyarrow as pa
 
@@ -254,7 +254,7 @@ def _is_text(kind: pa.DataType) -> bool:
     return any(f(kind) for f in (one.is_string, one.is_large_string, one.is_binary))
 
 
-def _text_words(chunk: pa.Array) -> Words:
+def _text_words(chunk: Any) -> Words:
     """Return a digest of each text, eight bytes of all of them at a time."""
     import pyarrow.compute as pc
 
