@@ -272,6 +272,18 @@ class FrozenFiles:
 
     # -- changes
 
+    def preview(self, files: NodeFiles) -> Change:
+        """Return what an update would do, without doing it; there must be a freeze."""
+        freeze, now = Freeze.load(self.folder), _Files(files, self.policy)
+        if freeze is None:
+            raise FileNotFoundError(self.folder)
+        return self._change(freeze, now)
+
+    def _change(self, freeze: Freeze, now: _Files, *, force: bool = False) -> Change:
+        change = freeze.update(now.rows, needed=needed_rows(now.width), force=force)
+        change.waiting["new rows"] += now.lacking
+        return change
+
     def update(
         self, files: NodeFiles, *, force: bool = False, withdraw: Sequence[str] = ()
     ) -> tuple[FrozenTable | None, Change]:
@@ -294,7 +306,10 @@ class FrozenFiles:
             What took effect, and what waits.
         """
         with self._alone():
-            return self._update(files, force=force, withdraw=withdraw)
+            found = self._update(files, force=force, withdraw=withdraw)
+            if found[0] is not None:  # who leaves at once is in no copy that an older run may read
+                self._remember({} if withdraw else self._runs())
+            return found
 
     def _update(
         self, files: NodeFiles, *, force: bool = False, withdraw: Sequence[str] = ()
@@ -310,13 +325,13 @@ class FrozenFiles:
                 )
             least = self.policy.min_own_rows
             freeze, change = Freeze.deal(now.rows, least=least, lacking=now.without_stratum)
+            change.waiting["new rows"] += now.lacking
             before = np.zeros(0, np.int64)
         else:
             left = freeze.withdraw(withdraw).done if withdraw else {}
             before = np.flatnonzero(freeze.used)
-            change = freeze.update(now.rows, needed=needed_rows(now.width), force=force)
+            change = self._change(freeze, now, force=force)
             change.done.update({kind: n + left.get(kind, 0) for kind, n in change.done.items()})
-        change.waiting["new rows"] += now.lacking
         if old is None and not freeze.used.any():
             return None, change
         known = [None, None] if old is None else old.columns
@@ -434,7 +449,7 @@ class _Files:
         self.rows = Rows(
             columns=[np.concatenate(parts)[kept] for parts in zip(*words, strict=True)],
             ids=np.concatenate(ids)[kept] if ids else None,
-            strata=np.concatenate(strata)[kept] if policy.strata else None,
+            strata=np.concatenate(strata)[kept].tolist() if policy.strata else None,
             held_out=held[kept] if len(there) == 2 else None,
         )
 

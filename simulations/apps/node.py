@@ -180,9 +180,11 @@ class Node:
 
         A prediction needs no change: it reads the rows with which models were made.
         """
-        if self._named or "state-dir" not in self.config or is_simulated(self.context):
+        if self._named or not self.config.keys() >= {"state-dir", "data"}:
             return
         self._named = True
+        if is_simulated(self.context):
+            return
         from fedkern_flwr.frozen_files import FrozenFiles, NodeFiles
 
         policy = node_policy(self.config.get("policy"), self.context)
