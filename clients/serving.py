@@ -10,11 +10,11 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 
 from fedkern_flwr.flower_compat import Client, is_started_for_message
-from fedkern_flwr.guard.frozen import with_session
 from fedkern_flwr.guard.policy import is_simulated
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.reported import reported
 from fedkern_flwr.node_config import renew
+from fedkern_flwr.run_names import with_session
 from fedkern_flwr.swift_grid import packed
 
 from .mods import Mod, counted, refuse_changing

@@ -8,7 +8,7 @@ first seen, the changes of the files that form whole blocks take effect, see
 
 * ``freeze.npz``: the freeze. It names the frozen table that belongs to it, so that a crash leaves
   the old freeze with the old table, or the new freeze with the new table;
-* a folder per frozen table, named after the fingerprint of the freeze: ``data/`` and ``test-data/``
+* a folder per frozen table, named after a digest of its rows: ``data/`` and ``test-data/``
   with a file each, of the same name, format and dialect as that of the node; ``rows.npz`` with the
   number of each row in the freeze;
 * ``runs.json``: which frozen table each of the last runs reads.
@@ -21,6 +21,7 @@ import json
 import logging
 import secrets
 import shutil
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -97,7 +98,7 @@ class FrozenTable:
     Attributes
     ----------
     folder : Path
-        Where it is, named after the fingerprint of the freeze.
+        Where it is, named after a digest of its rows.
     files : list of Path or None
         Those of ``data`` and ``test-data``. The second is None where no row of it is in a block.
     numbers : list of ndarray
@@ -193,12 +194,12 @@ class FrozenFiles:
         self.folder = freeze_folder(state_dir, partition)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Hold the lock of the node's ledger."""
+    def _alone(self) -> Iterator[sqlite3.Connection]:
+        """Open the node's ledger and hold its lock."""
         from .guard.ledger import NodeLedger  # a database, which few processes need
 
-        with NodeLedger(self.state_dir, self.partition).file.writing():
-            yield
+        with NodeLedger(self.state_dir, self.partition).file.writing() as db:
+            yield db
 
     # -- runs
 
@@ -221,13 +222,13 @@ class FrozenFiles:
         TableError, OptionError
             A file, or what is in ``state_dir``, cannot be used.
         """
-        with self._alone():
+        with self._alone() as db:
             runs = self._runs()
             if run in runs:
                 return FrozenTable.load(self.folder / runs[run])
             if resumed and (self.folder / _RUNS).exists():
                 return FrozenTable.load(self.folder / "gone")
-            table, change = self._update(files)
+            table, change = self._update(db, files)
             if any(change.waiting.values()) or change.near_misses:
                 logger.warning("partition %d: %s", self.partition, change)
             if table is not None:
@@ -277,10 +278,14 @@ class FrozenFiles:
         freeze, now = Freeze.load(self.folder), _Files(files, self.policy)
         if freeze is None:
             raise FileNotFoundError(self.folder)
-        return self._change(freeze, now)
+        with self._alone() as db:
+            return self._change(db, freeze, now)
 
-    def _change(self, freeze: Freeze, now: _Files, *, force: bool = False) -> Change:
-        change = freeze.update(now.rows, needed=needed_rows(now.width), force=force)
+    def _change(
+        self, db: sqlite3.Connection, freeze: Freeze, now: _Files, *, force: bool = False
+    ) -> Change:
+        needed = needed_rows(db, self.partition, now.width)
+        change = freeze.update(now.rows, needed=needed, force=force)
         change.waiting["new rows"] += now.lacking
         return change
 
@@ -305,14 +310,19 @@ class FrozenFiles:
         Change
             What took effect, and what waits.
         """
-        with self._alone():
-            found = self._update(files, force=force, withdraw=withdraw)
+        with self._alone() as db:
+            found = self._update(db, files, force=force, withdraw=withdraw)
             if found[0] is not None:  # who leaves at once is in no copy that an older run may read
                 self._remember({} if withdraw else self._runs())
             return found
 
     def _update(
-        self, files: NodeFiles, *, force: bool = False, withdraw: Sequence[str] = ()
+        self,
+        db: sqlite3.Connection,
+        files: NodeFiles,
+        *,
+        force: bool = False,
+        withdraw: Sequence[str] = (),
     ) -> tuple[FrozenTable | None, Change]:
         freeze, now = Freeze.load(self.folder), _Files(files, self.policy)
         old = None if freeze is None else FrozenTable.load(self.folder / freeze.table)
@@ -330,19 +340,17 @@ class FrozenFiles:
         else:
             left = freeze.withdraw(withdraw).done if withdraw else {}
             before = np.flatnonzero(freeze.used)
-            change = self._change(freeze, now, force=force)
+            change = self._change(db, freeze, now, force=force)
             change.done.update({kind: n + left.get(kind, 0) for kind, n in change.done.items()})
         if old is None and not freeze.used.any():
             return None, change
         known = [None, None] if old is None else old.columns
         both = zip(now.tables, known, strict=True)
         columns = [then if new is None else [new.suffix, *new.columns] for new, then in both]
-        parts = hashlib.blake2b(freeze.fingerprint, key=freeze.key, digest_size=8)
-        parts.update(freeze.values.tobytes() + json.dumps(columns).encode())
-        same, freeze.table = freeze.table == parts.hexdigest(), parts.hexdigest()
+        before_it, freeze.table = freeze.table, _fingerprint(freeze, columns)
         if not (self.folder / freeze.table).is_dir():
             self._write(freeze, old, now, change, before)
-        if not same or force or withdraw:
+        if freeze.table != before_it or any(change.done.values()) or force:
             freeze.save(self.folder)  # from here on it is this table
         return FrozenTable.load(self.folder / freeze.table), change
 
@@ -454,10 +462,30 @@ class _Files:
         )
 
 
-def needed_rows(columns: int) -> int:
-    """Return the rows that a lot of later rows needs, see :func:`~.guard.cells.lot_rows`."""
+def needed_rows(db: sqlite3.Connection, partition: int, columns: int) -> int:
+    """Return the rows that a lot of later rows needs, see :func:`~.guard.cells.lot_rows`.
+
+    Parameters
+    ----------
+    db : sqlite3.Connection
+        The node's ledger.
+    partition : int
+        Which node it is.
+    columns : int
+        Columns of a row, without that of the ids.
+    """
     landmarks = min(_LANDMARKS, 2 * columns)
     return lot_rows(landmarks * (landmarks + 3) / 2, unknowns(columns), min(columns, landmarks))
+
+
+def _fingerprint(freeze: Freeze, columns: Sequence[list[str] | None]) -> str:
+    """Return a keyed digest of frozen rows and columns; blocks that are split change nothing."""
+    used = freeze.used
+    held = freeze.blocks["part"][freeze.block[used]] == HELD_OUT
+    found = hashlib.blake2b(json.dumps(columns).encode(), key=freeze.key, digest_size=8)
+    for array in (freeze.names[used], freeze.values[used], held):
+        found.update(array.tobytes())
+    return found.hexdigest()
 
 
 def _places(known: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:

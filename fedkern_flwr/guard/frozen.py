@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message
 from numpy.typing import NDArray
 
 from .freeze import Freeze, Places, Rows
-
-_session: ContextVar[str] = ContextVar("_session", default="")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -80,26 +75,3 @@ def numbers_of(rows: Rows, freeze: Freeze) -> NDArray[np.int64]:
         same &= freeze.used[at]
         numbers[same] = at[same]
     return numbers
-
-
-def with_session(
-    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
-) -> Message:
-    """Let what builds a client know which run a message belongs to.
-
-    A mod of Flower's ``ClientApp``, whose own function for that sees the context alone.
-    """
-    known = _session.set("")
-    for record in message.content.values() if message.has_content() else ():
-        session = record.get("session") if isinstance(record, ConfigRecord) else None
-        if isinstance(session, str) and session.isalnum():
-            _session.set(session)
-    try:
-        return call_next(message, context)
-    finally:
-        _session.reset(known)
-
-
-def run_name(context: Context) -> str:
-    """Return what tells a run from others: its session, which a run that is resumed keeps."""
-    return _session.get()[:64] or f"run {context.run_id}"

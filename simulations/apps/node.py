@@ -17,12 +17,12 @@ from flwr.app import ConfigRecord, Context
 
 from fedkern_flwr.alignment import read_alignment
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.guard.frozen import run_name
 from fedkern_flwr.guard.policy import as_simulated, is_simulated, node_policy
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.sessions import node_number
 from fedkern_flwr.node_files import check_predictions, read_classes, read_secret, whole_rows
 from fedkern_flwr.removed import take_out_of_client
+from fedkern_flwr.run_names import run_name
 from fedkern_flwr.tables.table import Table, no_such
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from pyarrow import csv, parquet
 from refusals import refused
 
-from fedkern_flwr.frozen_files import FrozenFiles, FrozenTable, NodeFiles, needed_rows
+from fedkern_flwr.frozen_files import FrozenFiles, FrozenTable, NodeFiles
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.freeze import Freeze
-from fedkern_flwr.guard.frozen import with_session
+from fedkern_flwr.run_names import with_session
 from fedkern_flwr.simulations.apps.node import Node
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.tables import load_table
@@ -96,7 +96,7 @@ def test_at_first_all_rows_are_frozen_as_they_are_in_the_file(
 
 @pytest.mark.promise("freeze-wait")
 def test_changes_wait_until_they_are_a_lot(files: NodeFiles, frozen: FrozenFiles) -> None:
-    rows, lot = patients(), needed_rows(3)
+    rows, lot = patients(), 54
     before = cells(frozen.update(files)[0])
     rows["dose"][0] = 77.0
     gone = {key: value[:-1] for key, value in rows.items()}
