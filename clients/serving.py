@@ -14,6 +14,7 @@ from fedkern_flwr.guard.policy import is_simulated
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.reported import reported
 from fedkern_flwr.node_config import renew
+from fedkern_flwr.run_names import with_session
 from fedkern_flwr.swift_grid import packed
 
 from .mods import Mod, counted, refuse_changing
@@ -57,4 +58,4 @@ def serve(make_client: Callable[[Context], PhaseClient], mods: Sequence[Mod] = (
             renew(context)
             return make_client(context).to_client()
 
-    return ClientApp(client_fn=client_fn, mods=[packed, *map(counted, mods)])
+    return ClientApp(client_fn=client_fn, mods=[packed, with_session, *map(counted, mods)])

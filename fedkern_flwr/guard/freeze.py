@@ -326,6 +326,8 @@ class Freeze:
     generation : int
         Counts hasty withdrawals and forced changes. Landmarks, frequencies and first iterates are
         drawn anew with each: with the old ones the difference would be the rows that changed.
+    table : str
+        What the caller calls the frozen table; it is saved with the freeze.
     """
 
     key: bytes
@@ -337,11 +339,14 @@ class Freeze:
     blocks: Blocks = field(default_factory=lambda: np.zeros(0, BLOCK))
     past: NDArray[Any] = field(default_factory=lambda: np.zeros(0, PAST))
     generation: int = 0
+    table: str = ""
 
     # -- made, kept
 
     @classmethod
-    def deal(cls, rows: Rows, *, least: int, key: bytes | None = None) -> tuple[Self, Change]:
+    def deal(
+        cls, rows: Rows, *, least: int, key: bytes | None = None, lacking: int = 0
+    ) -> tuple[Self, Change]:
         """Deal the rows of a table into blocks.
 
         Parameters
@@ -352,6 +357,8 @@ class Freeze:
             Rows of a block, at least.
         key : bytes, optional
             Of the hashes; drawn by default.
+        lacking : int (default: 0)
+            Further rows, which wait because they lack a stratum.
 
         Raises
         ------
@@ -361,10 +368,10 @@ class Freeze:
         made = cls(secrets.token_bytes(32) if key is None else key, max(1, least))
         change = made.update(rows, needed=0)
         grouped = rows.strata is not None or rows.labelled is not None
-        waits = change.waiting[_NEW]
-        if grouped and waits > _MAX_WAITING * len(rows):
+        waits, every = change.waiting[_NEW] + lacking, len(rows) + lacking
+        if grouped and waits > _MAX_WAITING * every:
             raise OptionError(
-                f"with these strata {waits} of {len(rows)} rows would be in no block",
+                f"with these strata {waits} of {every} rows would be in no block",
                 remedy="name fewer strata, or merge rare values",
                 code="FK-FREEZE-STRATA",
             )
@@ -373,7 +380,8 @@ class Freeze:
     def save(self, folder: Path) -> None:
         """Write the freeze into a folder, for this user's eyes only, whole or not at all."""
         arrays = {name: getattr(self, name) for name in _ARRAYS}
-        meta = {"key": self.key.hex(), "least": self.least, "generation": self.generation}
+        meta = {name: getattr(self, name) for name in ("least", "generation", "table")}
+        meta["key"] = self.key.hex()
         save_arrays(folder / FILE, arrays, {"version": VERSION, **meta})
 
     @classmethod
@@ -392,7 +400,7 @@ class Freeze:
             arrays, meta = load_arrays(path)
             if meta["version"] == VERSION:
                 made = cls(bytes.fromhex(meta["key"]), int(meta["least"]))
-                made.generation = int(meta["generation"])
+                made.generation, made.table = int(meta["generation"]), str(meta["table"])
                 vars(made).update({name: arrays[name] for name in _ARRAYS})
                 return made
         except (CheckpointError, KeyError, TypeError, ValueError):

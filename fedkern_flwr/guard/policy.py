@@ -182,7 +182,9 @@ def read_policy(path: str | Path) -> NodePolicy:
             remedy=f"choose from {', '.join(sorted(known))}; [freeze] has {' and '.join(_FREEZE)}",
             code="FK-POLICY-RULE",
         )
-    lists = {k: tuple(v) if isinstance(v, list) else v for k, v in {**found, **parts}.items()}
+    lists: dict[str, Any] = {
+        k: tuple(v) if isinstance(v, list) else v for k, v in {**found, **parts}.items()
+    }
     return NodePolicy(**lists)
 
 

@@ -121,7 +121,7 @@ class ClientLedger:
             raise refusal(
                 f"{_FAILURES} runs have failed here by values of rows",
                 f"partition {self._partition}",
-                "its owner looks at its log, then `fedkern node ledger reset-failures`",
+                "its owner looks at its log, then `fedkern node freeze --reset-failures`",
                 code="FK-NODE-FAILURES",
             )
 

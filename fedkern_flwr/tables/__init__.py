@@ -138,7 +138,7 @@ def load_table(
         raise TableError(
             f"{source} has no feature column", remedy="add at least one", code="FK-COLUMNS-NONE"
         )
-    table = without_missing(table, missing, source)
+    table = without_missing(replace(table, places=np.arange(table.rows)), missing, source)
     if table.ids is not None:
         _check_ids(table.ids, source)
     return table if target is None else select_target(table, target)

@@ -23,7 +23,7 @@ def read_npz(
     labelled: bool,
 ) -> Table:
     """Read an NPZ file; see :func:`load_table` for the arrays."""
-    arrays = _NpzArrays(path)
+    arrays = NpzArrays(path)
     x = arrays.numbers("X", ndim=2)
     n, d = x.shape
     columns = tuple(f"x{j}" for j in range(d))
@@ -59,11 +59,11 @@ def read_npz(
 
 def read_npz_ids(path: Path, id_column: str) -> NDArray[np.str_]:
     """Read the ids of an NPZ file as trimmed text."""
-    ids = _NpzArrays(path).text_or_integers(id_column, "id array")
+    ids = NpzArrays(path).text_or_integers(id_column, "id array")
     return np.char.strip(ids.astype(np.str_))
 
 
-class _NpzArrays:
+class NpzArrays:
     """The arrays of an NPZ file, read when asked for, with errors in our words."""
 
     def __init__(self, path: Path) -> None:

@@ -53,6 +53,8 @@ class Table:
         For each column of categories, their names; a cell is a position among them.
     classes : tuple[str, ...] (default: ())
         Names of the classes of a text label, which is a position among them.
+    places : NDArray[np.int64], shape (n,), or None (default: None)
+        Number of each row in the file, from 0; None where it was not read from one.
     """
 
     x: NDArray[np.float64]
@@ -67,6 +69,7 @@ class Table:
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
+    places: NDArray[np.int64] | None = None
 
     def __repr__(self) -> str:
         # Tracebacks show this, so no cell may be in it.
@@ -88,6 +91,7 @@ class Table:
             y=None if self.y is None else self.y[rows],
             ids=None if self.ids is None else self.ids[rows],
             site=None if self.site is None else self.site[rows],
+            places=None if self.places is None else self.places[rows],
         )
 
 

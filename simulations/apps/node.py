@@ -10,22 +10,30 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flwr.app import Context
+import numpy as np
+from flwr.app import ConfigRecord, Context
 
 from fedkern_flwr.alignment import read_alignment
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.guard.policy import as_simulated
+from fedkern_flwr.guard.policy import as_simulated, is_simulated, node_policy
 from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.node.sessions import node_number
 from fedkern_flwr.node_files import check_predictions, read_classes, read_secret, whole_rows
 from fedkern_flwr.removed import take_out_of_client
+from fedkern_flwr.run_names import run_name
 from fedkern_flwr.tables.table import Table, no_such
+
+if TYPE_CHECKING:
+    from fedkern_flwr.frozen_files import FrozenTable
 
 MakeClient = Callable[[Context], PhaseClient]
 
 #: Keys that the clients of all methods take.
 _COMMON = ("state-dir", "identity-key", "trusted-keys", "policy")
+#: Record of a node's state: the run at hand and its frozen table.
+_FROZEN = "fedkern-frozen"
 #: Keys of how a file is written, for :func:`~fedkern_flwr.tables.load_table`.
 _DIALECT = ("sep", "decimal", "na")
 #: How the values of some keys are read; the others are taken as they are.
@@ -52,19 +60,31 @@ class Node:
         Reads a file of the node's, see ``own_table.py`` of the app.
     keys : sequence of str
         Keys that its client takes as arguments of the same name.
+    freezes : bool (default: True)
+        Whether its rows are frozen: a node with a ``state-dir`` answers from frozen copies of its
+        files.
 
     Attributes
     ----------
     config, run : dict
         The configuration of the node, and that of the run.
+    frozen : FrozenTable or None
+        What is read instead of the files of the configuration, once a table was read.
     """
 
     def __init__(
-        self, context: Context, own_table: Callable[..., Any], keys: Sequence[str]
+        self,
+        context: Context,
+        own_table: Callable[..., Any],
+        keys: Sequence[str],
+        *,
+        freezes: bool = True,
     ) -> None:
         self.config: dict[str, Any] = dict(context.node_config)
         self.run: dict[str, Any] = dict(context.run_config)
-        self.own_table, self.keys = own_table, keys
+        self.own_table, self.keys, self.context = own_table, keys, context
+        self.frozen: FrozenTable | None = None
+        self._named = not freezes
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments of the client that the configuration states.
@@ -140,7 +160,64 @@ class Node:
         if "classes" in self.keys:
             how["classes"] = read_classes(str(self.config.get("classes", "")))
         how |= {key: str(self.config[key]) for key in _DIALECT if key in self.config}
+        self._freeze()
+        if self.frozen is not None and not (key == "test-data" and self._predicts):
+            kind = int(key == "test-data")
+            path = self.frozen.files[kind]
+            if path is None:
+                return None
+            if path.suffix.lower() in (".csv", ".tsv"):
+                how["sep"] = self.frozen.seps[kind]
         return _read(self.own_table, str(path), tuple(sorted(how.items())))
+
+    @property
+    def _predicts(self) -> bool:
+        """Whether new rows are predicted: they are in no sum, and those of the file at hand."""
+        return bool(self.run.get("predict"))
+
+    def _freeze(self) -> None:
+        """Find the frozen table of the run; at a new run changes of the files may take effect.
+
+        A prediction needs no change: it reads the rows with which models were made.
+        """
+        if self._named or not self.config.keys() >= {"state-dir", "data"}:
+            return
+        self._named = True
+        if is_simulated(self.context):
+            return
+        from fedkern_flwr.frozen_files import FrozenFiles, NodeFiles
+
+        policy = node_policy(self.config.get("policy"), self.context)
+        folder, partition = Path(str(self.config["state-dir"])), self._partition
+        files, run = FrozenFiles(folder, partition, policy), run_name(self.context)
+        kept = self.context.state.get(_FROZEN)
+        if isinstance(kept, ConfigRecord) and kept["run"] == run:
+            self.frozen = files.load(str(kept["table"]))
+            return
+        if self._predicts:
+            self.frozen = files.current()
+        elif files.may_begin():
+            resumed = bool(self.run.get("resume"))
+            self.frozen = files.open_run(run, NodeFiles.of(self.config), resumed=resumed)
+        if self.frozen is not None:
+            record = ConfigRecord({"run": run, "table": self.frozen.name})
+            self.context.state[_FROZEN] = record
+
+    @property
+    def _partition(self) -> int:
+        return node_number(self.context, "partition-id")
+
+    def rows(self, table: Table, held: Table | None, *names: str) -> dict[str, Any]:
+        """Return :func:`rows`, and which rows of the node's freeze they are."""
+        found = rows(table, held, *names)
+        if self.frozen is None or table.places is None:
+            return found
+        test = None if held is None else held.places
+        if test is not None and self._predicts:
+            test = np.full(len(test), -1)
+        folder = Path(str(self.config["state-dir"]))
+        handle = self.frozen.frozen(folder, self._partition, table.places, test)
+        return {**found, "frozen": handle}
 
     def tables(self, **how: Any) -> tuple[Table, Table | None]:
         """Read the table and, if there are any, the rows held out, which have the same columns.
@@ -258,6 +335,7 @@ def client_maker(
     *,
     keys: Sequence[str],
     simulated: MakeClient | str,
+    freezes: bool = True,
 ) -> MakeClient:
     """Return what builds the client of a node; Flower asks for it with every message.
 
@@ -274,12 +352,14 @@ def client_maker(
     simulated : callable or str
         What builds the client of a node that has neither table nor role; or the method whose public
         data is dealt to such nodes.
+    freezes : bool (default: True)
+        Whether the node answers from frozen copies of its files.
     """
     every = (*keys, *_COMMON)
 
     def make_client(context: Context) -> PhaseClient:
         if context.node_config.keys() & {"data", "role", "stream"}:
-            node = Node(context, own_table, every)
+            node = Node(context, own_table, every, freezes=freezes)
             named = {key.replace("-", "_"): value for key, value in node.config.items()}
             known = [key.replace("-", "_") for key in keys]
             take_out_of_client(client, named, known=known, place="node")

@@ -193,3 +193,14 @@ def course(errors: Sequence[float], width: int = 24) -> str:
     logs = [math.log(max(error, 1e-300)) for error in few if math.isfinite(error)]
     low, high = min(logs, default=0.0), max(logs, default=0.0)
     return "".join(_BLOCKS[int(7 * (log - low) / ((high - low) or 1.0))] for log in logs)
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table to standard output; 160 characters wide where that is no screen."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 160
+    table = plain_table(*heads)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

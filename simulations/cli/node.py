@@ -5,24 +5,21 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.guard.ledger import NodeLedger
-from fedkern_flwr.guard.ledger_file import FILE
 from fedkern_flwr.guard.policy import RULES, read_policy, write_policy
 from fedkern_flwr.node_config import read_config
 from fedkern_flwr.online.stream_files import fed_by_socket
 
 from ..warm_node.start import NO_THREADS, LogFormat, node_command
-from .console import plain_table
+from .console import print_table
+from .node_freeze import freeze_rows, known_ledger
 from .node_keys import init_node, trust_parties
 from .node_status import show_status
 
@@ -34,6 +31,7 @@ node_app.add_typer(ledger_app)
 node_app.command("init")(init_node)
 node_app.command("trust")(trust_parties)
 node_app.command("status")(show_status)
+node_app.command("freeze")(freeze_rows)
 
 _File = Annotated[Path, typer.Argument(help="TOML file of the policy.")]
 _Folder = Annotated[Path, typer.Option("--state-dir", help="The node's own folder.")]
@@ -137,7 +135,7 @@ def show_policy(
         )
         for field in fields(policy)
     ]
-    _print(("rule", "value", "", "meaning"), rows)
+    print_table(("rule", "value", "", "meaning"), rows)
 
 
 @policy_app.command("check")
@@ -150,7 +148,7 @@ def check_policy(file: _File) -> None:
 @ledger_app.command("show")
 def show_ledger(state_dir: _Folder) -> None:
     """Show runs, sums and refusals: no rows, no ids, no values."""
-    ledger = _ledger(state_dir)
+    ledger = known_ledger(state_dir)
     rows = [
         (
             str(run.number),
@@ -166,21 +164,14 @@ def show_ledger(state_dir: _Folder) -> None:
         for run in ledger.runs()
     ]
     heads = ("run", "opened (UTC)", "method", "rows", "parties", "figures told", "refusals")
-    _print((*heads, "epsilon", "sums"), rows)
+    print_table((*heads, "epsilon", "sums"), rows)
     refused = [
         (str(run) if run else "-", rule, str(number)) for run, rule, number in ledger.refusals()
     ]
     if refused:
-        _print(("run", "refused", "times"), refused)
+        print_table(("run", "refused", "times"), refused)
     if spent := ledger.spent():
         typer.echo(f"all runs with noise together: epsilon {spent:.3g} of a row, at most")
-
-
-@ledger_app.command("reset-failures")
-def reset_failures(state_dir: _Folder) -> None:
-    """Take part in runs again, once the cause of the failures is known."""
-    number = _ledger(state_dir).failures(reset=True)
-    typer.echo(f"{number} runs had failed here by values of rows; now none counts")
 
 
 def _refuse_unreadable(path: Path, option: str) -> None:
@@ -215,39 +206,12 @@ def _refuse_taken(port: int) -> None:
             ) from None
 
 
-def _ledger(state_dir: Path) -> NodeLedger:
-    """Return the ledger in a folder.
-
-    Raises
-    ------
-    OptionError
-        There is none.
-    """
-    if not (state_dir / FILE).is_file():
-        raise OptionError(
-            f"there is no {FILE} in {state_dir}",
-            remedy="name the state-dir of the node's configuration; a first run makes the ledger",
-            code="FK-LEDGER-NONE",
-        )
-    return NodeLedger(state_dir)
-
-
 def _text(rule: str, value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(value) or ("all" if rule == "methods" else "none")
     if value is None:
         return {"min_parties": "3 or 2", "counting": "refuse"}[rule]
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _print(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 160
-    table = plain_table(*heads)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
 
 
 command = typer.main.get_command(node_app)

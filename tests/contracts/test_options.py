@@ -197,7 +197,7 @@ def test_an_app_has_the_options_of_the_constructor_with_their_defaults(name: str
             assert getattr(begun(name, **{option.name: given}), option.name) == wanted, option.name
 
 
-@pytest.mark.promise("options-refused")
+@pytest.mark.promise("options-alike")
 @every_method
 def test_a_wrong_value_is_refused_with_its_code_by_constructor_and_command(
     name: str, capsys: pytest.CaptureFixture[str]
@@ -222,7 +222,7 @@ def test_a_wrong_value_is_refused_with_its_code_by_constructor_and_command(
     assert complaint(capsys, "run", name, "--never-there", "1") == "FK-OPTION-UNKNOWN"
 
 
-@pytest.mark.promise("options-refused")
+@pytest.mark.promise("options-alike")
 @pytest.mark.parametrize("name", APPS)
 def test_a_wrong_value_is_refused_with_its_code_by_an_app(name: str) -> None:
     keys = keys_of(name)

@@ -184,7 +184,7 @@ def test_hashed_categories_are_signed_buckets(cells: Any, new: Any, key: bytes) 
     assert gaps == (("town[missing]",) if None in cells else ())
 
 
-@pytest.mark.promise("encoding-hashed")
+@pytest.mark.promise("common-encoder-secret")
 def test_hashed_categories_are_kept_nowhere() -> None:
     cells = [f"Zeppelin {k % 40}" for k in range(240)]
     encoder, _ = hashed(cells, b"key")

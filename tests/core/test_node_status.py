@@ -115,7 +115,7 @@ def used(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.promise("figures-no-quotes")
+@pytest.mark.promise("status-no-cells")
 def test_status_counts_what_the_ledger_holds(used, tmp_path, capsys):
     """Where there is no ledger, none is made."""
     refusals = {"max_evaluations": 1, "min_parties": 1, "order": 2}

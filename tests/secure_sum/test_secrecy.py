@@ -554,7 +554,7 @@ def spread(cohort: Any, count: int) -> tuple[set[int], list[int]]:
     return set(far[:count]), [VICTIM, *far[count:]]
 
 
-@pytest.mark.promise("sums-sparse-votes")
+@pytest.mark.promise("sums-votes")
 @pytest.mark.parametrize(("parties", "enough"), [(31, 2), (50, 3)])
 @pytest.mark.parametrize("pinned", [False, True])
 def test_above_30_parties_full_sets_need_votes_too(parties: int, enough: int, pinned: bool) -> None:

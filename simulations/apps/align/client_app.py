@@ -44,6 +44,11 @@ def simulated_client(context: Context) -> AlignmentClient:
 
 
 make_client = client_maker(
-    AlignmentClient, arguments, own_table, keys=("alignment",), simulated=simulated_client
+    AlignmentClient,
+    arguments,
+    own_table,
+    keys=("alignment",),
+    simulated=simulated_client,
+    freezes=False,  # ids are in no sum
 )
 app = serve(make_client)

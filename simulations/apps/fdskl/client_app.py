@@ -13,7 +13,7 @@ from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.clients import VerticalKernelClient, serve
 from fedkern_flwr.errors import TableError
 from fedkern_flwr.scaling import ranges_to_json, read_ranges
-from fedkern_flwr.simulations.apps.node import Node, client_maker, rows
+from fedkern_flwr.simulations.apps.node import Node, client_maker
 from fedkern_flwr.tables.table import Table
 
 KEYS = (
@@ -46,7 +46,7 @@ def arguments(node: Node) -> dict[str, Any]:
     new = not node.run["predict"] and not node.run["resume"]
     if not encoded:
         table, held = scale(table, held, node.config.get("ranges"), new=new)
-    return rows(table, held, "x", "y", "ids")
+    return node.rows(table, held, "x", "y", "ids")
 
 
 def known(table: Table) -> Table:

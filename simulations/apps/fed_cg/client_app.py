@@ -9,7 +9,7 @@ from own_table import own_table  # type: ignore[import-not-found]  # the file be
 
 from fedkern_flwr.clients import HybridKernelClient, serve
 from fedkern_flwr.scaling import read_ranges, scale_by_ranges
-from fedkern_flwr.simulations.apps.node import Node, client_maker, rows
+from fedkern_flwr.simulations.apps.node import Node, client_maker
 from fedkern_flwr.tables.table import Missing, Table, without_missing
 
 KEYS = (
@@ -37,7 +37,7 @@ def arguments(node: Node) -> dict[str, Any]:
         table, held = node.tables(labelled=hospital, missing=missing)
     if ranges := node.config.get("ranges"):
         table, held = scale(table, ranges), held and scale(held, ranges)
-    return rows(table, held, "x", "ids", *(("y",) if hospital else ()))
+    return node.rows(table, held, "x", "ids", *(("y",) if hospital else ()))
 
 
 def scale(table: Table, ranges: str) -> Table:

@@ -7,7 +7,7 @@ from typing import Any
 from own_table import own_table  # type: ignore[import-not-found]  # the file beside this one
 
 from fedkern_flwr.clients import SVMClient, serve
-from fedkern_flwr.simulations.apps.node import Node, client_maker, rows
+from fedkern_flwr.simulations.apps.node import Node, client_maker
 
 KEYS = (
     "role",
@@ -40,7 +40,7 @@ def arguments(node: Node) -> dict[str, Any]:
         numbered = user and labelled and "predictions" in node.config  # they name rows by place
         held = node.whole(held, "test-data", labels=False, numbered=numbered)
     used = {"x": user, "y": labelled, "ids": vertical}
-    return rows(table, held, *(name for name, does in used.items() if does)) | unlabelled
+    return node.rows(table, held, *(name for name, does in used.items() if does)) | unlabelled
 
 
 make_client = client_maker(SVMClient, arguments, own_table, keys=KEYS, simulated="hierarchical-svm")

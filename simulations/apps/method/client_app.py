@@ -12,7 +12,7 @@ from fedkern_flwr.clients import serve
 from fedkern_flwr.method import MethodClient
 from fedkern_flwr.registered import client_of, find_method
 from fedkern_flwr.scaling import scale_by_ranges
-from fedkern_flwr.simulations.apps.node import Node, client_maker, rows
+from fedkern_flwr.simulations.apps.node import Node, client_maker
 
 
 def arguments(node: Node) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def arguments(node: Node) -> dict[str, Any]:
         table, held = node.encoded(common=True, labelled=False, missing="encode")
     else:
         table, held = node.tables(labelled=False)
-    found = rows(table, held, "x", "y", "ids")
+    found = node.rows(table, held, "x", "y", "ids")
     if ranges := node.config.get("ranges"):
         for name in found.keys() & {"x", "x_test"}:
             found[name] = scale_by_ranges(found[name], table.columns, ranges)

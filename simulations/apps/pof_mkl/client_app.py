@@ -13,7 +13,7 @@ from fedkern_flwr.clients import OnlineKernelClient, serve
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.scaling import Scaling
-from fedkern_flwr.simulations.apps.node import Node, client_maker, rows
+from fedkern_flwr.simulations.apps.node import Node, client_maker
 
 
 def arguments(node: Node) -> dict[str, Any]:
@@ -42,7 +42,12 @@ def arguments(node: Node) -> dict[str, Any]:
         scaling = read_scaling(node.config["scaling"])
         table = scaling.apply(table)
         found["label_range"] = (scaling.y_min, scaling.y_max)
-    return {**rows(table, None, "x", "y"), "x_test": table.x_test, "y_test": table.y_test, **found}
+    return {
+        **node.rows(table, held, "x", "y"),
+        "x_test": table.x_test,
+        "y_test": table.y_test,
+        **found,
+    }
 
 
 def stream_arguments(node: Node) -> dict[str, Any]:

@@ -30,9 +30,13 @@ def arguments(node: Node) -> dict[str, Any]:
     if "encoder" not in node.config:
         table = node.table(**how)
         node.check_named(table)
-        return rows(table, None, "x", "y")
+        return node.rows(table, None, "x", "y")
     table, _ = node.unencoded(**how)
-    return {**rows(table, None, "x", "y"), "kinds": table.kinds, "categories": table.categories}
+    return {
+        **node.rows(table, None, "x", "y"),
+        "kinds": table.kinds,
+        "categories": table.categories,
+    }
 
 
 @lru_cache

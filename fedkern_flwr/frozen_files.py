@@ -1,0 +1,514 @@
+"""The frozen table of a deployed node: copies of its files that hold the rows of its freeze.
+
+A node answers from these copies, never from the files that its configuration names. When a run is
+first seen, the changes of the files that form whole blocks take effect, see
+:mod:`fedkern_flwr.guard.freeze`. All messages of a run read the same copies.
+
+``state_dir/freeze-K/`` of partition K holds:
+
+* ``freeze.npz``: the freeze. It names the frozen table that belongs to it, so that a crash leaves
+  the old freeze with the old table, or the new freeze with the new table;
+* a folder per frozen table, named after a digest of its rows: ``data/`` and ``test-data/``
+  with a file each, of the same name, format and dialect as that of the node; ``rows.npz`` with the
+  number of each row in the freeze;
+* ``runs.json``: which frozen table each of the last runs reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import secrets
+import shutil
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .checkpoint import load_arrays, save_arrays, write_atomically
+from .errors import CheckpointError, OptionError, StateError
+from .guard.cells import lot_rows, unknowns
+from .guard.freeze import HELD_OUT, Change, Freeze, Rows
+from .guard.frozen import Frozen, freeze_folder, numbers_of
+from .guard.policy import NodePolicy
+from .plain_text import read_json
+from .private_files import make_private_folder
+from .tables.dialect import Dialect
+from .tables.raw import RawTable
+
+logger = logging.getLogger("fedkern_flwr")
+
+_KINDS = ("data", "test-data")
+_ROWS, _RUNS = "rows.npz", "runs.json"
+_MOST_RUNS = 32  # whose frozen tables are kept
+#: Landmarks, at most, for which a lot of later rows has room by default.
+_LANDMARKS = 32
+
+
+@dataclass(frozen=True)
+class NodeFiles:
+    """Files of a node's table, as its configuration names them.
+
+    Attributes
+    ----------
+    data : Path
+        Rows to learn from.
+    test_data : Path or None
+        Rows that are held out.
+    id_column : str or None
+        The column of ids in both.
+    dialect : Dialect
+        How CSV files are written.
+    """
+
+    data: Path
+    test_data: Path | None = None
+    id_column: str | None = None
+    dialect: Dialect = field(default_factory=Dialect)
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """Read a node's configuration."""
+        sep, decimal = (str(config[key]) if key in config else None for key in ("sep", "decimal"))
+        return cls(
+            Path(str(config["data"])),
+            Path(str(config["test-data"])) if "test-data" in config else None,
+            None if (name := config.get("id-column")) is None else str(name),
+            Dialect.of(sep, decimal, str(config.get("na", ""))),
+        )
+
+    def paths(self) -> Iterator[tuple[int, Path]]:
+        """Yield which file it is, 0 for ``data`` and 1 for ``test-data``, and its path."""
+        for kind, path in enumerate((self.data, self.test_data)):
+            if path is not None:
+                yield kind, path
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FrozenTable:
+    """A frozen table: files, and the number of each of their rows in the freeze.
+
+    Attributes
+    ----------
+    folder : Path
+        Where it is, named after a digest of its rows.
+    files : list of Path or None
+        Those of ``data`` and ``test-data``. The second is None where no row of it is in a block.
+    numbers : list of ndarray
+        The number of each row in the freeze, in the order of the file.
+    seps : list of str
+        What parts the columns of CSV files.
+    columns : list of list or None
+        Suffix and columns of each file; None where the node has none.
+    """
+
+    folder: Path
+    files: list[Path | None]
+    numbers: list[NDArray[np.int64]]
+    seps: list[str]
+    columns: list[list[str] | None]
+
+    def save(self) -> None:
+        """Write what :meth:`load` reads beside the files."""
+        numbers = dict(zip(_KINDS, self.numbers, strict=True))
+        names = ["" if path is None else path.name for path in self.files]
+        meta = {"files": names, "seps": self.seps, "columns": self.columns}
+        save_arrays(self.folder / _ROWS, numbers, meta)
+
+    def read(self) -> list[RawTable | None]:
+        """Read the files."""
+        both = zip(self.files, self.seps, strict=True)
+        return [None if path is None else RawTable.read(path, Dialect(sep)) for path, sep in both]
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read a frozen table.
+
+        Raises
+        ------
+        StateError
+            It is gone.
+        """
+        try:
+            arrays, meta = load_arrays(folder / _ROWS)
+            named = zip(_KINDS, meta["files"], strict=True)
+            files = [folder / kind / name if name else None for kind, name in named]
+            if all(path is None or path.is_file() for path in files):
+                numbers = [arrays[kind] for kind in _KINDS]
+                return cls(folder, files, numbers, list(meta["seps"]), list(meta["columns"]))
+        except (CheckpointError, KeyError, TypeError, ValueError):
+            pass
+        raise StateError(
+            "the frozen table with which this run began is gone",
+            remedy="start a new run",
+            code="FK-FREEZE-GONE",
+        )
+
+    @property
+    def name(self) -> str:
+        """Its name, for the state of a run."""
+        return self.folder.name
+
+    def frozen(
+        self, state_dir: Path, partition: int, data: NDArray[Any], test: NDArray[Any] | None
+    ) -> Frozen:
+        """Return the handle of a client to its freeze.
+
+        Parameters
+        ----------
+        state_dir : Path
+            The node's own folder.
+        partition : int
+            Which node it is.
+        data, test : ndarray of int
+            Places in the files of the rows that the client has. Held out rows that were not read
+            from the frozen file, as in a prediction, have -1.
+        """
+        held = np.zeros(0, np.int64) if test is None else np.where(test < 0, -1, test)
+        known = np.append(self.numbers[1], -1)[held] if held.size else held
+        return Frozen(state_dir, partition, np.append(self.numbers[0][data], known))
+
+
+class FrozenFiles:
+    """The freeze of a node and its frozen tables.
+
+    Parameters
+    ----------
+    state_dir : Path
+        The node's own folder.
+    partition : int
+        Which node it is.
+    policy : NodePolicy
+        What its owner allows.
+    """
+
+    def __init__(self, state_dir: Path, partition: int, policy: NodePolicy) -> None:
+        self.state_dir, self.partition, self.policy = state_dir, partition, policy
+        self.folder = freeze_folder(state_dir, partition)
+
+    @contextmanager
+    def _alone(self) -> Iterator[sqlite3.Connection]:
+        """Open the node's ledger and hold its lock."""
+        from .guard.ledger import NodeLedger  # a database, which few processes need
+
+        with NodeLedger(self.state_dir, self.partition).file.writing() as db:
+            yield db
+
+    # -- runs
+
+    def open_run(self, run: str, files: NodeFiles, *, resumed: bool = False) -> FrozenTable | None:
+        """Return the frozen table that a run reads; of a new run, let changes take effect first.
+
+        Parameters
+        ----------
+        run : str
+            What tells the run from others.
+        files : NodeFiles
+            The node's files.
+        resumed : bool (default: False)
+            Whether it was begun before, so that it needs the table that it began with.
+
+        Raises
+        ------
+        StateError
+            A run is resumed whose table is gone.
+        TableError, OptionError
+            A file, or what is in ``state_dir``, cannot be used.
+        """
+        with self._alone() as db:
+            runs = self._runs()
+            if run in runs:
+                return FrozenTable.load(self.folder / runs[run])
+            if resumed and (self.folder / _RUNS).exists():
+                return FrozenTable.load(self.folder / "gone")
+            table, change = self._update(db, files)
+            if any(change.waiting.values()) or change.near_misses:
+                logger.warning("partition %d: %s", self.partition, change)
+            if table is not None:
+                self._remember({**runs, run: table.name})
+            return table
+
+    def may_begin(self) -> bool:
+        """Whether the ledger is there, or may be made: with a budget it is never begun anew."""
+        from .guard.ledger import NodeLedger
+
+        limited = isfinite(self.policy.max_epsilon)
+        return not limited or NodeLedger(self.state_dir, self.partition).exists
+
+    def load(self, table: str) -> FrozenTable:
+        """Read a frozen table by its name.
+
+        Raises
+        ------
+        StateError
+            It is gone.
+        """
+        return FrozenTable.load(self.folder / table)
+
+    def current(self) -> FrozenTable | None:
+        """Return the frozen table as it is; None without a freeze."""
+        freeze = Freeze.load(self.folder)
+        return None if freeze is None else FrozenTable.load(self.folder / freeze.table)
+
+    def _runs(self) -> dict[str, str]:
+        path = self.folder / _RUNS
+        return dict(read_json(path.read_text())) if path.exists() else {}
+
+    def _remember(self, runs: Mapping[str, str]) -> None:
+        """Write which tables runs read; remove those that none of the last runs reads."""
+        kept = dict([*runs.items()][-_MOST_RUNS:])
+        write_atomically(self.folder / _RUNS, json.dumps(kept).encode(), private=True)
+        freeze = Freeze.load(self.folder)
+        used = {*kept.values(), "" if freeze is None else freeze.table}
+        for place in self.folder.iterdir():
+            if place.is_dir() and place.name not in used:
+                shutil.rmtree(place, ignore_errors=True)
+
+    # -- changes
+
+    def preview(self, files: NodeFiles) -> Change:
+        """Return what an update would do, without doing it; there must be a freeze."""
+        freeze, now = Freeze.load(self.folder), _Files(files, self.policy)
+        if freeze is None:
+            raise FileNotFoundError(self.folder)
+        with self._alone() as db:
+            return self._change(db, freeze, now)
+
+    def _change(
+        self, db: sqlite3.Connection, freeze: Freeze, now: _Files, *, force: bool = False
+    ) -> Change:
+        needed = needed_rows(db, self.partition, now.width)
+        change = freeze.update(now.rows, needed=needed, force=force)
+        change.waiting["new rows"] += now.lacking
+        return change
+
+    def update(
+        self, files: NodeFiles, *, force: bool = False, withdraw: Sequence[str] = ()
+    ) -> tuple[FrozenTable | None, Change]:
+        """Let changes of the files take effect; make the freeze if there is none.
+
+        Parameters
+        ----------
+        files : NodeFiles
+            The node's files.
+        force : bool (default: False)
+            Whether all changes take effect at once, whatever they expose.
+        withdraw : sequence of str
+            Ids of rows that leave at once, each with others of its block.
+
+        Returns
+        -------
+        FrozenTable or None
+            None if there are too few rows for a block.
+        Change
+            What took effect, and what waits.
+        """
+        with self._alone() as db:
+            found = self._update(db, files, force=force, withdraw=withdraw)
+            if found[0] is not None:  # who leaves at once is in no copy that an older run may read
+                self._remember({} if withdraw else self._runs())
+            return found
+
+    def _update(
+        self,
+        db: sqlite3.Connection,
+        files: NodeFiles,
+        *,
+        force: bool = False,
+        withdraw: Sequence[str] = (),
+    ) -> tuple[FrozenTable | None, Change]:
+        freeze, now = Freeze.load(self.folder), _Files(files, self.policy)
+        old = None if freeze is None else FrozenTable.load(self.folder / freeze.table)
+        if freeze is None:
+            if withdraw:
+                raise OptionError(
+                    "nothing is frozen yet",
+                    remedy="take the rows out of the node's file",
+                    code="FK-FREEZE-NONE",
+                )
+            least = self.policy.min_own_rows
+            freeze, change = Freeze.deal(now.rows, least=least, lacking=now.without_stratum)
+            change.waiting["new rows"] += now.lacking
+            before = np.zeros(0, np.int64)
+        else:
+            left = freeze.withdraw(withdraw).done if withdraw else {}
+            before = np.flatnonzero(freeze.used)
+            change = self._change(db, freeze, now, force=force)
+            change.done.update({kind: n + left.get(kind, 0) for kind, n in change.done.items()})
+        if old is None and not freeze.used.any():
+            return None, change
+        known = [None, None] if old is None else old.columns
+        both = zip(now.tables, known, strict=True)
+        columns = [then if new is None else [new.suffix, *new.columns] for new, then in both]
+        before_it, freeze.table = freeze.table, _fingerprint(freeze, columns)
+        if not (self.folder / freeze.table).is_dir():
+            self._write(freeze, old, now, change, before)
+        if freeze.table != before_it or any(change.done.values()) or force:
+            freeze.save(self.folder)  # from here on it is this table
+        return FrozenTable.load(self.folder / freeze.table), change
+
+    def _write(
+        self,
+        freeze: Freeze,
+        old: FrozenTable | None,
+        now: _Files,
+        change: Change,
+        before: NDArray[np.int64],
+    ) -> None:
+        """Write the frozen table after a change.
+
+        Rows that were there keep their order, as files without ids are joined by it. New rows
+        follow in the order of the files.
+        """
+        olds, known = [None, None] if old is None else old.read(), np.zeros(0, np.int64)
+        if old is not None:
+            known = np.concatenate(old.numbers)
+        used, taken = np.flatnonzero(freeze.used), change.source >= len(before)
+        cells = np.empty(len(used), np.int64)  # places among all rows, old ones first
+        cells[~taken] = _places(known, before[change.source[~taken]])
+        cells[taken] = len(known) + now.kept[change.source[taken] - len(before)]
+        if old is not None:  # the file may again have columns that the old table lacks
+            here = _places(numbers_of(now.rows, freeze), used)
+            cells[here >= 0] = len(known) + now.kept[here[here >= 0]]
+        place = _places(known, used)
+        ranked = np.where(place < 0, cells, place)
+        like = [then if new is None else new for new, then in zip(now.tables, olds, strict=True)]
+        held = (freeze.blocks["part"][freeze.block[used]] == HELD_OUT) & (like[1] is not None)
+        names = ["", ""] if old is None else [path.name if path else "" for path in old.files]
+        folder = self.folder / f".{secrets.token_hex(8)}.tmp"
+        make_private_folder(folder)
+        try:
+            found = FrozenTable(folder, [None, None], [], ["", ""], [None, None])
+            for k, table in enumerate(like):
+                rows = np.flatnonzero(held == bool(k))
+                rows = rows[np.argsort(ranked[rows])]
+                found.numbers.append(used[rows])
+                if table is None:
+                    continue
+                found.columns[k], found.seps[k] = [table.suffix, *table.columns], table.sep
+                if len(rows) or not k:
+                    path = folder / _KINDS[k] / (now.names[k] or names[k])
+                    _gather(table, [*olds, *now.tables], cells[rows]).write(path)
+                    found.files[k] = path
+            found.save()
+            folder.rename(self.folder / freeze.table)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+class _Files:
+    """The files of a node as they are now.
+
+    Attributes
+    ----------
+    tables : list of RawTable or None
+        Those of ``data`` and ``test-data``.
+    names : list of str
+        Their names.
+    rows : Rows
+        Those that may be in a block.
+    kept : ndarray of int
+        Their places among all rows of both files.
+    lacking, without_stratum : int
+        Rows that wait because they lack a label or a stratum, and because of the stratum.
+    width : int
+        Columns, without that of the ids.
+    """
+
+    def __init__(self, files: NodeFiles, policy: NodePolicy) -> None:
+        self.tables: list[RawTable | None] = [None, None]
+        self.names = ["", ""]
+        ids, strata, lacks, unlabelled = [], [], [], []
+        for kind, path in files.paths():
+            self.names[kind] = path.name
+            table = self.tables[kind] = RawTable.read(path, files.dialect)
+            if files.id_column is not None:
+                ids.append(table.texts(files.id_column, path.name, "id column"))
+            absent, none = np.zeros((2, len(table)), bool)
+            texts = [np.zeros(len(table), "U1")]
+            for name in policy.strata:
+                absent |= table.lacks(name, path.name, files.dialect)
+                texts.append(table.texts(name, path.name))
+            for name in policy.labels:
+                if kind == 0 or table.has(name):  # rows to be predicted have none
+                    none |= table.lacks(name, path.name, files.dialect)
+            lacks.append(absent)
+            unlabelled.append(none)
+            strata.append(
+                ["/".join(cells) for cells in zip(*texts, strict=True)] if policy.strata else []
+            )
+        there = [table for table in self.tables if table is not None]
+        absent, none = np.concatenate(lacks), np.concatenate(unlabelled)
+        self.without_stratum, self.lacking = int(absent.sum()), int((absent | none).sum())
+        self.kept = kept = np.flatnonzero(~(absent | none))
+        # Columns by name, so that their order does not matter; the spelling of an id neither.
+        names = sorted({n for one in there for n in one.columns} - {str(files.id_column)})
+        self.width = len(names)
+        words = [one.words(names) for one in there]
+        held = np.repeat([False, True][: len(there)], [len(one) for one in there])
+        self.rows = Rows(
+            columns=[np.concatenate(parts)[kept] for parts in zip(*words, strict=True)],
+            ids=np.concatenate(ids)[kept] if ids else None,
+            strata=np.concatenate(strata)[kept].tolist() if policy.strata else None,
+            held_out=held[kept] if len(there) == 2 else None,
+        )
+
+
+def needed_rows(db: sqlite3.Connection, partition: int, columns: int) -> int:
+    """Return the rows that a lot of later rows needs, see :func:`~.guard.cells.lot_rows`.
+
+    Parameters
+    ----------
+    db : sqlite3.Connection
+        The node's ledger.
+    partition : int
+        Which node it is.
+    columns : int
+        Columns of a row, without that of the ids.
+    """
+    landmarks = min(_LANDMARKS, 2 * columns)
+    return lot_rows(landmarks * (landmarks + 3) / 2, unknowns(columns), min(columns, landmarks))
+
+
+def _fingerprint(freeze: Freeze, columns: Sequence[list[str] | None]) -> str:
+    """Return a keyed digest of frozen rows and columns; blocks that are split change nothing."""
+    used = freeze.used
+    held = freeze.blocks["part"][freeze.block[used]] == HELD_OUT
+    found = hashlib.blake2b(json.dumps(columns).encode(), key=freeze.key, digest_size=8)
+    for array in (freeze.names[used], freeze.values[used], held):
+        found.update(array.tobytes())
+    return found.hexdigest()
+
+
+def _places(known: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the place of each wanted number among those that are known, -1 where it is not."""
+    places = np.full(len(wanted), -1, np.int64)
+    if len(known):
+        order = np.argsort(known)
+        at = order[np.minimum(np.searchsorted(known[order], wanted), len(known) - 1)]
+        places = np.where(known[at] == wanted, at, -1)
+    return places
+
+
+def _gather(
+    like: RawTable, tables: Sequence[RawTable | None], places: NDArray[np.int64]
+) -> RawTable:
+    """Return rows by their places among all rows of some tables, in the columns of one."""
+    sizes = [0 if one is None else len(one) for one in tables]
+    starts = np.cumsum([0, *sizes])
+    of = np.searchsorted(starts, places, side="right") - 1
+    parts = [
+        one.take(places[of == k] - starts[k]) for k, one in enumerate(tables) if one is not None
+    ]
+    order = np.argsort(of, kind="stable")
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    return like.joined(parts).take(back)

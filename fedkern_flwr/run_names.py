@@ -1,0 +1,35 @@
+"""Which run a message belongs to, for what builds the client that answers it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+
+from flwr.app import ConfigRecord, Context, Message
+
+_LENGTH = 64
+_session: ContextVar[str] = ContextVar("_session", default="")
+
+
+def with_session(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """Note the session of a message while it is answered.
+
+    A mod of Flower's ``ClientApp``, whose function that builds a client sees the context alone.
+    """
+    found = ""
+    for record in message.content.values() if message.has_content() else ():
+        session = record.get("session") if isinstance(record, ConfigRecord) else None
+        if isinstance(session, str) and session.isalnum():
+            found = session[:_LENGTH]
+    before = _session.set(found)
+    try:
+        return call_next(message, context)
+    finally:
+        _session.reset(before)
+
+
+def run_name(context: Context) -> str:
+    """Return what tells a run from others: its session, which a run that is resumed keeps."""
+    return _session.get() or f"run {context.run_id}"

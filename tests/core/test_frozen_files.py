@@ -1,0 +1,257 @@
+"""A deployed node answers from frozen copies of its files; changes wait until they form blocks."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from flwr.app import ConfigRecord, Context, RecordDict
+from pyarrow import csv, parquet
+from refusals import refused
+
+from fedkern_flwr.frozen_files import FrozenFiles, FrozenTable, NodeFiles
+from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.guard.freeze import Freeze
+from fedkern_flwr.run_names import with_session
+from fedkern_flwr.simulations.apps.node import Node
+from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.tables import load_table
+from fedkern_flwr.tables.dialect import Dialect
+
+Rows = dict[str, Any]
+
+
+def patients(rows: int = 200) -> Rows:
+    rng = np.random.default_rng(3)
+    ids = [f"p{k}" for k in rng.permutation(rows)]
+    dose = rng.integers(0, 9, rows).astype(float)
+    return {"id": ids, "age": rng.normal(50.0, 9.0, rows).round(1), "dose": dose, "y": dose % 2}
+
+
+def write(path: Path, rows: Rows) -> None:
+    if path.suffix == ".npz":
+        x = np.column_stack([rows["age"], rows["dose"]])
+        names = np.array(["age", "dose"])
+        np.savez(path, X=x, y=rows["y"], id=np.array(rows["id"]), feature_names=names)
+    elif path.suffix == ".parquet":
+        parquet.write_table(pa.table(rows), path)
+    else:
+        table, sep = pa.table(rows), ","
+        if path.stem == "german":
+            age = [str(age).replace(".", ",") for age in rows["age"]]
+            table, sep = table.set_column(1, "age", pa.array(age)), ";"
+        csv.write_csv(table, path, csv.WriteOptions(delimiter=sep))
+
+
+def cells(table: FrozenTable | None, column: str = "dose", kind: int = 0) -> dict[str, float]:
+    """Return id -> cell of a frozen file."""
+    assert table is not None
+    path = table.files[kind]
+    assert path is not None
+    found = load_table(path, id_column="id", label="y", missing="keep")
+    assert found.ids is not None
+    values = found.x[:, found.columns.index(column)].tolist()
+    return dict(zip(found.ids.tolist(), values, strict=True))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> NodeFiles:
+    write(tmp_path / "a.csv", patients())
+    return NodeFiles(tmp_path / "a.csv", None, "id")
+
+
+@pytest.fixture
+def frozen(tmp_path: Path) -> FrozenFiles:
+    return FrozenFiles(tmp_path / "state", 0, NodePolicy())
+
+
+@pytest.mark.parametrize("name", ["a.csv", "german.csv", "a.parquet", "a.npz"])
+def test_at_first_all_rows_are_frozen_as_they_are_in_the_file(
+    name: str, tmp_path: Path, frozen: FrozenFiles
+) -> None:
+    """Columns in another order, or an id in another spelling, are no change."""
+    data, rows = tmp_path / name, patients()
+    write(data, rows)
+    files = NodeFiles(data, None, "id")
+    table = frozen.open_run("r1", files)
+    assert table is not None
+    assert table.files[0] is not None
+    assert (table.files[0].name, table.files[0].stat().st_mode & 0o777) == (name, 0o600)
+    how: dict[str, Any] = {"id_column": "id", "label": "y"}
+    both = (vars(load_table(path, **how)).values() for path in (data, table.files[0]))
+    for one, other in zip(*both, strict=True):
+        assert np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
+    rows["id"] = [f" {one}" for one in rows["id"]]
+    write(data, rows if data.suffix == ".npz" else dict(reversed(rows.items())))
+    if name != "german.csv":
+        change = frozen.update(files)[1]
+        assert not any({**change.done, **change.waiting}.values())
+
+
+@pytest.mark.promise("freeze-wait")
+def test_changes_wait_until_they_are_a_lot(files: NodeFiles, frozen: FrozenFiles) -> None:
+    rows, lot = patients(), 54
+    before = cells(frozen.update(files)[0])
+    rows["dose"][0] = 77.0
+    gone = {key: value[:-1] for key, value in rows.items()}
+    write(files.data, gone)
+    table, change = frozen.update(files)
+    assert cells(table) == before
+    assert (change.waiting["edits"], change.waiting["withdrawals"]) == (1, 1)
+    rows["dose"] = rows["dose"] + 1.0
+    write(files.data, rows)
+    table, change = frozen.update(files)
+    assert change.done["edits"] == 200 > lot
+    assert cells(table) == dict(zip(rows["id"], rows["dose"], strict=True))
+    few = {key: value[2 * lot :] for key, value in rows.items()}
+    write(files.data, few)
+    table, change = frozen.update(files)
+    assert change.done["withdrawals"] >= lot
+    there = 200 - change.done["withdrawals"]
+    assert list(cells(table)) == [name for name in rows["id"] if name in cells(table)]
+    assert len(cells(table)) == there
+
+
+def test_cells_of_rows_that_wait_are_brought_to_new_columns(
+    files: NodeFiles, frozen: FrozenFiles
+) -> None:
+    rows = patients()
+    before = cells(frozen.update(files)[0])
+    some = {key: value[3:] for key, value in rows.items()}
+    other = {**{k: v for k, v in some.items() if k != "age"}, "height": some["dose"] + 1.0}
+    write(files.data, other)
+    table, _ = frozen.update(files)
+    height = cells(table, "height")
+    assert cells(table) == before
+    assert np.isnan([height[name] for name in rows["id"][:3]]).all()
+    write(files.data, rows)
+    assert cells(frozen.update(files)[0], "age") == dict(zip(rows["id"], rows["age"], strict=True))
+
+
+def test_a_crash_leaves_the_old_freeze_with_the_old_table(
+    files: NodeFiles, frozen: FrozenFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, old = patients(), frozen.update(files)[0]
+    write(files.data, {**rows, "dose": rows["dose"] + 1.0})
+    for broken in (FrozenTable, Freeze):
+        with monkeypatch.context() as patch:
+            patch.setattr(broken, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                frozen.update(files)
+        now = frozen.current()
+        assert old is not None
+        assert now is not None
+        assert (now.name, cells(now)) == (old.name, cells(old))
+    assert frozen.update(files)[1].done["edits"] == 200
+
+
+def test_rows_without_stratum_or_label_wait(files: NodeFiles, tmp_path: Path) -> None:
+    rows = patients() | {"sex": np.array(["f", "m"])[np.arange(200) % 2].astype(object)}
+    rows["sex"][7], rows["y"][8] = "", np.nan
+    write(files.data, rows)
+    policy = NodePolicy(strata=("sex",), labels=("y",))
+    table, change = FrozenFiles(tmp_path / "state", 0, policy).update(files)
+    assert change.waiting["new rows"] == 2
+    assert table is not None
+    assert len(table.numbers[0]) == 198
+    rows["sex"][:11] = "NA"
+    write(files.data, rows)
+    with refused("FK-FREEZE-STRATA"):
+        FrozenFiles(tmp_path / "other", 0, policy).update(files)
+
+
+@pytest.fixture
+def node(tmp_path: Path, files: NodeFiles) -> Callable[..., Node]:
+    """Return what makes the node of a message of a run."""
+    write(tmp_path / "new.csv", {k: v[:20] for k, v in patients(260).items()})
+    contexts: dict[str, Context] = {}
+
+    def made(session: str, state: str | None = "state", **config: Any) -> Node:
+        own = {"partition-id": 0, "data": str(files.data), "label": "y", "id-column": "id"}
+        own |= {"state-dir": str(tmp_path / state)} if state else {}
+        known = contexts.setdefault(session, Context(1, 1, own, RecordDict(), {}))
+        known.run_config = {"predict": False, "resume": False, **config}
+        records = {"config": ConfigRecord({"session": session})}
+        message: Any = SimpleNamespace(content=records, has_content=lambda: True)
+        nodes: list[Node] = []
+
+        def build(_: Any, context: Context) -> Any:
+            nodes.append(Node(context, load_table, ()))
+            nodes[0].table(missing="drop-row")
+
+        with_session(message, known, build)
+        return nodes[0]
+
+    return made
+
+
+def test_all_messages_of_a_run_read_one_table(
+    node: Callable[..., Node], files: NodeFiles, tmp_path: Path
+) -> None:
+    rows = patients()
+    rows["age"][3] = np.nan
+    write(files.data, rows)
+    first = node("s1")
+    table = first.table(missing="drop-row")
+    handle = first.rows(table, None, "x")["frozen"]
+    assert len(handle.rows) == table.rows == 199  # the app has left a row out
+    assert first.frozen is not None
+    assert handle.rows.tolist() == np.delete(first.frozen.numbers[0], 3).tolist()
+    write(files.data, {**rows, "dose": rows["dose"] + 1.0})
+    second = node("s2").frozen
+    assert second is not None
+    assert second.name != first.frozen.name
+    again = node("s1").frozen
+    assert again is not None
+    assert again.name == first.frozen.name
+    assert node("s1", "state", resume=True).frozen.name == again.name  # type: ignore[union-attr]
+    assert node("s3", predict=True).frozen.name == second.name  # type: ignore[union-attr]
+    shutil.rmtree(again.folder)
+    with refused("FK-FREEZE-GONE"):
+        node("s1")
+    with refused("FK-FREEZE-GONE"):
+        node("s4", resume=True)
+    assert node("s5", None).frozen is None
+
+
+def test_an_owner_freezes_and_withdraws(
+    files: NodeFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, ids = tmp_path / "node.toml", tmp_path / "ids"
+    keys = {"data": files.data, "state-dir": tmp_path / "state", "id-column": "id"}
+    lines = ["partition-id = 0", *(f'{key} = "{value}"' for key, value in keys.items())]
+    config.write_text("\n".join(lines))
+    ids.write_text("p17\n")
+    freeze = ["node", "freeze", "--node-config", str(config)]
+    assert run([*freeze, "--withdraw", str(ids)]) == 2
+    assert run(freeze) == 0
+    assert run([*freeze, "--withdraw", str(ids)]) == 0
+    assert run([*freeze, "--show"]) == 0
+    assert run([*freeze, "--reset-failures"]) == 0
+    shown = capsys.readouterr().out
+    assert "5 withdrawals" in shown
+    assert "195 rows are in blocks" in shown
+    assert "p17" not in shown
+    copies = list((tmp_path / "state").rglob("a.csv"))
+    assert len(copies) == 1
+    assert '"p17"' not in copies[0].read_text()
+
+
+def test_rows_held_out_are_frozen_in_a_file_of_their_own(
+    files: NodeFiles, frozen: FrozenFiles, tmp_path: Path
+) -> None:
+    held = {k: v[200:] for k, v in patients(260).items()}
+    write(tmp_path / "held.csv", {**held, "id": [f"h{k}" for k in range(60)]})
+    both = NodeFiles(files.data, tmp_path / "held.csv", "id", Dialect())
+    table, _ = frozen.update(both)
+    assert list(cells(table, kind=1)) == [f"h{k}" for k in range(60)]
+    assert len(cells(table)) == 200
+    assert table is not None
+    handle = table.frozen(tmp_path, 0, np.arange(200), np.array([2, -1]))
+    assert handle.rows[-2:].tolist() == [table.numbers[1][2], -1]
