@@ -388,9 +388,7 @@ def test_intervals_hold_the_label_as_often_as_they_say(data: str, more: Table) -
     assert abs(np.mean([m["test_interval_coverage"] for m in found]) - 0.9) <= 0.02
 
 
-@pytest.mark.parametrize(
-    "data", ["breast-cancer", pytest.param("digits", marks=pytest.mark.long), "wine"]
-)
+@pytest.mark.parametrize("data", ["breast-cancer", "digits", "wine"])
 def test_sets_hold_the_class_as_often_as_they_say(data: str) -> None:
     """Of wine's 53 held-out rows 27 calibrate: 26 of them have to be in their sets.
 

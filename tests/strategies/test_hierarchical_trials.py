@@ -62,7 +62,7 @@ def pooled_losses(
 
 
 @pytest.mark.promise("svm-folds-held-out")
-@pytest.mark.parametrize("kind", ["linear", pytest.param("logistic", marks=pytest.mark.long)])
+@pytest.mark.parametrize("kind", ["linear", "logistic"])
 def test_the_choice_is_that_of_pooled_rows_in_the_same_folds(kind: Any) -> None:
     x, y = blobs(ROWS)
     strategy = fit(horizontal(x, y, SIZES), model=kind, C=None)
