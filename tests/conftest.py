@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from flwr.app import Context
 from hypothesis import HealthCheck, settings
+from hypothesis.strategies import characters
 
 from fedkern_flwr.clients import OnlineKernelClient
 from fedkern_flwr.node.session_state import SessionState
@@ -27,6 +28,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("fedkern")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have Hypothesis make its table of characters before there are workers: it takes 200 MB."""
+    if config.getoption("numprocesses", None):
+        characters(categories=["Lu"]).validate()
 
 
 @pytest.hookimpl(wrapper=True)

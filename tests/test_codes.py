@@ -7,7 +7,7 @@ import re
 from collections import Counter
 
 import pytest
-from test_structure import SOURCES
+from test_structure import SOURCES, called
 
 from fedkern_flwr import errors
 from fedkern_flwr.codes import known_codes
@@ -24,7 +24,7 @@ MAKERS: set[str] = {"removed"}
 def without_code(module: str) -> list[str]:
     tree = ast.parse(SOURCES[module].read_text(encoding="utf-8"))
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    named = [(ast.unparse(call.func).rpartition(".")[2], call) for call in calls]
+    named = [(called(call), call) for call in calls]
     return [
         f"{SOURCES[module]}:{call.lineno} {name}"
         for name, call in named

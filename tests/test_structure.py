@@ -50,28 +50,31 @@ def sources() -> dict[str, Path]:
 SOURCES = sources()
 
 
-@functools.cache
 def imports(module: str, *, types: bool = True) -> list[tuple[str, str]]:
     """Return (module imported, name imported from it or "") with relative imports resolved.
 
     Without ``types`` those are left out that are for type checkers only.
     """
+    return [(base, name) for base, name, typing in _read(module) if types or not typing]
+
+
+@functools.cache
+def _read(module: str) -> list[tuple[str, str, bool]]:
     path = SOURCES[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     tree = ast.parse(path.read_text(encoding="utf-8"))
     typing = [n for n in tree.body if isinstance(n, ast.If) and "TYPE_CHECKING" in ast.dump(n.test)]
-    skipped = set() if types else {id(inner) for outer in typing for inner in ast.walk(outer)}
-    found: list[tuple[str, str]] = []
+    skipped = {id(inner) for outer in typing for inner in ast.walk(outer)}
+    found: list[tuple[str, str, bool]] = []
     for node in ast.walk(tree):
-        if id(node) in skipped:
-            continue
+        light = id(node) in skipped
         if isinstance(node, ast.Import):
-            found += [(alias.name, "") for alias in node.names]
+            found += [(alias.name, "", light) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
                 base = importlib.util.resolve_name("." * node.level + base, package)
-            found += [(base, alias.name) for alias in node.names]
+            found += [(base, alias.name, light) for alias in node.names]
     return found
 
 
@@ -241,9 +244,14 @@ def is_private(name: str) -> bool:
     return any(part.startswith("_") and not part.startswith("__") for part in name.split("."))
 
 
+def called(call: ast.Call) -> str:
+    """Return the last part of the name of what is called."""
+    return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
+
+
 def patches(call: ast.Call) -> bool:
     """Tell whether a private name of ours is replaced: ``setattr(x, "_y", z)`` or ``"a._b"``."""
-    if ast.unparse(call.func).rpartition(".")[2] != "setattr":
+    if called(call) != "setattr":
         return False
     told = [a.value if isinstance(a, ast.Constant) else ast.unparse(a) for a in call.args[:2]]
     return any(isinstance(name, str) and is_private(name) for name in told)
@@ -254,7 +262,9 @@ def knowledge(path: Path) -> Iterator[str]:
     parts, known = path.relative_to(TESTS).parts, documented()
     inside = parts[0] in PARTS or parts[-1] in HARNESS
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        place = f"{path.relative_to(TESTS)}:{getattr(node, 'lineno', 0)}"
+        if not isinstance(node, ast.ImportFrom | ast.Call):
+            continue
+        place = f"{'/'.join(parts)}:{node.lineno}"
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             told = node.module in known or names <= known or node.module.startswith(UNTIL_THEN)
@@ -263,7 +273,7 @@ def knowledge(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Call):
             if not inside and patches(node):
                 yield f"{place} patches a private name"
-            catches = ast.unparse(node.func).rpartition(".")[2] in ("raises", "warns")
+            catches = called(node) in ("raises", "warns")
             matches = catches and any(word.arg == "match" for word in node.keywords)
             if matches and path != FORM and ast.unparse(node.args[0]) not in THEIRS:
                 yield f"{place} matches a sentence"

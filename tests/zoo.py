@@ -288,6 +288,25 @@ def quiet(name: str) -> Found:
     return fit(name, transcript=Transcript(), start={"audit": Audit()})
 
 
+#: Ways whose requests and sums are those of another way, with other numbers in them.
+LIKE_ANOTHER = {
+    "ofskl, secure",
+    "vm-kofl, secure",
+    "vm-kofl, private",
+    "fed-cg, rkhs",
+    "fed-cg, fourier",
+    "fed-cg, classes",
+    "fed-cg, numbers",
+    "fdskl, logistic",
+    "fdskl, balanced",
+    "fdskl, numbers",
+    "fdskl, classes",
+    "hierarchical-svm, classes",
+    "hierarchical-svm, logistic",
+    "hierarchical-svm, ridge",
+}
+
+
 def same(ours: Any, theirs: Any, near: float) -> bool:
     """Tell whether two outcomes are equal but for the rounding of sums in another order."""
     if isinstance(theirs, dict):

@@ -216,6 +216,7 @@ def test_the_model_of_a_cluster_is_that_of_one_process(tmp_path: Path) -> None:
     assert found["other release"].endswith("[FK-ENGINE-DIFFERS]")
 
 
+@pytest.mark.ray  # it is loaded: 60 MB
 @pytest.mark.usefixtures("in_tmp")
 def test_an_address_where_nothing_answers_ends_in_one_line(commands: Any) -> None:
     """At once: Ray itself would try for minutes."""

@@ -337,7 +337,7 @@ class Strikes:
 
 
 @pytest.mark.promise("faults-change-nothing")
-@pytest.mark.parametrize(("name", "turn"), some(ASKS_AGAIN, len(PASSING), 4))
+@pytest.mark.parametrize(("name", "turn"), some(ASKS_AGAIN, len(PASSING), 2))
 def test_what_happens_in_every_exchange_changes_nothing(name: str, turn: int, case: Make) -> None:
     quiet = case(name)
     plan = Strikes(quiet.sizes(), turn)
@@ -415,7 +415,7 @@ def test_a_node_that_does_not_say_who_it_is_ends_the_run(
     quiet = case(name)
     sites, gone = quiet.sites(), FaultPlan([(1, "describe", None, Fault(kind))])
     with refused(code) as caught:
-        quiet.fit(sites, gone, node_timeout=0.1)
+        quiet.fit(sites, gone, node_timeout=0.05, attempts=2)
     assert caught.value.party == "node 1001"
     assert not made(sites)
 
@@ -478,7 +478,7 @@ def test_a_node_that_starts_anew_is_named(name: str, case: Make) -> None:
 
 
 @pytest.mark.promise("faults-made-again")
-@pytest.mark.parametrize(("name", "number"), some(KEEPS, len(DAMAGES)))
+@pytest.mark.parametrize(("name", "number"), some(KEEPS, len(DAMAGES), 1))
 def test_what_a_node_has_lost_is_made_again(name: str, number: int, case: Make) -> None:
     """Between any two exchanges, at all nodes or at one: never a result of other numbers."""
     quiet, noticed = case(name), 0
@@ -530,7 +530,7 @@ def cuts(quiet: Case) -> list[int]:
     return sorted({n // 5, 2 * n // 5, 3 * n // 5, 4 * n // 5, n - 3, n - 1})
 
 
-@pytest.mark.parametrize(("name", "number"), some(RESUMES, 2))
+@pytest.mark.parametrize(("name", "number"), some(RESUMES, 2, 1))
 def test_a_run_that_broke_off_ends_with_the_same_result(name: str, number: int, case: Make) -> None:
     """Whether the files of nodes survive or not; before the first checkpoint it starts anew."""
     quiet, resumed = case(name), 0

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conversation import ONLINE as ONLINE_METHODS
-from conversation import TABLES, Asked, asked, kept_seed, watching, with_table
+from conversation import TABLES, Asked, apart, asked, kept_seed, watching, with_table
 from flwr.app import Message, MetricRecord, RecordDict
 from zoo import WAYS, fit
 
@@ -425,7 +425,7 @@ LASTING |= {".opened", ".answered", ".released"}
 
 
 @pytest.mark.promise("requests-erased")
-@pytest.mark.parametrize("way", [name for name, way in WAYS.items() if way.secure])
+@pytest.mark.parametrize("way", apart(name for name, way in WAYS.items() if way.secure))
 def test_secrets_are_of_one_run_and_its_end_erases_them(way: str, tmp_path: Path) -> None:
     """Of nodes and of their files; of two runs none is the same."""
     drawn = [secrets_of(way, tmp_path / str(k)) for k in range(2)]

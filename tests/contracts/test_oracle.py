@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conversation import apart
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from refusals import refused
@@ -54,7 +55,7 @@ def test_the_zoo_has_a_way_of_every_strategy() -> None:
     assert without == ELSEWHERE
 
 
-@pytest.mark.parametrize("name", [name for name, way in WAYS.items() if not way.private])
+@pytest.mark.parametrize("name", apart(name for name, way in WAYS.items() if not way.private))
 def test_the_seed_decides_the_run_and_serialised_messages_change_nothing(name: str) -> None:
     found = quiet(name)
     near = max(1e-6, found.way.near)

@@ -133,7 +133,7 @@ def as_set(found: np.ndarray, names: Sequence[str], column: str) -> list[Any]:
 
 
 @pytest.mark.promise("common-encoder-pooled")
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     holders=st.integers(2, 5),
     rows=st.integers(6, 300),

@@ -118,7 +118,7 @@ def test_the_area_under_the_curve_is_exact_on_bins_and_close_on_scores(
         assert found["test_auc"] == pytest.approx(np.mean(binned))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 9999), rows=st.integers(40, 300), bins=st.sampled_from([8, 64]))
 def test_probabilities_and_their_figures_are_those_of_scikit_learn_on_the_binned_scores(
     seed: int, rows: int, bins: int

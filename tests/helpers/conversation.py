@@ -7,7 +7,7 @@ import functools
 import json
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from zoo import WAYS, hospitals, new_folder
+from zoo import LIKE_ANOTHER, WAYS, hospitals, new_folder
 
 from fedkern_flwr.clients.run_file import RunFile
 from fedkern_flwr.errors import FedKernError
@@ -239,6 +239,12 @@ def met(name: str, only: Callable[[Any, Any], bool] | None = None) -> dict[str, 
         for table in sites.tables if name == "secure-gram" else ():
             table["x_new"] = table["x"][:, :2]
         return asked_in(run, folder, only)
+
+
+def apart(names: Iterable[str]) -> list[Any]:
+    """Return names of ways; those like another are left to make test-long."""
+    long = pytest.mark.long
+    return [pytest.param(name, marks=long if name in LIKE_ANOTHER else ()) for name in names]
 
 
 def kept_seed(context: Any) -> bytes:

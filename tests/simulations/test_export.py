@@ -19,10 +19,6 @@ from fedkern_flwr.simulations.cli.export import command
 from fedkern_flwr.simulations.export.reader import outputs
 from fedkern_flwr.simulations.run.datasets import load_data
 
-onnxruntime = pytest.importorskip("onnxruntime")
-pytest.importorskip("onnx")
-skops = pytest.importorskip("skops.io")
-
 pytestmark = pytest.mark.usefixtures("in_tmp")
 PAGE = Path(__file__).resolve().parents[2] / "docs/export.md"
 TRUSTED = ["fedkern_flwr.simulations.export.scikit.ExportedModel"]
@@ -43,6 +39,13 @@ RUNS: dict[str, list[str]] = {
     "pof-mkl": ["pof-mkl", *ONLINE],
     "pof-rls": ["pof-rls", *ONLINE],
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _packages() -> None:
+    """Load them here: every process that reads the tests would take 40 MB for them."""
+    for name in ("onnx", "onnxruntime", "skops"):
+        pytest.importorskip(name)
 
 
 def trained(options: list[str], out: str = "run") -> FittedModel:
@@ -66,7 +69,7 @@ def rows(options: list[str]) -> np.ndarray:
 
 def onnx_outputs(x: Any, file: str = "run/model.onnx") -> dict[str, Any]:
     """Run an exported graph."""
-    session = onnxruntime.InferenceSession(file)
+    session = pytest.importorskip("onnxruntime").InferenceSession(file)
     names = [one.name for one in session.get_outputs()]
     return dict(zip(names, session.run(None, {"x": np.asarray(x, np.float64)}), strict=True))
 
@@ -83,7 +86,7 @@ def test_all_formats_predict_what_the_model_predicts(name: str) -> None:
     expected = model.outputs(x)
     close = 1e-6 * max(1.0, float(np.abs(expected).max()))
     found = onnx_outputs(given)
-    estimator = skops.load("run/model.skops", trusted=TRUSTED)
+    estimator = pytest.importorskip("skops.io").load("run/model.skops", trusted=TRUSTED)
     assert np.abs(outputs(document, given) - expected).max() < close
     assert np.abs(estimator.decision_function(given) - expected).max() < close
     told = found["scores"] if "scores" in found else found["prediction"][:, None]

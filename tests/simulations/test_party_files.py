@@ -160,7 +160,7 @@ def test_files_are_as_a_table_that_is_dealt(case: str, commands: Any, tables: An
 
 
 @pytest.mark.promise("rows-matched-by-id")
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 3), st.integers(1, 3))
 def test_the_table_of_all_is_the_one_that_was_parted(seed: int, owners: int, others: int) -> None:
     """Whatever the order of rows and the dialect of a file; rows that one lacks are left out."""

@@ -14,11 +14,15 @@ from refusals import refused
 from fedkern_flwr.simulations.cli import run as run_command
 from fedkern_flwr.simulations.run.tracking import tracking
 
-pytest.importorskip("mlflow")
-pytest.importorskip("tensorboardX")
-
 pytestmark = pytest.mark.usefixtures("in_tmp")
 RUN = ["pof-mkl", "--clients", "3", "--rounds", "12", "--out", "run", "--quiet"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _packages() -> None:
+    """Load them here: every process that reads the tests would take 45 MB for them."""
+    pytest.importorskip("mlflow")
+    pytest.importorskip("tensorboardX")
 
 
 def check_kept(place: Path) -> None:

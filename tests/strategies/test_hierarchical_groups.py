@@ -70,7 +70,9 @@ def test_a_run_that_is_resumed_after_its_last_exchange_is_judged_once(
     assert again.metrics_["test_accuracy"] == quiet.metrics_["test_accuracy"] > 0.5
 
 
-@pytest.mark.parametrize("name", ["leave-out", "asynchronous, leave-out"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("leave-out", marks=pytest.mark.long), "asynchronous, leave-out"]
+)
 def test_a_run_that_left_a_group_out_can_be_resumed(name: str, network: Open) -> None:
     found, at = network(name), hits(2, "svm-step", Fault("error"), 3, always=True)
     keep = {**found.keep, "tolerance": 2e-3}
@@ -162,7 +164,7 @@ def test_users_are_not_asked_beyond_the_bound(network: Open) -> None:
 
 
 @pytest.mark.parametrize("staleness", [pytest.param(1, marks=pytest.mark.long), 4])
-@pytest.mark.parametrize("name", ["pairwise", "leave-out"])
+@pytest.mark.parametrize("name", [pytest.param("pairwise", marks=pytest.mark.long), "leave-out"])
 def test_stale_groups_reach_the_same_optimum(name: str, staleness: int, network: Open) -> None:
     found = network(name)
     strategy = found.fit(delays(1, 0.002), 50, staleness=staleness, tolerance=1e-3)
@@ -173,7 +175,7 @@ def test_stale_groups_reach_the_same_optimum(name: str, staleness: int, network:
 @pytest.mark.parametrize(
     ("name", "faults"),
     [
-        (STALE, (Fault("error"), Fault("duplicate"))),
+        pytest.param(STALE, (Fault("error"), Fault("duplicate")), marks=pytest.mark.long),
         ("asynchronous, leave-out", (Fault("error"), Fault("duplicate"))),
         (STALE, (Fault("delay", seconds=3600.0),)),
     ],

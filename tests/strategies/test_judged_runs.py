@@ -13,7 +13,7 @@ from pooled import outputs
 from refusals import refused
 from scipy.spatial.distance import cdist
 from sklearn import metrics
-from zoo import WAYS, Found, fit, hospitals, quiet
+from zoo import WAYS, Found, Table, fit, hospitals, quiet
 
 from fedkern_flwr.hybrid.landmarks import draw_landmarks
 from fedkern_flwr.judging.calibration import Calibration
@@ -108,12 +108,15 @@ def test_figures_cost_no_exchange_and_no_score_leaves_a_node() -> None:
             assert not np.isin(scores, values).any()
 
 
+FEW: Table = {"num_rounds": 4}  # as good as all, where no model is compared
+
+
 @pytest.mark.parametrize("name", TWO)
 def test_a_node_that_has_few_rows_tells_no_histogram(name: str, tmp_path: Path) -> None:
     """Its owner asks for more of them than there are; the server then knows no figure at all."""
     policy = tmp_path / "policy.toml"
     policy.write_text("min_own_rows = 0\nmin_sum_rows = 0\nmin_evaluation_rows = 91\n")
-    strategy = fit(name, client={"policy": policy}).strategy
+    strategy = fit(name, client={"policy": policy}, start=FEW).strategy
     assert not [name for name in strategy.metrics_ if name.startswith("test_")]
     assert "held_out" not in strategy.result() or not strategy.result()["held_out"]["rows"]
     assert strategy.model()[1]["calibration"] == []
@@ -128,7 +131,7 @@ def test_a_node_refuses_more_bins_than_its_rows_are_enough_for(
     for room in ("fed_cg_system", "fdskl", "hierarchical_rows"):
         monkeypatch.setattr(f"fedkern_flwr.strategies.{room}.bins_of", lambda *_: bins)
     with refused("FK-ORDER-BINS"):
-        fit(name)
+        fit(name, start=FEW)
 
 
 @pytest.mark.parametrize("name", [*TWO, *NUMBERS])

@@ -39,7 +39,7 @@ def test_the_matrix_is_exact_for_whoever_is_left(bits: int, bound: int) -> None:
         values[0, 0] = bound
         x.append(FORMS[k % 4](values))
     nodes = Rows.of(x)
-    for uncounted, unsummed, silent in GONE:
+    for uncounted, unsummed, silent in GONE if bits == 32 else GONE[4:]:
         plans = away(uncounted, "gram-counts"), away(unsummed), away(silent, "unmask")
         strategy = nodes.release(
             lambda d, plans=plans: next((fault for plan in plans if (fault := plan(d))), None),

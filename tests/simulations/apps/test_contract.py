@@ -226,6 +226,7 @@ def test_a_run_that_predicts_has_time_outs_and_permissions_of_its_own(
     assert heard[0].keys() - {"missing", "threshold"} <= set(given)
 
 
+@pytest.mark.ray  # it is loaded: 60 MB
 @pytest.mark.parametrize("app", [*STRATEGIES, "align", "method", "ranges"])
 def test_clients_travel_to_the_workers_of_a_simulation(app: str, import_app: Any) -> None:
     pickle = pytest.importorskip("ray.cloudpickle")
