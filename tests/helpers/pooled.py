@@ -138,20 +138,22 @@ def as_in_plain(found: Any) -> Pairs:
 def ridges(found: Any, gone: Collection[tuple[int, int]] = ()) -> Pairs:
     """POF-RLS: ridge regressions of all rows that were summed, weighted by their age.
 
-    ``gone``: which clients were away from which messages.
+    ``gone``: which clients were away from which messages. What all were away from is lost.
     """
     strategy, tables = found.strategy, found.sites.tables
     plan, arrays = strategy.plan_, strategy.model()[0]
     width = np.array([strategy.width_], "<f8").tobytes()
     half = np.arange(plan.features)
-    expected: dict[str, list[Floats]] = {"raw": [], "kernels": []}
+    expected: dict[str, list[Floats]] = {}
     for memory in (1.0, strategy.forgetting):
-        sums: dict[str, Any] = {"raw": (0.0, 0.0), "kernels": (0.0, 0.0)}
+        sums: dict[str, Any] = {}
         messages = zip((0, *plan.stops), plan.starts, plan.stops, plan.sums, strict=False)
         for number, (before, window, stop, some) in enumerate(messages, 1):
-            for name, start in {"raw": before, **({"kernels": window} if some else {})}.items():
-                gram, right = (memory ** (stop - start) * one for one in sums[name])
-                for t in (t for k, t in enumerate(tables) if (k, number) not in gone):
+            here = [t for k, t in enumerate(tables) if (k, number) not in gone]
+            wanted = {"raw": before, **({"kernels": window} if some else {})} if here else {}
+            for name, start in wanted.items():
+                gram, right = (memory ** (stop - start) * one for one in sums.get(name, (0.0, 0.0)))
+                for t in here:
                     x = t["x"][start:stop]
                     phi = np.column_stack([x, np.ones(len(x))])
                     if name == "kernels":
@@ -160,7 +162,10 @@ def ridges(found: Any, gone: Collection[tuple[int, int]] = ()) -> Pairs:
                     gram, right = gram + phi.T @ phi, right + phi.T @ (t["y"][start:stop] - 0.5)
                 sums[name] = gram, right
         for name, (gram, right) in sums.items():
-            expected[name].append(np.linalg.solve(gram + 1e-3 * np.eye(len(gram)), right))
+            expected.setdefault(name, []).append(
+                np.linalg.solve(gram + 1e-3 * np.eye(len(gram)), right)
+            )
+    assert arrays.keys() == {*expected, "bandwidths"}
     for name in expected:
         yield arrays[name], expected[name]
 
