@@ -457,3 +457,32 @@ def plain_average(found: Any) -> Pairs:
         yield found.result.train_metrics_clientapp[number]["loss"], loss
         w = np.average([step[0] for step in steps], axis=0, weights=sizes)
     yield found.result.arrays.to_numpy_ndarrays()[0], w
+
+
+# -- a plain solver
+
+
+def nearest(point: Floats) -> Floats:
+    """Return the nearest point of the simplex."""
+    falling = np.sort(point)[::-1]
+    levels = (np.cumsum(falling) - 1.0) / np.arange(1, point.size + 1)
+    return np.maximum(point - levels[np.flatnonzero(falling > levels)[-1]], 0.0)
+
+
+def over_simplex(quadratic: Floats, linear: Floats) -> Floats:
+    """Minimise a^T Q a - 2 a^T c over the simplex, the program of CF-KOMD, by projected gradients.
+
+    Accelerated; restarted when it turns back.
+    """
+    a = y = np.full(linear.size, 1.0 / linear.size)
+    step, t = 1.0 / np.linalg.eigvalsh(quadratic)[-1], 1.0
+    for _ in range(30_000):
+        new = nearest(y - step * (quadratic @ y - linear))
+        if (y - new) @ (new - a) > 0.0:
+            t = 1.0
+        after = (1.0 + np.sqrt(1.0 + 4.0 * t * t)) / 2.0
+        y, moved = new + (t - 1.0) / after * (new - a), np.abs(new - a).max()
+        a, t = new, after
+        if moved < 1e-16:
+            break
+    return a
