@@ -69,6 +69,8 @@ class PhaseStrategy(Strategy):
         Metrics of the finished run.
     left_out_ : list of int
         Partitions left out for missing too many rounds.
+    stage : {"new", "running", "over", "failed"}
+        How far the last run is; a model is of a run that goes on or is over.
     order_seed : int
         Seed of the order in which clients announce rows, -1 for one of the session.
     on_round : callable or None
