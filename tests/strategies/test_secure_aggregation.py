@@ -252,7 +252,6 @@ def test_survivors_are_voted_for_where_identities_are_pinned(tmp_path: Path) -> 
     assert strategy.ledger_.by_phase["vote"] == 1
 
 
-<<<<<<< HEAD
 def owned(folder: Path, examples: Any = load, mod: Any = None, **policy: Any) -> ClientApp:
     """Return the app of deployed nodes with folders, whose owners have a policy."""
 
@@ -274,9 +273,6 @@ def owned(folder: Path, examples: Any = load, mod: Any = None, **policy: Any) ->
 def test_the_policy_of_a_node_counts(caplog: pytest.LogCaptureFixture) -> None:
     run(SecureAvg(), make_app(policy=NodePolicy()), num_rounds=100)
     assert caplog.text.count("only a budget of privacy protects single rows") == 1
-=======
-def test_the_policy_of_a_node_counts() -> None:
->>>>>>> mfiles
     with refused("FK-POLICY-OWN-ROWS"):
         run(SecureAvg(), make_app(policy=NodePolicy(min_own_rows=30)))
     with refused("FK-POLICY-COUNTING"):
