@@ -252,24 +252,6 @@ def test_survivors_are_voted_for_where_identities_are_pinned(tmp_path: Path) -> 
     assert strategy.ledger_.by_phase["vote"] == 1
 
 
-def owned(folder: Path, examples: Any = load, mod: Any = None, **policy: Any) -> ClientApp:
-    """Return the app of deployed nodes with folders, whose owners have a policy."""
-
-    def answer(message: Message, context: Context) -> Message:
-        content = RecordDict({"metrics": MetricRecord({"num-examples": 1.0})})
-        content["arrays"] = message.content["arrays"]
-        return Message(content, reply_to=message)
-
-    class App(ClientApp):
-        def __call__(self, message: Message, context: Context) -> Message:
-            context.node_config["simulation"] = False
-            about = known_node(folder, int(context.node_config["partition-id"]), NODES)
-            about |= {"policy": NodePolicy(**policy), **(mod or {})}
-            return secure_aggregation_mod(examples, **about)(message, context, answer)
-
-    return App()
-
-
 def test_the_policy_of_a_node_counts(caplog: pytest.LogCaptureFixture) -> None:
     run(SecureAvg(), make_app(policy=NodePolicy()), num_rounds=100)
     assert caplog.text.count("only a budget of privacy protects single rows") == 1
