@@ -225,7 +225,7 @@ class RangesClient(AnsweringClient):
             )
         self._fix(asked)
         bound = self.kept.settings["bound"] if x.size else DEFAULT_BOUND
-        share = self._encoded.fine(x, asked, bound, rows)
+        share = self._encoded.fine(x, asked, bound, rows, self.policy.min_sum_rows)
         self.secure_sums.contribute(wire.DEVIATIONS_SUM, share)
         return wire.DeviationsReply()
 

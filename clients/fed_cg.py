@@ -12,6 +12,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
+from fedkern_flwr.encoding.rare import merge_rows
 from fedkern_flwr.errors import CheckpointError, StateError
 from fedkern_flwr.guard import SumRule, check_selection, check_size, refusal
 from fedkern_flwr.guard.counting import binary_columns
@@ -301,7 +302,7 @@ class HybridKernelClient(TableClient):
             length = moments_length(self.table.features, request.sampling)
             self.secure_sums.check(name, replace(wider(len(positions)), length=length))
             self._check_share(np.unique(positions))
-            x = self.features_at(positions)
+            x = merge_rows(self.features_at(positions), self.policy.min_sum_rows)
             self.secure_sums.contribute(name, moment_sums(x, self.table.ranges, request.sampling))
         for peer in request.peers.tolist():
             self.kept.seed = self.kept.seed or self._own_secret()

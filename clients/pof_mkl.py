@@ -205,7 +205,9 @@ class OnlineKernelClient(AnsweringClient):
         """POF-RLS: predict with a mixture of learners, send sums of products of features."""
         from .pof_rls import learn_samples
 
-        total = learn_samples(request, self.kept, self._rows)
+        # noise hides single rows anyway, and a merge could move more rows than one
+        least = 0 if self.budget else self.policy.min_sum_rows
+        total = learn_samples(request, self.kept, self._rows, least)
         return wire.RidgeReply(total=total, **self.kept.report())
 
     @answers(wire.RidgeEvaluateRequest)

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkern_flwr.encoding.rare import merge_rows
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.guard import check_size
 from fedkern_flwr.online import messages as wire
@@ -74,7 +75,9 @@ class Bank:
 Rows = Callable[[int, int], tuple[NDArray[Any], NDArray[Any]]]  # from one on, and how many
 
 
-def learn_samples(request: wire.RidgeRequest, account: StreamAccount, stream: Rows) -> Floats:
+def learn_samples(
+    request: wire.RidgeRequest, account: StreamAccount, stream: Rows, least: int = 0
+) -> Floats:
     """Predict and learn the samples of a message; return the sums that are asked for.
 
     Parameters
@@ -84,6 +87,8 @@ def learn_samples(request: wire.RidgeRequest, account: StreamAccount, stream: Ro
     stream : callable
         Returns rows of the stream, shapes (n, d) and (n,): the samples, and those of messages
         before that are not in what the learners on features begin from.
+    least : int (default: 0)
+        Rows of a message that must have a value of a raw column; see :func:`.merge_rows`.
 
     Raises
     ------
@@ -116,7 +121,10 @@ def learn_samples(request: wire.RidgeRequest, account: StreamAccount, stream: Ro
     account.gap = hedge.gap
     account.samples += request.samples
     account.own = [part for bank in banks if bank.own for part in _kept(bank)]
-    sums = [ridge.sums(raw, new, ridge_plan.scale(len(new)))] if request.raw else []
+    sums = []
+    if request.raw:
+        raw = ridge.raw_rows(merge_rows(x[before:], least))
+        sums.append(ridge.sums(raw, new, ridge_plan.scale(len(new))))
     if request.sums:
         picked = features[: request.shared, :, _picked(request)]
         sums.append(ridge.sums(picked, y, ridge_plan.scale(len(y))).ravel())

@@ -139,7 +139,8 @@ class ColumnRanges(Method):
         if self.encoders_:
             server = [
                 "of those that are encoded: what each column holds, histograms of numbers and "
-                "dates over all holders, how many rows have each category, not what it is called"
+                "dates over all holders, how many rows have each category, which may name it; "
+                "those of fewer than min_sum_rows rows of a node are counted together"
             ]
             client = ["of its columns that are encoded: the first histograms and the encoder"]
         return {

@@ -149,7 +149,10 @@ class FedCG(HybridOptions):
             server.append("distances between landmarks")
         moments = {"N": "means and deviations", "C": "means and covariances"}.get(sampling, "")
         if moments and not predicts:
-            server.append(f"{moments} of blocks that several parties hold")
+            server.append(
+                f"{moments} of blocks that several parties hold; a value that fewer than "
+                "min_sum_rows rows of a node have counts as the most frequent one"
+            )
         if self._tunes:
             server.append("these sums for each width and fold; the mean distance to the landmarks")
         if self.class_weight is not None and not predicts:

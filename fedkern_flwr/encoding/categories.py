@@ -40,7 +40,7 @@ class Category:
     facts : CategoryFacts
         Of the rows to learn from, without rare categories; of hashed ones without all.
     rare : int
-        Categories that have too few rows, or are hashed.
+        Categories that have too few rows, or are hashed; at least so many, if holders merged some.
     how : {"onehot", "frequency", "hashing"}
     key : str
         In hexadecimal, where categories are hashed or told apart by their buckets.
@@ -63,8 +63,9 @@ class Category:
         min_rows: int = MIN_ROWS,
         how: Categories = "auto",
         key: str = "",
+        merged: int = 0,
     ) -> Self:
-        """Make the column of its facts."""
+        """Make the column of its facts; ``merged`` more categories are not among them."""
         kept = {one: facts.counts[one] for one in sorted(facts.counts)}
         kept = {one: count for one, count in kept.items() if count >= min_rows}
         if how == "auto":
@@ -72,7 +73,7 @@ class Category:
         if how == "hashing":
             kept = {}
         own = CategoryFacts(facts.rows, facts.missing, kept)
-        return cls(name, gaps, own, len(facts.counts) - len(kept), how, key)
+        return cls(name, gaps, own, len(facts.counts) - len(kept) + merged, how, key)
 
     @property
     def _values(self) -> list[str]:

@@ -3,9 +3,11 @@
 Holders of a block have the same columns of different rows. Numbers, booleans and dates (in days)
 are summed up and counted in bins, twice (:mod:`.bins`, :mod:`..align.column_ranges`); of dates
 weekday, month and hour as well. Categories are counted in buckets, by a hash of their names under a
-secret of the holders: the server, which does not have it, sees how many rows each has and not what
-it is called, and a holder encodes categories that it does not have itself. Two categories in one
-bucket are one: of 20 some are with probability 1.2 %.
+secret of the holders. The server does not have it and sees how many rows each category has. How
+many these are may name a category, such as a blood group, and with the secret anybody can test
+names. So a holder counts categories of fewer than ``min_sum_rows`` of its rows together. A holder
+encodes categories that it does not have itself. Two categories in one bucket are one: of 20 some
+are with probability 1.2 %.
 
 Two sums, one after the other: the *coarse* one over public bins, the *fine* one over bins that
 follow from it.
@@ -50,6 +52,7 @@ from .categories import BUCKETS, Categories, Category, bucket_of, column_key
 from .columns import DAY, PARTS, Column, Date, Number, Scaling, parts_of_dates
 from .encoder import Encoder
 from .facts import CategoryFacts, Floats, NumberFacts
+from .rare import merge_counts
 
 #: Letters of what columns hold, which are sent without names.
 LETTERS: Mapping[Kind, str] = {"number": "n", "boolean": "b", "date": "d", "category": "c"}
@@ -131,7 +134,8 @@ def fine_length(kinds: str, edges: Sequence[Floats], columns: int) -> int:
 def _sizes(kinds: str, edges: Sequence[Floats]) -> list[int]:
     """Return how many numbers each of the second histograms has."""
     dates, categories = kinds.count("d"), kinds.count("c")
-    return [*(len(own) - 1 for own in edges), *[*_CLOCK] * dates, *[BUCKETS] * categories]
+    # of categories one number more: rows of rare ones
+    return [*(len(own) - 1 for own in edges), *[*_CLOCK] * dates, *[BUCKETS + 1] * categories]
 
 
 # -- at a holder
@@ -215,8 +219,11 @@ class OwnColumns:
         found += [count_strays(one) / rows for one in columns]
         return np.concatenate([*found, *(sum_phases(one, bound) / rows for one in columns)])
 
-    def fine(self, x: Floats, asked: Coarse, bound: float, rows: int) -> Floats:
-        """Return its part of the second sum: distances and their squares, histograms, counts."""
+    def fine(self, x: Floats, asked: Coarse, bound: float, rows: int, least: int = 0) -> Floats:
+        """Return its part of the second sum: distances and their squares, histograms, counts.
+
+        Categories of fewer than ``least`` rows are counted together, see :func:`.merge_counts`.
+        """
         # never beyond 1 about the true centre; clipped, that about another one tells nothing
         found = [np.clip(second_pass(x, asked.centre), -1.0, 1.0)]
         columns = zip(self.numbers().T, asked.edges(bound), strict=True)
@@ -229,7 +236,7 @@ class OwnColumns:
         for k, letter in enumerate(self.kinds):
             if letter == "c":
                 known = self.x[np.isfinite(self.x[:, k]), k].astype(np.intp)
-                found.append(np.bincount(known, minlength=BUCKETS) / rows)
+                found.append(merge_counts(np.bincount(known, minlength=BUCKETS), least) / rows)
         return np.concatenate(found)
 
     def named(self, text: str) -> Encoder:
@@ -366,7 +373,8 @@ def read_fine(
     if (
         min(part.min() for part in counts) < 0.0
         or (known[: numeric(kinds)] != found.count[: numeric(kinds)]).any()
-        or not ((known > 0.0) & (known <= rows)).all()
+        or not ((known > 0.0) & (known <= rows))[: len(known) - texts].all()
+        or not (known <= rows).all()
     ):
         raise ProtocolError(
             "histograms have other counts than the sums before: a party did not keep to the "
@@ -414,9 +422,10 @@ def _clock(counts: Floats, start: int, rows: int) -> NumberFacts:
 
 def _category(name: str, counts: Floats, rows: int, how: Categories) -> Category:
     """Return a column of categories; rare ones are not told apart."""
-    found = {str(k): int(counts[k]) for k in np.flatnonzero(counts)}
+    found = {str(k): int(counts[k]) for k in np.flatnonzero(counts[:-1])}
     facts = CategoryFacts(rows, rows - int(counts.sum()), found)
-    return Category.of(name, facts, "encode", how=how)
+    # a holder has at least two categories among those that it counts together
+    return Category.of(name, facts, "encode", how=how, merged=2 * bool(counts[-1]))
 
 
 def _refuse(constant: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from fedkern_flwr.encoding import Encoder, bins
 from fedkern_flwr.encoding import common as summed
 from fedkern_flwr.encoding.categories import BUCKETS, HASHED, signed_bucket
 from fedkern_flwr.encoding.facts import KNOTS
+from fedkern_flwr.encoding.rare import merge_rows
 from fedkern_flwr.tables import Table
 
 SECRET, BOUND, DAY = b"of the holders", 2.0**20, 86400.0
@@ -266,7 +268,6 @@ def test_unknown_categories_are_known_by_their_buckets() -> None:
     assert found["c[other]"] == [0, 0, 1, 1, 0]
 
 
-@pytest.mark.promise("common-encoder-secret")
 def test_buckets_depend_on_the_secret_and_the_column() -> None:
     words = {"c": ("category", WORDS), "d": ("category", WORDS)}
     (table,) = deal(words, [np.arange(len(WORDS))])
@@ -323,7 +324,36 @@ def test_totals_that_contradict_each_other_are_refused() -> None:
         summed.read_fine(total, own.kinds, asked, BOUND, 40, 1)
 
     read([0], [0.0])
-    fullest = 2 + int(np.argmax(honest[2:-BUCKETS]))
+    fullest = 2 + int(np.argmax(honest[2 : -BUCKETS - 1]))
     for places, more in (([fullest], [-1 / 40]), ([-2, -1], [-1.0, 1.0]), ([-1], [1.0])):
         with refused("FK-SUM-TOTAL"):
             read(places, more)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(2, 5), min_size=1, max_size=2),
+    numbers=st.integers(0, 1),
+    least=st.integers(2, 6),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_no_sum_of_categories_is_of_few_rows(
+    sizes: list[int], numbers: int, least: int, seed: int
+) -> None:
+    """The columns of a category, some of them left out, and a one: whatever is added up."""
+    rng, n = np.random.default_rng(seed), 40
+    codes = [rng.choice(size, n, p=rng.dirichlet(np.full(size, 0.3))) for size in sizes]
+    dropped = rng.integers(0, 2)
+    parts = [np.eye(size)[code][:, dropped:] for size, code in zip(sizes, codes, strict=True)]
+    for _ in range(numbers):
+        parts.insert(1, rng.random((n, 1)))
+    x = np.column_stack(parts)
+    merged = merge_rows(x, least)
+    for part, end in zip(parts, np.cumsum([part.shape[1] for part in parts]), strict=True):
+        own = merged[:, end - part.shape[1] : end]
+        if own.shape[1] > 1 or own.max() == 1.0:
+            for signs in itertools.product((0.0, 1.0), repeat=own.shape[1]):
+                for one in (0.0, 1.0):
+                    rows = np.count_nonzero(own @ signs - one)
+                    assert not 0 < rows < least
+    assert merge_rows(x, 0) is x

@@ -178,7 +178,6 @@ def no_encoder(network: Network, code: str, **more: Any) -> None:
     assert not list(network.folder.glob("*/*.json"))
 
 
-@pytest.mark.promise("encoder-misfits")
 def test_holders_that_do_not_fit_together_are_refused(network: Network) -> None:
     own, usual = network.tables[1], dict(network.tables[1])
     four = {"x": usual["x"][:, :4], "columns": usual["columns"][:4]}
