@@ -226,12 +226,15 @@ class NodeLedger:
             key, said = secret_key(db), list[str]()
             if sums := list(sums):
                 place = freeze_folder(self.file.path.parent, self.partition)
-                frozen = any(one.rows is None or len(one.rows) for one in sums)
+                frozen = any(not one.again and (one.rows is None or len(one.rows)) for one in sums)
                 own, learned = saved_rows(place, run) if frozen else (NO_ROWS, 0)
                 how: Any = {"mode": mode, "records": records, "enough": enough}
                 with changing(place) as freeze:
                     opened = Opened(db, key, run, freeze)
                     for one in sums:
+                        if one.again:
+                            opened.open_again(one, policy, enough=enough)
+                            continue
                         if one.share:
                             known = "SELECT learned FROM runs WHERE id = ?"
                             (held,) = db.execute(known, (run,)).fetchone()

@@ -78,10 +78,10 @@ CREATE TABLE uncounted AS SELECT DISTINCT run FROM sums
 DROP TABLE sums;
 DROP TABLE permissions;
 CREATE TABLE opened (
-    id INTEGER PRIMARY KEY, run INTEGER NOT NULL, purpose TEXT NOT NULL, blocks BLOB NOT NULL,
-    cohort BLOB NOT NULL, parties INTEGER NOT NULL, each INTEGER NOT NULL, unknowns REAL NOT NULL,
-    others INTEGER NOT NULL, width INTEGER NOT NULL, rows INTEGER NOT NULL, numbers REAL NOT NULL,
-    functions BLOB NOT NULL);
+    id INTEGER PRIMARY KEY, run INTEGER NOT NULL, purpose TEXT NOT NULL, about BLOB NOT NULL,
+    blocks BLOB NOT NULL, cohort BLOB NOT NULL, parties INTEGER NOT NULL, each INTEGER NOT NULL,
+    unknowns REAL NOT NULL, others INTEGER NOT NULL, width INTEGER NOT NULL,
+    rows INTEGER NOT NULL, numbers REAL NOT NULL, functions BLOB NOT NULL);
 CREATE INDEX opened_in ON opened (run, purpose);
 """
 _SCHEMAS = (_SCHEMA, _SINCE_2, _SINCE_3, _SINCE_4, _SINCE_5)  # what each version adds

@@ -8,8 +8,7 @@ the same parties before tell nothing new, so they are free.
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,6 +48,8 @@ class Opening:
         Digest of the node's own values.
     share : float
         Of a run that counts by itself: the numbers that it has opened for each unknown, at most.
+    again : bool
+        Whether a sum that was entered before is opened, maybe over fewer parties.
     """
 
     purpose: str
@@ -62,6 +63,7 @@ class Opening:
     width: int = 0
     values: bytes = b""
     share: float = 0.0
+    again: bool = False
 
 
 class Opened:
@@ -122,33 +124,25 @@ class Opened:
             blocks = [int(block) for block in np.unique(self.freeze.block[rows])]
         else:
             blocks = self.freeze.split(rows)
+        about = digest(self.key, np.sort(self.freeze.values[rows]).tobytes())
         cohort = sorted(digest(self.key, k)[:KEY_BYTES] for k in one.cohort or ())
-        packed, among = np.array(blocks, "<i4").tobytes(), b"".join(cohort)
         value = digest(self.key, one.values)[:KEY_BYTES] if one.values else b""
-        where = "purpose = ? AND blocks = ? AND cohort = ? AND each = ?"
-        place: tuple[Any, ...] = (one.purpose, packed, among, one.each)
         known = self.db.execute(
-            f"SELECT id, run, numbers, functions FROM opened WHERE {where}", place
+            "SELECT id, run, numbers, functions, blocks FROM opened"
+            " WHERE purpose = ? AND about = ? AND cohort = ? AND each = ?",
+            (one.purpose, about, b"".join(cohort), one.each),
         ).fetchall()
         numbers = one.numbers + one.share * len(rows) * one.unknowns
         mine = [k for k in known if k[1] == self.run]
-        if any(not numbers or (value and value in _parts(f)) for *_, f in known):
+        if any(not numbers or (value and value in _parts(f)) for *_, f, _ in known):
             if mine:
                 return ""
             numbers = 0.0  # entered all the same, for the owner to see
         before, functions = (mine[0][2], mine[0][3]) if mine else (0.0, b"")
+        if mine:  # blocks may have been split since
+            blocks = np.frombuffer(mine[0][4], "<i4").tolist()
         numbers = before + numbers if value else max(before, numbers)
-        new = Sum(
-            self.run,
-            self.kind,
-            one.purpose,
-            frozenset(cohort),
-            frozenset(blocks),
-            numbers,
-            one.unknowns,
-            one.others,
-            one.width,
-        )
+        new = self._sum(one, blocks, cohort, numbers)
         said = self._check(new, one, policy, mode=mode, records=records, enough=enough)
         if mine:
             self.db.execute(
@@ -156,15 +150,46 @@ class Opened:
                 (numbers, functions + value, mine[0][0]),
             )
         else:
-            names = "purpose, blocks, cohort, each, run, parties, unknowns, others, width, rows"
-            values = (*place, self.run, one.parties, one.unknowns, one.others, one.width, len(rows))
-            self.db.execute(
-                f"INSERT INTO opened ({names}, numbers, functions) VALUES ({', '.join('?' * 12)})",
-                (*values, numbers, value),
-            )
+            self._insert(new, about, one, len(rows), value)
         if not one.each:
             self.sums = [*(s for s in self.sums if not same(s, new)), new]
         return said
+
+    def open_again(self, one: Opening, policy: NodePolicy, *, enough: int) -> None:
+        """Enter that sums are opened which this run has entered before, over these parties.
+
+        Raises
+        ------
+        RefusedError
+        """
+        cohort = sorted(digest(self.key, k)[:KEY_BYTES] for k in one.cohort or ())
+        found = self.db.execute(
+            "SELECT DISTINCT about, blocks, each, rows FROM opened WHERE run = ?"
+            " AND purpose = ? AND cohort <> ?",
+            (self.run, one.purpose, b"".join(cohort)),
+        ).fetchall()
+        for about, blocks, each, rows in found:
+            new = self._sum(one, np.frombuffer(blocks, "<i4").tolist(), cohort, 0.0)
+            least, allowed = policy.least_parties(enough), policy.allow_party_change
+            known = [*self.sums, *self.each]
+            check_parties(self.freeze.blocks, known, new, least=least, allow_one=allowed)
+            if not any(same(new, s) for s in known):
+                self._insert(new, about, replace(one, each=bool(each)), rows, b"")
+                (self.each if each else self.sums).append(new)
+
+    def _sum(self, one: Opening, blocks: list[int], cohort: list[bytes], numbers: float) -> Sum:
+        rest = one.unknowns, one.others, one.width
+        among, where = frozenset(cohort), frozenset(blocks)
+        return Sum(self.run, self.kind, one.purpose, among, where, numbers, *rest)
+
+    def _insert(self, new: Sum, about: bytes, one: Opening, rows: int, value: bytes) -> None:
+        packed = np.array(sorted(new.blocks), "<i4").tobytes(), b"".join(sorted(new.cohort))
+        names = "run, purpose, about, blocks, cohort, parties, each, unknowns, others, width, rows"
+        values = self.run, one.purpose, about, *packed, one.parties, one.each
+        self.db.execute(
+            f"INSERT INTO opened ({names}, numbers, functions) VALUES ({', '.join('?' * 13)})",
+            (*values, one.unknowns, one.others, one.width, rows, new.numbers, value),
+        )
 
     def _check(
         self,

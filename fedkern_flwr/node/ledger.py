@@ -332,7 +332,8 @@ class Telling:
                 yield Opening(name, rows, each)
         for full, alive in sums.survivors.items():
             name = _purpose(full)
-            yield Opening(name, None, False, _pinned(party, sorted(alive)), len(alive))
+            one = Opening(name, cohort=_pinned(party, sorted(alive)), parties=len(alive))
+            yield replace(one, again=True)
         if self.share:
             yield Opening("windows", share=self.share, unknowns=self.unknowns)
 
