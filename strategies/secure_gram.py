@@ -274,6 +274,11 @@ class SecureGram(Method):
         if rows < SAFER_ROWS_PER_ITEM * len(self.items_):  # in the smallest sum that is seen
             what = "the rows" if self.encoding == "counts" else "the instances up to a rotation"
             seen.append(f"hence {what}, by computation: there are too few rows for so many items")
+        if self.encoding == "counts":
+            seen.append(
+                "whether a known row, or one more item of it, is in the sum; no ratio of "
+                "rows to items hides that"
+            )
         if len(self._members) > 1:
             seen.append("each of these sums for every cohort")
         return {
