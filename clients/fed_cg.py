@@ -154,6 +154,11 @@ class HybridKernelClient(TableClient):
         self.block = default if block is None else block
         self.landmark_seed = landmark_seed
 
+    @property
+    def shows_rows(self) -> bool:
+        """Whether hospitals open distances of its rows."""
+        return self.role == CENTRE
+
     def describe(self, request: DescribeRequest) -> wire.HybridDescribeReply:
         """Tell who this is; see the message."""
         return self.tell(

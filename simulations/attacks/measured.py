@@ -63,10 +63,9 @@ def columns_of_phases() -> Iterator[str]:
             kinds = len(np.unique(angles.truth, axis=0))
             tolerance = (4.0 * angles.noise) ** 2
             seen = len(equal_rows(angles_apart(angles.values), tolerance)[0])
-            yield (
-                f"{name}, {rows} rows, width / {narrower:g} {options or ''}: "
-                f"{angles.columns_found() * binary:.0f} of {binary} columns; {seen} of {kinds} kinds"
-            )
+            found = f"{angles.columns_found() * binary:.0f} of {binary} columns"
+            case = f"{name}, {rows} rows, width / {narrower:g} {options or ''}"
+            yield f"{case}: {found}; {seen} of {kinds} kinds of rows"
 
 
 def rows_from_known() -> Iterator[str]:

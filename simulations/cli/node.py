@@ -249,7 +249,8 @@ def _text(rule: str, value: Any) -> str:
     if rule == "methods":
         return ", ".join(value) or "all"
     if value is None:
-        return {"min_parties": "3 or 2", "counting": "by method"}[rule]
+        words = {"min_parties": "3 or 2", "counting": "by method", "max_binary_columns": "warns"}
+        return words[rule]
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
