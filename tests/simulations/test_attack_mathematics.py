@@ -159,7 +159,7 @@ def test_phases_of_any_width_give_binary_columns_and_rows_from_known_ones(narrow
     rng = np.random.default_rng(0)
     x = (rng.random((120, 6)) < 0.4).astype(float)
     x[:, 5] = np.maximum(x[:, 0], x[:, 1])  # depends on others
-    phases = (x @ rng.normal(scale=narrower * 0.2, size=(6, 500))) % (2.0 * np.pi)
+    phases = (x @ rng.normal(scale=narrower * 0.05, size=(6, 500))) % (2.0 * np.pi)
     assert share_of_columns(columns_of_phases(phases, 1e-4), x) == 1.0
     first, kinds = equal_rows(angles_apart(phases), 1e-6)
     assert len(first) == len(np.unique(x, axis=0)) == kinds.max() + 1
