@@ -23,6 +23,7 @@ from fedkern_flwr.simulations.attacks.secure_gram import binary_vector, peel_pro
 from fedkern_flwr.simulations.attacks.single_rows import (
     angles_apart,
     columns_of_phases,
+    coordinates,
     equal_rows,
     from_known,
     share_of_columns,
@@ -163,6 +164,8 @@ def test_phases_of_any_width_give_binary_columns_and_rows_from_known_ones(narrow
     assert share_of_columns(columns_of_phases(phases, 1e-4), x) == 1.0
     first, kinds = equal_rows(angles_apart(phases), 1e-6)
     assert len(first) == len(np.unique(x, axis=0)) == kinds.max() + 1
+    products = two_valued(coordinates(x[first] @ x[first].T, 1e-9))  # as a label owner has them
+    assert share_of_columns(products, x[first]) == 1.0
     linear, known = unwrapped(phases, angles_apart(phases)), rng.permutation(120)[:40]
     np.testing.assert_allclose(from_known(linear, known, x[known]), x, atol=1e-9)
 
