@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.errors import FedKernError, OptionError, RefusedError, StateError
 from fedkern_flwr.guard import SumRule, check_selection, refusal
+from fedkern_flwr.guard.orders import check_binary_columns
 from fedkern_flwr.kernels.frequencies import (
     SEED_BYTES,
     check_frequency_seed,
@@ -124,6 +125,11 @@ class VerticalKernelClient(TableClient):
         super().__init__(context, x, y, table=VerticalTable, check=check, **common)
         self.role = ACTIVE if y is not None else PASSIVE
         self.frequency_seed = frequency_seed
+
+    @property
+    def shows_rows(self) -> bool:
+        """Whether an active party opens phases of its columns."""
+        return self.role == PASSIVE
 
     def _check_role(self, role: str | None, y: object, y_test: object) -> None:
         if role is not None:
@@ -281,6 +287,8 @@ class VerticalKernelClient(TableClient):
         for known, owner, upto in zip(
             request.known, request.owners.tolist(), request.upto.tolist(), strict=True
         ):
+            if owner != self.partition:  # of several active parties each opens the others' phases
+                check_binary_columns(self.policy, np.vstack(self.table.parts), party=self.name)
             first = int(known.min())
             omega, offsets = self.directions(owner, first, upto)
             for part, name in self._phase_sums(owner, rows, request.cuts, known, upto):

@@ -167,6 +167,11 @@ class HybridKernelClient(TableClient):
         covariances = order.name.startswith("moments") and self._request.sampling == "C"
         return self.table.features if covariances else 0
 
+    @property
+    def shows_rows(self) -> bool:
+        """Whether hospitals open distances of its rows."""
+        return self.role == CENTRE
+
     def describe(self, request: DescribeRequest) -> wire.HybridDescribeReply:
         """Tell who this is; see the message."""
         return self.tell(

@@ -98,6 +98,11 @@ class SVMNode(TableClient):
         of_group = order.name.partition("#")[0] == wire.GROUP_SUM
         return super().is_counted(order) or (of_rows and of_group)
 
+    @property
+    def shows_rows(self) -> bool:
+        """Whether the label owner opens inner products of its rows: where columns are split."""
+        return self.role == USER and not self.table.y.size
+
     def describe(self, request: DescribeRequest) -> wire.SVMDescribeReply:
         """Tell who this is; see the message."""
         group = -1 if self.role == OWNER else self.group

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -13,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedkern_flwr.alignment import AlignmentKey
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.guard import refusal
+from fedkern_flwr.guard.orders import check_binary_columns
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.judging.calibration import Calibration
 from fedkern_flwr.judging.counts import Yardstick, bins_of
@@ -24,6 +26,12 @@ from fedkern_flwr.wire import DescribeRequest, columns_digest
 
 from .party_table import Ids, PartyTable
 from .run_file import RunFile
+
+logger = logging.getLogger("fedkern_flwr")
+_SHOWN = (
+    "another party opens values of single rows of this node; it can compute the %d columns of two "
+    "values, up to their order and 0/1: forbid that with max_binary_columns"
+)
 
 Reply = TypeVar("Reply", bound=TableReply)
 
@@ -102,6 +110,11 @@ class TableClient(AnsweringClient):
         self.table.check_key(alignment_key, self.without_key)
 
     @property
+    def shows_rows(self) -> bool:
+        """Whether another party opens values of single rows of this one."""
+        return False
+
+    @property
     def session(self) -> str:
         """Name of the run of the message at hand."""
         return str(self._request.session)
@@ -118,6 +131,10 @@ class TableClient(AnsweringClient):
     def tell(self, request: DescribeRequest, reply: type[Reply], **more: Any) -> Reply:
         """Tell who this is, and remember in which order its rows are announced."""
         table, known = self.table, (request.session, self.alignment_key)
+        if self.shows_rows:
+            found = check_binary_columns(self.policy, np.vstack(table.parts), party=self.name)
+            if found and not self.simulated and self.policy.max_binary_columns is None:
+                logger.warning(_SHOWN, found)
         table.check_ids(*known)
         ids = table.pseudonyms(*known)
         with self.keeping(request.session):

@@ -62,8 +62,9 @@ _PHASES = [
     "phases of all rows that it trains on and predicts: distances between the rows of the "
     "others together, to about sqrt(2 / number of directions); these rows up to an unknown "
     "linear map, and the number of their columns, unless the kernel is very narrow",
-    "with one known record more than the others have columns, or where columns do not "
-    "depend on each other (such as binary ones), these rows themselves",
+    "columns of two values, up to their order and 0/1, whether they depend on each other or not",
+    "with one known record more than the others have columns, these rows themselves",
+    "which rows are equal in the columns of the others",
 ]
 
 

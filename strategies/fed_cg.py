@@ -169,7 +169,7 @@ class FedCG(HybridOptions):
             "hospitals_see": [
                 "the kernel of their own rows: distances between their own patients, with many "
                 "landmarks also along random directions of a centre's features; of a centre with a "
-                "single feature that feature",
+                "single feature that feature; columns of two values, up to their order and 0/1",
                 "the coefficients, made of sums with noise"
                 if private
                 else "the coefficients; of two hospitals each can compute K^T(K a - y) of the "

@@ -68,6 +68,7 @@ class OnlineRelease(Method):
     in_sums: ClassVar[str] = "gradients and statistics"
     sent_sums: ClassVar[str] = "gradients"
     kept: ClassVar[tuple[str, ...]] = ()
+    to_clients: ClassVar[str] = "the model"
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -226,7 +227,7 @@ class OnlineRelease(Method):
                 "number of rows, held-out rows and columns per client, digest of the column names",
                 "the sum of the clients' squared errors on held-out rows, if there are any",
             ],
-            "clients_see": ["the model", "which clients contributed to which sum"],
+            "clients_see": [self.to_clients, "which clients contributed to which sum"],
             "never_leaves_the_client": [
                 "rows",
                 "labels",

@@ -70,6 +70,7 @@ class POFRLS(PredictingStrategy, PrivateOnline):
     fixed = PrivateOnline.fixed | {"step_size"}
     in_sums = "products of features and labels, and statistics"
     sent_sums = "products of features and labels"
+    to_clients = "the model, with inverses from which each client computes the sums of all others"
     kept = ("weights over the learners", "learners of its own rows")
 
     kernels: int = option(1, "Gaussian kernels, of widths a power of two apart.", least=0)

@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import CheckpointError, CohortError, OptionError, ProtocolError
+from fedkern_flwr.flower_compat import is_simulated
 from fedkern_flwr.gram import messages as wire
 from fedkern_flwr.gram.dot_kernels import DotKernel, KernelName
 from fedkern_flwr.gram.matrix import pack, packed_diagonal, packed_size, quantisation_error, unpack
@@ -36,6 +37,8 @@ from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply, PhaseMessage
 
 MIN_SUPPORT = 5
+#: The same in deployments: row i of K is a sum over the users who have item i.
+DEPLOYED_SUPPORT = 20
 #: Below so many rows per item a matrix of counts has been taken apart: all 943 users of MovieLens
 #: 100k at 0.7, a third of 12 at 1.25, none of 300 and more at 1.2. No ratio is proven to be safe.
 SAFER_ROWS_PER_ITEM = 2
@@ -106,8 +109,8 @@ class SecureGram(Method):
 
     min_support: int = option(
         None,
-        "Items that fewer rows have are left out before K is summed, by default 5; 0 keeps all. "
-        "Only for counts.",
+        "Items that fewer rows have are left out before K is summed, by default 20, in simulations "
+        "5; 0 keeps all. Only for counts.",
         least=0,
     )
     participation: float = option(
@@ -164,6 +167,7 @@ class SecureGram(Method):
                     remedy="leave it out",
                     code="FK-OPTION-CONFLICT",
                 )
+        self._by_place = counts and self.min_support is None
         self.fill_in(min_support=MIN_SUPPORT if counts else 0)
         if self.drop_outs is False and self.threshold is not None:
             raise OptionError(
@@ -274,6 +278,11 @@ class SecureGram(Method):
         if rows < SAFER_ROWS_PER_ITEM * len(self.items_):  # in the smallest sum that is seen
             what = "the rows" if self.encoding == "counts" else "the instances up to a rotation"
             seen.append(f"hence {what}, by computation: there are too few rows for so many items")
+        if self.encoding == "counts":
+            seen.append(
+                "whether a known row, or one more item of it, is in the sum; no ratio of "
+                "rows to items hides that"
+            )
         if len(self._members) > 1:
             seen.append("each of these sums for every cohort")
         return {
@@ -289,6 +298,12 @@ class SecureGram(Method):
         """Forget the last run; take the seed of the next."""
         super().begin(config)
         at_least("seed", self.run_seed, 0)
+
+    def takes_sums(self, grid: Grid) -> bool:
+        """Settle the support of items, which is larger in deployments; take secure sums."""
+        if self._by_place:
+            self.min_support = MIN_SUPPORT if is_simulated(grid) else DEPLOYED_SUPPORT
+        return super().takes_sums(grid)
 
     def cohorts(self) -> list[list[int]] | None:
         """Draw who sums with whom.

@@ -334,3 +334,25 @@ def refusal(rule: str, party: str, remedy: str = "", *, code: str = "") -> Refus
         party=party,
         code=code,
     )
+
+
+def check_binary_columns(policy: NodePolicy, table: NDArray[Any], *, party: str) -> int:
+    """Return how many columns of a table have two values; another party is to compute them.
+
+    Raises
+    ------
+    RefusedError
+        They are more than its owner allows.
+    """
+    if not len(table):
+        return 0
+    low, high = table.min(axis=0), table.max(axis=0)
+    two = ((table == low) | (table == high)).all(axis=0) & (low < high)
+    limit = policy.max_binary_columns
+    if limit is not None and two.sum() > limit:
+        raise refusal(
+            f"max_binary_columns = {limit}: its table has more, and others open values of its rows",
+            party,
+            code="FK-POLICY-BINARY",
+        )
+    return int(two.sum())

@@ -38,6 +38,7 @@ RULES: Mapping[str, str] = {
     "allow_recovery": "let others hold shares of the node's seeds, so that sums survive it",
     "max_epsilon": "largest epsilon of a row in all runs; runs without noise are refused",
     "max_delta": "with max_epsilon: largest delta of a run, the chance that its promise is broken",
+    "max_binary_columns": "most own columns of two values where others open values of single rows",
     "permanent_ids": "with budgets: an id is one person for good, other ids are other people",
     "strata": "columns whose values are kept apart when rows are frozen in blocks",
     "labels": "columns without which a row waits, and is in no block",
@@ -87,6 +88,9 @@ class NodePolicy:
     max_delta : float
         With it: largest delta of a run. Nor may a run count on nobody who tells the noise that he
         added.
+    max_binary_columns : int, optional
+        Most columns of two values with which it answers where another party opens values of single
+        rows, from which it computes such columns. By default it answers and warns.
     permanent_ids : bool
         Whether an id of the table is one person for good, and never another's. Then runs about
         other ids do not add up; by default all runs do.
@@ -111,6 +115,7 @@ class NodePolicy:
     allow_recovery: bool = True
     max_epsilon: float = math.inf
     max_delta: float = 1e-5
+    max_binary_columns: int | None = None
     permanent_ids: bool = False
     strata: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
@@ -249,7 +254,7 @@ def _wrong(name: str, value: Any) -> str:
     if type(_BY_NAME[name].default) is bool:
         return "" if kind is bool else "use true or false"
     least = _LEAST.get(name, 0)
-    whole = (kind is int and value >= least) or (name == "min_parties" and value is None)
+    whole = (kind is int and value >= least) or (value is None and _BY_NAME[name].default is None)
     return "" if whole else f"use a whole number from {least}"
 
 
@@ -267,4 +272,8 @@ def _toml(value: Any) -> str:
 _NAME = re.compile(r"[\w.-]+", re.ASCII)
 _BY_NAME: Mapping[str, Any] = {field.name: field for field in fields(NodePolicy)}
 _LEAST = {"min_parties": 2}  # of whole numbers; 0 for the others
-_DEFAULTS: Mapping[str, Any] = {"min_parties": _PARTIES, "counting": "refuse"}  # what None means
+_DEFAULTS: Mapping[str, Any] = {
+    "min_parties": _PARTIES,
+    "counting": "refuse",
+    "max_binary_columns": 0,
+}  # what None means, or warns of

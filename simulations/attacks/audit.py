@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.privacy.accounting import check_accountant
 
-from . import budget_cases, fdskl, fed_cg, hierarchical_svm, pof_mkl, secure_gram
+from . import budget_cases, fdskl, fed_cg, hierarchical_svm, pof_mkl, pof_rls, secure_gram
 from .table import Attack, Run, Seen, Verdict
 
 #: The row that tries the sums with noise of all methods.
@@ -32,6 +32,10 @@ RUNS: Mapping[str, tuple[Run, Run]] = {
     "rows from phases": (fdskl.on_paper, fdskl.on_default),
     "profiles from the matrix": (secure_gram.on_paper, secure_gram.on_default),
     "users' vectors": (hierarchical_svm.on_paper, hierarchical_svm.on_default),
+    "binary columns from phases": (fdskl.columns_on_paper, fdskl.columns_on_default),
+    "binary columns from distances": (fed_cg.columns_of_naive, fed_cg.columns_of_default),
+    "a single rating": (secure_gram.ratings_on_paper, secure_gram.ratings_on_default),
+    "the others' sums": (pof_rls.on_plain, pof_rls.on_default),
     EPSILON: (budget_cases.on_less_noise, budget_cases.lower_bounds),
 }
 _ROWS = tomllib.loads(files(__package__).joinpath("table.toml").read_text("utf-8"))["attack"]

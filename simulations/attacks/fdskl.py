@@ -7,7 +7,8 @@ modulo 2 pi:
 * where all parties know the directions omega, as in the paper, they give x_i - x_0: short
   directions tell the turns of longer ones (:mod:`.phases`);
 * where they are secret, the mean cosine of differences is the kernel, which gives distances among
-  rows to about sqrt(2 / number of directions).
+  rows to about sqrt(2 / number of directions). They also give columns of two values, of one-hot
+  codes or not, up to order and 0/1 (:mod:`.single_rows`).
 
 Source: follows from Algorithm 3 and section 3.2 of Gu et al., KDD 2020, whose Theorem 7 says that
 there is no such attack.
@@ -15,7 +16,7 @@ there is no such attack.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -31,6 +32,7 @@ from ..engines import simulate
 from ..papers import fdskl as paper
 from .phases import Floats, Phases, nearest_turn
 from .seen import Watched, Watcher
+from .single_rows import columns_of_phases, share_of_columns
 from .table import Seen, correlation, made_up_table, served
 
 PARTIES, OWN, ROWS, DIRECTIONS = 4, 2, 60, 400  # OWN: columns of each
@@ -86,15 +88,22 @@ class Angles:
         truth = self.truth[1:] - self.truth[0]
         return max(correlation(np.nan_to_num(self.differences(g)), truth) for g in guesses)
 
+    def columns_found(self) -> float:
+        """Return the share of the others' columns of two values that phases give."""
+        return share_of_columns(columns_of_phases(self.values, self.noise), self.truth)
 
-def table(seed: int) -> tuple[Floats, Floats]:
+
+def table(seed: int, *, binary: bool = False) -> tuple[Floats, Floats]:
     """Return the rows of all parties, those of the active party first, and labels."""
-    return made_up_table(ROWS, PARTIES * OWN, seed)
+    x, y = made_up_table(ROWS, PARTIES * OWN, seed)
+    if binary:
+        x[:, OWN:] = x[:, OWN:] > 0.5
+    return x, y
 
 
-def of_paper(seed: int) -> tuple[Angles, Floats]:
+def of_paper(seed: int, *, binary: bool = False) -> tuple[Angles, Floats]:
     """Run Algorithm 3; return what the active worker receives, and the directions of the others."""
-    x, _ = table(seed)
+    x, _ = table(seed, binary=binary)
     omega = paper.draw_directions(seed, DIRECTIONS, PARTIES * OWN, GAMMA)
     masks = paper.draw_masks(seed, DIRECTIONS, PARTIES)
     sent: paper.Transcript = []
@@ -153,23 +162,27 @@ class Recorded:
         return [np.hstack([draw_directions(s, 0, *law)] * (PARTIES - 1)) for s in secrets]
 
 
-@cache
-def default_run(seed: int) -> Recorded:
-    """Run FDSKL with its default options, but for width, penalty and number of directions."""
-    x, y = table(seed)
-    parts = np.split(x, PARTIES, axis=1)
+def run_on(parts: Sequence[Floats], y: Floats, strategy: FDSKL) -> Recorded:
+    """Run FDSKL on columns of some parties, the first of which has the labels 0 and 1."""
 
     def party(context: Any, k: int) -> VerticalKernelClient:
         labels: dict[str, Any] = {} if k else {"y": y, "classes": (0, 1)}
         return VerticalKernelClient(context, parts[k], **labels)
 
     insiders = Insiders()
-    strategy = FDSKL(features=DIRECTIONS, gamma=GAMMA, regularization=1e-3, seed=seed)
-    simulate(strategy, insiders.watch(served(party)), PARTIES)
+    simulate(strategy, insiders.watch(served(party)), len(parts))
     active = insiders.parties[0]
     rows, values = (np.concatenate(parts) for parts in zip(*active.received, strict=True))
-    noise = active.step * float(np.sqrt(PARTIES / 12.0))
-    return Recorded(strategy, Angles(values, noise, x[rows, OWN:]), active.secret)
+    noise = active.step * float(np.sqrt(len(parts) / 12.0))
+    return Recorded(strategy, Angles(values, noise, np.hstack(parts[1:])[rows]), active.secret)
+
+
+@cache
+def default_run(seed: int, *, binary: bool = False) -> Recorded:
+    """Run FDSKL with its default options, but for width, penalty and number of directions."""
+    x, y = table(seed, binary=binary)
+    strategy = FDSKL(features=DIRECTIONS, gamma=GAMMA, regularization=1e-3, seed=seed)
+    return run_on(np.split(x, PARTIES, axis=1), y, strategy)
 
 
 def on_paper(seed: int) -> list[Seen]:
@@ -189,3 +202,15 @@ def on_default(seed: int) -> list[Seen]:
         Seen("active party", abs(run.angles.score(run.guesses()))),
         Seen("active party, distances only", near, said, run.strategy.privacy()),
     ]
+
+
+def columns_on_paper(seed: int) -> list[Seen]:
+    """Compute columns of two values from phases, as if the directions were not known."""
+    return [Seen("active party", of_paper(seed, binary=True)[0].columns_found())]
+
+
+def columns_on_default(seed: int) -> list[Seen]:
+    """Compute columns of two values from the phases of the default."""
+    run = default_run(seed, binary=True)
+    said = "columns of two values, up to their order and 0/1"
+    return [Seen("active party", run.angles.columns_found(), said, run.strategy.privacy())]

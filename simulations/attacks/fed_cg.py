@@ -42,6 +42,7 @@ from .distances import (
 from .edm_completion import alternating_descent
 from .phases import Floats
 from .seen import SeenRun, Watched, Watcher
+from .single_rows import columns_of_distances, share_of_columns
 from .table import Seen, correlation, made_up_table, served
 
 COLUMNS = {"genes": (0, 1, 2), "images": (3, 4), "clinical": (5, 6)}  # centres' blocks first
@@ -51,9 +52,11 @@ LANDMARKS, GAMMA, REGULARIZATION = 20, 0.5, 1e-2
 _KEY = b"a key of all parties but the server"
 
 
-def wards(hospitals: int, seed: int) -> list[tuple[Floats, Floats]]:
+def wards(hospitals: int, seed: int, *, binary: bool = False) -> list[tuple[Floats, Floats]]:
     """Return the rows of each hospital, columns as in :data:`COLUMNS`, and labels 0 or 1."""
     x, y = made_up_table(hospitals * ROWS, 7, seed)
+    if binary:
+        x = np.rint(x)
     return list(zip(np.split(x, hospitals), np.split(y, hospitals), strict=True))
 
 
@@ -76,10 +79,10 @@ class Printed:
 
 
 @cache
-def printed(protocol: str, seed: int) -> Printed:
+def printed(protocol: str, seed: int, *, binary: bool = False) -> Printed:
     """Run ``naive`` or ``chain`` over three hospitals."""
     w = np.random.default_rng(seed).random((LANDMARKS, 7))
-    rows, labels = zip(*((x, 2.0 * y - 1.0) for x, y in wards(3, seed)), strict=True)
+    rows, labels = zip(*((x, 2.0 * y - 1.0) for x, y in wards(3, seed, binary=binary)), strict=True)
     cuts = np.cumsum([len(block) for block in COLUMNS.values()])[:-1]
     hospitals = [
         paper.Hospital(np.split(x, cuts, axis=1), y) for x, y in zip(rows, labels, strict=True)
@@ -209,27 +212,33 @@ class FedCGRun(SeenRun):
 
 
 @cache
-def default_run(seed: int, hospitals: int = 3) -> FedCGRun:
+def default_run(seed: int, hospitals: int = 3, *, binary: bool = False) -> FedCGRun:
     """Run FedCG with its default options, but for the number of landmarks."""
-    rows = wards(hospitals, seed)
-    everybody = np.vstack([x for x, _ in rows])
+    rows = wards(hospitals, seed, binary=binary)
+    return run_on(rows, COLUMNS, FedCG(landmarks=LANDMARKS, seed=seed))
+
+
+def run_on(
+    rows: list[tuple[Floats, Floats]], columns: dict[str, tuple[int, ...]], strategy: FedCG
+) -> FedCGRun:
+    """Run FedCG on rows of hospitals, of whose columns centres have all but the last block."""
+    *centres, own_block = columns
+    everybody, hospitals = np.vstack([x for x, _ in rows]), len(rows)
+    ids = np.split(np.arange(len(everybody)), np.cumsum([len(x) for x, _ in rows])[:-1])
 
     def party(context: Any, k: int) -> HybridKernelClient:
         if k < hospitals:
             x, y = rows[k]
-            own: dict[str, Any] = {"block": "clinical", "y": y, "classes": (0, 1)}
-            own["ids"] = np.arange(k * ROWS, (k + 1) * ROWS)
+            own: dict[str, Any] = {"block": own_block, "y": y, "classes": (0, 1), "ids": ids[k]}
         else:
-            x, ids = everybody, np.random.default_rng(k).permutation(len(everybody))
-            own = {"block": CENTRES[k - hospitals], "ids": ids}
-            x = everybody[ids]
-        held = x[:, COLUMNS[own["block"]]]
+            mixed = np.random.default_rng(k).permutation(len(everybody))
+            own, x = {"block": centres[k - hospitals], "ids": mixed}, everybody[mixed]
+        held = x[:, columns[own["block"]]]
         return HybridKernelClient(context, held, alignment_key=_KEY, **own)
 
     insiders, transcript = Insiders(), Transcript()
-    strategy = FedCG(landmarks=LANDMARKS, seed=seed)
     clients = insiders.watch(served(party))
-    simulate(strategy, clients, hospitals + len(CENTRES), transcript=transcript)
+    simulate(strategy, clients, hospitals + len(centres), transcript=transcript)
     return FedCGRun(transcript, insiders, strategy)
 
 
@@ -330,3 +339,30 @@ def gradients_of_default(seed: int) -> list[Seen]:
         score = of_vector(run.gradient_of_others(0), run.gradient(1))
         found.append(Seen(f"a hospital of {hospitals}", score, admits, run.strategy.privacy()))
     return found
+
+
+def columns_of_naive(seed: int) -> list[Seen]:
+    """Compute columns of two values from the naive protocol, as if the landmarks were not known."""
+    run = printed("naive", seed, binary=True)
+    scores = [
+        share_of_columns(columns_of_distances(naive_distances(run, h)), x)
+        for h, x in enumerate(run.rows)
+    ]
+    return [Seen("server", float(np.mean(scores)))]
+
+
+def columns_found(run: FedCGRun) -> float:
+    """Return the share of the centres' columns of two values that hospitals compute."""
+    scores = [
+        share_of_columns(columns_of_distances(values), rows)
+        for hospital in run.trained
+        for values, rows, _ in run.totals(hospital)
+    ]
+    return float(np.mean(scores))
+
+
+def columns_of_default(seed: int) -> list[Seen]:
+    """Compute columns of two values from the distances that a hospital opens."""
+    run = default_run(seed, binary=True)
+    said = "columns of two values, up to their order and 0/1"
+    return [Seen("hospital", columns_found(run), said, run.strategy.privacy())]

@@ -11,6 +11,10 @@ that has the items i and j has no item k with K_ik = 0 or K_jk = 0, so that it l
 fewer dimensions, where :func:`binary_vector` looks for it as a decoder looks for a word. What is
 found is subtracted, and the rest is easier. No number of users is known to be safe.
 
+Of a profile that somebody knows, x^T K^+ x also tells without a search whether it is in K: it is
+smaller than that of a stranger, and smaller with an item that the user has than without it. Where
+users are many the difference is small, and it never vanishes (:func:`known_profiles`).
+
 Source: follows from sections 2 and 3 of Polato, Gallinaro and Aiolli, "Privacy-Preserving Kernel
 Computation For Vertically Partitioned Data"; the search: Fincke and Pohst, "Improved Methods for
 Calculating Vectors of Short Length in a Lattice", Mathematics of Computation 44, 1985, in the
@@ -19,6 +23,7 @@ order of V-BLAST.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -30,6 +35,7 @@ from ...strategies import SecureGram
 from ..engines import simulate
 from ..papers import secure_gram as paper
 from .phases import Floats
+from .pof_mkl import advantage
 from .table import Seen, served
 
 Profiles = NDArray[np.int8]
@@ -204,6 +210,33 @@ def made_up_profiles(users: int, items: int, seed: int) -> NDArray[np.int64]:
     return (rng.random((users, items)) < np.minimum(popularity * activity, 0.9)).astype(np.int64)
 
 
+def known_profiles(kernel: NDArray[Any], profiles: NDArray[Any]) -> Floats:
+    """Return x^T K^+ x of profiles: the smaller, the more likely they are in K."""
+    inside = np.linalg.pinv(np.asarray(kernel, np.float64), hermitian=True)
+    return np.asarray(np.einsum("ui,ij,uj->u", profiles, inside, profiles))
+
+
+def members_told(kernel: NDArray[Any], members: NDArray[Any], others: NDArray[Any]) -> float:
+    """Return the area under the curve of telling members from others, by x^T K^+ x an item."""
+    scores = [-known_profiles(kernel, x) / np.maximum(x.sum(axis=1), 1) for x in (members, others)]
+    return 0.5 * (1.0 + advantage(*scores))
+
+
+def rating_told(kernel: NDArray[Any], members: NDArray[Any], item: int) -> float:
+    """Return the area under the curve of telling who has an item, all else of them known."""
+    without, with_it = (members.copy() for _ in range(2))
+    without[:, item], with_it[:, item] = 0, 1
+    scores = known_profiles(kernel, without) - known_profiles(kernel, with_it)
+    has = members[:, item] > 0
+    return 0.5 * (1.0 + advantage(scores[has], scores[~has]))
+
+
+def rare_ratings_told(kernel: NDArray[Any], members: NDArray[Any], items: int = 10) -> float:
+    """Return the mean of :func:`rating_told` over the items that the fewest users have."""
+    rare = np.argsort(members.sum(axis=0), kind="stable")[:items]
+    return float(np.mean([rating_told(kernel, members, item) for item in rare]))
+
+
 def share_found(kernel: NDArray[Any], profiles: NDArray[np.int64]) -> float:
     """Return the share of users whose profile is computed from a kernel."""
     found, _ = peel_profiles(kernel, nodes=5_000, patience=20, limit=len(profiles))
@@ -218,9 +251,35 @@ def on_paper(seed: int) -> list[Seen]:
     return [Seen("server, all users", share_found(kernel, x[x.any(axis=1)]))]
 
 
-def on_default(seed: int) -> list[Seen]:
-    """Take the matrix apart that a deployment makes: it refuses fewer than two rows an item."""
+@cache
+def default_run(seed: int) -> tuple[NDArray[np.int64], SecureGram]:
+    """Make the matrix of a deployment, which refuses fewer than two rows an item, and its rows."""
     x = made_up_profiles(80, 36, seed)
     strategy = SecureGram(seed=seed, allow_recovery=False)
     simulate(strategy, served(lambda context, k: GramClient(context, x[k])), len(x))
-    return [Seen("server, all users", share_found(strategy.gram_, x[:, strategy.items_]))]
+    return x[:, strategy.items_], strategy
+
+
+def on_default(seed: int) -> list[Seen]:
+    """Take the matrix of the default apart."""
+    x, strategy = default_run(seed)
+    return [Seen("server, all users", share_found(strategy.gram_, x))]
+
+
+def ratings_on_paper(seed: int) -> list[Seen]:
+    """Tell who has a rare item from the matrix of the paper, of two users an item."""
+    x = made_up_profiles(80, 36, seed)
+    kernel, _ = paper.masked_gram(x, np.random.default_rng(seed))
+    return [Seen("server, one rating", 2.0 * rare_ratings_told(kernel, x) - 1.0)]
+
+
+def ratings_on_default(seed: int) -> list[Seen]:
+    """Tell who has a rare item, and which known profiles are in the matrix of the default."""
+    x, strategy = default_run(seed)
+    others = made_up_profiles(80, 36, seed + 1)[:, strategy.items_]
+    said = "whether a known row, or one more item of it, is in the sum"
+    found = {
+        "server, one rating": rare_ratings_told(strategy.gram_, x),
+        "server, a profile": members_told(strategy.gram_, x, others),
+    }
+    return [Seen(v, 2.0 * area - 1.0, said, strategy.privacy()) for v, area in found.items()]

@@ -210,7 +210,8 @@ def _text(rule: str, value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(value) or ("all" if rule == "methods" else "none")
     if value is None:
-        return {"min_parties": "3 or 2", "counting": "refuse"}[rule]
+        words = {"min_parties": "3 or 2", "counting": "refuse", "max_binary_columns": "warns"}
+        return words[rule]
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

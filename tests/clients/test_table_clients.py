@@ -6,6 +6,7 @@ What no client takes is in tests/contracts/test_bad_tables.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from fedkern_flwr.clients import (
     SVMClient,
     VerticalKernelClient,
 )
+from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import FDSKL, POFMKL, FedCG, HierarchicalSVM, KernelPCA, SecureGram
 from fedkern_flwr.wire import DescribeRequest
@@ -95,6 +97,30 @@ def test_labels_of_some_rows_may_be_elsewhere() -> None:
     assert (numbers.rows, numbers.others, words.rows, words.others) == (3, 1, 2, 2)
     passive = kind.make(y=None, classes=None, x_test=X[:2], ids_test=["e", "f"])
     assert passive.table.others == 6
+
+
+# -- what others compute of single rows
+
+SHOWN = {**KINDS, "hierarchical-svm": Kind(SVMClient, "hierarchical-svm", ("user", "user"))}
+
+
+@pytest.mark.promise("binary-columns")
+@pytest.mark.parametrize("kind", SHOWN.values(), ids=SHOWN)
+def test_an_owner_limits_the_columns_that_others_compute(
+    kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of two values each; one of a single value shows nothing."""
+    x = np.column_stack([X, [0, 1, 1, 0], [1, 0, 0, 0], [1] * 4])
+    without: Table = {"x": x, "y": None, "classes": None}
+    allowed: Table = {"min_own_rows": 0, "require_secure_sums": False}
+    for limit in (None, 1, 2):
+        place, policy = context(simulation=False), NodePolicy(max_binary_columns=limit, **allowed)
+        with refused("FK-POLICY-BINARY") if limit == 1 else nullcontext():
+            kind.describe(kind.make(place, policy=policy, **without))
+        assert ("compute the 2 columns" in caplog.text) == (limit is None)
+        caplog.clear()
+    policy = NodePolicy(max_binary_columns=1, **allowed)
+    kind.describe(kind.make(policy=policy, x=x))  # it opens its own rows, or nobody does
 
 
 # -- what a party tells

@@ -34,6 +34,11 @@ ADMITTED = {
     ("completion of distances", "hospital"),
     ("a hospital's gradient", "a hospital of 2"),
     ("rows from phases", "active party, distances only"),
+    ("binary columns from phases", "active party"),
+    ("binary columns from distances", "hospital"),
+    ("a single rating", "server, one rating"),
+    ("a single rating", "server, a profile"),
+    ("the others' sums", "client"),
 }
 
 
@@ -50,8 +55,8 @@ def test_each_attack_succeeds_on_the_papers_protocol_and_not_on_the_default(
     assert found == expected
 
 
-def test_there_are_ten_attacks_and_all_that_is_admitted_is_tried() -> None:
-    assert len(ATTACKS) == len({attack.name for attack in ATTACKS}) == 10
+def test_there_are_fourteen_attacks_and_all_that_is_admitted_is_tried() -> None:
+    assert len(ATTACKS) == len({attack.name for attack in ATTACKS}) == 14
     assert {name for name, _ in ADMITTED} < {attack.name for attack in ROWS}
     assert set(BUDGETS.methods) == {case.method for case in CASES}
     assert set(METHODS) > set(BUDGETS.methods)
@@ -231,7 +236,8 @@ def test_a_method_is_audited_by_its_attacks_and_epsilon_by_its_sums(
         0.0 < seen["score"] <= 1.0 < other["score"]
         for seen, other in zip(row["default"], row["paper"], strict=True)
     )
-    assert [attack.name for attack in attacks_on("fdskl")] == ["rows from phases"]
+    found = [attack.name for attack in attacks_on("fdskl")]
+    assert found == ["rows from phases", "binary columns from phases"]
     assert attacks_on("epsilon") == [BUDGETS]
     assert attacks_on(None) == list(ATTACKS)
     with refused("FK-ATTACK-METHOD"):

@@ -29,6 +29,7 @@ POLICIES = st.builds(
     counting=st.sampled_from([None, "refuse", "warn"]),
     allow_small_sums=st.booleans(),
     allow_recovery=st.booleans(),
+    max_binary_columns=st.none() | COUNTS,
     max_epsilon=st.floats(0.0, allow_nan=False),
     strata=st.lists(st.text(st.characters(codec="utf-8"), min_size=1), max_size=2).map(tuple),
 )
@@ -50,8 +51,8 @@ def test_every_rule_has_a_line_and_what_is_commented_out_is_the_default(tmp_path
     assert set(RULES) == {field.name for field in fields(NodePolicy)}
     (tmp_path / "all").write_text(text.split("\n\n")[1].replace("\n# ", "\n").removeprefix("# "))
     given = read_policy(tmp_path / "all")
-    assert set(given.changed) == {"min_parties", "counting"}  # by default they follow the method
-    assert (given.min_parties, given.counting) == (3, "refuse")
+    changed = {"min_parties": 3, "counting": "refuse", "max_binary_columns": 0}
+    assert given.changed == changed  # by default they follow the method, or are warned of
 
 
 @pytest.mark.parametrize(

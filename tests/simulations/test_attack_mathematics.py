@@ -20,6 +20,16 @@ from fedkern_flwr.simulations.attacks.edm_completion import (
 from fedkern_flwr.simulations.attacks.gradient_inversion import invert_gradient
 from fedkern_flwr.simulations.attacks.joint_inversion import TOLERANCE, invert_release
 from fedkern_flwr.simulations.attacks.secure_gram import binary_vector, peel_profiles
+from fedkern_flwr.simulations.attacks.single_rows import (
+    angles_apart,
+    columns_of_phases,
+    coordinates,
+    equal_rows,
+    from_known,
+    share_of_columns,
+    two_valued,
+    unwrapped,
+)
 
 EXACT = 1e-6
 
@@ -139,6 +149,31 @@ def test_distances_that_nobody_can_use_are_refused(wrong: float) -> None:
     for attack in (lambda: trilaterate(d, w), lambda: distances_by_svd(d)):
         with refused("FK-VALUES-FINITE"):
             attack()
+
+
+# -- values of single rows
+
+
+@pytest.mark.parametrize("narrower", [1.0, 16.0])
+def test_phases_of_any_width_give_binary_columns_and_rows_from_known_ones(narrower: float) -> None:
+    """A width that is 16 times smaller turns phases oftener, but not between neighbours."""
+    rng = np.random.default_rng(0)
+    x = (rng.random((120, 6)) < 0.4).astype(float)
+    x[:, 5] = np.maximum(x[:, 0], x[:, 1])  # depends on others
+    phases = (x @ rng.normal(scale=narrower * 0.05, size=(6, 500))) % (2.0 * np.pi)
+    assert share_of_columns(columns_of_phases(phases, 1e-4), x) == 1.0
+    first, kinds = equal_rows(angles_apart(phases), 1e-6)
+    assert len(first) == len(np.unique(x, axis=0)) == kinds.max() + 1
+    products = two_valued(coordinates(x[first] @ x[first].T, 1e-9))  # as a label owner has them
+    assert share_of_columns(products, x[first]) == 1.0
+    linear, known = unwrapped(phases, angles_apart(phases)), rng.permutation(120)[:40]
+    np.testing.assert_allclose(from_known(linear, known, x[known]), x, atol=1e-9)
+
+
+def test_columns_of_more_values_and_too_many_of_them_are_not_found() -> None:
+    rng = np.random.default_rng(0)
+    assert two_valued(rng.random((60, 5))).shape == (60, 0)
+    assert two_valued(np.zeros((60, 0))).shape == two_valued(rng.random((60, 19))).shape == (60, 0)
 
 
 # -- FedCG: completion of a matrix of distances

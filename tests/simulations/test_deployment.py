@@ -141,7 +141,7 @@ SAME = [
         "--schedule streaming --batch 1 --directions 1 --rounds 8 --step 0.3 --gamma 0.5 "
         "--regularization 1e-2 --phase-bits 32",
     ),
-    ("fed-cfk", "--nodes 3", "--clients 3", ""),
+    ("fed-cfk", "--nodes 3", "--clients 3", "--min-support 5"),
     ("fed-cfk", "--nodes 6 --rounds 2", "--clients 6", "--min-support 1"),  # half of them first
     (
         *("pof-mkl", "--nodes 3", "--clients 3 --secure"),

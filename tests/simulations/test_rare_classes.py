@@ -41,7 +41,6 @@ def rare(rows: int = 600, few: int = 10) -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=(rows, 4)) + 1.0 * y[:, None], y
 
 
-@pytest.mark.promise("classes-never-found")
 @pytest.mark.parametrize(
     ("method", "difference"),
     [

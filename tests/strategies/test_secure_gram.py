@@ -142,6 +142,9 @@ def test_a_matrix_that_can_be_taken_apart_is_told_of_or_refused() -> None:
     grid.simulation = False
     with refused("FK-GRAM-RECOVERY"):
         SecureGram(min_support=2, drop_outs=True).start(grid)
+    strategy = SecureGram(drop_outs=True, allow_recovery=True)
+    strategy.start(grid)  # there an item needs twenty rows
+    np.testing.assert_array_equal(strategy.items_, np.flatnonzero(strategy.counts_ >= 20))
     real = Rows.of([table["x"] + 0.5 for table in nodes.tables])
     with refused("FK-GRAM-RECOVERY"):
         real.release(encoding="fixed-point", bound=2.0, allow_recovery=False)

@@ -1,0 +1,133 @@
+"""What a party that opens values of single rows computes of them: equal rows, columns, known rows.
+
+The active party of FDSKL has phases of the others' rows x_i, and a hospital of FedCG squared
+distances of its own patients to landmarks that it does not know. Both become linear in x_i:
+
+* phases, wherever each row has another that is near it: along the shortest tree of the rows no
+  phase moves by half a turn, so that their turns are known and omega^T (x_i - x_0) is left;
+* distances less their means, which are -2 (x_i - mean)^T (w_j - mean).
+
+So the party has all rows up to one linear map (:func:`coordinates`). A column of two values is a
+linear function of them that takes two values, and there are few of those: :func:`two_valued`
+guesses it at as many rows as there are unknowns, and all other rows say which guess is right. It
+does not matter how the columns depend on each other. As many known records as unknowns give the
+map itself (:func:`from_known`).
+
+Source: follows from Algorithm 3 of Gu et al., KDD 2020, and from eq. 2.9 of FedCG.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import qr
+from scipy.sparse.csgraph import (
+    breadth_first_order,
+    connected_components,
+    minimum_spanning_tree,
+)
+from scipy.spatial.distance import cdist
+
+from .phases import Floats, nearest_turn
+
+#: Most dimensions in which all guesses are tried: 2^18 of them, a few seconds.
+MOST = 18
+_NEAR = 0.25  # of a guessed value to 0 or 1: what is wrong is so at one of many rows
+_FITS = 0.02  # largest error of a column that was found, of all rows
+_EQUAL, _ROUNDED = 1e-12, 1e-8  # of cosines, and of distances in fixed point
+_TINY = 1e-9  # so that equal rows are neighbours in the tree, not strangers
+
+
+def angles_apart(phases: Floats) -> Floats:
+    """Return 1 less the mean cosine of differences of phases, (n, n): 0 where rows are equal."""
+    turns = np.exp(1j * phases)
+    return np.asarray(1.0 - np.real(turns @ turns.conj().T) / phases.shape[1])
+
+
+def equal_rows(apart: Floats, tolerance: float) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return a row of each kind, (k,), and the kind of each row, (n,), from how far they are."""
+    kinds = connected_components(apart < tolerance, directed=False)[1]
+    return np.unique(kinds, return_index=True)[1], np.asarray(kinds, np.intp)
+
+
+def unwrapped(phases: Floats, apart: Floats) -> Floats:
+    """Return phases of rows, (n, R), less those of the first row, with the turns that they made."""
+    tree = minimum_spanning_tree(np.maximum(apart, 0.0) + _TINY)
+    order, before = breadth_first_order(tree, 0, directed=False)
+    found = np.zeros_like(phases)
+    for row in order[1:]:
+        parent = before[row]
+        found[row] = found[parent] + nearest_turn(phases[row] - phases[parent])
+    return found
+
+
+def coordinates(values: Floats, noise: float) -> Floats:
+    """Return rows up to a linear map, (n, r), of values that are linear in them, (n, m).
+
+    Rows must differ, since equal ones have equal errors. ``noise`` is the standard deviation of
+    these.
+    """
+    left, size, _ = np.linalg.svd(values - values.mean(axis=0), full_matrices=False)
+    above = 1.5 * noise * np.sum(np.sqrt(values.shape)) + 1e-10 * size[0]
+    return np.asarray(left[:, size > above])
+
+
+def columns_of_phases(phases: Floats, noise: float) -> NDArray[np.bool_]:
+    """Return the columns of two values of rows, of their phases."""
+    apart = angles_apart(phases)
+    first, kinds = equal_rows(apart, max(_EQUAL, (4.0 * noise) ** 2))
+    values = unwrapped(phases[first], apart[np.ix_(first, first)])
+    return _for_all(two_valued(coordinates(values, noise)), kinds)
+
+
+def columns_of_distances(distances: Floats) -> NDArray[np.bool_]:
+    """Return the columns of two values of rows, of their squared distances to any landmarks."""
+    first, kinds = equal_rows(cdist(distances, distances, "chebyshev"), _ROUNDED)
+    values = distances[first]
+    values = values - values.mean(axis=1, keepdims=True)
+    return _for_all(two_valued(coordinates(values, _ROUNDED)), kinds)
+
+
+def _for_all(found: NDArray[np.bool_], kinds: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Return columns at all rows, False at the first."""
+    return np.asarray(found[kinds] ^ found[kinds[0]])
+
+
+def two_valued(points: Floats) -> NDArray[np.bool_]:
+    """Return all linear functions of points that take two values, (n, k): False at the first row.
+
+    With two columns of a group, of which one at most is 1 in a row, their sum is among them.
+    """
+    n, r = points.shape
+    if r == 0 or r > MOST or n <= r:
+        return np.zeros((n, 0), np.bool_)
+    lifted = np.column_stack([np.ones(n), points * np.sqrt(n)])
+    chosen = qr(lifted.T, mode="r", pivoting=True)[1][: r + 1]
+    effects = np.linalg.solve(lifted[chosen].T, lifted.T).T  # of the values at the chosen rows
+    guesses = (np.arange(1, 1 << r)[:, None] >> np.arange(r) & 1).astype(np.float32)
+    free, rest = effects[:, 1:].astype(np.float32), np.setdiff1d(np.arange(n), chosen)
+    for row in rest:  # the first is 0: a column and its opposite are one
+        value = guesses @ free[row]
+        guesses = guesses[np.abs(value - (value > 0.5)) < _NEAR]
+    values = effects[:, 1:] @ guesses.T.astype(np.float64)
+    fitted = lifted @ np.linalg.lstsq(lifted, (values > 0.5).astype(np.float64), rcond=None)[0]
+    found = fitted > 0.5
+    right = np.abs(fitted - found).max(axis=0) < _FITS
+    return np.asarray((found ^ found[0])[:, right])
+
+
+def share_of_columns(found: NDArray[np.bool_], truth: Floats) -> float:
+    """Return the share of the columns of two values that are among those found, up to 0 and 1."""
+    binary = [column != column[0] for column in truth.T if len(np.unique(column)) == 2]
+    known = {column.tobytes() for column in np.ascontiguousarray(found.T)}
+    return float(np.mean([column.tobytes() in known for column in binary])) if binary else 0.0
+
+
+def from_known(values: Floats, rows: NDArray[np.intp], known: Floats) -> Floats:
+    """Return all rows, of values that are linear in them and of some that are known.
+
+    ``rows`` are the places of the known ones, (d + 1,) at least, and ``known`` their columns.
+    """
+    points = values - values[rows[0]]
+    map_ = np.linalg.lstsq(known - known[0], points[rows], rcond=None)[0]
+    return np.asarray(known[0] + np.linalg.lstsq(map_.T, points.T, rcond=None)[0].T)
