@@ -185,7 +185,8 @@ class VerticalKernelClient(TableClient):
             if request.model:
                 self._remember(request, asked)
             else:
-                lasting = self.ledger.lasting_secret(b"frequencies")
+                law = f"frequencies/{request.kernel}/{request.gamma!r}".encode()
+                lasting = self.ledger.lasting_secret(law)
                 kept.seed = self.frequency_seed or kept.seed or lasting
                 kept.seed = kept.seed or secrets.token_bytes(SEED_BYTES)
             settings |= asked

@@ -1,0 +1,92 @@
+"""FedCG and kernel PCA under the release limit of deployments, beside what simulations take.
+
+    FEDKERN_DATA=... python benchmarks/guard_limits.py [--sets iris wine] [--splits 3] [--share 0.2]
+
+A node of a deployment lets a run open a share of what its rows hide. Default sizes are planned
+within it: landmarks, folds and widths of FedCG, features of kernel PCA. The table has accuracy, or
+the error of a regression in units of the label, on rows held out, and for kernel PCA the share of
+their variance that two components explain: before, with all that the rows hide, and within the
+share of pinned nodes. Tables and splits are those of ``any_table.py``, at three hospitals
+with ``--centres`` beside them, or three clients.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from any_table import NUMBERS, SETS, prepared
+from common import Record, new_table, run_script
+from rich.console import Console
+
+from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.simulations.methods.experiment import run_entries
+from fedkern_flwr.simulations.run.entries import Entry
+
+PARTIES = {"fed-cg": "hospitals", "kernel-pca": "clients"}
+
+
+@contextmanager
+def sharing(share: float) -> Iterator[None]:
+    """Have all nodes say a share, as nodes with pinned identities do."""
+    announce = PhaseClient._announce
+
+    def announced(client: Any, *args: Any) -> Any:
+        return replace(announce(client, *args), share=share, signature=bytes(64))
+
+    PhaseClient._announce = announced  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        PhaseClient._announce = announce  # type: ignore[method-assign]
+
+
+def measure(method: str, name: str, split: int, centres: int) -> tuple[float, float]:
+    """Return the figure of a run, and how many numbers of rows to learn from it opened."""
+    data = prepared(name, split, method, **{PARTIES[method]: 3, "centres": centres})
+    entry = Entry(method, method, {})
+    run_entries([entry], data, engine="in-process", seed=split)
+    (result,) = entry.results
+    found, sums = result["metrics"], result["privacy"]["sums"]
+    numbers = sum(one["numbers"] for one in sums if not one["name"].startswith(("outcome", "eval")))
+    if method == "kernel-pca":
+        return found["test_explained"], numbers
+    half = data.split(split).scaling["y_half_range"]
+    value = half * found["test_rmse"] if name in NUMBERS else found["test_accuracy"]
+    return value, numbers
+
+
+def compare(options: argparse.Namespace, console: Console) -> list[Record]:
+    """Run both methods on all tables, before and within the share, and print the table."""
+    records: list[Record] = []
+    found = new_table("means of the splits", "table, method | before | numbers | within | numbers")
+    for name in options.sets[:1] if options.quick else options.sets:
+        for method in options.methods:
+            means = []
+            for share in (1.0, options.share):
+                with sharing(share):
+                    splits = range(1 if options.quick else options.splits)
+                    means.append(
+                        np.mean([measure(method, name, s, options.centres) for s in splits], axis=0)
+                    )
+            (before, all_numbers), (within, numbers) = np.array(means)
+            figures = f"{before:.4g}", f"{all_numbers:,.0f}", f"{within:.4g}", f"{numbers:,.0f}"
+            found.add_row(f"{name}, {method}", *figures)
+            lost = (
+                within / before - 1.0
+                if (name in NUMBERS and method == "fed-cg")
+                else before - within
+            )
+            records.append(Record(f"{name}, {method}", float(lost), "lost"))
+    console.print(found)
+    return records
+
+
+if __name__ == "__main__":
+    run_script(
+        __doc__, compare, sets=list(SETS), methods=list(PARTIES), splits=3, share=0.2, centres=2
+    )
