@@ -216,7 +216,7 @@ class RangesClient(AnsweringClient):
         x = self._columns(request)
         _, rows = self._check_sum(wire.DEVIATIONS_SUM)
         centre = Centre(request.count, request.mean, request.scale)
-        asked = Coarse(centre, request.places, request.counts, request.strays)
+        asked = Coarse(centre, request.places, request.counts, request.strays, request.splits)
         if not asked.fits(x.shape[1], len(self._encoded.numeric)):
             raise ProtocolError(
                 "what was summed before does not fit the columns of this node",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +19,7 @@ from fedkern_flwr.align.column_ranges import (
     summed_ranges,
 )
 from fedkern_flwr.encoding import Encoder
+from fedkern_flwr.encoding.bins import CIRCLES
 from fedkern_flwr.encoding.categories import Categories
 from fedkern_flwr.encoding.columns import Scaling
 from fedkern_flwr.encoding.common import (
@@ -30,6 +33,7 @@ from fedkern_flwr.encoding.common import (
 )
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.method import Ask, Method, Rounds, Steps, Term, option
+from fedkern_flwr.planning import allowance
 from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
 from fedkern_flwr.wire.describe import check_columns, check_partitions
@@ -214,6 +218,7 @@ class ColumnRanges(Method):
         first = (yield from self._sum_means(measured)) if measured else {}
         if measured or encoded:
             asked = {block: first.get(block, Coarse.nothing()) for block in {**measured, **encoded}}
+            asked |= {b: self._plan_bins(shared[b], one) for b, one in asked.items()}
             yield from self._sum_deviations({b: shared[b] for b in asked}, asked)
         for block, found in self.statistics_.items():
             low, high = self.ranges_[block] = summed_ranges(found, self.deviations)
@@ -267,7 +272,7 @@ class ColumnRanges(Method):
 
         def ask(block: str) -> wire.RangesRequest:
             first = asked[block]
-            own = {name: getattr(first, name) for name in ("places", "counts", "strays")}
+            own = {name: getattr(first, name) for name in ("places", "counts", "strays", "splits")}
             labels = self._labelled(blocks[block])
             return wire.DeviationsRequest(labels=labels, **vars(first.centre), **own)
 
@@ -297,6 +302,25 @@ class ColumnRanges(Method):
                     code="FK-COLUMNS-CONSTANT",
                 )
             self.encoders_[block] = encoder
+
+    def _plan_bins(self, holders: Sequence[Any], first: Coarse) -> Coarse:
+        """Return what the second sum is asked with: as many bins as the nodes' shares allow.
+
+        A count of n rows is log2(n + 1) of the 64 bits of a number.
+        """
+        kinds, labels = holders[0].kinds, self._labelled(holders)
+        allowed, columns = allowance(holders, labels=labels), self._columns(holders)
+        if not allowed.planned or not numeric(kinds):
+            return first
+        weight = math.log2(_rows(holders) + 1) / 64
+        sums = 2 * columns + 2 * CIRCLES * numeric(kinds)  # which are no counts
+        taken = sums + (coarse_length(kinds, columns) - sums) * weight + 2 * columns
+        evenly = replace(first, splits=0)
+        bins = fine_length(kinds, evenly.edges(self.bound), columns) - 2 * columns
+        spare = (allowed.numbers - taken) / weight - bins
+        splits = int(max(0.0, min(first.splits, spare // numeric(kinds))))
+        self.note_plan(f"{splits} bins of a column by its rows", allowed)
+        return replace(first, splits=splits)
 
     def _sum(
         self,

@@ -68,6 +68,7 @@ class DeviationsRequest(RangesRequest, phase="ranges-deviations"):
     places: Floats = array("encoded", "bounds", dtype="float64")
     counts: Floats = array("encoded", "bins", dtype="float64")
     strays: Floats = array("encoded", "decimals", dtype="float64")
+    splits: int
 
 
 class DeviationsReply(RangesReply, phase="ranges-deviations"):

@@ -36,7 +36,12 @@ def coarse_edges(bound: float) -> Floats:
 
 
 def fine_edges(
-    counts: Floats, decimals: int, about: tuple[float, float], place: Floats, bound: float
+    counts: Floats,
+    decimals: int,
+    about: tuple[float, float],
+    place: Floats,
+    bound: float,
+    most: int = SPLITS,
 ) -> Floats:
     """Return the edges of the second bins of a column, from the least on.
 
@@ -52,6 +57,8 @@ def fine_edges(
         Where most values are, and within how much, see :func:`read_phases`.
     bound : float
         B, no value is larger.
+    most : int
+        By how many bins those of the first sum are split by their rows, at most.
     """
     edges, n = coarse_edges(bound), max(float(counts.sum()), 1.0)
     windows = [(about[0], 4.0 * about[1]), (float(place[0]), float(place[1]) / 2.0)]
@@ -63,7 +70,7 @@ def fine_edges(
     for (_, half), part in zip(windows, within, strict=True):
         weight += (cuts[:-1] >= part[0]) * (cuts[1:] <= part[-1]) * width / (2.0 * half)
     weight *= counts[own] / np.bincount(own, weight, COARSE)[own]
-    splits = min(SPLITS, n // MIN_ROWS) / n
+    splits = min(most, n // MIN_ROWS) / n
     parts = np.diff(np.rint(splits * np.cumsum(weight)), prepend=0.0).astype(np.intp) + 1
     # what is known to be empty is not counted again: one bin up to the next that is not
     used = counts[own] > 0.0

@@ -39,6 +39,7 @@ from .bins import (
     CIRCLES,
     COARSE,
     DECIMALS,
+    SPLITS,
     binned_facts,
     coarse_edges,
     count_bins,
@@ -75,12 +76,15 @@ class Coarse:
         Values in each bin.
     strays : ndarray of float64, shape (d, DECIMALS)
         Values with more than 0, 1, 2 and 3 decimals.
+    splits : int
+        By how many bins the second sum splits those of the first, at most.
     """
 
     centre: Centre
     places: Floats
     counts: Floats
     strays: Floats
+    splits: int = SPLITS
 
     @classmethod
     def nothing(cls) -> Coarse:
@@ -93,7 +97,7 @@ class Coarse:
         rows = zip(self.counts, self.strays, self.places, strict=True)
         about = zip(self.centre.mean.tolist(), self.centre.scale.tolist(), strict=True)
         return [
-            fine_edges(counts, decimals_of(strays), where, place, bound)
+            fine_edges(counts, decimals_of(strays), where, place, bound, self.splits)
             for (counts, strays, place), where in zip(rows, about, strict=False)
         ]
 
@@ -101,7 +105,8 @@ class Coarse:
     def digest(self) -> str:
         """A digest of all of it."""
         parts = [*vars(self.centre).values(), self.places, self.counts, self.strays]
-        return hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+        plain = b"".join(part.tobytes() for part in parts)
+        return hashlib.sha256(b"%d/" % self.splits + plain).hexdigest()
 
     def fits(self, columns: int, encoded: int) -> bool:
         """Tell whether it is of so many columns, of which so many are encoded."""
@@ -110,6 +115,7 @@ class Coarse:
         return bool(
             shapes == ((columns,), (encoded, 2), (encoded, COARSE), (encoded, DECIMALS))
             and ((centre.count > 0.0) & (centre.scale > 0.0)).all()
+            and 0 <= self.splits <= SPLITS
             and (self.places[:, 1] > 0.0).all()
             and not (counts < 0.0).any()
             and (counts.sum(axis=1) == centre.count[:encoded]).all()

@@ -223,7 +223,7 @@ def met(name: str, only: Callable[[Any, Any], bool] | None = None) -> dict[str, 
     """Return the requests of a way, at nodes that are none of a simulation; run once."""
     way, more = ALONE if name == "fed-cg, alone" else WAYS[name], dict[str, Any]()
     if way.method.startswith(ONLINE):  # what so few samples show is not the question here
-        more = {"policy": NodePolicy(allow_small_sums=True)}
+        more = {"policy": NodePolicy(allow_small_sums=True, min_own_rows=0)}
     folder = new_folder()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(folder))

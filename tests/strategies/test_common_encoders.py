@@ -71,6 +71,22 @@ def network(tmp_path: Path) -> Network:
     return serve(tmp_path, dealt(3))
 
 
+def test_small_shares_have_fewer_bins(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns are not split further by their rows; the encoder is much the same."""
+    describe, numbers, middles = RangesClient.describe, list[int](), list[Any]()
+    for share in (1.0, 0.2):
+        monkeypatch.setattr(
+            RangesClient, "describe", lambda *one, s=share: replace(describe(*one), share=s)
+        )
+        strategy = network.go()
+        (told,) = [one for one in strategy.privacy()["sums"] if "deviations" in one["name"]]
+        numbers.append(told["numbers"])
+        middles.append(strategy.statistics_["all"].mean)
+    assert numbers[1] < numbers[0] - 100
+    np.testing.assert_allclose(*middles, rtol=1e-9)
+    assert "20%" in strategy.result()["notes"][0]
+
+
 def as_table(own: dict[str, Any]) -> Table:
     return Table(own["x"], None, own["columns"], kinds=own["kinds"], categories=own["categories"])
 

@@ -17,8 +17,7 @@ from sklearn.svm import SVC
 from zoo import WAYS, Table
 from zoo import fit as fit_way
 
-from fedkern_flwr.clients.hierarchical_node import SVMNode
-from fedkern_flwr.groups import messages as wire
+from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.groups.trials import FOLDS, ITERATIONS, TIE, TRIED, choose, deal
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import Transcript, simulate
@@ -156,8 +155,8 @@ def test_a_run_keeps_within_the_share_of_its_nodes(
 ) -> None:
     """Of all its iterations together; small tables have C = 1 and few random features."""
     x, y = blobs(rows)
-    describe, policy = SVMNode.describe, NodePolicy.of_simulations(counting="refuse")
-    monkeypatch.setattr(SVMNode, "describe", lambda *asked: replace(describe(*asked), share=0.2))
+    describe, policy = SVMClient.describe, NodePolicy.of_simulations(counting="refuse")
+    monkeypatch.setattr(SVMClient, "describe", lambda *asked: replace(describe(*asked), share=0.2))
     nodes = horizontal(x, y, [2, 2], policy=policy)
     strategy = fit(nodes, model=kind, C=None, tolerance=1e-9)
     iterations, width = strategy.metrics_["iterations"], strategy.shape_[1] + 3
@@ -178,7 +177,7 @@ class Steered(HierarchicalSVM):
 
     def question(self, requests: Any, reply: Any, **more: Any) -> Any:
         """Send the first iteration another center than zero."""
-        if isinstance(requests.get(0), wire.LocalRequest) and self.step == 1:
+        if type(requests[0]).__name__ == "LocalRequest" and self.step == 1:
             far = np.ones(self.shape_)
             requests = {user: replace(one, center=far) for user, one in requests.items()}
         return super().question(requests, reply, **more)
