@@ -183,13 +183,14 @@ class Node:
         if self._named or not self.config.keys() >= {"state-dir", "data"}:
             return
         self._named = True
-        if is_simulated(self.context):
+        run = run_name(self.context)
+        if run is None or is_simulated(self.context):
             return
         from fedkern_flwr.frozen_files import FrozenFiles, NodeFiles
 
         policy = node_policy(self.config.get("policy"), self.context)
         folder, partition = Path(str(self.config["state-dir"])), self._partition
-        files, run = FrozenFiles(folder, partition, policy), run_name(self.context)
+        files = FrozenFiles(folder, partition, policy)
         kept = self.context.state.get(_FROZEN)
         if isinstance(kept, ConfigRecord) and kept["run"] == run:
             self.frozen = files.load(str(kept["table"]))
