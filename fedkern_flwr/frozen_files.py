@@ -255,11 +255,20 @@ class FrozenFiles:
     def current(self) -> FrozenTable | None:
         """Return the frozen table as it is; None without a freeze."""
         freeze = Freeze.load(self.folder)
-        return None if freeze is None else FrozenTable.load(self.folder / freeze.table)
+        return None if freeze is None else self._current(freeze)
+
+    def _current(self, freeze: Freeze) -> FrozenTable:
+        try:
+            return FrozenTable.load(self.folder / freeze.table)
+        except StateError:
+            raise _damaged("the frozen table") from None
 
     def _runs(self) -> dict[str, str]:
         path = self.folder / _RUNS
-        return dict(read_json(path.read_text())) if path.exists() else {}
+        try:
+            return dict(read_json(path.read_text())) if path.exists() else {}
+        except (OSError, TypeError, ValueError):
+            raise _damaged(_RUNS) from None
 
     def _remember(self, runs: Mapping[str, str]) -> None:
         """Write which tables runs read; remove those that none of the last runs reads."""
@@ -325,7 +334,7 @@ class FrozenFiles:
         withdraw: Sequence[str] = (),
     ) -> tuple[FrozenTable | None, Change]:
         freeze, now = Freeze.load(self.folder), _Files(files, self.policy)
-        old = None if freeze is None else FrozenTable.load(self.folder / freeze.table)
+        old = None if freeze is None else self._current(freeze)
         if freeze is None:
             if withdraw:
                 raise OptionError(
@@ -460,6 +469,14 @@ class _Files:
             strata=np.concatenate(strata)[kept].tolist() if policy.strata else None,
             held_out=held[kept] if len(there) == 2 else None,
         )
+
+
+def _damaged(what: str) -> OptionError:
+    return OptionError(
+        f"{what} in the node's state_dir is damaged or gone",
+        remedy="bring back a copy: without it nobody can tell what was answered",
+        code="FK-FREEZE-FILE",
+    )
 
 
 def needed_rows(db: sqlite3.Connection, partition: int, columns: int) -> int:

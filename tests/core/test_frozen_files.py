@@ -217,6 +217,9 @@ def test_all_messages_of_a_run_read_one_table(
         node("s1")
     with refused("FK-FREEZE-GONE"):
         node("s4", resume=True)
+    shutil.rmtree(second.folder)
+    with refused("FK-FREEZE-FILE"):
+        node("s6")
     assert node("s5", None).frozen is None
 
 
