@@ -168,12 +168,10 @@ class FrozenTable:
         partition : int
             Which node it is.
         data, test : ndarray of int
-            Places in the files of the rows that the client has. Held out rows that were not read
-            from the frozen file, as in a prediction, have -1.
+            Places in the files of the rows that the client has.
         """
-        held = np.zeros(0, np.int64) if test is None else np.where(test < 0, -1, test)
-        known = np.append(self.numbers[1], -1)[held] if held.size else held
-        return Frozen(state_dir, partition, np.append(self.numbers[0][data], known))
+        held = np.zeros(0, np.int64) if test is None else self.numbers[1][test]
+        return Frozen(state_dir, partition, np.append(self.numbers[0][data], held))
 
 
 class FrozenFiles:
@@ -252,10 +250,19 @@ class FrozenFiles:
         """
         return FrozenTable.load(self.folder / table)
 
-    def current(self) -> FrozenTable | None:
-        """Return the frozen table as it is; None without a freeze."""
-        freeze = Freeze.load(self.folder)
-        return None if freeze is None else self._current(freeze)
+    def unfrozen(self, files: NodeFiles) -> FrozenTable | None:
+        """Return the files as they are, for a prediction; None without a freeze.
+
+        Rows that are not in the freeze with these cells have the number -1.
+        """
+        freeze, now = Freeze.load(self.folder), _Files(files, self.policy)
+        if freeze is None:
+            return None
+        sizes = [0 if one is None else len(one) for one in now.tables]
+        numbers = np.full(sum(sizes), -1)
+        numbers[now.kept] = numbers_of(now.rows, freeze)
+        parts = np.split(numbers, sizes[:1])
+        return FrozenTable(self.folder, [files.data, files.test_data], parts, ["", ""], [])
 
     def _current(self, freeze: Freeze) -> FrozenTable:
         try:
