@@ -168,12 +168,10 @@ class FrozenTable:
         partition : int
             Which node it is.
         data, test : ndarray of int
-            Places in the files of the rows that the client has. Held out rows that were not read
-            from the frozen file, as in a prediction, have -1.
+            Places in the files of the rows that the client has.
         """
-        held = np.zeros(0, np.int64) if test is None else np.where(test < 0, -1, test)
-        known = np.append(self.numbers[1], -1)[held] if held.size else held
-        return Frozen(state_dir, partition, np.append(self.numbers[0][data], known))
+        held = np.zeros(0, np.int64) if test is None else self.numbers[1][test]
+        return Frozen(state_dir, partition, np.append(self.numbers[0][data], held))
 
 
 class FrozenFiles:
@@ -252,14 +250,32 @@ class FrozenFiles:
         """
         return FrozenTable.load(self.folder / table)
 
-    def current(self) -> FrozenTable | None:
-        """Return the frozen table as it is; None without a freeze."""
-        freeze = Freeze.load(self.folder)
-        return None if freeze is None else FrozenTable.load(self.folder / freeze.table)
+    def unfrozen(self, files: NodeFiles) -> FrozenTable | None:
+        """Return the files as they are, for a prediction; None without a freeze.
+
+        Rows that are not in the freeze with these cells have the number -1.
+        """
+        freeze, now = Freeze.load(self.folder), _Files(files, self.policy)
+        if freeze is None:
+            return None
+        sizes = [0 if one is None else len(one) for one in now.tables]
+        numbers = np.full(sum(sizes), -1)
+        numbers[now.kept] = numbers_of(now.rows, freeze)
+        parts = np.split(numbers, sizes[:1])
+        return FrozenTable(self.folder, [files.data, files.test_data], parts, ["", ""], [])
+
+    def _current(self, freeze: Freeze) -> FrozenTable:
+        try:
+            return FrozenTable.load(self.folder / freeze.table)
+        except StateError:
+            raise _damaged("the frozen table") from None
 
     def _runs(self) -> dict[str, str]:
         path = self.folder / _RUNS
-        return dict(read_json(path.read_text())) if path.exists() else {}
+        try:
+            return dict(read_json(path.read_text())) if path.exists() else {}
+        except (OSError, TypeError, ValueError):
+            raise _damaged(_RUNS) from None
 
     def _remember(self, runs: Mapping[str, str]) -> None:
         """Write which tables runs read; remove those that none of the last runs reads."""
@@ -325,7 +341,7 @@ class FrozenFiles:
         withdraw: Sequence[str] = (),
     ) -> tuple[FrozenTable | None, Change]:
         freeze, now = Freeze.load(self.folder), _Files(files, self.policy)
-        old = None if freeze is None else FrozenTable.load(self.folder / freeze.table)
+        old = None if freeze is None else self._current(freeze)
         if freeze is None:
             if withdraw:
                 raise OptionError(
@@ -460,6 +476,14 @@ class _Files:
             strata=np.concatenate(strata)[kept].tolist() if policy.strata else None,
             held_out=held[kept] if len(there) == 2 else None,
         )
+
+
+def _damaged(what: str) -> OptionError:
+    return OptionError(
+        f"{what} in the node's state_dir is damaged or gone",
+        remedy="bring back a copy: without it nobody can tell what was answered",
+        code="FK-FREEZE-FILE",
+    )
 
 
 def needed_rows(db: sqlite3.Connection, partition: int, columns: int) -> int:

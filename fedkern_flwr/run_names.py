@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from flwr.app import ConfigRecord, Context, Message
 
 _LENGTH = 64
-_session: ContextVar[str] = ContextVar("_session", default="")
+_session: ContextVar[str | None] = ContextVar("_session", default=None)
 
 
 def with_session(
@@ -30,6 +30,10 @@ def with_session(
         _session.reset(before)
 
 
-def run_name(context: Context) -> str:
-    """Return what tells a run from others: its session, which a run that is resumed keeps."""
-    return _session.get() or f"run {context.run_id}"
+def run_name(context: Context) -> str | None:
+    """Return what tells a run from others: its session, which a run that is resumed keeps.
+
+    None where no message is being answered, as in a program that looks at its own rows.
+    """
+    session = _session.get()
+    return f"run {context.run_id}" if session == "" else session

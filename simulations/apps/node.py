@@ -12,7 +12,6 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from flwr.app import ConfigRecord, Context
 
 from fedkern_flwr.alignment import read_alignment
@@ -161,7 +160,7 @@ class Node:
             how["classes"] = read_classes(str(self.config.get("classes", "")))
         how |= {key: str(self.config[key]) for key in _DIALECT if key in self.config}
         self._freeze()
-        if self.frozen is not None and not (key == "test-data" and self._predicts):
+        if self.frozen is not None and not self._predicts:
             kind = int(key == "test-data")
             path = self.frozen.files[kind]
             if path is None:
@@ -172,36 +171,37 @@ class Node:
 
     @property
     def _predicts(self) -> bool:
-        """Whether new rows are predicted: they are in no sum, and those of the file at hand."""
+        """Whether the run predicts: new rows may be in any file, and are in no sum of blocks."""
         return bool(self.run.get("predict"))
 
     def _freeze(self) -> None:
         """Find the frozen table of the run; at a new run changes of the files may take effect.
 
-        A prediction needs no change: it reads the rows with which models were made.
+        A prediction reads the files as they are.
         """
         if self._named or not self.config.keys() >= {"state-dir", "data"}:
             return
         self._named = True
-        if is_simulated(self.context):
+        run = run_name(self.context)
+        if run is None or is_simulated(self.context):
             return
         from fedkern_flwr.frozen_files import FrozenFiles, NodeFiles
 
         policy = node_policy(self.config.get("policy"), self.context)
         folder, partition = Path(str(self.config["state-dir"])), self._partition
-        files, run = FrozenFiles(folder, partition, policy), run_name(self.context)
+        files = FrozenFiles(folder, partition, policy)
         kept = self.context.state.get(_FROZEN)
         if isinstance(kept, ConfigRecord) and kept["run"] == run:
             self.frozen = files.load(str(kept["table"]))
             return
         if self._predicts:
-            self.frozen = files.current()
+            self.frozen = files.unfrozen(NodeFiles.of(self.config))
         elif files.may_begin():
             resumed = bool(self.run.get("resume"))
             self.frozen = files.open_run(run, NodeFiles.of(self.config), resumed=resumed)
-        if self.frozen is not None:
-            record = ConfigRecord({"run": run, "table": self.frozen.name})
-            self.context.state[_FROZEN] = record
+            if self.frozen is not None:
+                record = ConfigRecord({"run": run, "table": self.frozen.name})
+                self.context.state[_FROZEN] = record
 
     @property
     def _partition(self) -> int:
@@ -213,8 +213,6 @@ class Node:
         if self.frozen is None or table.places is None:
             return found
         test = None if held is None else held.places
-        if test is not None and self._predicts:
-            test = np.full(len(test), -1)
         folder = Path(str(self.config["state-dir"]))
         handle = self.frozen.frozen(folder, self._partition, table.places, test)
         return {**found, "frozen": handle}

@@ -232,3 +232,19 @@ def test_clients_travel_to_the_workers_of_a_simulation(app: str, import_app: Any
     pickle = pytest.importorskip("ray.cloudpickle")
     found = import_app(app, "own_table", "client_app").client_app.app
     assert isinstance(pickle.loads(pickle.dumps(found)), ClientApp)
+
+
+@pytest.mark.parametrize("name", ["fed-cg", "ranges"])
+def test_a_deployed_node_answers_from_its_frozen_table(
+    make_site: Make, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A row that has gone from its file since is still in the next run."""
+    monkeypatch.setattr("fedkern_flwr.simulations.apps.node.is_simulated", lambda context: False)
+    site = make_site(name)
+    site.run()
+    copies = {*site.folder.glob("state*/freeze-*/*/data/*")}
+    assert len(copies) == len(site.nodes)
+    heads, _, *rest = Path(site.nodes[0]["data"]).read_text().splitlines()
+    Path(site.nodes[0]["data"]).write_text("\n".join([heads, *rest, ""]))
+    site.run()
+    assert {*site.folder.glob("state*/freeze-*/*/data/*")} == copies
