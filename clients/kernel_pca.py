@@ -23,6 +23,7 @@ class KernelPCAClient(MethodClient):
     """
 
     labels_of_row = 0
+    pinned = ("bandwidth", "features", "seed")
 
     @contributes("moments", bound=1.0, sensitivity=SENSITIVITY)
     def add_moments(self, **kernel: Any) -> dict[str, Any]:
