@@ -22,7 +22,7 @@ from scipy.optimize import linear_sum_assignment
 
 from fedkern_flwr.clients import KernelPCAClient
 from fedkern_flwr.errors import FedKernError
-from fedkern_flwr.kernels.pca import features_of, shapes
+from fedkern_flwr.kernels.pca import features_of, moments, shapes
 from fedkern_flwr.method import Sum
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import KernelPCA
@@ -54,6 +54,12 @@ def directions(columns: int, features: int, seed: int) -> Floats:
     """Return the frequencies of bandwidth 1, shape (features, columns)."""
     z = features_of(np.eye(columns), bandwidth=_FAR, features=features, seed=seed)
     return _FAR * np.arctan2(z[:, :features], z[:, features:]).T
+
+
+def sums_of(x: Floats, features: int, widths: Floats) -> list[Total]:
+    """Return what the server would open for each width, of all rows."""
+    made = [features_of(x, bandwidth=width, features=features, seed=0) for width in widths]
+    return [{key: np.asarray(value) for key, value in moments(z).items()} for z in made]
 
 
 def widths_for(frequencies: Floats, requests: int) -> Floats:

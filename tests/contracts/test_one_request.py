@@ -17,9 +17,7 @@ from summing_nodes import Nodes
 from zoo import WAYS
 
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.kernels.pca import features_of, moments
 from fedkern_flwr.simulations.attacks import many_kernels
-from fedkern_flwr.strategy import PhaseStrategy
 from fedkern_flwr.wire import sums
 
 # -- public options
@@ -47,7 +45,7 @@ def other(value: Any) -> Any:
     return not value if isinstance(value, bool) else value + 1
 
 
-@pytest.mark.promise("one-run-one-request")
+@pytest.mark.promise("requests-settled")
 @pytest.mark.parametrize(("way", "phase"), PINNED)
 def test_public_options_stay_as_the_first_request_states_them(way: str, phase: str) -> None:
     """Release 6f0b6ef answered: a sum of the same rows by other features, centres or ranges."""
@@ -66,7 +64,7 @@ def test_public_options_stay_as_the_first_request_states_them(way: str, phase: s
 # -- one opening
 
 
-@pytest.mark.promise("one-run-one-request")
+@pytest.mark.promise("requests-settled")
 def test_ninety_widths_of_kernel_pca_are_one() -> None:
     """Release 6f0b6ef answered all 90 under its default policy: 24 of 24 rows, to 2e-15."""
     x = np.random.default_rng(0).random((4, 6, 3))
@@ -80,14 +78,12 @@ def test_of_ninety_sums_the_rows_follow() -> None:
     x = np.random.default_rng(1).random((10, 3))
     frequencies = many_kernels.directions(3, 9, 0)
     widths = many_kernels.widths_for(frequencies, 60)
-    totals: list[Any] = [
-        moments(features_of(x, bandwidth=width, features=9, seed=0)) for width in widths
-    ]
+    totals = many_kernels.sums_of(x, 9, widths)
     guess = many_kernels.recover(totals, frequencies, widths[0])
     assert many_kernels.found_rows(guess, x)[0] == 10
 
 
-@pytest.mark.promise("one-run-one-request")
+@pytest.mark.promise("sums-opened-once")
 def test_a_sum_is_opened_once_and_only_the_last_that_was_ordered() -> None:
     """Release 6f0b6ef opened both: its rule was about figures of held-out rows."""
     nodes = Nodes()
@@ -101,6 +97,7 @@ def test_a_sum_is_opened_once_and_only_the_last_that_was_ordered() -> None:
         nodes.contribute(nodes.order())
 
 
+@pytest.mark.promise("sums-opened-once")
 def test_rounds_are_opened_once_each() -> None:
     nodes = Nodes()
     nodes.kind = type("Rounds", (nodes.kind,), {"rounds_of": {"a": "round"}})
@@ -116,19 +113,16 @@ def test_rounds_are_opened_once_each() -> None:
 # -- one name
 
 
-@pytest.mark.promise("one-run-one-request")
+@pytest.mark.promise("session-once")
 @pytest.mark.parametrize("way", ["kernel-pca", "pof-mkl, secure"])
 def test_a_second_run_of_the_same_name_is_refused(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one party fewer, or as often as a server likes.
 
-    Release 6f0b6ef answered both: the difference of two runs was that party's sums, and six runs of
-    POF-MKL released 2,520 numbers about 750 unknowns.
+    Release 6f0b6ef answered POF-MKL with four parties and then with three, and six times in a row.
     """
-    monkeypatch.setattr(
-        PhaseStrategy, "_session", property(lambda _: "abc", lambda *_: None), False
-    )
+    monkeypatch.setattr("secrets.token_hex", lambda _: "abc")
     sites = WAYS[way].sites(guarded=True, policy=NodePolicy(allow_small_sums=True))
     sites.fit()
     sites.tables.pop()
