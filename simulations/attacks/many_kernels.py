@@ -24,8 +24,9 @@ from fedkern_flwr.clients import KernelPCAClient
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.kernels.pca import features_of, moments, shapes
 from fedkern_flwr.method import Sum
-from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import KernelPCA
+
+from ..engines import simulate
 
 Floats = NDArray[np.float64]
 Total = Mapping[str, Floats]
