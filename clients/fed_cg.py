@@ -509,6 +509,7 @@ class HybridKernelClient(TableClient):
     @answers(wire.EquationsRequest)
     def send_equations(self, request: wire.EquationsRequest) -> wire.EquationsReply:
         """Contribute K_h^T K_h and K_h^T y_h of the training rows (eq. 2.9)."""
+        self.record.helped = True
         if self.kept.tunes:
             return wire.EquationsReply(
                 plain=self._add(wire.equations_sum(request), self._tuning_sums(request))
@@ -664,6 +665,7 @@ class HybridKernelClient(TableClient):
     @answers(wire.ProductRequest)
     def send_product(self, request: wire.ProductRequest) -> wire.ProductReply:
         """Contribute K_h^T (K_h P); with ``labels`` K_h^T y_h before it."""
+        self.record.helped = True
         if not (np.linalg.norm(request.directions, axis=0) <= _UNIT).all():
             raise refusal("directions longer than one", self.name, code="FK-ASKED-MORE")
         if self.kept.tunes:
@@ -708,7 +710,8 @@ class HybridKernelClient(TableClient):
         if not request.count:
             return wire.CoefficientsReply(plain=())
         total = "outcomes" if self._ordered("outcomes") else ""
-        counts = self.outcomes(tests, predictions, request.bins, total=total)
+        trained = self.record.helped or self.simulated  # which forgets it when a run breaks off
+        counts = self.outcomes(tests, predictions, request.bins, total=total, trained=trained)
         model = (request.coefficients, request.gammas)
         return wire.CoefficientsReply(plain=self._add("outcomes", counts, *model))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -49,6 +49,7 @@ class SVMNode(TableClient):
     without_secret: ClassVar[str] = "resume or start the run again"
     repeated = False
     same_parties = True
+    rounds_of: ClassVar[Mapping[str, str]] = {wire.LEFT_SUM: "round"}
 
     def __init__(
         self,

@@ -25,6 +25,7 @@ class KernelPCAClient(MethodClient):
     """
 
     labels_of_row = 0
+    pinned = ("bandwidth", "features", "seed")
 
     def products(self, order: Order) -> int:
         """Return w, the features of which number, sum and products are (w + 1) (w + 2) / 2."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Context
@@ -98,6 +98,7 @@ class OnlineKernelClient(AnsweringClient):
     """
 
     counts_windows = True
+    rounds_of: ClassVar[Mapping[str, str]] = {wire.UPDATE_SUM: "step"}
     adds_noise = True
     state_class = StreamAccount
 
@@ -384,7 +385,7 @@ class OnlineKernelClient(AnsweringClient):
         values = np.array([reply.samples, reply.squared_error], np.float64)
         rows = np.arange(len(self.y_test))
         total = "" if self.sums is None else wire.EVALUATE_SUM
-        trained = SessionState.load(self.context).round > 0
+        trained = self.kept.samples > 0
         vector = self.figures("held-out rows", rows, values, total=total, trained=trained)
         if self.sums is None:
             return replace(reply, samples=int(vector[0]), squared_error=float(vector[1]))

@@ -37,6 +37,8 @@ class RangesDescribeReply(DescribeReply):
 class RangesRequest(Message):
     """What every request carries."""
 
+    pinned = ("labels",)
+
     session: str = ""
     round: int = 0
     labels: bool  # whether the labels are a column
@@ -50,6 +52,8 @@ class RangesReply(Message):
 
 class MeansRequest(RangesRequest, phase="ranges-means"):
     """Contribute to the first pass."""
+
+    pinned = ("bound",)
 
     rows: int  # of all holders of the block
     bound: float  # public, on the magnitude of all values

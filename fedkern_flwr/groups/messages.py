@@ -78,6 +78,8 @@ class SVMReply(Message):
 class FeaturesRequest(SVMRequest):
     """What a model is linear in."""
 
+    pinned = ("raw_mean", "raw_deviation")
+
     features: int  # random Fourier frequencies, 0 for the columns as they are
     gamma: float  # width of the kernel; 0 without features
     feature_seed: int  # of the frequencies
@@ -113,6 +115,8 @@ class StatisticsReply(SVMReply, phase="svm-statistics"):
 class SolveRequest(IterationRequest):
     """To users: solve the local problem, contribute."""
 
+    pinned = ("mean", "deviation", "ridge")
+
     # Penalty of each output in this iteration, shape (k, 1).
     rho: Floats = array("penalties", "one", dtype="float64")
     # Model whose loss is counted, shape (k, d + 1) or (0, 0).
@@ -130,6 +134,8 @@ class SolveRequest(IterationRequest):
 class LocalRequest(SolveRequest, phase="svm-local"):
     """To users without agents: take over the center, which the server has made, first."""
 
+    pinned = ("relaxation",)
+
     relaxation: float
     # Shape (k, d + 1); before the first iteration (0, 0).
     center: Floats = array("outputs", "width", dtype="float64")
@@ -144,6 +150,8 @@ class StepWithAgentRequest(SolveRequest, phase="svm-step"):
 
     ``judged`` is also the global model that the center is made with.
     """
+
+    pinned = ("relaxation",)
 
     agent: int  # partition that opens the sum
     relaxation: float
@@ -173,6 +181,8 @@ class CombineRequest(IterationRequest, phase="svm-combine"):
     ``round`` counts the totals. With the sum that the group's users begin meanwhile comes its
     order: the agent contributes its pad to it.
     """
+
+    pinned = ("relaxation",)
 
     # Whether the group has finished an iteration, whose sum is delivered with this request; else
     # the agent contributes what it has.
@@ -236,6 +246,8 @@ class PadReply(SVMReply, phase="svm-pad"):
 class PlanRequest(StepRequest):
     """To users of a vertical split: which rows they have."""
 
+    pinned = ("agent", "owner")
+
     agent: int  # partitions that open the group's sums, and the sums of outputs
     owner: int
     # Positions of the plan's rows among those that the user announced, and their numbers in the
@@ -292,6 +304,8 @@ class BlockReply(SVMReply, phase="svm-block"):
 
 class OwnerRequest(StepRequest, phase="svm-owner"):
     """To the label owner of a vertical split: take the outputs, make the next message."""
+
+    pinned = ("loss", "c", "tolerance", "rows")
 
     # "start": make the first message; "first": the second, before any outputs; "step": the next
     # one; "last": the model whatever the gap is; "again": seal the last one once more; "judge": the

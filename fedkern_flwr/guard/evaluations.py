@@ -4,7 +4,7 @@ What is counted of one row is its label, and the difference of two counts over n
 is that of the rows in which they differ. A model that somebody chooses for one person shows that
 person's label. So a run judges one model, once, and a set of rows is judged as often as the policy
 allows over all runs. Asked the same again a node repeats what it reported, and a sum that it helps
-to open is opened once.
+to open is opened once (:mod:`.openings`).
 """
 
 from __future__ import annotations
@@ -128,17 +128,3 @@ def enter(
     record.evaluations[asked.rows] = done + 1
     record.told[asked.key] = values
     return values
-
-
-def open_once(record: RunRecord, name: str, place: tuple[int, int], party: str) -> None:
-    """Refuse to help open a second sum of figures of one name; note the first.
-
-    Raises
-    ------
-    RefusedError
-    """
-    if name not in record.sums:
-        return
-    if record.sums[name] not in ([], list(place)):
-        raise refusal("an evaluation is opened a second time", party, code="FK-ORDER-EVALUATION")
-    record.sums[name] = list(place)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from flwr.app import ConfigRecord, Context
 
 from .orders import refusal
@@ -38,7 +41,14 @@ class RunRecord:
     judged : dict
         What an evaluation is called -> the one of this run.
     sums : dict
-        Name of a sum of figures -> [cohort, number] of the one that was opened, if any was.
+        Name of a sum -> the one that was opened: [cohort, number, round, digest of its request];
+        or nothing. See :mod:`.openings`.
+    ordered : dict
+        Name of a sum -> the last one that this node contributed to, in the same form.
+    helped : bool
+        Whether this node has contributed to what a model is made of, which it may then judge.
+    pinned : dict
+        Public option of the run -> digest of the value that was stated first.
     group : dict
         Rows that were summed last and what was released of them, see
         :class:`~fedkern_flwr.guard.counting.Group`.
@@ -61,7 +71,7 @@ class RunRecord:
     refusals: int = 0
     told: dict[str, list[float]] = field(default_factory=dict)
     evaluations: dict[str, int] = field(default_factory=dict)
-    sums: dict[str, list[int]] = field(default_factory=dict)
+    sums: dict[str, list[Any]] = field(default_factory=dict)
     group: dict[str, Any] = field(default_factory=dict)
     columns: int = 0
     binary: int = 0
@@ -69,6 +79,9 @@ class RunRecord:
     privacy: str = ""
     spent: dict[str, Any] = field(default_factory=dict)
     judged: dict[str, str] = field(default_factory=dict)
+    ordered: dict[str, list[Any]] = field(default_factory=dict)
+    helped: bool = False
+    pinned: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, text: str) -> RunRecord:
@@ -104,6 +117,34 @@ class RunRecord:
                 "start each run by itself",
                 code="FK-SESSION-MANY",
             )
+
+    def pin(self, options: Mapping[str, Any], party: str) -> bool:
+        """Fix public options for the rest of the run; tell whether any is stated the first time.
+
+        An empty text or array states nothing.
+
+        Raises
+        ------
+        RefusedError
+            One of them has another value than before: the same rows would be summed in another
+            way, and each way adds to what the sums together say of single rows.
+        """
+        known = len(self.pinned)
+        for name, value in options.items():
+            array = np.asarray(value)
+            if not array.size or (isinstance(value, str | bytes) and not value):
+                continue
+            text = f"{array.dtype} {array.shape}" if array.ndim else repr(value)
+            data = np.ascontiguousarray(array).tobytes() if array.ndim else b""
+            digest = hashlib.sha256(text.encode() + data).hexdigest()[:32]
+            if self.pinned.setdefault(name, digest) != digest:
+                raise refusal(
+                    f"the run states another {name.rpartition('.')[2]} than before",
+                    party,
+                    "resume it with the options that it began with, or start a new run",
+                    code="FK-SETTINGS-CHANGED",
+                )
+        return len(self.pinned) > known
 
     def refuse(self, *, ends: bool) -> None:
         """Count a refusal; one that ``ends`` the run counts for all that it may have."""

@@ -88,6 +88,17 @@ class MomentsReply(HybridReply, phase="hybrid-moments"):
 class DistancesRequest(RowsRequest, phase="hybrid-distances"):
     """Contribute partial distances of the rows to sums that belong to their hospitals."""
 
+    pinned = (
+        "kernel",
+        "sampling",
+        "landmarks",
+        "basis",
+        "model",
+        "model_round",
+        "gammas",
+        "moments",
+    )
+
     kernel: str
     sampling: str
     landmarks: int  # m; of basis "fourier" 2 D features

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -120,7 +120,19 @@ class AnsweringClient(PhaseClient):
 
         return handle
 
+    def pin_options(self, options: Mapping[str, Any]) -> None:
+        """Fix public options for the rest of the run, also if the message at hand fails.
+
+        Raises
+        ------
+        RefusedError
+            One is not that of an earlier request.
+        """
+        if self.record.pin(options, self.name):
+            self._keep_record()
+
     def _reply(self, request: Any, method: Callable[..., Any]) -> PhaseMessage:
+        self.pin_options(request.public_options)
         self._looked = True
         try:
             reply: Any = self.answer(request, method)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,8 +24,8 @@ from ..errors import (
 from ..failure import mark_error
 from ..flower_compat import Client, NumPyClient
 from ..guard import NodePolicy, RunRecord, check_own_rows, check_run, refusal
-from ..guard.evaluations import open_once
 from ..guard.frozen import Frozen
+from ..guard.openings import note_order, open_once
 from ..guard.policy import is_simulated, node_policy
 from ..removed import take_out_of_client
 from ..secure_sum import Party, PartyState
@@ -99,6 +99,8 @@ class PhaseClient(SessionNode, NumPyClient):
     same_parties: ClassVar[bool] = False
     #: Whether its rows arrive while a run goes on, so that there is no table to freeze.
     streams: ClassVar[bool] = False
+    #: Name of a sum that a run opens in several rounds -> field of the request that numbers them.
+    rounds_of: ClassVar[Mapping[str, str]] = {}
     sums: ClientSums | None = None
     partners: Collection[int] = ()
     restored = True
@@ -431,7 +433,7 @@ class PhaseClient(SessionNode, NumPyClient):
         known = self.open_session(session)
         sums = ClientSums(self._party(state), self.policy, self.enough_parties)
         self.sums = sums  # also where a section is refused: see keep_fixed
-        sums.on_check = self._count_table
+        sums.on_check = self._check_named
         sums.take(sections)
         if sums.opened:
             self.note_answered(session, known.round, opened=True)
@@ -445,6 +447,26 @@ class PhaseClient(SessionNode, NumPyClient):
                     numbers, alive = group.open(place), sums.survivors[name]
                     self._count(group, numbers, alive, receiver)
         return sums
+
+    def round_of(self, name: str) -> int:
+        """Return the number of the round that a sum belongs to; 0 if a run opens it once."""
+        return int(getattr(self._request, self.rounds_of.get(name, ""), 0))
+
+    def _check_named(self, name: str) -> None:
+        """Count the numbers of a sum that is ordered; refuse one that was opened in this run."""
+        self._count_table(name)
+        assert self.sums is not None
+        order, known_as = self.sums.order(name), name.partition("#")[0]
+        if order.self_masks:
+            note_order(
+                self.record,
+                known_as,
+                (order.cohort, order.index),
+                number=self.round_of(known_as),
+                digest=PhaseClient.question(self),
+                repeats=self.same_parties,
+                party=self.name,
+            )
 
     @property
     def _pinned(self) -> bool:

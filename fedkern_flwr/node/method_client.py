@@ -37,6 +37,7 @@ class Contribution:
     per: Literal["row", "client"]
     held_out: bool
     sensitivity: float | None
+    rounds: bool = False
 
 
 def contributes(
@@ -46,6 +47,7 @@ def contributes(
     per: Literal["row", "client"] = "row",
     held_out: bool = False,
     sensitivity: float | None = None,
+    rounds: bool = False,
 ) -> Callable[[Answer], Answer]:
     """Mark a client's method that returns its terms of a sum: key -> number or array.
 
@@ -67,10 +69,12 @@ def contributes(
         Euclidean length by which a row that takes another's place moves the terms, at most: the
         handler must see to that. With one for each of its handlers a client takes part in runs
         with a budget of privacy.
+    rounds : bool (default: False)
+        Whether a run has several rounds of this sum. Else a node helps to open one in a run.
     """
 
     def mark(method: Answer) -> Answer:
-        method.contributes = Contribution(name, bound, per, held_out, sensitivity)  # type: ignore[attr-defined]
+        method.contributes = Contribution(name, bound, per, held_out, sensitivity, rounds)  # type: ignore[attr-defined]
         return method
 
     return mark
@@ -116,6 +120,8 @@ class MethodClient(AnsweringClient):
 
     #: Sums of a run about the same rows that share its budget of privacy.
     releases: ClassVar[int] = 1
+    #: Arguments of requests that stay as in the run's first one that has them.
+    pinned: ClassVar[tuple[str, ...]] = ()
     same_parties = True
 
     def __init__(
@@ -220,6 +226,18 @@ class MethodClient(AnsweringClient):
 
     # -- requests
 
+    def round_of(self, name: str) -> int:
+        """Return the number of the exchange for sums that are marked as those of rounds."""
+        marked = self.marked("contributes")
+        rounds = {sum_name(c.name, held_out=c.held_out) for c in marked if c.rounds}
+        return int(self._request.round) if name in rounds else 0
+
+    def _given(self, request: MethodRequest) -> tuple[dict[str, Any], dict[str, int]]:
+        """Pin the public arguments of a request; return all, and the sizes of what is summed."""
+        given, sizes = unpack(request.plain, request.given, party="server")
+        self.pin_options({name: given[name] for name in self.pinned if name in given})
+        return given, sizes
+
     def _by_name(self, request: MethodRequest) -> PhaseMessage:
         sums = {c.name: (c, f) for c, f in self.marked("contributes").items()}
         questions = self.marked("answers")
@@ -254,7 +272,7 @@ class MethodClient(AnsweringClient):
     ) -> MethodReply:
         """Check the order, then add the terms to the sum."""
         sums = self.secure_sums
-        given, sizes = unpack(request.plain, request.given, party="server")
+        given, sizes = self._given(request)
         name = sum_name(said.name, held_out=said.held_out)
         state = sums.party.state
         members = state.cohorts[sums.order(name).cohort].members
@@ -297,13 +315,18 @@ class MethodClient(AnsweringClient):
                 )
             )
         if said.held_out:
-            terms = self.figures(name, np.arange(len(self.x_test)), terms, total=name)
+            learns = any(not c.held_out for c in self.marked("contributes"))
+            trained = self.record.helped or self.simulated or not learns
+            rows = np.arange(len(self.x_test))
+            terms = self.figures(name, rows, terms, total=name, trained=trained)
+        else:
+            self.record.helped = True
         question = "" if self.budget is None else asked(request.plain, *request.given)
         sums.contribute(name, terms, release=question)
         return MethodReply(round=request.round, given=())
 
     def _tell(self, request: MethodRequest, method: Callable[..., Any]) -> MethodReply:
-        given, _ = unpack(request.plain, request.given, party="server")
+        given, _ = self._given(request)
         found = method(**given)
         if found is not None and not isinstance(found, Mapping):
             raise ProtocolError(

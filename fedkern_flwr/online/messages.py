@@ -50,6 +50,16 @@ class StreamRequest(Message):
 class DictionaryRequest(StreamRequest):
     """A request about a dictionary of kernels."""
 
+    pinned = (
+        "bandwidths",
+        "features",
+        "seed",
+        "regularization",
+        "precision",
+        "frequency_draw",
+        "centre",
+    )
+
     bandwidths: bytes  # N of them, little-endian float64
     features: int  # D, frequencies per kernel
     seed: int  # of the frequencies and of the public draws
@@ -129,6 +139,16 @@ class NoisyReply(KernelReport, phase="online-noisy"):
 class PersonalRequest(KernelRequest, phase="online-personal"):
     """POF-MKL: predict with the node's own weights, send the gradients of a few kernels."""
 
+    pinned = (
+        "released",
+        "kernels_per_round",
+        "selection",
+        "exploration",
+        "weight_rule",
+        "learning_rate",
+        "local_step",
+    )
+
     kernels_per_round: int  # M
     selection: str  # bins, subset or shared
     exploration: float  # xi
@@ -159,6 +179,8 @@ class PersonalReply(KernelReport, phase="online-personal"):
 class SharedRequest(KernelRequest, phase="online-shared"):
     """OFSKL, OFMKL-Avg, vM-KOFL: predict with the server's weights, send all gradients."""
 
+    pinned = ("released", "send_losses")
+
     send_losses: bool
     weights: Floats = array("kernels", dtype="float64")
 
@@ -169,6 +191,8 @@ class SharedReply(LossReport, phase="online-shared"):
 
 class DrawnRequest(KernelRequest, phase="online-drawn"):
     """eM-KOFL: predict with the kernel that the server drew, send its gradient and all losses."""
+
+    pinned = ("released",)
 
     kernel: int
     probability: float  # by which the gradient is divided
@@ -183,6 +207,20 @@ class DrawnReply(LossReport, phase="online-drawn"):
 
 class RidgeRequest(StreamRequest, phase="online-ridge"):
     """POF-RLS: predict with the node's mixture of learners, send sums of products of features."""
+
+    pinned = (
+        "experts",
+        "kernels",
+        "features",
+        "bandwidths",
+        "seed",
+        "regularization",
+        "forgetting",
+        "centre",
+        "raw",
+        "summed",
+        "shared",
+    )
 
     experts: str  # which learners take part
     kernels: int
@@ -221,6 +259,8 @@ class RidgeEvaluateRequest(RidgeRequest, phase="online-ridge-evaluate"):
 
 class EvaluateRequest(KernelRequest, phase="online-evaluate"):
     """Predict the node's held-out rows with its own weights or, if given, with the server's."""
+
+    pinned = ("weight_rule", "learning_rate")
 
     weight_rule: str
     learning_rate: float
@@ -270,6 +310,8 @@ class RidgePredictReply(PredictReply, phase="online-ridge-predict"):
 class NetworkRequest(StreamRequest, phase="online-network"):
     """PerFedAvg: adapt the network to the previous samples, send the meta-gradient."""
 
+    pinned = ("layers", "seed", "inner_step")
+
     layers: bytes  # widths, little-endian int32, from the input to the output
     seed: int  # of the fixed projection in front of the network
     inner_step: float  # step size of the adaptation
@@ -299,6 +341,8 @@ class NetworkEvaluateReply(EvaluateReply, phase="online-network-evaluate"):
 
 class LocalRequest(DictionaryRequest, phase="online-local"):
     """Local only: learn from the whole stream without anybody's help."""
+
+    pinned = ("weight_rule", "learning_rate", "step_size")
 
     weight_rule: str
     learning_rate: float

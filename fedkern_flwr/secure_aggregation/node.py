@@ -6,9 +6,9 @@ The app trains as ever; its arrays and metrics, times its weight, leave the node
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
@@ -123,6 +123,7 @@ class AveragingClient(AnsweringClient):
     labels_of_row = 0  # what is a label is the app's business
     #: Networks have more numbers than tables have unknowns: only a budget protects single rows.
     usual_counting = "warn"
+    rounds_of: ClassVar[Mapping[str, str]] = {averages.TRAIN_SUM: "round"}
 
     def __init__(
         self,

@@ -82,6 +82,8 @@ class StepReply(VerticalReply, phase="vertical-step"):
 class TrainRequest(VerticalRequest, phase="vertical-train"):
     """Fit a model to phases at once; the last of them come with this request."""
 
+    pinned = ("loss", "directions", "seed", "intercept", "balanced", "multiples", "regularizations")
+
     loss: str
     directions: int  # how many of the first of a row's phases
     seed: int  # of the folds of the cross-validation

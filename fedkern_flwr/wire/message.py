@@ -83,6 +83,20 @@ class PhaseMessage:
     #: Texts that may have more than 200 characters, such as JSON. All others are names: errors
     #: quote them, logs and terminals show them.
     long_texts: ClassVar[tuple[str, ...]] = ()
+    #: Public options of the run: fields that stay as in its first request that states them.
+    pinned: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def public_options(self) -> dict[str, Any]:
+        """What this class and its bases pin: class and field -> value.
+
+        Requests that inherit a field from one class share its value.
+        """
+        return {
+            f"{kind.__name__}.{name}": getattr(self, name)
+            for kind in type(self).__mro__
+            for name in vars(kind).get("pinned", ())
+        }
 
     def __post_init__(self) -> None:
         """Check the fields where the message is made: types, dtypes, and sizes that must agree.

@@ -4,7 +4,10 @@ The attacker knows a person's columns and the model, so also the score, and read
 server opens. The score says in which bin the person is. If that bin has rows of one class only, the
 label is certain. Rows are counted in two halves; who knows the half looks at that half alone.
 
-Run as a program, it prints the table of docs/held-out-rows.md.
+A server that makes the model from sums may send another one, chosen for one person: a hyperplane
+beyond which nobody else is. Then the confusion matrix says the label of that person.
+
+Run as a program, it prints the tables of docs/held-out-rows.md.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from fedkern_flwr.judging.figures import Judged
 Floats = NDArray[np.float64]
 
 _CENTRE, _SPREAD = 0.4, 0.45  # of the scores of a class: an AUC of 0.9, as on the table magic
+_MARGIN = 1e-9  # by which the person is beyond the hyperplane
 
 
 @dataclass(frozen=True)
@@ -93,12 +97,33 @@ def compare_bins(rows: int, runs: int = 20) -> tuple[Known, Known]:
     return means[0], means[1]
 
 
+def choose_model(rows: int, columns: int, seed: int) -> bool:
+    """Judge a linear model that is chosen for one person; tell whether the label is read.
+
+    The server knows this person's columns, and mean and covariance of all rows.
+    """
+    rng = np.random.default_rng(seed)
+    labels = np.where(rng.random((rows, 1)) < 0.35, 1.0, -1.0)
+    x = rng.standard_normal((rows, columns)) + 0.3 * labels * rng.standard_normal(columns)
+    person, mean = x[0], x.mean(axis=0)
+    normal = np.linalg.solve(np.cov(x.T), person - mean)
+    scores = (x - mean) @ normal - (1.0 - _MARGIN) * (person - mean) @ normal
+    half = calibrating(map(str, range(rows)), b"of the node alone")
+    yard = Yardstick(2, 1)  # without any histogram
+    confusion = yard.count(scores[:, None], labels, half)[: yard.plain].reshape(2, 2)
+    beyond = confusion[:, 1]  # of each class, those with a positive score
+    return bool(beyond.sum() == 1.0 and beyond[int(labels[0, 0] > 0.0)] == 1.0)
+
+
 def main() -> None:
-    """Print a row for each number of held-out rows, before and now."""
+    """Print a row for each number of held-out rows, before and now; labels by chosen models."""
     for rows in (200, 2_000):
         for when, one in zip(("before", "now"), compare_bins(rows), strict=True):
             shares = f"{one.known_half:.3f} | {one.unknown_half:.3f} | {one.auc_error:.4f}"
             print(f"| {rows:,} | {when} | {one.bins} | {shares} |")
+    for rows in (200, 2_000):
+        found = [sum(choose_model(rows, d, seed) for seed in range(24)) for d in (5, 10, 30)]
+        print(f"| {rows:,} | " + " | ".join(map(str, found)) + " |")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ from fedkern_flwr.method import Ask, Method, MethodClient, Sum, answers, contrib
 class ${Class}Client(MethodClient):
     """What runs beside the rows: self.x of shape (n, d), self.y or None."""
 
-    @contributes("moments", bound=1.0)  # a row of features in [0, 1] adds at most 1 to a number
+    # a row of features in [0, 1] adds at most 1 to a number; a run has two rounds of this sum
+    @contributes("moments", bound=1.0, rounds=True)
     def moments(self, power):
         return {"rows": len(self.x), "sum": (self.x**power).sum(axis=0)}
 

@@ -324,7 +324,7 @@ def test_one_total_is_opened_though_the_message_fails() -> None:
     assert one.refusals == 3
 
 
-@pytest.mark.promise("requests-one-guess")
+@pytest.mark.promise("requests-settled")
 @pytest.mark.parametrize(
     ("way", "begins", "name"),
     [
@@ -342,7 +342,7 @@ def test_one_guess_of_class_counts_is_answered(way: str, begins: str, name: str)
     assert ends_with(one.send(), "FK-ORDER-OVER")
 
 
-@pytest.mark.promise("requests-one-guess")
+@pytest.mark.promise("requests-settled")
 def test_a_guess_is_the_first_though_its_message_fails() -> None:
     """By a bound, which is no guess: the run goes on, and the counts may not be others."""
     one = asked("fed-cg, balanced", "hybrid-equations at hospital")

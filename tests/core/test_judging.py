@@ -353,6 +353,16 @@ def test_few_bins_make_few_labels_certain(rows: int, before: float, now: float, 
     assert found.auc_error < auc
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "least"), [(200, 10, 17), (2_000, 10, 7), (2_000, 30, 24)]
+)
+def test_a_model_that_is_chosen_for_one_person_shows_the_label(
+    rows: int, columns: int, least: int
+) -> None:
+    """Without any histogram: what bounds it is one model a run, and max_evaluations."""
+    assert sum(held_out.choose_model(rows, columns, seed) for seed in range(24)) >= least
+
+
 @given(st.lists(st.text(max_size=3), min_size=8, max_size=60, unique=True))
 def test_halves_are_dealt_under_a_key(names: list[str]) -> None:
     one, two = (calibrating(names, bytes([k]) * 32) for k in (1, 2))

@@ -70,7 +70,7 @@ class MeanClient(MethodClient):
 
     labels_of_row = 0
 
-    @contributes("rows")
+    @contributes("rows", rounds=True)
     def add(self, k: int) -> dict[str, Any]:
         self.kept.arrays["seen"] = np.array([k])
         return {"count": len(self.x), "sum": self.x.sum(axis=0)}
@@ -143,7 +143,7 @@ def adding(values: Callable[[Any], Any]) -> Callable[[Context], MethodClient]:
     """Make clients that add these values to the sum of rows."""
 
     class Adding(MeanClient):
-        @contributes("rows")
+        @contributes("rows", rounds=True)
         def add(self, k: int) -> Any:
             return values(self)
 

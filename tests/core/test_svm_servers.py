@@ -47,7 +47,7 @@ def test_a_group_that_is_told_different_things_has_no_sum(
             found = {user: replace(request, sigma=far) for user, request in found.items()}
         if opening == (story == "now") and 3 in found and story != "at first":
             name = found[3].sum_name(told)
-            found[3] = replace(found[3], relaxation=1.0)
+            found[3] = replace(found[3], next_sigma=2.0 * found[3].next_sigma)
             names[name] = found[3].sum_name(told)
         return found
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from fedkern_flwr.guard import NodePolicy, RunRecord
-from fedkern_flwr.guard.evaluations import Asked, check_model, enter, open_once, too_few
+from fedkern_flwr.guard.evaluations import Asked, check_model, enter, too_few
 
 PARTY = "partition 3"
 blobs = st.lists(st.binary(max_size=3), max_size=3)
@@ -70,18 +70,6 @@ def test_each_set_of_rows_is_judged_so_often(asked: list[tuple[int, int]], most:
             continue
         found = enter(record, what, [float(number)], policy, PARTY)
         assert found == told.setdefault((rows, model), [float(number)])
-
-
-def test_a_sum_of_figures_is_opened_once() -> None:
-    record = RunRecord("run")
-    open_once(record, "gradients", (0, 1), PARTY)  # none of figures
-    open_once(record, "gradients", (0, 2), PARTY)
-    record.sums["figures"] = []
-    for _ in range(2):
-        open_once(record, "figures", (0, 3), PARTY)
-    for place in ((0, 4), (1, 3)):
-        with refused("FK-ORDER-EVALUATION"):
-            open_once(record, "figures", place, PARTY)
 
 
 names = st.text("abc/", max_size=5)
