@@ -98,7 +98,7 @@ def test_a_withdrawal_that_waits_no_longer_is_not_computed() -> None:
     check_sum(made.blocks, [first], one(made, 2, purpose="sum 1", numbers=700.0, others=300))
 
 
-@pytest.mark.promise("cells-width")
+@pytest.mark.promise("cells-numbers")
 def test_products_need_twice_as_many_rows_as_columns() -> None:
     made = freeze(100)
     check_sum(made.blocks, [], one(made, width=40))

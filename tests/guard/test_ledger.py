@@ -170,7 +170,7 @@ def test_rows_summed_one_by_one_may_be_any_of_the_same_parties(tmp_path: Path) -
 # -- numbers
 
 
-@pytest.mark.promise("cells-width")
+@pytest.mark.promise("cells-numbers")
 def test_numbers_about_the_same_rows_are_counted_over_runs_and_methods(tmp_path: Path) -> None:
     ledger = NodeLedger(tmp_path)
     shares = [
