@@ -61,6 +61,11 @@ class Failure:
     def __str__(self) -> str:
         return f"{self.kind} {self.detail}".strip()
 
+    @property
+    def told(self) -> str:
+        """The text of the client's own error, without its class; empty where there is none."""
+        return self.detail.partition(": ")[2] if self.kind == "raised" else ""
+
     @classmethod
     def invalid(cls, error: FedKernError) -> Failure:
         """Return that of a reply in which an error of ours was found: what is wrong, its code."""
@@ -90,8 +95,7 @@ class Failure:
         ProtocolError
         """
         if self.detail.startswith(_FINAL):
-            told = self.detail.partition(": ")[2]
-            raise ProtocolError(told, phase=phase, code="")  # that of the node
+            raise ProtocolError(self.told, phase=phase, code="")  # that of the node
 
 
 def read_error(reply: Message, phase: str) -> Failure:

@@ -200,7 +200,7 @@ class Method(Driven):
         """Return None: sums are over everybody."""
         return None
 
-    def model(self) -> tuple[Arrays, dict[str, Any]]:
+    def learned(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the model's arrays, and the options and columns that belong to them."""
         first = next(iter(self.parties_.values()), None)
         table = {
@@ -323,6 +323,7 @@ class Method(Driven):
     def begin(self, config: ConfigRecord | None = None) -> None:
         """Forget the last run; take the seed of the next."""
         self._reset()
+        self.stage = "failed"  # until it goes on
         seed = 0 if config is None else config.get("seed", 0)
         self.run_seed = self.seed if self.seed is not None else int(seed)  # type: ignore[arg-type]
 
@@ -353,15 +354,17 @@ class Method(Driven):
             resume_round = restored[1]["round"] if kept is None else kept
         self.gather(grid, resume_round=resume_round, secure=secure)
         run = Run(self, grid, timeout, log, tell)
+        self.stage = "running"
         try:
             if restored:
                 log.take_up(*restored)
             self.metrics_ = run.drive(rounds(list(self.parties_.values())))
-        except EngineError:
-            raise  # nobody can be reached any more
-        except FedKernError:
-            self._part(run, secure, goes_on=self.budget is not None and self.resumable)
-            raise
+        except BaseException as error:
+            self.stage = "failed"
+            if isinstance(error, FedKernError) and not isinstance(error, EngineError):
+                self._part(run, secure, goes_on=self.budget is not None and self.resumable)
+            raise  # after an error of the engine nobody can be reached any more
+        self.stage = "over"
         self._part(run, secure and not run.asking.over)
 
     def _part(self, run: Run, secure: bool, *, goes_on: bool = False) -> None:

@@ -6,7 +6,7 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
@@ -19,7 +19,7 @@ from .exchange import Outcome, exchange
 from .failure import Failure, count_failures
 from .gather import gather_nodes
 from .ledger import Ledger
-from .options import UnknownOptionError, at_least, unknown_option
+from .options import Declared, UnknownOptionError, at_least, unknown_option
 from .privacy import Budget
 from .wire import DescribeReply, check_parties
 
@@ -28,6 +28,7 @@ logger = logging.getLogger("fedkern_flwr")
 Arrays = dict[str, NDArray[Any]]
 Progress = Callable[[int, int, Mapping[str, float]], None]
 _REFUSED = "RefusedError: "
+_PATIENCE = Declared(60.0, above=0.0, name="node_timeout", type=float)
 
 
 class PhaseStrategy(Strategy):
@@ -68,6 +69,8 @@ class PhaseStrategy(Strategy):
         Metrics of the finished run.
     left_out_ : list of int
         Partitions left out for missing too many rounds.
+    stage : {"new", "running", "over", "failed"}
+        How far the last run is; a model is of a run that goes on or is over.
     order_seed : int
         Seed of the order in which clients announce rows, -1 for one of the session.
     on_round : callable or None
@@ -120,7 +123,7 @@ class PhaseStrategy(Strategy):
         self.seed = seed
         self.min_clients = min_clients
         self.max_missed = max_missed
-        self.node_timeout = node_timeout
+        self.node_timeout = _PATIENCE.check(node_timeout)
         self.checkpoint = Path(checkpoint) if checkpoint is not None else None
         self.checkpoint_every = checkpoint_every
         self.resume = resume
@@ -139,6 +142,7 @@ class PhaseStrategy(Strategy):
         self._missed: dict[int, int] = {}
         self._last_missed: dict[int, int] = {}
         self.resumable = False  # whether this run has a checkpoint
+        self.stage: Literal["new", "running", "over", "failed"] = "new"
 
     # -- what a method tells about itself
 
@@ -151,7 +155,18 @@ class PhaseStrategy(Strategy):
         return {}
 
     def model(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the model of the last run as arrays and a JSON object."""
+        """Return the model of the last run as arrays and a JSON object.
+
+        Raises
+        ------
+        OptionError
+            There was no run, or it failed.
+        """
+        self.check_run()
+        return self.learned()
+
+    def learned(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return what :meth:`model` returns, of a run that goes on or is over."""
         return {}, {}
 
     def fitted(self, classes: Sequence[Any] = ()) -> Any:
@@ -188,13 +203,25 @@ class PhaseStrategy(Strategy):
         """Return the probability of each class, see :meth:`fitted`."""
         return np.asarray(self.fitted().predict_proba(rows))
 
-    def not_run(self) -> OptionError:
-        """Return the error of a model that is asked for before there is one."""
-        return OptionError(
-            f"there is no model of {self.method} yet",
-            remedy="start a run first",
-            code="FK-MODEL-NONE",
-        )
+    def check_run(self) -> None:
+        """Refuse to give a model before a run, and after one that failed.
+
+        Raises
+        ------
+        OptionError
+        """
+        if self.stage == "failed":
+            raise OptionError(
+                f"the last run of {self.method} failed and left no model",
+                remedy="do what its error says, then start again or resume it",
+                code="FK-MODEL-FAILED",
+            )
+        if self.stage == "new":
+            raise OptionError(
+                f"there is no model of {self.method} yet",
+                remedy="start a run first",
+                code="FK-MODEL-NONE",
+            )
 
     def result(self) -> dict[str, Any]:
         """Return the result of the last run as plain values: figures, costs, who saw what."""

@@ -116,7 +116,7 @@ class ColumnRanges(Method):
 
     # -- what a method tells about itself
 
-    def model(self) -> tuple[Arrays, dict[str, Any]]:
+    def learned(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the statistics and ranges of each block with several holders."""
         blocks = {block: list(holders) for block, holders in self.blocks_.items()}
         return dict(self.model_), {**self.options(), "blocks": blocks}

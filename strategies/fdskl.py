@@ -304,7 +304,7 @@ class FDSKL(Weighted):
 
     # -- what a method tells about itself
 
-    def model(self) -> tuple[Arrays, dict[str, Any]]:
+    def learned(self) -> tuple[Arrays, dict[str, Any]]:
         """Return what a prediction needs to know; the coefficients stay with the active parties."""
         meta = {
             **self.options(),

@@ -137,9 +137,9 @@ class FedCFK(SecureGram):
         self.tuned_: dict[str, Any] = {}
         self._predicting = False
 
-    def model(self) -> tuple[Arrays, dict[str, Any]]:
+    def learned(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the Gram matrix, packed, its items, and what belongs to them."""
-        arrays, meta = super().model()
+        arrays, meta = super().learned()
         return arrays, {**meta, "names": self._names, "tuned": self.tuned_}
 
     def result(self) -> dict[str, Any]:

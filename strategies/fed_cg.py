@@ -105,7 +105,7 @@ class FedCG(HybridOptions):
 
     # -- what a method tells about itself
 
-    def model(self) -> tuple[Arrays, dict[str, Any]]:
+    def learned(self) -> tuple[Arrays, dict[str, Any]]:
         """Return coefficients and widths, and what a prediction needs to know."""
         judged = self.judged_ is not None and bool(self._factor.size)
         meta = {

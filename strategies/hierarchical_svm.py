@@ -81,7 +81,7 @@ class HierarchicalSVM(GroupRounds, PrivateRounds, ColumnRounds):
 
     # -- what a method tells about itself
 
-    def model(self) -> tuple[Arrays, dict[str, Any]]:
+    def learned(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the model for columns as they are; in a vertical split its parts stay behind."""
         meta = {
             **self.options(),
@@ -103,8 +103,6 @@ class HierarchicalSVM(GroupRounds, PrivateRounds, ColumnRounds):
         if self.partition == "vertical":
             found: FittedModel = super().fitted(classes)  # which says why not
             return found
-        if not self.model_:
-            raise self.not_run()
         return FittedModel.of_server(self.method, "linear", *self.model(), classes or self.classes_)
 
     def _tables(self) -> dict[str, list[Any]]:

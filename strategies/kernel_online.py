@@ -136,14 +136,13 @@ class KernelOnlineStrategy(PrivateOnline, DictionaryStrategy):
         self._frequencies = 0  # of a round of the run at hand, 0 for all
         self._dimension = 0  # columns of the last run
 
-    def model(self) -> tuple[Arrays, dict[str, Any]]:
+    def learned(self) -> tuple[Arrays, dict[str, Any]]:
         """Return theta with all that is needed to build the features."""
-        return {"theta": self.theta_, "bandwidths": self.bandwidths}, super().model()[1]
+        return {"theta": self.theta_, "bandwidths": self.bandwidths}, super().learned()[1]
 
     def fitted(self, classes: Sequence[Any] = ()) -> FittedModel:
         """Return the model with the server's weights over the kernels, if it has some."""
-        if not self.theta_.size:
-            raise self.not_run()
+        self.check_run()
         weights = self.evaluation_weights()
         if not weights.size:
             found: FittedModel = super().fitted(classes)  # which says why not

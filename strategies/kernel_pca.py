@@ -77,6 +77,5 @@ class KernelPCA(PrivateMethod):
             FittedModel,  # a node that finds its client here does without
         )
 
-        if not self.model_:
-            raise self.not_run()
+        self.check_run()
         return FittedModel.of_server(self.method, "components", self.model_, self._kernel, ())

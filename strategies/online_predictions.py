@@ -49,9 +49,9 @@ class PredictingStrategy(OnlineStrategy):
     def prediction(self, model: str) -> wire.StreamRequest:
         """Return the question for predictions with the model of a session."""
 
-    def model(self) -> tuple[Arrays, dict[str, Any]]:
+    def learned(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the model, and what a prediction needs to know; the weights are the clients'."""
-        return self._model or super().model()
+        return self._model or super().learned()
 
     def privacy(self) -> dict[str, Any]:
         """Return what the server sees."""
@@ -132,9 +132,8 @@ class PredictingStrategy(OnlineStrategy):
             partition, failure = min(answers.failures.items())
             all_failed = len(answers.failures)
             first = f"{all_failed} clients did not predict, first " if all_failed > 1 else ""
-            _, _, text = failure.detail.partition(": ")
-            if text:
-                raise ProtocolError(f"{first}{text}", code="")  # that which the node said
+            if failure.told:
+                raise ProtocolError(f"{first}{failure.told}", code="")  # that of the node
             raise CohortError(
                 f"{first}partition {partition} did not predict: {failure}",
                 remedy="mend it and predict again",

@@ -48,9 +48,9 @@ class PerFedAvg(OnlineStrategy):
         self.parameters_ = np.zeros((1, 0))
         self._layers: tuple[int, ...] = ()
 
-    def model(self) -> tuple[Arrays, dict[str, Any]]:
+    def learned(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the parameters and the widths of the layers."""
-        meta = {**super().model()[1], "layers": list(self._layers)}
+        meta = {**super().learned()[1], "layers": list(self._layers)}
         return {"parameters": self.parameters_[0]}, meta
 
     def set_up(self, dimension: int) -> None:

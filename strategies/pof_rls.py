@@ -320,17 +320,21 @@ class POFRLS(PredictingStrategy, PrivateOnline):
         """Return all sums, which is what a run can start from; clients get what follows from it."""
         return list(self.server_state().values())
 
-    def model(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the coefficients of the global learners, with what builds the features."""
+    def learned(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return the coefficients of the global learners, with what builds the features.
+
+        There is ``raw`` where raw columns were summed, and ``kernels`` where features were: not if
+        the only messages with them were lost.
+        """
         if self._predicting:
-            return super().model()
+            return super().learned()
         arrays = {
             "kernels" if one.ndim == 3 else "raw": one[..., -features:].reshape(-1, features)
             for features, one in self._solutions
         }
         arrays["bandwidths"] = np.frombuffer(self._bandwidths(), "<f8")
         summed = {"summed": self.plan_.features, "shared": self.plan_.kernels}
-        meta = {**super().model()[1], **summed}
+        meta = {**super().learned()[1], **summed}
         return {name: one for name, one in arrays.items() if one.size}, meta
 
     def server_state(self) -> Arrays:

@@ -248,7 +248,7 @@ class SecureGram(Method):
             "rounds": self.num_rounds,
         }
 
-    def model(self) -> tuple[Arrays, dict[str, Any]]:
+    def learned(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the Gram matrix, packed, its items, and what belongs to them."""
         arrays = {"gram": pack(self.gram_), "items": self.items_}
         meta = {
@@ -373,7 +373,7 @@ class SecureGram(Method):
         """Return what a run is resumed from: the items that are kept, or the model so far."""
         if self.checkpoint is None or (stage == "counts" and not self.counts_items):
             return None
-        arrays, meta = ({"items": self.items_}, {}) if stage == "counts" else self.model()
+        arrays, meta = ({"items": self.items_}, {}) if stage == "counts" else self.learned()
         known = {"stage": stage, "counted": self._counted, "tables": self._tables}
         return Save({**arrays, "counts": self.counts_}, {**meta, **known, **more})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -160,14 +160,19 @@ def listing(names: Any) -> str:
 def no_such(kind: str, name: str, source: str, names: Any) -> ColumnError:
     """Return the error for a name that is not there; one that is like it is named first."""
     names = [str(one) for one in names]
-    meant = near(name, names)
-    listed = listing([*meant, *(one for one in names if one not in meant)])
-    remedy = "".join(f"did you mean {one!r}? " for one in meant) + f"choose from: {listed}"
+    remedy = choices(name, names)
     for mark, word in SEPARATORS.items() if len(names) == 1 else ():
         if mark in names[0]:
             option = "tab" if mark == "\t" else f"'{mark}'"
             remedy = f"{word} seem to part its columns: use --sep {option}"
     return ColumnError(f"{source} has no {kind} {name!r}", remedy=remedy, code="FK-COLUMN-MISSING")
+
+
+def choices(name: str, names: Sequence[str]) -> str:
+    """Return what to do about a name that is none of some; one that is like it is named first."""
+    meant = near(name, names)
+    listed = listing([*meant, *(one for one in names if one not in meant)])
+    return "".join(f"did you mean {one!r}? " for one in meant) + f"choose from: {listed}"
 
 
 def how_many(number: int, what: str) -> str:

@@ -12,7 +12,7 @@ from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.hybrid.parties import MissingBlocks
 from fedkern_flwr.labels import name_classes
 from fedkern_flwr.seeding import derive_seed
-from fedkern_flwr.tables.table import Table
+from fedkern_flwr.tables.table import Table, choices
 
 from ..run.data import TableSettings, hold_out
 
@@ -253,10 +253,18 @@ def read_task(
             code="FK-TASK-TEXT",
         )
     if settings.positive is not None:
-        if settings.task == "regression" or positive_class(settings, table) not in values:
+        if settings.task == "regression":
             raise OptionError(
-                f"there is no class {settings.positive} to tell from the others",
-                remedy="choose one of the labels",
+                "positive is a class, and a regression has none",
+                remedy="leave out --positive or --task",
+                code="FK-OPTION-CONFLICT",
+            )
+        if positive_class(settings, table) not in values:
+            named, labels = table.classes, values.tolist()
+            names = [named[int(one)] for one in labels] if named else name_classes(labels)[0]
+            raise OptionError(
+                f"the label has no class {settings.positive!r}",
+                remedy=choices(str(settings.positive), names),
                 code="FK-CLASSES-UNKNOWN",
             )
         return (0.0, 1.0), ()

@@ -34,7 +34,7 @@ CLASSES: dict[str, Any] = {
 }
 #: What is no declared option, but an argument of every run: a value that it refuses.
 ARGUMENTS: dict[str, Any] = {"attempts": 0, "min_clients": 0, "max_missed": 0}
-ARGUMENTS |= {"checkpoint_every": 0, "cohorts": 0}
+ARGUMENTS |= {"checkpoint_every": 0, "cohorts": 0, "node_timeout": 0}
 #: Values of keys that stand for a default which is found out in the run.
 UNSET = {("kernels", 0), ("min_support", -1), ("preconditioner_rank", -1)}
 #: Keys that are no option: of every app, and of the tables of those that no command runs.

@@ -515,6 +515,8 @@ def test_a_long_text_keeps_its_code() -> None:
         failure.raise_final("fit")
     endless = Failure("raised", f"TableError: {'a' * 600} [FK-{'A' * 600}]")
     assert len(endless.detail) <= 500
+    assert Failure("raised", "TableError: a.csv: no rows").told == "a.csv: no rows"
+    assert Failure("invalid reply", "field x: 3").told == ""  # no words of the node's
 
 
 # -- what is used of Flower that it does not promise: each fails here first, and says what broke

@@ -14,8 +14,7 @@ import pytest
 from faulty import At, Cut, PowerCutError, flip, never
 from flwr.app import Context
 from hospitals import KEY, TWO, Array, Parties, Serve, deal, server, small
-from identities import known_node
-from known_noise import know_noise
+from identities import know_noise, known_node
 from nodes import Table, side
 from refusals import refused
 from scipy import stats

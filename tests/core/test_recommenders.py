@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from pooled import over_simplex
 from refusals import refused
-from simplex import minimise
 
 from fedkern_flwr.gram import recommenders as rec
 from fedkern_flwr.gram.dot_kernels import DotKernel
@@ -178,7 +178,7 @@ def test_scores_are_those_of_cf_komd_with_the_whole_kernel(name: str, subtract: 
     for lam in (0.1 * largest, 10.0 * largest):
         for positives in ([1], [0, 2, 5, 7, 11, 28], np.flatnonzero(X[5])):
             liked = np.intersect1d(positives, ITEMS)
-            a = minimise(whole[np.ix_(liked, liked)] + lam * np.eye(liked.size), q[liked])
+            a = over_simplex(whole[np.ix_(liked, liked)] + lam * np.eye(liked.size), q[liked])
             right = whole[:, liked] @ a - (q if subtract else 0.0)
             found = device.scores(np.array(positives), lam, subtract_mean=subtract)
             np.testing.assert_allclose(found, right, atol=1e-8 * largest, rtol=0)
@@ -206,7 +206,7 @@ def test_a_matrix_that_is_forged_or_cannot_be_fitted_to_still_ranks() -> None:
     items, q = np.arange(6, dtype=np.int32), k.mean(axis=1)
     device = rec.ItemKernel(DotKernel("linear"), items, 6, 5, q, k.diagonal(), pack(rec.compact(k)))
     found = device.scores(items, 1e-4)
-    a = minimise(k + (1e-3 - least) * np.eye(6), q)
+    a = over_simplex(k + (1e-3 - least) * np.eye(6), q)
     np.testing.assert_allclose(found, k @ a - q, atol=1e-5)
     honest = of(X, "ease").kernel
     nobody = honest.scores(np.zeros(0, int), 0.1)

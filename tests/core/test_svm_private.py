@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from faulty import Cut, PowerCutError
 from flwr.app import Context
-from identities import known_node
-from known_noise import know_noise
+from identities import know_noise, known_node
 from refusals import refused
 from scipy import stats
 from sklearn.datasets import load_breast_cancer

@@ -10,6 +10,7 @@ import numpy as np
 from nodes import Nodes, Table
 from pooled import KEY
 from scipy.spatial.distance import cdist
+from sklearn import datasets
 from zoo import side
 
 from fedkern_flwr.clients import HybridKernelClient
@@ -19,6 +20,7 @@ from fedkern_flwr.strategies import FedCG
 Array = np.ndarray
 METRICS = {"rbf": "sqeuclidean", "laplacian": "cityblock"}
 TWO: Table = {"classes": (0, 1)}
+NEUTRAL: Table = {"missing": "neutral"}
 Blocks = dict[str, dict[str, Array]]  # name -> id -> features
 
 
@@ -66,6 +68,60 @@ def deal(
 def small(n: int = 60) -> list[Table]:
     """Two hospitals and two centres."""
     return deal(*side(n, 6), 2, 2, **TWO)
+
+
+def iris_tables(hospitals: int, centres: int) -> list[Table]:
+    x, y = datasets.load_iris(return_X_y=True)
+    return deal((x - x.min(0)) / np.ptp(x, 0), y, hospitals, centres, classes=(0, 1, 2))
+
+
+def number_tables() -> list[Table]:
+    x = side(90, 6)[0]
+    y = 30.0 * np.stack([np.sin(3.0 * x[:, 0]) - x[:, 5], x[:, 1] * x[:, 2]], axis=1)
+    return deal(x, y, 3, 2, label_bound=40.0)
+
+
+def incomplete() -> list[Table]:
+    """Some rows lack a block, some two."""
+    tables = deal(*side(90, 6), 3, 3, **TWO)
+    patients = np.concatenate([table["ids"] for table in tables[:3]])
+    for c, gone in ((3, patients[:8]), (4, patients[8:14]), (5, patients[14:17])):
+        keep = ~np.isin(tables[c]["ids"], gone)
+        tables[c] |= {"x": tables[c]["x"][keep], "ids": np.asarray(tables[c]["ids"])[keep]}
+    return tables
+
+
+def far_from_zero() -> list[Table]:
+    """Years, say: squares of the features have no digits to spare."""
+    x, y = side(90, 6)
+    return deal(1e5 + x, y, 2, 2, ranges=(1e5, 1e5 + 1.0), **TWO)
+
+
+def constant_columns() -> list[Table]:
+    x, y = side(60, 6)
+    x[:, 1], x[:, 4] = 0.5, 0.0
+    return deal(x, y, 2, 2, **TWO)
+
+
+#: Name -> tables, options: ways to deal rows and columns, whose model is that of the pooled rows.
+VARIANTS: dict[str, tuple[Callable[[], list[Table]], Table]] = {
+    "a single party": (lambda: deal(*side(40, 6), 1, 0, **TWO), {}),
+    "one hospital": (lambda: iris_tables(1, 3), {}),
+    "no centres": (lambda: deal(*side(60, 6), 3, 0, **TWO), {}),
+    "no features": (lambda: deal(*side(60, 6), 3, 2, own=False, **TWO), {}),
+    "shared blocks": (lambda: deal(*side(60, 6), 2, 4, shared=2, **TWO), {}),
+    "shared, normal": (lambda: deal(*side(60, 6), 2, 4, shared=2, **TWO), {"sampling": "N"}),
+    "shared, covariances": (lambda: deal(*side(60, 6), 3, 4, shared=2, **TWO), {"sampling": "C"}),
+    "laplacian": (small, {"kernel": "laplacian"}),
+    "a single landmark": (small, {"landmarks": 1}),
+    "far from zero": (far_from_zero, {}),
+    "rows dropped": (incomplete, {"missing": "drop-row", "sampling": "N"}),
+    "blocks neutral": (incomplete, NEUTRAL),
+    "neutral, normal": (incomplete, {**NEUTRAL, "sampling": "N"}),
+    "constant columns": (constant_columns, {"sampling": "N"}),
+    "rkhs, cg": (small, {"penalty": "rkhs", "gamma": 2.0, "solver": "cg"}),
+    "cg": (number_tables, {"solver": "cg"}),
+}
 
 
 class Parties(Nodes):

@@ -1,12 +1,16 @@
-"""Identity keys of nodes that know each other's."""
+"""Keys of nodes that tests know: identities that trust each other, and keys of noise."""
+
+from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedkern_flwr.guard.ledger import NodeLedger
+from fedkern_flwr.node.ledger import ClientLedger
 
 
 def pin_identities(folder: Path, nodes: int) -> None:
@@ -29,3 +33,16 @@ def known_node(folder: Path, k: int, nodes: int) -> dict[str, Any]:
     NodeLedger(folder / str(k), k).make()
     keys = {"identity_key": folder / f"identity-{k}", "trusted_keys": folder / "trusted"}
     return {"state_dir": folder / str(k), **keys}
+
+
+def know_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the first key of a node in a run be known; another one of the run is the system's."""
+    drawn: dict[Any, bytes] = {}
+    honest = ClientLedger.noise_key
+
+    def known(self: Any, session: str, state: Any) -> bytes:
+        key = honest(self, session, state)
+        first = drawn.setdefault((self._folder, session, self._partition), key)
+        return bytes([self._partition]) * 32 if first == key else key
+
+    monkeypatch.setattr(ClientLedger, "noise_key", known)

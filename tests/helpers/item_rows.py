@@ -70,10 +70,37 @@ class Rows(Nodes):
         assert strategy.gram_.dtype == np.int64
         assert strategy.gram_.astype(object).tolist() == (x.T @ x).tolist()
 
+    def check_cross(self, found: tuple[Any, Any], strategy: Any, who: list[int]) -> None:
+        """Products of new items with those of a model, over some nodes, and their squares."""
+        new = np.concatenate([self.tables[k]["x_new"] for k in who])
+        np.testing.assert_array_equal(found[0], new.T @ self.rows(who)[:, strategy.items_])
+        np.testing.assert_array_equal(found[1], new.sum(axis=0))
+
 
 def binary(nodes: int, rows: int = 2, items: int = 7, seed: int = 0, share: float = 0.5) -> Rows:
     rng = np.random.default_rng(seed)
     return Rows.of([(rng.random((rows, items)) < share).astype(int) for _ in range(nodes)])
+
+
+def few_of_some(bound: int = 1) -> Rows:
+    """Six nodes: item 0 in 6 rows, 1 in 5, 2 in 4, 3 in 1, 4 in none, 5 in 12."""
+    x = np.zeros((6, 2, 6), int)
+    x[:, 0, 0] = x[:5, 0, 1] = x[1:5, 1, 2] = x[2, 1, 3] = x[:, :, 5] = bound
+    return Rows.of(list(x))
+
+
+def many_items() -> Rows:
+    """Six nodes of four rows; popular items have low numbers."""
+    rng, chance = np.random.default_rng(2), np.linspace(0.9, 0.3, 20)
+    return Rows.of([(rng.random((4, 20)) < chance).astype(int) for _ in range(6)])
+
+
+def crossing() -> Rows:
+    """Four nodes that have new items as well."""
+    nodes, rng = binary(4, rows=3, items=6, share=0.7), np.random.default_rng(9)
+    for table in nodes.tables:
+        table["x_new"] = (rng.random((3, 4)) < 0.6).astype(int)
+    return nodes
 
 
 def drawn(nodes: int, seed: int = 0, **options: Any) -> list[list[int]]:

@@ -138,20 +138,22 @@ def as_in_plain(found: Any) -> Pairs:
 def ridges(found: Any, gone: Collection[tuple[int, int]] = ()) -> Pairs:
     """POF-RLS: ridge regressions of all rows that were summed, weighted by their age.
 
-    ``gone``: which clients were away from which messages.
+    ``gone``: which clients were away from which messages. What all were away from is lost.
     """
     strategy, tables = found.strategy, found.sites.tables
     plan, arrays = strategy.plan_, strategy.model()[0]
     width = np.array([strategy.width_], "<f8").tobytes()
     half = np.arange(plan.features)
-    expected: dict[str, list[Floats]] = {"raw": [], "kernels": []}
+    expected: dict[str, list[Floats]] = {}
     for memory in (1.0, strategy.forgetting):
-        sums: dict[str, Any] = {"raw": (0.0, 0.0), "kernels": (0.0, 0.0)}
+        sums: dict[str, Any] = {}
         messages = zip((0, *plan.stops), plan.starts, plan.stops, plan.sums, strict=False)
         for number, (before, window, stop, some) in enumerate(messages, 1):
-            for name, start in {"raw": before, **({"kernels": window} if some else {})}.items():
-                gram, right = (memory ** (stop - start) * one for one in sums[name])
-                for t in (t for k, t in enumerate(tables) if (k, number) not in gone):
+            here = [t for k, t in enumerate(tables) if (k, number) not in gone]
+            wanted = {"raw": before, **({"kernels": window} if some else {})} if here else {}
+            for name, start in wanted.items():
+                gram, right = (memory ** (stop - start) * one for one in sums.get(name, (0.0, 0.0)))
+                for t in here:
                     x = t["x"][start:stop]
                     phi = np.column_stack([x, np.ones(len(x))])
                     if name == "kernels":
@@ -160,7 +162,10 @@ def ridges(found: Any, gone: Collection[tuple[int, int]] = ()) -> Pairs:
                     gram, right = gram + phi.T @ phi, right + phi.T @ (t["y"][start:stop] - 0.5)
                 sums[name] = gram, right
         for name, (gram, right) in sums.items():
-            expected[name].append(np.linalg.solve(gram + 1e-3 * np.eye(len(gram)), right))
+            expected.setdefault(name, []).append(
+                np.linalg.solve(gram + 1e-3 * np.eye(len(gram)), right)
+            )
+    assert arrays.keys() == {*expected, "bandwidths"}
     for name in expected:
         yield arrays[name], expected[name]
 
@@ -452,3 +457,32 @@ def plain_average(found: Any) -> Pairs:
         yield found.result.train_metrics_clientapp[number]["loss"], loss
         w = np.average([step[0] for step in steps], axis=0, weights=sizes)
     yield found.result.arrays.to_numpy_ndarrays()[0], w
+
+
+# -- a plain solver
+
+
+def nearest(point: Floats) -> Floats:
+    """Return the nearest point of the simplex."""
+    falling = np.sort(point)[::-1]
+    levels = (np.cumsum(falling) - 1.0) / np.arange(1, point.size + 1)
+    return np.maximum(point - levels[np.flatnonzero(falling > levels)[-1]], 0.0)
+
+
+def over_simplex(quadratic: Floats, linear: Floats) -> Floats:
+    """Minimise a^T Q a - 2 a^T c over the simplex, the program of CF-KOMD, by projected gradients.
+
+    Accelerated; restarted when it turns back.
+    """
+    a = y = np.full(linear.size, 1.0 / linear.size)
+    step, t = 1.0 / np.linalg.eigvalsh(quadratic)[-1], 1.0
+    for _ in range(30_000):
+        new = nearest(y - step * (quadratic @ y - linear))
+        if (y - new) @ (new - a) > 0.0:
+            t = 1.0
+        after = (1.0 + np.sqrt(1.0 + 4.0 * t * t)) / 2.0
+        y, moved = new + (t - 1.0) / after * (new - a), np.abs(new - a).max()
+        a, t = new, after
+        if moved < 1e-16:
+            break
+    return a

@@ -253,7 +253,9 @@ def test_a_class_of_numbers_is_named_as_well(tables: Any, commands: Any) -> None
         assert found["held_out"]["positive"] == given
         assert found["held_out"]["class_names"][0] == f"not {given}"
     for wrong in ("8", "spam", "nan"):
-        assert commands.complaint("run", *run, "--positive", wrong).endswith("[FK-CLASSES-UNKNOWN]")
+        told = commands.complaint("run", *run, "--positive", wrong)
+        assert told.endswith("[FK-CLASSES-UNKNOWN]")
+        assert "7, 10, 2000002" in told
 
 
 def test_a_class_without_rows_has_no_number(tables: Any) -> None:

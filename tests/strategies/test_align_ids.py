@@ -2,59 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from align_watch import IDS, check, files, guesses, look, parties, path_of, seen
 from conversation import Asked, asked_in
+from faulty import change_reply
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from identities import pin_identities
 from pooled import KEY
 from refusals import refused
-from zoo import WAYS, Found, Sites, Table, everything, new_folder
+from zoo import WAYS, Sites, Table, everything
 
 import fedkern_flwr.clients.alignment as client_module
-from fedkern_flwr.align import private_intersection
 from fedkern_flwr.alignment import AlignmentTags, hash_ids
 from fedkern_flwr.clients import AlignmentClient
 from fedkern_flwr.simulations import Transcript
 from fedkern_flwr.simulations.engines import Fault, FaultPlan
 from fedkern_flwr.wire import DescribeRequest
-
-IDS = [
-    [f"patient {k}" for k in range(12)],
-    [f"patient {k}" for k in range(20, 5, -1)],
-    ["patient 7", "patient 9", "jürgen", *(f"patient {k}" for k in range(30, 34))],
-]
-
-
-def parties(ids: list[list[str]] = IDS, tests: Any = None, folder: Path | None = None) -> Sites:
-    tables: list[Table] = [{"ids": list(own)} for own in ids]
-    for table, held_out in zip(tables, tests or [[]] * len(ids), strict=True):
-        table["ids_test"] = list(held_out)
-    return Sites(WAYS["align"], folder or new_folder(), tables)
-
-
-def path_of(sites: Sites, k: int) -> Path:
-    return sites.folder / str(k) / "tags.npz"
-
-
-def files(sites: Sites) -> list[AlignmentTags]:
-    return [AlignmentTags.load(path_of(sites, k)) for k in range(len(sites))]
-
-
-def check(found: Found) -> None:
-    """What is reported, and what the files say, is what sets say."""
-    for got, expected in found.oracle():
-        assert got == expected
-
 
 names = st.lists(st.sampled_from("abcdefg") | st.text(max_size=3), unique=True, max_size=6)
 
@@ -79,22 +50,18 @@ def test_what_is_reported() -> None:
     found = sites.fit()
     check(found)
     strategy = found.strategy
-    assert strategy.result()["matched"]["partition"]["0"] == {
-        "rows": 12,
-        "shared_with": {"1": 6, "2": 2},
-        "known_to_others": [6, 4, 2],
-        "in_all": 2,
-    }
+    told = {"rows": 12, "shared_with": {"1": 6, "2": 2}, "known_to_others": [6, 4, 2], "in_all": 2}
+    assert strategy.result()["matched"]["partition"]["0"] == told
     assert strategy.metrics_ == {"rows": 34, "rows_in_all": 2}
     assert {file.run for file in files(sites)} == {strategy.session}
     assert all(path_of(sites, k).stat().st_mode & 0o777 == 0o600 for k in range(3))
     sites = parties([["a", "b"], ["c"], ["d", "e", "f"]])
     assert sites.fit().strategy.metrics_ == {"rows": 6, "rows_in_all": 0}
+    with refused("FK-PARTIES-FEW"):
+        parties([["a"]]).fit()
 
 
-def test_parties_that_know_each_others_keys_align_and_an_impostor_gets_no_list(
-    tmp_path: Path,
-) -> None:
+def test_parties_with_keys_of_their_own_align_and_an_impostor_gets_no_list(tmp_path: Path) -> None:
     sites = parties(folder=tmp_path)
     pin_identities(tmp_path, 3)
     for k, table in enumerate(sites.tables):
@@ -109,103 +76,6 @@ def test_parties_that_know_each_others_keys_align_and_an_impostor_gets_no_list(
 
 
 # -- what the server and the parties see
-
-
-class Watch:
-    """Notes all points, tags and secrets that the parties of a run ever hold."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.points: set[bytes] = set()
-        self.secrets: set[bytes] = set()
-        self.passed: list[set[bytes]] = []  # lists that somebody multiplies, before and after
-        self.final: list[set[bytes]] = []  # points that tags are made of
-        draw = private_intersection.Exponents.draw
-        for name in ("blind_ids", "multiply_points", "finish_tags"):
-            patch.setattr(client_module, name, getattr(self, name))
-
-        def note_drawn() -> Any:
-            drawn = draw()
-            self.secrets.update((drawn.own, drawn.blind, drawn.rest))
-            return drawn
-
-        patch.setattr(client_module.Exponents, "draw", staticmethod(note_drawn))
-
-    def note(self, data: bytes) -> set[bytes]:
-        found = {data[k : k + 32] for k in range(0, len(data), 32)}
-        self.points |= found
-        return found
-
-    def blind_ids(self, texts: Iterable[str], exponent: bytes) -> bytes:
-        out = private_intersection.blind_ids(texts, exponent)
-        self.note(out)
-        return out
-
-    def multiply_points(self, points: bytes, exponent: bytes) -> bytes:
-        out = private_intersection.multiply_points(points, exponent)
-        self.passed += [self.note(points), self.note(out)]
-        return out
-
-    def finish_tags(self, points: bytes, exponent: bytes, ids: int) -> list[bytes]:
-        self.note(points)
-        self.final.append(self.note(private_intersection.multiply_points(points, exponent)))
-        tags = private_intersection.finish_tags(points, exponent, ids)
-        self.secrets.update(tags)
-        return tags
-
-
-def guesses(ids: Iterable[str], session: str, transcript: Transcript) -> dict[str, set[bytes]]:
-    """Return what a server could make of ids that it guesses: kind -> how byte strings begin."""
-    public = [
-        value
-        for entry in transcript.entries(phase="describe", direction="up")
-        for value in (entry.scalars["public_key"], str(entry.scalars["columns"]).encode())
-    ]
-    both = (*vars(private_intersection).values(), *vars(client_module).values())
-    keys = [b"", bytes(16), bytes(32), session.encode(), bytes.fromhex(session), *public]
-    keys += [value for value in both if isinstance(value, bytes)]
-    keys += [b"fedkern-flwr alignment 1"]
-    found: dict[str, set[bytes]] = {"id": set(), "hash": set(), "keyed hash": set(), "point": set()}
-    for text in ids:
-        name = text.encode()
-        found["id"].add(name)
-        found["point"].add(private_intersection.hash_to_curve(text))
-        for key in keys:
-            found["hash"] |= {hashlib.sha256(w).digest()[:8] for w in (key + name, name + key)}
-            found["keyed hash"] |= {
-                hmac.digest(key, name, "sha256")[:8],
-                hmac.digest(name, key, "sha256")[:8],
-                *(hash_ids([text], key, label)[0].tobytes() for label in (session, "", "align")),
-            }
-    return found
-
-
-def seen(needles: Iterable[bytes], data: bytes) -> int:
-    lower = data.lower()
-    return sum(one in data or one.hex().encode() in lower for one in needles)
-
-
-@dataclass
-class Sight:
-    """How much of what may not be seen was seen, and what the nodes keep."""
-
-    guessed: dict[str, int]
-    points: int
-    secrets: int
-    noted: Watch
-    kept: bytes
-
-
-def look(patch: pytest.MonkeyPatch) -> Sight:
-    watch, transcript, sites = Watch(patch), Transcript(), parties()
-    strategy = sites.fit(transcript=transcript).strategy
-    data = everything(transcript)
-    assert len(data) > 1000
-    found = guesses({name for own in IDS for name in own}, strategy.session, transcript)
-    guessed = {kind: seen(needles, data) for kind, needles in found.items()}
-    records = (r for c in sites.contexts.values() for r in c.state.config_records.values())
-    kept = (v if isinstance(v, bytes) else str(v).encode() for r in records for v in r.values())
-    points, secrets = seen(watch.points, data), seen(watch.secrets, data)
-    return Sight(guessed, points, secrets, watch, b"|".join(kept))
 
 
 @pytest.mark.promise("align-secrets-erased")
@@ -250,9 +120,6 @@ def test_in_a_run_with_a_common_key_ids_are_found_by_who_has_the_key_alone() -> 
         }  # fmt: skip
         owned = hash_ids(sorted(ids), key, strategy.session)
         assert seen((one.tobytes() for one in owned), data) == len(ids)
-
-
-# -- the same model as with a common key
 
 
 def aligned(tables: list[Table]) -> Sites:
@@ -302,12 +169,11 @@ def changed(change: Callable[[np.ndarray], Any]) -> Fault:
     """Return the fault of a reply whose array is changed on its way."""
 
     def go(message: Message) -> Message:
-        record = message.content["fitres.parameters"]
-        data = record[next(iter(record))].numpy().copy()
-        message.content["fitres.parameters"] = ArrayRecord([change(data)])
+        (array,) = message.content["fitres.parameters"].to_numpy_ndarrays()
+        message.content["fitres.parameters"] = ArrayRecord([change(array.copy())])
         return message
 
-    return Fault("tamper", change=go)
+    return change_reply(go)
 
 
 @pytest.mark.parametrize(
@@ -336,36 +202,24 @@ def test_a_table_that_changed_within_the_run_ends_it() -> None:
     assert not path_of(sites, 0).exists()
 
 
-def test_a_single_party_is_refused() -> None:
-    with refused("FK-PARTIES-FEW"):
-        parties([["a"]]).fit()
-
-
-# -- what a party refuses
-
-
-Ask = Callable[..., tuple[Sites, Asked]]
-
-
 @pytest.fixture
-def ask(tmp_path: Path) -> Ask:
+def ask(tmp_path: Path) -> Callable[..., Any]:
     """Return a function that runs until a request is at party 1: its phase, and which hop."""
 
     def find(phase: str, hop: int = 0) -> tuple[Sites, Asked]:
         sites = parties(folder=tmp_path)
-        here = (1, phase, hop)
-        (found,) = asked_in(
-            lambda *_: sites.fit(),
-            tmp_path,
-            lambda client, r: (client.partition, r.phase, getattr(r, "hop", 0)) == here,
-        ).values()
+
+        def here(client: Any, r: Any) -> bool:
+            return (client.partition, r.phase, getattr(r, "hop", 0)) == (1, phase, hop)
+
+        (found,) = asked_in(lambda *_: sites.fit(), tmp_path, here).values()
         return sites, found
 
     return find
 
 
 @pytest.mark.promise("align-lists-placed")
-def test_a_list_that_was_changed_or_is_of_another_place_is_refused(ask: Ask) -> None:
+def test_a_list_that_was_changed_or_is_of_another_place_is_refused(ask: Any) -> None:
     good = {hop: ask("align-hop", hop)[1] for hop in (1, 2)}
     for hop, one in good.items():
         received = one.request.received
@@ -408,7 +262,7 @@ def test_improper_points_of_a_neighbour_are_refused(
     assert not path_of(sites, owner).exists()
 
 
-def test_secrets_are_drawn_once_in_a_session(ask: Ask, tmp_path: Path) -> None:
+def test_secrets_are_drawn_once_in_a_session(ask: Any, tmp_path: Path) -> None:
     _, first = ask("align-hop", 0)
     _, later = ask("align-hop", 2)
     said, _ = first.try_out(request=replace(first.request, hop=1))  # nothing has been drawn
@@ -430,21 +284,17 @@ def test_secrets_are_drawn_once_in_a_session(ask: Ask, tmp_path: Path) -> None:
     assert later.send(request=anew, sections=[]).endswith("[FK-SESSION-KNOWN]")
 
 
+TWICE: list[Table] = [{"ids": ["a", "b", "a"]}, {"ids": [7, "7"]}, {"ids_test": ["a"]}]
+
+
 @pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        ({"ids": ["a", "b", "a"]}, "FK-IDS-DUPLICATE"),
-        ({"ids": [7, "7"]}, "FK-IDS-DUPLICATE"),
-        ({"ids_test": ["a"]}, "FK-IDS-DUPLICATE"),
-        ({"ids": []}, "FK-ROWS-NONE"),
-        ({"alignment": ""}, "FK-FILE-WRITE"),
-        ({"alignment": "file/x.npz"}, "FK-FILE-WRITE"),
-    ],
+    "change", [*TWICE, {"ids": []}, {"alignment": ""}, {"alignment": "file/x.npz"}]
 )
-def test_what_cannot_work_is_refused(tmp_path: Path, change: Table, code: str) -> None:
+def test_what_cannot_work_is_refused(tmp_path: Path, change: Table) -> None:
     (tmp_path / "file").write_text("")
     table = {"ids": ["a"], "alignment": "new/folder/a.npz", **change}
     table["alignment"] = tmp_path / table["alignment"]
     context = Context(1, 1, {"partition-id": 1, "num-partitions": 2}, RecordDict(), {})
-    with refused(code):
+    code = "FK-FILE-WRITE" if "alignment" in change else "FK-IDS-DUPLICATE"
+    with refused(code if change.get("ids", ["a"]) else "FK-ROWS-NONE"):
         AlignmentClient(context, **table)

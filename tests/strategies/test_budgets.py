@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from identities import known_node
-from known_noise import know_noise
+from identities import know_noise, known_node
 from pooled import stacked
 from refusals import refused
 from scipy import stats

@@ -15,9 +15,9 @@ import pytest
 from conversation import watching
 from flwr.app import Context
 from item_rows import away
+from pooled import over_simplex
 from refusals import refused
 from scipy import sparse
-from simplex import minimise
 
 from fedkern_flwr.clients import GramClient
 from fedkern_flwr.gram.recommenders import STEP, Recommender, rank_metrics
@@ -83,7 +83,7 @@ class Pooled:
         case = lam, tuple(liked)
         if case not in self.solved:
             quadratic = self.kernel[np.ix_(liked, liked)] + lam * np.eye(liked.size)
-            self.solved[case] = self.kernel[:, liked] @ minimise(quadratic, self.mean[liked])
+            self.solved[case] = self.kernel[:, liked] @ over_simplex(quadratic, self.mean[liked])
         return self.solved[case] - self.mean if subtract else self.solved[case]
 
 

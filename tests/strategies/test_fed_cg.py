@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,22 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
-from hospitals import TWO, Parties, Serve, deal, server, small
+from hospitals import NEUTRAL, TWO, VARIANTS, Parties, Serve, deal, server, small
 from refusals import refused
-from sklearn import datasets
 from zoo import Table, side
 
 from fedkern_flwr.simulations import Transcript
-from fedkern_flwr.simulations.methods.experiment import run_entries
-from fedkern_flwr.simulations.methods.registry import family
-from fedkern_flwr.simulations.run.entries import Entry
 from fedkern_flwr.strategies import FedCG
 
 EXACT = 1e-8
 PHASES = ("describe", "hybrid-distances", "hybrid-equations", "hybrid-coefficients", "finish")
 FIVE = dict.fromkeys(PHASES, 1)
 ALONE: Table = {"allow_single": True}
-NEUTRAL: Table = {"missing": "neutral"}
 
 
 @pytest.fixture
@@ -36,59 +30,6 @@ def serve(tmp_path: Path) -> Serve:
 
 
 # -- exactness
-
-
-def iris(hospitals: int, centres: int) -> list[Table]:
-    x, y = datasets.load_iris(return_X_y=True)
-    return deal((x - x.min(0)) / np.ptp(x, 0), y, hospitals, centres, classes=(0, 1, 2))
-
-
-def numbers() -> list[Table]:
-    x = side(90, 6)[0]
-    y = 30.0 * np.stack([np.sin(3.0 * x[:, 0]) - x[:, 5], x[:, 1] * x[:, 2]], axis=1)
-    return deal(x, y, 3, 2, label_bound=40.0)
-
-
-def incomplete() -> list[Table]:
-    """Some rows lack a block, some two."""
-    tables = deal(*side(90, 6), 3, 3, **TWO)
-    patients = np.concatenate([table["ids"] for table in tables[:3]])
-    for c, gone in ((3, patients[:8]), (4, patients[8:14]), (5, patients[14:17])):
-        keep = ~np.isin(tables[c]["ids"], gone)
-        tables[c] |= {"x": tables[c]["x"][keep], "ids": np.asarray(tables[c]["ids"])[keep]}
-    return tables
-
-
-def far() -> list[Table]:
-    """Years, say: squares of the features have no digits to spare."""
-    x, y = side(90, 6)
-    return deal(1e5 + x, y, 2, 2, ranges=(1e5, 1e5 + 1.0), **TWO)
-
-
-def constant() -> list[Table]:
-    x, y = side(60, 6)
-    x[:, 1], x[:, 4] = 0.5, 0.0
-    return deal(x, y, 2, 2, **TWO)
-
-
-VARIANTS: dict[str, tuple[Callable[[], list[Table]], Table]] = {
-    "a single party": (lambda: deal(*side(40, 6), 1, 0, **TWO), {}),
-    "one hospital": (lambda: iris(1, 3), {}),
-    "no centres": (lambda: deal(*side(60, 6), 3, 0, **TWO), {}),
-    "no features": (lambda: deal(*side(60, 6), 3, 2, own=False, **TWO), {}),
-    "shared blocks": (lambda: deal(*side(60, 6), 2, 4, shared=2, **TWO), {}),
-    "shared, normal": (lambda: deal(*side(60, 6), 2, 4, shared=2, **TWO), {"sampling": "N"}),
-    "shared, covariances": (lambda: deal(*side(60, 6), 3, 4, shared=2, **TWO), {"sampling": "C"}),
-    "laplacian": (small, {"kernel": "laplacian"}),
-    "a single landmark": (small, {"landmarks": 1}),
-    "far from zero": (far, {}),
-    "rows dropped": (incomplete, {"missing": "drop-row", "sampling": "N"}),
-    "blocks neutral": (incomplete, NEUTRAL),
-    "neutral, normal": (incomplete, {**NEUTRAL, "sampling": "N"}),
-    "constant columns": (constant, {"sampling": "N"}),
-    "rkhs, cg": (small, {"penalty": "rkhs", "gamma": 2.0, "solver": "cg"}),
-    "cg": (numbers, {"solver": "cg"}),
-}
 
 
 @pytest.mark.promise("fedcg-pooled")
@@ -283,15 +224,6 @@ def test_counts_of_a_single_hospital_are_not_sent(serve: Serve) -> None:
     assert set(nodes.fit().metrics_) == {"iterations", "residual"}
 
 
-def test_pseudonyms_are_fresh_in_every_run(serve: Serve) -> None:
-    records = Transcript(), Transcript()
-    for record in records:
-        serve(small()).fit({"transcript": record})
-    told = [record.entries(phase="describe", direction="up") for record in records]
-    first, other = (np.vstack([entry.arrays[0] for entry in one]) for one in told)
-    assert not np.intersect1d(first, other).size
-
-
 def test_a_finished_run_without_a_state_folder_leaves_no_file(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,45 +292,3 @@ def test_predictions_need_the_landmarks_of_the_model(serve: Serve) -> None:
         predict(tables[:4], model, nodes.folder)
     with refused("FK-MODEL-OPTIONS"):
         FedCG(landmarks=21).predict_at_nodes(nodes.grid(), *model)
-
-
-# -- how often intervals and sets hold what they should, on real tables and with defaults
-
-
-def judged(data: str, **more: Any) -> list[dict[str, float]]:
-    """Return the metrics of ten splits."""
-    own = family("fed-cg")
-    values = {option.name: option.default for option in own.parameters()}
-    values |= {"data": data, "hospitals": 3, "resplit": True, **more}
-    prepared = own.prepare(own.settings.from_values(values))
-    missing = prepared.settings.missing
-    entry = Entry("FedCG", "fed-cg", {"missing": "error" if missing == "encode" else missing})
-    run_entries([entry], prepared, engine="in-process", seed=0, runs=10)
-    return [result["metrics"] for result in entry.results]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("data", "more"), [("ccpp", {}), ("beijing_prsa", {"train_rows": 20000, "missing": "drop-row"})]
-)
-def test_intervals_hold_the_label_as_often_as_they_say(data: str, more: Table) -> None:
-    if (folder := os.environ.get("FEDKERN_DATA")) is None:
-        pytest.skip("FEDKERN_DATA is not set")
-    found = judged(str(Path(folder) / f"{data}.npz"), **more)
-    assert abs(np.mean([m["test_interval_coverage"] for m in found]) - 0.9) <= 0.02
-
-
-@pytest.mark.parametrize("data", ["breast-cancer", "digits", "wine"])
-def test_sets_hold_the_class_as_often_as_they_say(data: str) -> None:
-    """Of wine's 53 held-out rows 27 calibrate: 26 of them have to be in their sets.
-
-    A threshold is the edge of a bin of scores, and a bin has 64 rows: few rows are covered more.
-    """
-    found = judged(data)
-    mean = np.mean([m["test_set_coverage"] for m in found])
-    assert 0.88 <= mean <= {"wine": 0.99, "breast-cancer": 0.97, "digits": 0.95}[data]
-    if data != "wine":  # too few rows to tell
-        before, after = (
-            np.mean([m[f"test_calibration_error{when}"] for m in found]) for when in ("_before", "")
-        )
-        assert after < {"breast-cancer": 1.0, "digits": 0.7}[data] * before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from zoo import WAYS, Found, Table, fit, hospitals, quiet
 from fedkern_flwr.hybrid.landmarks import draw_landmarks
 from fedkern_flwr.judging.calibration import Calibration
 from fedkern_flwr.judging.counts import bins_of, calibrating
+from fedkern_flwr.simulations.methods.experiment import run_entries
+from fedkern_flwr.simulations.methods.registry import family
+from fedkern_flwr.simulations.run.entries import Entry
 from fedkern_flwr.strategies import FedCG
 
 Floats = NDArray[np.float64]
@@ -200,3 +204,45 @@ def test_a_run_that_goes_on_judges_as_the_one_that_broke_off(tmp_path: Path) -> 
     assert again.metrics_ == first.metrics_
     assert again.result()["held_out"] == first.result()["held_out"]
     assert again.model()[1]["calibration"] == first.model()[1]["calibration"] != []
+
+
+# -- how often intervals and sets hold what they should, on real tables and with defaults
+
+
+def splits(data: str, **more: Any) -> list[dict[str, float]]:
+    """Return the metrics of ten splits."""
+    own = family("fed-cg")
+    values = {option.name: option.default for option in own.parameters()}
+    values |= {"data": data, "hospitals": 3, "resplit": True, **more}
+    prepared = own.prepare(own.settings.from_values(values))
+    missing = prepared.settings.missing
+    entry = Entry("FedCG", "fed-cg", {"missing": "error" if missing == "encode" else missing})
+    run_entries([entry], prepared, engine="in-process", seed=0, runs=10)
+    return [result["metrics"] for result in entry.results]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("data", "more"), [("ccpp", {}), ("beijing_prsa", {"train_rows": 20000, "missing": "drop-row"})]
+)
+def test_intervals_hold_the_label_as_often_as_they_say(data: str, more: Any) -> None:
+    if (folder := os.environ.get("FEDKERN_DATA")) is None:
+        pytest.skip("FEDKERN_DATA is not set")
+    found = splits(str(Path(folder) / f"{data}.npz"), **more)
+    assert abs(np.mean([m["test_interval_coverage"] for m in found]) - 0.9) <= 0.02
+
+
+@pytest.mark.parametrize("data", ["breast-cancer", "digits", "wine"])
+def test_sets_hold_the_class_as_often_as_they_say(data: str) -> None:
+    """Of wine's 53 held-out rows 27 calibrate: 26 of them have to be in their sets.
+
+    A threshold is the edge of a bin of scores, and a bin has 64 rows: few rows are covered more.
+    """
+    found = splits(data)
+    mean = np.mean([m["test_set_coverage"] for m in found])
+    assert 0.88 <= mean <= {"wine": 0.99, "breast-cancer": 0.97, "digits": 0.95}[data]
+    if data != "wine":  # too few rows to tell
+        before, after = (
+            np.mean([m[f"test_calibration_error{when}"] for m in found]) for when in ("_before", "")
+        )
+        assert after < {"breast-cancer": 1.0, "digits": 0.7}[data] * before

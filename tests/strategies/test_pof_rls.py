@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faulty import PowerCutError
 from pooled import ridges
 from refusals import refused
 from zoo import WAYS, Found, Way, fit, streams
@@ -50,6 +51,31 @@ def test_the_global_learners_are_ridge_regressions_of_the_rows_that_were_summed(
     assert found.strategy.plan_.features == 3
     assert min(row["survivors"] for row in found.strategy.history_) == 7
     check(found, GONE)
+
+
+def test_features_of_a_message_that_was_lost_when_the_run_broke_off_are_in_no_model() -> None:
+    """The last one, alone with sums of features: some have answered, so it is not repeated."""
+    sites = WAYS["pof-rls, secure"].sites(keep_weights=True)
+
+    def cut(delivery: Any) -> None:
+        if (delivery.phase, delivery.round) == ("unmask", 3):
+            raise PowerCutError
+
+    def again(**more: Any) -> Any:
+        return sites.way.make(checkpoint=sites.folder / "run.npz", checkpoint_every=1, **more)
+
+    strategy = again()
+    with pytest.raises(PowerCutError):
+        sites.fit(strategy=strategy, faults=cut)
+    with refused("FK-MODEL-FAILED"):
+        strategy.model()
+    found = sites.fit(strategy=again(resume=True))
+    assert found.strategy.plan_.sums == (False, False, True)
+    check(found, {(k, 3) for k in range(len(sites))})
+    arrays, meta = found.strategy.model()
+    later = POFRLS.of_model(meta)
+    later.predict_at_nodes(sites.grid(), arrays, meta)
+    assert later.metrics_["predicted_rows"] > 0
 
 
 @pytest.mark.promise("rls-exact")

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from item_rows import Rows, away, binary, drawn
+from item_rows import Rows, away, binary, crossing, drawn, few_of_some, many_items
 from refusals import refused
 from scipy import sparse
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
-from fedkern_flwr.errors import CheckpointError, EngineError
+from fedkern_flwr.errors import CheckpointError
 from fedkern_flwr.gram.matrix import packed_size, quantisation_error
 from fedkern_flwr.simulations.engines import Fault, FaultPlan, FaultyGrid
 from fedkern_flwr.strategies import SecureGram
@@ -21,14 +21,8 @@ from fedkern_flwr.strategies import SecureGram
 
 FORMS = (np.asarray, sparse.csr_array, sparse.coo_array, lambda v: v.astype(float))
 #: Who does not count items, does not sum, does not open.
-GONE = (
-    ([], [], []),
-    ([2], [], []),
-    ([], [1, 4], []),
-    ([], [], [0, 5]),
-    ([6], [1, 4], []),
-    ([2], [], [3]),
-)
+GONE: list[tuple[Any, Any, Any]] = [((), (), ()), ([2], (), ()), ((), [1, 4], ())]
+GONE += [((), (), [0, 5]), ([6], [1, 4], ()), ([2], (), [3])]
 
 
 @pytest.mark.parametrize(("bits", "bound"), [(16, 1), (32, 9000), (64, 6 * 10**8)])
@@ -99,65 +93,7 @@ def test_k_grows_by_half_of_the_nodes_that_are_left_until_it_is_exact(masks: boo
     assert any("each of these sums" in line for line in strategy.privacy()["server_sees"])
 
 
-@pytest.mark.promise("gram-rounds")
-#: A node that misses ten exchanges is left out.
-@pytest.mark.parametrize("attempts", [2, pytest.param(12, marks=pytest.mark.long)])
-def test_nodes_that_are_away_in_their_round_are_summed_in_a_later_one(attempts: int) -> None:
-    """In each round one of the nodes that are left is away, until all others are summed."""
-    nodes, rounds = binary(10, rows=3, items=5, share=0.8), drawn(10, 4, num_rounds=3)
-    misses = {rounds[0][1]: 2 * attempts, rounds[1][0]: attempts}  # node -> requests
-
-    def plan(delivery: Any) -> Fault | None:
-        k = delivery.partition
-        if delivery.phase != "gram-matrix" or not misses.get(k):
-            return None
-        misses[k] -= 1
-        return Fault("vanished")
-
-    strategy = nodes.release(plan, num_rounds=3, seed=4, min_support=2, attempts=attempts)
-    assert not any(misses.values())
-    nodes.check(strategy, range(10))
-    # rounds 1 and 2 are put off, the third is summed, 1 is put off once more
-    later = [len(rounds[k]) for k in (2, 1, 0)]
-    assert [(h["round"], h["clients"]) for h in strategy.history_] == list(enumerate(later, 1))
-
-
-def test_a_node_that_stays_away_is_left_out_or_ends_the_run_when_the_others_are_summed() -> None:
-    nodes, rounds = binary(8, rows=3, items=5, share=0.8), drawn(8, num_rounds=3)
-    lost = rounds[0][0]
-    with refused("FK-PARTIES-LOST"):
-        nodes.release(away([lost]), num_rounds=3, min_support=2, attempts=2)
-    assert set(rounds[1] + rounds[2]) <= set(nodes.times("gram-matrix"))
-    strategy = nodes.release(away([lost]), num_rounds=3, min_support=0, drop_outs=True)
-    nodes.check(strategy, [k for k in range(8) if k != lost])
-    assert nodes.times("gram-matrix").count(lost) == 1  # in no later round
-
-
-def test_what_is_no_bad_luck_ends_the_rounds() -> None:
-    """A mistake in a table repeats itself, an engine that broke down stays so."""
-    nodes, seen = binary(4), list[int]()
-    nodes.tables[1]["x"][0, 0] = 7
-    with refused("FK-VALUES-BOUND"):
-        nodes.release(min_support=0, num_rounds=2, attempts=2)
-
-    def plan(delivery: Any) -> None:
-        if delivery.phase == "gram-matrix":
-            seen.append(delivery.round)
-            raise EngineError("a Ray actor died", code="FK-ENGINE-ACTOR")
-
-    with refused("FK-ENGINE-ACTOR"):
-        binary(4).release(plan, min_support=0, num_rounds=2)
-    assert len(seen) == 1
-
-
 # -- support
-
-
-def few_of_some(bound: int = 1) -> Rows:
-    """Six nodes: item 0 in 6 rows, 1 in 5, 2 in 4, 3 in 1, 4 in none, 5 in 12."""
-    x = np.zeros((6, 2, 6), int)
-    x[:, 0, 0] = x[:5, 0, 1] = x[1:5, 1, 2] = x[2, 1, 3] = x[:, :, 5] = bound
-    return Rows.of(list(x))
 
 
 @pytest.mark.parametrize("bound", [1, 9])  # rows count, not values
@@ -189,12 +125,6 @@ def test_who_missed_the_counts_does_not_count_in_the_matrix() -> None:
 
 
 # -- matrices that can be taken apart
-
-
-def many_items() -> Rows:
-    """Six nodes of four rows; popular items have low numbers."""
-    rng, chance = np.random.default_rng(2), np.linspace(0.9, 0.3, 20)
-    return Rows.of([(rng.random((4, 20)) < chance).astype(int) for _ in range(6)])
 
 
 def shows_rows(strategy: Any) -> bool:
@@ -243,23 +173,16 @@ def test_items_that_most_rows_have_are_kept_as_far_as_the_rows_reach(support: in
 # -- what cannot be
 
 
-@pytest.mark.parametrize(
-    ("value", "code"),
-    [
-        (7, "FK-VALUES-BOUND"),
-        (-1, "FK-VALUES-COUNTS"),
-        (0.5, "FK-VALUES-COUNTS"),
-        (np.nan, "FK-VALUES-FINITE"),
-    ],
-)
-def test_values_that_do_not_fit_end_the_run_before_anything_is_opened(
-    value: float, code: str
-) -> None:
+VALUES = [(7, "BOUND"), (-1, "COUNTS"), (0.5, "COUNTS"), (np.nan, "FINITE")]
+
+
+@pytest.mark.parametrize(("value", "code"), VALUES)
+def test_values_that_do_not_fit_end_the_run_before_a_sum_is_opened(value: float, code: str) -> None:
     for support, phase in ((0, "gram-matrix"), (5, "gram-counts")):
         nodes = binary(4)
         nodes.tables[2]["x"] = nodes.tables[2]["x"].astype(float)
         nodes.tables[2]["x"][1, 3] = value
-        with refused(code) as caught:
+        with refused(f"FK-VALUES-{code}") as caught:
             nodes.release(min_support=support)
         assert "partition 2" in str(caught.value)
         assert nodes.times(phase) == [0, 1, 2, 3]  # once: another attempt is no use
@@ -297,40 +220,17 @@ def test_real_features_are_summed_as_they_are_rounded(fraction: int) -> None:
     np.testing.assert_array_equal(squares * 4.0**fraction, (new**2).sum(axis=0))
 
 
-def test_kernels_are_functions_of_the_matrix() -> None:
-    """More of them in tests/core/test_dot_kernels.py; here which numbers they are made with."""
+@pytest.mark.parametrize("options", [{"kernel": "rbf"}, {"kernel": "disjunctive", "degree": 2}])
+def test_kernels_are_functions_of_the_matrix(options: dict[str, Any]) -> None:
+    """Which tests/core/test_dot_kernels.py computes by hand; here of which numbers."""
     nodes = binary(5, rows=3, items=8)
-    x = nodes.rows(range(5)).astype(float)
-    k, norms = x.T @ x, (x * x).sum(axis=0)
-    squared = ((x[:, :, None] - x[:, None, :]) ** 2).sum(axis=0)
-    a, b, c = (15 - norms)[:, None], (15 - norms)[None, :], 15 - norms[:, None] - norms + k
-
-    def two(v: Any) -> Any:
-        return v * (v - 1) / 2
-
-    pairs: dict[str, tuple[dict[str, Any], Any]] = {
-        "rbf": ({}, np.exp(-squared / 15.0)),
-        "disjunctive": ({"degree": 2}, two(15.0) - two(a) - two(b) + two(c)),
-    }
-    for kernel, (options, right) in pairs.items():
-        strategy = nodes.release(kernel=kernel, min_support=0, **options)
-        np.testing.assert_allclose(strategy.kernel_, right, rtol=1e-12)
+    x, strategy = nodes.rows(range(5)).astype(float), nodes.release(min_support=0, **options)
+    k = x.T @ x
+    right = strategy.dot_kernel_.block(k, k.diagonal(), k.diagonal(), 15)
+    np.testing.assert_allclose(strategy.kernel_, right, rtol=1e-12)
 
 
 # -- new items
-
-
-def crossing() -> Rows:
-    nodes, rng = binary(4, rows=3, items=6, share=0.7), np.random.default_rng(9)
-    for table in nodes.tables:
-        table["x_new"] = (rng.random((3, 4)) < 0.6).astype(int)
-    return nodes
-
-
-def check_cross(found: tuple[Any, Any], nodes: Rows, strategy: Any, who: list[int]) -> None:
-    new = np.concatenate([nodes.tables[k]["x_new"] for k in who])
-    np.testing.assert_array_equal(found[0], new.T @ nodes.rows(who)[:, strategy.items_])
-    np.testing.assert_array_equal(found[1], new.sum(axis=0))
 
 
 def test_products_of_new_items_are_exact_with_a_model_that_was_saved(tmp_path: Path) -> None:
@@ -338,19 +238,17 @@ def test_products_of_new_items_are_exact_with_a_model_that_was_saved(tmp_path: P
     options = {"kernel": "poly", "degree": 3, "gamma": 0.25, "coef0": 2.0, "seed": 5}
     strategy = nodes.release(**options)
     save_arrays(tmp_path / "model.npz", *strategy.model())
-    arrays, meta = load_arrays(tmp_path / "model.npz")
-    again = SecureGram.of_model(meta)
-    found = again.cross(nodes.grid(), (arrays, meta))
-    check_cross(found, nodes, strategy, [0, 1, 2, 3])
+    model = load_arrays(tmp_path / "model.npz")
+    again = SecureGram.of_model(model[1])
+    once = FaultPlan([(1, "gram-cross", 1, Fault("vanished"))])
+    found = again.cross(FaultyGrid(nodes.grid(), once), model)
+    nodes.check_cross(found, strategy, [0, 1, 2, 3])
     kernel = again.dot_kernel_.block(*found, again.linear_.diagonal(), again.rows_)
     np.testing.assert_allclose(kernel, (0.25 * found[0] + 2.0) ** 3, rtol=1e-12)
     np.testing.assert_array_equal(again.kernel_, strategy.kernel_)
     # nodes that are not in the model are left out, all others must take part
     fewer = nodes.release(away([0], "gram-counts"), min_support=3)
-    check_cross(SecureGram().cross(nodes.grid(), fewer.model()), nodes, fewer, [1, 2, 3])
-    once = FaultPlan([(1, "gram-cross", 1, Fault("vanished"))])
-    found = SecureGram().cross(FaultyGrid(nodes.grid(), once), nodes.release().model())
-    check_cross(found, nodes, nodes.release(), [0, 1, 2, 3])
+    nodes.check_cross(SecureGram().cross(nodes.grid(), fewer.model()), fewer, [1, 2, 3])
     gone = FaultyGrid(nodes.grid(), away([1], "gram-cross", "error"))
     with refused("FK-PARTIES-LOST"):
         SecureGram(attempts=2).cross(gone, strategy.model())
@@ -359,35 +257,24 @@ def test_products_of_new_items_are_exact_with_a_model_that_was_saved(tmp_path: P
 def test_other_models_other_nodes_and_other_units_are_refused() -> None:
     nodes = crossing()
     arrays, meta = model = nodes.release().model()
-    smaller = Rows.of([table["x"] for table in nodes.tables[:3]])
-    larger = Rows.of([*(table["x"] for table in nodes.tables[:3]), np.ones((4, 6), int)])
-    for others in (smaller, larger):
+    for rows in ([], [np.ones((4, 6), int)]):  # of the last node: none, and more
+        others = Rows.of([*(table["x"] for table in nodes.tables[:3]), *rows])
         for table in others.tables:
             table["x_new"] = np.ones((len(table["x"]), 1))
         with refused("FK-MODEL-PARTIES"):
             SecureGram().cross(others.grid(), model)
     # K in units of 4^-20 read as one in units of 4^-10 would be another kernel
     real = nodes.release(encoding="fixed-point").model()
-    wrong = ({}, {**meta, "method": "fdskl"})
-    for options, made in (
-        ({}, (arrays, wrong[0])),
-        ({}, (arrays, wrong[1])),
-        ({"encoding": "fixed-point", "fraction_bits": 10}, real),
-    ):
+    units = {"encoding": "fixed-point", "fraction_bits": 10}
+    for options, made in (({}, (arrays, {})), (units, real)):
         with pytest.raises(CheckpointError):
             SecureGram(**options).cross(nodes.grid(), made)
-    for one in wrong:
-        with pytest.raises(CheckpointError):
-            SecureGram.of_model(one)
-    nodes.tables[2]["x_new"] = nodes.tables[2]["x_new"][:, :3]
-    with refused("FK-ITEMS-NEW"):
-        SecureGram().cross(nodes.grid(), model)
-    for table in nodes.tables:
-        del table["x_new"]
-    with refused("FK-ITEMS-NEW"):
-        SecureGram().cross(nodes.grid(), model)
-    with refused("FK-COLUMNS-DIFFER"):
-        Rows.of([*(t["x"] for t in nodes.tables[:2]), nodes.tables[2]["x"][:, :5]]).release()
+    with refused("FK-MODEL-OTHER"):
+        SecureGram.of_model({**meta, "method": "fdskl"})
+    for new in (nodes.tables[2]["x_new"][:, :3], None):
+        nodes.tables[2]["x_new"] = new
+        with refused("FK-ITEMS-NEW"):
+            SecureGram().cross(nodes.grid(), model)
     nodes.tables[0]["items"], nodes.tables[1]["items"] = "abcdef", "abcdfe"
     with refused("FK-COLUMNS-DIFFER"):
         nodes.release()

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from faulty import PowerCutError
-from item_rows import Rows, away, drawn
+from item_rows import Rows, away, binary, drawn
 from refusals import refused
 
 from fedkern_flwr.clients import GramClient
-from fedkern_flwr.errors import FedKernError
+from fedkern_flwr.errors import EngineError, FedKernError
 from fedkern_flwr.simulations.engines import Fault
 from fedkern_flwr.strategies import FedCFK, SecureGram
 
@@ -218,3 +218,57 @@ def test_a_recommender_that_broke_off_after_the_kernel_goes_on(nodes: Rows) -> N
             strategy = release(nodes, kind=FedCFK, **where(nodes, resume=True))
             assert strategy.metrics_ == pytest.approx(quiet.metrics_, abs=1e-12)
             assert strategy.ledger_.by_phase["gram-matrix"] == 1
+
+
+# -- users come and go in rounds
+
+
+@pytest.mark.promise("gram-rounds")
+#: A node that misses ten exchanges is left out.
+@pytest.mark.parametrize("attempts", [2, pytest.param(12, marks=pytest.mark.long)])
+def test_nodes_that_are_away_in_their_round_are_summed_in_a_later_one(attempts: int) -> None:
+    """In each round one of the nodes that are left is away, until all others are summed."""
+    nodes, rounds = binary(10, rows=3, items=5, share=0.8), drawn(10, 4, num_rounds=3)
+    misses = {rounds[0][1]: 2 * attempts, rounds[1][0]: attempts}  # node -> requests
+
+    def plan(delivery: Any) -> Fault | None:
+        k = delivery.partition
+        if delivery.phase != "gram-matrix" or not misses.get(k):
+            return None
+        misses[k] -= 1
+        return Fault("vanished")
+
+    strategy = nodes.release(plan, num_rounds=3, seed=4, min_support=2, attempts=attempts)
+    assert not any(misses.values())
+    nodes.check(strategy, range(10))
+    # rounds 1 and 2 are put off, the third is summed, 1 is put off once more
+    later = [len(rounds[k]) for k in (2, 1, 0)]
+    assert [(h["round"], h["clients"]) for h in strategy.history_] == list(enumerate(later, 1))
+
+
+def test_a_node_that_stays_away_is_left_out_or_ends_the_run_when_the_others_are_summed() -> None:
+    nodes, rounds = binary(8, rows=3, items=5, share=0.8), drawn(8, num_rounds=3)
+    lost = rounds[0][0]
+    with refused("FK-PARTIES-LOST"):
+        nodes.release(away([lost]), num_rounds=3, min_support=2, attempts=2)
+    assert set(rounds[1] + rounds[2]) <= set(nodes.times("gram-matrix"))
+    strategy = nodes.release(away([lost]), num_rounds=3, min_support=0, drop_outs=True)
+    nodes.check(strategy, [k for k in range(8) if k != lost])
+    assert nodes.times("gram-matrix").count(lost) == 1  # in no later round
+
+
+def test_what_is_no_bad_luck_ends_the_rounds() -> None:
+    """A mistake in a table repeats itself, an engine that broke down stays so."""
+    nodes, seen = binary(4), list[int]()
+    nodes.tables[1]["x"][0, 0] = 7
+    with refused("FK-VALUES-BOUND"):
+        nodes.release(min_support=0, num_rounds=2, attempts=2)
+
+    def plan(delivery: Any) -> None:
+        if delivery.phase == "gram-matrix":
+            seen.append(delivery.round)
+            raise EngineError("a Ray actor died", code="FK-ENGINE-ACTOR")
+
+    with refused("FK-ENGINE-ACTOR"):
+        binary(4).release(plan, min_support=0, num_rounds=2)
+    assert len(seen) == 1
