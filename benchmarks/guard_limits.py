@@ -38,11 +38,11 @@ def sharing(share: float) -> Iterator[None]:
     def announced(client: Any, *args: Any) -> Any:
         return replace(announce(client, *args), share=share, signature=bytes(64))
 
-    PhaseClient._announce = announced  # type: ignore[method-assign]
+    setattr(PhaseClient, "_announce", announced)  # noqa: B010
     try:
         yield
     finally:
-        PhaseClient._announce = announce  # type: ignore[method-assign]
+        setattr(PhaseClient, "_announce", announce)  # noqa: B010
 
 
 def measure(method: str, name: str, split: int, centres: int) -> tuple[float, float]:

@@ -217,7 +217,8 @@ class Method(Driven):
             **sums,
             "server_sees": [
                 *(f"the sum over the clients: {name}" for name in names),
-                "number of rows, held-out rows and columns per client, digest of the column names",
+                "number of rows, held-out rows and columns per client, digest of the column names, "
+                "how much a run should open",
                 "which clients contributed to which sum",
                 *self.server_sees,
             ],

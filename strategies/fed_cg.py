@@ -45,8 +45,8 @@ _OF_MODEL = ("landmarks", "sampling", "kernel", "basis", "missing")
 _SIZES = "numbers of rows, held-out rows and columns per party, keyed hashes of ids"
 _DECLARED = (
     "what each party declares: block, bounds that follow from its ranges, bound of its labels, "
-    "fewest rows of its own and of all in a fold; digests of the names of columns and classes, and "
-    "of its landmarks"
+    "fewest rows of its own and of all in a fold, how much a run should open; digests of the "
+    "names of columns and classes, and of its landmarks"
 )
 
 

@@ -69,7 +69,7 @@ _UP = _by_field(
         "svm-owner": "model",
     },
     size={
-        "describe": "binary rows features test_rows others columns",
+        "describe": "binary rows features test_rows others columns share",
         "svm-predict": "samples",
         "svm-write": "samples",
         "gram-predict": "users",
