@@ -147,7 +147,7 @@ def test_a_run_goes_on_without_figures(
     way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("WARNING", "fedkern_flwr")
-    policy = NodePolicy(min_evaluation_rows=10**6, allow_small_sums=True)
+    policy = NodePolicy(min_evaluation_rows=10**6, allow_small_sums=True, min_own_rows=0)
     rounds = {"start": {"num_rounds": 3}} if WAYS[way].rounds in (12, 200) else {}
     found = fit(way, tmp_path, guarded=True, client={"policy": policy}, **rounds)
     assert not set(found.strategy.metrics_) & FIGURES
@@ -443,7 +443,7 @@ def secrets_of(way: str, folder: Path) -> dict[int, set[bytes]]:
     (folder / "temporary").mkdir(parents=True)
     with watching(seen), pytest.MonkeyPatch.context() as patch:
         patch.setattr("tempfile.tempdir", str(folder / "temporary"))
-        policy = NodePolicy(allow_small_sums=True)
+        policy = NodePolicy(allow_small_sums=True, min_own_rows=0)
         more = {"policy": policy} if WAYS[way].method.startswith(ONLINE_METHODS) else {}
         rounds = {"num_rounds": 3} if WAYS[way].rounds in (12, 200) else {}
         sites = WAYS[way].sites(folder, guarded=True, **more)
