@@ -70,6 +70,7 @@ class AlignmentClient(AnsweringClient):
     400 bytes per id of the largest table.
     """
 
+    freezes = False
     role = "party"
     pair_secrets: ClassVar[bool] = True
     tells_values: ClassVar[bool] = False  # of ids only which of them two parties have

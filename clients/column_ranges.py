@@ -23,11 +23,10 @@ from fedkern_flwr.align.column_ranges import (
     own_ranges,
 )
 from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.encoding.common import Coarse, OwnColumns
+from fedkern_flwr.encoding.common import Coarse, OwnColumns, coarse_numbers, fine_numbers
 from fedkern_flwr.encoding.kept import KeptEncoder
 from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, refusal
-from fedkern_flwr.guard.cells import counts
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.node.answering import AnsweringClient, answers
 from fedkern_flwr.node.client import logger
@@ -41,9 +40,6 @@ from fedkern_flwr.wire import DescribeRequest, columns_digest
 from fedkern_flwr.wire.sums import Order
 
 from .party_table import as_numbers
-
-#: Numbers of a column that are no counts: sums and sums of squares, in each of two exchanges.
-_NUMBERS = 2
 
 
 class RangesClient(AnsweringClient):
@@ -165,9 +161,15 @@ class RangesClient(AnsweringClient):
         return OwnRows([part], learned=len(self.x))
 
     def weight(self, order: Order, rows: int) -> float:
-        """Return the weight of a number: all but some of each column are counts."""
-        numbers = min(order.length, _NUMBERS * self.x.shape[1])
-        return (numbers + counts(order.length - numbers, rows)) / max(order.length, 1)
+        """Return the weight of a number on average: most are counts."""
+        kinds = "" if self.own is None else self.own.kinds
+        columns = self.x.shape[1] if self.own is None else self.own.numbers().shape[1]
+        columns += self._request.labels
+        if order.name.startswith(wire.MEANS_SUM):
+            numbers = coarse_numbers(kinds, columns, rows)
+        else:
+            numbers = fine_numbers(kinds, order.length, columns, rows)
+        return numbers / max(order.length, 1)
 
     # -- phases
 

@@ -170,6 +170,7 @@ class GramClient(AnsweringClient):
     Memory: the Gram matrix, m (m + 1) / 2 numbers of up to 8 bytes, and 64 MB; for EASE 24 m^2.
     """
 
+    freezes_apart = True
     state_class = Released
     labels_of_row: ClassVar[int] = 0
     #: A node may hold a single user, whom the other nodes' users hide.

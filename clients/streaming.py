@@ -116,7 +116,7 @@ class StreamClient(OnlineKernelClient):
     """
 
     state_class = PlacedAccount
-    streams = True
+    freezes = False
 
     def __init__(
         self,

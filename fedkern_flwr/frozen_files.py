@@ -34,9 +34,9 @@ from numpy.typing import NDArray
 
 from .checkpoint import load_arrays, save_arrays, write_atomically
 from .errors import CheckpointError, OptionError, StateError
-from .guard.cells import lot_rows, unknowns
 from .guard.freeze import HELD_OUT, Change, Freeze, Rows
-from .guard.frozen import Frozen, freeze_folder, numbers_of
+from .guard.frozen import Frozen, freeze_folder, needed_rows, numbers_of
+from .guard.opened import opened_sums
 from .guard.policy import NodePolicy
 from .plain_text import read_json
 from .private_files import make_private_folder
@@ -49,7 +49,6 @@ _KINDS = ("data", "test-data")
 _ROWS, _RUNS = "rows.npz", "runs.json"
 _MOST_RUNS = 32  # whose frozen tables are kept
 #: Landmarks, at most, for which a lot of later rows has room by default.
-_LANDMARKS = 32
 
 
 @dataclass(frozen=True)
@@ -300,7 +299,7 @@ class FrozenFiles:
     def _change(
         self, db: sqlite3.Connection, freeze: Freeze, now: _Files, *, force: bool = False
     ) -> Change:
-        needed = needed_rows(db, self.partition, now.width)
+        needed = needed_rows(opened_sums(db, self.partition))
         change = freeze.update(now.rows, needed=needed, force=force)
         change.waiting["new rows"] += now.lacking
         return change
@@ -484,22 +483,6 @@ def _damaged(what: str) -> OptionError:
         remedy="bring back a copy: without it nobody can tell what was answered",
         code="FK-FREEZE-FILE",
     )
-
-
-def needed_rows(db: sqlite3.Connection, partition: int, columns: int) -> int:
-    """Return the rows that a lot of later rows needs, see :func:`~.guard.cells.lot_rows`.
-
-    Parameters
-    ----------
-    db : sqlite3.Connection
-        The node's ledger.
-    partition : int
-        Which node it is.
-    columns : int
-        Columns of a row, without that of the ids.
-    """
-    landmarks = min(_LANDMARKS, 2 * columns)
-    return lot_rows(landmarks * (landmarks + 3) / 2, unknowns(columns), min(columns, landmarks))
 
 
 def _fingerprint(freeze: Freeze, columns: Sequence[list[str] | None]) -> str:

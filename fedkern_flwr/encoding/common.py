@@ -33,6 +33,7 @@ from ..align.column_ranges import (
 )
 from ..alignment import KEY_BYTES
 from ..errors import OptionError, ProtocolError, TableError
+from ..guard.cells import counts, histogram
 from ..plain_text import read_json
 from ..tables.table import Kind, Table
 from .bins import (
@@ -135,6 +136,21 @@ def coarse_length(kinds: str, columns: int) -> int:
 def fine_length(kinds: str, edges: Sequence[Floats], columns: int) -> int:
     """Return how many numbers the second sum has; edges are those of the encoded columns."""
     return 2 * columns + sum(_sizes(kinds, edges))
+
+
+def coarse_numbers(kinds: str, columns: int, rows: int) -> float:
+    """Return the numbers that the first sum amounts to: counts are less than numbers."""
+    own = histogram(COARSE, rows) + counts(DECIMALS, rows) + 2 * CIRCLES
+    return 3 * columns + numeric(kinds) * own
+
+
+def fine_numbers(kinds: str, length: int, columns: int, rows: int) -> float:
+    """Return the numbers that a second sum of that length amounts to."""
+    dates, categories = kinds.count("d"), kinds.count("c")
+    own = dates * sum(histogram(cells, rows) for cells in _CLOCK)
+    own += categories * histogram(BUCKETS + 1, rows)
+    bins = length - 2 * columns - dates * sum(_CLOCK) - categories * (BUCKETS + 1)
+    return 2 * columns + own + counts(bins, rows)
 
 
 def _sizes(kinds: str, edges: Sequence[Floats]) -> list[int]:

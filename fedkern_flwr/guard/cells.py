@@ -88,6 +88,11 @@ def counts(number: int, rows: int) -> float:
     return number * math.log2(rows + 1) / _BITS
 
 
+def histogram(cells: int, rows: int) -> float:
+    """Return the numbers that the counts of a column in so many cells amount to, at most."""
+    return min(counts(cells, rows), rows * math.log2(max(cells, 2)) / _BITS)
+
+
 # -- what was spent
 
 

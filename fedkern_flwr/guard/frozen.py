@@ -37,16 +37,19 @@ class Frozen:
     rows : ndarray of int64, shape (rows learned + rows held out,)
         The number of each row among :attr:`~fedkern_flwr.guard.freeze.Freeze.names`, in the order
         of the client's ``own_rows()``: learned, then held out. -1 for a row that is in no block.
+    apart : str (default: "")
+        Name of a freeze beside that of the node's table, of rows that only one client has.
     """
 
     folder: Path
     partition: int
     rows: Places
+    apart: str = ""
 
     @property
     def place(self) -> Path:
         """The folder of the freeze."""
-        return freeze_folder(self.folder, self.partition)
+        return freeze_folder(self.folder, self.partition, self.apart)
 
     @classmethod
     def find(cls, folder: Path, partition: int, rows: Rows, freeze: Freeze) -> Self:
@@ -55,18 +58,24 @@ class Frozen:
 
     @classmethod
     def of_arrays(
-        cls, folder: Path, partition: int, own: OwnRows, sums: Sequence[Sum], *, least: int
+        cls,
+        folder: Path,
+        partition: int,
+        own: OwnRows,
+        sums: Sequence[Sum],
+        *,
+        least: int,
+        apart: str = "",
     ) -> tuple[Self, Change]:
         """Freeze the rows of a client that has arrays, or find them in the freeze that there is."""
-        rows = _rows(own)
-        place = freeze_folder(folder, partition)
+        rows, place = _rows(own), freeze_folder(folder, partition, apart)
         if (place / FILE).is_file():
             freeze = open_freeze(place)
             change = freeze.update(rows, needed=needed_rows(sums))
         else:
             freeze, change = Freeze.deal(rows, least=least)
         keep_freeze(place, freeze)
-        return cls.find(folder, partition, rows, freeze), change
+        return cls(folder, partition, numbers_of(rows, freeze), apart), change
 
     def save(self, run: int, learned: int) -> None:
         """Keep the rows of a run beside the freeze, and how many of them are learned from."""
@@ -90,9 +99,9 @@ def saved_rows(place: Path, run: int) -> tuple[Places, int]:
     return arrays["rows"], int(meta["learned"])
 
 
-def freeze_folder(state_dir: Path, partition: int) -> Path:
+def freeze_folder(state_dir: Path, partition: int, apart: str = "") -> Path:
     """Return the folder of a node's freeze and frozen tables."""
-    return state_dir / f"freeze-{partition}"
+    return state_dir / f"freeze-{partition}{apart and '-'}{apart}"
 
 
 def numbers_of(rows: Rows, freeze: Freeze) -> NDArray[np.int64]:

@@ -112,7 +112,13 @@ class NodeLedger:
             )
 
     def freeze(
-        self, session: str, rows: OwnRows, policy: NodePolicy, frozen: Frozen | None, *, least: int
+        self,
+        session: str,
+        rows: OwnRows,
+        frozen: Frozen | None,
+        *,
+        least: int,
+        apart: str = "",
     ) -> float:
         """Freeze the rows of a client, or find them in the freeze that there is.
 
@@ -122,17 +128,18 @@ class NodeLedger:
             Name of the run.
         rows : OwnRows
             The rows of a client that has arrays.
-        policy : NodePolicy
-            What the node's owner allows.
         frozen : Frozen, optional
             Of a client that has read frozen files: its rows in the freeze.
         least : int
             Rows of a block, at least.
+        apart : str
+            Name of a freeze beside that of the node's table.
 
         Returns
         -------
         float
-            The share of the unknowns of its rows that the run may plan with.
+            The share of the unknowns of its rows that the run may plan with. It stays the same if
+            the run is resumed.
 
         Raises
         ------
@@ -142,31 +149,35 @@ class NodeLedger:
         with self.file.writing() as db:
             run, kind = self._run(db, session)
             self._check_counted(db)
-            sums = opened_sums(db, self.partition)
+            sums = opened_sums(db, self.partition, apart)
             if frozen is None:
-                folder = self.file.path.parent
-                frozen, change = Frozen.of_arrays(folder, self.partition, rows, sums, least=least)
+                where = self.file.path.parent, self.partition
+                frozen, change = Frozen.of_arrays(*where, rows, sums, least=least, apart=apart)
                 if any(change.waiting.values()):
                     logger.warning("%s", change)
-            if (frozen.rows < 0).any():
-                raise refusal(
-                    "its table has changed, and the changes form no whole blocks",
-                    self.party,
-                    "give the table as it was frozen; the log of the node says what waits",
-                    code="FK-FREEZE-WAITS",
-                )
+                if (frozen.rows < 0).any():
+                    raise refusal(
+                        "its table has changed, and the changes form no whole blocks",
+                        self.party,
+                        "give the table as it was frozen; the log of the node says what waits",
+                        code="FK-FREEZE-WAITS",
+                    )
             frozen.save(run, rows.learned)
-            freeze = open_freeze(frozen.place)
-            return planned_share(freeze.blocks, sums, freeze.select(*_PARTS), kind)
+            (share,) = db.execute("SELECT share FROM runs WHERE id = ?", (run,)).fetchone()
+            if not share:
+                freeze = open_freeze(frozen.place)
+                share = planned_share(freeze.blocks, sums, freeze.select(*_PARTS), kind)
+                db.execute("UPDATE runs SET share = ? WHERE id = ?", (share, run))
+            return float(share)
 
     def parts(self, session: str) -> NDArray[np.int8]:
-        """Return for each own row of a run its part of the freeze."""
+        """Return for each own row of a run its part of the freeze, -1 for one that is not in it."""
         with self.file.open() as db:
             place = freeze_folder(self.file.path.parent, self.partition)
             rows, _ = saved_rows(place, self._run(db, session)[0])
             freeze = open_freeze(place)
             found: NDArray[np.int8] = freeze.blocks["part"][freeze.block[rows]]
-            return found
+            return np.where(rows < 0, np.int8(-1), found)
 
     def lasting_secret(self, purpose: bytes) -> bytes:
         """Return 32 bytes that last until a change of the table could not wait."""
@@ -186,6 +197,7 @@ class NodeLedger:
         mode: Mode = "refuse",
         records: bool = True,
         enough: int = 3,
+        apart: str = "",
         charges: Sequence[Charge] = (),
         taken: RowSet | None = None,
         shown: Mapping[str, str] = MappingProxyType({}),
@@ -202,6 +214,8 @@ class NodeLedger:
             What the node's owner allows.
         mode, records, enough
             See :meth:`~fedkern_flwr.guard.opened.Opened.enter`.
+        apart : str
+            Name of a freeze beside that of the node's table.
         charges : sequence of Charge
             What is released with noise.
         taken : RowSet, optional
@@ -225,12 +239,12 @@ class NodeLedger:
             run, _ = self._run(db, session)
             key, said = secret_key(db), list[str]()
             if sums := list(sums):
-                place = freeze_folder(self.file.path.parent, self.partition)
+                place = freeze_folder(self.file.path.parent, self.partition, apart)
                 frozen = any(not one.again and (one.rows is None or len(one.rows)) for one in sums)
                 own, learned = saved_rows(place, run) if frozen else (NO_ROWS, 0)
                 how: Any = {"mode": mode, "records": records, "enough": enough}
                 with changing(place) as freeze:
-                    opened = Opened(db, key, run, freeze)
+                    opened = Opened(db, key, run, freeze, apart)
                     for one in sums:
                         if one.again:
                             opened.open_again(one, policy, enough=enough)

@@ -79,15 +79,19 @@ class Opened:
         Number of the run at hand.
     freeze : Freeze
         Of the node; changed in place where a sum cuts blocks.
+    apart : str
+        What answers, where its rows are frozen apart; else empty.
     """
 
-    def __init__(self, db: sqlite3.Connection, key: bytes, run: int, freeze: Freeze) -> None:
-        self.db, self.key, self.run, self.freeze = db, key, run, freeze
+    def __init__(
+        self, db: sqlite3.Connection, key: bytes, run: int, freeze: Freeze, apart: str
+    ) -> None:
+        self.db, self.key, self.run, self.freeze, self.apart = db, key, run, freeze, apart
         self.kind, partition = db.execute(
             "SELECT kind, partition FROM runs WHERE id = ?", (run,)
         ).fetchone()
-        self.sums = opened_sums(db, partition)
-        self.each = opened_sums(db, partition, each=True)
+        self.sums = opened_sums(db, partition, apart)
+        self.each = opened_sums(db, partition, apart, each=True)
 
     def enter(
         self,
@@ -121,7 +125,14 @@ class Opened:
         RefusedError
         """
         if one.each:
+            rows = rows[rows >= 0]
             blocks = [int(block) for block in np.unique(self.freeze.block[rows])]
+        elif (rows < 0).any():
+            raise RefusedError(
+                "refused: rows are asked for that are in no block of its freeze",
+                remedy="wait until enough of them have come; the log of the node says more",
+                code="FK-FREEZE-WAITS",
+            )
         else:
             blocks = self.freeze.split(rows)
         about = digest(self.key, np.sort(self.freeze.values[rows]).tobytes())
@@ -184,10 +195,11 @@ class Opened:
 
     def _insert(self, new: Sum, about: bytes, one: Opening, rows: int, value: bytes) -> None:
         packed = np.array(sorted(new.blocks), "<i4").tobytes(), b"".join(sorted(new.cohort))
-        names = "run, purpose, about, blocks, cohort, parties, each, unknowns, others, width, rows"
-        values = self.run, one.purpose, about, *packed, one.parties, one.each
+        names = "run, apart, purpose, about, blocks, cohort, parties, each"
+        values = self.run, self.apart, one.purpose, about, *packed, one.parties, one.each
         self.db.execute(
-            f"INSERT INTO opened ({names}, numbers, functions) VALUES ({', '.join('?' * 13)})",
+            f"INSERT INTO opened ({names}, unknowns, others, width, rows, numbers, functions)"
+            f" VALUES ({', '.join('?' * 14)})",
             (*values, one.unknowns, one.others, one.width, rows, new.numbers, value),
         )
 
@@ -223,11 +235,13 @@ class Opened:
         return ""
 
 
-def opened_sums(db: sqlite3.Connection, partition: int, *, each: bool = False) -> list[Sum]:
-    """Return all sums of a node since its freeze, or what was made row by row."""
+def opened_sums(
+    db: sqlite3.Connection, partition: int, apart: str = "", *, each: bool = False
+) -> list[Sum]:
+    """Return all sums over the rows of a freeze of a node, or what was made row by row."""
     query = (
         "SELECT run, kind, purpose, cohort, blocks, numbers, unknowns, others, width"
-        " FROM opened JOIN runs ON runs.id = run WHERE partition = ? AND each = ?"
+        " FROM opened JOIN runs ON runs.id = run WHERE partition = ? AND each = ? AND apart = ?"
     )
     return [
         Sum(
@@ -238,7 +252,7 @@ def opened_sums(db: sqlite3.Connection, partition: int, *, each: bool = False) -
             frozenset(np.frombuffer(blocks, "<i4").tolist()),
             *rest,
         )
-        for run, kind, purpose, cohort, blocks, *rest in db.execute(query, (partition, each))
+        for run, kind, purpose, cohort, blocks, *rest in db.execute(query, (partition, each, apart))
     ]
 
 

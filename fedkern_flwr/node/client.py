@@ -97,8 +97,10 @@ class PhaseClient(SessionNode, NumPyClient):
     whole_cohorts: ClassVar[bool] = False
     #: Whether the same values are opened over the same survivors only.
     same_parties: ClassVar[bool] = False
-    #: Whether its rows arrive while a run goes on, so that there is no table to freeze.
-    streams: ClassVar[bool] = False
+    #: Whether it has a table to freeze: no stream, which comes while a run goes on, no bare ids.
+    freezes: ClassVar[bool] = True
+    #: Whether its rows are others than those that the other clients of this node sum.
+    freezes_apart: ClassVar[bool] = False
     #: Name of a sum that a run opens in several rounds -> field of the request that numbers them.
     rounds_of: ClassVar[Mapping[str, str]] = {}
     sums: ClientSums | None = None
@@ -376,9 +378,9 @@ class PhaseClient(SessionNode, NumPyClient):
             pinned, kind = self._pinned, type(self).__name__
             own = self.own_rows()
             self.ledger.open_run(request, kind, own, pinned=pinned)
-            if request.secure and not (self.streams or self.record.privacy):
+            if request.secure and self.freezes and not self.record.privacy:
                 own_share = self.ledger.freeze(
-                    request.session, own, self.frozen, records=self.records
+                    request.session, own, self.frozen, records=self.records, apart=self.apart
                 )
                 reply = replace(reply, share=own_share)
         if not request.secure:

@@ -65,6 +65,7 @@ class GuardedNode:
     policy: NodePolicy
     ledger: ClientLedger
     frozen: Frozen | None
+    freezes_apart: ClassVar[bool]
     simulated: bool
     allow_single: bool
     sums: ClientSums | None
@@ -226,6 +227,11 @@ class GuardedNode:
         """Tell whether a sum is counted as a release about all rows of this node's table."""
         return counting.is_counted(order.name, order.receiver)
 
+    @property
+    def apart(self) -> str:
+        """Name of the freeze of its rows where they are others than the node's table."""
+        return type(self).__name__ if self.freezes_apart else ""
+
     def products(self, order: sum_wire.Order) -> int:
         """Return how many columns a sum has the products of; 0 if it has none."""
         return 0
@@ -246,6 +252,7 @@ class GuardedNode:
             mode=self.count_mode,
             records=self.records,
             enough=self.enough_parties,
+            apart=self.apart,
             unknowns=counting.unknowns_of_row(self.record.columns, self.record.binary),
             share=self._share,
             counted=self.is_counted,

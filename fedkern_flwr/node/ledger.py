@@ -149,7 +149,9 @@ class ClientLedger:
         if taken is not None:
             self.note("update", np.zeros(0, np.intp), each=True)
 
-    def freeze(self, session: str, rows: OwnRows, frozen: Frozen | None, *, records: bool) -> float:
+    def freeze(
+        self, session: str, rows: OwnRows, frozen: Frozen | None, *, records: bool, apart: str
+    ) -> float:
         """Freeze the rows of this node; return the share of them that the run may plan with.
 
         Raises
@@ -159,7 +161,7 @@ class ClientLedger:
         if self._file is None:
             return 1.0
         least = self._policy.min_own_rows if records else 1
-        return self._file.freeze(session, rows, self._policy, frozen, least=least)
+        return self._file.freeze(session, rows, frozen, least=least, apart=apart)
 
     def enter(self, session: str, sums: ClientSums | None, telling: Telling) -> list[str]:
         """Enter what the message at hand was about; return what is only warned of.
@@ -187,6 +189,7 @@ class ClientLedger:
             mode=telling.mode,
             records=telling.records,
             enough=telling.enough,
+            apart=telling.apart,
             charges=sums.charges,
             taken=rows,
             shown=sums.party.shown,
@@ -256,6 +259,8 @@ class Telling:
         Whether its rows are records that must hide among each other.
     enough : int
         Parties that suffice, by what the method states.
+    apart : str
+        Name of a freeze beside that of the node's table; usually empty.
     unknowns : float
         Of a row.
     share : float
@@ -272,6 +277,7 @@ class Telling:
     mode: Mode
     records: bool
     enough: int
+    apart: str
     unknowns: float
     share: float
     counted: Callable[[Order], bool]

@@ -120,6 +120,7 @@ class AveragingClient(AnsweringClient):
         Options of :class:`~fedkern_flwr.clients.PhaseClient`.
     """
 
+    freezes_apart = True
     labels_of_row = 0  # what is a label is the app's business
     #: Networks have more numbers than tables have unknowns: only a budget protects single rows.
     usual_counting = "warn"

@@ -42,7 +42,7 @@ def table(ids: Any, seed: int = 0) -> OwnRows:
 
 def open_run(ledger: NodeLedger, session: str, rows: OwnRows, **change: Any) -> float:
     ledger.open_run(session, rows=rows, **{**RUN, **change})
-    return ledger.freeze(session, rows, POLICY, None, least=POLICY.min_own_rows)
+    return ledger.freeze(session, rows, None, least=POLICY.min_own_rows)
 
 
 def answer(
@@ -103,7 +103,7 @@ def test_subsets_that_the_server_chooses_show_no_row(tmp_path: Path) -> None:
 def test_rows_of_nodes_that_hold_one_need_not_hide_among_others(tmp_path: Path) -> None:
     ledger = NodeLedger(tmp_path)
     ledger.open_run("a", rows=table(range(3)), **RUN)
-    ledger.freeze("a", table(range(3)), POLICY, None, least=1)
+    ledger.freeze("a", table(range(3)), None, least=1)
     answer(ledger, "a", records=False)
     answer(ledger, "a", records=False, rows=np.array([1]))
 
