@@ -222,7 +222,7 @@ class Opened:
         if one.each:
             return ""
         rows = int(blocks["rows"][sorted(new.blocks)].sum())
-        if records or rows >= least:
+        if not one.share and (records or rows >= least):
             check_rows(blocks, self.sums, new, least=least)
         if mode == "off" or not new.numbers:
             return ""

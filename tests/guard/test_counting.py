@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -121,6 +121,7 @@ class Client(SummingClient):
 
     rows, features = 100, COLUMNS - 1
     usual_counting = "refuse"
+    rounds_of: ClassVar[dict[str, str]] = dict.fromkeys(("a", "b", "first"), "round")
     one_row = True
 
     def is_counted(self, order: sums.Order) -> bool:

@@ -150,7 +150,7 @@ def test_the_next_run_may_not_differ_by_a_row_nor_by_a_party(
     """FDSKL sums row by row, so it may have any; POF-MKL has windows of the first ten."""
     federation.run(method, 5)
     (answered,) = federation.ledger(1).runs()
-    assert answered.rows == (5 if method == "pof-mkl" else 20)  # of its largest sum
+    assert answered.rows == 20
     assert answered.sums
     assert answered.parties
     with refused("FK-CELLS-ONE-APART"):
