@@ -7,6 +7,7 @@ summed travels in secure sums, named here; what follows the vector of a sum are 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,7 +116,7 @@ class StatisticsReply(SVMReply, phase="svm-statistics"):
 class SolveRequest(IterationRequest):
     """To users: solve the local problem, contribute."""
 
-    pinned = ("mean", "deviation", "ridge")
+    pinned: ClassVar[tuple[str, ...]] = ("mean", "deviation", "ridge")
 
     # Penalty of each output in this iteration, shape (k, 1).
     rho: Floats = array("penalties", "one", dtype="float64")

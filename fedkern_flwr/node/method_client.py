@@ -317,8 +317,8 @@ class MethodClient(AnsweringClient):
         if said.held_out:
             learns = any(not c.held_out for c in self.marked("contributes"))
             trained = self.record.helped or self.simulated or not learns
-            rows = np.arange(len(self.x_test))
-            terms = self.figures(name, rows, terms, total=name, trained=trained)
+            held = np.arange(len(self.x_test))
+            terms = self.figures(name, held, terms, total=name, trained=trained)
         else:
             self.record.helped = True
         question = "" if self.budget is None else asked(request.plain, *request.given)

@@ -10,6 +10,8 @@ network. Every request is complete in itself: a node needs nothing but its own t
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,7 +52,7 @@ class StreamRequest(Message):
 class DictionaryRequest(StreamRequest):
     """A request about a dictionary of kernels."""
 
-    pinned = (
+    pinned: ClassVar[tuple[str, ...]] = (
         "bandwidths",
         "features",
         "seed",

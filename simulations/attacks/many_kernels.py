@@ -117,7 +117,8 @@ def recover(totals: Sequence[Total], frequencies: Floats, width: float) -> Float
         one, both = points(singles[:, d], rows), points(pairs[:, first, d], rows)
         distances = np.abs(known[:, None, None] * one[:, None] - both).min(axis=2)
         angles.append(np.angle(one[linear_sum_assignment(distances)[1]]))
-    return np.linalg.solve(frequencies[[first, *others]], width * np.array(angles)).T
+    found = np.linalg.solve(frequencies[[first, *others]], width * np.array(angles))
+    return np.asarray(found.T, np.float64)
 
 
 def found_rows(guess: Floats, rows: Floats, near: float = 1e-6) -> tuple[int, float]:
