@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from refusals import refused
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import SVC
-from zoo import WAYS, Table
+from zoo import WAYS, Sites, Table, new_folder
 from zoo import fit as fit_way
 
 from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.groups.trials import FOLDS, ITERATIONS, TIE, TRIED, choose, deal
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.simulations import Transcript, simulate
+from fedkern_flwr.simulations import Transcript
 from fedkern_flwr.simulations.engines import Fault
 from fedkern_flwr.strategies import HierarchicalSVM
 
@@ -32,13 +32,13 @@ SIZES = [3, 2]
 
 def digests(x: Array, y: Array, users: int) -> list[str]:
     """Return what stands for the tables of users: it deals their rows to folds."""
-    serve, _ = horizontal(x, y, [users])
+    sites = Sites(WAYS["hierarchical-svm"], new_folder(), horizontal(x, y, [users]))
     places = [
         {"partition-id": k, "num-partitions": users, "simulation": True} for k in range(users)
     ]
     states = [Context(run_id=1, node_id=k, node_config=p, state=RecordDict(), run_config={})
               for k, p in enumerate(places)]  # fmt: skip
-    return [serve(state).table.digest() for state in states]
+    return [sites.client_fn(state).table.digest() for state in states]
 
 
 def pooled_losses(
@@ -211,10 +211,13 @@ def test_a_node_refuses_folds_of_few_rows_itself(rules: dict[str, int], architec
     x, y = blobs(60)
     layers = architecture == "hierarchical"
     policy = NodePolicy.of_simulations(**rules)
-    nodes = horizontal(x, y, [2, 2] if layers else [4], agents=layers, policy=policy)
+    tables = horizontal(x, y, [2, 2] if layers else [4], agents=layers, policy=policy)
+    sites = Sites(WAYS["hierarchical-svm"], new_folder(), tables)
     code = {"min_own_rows": "FK-POLICY-OWN-ROWS", "min_sum_rows": "FK-POLICY-SUM-ROWS"}
     with refused(code[next(iter(rules))]):
-        simulate(Forced(seed=3, architecture=architecture), *nodes, num_rounds=24)
+        sites.fit(
+            strategy=Forced(C=None, seed=3, architecture=architecture), start={"num_rounds": 24}
+        )
 
 
 def test_ties_go_to_the_smaller_c() -> None:
