@@ -49,7 +49,7 @@ from fedkern_flwr.labels import balanced_weights, class_counts
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.privacy import Release, plan_release
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
+from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_message
 from fedkern_flwr.secure_sum.noise_keys import asked
 from fedkern_flwr.solvers.equations import pack_equations
 from fedkern_flwr.solvers.tuning_sums import MOST_FOLDS, MOST_WIDTHS, tuning_length
@@ -319,10 +319,12 @@ class HybridKernelClient(TableClient):
     def _landmark_secret(self, request: wire.DistancesRequest) -> bytes:
         if self.landmark_seed is not None:
             return self.landmark_seed
+        other, session = request.seed_from, self.session
         if request.sealed_seed.size:
-            other = request.seed_from
-            place = ("landmarks", self.session, self.block, other, self.partition)
+            place = ("landmarks", session, self.block, other, self.partition)
             return unseal_message(self.pair_secret(other), request.sealed_seed.tobytes(), *place)
+        if other >= 0:  # two holders need no exchange for it, but draw others in the next run
+            return derive_key(self.pair_secret(other), "landmarks", session, self.block)
         return self.kept.seed or self._own_secret()
 
     def _own_secret(self) -> bytes:

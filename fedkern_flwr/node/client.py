@@ -382,7 +382,8 @@ class PhaseClient(SessionNode, NumPyClient):
                 own_share = self.ledger.freeze(
                     request.session, own, self.frozen, records=self.records, apart=self.apart
                 )
-                reply = replace(reply, share=own_share)
+                if self.count_mode == "refuse":  # else its owner lets more pass
+                    reply = replace(reply, share=own_share)
         if not request.secure:
             if self.trusted_keys:
                 raise SumError(

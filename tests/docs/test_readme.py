@@ -96,7 +96,7 @@ def test_the_ten_lines_on_each_side_run(here: Path, capsys: pytest.CaptureFixtur
     space["main"](grid, None)
     accuracy, exchanges = capsys.readouterr().out.split()
     assert float(accuracy) > 0.85
-    assert exchanges == "6"
+    assert exchanges == "5"
 
 
 def test_the_example_of_scikit_learn_runs() -> None:
