@@ -426,7 +426,10 @@ class NodeLedger:
     # -- the owner
 
     def begin_today(self) -> None:
-        """Count from now on: what earlier releases of this package answered is not counted."""
+        """Count from now on: what earlier releases of this package answered is not counted.
+
+        It makes the ledger of a node that has none.
+        """
         with self.file.writing() as db:
             db.execute("DELETE FROM uncounted")
 

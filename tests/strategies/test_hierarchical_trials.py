@@ -187,7 +187,9 @@ def test_users_begin_at_zero_whatever_the_server_sends() -> None:
     """So that a run that is repeated sums what it summed before."""
     x, y = blobs(60)
     with refused("FK-MESSAGE-FIELD", "FK-PARTIES-LOST") as error:
-        simulate(Steered(seed=3, C=1.0), *horizontal(x, y, [4], agents=False), num_rounds=3)
+        tables = horizontal(x, y, [4], agents=False)
+        sites = Sites(WAYS["hierarchical-svm"], new_folder(), tables)
+        sites.fit(strategy=Steered(seed=3, C=1.0), start={"num_rounds": 3})
     assert "first center" in str(error.value)
 
 

@@ -1,0 +1,108 @@
+"""The usual life of three guarded nodes: all methods at their defaults, one after the other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from app_sites import Import, Site, cells, write
+from identities import known_node
+from refusals import refused
+
+from fedkern_flwr.guard.ledger import NodeLedger
+
+NODES, ROWS, COLUMNS = 3, 200, 30
+
+
+class Life(Site):
+    """Pinned nodes with a table of patients each, which keep their ``state-dir``."""
+
+    config = {}  # noqa: RUF012
+
+    def build(self, rng: np.random.Generator) -> None:
+        weights, heads = rng.standard_normal(COLUMNS), [f"c{k}" for k in range(COLUMNS)]
+        (self.folder / "alignment").write_text("ab" * 32 + "\n")
+        ids = [f"p{k:03d}" for k in range(ROWS)]
+        for k in range(NODES):
+            x = rng.random((ROWS, COLUMNS))
+            y = (x @ weights > np.median(x @ weights)).astype(int)
+            data = write(
+                self.folder / f"data{k}.csv", ["key", *heads, "state"], ids, *cells(x), y.tolist()
+            )
+            self.add(
+                data=data,
+                id_column="key",
+                label_column="state",
+                simulation=False,
+                alignment_key=self.folder / "alignment",
+                **known_node(self.folder, k, NODES),
+            )
+            self.nodes[-1]["state-dir"] = str(self.folder / str(k))
+
+    def go(self, app: str, config: dict[str, Any] | None = None, **each: Any) -> None:
+        """Run an app; a list has a value for each node, None takes a key away."""
+        self.app = app
+        nodes = []
+        for k, node in enumerate(self.nodes):
+            own = {
+                key: value[k] if isinstance(value, list) else value for key, value in each.items()
+            }
+            found = {**node, **{key.replace("_", "-"): value for key, value in own.items()}}
+            nodes.append({key: value for key, value in found.items() if value is not None})
+        self.run(nodes, **config or {})
+
+    def files(self, name: str) -> list[str]:
+        return [str(self.folder / f"{name}{k}.json") for k in range(NODES)]
+
+
+@pytest.fixture
+def life(tmp_path: Path, import_app: Import) -> Life:
+    return Life(tmp_path, import_app)
+
+
+def all_methods(life: Life) -> None:
+    labels, ranges = {"classes": "0,1"}, life.files("ranges")
+    life.go("ranges", ranges=ranges)
+    life.go("fed_cg", role="hospital", ranges=ranges, **labels)
+    life.go(
+        "fdskl",
+        role=["active", "passive", "passive"],
+        classes=["0,1", None, None],
+        label_column=["state", None, None],
+        ranges=life.files("own"),
+    )
+    life.go("hierarchical_svm", {"architecture": "centralised"}, role="user", group=0, **labels)
+    life.go("method", {"method": "kernel-pca"}, ranges=ranges)
+    life.go("ranges", {"labels": True}, scaling=life.files("scaling"))
+    life.go("pof_mkl", {"method": "pof-rls", "secure": "on"}, scaling=life.files("scaling"))
+
+
+@pytest.mark.promise("cells-numbers")
+@pytest.mark.long
+def test_a_usual_life_needs_no_option_and_meets_no_refusal(life: Life) -> None:
+    """Ranges, FedCG, FDSKL, HierarchicalSVM, kernel PCA and POF-RLS; then all once more."""
+    for _ in range(2):
+        all_methods(life)
+    ledger = NodeLedger(life.folder / "0", 0)
+    assert ledger.refusals() == []
+    assert len(ledger.runs()) == 14
+
+
+def test_a_table_that_was_edited_is_answered_as_it_was_frozen(life: Life) -> None:
+    life.go("ranges", ranges=life.files("first"))
+    path = life.folder / "data0.csv"
+    lines = path.read_text().splitlines(True)
+    path.write_text("".join([*lines[:7], lines[7].replace(",0.", ",9.", 1), *lines[8:-1]]))
+    life.go("ranges", ranges=life.files("second"))
+    first, second = (Path(life.files(name)[0]).read_text() for name in ("first", "second"))
+    assert first == second
+    with refused("FK-CELLS-NUMBERS", "FK-POLICY-COUNTING"):
+        life.go(
+            "fed_cg",
+            {"landmarks": 150},
+            role="hospital",
+            classes="0,1",
+            ranges=life.files("first"),
+        )
