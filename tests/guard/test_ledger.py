@@ -109,11 +109,13 @@ def test_rows_of_nodes_that_hold_one_need_not_hide_among_others(tmp_path: Path) 
 
 
 def test_a_table_that_has_changed_waits_for_whole_blocks(tmp_path: Path) -> None:
+    """Also with a patient less and all values moved in the ninth digit, as by other ranges."""
     ledger = NodeLedger(tmp_path)
     open_run(ledger, "a", table(range(40)))
-    edited = table(range(40))
+    edited, moved = table(range(40)), table(range(39))
     edited.parts[0][0][7] += 1.0
-    for rows in (edited, table(range(43))):
+    moved.parts[0][0][:] *= 1.0 + 1e-9
+    for rows in (edited, table(range(43)), moved):
         with refused("FK-FREEZE-WAITS"):
             open_run(ledger, "b", rows)
     open_run(ledger, "c", table(range(80)))
