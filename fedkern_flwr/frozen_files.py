@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from .checkpoint import load_arrays, save_arrays, write_atomically
 from .errors import CheckpointError, OptionError, StateError
 from .guard.freeze import HELD_OUT, Change, Freeze, Rows
-from .guard.frozen import Frozen, freeze_folder, needed_rows, numbers_of
+from .guard.frozen import Frozen, check_kept, freeze_folder, needed_rows, numbers_of
 from .guard.opened import opened_sums
 from .guard.policy import NodePolicy
 from .plain_text import read_json
@@ -339,6 +339,7 @@ class FrozenFiles:
         force: bool = False,
         withdraw: Sequence[str] = (),
     ) -> tuple[FrozenTable | None, Change]:
+        check_kept(self.folder, opened_sums(db, self.partition))
         freeze, now = Freeze.load(self.folder), _Files(files, self.policy)
         old = None if freeze is None else self._current(freeze)
         if freeze is None:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoint import load_arrays, save_arrays
+from ..errors import OptionError
 from ..private_files import make_private_folder
 from .cells import Sum, lot_rows
 from .freeze import FILE, Change, Freeze, Places, Rows
@@ -123,6 +124,21 @@ def needed_rows(sums: Sequence[Sum]) -> int:
         (lot_rows(min(s.numbers, _LOT_NUMBERS), s.row, min(s.width, _LOT_WIDTH)) for s in sums),
         default=0,
     )
+
+
+def check_kept(place: Path, sums: Sequence[Sum]) -> None:
+    """Refuse to freeze a table anew whose sums were counted by a freeze that is gone.
+
+    Raises
+    ------
+    OptionError
+    """
+    if sums and not (place / FILE).is_file():
+        raise OptionError(
+            f"{FILE} is gone",
+            remedy="bring back a copy of the state_dir: without it nobody can tell what was opened",
+            code="FK-FREEZE-FILE",
+        )
 
 
 def open_freeze(place: Path) -> Freeze:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..errors import ProtocolError
 from .cells import planned_share
 from .counting import Mode
-from .frozen import Frozen, changing, freeze_folder, open_freeze, saved_rows
+from .frozen import Frozen, changing, check_kept, freeze_folder, open_freeze, saved_rows
 from .ledger_file import LedgerFile, keep_set, kept_set, secret_key
 from .opened import Opened, Opening, opened_sums
 from .orders import refusal
@@ -150,6 +150,7 @@ class NodeLedger:
             run, kind = self._run(db, session)
             self._check_counted(db)
             sums = opened_sums(db, self.partition, apart)
+            check_kept(freeze_folder(self.file.path.parent, self.partition, apart), sums)
             if frozen is None:
                 where = self.file.path.parent, self.partition
                 frozen, change = Frozen.of_arrays(*where, rows, sums, least=least, apart=apart)
