@@ -163,6 +163,7 @@ class NodeLedger:
                         "give the table as it was frozen; the log of the node says what waits",
                         code="FK-FREEZE-WAITS",
                     )
+            self._check_own(db, frozen.place)
             frozen.save(run, rows.learned)
             (share,) = db.execute("SELECT share FROM runs WHERE id = ?", (run,)).fetchone()
             if not share:
@@ -461,6 +462,24 @@ class NodeLedger:
                 self.party,
                 "its owner counts from today with `fedkern node freeze`",
                 code="FK-LEDGER-EARLIER",
+            )
+
+    def _check_own(self, db: sqlite3.Connection, place: Path) -> None:
+        """Refuse a freeze whose sums another ledger has counted.
+
+        Raises
+        ------
+        OptionError
+        """
+        mark, file = digest(secret_key(db), b"freeze").hex(), place / "counted-by"
+        if not file.exists():
+            write_atomically(file, mark.encode(), private=True)
+        elif file.read_text() != mark:
+            raise OptionError(
+                "the ledger that counted the sums of this freeze is gone",
+                remedy="bring back a copy of the state_dir",
+                party=self.party,
+                code="FK-FREEZE-LEDGER",
             )
 
     def _run(self, db: sqlite3.Connection, session: str) -> tuple[int, str]:

@@ -219,13 +219,18 @@ def test_runs_that_count_by_themselves_add_up(runs: list[tuple[float, bool]]) ->
             answer(ledger, session, share=0.0)  # what is not counted
 
 
-def test_a_freeze_that_is_gone_is_no_new_start(tmp_path: Path) -> None:
+def test_a_freeze_or_a_ledger_that_is_gone_is_no_new_start(tmp_path: Path) -> None:
     ledger = NodeLedger(tmp_path)
     open_run(ledger, "a", table(range(20)))
     answer(ledger, "a")
-    (tmp_path / "freeze-0" / "freeze.npz").unlink()
+    (tmp_path / "freeze-0" / "freeze.npz").rename(tmp_path / "kept")
     with refused("FK-FREEZE-FILE"):
         open_run(ledger, "b", table(range(20)))
+    (tmp_path / "kept").rename(tmp_path / "freeze-0" / "freeze.npz")
+    for file in tmp_path.glob("ledger*"):
+        file.unlink()
+    with refused("FK-FREEZE-LEDGER"):
+        open_run(ledger, "a", table(range(20)))
 
 
 def test_runs_of_an_earlier_release_are_never_ignored(tmp_path: Path) -> None:
