@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ProtocolError
+from ..checkpoint import write_atomically
+from ..errors import OptionError, ProtocolError
 from .cells import planned_share
 from .counting import Mode
 from .frozen import Frozen, changing, check_kept, freeze_folder, open_freeze, saved_rows
