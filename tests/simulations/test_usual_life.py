@@ -101,7 +101,7 @@ def test_a_table_that_was_edited_is_answered_as_it_was_frozen(life: Life) -> Non
     with refused("FK-CELLS-NUMBERS", "FK-POLICY-COUNTING"):
         life.go(
             "fed_cg",
-            {"landmarks": 150},
+            {"landmarks": 250},
             role="hospital",
             classes="0,1",
             ranges=life.files("first"),
