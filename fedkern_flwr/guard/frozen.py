@@ -181,7 +181,7 @@ def _rows(own: OwnRows) -> Rows:
     columns: list[Any] = []
     for place in range(max((len(part) for part in own.parts), default=0)):
         known = next(part[place] for part in own.parts if len(part) > place)
-        pieces = [
+        pieces: list[Any] = [
             part[place]
             if len(part) > place
             else np.full((part[0].shape[0], *known.shape[1:]), np.nan)

@@ -8,9 +8,12 @@ the same parties before tell nothing new, so they are free.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import RefusedError
 from .cells import KEY_BYTES, Sum, check_parties, check_rows, check_sum, same
@@ -53,9 +56,9 @@ class Opening:
     """
 
     purpose: str
-    rows: Places | None = None
+    rows: NDArray[np.integer[Any]] | None = None
     each: bool = False
-    cohort: tuple[bytes, ...] | None = None
+    cohort: Sequence[bytes] | None = None
     parties: int = 0
     numbers: float = 0.0
     unknowns: float = 1.0

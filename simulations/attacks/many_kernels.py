@@ -44,9 +44,10 @@ class ManyKernels(KernelPCA):
     def rounds(self, parties: Any) -> Any:
         """Sum for each width; what was opened is in ``opened``, whatever ends the run."""
         self.opened: list[Total] = []
+        features = self.features or 0
         for width in self.widths:
-            kernel = {"bandwidth": width, "features": self.features, "seed": self.run_seed}
-            total = yield Sum("moments", shapes(2 * self.features), bound=1.0, ask=kernel)
+            kernel = {"bandwidth": width, "features": features, "seed": self.run_seed}
+            total = yield Sum("moments", shapes(2 * features), bound=1.0, ask=kernel)
             self.opened.append(total)
         return {}
 
@@ -129,8 +130,9 @@ def found_rows(guess: Floats, rows: Floats, near: float = 1e-6) -> tuple[int, fl
 
 def attack(x: Floats, requests: int = REQUESTS, **client: Any) -> tuple[ManyKernels, str]:
     """Ask nodes, of no simulation, for many widths; return the server, and what ended the run."""
-    server = ManyKernels(features=3 * x.shape[2], seed=0)
-    server.widths = widths_for(directions(x.shape[2], server.features, 0), requests).tolist()
+    features = 3 * x.shape[2]
+    server = ManyKernels(features=features, seed=0)
+    server.widths = widths_for(directions(x.shape[2], features, 0), requests).tolist()
 
     def node(context: Context) -> KernelPCAClient:
         context.node_config["simulation"] = False
@@ -149,7 +151,7 @@ def main() -> None:
     server, said = attack(x)
     print(f"{len(server.opened)} of {REQUESTS} requests answered {said}")
     if len(server.opened) > NODES * ROWS:
-        frequencies = directions(COLUMNS, server.features, 0)
+        frequencies = directions(COLUMNS, 3 * COLUMNS, 0)
         guess = recover(server.opened, frequencies, server.widths[0])
         number, error = found_rows(guess, x.reshape(-1, COLUMNS))
         print(f"{number} of {NODES * ROWS} rows, largest error {error:.0e}")

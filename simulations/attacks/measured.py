@@ -41,7 +41,9 @@ def phases_of(x: Floats, own: Floats, narrower: float = 1.0, **options: Any) -> 
     gamma = narrower**power / (4.0 * columns)
     half = x.shape[1] // 2
     strategy = FDSKL(gamma=gamma, regularization=1e-3, seed=0, **options)
-    return fdskl.run_on([own, x[:, :half], x[:, half:]], np.arange(len(x)) % 2.0, strategy)
+    return fdskl.run_on(
+        [own, x[:, :half], x[:, half:]], np.arange(len(x), dtype=np.float64) % 2, strategy
+    )
 
 
 def columns_of_phases() -> Iterator[str]:
@@ -87,7 +89,7 @@ def columns_of_distances() -> Iterator[str]:
         for count in (8, 13):
             x = rows_of(name, slice(start, start + count + 3), 3 * ROWS)
             blocks = {"first": range(4), "second": range(4, count), "own": range(count, count + 3)}
-            rows = [(part, np.arange(ROWS) % 2.0) for part in np.split(x, 3)]
+            rows = [(part, np.arange(ROWS, dtype=np.float64) % 2) for part in np.split(x, 3)]
             columns = {block: tuple(places) for block, places in blocks.items()}
             run = fed_cg.run_on(rows, columns, FedCG(landmarks=60, seed=0))
             share = fed_cg.columns_found(run)
