@@ -23,10 +23,12 @@ from fedkern_flwr.align.column_ranges import (
     own_ranges,
 )
 from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.encoding.bins import CIRCLES
 from fedkern_flwr.encoding.common import Coarse, OwnColumns, coarse_numbers, fine_numbers
 from fedkern_flwr.encoding.kept import KeptEncoder
 from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, refusal
+from fedkern_flwr.guard.counting import binary_columns
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.node.answering import AnsweringClient, answers
 from fedkern_flwr.node.client import logger
@@ -166,7 +168,7 @@ class RangesClient(AnsweringClient):
         columns = self.x.shape[1] if self.own is None else self.own.numbers().shape[1]
         columns += self._request.labels
         if order.name.startswith(wire.MEANS_SUM):
-            numbers = coarse_numbers(kinds, columns, rows)
+            numbers = coarse_numbers(kinds, columns, rows, self._request.circles)
         else:
             numbers = fine_numbers(kinds, order.length, columns, rows)
         return numbers / max(order.length, 1)
@@ -187,6 +189,7 @@ class RangesClient(AnsweringClient):
             columns=columns_digest(self.columns),
             block=self.block,
             labelled=self.y is not None,
+            binary=0 if self.simulated else binary_columns(self.x),
             kinds="" if self.own is None else self.own.kinds,
             secret_digest=self._encoded.digest_of_key(self.category_key, request.session),
         )
@@ -208,7 +211,9 @@ class RangesClient(AnsweringClient):
                 self.block,
                 ", and its histograms" if self.own else "",
             )
-        share = self._encoded.coarse(x, request.bound, rows)
+        if not 0 <= request.circles <= CIRCLES:
+            raise refusal("circles that there are not", self.name, code="FK-ORDER-SIZE")
+        share = self._encoded.coarse(x, request.bound, rows, request.circles)
         self.secure_sums.contribute(wire.MEANS_SUM, share)
         return wire.MeansReply()
 

@@ -15,7 +15,6 @@ from numpy.typing import ArrayLike, NDArray
 from fedkern_flwr.encoding.rare import merge_rows
 from fedkern_flwr.errors import CheckpointError, StateError
 from fedkern_flwr.guard import SumRule, check_selection, check_size, refusal
-from fedkern_flwr.guard.counting import binary_columns
 from fedkern_flwr.guard.freeze import FOLDS
 from fedkern_flwr.guard.spending import Charge
 from fedkern_flwr.hybrid import messages as wire
@@ -181,14 +180,9 @@ class HybridKernelClient(TableClient):
             seeded=self.landmark_seed is not None,
             square_bound=distance_bound(self.table.ranges, "rbf"),
             absolute_bound=distance_bound(self.table.ranges, "laplacian"),
-            binary=0 if self.simulated else self._binary_columns(),
             fold_rows=self.policy.min_own_rows,
             fold_sum_rows=self.policy.min_sum_rows,
         )
-
-    def _binary_columns(self) -> int:
-        """Return how many columns have two values, the label included: they hide little."""
-        return binary_columns(self.table.x) + (len(self.table.classes) == 2)
 
     def answer(self, request: Any, method: Any) -> Any:
         """Take up the settings or the distances that come along, before a handler."""
@@ -225,7 +219,8 @@ class HybridKernelClient(TableClient):
         kept = self.kept
         if kept.begun:
             return
-        kept.settings["sequence"] = 0 if self.simulated else SEQUENCE
+        stated = self.landmark_seed is not None  # then every engine draws the same
+        kept.settings["sequence"] = 0 if self.simulated or stated else SEQUENCE
         if request.model:
             self._remember(request)
         else:

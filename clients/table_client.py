@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedkern_flwr.alignment import AlignmentKey
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.guard import refusal
+from fedkern_flwr.guard.counting import binary_columns
 from fedkern_flwr.guard.orders import check_binary_columns
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.judging.calibration import Calibration
@@ -152,8 +153,12 @@ class TableClient(AnsweringClient):
             labelled=table.labelled,
             allow_single=self.allow_single,
             ids=ids,
-            **more,
+            **{"binary": 0 if self.simulated else self._binary_columns(), **more},
         )
+
+    def _binary_columns(self) -> int:
+        """Return how many columns have two values, the label included: they hide little."""
+        return binary_columns(self.table.x) + (len(self.table.classes) == 2)
 
     def keep_order(self, ids: NDArray[np.uint64], order: NDArray[np.int32]) -> None:
         """Remember which row of the table stands at each announced position."""

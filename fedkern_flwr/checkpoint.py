@@ -9,6 +9,7 @@ import csv
 import errno
 import io
 import json
+import os
 import secrets
 import struct
 import zipfile
@@ -65,6 +66,9 @@ def write_atomically(path: Path, data: bytes, *, private: bool = False) -> None:
     with create_file(temporary, private=private) as file:
         try:
             file.write(data)
+            if private:  # what a node must not forget outlives a power cut
+                file.flush()
+                os.fsync(file.fileno())
             file.close()
             temporary.replace(path)
         except BaseException:

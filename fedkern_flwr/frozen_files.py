@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from .checkpoint import load_arrays, save_arrays, write_atomically
 from .errors import CheckpointError, OptionError, StateError
-from .guard.freeze import HELD_OUT, Change, Freeze, Rows
+from .guard.freeze import FILE, HELD_OUT, Change, Freeze, Rows
 from .guard.frozen import Frozen, check_kept, freeze_folder, needed_rows, numbers_of
 from .guard.opened import opened_sums
 from .guard.policy import NodePolicy
@@ -339,7 +339,11 @@ class FrozenFiles:
         force: bool = False,
         withdraw: Sequence[str] = (),
     ) -> tuple[FrozenTable | None, Change]:
+        from .guard.ledger import NodeLedger  # a database, which few processes need
+
         check_kept(self.folder, opened_sums(db, self.partition))
+        if (self.folder / FILE).is_file():
+            NodeLedger(self.state_dir, self.partition).check_own(db, self.folder)
         freeze, now = Freeze.load(self.folder), _Files(files, self.policy)
         old = None if freeze is None else self._current(freeze)
         if freeze is None:
@@ -474,7 +478,7 @@ class _Files:
             columns=[np.concatenate(parts)[kept] for parts in zip(*words, strict=True)],
             ids=np.concatenate(ids)[kept] if ids else None,
             strata=np.concatenate(strata)[kept].tolist() if policy.strata else None,
-            held_out=held[kept] if len(there) == 2 else None,
+            held_out=held[kept],
         )
 
 

@@ -36,17 +36,20 @@ class Allowance:
         Hidden rows of the node with the fewest unknowns.
     share : float
         The least share of a node; 1 where nothing is planned.
+    refuses : bool
+        Whether a node refuses more: those of deployments do, unless their owners let more pass.
     """
 
     numbers: float = math.inf
     columns: float = math.inf
     rows: float = math.inf
     share: float = 1.0
+    refuses: bool = False
 
     @property
     def planned(self) -> bool:
         """Whether default sizes are to keep within a share: a simulation keeps its own."""
-        return self.share < 1.0
+        return self.share < 1.0 or self.refuses
 
     def square(self, linear: float = 0.0, *, times: int = 1, taken: float = 0.0) -> int:
         """Return the most columns m of sums of products that may be opened.
@@ -104,14 +107,16 @@ def allowance(
         own = party.partition
         alive = counts if threshold is None else least_survivors(counts, threshold, own=own)
         hidden = hidden_rows(counts, alive, own=own)
-        if party.share < 1.0 and not party.signature:
+        limits = party.share < 1.0 or party.counting == "refuse"
+        if limits and not party.signature:
             hidden = counts[own]
         width = party.features + labels if columns is None else columns
         numbers = party.share * hidden * unknowns_of_row(width, min(party.binary, width))
         found = Allowance(
             min(found.numbers, numbers),
-            min(found.columns, hidden // ROWS_OF_COLUMN if party.share < 1.0 else math.inf),
+            min(found.columns, hidden // ROWS_OF_COLUMN if limits else math.inf),
             min(found.rows, hidden),
             min(found.share, party.share),
+            found.refuses or limits,
         )
     return found

@@ -7,6 +7,8 @@ from contextvars import ContextVar
 
 from flwr.app import ConfigRecord, Context, Message
 
+from .errors import ProtocolError
+
 _LENGTH = 64
 _session: ContextVar[str | None] = ContextVar("_session", default=None)
 
@@ -17,12 +19,25 @@ def with_session(
     """Note the session of a message while it is answered.
 
     A mod of Flower's ``ClientApp``, whose function that builds a client sees the context alone.
+
+    Raises
+    ------
+    ProtocolError
+        The message names two sessions: rows would be read for the one and summed in the other.
     """
-    found = ""
-    for record in message.content.values() if message.has_content() else ():
-        session = record.get("session") if isinstance(record, ConfigRecord) else None
-        if isinstance(session, str) and session.isalnum():
-            found = session[:_LENGTH]
+    named = {
+        str(record["session"])
+        for record in (message.content.values() if message.has_content() else ())
+        if isinstance(record, ConfigRecord) and "session" in record
+    }
+    if len(named) > 1:
+        raise ProtocolError(
+            "a message names two sessions",
+            remedy="run the same release of fedkern-flwr on both sides",
+            code="FK-MESSAGE-FIELD",
+        )
+    session = "".join(named)
+    found = session[:_LENGTH] if session.isalnum() else ""
     before = _session.set(found)
     try:
         return call_next(message, context)

@@ -73,8 +73,8 @@ class SummingStrategy(PhaseStrategy):
     def note_plan(self, what: str, allowed: Allowance) -> None:
         """Note which default sizes were planned, and log it."""
         self.notes_.append(
-            f"{what}: {allowed.share:.0%} of what the nodes' rows hide are "
-            f"{math.floor(allowed.numbers):,} numbers"
+            f"{what}; at most {math.floor(allowed.numbers):,} numbers, "
+            f"{allowed.share:.2g} of what the nodes' rows hide"
         )
         logger.info(self.notes_[-1])
 

@@ -26,6 +26,7 @@ from fedkern_flwr.encoding.common import (
     Coarse,
     check_kinds,
     coarse_length,
+    coarse_numbers,
     fine_length,
     numeric,
     read_coarse,
@@ -249,11 +250,13 @@ class ColumnRanges(Method):
         rows = {block: _rows(holders) for block, holders in blocks.items()}
         columns = {block: self._columns(holders) for block, holders in blocks.items()}
 
-        def ask(block: str) -> wire.RangesRequest:
-            labels = self._labelled(blocks[block])
-            return wire.MeansRequest(labels=labels, rows=rows[block], bound=self.bound)
+        circles = {block: self._plan_circles(holders) for block, holders in blocks.items()}
 
-        lengths = {b: coarse_length(blocks[b][0].kinds, d) for b, d in columns.items()}
+        def ask(block: str) -> wire.RangesRequest:
+            own = {"labels": self._labelled(blocks[block]), "circles": circles[block]}
+            return wire.MeansRequest(rows=rows[block], bound=self.bound, **own)
+
+        lengths = {b: coarse_length(blocks[b][0].kinds, d, circles[b]) for b, d in columns.items()}
         totals = yield from self._sum(blocks, wire.MEANS_SUM, lengths, ask, wire.MeansReply)
         return {
             block: read_coarse(
@@ -303,6 +306,15 @@ class ColumnRanges(Method):
                 )
             self.encoders_[block] = encoder
 
+    def _plan_circles(self, holders: Sequence[Any]) -> int:
+        """Return on how many circles the place of most values is looked for, by half the share."""
+        kinds, columns = holders[0].kinds, self._columns(holders)
+        allowed = allowance(holders, labels=self._labelled(holders))
+        if not allowed.planned or not numeric(kinds):
+            return CIRCLES
+        free = allowed.numbers / 2.0 - coarse_numbers(kinds, columns, _rows(holders), 0)
+        return int(min(max(0.0, free / (2 * numeric(kinds))), CIRCLES))
+
     def _plan_bins(self, holders: Sequence[Any], first: Coarse) -> Coarse:
         """Return what the second sum is asked with: as many bins as the nodes' shares allow.
 
@@ -313,8 +325,8 @@ class ColumnRanges(Method):
         if not allowed.planned or not numeric(kinds):
             return first
         weight = math.log2(_rows(holders) + 1) / 64
-        sums = 2 * columns + 2 * CIRCLES * numeric(kinds)  # which are no counts
-        taken = sums + (coarse_length(kinds, columns) - sums) * weight + 2 * columns
+        circles = self._plan_circles(holders)
+        taken = coarse_numbers(kinds, columns, _rows(holders), circles) + 2 * columns
         evenly = replace(first, splits=0)
         bins = fine_length(kinds, evenly.edges(self.bound), columns) - 2 * columns
         spare = (allowed.numbers - taken) / weight - bins

@@ -168,7 +168,7 @@ class POFRLS(PredictingStrategy, PrivateOnline):
             known=self.width is not None or private,
             steady=private,
             hidden=hidden if counted else math.inf,
-            fewest=1 if self.sums is None or private else self.fewest,
+            fewest=self.fewest if given == "auto" and self.sums and not private else 1,
         )
         nothing = not self.plan_.raw and not self.plan_.features
         if nothing and (self.up or self.down) and not self.experts.startswith("local"):

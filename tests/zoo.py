@@ -59,6 +59,7 @@ from fedkern_flwr.clients import (
     SVMClient,
     VerticalKernelClient,
 )
+from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.secure_aggregation import SecureAggregation, secure_aggregation_mod
 from fedkern_flwr.simulations import InProcessGrid, Transcript, simulate
@@ -170,6 +171,8 @@ class Sites:
             files.pop("predictions", None)
         files["state_dir"] = self.folder / f"state-{k}"
         given = {**files, **self.way.common, **self.tables[k], **self.more}
+        if self.guarded:  # what so few rows hide is the question of one test, not of all
+            given.setdefault("policy", NodePolicy(counting="warn"))
         return {name: value() if callable(value) else value for name, value in given.items()}
 
     def client_fn(self, context: Context) -> Any:

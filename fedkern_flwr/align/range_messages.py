@@ -53,10 +53,11 @@ class RangesReply(Message):
 class MeansRequest(RangesRequest, phase="ranges-means"):
     """Contribute to the first pass."""
 
-    pinned = ("bound",)
+    pinned = ("bound", "circles")
 
     rows: int  # of all holders of the block
     bound: float  # public, on the magnitude of all values
+    circles: int  # on which the place of most values of a column is looked for
 
 
 class MeansReply(RangesReply, phase="ranges-means"):

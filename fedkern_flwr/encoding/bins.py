@@ -88,18 +88,18 @@ def fine_edges(
     return np.unique(found / 10.0 ** max(decimals, 0))
 
 
-def sum_phases(values: Floats, bound: float) -> Floats:
-    """Return the sums of the values' cosines and sines on circles, shape (2 CIRCLES,)."""
+def sum_phases(values: Floats, bound: float, circles: int = CIRCLES) -> Floats:
+    """Return the sums of the values' cosines and sines on circles, shape (2 circles,)."""
     known = values[~np.isnan(values)]
-    turns = [2.0 * np.pi * (known / length % 1.0) for length in _lengths(bound)]
+    turns = [2.0 * np.pi * (known / length % 1.0) for length in _lengths(bound)[:circles]]
     return np.array([part(one).sum() for part in (np.cos, np.sin) for one in turns])
 
 
 def read_phases(sums: Floats, count: float, bound: float) -> Floats:
     """Return where most of so many values are and the length of the last circle they agree on."""
-    cosines, sines = sums.reshape(2, CIRCLES) / max(count, 1.0)
+    cosines, sines = sums.reshape(2, -1) / max(count, 1.0)
     found = np.array([0.0, 4.0 * bound])
-    for length, cosine, sine in zip(_lengths(bound), cosines, sines, strict=True):
+    for length, cosine, sine in zip(_lengths(bound), cosines, sines, strict=False):
         if np.hypot(cosine, sine) < _AGREE:
             break
         place = np.arctan2(sine, cosine) / (2.0 * np.pi) * length

@@ -60,7 +60,6 @@ from .rare import merge_counts
 LETTERS: Mapping[Kind, str] = {"number": "n", "boolean": "b", "date": "d", "category": "c"}
 
 _CLOCK = (7, 12, 24)  # weekdays, months, hours
-_OF_COLUMN = COARSE + DECIMALS + 2 * CIRCLES  # numbers of the first histograms
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,9 +127,9 @@ def numeric(kinds: str) -> int:
     return len(kinds) - kinds.count("c")
 
 
-def coarse_length(kinds: str, columns: int) -> int:
+def coarse_length(kinds: str, columns: int, circles: int = CIRCLES) -> int:
     """Return how many numbers the first sum has, of so many columns that are not categories."""
-    return 3 * columns + numeric(kinds) * _OF_COLUMN
+    return 3 * columns + numeric(kinds) * (COARSE + DECIMALS + 2 * circles)
 
 
 def fine_length(kinds: str, edges: Sequence[Floats], columns: int) -> int:
@@ -138,9 +137,9 @@ def fine_length(kinds: str, edges: Sequence[Floats], columns: int) -> int:
     return 2 * columns + sum(_sizes(kinds, edges))
 
 
-def coarse_numbers(kinds: str, columns: int, rows: int) -> float:
+def coarse_numbers(kinds: str, columns: int, rows: int, circles: int = CIRCLES) -> float:
     """Return the numbers that the first sum amounts to: counts are less than numbers."""
-    own = histogram(COARSE, rows) + counts(DECIMALS, rows) + 2 * CIRCLES
+    own = histogram(COARSE, rows) + counts(DECIMALS, rows) + 2 * circles
     return 3 * columns + numeric(kinds) * own
 
 
@@ -231,15 +230,18 @@ class OwnColumns:
                 code="FK-CATEGORIES-KEY",
             )
 
-    def coarse(self, x: Floats, bound: float, rows: int) -> Floats:
+    def coarse(self, x: Floats, bound: float, rows: int, circles: int = CIRCLES) -> Floats:
         """Return this holder's part of the first sum, per row of the block.
 
-        ``x`` are :meth:`numbers`, and the labels where they are summed.
+        ``x`` are :meth:`numbers`, and the labels where they are summed. With fewer ``circles`` the
+        place of most values is found less exactly; without any it is unknown.
         """
         columns, edges = self.numbers().T, coarse_edges(bound)
         found = [first_pass(x, bound, rows), *(count_bins(one, edges) / rows for one in columns)]
         found += [count_strays(one) / rows for one in columns]
-        return np.concatenate([*found, *(sum_phases(one, bound) / rows for one in columns)])
+        return np.concatenate(
+            [*found, *(sum_phases(one, bound, circles) / rows for one in columns)]
+        )
 
     def fine(self, x: Floats, asked: Coarse, bound: float, rows: int, least: int = 0) -> Floats:
         """Return its part of the second sum: distances and their squares, histograms, counts.
@@ -345,7 +347,9 @@ def read_coarse(
     ends = np.cumsum([3 * columns, d * COARSE, d * DECIMALS])
     passed, counts, strays, phases = np.split(total, ends)
     centre = read_first_pass(passed, bound, rows, holders)
-    sums = zip(rows * phases.reshape(d, 2 * CIRCLES), centre.count.tolist(), strict=False)
+    sums = zip(
+        rows * phases.reshape(d, phases.size // max(d, 1)), centre.count.tolist(), strict=False
+    )
     places = [read_phases(own, count, bound) for own, count in sums]
     return Coarse(
         centre,

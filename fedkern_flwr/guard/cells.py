@@ -65,6 +65,8 @@ class Sum:
         Rows of other parties in the sum that the server does not know.
     width : int
         Columns of which products are summed; 0 for other sums.
+    done : bool
+        Whether it was opened over these parties, and not only ordered.
     """
 
     run: int
@@ -76,6 +78,7 @@ class Sum:
     row: float
     others: int = 0
     width: int = 0
+    done: bool = True
 
 
 def unknowns(columns: int, binary: int = 0) -> float:
@@ -202,7 +205,9 @@ class Cells:
 # -- decisions
 
 
-def check_rows(blocks: Blocks, sums: Sequence[Sum], new: Sum, *, least: int) -> None:
+def check_rows(
+    blocks: Blocks, sums: Sequence[Sum], new: Sum, *, least: int, parts: int = 0
+) -> None:
     """Refuse a sum that would tell fewer than ``least`` rows apart from all others.
 
     A linear combination of sums of one function of a row gives the same weight to all rows that
@@ -218,6 +223,9 @@ def check_rows(blocks: Blocks, sums: Sequence[Sum], new: Sum, *, least: int) -> 
         What is to be opened.
     least : int
         ``min_own_rows`` of the policy.
+    parts : int
+        Rows of a part of a sum, at least, if that is more: what is told of all rows of a sum has
+        a rule of its own.
 
     Raises
     ------
@@ -233,9 +241,15 @@ def check_rows(blocks: Blocks, sums: Sequence[Sum], new: Sum, *, least: int) -> 
         patterns, of = np.unique(members, axis=0, return_inverse=True)
         of[elsewhere] = len(patterns)
         rows = np.bincount(of, cells.rows, minlength=len(patterns))[: len(patterns)]
-        small = (rows > 0) & (rows < least) & (patterns >= 0).any(axis=1)
-        found = (of == k for k in np.flatnonzero(small))
-        return {leaves.tobytes() for leaves in found if not cells.waived[leaves].all()}
+        known = (rows > 0) & (patterns >= 0).any(axis=1)
+        small = {
+            (of == k).tobytes()
+            for k in np.flatnonzero(known & (rows < max(least, parts)))
+            if not cells.waived[of == k].all()
+        }
+        whole = {(column >= 0).tobytes() for column in members.T}
+        tiny = {(of == k).tobytes() for k in np.flatnonzero(known & (rows < least))}
+        return small - (whole - tiny)
 
     known = few(cells.members(like)) if like else set()
     if few(cells.members([*like, new])) - known:
@@ -337,7 +351,7 @@ def planned_share(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kin
     used = np.isin(cells.leaves, list(among))
     left = 1.0 - cells.loads
     share = SHARE * float(left[used].min(initial=1.0))
-    like = [one for one in sums if one.kind == kind]
+    like = [one for one in sums if one.kind == kind and one.numbers]
     learned = frozenset(cells.leaves[used].tolist())
     for purpose in {one.purpose for one in like}:
         others = max(one.others for one in like if one.purpose == purpose)
@@ -387,7 +401,8 @@ def check_parties(
     RefusedError
     """
     about = new.kind, new.purpose
-    known = [s for s in sums if s.cohort and s.run != new.run and (s.kind, s.purpose) == about]
+    known = [s for s in sums if s.cohort and s.done and s.run != new.run]
+    known = [s for s in known if (s.kind, s.purpose) == about]
     known, _ = meeting(blocks, known, new)
     if not (new.cohort and known):
         return

@@ -49,7 +49,7 @@ _SHARES = {
     0: np.array([0.0] + [1.0 / FOLDS] * FOLDS),
     1: np.array([1.0] + [0.0] * FOLDS),
 }
-#: Rows of one id that are withdrawn, at most.
+#: Equal rows of one id that are looked for, at most.
 _MOST_ROWS = 1000
 #: Largest share of the rows that may wait because of the strata.
 _MAX_WAITING = 0.05
@@ -106,10 +106,11 @@ class Rows:
             names = _number(key, values, values)
             return Identity(names, values, names, groups)
         texts = normalised(self.ids)
-        names = bare = _number(key, _hash(key, b"id", [_bytes(texts)], count), values)
+        plain = _hash(key, b"id", [_bytes(texts)], count)
+        names = bare = _number(key, _several(plain, values), values)
         if any(text[:1] == "0" for text in texts):
             plain = _hash(key, b"id", [_bytes([text.lstrip("0") for text in texts])], count)
-            bare = _number(key, plain, values)
+            bare = _number(key, _several(plain, values), values)
         return Identity(names, values, bare, groups)
 
 
@@ -222,6 +223,15 @@ def _words(values: NDArray[Any]) -> Digests:
     return numbers.view(np.uint64)
 
 
+def _several(names: Digests, values: Digests) -> Digests:
+    """Return names of which those that come more than once are those of their contents as well.
+
+    Such a row that is edited is another row: which of the old ones it was, nobody can tell.
+    """
+    _, of, times = np.unique(names, return_inverse=True, return_counts=True)
+    return np.where(times[of] > 1, _mix(names, values), names)
+
+
 def _number(key: bytes, names: Digests, values: Digests) -> Digests:
     """Tell rows of the same name apart: the second by content, the third, ..."""
     ranked = np.sort(names)
@@ -233,8 +243,13 @@ def _number(key: bytes, names: Digests, values: Digests) -> Digests:
     repeats = (places - np.maximum.accumulate(np.where(first, places, 0))).astype(np.uint64)
     out = names.copy()
     more = repeats > 0
-    out[order[more]] = _mix(ranked[more] ^ _mix(repeats[more], _key(key, b"n")), _key(key, b"m"))
+    out[order[more]] = _again(key, ranked[more], repeats[more])
     return out
+
+
+def _again(key: bytes, names: Digests, repeats: Digests) -> Digests:
+    """Return the names of rows that come again: the second, the third, ..."""
+    return _mix(names ^ _mix(repeats, _key(key, b"n")), _key(key, b"m"))
 
 
 # -- blocks
@@ -516,8 +531,7 @@ class Freeze:
         A block loses at least ``least`` rows; if fewer than ``least`` would stay, it goes as a
         whole. The others are those with the lowest hashes. All rows of an id are withdrawn.
         """
-        names = Rows(ids=[*ids] * _MOST_ROWS).identify(self.key).names
-        gone = np.isin(self.names, names) & self.used
+        gone = self._named(ids) & self.used
         draw, pieces = _mix(self.names, _key(self.key, b"deal")), []
         for block in np.unique(self.block[gone]):
             rows = np.flatnonzero(self.block == block)
@@ -528,6 +542,19 @@ class Freeze:
             pieces.append(_Piece(_GOES, piece, part, group, piece))
         self.generation += bool(pieces)
         return self._apply(pieces, left=BARRED)
+
+    def _named(self, ids: Sequence[Any]) -> NDArray[np.bool_]:
+        """Return which rows have these ids; an id that came more than once is in several names."""
+        found = np.zeros(len(self.names), bool)
+        for plain in np.unique(_hash(self.key, b"id", [_bytes(normalised(ids))], len(ids))):
+            several = _mix(np.full(len(self.names), plain), self.values)
+            found |= (self.names == plain) | (self.names == several)
+            for repeat in range(1, _MOST_ROWS):
+                again = _again(self.key, several, np.array([repeat], np.uint64))
+                if not (self.names == again).any():
+                    break
+                found |= self.names == again
+        return found
 
     def _apply(
         self,

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoint import load_arrays, save_arrays
-from ..errors import OptionError
+from ..errors import OptionError, RefusedError
 from ..private_files import make_private_folder
 from .cells import Sum, lot_rows
 from .freeze import FILE, Change, Freeze, Places, Rows
@@ -20,9 +20,10 @@ from .rows import OwnRows
 
 #: Numbers and columns of a run that a lot of later rows must bear at least: 32 landmarks.
 _LOT_NUMBERS, _LOT_WIDTH = 560.0, 32
+_NO_VALUES = np.zeros(0, np.uint64)
 _RUNS = 32  # of which the rows are kept
 #: What was read last: folder -> when the file was written, freeze.
-_known: dict[Path, tuple[int, Freeze]] = {}
+_known: dict[Path, tuple[Any, Freeze]] = {}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -83,7 +84,10 @@ class Frozen:
         files = sorted(self.place.glob("rows-*.npz"), key=lambda file: file.stat().st_mtime_ns)
         for file in files[: -_RUNS + 1]:
             file.unlink()
-        save_arrays(self.place / f"rows-{run}.npz", {"rows": self.rows}, {"learned": learned})
+        values = open_freeze(self.place).values[self.rows] if len(self.rows) else _NO_VALUES
+        arrays = {"rows": self.rows, "values": values}
+        make_private_folder(self.place)
+        save_arrays(self.place / f"rows-{run}.npz", arrays, {"learned": learned})
 
 
 def saved_rows(place: Path, run: int) -> tuple[Places, int]:
@@ -93,11 +97,22 @@ def saved_rows(place: Path, run: int) -> tuple[Places, int]:
     ------
     CheckpointError
         They are not there any more.
+    RefusedError
+        Their contents have changed since the run was opened.
     """
-    if not (place / FILE).is_file():
+    if not any(place.glob("rows-*.npz")):  # a stream, or a party without rows
         return np.zeros(0, np.int64), 0
     arrays, meta = load_arrays(place / f"rows-{run}.npz")
-    return arrays["rows"], int(meta["learned"])
+    rows: Places = arrays["rows"]
+    there = rows[rows >= 0]
+    values = open_freeze(place).values
+    if there.max(initial=-1) >= len(values) or (values[there] != arrays["values"][rows >= 0]).any():
+        raise RefusedError(
+            "refused: its table has changed since the run was opened",
+            remedy="start the run again",
+            code="FK-FREEZE-WAITS",
+        )
+    return rows, int(meta["learned"])
 
 
 def freeze_folder(state_dir: Path, partition: int, apart: str = "") -> Path:
@@ -133,9 +148,10 @@ def check_kept(place: Path, sums: Sequence[Sum]) -> None:
     ------
     OptionError
     """
-    if sums and not (place / FILE).is_file():
+    last = max((max(one.blocks, default=-1) for one in sums), default=-1)
+    if last >= len(open_freeze(place).blocks):
         raise OptionError(
-            f"{FILE} is gone",
+            f"{FILE} is gone, or is an old one",
             remedy="bring back a copy of the state_dir: without it nobody can tell what was opened",
             code="FK-FREEZE-FILE",
         )
@@ -145,7 +161,7 @@ def open_freeze(place: Path) -> Freeze:
     """Read the freeze of a folder; an empty one where there is none."""
     if not (place / FILE).is_file():
         return Freeze(b"", 1)
-    written = (place / FILE).stat().st_mtime_ns
+    written = _written(place)
     known = _known.get(place)
     if known is None or known[0] != written:
         found = Freeze.load(place)
@@ -158,7 +174,13 @@ def keep_freeze(place: Path, freeze: Freeze) -> None:
     """Write a freeze into its folder."""
     make_private_folder(place)
     freeze.save(place)
-    _known[place] = ((place / FILE).stat().st_mtime_ns, freeze)
+    _known[place] = _written(place), freeze
+
+
+def _written(place: Path) -> tuple[int, ...]:
+    """Return what tells one writing of the file from the next."""
+    found = (place / FILE).stat()
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 @contextmanager

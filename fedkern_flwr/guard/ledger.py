@@ -164,7 +164,7 @@ class NodeLedger:
                         "give the table as it was frozen; the log of the node says what waits",
                         code="FK-FREEZE-WAITS",
                     )
-            self._check_own(db, frozen.place)
+            self.check_own(db, frozen.place)
             frozen.save(run, rows.learned)
             (share,) = db.execute("SELECT share FROM runs WHERE id = ?", (run,)).fetchone()
             if not share:
@@ -367,6 +367,15 @@ class NodeLedger:
             (done,) = db.execute(
                 "SELECT count(*) FROM evaluations WHERE rows = ?", (judged,)
             ).fetchone()
+            for (other,) in db.execute("SELECT DISTINCT rows FROM evaluations").fetchall():
+                apart = len(np.setxor1d(kept_set(db, other).names, about.names))
+                if 0 < apart < min(policy.min_evaluation_rows, len(about)):
+                    raise refusal(
+                        "figures of nearly the same held-out rows were told before",
+                        self.party,
+                        "ask for the rows of earlier runs",
+                        code="FK-FREEZE-ROWS",
+                    )
             if done >= policy.max_evaluations:
                 rule = f"max_evaluations = {policy.max_evaluations} of these rows, in all runs"
                 raise refusal(rule, self.party, code="FK-POLICY-EVALUATIONS")
@@ -465,14 +474,14 @@ class NodeLedger:
                 code="FK-LEDGER-EARLIER",
             )
 
-    def _check_own(self, db: sqlite3.Connection, place: Path) -> None:
+    def check_own(self, db: sqlite3.Connection, place: Path) -> None:
         """Refuse a freeze whose sums another ledger has counted.
 
         Raises
         ------
         OptionError
         """
-        mark, file = digest(secret_key(db), b"freeze").hex(), place / "counted-by"
+        mark, file = digest(secret_key(db), b"freeze").hex(), place / "ledger.state"
         if not file.exists():
             write_atomically(file, mark.encode(), private=True)
         elif file.read_text() != mark:

@@ -81,7 +81,7 @@ CREATE TABLE opened (
     id INTEGER PRIMARY KEY, run INTEGER NOT NULL, apart TEXT NOT NULL DEFAULT '',
     purpose TEXT NOT NULL, about BLOB NOT NULL,
     blocks BLOB NOT NULL, cohort BLOB NOT NULL, parties INTEGER NOT NULL, each INTEGER NOT NULL,
-    unknowns REAL NOT NULL, others INTEGER NOT NULL, width INTEGER NOT NULL,
+    done INTEGER NOT NULL, unknowns REAL NOT NULL, others INTEGER NOT NULL, width INTEGER NOT NULL,
     rows INTEGER NOT NULL, numbers REAL NOT NULL, functions BLOB NOT NULL);
 CREATE INDEX opened_in ON opened (run, purpose);
 """

@@ -51,8 +51,12 @@ class Opening:
         Digest of the node's own values.
     share : float
         Of a run that counts by itself: the numbers that it has opened for each unknown, at most.
+    done : bool
+        Whether it opens by itself; else :meth:`Opened.open_again` says over which parties.
     again : bool
         Whether a sum that was entered before is opened, maybe over fewer parties.
+    parts : int
+        Rows of a part of it, at least, that may be told apart, if that is more than the policy's.
     """
 
     purpose: str
@@ -66,7 +70,9 @@ class Opening:
     width: int = 0
     values: bytes = b""
     share: float = 0.0
+    done: bool = True
     again: bool = False
+    parts: int = 0
 
 
 class Opened:
@@ -130,13 +136,14 @@ class Opened:
         if one.each:
             rows = rows[rows >= 0]
             blocks = [int(block) for block in np.unique(self.freeze.block[rows])]
-        elif (rows < 0).any():
+        elif (rows < 0).any() and one.numbers:
             raise RefusedError(
                 "refused: rows are asked for that are in no block of its freeze",
                 remedy="wait until enough of them have come; the log of the node says more",
                 code="FK-FREEZE-WAITS",
             )
         else:
+            rows = rows[rows >= 0]
             blocks = self.freeze.split(rows)
         about = digest(self.key, np.sort(self.freeze.values[rows]).tobytes())
         cohort = sorted(digest(self.key, k)[:KEY_BYTES] for k in one.cohort or ())
@@ -155,7 +162,7 @@ class Opened:
         before, functions = (mine[0][2], mine[0][3]) if mine else (0.0, b"")
         if mine:  # blocks may have been split since
             blocks = np.frombuffer(mine[0][4], "<i4").tolist()
-        numbers = before + numbers if value else max(before, numbers)
+        numbers = max(before, numbers) if one.share else before + numbers
         new = self._sum(one, blocks, cohort, numbers)
         said = self._check(new, one, policy, mode=mode, records=records, enough=enough)
         if mine:
@@ -179,30 +186,36 @@ class Opened:
         cohort = sorted(digest(self.key, k)[:KEY_BYTES] for k in one.cohort or ())
         found = self.db.execute(
             "SELECT DISTINCT about, blocks, each, rows FROM opened WHERE run = ?"
-            " AND purpose = ? AND cohort <> ?",
-            (self.run, one.purpose, b"".join(cohort)),
+            " AND (purpose = ? OR purpose GLOB ?)",
+            (self.run, one.purpose, f"{one.purpose}/[0-9]*"),
         ).fetchall()
         for about, blocks, each, rows in found:
             new = self._sum(one, np.frombuffer(blocks, "<i4").tolist(), cohort, 0.0)
             least, allowed = policy.least_parties(enough), policy.allow_party_change
             known = [*self.sums, *self.each]
             check_parties(self.freeze.blocks, known, new, least=least, allow_one=allowed)
-            if not any(same(new, s) for s in known):
+            if any(same(new, s) for s in known):
+                self.db.execute(
+                    "UPDATE opened SET done = 1 WHERE run = ? AND purpose = ? AND about = ?"
+                    " AND cohort = ?",
+                    (self.run, one.purpose, about, b"".join(cohort)),
+                )
+            else:
                 self._insert(new, about, replace(one, each=bool(each)), rows, b"")
                 (self.each if each else self.sums).append(new)
 
     def _sum(self, one: Opening, blocks: list[int], cohort: list[bytes], numbers: float) -> Sum:
         rest = one.unknowns, one.others, one.width
         among, where = frozenset(cohort), frozenset(blocks)
-        return Sum(self.run, self.kind, one.purpose, among, where, numbers, *rest)
+        return Sum(self.run, self.kind, one.purpose, among, where, numbers, *rest, one.done)
 
     def _insert(self, new: Sum, about: bytes, one: Opening, rows: int, value: bytes) -> None:
         packed = np.array(sorted(new.blocks), "<i4").tobytes(), b"".join(sorted(new.cohort))
-        names = "run, apart, purpose, about, blocks, cohort, parties, each"
-        values = self.run, self.apart, one.purpose, about, *packed, one.parties, one.each
+        names = "run, apart, purpose, about, blocks, cohort, parties, each, done"
+        values = self.run, self.apart, one.purpose, about, *packed, one.parties, one.each, one.done
         self.db.execute(
             f"INSERT INTO opened ({names}, unknowns, others, width, rows, numbers, functions)"
-            f" VALUES ({', '.join('?' * 14)})",
+            f" VALUES ({', '.join('?' * 15)})",
             (*values, one.unknowns, one.others, one.width, rows, new.numbers, value),
         )
 
@@ -218,7 +231,7 @@ class Opened:
     ) -> str:
         """Refuse a sum, or return what is wrong with it."""
         blocks, least = self.freeze.blocks, policy.min_own_rows
-        if one.parties:
+        if one.parties and one.done:
             allowed = policy.allow_party_change
             parties = policy.least_parties(enough)
             check_parties(blocks, [*self.sums, *self.each], new, least=parties, allow_one=allowed)
@@ -226,7 +239,7 @@ class Opened:
             return ""
         rows = int(blocks["rows"][sorted(new.blocks)].sum())
         if not one.share and (records or rows >= least):
-            check_rows(blocks, self.sums, new, least=least)
+            check_rows(blocks, self.sums, new, least=least, parts=one.parts)
         if mode == "off" or not new.numbers:
             return ""
         try:
@@ -243,7 +256,7 @@ def opened_sums(
 ) -> list[Sum]:
     """Return all sums over the rows of a freeze of a node, or what was made row by row."""
     query = (
-        "SELECT run, kind, purpose, cohort, blocks, numbers, unknowns, others, width"
+        "SELECT run, kind, purpose, cohort, blocks, numbers, unknowns, others, width, done"
         " FROM opened JOIN runs ON runs.id = run WHERE partition = ? AND each = ? AND apart = ?"
     )
     return [

@@ -58,6 +58,8 @@ class RunRecord:
         How many of them have two values.
     warned : bool
         Whether it was warned of a release of too many numbers.
+    windows : str
+        Digest of what it has contributed to windows of a stream or table.
     privacy : str
         What the run may cost in privacy, as it was opened; empty without noise.
     spent : dict
@@ -77,6 +79,7 @@ class RunRecord:
     binary: int = 0
     warned: bool = False
     privacy: str = ""
+    windows: str = ""
     spent: dict[str, Any] = field(default_factory=dict)
     judged: dict[str, str] = field(default_factory=dict)
     ordered: dict[str, list[Any]] = field(default_factory=dict)

@@ -6,6 +6,7 @@ The rules are pure functions of :mod:`fedkern_flwr.guard`; here they meet the no
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 import math
 from collections.abc import Collection
@@ -247,6 +248,10 @@ class GuardedNode:
         ------
         RefusedError
         """
+        if self._share and self.sums is not None:
+            told = b"".join(value for _, value in sorted(self.sums.values.items()))
+            windows = hashlib.sha256(self.record.windows.encode() + told)
+            self.record.windows = windows.hexdigest()
         telling = Telling(
             exact=self.budget is None,
             mode=self.count_mode,
@@ -255,6 +260,7 @@ class GuardedNode:
             apart=self.apart,
             unknowns=counting.unknowns_of_row(self.record.columns, self.record.binary),
             share=self._share,
+            windows=self.record.windows.encode(),
             counted=self.is_counted,
             weight=self.weight,
             products=self.products,
@@ -383,11 +389,6 @@ class GuardedNode:
         if total:
             record.sums.setdefault(total.partition("#")[0], [])
             record.store(self.context)
-        if why:
-            logger.warning("figures about held-out rows are not told: %s", why)
-            return np.zeros_like(values)
-        if not len(rows):
-            return values
         scalars = sorted(item for item in self._request.scalars().items() if item[0] not in _TRIES)
         parts = [repr(scalars).encode()]
         parts += [np.ascontiguousarray(array).tobytes() for array in self._request.arrays()]
@@ -395,6 +396,11 @@ class GuardedNode:
         asked = Asked.of(purpose, np.ascontiguousarray(rows).tobytes(), parts)
         if once:
             check_model(record, asked, self.name)
+        if why:
+            logger.warning("figures about held-out rows are not told: %s", why)
+            return np.zeros_like(values)
+        if not len(rows):
+            return values
         told = enter(record, asked, values.ravel().tolist(), self.policy, self.name)
         if not self.simulated:
             places = rows if users else rows + self.own_rows().learned

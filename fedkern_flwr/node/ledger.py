@@ -6,7 +6,7 @@ import logging
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import ceil, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,6 +127,7 @@ class ClientLedger:
 
     def note(self, purpose: str, rows: Positions, *, each: bool) -> None:
         """Note of which rows what is about to be answered is."""
+        purpose = _purpose(purpose)
         if purpose in self._noted:
             rows = np.union1d(self._noted[purpose][0], rows)
         self._noted[purpose] = (rows, each)
@@ -265,6 +266,8 @@ class Telling:
         Of a row.
     share : float
         Numbers that the run has opened so far for each unknown, where it counts them itself.
+    windows : bytes
+        Digest of all that it has contributed since the run began.
     counted : callable
         Tells of an order whether its numbers are counted.
     weight : callable
@@ -280,6 +283,7 @@ class Telling:
     apart: str
     unknowns: float
     share: float
+    windows: bytes
     counted: Callable[[Order], bool]
     weight: Callable[[Order, int], float]
     products: Callable[[Order], int]
@@ -300,7 +304,11 @@ class Telling:
             if not self.exact:  # noise hides rows: the owner sees that there was a sum
                 yield Opening(name, _NOWHERE, True, parties=len(members))
                 continue
+            one = replace(one, done=not order.self_masks)
             if each or order.noise or not self.counted(order) or self.share:
+                if self.share and not each:  # the difference of two windows is a sum as well
+                    least = max(order.length / self.unknowns, 2 * self.products(order))
+                    one = replace(one, parts=ceil(least) if self.mode == "refuse" else 0)
                 yield one
                 continue
             rows_of = {k: state.counts.get(k, (0, 0))[0] for k in members}
@@ -311,6 +319,8 @@ class Telling:
             if one.cohort is not None:
                 hidden = hidden_rows(rows_of, alive, own=party.partition, receiver=order.receiver)
                 others = hidden - rows_of[party.partition]
+            if rows is not None:  # who is asked for few rows cannot count on all of the others
+                others = others * len(rows) // max(rows_of[party.partition], 1)
             behind = sum(rows_of[k] for k in alive)
             one = replace(
                 one,
@@ -341,7 +351,7 @@ class Telling:
             one = Opening(name, cohort=_pinned(party, sorted(alive)), parties=len(alive))
             yield replace(one, again=True)
         if self.share:
-            yield Opening("windows", share=self.share, unknowns=self.unknowns)
+            yield Opening("windows", share=self.share, unknowns=self.unknowns, values=self.windows)
 
 
 def _purpose(name: str) -> str:

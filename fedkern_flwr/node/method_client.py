@@ -200,7 +200,7 @@ class MethodClient(AnsweringClient):
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
         """Tell partition, role and the size of the table."""
-        labels = [] if self.y is None else [self.y]
+        labels = [] if self.y is None or not self.labels_of_row else [self.y]
         return DescribeReply(
             rows=len(self.x),
             features=self.x.shape[1],

@@ -59,7 +59,7 @@ class ClientSums:
     contributed : list
         Orders of the sums in which there is something of this node now.
     values : dict
-        Name of a sum -> digest of what this node has contributed.
+        Name of a sum -> digest of what was asked, and of what this node has contributed.
     charges : list of Charge
         What was released with noise, for the node's ledger.
     replies : list
@@ -198,7 +198,8 @@ class ClientSums:
             The values do not fit what was declared. Which way they do not is in the log only.
         """
         self.contributed.append(self.order(name))
-        self.values[name] = hashlib.sha256(np.ascontiguousarray(values).tobytes()).digest()
+        told = np.ascontiguousarray(values).tobytes()
+        self.values[name] = hashlib.sha256(self.question().encode() + b"/" + told).digest()
         self._add(name, values, overwrite=overwrite, release=release)
 
     def contribute_nothing(self, name: str, *, release: str = "") -> None:

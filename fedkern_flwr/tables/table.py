@@ -80,6 +80,11 @@ class Table:
         """Number of rows n, without the test rows."""
         return len(self.x)
 
+    @property
+    def _placed(self) -> bool:
+        """Whether the places are of these rows, and not of those before others were added."""
+        return self.places is not None and len(self.places) == self.rows
+
     def take(self, indices: ArrayLike) -> Table:
         """Return the rows at ``indices`` (positions or a mask), with the same test rows."""
         rows = np.asarray(indices)
@@ -91,7 +96,7 @@ class Table:
             y=None if self.y is None else self.y[rows],
             ids=None if self.ids is None else self.ids[rows],
             site=None if self.site is None else self.site[rows],
-            places=None if self.places is None else self.places[rows],
+            places=self.places[rows] if self.places is not None and self._placed else None,
         )
 
 

@@ -12,6 +12,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from flwr.app import ConfigRecord, Context
 
 from fedkern_flwr.alignment import read_alignment
@@ -211,6 +212,14 @@ class Node:
         """Return :func:`rows`, and which rows of the node's freeze they are."""
         found = rows(table, held, *names)
         if self.frozen is None or table.places is None:
+            if not self._named and "state-dir" in self.config and not is_simulated(self.context):
+                from fedkern_flwr.guard.frozen import Frozen
+
+                count = table.rows + (0 if held is None else held.rows)
+                place = Path(str(self.config["state-dir"])), self._partition
+                found["frozen"] = Frozen(
+                    *place, np.full(count, -1, np.int64)
+                )  # in no block, so in no sum
             return found
         test = None if held is None else held.places
         folder = Path(str(self.config["state-dir"]))

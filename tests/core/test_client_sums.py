@@ -27,13 +27,14 @@ from fedkern_flwr.wire.sections import attach, detach
 def test_unmasking_rides_on_the_next_request() -> None:
     """Two sums in three exchanges: the second's order and the first's survivors travel together."""
     run = Nodes()
+    run.kind = type("Rounds", (run.kind,), {"rounds_of": {"a": "round"}})
     first = run.order("a")
     run.contribute(first)
     unmask = run.server.unmask_sections([first])
     second = run.order("a")
     for k in run.members:
         sections = [*unmask[k], *run.server.sections(k, [second])]
-        run.server.take(k, run.ask(k, work(), sections)[1])
+        run.server.take(k, run.ask(k, work(2), sections)[1])
     np.testing.assert_array_equal(run.server.total(first), np.full(3, 10.0))
     run.unmask(second)
     np.testing.assert_array_equal(run.server.total(second), np.full(3, 10.0))

@@ -139,10 +139,10 @@ class Server:
             self.ask(k, UnmaskRequest(session=SESSION, round=self.step), parts)
 
     def refuses(self, code: str, sections: dict[int, list[PhaseMessage]]) -> None:
-        """No node opens it."""
+        """No node opens it, by the rule of the method or by that of all methods."""
         self.step += 1
         for k, parts in sections.items():
-            with refused(code):
+            with refused(code, "FK-ORDER-AGAIN"):
                 self.ask(k, UnmaskRequest(session=SESSION, round=self.step), parts)
 
     def release(self, who: Sequence[int] = range(4), **more: Any) -> np.ndarray:
@@ -272,15 +272,15 @@ def two_openings(server: Server) -> list[dict[int, list[PhaseMessage]]]:
 def test_two_sums_of_the_same_rows_are_not_both_opened() -> None:
     """The difference of the two is the matrix of node 3; sections travel on any request."""
     server = Server()
-    first, second = two_openings(server)
+    second, first = two_openings(server)  # the last that was ordered is opened
     server.unmask(first)
     server.refuses("FK-RELEASE-TWICE", {k: second[k] for k in range(3)})
     predict = wire.PredictRequest(**{**vars(recommend()), "round": 9})
     for ride in (predict, FinishRequest(session=SESSION, round=9)):
-        with refused("FK-RELEASE-TWICE"):
+        with refused("FK-RELEASE-TWICE", "FK-ORDER-AGAIN"):
             server.ask(0, ride, second[0])
     server = Server()
-    first, second = two_openings(server)
+    second, first = two_openings(server)  # the last that was ordered is opened
     server.refuses("FK-RELEASE-TWICE", {k: [*first[k], *second[k]] for k in range(3)})
     server.ask(0, predict, first[0])  # which is remembered
     server.refuses("FK-RELEASE-TWICE", {0: second[0]})

@@ -280,7 +280,7 @@ class Evaluates(POFMKL):
         (lying(noise=less_noise), {}, "FK-ORDER-NOISE"),
         (lying(clip=1e300), {}, "FK-ORDER-NOISE"),
         (lying(regularization=-0.35), {}, "FK-MESSAGE-FIELD"),
-        (SAME_ROWS, {}, "FK-BUDGET-AGAIN"),
+        (SAME_ROWS, {}, "FK-ORDER-AGAIN"),
         (FEW_MESSAGES, {"privacy_unit": "party"}, "FK-BUDGET-EXCEEDED"),
     ],
 )

@@ -32,7 +32,13 @@ ROW = 31.0
         (THREE, {"threshold": 2}, 0.2 * 200 * ROW, 100, 200),
         (THREE, {"labels": 0}, 0.2 * 400 * 30, 200, 400),
         ([party(k, binary=31) for k in range(3)], {}, 0.2 * 400 * ROW / 64, 200, 400),
-        ([party(k, share=1.0) for k in range(3)], {}, 400 * ROW, math.inf, 400),  # a simulation
+        (
+            [party(k, share=1.0, counting="warn") for k in range(3)],
+            {},
+            400 * ROW,
+            math.inf,
+            400,
+        ),  # a simulation
         ([party(k, counting="off") for k in range(3)], {}, math.inf, math.inf, math.inf),
     ],
 )

@@ -208,7 +208,7 @@ def test_runs_that_count_by_themselves_add_up(runs: list[tuple[float, bool]]) ->
         ledger, spent = NodeLedger(Path(folder)), 0.0
         for number, (share, again) in enumerate(runs):
             open_run(ledger, session := f"run{number}", table(range(20)))
-            more: dict[str, Any] = {"purpose": "windows", "values": b"", "unknowns": 3.0}
+            more: dict[str, Any] = {"purpose": "windows", "unknowns": 3.0}
             if share + spent < 1.0:
                 answer(ledger, session, share=share, **more)
                 answer(ledger, session, share=share / 2.0 if again else share, **more)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,11 +46,11 @@ def run(tmp_path: Path) -> Run:
                 client: Any = KernelPCAClient(context, X[k], **own)
             else:
                 client = Hospital(context, X[k], Y[k], classes=(-1.0, 1.0), **own)
-            described = client.describe
-            client.describe = lambda asked: dataclasses.replace(described(asked), share=share)
             return client
 
-        simulate(strategy, client_fn, NODES)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fedkern_flwr.guard.ledger.planned_share", lambda *_: share)
+            simulate(strategy, client_fn, NODES)
         return strategy
 
     return start

@@ -278,7 +278,7 @@ def test_the_ledger_knows_examples_again(tmp_path: Path) -> None:
     """A deployed node refuses a second run over all its examples but one."""
     for left_out in (0, 0, 1):
         app = owned(tmp_path, lambda c, n=left_out: tuple(part[n:] for part in load(c)))
-        with refused("FK-LEDGER-ROWS") if left_out else nullcontext():
+        with refused("FK-FREEZE-ROWS") if left_out else nullcontext():
             run(SecureAvg(fraction_evaluate=0.0), app, num_rounds=1)
 
 
