@@ -253,8 +253,9 @@ class ColumnRanges(Method):
         circles = {block: self._plan_circles(holders) for block, holders in blocks.items()}
 
         def ask(block: str) -> wire.RangesRequest:
-            own = {"labels": self._labelled(blocks[block]), "circles": circles[block]}
-            return wire.MeansRequest(rows=rows[block], bound=self.bound, **own)
+            labels, size = self._labelled(blocks[block]), rows[block]
+            found = circles[block]
+            return wire.MeansRequest(labels=labels, rows=size, bound=self.bound, circles=found)
 
         lengths = {b: coarse_length(blocks[b][0].kinds, d, circles[b]) for b, d in columns.items()}
         totals = yield from self._sum(blocks, wire.MEANS_SUM, lengths, ask, wire.MeansReply)

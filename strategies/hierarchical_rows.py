@@ -199,8 +199,6 @@ class RowRounds(SVMOptions):
         users = [self.party_of(user) for user in self.users_]
         if not self._most_folds:
             return "the release limits of the nodes leave too few iterations"
-        if any(user.counting == "refuse" and user.share == 1.0 for user in users):
-            return "a user counts what is released, and refuses more than there are unknowns"
         if any(user.rows // FOLDS < user.fold_rows for user in users):
             return "a fold would have too few rows of a user"
         for group in self.groups_:

@@ -6,7 +6,7 @@ number of the exchange are filled in as a request is sent, the number of a reply
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
@@ -37,7 +37,7 @@ class RangesDescribeReply(DescribeReply):
 class RangesRequest(Message):
     """What every request carries."""
 
-    pinned = ("labels",)
+    pinned: ClassVar[tuple[str, ...]] = ("labels",)
 
     session: str = ""
     round: int = 0

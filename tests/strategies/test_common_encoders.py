@@ -84,7 +84,7 @@ def test_small_shares_have_fewer_bins(network: Network, monkeypatch: pytest.Monk
         middles.append(strategy.statistics_["all"].mean)
     assert numbers[1] < numbers[0] - 100
     np.testing.assert_allclose(*middles, rtol=1e-9)
-    assert "20%" in strategy.result()["notes"][0]
+    assert "0.2 of what" in strategy.result()["notes"][0]
 
 
 def as_table(own: dict[str, Any]) -> Table:
