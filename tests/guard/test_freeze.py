@@ -129,6 +129,7 @@ def test_requests_are_answered_with_whole_blocks() -> None:
 # -- changes
 
 
+@pytest.mark.promise("freeze-wait")
 def test_changes_wait_until_they_form_a_lot() -> None:
     made = freeze(500)
     change = made.update(table(range(537)), needed=56)
@@ -258,6 +259,7 @@ def few_rows(sums: list[list[tuple[int, int]]], least: int) -> list[set[int]]:
     return found
 
 
+@pytest.mark.promise("freeze-few-rows")
 @settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
