@@ -192,7 +192,7 @@ def cost(rows: int) -> dict[str, float]:
             else:  # the rows of these are known
                 ledger.open_run(session, rows=OwnRows(), **about)
                 saved = Frozen(Path(folder), 0, np.arange(rows))
-                saved.save(run + 1, rows)
+                ledger.freeze(session, OwnRows((), None, rows), saved, least=LEAST)
             one = Opening("sum", None, False, parties, NODES, square(50), ROW, rows, 50)
             ledger.enter(session, [replace(one, values=session.encode())], NodePolicy())
         took = time.process_time() - start

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +21,6 @@ from .rows import OwnRows
 
 #: Numbers and columns of a run that a lot of later rows must bear at least: 32 landmarks.
 _LOT_NUMBERS, _LOT_WIDTH = 560.0, 32
-_NO_VALUES = np.zeros(0, np.uint64)
-_RUNS = 32  # of which the rows are kept
 #: What was read last: folder -> when the file was written, freeze.
 _known: dict[Path, tuple[Any, Freeze]] = {}
 
@@ -79,19 +78,26 @@ class Frozen:
         keep_freeze(place, freeze)
         return cls(folder, partition, numbers_of(rows, freeze), apart), change
 
-    def save(self, run: int, learned: int) -> None:
-        """Keep the rows of a run beside the freeze, and how many of them are learned from."""
-        files = sorted(self.place.glob("rows-*.npz"), key=lambda file: file.stat().st_mtime_ns)
-        for file in files[: -_RUNS + 1]:
-            file.unlink()
-        values = open_freeze(self.place).values[self.rows] if len(self.rows) else _NO_VALUES
-        arrays = {"rows": self.rows, "values": values}
+    def save(self, learned: int, used: Collection[str] = ()) -> str:
+        """Keep these rows beside the freeze, and how many of them are learned from.
+
+        Returns the name of the file. Others than those that are ``used`` are removed.
+        """
+        values, there = np.zeros(len(self.rows), np.uint64), self.rows >= 0
+        values[there] = open_freeze(self.place).values[self.rows[there]]
+        content = b"%d/" % learned + self.rows.tobytes() + values.tobytes()
+        name = hashlib.blake2b(content, digest_size=8).hexdigest()
         make_private_folder(self.place)
-        save_arrays(self.place / f"rows-{run}.npz", arrays, {"learned": learned})
+        for file in self.place.glob("rows-*.npz"):
+            if file.stem[5:] not in {name, *used}:
+                file.unlink()
+        if not (file := self.place / f"rows-{name}.npz").exists():
+            save_arrays(file, {"rows": self.rows, "values": values}, {"learned": learned})
+        return name
 
 
-def saved_rows(place: Path, run: int) -> tuple[Places, int]:
-    """Return the rows of a run, and how many of them are learned from; none without a freeze.
+def saved_rows(place: Path, name: str) -> tuple[Places, int]:
+    """Return the rows of a run, and how many of them are learned from; none without a name.
 
     Raises
     ------
@@ -100,9 +106,9 @@ def saved_rows(place: Path, run: int) -> tuple[Places, int]:
     RefusedError
         Their contents have changed since the run was opened.
     """
-    if not any(place.glob("rows-*.npz")):  # a stream, or a party without rows
+    if not name:  # a stream
         return np.zeros(0, np.int64), 0
-    arrays, meta = load_arrays(place / f"rows-{run}.npz")
+    arrays, meta = load_arrays(place / f"rows-{name}.npz")
     rows: Places = arrays["rows"]
     there = rows[rows >= 0]
     values = open_freeze(place).values

@@ -12,6 +12,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoint import write_atomically
-from ..errors import OptionError, ProtocolError
+from ..errors import CheckpointError, OptionError, ProtocolError, RefusedError
 from .cells import planned_share
 from .counting import Mode
 from .frozen import Frozen, changing, check_kept, freeze_folder, open_freeze, saved_rows
@@ -102,13 +103,20 @@ class NodeLedger:
         """
         with self.file.writing() as db:
             key = secret_key(db)
-            held = rows.digests(key)
-            learned = keep_set(db, key, held.take(slice(rows.learned)).sorted())
-            values = (kind, method[:40], secure, pinned, keep_set(db, key, held), learned)
+            content = rows.digest(key)
+            sets = db.execute(
+                "SELECT held, learned FROM runs WHERE partition = ? AND content = ?",
+                (self.partition, content),
+            ).fetchone()
+            if sets is None:
+                held = rows.digests(key)
+                learned = keep_set(db, key, held.take(slice(rows.learned)).sorted())
+                sets = keep_set(db, key, held), learned
+            values = (kind, method[:40], secure, pinned, *sets, content)
             db.execute(
                 "INSERT INTO runs (session, partition, opened, kind, method, secure, pinned, held,"
-                " learned) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
-                " held = excluded.held, learned = excluded.learned",
+                " learned, content) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+                " held = excluded.held, learned = excluded.learned, content = excluded.content",
                 (digest(key, session.encode()), self.partition, _now(), *values),
             )
 
@@ -153,6 +161,8 @@ class NodeLedger:
             sums = opened_sums(db, self.partition, apart)
             check_kept(freeze_folder(self.file.path.parent, self.partition, apart), sums)
             if frozen is None:
+                frozen = self._same_table(db, run, apart)
+            if frozen is None:
                 where = self.file.path.parent, self.partition
                 frozen, change = Frozen.of_arrays(*where, rows, sums, least=least, apart=apart)
                 if any(change.waiting.values()):
@@ -165,7 +175,10 @@ class NodeLedger:
                         code="FK-FREEZE-WAITS",
                     )
             self.check_own(db, frozen.place)
-            frozen.save(run, rows.learned)
+            last = "SELECT saved FROM runs WHERE partition = ? ORDER BY id DESC LIMIT 32"
+            used = {name for (name,) in db.execute(last, (self.partition,))}
+            name = frozen.save(rows.learned, used)
+            db.execute("UPDATE runs SET saved = ? WHERE id = ?", (name, run))
             (share,) = db.execute("SELECT share FROM runs WHERE id = ?", (run,)).fetchone()
             if not share:
                 freeze = open_freeze(frozen.place)
@@ -177,7 +190,7 @@ class NodeLedger:
         """Return for each own row of a run its part of the freeze, -1 for one that is not in it."""
         with self.file.open() as db:
             place = freeze_folder(self.file.path.parent, self.partition)
-            rows, _ = saved_rows(place, self._run(db, session)[0])
+            rows, _ = saved_rows(place, self._rows(db, self._run(db, session)[0]))
             freeze = open_freeze(place)
             found: NDArray[np.int8] = freeze.blocks["part"][freeze.block[rows]]
             return np.where(rows < 0, np.int8(-1), found)
@@ -244,7 +257,7 @@ class NodeLedger:
             if sums := list(sums):
                 place = freeze_folder(self.file.path.parent, self.partition, apart)
                 frozen = any(not one.again and (one.rows is None or len(one.rows)) for one in sums)
-                own, learned = saved_rows(place, run) if frozen else (NO_ROWS, 0)
+                own, learned = saved_rows(place, self._rows(db, run)) if frozen else (NO_ROWS, 0)
                 how: Any = {"mode": mode, "records": records, "enough": enough}
                 with changing(place) as freeze:
                     opened = Opened(db, key, run, freeze, apart)
@@ -473,6 +486,24 @@ class NodeLedger:
                 "its owner counts from today with `fedkern node freeze`",
                 code="FK-LEDGER-EARLIER",
             )
+
+    def _rows(self, db: sqlite3.Connection, run: int) -> str:
+        """Return the name of the file that has the rows of a run; nothing of one without."""
+        return str(db.execute("SELECT saved FROM runs WHERE id = ?", (run,)).fetchone()[0])
+
+    def _same_table(self, db: sqlite3.Connection, run: int, apart: str) -> Frozen | None:
+        """Return the rows of an earlier run of the same table, if they are still frozen so."""
+        query = (
+            "SELECT saved FROM runs WHERE partition = ? AND id <> ? AND saved <> '' AND content ="
+            " (SELECT content FROM runs WHERE id = ?) ORDER BY id DESC"
+        )
+        folder = self.file.path.parent
+        for (name,) in db.execute(query, (self.partition, run, run)).fetchall():
+            with suppress(CheckpointError, RefusedError):
+                rows, _ = saved_rows(freeze_folder(folder, self.partition, apart), name)
+                if len(rows) and (rows >= 0).all():
+                    return Frozen(folder, self.partition, rows, apart)
+        return None
 
     def check_own(self, db: sqlite3.Connection, place: Path) -> None:
         """Refuse a freeze whose sums another ledger has counted.

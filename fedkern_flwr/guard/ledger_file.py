@@ -71,7 +71,8 @@ CREATE TABLE pools (
     partition INTEGER NOT NULL, pool TEXT PRIMARY KEY, curve TEXT NOT NULL, delta REAL NOT NULL);
 """
 #: What version 5 has besides: what was opened about which blocks of the freeze, instead of which
-#: sets of rows were summed. Runs of earlier versions cannot be counted: ``uncounted`` has these.
+#: sets of rows were summed, and of a run the digest of its table and the name of the file that has
+#: its rows. Runs of earlier versions cannot be counted: ``uncounted`` has these.
 _SINCE_5 = """
 CREATE TABLE uncounted AS SELECT DISTINCT run FROM sums
     WHERE parties > 0 AND run NOT IN (SELECT run FROM spending);
@@ -83,6 +84,8 @@ CREATE TABLE opened (
     blocks BLOB NOT NULL, cohort BLOB NOT NULL, parties INTEGER NOT NULL, each INTEGER NOT NULL,
     done INTEGER NOT NULL, unknowns REAL NOT NULL, others INTEGER NOT NULL, width INTEGER NOT NULL,
     rows INTEGER NOT NULL, numbers REAL NOT NULL, functions BLOB NOT NULL);
+ALTER TABLE runs ADD COLUMN content BLOB NOT NULL DEFAULT x'';
+ALTER TABLE runs ADD COLUMN saved TEXT NOT NULL DEFAULT '';
 CREATE INDEX opened_in ON opened (run, purpose);
 """
 _SCHEMAS = (_SCHEMA, _SINCE_2, _SINCE_3, _SINCE_4, _SINCE_5)  # what each version adds

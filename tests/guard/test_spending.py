@@ -157,6 +157,7 @@ def test_the_key_of_a_run_s_noise_lasts_until_it_is_over(tmp_path: Path) -> None
 BACK = """
 DROP TABLE opened; DROP TABLE uncounted; CREATE TABLE permissions (run INTEGER);
 CREATE TABLE sums (run INTEGER, parties INTEGER);
+ALTER TABLE runs DROP COLUMN content; ALTER TABLE runs DROP COLUMN saved;
 """
 
 
