@@ -268,6 +268,7 @@ def test_unknown_categories_are_known_by_their_buckets() -> None:
     assert found["c[other]"] == [0, 0, 1, 1, 0]
 
 
+@pytest.mark.promise("common-encoder-secret")
 def test_buckets_depend_on_the_secret_and_the_column() -> None:
     words = {"c": ("category", WORDS), "d": ("category", WORDS)}
     (table,) = deal(words, [np.arange(len(WORDS))])

@@ -268,7 +268,6 @@ def two_openings(server: Server) -> list[dict[int, list[PhaseMessage]]]:
     return [server.openings(one) for one in both]
 
 
-@pytest.mark.promise("gram-once")
 def test_two_sums_of_the_same_rows_are_not_both_opened() -> None:
     """The difference of the two is the matrix of node 3; sections travel on any request."""
     server = Server()
@@ -429,7 +428,6 @@ class Elsewhere(SecureGram):
         yield from self.sum_over(wire.GRAM_SUM, length, [1], request, wire.MatrixReply)
 
 
-@pytest.mark.promise("gram-once")
 @pytest.mark.parametrize(
     ("server", "code"),
     [
