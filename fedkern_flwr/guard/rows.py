@@ -45,8 +45,12 @@ class OwnRows:
         """Return a keyed digest of the whole table, which takes a fraction of that of its rows."""
         found = hashlib.blake2b(b"%d" % self.learned, key=key, digest_size=16)
         for array in (array for part in self.parts for array in part):
-            dense = isinstance(array, np.ndarray)
-            for values in (array,) if dense else (array.indptr, array.indices, array.data):
+            pieces: tuple[NDArray[Any], ...]
+            if isinstance(array, np.ndarray):
+                pieces = (array,)
+            else:
+                pieces = array.indptr, array.indices, array.data
+            for values in pieces:
                 found.update(repr(values.shape).encode() + np.ascontiguousarray(values).tobytes())
         found.update("\0".join(map(str, () if self.ids is None else self.ids)).encode())
         return found.digest()
