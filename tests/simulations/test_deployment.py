@@ -93,14 +93,18 @@ def predictions(file: Path) -> dict[str, list[float]]:
     }
 
 
+#: By default a deployment plans fewer landmarks, folds and widths than a simulation.
+STATED = "--allow-single --seed 4 --landmarks 20 --tune off"
+
+
 @pytest.mark.app
 def test_fed_cg_gives_the_model_of_a_simulation(
     tmp_path: Path, with_secrets_of: Callable[[Path], None]
 ) -> None:
     out, other = tmp_path / "deployed", tmp_path / "simulated"
-    result = deployed(out, "fed-cg", "--nodes 3 --allow-single --seed 4")
+    result = deployed(out, "fed-cg", f"--nodes 3 {STATED}")
     with_secrets_of(out)
-    expected = simulated(other, "fed-cg", "--hospitals 2 --centres 1 --allow-single --seed 4")
+    expected = simulated(other, "fed-cg", f"--hospitals 2 --centres 1 {STATED}")
     compare(out, other, (result["metrics"], expected["metrics"]))
     assert (result["engine"], result["exchanges"], result["survivors"]) == ("deployment", 5, 3)
     assert result["metrics"]["test_accuracy"] > 0.9
