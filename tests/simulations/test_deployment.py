@@ -149,7 +149,7 @@ SAME = [
     ("fed-cfk", "--nodes 6 --rounds 2", "--clients 6", "--min-support 1"),  # half of them first
     (
         *("pof-mkl", "--nodes 3", "--clients 3 --secure"),
-        "--rounds 40 --samples-per-round 20 --data diabetes",
+        "--rounds 40 --samples-per-round 20 --data diabetes --kernels 3 --features 4",
     ),
     ("hierarchical-svm", "--nodes 5", "--users 3", "--groups 2 --allow-single --rounds 2"),
 ]
