@@ -38,10 +38,15 @@ def changed(request: Any, name: str) -> Any:
 
 
 @pytest.mark.promise("held-out-one-model")
-@pytest.mark.parametrize("way", JUDGING)
-def test_a_second_model_is_not_judged(way: str) -> None:
-    """A server that chooses it reads a label; the same again is answered as before."""
+@pytest.mark.parametrize(
+    ("way", "few"),
+    [*((w, False) for w in JUDGING), *((w, True) for w in JUDGING if "private" not in w)],
+)
+def test_a_second_model_is_not_judged(way: str, few: bool) -> None:
+    """A server that chooses it reads a label; also of a node that has few rows and sends zeros."""
     one = asked(way, JUDGING[way][0])
+    if few:
+        one.client.policy = replace(one.client.policy, min_evaluation_rows=1000)
     sections = [s for s in one.sections if not isinstance(s, sums.End)]
     assert one.send(sections=sections) == ""
     request = changed(one.request, JUDGING[way][1])

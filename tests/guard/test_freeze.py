@@ -69,6 +69,14 @@ def test_without_ids_equal_rows_are_told_apart_by_number() -> None:
 # -- dealing
 
 
+def test_a_new_row_of_an_id_that_has_many_changes_no_other() -> None:
+    made, _ = Freeze.deal(Rows(columns=[np.arange(200.0)], ids=[7] * 200), least=5)
+    more = Rows(columns=[np.append(np.arange(200.0), 50.5)], ids=[7] * 201)
+    change = made.update(more, needed=0)
+    assert not any(change.done.values())
+    assert change.waiting["new rows"] == 1
+
+
 def test_rows_are_dealt_whatever_their_order() -> None:
     made = freeze(500)
     turned, _ = Freeze.deal(table(range(499, -1, -1)), least=5, key=KEY)

@@ -129,6 +129,27 @@ def test_a_table_that_has_changed_waits_for_whole_blocks(tmp_path: Path) -> None
                 open_run(ledger, session, table(range(110)))
 
 
+def test_a_run_goes_on_with_the_table_that_it_began_with(tmp_path: Path) -> None:
+    """Else old contents would be summed and entered as new ones."""
+    ledger = NodeLedger(tmp_path)
+    open_run(ledger, "a", table(range(40)))
+    open_run(ledger, "b", table(range(40), seed=1))
+    with refused("FK-FREEZE-WAITS"):
+        answer(ledger, "a")
+    answer(ledger, "b")
+
+
+def test_the_difference_of_two_windows_is_a_sum_too(tmp_path: Path) -> None:
+    """Five rows are enough to hide among each other, and not for products of three columns."""
+    ledger, rows = NodeLedger(tmp_path), np.arange(40)
+    for session in "ab":
+        open_run(ledger, session, table(range(40)))
+    answer(ledger, "a", rows=rows[:20], parts=6)
+    with refused("FK-FREEZE-ROWS"):
+        answer(ledger, "b", rows=rows[:25], parts=6)
+    answer(ledger, "b", rows=rows[:25], parts=5)
+
+
 @pytest.mark.parametrize(
     ("cohort", "code"),
     [
@@ -264,6 +285,8 @@ def test_figures_about_the_same_rows_are_counted_over_runs(tmp_path: Path) -> No
             with refused("FK-POLICY-EVALUATIONS"):
                 ledger.tell(session, "q", rows, [0.0], policy)
             ledger.tell(session, "q", np.arange(10), [0.0], policy)  # other rows
+            with refused("FK-FREEZE-ROWS"):  # of nearly the same: the difference is one label
+                ledger.tell(session, "r", np.arange(9), [0.0], policy)
 
 
 # -- the file
