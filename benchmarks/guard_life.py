@@ -29,8 +29,8 @@ from fedkern_flwr.guard.cells import (
     counts,
     lot_rows,
     planned_share,
-    unknowns,
 )
+from fedkern_flwr.guard.counting import unknowns_of_row
 from fedkern_flwr.guard.freeze import Change, Freeze, Rows
 from fedkern_flwr.guard.frozen import Frozen
 from fedkern_flwr.guard.ledger import NodeLedger
@@ -40,7 +40,7 @@ from fedkern_flwr.guard.rows import OwnRows
 
 COLUMNS, NODES, MONTHS, NEW, LEAST = 30, 3, 24, 20, 5
 HEADS = "month | run | size | rows used | lot needs | new | back | edits | left"
-ROW = unknowns(COLUMNS + 1, 1)
+ROW = unknowns_of_row(COLUMNS + 1, 1)
 
 
 def square(size: int) -> float:

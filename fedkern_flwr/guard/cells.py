@@ -60,7 +60,7 @@ class Sum:
     numbers : float
         Numbers that are opened; counts have the weight of :func:`counts`.
     row : float
-        Unknowns of a row in the columns that the sum uses, see :func:`unknowns`.
+        Unknowns of a row in the columns that the sum uses, see :func:`~.counting.unknowns_of_row`.
     others : int
         Rows of other parties in the sum that the server does not know.
     width : int
@@ -79,11 +79,6 @@ class Sum:
     others: int = 0
     width: int = 0
     done: bool = True
-
-
-def unknowns(columns: int, binary: int = 0) -> float:
-    """Return the unknowns of a row of so many columns, label included, some of them binary."""
-    return columns - binary + binary / _BITS
 
 
 def counts(number: int, rows: int) -> float:

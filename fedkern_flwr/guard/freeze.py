@@ -455,18 +455,6 @@ class Freeze:
             wanted &= np.isin(self.blocks["part"], parts)
         return [int(b) for b in np.flatnonzero(wanted)]
 
-    def whole_blocks(self, wanted: NDArray[np.bool_]) -> list[int]:
-        """Return the blocks all of whose rows are wanted.
-
-        Parameters
-        ----------
-        wanted : ndarray of bool, shape (rows of the frozen table,)
-            The rows that a run asks for. They are answered with the whole blocks among them.
-        """
-        blocks = self.table_blocks()
-        inside = np.bincount(blocks[wanted], minlength=len(self.blocks))
-        return [b for b in self.select() if inside[b] == self.blocks["rows"][b]]
-
     def rows_of(self, blocks: Collection[int]) -> Places:
         """Return the places of blocks' rows in the frozen table, in its order."""
         return np.flatnonzero(np.isin(self.table_blocks(), list(blocks)))

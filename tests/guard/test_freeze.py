@@ -124,16 +124,6 @@ def test_strata_by_which_many_wait_are_refused() -> None:
         Freeze.deal(table(range(100), strata=[str(k // 4) for k in range(100)]), least=5)
 
 
-def test_requests_are_answered_with_whole_blocks() -> None:
-    sex = ["f", "m"] * 50
-    made = freeze(100, strata=sex)
-    women = np.array([k % 2 == 0 for k in in_use(made, range(100))])
-    blocks = made.whole_blocks(women)
-    assert made.rows_of(blocks).tolist() == np.flatnonzero(women).tolist()
-    women[made.rows_of(blocks[:1])[0]] = False
-    assert made.whole_blocks(women) == blocks[1:]
-
-
 # -- changes
 
 

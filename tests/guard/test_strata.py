@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from frozen_tables import KEY, in_use, table
+from frozen_tables import KEY, in_use, table, whole_blocks
 
 from fedkern_flwr.guard.freeze import Freeze
 
@@ -35,7 +35,7 @@ def test_with_strata_a_patient_without_sex_is_in_no_sum() -> None:
     assert change.waiting["new rows"] == 1
     frozen = np.array(in_use(made, range(len(SEX))))
     answered = {
-        name: frozen[made.rows_of(made.whole_blocks(wanted[frozen]))]
+        name: frozen[made.rows_of(whole_blocks(made, wanted[frozen]))]
         for name, wanted in TABLES.items()
     }
     assert {name: len(rows) for name, rows in answered.items()} == {

@@ -22,6 +22,12 @@ def freeze(rows: int, least: int = 5, **more: Any) -> Freeze:
     return Freeze.deal(table(range(rows), **more), least=least, key=KEY)[0]
 
 
+def whole_blocks(made: Freeze, wanted: Any) -> list[int]:
+    """Return the blocks all of whose rows in the frozen table are wanted."""
+    inside = np.bincount(made.table_blocks()[wanted], minlength=len(made.blocks))
+    return [block for block in made.select() if inside[block] == made.blocks["rows"][block]]
+
+
 def in_use(made: Freeze, ids: Any) -> list[int]:
     """Ids of the frozen table, in its order."""
     names = table(ids).identify(KEY).names
@@ -99,7 +105,7 @@ class Story:
         elif kind == 2:
             blocks = [b for b in self.freeze.select() if self.random.random() < 0.8]
         else:
-            blocks = self.freeze.whole_blocks(self.random.random(len(self.frozen)) < 0.97)
+            blocks = whole_blocks(self.freeze, self.random.random(len(self.frozen)) < 0.97)
         self.sums.append([self.frozen[k] for k in self.freeze.rows_of(blocks)])
 
 
