@@ -28,8 +28,9 @@ SLOW_FILES = $(shell grep -rlE 'pytest\.mark\.(ray|app|packaging)' tests --inclu
 BY_HAND := deployment or long
 
 # Nodes wait until what they write is on the disk, most of the time of many tests: a disk in memory,
-# where there is one with enough room, does not let them wait. One thread each: there are two.
-QUICK := OMP_NUM_THREADS=1 $(shell df -Pm /dev/shm 2>/dev/null | \
+# where there is one with enough room, does not let them wait. One thread each: there are two. And
+# large arrays go back to the system when they are freed, else a worker keeps them to its end.
+QUICK := OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=1048576 MALLOC_TRIM_THRESHOLD_=1048576 $(shell df -Pm /dev/shm 2>/dev/null | \
 	awk '$$4 > 2000 && $$6 == "/dev/shm" { print "TMPDIR=/dev/shm" }')
 
 test: $(VENV)/.test
