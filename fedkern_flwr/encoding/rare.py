@@ -53,8 +53,10 @@ def merge_rows(x: Floats, least: int) -> Floats:
     """
     if least < 2 or len(x) < 3:
         return x
-    half = len(x) // 2
-    middle = np.partition(x, half, axis=0)[half]  # the most frequent value, if half of them are one
+    below, above = (len(x) - 1) // 2, len(x) // 2
+    ranked = np.partition(x, (below, above), axis=0)  # one of them is a value that half of them are
+    halves = (x == ranked[below]).sum(axis=0) > (x == ranked[above]).sum(axis=0)
+    middle = np.where(halves, ranked[below], ranked[above])
     others = (x != middle).sum(axis=0)
     rare = (others < least) & (2 * others <= len(x))
     out = np.where(rare, middle, x)

@@ -416,3 +416,17 @@ def test_classes_are_what_they_were_called(classes: Any, found: list[Any]) -> No
     model = FittedModel.of_server("fdskl", "linear", {}, {}, classes)
     assert model.classes_ is not None
     assert model.classes_.tolist() == found
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_saved_model_predicts_as_any_of_its_clients(
+    number: int, tables: Any, commands: Any
+) -> None:
+    messy(tables)
+    commands.result(*RUNS["pof-mkl"], "--data", "train.csv", "--id", "id")
+    model = fedkern_flwr.load_model("here")
+    model.save("all.npz")
+    words = ["all.npz", "--data", "train.csv", "--out", "p.csv", "--client", str(number)]
+    commands.shown("predict", *words)
+    written = [float(row["prediction"]) for row in tables.read("p.csv")]
+    assert written == model.of_client(number).predict("train.csv").tolist()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from fedkern_flwr.simulations.methods.registry import family
 from fedkern_flwr.simulations.methods.vertical_data import VerticalSettings
 from fedkern_flwr.simulations.run import provenance as origin
 from fedkern_flwr.simulations.run.entries import Entry
+from fedkern_flwr.tables.kinds import _moment
 
 WEATHER = DataSettings("iris", clients=3, rounds=6)
 
@@ -133,3 +136,14 @@ def test_records_are_json_and_one_draw_is_timed_alone(tmp_path: Path, monkeypatc
     monkeypatch.setattr("fedkern_flwr.simulations.lab.sweep.processors", lambda: 8)
     many = [cell(seed=s) for s in range(40)]
     assert [choose_jobs(*one) for one in ((many, 1), (many[:5], 20), (many, 20))] == [1, 1, 8]
+
+
+def test_dates_without_a_zone_are_in_utc(monkeypatch: Any) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        found = _moment("2020-01-02")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert found == datetime(2020, 1, 2, tzinfo=UTC).timestamp()

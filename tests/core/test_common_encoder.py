@@ -358,3 +358,9 @@ def test_no_sum_of_categories_is_of_few_rows(
                     rows = np.count_nonzero(own @ signs - one)
                     assert not 0 < rows < least
     assert merge_rows(x, 0) is x
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_half_of_the_rows_are_few_as_well(sign: float) -> None:
+    x = sign * np.array([0.0, 0.0, 0.0, 1.0, 2.0, 3.0])[:, None]
+    assert np.ptp(merge_rows(x, 5)) == 0.0

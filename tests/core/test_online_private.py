@@ -382,3 +382,26 @@ def test_a_run_that_is_resumed_draws_no_noise_anew_and_pays_once(
     assert {k for _, k in before.keys() | nodes.added.keys()} == set(range(1, ROUNDS + 1))
     assert len(nodes.secrets) == CLIENTS
     assert [row["survivors"] for row in second.history_].count(0) == 2
+
+
+@pytest.mark.parametrize("name", ["pof-rls", "pof-rls party"])
+def test_what_is_forgotten_of_the_sums_is_forgotten_of_their_noise(
+    name: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The total that forgets has the noise of each message by the square of its weight."""
+    told, steadied = list[float](), pof_rls.steadied
+
+    def keep(totals: Any, features: int, deviation: float) -> Any:
+        if features == 4:  # raw columns: 3 and a one
+            told.append(deviation**2)
+        return steadied(totals, features, deviation)
+
+    monkeypatch.setattr(pof_rls, "steadied", keep)
+    strategy = nodes.run(METHODS[name](privacy_epsilon=3.1, forgetting=0.9), *streams(12))
+    whole, forgetful = np.reshape(told, (-1, 2)).T
+    stops = np.array(strategy.plan_.stops)
+    assert len(stops) == len(whole) > 1
+    each = whole[0]
+    np.testing.assert_allclose(whole, each * np.arange(1, len(whole) + 1))
+    weights = 0.9 ** (stops[:, None] - stops)  # of message j in the total after message k
+    np.testing.assert_allclose(forgetful, each * (np.tril(weights) ** 2).sum(axis=1))

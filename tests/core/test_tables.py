@@ -27,6 +27,7 @@ from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.simulations.run.datasets import BUILTIN, load_data, read_interactions
 from fedkern_flwr.tables import load_ids, load_table
 from fedkern_flwr.tables.dialect import find_separator
+from fedkern_flwr.tables.parties import PartyTables
 from fedkern_flwr.tables.table import Table, drop_constant_columns
 
 X = np.array([[1.0, 10.0], [2.0, 30.0], [3.0, 20.0]])
@@ -445,3 +446,10 @@ def test_an_absent_package_is_refused_and_flights_do_not_import_theirs(
     monkeypatch.setitem(sys.modules, package, None)
     with refused("FK-PACKAGE-MISSING"):
         load(name)
+
+
+def test_rows_without_an_id_belong_to_nobody() -> None:
+    one = pa.table({"id": ["", "b", "c"], "u": [1.0, 2.0, 3.0]})
+    two = pa.table({"id": ["", "b", "c"], "v": [4.0, 5.0, 6.0]})
+    read = PartyTables.of_new_rows([one, two], None, "id", {}, ["u", "v"])
+    assert read.frame(whole=False)[0]["v"].to_pylist() == [None, 5.0, 6.0]

@@ -423,3 +423,12 @@ def test_rows_of_earlier_messages_are_no_unknowns_of_what_is_summed_of_the_last_
             found.append("")
     assert found[0] == ""
     assert "numbers would be released" in found[1] + caplog.text
+
+
+def test_rows_of_a_sum_that_is_ordered_and_not_opened_are_not_new() -> None:
+    group = counting.Group(1, 3, 5.0)
+    counting.check_new_rows(group, 2, "node")
+    group.order("a", (0, 0), 5, at_once=False)
+    with refused("FK-POLICY-COUNTING"):
+        counting.check_new_rows(group, 2, "node")
+    counting.check_new_rows(group, 3, "node")

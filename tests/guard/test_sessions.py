@@ -12,6 +12,7 @@ from summing_nodes import ENCODING, Nodes, SummingClient, opening, work
 
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
+from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.secure_sum import SecureSum
 from fedkern_flwr.wire import DescribeRequest
 
@@ -78,3 +79,11 @@ def test_failures_by_values_end_the_run_and_count_in_all_runs(tmp_path: Path) ->
         nodes.ask(0, opening("next"))
     assert NodeLedger(tmp_path).failures(reset=True) == 3
     nodes.ask(0, opening("next"))
+
+
+def test_the_newest_states_are_kept_whatever_their_digits(tmp_path: Path) -> None:
+    client = deployed(tmp_path).client(0)
+    for number in range(90, 131):
+        client._save(SessionState(session="abc"), number)
+    kept = {int(path.stem.rpartition("-")[2]) for path in (tmp_path / "abc").glob("*.state")}
+    assert kept == set(range(99, 131))
