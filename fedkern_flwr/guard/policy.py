@@ -26,7 +26,7 @@ _HEAD = "# What this node takes part in. A line that begins with # is the defaul
 RULES: Mapping[str, str] = {
     "methods": "names under which runs may be opened; all if empty",
     "min_parties": "least number of parties in a sum; by default 2 where the method says so",
-    "min_own_rows": "least number of own rows; two runs may not differ by fewer",
+    "min_own_rows": "least number of own rows, and of rows that sums tell apart",
     "min_sum_rows": "least number of declared rows behind a sum",
     "min_evaluation_rows": "least number of held-out rows of each party in figures",
     "require_secure_sums": "refuse runs that sum in plain",
@@ -59,8 +59,8 @@ class NodePolicy:
     min_parties : int, optional
         Least number of parties in a sum. By default 3, or 2 where the method states that two do.
     min_own_rows : int
-        Least number of rows with which it takes part, if it has any; and two runs may not differ
-        by fewer of its own rows.
+        Least number of rows with which it takes part, if it has any; and least number of rows that
+        the sums of all its runs tell apart from the others.
     min_sum_rows : int
         Least number of declared rows behind a sum.
     min_evaluation_rows : int
@@ -197,7 +197,7 @@ def write_policy(policy: NodePolicy) -> str:
     """Return a policy as TOML, a line and a comment per rule; what is at its default is commented.
 
     >>> print(write_policy(NodePolicy(min_own_rows=20)).splitlines()[4])
-    min_own_rows = 20  # least number of own rows; two runs may not differ by fewer
+    min_own_rows = 20  # least number of own rows, and of rows that sums tell apart
     """
     lines = []
     for field in fields(NodePolicy):
