@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,12 +43,14 @@ from .private_files import make_private_folder
 from .tables.dialect import Dialect
 from .tables.raw import RawTable
 
+if TYPE_CHECKING:
+    from .guard.ledger import NodeLedger
+
 logger = logging.getLogger("fedkern_flwr")
 
 _KINDS = ("data", "test-data")
 _ROWS, _RUNS = "rows.npz", "runs.json"
 _MOST_RUNS = 32  # whose frozen tables are kept
-#: Landmarks, at most, for which a lot of later rows has room by default.
 
 
 @dataclass(frozen=True)
@@ -190,12 +192,17 @@ class FrozenFiles:
         self.state_dir, self.partition, self.policy = state_dir, partition, policy
         self.folder = freeze_folder(state_dir, partition)
 
+    @property
+    def _ledger(self) -> NodeLedger:
+        """The node's ledger."""
+        from .guard.ledger import NodeLedger  # a database, which few processes need
+
+        return NodeLedger(self.state_dir, self.partition)
+
     @contextmanager
     def _alone(self) -> Iterator[sqlite3.Connection]:
         """Open the node's ledger and hold its lock."""
-        from .guard.ledger import NodeLedger  # a database, which few processes need
-
-        with NodeLedger(self.state_dir, self.partition).file.writing() as db:
+        with self._ledger.file.writing() as db:
             yield db
 
     # -- runs
@@ -234,10 +241,8 @@ class FrozenFiles:
 
     def may_begin(self) -> bool:
         """Whether the ledger is there, or may be made: with a budget it is never begun anew."""
-        from .guard.ledger import NodeLedger
-
         limited = isfinite(self.policy.max_epsilon)
-        return not limited or NodeLedger(self.state_dir, self.partition).exists
+        return not limited or self._ledger.exists
 
     def load(self, table: str) -> FrozenTable:
         """Read a frozen table by its name.
@@ -339,11 +344,9 @@ class FrozenFiles:
         force: bool = False,
         withdraw: Sequence[str] = (),
     ) -> tuple[FrozenTable | None, Change]:
-        from .guard.ledger import NodeLedger  # a database, which few processes need
-
         check_kept(self.folder, opened_sums(db, self.partition))
         if (self.folder / FILE).is_file():
-            NodeLedger(self.state_dir, self.partition).check_own(db, self.folder)
+            self._ledger.check_own(db, self.folder)
         freeze, now = Freeze.load(self.folder), _Files(files, self.policy)
         old = None if freeze is None else self._current(freeze)
         if freeze is None:
@@ -439,8 +442,6 @@ class _Files:
         Their places among all rows of both files.
     lacking, without_stratum : int
         Rows that wait because they lack a label or a stratum, and because of the stratum.
-    width : int
-        Columns, without that of the ids.
     """
 
     def __init__(self, files: NodeFiles, policy: NodePolicy) -> None:
@@ -471,7 +472,6 @@ class _Files:
         self.kept = kept = np.flatnonzero(~(absent | none))
         # Columns by name, so that their order does not matter; the spelling of an id neither.
         names = sorted({n for one in there for n in one.columns} - {str(files.id_column)})
-        self.width = len(names)
         words = [one.words(names) for one in there]
         held = np.repeat([False, True][: len(there)], [len(one) for one in there])
         self.rows = Rows(

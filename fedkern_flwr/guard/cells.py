@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,7 +140,7 @@ class Cells:
                 found[block] = np.where(found[block] < 0, found[parent], found[block])
         return found[self.leaves]
 
-    @property
+    @cached_property
     def shares(self) -> list[Share]:
         """What is spread over which leaves."""
         found, purposes = list[Share](), dict[tuple[str, str], list[Sum]]()
@@ -182,7 +183,7 @@ class Cells:
                     width = min(width, widths[~split].max())
                 yield Share(patterns[pattern], both, row, 0, int(width), alone=True)
 
-    @property
+    @cached_property
     def loads(self) -> NDArray[np.float64]:
         """The numbers for each unknown of each leaf, spread as evenly as may be."""
         loads = np.zeros(len(self.leaves))
