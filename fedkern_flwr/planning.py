@@ -14,11 +14,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from .guard.cells import ROWS_PER_COLUMN
 from .guard.counting import hidden_rows, least_survivors, unknowns_of_row
 from .wire.describe import DescribeReply
-
-#: Hidden rows that a sum of products needs for each of its columns.
-ROWS_OF_COLUMN = 2
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ def allowance(
         numbers = party.share * hidden * unknowns_of_row(width, min(party.binary, width))
         found = Allowance(
             min(found.numbers, numbers),
-            min(found.columns, hidden // ROWS_OF_COLUMN if limits else math.inf),
+            min(found.columns, hidden // ROWS_PER_COLUMN if limits else math.inf),
             min(found.rows, hidden),
             min(found.share, party.share),
             found.refuses or limits,

@@ -10,8 +10,8 @@ import math
 from dataclasses import dataclass
 
 from ..errors import RefusedError
+from ..guard.cells import ROWS_PER_COLUMN
 from ..guard.counting import least_samples
-from ..planning import ROWS_OF_COLUMN
 from .messages import SUM_BOUND
 from .ridge import numbers
 
@@ -101,7 +101,7 @@ def plan(
         first ones also where samples are given.
     """
     room = unknowns if unknowns > 0.0 else math.inf
-    wide = ROWS_OF_COLUMN / hidden if hidden > 0.0 else 0.0  # samples that a column needs
+    wide = ROWS_PER_COLUMN / hidden if hidden > 0.0 else 0.0  # samples that a column needs
     fewest = min(fewest, given or samples, samples)
 
     def least(count: int, width: int) -> int:
@@ -153,7 +153,7 @@ def plan(
 
 def too_wide(width: int, hidden: float) -> str:
     """Return what is wrong with sums of products of so many columns, nothing if they pass."""
-    if ROWS_OF_COLUMN * width <= hidden:
+    if ROWS_PER_COLUMN * width <= hidden:
         return ""
     return f"products of {width} columns would be opened about {hidden:.0f} hidden rows"
 
@@ -162,7 +162,7 @@ def wide_sum(problem: str, party: str = "") -> RefusedError:
     """Return the error with which products of too many columns are refused, on either side."""
     return RefusedError(
         f"refused: {problem}",
-        remedy=f"take more samples per message or fewer columns: each needs {ROWS_OF_COLUMN} rows",
+        remedy=f"take more samples per message or fewer columns: each needs {ROWS_PER_COLUMN} rows",
         party=party,
         code="FK-CELLS-WIDTH",
     )
