@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.encoding.rare import merge_rows
 from fedkern_flwr.errors import CheckpointError, StateError
-from fedkern_flwr.guard import SumRule, check_selection, check_size, refusal
+from fedkern_flwr.guard import SumRule, check_selection, check_size, counting, refusal
 from fedkern_flwr.guard.freeze import FOLDS
 from fedkern_flwr.guard.spending import Charge
 from fedkern_flwr.hybrid import messages as wire
@@ -155,6 +155,7 @@ class HybridKernelClient(TableClient):
             context, x, y, table=partial(HybridTable, ranges=ranges), check=check, **common
         )
         self.role = HOSPITAL if y is not None else CENTRE
+        self.labels_of_row = int(y is not None)
         default = "clinical" if y is not None else f"centre {self.partition}"
         self.block = default if block is None else block
         self.landmark_seed = landmark_seed
@@ -404,19 +405,43 @@ class HybridKernelClient(TableClient):
             self._add_mean_distance(request, landmarks)
         if self._ordered(CLASS_COUNTS):
             self._add(CLASS_COUNTS, self._training_counts())
-        for (hospital, _, start, stop), all_rows in zip(request.parts, request.rows, strict=True):
-            rows, name = all_rows[start:stop], f"distances/{hospital}#{start}"
-            if not self._ordered(name):
+        for (hospital, train, start, stop), all_rows in zip(
+            request.parts, request.rows, strict=True
+        ):
+            rows = all_rows[start:stop]
+            names = {w: wire.distances_sum(hospital, start, whole=w) for w in (False, True)}
+            whole = self._ordered(names[True])
+            if not self._ordered(name := names[whole]):
                 continue
             rule = self._distance_rule(receiver=hospital)
             self.secure_sums.check(name, replace(rule, length=len(rows) * self.kept.summed))
             if hospital == self.partition:  # adds its own block by itself
+                self._note_centres(name, whole=whole or start >= train)
                 self.secure_sums.contribute_nothing(name)
+            elif whole and (all_rows[:train] < 0).any():
+                raise refusal(
+                    "training rows that it lacks are said to be here",
+                    self.name,
+                    code="FK-ORDER-ROWS",
+                )
             else:
                 self._note(f"distances/{hospital}", rows, each=True)
                 found = self._distances(rows, landmarks)
                 self.secure_sums.contribute(name, found.reshape(-1), overwrite=True)
         return wire.DistancesReply(fingerprint=self._fingerprint())
+
+    def _note_centres(self, name: str, *, whole: bool) -> None:
+        """Note which columns centres have of all training rows: these hide the rows as well.
+
+        Centres say how many columns they have when they sign their keys of the run.
+        """
+        state = self.secure_sums.party.state
+        if not whole:
+            self.record.beside = []
+        elif name.endswith("#0"):
+            members = state.cohorts[self.secure_sums.order(name).cohort].members
+            bits = [state.counts[p].bits for p in members if p != self.partition]
+            self.record.beside = [counting.unknowns_of_bits(b) for b in bits]
 
     def _add_mean_distance(self, request: wire.DistancesRequest, landmarks: Floats) -> None:
         """Contribute the mean distances of all training rows to the landmarks, added up."""

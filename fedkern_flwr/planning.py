@@ -11,11 +11,12 @@ A simulation plans nothing: its nodes have a share of 1 and warn only.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from .guard.cells import ROWS_PER_COLUMN
-from .guard.counting import hidden_rows, least_survivors, unknowns_of_row
+from .guard.counting import hidden_beside, least_survivors, unknowns_of_row
 from .wire.describe import DescribeReply
 
 
@@ -76,6 +77,7 @@ def allowance(
     rows: Mapping[int, int] | None = None,
     columns: int | None = None,
     threshold: int | None = None,
+    beside: Mapping[int, Sequence[float]] = MappingProxyType({}),
 ) -> Allowance:
     """Return what a run may open about the rows of some nodes, the least over them.
 
@@ -95,6 +97,9 @@ def allowance(
         Columns of a row that the sums are about, labels included; by default all of them.
     threshold : int, optional
         The fewest parties with which a sum is opened; by default all.
+    beside : mapping, optional
+        Partition -> unknowns of a row in the columns that each of some other parties has of all its
+        rows, see :func:`~.guard.counting.hidden_beside`.
     """
     cohort = list(parties)
     counts = {p.partition: p.rows for p in cohort} if rows is None else rows
@@ -104,12 +109,13 @@ def allowance(
             continue
         own = party.partition
         alive = counts if threshold is None else least_survivors(counts, threshold, own=own)
-        hidden = hidden_rows(counts, alive, own=own)
         limits = party.share < 1.0 or party.counting == "refuse"
-        if limits and not party.signature:
-            hidden = counts[own]
         width = party.features + labels if columns is None else columns
-        numbers = party.share * hidden * unknowns_of_row(width, min(party.binary, width))
+        row, others = unknowns_of_row(width, min(party.binary, width)), 0
+        if party.signature or not limits:
+            row, others = hidden_beside(counts, alive, row, beside.get(own, ()), own=own)
+        hidden = counts[own] + others
+        numbers = party.share * hidden * row
         found = Allowance(
             min(found.numbers, numbers),
             min(found.columns, hidden // ROWS_PER_COLUMN if limits else math.inf),

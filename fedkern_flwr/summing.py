@@ -16,6 +16,7 @@ from .guard import counting
 from .options import at_least
 from .planning import Allowance
 from .secure_sum import RunningSum, SecureSum
+from .secure_sum.identity import Counts
 from .strategy import PhaseStrategy, logger
 from .wire import PhaseMessage
 from .wire import sums as sum_wire
@@ -95,7 +96,9 @@ class SummingStrategy(PhaseStrategy):
                 min_cohort=self.min_cohort,
                 allow_single=self.allow_single,
                 relays_only=self.relays_only,
-                counts={p.partition: (p.rows, p.test_rows) for p in self.parties_.values()},
+                counts={
+                    p.partition: Counts(p.rows, p.test_rows, p.bits) for p in self.parties_.values()
+                },
             )
 
     def cohorts(self) -> list[list[int]] | None:

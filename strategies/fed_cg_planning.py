@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from fedkern_flwr.guard.counting import unknowns_of_bits
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.landmarks import moments_length
 from fedkern_flwr.hybrid.parties import Plan
@@ -37,7 +38,12 @@ Sums = tuple[tuple[int, int], str]
 def hospital_allowance(plan: Plan, parties: Parties, folds: int = 0) -> Allowance:
     """Return what may be opened about the hospitals' rows, or about those of each of some folds."""
     rows = {h: ward.train // folds for h, ward in plan.wards.items()} if folds else None
-    return allowance([parties[h] for h in plan.hospitals], rows=rows)
+    beside = {
+        h: [unknowns_of_bits(parties[c].bits) for c in ward.centres]
+        for h, ward in plan.wards.items()
+        if ward.whole
+    }
+    return allowance([parties[h] for h in plan.hospitals], rows=rows, beside=beside)
 
 
 def auto_landmarks(plan: Plan, outputs: int, allowed: Allowance, counts: int) -> int:

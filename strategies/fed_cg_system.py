@@ -311,7 +311,7 @@ class HybridSystem:
         pairs = once and options.penalty == "rkhs" and self.landmark_kernel is None
         terms = [
             self._term(
-                f"distances/{h}#{part.start}",
+                wire.distances_sum(h, part.start, whole=self.plan.wards[h].whole),
                 (part.stop - part.start) * (m // 2 if fourier else m),
                 bound,
                 f"ward {h}",

@@ -16,7 +16,7 @@ server may invent parties: the rule then binds an honest server only.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -67,6 +67,16 @@ def unknowns_of_row(columns: int, binary: int = 0) -> float:
     return columns - binary + binary / _BITS
 
 
+def bits_of_row(columns: int, binary: int = 0) -> int:
+    """Return the same in bits, of which a number has 64: a whole number, as parties declare it."""
+    return _BITS * (columns - binary) + binary
+
+
+def unknowns_of_bits(bits: int) -> float:
+    """Return the unknowns of a row of so many bits."""
+    return bits / _BITS
+
+
 def hidden_rows(
     rows: Mapping[int, int],
     survivors: Collection[int],
@@ -93,6 +103,38 @@ def hidden_rows(
     others = sorted(rows.get(j, 0) for j in survivors if j not in (own, receiver))
     kept = others[: max(0, len(others) - colluders)]
     return sum(kept) + (0 if own is None else rows.get(own, 0))
+
+
+def hidden_beside(
+    rows: Mapping[int, int],
+    survivors: Collection[int],
+    row: float,
+    beside: Sequence[float],
+    *,
+    own: int,
+    receiver: int = -1,
+) -> tuple[float, int]:
+    """Return the unknowns of a row of a party, and the hidden rows of the others in a sum.
+
+    Other parties may have further columns of the same rows. The colluder is one of these, or one
+    that has rows of its own: a row counts without the columns of the former, and the others' rows
+    are so many that the product is not more than what the latter leaves hidden.
+
+    Parameters
+    ----------
+    rows, survivors, own, receiver
+        See :func:`hidden_rows`.
+    row : float
+        Unknowns of a row in the party's own columns.
+    beside : sequence of float
+        Unknowns of a row in the columns that each of some other parties has of all its rows.
+    """
+    sets = [hidden_rows(rows, survivors, own=own, receiver=receiver, colluders=c) for c in (1, 0)]
+    mine, whole = rows.get(own, 0), row + sum(beside)
+    least = whole - max(beside, default=0.0)
+    if not beside:
+        return least, sets[0] - mine
+    return least, min(sets[1], int(sets[0] * whole / least)) - mine
 
 
 def least_survivors(rows: Mapping[int, int], threshold: int, *, own: int | None = None) -> set[int]:

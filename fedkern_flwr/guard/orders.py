@@ -134,7 +134,7 @@ def check_cohort(
     cohort : Cohort
         Over which a sum is ordered.
     counts : mapping
-        Partition -> rows that it learns from, held-out rows.
+        Partition -> what it declared of its table.
     policy : NodePolicy
         What the node's owner allows.
     enough : int
@@ -157,7 +157,8 @@ def check_cohort(
         )
     if not holds:
         return
-    rows = sum(sum(counts.get(member, (0, 0))) for member in cohort.members)
+    declared = [counts[member] for member in cohort.members if member in counts]
+    rows = sum(one.rows + one.held_out for one in declared)
     if rows < policy.min_sum_rows:
         raise refusal(
             f"min_sum_rows = {policy.min_sum_rows}: a sum has {rows}",

@@ -171,6 +171,21 @@ class CoefficientsReply(PlainReply, phase="hybrid-coefficients"):
     """See :class:`PlainReply`."""
 
 
+def distances_sum(hospital: int, start: int, *, whole: bool) -> str:
+    """Return the name of the sum of distances of a hospital's rows from a position on.
+
+    Masks depend on the name: a hospital and a centre that were told different things have no sum.
+
+    Parameters
+    ----------
+    hospital, start : int
+        Partition and position.
+    whole : bool
+        Whether every centre of the sum has all training rows of the hospital.
+    """
+    return f"distances/{hospital}{'/whole' if whole else ''}#{start}"
+
+
 def equations_sum(request: EquationsRequest) -> str:
     """Return the name of the sum of normal equations whose rows weigh as a request says.
 

@@ -74,6 +74,11 @@ class Ward:
         return tuple(sorted(p for p in self.rows if p != self.partition))
 
     @cached_property
+    def whole(self) -> bool:
+        """Whether every centre of this hospital holds all its training rows."""
+        return all((self.rows[c][: self.train] >= 0).all() for c in self.centres)
+
+    @cached_property
     def _single(self) -> NDArray[np.bool_]:
         """Which rows exactly one centre knows: the hospital would learn its partial distances."""
         held = np.zeros(self.total, np.int64)

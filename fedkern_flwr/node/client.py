@@ -23,13 +23,13 @@ from ..errors import (
 )
 from ..failure import mark_error
 from ..flower_compat import Client, NumPyClient
-from ..guard import NodePolicy, RunRecord, check_own_rows, check_run, refusal
+from ..guard import NodePolicy, RunRecord, check_own_rows, check_run, counting, refusal
 from ..guard.frozen import Frozen
 from ..guard.openings import note_order, open_once
 from ..guard.policy import is_simulated, node_policy
 from ..removed import take_out_of_client
 from ..secure_sum import Party, PartyState
-from ..secure_sum.identity import read_identity, read_trusted
+from ..secure_sum.identity import Counts, read_identity, read_trusted
 from ..secure_sum.noise_keys import asked
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
 from ..wire import sums as sum_wire
@@ -404,10 +404,12 @@ class PhaseClient(SessionNode, NumPyClient):
                 known.shown = same.shown
         if self.record.privacy:
             known.noise_key = self.ledger.noise_key(request.session, known)
-        self.record.secure, self.record.columns = True, reply.features + self.labels_of_row
+        columns = reply.features + self.labels_of_row
+        self.record.secure, self.record.columns = True, columns
+        reply = replace(reply, bits=counting.bits_of_row(columns, reply.binary))
         self.record.store(self.context)
         party = self._party(known)
-        public, signature = party.announce((reply.rows, reply.test_rows))
+        public, signature = party.announce(Counts(reply.rows, reply.test_rows, reply.bits))
         store_state(self.context, party.state)
         return replace(
             reply,

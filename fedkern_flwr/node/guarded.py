@@ -54,7 +54,7 @@ class GuardedNode:
     #: Whether it counts the numbers of its sums itself, such as those of windows of a stream.
     counts_windows: ClassVar[bool] = False
     #: Unknowns of a row beside its columns.
-    labels_of_row: ClassVar[int] = 1
+    labels_of_row: int = 1
     #: Whether it adds noise in runs that have a budget of privacy.
     adds_noise: bool = False
     #: Whether anything that its method releases depends on values of rows.
@@ -259,6 +259,7 @@ class GuardedNode:
             enough=self.enough_parties,
             apart=self.apart,
             unknowns=counting.unknowns_of_row(self.record.columns, self.record.binary),
+            beside=self.record.beside,
             share=self._share,
             windows=self.record.windows.encode(),
             counted=self.is_counted,
@@ -291,8 +292,11 @@ class GuardedNode:
     ) -> None:
         """Refuse or warn where numbers exceed unknowns."""
         rows = self._rows_behind(group, survivors)
-        hidden = counting.hidden_rows(rows, survivors, own=self.partition, receiver=receiver)
-        unknowns = hidden * group.row
+        own, beside = self.partition, self.record.beside
+        row, others = counting.hidden_beside(
+            rows, survivors, group.row, beside, own=own, receiver=receiver
+        )
+        unknowns = (rows.get(own, 0) + others) * row
         problem = counting.too_many(numbers, unknowns)
         if problem and self.count_mode == "refuse":
             raise counting.small_sum(problem, self.name)

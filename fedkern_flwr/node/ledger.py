@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, isfinite
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..guard import NodePolicy, refusal
-from ..guard.counting import Mode, hidden_rows, least_survivors
+from ..guard.counting import Mode, hidden_beside, least_survivors
 from ..guard.frozen import Frozen
 from ..guard.opened import Opening
 from ..guard.rows import OwnRows
@@ -264,6 +264,8 @@ class Telling:
         Name of a freeze beside that of the node's table; usually empty.
     unknowns : float
         Of a row.
+    beside : sequence of float
+        Of a row in the columns of other parties, see :func:`~..guard.counting.hidden_beside`.
     share : float
         Numbers that the run has opened so far for each unknown, where it counts them itself.
     windows : bytes
@@ -282,6 +284,7 @@ class Telling:
     enough: int
     apart: str
     unknowns: float
+    beside: Sequence[float]
     share: float
     windows: bytes
     counted: Callable[[Order], bool]
@@ -315,17 +318,18 @@ class Telling:
             alive: Collection[int] = members
             if order.self_masks:
                 alive = least_survivors(rows_of, cohort.threshold, own=party.partition)
-            others = 0
+            unknowns, others = self.unknowns, 0
             if one.cohort is not None:
-                hidden = hidden_rows(rows_of, alive, own=party.partition, receiver=order.receiver)
-                others = hidden - rows_of[party.partition]
+                among = {"own": party.partition, "receiver": order.receiver}
+                row = hidden_beside(rows_of, alive, unknowns, self.beside, **among)
+                unknowns, others = row
             if rows is not None:  # who is asked for few rows cannot count on all of the others
                 others = others * len(rows) // max(rows_of[party.partition], 1)
             behind = sum(rows_of[k] for k in alive)
             one = replace(
                 one,
                 numbers=order.length * self.weight(order, behind),
-                unknowns=self.unknowns,
+                unknowns=unknowns,
                 others=others,
                 width=self.products(order),
                 values=sums.values[order.name],

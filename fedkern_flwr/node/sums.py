@@ -271,7 +271,7 @@ class ClientSums:
             raise refusal("a sum of a later run", self._name, code="FK-ORDER-SIZE")
         cohort = state.cohorts.get(order.cohort)
         if cohort is not None:  # a stranger is refused by the party
-            holds = any(state.counts.get(self.party.partition, ()))
+            holds = any(state.counts.get(self.party.partition, ())[:2])
             check_cohort(
                 cohort,
                 state.counts,

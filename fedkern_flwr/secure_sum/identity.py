@@ -14,6 +14,7 @@ import base64
 import hashlib
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
@@ -24,8 +25,21 @@ from ..private_files import create_file
 
 SIGNATURE_BYTES = 64
 
-#: Rows that a party learns from, and held-out rows.
-Counts = tuple[int, int]
+
+class Counts(NamedTuple):
+    """What a party declares of its table, signed where it has an identity.
+
+    Attributes
+    ----------
+    rows, held_out : int
+        Rows that it learns from, and held-out rows.
+    bits : int
+        Of a row: 64 for a column, also the label, and 1 for a column of at most two values.
+    """
+
+    rows: int = 0
+    held_out: int = 0
+    bits: int = 0
 
 
 def read_identity(path: Path) -> Ed25519PrivateKey:

@@ -128,7 +128,7 @@ class Membership:
     keys, signatures : dict
         Partition -> public key of the run, signature of its identity (zeros for none).
     counts : dict
-        Partition -> numbers of rows that it declared.
+        Partition -> what it declared of its table.
     cohorts : tuple of Cohort
     cipher : str
     digest : bytes
@@ -164,10 +164,10 @@ class Membership:
         listed = _read_cohorts(roster.cohorts)
         if not len(ids) == len(keys) == len(signatures) or ids != sorted(set(ids)):
             raise SumError("the roster is damaged", code="FK-SUM-ROSTER")
-        if len(roster.counts) != _COUNTS.itemsize * 2 * len(ids):
+        if len(roster.counts) != _COUNTS.itemsize * 3 * len(ids):
             raise SumError("the roster is damaged", code="FK-SUM-ROSTER")
-        counts = np.frombuffer(roster.counts, _COUNTS).reshape(-1, 2).tolist()
-        if any(min(pair) < 0 for pair in counts):
+        counts = np.frombuffer(roster.counts, _COUNTS).reshape(-1, 3).tolist()
+        if any(min(declared) < 0 for declared in counts):
             raise SumError("the roster is damaged", code="FK-SUM-ROSTER")
         if roster.cipher not in CIPHERS:
             raise SumError(
@@ -191,7 +191,7 @@ class Membership:
             session,
             dict(zip(ids, keys, strict=True)),
             dict(zip(ids, signatures, strict=True)),
-            {i: (rows, tests) for i, (rows, tests) in zip(ids, counts, strict=True)},
+            {i: Counts(*declared) for i, declared in zip(ids, counts, strict=True)},
             tuple(cohorts),
             roster.cipher,
             digest,
@@ -221,7 +221,7 @@ def make_roster(
     """Return the roster message for parties with (public key, signature).
 
     ``thresholds`` (None for the default) and ``first``, the number of the first sum, are those of
-    each cohort; ``counts`` are numbers of rows, none where a party is not named.
+    each cohort; ``counts`` are what each party declares of its table, zeros of one not named.
 
     Raises
     ------
@@ -248,7 +248,7 @@ def make_roster(
         signatures=b"".join(keys[i][1].ljust(SIGNATURE_BYTES, b"\0") for i in ids),
         cohorts=json.dumps(listed),
         cipher=cipher,
-        counts=np.array([counts.get(i, (0, 0)) for i in ids], _COUNTS).tobytes(),
+        counts=np.array([Counts(*counts.get(i, ())) for i in ids], _COUNTS).tobytes(),
     )
 
 

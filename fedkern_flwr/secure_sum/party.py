@@ -71,11 +71,12 @@ class Party(PartyRules):
 
     # -- set-up
 
-    def announce(self, counts: Counts = (0, 0)) -> tuple[bytes, bytes]:
+    def announce(self, counts: Counts | None = None) -> tuple[bytes, bytes]:
         """Make a key for the run; return (public key, signature or nothing).
 
-        ``counts`` are the rows that this party learns from and its held-out rows.
+        ``counts`` is what it declares of its table.
         """
+        counts = Counts(*counts or ())
         self.state.counts = {self.partition: counts}
         if self.state.private:
             public = read_key(self.state.private)[1]
@@ -126,9 +127,9 @@ class Party(PartyRules):
                 "start the run again",
                 code="FK-SUM-CHANGED",
             )
-        if members.counts[self.partition] != self.state.counts.get(self.partition, (0, 0)):
+        if members.counts[self.partition] != self.state.counts.get(self.partition, Counts()):
             raise self.refuse(
-                "the roster tells of another number of rows of this party",
+                "the roster tells of another table of this party",
                 "start the run again",
                 code="FK-SUM-CHANGED",
             )

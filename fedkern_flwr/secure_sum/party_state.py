@@ -75,7 +75,7 @@ class PartyState:
     secrets : dict
         Neighbour -> secret of the pair for the method's own use, if the method has any.
     counts : dict
-        Partition -> rows that it learns from, held-out rows; as declared in the roster.
+        Partition -> what it declared of its table, as in the roster.
     shown : dict
         Mark of values -> digest of the parties over whose sum they were opened.
     noise_key : bytes
@@ -165,7 +165,7 @@ class PartyState:
             shown=value["shown"],
             open={(s.order.cohort, s.order.index): s for s in map(_unpack_open, value["open"])},
             secrets={j: bytes.fromhex(secret) for j, secret in value["secrets"]},
-            counts={j: (rows, tests) for j, rows, tests in value["counts"]},
+            counts={j: Counts(*declared) for j, *declared in value["counts"]},
             noise_key=bytes.fromhex(value["noise_key"]),
         )
 

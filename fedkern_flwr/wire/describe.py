@@ -84,6 +84,8 @@ class DescribeReply(_Opening, phase="describe"):
         The last round of it whose sum this node helped to open.
     binary : int
         Columns, label included, that have at most two values here; they hide less.
+    bits : int
+        Of a row: 64 for a column, also the label, and 1 for a column of at most two values.
     counting : str
         What it does where more numbers are released than there are unknowns: ``refuse``, ``warn``
         or ``off``.
@@ -107,6 +109,7 @@ class DescribeReply(_Opening, phase="describe"):
     answered: int = 0
     opened: int = 0
     binary: int = 0
+    bits: int = 0
     counting: str = "off"
     nonce: str = ""
     share: float = 1.0
