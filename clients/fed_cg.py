@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from dataclasses import replace
 from functools import partial
@@ -51,6 +52,7 @@ from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_message
 from fedkern_flwr.secure_sum.noise_keys import asked
 from fedkern_flwr.solvers.equations import pack_equations
+from fedkern_flwr.solvers.tuning import SPREAD, spread
 from fedkern_flwr.solvers.tuning_sums import MOST_FOLDS, MOST_WIDTHS, tuning_length
 from fedkern_flwr.wire import DescribeRequest
 from fedkern_flwr.wire.sums import Order
@@ -533,9 +535,10 @@ class HybridKernelClient(TableClient):
         """Contribute K_h^T K_h and K_h^T y_h of the training rows (eq. 2.9)."""
         self.record.helped = True
         if self.kept.tunes:
-            return wire.EquationsReply(
-                plain=self._add(wire.equations_sum(request), self._tuning_sums(request))
-            )
+            vector, name = self._tuning_sums(request), wire.equations_sum(request)
+            if self._ordered(name):
+                self.secure_sums.functions[name] = self._function(request)
+            return wire.EquationsReply(plain=self._add(name, vector))
         if request.gammas.size or request.folds != 1:
             raise self.wrong(
                 "the width of this run is known: there is none to choose", code="FK-ASKED-MORE"
@@ -588,6 +591,26 @@ class HybridKernelClient(TableClient):
         rows = self.places(self.kept.arrays["rows"][: self.kept.train])
         fold = self._folds(rows, folds)
         return self.kernel.tuning_sums(gammas, fold, folds, weights)
+
+    def _function(self, request: wire.EquationsRequest) -> dict[str, Any]:
+        """Return which function of a row is summed, and how it is asked for again.
+
+        Nothing where other parties have a part in it, or the weights follow from all rows: then
+        this node cannot tell that it is the same as in an earlier run.
+        """
+        kept, gammas = self.kept, request.gammas
+        base = gammas[:, 0] / SPREAD[0]
+        if not kept.settings["alone"] or request.balanced or request.folds > FOLDS:
+            return {}
+        if not np.array_equal(gammas, spread(base, kept.landmarks)):
+            return {}
+        drawn = max(kept.landmarks, kept.settings["sequence"])  # fewer are the first of these
+        drawn_as = [kept.settings[name] for name in ("kernel", "sampling")]
+        about = json.dumps([*drawn_as, drawn, base.tolist()])
+        landmarks = np.vstack([self.table.ranges.T, *kept.arrays.get("moments", ())])
+        function = seed_fingerprint(kept.seed, about, self.block, landmarks)
+        how = wire.write_widths(kept.settings["kernel"], base.tolist())
+        return {"function": function, "how": how if request.folds == 1 else ""}
 
     def _folds(self, rows: NDArray[Any], folds: int) -> NDArray[np.intp]:
         """Deal training rows to folds: those of the node's freeze, so that they are the same ever.

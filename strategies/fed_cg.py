@@ -29,6 +29,7 @@ from .fed_cg_planning import (
     Sums,
     auto_landmarks,
     hospital_allowance,
+    known_widths,
     most_iterations,
     plan_landmarks,
 )
@@ -105,6 +106,7 @@ class FedCG(HybridOptions):
         self.outputs_, self.classes_, self.label_bound_ = 0, 0, 1.0
         self.model_of: tuple[str, int] = ("", 0)
         self._planned_sums: Sums | None = None
+        self._widths = list[float]()
         self._sets: dict[str, list[int]] = {}
         self._parties: dict[int, wire.HybridDescribeReply] = {}
         self._factor: Floats = np.zeros((0, 0))
@@ -212,7 +214,7 @@ class FedCG(HybridOptions):
         self.label_bound_ = first.label_bound
         self.check_weighted(self.classes_)
         self._plan_sizes()
-        tunes = self._tunes and self.gamma is None
+        tunes = self._tunes and self.gamma is None and not self._widths
         self._sets = summing_sets(self.plan_, penalty=self.penalty, tunes=tunes)
         return list(self._sets.values())
 
@@ -225,6 +227,7 @@ class FedCG(HybridOptions):
         if allowed.planned and self.budget is None:
             found = plan_landmarks(self, self.plan_, self._parties, counts)
             self.landmarks_, self._planned_sums = found
+            self._widths = known_widths(self, self.plan_, self._parties)
         elif self.landmarks == "auto" and self._tunes:
             self.landmarks_ = auto_landmarks(self.plan_, self.outputs_, allowed, counts)
 
@@ -289,6 +292,7 @@ class FedCG(HybridOptions):
             model_of=self.model_of,
             known=self.fingerprints_,
             sums=self._planned_sums,
+            widths=self._widths,
         )
 
     def _solve(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedkern_flwr.guard.counting import unknowns_of_bits
@@ -78,6 +79,15 @@ def plan_landmarks(
         landmarks = max(_LEAST_PLANNED + 1, most) if stated == "auto" else int(stated)
         options.note_plan(f"{landmarks} landmarks", allowed)
         return landmarks, None
+    if known := known_widths(options, plan, parties):
+        allowed, times = hospital_allowance(plan, parties), len(known)
+        again = min(parties[h].again for h in plan.hospitals)
+        allowed = replace(allowed, numbers=max(allowed.numbers, again))
+        fits = allowed.square(outputs, times=times, taken=taken + outputs)
+        most = min(_most_landmarks(plan), max(_LEAST_PLANNED, fits))
+        landmarks = most if stated == "auto" else int(stated)
+        options.note_plan(f"{landmarks} landmarks, widths of an earlier run: {times}", allowed)
+        return landmarks, ((1, times), "the nodes' earlier run")
     wanted = _wanted(options)
     wanted = [some for some in wanted if some[0] > 1 or options.tune != "folds"]
     for folds, widths in wanted:
@@ -92,6 +102,20 @@ def plan_landmarks(
     how = f"{folds} folds" if folds > 1 else "generalised cross-validation"
     options.note_plan(f"{landmarks} landmarks, {how}, widths tried: {widths}", allowed)
     return landmarks, ((folds, widths), f"the nodes' share of {allowed.share:.0%}")
+
+
+def known_widths(options: HybridOptions, plan: Plan, parties: Parties) -> list[float]:
+    """Return the widths of an earlier run of all hospitals, if this run may take them again.
+
+    Then it sums the same numbers of their rows again, which cost nothing. None where the user has
+    a say in the widths, or centres have a part in the kernel.
+    """
+    said = {parties[h].how for h in plan.hospitals}
+    free = options.gamma is None and options.class_weight is None and options.tune != "folds"
+    if not options.tunes or not free or len(said) > 1:
+        return []
+    kernel, widths = wire.read_widths(said.pop())
+    return widths if kernel == options.kernel else []
 
 
 def plan_sums(system: HybridSystem) -> Sums:

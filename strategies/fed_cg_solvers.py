@@ -214,6 +214,8 @@ def tune_and_solve(system: HybridSystem) -> Steps:
     gammas = widths_around(float(f"{distance:.12g}"), count)
     if options.gamma is not None:
         gammas = np.array([options.gamma])
+    if system.widths:
+        gammas = np.array(system.widths)
     lambdas = rows * (LAMBDAS if system.first.classes else LAMBDAS_OF_NUMBERS)
     if options.regularization is not None:
         lambdas = np.array([options.regularization])

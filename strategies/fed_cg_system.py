@@ -65,6 +65,8 @@ class HybridSystem:
         Block -> fingerprint that its landmarks must have; of a new run empty.
     sums : ((int, int), str) or None
         Folds and widths that were planned with the landmarks, and why not more.
+    widths : sequence of float
+        Those of an earlier run, if they are taken again.
     """
 
     options: HybridOptions
@@ -77,6 +79,7 @@ class HybridSystem:
     model_of: tuple[str, int]
     known: Mapping[str, str]
     sums: tuple[tuple[int, int], str] | None = None
+    widths: Sequence[float] = ()
     landmark_kernel: Floats | None = None  # K_mm, where the penalty needs it
     gram: Floats | None = None  # K^T K, once it is summed
     deviation: float = 0.0  # of the noise on it

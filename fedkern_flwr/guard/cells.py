@@ -12,13 +12,17 @@ this node's blocks, and each row may get at most one number for each of its unkn
   that left with the same change are such blocks together.)
 
 Where such a spread exists, no set of rows has more equations of its own than unknowns (Hall's
-theorem). The same values of this node, opened over the same blocks and parties, add nothing.
+theorem). The same values of this node, opened over the same blocks and parties, add nothing. Sums
+of one function of a row over different blocks have the numbers of one sum over the rows that are in
+all of them, and their differences.
 
 All here is about numbers of blocks, see :mod:`.freeze`. It knows no rows and no values.
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -68,6 +72,9 @@ class Sum:
         Columns of which products are summed; 0 for other sums.
     done : bool
         Whether it was opened over these parties, and not only ordered.
+    function : bytes
+        Digest of the function of a row that is summed; empty where it is another one in each run.
+        Of a sum with fewer numbers these are among those of one with more.
     """
 
     run: int
@@ -80,6 +87,12 @@ class Sum:
     others: int = 0
     width: int = 0
     done: bool = True
+    function: bytes = b""
+
+    @property
+    def what(self) -> object:
+        """What is summed: equal of sums of one function."""
+        return self.function or (self.run, self.blocks, self.cohort)
 
 
 def counts(number: int, rows: int) -> float:
@@ -148,19 +161,20 @@ class Cells:
             purposes.setdefault((one.kind, one.purpose), []).append(one)
         for sums in purposes.values():
             member = self.members(sums)
+            functions: dict[object, list[int]] = {}
             for at, one in enumerate(sums):
-                inside = member[:, at] >= 0
-                rest = one.numbers, one.row, one.others, one.width
-                found.append(Share(inside, *rest, alone=False))
+                functions.setdefault(one.what, []).append(at)
+            for places in functions.values():
+                core = _core(member[:, places])
+                for like in [places] if core.any() else [[at] for at in places]:
+                    found.append(_together([sums[at] for at in like], _core(member[:, like])))
             found += self._alone(sums, member)
         return found
 
     def _alone(self, sums: Sequence[Sum], member: NDArray[np.int64]) -> Iterator[Share]:
         """Yield what differences of sums of one purpose tell of some leaves alone."""
-        numbers = np.array([one.numbers for one in sums])
-        widths = np.array([one.width for one in sums])
         row = min(one.row for one in sums)
-        core = (member >= 0).all(axis=1) & (member == member[:, :1]).all(axis=1)
+        core = _core(member)
         patterns: dict[bytes, NDArray[np.bool_]] = {}
         for version in np.unique(member[member >= 0]):
             apart = member == version
@@ -177,10 +191,8 @@ class Cells:
             more = np.vstack([pivots, split])
             if np.linalg.matrix_rank(more) == len(more):
                 pivots = more
-                both, width = numbers[split].sum(), widths[split].max()
-                if core.any():
-                    both = min(both, numbers[~split].sum())
-                    width = min(width, widths[~split].max())
+                sides = [_numbers(itertools.compress(sums, side)) for side in (split, ~split)]
+                both, width = map(min, zip(*sides, strict=True)) if core.any() else sides[0]
                 yield Share(patterns[pattern], both, row, 0, int(width), alone=True)
 
     @cached_property
@@ -196,6 +208,26 @@ class Cells:
                 more = share.numbers / share.row / hidden * self.rows[at].sum()
                 loads[at] = np.maximum(loads[at], _level(loads[at], self.rows[at], more))
         return loads
+
+
+def _core(member: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which leaves are in all sums, in one version."""
+    return np.asarray((member[:, :1] >= 0).all(axis=1) & (member == member[:, :1]).all(axis=1))
+
+
+def _together(sums: Sequence[Sum], leaves: NDArray[np.bool_]) -> Share:
+    """Return what sums of one function tell of the leaves that are in all of them."""
+    numbers, width = _numbers(sums)
+    row, others = min(one.row for one in sums), min(one.others for one in sums)
+    return Share(leaves, numbers, row, others, width, alone=False)
+
+
+def _numbers(sums: Iterable[Sum]) -> tuple[float, int]:
+    """Return the numbers and columns of sums, those of one function once."""
+    most, width = dict[object, float](), 0
+    for one in sums:
+        most[one.what], width = max(most.get(one.what, 0.0), one.numbers), max(width, one.width)
+    return sum(most.values()), width
 
 
 # -- decisions
@@ -326,6 +358,35 @@ def same(one: Sum, other: Sum) -> bool:
         other.blocks,
         other.cohort,
     )
+
+
+def repeated(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kind: str) -> float:
+    """Return how many numbers a run may open that sums the function of an earlier one again.
+
+    About rows of the earlier run it tells nothing new. Rows that came later bear the numbers: a
+    fifth of what they have left, or a sixth of what they had. Nothing where no run of this kind has
+    summed one function over one set of rows.
+
+    Parameters are those of :func:`planned_share`.
+    """
+    last = [one for one in sums if one.kind == kind and one.function and one.numbers]
+    last = [one for one in last if one.function == last[-1].function]
+    if not last or len({one.purpose for one in last}) > 1:
+        return 0.0
+    learned, before = frozenset(among), Cells(blocks, sums)
+    left = np.maximum(1.0 - before.loads, 0.0)
+    fair = np.maximum(SHARE * left, np.minimum(left / 2.0, LATER))
+
+    def fits(numbers: float) -> bool:
+        width = last[-1].width and math.isqrt(int(2.0 * numbers))
+        new = replace(last[-1], run=-1, blocks=learned, numbers=numbers, width=width)
+        after = Cells(blocks, [*sums, new])
+        wide = [s for s in after.shares if s.alone and s.numbers and s.width]
+        narrow = any(s.hidden(after.rows) < ROWS_PER_COLUMN * min(s.width, width) for s in wide)
+        return not narrow and bool((after.loads - before.loads <= fair + _ROUNDING).all())
+
+    most = int(max(one.numbers for one in last))
+    return float(bisect.bisect_left(range(1, most + 1), True, key=lambda n: not fits(n)))
 
 
 def planned_share(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kind: str) -> float:

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from ..checkpoint import write_atomically
 from ..errors import CheckpointError, OptionError, ProtocolError, RefusedError
-from .cells import planned_share
+from .cells import planned_share, repeated
 from .counting import Mode
 from .frozen import Frozen, changing, check_kept, freeze_folder, open_freeze, saved_rows
 from .ledger_file import LedgerFile, keep_set, kept_set, secret_key
-from .opened import Opened, Opening, opened_sums
+from .opened import Left, Opened, Opening, opened_sums
 from .orders import refusal
 from .policy import NodePolicy
 from .rows import OwnRows, RowSet, digest
@@ -128,7 +128,7 @@ class NodeLedger:
         *,
         least: int,
         apart: str = "",
-    ) -> float:
+    ) -> Left:
         """Freeze the rows of a client, or find them in the freeze that there is.
 
         Parameters
@@ -146,9 +146,8 @@ class NodeLedger:
 
         Returns
         -------
-        float
-            The share of the unknowns of its rows that the run may plan with. It stays the same if
-            the run is resumed.
+        Left
+            What the run may plan with. It stays the same if the run is resumed.
 
         Raises
         ------
@@ -179,12 +178,20 @@ class NodeLedger:
             used = {name for (name,) in db.execute(last, (self.partition,))}
             name = frozen.save(rows.learned, used)
             db.execute("UPDATE runs SET saved = ? WHERE id = ?", (name, run))
-            (share,) = db.execute("SELECT share FROM runs WHERE id = ?", (run,)).fetchone()
+            query = "SELECT share, again FROM runs WHERE id = ?"
+            share, again = db.execute(query, (run,)).fetchone()
             if not share:
                 freeze = open_freeze(frozen.place)
-                share = planned_share(freeze.blocks, sums, freeze.select(*_PARTS), kind)
-                db.execute("UPDATE runs SET share = ? WHERE id = ?", (share, run))
-            return float(share)
+                about = freeze.blocks, sums, freeze.select(*_PARTS), kind
+                share, again = planned_share(*about), repeated(*about)
+                query = "UPDATE runs SET share = ?, again = ? WHERE id = ?"
+                db.execute(query, (share, again, run))
+            query = (
+                "SELECT how FROM opened JOIN runs ON runs.id = run WHERE partition = ? AND kind = ?"
+                " AND run < ? AND function <> x'' ORDER BY opened.id DESC LIMIT 1"
+            )
+            how = db.execute(query, (self.partition, kind, run)).fetchone() if again else None
+            return Left(share, again, "" if how is None else str(how[0]))
 
     def parts(self, session: str) -> NDArray[np.int8]:
         """Return for each own row of a run its part of the freeze, -1 for one that is not in it."""

@@ -14,7 +14,7 @@ from ..errors import OptionError
 from .rows import RowSet, digest
 
 FILE = "ledger.sqlite"
-VERSION = 5
+VERSION = 6
 
 _PATIENCE = 60.0  # seconds to wait for another process
 #: Errors that waiting does not mend.
@@ -88,7 +88,13 @@ ALTER TABLE runs ADD COLUMN content BLOB NOT NULL DEFAULT x'';
 ALTER TABLE runs ADD COLUMN saved TEXT NOT NULL DEFAULT '';
 CREATE INDEX opened_in ON opened (run, purpose);
 """
-_SCHEMAS = (_SCHEMA, _SINCE_2, _SINCE_3, _SINCE_4, _SINCE_5)  # what each version adds
+#: What version 6 has besides: which function of a row was summed, and how it is asked for again.
+_SINCE_6 = """
+ALTER TABLE opened ADD COLUMN function BLOB NOT NULL DEFAULT x'';
+ALTER TABLE opened ADD COLUMN how TEXT NOT NULL DEFAULT '';
+ALTER TABLE runs ADD COLUMN again REAL NOT NULL DEFAULT 0;
+"""
+_SCHEMAS = (_SCHEMA, _SINCE_2, _SINCE_3, _SINCE_4, _SINCE_5, _SINCE_6)  # what each version adds
 
 
 class LedgerFile:

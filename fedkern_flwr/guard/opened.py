@@ -10,7 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,11 @@ class Opening:
         Columns of which products are summed.
     values : bytes
         Digest of the node's own values.
+    function : bytes
+        What determines the function of a row that is summed, as far as this node can tell that it
+        is that of an earlier run; empty where it cannot.
+    how : str
+        What a server must ask for so that it is that function again; public.
     share : float
         Of a run that counts by itself: the numbers that it has opened for each unknown, at most.
     done : bool
@@ -69,10 +74,30 @@ class Opening:
     others: int = 0
     width: int = 0
     values: bytes = b""
+    function: bytes = b""
+    how: str = ""
     share: float = 0.0
     done: bool = True
     again: bool = False
     parts: int = 0
+
+
+class Left(NamedTuple):
+    """What a run may plan with.
+
+    Attributes
+    ----------
+    share : float
+        Share of the unknowns of the rows; 1 where nothing is counted.
+    again : float
+        Numbers of the function that an earlier run has summed, if that is asked for again.
+    how : str
+        What must be asked for then.
+    """
+
+    share: float = 1.0
+    again: float = 0.0
+    how: str = ""
 
 
 class Opened:
@@ -207,16 +232,22 @@ class Opened:
     def _sum(self, one: Opening, blocks: list[int], cohort: list[bytes], numbers: float) -> Sum:
         rest = one.unknowns, one.others, one.width
         among, where = frozenset(cohort), frozenset(blocks)
-        return Sum(self.run, self.kind, one.purpose, among, where, numbers, *rest, one.done)
+        function = digest(self.key, one.function) if one.function else b""
+        return Sum(
+            self.run, self.kind, one.purpose, among, where, numbers, *rest, one.done, function
+        )
 
     def _insert(self, new: Sum, about: bytes, one: Opening, rows: int, value: bytes) -> None:
         packed = np.array(sorted(new.blocks), "<i4").tobytes(), b"".join(sorted(new.cohort))
         names = "run, apart, purpose, about, blocks, cohort, parties, each, done"
         values = self.run, self.apart, one.purpose, about, *packed, one.parties, one.each, one.done
         self.db.execute(
-            f"INSERT INTO opened ({names}, unknowns, others, width, rows, numbers, functions)"
-            f" VALUES ({', '.join('?' * 15)})",
-            (*values, one.unknowns, one.others, one.width, rows, new.numbers, value),
+            f"INSERT INTO opened ({names}, unknowns, others, width, rows, how, numbers, functions,"
+            f" function) VALUES ({', '.join('?' * 17)})",
+            (
+                *(*values, one.unknowns, one.others, one.width, rows, one.how),
+                *(new.numbers, value, new.function),
+            ),
         )
 
     def _check(
@@ -256,8 +287,9 @@ def opened_sums(
 ) -> list[Sum]:
     """Return all sums over the rows of a freeze of a node, or what was made row by row."""
     query = (
-        "SELECT run, kind, purpose, cohort, blocks, numbers, unknowns, others, width, done"
-        " FROM opened JOIN runs ON runs.id = run WHERE partition = ? AND each = ? AND apart = ?"
+        "SELECT run, kind, purpose, cohort, blocks, numbers, unknowns, others, width, done,"
+        " function FROM opened JOIN runs ON runs.id = run"
+        " WHERE partition = ? AND each = ? AND apart = ?"
     )
     return [
         Sum(

@@ -7,10 +7,15 @@ are filled in as a request is sent, the number of a reply by the client's base.
 from __future__ import annotations
 
 import hashlib
+import json
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from numpy.typing import NDArray
 
+from ..plain_text import read_json
+from ..solvers.tuning_sums import MOST_WIDTHS
 from ..table_parties import TableReply
 from ..wire.message import Message, array, arrays
 
@@ -184,6 +189,22 @@ def distances_sum(hospital: int, start: int, *, whole: bool) -> str:
         Whether every centre of the sum has all training rows of the hospital.
     """
     return f"distances/{hospital}{'/whole' if whole else ''}#{start}"
+
+
+def write_widths(kernel: str, gammas: Sequence[float]) -> str:
+    """Return how the widths of a run are asked for again."""
+    return json.dumps([kernel, *gammas])
+
+
+def read_widths(text: str) -> tuple[str, list[float]]:
+    """Return kernel and widths of :func:`write_widths`; none of any other text."""
+    try:
+        kernel, *gammas = read_json(text)
+        widths = [float(gamma) for gamma in gammas]
+    except (ValueError, TypeError):
+        return "", []
+    fits = len(widths) <= MOST_WIDTHS and all(0.0 < g < math.inf for g in widths)
+    return (str(kernel), widths) if fits else ("", [])
 
 
 def equations_sum(request: EquationsRequest) -> str:

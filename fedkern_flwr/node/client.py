@@ -379,11 +379,11 @@ class PhaseClient(SessionNode, NumPyClient):
             own = self.own_rows()
             self.ledger.open_run(request, kind, own, pinned=pinned)
             if request.secure and self.freezes and not self.record.privacy:
-                own_share = self.ledger.freeze(
+                left = self.ledger.freeze(
                     request.session, own, self.frozen, records=self.records, apart=self.apart
                 )
                 if self.count_mode == "refuse":  # else its owner lets more pass
-                    reply = replace(reply, share=own_share)
+                    reply = replace(reply, **left._asdict())
         if not request.secure:
             if self.trusted_keys:
                 raise SumError(

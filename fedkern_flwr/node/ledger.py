@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..guard import NodePolicy, refusal
 from ..guard.counting import Mode, hidden_beside, least_survivors
 from ..guard.frozen import Frozen
-from ..guard.opened import Opening
+from ..guard.opened import Left, Opening
 from ..guard.rows import OwnRows
 from ..guard.streamed import Streamed
 from ..secure_sum import Party, PartyState
@@ -152,15 +152,15 @@ class ClientLedger:
 
     def freeze(
         self, session: str, rows: OwnRows, frozen: Frozen | None, *, records: bool, apart: str
-    ) -> float:
-        """Freeze the rows of this node; return the share of them that the run may plan with.
+    ) -> Left:
+        """Freeze the rows of this node; return what the run may plan with.
 
         Raises
         ------
         RefusedError
         """
         if self._file is None:
-            return 1.0
+            return Left()
         least = self._policy.min_own_rows if records else 1
         return self._file.freeze(session, rows, frozen, least=least, apart=apart)
 
@@ -333,6 +333,7 @@ class Telling:
                 others=others,
                 width=self.products(order),
                 values=sums.values[order.name],
+                **sums.functions.get(order.name, {}),
             )
             several = parts.get(name, [])
             for k, part in enumerate(several):

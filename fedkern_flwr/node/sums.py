@@ -60,6 +60,8 @@ class ClientSums:
         Orders of the sums in which there is something of this node now.
     values : dict
         Name of a sum -> digest of what was asked, and of what this node has contributed.
+    functions : dict
+        Name of a sum -> which function of a row it is of, see :class:`~..guard.opened.Opening`.
     charges : list of Charge
         What was released with noise, for the node's ledger.
     replies : list
@@ -80,6 +82,7 @@ class ClientSums:
         self.survivors: dict[str, frozenset[int]] = {}
         self.contributed: list[wire.Order] = []
         self.values: dict[str, bytes] = {}
+        self.functions: dict[str, dict[str, Any]] = {}
         self.replies: list[PhaseMessage] = []
         self.ends = False
         #: Called with the name of a sum that has been checked.

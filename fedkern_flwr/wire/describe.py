@@ -94,7 +94,14 @@ class DescribeReply(_Opening, phase="describe"):
     share : float
         The share of the unknowns of its rows that this run should open at most, above 0; 1 where
         the node only warns. A strategy plans its default sizes by it, see :mod:`..planning`.
+    again : float
+        Numbers that it may open instead if it sums the function of an earlier run, and none other;
+        0 where the node knows of no such run.
+    how : str
+        What must be asked for then, as the method has it.
     """
+
+    long_texts = ("how",)
 
     rows: int
     features: int
@@ -113,6 +120,8 @@ class DescribeReply(_Opening, phase="describe"):
     counting: str = "off"
     nonce: str = ""
     share: float = 1.0
+    again: float = 0.0
+    how: str = ""
 
     @classmethod
     def unpack(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ class Life(Site):
                 **known_node(self.folder, k, NODES),
             )
             self.nodes[-1]["state-dir"] = str(self.folder / str(k))
+
+    def grow(self, rows: int) -> None:
+        """Let new rows come to every node, within the ranges of those before."""
+        for k in range(NODES):
+            path = self.folder / f"data{k}.csv"
+            lines = path.read_text().splitlines()
+            more = [f"new{len(lines) + n}," + line.partition(",")[2] for n, line in enumerate(lines[1 : rows + 1])]
+            path.write_text("\n".join([*lines, *more, ""]))
 
     def go(self, app: str, config: dict[str, Any] | None = None, **each: Any) -> None:
         """Run an app; a list has a value for each node, None takes a key away."""
@@ -106,3 +115,24 @@ def test_a_table_that_was_edited_is_answered_as_it_was_frozen(life: Life) -> Non
             classes="0,1",
             ranges=life.files("first"),
         )
+
+
+@pytest.mark.promise("cells-again")
+def test_a_repeated_run_with_new_rows_costs_these_alone(life: Life) -> None:
+    """The widths and landmarks of the first run are taken again, so old rows bear nothing more."""
+    life.go("ranges", ranges=life.files("ranges"))
+
+    def fed_cg() -> dict[str, Any]:
+        config = {"result": life.folder / "result.json"}
+        life.go("fed_cg", config, role="hospital", ranges=life.files("ranges"), classes="0,1")
+        found = json.loads((life.folder / "result.json").read_text())
+        print("NOTES", found.get("notes"), found["tuned"]["numbers"], found["tuned"]["gammas"])
+        return found
+
+    first = fed_cg()
+    life.grow(20)
+    assert fed_cg()["tuned"]["numbers"] == first["tuned"]["numbers"]  # new rows wait
+    life.grow(150)
+    later = fed_cg()
+    assert later["tuned"]["gammas"] == first["tuned"]["gammas"]
+    assert later["tuned"]["numbers"] > 32 * 33 / 2
