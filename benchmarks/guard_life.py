@@ -4,7 +4,8 @@
 
 Each month 20 new rows come to each node, 1 % of its rows are edited, and a row is withdrawn; every
 half-year one withdrawal cannot wait. Each month has a run of the next method. The table shows
-what each month uses: rows in the run, rows that wait, and the size that the plan allows.
+what each month uses: rows in the run, rows that wait, and the size that the plan allows. FedCG
+takes the widths and landmarks of its first run again, the others sum another function each time.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from fedkern_flwr.guard.cells import (
     counts,
     lot_rows,
     planned_share,
+    repeated,
 )
 from fedkern_flwr.guard.counting import unknowns_of_row
 from fedkern_flwr.guard.freeze import Change, Freeze, Rows
@@ -50,7 +52,7 @@ def square(size: int) -> float:
 
 #: Method -> its largest size by default, the numbers of a size, and whether they are products.
 METHODS: dict[str, tuple[int, Callable[[int], float], bool]] = {
-    "ranges": (1, lambda size: counts(size * COLUMNS * 64, 1000), False),
+    "ranges": (64, lambda size: counts(size * COLUMNS, 1000), False),
     "FedCG": (100, square, True),
     "HierarchicalSVM": (100, lambda size: size * (COLUMNS + 1.0), False),
     "kernel PCA": (50, square, True),
@@ -118,6 +120,7 @@ class Node:
             ROW,
             others,
             size if products else 0,
+            function=b"FedCG" if method == "FedCG" else b"",
         )
 
 
@@ -138,10 +141,12 @@ def life(rows: int, landmarks: int) -> tuple[list[list[object]], dict[str, float
             ]
             others = min(learned)  # of two others one may tell the server its rows
             most, numbers, _ = METHODS[method]
-            shares = [planned_share(n.freeze.blocks, n.sums, n.learned, method) for n in nodes]
+            about = [(n.freeze.blocks, n.sums, n.learned, method) for n in nodes]
+            shares = [planned_share(*node) for node in about]
             free = min(
                 share * (own + others) * ROW for share, own in zip(shares, learned, strict=True)
             )
+            free = max(free, min(repeated(*node) for node in about))
             fits = [s for s in range(1, most + 1) if numbers(s) <= free]
             size = fits[-1] if fits else 1
             used, run = [], run + 1

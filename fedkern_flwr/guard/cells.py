@@ -374,8 +374,7 @@ def repeated(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kind: st
     if not last or len({one.purpose for one in last}) > 1:
         return 0.0
     learned, before = frozenset(among), Cells(blocks, sums)
-    left = np.maximum(1.0 - before.loads, 0.0)
-    fair = np.maximum(SHARE * left, np.minimum(left / 2.0, LATER))
+    fair = _fair(before, last)
 
     def fits(numbers: float) -> bool:
         width = last[-1].width and math.isqrt(int(2.0 * numbers))
@@ -385,7 +384,7 @@ def repeated(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kind: st
         narrow = any(s.hidden(after.rows) < ROWS_PER_COLUMN * min(s.width, width) for s in wide)
         return not narrow and bool((after.loads - before.loads <= fair + _ROUNDING).all())
 
-    most = int(max(one.numbers for one in last))
+    most = int(last[-1].numbers)
     return float(bisect.bisect_left(range(1, most + 1), True, key=lambda n: not fits(n)))
 
 
@@ -409,17 +408,22 @@ def planned_share(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kin
     left = 1.0 - cells.loads
     share = SHARE * float(left[used].min(initial=1.0))
     like = [one for one in sums if one.kind == kind and one.numbers]
-    learned = frozenset(cells.leaves[used].tolist())
+    fair, learned = _fair(cells, like), frozenset(cells.leaves[used].tolist())
     for purpose in {one.purpose for one in like}:
         others = max(one.others for one in like if one.purpose == purpose)
         new = Sum(-1, kind, purpose, frozenset(), learned, 0.0, 1.0, others)
         for one in Cells(blocks, [*(s for s in like if s.purpose == purpose), new]).shares:
             if one.alone:
-                free = float(left[one.leaves].min())
-                fair = max(SHARE * free, min(free / 2.0, LATER))
                 whole = float(cells.rows[used].sum() + others)
-                share = min(share, fair * one.hidden(cells.rows) / whole)
+                share = min(share, float(fair[one.leaves].min()) * one.hidden(cells.rows) / whole)
     return max(_ROUNDING, share)
+
+
+def _fair(cells: Cells, like: Sequence[Sum]) -> NDArray[np.float64]:
+    """Return how much of each leaf a run may take: more of one that none like it was about."""
+    left = np.maximum(1.0 - cells.loads, 0.0)
+    later = (cells.members(like) < 0).all(axis=1)
+    return np.where(later, np.maximum(SHARE * left, np.minimum(left / 2.0, LATER)), SHARE * left)
 
 
 def lot_rows(numbers: float, row: float, width: int = 0) -> int:

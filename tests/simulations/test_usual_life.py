@@ -47,7 +47,10 @@ class Life(Site):
         for k in range(NODES):
             path = self.folder / f"data{k}.csv"
             lines = path.read_text().splitlines()
-            more = [f"new{len(lines) + n}," + line.partition(",")[2] for n, line in enumerate(lines[1 : rows + 1])]
+            more = [
+                f"new{len(lines) + n}," + line.partition(",")[2]
+                for n, line in enumerate(lines[1 : rows + 1])
+            ]
             path.write_text("\n".join([*lines, *more, ""]))
 
     def go(self, app: str, config: dict[str, Any] | None = None, **each: Any) -> None:
