@@ -45,7 +45,7 @@ def bisect(one: Asked) -> list[str]:
     """Search for the largest distance of each patient by the bound of a sum that is refused."""
     order = next(o for o in one.orders if o.name.startswith("distances/"))
     others = [s for s in one.sections if not isinstance(s, sums.Order)]
-    owner = int(order.name.partition("/")[2].partition("#")[0])
+    owner = order.receiver
     place, said, number = one.request.hospitals.tolist().index(owner), list[str](), 0
     for patient in range(PATIENTS):
         low, high = 0.0, 2.0
@@ -53,7 +53,7 @@ def bisect(one: Asked) -> list[str]:
             number += 1
             wanted = replace(
                 order,
-                name=f"distances/{owner}#{patient}",
+                name=order.name.replace("#0", f"#{patient}"),
                 index=number,
                 length=one.request.landmarks,
                 bound=0.5 * (low + high),
@@ -64,6 +64,17 @@ def bisect(one: Asked) -> list[str]:
             said.append(one.send(request=request, sections=[*others, wanted]))
             low, high = (wanted.bound, high) if said[-1] else (low, wanted.bound)
     return said
+
+
+@pytest.mark.promise("cells-centres")
+def test_a_centre_confirms_only_rows_that_it_has() -> None:
+    """A hospital counts columns of a centre for all its rows: the name of their sum says so."""
+    for lacks, code in ((0, ""), (1, "FK-ORDER-ROWS")):
+        one = distances()
+        rows = tuple(np.where(np.arange(len(r)) < lacks, -1, r) for r in one.request.rows)
+        assert all("/whole#" in order.name for order in one.orders)
+        said = one.send(request=replace(one.request, rows=rows))
+        assert ends_with(said, code) if code else not said
 
 
 def test_shifted_bounds_read_nothing() -> None:

@@ -24,6 +24,7 @@ from fedkern_flwr.guard.cells import (
     check_sum,
     counts,
     planned_share,
+    repeated,
 )
 from fedkern_flwr.guard.freeze import HELD_OUT, SPLIT, Freeze
 
@@ -120,6 +121,30 @@ def test_folds_are_cells_of_their_own() -> None:
     check_sum(made.blocks, sums, one(made, 2, numbers=250.0))
 
 
+@pytest.mark.promise("cells-again")
+def test_one_function_costs_only_the_rows_that_came_later() -> None:
+    made = freeze(100)  # 80 are learned from: 800 unknowns
+
+    def about(run: int, numbers: float, **more: Any) -> Sum:
+        return one(made, run, purpose="sum", numbers=numbers, function=b"f", **more)
+
+    sums = [about(1, 700.0)]
+    check_sum(made.blocks, sums, about(2, 600.0))
+    assert repeated(made.blocks, sums, made.select(*FOLDS), "K") == 700.0
+    assert repeated(made.blocks, sums, made.select(*FOLDS), "L") == 0.0
+    for other in ({"function": b""}, {"function": b"g"}, {"purpose": "other"}):
+        with refused("FK-CELLS-NUMBERS"):
+            check_sum(made.blocks, sums, replace(about(2, 600.0), **other))
+    made.update(table(range(175)), needed=0)  # 60 more: 600 unknowns
+    assert repeated(made.blocks, sums, made.select(*FOLDS), "K") == 120.0 > 600 / 6
+    check_sum(made.blocks, sums, about(2, 599.0))
+    for numbers in (600.0, 700.0):
+        with refused("FK-CELLS-NUMBERS"):
+            check_sum(made.blocks, sums, about(2, numbers))
+    with refused("FK-CELLS-NUMBERS"):  # more than before is new about the old rows
+        check_sum(made.blocks, [*sums, about(2, 400.0)], about(3, 900.0, others=10))
+
+
 # -- parties
 
 
@@ -184,13 +209,15 @@ def own_rank(cells: Cells, sums: list[Sum], inside: set[int], *, others: bool) -
     events=st.lists(st.sampled_from(EVENTS), max_size=8),
     needed=st.sampled_from([0, 0, 10]),
     others=st.sampled_from([0, 40]),
+    known=st.sampled_from([0.0, 0.5, 1.0]),
 )
 def test_no_rows_have_more_equations_than_unknowns(
-    seed: int, events: list[str], needed: int, others: int
+    seed: int, events: list[str], needed: int, others: int, known: float
 ) -> None:
     """Whatever is answered: all sets of leaves, all combinations of sums, exact ranks.
 
-    Sums of one purpose may be of the same function, or of two, as it suits who asks.
+    Sums of one purpose are of the same function where the node knows it. Others may be of that one
+    or of another, as it suits who asks.
     """
     story, random = Story(seed, 40, 3, strata=False, labels=False), np.random.default_rng(seed)
     sums: list[Sum] = []
@@ -205,6 +232,7 @@ def test_no_rows_have_more_equations_than_unknowns(
                 blocks=frozenset(b for b in made.select() if random.random() < part),
                 others=others,
                 row=3.0,
+                function=b"f" if random.random() < known else b"",
             )
             try:
                 check_sum(made.blocks, sums, new)
@@ -213,7 +241,7 @@ def test_no_rows_have_more_equations_than_unknowns(
                 pass
         story.happen(event, needed)
     cells = Cells(story.freeze.blocks, sums)
-    of = {s.run: (s.purpose, random.integers(2)) for s in sums}
+    of = {s.run: (s.purpose, 0 if s.function else random.integers(2)) for s in sums}
     functions = [[s for s in sums if of[s.run] == f] for f in set(of.values())]
     usual = [int(leaf) for leaf in cells.leaves[~cells.waived]]
     member = dict(zip(cells.leaves.tolist(), cells.members(sums), strict=True))
@@ -224,10 +252,10 @@ def test_no_rows_have_more_equations_than_unknowns(
     for inside in sets:
         for more in (False, True) if others else (True,):
             equations = 0.0
-            for known in functions:
-                levels = sorted({0.0, *(s.numbers for s in known)})
+            for same in functions:
+                levels = sorted({0.0, *(s.numbers for s in same)})
                 for low, high in pairwise(levels):  # numbers of equal sums
-                    opened = [s for s in known if s.numbers >= high]
+                    opened = [s for s in same if s.numbers >= high]
                     equations += (high - low) * own_rank(cells, opened, inside, others=more)
             room = 3.0 * (sum(rows[leaf] for leaf in inside) + (others if more else 0))
             assert equations <= room + 1e-6
