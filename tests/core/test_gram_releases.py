@@ -68,7 +68,7 @@ class Server:
         answers = [send(self.client(k), opening)[:2] for k in range(len(self.tables))]
         self.described = found = [DescribeReply.unpack(*a, party="") for a in answers]
         keys = {f.partition: (f.public_key, f.signature) for f in found}
-        counts = {f.partition: (f.rows, f.test_rows) for f in found}
+        counts = {f.partition: (f.rows, f.test_rows, f.bits) for f in found}
         self.sums = SecureSum(SESSION, keys, cohorts=self.cohorts, counts=counts)
 
     def client(self, k: int) -> GramClient:

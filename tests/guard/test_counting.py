@@ -95,6 +95,24 @@ def test_hidden_rows_shrink_with_drop_outs_and_colluders(
     assert counting.hidden_rows(rows, rows) <= full
 
 
+@pytest.mark.promise("cells-centres")
+@given(ROWS, st.lists(st.floats(0.1, 50.0), max_size=3), st.floats(0.1, 50.0))
+def test_columns_of_others_hide_rows_whoever_colludes(
+    rows: dict[int, int], beside: list[float], row: float
+) -> None:
+    """A colluder knows its rows, or its columns: a row's share of a sum is counted in full."""
+    own = min(rows)
+    least, others = counting.hidden_beside(rows, rows, row, beside, own=own)
+    known_rows = [sum(rows.values()) - n for party, n in rows.items() if party != own] or [
+        rows[own]
+    ]
+    known_columns = [row + sum(beside) - one for one in beside]
+    unknowns = [n * (row + sum(beside)) for n in known_rows]
+    unknowns += [sum(rows.values()) * columns for columns in known_columns]
+    assert (rows[own] + others) * least <= min(unknowns) * (1 + 1e-9)
+    assert (rows[own] + others + 1) * least >= min(unknowns) * (1 - 1e-9)
+
+
 @given(ROWS, st.integers(1, 12))
 def test_no_sum_that_can_be_opened_hides_less_than_the_least(
     rows: dict[int, int], threshold: int

@@ -42,7 +42,7 @@ def table(ids: Any, seed: int = 0) -> OwnRows:
 
 def open_run(ledger: NodeLedger, session: str, rows: OwnRows, **change: Any) -> float:
     ledger.open_run(session, rows=rows, **{**RUN, **change})
-    return ledger.freeze(session, rows, None, least=POLICY.min_own_rows)
+    return ledger.freeze(session, rows, None, least=POLICY.min_own_rows).share
 
 
 def answer(

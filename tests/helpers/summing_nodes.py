@@ -82,7 +82,9 @@ class Nodes:
         told = [self.ask(k, opening(nonces=nonces))[0] for k in self.members]
         self.nonces = {str(k): one["nonce"] for k, one in enumerate(told)}
         self.keys = {k: (one["public_key"], one["signature"]) for k, one in enumerate(told)}
-        self.counts = {k: (one["rows"], one["test_rows"]) for k, one in enumerate(told)}
+        self.counts = {
+            k: (one["rows"], one["test_rows"], one["bits"]) for k, one in enumerate(told)
+        }
         self.counting = {one["counting"] for one in told}
         self.server = SecureSum(SESSION, self.keys, counts=self.counts)
 
