@@ -139,7 +139,8 @@ class SummingStrategy(PhaseStrategy):
         most numbers for an unknown is told.
         """
         worst: dict[str, tuple[float, dict[str, Any]]] = {}
-        for (name, cohort), numbers in (self.sums.released if self.sums else {}).items():
+        for (full, cohort), numbers in (self.sums.released if self.sums else {}).items():
+            name = full.partition("#")[0]
             if name.startswith(counting.OF_NO_ROWS):
                 continue
             unknowns = self._unknowns(name, cohort)

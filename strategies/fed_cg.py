@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -184,6 +185,15 @@ class FedCG(HybridOptions):
             "never_leaves_the_client": ["rows", "labels", "ids", "landmarks", "predictions"],
         }
         return {**self.sums_privacy(), **seen, **self.budget_report()}
+
+    def _unknowns(self, name: str, cohort: int = 0) -> float:
+        """Count the centres' columns of the hospitals' rows as well."""
+        if not name.startswith(("equations", "product")):
+            return super()._unknowns(name, cohort)
+        usual, said = {"off": "warn"}, self._parties
+        counting = {p: usual.get(one.counting, one.counting) for p, one in said.items()}
+        known = {p: replace(said[p], share=1.0, counting=counting[p]) for p in said}
+        return hospital_allowance(self.plan_, known).numbers
 
     def matched(self) -> dict[str, Any]:
         """Return whose rows were matched."""

@@ -208,10 +208,12 @@ def read_widths(text: str) -> tuple[str, list[float]]:
 
 
 def equations_sum(request: EquationsRequest) -> str:
-    """Return the name of the sum of normal equations whose rows weigh as a request says.
+    """Return the name of the sum of the normal equations that a request asks for.
 
-    Masks depend on the name: hospitals that were told different counts of classes have no sum.
+    Masks depend on the name: hospitals that were told different widths, folds or counts of classes
+    have no sum.
     """
-    if not request.class_counts.size:
+    if not request.gammas.size:
         return "equations"
-    return f"equations#{hashlib.sha256(request.class_counts.tobytes()).hexdigest()[:32]}"
+    asked = [request.folds, request.gammas.tolist(), request.class_counts.tolist()]
+    return f"equations#{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:32]}"

@@ -103,12 +103,10 @@ def test_columns_of_others_hide_rows_whoever_colludes(
     """A colluder knows its rows, or its columns: a row's share of a sum is counted in full."""
     own = min(rows)
     least, others = counting.hidden_beside(rows, rows, row, beside, own=own)
-    known_rows = [sum(rows.values()) - n for party, n in rows.items() if party != own] or [
-        rows[own]
-    ]
-    known_columns = [row + sum(beside) - one for one in beside]
-    unknowns = [n * (row + sum(beside)) for n in known_rows]
-    unknowns += [sum(rows.values()) * columns for columns in known_columns]
+    total, whole = sum(rows.values()), row + sum(beside)
+    others_known = [n for party, n in rows.items() if party != own] or [0]
+    unknowns = [(total - n) * whole for n in others_known]
+    unknowns += [total * (whole - columns) for columns in beside]
     assert (rows[own] + others) * least <= min(unknowns) * (1 + 1e-9)
     assert (rows[own] + others + 1) * least >= min(unknowns) * (1 - 1e-9)
 
