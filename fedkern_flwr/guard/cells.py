@@ -196,6 +196,11 @@ class Cells:
                 yield Share(patterns[pattern], both, row, 0, int(width), alone=True)
 
     @cached_property
+    def narrow(self) -> list[Share]:
+        """Products of columns about too few rows."""
+        return [s for s in self.shares if s.hidden(self.rows) < ROWS_PER_COLUMN * s.width]
+
+    @cached_property
     def loads(self) -> NDArray[np.float64]:
         """The numbers for each unknown of each leaf, spread as evenly as may be."""
         loads = np.zeros(len(self.leaves))
@@ -323,17 +328,11 @@ def check_sum(blocks: Blocks, sums: Sequence[Sum], new: Sum) -> None:
     sums = [one for one in sums if one.numbers]
     rest = [one for one in sums if not same(one, new)]
     before, after = Cells(blocks, sums), Cells(blocks, [*rest, new])
-    narrow = [
-        share
-        for share in after.shares
-        if share.width and share.hidden(after.rows) < ROWS_PER_COLUMN * share.width
-    ]
-    if new.width and len(narrow) > sum(
-        bool(s.width) and s.hidden(before.rows) < ROWS_PER_COLUMN * s.width for s in before.shares
-    ):
+    if new.width and len(after.narrow) > len(before.narrow):
+        last = after.narrow[-1]
         raise RefusedError(
-            f"refused: products of {narrow[-1].width} columns would be opened about "
-            f"{narrow[-1].hidden(after.rows)} hidden rows",
+            f"refused: products of {last.width} columns would be opened about "
+            f"{last.hidden(after.rows)} hidden rows",
             remedy=f"use fewer columns or landmarks: each needs {ROWS_PER_COLUMN} rows",
             code="FK-CELLS-WIDTH",
         )
@@ -380,8 +379,7 @@ def repeated(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kind: st
         width = last[-1].width and math.isqrt(int(2.0 * numbers))
         new = replace(last[-1], run=-1, blocks=learned, numbers=numbers, width=width)
         after = Cells(blocks, [*sums, new])
-        wide = [s for s in after.shares if s.alone and s.numbers and s.width]
-        narrow = any(s.hidden(after.rows) < ROWS_PER_COLUMN * min(s.width, width) for s in wide)
+        narrow = len(after.narrow) > len(before.narrow)
         return not narrow and bool((after.loads - before.loads <= fair + _ROUNDING).all())
 
     most = int(last[-1].numbers)

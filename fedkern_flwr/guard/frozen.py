@@ -53,11 +53,6 @@ class Frozen:
         return freeze_folder(self.folder, self.partition, self.apart)
 
     @classmethod
-    def find(cls, folder: Path, partition: int, rows: Rows, freeze: Freeze) -> Self:
-        """Find rows by their names and contents in a freeze; those that are not there are -1."""
-        return cls(folder, partition, numbers_of(rows, freeze))
-
-    @classmethod
     def of_arrays(
         cls,
         folder: Path,

@@ -171,7 +171,7 @@ class Opened:
             rows = rows[rows >= 0]
             blocks = self.freeze.split(rows)
         about = digest(self.key, np.sort(self.freeze.values[rows]).tobytes())
-        cohort = sorted(digest(self.key, k)[:KEY_BYTES] for k in one.cohort or ())
+        cohort = self._cohort(one)
         value = digest(self.key, one.values)[:KEY_BYTES] if one.values else b""
         known = self.db.execute(
             "SELECT id, run, numbers, functions, blocks FROM opened"
@@ -189,7 +189,9 @@ class Opened:
             blocks = np.frombuffer(mine[0][4], "<i4").tolist()
         numbers = max(before, numbers) if one.share else before + numbers
         new = self._sum(one, blocks, cohort, numbers)
-        said = self._check(new, one, policy, mode=mode, records=records, enough=enough)
+        if one.parties and one.done:
+            self._check_parties(new, policy, enough)
+        said = self._check(new, one, policy, mode=mode, records=records)
         if mine:
             self.db.execute(
                 "UPDATE opened SET numbers = ?, functions = ? WHERE id = ?",
@@ -208,7 +210,7 @@ class Opened:
         ------
         RefusedError
         """
-        cohort = sorted(digest(self.key, k)[:KEY_BYTES] for k in one.cohort or ())
+        cohort = self._cohort(one)
         found = self.db.execute(
             "SELECT DISTINCT about, blocks, each, rows FROM opened WHERE run = ?"
             " AND (purpose = ? OR purpose GLOB ?)",
@@ -216,10 +218,8 @@ class Opened:
         ).fetchall()
         for about, blocks, each, rows in found:
             new = self._sum(one, np.frombuffer(blocks, "<i4").tolist(), cohort, 0.0)
-            least, allowed = policy.least_parties(enough), policy.allow_party_change
-            known = [*self.sums, *self.each]
-            check_parties(self.freeze.blocks, known, new, least=least, allow_one=allowed)
-            if any(same(new, s) for s in known):
+            self._check_parties(new, policy, enough)
+            if any(same(new, s) for s in (*self.sums, *self.each)):
                 self.db.execute(
                     "UPDATE opened SET done = 1 WHERE run = ? AND purpose = ? AND about = ?"
                     " AND cohort = ?",
@@ -228,6 +228,16 @@ class Opened:
             else:
                 self._insert(new, about, replace(one, each=bool(each)), rows, b"")
                 (self.each if each else self.sums).append(new)
+
+    def _cohort(self, one: Opening) -> list[bytes]:
+        """Return the digests of the pinned keys of the parties."""
+        return sorted(digest(self.key, k)[:KEY_BYTES] for k in one.cohort or ())
+
+    def _check_parties(self, new: Sum, policy: NodePolicy, enough: int) -> None:
+        """Refuse other parties than those with which its rows were summed before."""
+        least, allowed = policy.least_parties(enough), policy.allow_party_change
+        known = [*self.sums, *self.each]
+        check_parties(self.freeze.blocks, known, new, least=least, allow_one=allowed)
 
     def _sum(self, one: Opening, blocks: list[int], cohort: list[bytes], numbers: float) -> Sum:
         rest = one.unknowns, one.others, one.width
@@ -251,21 +261,10 @@ class Opened:
         )
 
     def _check(
-        self,
-        new: Sum,
-        one: Opening,
-        policy: NodePolicy,
-        *,
-        mode: Mode,
-        records: bool,
-        enough: int,
+        self, new: Sum, one: Opening, policy: NodePolicy, *, mode: Mode, records: bool
     ) -> str:
         """Refuse a sum, or return what is wrong with it."""
         blocks, least = self.freeze.blocks, policy.min_own_rows
-        if one.parties and one.done:
-            allowed = policy.allow_party_change
-            parties = policy.least_parties(enough)
-            check_parties(blocks, [*self.sums, *self.each], new, least=parties, allow_one=allowed)
         if one.each:
             return ""
         rows = int(blocks["rows"][sorted(new.blocks)].sum())
