@@ -117,8 +117,8 @@ class SummingStrategy(PhaseStrategy):
         """Return the parameters of the secure sums of the last run."""
         out: dict[str, Any] = {"protocol": "secure sums", "min_cohort": self.min_cohort}
         out["everybody_sees"] = [
-            "who takes part in which sums, its public key, numbers of rows and held-out rows, and "
-            "bits of a row: 64 for a column, 1 for one of two values"
+            "who takes part in which sums, with how many rows and held-out rows, its public key, "
+            "and bits of a row: 64 for a column, 1 for one of two values"
         ]
         if self.sums is not None:
             cohorts = self.sums.membership.cohorts

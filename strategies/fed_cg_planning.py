@@ -30,7 +30,7 @@ _LEAST_ROWS = 5  # of a hospital in a fold
 _LANDMARKS = (20, 400)  # least and most
 _MOST_NUMBERS = 1 << 23  # of a hospital's message: 64 MB
 #: Within a share: the landmarks that are worth more than folds and widths, and the least.
-_ENOUGH, _LEAST_PLANNED = 100, 5
+_ENOUGH, _LEAST_PLANNED = 200, 5
 
 Parties = Mapping[int, wire.HybridDescribeReply]
 Sums = tuple[tuple[int, int], str]
@@ -62,7 +62,7 @@ def plan_landmarks(
 ) -> tuple[int, Sums | None]:
     """Return landmarks, and folds and widths if they are chosen, within the share of the nodes.
 
-    Folds and several widths are taken where 100 landmarks are still allowed, else one width, with
+    Folds and several widths are taken where 200 landmarks are still allowed, else one width, with
     lambda by generalised cross-validation. What the user states is taken as stated.
     """
     first = parties[plan.hospitals[0]]
