@@ -11,20 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty import At, Cut, PowerCutError, flip, never
-from flwr.app import Context
+from faulty import At, Cut, PowerCutError, flip
 from hospitals import KEY, TWO, Array, Parties, Serve, deal, server, small
-from identities import know_noise, known_node
 from nodes import Table, side
 from refusals import refused
 from scipy import stats
 from sklearn.datasets import load_wine
 
 from fedkern_flwr.alignment import hash_ids
-from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.clients.fed_cg_kernel import RunState
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.hybrid import fourier
 from fedkern_flwr.hybrid.fourier import equations_release
 from fedkern_flwr.judging.counts import Yardstick
@@ -402,35 +398,3 @@ def test_what_a_budget_cannot_be_for_is_refused(serve: Serve) -> None:
     noisy(serve(tables))
     with refused("FK-IDS-PARTIES"):
         noisy(serve(tables), **BUDGET)
-
-
-def deployed(context: Context, *table: Any, **more: Any) -> HybridKernelClient:
-    """Return a party of a deployment that the others know: it has a ledger."""
-    context.node_config["simulation"] = False
-    k, folder = int(context.node_config["partition-id"]), Path(more["state_dir"]).parent
-    return HybridKernelClient(context, *table, **{**more, **known_node(folder, k, 5)})
-
-
-def test_a_run_that_breaks_off_while_it_is_judged_goes_on_and_is_paid_once(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    know_noise(monkeypatch)
-    tables = deal(*side(90, 5), 3, 2, **TWO)
-
-    def run(name: str, faults: Any = None, **more: Any) -> FedCG:
-        tmp_path.joinpath(name).mkdir(exist_ok=True)
-        nodes = serve(tables, tmp_path / name, policy=NodePolicy(max_epsilon=2.0))
-        nodes.client = deployed
-        keep = {"checkpoint": tmp_path / f"{name}.npz", "attempts": 2}
-        return noisy(nodes, {"faults": faults}, **keep, **BUDGET, **more)
-
-    quiet = run("quiet")
-    with refused("FK-PARTIES-LOST"):
-        run("broken", never(1, "hybrid-coefficients"))
-    found = run("broken", resume=True)
-    assert np.array_equal(found.coefficients_, quiet.coefficients_)
-    assert found.metrics_ == quiet.metrics_
-    assert found.privacy()["budget"] == quiet.privacy()["budget"]
-    for k in range(5):
-        (paid,) = NodeLedger(tmp_path / "broken" / str(k), k).runs()
-        assert paid.epsilon == pytest.approx(2.0, rel=1e-2)
