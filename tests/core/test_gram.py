@@ -836,7 +836,7 @@ class Again(FedCFK):
 
 def test_nodes_refuse_a_second_judgement_of_other_nodes(tmp_path: Path) -> None:
     nodes, options = some(4), {**OPEN, "min_support": 0, "checkpoint": tmp_path / "run.npz"}
-    nodes.folder, nodes.state = tmp_path, True
+    nodes.folder, nodes.more = tmp_path, {}
     late = away([2], "gram-recommend")
     first = nodes.release(late, kind=FedCFK, **{**options, "drop_outs": True})
     assert first.judged_ == [0, 1, 3]

@@ -15,7 +15,6 @@ from refusals import refused
 from scipy import sparse
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
-from fedkern_flwr.clients import GramClient
 from fedkern_flwr.errors import CheckpointError, EngineError, FedKernError
 from fedkern_flwr.gram.matrix import packed_size, quantisation_error
 from fedkern_flwr.simulations.engines import Fault, FaultPlan, FaultyGrid
@@ -299,11 +298,10 @@ def nodes(tmp_path: Path) -> Rows:
     """Six nodes of three rows that keep their state."""
     rng, chance = np.random.default_rng(0), np.array([0.9, 0.6, 0.6, 0.5, 0.4, 0.05, 0.0])
     x = [(rng.random((3, len(chance))) < chance).astype(int) for _ in range(NODES)]
-    return Rows(
-        GramClient,
-        [{"x": rows, "x_test": (1 - rows) * [1, 0, 1, 0, 1, 0, 1]} for rows in x],
-        tmp_path,
-    )
+    nodes = Rows.of(x, tmp_path)
+    for table in nodes.tables:
+        table["x_test"] = (1 - table["x"]) * [1, 0, 1, 0, 1, 0, 1]
+    return nodes
 
 
 def release(nodes: Rows, faults: Any = None, **options: Any) -> Any:
@@ -423,7 +421,7 @@ def break_the_opening(nodes: Rows, answered: Sequence[int]) -> None:
 
     strategy.on_round = after
     with pytest.raises(PowerCutError):
-        nodes.run(strategy, faults=at("unmask", [2], silent, "lost request"))
+        nodes.fit(strategy=strategy, faults=at("unmask", [2], silent, "lost request"))
 
 
 class Forgetful(SecureGram):
@@ -461,7 +459,7 @@ def test_when_too_few_are_left_to_sum_again_nothing_is_released(
     if len(answered) == 1:  # a node whose notes are gone may have helped to open K
         break_the_opening(nodes, [0, 5])
         for k in (0, 5):
-            shutil.rmtree(nodes.folder / f"node-{k}")
+            shutil.rmtree(nodes.folder / f"state-{k}")
         with refused("FK-STATE-GONE"):
             release(nodes, **where(nodes, resume=True))
         assert opened(nodes) == 0
