@@ -326,6 +326,7 @@ def test_the_first_message_of_a_run_says_what_its_process_cost_where_one_was_sta
     assert said() == []
 
 
+@pytest.mark.app  # it is loaded: 40 MB
 def test_flower_starts_that_process_for_a_message() -> None:
     """A release of Flower that starts another one is to be told apart in `flower_compat`."""
     (program,) = entry_points(group="console_scripts", name="flwr-clientapp")
