@@ -155,7 +155,7 @@ def test_no_term_is_in_a_total_of_all_agents_and_in_one_of_those_left(
     def plan(delivery: Delivery) -> Fault | None:
         return lost(delivery) or delays(1, 0.002)(delivery)
 
-    strategy = found.learn(plan, 60, timeout=0.3, tolerance=2e-3)
+    strategy = found.learn(plan, 60, timeout=0.6, tolerance=2e-3)
     check_optimum(strategy, found, [1])
     assert len(totals[wire.LEFT_SUM]) > 6
     assert not totals[wire.AGENTS_SUM] & totals[wire.LEFT_SUM]
