@@ -52,6 +52,9 @@ def pytest_collection() -> Generator[None, Any, Any]:
 def memory_goes_back() -> Iterator[None]:
     """Give back what the tables of a file took: else a worker keeps it to its end."""
     yield
+    gc.collect()
+    if arrow := sys.modules.get("pyarrow"):
+        arrow.default_memory_pool().release_unused()
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
         if trim is not None:

@@ -217,7 +217,7 @@ PARTS = ("core", "secure_sum", "guard")
 HARNESS = ("conversation.py", "summing_nodes.py", "sums_in_memory.py", "example_messages.py")
 HARNESS += ("command_line.py", "other_sites.py", "test_started_light.py")
 HARNESS += ("conftest.py", "identities.py", "test_deployment_faults.py", "test_deployment_parts.py")
-HARNESS += ("frozen_tables.py", "test_deviating_server.py", "test_usual_life.py")
+HARNESS += ("frozen_tables.py", "test_usual_life.py")
 #: Rooms that are still to be rebuilt: tests name their modules until then.
 UNTIL_THEN = f"{PACKAGE}.simulations"
 #: Errors that are not of ours, and have no code.

@@ -5,30 +5,20 @@ What no client takes is in tests/contracts/test_bad_tables.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from nodes import Table
 from refusals import refused
+from zoo import WAYS, Table, quiet, same
 
 from fedkern_flwr.alignment import hash_ids
-from fedkern_flwr.clients import (
-    GramClient,
-    HybridKernelClient,
-    KernelPCAClient,
-    OnlineKernelClient,
-    SVMClient,
-    VerticalKernelClient,
-)
+from fedkern_flwr.clients import HybridKernelClient, SVMClient, VerticalKernelClient
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.simulations import simulate
-from fedkern_flwr.strategies import FDSKL, POFMKL, FedCG, HierarchicalSVM, KernelPCA, SecureGram
 from fedkern_flwr.wire import DescribeRequest
 
 KEY, SESSION = bytes(range(16)), "5e" * 8
@@ -283,63 +273,23 @@ def test_role_and_group_may_be_in_the_configuration_of_the_node() -> None:
 
 # -- clients of all methods
 
-MANY = np.random.default_rng(0).random((3, 30, 3)) / 2.0
-LABELS = (MANY.sum(2) > 0.75) * 1.0
-STRATEGIES: dict[str, Callable[[], Any]] = {
-    "fed-cg": lambda: FedCG(landmarks=10),
-    "fdskl": lambda: FDSKL(features=20),
-    "gram": lambda: SecureGram(encoding="fixed-point"),
-    "svm": HierarchicalSVM,
-    "stream": lambda: POFMKL(features=10),
-    "pca": lambda: KernelPCA(features=10),
-}
+ALL = ("fed-cg", "fdskl", "secure-gram, fixed point", "hierarchical-svm", "pof-mkl", "kernel-pca")
 
 
-def client_of(name: str, convert: Callable[[np.ndarray], Any] = np.asarray) -> Callable[..., Any]:
-    """Return what builds the clients of a method, whose tables are converted."""
-
-    def build(context: Context) -> Any:
-        k = int(context.node_config["partition-id"])
-        x, y = convert(MANY[k]), convert(LABELS[k])
-        labels: dict[str, Any] = {"classes": (0, 1), "alignment_key": b"k" * 32}
-        if name == "fed-cg":
-            return HybridKernelClient(context, x, y, ids=[f"{k}-{i}" for i in range(30)], **labels)
-        if name == "fdskl":
-            own = y if k == 0 else None
-            return VerticalKernelClient(context, x, own, ids=list(map(str, range(30))), **labels)
-        if name == "svm":
-            if k == 0:
-                return SVMClient(context, role="agent", group=0)
-            return SVMClient(context, x, y, group=0, classes=(0, 1))
-        if name == "stream":
-            return OnlineKernelClient(context, x, y, x_test=x, y_test=y)
-        return (GramClient if name == "gram" else KernelPCAClient)(context, x)
-
-    return build
-
-
-def fit(strategy: str, client: Callable[..., Any]) -> Any:
-    rounds = {"num_rounds": 20} if strategy in ("stream", "svm") else {}
-    made = STRATEGIES[strategy]()
-    simulate(made, client, 3, **rounds)
-    return made.model()[0] or made.metrics_
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", ALL)
 def test_lists_are_as_good_as_arrays(name: str) -> None:
-    first, second = (fit(name, client_of(name, how)) for how in (np.asarray, np.ndarray.tolist))
-    assert first.keys() == second.keys()
-    for key in first:
-        assert np.shape(first[key]) == np.shape(second[key])
-        if name not in ("fed-cg", "fdskl"):  # whose nodes draw in secret
-            np.testing.assert_array_equal(first[key], second[key])
+    sites = WAYS[name].sites()
+    for table in sites.tables:
+        table |= {k: v.tolist() for k, v in table.items() if isinstance(v, np.ndarray)}
+    assert same(sites.fit().outcome(), quiet(name).outcome(), max(1e-6, WAYS[name].near))
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", ALL)
 def test_a_client_of_another_method_is_named_in_a_line(name: str) -> None:
-    for other in STRATEGIES.keys() - {name}:
+    for other in {*ALL} - {name}:
+        way = replace(WAYS[other], rounds=WAYS[name].rounds and 1)
         with refused("FK-NODE-METHOD") as caught:
-            fit(name, client_of(other))
+            way.sites().fit(strategy=WAYS[name].strategy())
         line = str(caught.value)
         assert "\n" not in line
-        assert STRATEGIES[name]().method in line
+        assert WAYS[name].method in line

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 from refusals import refused
@@ -217,37 +217,6 @@ def legendre(u: int) -> int:
 def numbers_of(data: bytes) -> list[int]:
     parts = [data[k : k + curve.POINT_BYTES] for k in range(0, len(data), curve.POINT_BYTES)]
     return [int.from_bytes(part, "little") for part in parts]
-
-
-def ring(tables: list[list[str]]) -> list[dict[str, bytes]]:
-    """The protocol without messages: id -> tag, at each party."""
-    drawn = [curve.Exponents.draw() for _ in tables]
-    out = []
-    for owner, ids in enumerate(tables):
-        mine = drawn[owner]
-        order = mine.order(ids)
-        points = curve.blind_ids([ids[k] for k in order], mine.blind)
-        for step in range(1, len(tables)):
-            points = curve.multiply_points(points, drawn[(owner + step) % len(tables)].own)
-        found = curve.finish_tags(points, mine.rest, len(ids))
-        out.append({ids[k]: tag for k, tag in zip(order, found, strict=True)})
-    return out
-
-
-texts = st.lists(st.text(max_size=3) | st.sampled_from("abcde"), unique=True, max_size=5)
-
-
-@settings(max_examples=20)
-@given(tables=st.lists(texts, min_size=2, max_size=4))
-def test_tags_are_equal_where_ids_are(tables: list[list[str]]) -> None:
-    found = ring(tables)
-    for ids, own in zip(tables, found, strict=True):
-        assert set(own) == set(ids)
-        for other in found:
-            for name, tag in own.items():
-                assert [n for n, t in other.items() if t == tag] == [name] * (name in other)
-    again = {t for own in ring(tables) for t in own.values()}  # of two runs: nothing in common
-    assert not again & {t for own in found for t in own.values()}
 
 
 @given(u=st.integers(0, P - 1) | st.integers(0, 50))

@@ -14,11 +14,8 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
-from flwr.server.superlink.linkstate.utils import MESSAGE_UNAVAILABLE_ERROR_REASON
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
-from flwr.superlink.grid.http_grid import HttpGrid
-from flwr.supernode.runtime.run_clientapp import run_clientapp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
@@ -168,7 +165,7 @@ def test_a_dead_ray_actor_stops_the_run() -> None:
 def test_a_message_that_the_superlink_has_lost_is_no_error_of_its_node() -> None:
     assert MESSAGE_LOST == (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)
     for code in MESSAGE_LOST:
-        found = raised(MESSAGE_UNAVAILABLE_ERROR_REASON, code)
+        found = raised("Error: Message Unavailable - It may have expired.", code)
         assert found == Failure("unreachable", "(its message was lost at the SuperLink)")
 
 
@@ -521,6 +518,8 @@ def test_a_long_text_keeps_its_code() -> None:
 
 # -- what is used of Flower that it does not promise: each fails here first, and says what broke
 
+its_servers = pytest.mark.app  # they are loaded: 70 MB, which no other test of one process needs
+
 #: Module, what its text has, and what goes wrong else.
 TEXTS = [
     ("supernode.start_client_internal", f'"{flower_compat.MESSAGE_ARRIVED}"', "asked each second"),
@@ -532,6 +531,7 @@ TEXTS = [
 ]
 
 
+@its_servers
 @pytest.mark.parametrize(("name", "text", "otherwise"), TEXTS)
 def test_flower_does_as_its_text_says(name: str, text: str, otherwise: str) -> None:
     assert text in inspect.getsource(import_module(f"flwr.{name}")), otherwise
@@ -543,12 +543,15 @@ def test_tasks_are_of_the_client_app_and_of_a_supernode_that_is_there() -> None:
         flower_compat.TaskQueue("127.0.0.1:1", b"secret").take()
 
 
+@its_servers
 def test_a_task_is_answered_as_by_the_command_of_flower() -> None:
-    parameters = list(inspect.signature(run_clientapp).parameters)
+    module = import_module("flwr.supernode.runtime.run_clientapp")
+    parameters = list(inspect.signature(module.run_clientapp).parameters)
     assert parameters[:3] == ["runtime_api_address", "token", "insecure"]
     assert "parent_pid" in parameters
 
 
+@its_servers
 def test_a_supernode_takes_what_a_warm_node_gives_it() -> None:
     module = import_module("flwr.supernode.cli.flower_supernode")
     parser = module._parse_args_run_supernode()
@@ -559,6 +562,7 @@ def test_a_supernode_takes_what_a_warm_node_gives_it() -> None:
     assert (found["isolation"], found["superexec_auth_secret_file"]) == ("process", "f")
 
 
+@its_servers
 def test_a_grid_waits_for_parts_of_a_reply(monkeypatch: Any) -> None:
     """Else an exchange takes a second more whenever the server is quicker than a SuperNode."""
 
@@ -572,11 +576,12 @@ def test_a_grid_waits_for_parts_of_a_reply(monkeypatch: Any) -> None:
 
     seen: list[str] = []
     monkeypatch.setattr(flower_compat, "_LOOK", 0.0)
-    grid = HttpGrid(token="t")
+    kind = import_module("flwr.superlink.grid.http_grid").HttpGrid
+    grid = kind(token="t")
     grid.__dict__["_client"] = Runtime()
     patient = flower_compat.patient(grid)
     pull = "pull_object_protobuf=self._runtime_client.PullObject"
-    assert pull in inspect.getsource(HttpGrid.pull_messages), "a grid pulls otherwise now"
+    assert pull in inspect.getsource(kind.pull_messages), "a grid pulls otherwise now"
     assert patient._runtime_client.PullObject(PullObjectRequest(object_id="a")).object_available
     assert seen == ["a"] * 4
     assert not patient._runtime_client.PullObject(PullObjectRequest(object_id="gone")).object_found

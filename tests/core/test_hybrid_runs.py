@@ -11,20 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty import At, Cut, PowerCutError, flip, never
-from flwr.app import Context
+from faulty import At, Cut, PowerCutError, flip
 from hospitals import KEY, TWO, Array, Parties, Serve, deal, server, small
-from identities import know_noise, known_node
-from nodes import Table, side
 from refusals import refused
 from scipy import stats
 from sklearn.datasets import load_wine
+from zoo import Table, side
 
 from fedkern_flwr.alignment import hash_ids
-from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.clients.fed_cg_kernel import RunState
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.hybrid import fourier
 from fedkern_flwr.hybrid.fourier import equations_release
 from fedkern_flwr.judging.counts import Yardstick
@@ -63,7 +59,7 @@ def test_rows_travel_in_parts(rows: int, solver: str, serve: Serve, monkeypatch:
     nodes, record = serve(tables), Transcript()
     monkeypatch.setattr(fed_cg_system, "_MESSAGE", 8 * 20 * rows)
     options: Table = {"solver": solver, "regularization": 1e-2, "missing": "neutral"}
-    fitted = nodes.fit({"transcript": record}, **options)
+    fitted = nodes.learn({"transcript": record}, **options)
     total = sum(len(t["ids"]) + len(t["ids_test"]) for t in tables[:3])
     assert (fitted.ledger_.by_phase["hybrid-distances"] == 1) == (rows >= total)
     up = record.entries(phase="hybrid-distances", direction="up")
@@ -75,7 +71,7 @@ def test_what_travels_once_does_so_beside_many_parts(serve: Serve, monkeypatch: 
     """Moments and the kernel of landmarks; a hospital that no centre knows; the mean distance."""
     monkeypatch.setattr(fed_cg_system, "_MESSAGE", 8 * 20 * 15)
     nodes = serve(shared())
-    fitted = nodes.fit(sampling="N", penalty="rkhs", gamma=2.0, regularization=0.3)
+    fitted = nodes.learn(sampling="N", penalty="rkhs", gamma=2.0, regularization=0.3)
     assert nodes.gap(fitted, 0.3) <= EXACT
     assert fitted.ledger_.by_phase["hybrid-distances"] > 3
     tables = deal(*side(90, 6), 3, 2, **TWO)
@@ -83,9 +79,9 @@ def test_what_travels_once_does_so_beside_many_parts(serve: Serve, monkeypatch: 
         keep = ~np.isin(table["ids"], [*tables[1]["ids"], *tables[1]["ids_test"]])
         table |= {"x": table["x"][keep], "ids": np.asarray(table["ids"])[keep]}
     nodes = serve(tables, policy=UNCOUNTED)
-    fitted = nodes.fit(missing="neutral", regularization=1e-2)
+    fitted = nodes.learn(missing="neutral", regularization=1e-2)
     assert nodes.gap(fitted, 1e-2) <= EXACT
-    fitted = nodes.fit(missing="neutral", tune="gcv")
+    fitted = nodes.learn(missing="neutral", tune="gcv")
     _, y, _ = nodes.kernel(fitted)
     widths = 2.0 ** np.arange(-4, 5) / nodes.distances[: len(y)].mean()
     np.testing.assert_allclose(fitted.tuned_["gammas"], widths, rtol=1e-8)
@@ -114,7 +110,7 @@ def test_holders_of_a_block_share_a_secret(sampling: Any, hospitals: int, serve:
         nodes, record, seeds = serve(bare(tables)), Transcript(), dict[int, bytes]()
         strategy = FedCG(landmarks=20, sampling=sampling, tune="off", regularization=1e-2)
         strategy.on_round = lambda *_, n=nodes, s=seeds: s.update(secrets(n))
-        nodes.run(strategy, transcript=record)
+        nodes.fit(strategy=strategy, transcript=record)
         found = {b: {seeds[p] for p in h} for b, h in strategy.plan_.blocks.items()}
         assert [len(held) for held in found.values()] == [1] * 6  # holders agree, nobody else
         assert {len(seed) for seed in seeds.values()} == {32}
@@ -141,9 +137,9 @@ def test_secret_landmarks_survive_a_break_down(serve: Serve) -> None:
     where: Table = {"solver": "cg", "regularization": 0.1, "sampling": "N"}
     where["checkpoint"] = nodes.folder / "run.npz"
     with pytest.raises(PowerCutError):
-        nodes.fit({"faults": Cut(number=6)}, **where)
+        nodes.learn({"faults": Cut(number=6)}, **where)
     drawn = secrets(nodes)
-    fitted = nodes.fit(resume=True, **where)
+    fitted = nodes.learn(resume=True, **where)
     nodes.tables = [{**table, "landmark_seed": drawn[k]} for k, table in enumerate(tables)]
     assert nodes.gap(fitted, 0.1) <= 1e-6
 
@@ -152,7 +148,7 @@ def test_a_sealed_secret_cannot_be_changed_on_the_way(serve: Serve) -> None:
     nodes = serve(bare(deal(*side(60, 6), 3, 2, **TWO)))
     plan = At(partition=0, phase="hybrid-moments", what=Fault("tamper", change=flip))
     with refused("FK-SUM-CHANGED"):
-        nodes.fit({"faults": plan})
+        nodes.learn({"faults": plan})
     assert not nodes.written()
 
 
@@ -201,7 +197,7 @@ def test_what_is_chosen_is_the_best_of_a_grid_search(given: str, serve: Serve) -
         x, labels = side(90, 6)[0], {"label_bound": 2.0}  # type: ignore[dict-item]
         y = 2.0 * np.stack([np.sin(4.0 * x[:, 0]), x[:, 1] * x[:, 2], x[:, 3] ** 2], axis=1)
     nodes = serve(deal(x, y, 2, 2, **labels), policy=UNCOUNTED)
-    fitted = nodes.fit(landmarks=15, tune=tune, kernel=kernel)
+    fitted = nodes.learn(landmarks=15, tune=tune, kernel=kernel)
     tuned, (_, targets, _) = fitted.tuned_, nodes.kernel(fitted)
     lambdas, widths = np.array(tuned["regularizations"]), np.array(tuned["gammas"])
     tried = 10.0 ** np.arange(-10.0 if task else -13.0, 0.1, 0.5)
@@ -224,16 +220,16 @@ def test_what_is_chosen_is_the_best_of_a_grid_search(given: str, serve: Serve) -
 
 def test_what_is_given_is_not_chosen(serve: Serve) -> None:
     nodes = serve(small(120), policy=UNCOUNTED)
-    given = nodes.fit(tune="gcv", gamma=0.25)
+    given = nodes.learn(tune="gcv", gamma=0.25)
     assert given.gammas_.tolist() == given.tuned_["gammas"] == [0.25]
     assert len(given.tuned_["regularizations"]) > 10
-    weighed = nodes.fit(tune="auto", regularization=0.5).tuned_
+    weighed = nodes.learn(tune="auto", regularization=0.5).tuned_
     assert weighed["regularizations"] == [0.5]
     assert len(weighed["gammas"]) == 9
-    assert nodes.fit(tune="auto", gamma=0.25, regularization=0.5).tuned_ == {}
+    assert nodes.learn(tune="auto", gamma=0.25, regularization=0.5).tuned_ == {}
     # a party alone has nobody to sum the mean distance with: as if rows were uniform in the cube
     alone = serve(deal(*side(60, 6), 1, 0, **TWO), policy=UNCOUNTED, allow_single=True)
-    found = alone.fit(tune="folds", allow_single=True)
+    found = alone.learn(tune="folds", allow_single=True)
     np.testing.assert_allclose(found.tuned_["gammas"], 2.0 ** np.arange(-4, 5))  # 6 features
 
 
@@ -244,7 +240,7 @@ def test_as_much_is_chosen_as_the_nodes_count(serve: Serve) -> None:
     nodes, found = serve(deal(*side(1200, 6), 2, 2, **TWO), policy=policy), set()
     plans = [(5, 9), (5, 5), (5, 3), (3, 3), (1, 9), (1, 5), (5, 1), (1, 3), (3, 1), (1, 1)]
     for landmarks in (5, 10, 15, 20, 25, 30, 40, "auto"):
-        fitted = nodes.fit(landmarks=landmarks, tune="auto")
+        fitted = nodes.learn(landmarks=landmarks, tune="auto")
         (sums,) = (s for s in fitted.privacy()["sums"] if s["name"] == "equations")
         m, allowed = fitted.landmarks_, sums["unknowns"] - 1  # and the mean distance
         numbers = [f * (w * (m * (m + 1) // 2 + m) + 1) for f, w in plans]
@@ -255,7 +251,7 @@ def test_as_much_is_chosen_as_the_nodes_count(serve: Serve) -> None:
     assert len(found) > 4
     assert m * (m + 1) // 2 + m + 1 <= allowed < (m + 1) * (m + 2) // 2 + m + 2
     with refused("FK-POLICY-COUNTING"):
-        nodes.fit(landmarks=100, tune="auto")
+        nodes.learn(landmarks=100, tune="auto")
 
 
 def test_no_fold_has_fewer_rows_than_its_nodes_allow(serve: Serve) -> None:
@@ -264,7 +260,7 @@ def test_no_fold_has_fewer_rows_than_its_nodes_allow(serve: Serve) -> None:
     for (name, limits), k in product((own, whole), (0, 1)):
         least, by = {name: limits[k]}, (three, gcv)[k]
         policy = NodePolicy.of_simulations(allow_small_sums=True, **least)
-        assert serve(tables, policy=policy).fit(tune="auto").tuned_["by"] == by
+        assert serve(tables, policy=policy).learn(tune="auto").tuned_["by"] == by
 
 
 # -- Fourier features and noise
@@ -276,7 +272,7 @@ BUDGET: Table = {"privacy_epsilon": 2.0}
 
 def noisy(nodes: Parties, more: Table | None = None, **options: Any) -> FedCG:
     given: Table = {"basis": "fourier", "landmarks": M, "gamma": GAMMA, "regularization": None}
-    return nodes.fit(more, **{**given, "sampling": "auto", "tune": "auto", **options})
+    return nodes.learn(more, **{**given, "sampling": "auto", "tune": "auto", **options})
 
 
 def features(nodes: Parties) -> tuple[Array, Array]:
@@ -402,35 +398,3 @@ def test_what_a_budget_cannot_be_for_is_refused(serve: Serve) -> None:
     noisy(serve(tables))
     with refused("FK-IDS-PARTIES"):
         noisy(serve(tables), **BUDGET)
-
-
-def deployed(context: Context, *table: Any, **more: Any) -> HybridKernelClient:
-    """Return a party of a deployment that the others know: it has a ledger."""
-    context.node_config["simulation"] = False
-    k, folder = int(context.node_config["partition-id"]), Path(more["state_dir"]).parent
-    return HybridKernelClient(context, *table, **{**more, **known_node(folder, k, 5)})
-
-
-def test_a_run_that_breaks_off_while_it_is_judged_goes_on_and_is_paid_once(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    know_noise(monkeypatch)
-    tables = deal(*side(90, 5), 3, 2, **TWO)
-
-    def run(name: str, faults: Any = None, **more: Any) -> FedCG:
-        tmp_path.joinpath(name).mkdir(exist_ok=True)
-        nodes = serve(tables, tmp_path / name, policy=NodePolicy(max_epsilon=2.0))
-        nodes.client = deployed
-        keep = {"checkpoint": tmp_path / f"{name}.npz", "attempts": 2}
-        return noisy(nodes, {"faults": faults}, **keep, **BUDGET, **more)
-
-    quiet = run("quiet")
-    with refused("FK-PARTIES-LOST"):
-        run("broken", never(1, "hybrid-coefficients"))
-    found = run("broken", resume=True)
-    assert np.array_equal(found.coefficients_, quiet.coefficients_)
-    assert found.metrics_ == quiet.metrics_
-    assert found.privacy()["budget"] == quiet.privacy()["budget"]
-    for k in range(5):
-        (paid,) = NodeLedger(tmp_path / "broken" / str(k), k).runs()
-        assert paid.epsilon == pytest.approx(2.0, rel=1e-2)

@@ -1,16 +1,20 @@
-"""What parties count on held-out rows and what is read from it, against scikit-learn."""
+"""What parties count on held-out rows and what is read from it, against scikit-learn and MAPIE."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mapie.classification import SplitConformalClassifier
+from mapie.regression import SplitConformalRegressor
 from numpy.typing import NDArray
 from refusals import refused
 from sklearn import metrics
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.calibration import _sigmoid_calibration, calibration_curve
 
 from fedkern_flwr.judging.calibration import Calibration, conformal_place, fit_sigmoid
@@ -25,6 +29,7 @@ from fedkern_flwr.judging.counts import (
 )
 from fedkern_flwr.judging.figures import Judged, in_units
 from fedkern_flwr.labels import decide, encode_classes
+from fedkern_flwr.online.drift import message_errors, recent_errors, rises
 from fedkern_flwr.simulations.attacks import held_out
 
 Floats = NDArray[np.float64]
@@ -304,24 +309,6 @@ def test_the_errors_are_those_of_scikit_learn(sizes: list[int], outputs: int, se
     assert "test_r2" not in scaled
 
 
-def test_an_interval_ends_at_the_upper_edge_of_its_bin() -> None:
-    rng, bins = np.random.default_rng(2), 128
-    y = rng.uniform(-2.0, 2.0, (500, 1))
-    f = y + 0.1 * rng.standard_normal((500, 1))
-    half, yard = halves(500), Yardstick(0, 1, 2.0, bins)
-    judged = Judged(yard, yard.count(f, y, half))
-    assert judged.calibration is not None
-    (width,) = judged.calibration.widths
-    exact = np.sort(np.abs(f - y)[half, 0])[math.ceil(251 * 0.9) - 1]
-    edges = 2.0 * error_edges(bins)
-    assert width == edges[np.searchsorted(edges, exact)] >= exact
-    assert width <= exact * 1.07
-    found = judged.metrics()
-    inside = (np.abs(f - y)[~half, 0] <= width).mean()
-    assert found["test_interval_coverage"] == pytest.approx(inside)
-    assert found["test_interval_width"] == pytest.approx(2.0 * width)
-
-
 def test_an_error_beyond_all_bounds_counts_as_the_largest() -> None:
     """A secure sum needs a bound; a model that is far off need not be judged more finely."""
     yard = Yardstick(0, 1, 2.0)
@@ -363,15 +350,6 @@ def test_a_model_that_is_chosen_for_one_person_shows_the_label(
     assert sum(held_out.choose_model(rows, columns, seed) for seed in range(24)) >= least
 
 
-@given(st.lists(st.text(max_size=3), min_size=8, max_size=60, unique=True))
-def test_halves_are_dealt_under_a_key(names: list[str]) -> None:
-    one, two = (calibrating(names, bytes([k]) * 32) for k in (1, 2))
-    assert one.sum() == two.sum() == -(-len(names) // 2)
-    np.testing.assert_array_equal(one, calibrating(names, b"\1" * 32))
-    deals = {calibrating(names, bytes([k]) * 32).tobytes() for k in range(20)}
-    assert len(deals) > 10
-
-
 @given(scores=st.lists(st.floats(-1e308, 1e308), max_size=20), bins=st.sampled_from([8, 256]))
 def test_bins_are_in_the_order_of_the_scores_and_tell_the_decision(
     scores: list[float], bins: int
@@ -390,6 +368,8 @@ def test_half_of_the_rows_calibrate_by_their_ids_in_any_order(names: list[str]) 
     assert sum(chosen.values()) == -(-len(names) // 2)
     turned = names[::-1]
     assert dict(zip(turned, calibrating(turned).tolist(), strict=True)) == chosen
+    deals = {calibrating(names, bytes([k]) * 32).tobytes() for k in range(20)}  # under keys
+    assert len(deals) > 10 or len(names) < 8
 
 
 # -- as numbers, and in files
@@ -423,3 +403,134 @@ def test_files_have_probabilities_and_sets_or_intervals() -> None:
     assert (heads, rows) == (["low", "high"], [["9.0", "11.0"]])
     heads, _ = Calibration(0.9, 0, widths=(1.0, 2.0)).columns(np.zeros((1, 2)), [])
     assert heads == ["low_0", "high_0", "low_1", "high_1"]
+
+
+# -- intervals and sets are those of MAPIE; where the error of messages rises
+
+
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+
+
+class Known(RegressorMixin, BaseEstimator):
+    """A regressor that says the first column."""
+
+    def fit(self, x: Any, y: Any) -> Known:
+        self.n_features_in_ = x.shape[1]
+        return self
+
+    def predict(self, x: Any) -> Any:
+        return x[:, 0]
+
+
+class Sure(ClassifierMixin, BaseEstimator):
+    """A classifier that says the probabilities which it is given."""
+
+    def fit(self, x: Any, y: Any) -> Sure:
+        self.n_features_in_, self.classes_ = x.shape[1], np.arange(x.shape[1])
+        return self
+
+    def predict(self, x: Any) -> Any:
+        return np.argmax(x, axis=1)
+
+    def predict_proba(self, x: Any) -> Any:
+        return x
+
+
+def calibrated(yard: Yardstick, outputs: Any, targets: Any, level: float) -> Calibration:
+    """Return what is fitted where all rows calibrate."""
+    counts = yard.count(outputs, targets, np.ones(len(outputs), bool))
+    return Calibration.fit(yard, yard.split(counts)[1][0], level)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("rows", [25, 40, 501])
+def test_an_interval_is_mapie_s_up_to_the_edge_of_its_bin(rows: int, level: float) -> None:
+    rng = np.random.default_rng(rows)
+    outputs, bound = rng.normal(size=(rows, 1)), 3.0
+    y = outputs[:, 0] + 0.3 * rng.standard_t(4, size=rows)
+    oracle = SplitConformalRegressor(Known().fit(outputs, y), confidence_level=level)
+    _, ends = oracle.conformalize(outputs, y).predict_interval(outputs)
+    width = float(np.diff(ends[:, :, 0]).mean()) / 2
+    edges = bound * error_edges(64)
+    found = calibrated(Yardstick(0, 1, bound, 64), outputs, y[:, None], level).widths[0]
+    assert found == edges[np.searchsorted(edges, width)]
+    assert np.isfinite(found)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("classes", [2, 3, 5])
+def test_a_set_is_mapie_s_with_the_whole_bin_of_its_threshold(classes: int, level: float) -> None:
+    """Scores are made of probabilities p such that equal bins of them are equal bins of p."""
+    rng, rows, bins = np.random.default_rng(classes), 300, 64
+    p = rng.dirichlet(np.full(classes, 0.7), rows)
+    true = (p.cumsum(axis=1) > rng.random((rows, 1))).argmax(axis=1)
+    oracle = SplitConformalClassifier(Sure().fit(p, true), confidence_level=level)
+    _, sets = oracle.conformalize(p, true).predict_set(p)
+    bounded = np.clip(2.0 * p - 1.0, -1.0 + 1e-12, 1.0 - 1e-12)
+    scores = bounded / np.sqrt(1.0 - bounded**2)
+    least = scores[sets[:, :, 0]].min()  # the threshold: it is that of one of these rows
+    outputs = scores[:, 1:] if classes == 2 else scores
+    targets = encode_classes(true.astype(float), tuple(map(float, range(classes))), "here")
+    yard = Yardstick(classes, outputs.shape[1], bins=bins)
+    found = calibrated(yard, outputs, targets, level).sets(outputs)
+    np.testing.assert_array_equal(found, places_of(scores, bins) >= places_of(least, bins))
+    assert (found >= sets[:, :, 0]).all()
+
+
+# -- drift: where the error of a run's messages rises, and that it is not found elsewhere
+
+
+def told(errors: np.ndarray, samples: int = 1) -> list[dict[str, Any]]:
+    """The history of a run in which each message takes so many samples."""
+    count = np.arange(1, len(errors) + 1)
+    so_far = (np.cumsum(errors) / count).tolist()
+    return [{"round": samples * n, "mse": mse} for n, mse in enumerate(so_far, 1)]
+
+
+def test_the_error_of_late_shows_a_drift_that_the_error_so_far_hides():
+    errors = np.where(np.arange(100) < 80, 0.01, 0.05)
+    so_far = np.cumsum(errors) / np.arange(1, 101)
+    history = [{"round": t, "mse": so_far[t - 1]} for t in range(5, 101, 5)]
+    recent = dict(recent_errors(history))
+    assert list(recent) == list(range(10, 101, 5))
+    for t, mse in recent.items():
+        assert mse == pytest.approx(errors[t - 10 : t].mean())
+    assert recent[100] > 2.5 * so_far[-1]
+    assert recent_errors([{"round": 5, "mse": None}, {"round": 10, "mse": 0.1}]) == [(10, 0.1)]
+
+
+def noisy(seed: int, messages: int, clients: int = 20, start: float = 20.0) -> np.ndarray:
+    """Errors of a learner that gets better, sums of squares over so many clients."""
+    rng, n = np.random.default_rng(seed), np.arange(messages)
+    return 0.01 * (1.0 + start / (1.0 + n)) * rng.chisquare(clients, messages) / clients
+
+
+@pytest.mark.parametrize("messages", [12, 60, 300, 3000])
+def test_learning_and_noise_are_no_drift(messages: int) -> None:
+    assert not any(rises(told(noisy(seed, messages))) for seed in range(20))
+
+
+@pytest.mark.parametrize(("messages", "samples"), [(100, 1), (100, 7), (300, 1), (2500, 3)])
+def test_an_error_that_trebles_is_found_where_it_does(messages: int, samples: int) -> None:
+    """In any unit, and once; two of them are two."""
+    at = messages // 2
+    for seed in range(10):
+        errors = noisy(seed, messages)
+        errors[at:] *= 3.0
+        found = rises(told(errors, samples))
+        assert found == rises(told(1e-6 * errors, samples))
+        assert len(found) == 1
+        assert found[0] == pytest.approx(at * samples, rel=0.05)
+    errors[at + at // 2 :] *= 4.0
+    assert len(rises(told(errors, samples))) == 2
+
+
+def test_messages_that_told_nothing_count_to_the_next() -> None:
+    history = told(np.array([1.0, 3.0, 2.0, 4.0]), 5)
+    history[1]["mse"] = None
+    history[0]["mse"] = None
+    t, errors = message_errors(history)
+    np.testing.assert_allclose(t, [15, 20])
+    np.testing.assert_allclose(errors, [2.0, 4.0])
+    assert [len(part) for part in message_errors([{"round": 5, "mse": None}])] == [0, 0]
+    assert rises([]) == []

@@ -1,7 +1,8 @@
-"""Who holds what in FedCG and FDSKL: rows are matched, and parties that do not fit refused."""
+"""Who holds what in FedCG and FDSKL, parties that do not fit, and how many numbers are opened."""
 
 from __future__ import annotations
 
+import math
 import secrets
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,12 @@ from fedkern_flwr import errors
 from fedkern_flwr.alignment import hash_ids
 from fedkern_flwr.hybrid import parties as hybrid
 from fedkern_flwr.hybrid.messages import HybridDescribeReply
+from fedkern_flwr.planning import Allowance, allowance
 from fedkern_flwr.vertical.messages import VerticalDescribeReply
 from fedkern_flwr.vertical.parties import check_alone as check_vertical_alone
 from fedkern_flwr.vertical.parties import check_parties as check_vertical
 from fedkern_flwr.vertical.parties import make_plan as make_vertical
+from fedkern_flwr.wire import DescribeReply
 
 POLICIES: list[Any] = ["error", "drop-row", "neutral"]
 
@@ -486,3 +489,62 @@ def test_runs_in_parts_come_to_the_same(
                 np.testing.assert_allclose(got, right, rtol=1e-9)
         noticed += "FK-STATE-GONE" in str(found.strategy.ledger_.failures)
     assert noticed
+
+
+# -- how many numbers about rows a run may open, as nodes say their share in describe
+
+
+def planned(partition: int, rows: int = 200, share: float = 0.2, **more: Any) -> DescribeReply:
+    values: dict[str, Any] = {"counting": "refuse", "signature": b"s", "features": 30, **more}
+    return DescribeReply(rows=rows, partition=partition, partitions=3, share=share, **values)
+
+
+PLANNED = [planned(k) for k in range(3)]
+ROW = 31.0
+
+
+@pytest.mark.parametrize(
+    ("parties", "how", "numbers", "columns", "rows"),
+    [
+        (PLANNED, {}, 0.2 * 400 * ROW, 200, 400),  # without the strongest colluder
+        ([*PLANNED[:2], planned(2, share=0.1)], {}, 0.1 * 400 * ROW, 200, 400),  # the least share
+        ([*PLANNED[:2], planned(2, 20)], {}, 0.2 * 220 * ROW, 110, 220),
+        ([planned(k, signature=b"") for k in range(3)], {}, 0.2 * 200 * ROW, 100, 200),  # no pins
+        (PLANNED, {"rows": dict.fromkeys(range(3), 40)}, 0.2 * 80 * ROW, 40, 80),  # a fold
+        (PLANNED, {"threshold": 2}, 0.2 * 200 * ROW, 100, 200),
+        (PLANNED, {"labels": 0}, 0.2 * 400 * 30, 200, 400),
+        ([planned(k, binary=31) for k in range(3)], {}, 0.2 * 400 * ROW / 64, 200, 400),
+        (
+            [planned(k, share=1.0, counting="warn") for k in range(3)],
+            {},
+            400 * ROW,
+            math.inf,
+            400,
+        ),  # a simulation
+        ([planned(k, counting="off") for k in range(3)], {}, math.inf, math.inf, math.inf),
+    ],
+)
+def test_a_run_may_open_the_least_share_of_hidden_unknowns(
+    parties: list[DescribeReply], how: Any, numbers: float, columns: float, rows: float
+) -> None:
+    found = allowance(parties, **how)
+    assert found.numbers == pytest.approx(numbers)
+    assert (found.columns, found.rows) == (columns, rows)
+    assert found.planned == (numbers < 400 * ROW and not math.isinf(numbers))
+
+
+@pytest.mark.parametrize("linear", [0.0, 1.0, 3.0])
+def test_the_widest_sum_of_products_has_no_more_numbers_than_allowed(linear: float) -> None:
+    for free in (0.0, 1.0, 350.0, 2480.0):
+        m = Allowance(free + 7.0).square(linear, taken=7.0)
+        assert m * (m + 1) / 2 + linear * m <= free < (m + 1) * (m + 2) / 2 + linear * (m + 1)
+    assert Allowance(700.0).square(linear, times=2) == Allowance(350.0).square(linear)
+    assert Allowance(2480.0, columns=40).square(linear) == 40
+    assert Allowance().square() > 1 << 20
+
+
+def test_a_share_that_is_none_is_refused() -> None:
+    for share in (0.0, -0.2, 1.5):
+        with refused("FK-MESSAGE-FIELD"):
+            DescribeReply.unpack([], planned(0, share=share).scalars(), party="partition 0")
+    assert DescribeReply.unpack([], planned(0, share=0.5).scalars(), party="x").share == 0.5

@@ -69,7 +69,7 @@ def test_a_group_that_is_told_different_things_has_no_sum(
     monkeypatch.setattr(HierarchicalSVM, "question", begin)
     monkeypatch.setattr(SecureSum, "sections", forge)
     with refused(code) as caught:
-        network("pairwise").fit()
+        network("pairwise").learn()
     assert "partition 3" in str(caught.value)
     assert names
 
@@ -91,7 +91,7 @@ def test_pads_of_two_sums_are_not_mixed(network: Open, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(Overlap, "arrived", mix)
     with refused("FK-SUM-CHANGED"):
-        network("pairwise").fit(hits(1, "svm-step", Fault("error")))
+        network("pairwise").learn(hits(1, "svm-step", Fault("error")))
     assert len(sealed) >= 2
 
 
@@ -155,7 +155,7 @@ def test_no_term_is_in_a_total_of_all_agents_and_in_one_of_those_left(
     def plan(delivery: Delivery) -> Fault | None:
         return lost(delivery) or delays(1, 0.002)(delivery)
 
-    strategy = found.fit(plan, 60, timeout=0.3, tolerance=2e-3)
+    strategy = found.learn(plan, 60, timeout=0.6, tolerance=2e-3)
     check_optimum(strategy, found, [1])
     assert len(totals[wire.LEFT_SUM]) > 6
     assert not totals[wire.AGENTS_SUM] & totals[wire.LEFT_SUM]

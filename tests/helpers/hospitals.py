@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from nodes import Nodes, Table
 from pooled import KEY
 from scipy.spatial.distance import cdist
 from sklearn import datasets
-from zoo import side
+from zoo import WAYS, Sites, Table, side
 
-from fedkern_flwr.clients import HybridKernelClient
 from fedkern_flwr.hybrid.landmarks import draw_landmarks, public_seed
+from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import FedCG
 
 Array = np.ndarray
@@ -124,17 +124,29 @@ VARIANTS: dict[str, tuple[Callable[[], list[Table]], Table]] = {
 }
 
 
-class Parties(Nodes):
+@dataclass
+class Parties(Sites):
     """Nodes of FedCG; of the last kernel, distances of rows and ``pairs`` to landmarks."""
 
-    distances: Array
-    pairs: Array
+    distances: Array = field(init=False)
+    pairs: Array = field(init=False)
 
-    def fit(self, more: Table | None = None, **options: Any) -> FedCG:
+    def learn(self, more: Table | None = None, **options: Any) -> FedCG:
         """Fit uniform landmarks with what is given; ``more`` is of ``start``."""
         plain: Table = {"tune": "off", "sampling": "U", "landmarks": 20, "seed": 1}
-        strategy: FedCG = self.run(FedCG(**{**plain, **options}), **(more or {}))
+        strategy = FedCG(**{**plain, **options})
+        simulate(strategy, self.client_fn, len(self), **(more or {}))
         return strategy
+
+    def files(self, suffix: str) -> list[Path]:
+        """Return the files with this ending in all folders."""
+        return sorted(self.folder.rglob(f"*.{suffix}"))
+
+    def outputs(self) -> dict[str, list[float]]:
+        """Return the predictions that were written, by id."""
+        found = {name.partition(" ")[2]: values for name, values in self.written().items()}
+        assert len(found) == len(self.written())
+        return found
 
     def gap(self, fitted: FedCG, lam: float = 1e-3, bound: float = np.inf) -> float:
         """Return max |f_fed - f_central| over the held-out rows, as the hospitals wrote them."""
@@ -204,6 +216,7 @@ def server(tmp_path: Path) -> Serve:
         if folder is None:
             folder = tmp_path / str(len(list(tmp_path.iterdir())))
             folder.mkdir()
-        return Parties(HybridKernelClient, tables, folder, {"alignment_key": KEY, **common})
+        way = replace(WAYS["fed-cg"], common={"alignment_key": KEY})
+        return Parties(way, folder, tables, common)
 
     return make

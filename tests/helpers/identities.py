@@ -35,6 +35,11 @@ def known_node(folder: Path, k: int, nodes: int) -> dict[str, Any]:
     return {"state_dir": folder / str(k), **keys}
 
 
+def paid_epsilons(folder: Path, k: int) -> list[float]:
+    """Return what a node has paid for each run."""
+    return [run.epsilon for run in NodeLedger(folder / str(k), k).runs()]
+
+
 def know_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the first key of a node in a run be known; another one of the run is the system's."""
     drawn: dict[Any, bytes] = {}

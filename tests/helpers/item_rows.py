@@ -10,34 +10,34 @@ from typing import Any
 
 import numpy as np
 from conversation import watching
-from nodes import Nodes
 from scipy import sparse
+from zoo import WAYS, Sites, Table
 
-from fedkern_flwr.clients import GramClient
 from fedkern_flwr.simulations import Transcript
 from fedkern_flwr.simulations.engines import Fault, FaultPlan
 from fedkern_flwr.strategies import SecureGram
 
 
 @dataclass
-class Rows(Nodes):
+class Rows(Sites):
     """Nodes with rows of items; what they were asked for in the last run."""
 
     asked: list[tuple[int, Any, list[Any]]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, x: Iterable[Any]) -> Rows:
-        folder = Path(tempfile.gettempdir())  # nothing is written
-        return cls(GramClient, [{"x": rows} for rows in x], folder, state=False)
+    def of(cls, x: Iterable[Any], folder: Path | None = None) -> Rows:
+        more: Table = {} if folder else {"state_dir": None}  # nothing is written
+        tables = [{"x": rows} for rows in x]
+        return cls(WAYS["secure-gram"], folder or Path(tempfile.gettempdir()), tables, more)
 
     def release(
         self, faults: Any = None, num_rounds: int = 1, kind: type[Any] = SecureGram, **options: Any
     ) -> Any:
-        strategy, more = kind(**options), {"transcript": Transcript(), "num_rounds": num_rounds}
-        self.sent = more["transcript"]
+        self.sent, start = Transcript(), {"num_rounds": num_rounds}
+        given: Table = {"strategy": kind(**options), "transcript": self.sent, "faults": faults}
         self.asked.clear()
         with watching(lambda client, *what: self.asked.append((client.partition, *what))):
-            return self.run(strategy, faults=faults, **more)
+            return self.fit(start=start, **given).strategy
 
     def requests(self, phase: str) -> dict[int, Any]:
         """Return the requests of a phase that arrived, by partition."""

@@ -1,8 +1,9 @@
 """What the suite promises, the fault that would break each promise, and the tests that notice it.
 
 ``promises.toml`` has them: the page that says it, an id, the sentence, and a fault: a text to
-``find`` in a ``file`` and what to ``replace`` it with. A test says which promises it proves with
-``@pytest.mark.promise("id")``. The page of claims is made from both:
+``find`` in the source and what to ``replace`` it with. Its ``file`` is named only where several
+files have that text. A test says which promises it proves with ``@pytest.mark.promise("id")``. The
+page of claims is made from both:
 
 ::
 
@@ -22,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
 PAGE = ROOT / "docs" / "claims.md"
+ROOMS = ("fedkern_flwr", "strategies", "clients", "simulations")
 _HEAD = """# Claims and their tests
 
 What the suite promises about who sees what, what is refused, what is noticed and what is exact.
@@ -40,8 +42,10 @@ class Promise:
     ----------
     name, page, says : str
         Its id, the page that says it, the sentence.
-    file, find, replace : str
+    find, replace : str
         The fault that breaks it.
+    file : str
+        Where the fault is made; empty if no file has the text, or several have it.
     tests : list of str
         Node ids of the functions that carry its mark.
     """
@@ -49,10 +53,22 @@ class Promise:
     name: str
     page: str
     says: str
-    file: str
     find: str
     replace: str
+    file: str = ""
     tests: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        found = [name for name, text in source().items() if self.find in text]
+        if not self.file and len(found) == 1:
+            self.file = found[0]
+
+
+@functools.cache
+def source() -> dict[str, str]:
+    """Return path -> text of the files of the source."""
+    files = (path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+    return {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in files}
 
 
 def marks() -> Iterator[tuple[str, str]]:

@@ -2,134 +2,76 @@
 
 from __future__ import annotations
 
-import csv
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from faulty import At, PowerCutError
-from flwr.app import Context
-from pooled import KEY
 from sklearn.svm import SVC
-from zoo import Table
+from zoo import WAYS, Sites, Table, Way, same, users
 
-from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.seeding import uniform
 from fedkern_flwr.simulations import simulate
-from fedkern_flwr.simulations.engines import Fault, Transcript
+from fedkern_flwr.simulations.engines import Fault
 from fedkern_flwr.simulations.engines.faults import Delivery
 from fedkern_flwr.strategies import HierarchicalSVM
 
 STALE = "asynchronous"
-
-
-#: Ways to learn: kind of split, and options.
-RUNS: dict[str, tuple[str, Table]] = {
-    "pairwise": ("two layers", {}),
-    "leave-out": ("two layers", {"lost_groups": "leave-out"}),
-    "balanced": ("two layers", {"rho_schedule": "balanced", "model": "logistic"}),
-    STALE: ("two layers", {"staleness": 2}),
-    "asynchronous, leave-out": ("two layers", {"staleness": 2, "lost_groups": "leave-out"}),
-    "one group": ("one group", {}),
-    "centralised": ("one layer", {"architecture": "centralised"}),
-    "vertical": ("columns", {"partition": "vertical"}),
-}
-
-
 USERS, GROUPS = 8, 4
 
 
-def blobs(n: int = 80) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
-    y = np.where(rng.random(n) < 0.5, 1.0, -1.0)
-    return rng.standard_normal((n, 4)) + 0.6 * y[:, None] + np.arange(4), y
+def contrary() -> list[Table]:
+    """Users of four groups, one of which has other labels: without it the optimum is another."""
+    tables = users(groups=GROUPS)
+    for table in tables[2:4]:
+        table["y"] = 1 - table["y"]
+    return tables
 
 
-def make_tables(split: str) -> list[Table]:
-    """Deal rows to users of four groups of two; or two groups of columns, two users each."""
-    (x, y), common = blobs(), {"classes": [-1.0, 1.0]}
-    if split == "columns":
-        ids, order = np.array([f"person {k}" for k in range(80)]), np.random.default_rng(1)
-        tables: list[Table] = []
-        own = {"alignment_key": KEY}
-        for i in range(2):
-            parts, columns = np.array_split(order.permutation(70), 2), slice(2 * i, 2 * i + 2)
-            for j, rows in enumerate(parts):
-                held = np.arange(70 + j, 80, 2)
-                table = {"x": x[rows, columns], "ids": ids[rows], "group": i, **own}
-                table |= {"x_test": x[held, columns], "ids_test": ids[held]}
-                tables.append(table)
-        tables += [{"role": "agent", "group": i} for i in range(2)]
-        owner = {"role": "owner", "y": y[:70], "ids": ids[:70], "alignment_key": KEY, **common}
-        return [*tables, {**owner, "y_test": y[70:], "ids_test": ids[70:]}]
-    groups = {"two layers": GROUPS, "one group": 1, "one layer": 1}[split]
-    tables = []
-    for k, rows in enumerate(np.array_split(np.arange(72), USERS)):
-        table = {"x": x[rows], "y": y[rows], "group": k * groups // USERS, **common}
-        tables.append({**table, "x_test": x[72 + k : 73 + k], "y_test": y[72 + k : 73 + k]})
-    agents = [{"role": "agent", "group": i} for i in range(groups)]
-    return tables + agents * (split != "one layer")
+_CENTRAL = WAYS["hierarchical-svm, centralised"]
+_LAYERS = replace(WAYS["hierarchical-svm"], tables=contrary)
+
+#: Ways to learn, with options.
+RUNS: dict[str, tuple[Way, Table]] = {
+    "pairwise": (_LAYERS, {}),
+    "leave-out": (_LAYERS, {"lost_groups": "leave-out"}),
+    STALE: (_LAYERS, {"staleness": 2}),
+    "asynchronous, leave-out": (_LAYERS, {"staleness": 2, "lost_groups": "leave-out"}),
+    "centralised": (_CENTRAL, {"architecture": "centralised"}),
+    "vertical": (WAYS["hierarchical-svm, vertical"], {"partition": "vertical"}),
+}
 
 
 @dataclass
-class Network:
+class Network(Sites):
     """The nodes of a run, and what is left of it."""
 
-    folder: Path
-    tables: list[Table]
-    options: Table
-    state: bool = True
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.folder / "run.npz"
+    last: HierarchicalSVM = field(init=False)
 
     @property
     def keep(self) -> Table:
         """Options of a run with a checkpoint."""
-        return {"checkpoint": self.checkpoint, "checkpoint_every": 2}
+        return {"checkpoint": self.folder / "run.npz", "checkpoint_every": 2}
 
-    def client_fn(self, context: Context) -> SVMClient:
-        k = int(context.node_config["partition-id"])
-        table = dict(self.tables[k])
-        if self.state:
-            table["state_dir"] = self.folder / f"node-{k}"
-        if table.get("role") == "owner":
-            table["predictions"] = self.folder / "predictions.csv"
-        return SVMClient(context, **table)
-
-    def fit(
-        self,
-        faults: Any = None,
-        rounds: int = 4,
-        timeout: float = 60.0,
-        transcript: Transcript | None = None,
-        stop_at: int = 0,
-        **options: Any,
+    def learn(
+        self, faults: Any = None, rounds: int = 4, *, stop_at: int = 0, **more: Any
     ) -> HierarchicalSVM:
-        self.folder.mkdir(exist_ok=True, parents=True)
-        common: Table = {"seed": 3, "tolerance": 1e-12}
-        self.last = strategy = HierarchicalSVM(**{**common, **self.options, **options})
+        """Run the strategy, perhaps until an iteration; more: of ``simulate``, or options."""
 
         def on_round(done: int, rounds: int, row: Any) -> None:
             if done == stop_at:
                 raise PowerCutError
 
-        strategy.on_round = on_round if stop_at else None
-        how: Table = {"faults": faults, "num_rounds": rounds, "timeout": timeout}
-        simulate(strategy, self.client_fn, len(self.tables), transcript=transcript, **how)
-        return strategy
-
-    def predictions(self) -> list[float]:
-        path = self.folder / "predictions.csv"
-        if not path.is_file():
-            return []
-        rows = list(csv.reader(path.open()))[1:]
-        return [float(value) for row in sorted(rows) for value in row[1:]]
+        how: Table = {"timeout": 60.0, "num_rounds": rounds, "faults": faults}
+        how |= {name: more.pop(name) for name in ("timeout", "transcript") if name in more}
+        self.last = self.way.make(**more)
+        self.last.on_round = on_round if stop_at else None
+        simulate(self.last, self.client_fn, len(self), **how)
+        return self.last
 
 
 Open = Callable[[str], Network]  # what a fixture gives
@@ -150,13 +92,15 @@ def network(tmp_path: Path) -> Open:
     folders = iter(range(10_000))
 
     def make(name: str) -> Network:
-        split, options = RUNS[name]
-        return Network(tmp_path / str(next(folders)), make_tables(split), options)
+        way, options = RUNS[name]
+        (folder := tmp_path / str(next(folders))).mkdir()
+        given = {"seed": 3, "tolerance": 1e-12, **options}
+        return Network(replace(way, options=given), folder, way.tables())
 
     return make
 
 
-_QUIET: dict[tuple[str, int], tuple[HierarchicalSVM, list[float]]] = {}
+_QUIET: dict[tuple[str, int], Network] = {}
 
 
 @pytest.fixture
@@ -165,17 +109,16 @@ def check(network: Open) -> Callable[..., None]:
 
     def compare(name: str, found: Network, rounds: int = 4) -> None:
         if (name, rounds) not in _QUIET:
-            quiet = network(name)
-            strategy = quiet.fit(rounds=rounds)
-            _QUIET[name, rounds] = strategy, quiet.predictions()
-        right, predictions = _QUIET[name, rounds]
-        rtol, coefficients = 1e-12, found.last.coefficients_
-        np.testing.assert_allclose(coefficients, right.coefficients_, rtol=rtol, atol=1e-12)
-        assert right.coefficients_.size or predictions
-        np.testing.assert_allclose(found.predictions(), predictions, rtol=100 * rtol)
-        assert found.last.metrics_ == pytest.approx(right.metrics_, rel=rtol)
-        mine, theirs = ([r.get("objective", -1.0) for r in s.history_] for s in (found.last, right))
-        assert mine == pytest.approx(theirs, rel=rtol)
+            _QUIET[name, rounds] = network(name)
+            _QUIET[name, rounds].learn(rounds=rounds)
+        right = _QUIET[name, rounds]
+        assert same(found.last.model()[0], right.last.model()[0], 1e-12)
+        assert same(found.written(), right.written(), 1e-12)
+        assert right.written()
+        assert found.last.metrics_ == pytest.approx(right.last.metrics_, rel=1e-12)
+        runs = (found.last.history_, right.last.history_)
+        mine, theirs = ([row.get("objective", -1.0) for row in history] for history in runs)
+        assert mine == pytest.approx(theirs, rel=1e-12)
 
     return compare
 
@@ -187,10 +130,10 @@ def check_optimum(
 
     With the C that was chosen, where C was.
     """
-    users = [t for t in network.tables if "y" in t]
-    there = np.concatenate([np.full(len(t["y"]), t["group"] not in lost) for t in users])
-    x, y = (np.concatenate([t[name] for t in users]) for name in ("x", "y"))
-    z = (x - x.mean(0)) / x.std(0)
+    parts = [t for t in network.tables if "y" in t]
+    there = np.concatenate([np.full(len(t["y"]), t["group"] not in lost) for t in parts])
+    x, y = (np.concatenate([t[name] for t in parts]) for name in ("x", "y"))
+    z, y = (x - x.mean(0)) / x.std(0), np.where(y > 0, 1.0, -1.0)
 
     def objective(w: np.ndarray, b: float) -> float:
         losses = np.maximum(0.0, 1.0 - y * (z @ w + b))[there]

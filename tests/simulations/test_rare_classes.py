@@ -97,17 +97,19 @@ def test_numbers_have_no_classes_to_balance(
     assert commands.complaint("run", *method.split(), *options).endswith("[FK-WEIGHTS-NUMBERS]")
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
-def test_a_balanced_model_on_phases_is_scikit_learns(dtype: type) -> None:
+@pytest.mark.parametrize(("dtype", "intercept"), [(np.uint16, True), (np.uint32, False)])
+def test_a_balanced_model_on_phases_is_scikit_learns(dtype: type, intercept: bool) -> None:
     x, y = rare(300)
     rng = np.random.default_rng(1)
     turns = (x @ rng.standard_normal((4, 30)) * 0.7) / (2 * np.pi) + rng.random(30)
     size = int(np.iinfo(dtype).max) + 1
     phases = (np.floor((turns % 1.0) * size).astype(np.int64) % size).astype(dtype)
     z = np.sqrt(2 / 30) * np.cos(angles(phases))
+    z = np.column_stack([z, np.full(300, 0.5)]) if intercept else z
     targets = encode_classes(y, (0.0, 1.0), "")
     weights = balanced_weights(targets, class_counts(targets))
     one = {"classes": 2, "seed": 0, "multiples": [1], "weights": weights}
+    one["intercept"] = intercept
     chosen = fit("square", phases, targets, regularizations=[1e-2], **one)
     ridge = RidgeClassifier(alpha=1e-2 * 300 / 2, fit_intercept=False, class_weight="balanced")
     right = ridge.fit(z, y).decision_function(z)

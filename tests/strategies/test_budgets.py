@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from identities import know_noise, known_node
 from pooled import stacked
 from refusals import refused
 from scipy import stats
@@ -20,7 +18,6 @@ from zoo import fit as fit_way
 
 from fedkern_flwr.clients import KernelPCAClient, SVMClient
 from fedkern_flwr.errors import TableError
-from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.kernels.random_features import feature_map
 from fedkern_flwr.method import Ask, MethodClient, Sum, answers, contributes
 from fedkern_flwr.privacy.accounting import check_accountant
@@ -191,39 +188,6 @@ def test_kernel_pca_with_much_budget_is_nearly_that_without() -> None:
     little = run(KernelPCA(privacy_epsilon=0.01, features=5, seed=0), KernelPCAClient)
     assert np.isfinite(little.model_["components"]).all()
     assert 0.0 <= little.metrics_["explained"] <= 1.0 + 1e-9
-
-
-def test_a_run_that_lost_too_many_goes_on_with_the_noise_that_it_had(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All but two have answered the last question, and are told that the run broke off."""
-    know_noise(monkeypatch)
-
-    def fit(name: str, faults: Any = None, **more: Any) -> KernelPCA:
-        def serve(context: Context) -> MethodClient:
-            context.node_config["simulation"] = False
-            k = int(context.node_config["partition-id"])
-            policy = NodePolicy(max_epsilon=2.0)  # so nothing is paid for twice
-            own: Any = {"policy": policy, **known_node(tmp_path / name, k, CLIENTS)}
-            return KernelPCAClient(context, X[k, :75], x_test=X[k, 75:100], **own)
-
-        about: Any = {"features": 5, "seed": 0, "attempts": 2, "privacy_epsilon": 2.0, **more}
-        made = KernelPCA(checkpoint=tmp_path / f"{name}.npz", **about)
-        simulate(made, serve, CLIENTS, faults=faults)
-        return made
-
-    def gone(delivery: Any) -> Fault | None:
-        late = delivery.phase == "method" and delivery.round > 3 and delivery.partition in (1, 4)
-        return Fault("error") if late else None
-
-    quiet = fit("quiet")
-    with refused("FK-PARTIES-LOST"):
-        fit("run", gone)
-    found = fit("run", resume=True)
-    for name, values in quiet.model_.items():
-        assert np.array_equal(found.model_[name], values), name
-    assert found.metrics_ == quiet.metrics_
-    assert found.privacy()["budget"] == quiet.privacy()["budget"]
 
 
 def test_a_node_without_the_accountant_is_named_in_a_line_that_says_what_to_install(

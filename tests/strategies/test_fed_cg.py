@@ -39,7 +39,7 @@ def test_the_model_is_that_of_the_pooled_rows(name: str, lam: float, serve: Serv
     make, options = VARIANTS[name]
     lam = max(lam, 1e-2) if {"penalty", "solver"} & set(options) else lam
     nodes = serve(make(), **ALONE)
-    fitted = nodes.fit(regularization=lam, **ALONE, **options)
+    fitted = nodes.learn(regularization=lam, **ALONE, **options)
     near = 1e-7 if name == "constant columns" else 1e-6 if "solver" in options else EXACT
     assert nodes.gap(fitted, lam) <= near
     assert not nodes.files("kernel")
@@ -52,7 +52,7 @@ def test_the_model_is_that_of_the_pooled_rows(name: str, lam: float, serve: Serv
 def test_a_width_per_landmark(serve: Serve) -> None:
     """Equation 4.1: log-uniform around gamma, from the run's seed."""
     nodes = serve(small())
-    made = [nodes.fit(landmark_gamma=True, gamma=0.4, seed=s) for s in (6, 5, 5)]
+    made = [nodes.learn(landmark_gamma=True, gamma=0.4, seed=s) for s in (6, 5, 5)]
     widths = [fitted.gammas_ for fitted in made]
     assert 0.2 <= widths[1].min() < 0.35 < 0.45 < widths[1].max() <= 0.8
     assert nodes.gap(made[2]) <= EXACT
@@ -64,7 +64,7 @@ def test_a_width_per_landmark(serve: Serve) -> None:
 def test_nothing_is_predicted_beyond_the_bound_of_the_labels(serve: Serve) -> None:
     x, y = side(60, 6)
     nodes = serve(deal(x, 2.0 * y[:, None] - 1.0, 2, 2, label_bound=1.0))  # a kernel overshoots
-    fitted = nodes.fit(gamma=1.0, regularization=1e-6)
+    fitted = nodes.learn(gamma=1.0, regularization=1e-6)
     assert np.abs(np.array(list(nodes.outputs().values()))).max() == 1.0
     assert nodes.gap(fitted, 1e-6, bound=1.0) <= EXACT
     assert nodes.gap(fitted, 1e-6) > 0.1
@@ -77,7 +77,7 @@ def test_a_lambda_that_is_lost_in_rounding_is_told_of(
     """What is told is about what a comparison with the pooled rows would find."""
     x = np.random.default_rng(0).random((900, 3))
     nodes = serve(deal(x, (x.sum(axis=1) > 1.5).astype(int), 2, 2, **TWO))
-    found = nodes.gap(nodes.fit(landmarks=60, regularization=lam), lam)
+    found = nodes.gap(nodes.learn(landmarks=60, regularization=lam), lam)
     told = [r.getMessage() for r in caplog.records if "lost in the rounding" in r.getMessage()]
     assert (found > 1e-3, len(told)) == (lam < 1e-3, lam < 1e-3)
     if told:
@@ -89,7 +89,7 @@ def test_distances_may_travel_in_half_the_bytes(bits: int, serve: Serve) -> None
     """At the price of kernels that are rounded: to what the option's documentation says."""
     nodes, record = serve(small(90)), Transcript()
     options: Table = {"distance_bits": bits, "regularization": 1.0, "gamma": 1.0}
-    fitted = nodes.fit({"transcript": record}, **options)
+    fitted = nodes.learn({"transcript": record}, **options)
     assert nodes.gap(fitted, 1.0) <= (EXACT if bits == 64 else 1e-6)
     up = record.entries(phase="hybrid-distances", direction="up")
     assert sum(a.nbytes for e in up for a in e.arrays) == 2 * 3 * 45 * 20 * bits // 8
@@ -101,18 +101,18 @@ def test_distances_may_travel_in_half_the_bytes(bits: int, serve: Serve) -> None
 def test_a_start_that_is_given_is_used(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     """At the solution of another run hardly anything is left to do."""
     nodes, starts, options = serve(small()), [], {"solver": "cg", "regularization": 0.1}
-    cold = nodes.fit(**options)
+    cold = nodes.learn(**options)
 
     def note(number: int, arrays: ArrayRecord) -> None:
         starts.append(arrays.to_numpy_ndarrays()[0])
 
     given = {"initial_arrays": ArrayRecord([cold.coefficients_]), "evaluate_fn": note}
-    warm = nodes.fit(given, **options)
+    warm = nodes.learn(given, **options)
     assert warm.metrics_["iterations"] <= 1 < cold.metrics_["iterations"]
     np.testing.assert_array_equal(starts[0], cold.coefficients_)
     with refused("FK-INITIAL-SHAPE"):
-        nodes.fit({"initial_arrays": ArrayRecord([np.zeros((20, 2))])}, **options)
-    short = nodes.fit({"num_rounds": 2}, preconditioner_rank=0, **options)
+        nodes.learn({"initial_arrays": ArrayRecord([np.zeros((20, 2))])}, **options)
+    short = nodes.learn({"num_rounds": 2}, preconditioner_rank=0, **options)
     assert short.metrics_["iterations"] == 2
     assert "not converged after 2 iterations" in caplog.text
 
@@ -191,7 +191,7 @@ def test_tables_that_do_not_fit_together_end_the_run_at_once(
     spoil(tables)
     nodes, strategy = serve(tables), FedCG(landmarks=20, tune="off", sampling="U", **options)
     with caplog.at_level(logging.DEBUG), refused(code) as caught:
-        nodes.run(strategy)
+        nodes.fit(strategy=strategy)
     assert party in str(caught.value)
     for secret in ("patient", "777"):
         assert secret not in caplog.text + str(caught.value).replace("patients", "")
@@ -205,9 +205,9 @@ def test_clients_do_not_show_their_values_to_a_single_party_either(serve: Serve)
     for hospitals, centres, k in ((2, 1, 2), (1, 2, 0)):
         tables = deal(*side(60, 6), hospitals, centres, **TWO)
         with refused("FK-ALONE-REFUSED") as caught:
-            serve(tables).fit(**ALONE)
+            serve(tables).learn(**ALONE)
         assert f"partition {k}" in str(caught.value)
-        serve(change(tables, k, **ALONE)).fit(**ALONE)
+        serve(change(tables, k, **ALONE)).learn(**ALONE)
 
 
 @pytest.mark.promise("fedcg-counts-alone")
@@ -216,12 +216,12 @@ def test_counts_of_a_single_hospital_are_not_sent(serve: Serve) -> None:
     for table in tables[1:3]:
         table |= {name: table[name][:0] for name in ("x_test", "y_test", "ids_test")}
     nodes = serve(tables)
-    alone = nodes.fit()
+    alone = nodes.learn()
     assert "test_accuracy" not in alone.metrics_
     assert nodes.gap(alone) <= EXACT
-    assert nodes.fit(**ALONE).metrics_["test_accuracy"] > 0.5
+    assert nodes.learn(**ALONE).metrics_["test_accuracy"] > 0.5
     del tables[0]["y_test"]  # without labels they are predicted and not judged
-    assert set(nodes.fit().metrics_) == {"iterations", "residual"}
+    assert set(nodes.learn().metrics_) == {"iterations", "residual"}
 
 
 def test_a_finished_run_without_a_state_folder_leaves_no_file(
@@ -232,7 +232,7 @@ def test_a_finished_run_without_a_state_folder_leaves_no_file(
     nodes, kernels = serve(small(), state_dir=None), set()
     strategy = FedCG(landmarks=20, solver="cg", regularization=1e-2, sampling="U")
     strategy.on_round = lambda *_: kernels.update(temporary.rglob("*.kernel"))
-    nodes.run(strategy)
+    nodes.fit(strategy=strategy)
     assert nodes.gap(strategy, 1e-2) <= 1e-6
     assert len(kernels) == 2  # of the two hospitals, while the run lasted
     assert not [path for path in temporary.rglob("*") if path.is_file()]
@@ -269,7 +269,7 @@ def test_predictions_need_the_landmarks_of_the_model(serve: Serve) -> None:
         return again, nodes
 
     nodes, kept = serve(tables), serve(bare)
-    model, secret = nodes.fit().model(), kept.fit(sampling="N").model()
+    model, secret = nodes.learn().model(), kept.learn(sampling="N").model()
     again, later = predict(tables, model)  # other folders, the seeds of the configuration
     for old, new in zip(tables, later.tables, strict=True):
         new |= (
@@ -287,7 +287,7 @@ def test_predictions_need_the_landmarks_of_the_model(serve: Serve) -> None:
         with refused("FK-KEPT-NONE"):
             predict(bare, made)
     with refused("FK-KEPT-NONE"):  # normal landmarks do not follow from the seed alone
-        predict(tables, serve(tables).fit(sampling="N").model())
+        predict(tables, serve(tables).learn(sampling="N").model())
     with refused("FK-MODEL-PARTIES"):
         predict(tables[:4], model, nodes.folder)
     with refused("FK-MODEL-OPTIONS"):

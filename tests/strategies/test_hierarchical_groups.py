@@ -5,18 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import svm_groups
 from faulty import PowerCutError
-from nodes import Nodes
 from refusals import refused
-from svm_groups import GROUPS, STALE, Open, check_optimum, delays, hits, make_tables
+from svm_groups import GROUPS, STALE, Open, check_optimum, delays, hits
 
-from fedkern_flwr.clients import SVMClient
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations.engines import Fault, Transcript
 from fedkern_flwr.simulations.engines.faults import Delivery
@@ -31,9 +27,9 @@ pytestmark = pytest.mark.timeout(60)  # a loop that waits for nobody must not bl
 
 def test_an_iteration_takes_an_exchange_more_once_a_group_is_lost(network: Open) -> None:
     """The agents' sums have self masks then; before, the same run needs none."""
-    whole, found = network("leave-out").fit(rounds=8), network("leave-out")
+    whole, found = network("leave-out").learn(rounds=8), network("leave-out")
     assert "unmask" not in whole.ledger_.by_phase
-    strategy = found.fit(hits(2, "svm-step", Fault("error"), 5, always=True), 8)
+    strategy = found.learn(hits(2, "svm-step", Fault("error"), 5, always=True), 8)
     attempts, totals = strategy.attempts, strategy.ledger_.by_phase["unmask"]
     assert totals == 1 + 8 - 3  # all but those of three iterations, and one for the last losses
     more = strategy.ledger_.exchanges - whole.ledger_.exchanges
@@ -47,18 +43,18 @@ def test_no_more_than_half_of_the_agents_may_be_lost(network: Open) -> None:
         return Fault("error") if late and delivery.partition in (2, 4) else None
 
     with refused("FK-PARTIES-LOST"):
-        network("leave-out").fit(plan)
+        network("leave-out").learn(plan)
 
 
 def test_a_run_that_is_resumed_after_its_last_exchange_is_judged_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    network: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cut(*_: Any) -> Any:
         raise PowerCutError
 
-    once = {"policy": NodePolicy.of_simulations(max_evaluations=1)}
-    nodes = Nodes(SVMClient, make_tables("two layers"), tmp_path, once)
-    grid, keep = nodes.grid(), {"checkpoint": tmp_path / "run.npz", "checkpoint_every": 2}
+    nodes = network("pairwise")
+    nodes.more["policy"] = NodePolicy.of_simulations(max_evaluations=1)
+    grid, keep = nodes.grid(), nodes.keep
     first = HierarchicalSVM(seed=3, tolerance=1e-12, **keep)
     monkeypatch.setattr(first, "outcomes", cut)
     with pytest.raises(PowerCutError):
@@ -66,7 +62,7 @@ def test_a_run_that_is_resumed_after_its_last_exchange_is_judged_once(
     again = HierarchicalSVM(seed=3, tolerance=1e-12, resume=True, **keep)
     again.start(grid, num_rounds=5)
     quiet = HierarchicalSVM(seed=3, tolerance=1e-12)
-    quiet.start(replace(nodes, folder=tmp_path / "quiet").grid(), num_rounds=5)
+    quiet.start(network("pairwise").grid(), num_rounds=5)
     assert again.metrics_["test_accuracy"] == quiet.metrics_["test_accuracy"] > 0.5
 
 
@@ -77,8 +73,8 @@ def test_a_run_that_left_a_group_out_can_be_resumed(name: str, network: Open) ->
     found, at = network(name), hits(2, "svm-step", Fault("error"), 3, always=True)
     keep = {**found.keep, "tolerance": 2e-3}
     with pytest.raises(PowerCutError):
-        found.fit(at, rounds=60, stop_at=7, **keep)
-    strategy = found.fit(at, rounds=60, resume=True, **keep)
+        found.learn(at, rounds=60, stop_at=7, **keep)
+    strategy = found.learn(at, rounds=60, resume=True, **keep)
     check_optimum(strategy, found, [1])
 
 
@@ -88,9 +84,9 @@ def test_a_checkpoint_that_not_all_could_keep_is_not_written(
     for name, partition in (("pairwise", 9), ("centralised", 3), ("vertical", 4)):
         found = network(name)
         at = hits(partition, "svm-save", Fault("error"), 1, always=True)
-        found.fit(at, **found.keep)
+        found.learn(at, **found.keep)
         assert at.times
-        assert not found.checkpoint.exists()
+        assert not (found.folder / "run.npz").exists()
         check(name, found)
 
 
@@ -115,7 +111,7 @@ def test_no_group_is_further_ahead_than_it_may(
         slow = delivery.phase == "svm-step" and delivery.partition < 2
         return Fault("delay", seconds=0.02) if slow else delays(2, 0.002)(delivery)
 
-    strategy = found.fit(plan, 8, transcript=transcript, staleness=staleness)
+    strategy = found.learn(plan, 8, transcript=transcript, staleness=staleness)
     if not staleness:
         check(name, found, 8)
     done: Counter[int] = Counter()
@@ -140,7 +136,7 @@ def test_a_total_has_two_new_terms_at_least(network: Open) -> None:
         users = delivery.phase == "svm-step"
         return Fault("delay", seconds=0.03 * (delivery.partition // 2)) if users else None
 
-    network("pairwise").fit(plan, 5, transcript=transcript, staleness=3)
+    network("pairwise").learn(plan, 5, transcript=transcript, staleness=3)
     fresh = [sum(tick.values()) for tick in advances(transcript)]
     assert 1 not in fresh
     assert set(fresh) & {2, 3}  # they do not wait for each other
@@ -155,7 +151,7 @@ def test_users_are_not_asked_beyond_the_bound(network: Open) -> None:
             return Fault("delay", seconds=0.02 if delivery.partition < 2 else 0.0)
         return None
 
-    network("pairwise").fit(plan, 6, staleness=2)
+    network("pairwise").learn(plan, 6, staleness=2)
     ahead = 0
     for k, (_, number) in enumerate(asked):
         started = {g: max([r for h, r in asked[: k + 1] if h == g], default=1) for g in range(4)}
@@ -167,7 +163,7 @@ def test_users_are_not_asked_beyond_the_bound(network: Open) -> None:
 @pytest.mark.parametrize("name", [pytest.param("pairwise", marks=pytest.mark.long), "leave-out"])
 def test_stale_groups_reach_the_same_optimum(name: str, staleness: int, network: Open) -> None:
     found = network(name)
-    strategy = found.fit(delays(1, 0.002), 50, staleness=staleness, tolerance=1e-3)
+    strategy = found.learn(delays(1, 0.002), 50, staleness=staleness, tolerance=1e-3)
     check_optimum(strategy, found, rel=2e-3)
     assert max(row["round"] for row in strategy.history_) <= 50
 
@@ -196,7 +192,7 @@ def test_faults_of_groups_that_do_not_wait(
         return faults[k % len(faults)] if struck else slow
 
     late = faults[0].kind == "delay"
-    strategy = found.fit(plan, 50, timeout=0.3 if late else 60.0, tolerance=2e-3)
+    strategy = found.learn(plan, 50, timeout=0.3 if late else 60.0, tolerance=2e-3)
     check_optimum(strategy, found)
 
 
@@ -218,7 +214,7 @@ def test_an_agent_has_one_message_at_a_time(network: Open) -> None:
             return Fault("delay", seconds=0.5)
         return None
 
-    network("asynchronous").fit(plan, 5)
+    network("asynchronous").learn(plan, 5)
     assert waiting["until"] > 0.0
 
 
@@ -234,6 +230,6 @@ def test_replies_that_came_while_the_server_waited_for_agents_are_not_late(netwo
         return Fault("lost request") if lost and next(count) % 4 == 2 else None
 
     count = iter(range(10_000))
-    strategy = found.fit(plan, 4, timeout=1.0)
+    strategy = found.learn(plan, 4, timeout=1.0)
     blamed = [k for k, failures in strategy.ledger_.failures.items() if failures]
     assert {int(k) for k in blamed} == {9}
