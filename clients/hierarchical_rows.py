@@ -190,7 +190,21 @@ class SolverOfUser(SVMNode):
 
     @cached_property
     def _dealt(self) -> NDArray[np.intp]:
-        return deal(len(self.table.y), self.table.digest())
+        """The fold of each row: that of the node's freeze, so that all runs have the same folds."""
+        parts, rows = self.ledger.parts(self.session), len(self.table.y)
+        if parts is None:
+            return deal(rows, self.table.digest())
+        return (parts[:rows] - 1).astype(np.intp) % FOLDS
+
+    def weight(self, order: Order, rows: int) -> float:
+        """Count numbers that are about the rows of some folds as if these were all that there are.
+
+        What is about the rows outside of each of several folds can be spread over all rows.
+        """
+        own = len(self.table.y)
+        fewest = min((int((~self._held_out(k)).sum()) for k in range(self._folds)), default=own)
+        spread = own / (self._folds * max(1, fewest)) if self._trying else 1.0
+        return super().weight(order, rows) * max(1.0, spread)
 
     def _weights(self, output: int) -> Floats | None:
         """Return the weights of the rows to learn from, where classes are weighted."""

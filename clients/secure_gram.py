@@ -172,7 +172,7 @@ class GramClient(AnsweringClient):
 
     freezes_apart = True
     state_class = Released
-    labels_of_row: ClassVar[int] = 0
+    labels_of_row = 0
     #: A node may hold a single user, whom the other nodes' users hide.
     records: ClassVar[bool] = False
     _sum_name = ""  # of the order at hand

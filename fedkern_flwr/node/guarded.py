@@ -54,7 +54,7 @@ class GuardedNode:
     #: Whether it counts the numbers of its sums itself, such as those of windows of a stream.
     counts_windows: ClassVar[bool] = False
     #: Unknowns of a row beside its columns.
-    labels_of_row: ClassVar[int] = 1
+    labels_of_row: int = 1
     #: Whether it adds noise in runs that have a budget of privacy.
     adds_noise: bool = False
     #: Whether anything that its method releases depends on values of rows.
