@@ -66,7 +66,7 @@ class SVMNode(TableClient):
         super().__init__(context, x, y, check=lambda: self._check(x, y), **table)
         self.group = _group(group if group is not None else context.node_config.get("group", 0))
         self.bound = bound
-        self.labels_of_row = int(not self.shows_rows)
+        self.labels_of_row, self.rows_chosen = int(not self.shows_rows), self.shows_rows
         self._prepared: tuple[Floats, ...] = ()
 
     def _check(self, x: object, y: object) -> None:

@@ -62,15 +62,15 @@ class ColumnRounds(SVMOptions):
         """Plan iterations within what the users' nodes grant this run; see ``plan_sizes``.
 
         Users count statistics of columns, and for each visit products with the messages, objective
-        and bound. There are two visits more than iterations.
+        and bound. There are two visits more than iterations. A user's own rows alone are hidden, as
+        the server chooses those of the others.
         """
-        plan, fits = self.row_plan_, list[tuple[float, Allowance]]()
-        for group in self.groups_:
-            rows = {user: len(plan.learned(user)) for user in group.users}
-            users = [self.party_of(user) for user in group.users]
-            allowed, columns = allowance(users, labels=0, rows=rows), users[0].features
-            left = allowed.numbers - 2 * DIGITS * columns
-            fits.append((left / (columns * self.outputs_ + 2) - 2, allowed))
+        fits = list[tuple[float, Allowance]]()
+        for user in map(self.party_of, self.users_):
+            rows = {user.partition: len(self.row_plan_.learned(user.partition))}
+            allowed = allowance([user], labels=0, rows=rows)
+            left = allowed.numbers - 2 * DIGITS * user.features
+            fits.append((left / (user.features * self.outputs_ + 2) - 2, allowed))
         fit, allowed = min(fits, key=lambda one: one[0])
         if any(one.planned for _, one in fits):
             if self.num_rounds == self.default_rounds:

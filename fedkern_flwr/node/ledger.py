@@ -274,6 +274,8 @@ class Telling:
         Order, rows behind the sum -> weight of a number, which is less than 1 of counts.
     products : callable
         Order -> columns whose products it sums.
+    chosen : bool
+        Whether the server chooses the rows of all parties: it may have chosen few of the others'.
     """
 
     exact: bool
@@ -287,6 +289,7 @@ class Telling:
     counted: Callable[[Order], bool]
     weight: Callable[[Order, int], float]
     products: Callable[[Order], int]
+    chosen: bool = False
 
     def openings(
         self,
@@ -316,7 +319,7 @@ class Telling:
             if order.self_masks:
                 alive = least_survivors(rows_of, cohort.threshold, own=party.partition)
             others = 0
-            if one.cohort is not None:
+            if one.cohort is not None and not self.chosen:
                 hidden = hidden_rows(rows_of, alive, own=party.partition, receiver=order.receiver)
                 others = hidden - rows_of[party.partition]
             if rows is not None:  # who is asked for few rows cannot count on all of the others

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from faulty import PowerCutError
 from flwr.app import Context
 from identities import known_node
 from pooled import KEY
@@ -29,9 +30,8 @@ class Federation:
 
     folder: Path
     tables: list[Table]
-    sent: list[tuple[str, int, float]] = field(default_factory=list)
 
-    def run(self, **options: Any) -> HierarchicalSVM:
+    def run(self, stop_at: int = 0, **options: Any) -> HierarchicalSVM:
         def client_fn(context: Context) -> SVMClient:
             k = int(context.node_config["partition-id"])
             context.node_config["simulation"] = False
@@ -41,6 +41,12 @@ class Federation:
         given = dict(options)
         rounds = {"num_rounds": given.pop("num_rounds")} if "num_rounds" in given else {}
         strategy = HierarchicalSVM(**given)
+
+        def on_round(done: int, *_: Any) -> None:
+            if done == stop_at:
+                raise PowerCutError
+
+        strategy.on_round = on_round
         simulate(strategy, client_fn, len(self.tables), **rounds)
         return strategy
 
@@ -58,9 +64,9 @@ class Federation:
         return NodeLedger(self.folder / str(k), k)
 
 
-def columns(folder: Path, rows: int, *, binary: bool = False) -> Federation:
-    """Two groups of four columns, with two users of so many rows each, and a label owner."""
-    rng, every = np.random.default_rng(1), 2 * rows
+def columns(folder: Path, rows: int, *, users: int = 2, binary: bool = False) -> Federation:
+    """Two groups of four columns, with users of so many rows each, and a label owner."""
+    rng, every = np.random.default_rng(1), users * rows
     x = rng.standard_normal((every + HELD_OUT, 2 * COLUMNS)) + np.arange(2 * COLUMNS)
     x = np.round(rng.random(x.shape)) if binary else x
     y = np.where((x - x.mean(0)).sum(1) + rng.standard_normal(len(x)) > 0.0, 1.0, -1.0)
@@ -68,7 +74,7 @@ def columns(folder: Path, rows: int, *, binary: bool = False) -> Federation:
     learned, held = np.split(np.arange(len(x)), [every])
     tables: list[Table] = []
     for i in range(2):
-        for part, tests in zip(np.split(learned, 2), np.split(held, 2), strict=True):
+        for part, tests in zip(np.split(learned, users), np.array_split(held, users), strict=True):
             own = slice(COLUMNS * i, COLUMNS * (i + 1))
             table = {"x": x[part, own], "ids": ids[part], "group": i, **key}
             tables.append({**table, "x_test": x[tests, own], "ids_test": ids[tests]})
@@ -115,6 +121,18 @@ def test_a_usual_run_by_columns_is_planned_and_a_repeated_one_is_free(tmp_path: 
     assert nodes.refusals == []
 
 
+def test_a_run_by_columns_that_is_resumed_opens_nothing_twice(tmp_path: Path) -> None:
+    nodes, quiet = (columns(tmp_path / name, 200) for name in ("cut", "quiet"))
+    right = quiet.run(partition="vertical")
+    keep: Table = {"checkpoint": tmp_path / "run.npz", "checkpoint_every": 2}
+    with pytest.raises(PowerCutError):
+        nodes.run(partition="vertical", stop_at=5, **keep)
+    again = nodes.run(partition="vertical", resume=True, **keep)
+    assert again.metrics_["objective"] == pytest.approx(right.metrics_["objective"], rel=1e-12)
+    assert nodes.opened() == quiet.opened()
+    assert nodes.refusals == []
+
+
 def test_a_short_run_by_columns_says_how_far_it_came(tmp_path: Path) -> None:
     found = columns(tmp_path, 60).run(partition="vertical")
     assert found.history_[-1]["round"] == 1
@@ -132,6 +150,15 @@ def test_runs_by_columns_open_no_more_than_the_rows_hide(tmp_path: Path) -> None
     with refused("FK-CELLS-NUMBERS"):
         nodes.run(partition="vertical", C=27.0, num_rounds=5, tolerance=1e-9)
     nodes.run(partition="vertical", C=9.0, num_rounds=5, tolerance=1e-9)
+
+
+def test_a_user_by_columns_counts_its_own_rows_alone(tmp_path: Path) -> None:
+    """The server could plan with few rows of the others, and these hide nobody's."""
+    nodes = columns(tmp_path, 60, users=3)
+    nodes.run(partition="vertical", num_rounds=8, tolerance=1e-9)
+    with NodeLedger(tmp_path / "0", 0).file.open() as db:
+        query = "SELECT DISTINCT rows, others FROM opened WHERE purpose = 'group' AND each = 0"
+        assert db.execute(query).fetchall() == [(60, 0)]
 
 
 def test_columns_of_two_values_hide_little(tmp_path: Path) -> None:
