@@ -154,6 +154,14 @@ class SVMNode(TableClient):
                 raise refusal(
                     f"{name} that is no positive number", self.name, code="FK-MESSAGE-FIELD"
                 )
+        if isinstance(request, wire.PlanRequest) and (
+            not self.shows_rows or request.agent == request.owner
+        ):  # who is both weighs one row by 1 and all others by 0, and reads it in the sum
+            raise refusal(
+                "sums of columns from a user with labels, or for one party in two roles",
+                self.name,
+                code="FK-ASKED-MORE",
+            )
         reply = method(request)
         if isinstance(request, _NUMBERED):
             self.kept.settings["done"] = request.round

@@ -123,10 +123,9 @@ class NodeOfColumns(SVMNode):
             found |= {"mean": mean, "deviation": deviation}
         x, learned = (self._columns() - found["mean"]) / found["deviation"], self._learned
         if request.message and wire.GROUP_SUM in orders:
-            place = ("message", request.message_round)
-            message = self.unseal(owner, request.message, (-1, width), *place)
+            place, held = ("message", request.message_round), self._held(learned)
+            message = self.unseal(owner, request.message, (len(held), width), *place)
             self.check(wire.GROUP_SUM, agent)
-            held = self._held(learned)
             order = np.argsort(held)  # that of the table: the same bits in each run
             message = message[order]
             to_agent, _ = visit(x[learned][order], message, None)

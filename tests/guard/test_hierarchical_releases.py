@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from conversation import asked
 from faulty import PowerCutError
 from flwr.app import Context
 from identities import known_node
@@ -192,3 +194,16 @@ def test_the_folds_of_c_are_those_of_the_freeze_in_all_runs(tmp_path: Path) -> N
             table |= {name: table[name][order] for name in ("x", "y", "ids")}
     assert losses[0] == pytest.approx(losses[1], rel=1e-9)
     assert nodes.refusals == []
+
+
+def test_nobody_weighs_single_rows_and_opens_the_sum() -> None:
+    """One that is agent and owner would read a row in each visit, also of users with labels."""
+    one = asked("hierarchical-svm, vertical", "svm-columns at user")
+    assert one.try_out() == ("", False)
+    said, counted = one.try_out(request=replace(one.request, owner=one.request.agent))
+    assert said.endswith("FK-ASKED-MORE]")
+    assert counted
+    labelled = copy.copy(one.client)
+    labelled.table = copy.copy(labelled.table)
+    labelled.table.y = np.ones((labelled.table.rows, 1))
+    assert one.try_out(labelled)[0].endswith("FK-ASKED-MORE]")
