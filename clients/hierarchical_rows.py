@@ -201,10 +201,11 @@ class SolverOfUser(SVMNode):
 
         What is about the rows outside of each of several folds can be spread over all rows.
         """
-        own = len(self.table.y)
-        fewest = min((int((~self._held_out(k)).sum()) for k in range(self._folds)), default=own)
-        spread = own / (self._folds * max(1, fewest)) if self._trying else 1.0
-        return super().weight(order, rows) * max(1.0, spread)
+        spread = 1.0
+        if self._trying:
+            fewest = min(int((~self._held_out(k)).sum()) for k in range(self._folds))
+            spread = max(1.0, len(self.table.y) / (self._folds * max(1, fewest)))
+        return super().weight(order, rows) * spread
 
     def _weights(self, output: int) -> Floats | None:
         """Return the weights of the rows to learn from, where classes are weighted."""
