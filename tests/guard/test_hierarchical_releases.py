@@ -196,6 +196,16 @@ def test_the_folds_of_c_are_those_of_the_freeze_in_all_runs(tmp_path: Path) -> N
     assert nodes.refusals == []
 
 
+def test_what_one_fold_leaves_is_spread_over_fewer_rows(tmp_path: Path) -> None:
+    nodes = rows(tmp_path, 3, 600)
+    found = nodes.run()
+    assert found.result()["tuned"]["by"] == "one fold of 3"
+    used, after = nodes.opened(), found.history_[-1]["round"] - 12
+    assert used["users"] > 1.5 * 11 * 4 * (COLUMNS + 4) + after * (COLUMNS + 4)
+    assert sum(used.values()) <= 0.2 * 1200 * (COLUMNS + 1 / 64)
+    assert nodes.refusals == []
+
+
 def test_nobody_weighs_single_rows_and_opens_the_sum() -> None:
     """One that is agent and owner would read a row in each visit, also of users with labels."""
     one = asked("hierarchical-svm, vertical", "svm-columns at user")
