@@ -66,6 +66,7 @@ class SVMNode(TableClient):
         super().__init__(context, x, y, check=lambda: self._check(x, y), **table)
         self.group = _group(group if group is not None else context.node_config.get("group", 0))
         self.bound = bound
+        self.labels_of_row, self.rows_chosen = int(not self.shows_rows), self.shows_rows
         self._prepared: tuple[Floats, ...] = ()
 
     def _check(self, x: object, y: object) -> None:
@@ -94,10 +95,13 @@ class SVMNode(TableClient):
         return [request.agent] if known else ()
 
     def is_counted(self, order: Order) -> bool:
-        """Tell whether a sum is about rows: those of a group of users are as well."""
-        of_rows = isinstance(self._request, wire.SolveRequest)
-        of_group = order.name.partition("#")[0] == wire.GROUP_SUM
-        return super().is_counted(order) or (of_rows and of_group)
+        """Tell whether a sum is about rows: those of a group are, as an agent may pass them on."""
+        return super().is_counted(order) or order.name.partition("#")[0] == wire.GROUP_SUM
+
+    def weight(self, order: Order, rows: int) -> float:
+        """Count objective and bound, which follow from a visit and the label owner sends."""
+        told = 2 if isinstance(self._request, wire.VisitRequest) else 0
+        return super().weight(order, rows) + told / order.length
 
     @property
     def shows_rows(self) -> bool:
@@ -150,6 +154,14 @@ class SVMNode(TableClient):
                 raise refusal(
                     f"{name} that is no positive number", self.name, code="FK-MESSAGE-FIELD"
                 )
+        if isinstance(request, wire.PlanRequest) and (
+            not self.shows_rows or request.agent == request.owner
+        ):  # who is both weighs one row by 1 and all others by 0, and reads it in the sum
+            raise refusal(
+                "sums of columns from a user with labels, or for one party in two roles",
+                self.name,
+                code="FK-ASKED-MORE",
+            )
         reply = method(request)
         if isinstance(request, _NUMBERED):
             self.kept.settings["done"] = request.round

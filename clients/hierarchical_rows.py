@@ -190,7 +190,22 @@ class SolverOfUser(SVMNode):
 
     @cached_property
     def _dealt(self) -> NDArray[np.intp]:
-        return deal(len(self.table.y), self.table.digest())
+        """The fold of each row: that of the node's freeze, so that all runs have the same folds."""
+        parts, rows = self.ledger.parts(self.session), len(self.table.y)
+        if parts is None:
+            return deal(rows, self.table.digest())
+        return (parts[:rows] - 1).astype(np.intp) % FOLDS
+
+    def weight(self, order: Order, rows: int) -> float:
+        """Count numbers that are about the rows of some folds as if these were all that there are.
+
+        What is about the rows outside of each of several folds can be spread over all rows.
+        """
+        spread = 1.0
+        if self._trying:
+            fewest = min(int((~self._held_out(k)).sum()) for k in range(self._folds))
+            spread = max(1.0, len(self.table.y) / (self._folds * max(1, fewest)))
+        return super().weight(order, rows) * spread
 
     def _weights(self, output: int) -> Floats | None:
         """Return the weights of the rows to learn from, where classes are weighted."""

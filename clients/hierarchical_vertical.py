@@ -20,6 +20,7 @@ from fedkern_flwr.groups.digits import from_digits, to_digits
 from fedkern_flwr.groups.linear_model import outputs
 from fedkern_flwr.guard import check_selection, check_size, refusal
 from fedkern_flwr.node.answering import answers
+from fedkern_flwr.secure_sum.noise_keys import asked
 from fedkern_flwr.solvers.dual_subspace import LabelOwner, objective, visit
 
 from .hierarchical_node import SVMNode
@@ -66,6 +67,19 @@ def read_part(client: SVMNode, session: str, *names: str) -> list[Floats]:
 class NodeOfColumns(SVMNode):
     """What users, agents and the label owner answer in a vertical split."""
 
+    _multiplied = ""
+
+    def question(self) -> str:
+        """Name what is asked of the rows, so that a repeated run asks the same.
+
+        What is sealed, and the order of the rows, are others in each run.
+        """
+        if isinstance(self._request, wire.ColumnsRequest):
+            return f"columns of {self._request.rows} rows"
+        if isinstance(self._request, wire.VisitRequest):
+            return self._multiplied
+        return super().question()
+
     # -- users
 
     @answers(wire.ColumnsRequest)
@@ -79,8 +93,9 @@ class NodeOfColumns(SVMNode):
         names = ("agent", "owner", "rows", "all_rows")
         self.pin(plan=plan, **{name: getattr(request, name) for name in names})
         self.kept.arrays |= {"take": request.take, "place": request.place}
-        x = self._columns()[self._learned]
-        self.note_rows(wire.GROUP_SUM, self._held(self._learned))
+        held = np.sort(self._held(self._learned))
+        self.note_rows(wire.GROUP_SUM, held)
+        x = self.table.features_of(held)
         share = to_digits(np.concatenate([x.sum(0), (x**2).sum(0)]) / request.rows)
         self.ordered.contribute(wire.GROUP_SUM, share)
         return wire.ColumnsReply()
@@ -108,11 +123,14 @@ class NodeOfColumns(SVMNode):
             found |= {"mean": mean, "deviation": deviation}
         x, learned = (self._columns() - found["mean"]) / found["deviation"], self._learned
         if request.message and wire.GROUP_SUM in orders:
-            place = ("message", request.message_round)
-            message = self.unseal(owner, request.message, (-1, width), *place)
+            place, held = ("message", request.message_round), self._held(learned)
+            message = self.unseal(owner, request.message, (len(held), width), *place)
             self.check(wire.GROUP_SUM, agent)
-            to_agent, _ = visit(x[learned], message, None)
-            self.note_rows(wire.GROUP_SUM, self._held(learned))
+            order = np.argsort(held)  # that of the table: the same bits in each run
+            message = message[order]
+            to_agent, _ = visit(x[learned][order], message, None)
+            self._multiplied = asked("visit", message, found["mean"], found["deviation"])
+            self.note_rows(wire.GROUP_SUM, held)
             self.ordered.contribute(wire.GROUP_SUM, to_agent.ravel() / own["rows"])
         name = wire.JUDGED_SUM if request.judge else wire.OUTPUT_SUM
         if request.weights and name in orders:
@@ -206,7 +224,9 @@ class NodeOfColumns(SVMNode):
 
     def _next_message(self, request: wire.OwnerRequest) -> None:
         own, found = self.kept.settings, self.kept.arrays
-        rows = self._held(slice(own["rows"]))
+        held = self._held(slice(own["rows"]))
+        order = np.argsort(held)  # that of the table: a repeated run has the same messages
+        rows = held[order]
         try:
             leader = LabelOwner(own["loss"], self.table.y[rows], own["c"], 0, numbers=rows)
         except OptionError as error:  # which follows from labels
@@ -214,12 +234,13 @@ class NodeOfColumns(SVMNode):
         if "sent" in found:
             leader.unpack(found)
         if request.kind in ("step", "last"):
-            leader.receive(self._outputs(wire.OUTPUT_SUM, int(own["rows"])) * own["rows"])
+            outputs = self._outputs(wire.OUTPUT_SUM, int(own["rows"]))
+            leader.receive(outputs[order] * own["rows"])
         known = bool(np.isfinite(leader.bound).all())
         gap, value = float(leader.gap.sum()), float(leader.objective.sum())
         finished = request.kind == "last" or (known and gap <= request.tolerance * value)
-        found["message"] = leader.model_message() if finished else leader.next_message()
-        found |= {**leader.pack(), "bias": leader.bias}
+        message = leader.model_message() if finished else leader.next_message()
+        found |= {**leader.pack(), "bias": leader.bias, "message": message[np.argsort(order)]}
         bound = float(leader.bound.sum()) if known else 0.0
         own |= {"model": finished, "objective": value, "bound": bound}
 

@@ -26,6 +26,7 @@ from fedkern_flwr.judging.judges import Judges
 from fedkern_flwr.method import Ask, Save, Steps, Term, option
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.private_method import PrivateMethod
+from fedkern_flwr.reporting import iterations_ended
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.solvers.local_solvers import Loss
 from fedkern_flwr.strategy import Arrays, logger
@@ -390,6 +391,12 @@ class SVMOptions(Judges, PrivateMethod):
     def question(self, requests: Mapping[int, Any], reply: Any, **more: Any) -> Ask:
         """Return the question of the step at hand."""
         return Ask(requests, reply=reply, number=self.step, **more)
+
+    def note_end(self, last: int, *, converged: bool, apart: str) -> dict[str, Any]:
+        """Return how the run ended; note it if it stopped at its share."""
+        if self.notes_ and not converged and self.num_rounds < self.default_rounds:
+            self.notes_.append(f"stopped after {last} iterations, which is its share: {apart}")
+        return iterations_ended(last, converged, apart, MORE_ROUNDS)
 
     def is_due(self, done: int) -> bool:
         """Tell whether a checkpoint is due after so many iterations."""

@@ -38,6 +38,7 @@ from .hierarchical_options import FEATURES, USERS, SVMOptions
 
 _NONE, _NOTHING = np.zeros(0), np.zeros((0, 0))
 _STATISTICS = 3  # of each output: loss, primal residual, pull
+_ONE_FOLD = 5 / 3  # what is learned from the other rows is spread over these alone
 _ENOUGH = 40  # iterations in which rho has risen: with fewer more frequencies or several C harm
 
 
@@ -132,14 +133,16 @@ class RowRounds(SVMOptions):
         if self.kind == "rbf" and self.features is None:
             free = allowed.numbers - digits - _ENOUGH * outputs * (1 + _STATISTICS)
             self.fitting_ = int(min(max(1, free // (2 * _ENOUGH * outputs + 4)), FEATURES))
-        taken, each = digits + 4 * self.frequencies, outputs * (self.shape_[1] + _STATISTICS)
+        taken = float(digits + 4 * self.frequencies)
+        each = outputs * (self.shape_[1] + _STATISTICS)
         trial = ITERATIONS * len(TRIED) * each  # of a fold
         spare = allowed.numbers - taken - (_ENOUGH - ITERATIONS) * each
-        folds = [n for n in (FOLDS, 1) if n * trial <= spare] if self.C is None else []
+        trials = {FOLDS: FOLDS * trial, 1: trial * _ONE_FOLD}
+        folds = [n for n in trials if trials[n] <= spare] if self.C is None else []
         self._most_folds = max(folds, default=0)
         tries = self._most_folds and not self._why_not()
         if tries:
-            taken += folds_held_out(outputs, self.shape_[1], self._most_folds) * trial
+            taken += trials[folds_held_out(outputs, self.shape_[1], self._most_folds)]
         fit = max(1, int((allowed.numbers - taken) // each) + ITERATIONS * bool(tries))
         if self.num_rounds == self.default_rounds:
             self.num_rounds = min(self.num_rounds, fit)
@@ -148,11 +151,6 @@ class RowRounds(SVMOptions):
     def _note_sizes(self, allowed: Allowance) -> None:
         of_rbf = f", {self.frequencies} frequencies" if self.frequencies else ""
         self.note_plan(f"{self.num_rounds} iterations{of_rbf}", allowed)
-
-    def note_end(self, found: Learned, last: int, apart: str) -> None:
-        """Note that the run has stopped at its share, and how far it was from the optimum."""
-        if self.notes_ and not found.converged and self.num_rounds < self.default_rounds:
-            self.notes_.append(f"stopped after {last} iterations, which is its share: {apart}")
 
     # -- C is chosen
 

@@ -240,7 +240,9 @@ class HierarchicalSVM(GroupRounds, PrivateRounds, ColumnRounds):
     def rounds(self, parties: Sequence[DescribeReply]) -> Rounds:
         """Fit the model and judge it on held-out rows."""
         known = self.saved_meta_
-        if self.partition == "horizontal" and self.budget is None:
+        if self.partition == "vertical":
+            self.plan_iterations()
+        elif self.budget is None:
             self.take_sizes(known["trials"]) if known else self.plan_sizes()
         self.planned = self.num_rounds
         if known:
@@ -274,8 +276,7 @@ class HierarchicalSVM(GroupRounds, PrivateRounds, ColumnRounds):
         left_out = {"groups_left_out": len(found.lost)} if found.lost else {}
         row = self.history_[-1] if self.history_ else {}
         apart = ", ".join(f"{name} residual {row[name]:.1e}" for name in _RESIDUALS if name in row)
-        ended = iterations_ended(last, found.converged, apart, MORE_ROUNDS)
-        self.note_end(found, last, apart)
+        ended = self.note_end(last, converged=found.converged, apart=apart)
         return {**judged, **ended, **left_out}
 
     def _take_model(self, model: Floats) -> None:

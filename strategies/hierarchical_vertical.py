@@ -16,9 +16,9 @@ from fedkern_flwr.groups.digits import DIGITS
 from fedkern_flwr.groups.members import OWNER
 from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.method import Deliver, Round, Steps, Term
-from fedkern_flwr.reporting import iterations_ended
+from fedkern_flwr.planning import Allowance, allowance
 
-from .hierarchical_options import MORE_ROUNDS, SVMOptions
+from .hierarchical_options import SVMOptions
 
 _OVERHEAD = 28  # bytes that sealing adds
 _NOTHING, _BYTES = np.zeros(0, np.int32), np.zeros(0, np.uint8)
@@ -56,6 +56,27 @@ class ColumnRounds(SVMOptions):
     def _owner(self) -> int:
         return int(next(p.partition for p in self.described_parties() if p.role == OWNER))
 
+    # -- what the nodes' release limits allow
+
+    def plan_iterations(self) -> None:
+        """Plan iterations within what the users' nodes grant this run; see ``plan_sizes``.
+
+        Users count statistics of columns, and for each visit products with the messages, objective
+        and bound. There are two visits more than iterations. A user's own rows alone are hidden, as
+        the server chooses those of the others.
+        """
+        fits = list[tuple[float, Allowance]]()
+        for user in map(self.party_of, self.users_):
+            rows = {user.partition: len(self.row_plan_.learned(user.partition))}
+            allowed = allowance([user], labels=0, rows=rows)
+            left = allowed.numbers - 2 * DIGITS * user.features
+            fits.append((left / (user.features * self.outputs_ + 2) - 2, allowed))
+        fit, allowed = min(fits, key=lambda one: one[0])
+        if any(one.planned for _, one in fits):
+            if self.num_rounds == self.default_rounds:
+                self.num_rounds = int(min(self.num_rounds, max(1.0, fit)))
+            self.note_plan(f"{self.num_rounds} iterations", allowed)
+
     # -- the loop
 
     def column_rounds(self) -> Steps:
@@ -86,7 +107,7 @@ class ColumnRounds(SVMOptions):
         yield from self._visit("judge")
         yield from self._open_and_lead(None, "judge")
         apart = f"relative gap {(objective - bound) / objective:.1e}"
-        ended = iterations_ended(done, converged, apart, MORE_ROUNDS)
+        ended = self.note_end(done, converged=converged, apart=apart)
         found: dict[str, Any] = {"objective": self._last.objective, **ended}
         if not self._last.counts.size:
             self.note_untold()

@@ -26,6 +26,7 @@ _HEAD = "# What this node takes part in. A line that begins with # is the defaul
 RULES: Mapping[str, str] = {
     "methods": "names under which runs may be opened; all if empty",
     "min_parties": "least number of parties in a sum; by default 2 where the method says so",
+    "colluders": "parties that may work with the server: sums need so many more",
     "min_own_rows": "least number of own rows, and of rows that sums tell apart",
     "min_sum_rows": "least number of declared rows behind a sum",
     "min_evaluation_rows": "least number of held-out rows of each party in figures",
@@ -57,7 +58,10 @@ class NodePolicy:
         Methods that it takes part in, by the names under which runs are opened; all if empty. The
         server gives that name: which phases a node answers is decided by the app that it runs.
     min_parties : int, optional
-        Least number of parties in a sum. By default 3, or 2 where the method states that two do.
+        Least number of parties in a sum, and of those that were in every cohort with which its rows
+        were summed. By default 3, or 2 where the method states that two do.
+    colluders : int
+        Parties that may work with the server: both numbers of parties are larger by it.
     min_own_rows : int
         Least number of rows with which it takes part, if it has any; and least number of rows that
         the sums of all its runs tell apart from the others.
@@ -103,6 +107,7 @@ class NodePolicy:
 
     methods: tuple[str, ...] = ()
     min_parties: int | None = None
+    colluders: int = 0
     min_own_rows: int = 5
     min_sum_rows: int = 5
     min_evaluation_rows: int = 5
@@ -157,7 +162,8 @@ class NodePolicy:
 
     def least_parties(self, enough: int) -> int:
         """Return how many parties a sum must have, in a method that states that so many do."""
-        return min(_PARTIES, enough) if self.min_parties is None else self.min_parties
+        least = min(_PARTIES, enough) if self.min_parties is None else self.min_parties
+        return least + self.colluders
 
 
 def read_policy(path: str | Path) -> NodePolicy:

@@ -55,6 +55,8 @@ class GuardedNode:
     counts_windows: ClassVar[bool] = False
     #: Unknowns of a row beside its columns.
     labels_of_row: int = 1
+    #: Whether the server chooses the rows of all parties, so that only its own count as hidden.
+    rows_chosen: bool = False
     #: Whether it adds noise in runs that have a budget of privacy.
     adds_noise: bool = False
     #: Whether anything that its method releases depends on values of rows.
@@ -265,6 +267,7 @@ class GuardedNode:
             counted=self.is_counted,
             weight=self.weight,
             products=self.products,
+            chosen=self.rows_chosen,
         )
         for problem in self.ledger.enter(session, self.sums, telling):
             self._small = self._small or problem

@@ -276,6 +276,8 @@ class Telling:
         Order, rows behind the sum -> weight of a number, which is less than 1 of counts.
     products : callable
         Order -> columns whose products it sums.
+    chosen : bool
+        Whether the server chooses the rows of all parties: it may have chosen few of the others'.
     """
 
     exact: bool
@@ -290,6 +292,7 @@ class Telling:
     counted: Callable[[Order], bool]
     weight: Callable[[Order, int], float]
     products: Callable[[Order], int]
+    chosen: bool = False
 
     def openings(
         self,
@@ -319,7 +322,7 @@ class Telling:
             if order.self_masks:
                 alive = least_survivors(rows_of, cohort.threshold, own=party.partition)
             unknowns, others = self.unknowns, 0
-            if one.cohort is not None:
+            if one.cohort is not None and not self.chosen:
                 among = {"own": party.partition, "receiver": order.receiver}
                 row = hidden_beside(rows_of, alive, unknowns, self.beside, **among)
                 unknowns, others = row

@@ -697,3 +697,10 @@ def test_no_sum_of_categories_is_of_few_rows(
 def test_half_of_the_rows_are_few_as_well(sign: float) -> None:
     x = sign * np.array([0.0, 0.0, 0.0, 1.0, 2.0, 3.0])[:, None]
     assert np.ptp(merge_rows(x, 5)) == 0.0
+
+
+def test_of_one_row_or_two_there_are_no_products_of_columns() -> None:
+    """Nothing tells which of two values is the rare one."""
+    x = np.array([[0.1, 1.0, 2.0], [0.2, 0.0, 3.0]])
+    assert not merge_rows(x, 5).any()
+    assert not merge_rows(x[:1], 2).any()

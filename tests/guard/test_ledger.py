@@ -179,6 +179,17 @@ def test_a_run_without_one_pinned_party_is_refused(
     answer(other, "a", cohort=PARTIES[1:], parties=4)  # within a run the protocol sees to it
 
 
+def test_each_colluder_needs_one_party_more_that_was_always_there(tmp_path: Path) -> None:
+    """Three parties were in both sums: two of them tell the server theirs, and nothing hides."""
+    ledger = NodeLedger(tmp_path)
+    for session in "ab":
+        open_run(ledger, session, table(range(20)))
+    answer(ledger, "a")
+    with refused("FK-CELLS-PARTIES"):
+        answer(ledger, "b", cohort=PARTIES[:3], parties=3, policy=NodePolicy(colluders=1))
+    answer(ledger, "b", cohort=PARTIES[:3], parties=3)
+
+
 def test_rows_summed_one_by_one_may_be_any_of_the_same_parties(tmp_path: Path) -> None:
     ledger = NodeLedger(tmp_path)
     for session in "ab":

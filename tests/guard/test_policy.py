@@ -117,4 +117,6 @@ def test_the_command_shows_what_a_node_would_accept(
 def test_the_least_number_of_parties_follows_the_method_unless_it_is_named() -> None:
     assert [NodePolicy().least_parties(enough) for enough in (2, 3)] == [2, 3]
     assert NodePolicy(min_parties=4).least_parties(2) == 4
+    assert NodePolicy(colluders=2).least_parties(2) == 4
+    assert NodePolicy(min_parties=4, colluders=1).least_parties(2) == 5
     assert NodePolicy.of_simulations().max_epsilon == math.inf

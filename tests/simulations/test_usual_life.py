@@ -9,10 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 from app_sites import Import, Site, cells, write
+from faulty import PowerCutError
+from flwr.app import Context
 from identities import known_node
 from refusals import refused
 
+from fedkern_flwr.clients import GramClient
 from fedkern_flwr.guard.ledger import NodeLedger
+from fedkern_flwr.simulations import InProcessGrid, simulate
+from fedkern_flwr.strategies import SecureGram
 
 NODES, ROWS, COLUMNS = 3, 200, 30
 
@@ -69,6 +74,22 @@ class Life(Site):
         return [str(self.folder / f"{name}{k}.json") for k in range(NODES)]
 
 
+class Cut:
+    """A grid that breaks down after so many exchanges."""
+
+    def __init__(self, grid: InProcessGrid, exchanges: int) -> None:
+        self.grid, self.left = grid, exchanges
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.grid, name)
+
+    def push_messages(self, messages: Any) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise PowerCutError
+        return self.grid.push_messages(messages)
+
+
 @pytest.fixture
 def life(tmp_path: Path, import_app: Import) -> Life:
     return Life(tmp_path, import_app)
@@ -91,15 +112,80 @@ def all_methods(life: Life) -> None:
     life.go("pof_mkl", {"method": "pof-rls", "secure": "on"}, scaling=life.files("scaling"))
 
 
+def what_follows(life: Life) -> None:
+    """A prediction with a model of FedCG, and a run that broke off and goes on."""
+    own: dict[str, Any] = {"role": "hospital", "classes": "0,1", "ranges": life.files("ranges")}
+    model, outputs = life.folder / "model.npz", [f"{life.folder}/out{k}.csv" for k in range(NODES)]
+    life.go("fed_cg", {"model": model}, **own)
+    for k in range(NODES):  # new patients, whose columns are those of others
+        heads, *lines = (life.folder / f"data{k}.csv").read_text().splitlines()[:9]
+        (life.folder / f"new{k}.csv").write_text("\n".join([heads, *(f"n{x}" for x in lines), ""]))
+    new = [f"{life.folder}/new{k}.csv" for k in range(NODES)]
+    life.go("fed_cg", {"predict": model}, predictions=outputs, test_data=new, **own)
+    assert [len(Path(path).read_text().splitlines()) for path in outputs] == [9] * NODES
+    user: dict[str, Any] = {"role": "user", "group": 0, "classes": "0,1"}
+    config = {"checkpoint": life.folder / "run.npz", "checkpoint_every": 2}
+    cut = {"wrap": lambda grid: Cut(grid, 7)}
+    with pytest.raises(PowerCutError):
+        life.go("hierarchical_svm", {**config, **cut}, **user)
+    assert config["checkpoint"].exists()
+    life.go("hierarchical_svm", {**config, "resume": True}, **user)
+
+
+def secure_gram(life: Life) -> None:
+    """Make the matrix of more items than the rows of the nodes hide."""
+
+    def client_fn(context: Context) -> GramClient:
+        k, rng = int(context.node_config["partition-id"]), np.random.default_rng(7)
+        context.node_config["simulation"] = False
+        x = (rng.random((COLUMNS, ROWS)) < 0.3).astype(int)
+        return GramClient(context, x, **known_node(life.folder, k, NODES))
+
+    simulate(SecureGram(), client_fn, NODES)
+
+
+def test_a_prediction_and_a_resume_meet_no_refusal_and_secure_gram_its_own(life: Life) -> None:
+    life.go("ranges", ranges=life.files("ranges"))
+    what_follows(life)
+    assert NodeLedger(life.folder / "0", 0).refusals() == []
+    with refused("FK-POLICY-COUNTING"):
+        secure_gram(life)
+
+
+def test_small_hospitals_with_text_gaps_and_dates_can_start(life: Life) -> None:
+    rng = np.random.default_rng(4)
+    for k in range(NODES):
+        path = life.folder / f"data{k}.csv"
+        heads, *lines = path.read_text().splitlines()[:61]
+        days = rng.integers(1, 28, len(lines))
+        words = rng.choice(["north", "south", ""], len(lines), p=[0.5, 0.3, 0.2])
+        more = [f"{word},2024-01-{day:02d}" for word, day in zip(words, days, strict=True)]
+        rows = [f"{line},{new}" for line, new in zip(lines, more, strict=True)]
+        path.write_text("\n".join([f"{heads},ward,seen", *rows, ""]))
+    (life.folder / "categories").write_text("cd" * 32)
+    shared = {"encoder": life.files("encoder"), "category_key": life.folder / "categories"}
+    life.go("ranges", **shared)
+    own = {**shared, "classes": "0,1"}
+    life.go("fed_cg", role="hospital", **own)
+    life.go("hierarchical_svm", {"architecture": "centralised"}, role="user", group=0, **own)
+    assert [NodeLedger(life.folder / str(k), k).refusals() for k in range(NODES)] == [[]] * NODES
+
+
 @pytest.mark.promise("cells-numbers")
 @pytest.mark.long
 def test_a_usual_life_needs_no_option_and_meets_no_refusal(life: Life) -> None:
-    """Ranges, FedCG, FDSKL, HierarchicalSVM, kernel PCA and POF-RLS; then all once more."""
+    """Ranges, FedCG, FDSKL, HierarchicalSVM, kernel PCA and POF-RLS; then all once more.
+
+    Then a prediction and a resume; Secure Gram answers with its code.
+    """
     for _ in range(2):
         all_methods(life)
+    what_follows(life)
     ledger = NodeLedger(life.folder / "0", 0)
     assert ledger.refusals() == []
-    assert len(ledger.runs()) == 14
+    assert len(ledger.runs()) == 14 + 3
+    with refused("FK-POLICY-COUNTING"):
+        secure_gram(life)
 
 
 def test_a_table_that_was_edited_is_answered_as_it_was_frozen(life: Life) -> None:
