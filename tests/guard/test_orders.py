@@ -21,6 +21,7 @@ from fedkern_flwr.guard import (
     check_selection,
 )
 from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.secure_sum.identity import Counts
 from fedkern_flwr.secure_sum.membership import Cohort
 from fedkern_flwr.wire.sums import Order
 
@@ -100,14 +101,16 @@ def test_what_it_does_not_mean_is_refused(
 
 
 @given(
-    st.dictionaries(st.integers(0, 9), st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2),
+    st.dictionaries(
+        st.integers(0, 9), st.builds(Counts, *[st.integers(0, 9)] * 2, st.just(640)), min_size=2
+    ),
     st.integers(2, 4),
     st.booleans(),
 )
-def test_cohorts_hide_enough(counts: dict[int, tuple[int, int]], enough: int, holds: bool) -> None:
+def test_cohorts_hide_enough(counts: dict[int, Counts], enough: int, holds: bool) -> None:
     cohort = Cohort(0, tuple(sorted(counts)), 2, bytes(32))
     policy = NodePolicy(min_sum_rows=9)
-    rows = sum(map(sum, counts.values()))
+    rows = sum(one.rows + one.held_out for one in counts.values())
     few = len(counts) < min(3, enough) or (holds and rows < 9)
     try:
         check_cohort(cohort, counts, policy, enough=enough, holds=holds, party=PARTY)
