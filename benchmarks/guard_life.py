@@ -146,7 +146,7 @@ def life(rows: int, landmarks: int) -> tuple[list[list[object]], dict[str, float
             free = min(
                 share * (own + others) * ROW for share, own in zip(shares, learned, strict=True)
             )
-            free = max(free, min(repeated(*node) for node in about))
+            free = max(free, min(repeated(*node)[0] for node in about))
             fits = [s for s in range(1, most + 1) if numbers(s) <= free]
             size = fits[-1] if fits else 1
             used, run = [], run + 1

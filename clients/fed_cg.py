@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -169,6 +170,12 @@ class HybridKernelClient(TableClient):
         covariances = order.name.startswith("moments") and self._request.sampling == "C"
         return self.table.features if covariances else 0
 
+    def beside(self, name: str) -> Mapping[int, float]:
+        """Return the centres' unknowns of a row, which the normal equations are about as well."""
+        if not name.startswith(("equations", "product")):
+            return {}
+        return {int(p): unknowns for p, unknowns in self.record.beside.items()}
+
     @property
     def shows_rows(self) -> bool:
         """Whether hospitals open distances of its rows."""
@@ -239,6 +246,8 @@ class HybridKernelClient(TableClient):
     def _fix_rows(self, request: wire.MomentsRequest | wire.DistancesRequest) -> None:
         """Refuse other rows than before: sums that differ by one patient would show that one."""
         table, party = self.table, self.name
+        if len(np.unique(request.hospitals)) < len(request.hospitals):
+            raise refusal("rows of one hospital are named twice", party, code="FK-ORDER-ROWS")
         for (hospital, train, start, stop), rows in zip(request.parts, request.rows, strict=True):
             if not 0 <= train <= len(rows) or not 0 <= start <= stop <= len(rows):
                 raise refusal("parts of rows that there are not", party, code="FK-ORDER-ROWS")
@@ -247,7 +256,8 @@ class HybridKernelClient(TableClient):
                 check_selection(rows[train:], self._held_out, party=party)
             else:
                 check_selection(rows, range(table.rows + table.tests), party=party)
-            if self.budget is not None:
+            whole = wire.distances_sum(hospital, start, train)
+            if self.budget is not None or self._ordered(whole):
                 self._check_apart(hospital, rows)
             text = b"%d/" % train + np.ascontiguousarray(rows, "<i4").tobytes()
             digest, name = hashlib.sha256(text).hexdigest(), f"rows of {hospital}"
@@ -323,6 +333,7 @@ class HybridKernelClient(TableClient):
             place = ("landmarks", session, self.block, other, self.partition)
             return unseal_message(self.pair_secret(other), request.sealed_seed.tobytes(), *place)
         if other >= 0:  # two holders need no exchange for it, but draw others in the next run
+            self.kept.settings["passing"] = True
             return derive_key(self.pair_secret(other), "landmarks", session, self.block)
         return self.kept.seed or self._own_secret()
 
@@ -412,16 +423,17 @@ class HybridKernelClient(TableClient):
             request.parts, request.rows, strict=True
         ):
             rows = all_rows[start:stop]
-            names = {w: wire.distances_sum(hospital, start, whole=w) for w in (False, True)}
-            whole = self._ordered(names[True])
-            if not self._ordered(name := names[whole]):
+            name = wire.distances_sum(hospital, start, train)
+            if not (whole := self._ordered(name)):
+                name = wire.distances_sum(hospital, start, None)
+            if not self._ordered(name):
                 continue
             rule = self._distance_rule(receiver=hospital)
             self.secure_sums.check(name, replace(rule, length=len(rows) * self.kept.summed))
             if hospital == self.partition:  # adds its own block by itself
                 self._note_centres(name, whole=whole or start >= train)
                 self.secure_sums.contribute_nothing(name)
-            elif whole and (all_rows[:train] < 0).any():
+            elif whole and (self.role != CENTRE or (all_rows[:train] < 0).any()):
                 raise refusal(
                     "training rows that it lacks are said to be here",
                     self.name,
@@ -440,11 +452,14 @@ class HybridKernelClient(TableClient):
         """
         state = self.secure_sums.party.state
         if not whole:
-            self.record.beside = []
+            self.record.beside = {}
         elif name.endswith("#0"):
             members = state.cohorts[self.secure_sums.order(name).cohort].members
-            bits = [state.counts[p].bits for p in members if p != self.partition]
-            self.record.beside = [counting.unknowns_of_bits(b) for b in bits]
+            self.record.beside = {
+                str(p): counting.unknowns_of_bits(state.counts[p].bits)
+                for p in members
+                if p != self.partition
+            }
 
     def _add_mean_distance(self, request: wire.DistancesRequest, landmarks: Floats) -> None:
         """Contribute the mean distances of all training rows to the landmarks, added up."""
@@ -512,6 +527,7 @@ class HybridKernelClient(TableClient):
                     "keep_training": request.keep_training,
                     "done": 0,
                 }
+                self.record.beside = {}
                 for name in ("gram", "right"):
                     arrays.pop(name, None)
 
@@ -601,17 +617,19 @@ class HybridKernelClient(TableClient):
         """
         kept, gammas = self.kept, request.gammas
         base = gammas[:, 0] / SPREAD[0]
+        spreads = np.array_equal(gammas, spread(base, kept.landmarks))
         if not kept.settings["alone"] or request.balanced or request.folds > FOLDS:
             return {}
-        if not np.array_equal(gammas, spread(base, kept.landmarks)):
+        if kept.settings.get("passing") or not (spreads or gammas.shape[1] == 1):
             return {}
         drawn = max(kept.landmarks, kept.settings["sequence"])  # fewer are the first of these
         drawn_as = [kept.settings[name] for name in ("kernel", "sampling")]
-        about = json.dumps([*drawn_as, drawn, base.tolist()])
+        about = json.dumps([*drawn_as, drawn, spreads, base.tolist()])
         landmarks = np.vstack([self.table.ranges.T, *kept.arrays.get("moments", ())])
         function = seed_fingerprint(kept.seed, about, self.block, landmarks)
-        how = wire.write_widths(kept.settings["kernel"], base.tolist())
-        return {"function": function, "how": how if request.folds == 1 else ""}
+        again = spreads and request.folds == 1 and kept.settings["sampling"] == "U"
+        how = wire.write_widths(kept.settings["kernel"], base.tolist()) if again else ""
+        return {"function": function, "how": how}
 
     def _folds(self, rows: NDArray[Any], folds: int) -> NDArray[np.intp]:
         """Deal training rows to folds: those of the node's freeze, so that they are the same ever.

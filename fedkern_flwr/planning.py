@@ -11,12 +11,12 @@ A simulation plans nothing: its nodes have a share of 1 and warn only.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from .guard.cells import ROWS_PER_COLUMN
-from .guard.counting import hidden_beside, least_survivors, unknowns_of_row
+from .guard.counting import Hidden, hidden_beside, least_survivors, unknowns_of_row
 from .wire.describe import DescribeReply
 
 
@@ -77,7 +77,7 @@ def allowance(
     rows: Mapping[int, int] | None = None,
     columns: int | None = None,
     threshold: int | None = None,
-    beside: Mapping[int, Sequence[float]] = MappingProxyType({}),
+    beside: Mapping[int, Mapping[int, float]] = MappingProxyType({}),
 ) -> Allowance:
     """Return what a run may open about the rows of some nodes, the least over them.
 
@@ -98,8 +98,8 @@ def allowance(
     threshold : int, optional
         The fewest parties with which a sum is opened; by default all.
     beside : mapping, optional
-        Partition -> unknowns of a row in the columns that each of some other parties has of all its
-        rows, see :func:`~.guard.counting.hidden_beside`.
+        Partition -> other party -> unknowns of a row in the columns that it has of all its rows,
+        see :func:`~.guard.counting.hidden_beside`.
     """
     cohort = list(parties)
     counts = {p.partition: p.rows for p in cohort} if rows is None else rows
@@ -111,14 +111,15 @@ def allowance(
         alive = counts if threshold is None else least_survivors(counts, threshold, own=own)
         limits = party.share < 1.0 or party.counting == "refuse"
         width = party.features + labels if columns is None else columns
-        row, others = unknowns_of_row(width, min(party.binary, width)), 0
+        hides = Hidden(unknowns_of_row(width, min(party.binary, width)), 0, 0)
         if party.signature or not limits:
-            row, others = hidden_beside(counts, alive, row, beside.get(own, ()), own=own)
-        hidden = counts[own] + others
-        numbers = party.share * hidden * row
+            hides = hidden_beside(counts, alive, hides.row, beside.get(own, {}), own=own)
+        hidden = counts[own] + hides.others
+        numbers = party.share * hidden * hides.row
+        wide = (counts[own] + hides.kept) // ROWS_PER_COLUMN if limits else math.inf
         found = Allowance(
             min(found.numbers, numbers),
-            min(found.columns, hidden // ROWS_PER_COLUMN if limits else math.inf),
+            min(found.columns, wide),
             min(found.rows, hidden),
             min(found.share, party.share),
             found.refuses or limits,

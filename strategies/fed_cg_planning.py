@@ -40,9 +40,9 @@ def hospital_allowance(plan: Plan, parties: Parties, folds: int = 0) -> Allowanc
     """Return what may be opened about the hospitals' rows, or about those of each of some folds."""
     rows = {h: ward.train // folds for h, ward in plan.wards.items()} if folds else None
     beside = {
-        h: [unknowns_of_bits(parties[c].bits) for c in ward.centres]
+        h: {c: unknowns_of_bits(parties[c].bits) for c in ward.centres}
         for h, ward in plan.wards.items()
-        if ward.whole
+        if plan.whole(h) is not None
     }
     return allowance([parties[h] for h in plan.hospitals], rows=rows, beside=beside)
 
@@ -112,7 +112,9 @@ def known_widths(options: HybridOptions, plan: Plan, parties: Parties) -> list[f
     """
     said = {parties[h].how for h in plan.hospitals}
     free = options.gamma is None and options.class_weight is None and options.tune != "folds"
-    if not options.tunes or not free or len(said) > 1:
+    same = all(plan.sampling(block, options.chosen_sampling) == "U" for block in plan.blocks)
+    alone = not any(ward.centres for ward in plan.wards.values())
+    if not (options.tunes and free and same and alone) or len(said) > 1:
         return []
     kernel, widths = wire.read_widths(said.pop())
     return widths if kernel == options.kernel else []

@@ -165,8 +165,9 @@ class Cells:
             for at, one in enumerate(sums):
                 functions.setdefault(one.what, []).append(at)
             for places in functions.values():
-                core = _core(member[:, places])
-                for like in [places] if core.any() else [[at] for at in places]:
+                # with another function, which may be nearly the same, theirs may be combined
+                merged = len(functions) == 1 and _core(member[:, places]).any()
+                for like in [places] if merged else [[at] for at in places]:
                     found.append(_together([sums[at] for at in like], _core(member[:, like])))
             found += self._alone(sums, member)
         return found
@@ -196,9 +197,10 @@ class Cells:
                 yield Share(patterns[pattern], both, row, 0, int(width), alone=True)
 
     @cached_property
-    def narrow(self) -> list[Share]:
-        """Products of columns about too few rows."""
-        return [s for s in self.shares if s.hidden(self.rows) < ROWS_PER_COLUMN * s.width]
+    def lacking(self) -> int:
+        """How many hidden rows products of columns lack."""
+        short = (ROWS_PER_COLUMN * s.width - s.hidden(self.rows) for s in self.shares if s.width)
+        return sum(max(0, rows) for rows in short)
 
     @cached_property
     def loads(self) -> NDArray[np.float64]:
@@ -328,11 +330,9 @@ def check_sum(blocks: Blocks, sums: Sequence[Sum], new: Sum) -> None:
     sums = [one for one in sums if one.numbers]
     rest = [one for one in sums if not same(one, new)]
     before, after = Cells(blocks, sums), Cells(blocks, [*rest, new])
-    if new.width and len(after.narrow) > len(before.narrow):
-        last = after.narrow[-1]
+    if new.width and after.lacking > before.lacking:
         raise RefusedError(
-            f"refused: products of {last.width} columns would be opened about "
-            f"{last.hidden(after.rows)} hidden rows",
+            f"refused: products of {new.width} columns would be opened about too few hidden rows",
             remedy=f"use fewer columns or landmarks: each needs {ROWS_PER_COLUMN} rows",
             code="FK-CELLS-WIDTH",
         )
@@ -359,19 +359,21 @@ def same(one: Sum, other: Sum) -> bool:
     )
 
 
-def repeated(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kind: str) -> float:
-    """Return how many numbers a run may open that sums the function of an earlier one again.
+def repeated(
+    blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kind: str
+) -> tuple[float, bytes]:
+    """Return how many numbers a run may open that sums a function again, and which function.
 
     About rows of the earlier run it tells nothing new. Rows that came later bear the numbers: a
-    fifth of what they have left, or a sixth of what they had. Nothing where no run of this kind has
-    summed one function over one set of rows.
+    fifth of what they have left, or a sixth of what they had. It is the function of the last run of
+    this kind; nothing where that has none, or summed it over several sets of rows.
 
     Parameters are those of :func:`planned_share`.
     """
     last = [one for one in sums if one.kind == kind and one.function and one.numbers]
     last = [one for one in last if one.function == last[-1].function]
     if not last or len({one.purpose for one in last}) > 1:
-        return 0.0
+        return 0.0, b""
     learned, before = frozenset(among), Cells(blocks, sums)
     fair = _fair(before, last)
 
@@ -379,11 +381,12 @@ def repeated(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kind: st
         width = last[-1].width and math.isqrt(int(2.0 * numbers))
         new = replace(last[-1], run=-1, blocks=learned, numbers=numbers, width=width)
         after = Cells(blocks, [*sums, new])
-        narrow = len(after.narrow) > len(before.narrow)
-        return not narrow and bool((after.loads - before.loads <= fair + _ROUNDING).all())
+        fair_to_all = (after.loads - before.loads <= fair + _ROUNDING).all()
+        return after.lacking <= before.lacking and bool(fair_to_all)
 
     most = int(last[-1].numbers)
-    return float(bisect.bisect_left(range(1, most + 1), True, key=lambda n: not fits(n)))
+    numbers = bisect.bisect_left(range(1, most + 1), True, key=lambda n: not fits(n))
+    return float(numbers), last[-1].function
 
 
 def planned_share(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kind: str) -> float:

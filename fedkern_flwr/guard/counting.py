@@ -16,9 +16,9 @@ server may invent parties: the rule then binds an honest server only.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,16 +105,34 @@ def hidden_rows(
     return sum(kept) + (0 if own is None else rows.get(own, 0))
 
 
+class Hidden(NamedTuple):
+    """What hides the rows of a party in a sum.
+
+    Attributes
+    ----------
+    row : float
+        Unknowns of a row.
+    others : int
+        Rows of other parties that bear numbers with its own.
+    kept : int
+        Rows of other parties that the strongest of these does not know.
+    """
+
+    row: float
+    others: int
+    kept: int
+
+
 def hidden_beside(
     rows: Mapping[int, int],
     survivors: Collection[int],
     row: float,
-    beside: Sequence[float],
+    beside: Mapping[int, float],
     *,
     own: int,
     receiver: int = -1,
-) -> tuple[float, int]:
-    """Return the unknowns of a row of a party, and the hidden rows of the others in a sum.
+) -> Hidden:
+    """Return what hides the rows of a party in a sum.
 
     Other parties may have further columns of the same rows. The colluder is one of these, or one
     that has rows of its own: a row counts without the columns of the former, and the others' rows
@@ -126,15 +144,17 @@ def hidden_beside(
         See :func:`hidden_rows`.
     row : float
         Unknowns of a row in the party's own columns.
-    beside : sequence of float
-        Unknowns of a row in the columns that each of some other parties has of all its rows.
+    beside : mapping
+        Party -> unknowns of a row in the columns that it has of all rows of this party. Who has
+        rows in the sum as well does not count.
     """
     sets = [hidden_rows(rows, survivors, own=own, receiver=receiver, colluders=c) for c in (1, 0)]
-    mine, whole = rows.get(own, 0), row + sum(beside)
-    least = whole - max(beside, default=0.0)
-    if not beside:
-        return least, sets[0] - mine
-    return least, min(sets[1], int(sets[0] * whole / least)) - mine
+    columns = [unknowns for party, unknowns in beside.items() if party not in rows]
+    mine, whole = rows.get(own, 0), row + sum(columns)
+    least, kept = whole - max(columns, default=0.0), sets[0] - mine
+    if not columns:
+        return Hidden(least, kept, kept)
+    return Hidden(least, min(sets[1], int(sets[0] * whole / least)) - mine, kept)
 
 
 def least_survivors(rows: Mapping[int, int], threshold: int, *, own: int | None = None) -> set[int]:

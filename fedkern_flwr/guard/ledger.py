@@ -178,20 +178,18 @@ class NodeLedger:
             used = {name for (name,) in db.execute(last, (self.partition,))}
             name = frozen.save(rows.learned, used)
             db.execute("UPDATE runs SET saved = ? WHERE id = ?", (name, run))
-            query = "SELECT share, again FROM runs WHERE id = ?"
-            share, again = db.execute(query, (run,)).fetchone()
+            query = "SELECT share, again, how FROM runs WHERE id = ?"
+            share, again, how = db.execute(query, (run,)).fetchone()
             if not share:
                 freeze = open_freeze(frozen.place)
                 about = freeze.blocks, sums, freeze.select(*_PARTS), kind
-                share, again = planned_share(*about), repeated(*about)
-                query = "UPDATE runs SET share = ?, again = ? WHERE id = ?"
-                db.execute(query, (share, again, run))
-            query = (
-                "SELECT how FROM opened JOIN runs ON runs.id = run WHERE partition = ? AND kind = ?"
-                " AND run < ? AND function <> x'' ORDER BY opened.id DESC LIMIT 1"
-            )
-            how = db.execute(query, (self.partition, kind, run)).fetchone() if again else None
-            return Left(share, again, "" if how is None else str(how[0]))
+                share = planned_share(*about)
+                again, function = repeated(*about)
+                query = "SELECT how FROM opened WHERE function = ? LIMIT 1"
+                how = str(db.execute(query, (function,)).fetchone()[0]) if again else ""
+                query = "UPDATE runs SET share = ?, again = ?, how = ? WHERE id = ?"
+                db.execute(query, (share, again, how, run))
+            return Left(share, again, how)
 
     def parts(self, session: str) -> NDArray[np.int8]:
         """Return for each own row of a run its part of the freeze, -1 for one that is not in it."""
@@ -267,7 +265,7 @@ class NodeLedger:
                 own, learned = saved_rows(place, self._rows(db, run)) if frozen else (NO_ROWS, 0)
                 how: Any = {"mode": mode, "records": records, "enough": enough}
                 with changing(place) as freeze:
-                    opened = Opened(db, key, run, freeze, apart)
+                    opened = Opened(db, key, run, freeze, place, apart)
                     for one in sums:
                         if one.again:
                             opened.open_again(one, policy, enough=enough)

@@ -10,15 +10,18 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import RefusedError
+from ..errors import CheckpointError, RefusedError
 from .cells import KEY_BYTES, Sum, check_parties, check_rows, check_sum, same
 from .counting import Mode
 from .freeze import Freeze, Places
+from .frozen import saved_rows
+from .ledger_file import kept_set
 from .policy import NodePolicy
 from .rows import digest
 
@@ -113,14 +116,23 @@ class Opened:
         Number of the run at hand.
     freeze : Freeze
         Of the node; changed in place where a sum cuts blocks.
+    place : Path
+        Its folder.
     apart : str
         What answers, where its rows are frozen apart; else empty.
     """
 
     def __init__(
-        self, db: sqlite3.Connection, key: bytes, run: int, freeze: Freeze, apart: str
+        self,
+        db: sqlite3.Connection,
+        key: bytes,
+        run: int,
+        freeze: Freeze,
+        place: Path,
+        apart: str,
     ) -> None:
         self.db, self.key, self.run, self.freeze, self.apart = db, key, run, freeze, apart
+        self.place = place
         self.kind, partition = db.execute(
             "SELECT kind, partition FROM runs WHERE id = ?", (run,)
         ).fetchone()
@@ -174,13 +186,13 @@ class Opened:
         cohort = self._cohort(one)
         value = digest(self.key, one.values)[:KEY_BYTES] if one.values else b""
         known = self.db.execute(
-            "SELECT id, run, numbers, functions, blocks FROM opened"
+            "SELECT id, run, numbers, functions, blocks, function FROM opened"
             " WHERE purpose = ? AND about = ? AND cohort = ? AND each = ?",
             (one.purpose, about, b"".join(cohort), one.each),
         ).fetchall()
         numbers = one.numbers + one.share * len(rows) * one.unknowns
         mine = [k for k in known if k[1] == self.run]
-        if any(not numbers or (value and value in _parts(f)) for *_, f, _ in known):
+        if any(not numbers or (value and value in _parts(f)) for *_, f, _, _ in known):
             if mine:
                 return ""
             numbers = 0.0  # entered all the same, for the owner to see
@@ -189,13 +201,15 @@ class Opened:
             blocks = np.frombuffer(mine[0][4], "<i4").tolist()
         numbers = max(before, numbers) if one.share else before + numbers
         new = self._sum(one, blocks, cohort, numbers)
+        if mine:  # of another function as well: they have none
+            new = replace(new, function=new.function if new.function == mine[0][5] else b"")
         if one.parties and one.done:
             self._check_parties(new, policy, enough)
         said = self._check(new, one, policy, mode=mode, records=records)
         if mine:
             self.db.execute(
-                "UPDATE opened SET numbers = ?, functions = ? WHERE id = ?",
-                (numbers, functions + value, mine[0][0]),
+                "UPDATE opened SET numbers = ?, functions = ?, function = ? WHERE id = ?",
+                (numbers, functions + value, new.function, mine[0][0]),
             )
         else:
             self._insert(new, about, one, len(rows), value)
@@ -242,10 +256,41 @@ class Opened:
     def _sum(self, one: Opening, blocks: list[int], cohort: list[bytes], numbers: float) -> Sum:
         rest = one.unknowns, one.others, one.width
         among, where = frozenset(cohort), frozenset(blocks)
-        function = digest(self.key, one.function) if one.function else b""
+        function = self._function(one.function) if one.function and numbers else b""
         return Sum(
             self.run, self.kind, one.purpose, among, where, numbers, *rest, one.done, function
         )
+
+    def _function(self, function: bytes) -> bytes:
+        """Return the digest of a function of a row: another one if rows had other contents before.
+
+        Columns may be scaled or encoded otherwise than in an earlier run.
+        """
+        query = (
+            "SELECT DISTINCT saved, held FROM runs JOIN opened ON run = runs.id WHERE function = ?"
+            " AND runs.id <> ?"
+        )
+        mine = self.db.execute("SELECT saved, held FROM runs WHERE id = ?", (self.run,)).fetchone()
+        found = digest(self.key, function)
+        while True:
+            earlier = set(self.db.execute(query, (found, self.run)).fetchall()) - {mine}
+            if all(self._agree(mine, one) for one in earlier):
+                return found
+            found = digest(self.key, found)
+
+    def _agree(self, one: tuple[str, int], other: tuple[str, int]) -> bool:
+        """Tell whether the rows that two runs have in common had the same contents in both."""
+        numbers, values = [], []
+        for saved, held in (one, other):
+            try:
+                rows, _ = saved_rows(self.place, saved)
+            except (CheckpointError, RefusedError):
+                return False
+            there = rows >= 0
+            numbers.append(rows[there])
+            values.append(kept_set(self.db, held).values[there])
+        _, mine, theirs = np.intersect1d(numbers[0], numbers[1], return_indices=True)
+        return bool((values[0][mine] == values[1][theirs]).all())
 
     def _insert(self, new: Sum, about: bytes, one: Opening, rows: int, value: bytes) -> None:
         packed = np.array(sorted(new.blocks), "<i4").tobytes(), b"".join(sorted(new.cohort))
@@ -288,7 +333,7 @@ def opened_sums(
     query = (
         "SELECT run, kind, purpose, cohort, blocks, numbers, unknowns, others, width, done,"
         " function FROM opened JOIN runs ON runs.id = run"
-        " WHERE partition = ? AND each = ? AND apart = ?"
+        " WHERE partition = ? AND each = ? AND apart = ? ORDER BY opened.id"
     )
     return [
         Sum(

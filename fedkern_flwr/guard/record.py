@@ -56,8 +56,8 @@ class RunRecord:
         Columns of a row of its table, label included.
     binary : int
         How many of them have two values.
-    beside : list of float
-        Unknowns of the columns that each of some other parties has of all rows learned from.
+    beside : dict
+        Partition, as text -> unknowns of a row in the columns that it has of all rows learned from.
     warned : bool
         Whether it was warned of a release of too many numbers.
     windows : str
@@ -79,7 +79,7 @@ class RunRecord:
     group: dict[str, Any] = field(default_factory=dict)
     columns: int = 0
     binary: int = 0
-    beside: list[float] = field(default_factory=list)
+    beside: dict[str, float] = field(default_factory=dict)
     warned: bool = False
     privacy: str = ""
     windows: str = ""

@@ -176,7 +176,7 @@ class CoefficientsReply(PlainReply, phase="hybrid-coefficients"):
     """See :class:`PlainReply`."""
 
 
-def distances_sum(hospital: int, start: int, *, whole: bool) -> str:
+def distances_sum(hospital: int, start: int, whole: int | None) -> str:
     """Return the name of the sum of distances of a hospital's rows from a position on.
 
     Masks depend on the name: a hospital and a centre that were told different things have no sum.
@@ -185,10 +185,10 @@ def distances_sum(hospital: int, start: int, *, whole: bool) -> str:
     ----------
     hospital, start : int
         Partition and position.
-    whole : bool
-        Whether every centre of the sum has all training rows of the hospital.
+    whole : int or None
+        The training rows of the hospital if every centre of the sum has all of them.
     """
-    return f"distances/{hospital}{'/whole' if whole else ''}#{start}"
+    return f"distances/{hospital}{'' if whole is None else f'/whole {whole}'}#{start}"
 
 
 def write_widths(kernel: str, gammas: Sequence[float]) -> str:
@@ -201,10 +201,11 @@ def read_widths(text: str) -> tuple[str, list[float]]:
     try:
         kernel, *gammas = read_json(text)
         widths = [float(gamma) for gamma in gammas]
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return "", []
-    fits = len(widths) <= MOST_WIDTHS and all(0.0 < g < math.inf for g in widths)
-    return (str(kernel), widths) if fits else ("", [])
+    fits = isinstance(kernel, str) and len(widths) <= MOST_WIDTHS
+    fits = fits and all(0.0 < gamma < math.inf for gamma in widths)
+    return (kernel, widths) if fits else ("", [])
 
 
 def equations_sum(request: EquationsRequest) -> str:

@@ -74,11 +74,6 @@ class Ward:
         return tuple(sorted(p for p in self.rows if p != self.partition))
 
     @cached_property
-    def whole(self) -> bool:
-        """Whether every centre of this hospital holds all its training rows."""
-        return all((self.rows[c][: self.train] >= 0).all() for c in self.centres)
-
-    @cached_property
     def _single(self) -> NDArray[np.bool_]:
         """Which rows exactly one centre knows: the hospital would learn its partial distances."""
         held = np.zeros(self.total, np.int64)
@@ -129,6 +124,17 @@ class Plan:
     def training_rows(self) -> int:
         """Rows of all hospitals to learn from."""
         return sum(ward.train for ward in self.wards.values())
+
+    def whole(self, hospital: int) -> int | None:
+        """Return the training rows of a hospital if all its centres have these, for it alone."""
+        ward = self.wards[hospital]
+        for centre in ward.centres:
+            rows = ward.rows[centre]
+            wards = [one for one in self.wards.values() if one is not ward and centre in one.rows]
+            others = np.concatenate([rows[:0], *(one.rows[centre] for one in wards)])
+            if np.isin(rows[rows >= 0], others).any() or (rows[: ward.train] < 0).any():
+                return None
+        return ward.train
 
     def sampling(self, block: str, asked: str) -> str:
         """Return how landmarks of a block are drawn: ``auto`` needs no exchange."""

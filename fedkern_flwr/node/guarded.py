@@ -9,7 +9,7 @@ import copy
 import hashlib
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -218,7 +218,7 @@ class GuardedNode:
         alive = counting.least_survivors(rows, least, own=self.partition)
         if last is not None:
             self._count(counting.Group(last[0], stop, row), last[1], alive, order.receiver)
-        self._count(group, numbers, alive, order.receiver)
+        self._count(group, numbers, alive, order.receiver, name)
 
     def _counted_rows(self) -> counting.Group:
         """Return the rows summed last, as counted in this request or in the last one answered."""
@@ -238,6 +238,10 @@ class GuardedNode:
     def products(self, order: sum_wire.Order) -> int:
         """Return how many columns a sum has the products of; 0 if it has none."""
         return 0
+
+    def beside(self, name: str) -> Mapping[int, float]:
+        """Return who has further columns of all own rows in a sum -> unknowns of a row in these."""
+        return {}
 
     def weight(self, order: sum_wire.Order, rows: int) -> float:
         """Return the weight of a number in a sum over so many rows: less than 1 of counts."""
@@ -261,7 +265,7 @@ class GuardedNode:
             enough=self.enough_parties,
             apart=self.apart,
             unknowns=counting.unknowns_of_row(self.record.columns, self.record.binary),
-            beside=self.record.beside,
+            beside=self.beside,
             share=self._share,
             windows=self.record.windows.encode(),
             counted=self.is_counted,
@@ -292,11 +296,12 @@ class GuardedNode:
         numbers: int,
         survivors: Collection[int],
         receiver: int,
+        name: str = "",
     ) -> None:
         """Refuse or warn where numbers exceed unknowns."""
         rows = self._rows_behind(group, survivors)
-        own, beside = self.partition, self.record.beside
-        row, others = counting.hidden_beside(
+        own, beside = self.partition, self.beside(name)
+        row, others, _ = counting.hidden_beside(
             rows, survivors, group.row, beside, own=own, receiver=receiver
         )
         unknowns = (rows.get(own, 0) + others) * row

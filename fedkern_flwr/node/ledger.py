@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, isfinite
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..guard import NodePolicy, refusal
-from ..guard.counting import Mode, hidden_beside, least_survivors
+from ..guard.counting import Hidden, Mode, hidden_beside, least_survivors
 from ..guard.frozen import Frozen
 from ..guard.opened import Left, Opening
 from ..guard.rows import OwnRows
@@ -264,8 +264,9 @@ class Telling:
         Name of a freeze beside that of the node's table; usually empty.
     unknowns : float
         Of a row.
-    beside : sequence of float
-        Of a row in the columns of other parties, see :func:`~..guard.counting.hidden_beside`.
+    beside : callable
+        Name of a sum -> unknowns of a row in the columns of other parties, see
+        :func:`~..guard.counting.hidden_beside`.
     share : float
         Numbers that the run has opened so far for each unknown, where it counts them itself.
     windows : bytes
@@ -286,7 +287,7 @@ class Telling:
     enough: int
     apart: str
     unknowns: float
-    beside: Sequence[float]
+    beside: Callable[[str], Mapping[int, float]]
     share: float
     windows: bytes
     counted: Callable[[Order], bool]
@@ -321,11 +322,14 @@ class Telling:
             alive: Collection[int] = members
             if order.self_masks:
                 alive = least_survivors(rows_of, cohort.threshold, own=party.partition)
-            unknowns, others = self.unknowns, 0
+            hidden, width = Hidden(self.unknowns, 0, 0), self.products(order)
             if one.cohort is not None and not self.chosen:
                 among = {"own": party.partition, "receiver": order.receiver}
-                row = hidden_beside(rows_of, alive, unknowns, self.beside, **among)
-                unknowns, others = row
+                beside = self.beside(order.name)
+                hidden = hidden_beside(rows_of, alive, self.unknowns, beside, **among)
+            unknowns, others, kept = hidden
+            if own := rows_of[party.partition]:  # rows that bear numbers may be known
+                width = -(-width * (own + others) // (own + kept))
             if rows is not None:  # who is asked for few rows cannot count on all of the others
                 others = others * len(rows) // max(rows_of[party.partition], 1)
             behind = sum(rows_of[k] for k in alive)
@@ -334,7 +338,7 @@ class Telling:
                 numbers=order.length * self.weight(order, behind),
                 unknowns=unknowns,
                 others=others,
-                width=self.products(order),
+                width=width,
                 values=sums.values[order.name],
                 **sums.functions.get(order.name, {}),
             )

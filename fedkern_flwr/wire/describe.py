@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
@@ -129,9 +130,9 @@ class DescribeReply(_Opening, phase="describe"):
     ) -> Self:
         """Check and rebuild a description that arrived; its share is above 0 and at most 1."""
         found = super().unpack(arrays, scalars, party=party, **sizes)
-        if not 0.0 < found.share <= 1.0:
+        if not (0.0 < found.share <= 1.0 and 0.0 <= found.again < math.inf and found.bits >= 0):
             raise ProtocolError(
-                f"share is {found.share:g}, not above 0 and at most 1",
+                "share is not above 0 and at most 1, or again or bits is no number from 0 on",
                 party=party,
                 phase=cls.phase,
                 code="FK-MESSAGE-FIELD",

@@ -102,7 +102,9 @@ def test_columns_of_others_hide_rows_whoever_colludes(
 ) -> None:
     """A colluder knows its rows, or its columns: a row's share of a sum is counted in full."""
     own = min(rows)
-    least, others = counting.hidden_beside(rows, rows, row, beside, own=own)
+    columns = {-1 - k: unknowns for k, unknowns in enumerate(beside)}
+    least, others, kept = counting.hidden_beside(rows, rows, row, columns, own=own)
+    assert rows[own] + kept == counting.hidden_rows(rows, rows, own=own)
     total, whole = sum(rows.values()), row + sum(beside)
     others_known = [n for party, n in rows.items() if party != own] or [0]
     unknowns = [(total - n) * whole for n in others_known]

@@ -158,7 +158,7 @@ BACK = """
 DROP TABLE opened; DROP TABLE uncounted; CREATE TABLE permissions (run INTEGER);
 CREATE TABLE sums (run INTEGER, parties INTEGER);
 ALTER TABLE runs DROP COLUMN content; ALTER TABLE runs DROP COLUMN saved;
-ALTER TABLE runs DROP COLUMN again;
+ALTER TABLE runs DROP COLUMN again; ALTER TABLE runs DROP COLUMN how;
 """
 
 
