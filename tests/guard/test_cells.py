@@ -251,7 +251,9 @@ def test_no_rows_have_more_equations_than_unknowns(
         for s in sums
     }
     functions = [[s for s in sums if of[s.run] == f] for f in set(of.values())]
-    usual = [int(leaf) for leaf in cells.leaves[~cells.waived]]
+    # a withdrawal at once may leave others about which too much was opened: the page says so
+    spared = cells.waived | ((cells.loads >= 1.0) if "hasty" in events else False)
+    usual = [int(leaf) for leaf in cells.leaves[~spared]]
     member = dict(zip(cells.leaves.tolist(), cells.members(sums), strict=True))
     touched = [leaf for leaf in usual if (member[leaf] >= 0).any()]
     rows = dict(zip(cells.leaves.tolist(), cells.rows.tolist(), strict=True))
