@@ -8,23 +8,53 @@ work together could subtract their own, and the counts would have to be opened f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
 
-def merge_counts(counts: NDArray[np.int64], least: int) -> NDArray[np.int64]:
+def settled_counts(
+    counts: Mapping[str, int], least: int, before: Mapping[str, int]
+) -> dict[str, int]:
+    """Return how many rows have each category, as far as it may be told.
+
+    A category that fewer than ``least`` rows have is left out. It is told the same count as in the
+    run ``before`` until at least ``least`` more or fewer rows have it: the difference of two runs
+    counts no fewer rows either.
+
+    >>> settled_counts({"flu": 40, "gout": 4}, 5, {})
+    {'flu': 40}
+    >>> settled_counts({"flu": 44, "gout": 5}, 5, {"flu": 40})
+    {'flu': 40, 'gout': 5}
+    """
+    found = {}
+    for name in {**before, **counts}:
+        now, then = counts.get(name, 0), before.get(name, 0)
+        now *= now >= least
+        found[name] = then if abs(now - then) < least else now
+    return {name: count for name, count in found.items() if count}
+
+
+def merge_counts(counts: NDArray[np.int64], rows: int, least: int) -> NDArray[np.int64]:
     """Return how many rows have each category, and one more count: that of all rare ones.
+
+    All ``rows`` that have a category are counted. It follows from the counts that may be told and
+    from their number, so it tells no more.
 
     Rows of rare categories are counted together. If these are rare as well, they are counted as the
     most frequent category; without a frequent one they are not counted.
 
-    >>> merge_counts(np.array([40, 2, 1, 0]), 5), merge_counts(np.array([40, 4, 4, 0]), 5)
-    (array([43,  0,  0,  0,  0]), array([40,  0,  0,  0,  8]))
+    >>> merge_counts(np.array([40, 0, 0]), 43, 5), merge_counts(np.array([40, 0, 0]), 48, 5)
+    (array([43,  0,  0,  0]), array([40,  0,  0,  8]))
     """
-    kept = np.append(np.where(counts < least, 0, counts), 0)
-    others = int(counts.sum() - kept.sum())
+    kept = np.append(counts, 0)
+    others = rows - int(kept.sum())
+    while others < 0:  # rows left of which the counts do not say it yet
+        others += int(kept.max())
+        kept[kept.argmax()] = 0
     if others >= least:
         kept[-1] = others
     elif kept.any():

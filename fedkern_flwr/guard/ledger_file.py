@@ -14,7 +14,7 @@ from ..errors import OptionError
 from .rows import RowSet, digest
 
 FILE = "ledger.sqlite"
-VERSION = 5
+VERSION = 6
 
 _PATIENCE = 60.0  # seconds to wait for another process
 #: Errors that waiting does not mend.
@@ -88,7 +88,11 @@ ALTER TABLE runs ADD COLUMN content BLOB NOT NULL DEFAULT x'';
 ALTER TABLE runs ADD COLUMN saved TEXT NOT NULL DEFAULT '';
 CREATE INDEX opened_in ON opened (run, purpose);
 """
-_SCHEMAS = (_SCHEMA, _SINCE_2, _SINCE_3, _SINCE_4, _SINCE_5)  # what each version adds
+#: What version 6 has besides: how many rows have each category, as last told.
+_SINCE_6 = """
+CREATE TABLE told (partition INTEGER PRIMARY KEY, counts TEXT NOT NULL);
+"""
+_SCHEMAS = (_SCHEMA, _SINCE_2, _SINCE_3, _SINCE_4, _SINCE_5, _SINCE_6)  # what each version adds
 
 
 class LedgerFile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil, isfinite
 from pathlib import Path
@@ -225,6 +225,15 @@ class ClientLedger:
         if self._file is None:
             return None
         return self._file.lasting_secret(purpose)
+
+    def told_counts(self) -> dict[str, dict[str, int]]:
+        """Return column of text -> category -> rows, as last told; nothing without a folder."""
+        return {} if self._file is None else self._file.told_counts()
+
+    def keep_counts(self, told: Mapping[str, Mapping[str, int]]) -> None:
+        """Keep what is told of the categories of columns."""
+        if self._file is not None:
+            self._file.keep_counts(told)
 
     def noise_key(self, session: str, state: PartyState) -> bytes:
         """Return the key of the noise of a run, which lasts until the run is over.

@@ -16,7 +16,7 @@ from fedkern_flwr.encoding import Encoder, bins
 from fedkern_flwr.encoding import common as summed
 from fedkern_flwr.encoding.categories import BUCKETS, HASHED, signed_bucket
 from fedkern_flwr.encoding.facts import KNOTS
-from fedkern_flwr.encoding.rare import merge_rows
+from fedkern_flwr.encoding.rare import merge_counts, merge_rows, settled_counts
 from fedkern_flwr.tables import Table
 
 SECRET, BOUND, DAY = b"of the holders", 2.0**20, 86400.0
@@ -53,7 +53,7 @@ def common(tables: Sequence[Table], scaling: Any = "rank", categories: Any = "au
     assert asked.fits(d, d)
     edges = asked.edges(BOUND)
     parts = [one.fine(x, asked, *how) for one, x in zip(own, numbers, strict=True)]
-    assert {len(part) for part in parts} == {summed.fine_length(kinds, edges, d)}
+    assert {len(part) for part in parts} == {summed.fine_length(kinds, asked, BOUND, d)}
     total = np.sum(parts, axis=0)
     encoder = summed.read_fine(total, kinds, asked, *how, len(own), scaling, categories)[1]
     named = [one.named(encoder.to_json()) for one in own]
@@ -364,3 +364,28 @@ def test_no_sum_of_categories_is_of_few_rows(
 def test_half_of_the_rows_are_few_as_well(sign: float) -> None:
     x = sign * np.array([0.0, 0.0, 0.0, 1.0, 2.0, 3.0])[:, None]
     assert np.ptp(merge_rows(x, 5)) == 0.0
+
+
+@pytest.mark.promise("rare-differences")
+@given(
+    least=st.integers(1, 6),
+    runs=st.lists(st.lists(st.integers(0, 12), min_size=4, max_size=4), min_size=1, max_size=6),
+)
+def test_no_two_runs_tell_of_few_rows(least: int, runs: list[list[int]]) -> None:
+    """Rows with a category come and go between runs; gaps are the last category."""
+    told: dict[str, int] = {}
+    for run in runs:
+        counts = dict(zip(("flu", "gout", "rash", ""), run, strict=True))
+        before, told = told, settled_counts(counts, least, told)
+        for name in counts:
+            now, then = told.get(name, 0), before.get(name, 0)
+            assert now >= least or not now
+            assert abs(now - then) >= least or now == then
+            assert abs(now - counts[name]) < least or not now
+        assert settled_counts(counts, least, told) == told  # asked again
+        known = max(0, sum(run) - told.get("", 0))
+        kept = np.array([told.get(name, 0) for name in ("flu", "gout", "rash")])
+        merged = merge_counts(kept, known, least)
+        assert merged.min() >= 0
+        assert merged.sum() in (known, 0)
+        assert merged.sum() or known < least
