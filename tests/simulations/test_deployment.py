@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from identities import know_halves
-from servers import processes_of
+from servers import wait_for_end_of
 
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations.cli.main import run
@@ -35,7 +35,7 @@ def deployed(folder: Path, method: str, options: str) -> dict[str, Any]:
     command = [FEDKERN, "deploy-local", method, *options.split(), "--out", folder, "--json", "-"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=270)
     assert done.returncode == 0, done.stderr
-    assert processes_of(folder / "flwr") == []
+    assert wait_for_end_of(folder / "flwr") == []  # what is killed needs a moment
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 
@@ -110,7 +110,7 @@ def test_fed_cg_gives_the_model_of_a_simulation(
     assert not (out / "nodes" / "2" / "predictions.csv").exists()
 
     assert len(predictions(out / "nodes" / "0" / "predictions.csv")) > 50
-    assert processes_of(out / "flwr") == []
+    assert wait_for_end_of(out / "flwr") == []  # what is killed needs a moment
 
 
 @pytest.mark.deployment
@@ -126,7 +126,7 @@ def test_fed_cg_predicts_again_with_its_model(tmp_path: Path) -> None:
     assert again.keys() == first.keys()
     for name, outputs in first.items():
         np.testing.assert_allclose(again[name], outputs, rtol=0.0, atol=1e-9)
-    assert processes_of(out / "flwr") == []
+    assert wait_for_end_of(out / "flwr") == []  # what is killed needs a moment
 
 
 #: Method, options of the deployment, of the simulation, of both.
