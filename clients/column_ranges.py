@@ -26,7 +26,7 @@ from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.encoding.bins import CIRCLES
 from fedkern_flwr.encoding.common import Coarse, OwnColumns, coarse_numbers, fine_numbers
 from fedkern_flwr.encoding.kept import KeptEncoder
-from fedkern_flwr.encoding.rare import settled_counts
+from fedkern_flwr.encoding.rare import Told
 from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.guard.counting import binary_columns
@@ -236,11 +236,9 @@ class RangesClient(AnsweringClient):
         self._fix(asked)
         bound = self.kept.settings["bound"] if x.size else DEFAULT_BOUND
         least, before = self.policy.min_sum_rows, self.ledger.told_counts()
-        told = {
-            name: settled_counts(counts, least, before.get(name, {}))
-            for name, counts in self._encoded.count_categories().items()
-        }
-        self.ledger.keep_counts({**before, **told})
+        told = self._encoded.tell({name: Told(**one) for name, one in before.items()}, least)
+        if told:
+            self.ledger.keep_counts({**before, **{name: vars(one) for name, one in told.items()}})
         share = self._encoded.fine(x, asked, bound, rows, least, told)
         self.secure_sums.contribute(wire.DEVIATIONS_SUM, share)
         return wire.DeviationsReply()

@@ -55,7 +55,7 @@ from .categories import BUCKETS, Categories, Category, bucket_of, column_key
 from .columns import DAY, PARTS, Column, Date, Number, Scaling, parts_of_dates
 from .encoder import Encoder
 from .facts import CategoryFacts, Floats, NumberFacts
-from .rare import merge_counts
+from .rare import Told
 
 #: Letters of what columns hold, which are sent without names.
 LETTERS: Mapping[Kind, str] = {"number": "n", "boolean": "b", "date": "d", "category": "c"}
@@ -248,8 +248,15 @@ class OwnColumns:
             [*found, *(sum_phases(one, bound, circles) / rows for one in columns)]
         )
 
+    def tell(self, before: Mapping[str, Told], least: int) -> dict[str, Told]:
+        """Return what may be told of each column of categories, after what was told before."""
+        return {
+            name: before.get(name, Told()).follow(counts, len(self.x), least)
+            for name, counts in self.count_categories().items()
+        }
+
     def count_categories(self) -> dict[str, dict[str, int]]:
-        """Return column -> category -> rows; of gaps the category is empty."""
+        """Return column -> category -> rows."""
         found = {}
         for k, letter in enumerate(self.kinds):
             if letter == "c":
@@ -257,10 +264,7 @@ class OwnColumns:
                 known = column[np.isfinite(column)].astype(np.intp)
                 words = self.table.categories[name]
                 counts = np.bincount(known, minlength=len(words)).tolist()
-                found[name] = {
-                    **dict(zip(words, counts, strict=True)),
-                    "": len(column) - len(known),
-                }
+                found[name] = dict(zip(words, counts, strict=True))
         return found
 
     def fine(
@@ -270,12 +274,11 @@ class OwnColumns:
         bound: float,
         rows: int,
         least: int = 0,
-        told: Mapping[str, Mapping[str, int]] | None = None,
+        told: Mapping[str, Told] | None = None,
     ) -> Floats:
         """Return its part of the second sum: distances and their squares, histograms, counts.
 
-        ``told`` is what may be told of :meth:`count_categories`, by default all of it. Categories
-        of fewer than ``least`` rows are counted together, see :func:`.merge_counts`.
+        ``told`` is what may be told of :meth:`count_categories`, by default all of it.
         """
         # never beyond 1 about the true centre; clipped, that about another one tells nothing
         found = [np.clip(second_pass(x, asked.centre), -1.0, 1.0)]
@@ -286,12 +289,9 @@ class OwnColumns:
                 parts = parts_of_dates(self.x[:, k], 0.0)[1:]
                 clocks = zip(parts, _CLOCK_EDGES, strict=True)
                 found += [count_bins(*one) / rows for one in clocks]
-        for name, words in (self.count_categories() if told is None else told).items():
-            buckets = np.zeros(asked.buckets, np.int64)
-            for word in words.keys() - {""} if asked.buckets else ():
-                buckets[bucket_of(self.keys[name], word)] += words[word]
-            known = max(0, len(self.x) - words.get("", 0))
-            found.append(merge_counts(buckets, known, least) / rows)
+        for name, one in (self.tell({}, 0) if told is None else told).items():
+            places = {word: bucket_of(self.keys[name], word) for word in one.names}
+            found.append(one.fill(places, asked.buckets, len(self.x), least) / rows)
         return np.concatenate(found)
 
     def named(self, text: str) -> Encoder:

@@ -226,11 +226,11 @@ class ClientLedger:
             return None
         return self._file.lasting_secret(purpose)
 
-    def told_counts(self) -> dict[str, dict[str, int]]:
-        """Return column of text -> category -> rows, as last told; nothing without a folder."""
+    def told_counts(self) -> dict[str, dict[str, Any]]:
+        """Return column of text -> counts of its categories, as last told; else nothing."""
         return {} if self._file is None else self._file.told_counts()
 
-    def keep_counts(self, told: Mapping[str, Mapping[str, int]]) -> None:
+    def keep_counts(self, told: Mapping[str, Mapping[str, Any]]) -> None:
         """Keep what is told of the categories of columns."""
         if self._file is not None:
             self._file.keep_counts(told)

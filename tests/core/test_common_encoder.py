@@ -16,7 +16,7 @@ from fedkern_flwr.encoding import Encoder, bins
 from fedkern_flwr.encoding import common as summed
 from fedkern_flwr.encoding.categories import BUCKETS, HASHED, signed_bucket
 from fedkern_flwr.encoding.facts import KNOTS
-from fedkern_flwr.encoding.rare import merge_counts, merge_rows, settled_counts
+from fedkern_flwr.encoding.rare import Told, merge_rows
 from fedkern_flwr.tables import Table
 
 SECRET, BOUND, DAY = b"of the holders", 2.0**20, 86400.0
@@ -372,20 +372,19 @@ def test_half_of_the_rows_are_few_as_well(sign: float) -> None:
     runs=st.lists(st.lists(st.integers(0, 12), min_size=4, max_size=4), min_size=1, max_size=6),
 )
 def test_no_two_runs_tell_of_few_rows(least: int, runs: list[list[int]]) -> None:
-    """Rows with a category come and go between runs; gaps are the last category."""
-    told: dict[str, int] = {}
+    """Rows with a category come and go between runs; the last number are rows without one."""
+    told, names = Told(), ("flu", "gout", "rash")
     for run in runs:
-        counts = dict(zip(("flu", "gout", "rash", ""), run, strict=True))
-        before, told = told, settled_counts(counts, least, told)
-        for name in counts:
-            now, then = told.get(name, 0), before.get(name, 0)
+        counts, rows = dict(zip(names, run, strict=False)), sum(run)
+        before, told = told, told.follow(counts, rows, least)
+        pairs = [(told.names.get(name, 0), before.names.get(name, 0)) for name in names]
+        pairs += [(told.gaps, before.gaps), (told.others, before.others)]
+        for now, then in pairs:
             assert now >= least or not now
             assert abs(now - then) >= least or now == then
-            assert abs(now - counts[name]) < least or not now
-        assert settled_counts(counts, least, told) == told  # asked again
-        known = max(0, sum(run) - told.get("", 0))
-        kept = np.array([told.get(name, 0) for name in ("flu", "gout", "rash")])
-        merged = merge_counts(kept, known, least)
-        assert merged.min() >= 0
-        assert merged.sum() in (known, 0)
-        assert merged.sum() or known < least
+        assert told.follow(counts, rows, least) == told  # asked again
+        found = told.fill({name: k for k, name in enumerate(names)}, 3, rows, least)
+        known = max(0, rows - told.gaps)
+        assert found.min() >= 0.0
+        assert found.sum() == known or (known < least and not found.any())
+        assert told.fill({}, 0, rows, least) in (known, 0.0)
