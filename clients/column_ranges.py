@@ -26,6 +26,7 @@ from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.encoding.bins import CIRCLES
 from fedkern_flwr.encoding.common import Coarse, OwnColumns, coarse_numbers, fine_numbers
 from fedkern_flwr.encoding.kept import KeptEncoder
+from fedkern_flwr.encoding.rare import Told
 from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.guard.counting import binary_columns
@@ -170,7 +171,8 @@ class RangesClient(AnsweringClient):
         if order.name.startswith(wire.MEANS_SUM):
             numbers = coarse_numbers(kinds, columns, rows, self._request.circles)
         else:
-            numbers = fine_numbers(kinds, order.length, columns, rows)
+            buckets = self._request.buckets
+            numbers = fine_numbers(kinds, order.length, columns, rows, buckets)
         return numbers / max(order.length, 1)
 
     # -- phases
@@ -223,7 +225,8 @@ class RangesClient(AnsweringClient):
         x = self._columns(request)
         _, rows = self._check_sum(wire.DEVIATIONS_SUM)
         centre = Centre(request.count, request.mean, request.scale)
-        asked = Coarse(centre, request.places, request.counts, request.strays, request.splits)
+        bins = request.places, request.counts, request.strays, request.splits, request.buckets
+        asked = Coarse(centre, *bins)
         if not asked.fits(x.shape[1], len(self._encoded.numeric)):
             raise ProtocolError(
                 "what was summed before does not fit the columns of this node",
@@ -232,7 +235,11 @@ class RangesClient(AnsweringClient):
             )
         self._fix(asked)
         bound = self.kept.settings["bound"] if x.size else DEFAULT_BOUND
-        share = self._encoded.fine(x, asked, bound, rows, self.policy.min_sum_rows)
+        least, before = self.policy.min_sum_rows, self.ledger.told_counts()
+        told = self._encoded.tell({name: Told(**one) for name, one in before.items()}, least)
+        if told:
+            self.ledger.keep_counts({**before, **{name: vars(one) for name, one in told.items()}})
+        share = self._encoded.fine(x, asked, bound, rows, least, told)
         self.secure_sums.contribute(wire.DEVIATIONS_SUM, share)
         return wire.DeviationsReply()
 

@@ -142,10 +142,15 @@ class ColumnRanges(Method):
         """Return what is seen by whom."""
         server, client = [], []
         if self.encoders_:
+            counted = (
+                "how many rows have a category; which one nobody counts"
+                if self.categories == "hashing"
+                else "how many rows have each category, which may name it; those of fewer than "
+                "min_sum_rows rows of a node are counted together"
+            )
             server = [
                 "of those that are encoded: what each column holds, histograms of numbers and "
-                "dates over all holders, how many rows have each category, which may name it; "
-                "those of fewer than min_sum_rows rows of a node are counted together"
+                f"dates over all holders, {counted}"
             ]
             client = ["of its columns that are encoded: the first histograms and the encoder"]
         return {
@@ -219,6 +224,8 @@ class ColumnRanges(Method):
         first = (yield from self._sum_means(measured)) if measured else {}
         if measured or encoded:
             asked = {block: first.get(block, Coarse.nothing()) for block in {**measured, **encoded}}
+            if self.categories == "hashing":
+                asked = {b: replace(one, buckets=0) for b, one in asked.items()}
             asked |= {b: self._plan_bins(shared[b], one) for b, one in asked.items()}
             yield from self._sum_deviations({b: shared[b] for b in asked}, asked)
         for block, found in self.statistics_.items():
@@ -276,14 +283,12 @@ class ColumnRanges(Method):
 
         def ask(block: str) -> wire.RangesRequest:
             first = asked[block]
-            own = {name: getattr(first, name) for name in ("places", "counts", "strays", "splits")}
+            own = {name: value for name, value in vars(first).items() if name != "centre"}
             labels = self._labelled(blocks[block])
             return wire.DeviationsRequest(labels=labels, **vars(first.centre), **own)
 
         lengths = {
-            block: fine_length(
-                holders[0].kinds, asked[block].edges(self.bound), self._columns(holders)
-            )
+            block: fine_length(holders[0].kinds, asked[block], self.bound, self._columns(holders))
             for block, holders in blocks.items()
         }
         totals = yield from self._sum(
@@ -329,7 +334,7 @@ class ColumnRanges(Method):
         circles = self._plan_circles(holders)
         taken = coarse_numbers(kinds, columns, _rows(holders), circles) + 2 * columns
         evenly = replace(first, splits=0)
-        bins = fine_length(kinds, evenly.edges(self.bound), columns) - 2 * columns
+        bins = fine_length(kinds, evenly, self.bound, columns) - 2 * columns
         spare = (allowed.numbers - taken) / weight - bins
         splits = int(max(0.0, min(first.splits, spare // numeric(kinds))))
         self.note_plan(f"{splits} bins of a column by its rows", allowed)

@@ -74,6 +74,7 @@ class DeviationsRequest(RangesRequest, phase="ranges-deviations"):
     counts: Floats = array("encoded", "bins", dtype="float64")
     strays: Floats = array("encoded", "decimals", dtype="float64")
     splits: int
+    buckets: int
 
 
 class DeviationsReply(RangesReply, phase="ranges-deviations"):

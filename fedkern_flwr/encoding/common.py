@@ -5,9 +5,10 @@ are summed up and counted in bins, twice (:mod:`.bins`, :mod:`..align.column_ran
 weekday, month and hour as well. Categories are counted in buckets, by a hash of their names under a
 secret of the holders. The server does not have it and sees how many rows each category has. How
 many these are may name a category, such as a blood group, and with the secret anybody can test
-names. So a holder counts categories of fewer than ``min_sum_rows`` of its rows together. A holder
-encodes categories that it does not have itself. Two categories in one bucket are one: of 20 some
-are with probability 1.2 %.
+names. So a holder counts categories of fewer than ``min_sum_rows`` of its rows together, and its
+counts change from run to run by so many rows or not at all. Where categories are hashed, no holder
+counts them. A holder encodes categories that it does not have itself. Two categories in one bucket
+are one: of 20 some are with probability 1.2 %.
 
 Two sums, one after the other: the *coarse* one over public bins, the *fine* one over bins that
 follow from it.
@@ -54,7 +55,7 @@ from .categories import BUCKETS, Categories, Category, bucket_of, column_key
 from .columns import DAY, PARTS, Column, Date, Number, Scaling, parts_of_dates
 from .encoder import Encoder
 from .facts import CategoryFacts, Floats, NumberFacts
-from .rare import merge_counts
+from .rare import Told
 
 #: Letters of what columns hold, which are sent without names.
 LETTERS: Mapping[Kind, str] = {"number": "n", "boolean": "b", "date": "d", "category": "c"}
@@ -78,6 +79,8 @@ class Coarse:
         Values with more than 0, 1, 2 and 3 decimals.
     splits : int
         By how many bins the second sum splits those of the first, at most.
+    buckets : int
+        In how many buckets the second sum counts categories: none where they are hashed.
     """
 
     centre: Centre
@@ -85,6 +88,7 @@ class Coarse:
     counts: Floats
     strays: Floats
     splits: int = SPLITS
+    buckets: int = BUCKETS
 
     @classmethod
     def nothing(cls) -> Coarse:
@@ -106,7 +110,7 @@ class Coarse:
         """A digest of all of it."""
         parts = [*vars(self.centre).values(), self.places, self.counts, self.strays]
         plain = b"".join(part.tobytes() for part in parts)
-        return hashlib.sha256(b"%d/" % self.splits + plain).hexdigest()
+        return hashlib.sha256(b"%d/%d/" % (self.splits, self.buckets) + plain).hexdigest()
 
     def fits(self, columns: int, encoded: int) -> bool:
         """Tell whether it is of so many columns, of which so many are encoded."""
@@ -116,6 +120,7 @@ class Coarse:
             shapes == ((columns,), (encoded, 2), (encoded, COARSE), (encoded, DECIMALS))
             and ((centre.count > 0.0) & (centre.scale > 0.0)).all()
             and 0 <= self.splits <= SPLITS
+            and self.buckets in (0, BUCKETS)
             and (self.places[:, 1] > 0.0).all()
             and not (counts < 0.0).any()
             and (counts.sum(axis=1) == centre.count[:encoded]).all()
@@ -132,9 +137,9 @@ def coarse_length(kinds: str, columns: int, circles: int = CIRCLES) -> int:
     return 3 * columns + numeric(kinds) * (COARSE + DECIMALS + 2 * circles)
 
 
-def fine_length(kinds: str, edges: Sequence[Floats], columns: int) -> int:
-    """Return how many numbers the second sum has; edges are those of the encoded columns."""
-    return 2 * columns + sum(_sizes(kinds, edges))
+def fine_length(kinds: str, asked: Coarse, bound: float, columns: int) -> int:
+    """Return how many numbers the second sum has, for what it is asked with."""
+    return 2 * columns + sum(_sizes(kinds, asked.edges(bound), asked.buckets))
 
 
 def coarse_numbers(kinds: str, columns: int, rows: int, circles: int = CIRCLES) -> float:
@@ -143,20 +148,20 @@ def coarse_numbers(kinds: str, columns: int, rows: int, circles: int = CIRCLES) 
     return 3 * columns + numeric(kinds) * own
 
 
-def fine_numbers(kinds: str, length: int, columns: int, rows: int) -> float:
+def fine_numbers(kinds: str, length: int, columns: int, rows: int, buckets: int = BUCKETS) -> float:
     """Return the numbers that a second sum of that length amounts to."""
     dates, categories = kinds.count("d"), kinds.count("c")
     own = dates * sum(histogram(cells, rows) for cells in _CLOCK)
-    own += categories * histogram(BUCKETS + 1, rows)
-    bins = length - 2 * columns - dates * sum(_CLOCK) - categories * (BUCKETS + 1)
+    own += categories * histogram(buckets + 1, rows)
+    bins = length - 2 * columns - dates * sum(_CLOCK) - categories * (buckets + 1)
     return 2 * columns + own + counts(bins, rows)
 
 
-def _sizes(kinds: str, edges: Sequence[Floats]) -> list[int]:
+def _sizes(kinds: str, edges: Sequence[Floats], buckets: int) -> list[int]:
     """Return how many numbers each of the second histograms has."""
     dates, categories = kinds.count("d"), kinds.count("c")
     # of categories one number more: rows of rare ones
-    return [*(len(own) - 1 for own in edges), *[*_CLOCK] * dates, *[BUCKETS + 1] * categories]
+    return [*(len(own) - 1 for own in edges), *[*_CLOCK] * dates, *[buckets + 1] * categories]
 
 
 # -- at a holder
@@ -243,10 +248,37 @@ class OwnColumns:
             [*found, *(sum_phases(one, bound, circles) / rows for one in columns)]
         )
 
-    def fine(self, x: Floats, asked: Coarse, bound: float, rows: int, least: int = 0) -> Floats:
+    def tell(self, before: Mapping[str, Told], least: int) -> dict[str, Told]:
+        """Return what may be told of each column of categories, after what was told before."""
+        return {
+            name: before.get(name, Told()).follow(counts, len(self.x), least)
+            for name, counts in self.count_categories().items()
+        }
+
+    def count_categories(self) -> dict[str, dict[str, int]]:
+        """Return column -> category -> rows."""
+        found = {}
+        for k, letter in enumerate(self.kinds):
+            if letter == "c":
+                name, column = self.table.columns[k], self.table.x[:, k]
+                known = column[np.isfinite(column)].astype(np.intp)
+                words = self.table.categories[name]
+                counts = np.bincount(known, minlength=len(words)).tolist()
+                found[name] = dict(zip(words, counts, strict=True))
+        return found
+
+    def fine(
+        self,
+        x: Floats,
+        asked: Coarse,
+        bound: float,
+        rows: int,
+        least: int = 0,
+        told: Mapping[str, Told] | None = None,
+    ) -> Floats:
         """Return its part of the second sum: distances and their squares, histograms, counts.
 
-        Categories of fewer than ``least`` rows are counted together, see :func:`.merge_counts`.
+        ``told`` is what may be told of :meth:`count_categories`, by default all of it.
         """
         # never beyond 1 about the true centre; clipped, that about another one tells nothing
         found = [np.clip(second_pass(x, asked.centre), -1.0, 1.0)]
@@ -257,10 +289,9 @@ class OwnColumns:
                 parts = parts_of_dates(self.x[:, k], 0.0)[1:]
                 clocks = zip(parts, _CLOCK_EDGES, strict=True)
                 found += [count_bins(*one) / rows for one in clocks]
-        for k, letter in enumerate(self.kinds):
-            if letter == "c":
-                known = self.x[np.isfinite(self.x[:, k]), k].astype(np.intp)
-                found.append(merge_counts(np.bincount(known, minlength=BUCKETS), least) / rows)
+        for name, one in (self.tell({}, 0) if told is None else told).items():
+            places = {word: bucket_of(self.keys[name], word) for word in one.names}
+            found.append(one.fill(places, asked.buckets, len(self.x), least) / rows)
         return np.concatenate(found)
 
     def named(self, text: str) -> Encoder:
@@ -394,7 +425,9 @@ def read_fine(
     edges, texts = asked.edges(bound), kinds.count("c")
     passed, histograms = np.split(total, [2 * len(asked.centre.mean)])
     found = read_second_pass(passed, asked.centre, holders)
-    counts = np.split(np.rint(histograms * rows), np.cumsum(_sizes(kinds, edges))[:-1])
+    counts = np.split(
+        np.rint(histograms * rows), np.cumsum(_sizes(kinds, edges, asked.buckets))[:-1]
+    )
     known = np.array([part.sum() for part in counts])
     if (
         min(part.min() for part in counts) < 0.0

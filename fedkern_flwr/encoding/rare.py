@@ -8,28 +8,74 @@ work together could subtract their own, and the counts would have to be opened f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
 
-def merge_counts(counts: NDArray[np.int64], least: int) -> NDArray[np.int64]:
-    """Return how many rows have each category, and one more count: that of all rare ones.
+@dataclass(frozen=True)
+class Told:
+    """How many of a node's rows have each category of a column, as far as it may be told.
 
-    Rows of rare categories are counted together. If these are rare as well, they are counted as the
-    most frequent category; without a frequent one they are not counted.
+    What fewer than ``least`` rows have is told as 0. A count stays the one that was told until it
+    is at least ``least`` more or less: the difference of two runs counts no fewer rows either.
 
-    >>> merge_counts(np.array([40, 2, 1, 0]), 5), merge_counts(np.array([40, 4, 4, 0]), 5)
-    (array([43,  0,  0,  0,  0]), array([40,  0,  0,  0,  8]))
+    Attributes
+    ----------
+    names : dict
+        Category -> rows. The first one has those of the rows as well that are left over.
+    gaps, others : int
+        Rows without a category, and those of all rare ones.
     """
-    kept = np.append(np.where(counts < least, 0, counts), 0)
-    others = int(counts.sum() - kept.sum())
-    if others >= least:
-        kept[-1] = others
-    elif kept.any():
-        kept[kept.argmax()] += others
-    return kept
+
+    names: Mapping[str, int] = field(default_factory=dict)
+    gaps: int = 0
+    others: int = 0
+
+    def follow(self, counts: Mapping[str, int], rows: int, least: int) -> Told:
+        """Return what may be told after this, of so many rows that have these categories.
+
+        >>> Told().follow({"flu": 40, "gout": 4}, 46, 5)
+        Told(names={'flu': 40}, gaps=0, others=6)
+        >>> Told({"flu": 40}).follow({"flu": 44, "gout": 5}, 49, 5)
+        Told(names={'flu': 40, 'gout': 5}, gaps=0, others=0)
+        """
+
+        def settled(now: int, then: int) -> int:
+            now = now if now >= least else 0
+            return then if abs(now - then) < least else now
+
+        ranked = dict(sorted(counts.items(), key=lambda one: -one[1]))
+        known = {name: self.names.get(name, 0) for name in {**self.names, **ranked}}
+        names = {name: settled(counts.get(name, 0), then) for name, then in known.items()}
+        names = {name: count for name, count in names.items() if count}
+        gaps = settled(rows - sum(counts.values()), self.gaps)
+        return Told(names, gaps, settled(rows - sum(names.values()) - gaps, self.others))
+
+    def fill(self, places: Mapping[str, int], size: int, rows: int, least: int) -> Floats:
+        """Return how many of so many rows are in each bucket, and one more count: of the others.
+
+        All rows but the gaps are counted; without a bucket they are others. Rows that are left over
+        are counted as the first category, so that no difference shows them.
+
+        >>> Told({"flu": 40}).fill({"flu": 0}, 2, 43, 5), Told().fill({}, 2, 3, 5)
+        (array([43.,  0.,  0.]), array([0., 0., 0.]))
+        """
+        found = np.zeros(size + 1)
+        for name in self.names if size else ():
+            found[places[name]] += self.names[name]
+        found[-1] = self.others if size else 0.0
+        left = max(0, rows - self.gaps) - found.sum()
+        while left < 0.0:  # rows have gone of which the counts do not say it yet
+            left += found.max()
+            found[found.argmax()] = 0.0
+        if found.any() or left >= least:
+            found[places[next(iter(self.names))] if size and self.names else -1] += left
+        return found
 
 
 def merge_rows(x: Floats, least: int) -> Floats:

@@ -327,6 +327,18 @@ class NodeLedger:
         with self.file.open() as db:
             return spent_in_all(db, self.partition)
 
+    def told_counts(self) -> dict[str, dict[str, Any]]:
+        """Return column of text -> counts of its categories, as they were last told in a sum."""
+        with self.file.open() as db:
+            query = "SELECT counts FROM told WHERE partition = ?"
+            found = db.execute(query, (self.partition,)).fetchone()
+            return {} if found is None else dict(json.loads(found[0]))
+
+    def keep_counts(self, told: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keep what is told of the categories of columns, before it leaves the node."""
+        with self.file.writing() as db:
+            db.execute("REPLACE INTO told VALUES (?, ?)", (self.partition, json.dumps(told)))
+
     def noise_key(self, session: str) -> bytes:
         """Return the key of the noise of a run: the same until the run is over."""
         with self.file.writing() as db:

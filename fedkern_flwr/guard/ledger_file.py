@@ -88,12 +88,14 @@ ALTER TABLE runs ADD COLUMN content BLOB NOT NULL DEFAULT x'';
 ALTER TABLE runs ADD COLUMN saved TEXT NOT NULL DEFAULT '';
 CREATE INDEX opened_in ON opened (run, purpose);
 """
-#: What version 6 has besides: which function of a row was summed, and how it is asked for again.
+#: What version 6 has besides: which function of a row was summed, and how it is asked for again;
+#: how many rows have each category, as last told.
 _SINCE_6 = """
 ALTER TABLE opened ADD COLUMN function BLOB NOT NULL DEFAULT x'';
 ALTER TABLE opened ADD COLUMN how TEXT NOT NULL DEFAULT '';
 ALTER TABLE runs ADD COLUMN again REAL NOT NULL DEFAULT 0;
 ALTER TABLE runs ADD COLUMN how TEXT NOT NULL DEFAULT '';
+CREATE TABLE told (partition INTEGER PRIMARY KEY, counts TEXT NOT NULL);
 """
 _SCHEMAS = (_SCHEMA, _SINCE_2, _SINCE_3, _SINCE_4, _SINCE_5, _SINCE_6)  # what each version adds
 

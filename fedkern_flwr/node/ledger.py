@@ -226,6 +226,15 @@ class ClientLedger:
             return None
         return self._file.lasting_secret(purpose)
 
+    def told_counts(self) -> dict[str, dict[str, Any]]:
+        """Return column of text -> counts of its categories, as last told; else nothing."""
+        return {} if self._file is None else self._file.told_counts()
+
+    def keep_counts(self, told: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keep what is told of the categories of columns."""
+        if self._file is not None:
+            self._file.keep_counts(told)
+
     def noise_key(self, session: str, state: PartyState) -> bytes:
         """Return the key of the noise of a run, which lasts until the run is over.
 

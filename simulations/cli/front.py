@@ -9,7 +9,9 @@ import typer
 
 from ..deployment.front import run_front
 
-front_app = typer.Typer(name="front", help="For the coordinator.", no_args_is_help=True)
+front_app = typer.Typer(
+    name="front", help="For the coordinator.", no_args_is_help=True, add_completion=False
+)
 
 
 @front_app.callback()

@@ -66,7 +66,7 @@ app = TyperGroup(
             is_eager=True,
             expose_value=False,
             callback=_version,
-            help="Show the version and leave.",
+            help="Show the version and exit.",
         )
     ],
 )

@@ -23,7 +23,9 @@ from .node_freeze import freeze_rows, known_ledger
 from .node_keys import init_node, trust_parties
 from .node_status import show_status
 
-node_app = typer.Typer(name="node", help="For the owner of a node.", no_args_is_help=True)
+node_app = typer.Typer(
+    name="node", help="For the owner of a node.", no_args_is_help=True, add_completion=False
+)
 policy_app = typer.Typer(name="policy", help="What a node takes part in.", no_args_is_help=True)
 ledger_app = typer.Typer(name="ledger", help="What a node has answered.", no_args_is_help=True)
 node_app.add_typer(policy_app)

@@ -130,7 +130,7 @@ _EVERY = inspect.Parameter(
         bool,
         typer.Option(
             "--help-all",
-            help="Show all options and leave.",
+            help="Show all options and exit.",
             is_eager=True,
             callback=_show_all,
         ),

@@ -326,7 +326,7 @@ class Strikes:
         this = (delivery.round, delivery.attempt)
         place = seen[this] = seen.get(this, -1) + 1
         number = list(seen).index(this)
-        if number % 2:
+        if number % 2 or delivery.attempt:  # an exchange may have two phases
             return Fault("duplicate")
         turn = number // 2 + self.turn
         if place != turn % self.sizes[delivery.phase]:

@@ -22,7 +22,7 @@ from fedkern_flwr.encoding import Encoder, bins
 from fedkern_flwr.encoding import common as summed
 from fedkern_flwr.encoding.categories import BUCKETS, HASHED, signed_bucket
 from fedkern_flwr.encoding.facts import KNOTS, NumberFacts
-from fedkern_flwr.encoding.rare import merge_rows
+from fedkern_flwr.encoding.rare import Told, merge_rows
 from fedkern_flwr.groups.digits import DIGITS, from_digits, to_digits
 from fedkern_flwr.labels import decide, encode_classes
 from fedkern_flwr.tables import Table, load_table
@@ -384,7 +384,7 @@ def common(tables: Sequence[Table], scaling: Any = "rank", categories: Any = "au
     assert asked.fits(d, d)
     edges = asked.edges(BOUND)
     parts = [one.fine(x, asked, *how) for one, x in zip(own, numbers, strict=True)]
-    assert {len(part) for part in parts} == {summed.fine_length(kinds, edges, d)}
+    assert {len(part) for part in parts} == {summed.fine_length(kinds, asked, BOUND, d)}
     total = np.sum(parts, axis=0)
     encoder = summed.read_fine(total, kinds, asked, *how, len(own), scaling, categories)[1]
     named = [one.named(encoder.to_json()) for one in own]
@@ -704,3 +704,27 @@ def test_of_one_row_or_two_there_are_no_products_of_columns() -> None:
     x = np.array([[0.1, 1.0, 2.0], [0.2, 0.0, 3.0]])
     assert not merge_rows(x, 5).any()
     assert not merge_rows(x[:1], 2).any()
+
+
+@pytest.mark.promise("rare-differences")
+@given(
+    least=st.integers(1, 6),
+    runs=st.lists(st.lists(st.integers(0, 12), min_size=4, max_size=4), min_size=1, max_size=6),
+)
+def test_no_two_runs_tell_of_few_rows(least: int, runs: list[list[int]]) -> None:
+    """Rows with a category come and go between runs; the last number are rows without one."""
+    told, names = Told(), ("flu", "gout", "rash")
+    for run in runs:
+        counts, rows = dict(zip(names, run, strict=False)), sum(run)
+        before, told = told, told.follow(counts, rows, least)
+        pairs = [(told.names.get(name, 0), before.names.get(name, 0)) for name in names]
+        pairs += [(told.gaps, before.gaps), (told.others, before.others)]
+        for now, then in pairs:
+            assert now >= least or not now
+            assert abs(now - then) >= least or now == then
+        assert told.follow(counts, rows, least) == told  # asked again
+        found = told.fill({name: k for k, name in enumerate(names)}, 3, rows, least)
+        known = max(0, rows - told.gaps)
+        assert found.min() >= 0.0
+        assert found.sum() == known or (known < least and not found.any())
+        assert told.fill({}, 0, rows, least) in (known, 0.0)

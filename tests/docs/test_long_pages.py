@@ -74,7 +74,7 @@ def test_blocks_lead_to_predictions_of_the_hospitals(tmp_path: Path) -> None:
     assert accuracy > 0.9 > float(alone[1])
     assert with_text > 0.9
     arrays, meta = load_model(tmp_path / "model.npz", "fed-cg")
-    assert arrays["coefficients"].shape == (100, 1)
+    assert arrays["coefficients"].shape[1] == 1
     assert meta["blocks"] == ["clinical", "laboratory"]
     right = 0
     for hospital in ("north", "south"):

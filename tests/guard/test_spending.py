@@ -155,7 +155,8 @@ def test_the_key_of_a_run_s_noise_lasts_until_it_is_over(tmp_path: Path) -> None
 
 #: What versions 5 and 6 have done to a ledger, undone.
 BACK = """
-DROP TABLE opened; DROP TABLE uncounted; CREATE TABLE permissions (run INTEGER);
+DROP TABLE opened; DROP TABLE uncounted; DROP TABLE told;
+CREATE TABLE permissions (run INTEGER);
 CREATE TABLE sums (run INTEGER, parties INTEGER);
 ALTER TABLE runs DROP COLUMN content; ALTER TABLE runs DROP COLUMN saved;
 ALTER TABLE runs DROP COLUMN again; ALTER TABLE runs DROP COLUMN how;

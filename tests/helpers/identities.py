@@ -1,4 +1,4 @@
-"""Keys of nodes that tests know: identities that trust each other, and keys of noise."""
+"""Keys of nodes that tests know: identities that trust each other, of noise, of held-out halves."""
 
 from __future__ import annotations
 
@@ -51,3 +51,15 @@ def know_noise(monkeypatch: pytest.MonkeyPatch) -> None:
         return bytes([self._partition]) * 32 if first == key else key
 
     monkeypatch.setattr(ClientLedger, "noise_key", known)
+
+
+def know_halves(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Let simulated nodes deal calibration and report under the keys of deployed ones in a folder.
+
+    A deployed node draws its key itself; it is in the ledger in ``K/state`` of node K.
+    """
+
+    def known(self: Any) -> bytes:
+        return NodeLedger(folder / str(self._partition) / "state", self._partition).split_key()
+
+    monkeypatch.setattr(ClientLedger, "split_key", known)

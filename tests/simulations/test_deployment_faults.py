@@ -45,7 +45,7 @@ from fedkern_flwr.strategies import POFMKL, HierarchicalSVM, KernelPCA
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(580)]
 
-POF = {"data": "", "num-rounds": 30, "samples-per-round": 10, "features": 5, "kernels": 11}
+POF = {"data": "", "num-rounds": 30, "samples-per-round": 10, "features": 4, "kernels": 3}
 PCA = {"method": "kernel-pca", "options": json.dumps({"components": 3, "features": 40})}
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -100,7 +100,7 @@ def kill_superlink(deployment: LocalDeployment) -> None:
 
 def simulated(nodes: int, **more: Any) -> np.ndarray[Any, Any]:
     """Return theta of a simulation of the same run."""
-    strategy = POFMKL(kernels=11, features=5, samples_per_round=10, seed=0, secure=True)
+    strategy = POFMKL(kernels=3, features=4, samples_per_round=10, seed=0, secure=True)
     simulate(strategy, streams(nodes).clients, nodes, num_rounds=30, **more)
     theta: np.ndarray[Any, Any] = strategy.model()[0]["theta"]
     return theta

@@ -13,7 +13,7 @@ from zoo import WAYS
 
 from fedkern_flwr import strategies
 from fedkern_flwr.clients import fed_cg
-from fedkern_flwr.encoding.categories import BUCKETS, bucket_of, column_key
+from fedkern_flwr.encoding.categories import BUCKETS, HASHED, bucket_of, column_key
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations.attacks.buckets import named_rows
 from fedkern_flwr.strategies import column_ranges
@@ -33,7 +33,9 @@ def words(*columns: list[str]) -> list[dict[str, Any]]:
     return tables
 
 
-def opened_counts(folder: Path, tables: Any, monkeypatch: Any) -> tuple[Any, np.ndarray]:
+def opened_counts(
+    folder: Path, tables: Any, monkeypatch: Any, **options: Any
+) -> tuple[Any, np.ndarray]:
     """Run ranges at guarded nodes; return the strategy and the counts that its server opens."""
     totals, read = [], column_ranges.read_fine
 
@@ -45,7 +47,7 @@ def opened_counts(folder: Path, tables: Any, monkeypatch: Any) -> tuple[Any, np.
     monkeypatch.setattr(column_ranges, "read_fine", keep)
     sites = WAYS["ranges, encoders"].sites(folder, guarded=True)
     sites.tables = tables
-    strategy = sites.fit().strategy
+    strategy = sites.fit(**options).strategy
     return strategy, totals[0]
 
 
@@ -76,6 +78,44 @@ def test_columns_of_rare_names_alone_are_no_error(tmp_path: Path, monkeypatch: A
         assert counts[len(counts) - BUCKETS - 1 :].nonzero()[0].tolist() == [BUCKETS] * k
         (encoder,) = strategy.encoders_.values()
         assert len(encoder.columns[1].outputs) == 0
+
+
+@pytest.mark.promise("rare-differences")
+def test_runs_differ_by_no_count_of_few_rows(tmp_path: Path, monkeypatch: Any) -> None:
+    """A lot of new rows is large, and one of them alone may have a category, or none."""
+    rows = ["flu"] * 40 + ["gout"] * 19
+    key, found = column_key(SECRET, "c"), []
+    lots = [
+        [""],
+        ["flu"] * 599 + ["gout"],
+        ["flu"] * 590 + ["gout"] * 4 + ["rash"] * 4 + [""] * 2,
+    ]
+    for seed, lot in enumerate(lots):
+        rows = rows + lot
+        tables = words(rows, *[["flu"] * 40 + ["gout"] * 20] * 2)
+        _, counts = opened_counts(tmp_path, tables, monkeypatch, seed=seed)
+        counts = counts[len(counts) - BUCKETS - 1 :]
+        assert sum(counts) == len(rows) + 120  # gaps of few rows are not told either
+        places = [*(bucket_of(key, name) for name in ("flu", "gout", "rash")), BUCKETS]
+        found.append(counts[places].tolist())
+    assert found == [[121, 59, 0, 0], [721, 59, 0, 0], [1309, 64, 0, 7]]
+
+
+def test_hashed_categories_are_counted_by_nobody(tmp_path: Path, monkeypatch: Any) -> None:
+    """Not even frequent ones; a column of rare ones is encoded as well."""
+    common, names = ["flu"] * 20 + ["gout"] * 9 + [""] * 6, iter(map(str, range(100)))
+    many = [[next(names) for _ in range(20)] for _ in range(3)]
+    for k, (columns, known) in enumerate((([common] * 3, 87), (many, 60))):
+        plain, _ = opened_counts(tmp_path / f"plain-{k}", words(*columns), monkeypatch)
+        strategy, counts = opened_counts(
+            tmp_path / str(k), words(*columns), monkeypatch, categories="hashing"
+        )
+        assert counts[-1] == known
+        privacy = [one.privacy()["sums"][-1]["numbers"] for one in (plain, strategy)]
+        assert len(counts) < BUCKETS
+        assert privacy[1] < privacy[0]
+        (encoder,) = strategy.encoders_.values()
+        assert sum(name.startswith("1[hash") for name in encoder.columns[1].outputs) == HASHED
 
 
 def test_counts_name_blood_groups() -> None:
