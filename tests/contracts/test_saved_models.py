@@ -17,10 +17,11 @@ import pyarrow as pa
 import pytest
 from refusals import refused
 from sklearn.svm import SVC
-from zoo import WAYS, quiet
+from zoo import LIKE_ANOTHER, WAYS, quiet
 
 import fedkern_flwr
 from fedkern_flwr import strategies
+from fedkern_flwr.clients import OnlineKernelClient
 from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.fitted.forms import votes
 from fedkern_flwr.gram.dot_kernels import DotKernel
@@ -331,6 +332,61 @@ def test_a_server_that_has_no_model_or_a_part_says_so(name, call):
         assert ("predict_at_nodes(grid" in line) == hasattr(strategy, "predict_at_nodes")
 
 
+# --- At the nodes
+
+
+AT_NODES = [
+    name
+    for name, way in WAYS.items()
+    if hasattr(way.strategy, "predict_at_nodes")
+    and "predictions" in way.paths
+    and not way.private
+    and name not in LIKE_ANOTHER
+]
+
+
+@pytest.mark.promise("model-own-columns")
+@pytest.mark.parametrize("name", AT_NODES)
+def test_nodes_predict_with_a_saved_model_as_in_its_run_and_from_its_columns_alone(
+    name: str,
+) -> None:
+    """Columns of other names are others, though there are as many."""
+    way = WAYS[name]
+    online = way.client is OnlineKernelClient
+    sites = way.sites(**({"keep_weights": True} if online else {}))
+    found = sites.fit()
+    arrays, meta = found.strategy.model()
+    arrays = {part: array.copy() for part, array in arrays.items()}
+    meta = json.loads(json.dumps(meta))
+    given = {"meta": meta} if way.method == "fdskl" else {"arrays": arrays, "meta": meta}
+    more = {n: v for n, v in way.options.items() if n == "allow_single"}
+    before = found.predictions
+    for file in sites.folder.glob("*/out.csv"):
+        file.unlink()
+
+    def predict() -> None:
+        way.strategy.of_model(meta, **more).predict_at_nodes(sites.grid(), **given)
+
+    predict()
+    if online:  # what a run says of held-out rows
+        y = np.concatenate([table["y_test"] for table in sites.tables])
+        error = np.mean((np.concatenate([*sites.written().values()]) - y) ** 2)
+        assert error == pytest.approx(found.strategy.metrics_["test_mse"])
+    else:
+        assert sites.written() == {row: pytest.approx(v) for row, v in before.items()} != {}
+    for damaged in arrays.values():
+        if damaged.dtype.kind == "f" and damaged.size:
+            kept, damaged.flat[-1] = damaged.flat[-1], np.inf
+            with refused("FK-MODEL-DAMAGED"):
+                predict()
+            damaged.flat[-1] = kept
+    for table in sites.tables:
+        if "x" in table:
+            table["columns"] = tuple(f"other {k}" for k in range(table["x"].shape[1]))
+    with refused("FK-MODEL-PARTIES", "FK-COLUMNS-DIFFER"):
+        predict()
+
+
 # --- Machines on a kernel --------------------------------------------------------------------
 
 
@@ -381,17 +437,18 @@ def test_files_to_predict_are_written_as_that_of_the_run(tables, commands):
     ]
     Path("t.csv").write_text("\n".join(lines) + "\n")
     own = ["--data", "t.csv", "--label", "y", "--landmarks", "16", "--sep", "|", "--decimal", ","]
+    own += ["--na", "lost"]
     commands.result("fed-cg", *own)
     Path("new.csv").write_text(
-        "\n".join(["a|b,x|c|d"] + ["1,5|2,5|7|0,5"] * 24 + ["1,5|2,5|?!|0,5"])
+        "\n".join(["a|b,x|c|d"] + ["1,5|2,5|7|0,5"] * 24 + ["1,5|2,5|?!|0,5", "1,5|2,5|lost|0,5"])
     )
-    rows = [{"a": 1.5, "b,x": 2.5, "c": value, "d": 0.5} for value in [7.0] * 24 + [None]]
+    rows = [{"a": 1.5, "b,x": 2.5, "c": value, "d": 0.5} for value in [7.0] * 24 + [None] * 2]
     frame = pa.Table.from_pylist(rows)
     model = fedkern_flwr.load_model("here")
     np.testing.assert_array_equal(model.outputs("new.csv"), model.outputs(frame))
     said = commands.shown("predict", "here", "--data", "new.csv")
     assert "1 cells of 'c' are no numbers: taken as missing" in said
-    assert "25 predictions: here/predictions.csv" in said
+    assert "26 predictions: here/predictions.csv" in said
     Path("new.csv").write_text("a|b,x|c|d\n1,5|2,5|7.5|0,5\n")
     line = commands.complaint("predict", "here", "--data", "new.csv", "--force")
     assert line.endswith("[FK-DECIMAL-MIXED]")

@@ -236,7 +236,7 @@ def test_an_owner_freezes_and_withdraws(
     keys = {"data": files.data, "state-dir": tmp_path / "state", "id-column": "id"}
     lines = ["partition-id = 0", *(f'{key} = "{value}"' for key, value in keys.items())]
     config.write_text("\n".join(lines))
-    ids.write_text("p17\n")
+    ids.write_text(" p17 \n\n")
     freeze = ["node", "freeze", "--node-config", str(config)]
     assert run([*freeze, "--withdraw", str(ids)]) == 2
     assert run(freeze) == 0

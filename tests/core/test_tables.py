@@ -9,6 +9,7 @@ import csv
 import io
 import sys
 import tempfile
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -453,3 +454,55 @@ def test_rows_without_an_id_belong_to_nobody() -> None:
     two = pa.table({"id": ["", "b", "c"], "v": [4.0, 5.0, 6.0]})
     read = PartyTables.of_new_rows([one, two], None, "id", {}, ["u", "v"])
     assert read.frame(whole=False)[0]["v"].to_pylist() == [None, 5.0, 6.0]
+
+
+# -- what the cells of a column are
+
+
+POOLS = (["1", "2.5", "-3e2", ".5"], ["yes", "no"], ["F", "T"], ["2020-01-02", "2021-12-31T08:00"])
+CELLS = ["1.5", "-", "?", "n/a", "", "NA", "null", "red", "dark blue", "2020-05-06", "no", "true"]
+GAPS = ("", "NA", "null", "?", "n/a")
+TRUTHS = {**dict.fromkeys(("yes", "t", "true"), 1.0), **dict.fromkeys(("no", "f"), 0.0)}
+
+
+def number_of(cell: str) -> float:
+    try:
+        return float(cell)
+    except ValueError:
+        return np.nan
+
+
+def date_of(cell: str) -> float:
+    return datetime.fromisoformat(
+        f"{cell}+00:00" if "T" in cell else f"{cell}T00+00:00"
+    ).timestamp()
+
+
+def read_plainly(cells: list[str]) -> tuple[str, list[float]]:
+    """Return what a column is and its values, by the words of the documentation."""
+    known = [cell for cell in cells if cell not in GAPS]
+    rest = [cell for cell in known if cell != "-"]
+    if rest and all(np.isfinite(number_of(cell)) for cell in rest):
+        known = rest
+    text = [cell for cell in known if np.isnan(number_of(cell))]
+    if 20 * len(text) <= len(known):
+        return "number", [number_of(cell) for cell in cells]
+    kinds = sorted({cell for cell in known if cell != "-"} or {"-"})
+    if {cell.lower() for cell in kinds} in ({"no", "yes"}, {"f", "t"}):
+        return "boolean", [TRUTHS.get(cell.lower(), np.nan) for cell in cells]
+    if all(cell[:2] == "20" for cell in kinds):
+        return "date", [date_of(cell) if cell[:2] == "20" else np.nan for cell in cells]
+    names = sorted({*known})
+    return "category", [names.index(cell) if cell in known else np.nan for cell in cells]
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from(POOLS), st.integers(0, 42), st.lists(st.sampled_from(CELLS), max_size=9))
+def test_cells_are_read_as_they_are_said_to_be(pool: Any, many: int, others: list[str]) -> None:
+    """Numbers, truths and dates with few or many cells that are none among them."""
+    cells = [*(pool[k % len(pool)] for k in range(many)), *others, "1" if pool == POOLS[0] else "-"]
+    text = "k,a\n" + "".join(f"{k},{cell}\n" for k, cell in enumerate(cells))
+    table = load(text, labelled=False, label=None, missing="keep", sep=",", decimal=".")
+    kind, values = read_plainly(cells)
+    assert table.kinds.get("a", "number") == kind
+    np.testing.assert_array_equal(table.x[:, 1], values)

@@ -32,6 +32,7 @@ from fedkern_flwr.simulations.methods.vertical_data import (
 )
 from fedkern_flwr.simulations.methods.vertical_oracle import centralised_difference
 from fedkern_flwr.simulations.run.datasets import BUILTIN, BUILTIN_INTERACTIONS
+from fedkern_flwr.simulations.run.entries import average
 from fedkern_flwr.simulations.run.random_labels import RANDOM_LABELS
 from fedkern_flwr.strategies import FDSKL, FedCG
 
@@ -249,6 +250,26 @@ def test_runs_are_averaged_each_with_its_own_seed(name: str) -> None:
     judged = {"centralised_difference", "test_accuracy", "centralised_test_accuracy"}
     assert metrics  # nothing is judged without held-out rows
     assert not judged & metrics.keys()
+
+
+def test_what_holds_of_an_average_holds_of_all_its_draws() -> None:
+    draws = [
+        {
+            "metrics": {"converged": k < 2, "iterations": 4 * k, "some": None if k else 1.0},
+            "failures": {"1": {"late": 2}, f"{k + 2}": {"lost": 1}},
+            **{"seconds": 0.5 + k, "exchanges": 5, "privacy": {"of": k}, "never_found": 3 - k},
+        }
+        for k in range(3)
+    ]
+    for few, all_have in ((draws, False), (draws[:2], True)):
+        found = average(few, metrics={"more": 7.0}, history=[], survivors=2)
+        n = len(few)
+        metrics = {"converged": all_have, "iterations": 2 * (n - 1), "some": None, "more": 7.0}
+        assert found["metrics"] == metrics
+        failures = {f"{k + 2}": {"lost": 1} for k in range(n)}
+        assert found["failures"] == {"1": {"late": 2 * n}, **failures}
+        assert (found["seconds"], found["exchanges"]) == (n / 2, 5)
+        assert (found["privacy"], found["never_found"], found["bytes_up"]) == ({"of": 0}, 3, None)
 
 
 @every_solution
