@@ -134,7 +134,8 @@ class FedCG(HybridOptions):
 
     def _tables(self) -> dict[str, str]:
         """Return a digest of the names of each block's columns."""
-        return {party.block: party.columns for party in self.parties_.values()}
+        parties: Mapping[int, Any] = self.parties_
+        return {party.block: party.columns for party in parties.values()}
 
     def privacy(self) -> dict[str, Any]:
         """Return what is seen by whom."""

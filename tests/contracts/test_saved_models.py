@@ -36,7 +36,7 @@ ROWS = 90
 ONLINE = ["--clients", "3", "--rounds", "16", "--test-size", "0.3"]
 RUNS: dict[str, list[str]] = {
     "fed-cg": ["fed-cg", "--landmarks", "16"],
-    "fed-cg numbers": ["fed-cg", "--landmarks", "8", "--label", "cost"],
+    "fed-cg numbers": ["fed-cg", "--landmarks", "8", "--label", "cost", "--variance"],
     "fdskl": ["fdskl", "--features", "40"],
     "secure-gram": ["secure-gram", "--encoding", "fixed-point"],
     "hierarchical-svm": ["hierarchical-svm", "--users", "4", "--rounds", "20"],
@@ -183,6 +183,26 @@ def check_held_out(prepared, result, columns, tables, commands):
     else:
         right = model.predict(frame.take(held)) == columns["outcome"][held]
         assert np.mean(right) == pytest.approx(metrics["test_accuracy"])
+
+
+@pytest.mark.parametrize("name", ["fed-cg numbers", "fdskl", "hierarchical-svm", "pof-rls"])
+def test_the_unit_of_the_label_is_that_of_all_that_is_told(name, tables, commands):
+    """A thousand times the numbers: predictions, deviations, intervals and errors as well."""
+    columns, found = messy(tables), []
+    own = [*RUNS[name], *([] if "cost" in RUNS[name] else ["--label", "cost"])]
+    own += ["--model", "ridge"] if name == "hierarchical-svm" else []
+    for factor in (1, 1000):
+        tables.write("train.csv", {**columns, "cost": factor * columns["cost"]})
+        metrics = commands.result(*own, "--data", "train.csv", "--id", "id", "--force")["metrics"]
+        commands.shown("predict", "here", "--data", "train.csv", "--out", "p.csv", "--force")
+        rows = [[float(cell) for cell in list(row.values())[1:]] for row in tables.read("p.csv")]
+        found.append((np.array(rows), {k: v for k, v in metrics.items() if v is not None}))
+    (small, one), (large, other) = found
+    np.testing.assert_allclose(large, 1000.0 * small, rtol=1e-5)
+    assert small.shape[1] == {"fed-cg numbers": 4, "pof-rls": 1}.get(name, 3)
+    for metric, value in one.items():
+        times = 1000.0 if metric.endswith(("rmse", "mae", "width", "score")) else 1.0
+        assert other[metric] == pytest.approx(times * value, rel=1e-4, abs=1e-5), metric
 
 
 @pytest.mark.promise("model-blocks")

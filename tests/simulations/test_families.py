@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from fedkern_flwr.simulations.methods.hybrid_oracle import (
     centralised_difference as hybrid_difference,
 )
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
-from fedkern_flwr.simulations.methods.registry import family, method
+from fedkern_flwr.simulations.methods.registry import METHODS, family, method, options
 from fedkern_flwr.simulations.methods.vertical_data import (
     VerticalData,
     VerticalSettings,
@@ -173,6 +174,23 @@ def test_held_out_rows_that_came_with_the_data_are_kept_unless_each_run_has_its_
             first, second = (places(made.split(seed)) for seed in (0, 1))
             same = all(np.array_equal(*pair) for pair in zip(first, second, strict=True))
             assert same != resplit
+
+
+def parameters(name: str) -> dict[str, Any]:
+    """Return all options of a run at their defaults."""
+    return {o.name: o.default for o in (*options(method(name)), *family(name).parameters())}
+
+
+@pytest.mark.parametrize("resplit", [False, True])
+@pytest.mark.parametrize("name", [one for one in METHODS if "resplit" in parameters(one)])
+def test_a_run_has_a_split_of_its_own_where_that_is_asked_for(name: str, resplit: bool) -> None:
+    """Of ratings too; and the first again, whichever was made in between."""
+    given = {**parameters(name), "resplit": resplit, "test_size": 0.2}
+    config = family(name).config(name, given)
+    made = family(name).prepare(family(name).settings.from_values(config["data"]))
+    first, other, again = (pickle.dumps(made.pooled(seed)) for seed in (0, 1, 0))
+    assert first == again
+    assert (first != other) == (resplit and name != "secure-gram")  # holds nothing out
 
 
 def places(split: Any) -> tuple[np.ndarray, ...]:
