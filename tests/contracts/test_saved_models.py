@@ -26,7 +26,7 @@ from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.fitted.forms import votes
 from fedkern_flwr.gram.dot_kernels import DotKernel
 from fedkern_flwr.simulations.cli import run as run_command
-from fedkern_flwr.simulations.methods import online_fitted
+from fedkern_flwr.simulations.methods import held_out, online_fitted
 from fedkern_flwr.simulations.methods.gram_learner import choose_machine
 from fedkern_flwr.simulations.methods.new_rows import read_predictions
 from fedkern_flwr.tables import load_table
@@ -186,19 +186,24 @@ def check_held_out(prepared, result, columns, tables, commands):
 
 
 @pytest.mark.parametrize("name", ["fed-cg numbers", "fdskl", "hierarchical-svm", "pof-rls"])
-def test_the_unit_of_the_label_is_that_of_all_that_is_told(name, tables, commands):
+def test_the_unit_of_the_label_is_that_of_all_that_is_told(name, tables, commands, monkeypatch):
     """A thousand times the numbers: predictions, deviations, intervals and errors as well."""
-    columns, found = messy(tables), []
+    columns, found, drawn = messy(tables), [], []
+    plot = held_out.plot_predicted
+    monkeypatch.setattr(held_out, "plot_predicted", lambda *a: (drawn.append(a[:3]), plot(*a))[1])
     own = [*RUNS[name], *([] if "cost" in RUNS[name] else ["--label", "cost"])]
     own += ["--model", "ridge"] if name == "hierarchical-svm" else []
     for factor in (1, 1000):
         tables.write("train.csv", {**columns, "cost": factor * columns["cost"]})
-        metrics = commands.result(*own, "--data", "train.csv", "--id", "id", "--force")["metrics"]
+        given = (*own, "--data", "train.csv", "--id", "id")
+        metrics = commands.result(*given, plots=name in ("fed-cg numbers", "fdskl"))["metrics"]
         commands.shown("predict", "here", "--data", "train.csv", "--out", "p.csv", "--force")
         rows = [[float(cell) for cell in list(row.values())[1:]] for row in tables.read("p.csv")]
         found.append((np.array(rows), {k: v for k, v in metrics.items() if v is not None}))
     (small, one), (large, other) = found
-    np.testing.assert_allclose(large, 1000.0 * small, rtol=1e-5)
+    for first, second in ((small, large), *zip(*drawn, strict=True)):
+        np.testing.assert_allclose(second, 1000.0 * np.array(first), rtol=1e-5)
+    assert drawn or name in ("hierarchical-svm", "pof-rls")
     assert small.shape[1] == {"fed-cg numbers": 4, "pof-rls": 1}.get(name, 3)
     for metric, value in one.items():
         times = 1000.0 if metric.endswith(("rmse", "mae", "width", "score")) else 1.0

@@ -271,23 +271,24 @@ def test_runs_are_averaged_each_with_its_own_seed(name: str) -> None:
 
 
 def test_what_holds_of_an_average_holds_of_all_its_draws() -> None:
+    metrics = [{"converged": k < 2, "n": 4 * k} for k in range(3)]
+    failed = [{"1": {"late": 2}, f"{k + 2}": {"lost": 1}} for k in range(3)]
     draws = [
-        {
-            "metrics": {"converged": k < 2, "iterations": 4 * k, "some": None if k else 1.0},
-            "failures": {"1": {"late": 2}, f"{k + 2}": {"lost": 1}},
-            **{"seconds": 0.5 + k, "exchanges": 5, "privacy": {"of": k}, "never_found": 3 - k},
-        }
-        for k in range(3)
+        {"metrics": m, "failures": f, "privacy": {}} for m, f in zip(metrics, failed, strict=True)
     ]
-    for few, all_have in ((draws, False), (draws[:2], True)):
-        found = average(few, metrics={"more": 7.0}, history=[], survivors=2)
-        n = len(few)
-        metrics = {"converged": all_have, "iterations": 2 * (n - 1), "some": None, "more": 7.0}
-        assert found["metrics"] == metrics
-        failures = {f"{k + 2}": {"lost": 1} for k in range(n)}
-        assert found["failures"] == {"1": {"late": 2 * n}, **failures}
-        assert (found["seconds"], found["exchanges"]) == (n / 2, 5)
-        assert (found["privacy"], found["never_found"], found["bytes_up"]) == ({"of": 0}, 3, None)
+    for n, all_have in ((3, False), (2, True)):
+        found = average(draws[:n], metrics={"more": 7.0}, history=[], survivors=2)
+        assert found["metrics"] == {"converged": all_have, "n": 2 * (n - 1), "more": 7.0}
+        lost = {f"{k + 2}": {"lost": 1} for k in range(n)}
+        assert found["failures"] == {"1": {"late": 2 * n}, **lost}
+
+
+def test_of_each_round_the_fewest_clients_of_all_draws_are_told() -> None:
+    round_of = {"round": 1, "mse": 0.5, "regret": 0.0}
+    draw: dict[str, Any] = {"metrics": {"mse": 0.1}, "failures": {}, "privacy": {}}
+    draws = [{**draw, "history": [{**round_of, "survivors": n}]} for n in (5, 3, 4)]
+    found = family("ofskl").summarise(Entry("OFSKL", "ofskl", results=draws))
+    assert found["history"] == [{**round_of, "survivors": 3}]
 
 
 @every_solution
