@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pyarrow import parquet
@@ -477,6 +477,7 @@ def read_plainly(cells: list[str]) -> tuple[str, list[float], int]:
 
 @settings(deadline=None, max_examples=150)
 @given(st.sampled_from(POOLS), st.integers(0, 42), st.lists(st.sampled_from(CELLS), max_size=9))
+@example(POOLS[0], 17, ["red", ""])  # one of 19 cells that are there
 def test_cells_are_read_as_they_are_said_to_be(pool: Any, many: int, others: list[str]) -> None:
     """Numbers, truths and dates with few or many cells that are none among them."""
     cells = [*(pool[k % len(pool)] for k in range(many)), *others, "1" if pool == POOLS[0] else "-"]
