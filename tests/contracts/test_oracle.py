@@ -230,15 +230,13 @@ def test_the_average_regret_falls(kind: str, step_size: Any) -> None:
 @pytest.mark.parametrize("name", [name for name in ONLINE if not WAYS[name].secure])
 def test_what_clients_tell_of_their_samples_grows(name: str) -> None:
     """Samples, their squared errors, and the largest of these, which is more than their mean."""
-    transcript, told = quiet(name).transcript, dict[int, list[list[float]]]()
-    assert transcript is not None
-    for entry in transcript.entries(direction="up"):
-        if "largest_loss" in entry.scalars:
-            figures = ("total_samples", "total_squared_error", "largest_loss")
-            own = [float(entry.scalars[figure]) for figure in figures]
-            told.setdefault(entry.node, []).append(own)
+    told: dict[int, list[Any]] = {}
+    for entry in quiet(name).transcript.entries(direction="up"):  # type: ignore[union-attr]
+        if "largest_loss" in (own := entry.scalars):
+            row = [own[k] for k in ("total_samples", "total_squared_error", "largest_loss")]
+            told.setdefault(entry.node, []).append(row)
     assert told or name == "per-fed-avg"
-    for rows in map(np.array, told.values()):
+    for rows in (np.array(rows, float) for rows in told.values()):
         assert len(rows) > 1 or name == "local-only"
         assert (np.diff(rows, axis=0) >= 0.0).all()
         assert (rows[:, 1] <= rows[:, 0] * rows[:, 2] * (1.0 + 1e-6)).all()

@@ -244,8 +244,7 @@ def test_a_sum_is_repeated_only_as_it_was(receiver: Any, change: Any, again: str
     "change", [{"bits": 32}, {"bound": 99.0}, {"noise": 1 << 18}, {"noise": 0}, {"fraction": 9}]
 )
 def test_nor_with_another_encoding_or_other_noise(change: dict[str, Any]) -> None:
-    run = joined()
-    party, order = run.party(0), run.order(3).order
+    party, order = (run := joined()).party(0), run.order(3).order
     first = replace(order, kind="fixed-point", bits=64, bound=9.0, noise=1 << 20, fraction=10)
     again = replace(first, index=first.index + 1)
     party.accept(first)
