@@ -251,8 +251,7 @@ def test_what_clients_tell_of_their_samples_grows(name: str) -> None:
 def test_a_server_takes_up_all_that_it_keeps(name: str) -> None:
     """Other numbers than it has, each of them."""
     strategy = fit(name).strategy
-    state = strategy.server_state().items()
-    other = {part: np.where(array == 1.0, 0.0, array + 1.0) for part, array in state}
+    other = {k: np.where(v == 1.0, 0.0, v + 1.0) for k, v in strategy.server_state().items()}
     strategy.load_server_state({part: array.copy() for part, array in other.items()})
     for part, array in strategy.server_state().items():
         np.testing.assert_array_equal(array, other[part], err_msg=part)

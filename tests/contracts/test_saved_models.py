@@ -461,8 +461,7 @@ def test_files_to_predict_are_written_as_that_of_the_run(tables, commands):
         "|".join([*(f"{v}".replace(".", ",") for v in row), str(int(row[0] > 0))]) for row in x
     ]
     Path("t.csv").write_text("\n".join(lines) + "\n")
-    own = ["--data", "t.csv", "--label", "y", "--landmarks", "16", "--sep", "|", "--decimal", ","]
-    own += ["--na", "lost"]
+    own = ["--data=t.csv", "--label=y", "--landmarks=16", "--sep=|", "--decimal=,", "--na=lost"]
     commands.result("fed-cg", *own)
     Path("new.csv").write_text(
         "\n".join(["a|b,x|c|d"] + ["1,5|2,5|7|0,5"] * 24 + ["1,5|2,5|?!|0,5", "1,5|2,5|lost|0,5"])
@@ -477,6 +476,9 @@ def test_files_to_predict_are_written_as_that_of_the_run(tables, commands):
     Path("new.csv").write_text("a|b,x|c|d\n1,5|2,5|7.5|0,5\n")
     line = commands.complaint("predict", "here", "--data", "new.csv", "--force")
     assert line.endswith("[FK-DECIMAL-MIXED]")
+    Path("new.csv").write_text("a;b,x;c;d\n1.5;2.5;7.5;0.5\n")  # what is said goes before
+    own = ["--data=new.csv", "--sep=;", "--decimal=.", "--force"]
+    assert "1 predictions: here/pred" in commands.shown("predict", "here", *own)
 
 
 def test_a_model_that_was_saved_into_a_folder_of_a_run_is_the_one_that_predicts(tables, commands):

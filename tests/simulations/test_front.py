@@ -273,14 +273,13 @@ async def test_who_is_not_the_node_neither_gets_its_message_nor_ends_its_repetit
 
 
 @story
-async def test_a_message_is_not_repeated_when_the_superlink_has_given_it_up() -> None:
+async def test_a_message_is_not_repeated_when_the_superlink_has_given_it_up(monkeypatch) -> None:
     superlink = SuperLink()
     superlink.messages["a"].append(b"message")
     async with front_of(superlink, SOON) as front:
         for late, reply in ((0.0, b"message"), (59.0, b"message"), (61.0, b"")):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(held_pulls, "monotonic", lambda late=late: time.monotonic() + late)
-                assert await pull(front, "a").answer() == (200, reply)
+            monkeypatch.setattr(held_pulls, "monotonic", lambda t=late: time.monotonic() + t)
+            assert await pull(front, "a").answer() == (200, reply)
 
 
 # -- the command, and Flower
