@@ -150,6 +150,7 @@ def check_model(
                 remedy="bring the file that the run saved",
                 code="FK-MODEL-DAMAGED",
             )
+    for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise CheckpointError(
                 f"the model's {name} is not finite",

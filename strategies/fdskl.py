@@ -316,6 +316,7 @@ class FDSKL(Weighted):
             "multiple": self.multiple_,
             "capacity": self.capacity,
             "columns": self._columns,
+            "tables": self._tables(),
             "leaders": list(self.leaders),
             "actives": list(self.plan_.actives),
             "upto": {str(k): v for k, v in self.upto_.items()},
@@ -401,6 +402,11 @@ class FDSKL(Weighted):
     def _columns(self) -> int:
         """Number of columns of all parties."""
         return sum(party.features for party in self.parties_.values())
+
+    def _tables(self) -> dict[str, str]:
+        """Return a digest of the names of each party's columns."""
+        parties = sorted(self.parties_.values(), key=lambda party: party.partition)
+        return {str(party.partition): party.columns for party in parties}
 
     def _choose_leaders(self) -> None:
         """Find the active parties that have rows to learn from: they lead iterations in turn."""
@@ -624,6 +630,7 @@ class FDSKL(Weighted):
             self.leaders = tuple(meta["leaders"])
             actives, allowed = set(self.plan_.actives), set(meta["actives"])
             same = self._columns == meta["columns"]
+            same = same and self._tables() == meta.get("tables", self._tables())  # if it tells
             if not same or not set(self.leaders) <= actives <= allowed:  # who was passive stays so
                 raise CheckpointError(
                     "the parties are not those of the model",

@@ -125,6 +125,7 @@ class FedCG(HybridOptions):
             "step": self.model_of[1] or KEPT,
             "fingerprints": self.fingerprints_,
             "blocks": sorted(self.plan_.blocks),
+            "tables": self._tables(),
             "outputs": self.outputs_,
             "classes": self.classes_,
             "label_bound": self.label_bound_,
@@ -133,6 +134,11 @@ class FedCG(HybridOptions):
         }
         arrays = {"coefficients": self.coefficients_, "gammas": self.gammas_}
         return {**arrays, **self._factor_arrays()}, meta
+
+    def _tables(self) -> dict[str, str]:
+        """Return a digest of the names of each block's columns."""
+        parties: Mapping[int, Any] = self.parties_
+        return {party.block: party.columns for party in parties.values()}
 
     def privacy(self) -> dict[str, Any]:
         """Return what is seen by whom."""
@@ -409,6 +415,12 @@ class FedCG(HybridOptions):
                     f"{meta['blocks']}",
                     remedy="bring the parties that the model was made with",
                     code="FK-MODEL-PARTIES",
+                )
+            if self._tables() != meta.get("tables", self._tables()):  # older models do not tell
+                raise CheckpointError(
+                    "the parties have other columns than the model was made with",
+                    remedy="bring the same columns in the same order",
+                    code="FK-COLUMNS-DIFFER",
                 )
             system = self._system()
             yield from system.open()

@@ -98,10 +98,8 @@ class RowSet:
         return RowSet(np.unique(self.names), np.unique(self.values))
 
     def meets(self, other: RowSet) -> bool:
-        """Tell whether a row is in both."""
-        return bool(
-            np.isin(self.names, other.names).any() or np.isin(self.values, other.values).any()
-        )
+        """Tell whether a row is in both: who has the same content with its id has the id."""
+        return bool(np.isin(self.names, other.names).any())
 
     def union(self, other: RowSet) -> RowSet:
         """Return the rows of both."""

@@ -272,11 +272,10 @@ def _about(
     about = db.execute(query, (value,))
     meets = rows.meets
     if len(rows) < _FEW:  # of a stream there are many small sets
-        names, values = set(rows.names.tolist()), set(rows.values.tolist())
+        names = set(rows.names.tolist())
 
         def meets(other: RowSet) -> bool:
-            some = names.isdisjoint(other.names.tolist())
-            return not (some and values.isdisjoint(other.values.tolist()))
+            return not names.isdisjoint(other.names.tolist())
 
     return [(curve, delta) for members, curve, delta in about if meets(RowSet.unpack(members))]
 

@@ -115,4 +115,4 @@ def _read_ids(path: Path) -> list[str]:
         raise OptionError(
             f"{path} cannot be read", remedy="write one id a line", code="FK-FILE-READ"
         ) from None
-    return [line.strip() for line in lines if line.strip()]
+    return [line for line in lines if line.strip()]  # ids are trimmed where they are compared

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -286,6 +287,8 @@ def test_rows_that_are_none_are_left_out_and_told_of_without_their_values(
     assert strategy.metrics_ == table.metrics_
     assert "rows of the stream that are left out: " in caplog.text
     assert "with gaps" in caplog.text
+    told = [int(number) for number in re.findall(r"left out: (\d+) \(", caplog.text)]
+    assert sum(told) == 3 * len(bad)
     assert "Mallory" not in caplog.text + str(strategy.result())
 
 

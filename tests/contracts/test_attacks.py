@@ -155,7 +155,7 @@ def made_up(score: float = 0.0, paper: float = 1.0, admits: str = "") -> Attack:
         measure="share",
         threshold=0.5,
         runs=(
-            lambda seed: [Seen("server", paper)],
+            lambda seed: [Seen("client", 1.0), Seen("server", paper)],  # each must succeed
             lambda seed: [Seen("server", score, admits, {"server_sees": ["all rows"]})],
         ),
     )

@@ -378,6 +378,8 @@ ARRAYS: dict[str, tuple[str, dict[str, Any], str]] = {
     "ranges unknown": ("FK-SHAPE-DIFFERS", {"ranges": [[0, NAN]] * 2}, "fed-cg"),
     "ranges of text": ("FK-COLUMN-NUMBERS", {"ranges": [[SECRET, 1]] * 2}, "fed-cg"),
     "no alignment key": ("FK-IDS-KEY", {"alignment_key": None}, TWO),
+    "no alignment key of held-out rows": (
+        "FK-IDS-KEY", {**HELD, "ids": None, "alignment_key": None}, TWO),
     "a short alignment key": ("FK-KEY-LENGTH", {"alignment_key": KEY[1:]}, TWO),
     "no label bound": ("FK-OPTION-RANGE", {"classes": None, "label_bound": 0.0}, LABELLED),
     "a short landmark seed": ("FK-KEY-LENGTH", {"landmark_seed": bytes(31)}, "fed-cg"),

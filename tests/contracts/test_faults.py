@@ -193,6 +193,8 @@ def outcome(found: Found) -> Table:
     told = {**found.outcome(), "objects": found.way.method == "align" and str(found.oracle())}
     for path in sorted(found.sites.folder.glob("*/*.json")):
         told[path.parent.name + path.name] = path.read_text()
+    if hasattr(found.strategy, "model"):
+        told["meta"] = found.strategy.model()[1]  # what was chosen, besides arrays
     told["history"] = [
         {name: value for name, value in row.items() if name not in ("seconds", "bytes_up")}
         for row in told.get("history", ())

@@ -225,3 +225,33 @@ def test_the_average_regret_falls(kind: str, step_size: Any) -> None:
         assert average[299] < average[149] < average[49]
     else:  # soon about zero
         assert average[299] < average[9] / 4
+
+
+@pytest.mark.parametrize("name", [name for name in ONLINE if not WAYS[name].secure])
+def test_what_clients_tell_of_their_samples_grows(name: str) -> None:
+    """Samples, their squared errors, and the largest of these, which is more than their mean."""
+    told: dict[int, list[Any]] = {}
+    for entry in quiet(name).transcript.entries(direction="up"):  # type: ignore[union-attr]
+        if "largest_loss" in (own := entry.scalars):
+            row = [own[k] for k in ("total_samples", "total_squared_error", "largest_loss")]
+            told.setdefault(entry.node, []).append(row)
+    assert told or name == "per-fed-avg"
+    for rows in (np.array(rows, float) for rows in told.values()):
+        assert len(rows) > 1 or name == "local-only"
+        assert (np.diff(rows, axis=0) >= 0.0).all()
+        assert (rows[:, 1] <= rows[:, 0] * rows[:, 2] * (1.0 + 1e-6)).all()
+
+
+# -- what a run that goes on takes up
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, way in WAYS.items() if hasattr(way.strategy, "load_server_state")]
+)
+def test_a_server_takes_up_all_that_it_keeps(name: str) -> None:
+    """Other numbers than it has, each of them."""
+    strategy = fit(name).strategy
+    other = {k: np.where(v == 1.0, 0.0, v + 1.0) for k, v in strategy.server_state().items()}
+    strategy.load_server_state({part: array.copy() for part, array in other.items()})
+    for part, array in strategy.server_state().items():
+        np.testing.assert_array_equal(array, other[part], err_msg=part)

@@ -17,15 +17,16 @@ import pyarrow as pa
 import pytest
 from refusals import refused
 from sklearn.svm import SVC
-from zoo import WAYS, quiet
+from zoo import LIKE_ANOTHER, WAYS, quiet
 
 import fedkern_flwr
 from fedkern_flwr import strategies
+from fedkern_flwr.clients import OnlineKernelClient
 from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.fitted.forms import votes
 from fedkern_flwr.gram.dot_kernels import DotKernel
 from fedkern_flwr.simulations.cli import run as run_command
-from fedkern_flwr.simulations.methods import online_fitted
+from fedkern_flwr.simulations.methods import held_out, online_fitted
 from fedkern_flwr.simulations.methods.gram_learner import choose_machine
 from fedkern_flwr.simulations.methods.new_rows import read_predictions
 from fedkern_flwr.tables import load_table
@@ -35,7 +36,7 @@ ROWS = 90
 ONLINE = ["--clients", "3", "--rounds", "16", "--test-size", "0.3"]
 RUNS: dict[str, list[str]] = {
     "fed-cg": ["fed-cg", "--landmarks", "16"],
-    "fed-cg numbers": ["fed-cg", "--landmarks", "8", "--label", "cost"],
+    "fed-cg numbers": ["fed-cg", "--landmarks", "8", "--label", "cost", "--variance"],
     "fdskl": ["fdskl", "--features", "40"],
     "secure-gram": ["secure-gram", "--encoding", "fixed-point"],
     "hierarchical-svm": ["hierarchical-svm", "--users", "4", "--rounds", "20"],
@@ -182,6 +183,31 @@ def check_held_out(prepared, result, columns, tables, commands):
     else:
         right = model.predict(frame.take(held)) == columns["outcome"][held]
         assert np.mean(right) == pytest.approx(metrics["test_accuracy"])
+
+
+@pytest.mark.parametrize("name", ["fed-cg numbers", "fdskl", "hierarchical-svm", "pof-rls"])
+def test_the_unit_of_the_label_is_that_of_all_that_is_told(name, tables, commands, monkeypatch):
+    """A thousand times the numbers: predictions, deviations, intervals and errors as well."""
+    columns, found, drawn = messy(tables), [], []
+    plot = held_out.plot_predicted
+    monkeypatch.setattr(held_out, "plot_predicted", lambda *a: (drawn.append(a[:3]), plot(*a))[1])
+    own = [*RUNS[name], *([] if "cost" in RUNS[name] else ["--label", "cost"])]
+    own += ["--model", "ridge"] if name == "hierarchical-svm" else []
+    for factor in (1, 1000):
+        tables.write("train.csv", {**columns, "cost": factor * columns["cost"]})
+        given = (*own, "--data", "train.csv", "--id", "id")
+        metrics = commands.result(*given, plots=name in ("fed-cg numbers", "fdskl"))["metrics"]
+        commands.shown("predict", "here", "--data", "train.csv", "--out", "p.csv", "--force")
+        rows = [[float(cell) for cell in list(row.values())[1:]] for row in tables.read("p.csv")]
+        found.append((np.array(rows), {k: v for k, v in metrics.items() if v is not None}))
+    (small, one), (large, other) = found
+    for first, second in ((small, large), *zip(*drawn, strict=True)):
+        np.testing.assert_allclose(second, 1000.0 * np.array(first), rtol=1e-5)
+    assert drawn or name in ("hierarchical-svm", "pof-rls")
+    assert small.shape[1] == {"fed-cg numbers": 4, "pof-rls": 1}.get(name, 3)
+    for metric, value in one.items():
+        times = 1000.0 if metric.endswith(("rmse", "mae", "width", "score")) else 1.0
+        assert other[metric] == pytest.approx(times * value, rel=1e-4, abs=1e-5), metric
 
 
 @pytest.mark.promise("model-blocks")
@@ -331,6 +357,61 @@ def test_a_server_that_has_no_model_or_a_part_says_so(name, call):
         assert ("predict_at_nodes(grid" in line) == hasattr(strategy, "predict_at_nodes")
 
 
+# --- At the nodes
+
+
+AT_NODES = [
+    name
+    for name, way in WAYS.items()
+    if hasattr(way.strategy, "predict_at_nodes")
+    and "predictions" in way.paths
+    and not way.private
+    and name not in LIKE_ANOTHER
+]
+
+
+@pytest.mark.promise("model-own-columns")
+@pytest.mark.parametrize("name", AT_NODES)
+def test_nodes_predict_with_a_saved_model_as_in_its_run_and_from_its_columns_alone(
+    name: str,
+) -> None:
+    """Columns of other names are others, though there are as many."""
+    way = WAYS[name]
+    online = way.client is OnlineKernelClient
+    sites = way.sites(**({"keep_weights": True} if online else {}))
+    found = sites.fit()
+    arrays, meta = found.strategy.model()
+    arrays = {part: array.copy() for part, array in arrays.items()}
+    meta = json.loads(json.dumps(meta))
+    given = {"meta": meta} if way.method == "fdskl" else {"arrays": arrays, "meta": meta}
+    more = {n: v for n, v in way.options.items() if n == "allow_single"}
+    before = found.predictions
+    for file in sites.folder.glob("*/out.csv"):
+        file.unlink()
+
+    def predict() -> None:
+        way.strategy.of_model(meta, **more).predict_at_nodes(sites.grid(), **given)
+
+    predict()
+    if online:  # what a run says of held-out rows
+        y = np.concatenate([table["y_test"] for table in sites.tables])
+        error = np.mean((np.concatenate([*sites.written().values()]) - y) ** 2)
+        assert error == pytest.approx(found.strategy.metrics_["test_mse"])
+    else:
+        assert sites.written() == {row: pytest.approx(v) for row, v in before.items()} != {}
+    for damaged in arrays.values():
+        if damaged.dtype.kind == "f" and damaged.size:
+            kept, damaged.flat[-1] = damaged.flat[-1], np.inf
+            with refused("FK-MODEL-DAMAGED"):
+                predict()
+            damaged.flat[-1] = kept
+    for table in sites.tables:
+        if "x" in table:
+            table["columns"] = tuple(f"other {k}" for k in range(table["x"].shape[1]))
+    with refused("FK-MODEL-PARTIES", "FK-COLUMNS-DIFFER"):
+        predict()
+
+
 # --- Machines on a kernel --------------------------------------------------------------------
 
 
@@ -380,21 +461,24 @@ def test_files_to_predict_are_written_as_that_of_the_run(tables, commands):
         "|".join([*(f"{v}".replace(".", ",") for v in row), str(int(row[0] > 0))]) for row in x
     ]
     Path("t.csv").write_text("\n".join(lines) + "\n")
-    own = ["--data", "t.csv", "--label", "y", "--landmarks", "16", "--sep", "|", "--decimal", ","]
+    own = ["--data=t.csv", "--label=y", "--landmarks=16", "--sep=|", "--decimal=,", "--na=lost"]
     commands.result("fed-cg", *own)
     Path("new.csv").write_text(
-        "\n".join(["a|b,x|c|d"] + ["1,5|2,5|7|0,5"] * 24 + ["1,5|2,5|?!|0,5"])
+        "\n".join(["a|b,x|c|d"] + ["1,5|2,5|7|0,5"] * 24 + ["1,5|2,5|?!|0,5", "1,5|2,5|lost|0,5"])
     )
-    rows = [{"a": 1.5, "b,x": 2.5, "c": value, "d": 0.5} for value in [7.0] * 24 + [None]]
+    rows = [{"a": 1.5, "b,x": 2.5, "c": value, "d": 0.5} for value in [7.0] * 24 + [None] * 2]
     frame = pa.Table.from_pylist(rows)
     model = fedkern_flwr.load_model("here")
     np.testing.assert_array_equal(model.outputs("new.csv"), model.outputs(frame))
     said = commands.shown("predict", "here", "--data", "new.csv")
     assert "1 cells of 'c' are no numbers: taken as missing" in said
-    assert "25 predictions: here/predictions.csv" in said
+    assert "26 predictions: here/predictions.csv" in said
     Path("new.csv").write_text("a|b,x|c|d\n1,5|2,5|7.5|0,5\n")
     line = commands.complaint("predict", "here", "--data", "new.csv", "--force")
     assert line.endswith("[FK-DECIMAL-MIXED]")
+    Path("new.csv").write_text("a;b,x;c;d\n1.5;2.5;7.5;0.5\n")  # what is said goes before
+    own = ["--data=new.csv", "--sep=;", "--decimal=.", "--force"]
+    assert "1 predictions: here/pred" in commands.shown("predict", "here", *own)
 
 
 def test_a_model_that_was_saved_into_a_folder_of_a_run_is_the_one_that_predicts(tables, commands):

@@ -224,6 +224,25 @@ def test_frequencies_are_shares_of_the_rows_that_have_a_value() -> None:
     assert found[:, 1:].tolist() == [[0.0]] * 3 + [[1.0]] + [[0.0]]  # which gaps are
 
 
+@given(
+    st.dictionaries(st.sampled_from("uvwxyz"), st.sampled_from([2, 4, 5, 9]), min_size=1),
+    st.sampled_from(["onehot", "frequency"]),
+    st.sampled_from([3, 5]),
+)
+def test_a_column_is_left_out_where_its_rows_are_alike_and_only_there(
+    counts: dict[str, int], how: Any, least: int
+) -> None:
+    """To whoever learns: rare categories are one, frequencies that are equal say nothing."""
+    cells = [name for name, many in counts.items() for _ in range(many)]
+    same = {"k": range(len(cells)), "a": cells}
+    table = load_table(pa.table(same), labelled=False, kinds={"a": "category"})
+    found = Encoder.fit(table, "none", categories=how, min_rows=least)
+    kept = {name: many for name, many in counts.items() if many >= least}
+    shares = {kept.get(name, 0) for name in counts}
+    differ = len(shares) if how == "frequency" else len(kept) + (len(kept) < len(counts))
+    assert any(name.startswith("a[") for name in found.outputs) == (differ > 1)
+
+
 @pytest.mark.promise("encoding-names")
 def test_names_of_outputs_and_explanations_say_no_category_and_no_value() -> None:
     secret = "Zeppelin"

@@ -94,6 +94,15 @@ def test_at_first_all_rows_are_frozen_as_they_are_in_the_file(
         assert not any({**change.done, **change.waiting}.values())
 
 
+def test_the_last_runs_keep_the_tables_with_which_they_began(
+    files: NodeFiles, frozen: FrozenFiles
+) -> None:
+    tables = [frozen.open_run(f"r{k}", files) for k in range(33)]
+    assert frozen.open_run("r32", files, resumed=True).name == tables[-1].name  # type: ignore[union-attr]
+    with refused("FK-FREEZE-GONE"):
+        frozen.open_run("r0", files, resumed=True)
+
+
 @pytest.mark.promise("freeze-wait")
 def test_changes_wait_until_they_are_a_lot(files: NodeFiles, frozen: FrozenFiles) -> None:
     rows, lot = patients(), 54
@@ -236,7 +245,7 @@ def test_an_owner_freezes_and_withdraws(
     keys = {"data": files.data, "state-dir": tmp_path / "state", "id-column": "id"}
     lines = ["partition-id = 0", *(f'{key} = "{value}"' for key, value in keys.items())]
     config.write_text("\n".join(lines))
-    ids.write_text("p17\n")
+    ids.write_text(" p17 \n\n")
     freeze = ["node", "freeze", "--node-config", str(config)]
     assert run([*freeze, "--withdraw", str(ids)]) == 2
     assert run(freeze) == 0

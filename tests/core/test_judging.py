@@ -94,6 +94,9 @@ def test_the_confusion_matrix_is_that_of_scikit_learn(
             if name in found:
                 assert found[name] == pytest.approx(score(labels, chosen, zero_division=0))
     assert ("test_auc" in found) == (bool(bins) and len(np.unique(labels)) > 1)
+    there, right = {*labels.tolist()}, {*labels[labels == chosen].tolist()}
+    assert judged.never_found == (len(there - right) if len(there) > 1 else 0)
+    assert bool(judged.useless) == (np.trace(matrix) <= matrix.sum(1).max() < rows)
 
 
 @settings(max_examples=60, deadline=None)

@@ -230,6 +230,11 @@ def test_added_up_moments_are_those_of_the_pooled_table(n: int, parties: int, se
     mean, deviation = read_moments(sum(moment_sums(p, ranges) for p in parts), ranges)
     np.testing.assert_allclose(mean, x.mean(0), atol=1e-13 * 200)
     np.testing.assert_allclose(deviation / spans, x.std(0) / spans, atol=1e-7)
+    if d > 1:  # a covariance, and as much of its level as a row for each feature
+        sums = sum(moment_sums(p, ranges, "C") for p in parts)
+        found, expected = read_moments(sums, ranges, "C"), np.cov((x / spans).T, bias=True)
+        expected = (n * expected + np.trace(expected) * np.eye(d)) / (n + d)
+        np.testing.assert_allclose(found[1:] / np.outer(spans, spans), expected, atol=1e-9)
 
 
 def test_moments_are_within_their_bound_and_may_be_of_nothing() -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ def test_status_says_whether_a_node_is_connected(tmp_path, capsys):
     assert (code, json.loads(text)["connected"]) == (1, False)
     assert json.loads(text)["state"].startswith("silent for ")
     assert show(capsys, tmp_path, "--max-age", "1e12")[0] == 0
+    age = time.time() - datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+    assert NodeStatus(**old).age == pytest.approx(age, abs=60.0)
     newer = json.dumps({**vars(NodeStatus(LINK)), "more": 1})  # of another release
     for damage in ("[", "{}", '{"superlink": "x", "written": "then"}', newer):
         (tmp_path / FILE).write_text(damage)
@@ -243,8 +246,11 @@ def test_a_report_follows_connection_and_messages(used: Path, tmp_path: Path) ->
     assert found.last_error.endswith("ended by signal 9")
     samples, expected = read_metrics(metrics.read_text()), {"message_seconds_count": 2}
     expected |= {"message_seconds_sum": 3.0, 'refusals_total{rule="order"}': 2}
-    expected |= {"evaluations_told": 2, "evaluations_allowed": 4}
+    expected |= {"evaluations_told": 2, "evaluations_allowed": 4, "connected": 1}
+    expected |= {"messages_total": 3, "failures_total": 1, "busy_messages": 1}
+    expected |= {"client_cpu_seconds_total": 1.5, "runs_total": 2, "sums_total": 2}
     assert {f"fedkern_node_{k}": v for k, v in expected.items()}.items() <= samples.items()
+    assert abs(samples["fedkern_node_last_message_timestamp_seconds"] - time.time()) < 60
     assert stat.S_IMODE(metrics.stat().st_mode) == 0o644
     for file in (used / FILE, metrics):
         assert CELL not in file.read_text()
@@ -256,6 +262,11 @@ def test_a_report_follows_connection_and_messages(used: Path, tmp_path: Path) ->
     # not at once, since it was written just now, but later it is
     report.save()
     assert NodeStatus.read(used) == found
+    NodeLedger(used).refuse("second", "min_parties = 3: a sum has 2")
+    report.ended(0.0, 0.0, failed=False)
+    report.save(now=True)  # what the ledger holds is read again
+    samples = read_metrics(metrics.read_text())
+    assert samples['fedkern_node_refusals_total{rule="min_parties"}'] == 2
     hasty = NodeReport(LINK, {"state-dir": str(used)}, pause=0.0)
     hasty.save()
     hasty.began()

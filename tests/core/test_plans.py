@@ -538,7 +538,7 @@ def test_the_widest_sum_of_products_has_no_more_numbers_than_allowed(linear: flo
     for free in (0.0, 1.0, 350.0, 2480.0):
         m = Allowance(free + 7.0).square(linear, taken=7.0)
         assert m * (m + 1) / 2 + linear * m <= free < (m + 1) * (m + 2) / 2 + linear * (m + 1)
-    assert Allowance(700.0).square(linear, times=2) == Allowance(350.0).square(linear)
+        assert Allowance(2.0 * free + 7.0).square(linear, times=2, taken=7.0) == m  # taken once
     assert Allowance(2480.0, columns=40).square(linear) == 40
     assert Allowance().square() > 1 << 20
 

@@ -27,6 +27,7 @@ from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.private import ridge_release, ridge_sum, update_release
 from fedkern_flwr.privacy import Budget, noise, plan_release, sensitivity, skellam
 from fedkern_flwr.privacy.accounting import ORDERS, epsilon_of, skellam_curve
+from fedkern_flwr.privacy.budget import plan_sum
 from fedkern_flwr.privacy.noise import bessel, reach
 from fedkern_flwr.secure_aggregation.clipping import Clip
 
@@ -191,6 +192,17 @@ def test_the_noise_is_what_the_budget_needs_and_no_more(epsilon):
     planned = plan_release("sum", Budget(1.0, 1e-24), **about, least=6)
     off = (math.e + 1) * 5150 * 6 * 2.0**-99  # what the sampler may be off
     assert planned.delta == pytest.approx(1e-24 - off, rel=1e-9)
+
+
+@pytest.mark.parametrize("unit", ["row", "party"])
+@pytest.mark.parametrize("releases", [1, 3])
+def test_all_sums_that_a_unit_is_in_cost_the_budget_together(unit: Any, releases: int) -> None:
+    """A party has rows to learn from and held-out ones: it is in twice as many as a row."""
+    budget, about = Budget(2.0, unit=unit), {"sensitivity": 1.5, "length": 40, "least": 3}
+    found = plan_sum("sum", budget, **about, rows=[9, 4, 2], releases=releases)
+    times = releases * {"row": 1, "party": 2}[unit]
+    assert 1.98 <= epsilon_of(times * found.curve, found.delta) <= 2.0
+    assert found.sensitivity >= 1.5 * {"row": 1, "party": 9}[unit]
 
 
 def test_a_budget_travels_as_text():

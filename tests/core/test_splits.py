@@ -85,7 +85,7 @@ def test_mixed_sites_have_exact_counts(
         counts = np.bincount(site[part], minlength=sites)
         quotas = np.full(sites, (1 - own_share) * each / (sites - 1))
         quotas[k % sites] = own_share * each
-        assert (np.abs(counts - quotas) < 1 + 1e-6).all()
+        assert np.ptp(counts - quotas) < 1 + 1e-6  # the largest remainders are rounded up
 
 
 @given(

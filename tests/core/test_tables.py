@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from pyarrow import parquet
@@ -91,14 +91,6 @@ def test_csv_columns_have_their_roles(tmp_path: Path) -> None:
         assert (table.columns, table.label) == (("a",), "b")
 
 
-def test_a_few_cells_of_text_among_numbers_are_gaps(tmp_path: Path) -> None:
-    cells = [*map(str, range(38)), "n/k", ">40"]
-    path = as_csv(tmp_path, "a\n" + "\n".join(cells) + "\n")
-    table = load_table(path, labelled=False, missing="keep", kinds={})
-    np.testing.assert_array_equal(table.x[:, 0], [*range(38), np.nan, np.nan])
-    assert table.notes == ("2 cells of 'a' are no numbers: taken as missing",)
-
-
 def test_text_labels_become_classes_in_sorted_order(tmp_path: Path) -> None:
     for cells, classes, y in (
         (["pear", "apple", "pear", "fig"], ("apple", "fig", "pear"), [2, 0, 2, 1]),
@@ -135,7 +127,8 @@ def interchanged(table: pa.Table) -> Any:
 def test_a_data_frame_is_as_its_file(tmp_path: Path, wrap: Any) -> None:
     cells = {"key": ["u", "v", "w"], "a": [1, 2, 3], "b": ["x", "y", "x"], "out": ["p", "q", "p"]}
     how: dict[str, Any] = {"label": "out", "id_column": "key", "kinds": {}}
-    frame, file = load_table(wrap(pa.table(cells)), **how), load_table(pq(tmp_path, **cells), **how)
+    given_ = pa.table({**cells, "__index_level_0__": [7, 8, 9]})  # of pandas, which is no column
+    frame, file = load_table(wrap(given_), **how), load_table(pq(tmp_path, **cells), **how)
     for name, value in vars(file).items():
         np.testing.assert_array_equal(getattr(frame, name), value)
     assert frame.categories == {"b": ("x", "y")}
@@ -453,3 +446,45 @@ def test_rows_without_an_id_belong_to_nobody() -> None:
     two = pa.table({"id": ["", "b", "c"], "v": [4.0, 5.0, 6.0]})
     read = PartyTables.of_new_rows([one, two], None, "id", {}, ["u", "v"])
     assert read.frame(whole=False)[0]["v"].to_pylist() == [None, 5.0, 6.0]
+
+
+# -- what the cells of a column are
+
+
+POOLS = (["1", "2.5", "-3e2", ".5"], ["yes", "no"], ["F", "T"], ["2020-01-02", "2021-12-31T08:00"])
+CELLS = ["1", "-", "?", "n/a", "", "NA", "null", "red", "dark blue", "2020-01-02", "no", "true"]
+FLOATS = {cell: float(cell) for cell in POOLS[0]}
+DATES = {cell: np.datetime64(cell, "s").astype(float) for cell in POOLS[3]}
+TRUTHS = {**dict.fromkeys(("yes", "t", "true"), 1.0), **dict.fromkeys(("no", "f"), 0.0)}
+
+
+def read_plainly(cells: list[str]) -> tuple[str, list[float], int]:
+    """Return what a column is, its values, and how many cells are no numbers where others are."""
+    known = [cell for cell in cells if cell not in ("", "NA", "null", "?", "n/a")]
+    rest = [cell for cell in known if cell != "-"]
+    if rest and all(cell in FLOATS for cell in rest):
+        known = rest  # a dash is a gap
+    text = sum(cell not in FLOATS for cell in known)
+    if 20 * text <= len(known):
+        return "number", [FLOATS.get(cell, np.nan) for cell in cells], text
+    kinds = {cell.lower() for cell in known} - {"-"} or {"-"}
+    if kinds in ({"no", "yes"}, {"f", "t"}):
+        return "boolean", [TRUTHS.get(cell.lower(), np.nan) for cell in cells], 0
+    if kinds <= {cell.lower() for cell in DATES}:
+        return "date", [DATES.get(cell, np.nan) for cell in cells], 0
+    names = sorted({*known})
+    return "category", [names.index(cell) if cell in known else np.nan for cell in cells], 0
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from(POOLS), st.integers(0, 42), st.lists(st.sampled_from(CELLS), max_size=9))
+@example(POOLS[0], 17, ["red", ""])  # one of 19 cells that are there
+def test_cells_are_read_as_they_are_said_to_be(pool: Any, many: int, others: list[str]) -> None:
+    """Numbers, truths and dates with few or many cells that are none among them."""
+    cells = [*(pool[k % len(pool)] for k in range(many)), *others, "1" if pool == POOLS[0] else "-"]
+    text = "k,a\n" + "".join(f"{k},{cell}\n" for k, cell in enumerate(cells))
+    table = load(text, labelled=False, label=None, missing="keep", sep=",", decimal=".")
+    kind, values, lost = read_plainly(cells)
+    assert table.kinds.get("a", "number") == kind
+    np.testing.assert_array_equal(table.x[:, 1], values)
+    assert (f"{lost} cells of 'a' are no numbers: taken as missing" in table.notes) == (lost > 0)

@@ -229,6 +229,16 @@ def test_numbers_about_the_same_rows_are_counted_over_runs_and_methods(tmp_path:
         answer(ledger, "e", numbers=0.5, unknowns=2.0, width=21)
 
 
+@pytest.mark.promise("cells-numbers")
+def test_other_numbers_about_the_same_rows_add_up_within_a_run(tmp_path: Path) -> None:
+    ledger = NodeLedger(tmp_path)
+    open_run(ledger, "a", table(range(40)))
+    for values in (b"first", b"second", b"first"):  # of which the last is known
+        answer(ledger, "a", numbers=30.0, unknowns=2.0, values=values)
+    with refused("FK-CELLS-NUMBERS"):  # 90 of 80
+        answer(ledger, "a", numbers=30.0, unknowns=2.0, values=b"third")
+
+
 @given(
     runs=st.lists(
         st.tuples(st.sampled_from([0.25, 0.5, 0.75, 0.99]), st.booleans()), min_size=1, max_size=5

@@ -140,6 +140,7 @@ def test_the_smallest_delta_counts(tmp_path: Path) -> None:
     spend(ledger, "a", table(range(20)), first)
     spend(ledger, "a", table(range(20)), second, key=b"l")
     assert epsilons(ledger) == [pytest.approx(epsilon_of(first.curve + second.curve, 1e-8))]
+    assert ledger.spent() == pytest.approx(epsilons(ledger)[0])  # what is kept says the same
 
 
 def test_the_key_of_a_run_s_noise_lasts_until_it_is_over(tmp_path: Path) -> None:

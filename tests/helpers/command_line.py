@@ -72,10 +72,11 @@ class CommandLine:
         assert (code, out) == (0, ""), err
         return " ".join(err.split())
 
-    def result(self, *arguments: str, out: str = "here") -> Any:
+    def result(self, *arguments: str, out: str = "here", plots: bool = False) -> Any:
         """Run a method quietly; return what it prints, which is JSON and nothing else."""
         where = ("--out", out, "--force")  # in place of what an earlier run left there
-        code, printed, err = self("run", *arguments, "--quiet", *where, "--json", "-")
+        told = ("--quiet", *where, "--json", "-")
+        code, printed, err = self("run", *arguments, *told, plots=plots)
         assert (code, err) == (0, "")
         return json.loads(printed)
 

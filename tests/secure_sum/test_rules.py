@@ -239,6 +239,19 @@ def test_a_sum_is_repeated_only_as_it_was(receiver: Any, change: Any, again: str
         assert run.contribute(running, 0, [1, 2, 3])
 
 
+@pytest.mark.promise("sums-repeated")
+@pytest.mark.parametrize(
+    "change", [{"bits": 32}, {"bound": 99.0}, {"noise": 1 << 18}, {"noise": 0}, {"fraction": 9}]
+)
+def test_nor_with_another_encoding_or_other_noise(change: dict[str, Any]) -> None:
+    party, order = (run := joined()).party(0), run.order(3).order
+    first = replace(order, kind="fixed-point", bits=64, bound=9.0, noise=1 << 20, fraction=10)
+    again = replace(first, index=first.index + 1)
+    party.accept(first)
+    refuses("FK-ORDER-PARTIES", party.accept, replace(again, **change), party=0)
+    party.accept(again)
+
+
 def test_a_method_may_insist_on_whole_cohorts() -> None:
     """Where values are repeated, sums over different survivors would show the difference."""
     run = Run(3, clients={"whole_cohorts": True})

@@ -119,6 +119,10 @@ def test_json_alone_is_printed_and_kept_with_all_its_keys(name, finished):
     assert ("masked" in {row["kind"] for row in seen}) == sums == (name not in ONLINE)
     assert found["bytes_up"] > 0
     assert found["failures"] == {}
+    config, data = found["config"], found["config"]["data"]  # what is found, and asked for
+    assert config.get("clients", promise.nodes) == promise.nodes
+    for fact in (config.keys() & data.keys()) - {"data"}:
+        assert data[fact] in (None, config[fact]), fact
     assert ("held_out" in found) == ("test_accuracy" in promise.metrics)
 
 

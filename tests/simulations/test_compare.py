@@ -153,16 +153,17 @@ def test_a_comparison_that_broke_off_goes_on(put, compared, commands, monkeypatc
 
 
 def test_several_presets_make_one_report(put: Put, compared: Compared) -> None:
-    paper = {"NYC weather": {"mse": {"POF-MKL": 1e-3, "OFSKL": 1e6}}}
+    paper = {"NYC weather": {"mse": {"POF-MKL": 1e-3, "OFSKL": 1e-3}}}
     put(demo=small(figures=("mse",)), pof_mkl_table1=small(figures=("mse",), paper=paper))
     found, said = compared("demo", "pof-mkl-table1", "--out", "both")
     assert [one["preset"] for one in found["presets"]] == ["demo", "pof-mkl-table1"]
     assert "4 of 4 draws are finished already" in said  # those of the other preset
-    assert "2 of 2 figures of the paper are missed by more than the spread, 1 for the" in said
+    assert "2 of 2 figures of the paper are missed by more than the spread, 0 for the" in said
     figures = found["presets"][1]["datasets"]["NYC weather"]["paper_figures"]
     told = [(f["label"], f["paper"], f["better"]) for f in figures]
-    assert told == [("POF-MKL", 1e-3, False), ("OFSKL", 1e6, True)]
+    assert told == [("POF-MKL", 1e-3, False), ("OFSKL", 1e-3, False)]
     report = Path("both/report.html").read_text()
+    assert '<td class="num">2</td><td class="num">0</td>' in report  # worse, and better
     assert report.index("<h2>Title of demo") < report.index("<h2>Title of pof")
     assert report.count("data:image/png") == 2
     assert "http" not in report.replace("http-equiv", "")

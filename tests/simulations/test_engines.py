@@ -21,6 +21,7 @@ from fedkern_flwr.simulations import (
     simulate,
     simulate_all,
 )
+from fedkern_flwr.simulations.engines.faults import Delivery
 from fedkern_flwr.strategies import POFMKL, VMKOFL
 
 PHASE, ROUNDS, CLIENTS, WAY = "online-personal", 12, 4, "pof-mkl"
@@ -232,5 +233,9 @@ def test_drop_outs_are_seeded_and_equal_to_missing_replies() -> None:
         CLIENTS - sum(t == m["round"] for _, _, t, _ in gone) for m in first.strategy.history_
     ]
     assert [m["survivors"] for m in first.strategy.history_] == survivors
+    where: dict[str, Any] = {"partition": 1, "phase": PHASE, "round": 2}
+    for name, kind in (("partition", int), ("phase", str), ("round", int), ("attempt", int)):
+        asked = [Delivery(**{**where, name: kind(k)}) for k in range(1, 40)]
+        assert len(set(map(DropOut(0.5, seed=4), asked))) == 2, name
     with refused("FK-OPTION-RANGE"):
         DropOut(1.0)

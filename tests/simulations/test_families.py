@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -36,7 +37,7 @@ from fedkern_flwr.simulations.methods.hybrid_oracle import (
 )
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
 from fedkern_flwr.simulations.methods.pooled import PooledSplit
-from fedkern_flwr.simulations.methods.registry import family, method
+from fedkern_flwr.simulations.methods.registry import METHODS, family, method, options
 from fedkern_flwr.simulations.methods.vertical_data import (
     VerticalData,
     VerticalSettings,
@@ -44,6 +45,7 @@ from fedkern_flwr.simulations.methods.vertical_data import (
 )
 from fedkern_flwr.simulations.methods.vertical_oracle import centralised_difference
 from fedkern_flwr.simulations.run.datasets import BUILTIN, BUILTIN_INTERACTIONS
+from fedkern_flwr.simulations.run.entries import average
 from fedkern_flwr.simulations.run.options import options as options_of
 from fedkern_flwr.simulations.run.random_labels import RANDOM_LABELS, random_labels
 from fedkern_flwr.strategies import FDSKL, FedCG, HierarchicalSVM
@@ -179,12 +181,28 @@ def test_held_out_rows_that_came_with_the_data_are_kept_unless_each_run_has_its_
     users = {"users": 6} if name == "hierarchical-svm" else {}
     facts = family(name).prepare(own(path, **users)).facts()
     assert (np.sum(facts["rows"]), np.sum(facts["held_out_rows"])) == (40, 20)
-    for data in ("wine", path):
-        for resplit in (False, True):
-            made = family(name).prepare(own(data, resplit=resplit, **users))
-            first, second = (places(made.split(seed)) for seed in (0, 1))
-            same = all(np.array_equal(*pair) for pair in zip(first, second, strict=True))
-            assert same != resplit
+    for resplit in (False, True):
+        made = family(name).prepare(own(path, resplit=resplit, **users))
+        first, second = (places(made.split(seed)) for seed in (0, 1))
+        same = all(np.array_equal(*pair) for pair in zip(first, second, strict=True))
+        assert same != resplit
+
+
+def parameters(name: str) -> dict[str, Any]:
+    """Return all options of a run at their defaults."""
+    return {o.name: o.default for o in (*options(method(name)), *family(name).parameters())}
+
+
+@pytest.mark.parametrize("resplit", [False, True])
+@pytest.mark.parametrize("name", [one for one in METHODS if "resplit" in parameters(one)])
+def test_a_run_has_a_split_of_its_own_where_that_is_asked_for(name: str, resplit: bool) -> None:
+    """Of ratings too; and the first again, whichever was made in between."""
+    given = {**parameters(name), "resplit": resplit, "test_size": 0.2}
+    config = family(name).config(name, given)
+    made = family(name).prepare(family(name).settings.from_values(config["data"]))
+    first, other, again = (pickle.dumps(made.pooled(seed)) for seed in (0, 1, 0))
+    assert first == again
+    assert (first != other) == (resplit and name != "secure-gram")  # holds nothing out
 
 
 def places(split: Any) -> tuple[np.ndarray, ...]:
@@ -262,6 +280,27 @@ def test_runs_are_averaged_each_with_its_own_seed(name: str) -> None:
     judged = {"centralised_difference", "test_accuracy", "centralised_test_accuracy"}
     assert metrics  # nothing is judged without held-out rows
     assert not judged & metrics.keys()
+
+
+def test_what_holds_of_an_average_holds_of_all_its_draws() -> None:
+    metrics = [{"converged": k < 2, "n": 4 * k} for k in range(3)]
+    failed = [{"1": {"late": 2}, f"{k + 2}": {"lost": 1}} for k in range(3)]
+    draws = [
+        {"metrics": m, "failures": f, "privacy": {}} for m, f in zip(metrics, failed, strict=True)
+    ]
+    for n, all_have in ((3, False), (2, True)):
+        found = average(draws[:n], metrics={"more": 7.0}, history=[], survivors=2)
+        assert found["metrics"] == {"converged": all_have, "n": 2 * (n - 1), "more": 7.0}
+        lost = {f"{k + 2}": {"lost": 1} for k in range(n)}
+        assert found["failures"] == {"1": {"late": 2 * n}, **lost}
+
+
+def test_of_each_round_the_fewest_clients_of_all_draws_are_told() -> None:
+    round_of = {"round": 1, "mse": 0.5, "regret": 0.0}
+    draw: dict[str, Any] = {"metrics": {"mse": 0.1}, "failures": {}, "privacy": {}}
+    draws = [{**draw, "history": [{**round_of, "survivors": n}]} for n in (5, 3, 4)]
+    found = family("ofskl").summarise(Entry("OFSKL", "ofskl", results=draws))
+    assert found["history"] == [{**round_of, "survivors": 3}]
 
 
 @every_solution

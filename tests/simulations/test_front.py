@@ -19,6 +19,7 @@ import uvicorn
 
 from fedkern_flwr import flower_compat as compat
 from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.deployment import held_pulls
 from fedkern_flwr.simulations.deployment.certificates import make_certificates
 from fedkern_flwr.simulations.deployment.front import Front
 
@@ -269,6 +270,16 @@ async def test_who_is_not_the_node_neither_gets_its_message_nor_ends_its_repetit
         assert await pull(front, "a").answer() == (200, b"message")
         await Call(front, CONFIRM, signed("a")).answer()  # the node has it
         assert await pull(front, "a").answer() == (200, b"")
+
+
+@story
+async def test_a_message_is_not_repeated_when_the_superlink_has_given_it_up(monkeypatch) -> None:
+    superlink = SuperLink()
+    superlink.messages["a"].append(b"message")
+    async with front_of(superlink, SOON) as front:
+        for late, reply in ((0.0, b"message"), (59.0, b"message"), (61.0, b"")):
+            monkeypatch.setattr(held_pulls, "monotonic", lambda t=late: time.monotonic() + t)
+            assert await pull(front, "a").answer() == (200, reply)
 
 
 # -- the command, and Flower
