@@ -25,10 +25,9 @@ from fedkern_flwr.solvers.tuning import (
     LAMBDAS,
     LAMBDAS_OF_NUMBERS,
     choose,
-    spread,
     widths_around,
 )
-from fedkern_flwr.solvers.tuning_sums import tuning_length
+from fedkern_flwr.solvers.tuning_sums import spread, tuning_length
 from fedkern_flwr.strategy import Arrays, logger
 
 from .fed_cg_options import HybridOptions

@@ -31,8 +31,6 @@ LAMBDAS = 10.0 ** np.arange(-10.0, 0.1, 0.5)
 LAMBDAS_OF_NUMBERS = 10.0 ** np.arange(-13.0, 0.1, 0.5)
 #: Errors that differ by less, relative to the least, are ties: the smoother model is taken.
 TIE = 1e-6
-#: Factors of the width of one landmark after the other, over and over.
-SPREAD = (0.5, 2.0)
 #: The same of generalised cross-validation where numbers are predicted: rows far from all others
 #: count little in a mean, and a lambda that is too small for them costs them much.
 TIE_OF_NUMBERS = 1e-2
@@ -43,15 +41,6 @@ _CAUTION = 1.4
 def widths_around(distance: float, count: int) -> Floats:
     """Return ``count`` widths gamma = 2^k / ``distance``, k about 0, ascending."""
     return np.asarray(2.0 ** np.array(_STEPS[count]) / distance)
-
-
-def spread(gammas: Floats, landmarks: int) -> Floats:
-    """Return the widths of each landmark, half and double ``gammas`` in turn, shape (w, m).
-
-    One width has every landmark see the rows at one scale: with two the same sums, of as many
-    numbers, hold two, and the width matters less.
-    """
-    return np.asarray(np.multiply.outer(gammas, np.resize(SPREAD, landmarks)))
 
 
 @dataclass(frozen=True)

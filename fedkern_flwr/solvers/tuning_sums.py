@@ -14,6 +14,17 @@ Floats = NDArray[np.float64]
 
 #: Most widths and folds that a hospital answers for.
 MOST_WIDTHS, MOST_FOLDS = 9, 5
+#: Factors of the width of one landmark after the other, over and over.
+SPREAD = (0.5, 2.0)
+
+
+def spread(gammas: Floats, landmarks: int) -> Floats:
+    """Return the widths of each landmark, half and double ``gammas`` in turn, shape (w, m).
+
+    One width has every landmark see the rows at one scale: with two the same sums, of as many
+    numbers, hold two, and the width matters less.
+    """
+    return np.asarray(np.multiply.outer(gammas, np.resize(SPREAD, landmarks)))
 
 
 def tuning_length(landmarks: int, outputs: int, folds: int, widths: int) -> int:

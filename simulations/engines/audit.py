@@ -69,7 +69,7 @@ _UP = _by_field(
         "svm-owner": "model",
     },
     size={
-        "describe": "binary bits rows features test_rows others columns share again",
+        "describe": "binary bits rows features test_rows others columns share again how",
         "svm-predict": "samples",
         "svm-write": "samples",
         "gram-predict": "users",
@@ -79,7 +79,7 @@ _UP = _by_field(
     key={"describe": "public_key signature nonce", "sum-vote": "signature"},
     declared={
         "describe": "block seeded square_bound absolute_bound fold_rows fold_sum_rows outputs "
-        "classes labels label_bound labelled kinds allow_single named group product how",
+        "classes labels label_bound labelled kinds allow_single named group product",
     },
     total={"svm-combine": "term"},
     masked={"sum-upload": "masked"},

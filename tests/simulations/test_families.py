@@ -37,7 +37,7 @@ from fedkern_flwr.simulations.methods.hybrid_oracle import (
 )
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
 from fedkern_flwr.simulations.methods.pooled import PooledSplit
-from fedkern_flwr.simulations.methods.registry import METHODS, family, method, options
+from fedkern_flwr.simulations.methods.registry import METHODS, family, method
 from fedkern_flwr.simulations.methods.vertical_data import (
     VerticalData,
     VerticalSettings,
@@ -190,7 +190,7 @@ def test_held_out_rows_that_came_with_the_data_are_kept_unless_each_run_has_its_
 
 def parameters(name: str) -> dict[str, Any]:
     """Return all options of a run at their defaults."""
-    return {o.name: o.default for o in (*options(method(name)), *family(name).parameters())}
+    return {o.name: o.default for o in (*options_of(method(name)), *family(name).parameters())}
 
 
 @pytest.mark.parametrize("resplit", [False, True])
