@@ -178,7 +178,7 @@ class FedCGRun(SeenRun):
         """Yield distances, rows and landmarks of a sum of distances, or of a party's part of it."""
         kind, _, rest = name.partition("/")
         if kind == "distances":
-            hospital, start = (int(part) for part in rest.split("#"))
+            hospital, start = int(rest.split("/")[0].split("#")[0]), int(rest.split("#")[1])
             values = numbers.reshape(-1, self.settings.landmarks)
             centres = [p for p in self.holders(hospital) if p != hospital]
             if sender is None or sender != hospital:
