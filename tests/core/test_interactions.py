@@ -223,7 +223,6 @@ BAD_FILES: Bad = {
 }
 
 
-@pytest.mark.promise("interactions-unquoted")
 @pytest.mark.parametrize("read", [read_catalogue, load_interactions])
 def test_a_bad_file_is_one_line_without_its_ids(tmp_path: Path, read: Any) -> None:
     cases = (BAD_CATALOGUES if read is read_catalogue else BAD_FILES).items()
@@ -272,7 +271,6 @@ BAD_CELLS: list[tuple[tuple[str, ...], str]] = [
 ]
 
 
-@pytest.mark.promise("interactions-unquoted")
 @pytest.mark.parametrize(("row", "code"), BAD_CELLS)
 def test_a_bad_cell_is_counted_not_quoted(tmp_path: Path, row: tuple[str, ...], code: str) -> None:
     path = write(tmp_path, "u.data", [*ROWS, row])

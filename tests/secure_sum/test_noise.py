@@ -36,7 +36,6 @@ def begin(parties: int) -> Run:
 RINGS = [(16, NoisySum(1 << 16, -1)), (32, SMALL), (64, SMALL)]
 
 
-@pytest.mark.promise("noise-ring")
 @pytest.mark.parametrize(("bits", "noise"), RINGS)
 @pytest.mark.parametrize("parties", [2, 12, 50])
 def test_noise_at_its_largest_does_not_wrap(bits: int, noise: NoisySum, parties: int) -> None:

@@ -176,7 +176,6 @@ OTHERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.promise("front-fleet-only")
 @pytest.mark.parametrize(("method", "path", "status"), OTHERS)
 @story
 async def test_nothing_else_passes(method: str, path: str, status: int) -> None:

@@ -166,7 +166,6 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gram_learner, "STEPS_A_ROW", 1)
 
 
-@pytest.mark.promise("converged-said")
 @pytest.mark.usefixtures("few_steps")
 @pytest.mark.parametrize("arguments", TOO_FEW)
 def test_what_has_not_converged_says_so_once_and_goes_on(
