@@ -26,7 +26,7 @@ from .cells import planned_share, repeated
 from .counting import Mode
 from .frozen import Frozen, changing, check_kept, freeze_folder, open_freeze, saved_rows
 from .ledger_file import LedgerFile, keep_set, kept_set, secret_key
-from .opened import Left, Opened, Opening, opened_sums
+from .opened import Left, Opened, Opening, opened_sums, same_contents
 from .orders import refusal
 from .policy import NodePolicy
 from .rows import OwnRows, RowSet, digest
@@ -185,6 +185,8 @@ class NodeLedger:
                 about = freeze.blocks, sums, freeze.select(*_PARTS), kind
                 share = planned_share(*about)
                 again, function = repeated(*about)
+                if again and not same_contents(db, frozen.place, run, function):
+                    again = 0.0
                 query = "SELECT how FROM opened WHERE function = ? LIMIT 1"
                 how = str(db.execute(query, (function,)).fetchone()[0]) if again else ""
                 query = "UPDATE runs SET share = ?, again = ?, how = ? WHERE id = ?"

@@ -266,31 +266,10 @@ class Opened:
 
         Columns may be scaled or encoded otherwise than in an earlier run.
         """
-        query = (
-            "SELECT DISTINCT saved, held FROM runs JOIN opened ON run = runs.id WHERE function = ?"
-            " AND runs.id <> ?"
-        )
-        mine = self.db.execute("SELECT saved, held FROM runs WHERE id = ?", (self.run,)).fetchone()
         found = digest(self.key, function)
-        while True:
-            earlier = set(self.db.execute(query, (found, self.run)).fetchall()) - {mine}
-            if all(self._agree(mine, one) for one in earlier):
-                return found
+        while not same_contents(self.db, self.place, self.run, found):
             found = digest(self.key, found)
-
-    def _agree(self, one: tuple[str, int], other: tuple[str, int]) -> bool:
-        """Tell whether the rows that two runs have in common had the same contents in both."""
-        numbers, values = [], []
-        for saved, held in (one, other):
-            try:
-                rows, _ = saved_rows(self.place, saved)
-            except (CheckpointError, RefusedError):
-                return False
-            there = rows >= 0
-            numbers.append(rows[there])
-            values.append(kept_set(self.db, held).values[there])
-        _, mine, theirs = np.intersect1d(numbers[0], numbers[1], return_indices=True)
-        return bool((values[0][mine] == values[1][theirs]).all())
+        return found
 
     def _insert(self, new: Sum, about: bytes, one: Opening, rows: int, value: bytes) -> None:
         packed = np.array(sorted(new.blocks), "<i4").tobytes(), b"".join(sorted(new.cohort))
@@ -324,6 +303,34 @@ class Opened:
                 raise
             return error.problem
         return ""
+
+
+def same_contents(db: sqlite3.Connection, place: Path, run: int, function: bytes) -> bool:
+    """Tell whether a run has the contents of all runs of a function, for the rows in common."""
+    query = "SELECT saved, held FROM runs WHERE id = ?"
+    mine = db.execute(query, (run,)).fetchone()
+    query = (
+        "SELECT DISTINCT saved, held FROM runs JOIN opened ON run = runs.id WHERE function = ?"
+        " AND runs.id <> ?"
+    )
+    try:
+        earlier = set(db.execute(query, (function, run)).fetchall()) - {mine}
+        tables = [_contents(db, place, *one) for one in (mine, *earlier)]
+    except (CheckpointError, RefusedError):  # nobody can tell
+        return False
+    for rows, values in tables[1:]:
+        _, ours, theirs = np.intersect1d(tables[0][0], rows, return_indices=True)
+        if (tables[0][1][ours] != values[theirs]).any():
+            return False
+    return True
+
+
+def _contents(
+    db: sqlite3.Connection, place: Path, saved: str, held: int
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Return the numbers in the freeze of a run's rows, and digests of their contents."""
+    rows, _ = saved_rows(place, saved)
+    return rows[rows >= 0], kept_set(db, held).values[rows >= 0]
 
 
 def opened_sums(
