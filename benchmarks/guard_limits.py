@@ -1,13 +1,14 @@
-"""FedCG and kernel PCA under the release limit of deployments, beside what simulations take.
+"""Methods under the release limit of deployments, beside what simulations take.
 
     FEDKERN_DATA=... python benchmarks/guard_limits.py [--sets iris wine] [--splits 3] [--share 0.2]
 
 A node of a deployment lets a run open a share of what its rows hide. Default sizes are planned
-within it: landmarks, folds and widths of FedCG, features of kernel PCA. The table has accuracy, or
-the error of a regression in units of the label, on rows held out, and for kernel PCA the share of
-their variance that two components explain: before, with all that the rows hide, and within the
-share of pinned nodes. Tables and splits are those of ``any_table.py``, at three hospitals
-with ``--centres`` beside them, or three clients.
+within it: landmarks, folds and widths of FedCG, iterations of HierarchicalSVM, frequencies and
+messages of POF-RLS, features of kernel PCA. The table has accuracy, or the error of a regression in
+units of the label (of POF-RLS always, half the range of the label), on rows held out, and for
+kernel PCA the share of their variance that two components explain: before, with all that the rows
+hide, and within the share of pinned nodes. FDSKL's server opens no sum over rows. Tables and splits
+are those of ``any_table.py``, at three hospitals with ``--centres`` beside them, or three clients.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.simulations.methods.experiment import run_entries
 from fedkern_flwr.simulations.run.entries import Entry
 
-PARTIES = {"fed-cg": "hospitals", "kernel-pca": "clients"}
+#: Method -> how a table is dealt, and options.
+_USERS = {"users": 3, "groups": None, "partition": "horizontal", "architecture": "centralised"}
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "fed-cg": ({"hospitals": 3}, {}),
+    "hierarchical-svm": (_USERS, {"architecture": "centralised"}),
+    "pof-rls": ({"clients": 3}, {"secure": True}),
+    "kernel-pca": ({"clients": 3}, {}),
+}
 
 
 @contextmanager
@@ -47,14 +55,18 @@ def sharing(share: float) -> Iterator[None]:
 
 def measure(method: str, name: str, split: int, centres: int) -> tuple[float, float]:
     """Return the figure of a run, and how many numbers of rows to learn from it opened."""
-    data = prepared(name, split, method, **{PARTIES[method]: 3, "centres": centres})
-    entry = Entry(method, method, {})
+    settings, given = CASES[method]
+    data = prepared(name, split, method, **settings, centres=centres)
+    ridge = {"model": "ridge"} if method == "hierarchical-svm" and name in NUMBERS else {}
+    entry = Entry(method, method, {**given, **ridge})
     run_entries([entry], data, engine="in-process", seed=split)
     (result,) = entry.results
     found, sums = result["metrics"], result["privacy"]["sums"]
     numbers = sum(one["numbers"] for one in sums if not one["name"].startswith(("outcome", "eval")))
     if method == "kernel-pca":
         return found["test_explained"], numbers
+    if method == "pof-rls":
+        return found["test_mse"] ** 0.5, numbers
     half = data.split(split).scaling["y_half_range"]
     value = half * found["test_rmse"] if name in NUMBERS else found["test_accuracy"]
     return value, numbers
@@ -78,7 +90,7 @@ def compare(options: argparse.Namespace, console: Console) -> list[Record]:
             found.add_row(f"{name}, {method}", *figures)
             lost = (
                 within / before - 1.0
-                if (name in NUMBERS and method == "fed-cg")
+                if method == "pof-rls" or (name in NUMBERS and method != "kernel-pca")
                 else before - within
             )
             records.append(Record(f"{name}, {method}", float(lost), "lost"))
@@ -88,5 +100,5 @@ def compare(options: argparse.Namespace, console: Console) -> list[Record]:
 
 if __name__ == "__main__":
     run_script(
-        __doc__, compare, sets=list(SETS), methods=list(PARTIES), splits=3, share=0.2, centres=2
+        __doc__, compare, sets=list(SETS), methods=list(CASES), splits=3, share=0.2, centres=2
     )
