@@ -171,7 +171,7 @@ class HybridKernelClient(TableClient):
 
     def beside(self, name: str) -> Mapping[int, float]:
         """Return the centres' unknowns of a row, which the normal equations are about as well."""
-        if not name.startswith(("equations", "product")):
+        if not name.startswith("equations"):
             return {}
         return {int(p): unknowns for p, unknowns in self.record.beside.items()}
 
@@ -450,6 +450,7 @@ class HybridKernelClient(TableClient):
         Centres say how many columns they have when they sign their keys of the run.
         """
         state = self.secure_sums.party.state
+        self.kept.settings["of"] = name.partition("#")[0]  # only its totals are taken
         if not whole:
             self.record.beside = {}
         elif name.endswith("#0"):
@@ -526,7 +527,7 @@ class HybridKernelClient(TableClient):
                     "keep_training": request.keep_training,
                     "done": 0,
                 }
-                self.record.beside = {}
+                self.record.beside, self.kept.settings["of"] = {}, ""
                 for name in ("gram", "right"):
                     arrays.pop(name, None)
 
@@ -735,9 +736,9 @@ class HybridKernelClient(TableClient):
             raise self.wrong(
                 "the width of this run is not known: there are no products", code="FK-MESSAGE-ORDER"
             )
-        self._check_hospital("product", np.sqrt(self.kept.landmarks))
+        self._check_hospital(wire.PRODUCTS, np.sqrt(self.kept.landmarks))
         vector = self.kernel.products(request.directions, labels=request.labels)
-        return wire.ProductReply(plain=self._add("product", vector))
+        return wire.ProductReply(plain=self._add(wire.PRODUCTS, vector))
 
     @answers(wire.CoefficientsRequest)
     def take_coefficients(self, request: wire.CoefficientsRequest) -> wire.CoefficientsReply:

@@ -226,7 +226,8 @@ class HospitalKernel:
         """Turn totals that came with a request into kernel rows."""
         kept = self.kept
         for name, total in delivered.items():
-            if int(name.rpartition("#")[2]) != kept.done:  # it came before
+            of, _, start = name.partition("#")
+            if of != kept.settings.get("of") or int(start) != kept.done:  # another, or once more
                 continue
             try:
                 found = CIRCLE.decode(total, 1) if kept.fourier else total

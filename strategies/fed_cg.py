@@ -194,7 +194,7 @@ class FedCG(HybridOptions):
 
     def _unknowns(self, name: str, cohort: int = 0) -> float:
         """Count the centres' columns of the hospitals' rows as well."""
-        if not name.startswith(("equations", "product")):
+        if not name.startswith("equations"):
             return super()._unknowns(name, cohort)
         usual, said = {"off": "warn"}, self._parties
         counting = {p: usual.get(one.counting, one.counting) for p, one in said.items()}

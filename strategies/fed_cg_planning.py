@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fedkern_flwr.guard.counting import unknowns_of_bits
+from fedkern_flwr.guard.freeze import FOLDS
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.landmarks import moments_length
 from fedkern_flwr.hybrid.parties import Plan
@@ -38,7 +39,9 @@ Sums = tuple[tuple[int, int], str]
 
 def hospital_allowance(plan: Plan, parties: Parties, folds: int = 0) -> Allowance:
     """Return what may be opened about the hospitals' rows, or about those of each of some folds."""
-    rows = {h: ward.train // folds for h, ward in plan.wards.items()} if folds else None
+    # nodes deal parts, five of them, to fewer folds
+    share = (FOLDS // folds) / FOLDS if 1 < folds <= FOLDS else 1.0
+    rows = {h: int(ward.train * share) for h, ward in plan.wards.items()} if folds else None
     beside = {
         h: {c: unknowns_of_bits(parties[c].bits) for c in ward.centres}
         for h, ward in plan.wards.items()

@@ -149,7 +149,7 @@ class HybridSystem:
         bound = self._rows * max(np.sqrt(m), self.first.label_bound)
         request = wire.ProductRequest(labels=labels, directions=unit)
         length = right + unit.size
-        vector = yield from self._sum("product", request, wire.ProductReply, length, bound)
+        vector = yield from self._sum(wire.PRODUCTS, request, wire.ProductReply, length, bound)
         product = vector[right:].reshape(unit.shape) * lengths
         return vector[:right].reshape(m if right else 0, -1) if right else product[:, :0], product
 

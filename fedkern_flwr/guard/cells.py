@@ -45,6 +45,7 @@ LATER = 1 / 6
 #: Hidden rows that products of w columns need, for each of these.
 ROWS_PER_COLUMN = 2
 _ROUNDING = 1e-9
+_SIZES = ("row", "width")
 
 
 @dataclass(frozen=True)
@@ -165,9 +166,12 @@ class Cells:
             for at, one in enumerate(sums):
                 functions.setdefault(one.what, []).append(at)
             for places in functions.values():
+                equal: dict[bytes, list[int]] = {}
+                for at in places:
+                    equal.setdefault(member[:, at].tobytes(), []).append(at)
                 # with another function, which may be nearly the same, theirs may be combined
                 merged = len(functions) == 1 and _core(member[:, places]).any()
-                for like in [places] if merged else [[at] for at in places]:
+                for like in [places] if merged else equal.values():
                     found.append(_together([sums[at] for at in like], _core(member[:, like])))
             found += self._alone(sums, member)
         return found
@@ -370,7 +374,8 @@ def repeated(
 
     Parameters are those of :func:`planned_share`.
     """
-    last = [one for one in sums if one.kind == kind and one.function and one.numbers]
+    sums = [one for one in sums if one.numbers]
+    last = [one for one in sums if one.kind == kind and one.function]
     last = [one for one in last if one.function == last[-1].function]
     if not last or len({one.purpose for one in last}) > 1:
         return 0.0, b""
@@ -404,19 +409,24 @@ def planned_share(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kin
     kind : str
         What answers.
     """
+    sums = [one for one in sums if one.numbers]
     cells = Cells(blocks, sums)
     used = np.isin(cells.leaves, list(among))
     left = 1.0 - cells.loads
     share = SHARE * float(left[used].min(initial=1.0))
-    like = [one for one in sums if one.kind == kind and one.numbers]
+    like = [one for one in sums if one.kind == kind]
     fair, learned = _fair(cells, like), frozenset(cells.leaves[used].tolist())
     for purpose in {one.purpose for one in like}:
         others = max(one.others for one in like if one.purpose == purpose)
+        row, wide = (max(getattr(s, n) for s in like if s.purpose == purpose) for n in _SIZES)
         new = Sum(-1, kind, purpose, frozenset(), learned, 0.0, 1.0, others)
         for one in Cells(blocks, [*(s for s in like if s.purpose == purpose), new]).shares:
             if one.alone:
                 whole = float(cells.rows[used].sum() + others)
-                share = min(share, float(fair[one.leaves].min()) * one.hidden(cells.rows) / whole)
+                hidden = one.hidden(cells.rows)
+                share = min(share, float(fair[one.leaves].min()) * hidden / whole)
+                if wide > (most := hidden // ROWS_PER_COLUMN):  # nor may it be wider
+                    share = min(share, most * (most + 1) / 2 / (whole * row))
     return max(_ROUNDING, share)
 
 

@@ -112,6 +112,11 @@ class NodeLedger:
                 held = rows.digests(key)
                 learned = keep_set(db, key, held.take(slice(rows.learned)).sorted())
                 sets = keep_set(db, key, held), learned
+            db.execute(  # opened by another table: nobody can compare it
+                "UPDATE opened SET function = x'' WHERE run IN (SELECT id FROM runs"
+                " WHERE session = ? AND partition = ? AND content <> ?)",
+                (digest(key, session.encode()), self.partition, content),
+            )
             values = (kind, method[:40], secure, pinned, *sets, content)
             db.execute(
                 "INSERT INTO runs (session, partition, opened, kind, method, secure, pinned, held,"

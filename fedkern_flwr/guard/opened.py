@@ -313,9 +313,10 @@ def same_contents(db: sqlite3.Connection, place: Path, run: int, function: bytes
         "SELECT DISTINCT saved, held FROM runs JOIN opened ON run = runs.id WHERE function = ?"
         " AND runs.id <> ?"
     )
+    tables = [_contents(db, place, *mine)]
     try:
         earlier = set(db.execute(query, (function, run)).fetchall()) - {mine}
-        tables = [_contents(db, place, *one) for one in (mine, *earlier)]
+        tables += [_contents(db, place, *one) for one in earlier]
     except (CheckpointError, RefusedError):  # nobody can tell
         return False
     for rows, values in tables[1:]:

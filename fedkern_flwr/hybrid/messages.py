@@ -176,6 +176,10 @@ class CoefficientsReply(PlainReply, phase="hybrid-coefficients"):
     """See :class:`PlainReply`."""
 
 
+#: Name of the sum of products: they are linear in the normal equations, and compared with these.
+PRODUCTS = "equations#products"
+
+
 def distances_sum(hospital: int, start: int, whole: int | None) -> str:
     """Return the name of the sum of distances of a hospital's rows from a position on.
 

@@ -360,8 +360,8 @@ class Telling:
                     numbers=one.numbers / len(several),
                     others=others // len(several),
                 )
-            if not several:
-                yield one
+            # parts that are added up are the sum over all rows
+            yield replace(one, numbers=one.numbers / max(len(several), 1))
         if not self.exact:
             return
         for name, (rows, each) in added.items():

@@ -275,6 +275,23 @@ def test_a_freeze_or_a_ledger_that_is_gone_is_no_new_start(tmp_path: Path) -> No
         open_run(ledger, "a", table(range(20)))
 
 
+@pytest.mark.promise("cells-again")
+def test_a_function_is_that_of_the_rows_as_they_were(tmp_path: Path) -> None:
+    """Of a run that was opened again with other rows nobody can tell."""
+    ledger, about = NodeLedger(tmp_path), {"numbers": 30.0, "unknowns": 2.0, "function": b"f"}
+    open_run(ledger, "a", table(range(40)))
+    answer(ledger, "a", **about, how="so")
+    left = ledger.freeze("a", table(range(40)), None, least=5)
+    assert (left.again, left.how) == (0.0, "")  # it is its own run
+    ledger.open_run("b", rows=table(range(40)), **RUN)
+    left = ledger.freeze("b", table(range(40)), None, least=5)
+    assert (left.again, left.how) == (30.0, "so")
+    with refused("FK-FREEZE-WAITS"):
+        open_run(ledger, "a", table(range(42)))
+    ledger.open_run("c", rows=table(range(40)), **RUN)
+    assert ledger.freeze("c", table(range(40)), None, least=5).again == 0.0
+
+
 def test_runs_of_an_earlier_release_are_never_ignored(tmp_path: Path) -> None:
     ledger = NodeLedger(tmp_path)
     with sqlite3.connect(tmp_path / FILE) as db:
