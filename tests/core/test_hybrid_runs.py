@@ -19,7 +19,7 @@ from sklearn.datasets import load_wine
 from zoo import Table, side
 
 from fedkern_flwr.alignment import hash_ids
-from fedkern_flwr.clients.fed_cg_kernel import RunState
+from fedkern_flwr.clients.fed_cg_kernel import HospitalKernel, KernelRows, RunState
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.hybrid import fourier
 from fedkern_flwr.hybrid.fourier import equations_release
@@ -398,3 +398,17 @@ def test_what_a_budget_cannot_be_for_is_refused(serve: Serve) -> None:
     noisy(serve(tables))
     with refused("FK-IDS-PARTIES"):
         noisy(serve(tables), **BUDGET)
+
+
+def test_only_totals_of_the_sum_that_was_noted_are_taken(tmp_path: Path) -> None:
+    """Else centres would have a part in a kernel that counts as the hospital's own."""
+    kept, noted = RunState(), "distances/0/whole 3"
+    kept.settings = {"landmarks": 2, "train": 3, "total": 3, "keep_training": False}
+    places = np.arange(3)
+    for of, name, done in ((noted, noted, 3), (noted, "distances/0", 0), ("", noted, 0)):
+        kept.settings |= {"of": of, "done": 0}
+        kept.arrays = {"gammas": np.ones(1), "rows": places, "order": places}
+        rows = KernelRows(tmp_path, "a", 0, 2)
+        kernel = HospitalKernel(kept, rows, np.ones((3, 1)), None, lambda rows, landmarks: rows)
+        kernel.take({f"{name}#0": np.ones(6)})
+        assert kept.done == done

@@ -241,3 +241,10 @@ def test_widths_that_differ_in_the_ninth_digit_are_others(life: Life) -> None:
     with refused("FK-CELLS-NUMBERS"):
         for k in (1, 2):
             life.tuned(gamma=0.3 * (1.0 + 1e-9 * k), landmarks=100)
+
+
+def test_sums_of_folds_are_compared_with_those_of_all_rows(life: Life) -> None:
+    life.go("ranges", ranges=life.files("ranges"))
+    assert life.tuned(tune="folds", landmarks=9)["by"] == "5 folds"
+    *_, run = NodeLedger(life.folder / "0", 0).runs()
+    assert {"equations", "equations/0", "equations/4"} <= {*run.sums}
