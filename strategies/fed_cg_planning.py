@@ -45,7 +45,7 @@ def hospital_allowance(plan: Plan, parties: Parties, folds: int = 0) -> Allowanc
     beside = {
         h: {c: unknowns_of_bits(parties[c].bits) for c in ward.centres}
         for h, ward in plan.wards.items()
-        if plan.whole(h) is not None
+        if h in plan.whole
     }
     return allowance([parties[h] for h in plan.hospitals], rows=rows, beside=beside)
 

@@ -314,7 +314,7 @@ class HybridSystem:
         pairs = once and options.penalty == "rkhs" and self.landmark_kernel is None
         terms = [
             self._term(
-                wire.distances_sum(h, part.start, self.plan.whole(h)),
+                wire.distances_sum(h, part.start, self.plan.whole.get(h)),
                 (part.stop - part.start) * (m // 2 if fourier else m),
                 bound,
                 f"ward {h}",

@@ -45,7 +45,6 @@ LATER = 1 / 6
 #: Hidden rows that products of w columns need, for each of these.
 ROWS_PER_COLUMN = 2
 _ROUNDING = 1e-9
-_SIZES = ("row", "width")
 
 
 @dataclass(frozen=True)
@@ -417,10 +416,11 @@ def planned_share(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kin
     like = [one for one in sums if one.kind == kind]
     fair, learned = _fair(cells, like), frozenset(cells.leaves[used].tolist())
     for purpose in {one.purpose for one in like}:
-        others = max(one.others for one in like if one.purpose == purpose)
-        row, wide = (max(getattr(s, n) for s in like if s.purpose == purpose) for n in _SIZES)
+        alike = [one for one in like if one.purpose == purpose]
+        others = max(one.others for one in alike)
+        row, wide = max(one.row for one in alike), max(one.width for one in alike)
         new = Sum(-1, kind, purpose, frozenset(), learned, 0.0, 1.0, others)
-        for one in Cells(blocks, [*(s for s in like if s.purpose == purpose), new]).shares:
+        for one in Cells(blocks, [*alike, new]).shares:
             if one.alone:
                 whole = float(cells.rows[used].sum() + others)
                 hidden = one.hidden(cells.rows)

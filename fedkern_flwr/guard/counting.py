@@ -64,7 +64,7 @@ def binary_columns(*tables: NDArray[Any]) -> int:
 
 def unknowns_of_row(columns: int, binary: int = 0) -> float:
     """Return the unknowns of a row of so many columns, label included, some of them binary."""
-    return columns - binary + binary / _BITS
+    return unknowns_of_bits(bits_of_row(columns, binary))
 
 
 def bits_of_row(columns: int, binary: int = 0) -> int:

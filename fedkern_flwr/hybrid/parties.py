@@ -125,16 +125,19 @@ class Plan:
         """Rows of all hospitals to learn from."""
         return sum(ward.train for ward in self.wards.values())
 
-    def whole(self, hospital: int) -> int | None:
-        """Return the training rows of a hospital if all its centres have these, for it alone."""
-        ward = self.wards[hospital]
+    @cached_property
+    def whole(self) -> dict[int, int]:
+        """Hospital -> its training rows, where all its centres have these, for it alone."""
+        return {h: ward.train for h, ward in self.wards.items() if self._has_all(ward)}
+
+    def _has_all(self, ward: Ward) -> bool:
         for centre in ward.centres:
             rows = ward.rows[centre]
             wards = [one for one in self.wards.values() if one is not ward and centre in one.rows]
             others = np.concatenate([rows[:0], *(one.rows[centre] for one in wards)])
             if np.isin(rows[rows >= 0], others).any() or (rows[: ward.train] < 0).any():
-                return None
-        return ward.train
+                return False
+        return True
 
     def sampling(self, block: str, asked: str) -> str:
         """Return how landmarks of a block are drawn: ``auto`` needs no exchange."""
