@@ -77,12 +77,11 @@ class NodeFiles:
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
         """Read a node's configuration."""
-        sep, decimal = (str(config[key]) if key in config else None for key in ("sep", "decimal"))
         return cls(
             Path(str(config["data"])),
             Path(str(config["test-data"])) if "test-data" in config else None,
             None if (name := config.get("id-column")) is None else str(name),
-            Dialect.of(sep, decimal, str(config.get("na", ""))),
+            Dialect.of(config),
         )
 
     def paths(self) -> Iterator[tuple[int, Path]]:
@@ -126,7 +125,10 @@ class FrozenTable:
     def read(self) -> list[RawTable | None]:
         """Read the files."""
         both = zip(self.files, self.seps, strict=True)
-        return [None if path is None else RawTable.read(path, Dialect(sep)) for path, sep in both]
+        return [
+            None if path is None else RawTable.read(path, Dialect(sep, header=True))
+            for path, sep in both
+        ]
 
     @classmethod
     def load(cls, folder: Path) -> Self:

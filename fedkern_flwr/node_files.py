@@ -9,6 +9,7 @@ import numpy as np
 
 from .errors import OptionError, TableError
 from .labels import are_numbers
+from .tables.dialect import read_class_names
 from .tables.table import Table
 
 
@@ -43,9 +44,10 @@ def read_classes(text: str) -> tuple[str, ...]:
     Parameters
     ----------
     text : str
-        The classes, separated by commas; empty for none.
+        The classes, separated by commas; empty for none. Or labels and their classes, such as
+        ``0=no,1=yes``.
     """
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    names = tuple(dict.fromkeys(name for _, name in read_class_names(text)))
     return names if are_numbers(names) else tuple(sorted(names))
 
 

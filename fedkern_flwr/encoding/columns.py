@@ -39,6 +39,8 @@ class Number:
         Of the rows to learn from.
     boolean : bool
         Whether cells are read as true or false.
+    unit : str
+        Of the numbers, if the table has it in its cells.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Number:
     gaps: Gaps
     facts: NumberFacts
     boolean: bool = False
+    unit: str = ""
 
     @property
     def kind(self) -> str:
@@ -128,7 +131,9 @@ class Number:
             "range": "0 to 1 by its range",
             "none": "as it is",
         }
-        return explained(how[self.scale] if self.useful else "constant", self.facts, self.outputs)
+        text = how[self.scale] if self.useful else "constant"
+        text += f", in {self.unit}" * bool(self.unit)
+        return explained(text, self.facts, self.outputs)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -138,6 +143,7 @@ class Number:
             "scale": self.scale,
             "gaps": self.gaps,
             "facts": {**vars(self.facts), "knots": list(self.facts.knots)},
+            **({"unit": self.unit} if self.unit else {}),
         }
 
     @classmethod
@@ -145,7 +151,8 @@ class Number:
         """Read what :meth:`to_dict` returned."""
         facts = _number_facts(values["facts"])
         boolean = values["kind"] == "boolean"
-        return cls(str(values["name"]), values["scale"], values["gaps"], facts, boolean)
+        unit = str(values.get("unit", ""))
+        return cls(str(values["name"]), values["scale"], values["gaps"], facts, boolean, unit)
 
 
 @dataclass(frozen=True)

@@ -108,8 +108,8 @@ class Encoder:
             elif kind == "date":
                 found.append(Date.fit(name, values, scaling, gaps))
             else:
-                boolean = kind == "boolean"
-                found.append(Number.fit(name, values, scaling, gaps, boolean=boolean))
+                one = Number.fit(name, values, scaling, gaps, boolean=kind == "boolean")
+                found.append(replace(one, unit=table.units.get(name, "")))
         if gaps == "keep":
             _refuse_empty(table)
         encoder = cls(tuple(found))
@@ -199,6 +199,13 @@ class Encoder:
                     f"column {column.name!r} does not hold what it held in the training data",
                     remedy="read it with the kinds of the encoder",
                     code="FK-COLUMN-KIND",
+                )
+            unit, known = table.units.get(column.name, ""), getattr(column, "unit", "")
+            if unit and known and unit != known:
+                raise TableError(
+                    f"column {column.name!r} is in {unit}, in the training data in {known}",
+                    remedy="bring it to the unit of the training data",
+                    code="FK-UNITS-DIFFER",
                 )
         found = [
             column.transform(x[:, places[column.name]], table.categories.get(column.name, ()))

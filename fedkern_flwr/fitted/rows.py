@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from ..encoding import Encoder
 from ..errors import ColumnError, TableError
 from ..tables import load_table
+from ..tables.dialect import DIALECT, file_kind
 from ..tables.parties import PartyTables
 from ..tables.table import Table
 
 _NUMBERS = ("number", "boolean", "date")
-_DIALECT = ("sep", "decimal", "na")
 _FRAMES = ("__arrow_c_stream__", "__dataframe__")
 
 
@@ -38,7 +38,7 @@ def read_rows(
     TableError, OptionError
     """
     kinds, notes, several = encoder.kinds, list[str](), _several(rows)
-    how: dict[str, Any] = {key: dialect.get(key) or meta.get(key) for key in _DIALECT}
+    how: dict[str, Any] = {key: dialect.get(key) or meta.get(key) for key in DIALECT}
     how = {key: value for key, value in how.items() if value}
     if several:
         id_column = id_column or meta.get("id")
@@ -61,7 +61,7 @@ def read_rows(
         table = Table(array_of(rows, len(kinds)), None, tuple(kinds), kinds=kinds)
         return replace(table, notes=encoder.strange(table))
     file = Path(rows) if isinstance(rows, (str, Path)) else None
-    arrays = file is not None and file.suffix.lower() == ".npz"
+    arrays = file is not None and file_kind(file) == ".npz"
     load = partial(
         load_table,
         rows,

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import OptionError, TableError
-from .dialect import Dialect
+from .dialect import Dialect, file_kind
 from .table import Kind, Missing, Table, drop_constant_columns, select_target, without_missing
 
 __all__ = [
@@ -31,7 +31,8 @@ __all__ = [
 ]
 
 #: What can be read, for errors.
-FILES = "a .npz, .csv, .tsv or .parquet file"
+FILES = "a .npz, .csv, .tsv, .parquet or .feather file, or .csv.gz"
+_SUFFIXES = (".npz", ".csv", ".tsv", ".parquet", ".feather")
 
 
 def load_table(
@@ -50,9 +51,15 @@ def load_table(
     sep: str | None = None,
     decimal: str | None = None,
     na: str | Sequence[str] = (),
+    dates: str | None = None,
+    header: bool | str | None = None,
+    class_names: str | Sequence[str] = (),
     source: str | None = None,
 ) -> Table:
-    """Load a party's table from a ``.npz``, ``.csv``, ``.tsv`` or ``.parquet`` file, or a frame.
+    """Load a party's table from a file or a data frame.
+
+    Files are ``.npz``, ``.csv``, ``.tsv``, ``.parquet`` or ``.feather``; those of text may be
+    compressed (``.csv.gz``), and are in UTF-8, UTF-16 or, else, Latin-1.
 
     An NPZ file holds the arrays ``X`` (n, d) and ``y`` (n,), and may hold ``site`` (n,),
     ``X_test``, ``y_test`` and ``feature_names``; other arrays are ignored. Pickled objects are
@@ -61,7 +68,8 @@ def load_table(
     Parameters
     ----------
     data : str, Path or data frame
-        The file; or a data frame of pandas, polars or pyarrow, which is as a Parquet file.
+        The file; or a data frame of pandas, polars or pyarrow, or a ``datasets.Dataset``, which are
+        as a Parquet file.
     label : str or None (default: None)
         CSV and Parquet: the label column, required unless ``target`` is given. A text label is
         encoded as 0..k-1 in sorted order of the classes in this file. NPZ: another array to use
@@ -96,6 +104,14 @@ def load_table(
         CSV and Parquet: marks of missing cells, separated by commas, beside an empty cell, ``NA``,
         ``N/A``, ``NaN``, ``null``, ``None``, ``?``, and ``-`` where all else is
         a number, a date or a boolean.
+    dates : {"day-first", "month-first", "iso"} or None (default: None)
+        CSV and Parquet: the order of dates such as 03/04/2024; ``iso`` leaves them out. By default
+        what all dates of a column can be; a column that can be both is refused.
+    header : bool or None (default: None)
+        CSV: whether the first line has the names of the columns. By default it has, unless all its
+        cells look like those below; such a file is refused. Without names they are x0, x1, ...
+    class_names : str or sequence of str (default: ())
+        CSV and Parquet: what classes labels are, such as ``0=no,1=yes``; all labels are named.
     source : str or None (default: None)
         What errors call the data; by default the name of the file.
 
@@ -106,7 +122,8 @@ def load_table(
     OptionError
         If ``missing`` is not one of the choices, or ``sep`` or ``decimal`` is no such mark.
     """
-    dialect = Dialect.of(sep, decimal, na)
+    given = {"sep": sep, "decimal": decimal, "na": na, "dates": dates, "header": header}
+    dialect = Dialect.of({**given, "class_names": class_names})
     if missing not in get_args(Missing):
         raise OptionError(
             f"missing is {missing!r}",
@@ -118,18 +135,20 @@ def load_table(
     source = source or ("the data frame" if path is None else path.name)
     if path is not None:
         check_file(path)
-    if path is not None and path.suffix.lower() == ".npz":
+    if path is not None and file_kind(path) == ".npz":
         from .npz import read_npz
 
         table = read_npz(path, *how)
     else:
         from .arrow import file_columns, frame_columns, read_columns
 
+        file_notes: tuple[str, ...] = ()
         if path is None:
             columns, dialect = frame_columns(data), replace(dialect, sep=None)
         else:
-            columns, dialect = file_columns(path, dialect)
+            columns, dialect, file_notes = file_columns(path, dialect)
         table = read_columns(columns, source, *how, classes, kinds, dialect, needed)
+        table = replace(table, notes=(*file_notes, *table.notes))
     if table.rows == 0:
         raise TableError(
             f"{source} has no rows", remedy="give a file with data", code="FK-ROWS-NONE"
@@ -144,7 +163,7 @@ def load_table(
     return table if target is None else select_target(table, target)
 
 
-def load_ids(path: str | Path, id_column: str, sep: str | None = None) -> NDArray[np.str_]:
+def load_ids(path: str | Path, id_column: str, **dialect: Any) -> NDArray[np.str_]:
     """Load the record ids of a party's table, and nothing else of it.
 
     They are the texts that :func:`load_table` gives. Other columns may hold anything.
@@ -152,11 +171,11 @@ def load_ids(path: str | Path, id_column: str, sep: str | None = None) -> NDArra
     Parameters
     ----------
     path : str or Path
-        A ``.npz``, ``.csv``, ``.tsv`` or ``.parquet`` file.
+        A file as :func:`load_table` reads them.
     id_column : str
         The column (NPZ: the array) with the ids.
-    sep : str or None (default: None)
-        What parts the columns of a CSV file, see :func:`load_table`.
+    **dialect
+        How a CSV file is written, such as ``sep``, see :func:`load_table`.
 
     Raises
     ------
@@ -165,14 +184,14 @@ def load_ids(path: str | Path, id_column: str, sep: str | None = None) -> NDArra
     """
     path = Path(path)
     check_file(path)
-    if path.suffix.lower() == ".npz":
+    if file_kind(path) == ".npz":
         from .npz import read_npz_ids
 
         ids = read_npz_ids(path, id_column)
     else:
         from .arrow import read_id_column
 
-        ids = read_id_column(path, id_column, Dialect.of(sep, None, ()))
+        ids = read_id_column(path, id_column, Dialect.of(dialect))
     if ids.size == 0:
         raise TableError(
             f"{path.name} has no rows", remedy="give a file with data", code="FK-ROWS-NONE"
@@ -207,7 +226,7 @@ def check_file(path: Path) -> None:
         raise TableError(f"{path} is a directory", remedy=f"give {FILES}", code="FK-FILE-FOLDER")
     if not path.is_file():
         raise TableError(f"there is no file {path}", remedy="check the path", code="FK-FILE-READ")
-    if path.suffix.lower() not in (".npz", ".csv", ".tsv", ".parquet"):
+    if file_kind(path) not in _SUFFIXES:
         raise TableError(
             f"{path.name} has an unknown suffix", remedy=f"give {FILES}", code="FK-FILE-SUFFIX"
         )

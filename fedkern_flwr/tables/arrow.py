@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ColumnError, TableError
-from .dialect import Dialect, ragged_line, read_plainly
+from .dialect import MOST_CLASSES, Dialect, encoding_of, file_kind, ragged_line, read_plainly
 from .hints import hint, shortened
 from .kinds import parse_numbers, read_cells
 from .table import Kind, Table, listing, no_such
 
-_MOST_CLASSES = 20  # among which there may be numbers
 _MANY_IDS = 30  # rows whose whole numbers are all different by chance seldom
 
 
@@ -58,7 +57,8 @@ def read_columns(
     x = np.empty((len(next(iter(columns.values()))), len(features)))
     labels = [label] if use_label and label is not None else []
     tsv = source.lower().endswith(".tsv")
-    columns, notes = read_plainly(columns, [*features, *labels], source, dialect, tsv=tsv)
+    plain = read_plainly(columns, [*features, *labels], source, dialect, tsv=tsv, labels=labels)
+    columns, notes = plain.columns, plain.notes
     special: dict[str, Kind] = {}
     categories: dict[str, tuple[str, ...]] = {}
     hints: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ def read_columns(
         if kinds is None:
             x[:, j] = _numbers(columns[name], name, source)
             continue
-        cells = read_cells(columns[name], kinds.get(name), name, source)
+        cells = read_cells(columns[name], kinds.get(name), name, source, dialect.dates)
         x[:, j] = cells.values
         if cells.kind != "number":
             special[name] = cells.kind
@@ -76,6 +76,10 @@ def read_columns(
                 hints += hint(name, cells.names, cells.values, dialect.decimal)
         if cells.lost:
             notes += (f"{cells.lost} cells of {name!r} are no {cells.kind}s: taken as missing",)
+        if infinite := int(np.isinf(cells.values).sum()):
+            notes += (f"{infinite} cells of {name!r} are infinite: taken as missing",)
+        if cells.note:
+            notes += (f"{name!r}: {cells.note}",)
     notes += shortened(hints)
     if id_column is None and not kinds:
         numbers = [k for k, name in enumerate(features) if name not in special]
@@ -98,25 +102,27 @@ def read_columns(
         kinds=special,
         categories=categories,
         classes=found,
+        units={name: unit for name, unit in plain.units.items() if name not in special},
     )
 
 
 def read_id_column(path: Path, id_column: str, dialect: Dialect) -> NDArray[np.str_]:
     """Read the ids of a CSV or Parquet file as trimmed text; a missing one is empty."""
-    columns, _ = file_columns(path, dialect)
+    columns, _, _ = file_columns(path, dialect)
     if id_column not in columns:
         raise no_such("id column", id_column, path.name, columns)
     return text_cells(columns[id_column], id_column, path.name)
 
 
-def file_columns(path: Path, dialect: Dialect) -> tuple[dict[str, Any], Dialect]:
-    """Read the columns by name, and how the file is written.
+def file_columns(path: Path, dialect: Dialect) -> tuple[dict[str, Any], Dialect, tuple[str, ...]]:
+    """Read the columns by name, how the file is written, and notes of it.
 
     Cells of a CSV stay text, so that an id keeps its leading zeros.
     """
     import pyarrow as pa
 
-    kind = "Parquet" if path.suffix.lower() == ".parquet" else "CSV"
+    kind = {".parquet": "Parquet", ".feather": "Feather"}.get(file_kind(path), "CSV")
+    notes: tuple[str, ...] = ()
     said = "say otherwise what parts its columns (--sep), or " if dialect.sep else ""
     if kind == "CSV" and dialect.decimal == ",":
         said += "put numbers with a decimal comma in quotes if commas part the columns too, or "
@@ -124,32 +130,48 @@ def file_columns(path: Path, dialect: Dialect) -> tuple[dict[str, Any], Dialect]
         if kind == "CSV":
             from pyarrow import csv
 
-            dialect = dialect.of_file(path)
+            dialect, encoding = dialect.of_file(path), encoding_of(path)
+            if encoding not in ("utf-16", "utf-8-sig"):
+                notes = (f"{path.name} is not in UTF-8: read as Latin-1 (Windows-1252)",)
+            read = csv.ReadOptions(
+                encoding="utf8" if encoding == "utf-8-sig" else encoding,
+                autogenerate_column_names=dialect.header is False,
+            )
             parted = csv.ParseOptions(delimiter=str(dialect.sep))
-            with csv.open_csv(path, parse_options=parted) as reader:
+            with csv.open_csv(path, read, parted) as reader:
                 names = reader.schema.names
             text = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
-            table = csv.read_csv(path, parse_options=parted, convert_options=text)
+            table = csv.read_csv(path, read, parted, text)
+            if dialect.header is False:
+                table = table.rename_columns([f"x{k}" for k in range(table.num_columns)])
+        elif kind == "Feather":
+            from pyarrow import feather
+
+            table = feather.read_table(path)
         else:
             from pyarrow import parquet
 
             with parquet.ParquetFile(path) as file:
                 table = file.read()
-    except (pa.ArrowException, OSError, ValueError):  # their text repeats cells
+    except (pa.ArrowException, OSError, ValueError, EOFError):  # their text repeats cells
         ragged = ragged_line(path, dialect.sep) if kind == "CSV" and dialect.sep else ""
         raise TableError(
             f"{path.name} is not a readable {kind} file" + f": {ragged}" * bool(ragged),
             remedy=said + ("mend the line" if ragged else "save it again (text as UTF-8)"),
             code="FK-FILE-COLUMNS" if ragged else "FK-FILE-FORMAT",
         ) from None
-    names = table.column_names
-    if kind == "CSV" and any(_looks_like_data(name, len(names)) for name in names):
-        raise TableError(
-            f"the first line of {path.name} holds data instead of column names",
-            remedy="add a line with column names",
-            code="FK-FILE-HEADER",
-        )
-    return _by_name(table, path.name), dialect
+    table = table.rename_columns([name.strip() for name in table.column_names])
+    if kind == "CSV" and dialect.header is None:
+        said = _first_line(table)
+        if said == "data":
+            raise TableError(
+                f"the first line of {path.name} holds data instead of column names",
+                remedy="add a line with column names, or use --no-header; --header if it has them",
+                code="FK-FILE-HEADER",
+            )
+        if said:
+            notes += (f"{path.name}: {said}",)
+    return _by_name(table, path.name), dialect, notes
 
 
 def frame_columns(frame: Any) -> dict[str, Any]:
@@ -158,16 +180,21 @@ def frame_columns(frame: Any) -> dict[str, Any]:
     Parameters
     ----------
     frame : object
-        A data frame of pandas, polars or pyarrow: whatever has the Arrow C stream or the DataFrame
-        interchange protocol.
+        A data frame of pandas, polars or pyarrow, or a ``datasets.Dataset``: whatever has the Arrow
+        C stream, ``to_pandas`` or the DataFrame interchange protocol.
     """
     import pyarrow as pa
 
     try:
         if isinstance(frame, pa.Table):
             table = frame
+        elif hasattr(frame, "select_dtypes"):  # pandas: its intervals and periods are no columns
+            odd = frame.select_dtypes(include=["category", "interval", "period"]).columns
+            table = pa.Table.from_pandas(frame.astype(dict.fromkeys(odd, "string")))
         elif hasattr(frame, "__arrow_c_stream__"):
             table = pa.RecordBatchReader.from_stream(frame).read_all()
+        elif hasattr(frame, "to_pandas"):  # a Dataset, whose own table has all of its rows
+            return frame_columns(frame.to_pandas())
         else:
             from pyarrow.interchange.from_dataframe import from_dataframe
 
@@ -204,9 +231,30 @@ def _by_name(table: Any, source: str) -> dict[str, Any]:
     return dict(zip(names, table.columns, strict=True))
 
 
-def _looks_like_data(name: str, columns: int) -> bool:
-    # Names such as 0, 1, 2 are common; any other number is the first row of a headerless file.
-    return int(name) > columns if name.isdecimal() else _is_number(name)
+def _first_line(table: Any) -> str:
+    """Tell whether the first line of a file is ``data``; or return a note where it may be.
+
+    It is data if a text of it is found again below, or if its numbers are no names. Numbers are
+    names if they count (0, 1, 2), or grow as years and wavelengths do.
+    """
+    import pyarrow.compute as pc
+
+    names = table.column_names
+    numbers = [float(name) for name in names if is_number(name) and np.isfinite(float(name))]
+    if not numbers or all(name.isdecimal() and int(name) <= len(names) for name in names):
+        return ""
+    steps = np.diff(numbers)
+    grow = bool((steps > 0.0).all() or (steps < 0.0).all())
+    even = len(steps) > 1 and np.ptp(steps) <= 0.05 * np.abs(steps).mean()
+    years = all(1800 <= number <= 2200 and number % 1.0 == 0.0 for number in numbers)
+    again = any(
+        pc.any(pc.equal(table.column(k), name)).as_py()
+        for k, name in enumerate(names)
+        if name and not is_number(name)
+    )
+    if again or not grow or not (years or even):
+        return "data"
+    return "its first line is taken as names though it has numbers; use --no-header if it is data"
 
 
 def _numbers(column: Any, name: str, source: str) -> NDArray[np.float64]:
@@ -226,7 +274,7 @@ def _numbers(column: Any, name: str, source: str) -> NDArray[np.float64]:
 def _like_ids(names: Sequence[str], x: NDArray[np.float64]) -> tuple[str, ...]:
     """Return a note of the first column that has another whole number in each of many rows."""
     for name, cells in zip(names, x.T, strict=True):
-        if len(x) < _MANY_IDS or not (np.isfinite(cells) & (cells % 1.0 == 0.0)).all():
+        if len(x) < _MANY_IDS or not np.isfinite(cells).all() or (cells % 1.0 != 0.0).any():
             continue
         if len(np.unique(cells)) == len(cells):
             text = f"{name!r} has another whole number in each row, as ids have"
@@ -247,10 +295,10 @@ def _labels(
         texts = cells.to_numpy()[known].astype(np.str_)
         found, codes, counts = np.unique(texts, return_inverse=True, return_counts=True)
         # A few text cells among numbers are typing errors, not classes.
-        if text.size < known.sum() and (len(found) > _MOST_CLASSES or counts.min() < 2):
+        if text.size < known.sum() and (len(found) > MOST_CLASSES or counts.min() < 2):
             found = found[:0]
     if not len(found):
-        if named and not all(_is_number(one) for one in named):
+        if named and not all(is_number(one) for one in named):
             raise TableError(
                 f"column {name!r} of {source} holds numbers, the classes are text",
                 remedy="name the classes as they are in the file",
@@ -269,7 +317,8 @@ def _labels(
     return y, tuple(classes)
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Tell whether a text is a number as Python writes it."""
     try:
         float(text)
     except ValueError:

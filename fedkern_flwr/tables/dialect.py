@@ -1,26 +1,40 @@
-"""How a CSV file is written: what parts its columns, its decimal mark, marks of missing cells."""
+"""How a text file is written: its encoding, what parts its columns, its decimal mark, its dates."""
 
 from __future__ import annotations
 
+import codecs
 import csv
-from collections.abc import Iterable
+import gzip
+import io
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
 
 from ..errors import OptionError, TableError
-from .kinds import nothing, parse_numbers, plain_cells, texts
-from .table import SEPARATORS, how_many
+from .kinds import Dates, nothing, parse_numbers, plain_cells, texts
+from .table import SEPARATORS, how_many, listing
+from .written import read_written
 
 Decimal = Literal[".", ","]
 
+#: Options that say how a file is written, on the command line, of nodes and of saved models.
+DIALECT = ("sep", "decimal", "na", "dates", "header", "class_names")
+
+#: Different labels of text among which there may be numbers.
+MOST_CLASSES = 20
 _SAMPLE = 1 << 18  # characters of which the separator is told
+_LATIN = "cp1252"  # what text files without Unicode are in most often
 _MARKS = ("?", "#N/A", "<NA>", "n/a")  # beside those that say nothing but that a cell is missing
 _COMMA = r"(?i)^[+-]?(\d+,\d*|,\d+)(e[+-]?\d+)?$"
 _POINT = r"(?i)^[+-]?(\d+\.\d*|\.\d+)(e[+-]?\d+)?$"
-_THOUSANDS = r"^[+-]?[1-9]\d{0,2},\d{3}$"
+#: Numbers with a comma or a point, and those whose mark may be one of thousands.
+_FRACTIONS = (
+    (",", _COMMA, r"^[+-]?[1-9]\d{0,2},\d{3}$"),
+    (".", _POINT, r"^[+-]?[1-9]\d{0,2}\.\d{3}$"),
+)
 
 
 @dataclass(frozen=True)
@@ -35,11 +49,20 @@ class Dialect:
         The decimal mark.
     na : tuple of str
         Marks of missing cells, beside the usual ones.
+    dates : {"day-first", "month-first", "iso"} or None
+        The order of dates such as 03/04/2024.
+    header : bool or None
+        Whether the first line has the names of the columns.
+    class_names : tuple of (str, str)
+        Labels of the file, and the class that each is.
     """
 
     sep: str | None = None
     decimal: Decimal | None = None
     na: tuple[str, ...] = ()
+    dates: Dates | None = None
+    header: bool | None = None
+    class_names: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if self.sep is not None and len(self.sep) != 1:
@@ -54,24 +77,99 @@ class Dialect:
                 remedy="use , or .",
                 code="FK-OPTION-CHOICE",
             )
+        if self.dates not in (None, *get_args(Dates)):
+            raise OptionError(
+                f"dates is {str(self.dates)[:40]!r}",
+                remedy=f"choose {', '.join(get_args(Dates))}",
+                code="FK-OPTION-CHOICE",
+            )
 
     @classmethod
-    def of(cls, sep: str | None, decimal: str | None, na: str | Iterable[str]) -> Dialect:
-        """Read options: a tab may be written as a word, marks as one text with commas."""
-        sep = {"tab": "\t", "\\t": "\t"}.get(sep or "", sep)
-        marks = na.split(",") if isinstance(na, str) else na
-        return cls(sep, decimal, tuple(m.strip() for m in marks if m.strip()))  # type: ignore[arg-type]
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """Read options: a tab may be written as a word, marks as one text with commas.
 
-    def of_file(self, path: Path) -> Dialect:
+        Parameters
+        ----------
+        options : mapping
+            :data:`DIALECT` -> what was given; None, "" and what is not there are found out.
+        """
+        given = {key: value for key in DIALECT if (value := options.get(key)) not in (None, "", ())}
+        if "sep" in given:
+            given["sep"] = {"tab": "\t", "\\t": "\t"}.get(given["sep"], given["sep"])
+        marks = given.get("na", ())
+        marks = marks.split(",") if isinstance(marks, str) else marks
+        given["na"] = tuple(mark.strip() for mark in marks if mark.strip())
+        if "class_names" in given:
+            given["class_names"] = read_class_names(given["class_names"])
+        if (header := given.get("header")) is not None and not isinstance(header, bool):
+            if (word := str(header).lower()) not in _WORDS:
+                raise OptionError(
+                    f"header is {word[:40]!r}", remedy="use true or false", code="FK-OPTION-CHOICE"
+                )
+            given["header"] = _WORDS[word]
+        return cls(**given)
+
+    def of_file(self, path: Path) -> Self:
         """Return it with the separator of a text file."""
         if self.sep is not None:
             return self
-        return replace(self, sep="\t" if path.suffix.lower() == ".tsv" else find_separator(path))
+        return replace(self, sep="\t" if file_kind(path) == ".tsv" else find_separator(path))
+
+
+def read_class_names(text: str | Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Read labels and their classes, such as ``0=no,1=yes``; a label alone is its own class."""
+    parts = text.split(",") if isinstance(text, str) else text
+    pairs = [part.partition("=")[::2] for part in parts if part.strip()]
+    return tuple((label.strip(), name.strip() or label.strip()) for label, name in pairs)
+
+
+_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+def file_kind(path: Path) -> str:
+    """Return the suffix of a file in small letters, without that of its compression."""
+    name = path.name.lower().removesuffix(".gz")
+    return Path(name).suffix if path.suffix else ""
+
+
+def encoding_of(path: Path) -> str:
+    """Return how a text file is encoded: UTF-16 if it says so, UTF-8 if it is that, else Latin-1.
+
+    Returns
+    -------
+    str
+        The name of a codec: ``utf-16``, ``utf-8-sig`` or ``cp1252``.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with _binary(path) as file:
+        block = file.read(_SAMPLE)
+        if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return "utf-16"
+        try:
+            while block:
+                decoder.decode(block)
+                block = file.read(1 << 22)
+            decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            return _LATIN
+    return "utf-8-sig"
+
+
+def _binary(path: Path) -> Any:
+    return gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")
+
+
+def _open(path: Path) -> io.TextIOWrapper:
+    """Open a text file to look at its lines."""
+    with _binary(path) as file:
+        utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    encoding = "utf-16" if utf16 else "utf-8-sig"
+    return io.TextIOWrapper(_binary(path), encoding=encoding, errors="replace", newline="")
 
 
 def find_separator(path: Path) -> str:
     """Tell what parts the columns of a text file: what gives most of them, equally in all lines."""
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+    with _open(path) as file:
         text = file.read(_SAMPLE)
         whole = not file.read(1)
     found: dict[str, int] = {}
@@ -88,7 +186,7 @@ def find_separator(path: Path) -> str:
 
 def ragged_line(path: Path, sep: str) -> str:
     """Say which line of a text file has more or fewer cells than the first; nothing if none."""
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+    with _open(path) as file:
         reader = csv.reader(file, delimiter=sep)
         try:
             first = len(next(reader, []))
@@ -101,42 +199,100 @@ def ragged_line(path: Path, sep: str) -> str:
     return ""
 
 
-def read_plainly(
-    columns: dict[str, Any], names: Iterable[str], source: str, dialect: Dialect, *, tsv: bool
-) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return columns whose cells are as everywhere, and a note of what was not.
+class Plain(NamedTuple):
+    """Columns whose cells are as everywhere.
 
-    Text is trimmed, null where it is missing, and has a point as decimal mark. A dash is a missing
-    cell where all others are numbers. Files other than CSV have a decimal point unless told. Where
-    commas part the columns too, numbers with a decimal comma stand in quotes, and those that may
-    have marks of thousands tell nothing.
+    Attributes
+    ----------
+    columns : dict
+        Name -> cells.
+    notes : tuple of str
+        What was not as everywhere.
+    units : dict
+        Name -> the unit of its numbers, of those that have one.
+    """
+
+    columns: dict[str, Any]
+    notes: tuple[str, ...]
+    units: dict[str, str]
+
+
+def read_plainly(
+    columns: dict[str, Any],
+    names: Iterable[str],
+    source: str,
+    dialect: Dialect,
+    *,
+    tsv: bool,
+    labels: Collection[str] = (),
+) -> Plain:
+    """Return columns whose cells are as everywhere, and notes of what was not.
+
+    Text is trimmed, null where it is missing, and has a point as decimal mark. Numbers have no
+    unit, no mark of thousands and no bracket for a minus; one beyond a limit is missing. A dash is
+    a missing cell where all others are numbers. Files other than CSV have a decimal point unless
+    told. Where commas part the columns too, numbers with a decimal comma stand in quotes, and those
+    that may have marks of thousands tell nothing.
+
+    Parameters
+    ----------
+    columns : dict
+        Name -> cells, as the file has them.
+    names : iterable of str
+        Which of them are read.
+    source : str
+        Name of the file, for errors.
+    dialect : Dialect
+        How it is written.
+    tsv : bool
+        Whether tabs part its columns by its suffix.
+    labels : collection of str
+        Columns of labels. Few different ones are classes, such as 5 mg and 10 mg.
 
     Raises
     ------
     TableError
-        There are decimal commas and points.
+        There are decimal commas and points, or numbers in several units.
     """
-    read, marked = {}, 0
+    read, units, notes = dict[str, Any](), dict[str, str](), list[str]()
+    marks, limits = dict[str, int](), dict[str, int]()
     for name in names:
-        plain = plain_cells(columns[name])
-        read[name] = _without_marks(plain, dialect.na)
-        marked += read[name].null_count - plain.null_count
-    decimal = dialect.decimal
-    if decimal is None:
-        decimal = "." if dialect.sep is None else _find_decimal(read, source, dialect.sep)
-    if decimal == ",":
-        read = {name: _with_points(cells, name, source) for name, cells in read.items()}
-    told = []
+        cells = read[name] = _without_marks(plain_cells(columns[name]), dialect.na, marks)
+        if name in labels and dialect.class_names:
+            read[name] = _named(cells, dialect.class_names, name, source)
+            continue
+        classes = name in labels and len(cells.unique()) <= MOST_CLASSES
+        written = None if classes else read_written(cells, name, source)
+        if written is not None:
+            read[name] = written.cells
+            if written.unit:
+                units[name] = written.unit
+            if written.limits:
+                limits[name] = written.limits
+    commas: Collection[str] = read if dialect.decimal == "," else ()
+    if dialect.decimal is None and dialect.sep is not None:
+        commas = _with_commas(read, source, dialect.sep)
+    read |= {name: _with_points(read[name], name, source) for name in commas}
     if dialect.sep not in (None, "\t" if tsv else ","):
-        told.append(f"columns parted by {SEPARATORS.get(dialect.sep, 'the given mark')}")
-    if decimal == ",":
-        told.append("a decimal comma")
-    if marked:
-        told.append(f"{marked} cells that a mark such as ? says to be missing")
-    return {**columns, **read}, (f"{source} has {' and '.join(told)}",) if told else ()
+        notes.append(f"columns separated by {SEPARATORS.get(dialect.sep, 'the given mark')}")
+    if commas:
+        some = f" in {listing(commas)}" if len(commas) < len(read) else ""
+        notes.append(f"a decimal comma{some}")
+    notes += [f"{times} cells {mark!r}, taken as missing" for mark, times in marks.items()]
+    told = [f"{source} has {' and '.join(notes)}"] if notes else []
+    if units:
+        told.append(
+            f"numbers with a unit: {listing(f'{name!r} in {u}' for name, u in units.items())}"
+        )
+    told += [
+        f"{times} cells of {name!r} are limits such as <0.5: taken as missing"
+        for name, times in limits.items()
+    ]
+    return Plain({**columns, **read}, tuple(told), units)
 
 
-def _without_marks(cells: Any, na: tuple[str, ...]) -> Any:
+def _without_marks(cells: Any, na: tuple[str, ...], marks: dict[str, int]) -> Any:
+    """Return a column without marks of missing cells, which are counted in ``marks``."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -145,18 +301,29 @@ def _without_marks(cells: Any, na: tuple[str, ...]) -> Any:
         numbers = [float(found[0]) for found in read if found is not None]
         if not numbers:
             return cells
-        absent = np.isin(cells.cast(pa.float64(), safe=False).to_numpy(), numbers)
-        return pc.if_else(pa.array(absent), pa.scalar(None, cells.type), cells)
+        absent = pa.array(np.isin(cells.cast(pa.float64(), safe=False).to_numpy(), numbers))
+        _count_marks(cells, absent, marks)
+        return pc.if_else(absent, pa.scalar(None, cells.type), cells)
     if not pa.types.is_string(cells.type):
         return cells
     absent = pc.is_in(cells, value_set=texts([*_MARKS, *na]))
+    _count_marks(cells, absent, marks)
     cells = pc.if_else(absent, nothing(), cells)
     dash = pc.is_in(cells, value_set=texts(["-"]))
     if pc.any(dash).as_py():
         less = pc.if_else(dash, nothing(), cells)
         if less.null_count < len(less) and _all_numbers(less):
+            _count_marks(cells, dash, marks)
             return less
     return cells
+
+
+def _count_marks(cells: Any, absent: Any, marks: dict[str, int]) -> None:
+    import pyarrow.compute as pc
+
+    for one in pc.value_counts(cells.filter(absent)).to_pylist():
+        mark = str(one["values"])
+        marks[mark] = marks.get(mark, 0) + one["counts"]
 
 
 def _all_numbers(cells: Any) -> bool:
@@ -166,28 +333,78 @@ def _all_numbers(cells: Any) -> bool:
     return values is not None
 
 
-def _find_decimal(columns: dict[str, Any], source: str, sep: str) -> Decimal:
-    """Tell the decimal mark of the columns that hold nothing but numbers."""
+def _named(cells: Any, names: tuple[tuple[str, str], ...], column: str, source: str) -> Any:
+    """Return the classes of labels.
+
+    Raises
+    ------
+    TableError
+        A label has no class.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    texts = [c for c in columns.values() if pa.types.is_string(c.type) and c.null_count < len(c)]
-    if not any(pc.any(pc.match_substring(cells, ",")).as_py() for cells in texts):
-        return "."
-    found = set()
-    for cells in texts:
-        marks = {mark for mark, how in ((",", _COMMA), (".", _POINT)) if _count(cells, how)}
-        if sep == "," and _count(cells, _COMMA) == _count(cells, _THOUSANDS):
-            marks.discard(",")
-        if marks and _all_numbers(cells):
-            found |= marks
-    if len(found) > 1 and sep != ",":
+    if pa.types.is_floating(cells.type) and pc.all(pc.equal(pc.floor(cells), cells)).as_py():
+        cells = cells.cast(pa.int64())
+    cells = cells.cast(pa.string())
+    known = {**{name: name for _, name in names}, **dict(names)}
+    places = pc.index_in(cells, value_set=texts([*known]))
+    if strange := places.null_count - cells.null_count:
         raise TableError(
-            f"some numbers of {source} have a decimal comma, others a decimal point",
-            remedy="say which it is with --decimal",
-            code="FK-DECIMAL-MIXED",
+            f"{strange} labels in column {column!r} of {source} have no class",
+            remedy="name every label, such as --classes 0=no,1=yes",
+            code="FK-CLASSES-UNKNOWN",
         )
-    return "," if found == {","} else "."
+    return texts([*known.values()]).take(places.combine_chunks())
+
+
+def _with_commas(columns: Mapping[str, Any], source: str, sep: str) -> list[str]:
+    """Return the columns of numbers with a decimal comma.
+
+    Where all numbers of a column have three digits behind their mark it may be one of thousands:
+    then the other columns of the file tell.
+
+    Raises
+    ------
+    TableError
+        They do not tell.
+    """
+    import pyarrow as pa
+
+    if not any(_has_comma(cells) for cells in columns.values()):
+        return []
+    clear: dict[str, list[str]] = {",": [], ".": []}
+    unclear: dict[str, list[str]] = {",": [], ".": []}
+    for name, cells in columns.items():
+        if not pa.types.is_string(cells.type) or not _all_numbers(cells):
+            continue
+        counts = {mark: (_count(cells, how), _count(cells, like)) for mark, how, like in _FRACTIONS}
+        marks = [mark for mark, (numbers, _) in counts.items() if numbers]
+        if len(marks) == 2:
+            raise _mixed(source)
+        for mark in marks:
+            numbers, thousands = counts[mark]
+            (unclear if numbers == thousands else clear)[mark].append(name)
+    if sep == ",":  # numbers in quotes that may have marks of thousands tell nothing
+        unclear[","] = []
+    if (unclear[","] and (clear["."] or unclear["."])) or (clear[","] and unclear["."]):
+        raise _mixed(source)
+    return clear[","] + unclear[","]
+
+
+def _has_comma(cells: Any) -> bool:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return pa.types.is_string(cells.type) and pc.any(pc.match_substring(cells, ",")).as_py()
+
+
+def _mixed(source: str) -> TableError:
+    return TableError(
+        f"some numbers of {source} have a decimal comma, others a decimal point",
+        remedy="say which it is with --decimal",
+        code="FK-DECIMAL-MIXED",
+    )
 
 
 def _count(cells: Any, how: str) -> int:

@@ -46,12 +46,14 @@ def hint(
 
     dates = count(_DATE)
     if known and 2 * dates >= known:
-        text = f"{dates} of {known} cells look like dates, which are read as YYYY-MM-DD alone"
+        text = f"{dates} of {known} cells look like dates; write them as YYYY-MM-DD"
         return (f"{column!r} is read as text: {text}",)
     commas, limits = count(_COMMA), count(_LIMIT)
     numbers = commas + count(_NUMBER)
     if not numbers or 2 * (numbers + limits) < known:
         return ()
+    if count(r"^[+-]?0\d+$"):
+        return (f"{column!r} is read as text: some of its numbers begin with 0",)
     text = f"{numbers} of {known} cells look like numbers" + " with a decimal comma" * bool(commas)
     text += f", {limits} have a mark such as <" * bool(limits)
     remedies = ["--decimal , reads them unless commas mark thousands"] if commas else []

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import TableError
-from .table import Kind
+from .table import Kind, how_many
 
 Floats = NDArray[np.float64]
 
@@ -19,7 +20,13 @@ _NUMBER = r"(?i)^[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf(inity)?|nan)$"
 _TRUTHS = ({"false", "true"}, {"no", "yes"}, {"n", "y"}, {"f", "t"})
 _TRUE = {"true", "yes", "y", "t"}
 _FALSE = {"false", "no", "n", "f"}
-_TYPING_ERRORS = 20  # one cell of so many may be text where the others are numbers
+_ZEROS = r"^[+-]?0\d+$"  # such as zip codes
+_DATE = re.compile(r"(\d{1,2})([./-])(\d{1,2})\2(\d{4}|\d{2})(?:[T ,]+(\d{1,2}:\d{2}(?::\d{2})?))?")
+#: One cell of so many may be something else than the others: it is a typing error.
+TYPING_ERRORS = 20
+
+#: The order of dates such as 03/04/2024; iso: none but those such as 2024-04-03 are dates.
+Dates = Literal["day-first", "month-first", "iso"]
 
 
 class Cells(NamedTuple):
@@ -35,19 +42,25 @@ class Cells(NamedTuple):
         Of categories, sorted.
     lost : int
         Cells that are not of the kind and count as missing.
+    note : str
+        What else was done.
     """
 
     kind: Kind
     values: Floats
     names: tuple[str, ...] = ()
     lost: int = 0
+    note: str = ""
 
 
-def read_cells(cells: Any, kind: Kind | None, name: str, source: str) -> Cells:
+def read_cells(
+    cells: Any, kind: Kind | None, name: str, source: str, dates: Dates | None = None
+) -> Cells:
     """Read a column; one of text is what all its cells are.
 
-    A column of numbers with a few cells of text is one of numbers. Dates are those of ISO 8601,
-    in UTC where they say nothing else.
+    A column of numbers with a few cells of text is one of numbers, but not where numbers begin with
+    a zero. Dates are in UTC where they say nothing else. Names of categories that differ in capital
+    letters alone are one.
 
     Parameters
     ----------
@@ -57,11 +70,13 @@ def read_cells(cells: Any, kind: Kind | None, name: str, source: str) -> Cells:
         What it is to be read as, whatever it looks like: other cells are missing.
     name, source : str
         Names of column and file, for errors.
+    dates : {"day-first", "month-first", "iso"} or None (default: None)
+        The order of dates such as 03/04/2024. By default what all dates of the column can be.
 
     Raises
     ------
     TableError
-        Its type is none that can be read.
+        Its type is none that can be read, or nothing tells the order of its dates.
     """
     import pyarrow as pa
 
@@ -85,12 +100,21 @@ def read_cells(cells: Any, kind: Kind | None, name: str, source: str) -> Cells:
     if kind in (None, "number"):
         known = len(cells) - cells.null_count
         _, text = parse_numbers(cells)
-        if kind == "number" or text.size * _TYPING_ERRORS <= known:
+        typing = text.size * TYPING_ERRORS <= known and not _any(cells, _ZEROS)
+        if kind == "number" or typing:
             return Cells("number", _numbers_of(cells, text), lost=text.size)
-    return _text_cells(cells, kind)
+    return _text_cells(cells, kind, name, source, dates)
 
 
-def _text_cells(cells: Any, kind: Kind | None) -> Cells:
+def _any(cells: Any, how: str) -> bool:
+    import pyarrow.compute as pc
+
+    return bool(pc.any(pc.match_substring_regex(cells, how)).as_py())
+
+
+def _text_cells(
+    cells: Any, kind: Kind | None, name: str, source: str, dates: Dates | None
+) -> Cells:
     """Return a column of text as booleans, dates or categories."""
     coded = cells.combine_chunks().dictionary_encode()
     if hasattr(coded, "chunks"):  # of some versions of pyarrow
@@ -99,26 +123,70 @@ def _text_cells(cells: Any, kind: Kind | None) -> Cells:
     codes = coded.indices.to_numpy(zero_copy_only=False).astype(np.float64)
     known = np.isfinite(codes)
     if kind is None:
-        kind = _kind_of([one for one in found if one != "-"] or found)
+        kind = _kind_of([one for one in found if one != "-"] or found, dates)
     if kind == "category":
-        names, places = np.unique(np.array(found, dtype=np.str_), return_inverse=True)
-        values: Floats = np.append(places.astype(np.float64), np.nan)
-        return Cells(kind, values[_places(codes, len(found))], tuple(names.tolist()))
-    meaning = [_truth(one) if kind == "boolean" else _moment(one) for one in found]
-    values = np.array([*meaning, np.nan])[_places(codes, len(found))]
-    return Cells(kind, values, lost=int((known & np.isnan(values)).sum()))
+        return _categories(found, codes)
+    note = ""
+    read: Callable[[str], float] = _truth
+    if kind == "date":
+        read, note = _reader(found, name, source, dates)
+    values: Floats = np.array([*map(read, found), np.nan])[_places(codes, len(found))]
+    return Cells(kind, values, lost=int((known & np.isnan(values)).sum()), note=note)
+
+
+def _categories(found: Sequence[str], codes: Floats) -> Cells:
+    """Return a column of categories; of names that differ in capital letters the most frequent."""
+    times = np.bincount(codes[np.isfinite(codes)].astype(np.intp), minlength=len(found)).tolist()
+    spelled: dict[str, str] = {}
+    for one, _ in sorted(zip(found, times, strict=True), key=lambda pair: (-pair[1], pair[0])):
+        spelled.setdefault(one.casefold(), one)
+    names, places = np.unique(
+        np.array([spelled[one.casefold()] for one in found], dtype=np.str_), return_inverse=True
+    )
+    values: Floats = np.append(places.astype(np.float64), np.nan)
+    merged = len(found) - len(names)
+    note = f"{how_many(merged, 'name')} as another but for capital letters: taken for one"
+    note = note if merged else ""
+    return Cells("category", values[_places(codes, len(found))], tuple(names.tolist()), note=note)
 
 
 def _places(codes: Floats, missing: int) -> NDArray[np.intp]:
     return np.where(np.isfinite(codes), codes, missing).astype(np.intp)
 
 
-def _kind_of(found: Sequence[str]) -> Kind:
+def _kind_of(found: Sequence[str], dates: Dates | None) -> Kind:
     if {one.lower() for one in found[:10]} in _TRUTHS and len(found) <= 10:
         return "boolean"
-    if all(not np.isnan(_moment(one)) for one in found):  # ends at the first that is none
-        return "date"
+    if all(_is_date(one) for one in found):  # ends at the first that is none
+        return (
+            "date" if dates != "iso" or not np.isnan([*map(_moment, found)]).all() else "category"
+        )
     return "category"
+
+
+def _is_date(text: str) -> bool:
+    return not np.isnan(_moment(text)) or _DATE.fullmatch(text) is not None
+
+
+def _reader(
+    found: Sequence[str], name: str, source: str, dates: Dates | None
+) -> tuple[Callable[[str], float], str]:
+    """Return what reads the dates of a column, and a note of their order if it was found out."""
+    parts = [match for one in found if (match := _DATE.fullmatch(one))]
+    if not parts or dates is not None:
+        return lambda text: _moment(text, dates), ""
+    months = {k for k in (1, 3) if any(int(match[k]) > 12 for match in parts)}
+    if len(months) != 1:
+        problem = (
+            "some begin with the day, others with the month" if months else "no day is over 12"
+        )
+        raise TableError(
+            f"nothing tells the order of day and month in column {name!r} of {source}: {problem}",
+            remedy="use --dates day-first or month-first; iso if they are to be missing",
+            code="FK-DATES-ORDER",
+        )
+    dates = "day-first" if 1 in months else "month-first"
+    return lambda text: _moment(text, dates), f"dates are read as {dates}"
 
 
 def _truth(text: str) -> float:
@@ -126,8 +194,14 @@ def _truth(text: str) -> float:
     return 1.0 if word in _TRUE else 0.0 if word in _FALSE else np.nan
 
 
-def _moment(text: str) -> float:
-    """Return the seconds since 1970 of a date of ISO 8601, NaN if it is none."""
+def _moment(text: str, dates: Dates | None = None) -> float:
+    """Return the seconds since 1970 of a date, NaN if it is none; without an order, of ISO 8601."""
+    match = _DATE.fullmatch(text) if dates in ("day-first", "month-first") else None
+    if match is not None:
+        first, _, second, year, clock = match.groups()
+        day, month = (first, second) if dates == "day-first" else (second, first)
+        century = "" if len(year) == 4 else "20" if int(year) < 69 else "19"
+        text = f"{century}{year}-{month:0>2}-{day:0>2}" + (f" {clock:0>5}" if clock else "")
     try:
         found = datetime.fromisoformat(text)
         return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,19 +12,21 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError, TableError
 from . import arrow, check_file
-from .dialect import Dialect, read_plainly
+from .dialect import Dialect, file_kind, read_plainly
+from .kinds import Dates
 from .table import listing, no_such
 
 
 @dataclass(frozen=True, eq=False)
 class PartyTable:
-    """What it is called, its columns without label and id, its labels and ids."""
+    """What it is called, its columns without label and id, its labels and ids, and its units."""
 
     name: str
     features: dict[str, Any]
     label: Any
     ids: NDArray[np.str_] | None
     notes: tuple[str, ...]
+    units: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -48,6 +50,8 @@ class PartyTables:
     blocks : tuple of tuple of str
         Columns of the owners, which are the same, and of each of the others, by their names in the
         table of all.
+    dates : {"day-first", "month-first", "iso"} or None
+        The order of dates.
     """
 
     label: str | None
@@ -55,6 +59,7 @@ class PartyTables:
     owners: tuple[PartyTable, ...]
     others: tuple[PartyTable, ...]
     blocks: tuple[tuple[str, ...], ...]
+    dates: Dates | None = None
 
     @classmethod
     def of_new_rows(
@@ -149,6 +154,32 @@ class PartyTables:
             frame = frame.filter(pa.array(keep))
         return frame, site, notes
 
+    @property
+    def units(self) -> dict[str, str]:
+        """The unit of each column that has one, by its name in the table of all.
+
+        Raises
+        ------
+        TableError
+            Two owners have a column in different units.
+        """
+        first = self.owners[0]
+        for one in self.owners[1:]:
+            for name in first.features:
+                mine, theirs = first.units.get(name, ""), one.units.get(name, "")
+                if mine != theirs:
+                    raise TableError(
+                        f"column {name!r} is in {mine or 'no unit'} in {first.name}, "
+                        f"in {theirs or 'no unit'} in {one.name}",
+                        remedy="bring it to one unit, written in all cells of both or in none",
+                        code="FK-UNITS-DIFFER",
+                    )
+        found = dict[str, str]()
+        for file, block in zip((first, *self.others), self.blocks, strict=True):
+            named = zip(file.features, block, strict=True)
+            found |= {mine: file.units[name] for name, mine in named if name in file.units}
+        return found
+
     def _check_ids(self, ids: NDArray[np.str_]) -> None:
         if repeated := len(ids) - len(np.unique(ids)):
             raise TableError(
@@ -186,18 +217,18 @@ def read_party(
     TableError
         It cannot be read, or has no such ids, or some twice.
     """
-    how = Dialect.of(dialect.get("sep"), dialect.get("decimal"), dialect.get("na") or ())
+    how, file_notes = Dialect.of(dialect), tuple[str, ...]()
     if isinstance(data, (str, Path)):
         path = Path(data)
         name = path.name
         check_file(path)
-        if path.suffix.lower() == ".npz":
+        if file_kind(path) == ".npz":
             raise TableError(
                 f"{name} is no party's file",
                 remedy="save it as .csv or .parquet",
                 code="FK-FILE-SUFFIX",
             )
-        columns, how = arrow.file_columns(path, how)
+        columns, how, file_notes = arrow.file_columns(path, how)
     else:
         columns, how = arrow.frame_columns(data), replace(how, sep=None)
     ids = None
@@ -212,9 +243,11 @@ def read_party(
                 code="FK-IDS-DUPLICATE",
             )
     tsv = name.lower().endswith(".tsv")
-    columns, notes = read_plainly(columns, [*columns], name, how, tsv=tsv)
-    labels = None if label is None else columns.pop(label, None)
-    return PartyTable(name, columns, labels, ids, notes)
+    labels = [label] if label is not None and label in columns else []
+    read = read_plainly(columns, [*columns], name, how, tsv=tsv, labels=labels)
+    columns, notes = read.columns, (*file_notes, *read.notes)
+    found = None if label is None else columns.pop(label, None)
+    return PartyTable(name, columns, found, ids, notes, read.units)
 
 
 def blocks_of(

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..errors import TableError
 from ..private_files import create_file, make_private_folder
 from . import check_file
-from .dialect import Dialect, read_plainly
+from .dialect import Dialect, file_kind, read_plainly
 from .table import no_such
 
 if TYPE_CHECKING:
@@ -68,11 +68,12 @@ class RawTable:
         from .arrow import file_columns
 
         check_file(path)
-        suffix = path.suffix.lower()
+        suffix = file_kind(path)
         if suffix == ".npz":
             columns, more = _read_arrays(path)
             return cls(pa.table({n: pa.array(v) for n, v in columns.items()}), suffix, more=more)
-        columns, dialect = file_columns(path, dialect)
+        columns, dialect, _ = file_columns(path, dialect)
+        suffix = ".parquet" if suffix == ".feather" else suffix
         return cls(pa.table(columns), suffix, dialect.sep or ",")
 
     def __len__(self) -> int:
@@ -131,8 +132,8 @@ class RawTable:
         """Return whether the cell of a column is missing in each row."""
         column = self.column(name, source)
         plain = replace(dialect, sep=self.sep if self.suffix in (".csv", ".tsv") else None)
-        cells, _ = read_plainly({name: column}, [name], source, plain, tsv=self.suffix == ".tsv")
-        found: NDArray[np.bool_] = cells[name].is_null(nan_is_null=True).to_numpy()
+        read = read_plainly({name: column}, [name], source, plain, tsv=self.suffix == ".tsv")
+        found: NDArray[np.bool_] = read.columns[name].is_null(nan_is_null=True).to_numpy()
         return found
 
     def write(self, path: Path) -> None:

@@ -53,6 +53,8 @@ class Table:
         For each column of categories, their names; a cell is a position among them.
     classes : tuple[str, ...] (default: ())
         Names of the classes of a text label, which is a position among them.
+    units : mapping (default: {})
+        For columns of numbers that the file has with a unit: the unit, such as kg.
     places : NDArray[np.int64], shape (n,), or None (default: None)
         Number of each row in the file, from 0; None where it was not read from one.
     """
@@ -69,6 +71,7 @@ class Table:
     kinds: Mapping[str, Kind] = field(default_factory=dict)
     categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
+    units: Mapping[str, str] = field(default_factory=dict)
     places: NDArray[np.int64] | None = None
 
     def __repr__(self) -> str:

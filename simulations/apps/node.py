@@ -23,6 +23,7 @@ from fedkern_flwr.node.sessions import node_number
 from fedkern_flwr.node_files import check_predictions, read_classes, read_secret, whole_rows
 from fedkern_flwr.removed import take_out_of_client
 from fedkern_flwr.run_names import run_name
+from fedkern_flwr.tables.dialect import DIALECT
 from fedkern_flwr.tables.table import Table, no_such
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ MakeClient = Callable[[Context], PhaseClient]
 _COMMON = ("state-dir", "identity-key", "trusted-keys", "policy")
 #: Record of a node's state: the run at hand and its frozen table.
 _FROZEN = "fedkern-frozen"
-#: Keys of how a file is written, for :func:`~fedkern_flwr.tables.load_table`.
-_DIALECT = ("sep", "decimal", "na")
 #: How the values of some keys are read; the others are taken as they are.
 _READERS: Mapping[str, Callable[[Any], Any]] = {
     "alignment-key": read_alignment,
@@ -159,7 +158,9 @@ class Node:
         how["id_column"] = self.config.get("id-column")
         if "classes" in self.keys:
             how["classes"] = read_classes(str(self.config.get("classes", "")))
-        how |= {key: str(self.config[key]) for key in _DIALECT if key in self.config}
+        how |= {key: str(self.config[key]) for key in DIALECT if key in self.config}
+        if "=" in str(self.config.get("classes", "")):  # labels and their classes
+            how["class_names"] = str(self.config["classes"])
         self._freeze()
         if self.frozen is not None and not self._predicts:
             kind = int(key == "test-data")
@@ -167,7 +168,7 @@ class Node:
             if path is None:
                 return None
             if path.suffix.lower() in (".csv", ".tsv"):
-                how["sep"] = self.frozen.seps[kind]
+                how |= {"sep": self.frozen.seps[kind], "header": True}
         return _read(self.own_table, str(path), tuple(sorted(how.items())))
 
     @property

@@ -47,6 +47,12 @@ def predict(
     na: Annotated[
         str | None, typer.Option(help="More marks of missing cells, separated by commas.")
     ] = None,
+    dates: Annotated[
+        str | None, typer.Option(help="Order of dates: day-first, month-first or iso.")
+    ] = None,
+    header: Annotated[
+        bool | None, typer.Option("--header/--no-header", help="Whether the first line has names.")
+    ] = None,
     client: Annotated[
         int | None,
         typer.Option(help="Of online methods: whose model predicts (default: the mean of all)."),
@@ -74,7 +80,7 @@ def predict(
         )
     if data is not None and not Path(data).is_file():
         raise TableError(f"there is no file {data}", remedy="check the path", code="FK-FILE-READ")
-    dialect = {"sep": sep, "decimal": decimal, "na": na or ()}
+    dialect = {"sep": sep, "decimal": decimal, "na": na, "dates": dates, "header": header}
     rows: Any = [one.removesuffix(FEATURES) for one in party] if party else Path(str(data))
 
     def writable() -> Path:

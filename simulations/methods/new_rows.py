@@ -18,6 +18,7 @@ from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.labels import decide
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.plain_text import read_json
+from fedkern_flwr.tables.dialect import DIALECT
 
 Config = Mapping[str, Any]
 Floats = NDArray[np.float64]
@@ -42,7 +43,7 @@ class Parts(NamedTuple):
             "label": str(config["data"].get("label") or ""),
             "id": config["data"].get("id_column"),
             "calibration": list(calibration),
-            **{key: config["data"].get(key) for key in ("sep", "decimal", "na")},
+            **{key: config["data"].get(key) for key in DIALECT},
             "keep": "as safe as the training table: it holds what the simulated parties know",
         }
         return FittedModel(method, self.arrays, {**self.meta, **told})

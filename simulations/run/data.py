@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from difflib import SequenceMatcher
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -17,8 +19,11 @@ from fedkern_flwr.encoding import Encoder, Explanation
 from fedkern_flwr.encoding.categories import Categories
 from fedkern_flwr.encoding.columns import Scaling
 from fedkern_flwr.encoding.gaps import Gaps
-from fedkern_flwr.errors import OptionError
+from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.seeding import derive_seed
+from fedkern_flwr.tables.arrow import is_number
+from fedkern_flwr.tables.dialect import DIALECT
+from fedkern_flwr.tables.kinds import Dates
 from fedkern_flwr.tables.table import Missing, Table, listing, without_missing
 
 from ...strategies import PhaseStrategy
@@ -28,6 +33,8 @@ from .datasets import load_data, usual_name
 from .party_files import FEATURES, Holding, PartyFiles
 
 _NAMED = 10  # classes that a note names
+_NEAR = 0.8  # how alike names are that may be one, of 1
+_MOST_NEAR = 50  # names of a column that are compared
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,12 @@ class TableSettings(Settings):
         Decimal mark of a .csv file (default: found out).
     na : tuple of str
         More marks of missing cells, separated by commas.
+    dates : {"day-first", "month-first", "iso"} or None
+        Order of dates such as 03/04/2024 (default: found out).
+    header : bool or None
+        Whether the first line of a .csv file has the names (default: found out).
+    class_names : tuple of str
+        Classes of labels, such as 0=no,1=yes, where files write them differently.
     """
 
     of_runs = {"scaling": "auto", "missing": "encode"}  # noqa: RUF012
@@ -123,13 +136,18 @@ class TableSettings(Settings):
     sep: str | None = None
     decimal: Literal[".", ","] | None = None
     na: tuple[str, ...] = ()
+    dates: Dates | None = None
+    header: bool | None = None
+    class_names: tuple[str, ...] = ()
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
-        """Read the settings; on the command line ``na`` is one text with commas."""
-        na = values["na"] or ()
-        na = tuple(na.split(",") if isinstance(na, str) else na)
-        return super().from_values({**values, "na": na, "party": tuple(values["party"] or ())})
+        """Read the settings; on the command line some lists are one text with commas."""
+        given = dict(values)
+        for name in ("na", "class_names"):
+            text = values[name] or ()
+            given[name] = tuple(text.split(",") if isinstance(text, str) else text)
+        return super().from_values({**given, "party": tuple(values["party"] or ())})
 
     def of_table(self, table: Table) -> Self:
         """Return these settings for a table in memory, which ``data`` is but a name of."""
@@ -140,7 +158,7 @@ class TableSettings(Settings):
     @property
     def dialect(self) -> dict[str, Any]:
         """How a file is written, as :func:`load_data` takes it."""
-        return {"sep": self.sep, "decimal": self.decimal, "na": ",".join(self.na)}
+        return {key: getattr(self, key) for key in DIALECT}
 
     @cached_property
     def files(self) -> PartyFiles | None:
@@ -170,7 +188,11 @@ class TableSettings(Settings):
             See :func:`load_data`.
         """
         table = self._load(missing, labelled)
-        return replace(table, notes=(*table.notes, *_classes_note(table)))
+        names = [one.name for one in self.files.owners] if self.files is not None else []
+        _check_classes(table, names)
+        if self.files is not None:
+            self.files.say_lacking(table)
+        return replace(table, notes=(*table.notes, *_classes_note(table), *_near_notes(table)))
 
     def _load(self, missing: Missing, labelled: bool) -> Table:
         if self.given is not None:
@@ -244,7 +266,6 @@ def _classes_note(table: Table) -> tuple[str, ...]:
     rows = np.bincount(places, minlength=len(table.classes)).tolist()
     found = [(name, n) for name, n in zip(table.classes, rows, strict=True) if n]
     alone = [name for name, n in found if n == 1]
-    _warn_alike([name for name, _ in found])
     text = f"{len(found)} classes"
     if len(found) <= _NAMED:
         text += f": {listing(f'{name} {n}' for name, n in found)}"
@@ -257,19 +278,57 @@ def _classes_note(table: Table) -> tuple[str, ...]:
     return (text,)
 
 
-def _warn_alike(names: Sequence[str]) -> None:
-    """Warn of classes whose names differ in capital letters and spaces alone."""
-    alike: dict[str, list[str]] = {}
-    for name in names:
-        alike.setdefault("".join(name.split()).casefold(), []).append(name)
-    for same in alike.values():
-        if len(same) > 1:
-            logging.getLogger("fedkern_flwr").warning(
-                "classes %s differ in capital letters or spaces alone and are taken for %d; write "
-                "them alike if they are one",
-                listing(same),
-                len(same),
-            )
+def _check_classes(table: Table, files: Sequence[str]) -> None:
+    """Refuse classes that parties, or rows, seem to write differently.
+
+    Raises
+    ------
+    TableError
+        Names differ in capital letters alone, or some parties have numbers and others have text.
+    """
+    if not table.classes or table.y is None:
+        return
+    known = np.isfinite(table.y)
+    places = table.y[known].astype(np.intp)
+    sites = np.zeros(len(places), np.str_) if table.site is None else table.site[known]
+    of = {site: Counter(places[sites == site].tolist()) for site in np.unique(sites).tolist()}
+    used = {k for counts in of.values() for k in counts}
+    folded = {"".join(table.classes[k].split()).casefold() for k in used}
+    numbers = [{is_number(table.classes[k]) for k in counts} for counts in of.values()]
+    if len(folded) == len(used) and not ({True} in numbers and {False} in numbers):
+        return
+    told = []
+    for number, (site, counts) in enumerate(of.items()):
+        name = files[number] if number < len(files) else f"site {site}"
+        text = ", ".join(f"{table.classes[k]} {n}" for k, n in sorted(counts.items()))
+        told.append(f"{name}: {text}" if len(of) > 1 else text)
+    raise TableError(
+        f"classes of {table.label!r} are written differently: {'; '.join(told[:10])}",
+        remedy="write them alike, or say what they are, such as --classes 0=no,1=yes",
+        code="FK-CLASSES-SPELLED",
+    )
+
+
+def _near_notes(table: Table) -> tuple[str, ...]:
+    """Return a note of each column with categories whose names are near each other."""
+    notes = []
+    for column, names in table.categories.items():
+        if column in table.columns and len(names) <= _MOST_NEAR:
+            pairs = [f"{a} and {b}" for a, b in combinations(names, 2) if _are_near(a, b)]
+            if pairs:
+                notes.append(f"{column!r} has names that may be one: {listing(pairs)}")
+    return tuple(notes)
+
+
+def _are_near(one: str, other: str) -> bool:
+    """Tell whether one name is the other's first letter, or they differ in a letter or two."""
+    a, b = sorted((one.casefold(), other.casefold()), key=len)
+    if len(a) == 1:
+        return len(b) > 1 and b.startswith(a) and a.isalpha()
+    shared = [text.rstrip("0123456789") for text in (a, b)]
+    if len(a) < 4 or shared[0] == shared[1]:  # such as ward1 and ward2
+        return False
+    return SequenceMatcher(None, a, b).ratio() > _NEAR
 
 
 def deal_files(

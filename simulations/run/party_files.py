@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -122,7 +122,8 @@ class PartyFiles(PartyTables):
             )
         for one in owners[1:]:
             _check_columns(one, owners[0])
-        return cls(label, id_column, tuple(owners), tuple(others), blocks_of(owners[0], others))
+        blocks, dates = blocks_of(owners[0], others), dict(dialect).get("dates")
+        return cls(label, id_column, tuple(owners), tuple(others), blocks, dates)
 
     @property
     def labelled(self) -> list[int]:
@@ -173,6 +174,7 @@ class PartyFiles(PartyTables):
         TableError
             Ids come twice or nowhere else, or the table cannot be used.
         """
+        units = self.units
         frame, site, notes = self.frame(whole=missing == "encode")
         table = load_table(
             frame,
@@ -182,12 +184,12 @@ class PartyFiles(PartyTables):
             missing=missing,
             labelled=self.label is not None,
             kinds={},
+            dates=self.dates,
             source="the table of all parties",
         )
-        self._say_lacking(table)
-        return Table(**{**vars(table), "notes": (*notes, *table.notes)})
+        return replace(table, units=units, notes=(*notes, *table.notes))
 
-    def _say_lacking(self, table: Table) -> None:
+    def say_lacking(self, table: Table) -> None:
         """Warn of files with labels that lack classes which others have."""
         if not table.classes or table.y is None or table.site is None:
             return
