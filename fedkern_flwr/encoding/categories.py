@@ -135,9 +135,12 @@ class Category:
         return ~known[np.where(np.isfinite(codes), codes, len(names)).astype(np.intp)]
 
     def _kept_as(self, names: Sequence[str]) -> Sequence[str]:
-        """Return what names are kept as: themselves, or their buckets."""
+        """Return what names are kept as: themselves, capital letters aside, or their buckets."""
         key = bytes.fromhex(self.key)
-        return [str(bucket_of(key, name)) for name in names] if key else names
+        if key:
+            return [str(bucket_of(key, name)) for name in names]
+        spelled = {name.casefold(): name for name in self.facts.counts}
+        return [spelled.get(name.casefold(), name) for name in names]
 
     def explain(self) -> str:
         """Return what becomes of it, without a category."""
@@ -179,11 +182,11 @@ def column_key(secret: bytes, name: str) -> bytes:
 
 def bucket_of(key: bytes, name: str) -> int:
     """Return the bucket of a category, which tells nothing of it without the key."""
-    digest = hmac.digest(key, name.encode(), "sha256")
+    digest = hmac.digest(key, name.casefold().encode(), "sha256")
     return int.from_bytes(digest[:8], "big") % BUCKETS
 
 
 def signed_bucket(key: bytes, name: str) -> tuple[int, int]:
     """Return the column of a hashed category and its sign, -1 or 1."""
-    digest = hmac.digest(key, name.encode(), "sha256")
+    digest = hmac.digest(key, name.casefold().encode(), "sha256")
     return int.from_bytes(digest[:8], "big") % HASHED, 1 - 2 * (digest[8] & 1)

@@ -160,7 +160,8 @@ def file_columns(path: Path, dialect: Dialect) -> tuple[dict[str, Any], Dialect,
             remedy=said + ("mend the line" if ragged else "save it again (text as UTF-8)"),
             code="FK-FILE-COLUMNS" if ragged else "FK-FILE-FORMAT",
         ) from None
-    table = table.rename_columns([name.strip() for name in table.column_names])
+    if kind == "CSV":
+        table = table.rename_columns([name.strip() for name in table.column_names])
     if kind == "CSV" and dialect.header is None:
         said = _first_line(table)
         if said == "data":
@@ -185,12 +186,10 @@ def frame_columns(frame: Any) -> dict[str, Any]:
     """
     import pyarrow as pa
 
+    frame = _without_intervals(frame)
     try:
         if isinstance(frame, pa.Table):
             table = frame
-        elif hasattr(frame, "select_dtypes"):  # pandas: its intervals and periods are no columns
-            odd = frame.select_dtypes(include=["category", "interval", "period"]).columns
-            table = pa.Table.from_pandas(frame.astype(dict.fromkeys(odd, "string")))
         elif hasattr(frame, "__arrow_c_stream__"):
             table = pa.RecordBatchReader.from_stream(frame).read_all()
         elif hasattr(frame, "to_pandas"):  # a Dataset, whose own table has all of its rows
@@ -207,6 +206,15 @@ def frame_columns(frame: Any) -> dict[str, Any]:
         ) from None
     names = [name for name in table.column_names if not name.startswith("__index_level_")]
     return _by_name(table.select(names), "the data frame")
+
+
+def _without_intervals(frame: Any) -> Any:
+    """Return a data frame of pandas with its intervals, such as of ``pandas.cut``, as text."""
+    if not hasattr(frame, "select_dtypes"):
+        return frame
+    kinds = {name: str(getattr(k, "categories", k)) for name, k in frame.dtypes.items()}
+    odd = [name for name, kind in kinds.items() if "nterval" in kind or kind.startswith("period")]
+    return frame.astype(dict.fromkeys(odd, "string")) if odd else frame
 
 
 def _by_name(table: Any, source: str) -> dict[str, Any]:
