@@ -16,6 +16,8 @@ from fedkern_flwr.alignment import (
     check_alignment_key,
     count_duplicates,
     hash_ids,
+    id_texts,
+    plain_ids,
     sort_order,
 )
 from fedkern_flwr.checkpoint import write_csv
@@ -154,6 +156,17 @@ class PartyTable:
         """
         _, hashes, order = self._hash(session, key)
         return hashes[order]
+
+    def spellings(self, session: str, key: AlignmentKey | None) -> NDArray[np.uint64]:
+        """Return the pseudonyms of all ids in one spelling, in announced order.
+
+        Nothing where all ids are spelled so, and where tags of an align run stand for them.
+        """
+        if self.identified and isinstance(key, bytes):
+            plain = plain_ids(self._ids)
+            if plain != id_texts(self._ids):
+                return hash_ids(plain, key, session)[self.order(session, key)]
+        return np.zeros((0, 2), np.uint64)
 
     def order(self, session: str, key: AlignmentKey | None) -> NDArray[np.intp]:
         """Return the row of the table, counted over its :attr:`parts`, at each position."""

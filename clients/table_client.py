@@ -153,6 +153,7 @@ class TableClient(AnsweringClient):
             labelled=table.labelled,
             allow_single=self.allow_single,
             ids=ids,
+            spelled=table.spellings(*known),
             **{"binary": 0 if self.simulated else self._binary_columns(), **more},
         )
 

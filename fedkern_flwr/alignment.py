@@ -9,7 +9,9 @@ secret agree on a secret tag per id first (:mod:`.private_intersection`), which 
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,7 @@ SAME_KEY = "that all parties have the same alignment key, or files of the same a
 
 _FILE = "fedkern-flwr alignment 1"
 _ARCHIVE = b"PK\x03\x04"  # how an .npz file begins
+_ZEROS = re.compile(r"^0*(\d+)(?:\.0*)?$")
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # its text would show secrets
@@ -146,6 +149,16 @@ def id_texts(ids: Ids) -> list[str]:
     if isinstance(ids, np.ndarray) and ids.dtype.kind == "U":
         return [str(text) for text in ids.tolist()]
     return [str(value) for value in ids]
+
+
+def plain_ids(ids: Ids) -> list[str]:
+    """Return ids in one spelling: without capital letters, leading zeros and ``.0``, in NFC.
+
+    Rows are matched by ids as they are. If more rows match in this spelling, a party has written
+    its ids otherwise than the others.
+    """
+    texts = (unicodedata.normalize("NFC", text).strip().casefold() for text in id_texts(ids))
+    return [_ZEROS.sub(r"\1", text) for text in texts]
 
 
 def hash_ids(ids: Ids, key: AlignmentKey, session: str) -> Hashes:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .alignment import count_duplicates
+from .alignment import count_duplicates, find_rows
 from .errors import CheckpointError, ProtocolError, TableError
 from .wire.describe import DescribeReply, check_partitions
 from .wire.message import array
@@ -27,6 +28,8 @@ class TableReply(DescribeReply):
     allow_single: bool  # whether others may learn what is of this party alone, see the method
     # Keyed hashes of the ids of all rows that are announced, each part of them sorted.
     ids: NDArray[Any] = array("ids", "words", dtype="ring")
+    # The same of ids in one spelling, see plain_ids; nothing where all are spelled so.
+    spelled: NDArray[Any] = array("spelled", "words", dtype="ring")
 
     @property
     def announced(self) -> int:
@@ -65,7 +68,9 @@ def check_tables(
         if party.role not in roles:
             remedy = f"serve a {client} on this node"
             raise misfit(party.partition, f"it is neither {kinds}", remedy, code="FK-NODE-METHOD")
-        if party.ids.shape != (party.announced, 2) or party.ids.dtype != np.uint64:
+        many = len(party.spelled) in (0, len(party.ids))
+        words = party.ids.dtype == party.spelled.dtype == np.uint64
+        if party.ids.shape != (party.announced, 2) or not (many and words):
             raise misfit(
                 party.partition, "its hashes of ids do not fit", "", code="FK-MESSAGE-SHAPE"
             )
@@ -77,6 +82,29 @@ def check_tables(
                 party=name,
                 code="FK-IDS-DUPLICATE",
             )
+    check_spelling(parties)
+
+
+def check_spelling(parties: Sequence[TableReply]) -> None:
+    """Refuse ids of which more would match if all parties spelled them alike.
+
+    Raises
+    ------
+    TableError
+    """
+    for one, other in combinations(parties, 2):
+        if len(one.spelled) or len(other.spelled):
+            plain = [party.spelled if len(party.spelled) else party.ids for party in (one, other)]
+            found = int((find_rows(one.ids, other.ids) >= 0).sum())
+            alike = int((find_rows(*plain) >= 0).sum())
+            if alike > found:
+                raise TableError(
+                    f"{found} ids match those of partition {other.partition}, {alike} would if "
+                    "both wrote them alike",
+                    remedy="write ids alike at all parties: leading zeros, .0 and capital letters",
+                    party=f"partition {one.partition}",
+                    code="FK-IDS-SPELLED",
+                )
 
 
 def check_labels(parties: Sequence[TableReply], who: str) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..alignment import SAME_KEY, Positions, count_duplicates, find_rows
 from ..errors import CohortError, OptionError, ProtocolError, TableError
-from ..table_parties import check_labels, misfit
+from ..table_parties import check_labels, check_spelling, misfit
 from ..wire.describe import check_columns, check_partitions
 from .messages import SVMDescribeReply
 
@@ -288,6 +288,7 @@ def match_rows(
                 party=name,
                 code="FK-IDS-DUPLICATE",
             )
+    check_spelling([*known.values()])
     first = owner.rows if held_out else 0
     ids, kind = owner.ids[first:], "held-out" if held_out else "labelled"
     if held_out and not len(ids):

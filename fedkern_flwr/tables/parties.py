@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ..alignment import plain_ids
 from ..errors import OptionError, TableError
 from . import arrow, check_file
 from .dialect import Dialect, file_kind, read_plainly
@@ -314,6 +315,14 @@ def _places(
     order = np.argsort(file.ids)
     places = order[np.searchsorted(file.ids, ids, sorter=order).clip(max=len(order) - 1)]
     found = (file.ids[places] == ids) & (ids != "")
+    alike = int(np.isin(plain_ids(ids[ids != ""]), plain_ids(file.ids)).sum())
+    if alike > found.sum():
+        raise TableError(
+            f"{int(found.sum())} ids of {file.name} are those of {row}, {alike} would be if all "
+            "files wrote them alike",
+            remedy="write ids alike in all files: leading zeros, .0 and capital letters",
+            code="FK-IDS-SPELLED",
+        )
     if not found.any():
         raise TableError(
             f"no id of {file.name} is that of {row}",
