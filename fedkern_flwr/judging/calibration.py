@@ -135,8 +135,9 @@ class Calibration:
             edges = error_edges(yard.bins) * yard.bound
             widths = [float(edges[conformal_place(counts, level)]) for counts in histogram]
             return cls(level, 0, widths=tuple(widths))
+        # One sigmoid for all classes: the largest output is the most probable class then.
         middles = middles_of(yard.bins)
-        fitted = [fit_sigmoid(middles, *counts) for counts in histogram]
+        fitted = [fit_sigmoid(middles, *histogram.sum(axis=0))] * len(histogram)
         least = yard.bins - 1 - conformal_place(true_scores(histogram)[::-1], level)
         slopes, offsets = zip(*fitted, strict=True)
         return cls(level, yard.classes, yard.bins, least, slopes, offsets)
@@ -180,13 +181,23 @@ class Calibration:
     def probabilities(self, outputs: Floats) -> Floats:
         """Return the probability of each class, shape (n, classes), from outputs (n, k).
 
-        Of several classes they are those of one against the rest, divided by their sum.
+        Of several classes they are those of one against the rest, divided by their sum. The class
+        that is predicted has the largest; of two classes see :attr:`threshold`.
         """
         found = self.one_against_rest(outputs)
         if found.shape[1] == 1:
             return np.hstack([1.0 - found, found])
         total = found.sum(axis=1, keepdims=True)
         return np.where(total > 0.0, found / np.where(total > 0.0, total, 1.0), 1.0 / self.classes)
+
+    @property
+    def threshold(self) -> float:
+        """Of two classes: from which probability on the second one is predicted.
+
+        It is the probability of the output 0. It is not 1/2 where classes have other shares among
+        the rows that calibrate than they were learned with, such as with balanced classes.
+        """
+        return float(sigmoid(np.array(self.offsets[0])))
 
     def one_against_rest(self, outputs: Floats) -> Floats:
         """Return Platt's probability of each output, shape (n, k)."""
@@ -215,10 +226,13 @@ class Calibration:
         """
         if self.classes:
             heads = [*(f"probability_{name}" for name in names), "set"]
+            cut = list[str]()
+            if len(names) == 2:
+                heads, cut = [*heads[:2], f"threshold_{names[1]}", "set"], [repr(self.threshold)]
             chosen = self.sets(outputs)
             sets = ["|".join(n for n, here in zip(names, r, strict=True) if here) for r in chosen]
             rows = self.probabilities(outputs).tolist()
-            return heads, [[*map(repr, r), s] for r, s in zip(rows, sets, strict=True)]
+            return heads, [[*map(repr, r), *cut, s] for r, s in zip(rows, sets, strict=True)]
         single = outputs.shape[1] == 1
         heads, cells = [], []
         for k, width in enumerate(self.widths):
