@@ -107,16 +107,36 @@ class Interactions:
             time=None if self.time is None else self.time[rows],
         )
 
+    @property
+    def usual_least(self) -> float | None:
+        """The least rating that counts unless one is named; None if all do.
+
+        Where some are negative, such as dislikes, those above the middle of the scale count.
+        """
+        if not self.rated or not self.rows or self.rating.min() >= 0.0:
+            return None
+        middle = (self.rating.min() + self.rating.max()) / 2.0
+        return float(self.rating[self.rating > middle].min(initial=np.inf))
+
     def positive(self, min_rating: float | None) -> Interactions:
-        """Return the rows rated at least ``min_rating`` (None: all); users and items stay.
+        """Return the rows rated at least ``min_rating``; users and items stay.
+
+        None is :attr:`usual_least`, with a note.
 
         Raises
         ------
         TableError
             No row is left.
         """
+        notes = self.notes
         if min_rating is None:
-            return self
+            if (min_rating := self.usual_least) is None:
+                return self
+            left = int((self.rating < min_rating).sum())
+            notes += (
+                f"some ratings are negative: {left} of {self.rows} are left out, those of at least "
+                f"{min_rating:g} count; --min-rating says otherwise",
+            )
         keep = self.rating >= min_rating
         if not keep.any():
             raise TableError(
@@ -124,7 +144,7 @@ class Interactions:
                 remedy="choose a lower one",
                 code="FK-RATINGS-LOW",
             )
-        return self.take(keep)
+        return replace(self.take(keep), notes=notes)
 
     def matrix(self, rows: NDArray[np.bool_] | None = None) -> csr_array:
         """Return which user has which item.

@@ -49,7 +49,7 @@ class RatingColumns(Settings):
     time : str or None
         Column of times (.csv, .tsv, .parquet).
     min_rating : float or None
-        Least positive rating (default: all).
+        Least positive rating (default: all; where some are negative, above the middle).
     clients : int or None
         Nodes (default: 20).
     users_per_client : int or None

@@ -227,6 +227,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
             column_remedy=f"give the columns of the run: {listing(run_columns)}",
         )
         likes, least = np.ones(found.rows, np.bool_), own["min_rating"]
+        least = found.usual_least if least is None else least
         if least is not None:
             if not found.rated:
                 raise TableError(

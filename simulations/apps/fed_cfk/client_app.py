@@ -46,7 +46,8 @@ def own_ratings(
 ) -> dict[str, Any]:
     """Read the ratings of a node's users, of one or of many.
 
-    Ratings of at least ``min_rating`` count, all by default. A user without any stays. Users of
+    Ratings of at least ``min_rating`` count, all by default unless some are negative: a node does
+    not know the scale of the others, so it must be named then. A user without any stays. Users of
     ``test_data`` who are not in ``data`` are left out.
 
     Raises
@@ -89,6 +90,13 @@ def own_ratings(
 def likes(found: Interactions, min_rating: float | None, path: str) -> NDArray[np.bool_]:
     """Return which ratings count as positive."""
     if min_rating is None:
+        if found.usual_least is not None:
+            raise TableError(
+                f"{Path(path).name} has negative ratings",
+                remedy="say from which rating on one counts, with min-rating in --node-config, the "
+                "same at all nodes",
+                code="FK-RATINGS-NEGATIVE",
+            )
         return np.ones(found.rows, np.bool_)
     if not found.rated:
         raise TableError(
