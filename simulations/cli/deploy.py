@@ -154,7 +154,11 @@ def _write_nodes(
     shutil.rmtree(folder.path / "nodes", ignore_errors=True)  # of an earlier run in this folder
     for k in range(count):
         place = folder.path.resolve() / "nodes" / str(k)
-        own = secrets.replace(k, clients.deployed(k))
+        own = secrets.replace(k, clients.named(clients.deployed(k)))
+        own |= {
+            "id_name": config["data"].get("id_column"),
+            "label_name": config["data"].get("label"),
+        }
         nodes.append(write_node(place, k, count, own, policy))
         text = json.dumps(nodes[-1], indent=2)
         write_atomically(place / "node-config.json", f"{text}\n".encode(), private=True)

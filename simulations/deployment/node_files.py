@@ -77,7 +77,8 @@ def write_node(
         Which of how many nodes it is.
     own : mapping
         Arguments of its client: ``x``, ``y``, ``ids`` and their ``_test`` twins, ``columns``,
-        ``classes``, secrets, options; or sparse ``x`` with ``users`` and ``items``.
+        ``classes``, secrets, options; or sparse ``x`` with ``users`` and ``items``. ``id_name`` and
+        ``label_name`` are what the columns are called.
     policy : NodePolicy, optional
         What it takes part in; the defaults without one.
     """
@@ -129,7 +130,8 @@ def _write_tables(folder: Path, own: Mapping[str, Any]) -> NodeConfig:
     """Write ``data.csv`` and, if rows are held out, ``test-data.csv``."""
     found = NodeConfig(data=str(folder / "data.csv"))
     labelled = own.get("y") is not None
-    identity, label = (_free(name, own.get("columns") or ()) for name in (_ID, _LABEL))
+    usual = own.get("id_name") or _ID, own.get("label_name") or _LABEL
+    identity, label = (_free(name, own.get("columns") or ()) for name in usual)
     _write_table(folder / "data.csv", own, "", identity, label if labelled else "")
     tests = next((own[n] for n in ("x_test", "ids_test", "y_test") if own.get(n) is not None), ())
     if len(tests):

@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
 from flwr.app import Context
 
 from ...clients.party_table import PartyTable
 from .dealt_data import DealtTable
+
+_IDS = ("ids", "ids_test")
 
 D = TypeVar("D", bound=DealtTable)
 
@@ -49,6 +52,10 @@ class DealtClients(ABC):
         """Return what the files and the configuration of a deployed node say."""
         return self.arguments(partition)
 
+    def named(self, own: dict[str, Any]) -> dict[str, Any]:
+        """Return what a deployed node says, with the ids of its rows where the table has some."""
+        return own
+
 
 @dataclass(frozen=True, kw_only=True)
 class TableClients(DealtClients, Generic[D]):
@@ -75,6 +82,13 @@ class TableClients(DealtClients, Generic[D]):
     @abstractmethod
     def table(self, partition: int) -> dict[str, Any]:
         """Return the rows and secrets of a node."""
+
+    def named(self, own: dict[str, Any]) -> dict[str, Any]:
+        """Return what a deployed node says, with the ids of its rows where the table has some."""
+        names, numbered = self.dealt.ids, [key for key in _IDS if own.get(key) is not None]
+        if names is None:
+            return own
+        return {**own, **{key: names[np.asarray(own[key], np.intp)] for key in numbered}}
 
     def predicts(self, partition: int) -> bool:
         """Tell whether a node writes predictions."""

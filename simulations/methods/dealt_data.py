@@ -52,6 +52,8 @@ class DealtTable:
         Bound of the scaled labels; held-out ones may lie beyond those of the training rows.
     notes : tuple of str
         What was done to the table, for the user to read.
+    ids : ndarray of str, shape (n,), or None
+        Names of the rows, where a column of them is named.
     """
 
     x: Floats
@@ -61,6 +63,7 @@ class DealtTable:
     scaling: Mapping[str, Any]
     label_bound: float = 1.0
     notes: tuple[str, ...] = ()
+    ids: NDArray[np.str_] | None = None
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -222,6 +225,7 @@ class DealtData(Prepared, Generic[S, D]):
             classes=classes,
             scaling=scaling,
             label_bound=bound_of(y, classes),
+            ids=table.ids,
             notes=(
                 *table.notes,
                 *Encoder.from_dict(scaling["encoder"]).notes,

@@ -97,6 +97,14 @@ class HierarchicalClients(TableClients[Dealt]):
         named = tuple(self.dealt.columns[c] for c in columns)
         return {"role": USER, "group": group, "table": KeptTable(), "columns": named, **own}
 
+    def deployed(self, partition: int) -> dict[str, Any]:
+        """Return what the files and the configuration of a deployed node say."""
+        own = self.arguments(partition)
+        if self.dealt.ids is None or self.dealt.vertical or self.roles[partition] != USER:
+            return own
+        rows = np.flatnonzero(self.dealt.holders[0] == partition)
+        return {**own, **self._parts("ids", np.arange(len(self.dealt.y)), rows)}
+
     def _parts(self, name: str, values: NDArray[Any], rows: NDArray[np.intp]) -> dict[str, Any]:
         """Return values of rows to learn from and, if any rows are held out, of these."""
         train = self.dealt.train
