@@ -104,6 +104,11 @@ class SVMNode(TableClient):
         return super().weight(order, rows) + told / order.length
 
     @property
+    def joins_rows(self) -> bool:
+        """Whether columns are split: users have no labels then."""
+        return self.role == OWNER or not self.table.y.size
+
+    @property
     def shows_rows(self) -> bool:
         """Whether the label owner opens inner products of its rows: where columns are split."""
         return self.role == USER and not self.table.y.size
@@ -121,7 +126,8 @@ class SVMNode(TableClient):
         state.store(self.context)
         if self.role == OWNER or not self.table.y.size:
             return reply
-        return replace(reply, ids=reply.ids[:0])  # in a horizontal split nobody joins rows
+        nobody = np.zeros((0, 2), np.uint64)  # in a horizontal split nobody joins rows
+        return replace(reply, ids=nobody, spelled=nobody)
 
     def keep_order(self, ids: NDArray[np.uint64], order: NDArray[np.int32]) -> None:
         """Remember nothing: the table knows the order."""

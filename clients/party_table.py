@@ -305,8 +305,8 @@ class PartyTable:
             )
         return names
 
-    def check_key(self, key: AlignmentKey | None, remedy: str) -> None:
-        """Refuse a key that can be guessed, and ids without a key of those who share records.
+    def check_key(self, key: AlignmentKey | None, remedy: str, *, joined: bool = True) -> None:
+        """Refuse a key that can be guessed, and ids that are ``joined`` without a key.
 
         Raises
         ------
@@ -314,7 +314,7 @@ class PartyTable:
         """
         if key is not None:
             check_alignment_key(key)
-        elif self.identified:
+        elif self.identified and joined:
             problem = "ids are joined by keyed hashes, and there is no alignment key"
             raise OptionError(problem, remedy=remedy, party=self.party, code="FK-IDS-KEY")
 

@@ -108,7 +108,12 @@ class TableClient(AnsweringClient):
         self.table = table(
             self.name, *rows, columns=columns, classes=classes or (), label_bound=bound
         )
-        self.table.check_key(alignment_key, self.without_key)
+        self.table.check_key(alignment_key, self.without_key, joined=self.joins_rows)
+
+    @property
+    def joins_rows(self) -> bool:
+        """Whether rows of this party are joined with those of others by their ids."""
+        return True
 
     @property
     def shows_rows(self) -> bool:

@@ -304,6 +304,7 @@ class HybridData(DealtData[HybridSettings, Pooled]):
             scaling=found.scaling,
             label_bound=bound_of(y, found.classes),
             notes=notes,
+            ids=None if found.ids is None else found.ids[rows],
             hospital=_deal_rows(settings, table.take(rows), train, seed),
             blocks=blocks,
             labelled=tuple(f"centre {k + 1}" for k in settings.files.labelled)

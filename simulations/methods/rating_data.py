@@ -262,7 +262,7 @@ class RatingData(Prepared):
         self.parts = deal_users(settings, self.ratings.users)
         if settings.party:
             self.parts = [slice(a, b) for a, b in pairwise(np.cumsum([0, *each]).tolist())]
-        self.notes = (f"{self.ratings.rows} positive ratings",)
+        self.notes = (*self.ratings.notes, f"{self.ratings.rows} positive ratings")
         self._split: tuple[int, PooledRatings] | None = None
         self.split(settings.seed)  # refuses shares that cannot be
 

@@ -39,7 +39,7 @@ def arguments(node: Node) -> dict[str, Any]:
     if held is not None:
         numbered = user and labelled and "predictions" in node.config  # they name rows by place
         held = node.whole(held, "test-data", labels=False, numbered=numbered)
-    used = {"x": user, "y": labelled, "ids": vertical}
+    used = {"x": user, "y": labelled, "ids": vertical or "id-column" in node.config}
     return node.rows(table, held, *(name for name, does in used.items() if does)) | unlabelled
 
 
