@@ -24,7 +24,9 @@ from fedkern_flwr.align.column_ranges import (
 )
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.encoding.bins import CIRCLES
+from fedkern_flwr.encoding.columns import Number
 from fedkern_flwr.encoding.common import Coarse, OwnColumns, coarse_numbers, fine_numbers
+from fedkern_flwr.encoding.facts import other_scale
 from fedkern_flwr.encoding.kept import KeptEncoder
 from fedkern_flwr.encoding.rare import Told
 from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableError
@@ -43,6 +45,9 @@ from fedkern_flwr.wire import DescribeRequest, columns_digest
 from fedkern_flwr.wire.sums import Order
 
 from .party_table import as_numbers
+
+#: Own values that fill less than one part of so many of the common range are noted.
+_NARROW = 50.0
 
 
 class RangesClient(AnsweringClient):
@@ -270,6 +275,7 @@ class RangesClient(AnsweringClient):
                 high = low + 1.0
             elif self.ranges is not None:
                 names = [*self.columns, LABEL] if request.labels else self.columns
+                self._warn_narrow(x, low, high)
                 text = ranges_to_json(names, low, high, clip=request.clip)
                 write_atomically(self.ranges, text.encode(), private=True)
             if self.scaling is not None:
@@ -354,8 +360,28 @@ class RangesClient(AnsweringClient):
             kept = KeptEncoder(own.named(request.encoder), request.session)
         except FedKernError as error:
             raise self.unfit(error) from None
+        for column, values in zip(kept.encoder.columns, own.table.x.T, strict=True):
+            if isinstance(column, Number) and (times := other_scale(values, column.facts)):
+                logger.warning(
+                    "column %r: the values of this node are about %.3g times those of all nodes: "
+                    "maybe it has another unit",
+                    column.name,
+                    times,
+                )
         kept.write(path)
         return len(kept.names)
+
+    def _warn_narrow(self, x: Floats, low: Floats, high: Floats) -> None:
+        """Warn of columns whose values fill a small part of the common range."""
+        for name, values, width in zip(self.columns, x.T, high - low, strict=False):
+            own = float(np.ptp(known)) if len(known := values[np.isfinite(values)]) else 0.0
+            if 0.0 < own * _NARROW < width:
+                logger.warning(
+                    "column %r: the values of this node are within %.2g %% of the range of all "
+                    "nodes: maybe one has another unit",
+                    name,
+                    100.0 * own / width,
+                )
 
     def _bad(self, problem: str, remedy: str, *, code: str) -> TableError:
         return TableError(problem, remedy=remedy, party=self.name, code=code)

@@ -18,6 +18,8 @@ FAR, SKEWED = 3.0, 10.0
 KNOTS = 1000
 #: A category of fewer rows is one of the others.
 MIN_ROWS = 5
+#: Medians that differ by more than this factor are noted: units differ by more.
+UNLIKE = 8.0
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,21 @@ class NumberFacts:
         middle = self.knots[-half - 1] - self.knots[half]
         skewed = wide > SKEWED * middle > 0.0  # where half of the values are one it says nothing
         return bool(near) and (skewed or wide > FAR * (near[-1] - near[0]))
+
+
+def other_scale(values: Floats, facts: NumberFacts) -> float:
+    """Return how many times larger the values of a party are than those of all, 0 if they are alike.
+
+    They are not alike where the median of all is outside the middle half of the party's values, and
+    their medians differ by more than a factor of :data:`UNLIKE`: maybe it has another unit.
+    """
+    known = values[np.isfinite(values)]
+    if len(known) < MIN_ROWS or not facts.median:
+        return 0.0
+    low, middle, high = np.quantile(known, [0.25, 0.5, 0.75])
+    times = float(middle / facts.median)
+    unlike = times > UNLIKE or 0.0 < times < 1.0 / UNLIKE
+    return times if unlike and not low <= facts.median <= high else 0.0
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.encoding import Encoder, Explanation
 from fedkern_flwr.encoding.categories import Categories
 from fedkern_flwr.encoding.columns import Scaling
+from fedkern_flwr.encoding.facts import NumberFacts, other_scale
 from fedkern_flwr.encoding.gaps import Gaps
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.seeding import derive_seed
@@ -192,7 +193,8 @@ class TableSettings(Settings):
         _check_classes(table, names)
         if self.files is not None:
             self.files.say_lacking(table)
-        return replace(table, notes=(*table.notes, *_classes_note(table), *_near_notes(table)))
+        more = (*_classes_note(table), *_near_notes(table), *_unit_notes(table, names))
+        return replace(table, notes=(*table.notes, *more))
 
     def _load(self, missing: Missing, labelled: bool) -> Table:
         if self.given is not None:
@@ -317,6 +319,23 @@ def _near_notes(table: Table) -> tuple[str, ...]:
             pairs = [f"{a} and {b}" for a, b in combinations(names, 2) if _are_near(a, b)]
             if pairs:
                 notes.append(f"{column!r} has names that may be one: {listing(pairs)}")
+    return tuple(notes)
+
+
+def _unit_notes(table: Table, files: Sequence[str]) -> tuple[str, ...]:
+    """Return a note of each column that a party may have in another unit than all."""
+    if table.site is None:
+        return ()
+    notes = []
+    for name, values in zip(table.columns, table.x.T, strict=True):
+        if name in table.kinds:
+            continue
+        facts = NumberFacts.measure(values)
+        for number, site in enumerate(np.unique(table.site).tolist()):
+            if times := other_scale(values[table.site == site], facts):
+                who = files[number] if number < len(files) else f"site {site}"
+                text = f"values of {name!r} at {who} are about {times:.3g} times those of all"
+                notes.append(f"{text}: maybe in another unit")
     return tuple(notes)
 
 
