@@ -82,7 +82,7 @@ class NumberFacts:
 
 
 def other_scale(values: Floats, facts: NumberFacts) -> float:
-    """Return how many times larger the values of a party are than those of all, 0 if they are alike.
+    """Return how many times those of all the values of a party are, 0 if they are alike.
 
     They are not alike where the median of all is outside the middle half of the party's values, and
     their medians differ by more than a factor of :data:`UNLIKE`: maybe it has another unit.

@@ -139,6 +139,30 @@ def select_target(table: Table, target: str) -> Table:
     )
 
 
+def choose_columns(table: Table, use: Sequence[str], ignore: Sequence[str]) -> Table:
+    """Return a table with the feature columns ``use`` (by default all) without ``ignore``.
+
+    Raises
+    ------
+    ColumnError, TableError
+        There is no such column, or none is left.
+    """
+    for name in (*use, *ignore):
+        if name not in table.columns:
+            raise no_such("feature column", name, "the data", table.columns)
+    keep = chosen(table.columns, use, ignore)
+    if not keep:
+        raise TableError(
+            "no feature column is left", remedy="leave some in", code="FK-COLUMNS-NONE"
+        )
+    return _keep_columns(table, np.isin(table.columns, keep))
+
+
+def chosen(names: Iterable[str], use: Sequence[str], ignore: Sequence[str]) -> list[str]:
+    """Return the names that are used and not ignored; all are used where none are named."""
+    return [name for name in names if name not in ignore and (name in use or not use)]
+
+
 def drop_constant_columns(table: Table) -> Table:
     """Drop the feature columns that have one value in all rows, with a note of their names.
 

@@ -25,16 +25,17 @@ from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.tables.arrow import is_number
 from fedkern_flwr.tables.dialect import DIALECT
 from fedkern_flwr.tables.kinds import Dates
-from fedkern_flwr.tables.table import Missing, Table, listing, without_missing
+from fedkern_flwr.tables.table import Missing, Table, choose_columns, listing, without_missing
 
 from ...strategies import PhaseStrategy
 from ..engines.faults import Plan
 from ..engines.ray import ClientFn
 from .datasets import load_data, usual_name
-from .party_files import FEATURES, Holding, PartyFiles
+from .party_files import FEATURES, Columns, Holding, PartyFiles
 
 _NAMED = 10  # classes that a note names
 _NEAR = 0.8  # how alike names are that may be one, of 1
+_LEAK, _LEAST_LEAK = 0.98, 10  # AUC of a column that is noted; rows of a class for that
 _MOST_NEAR = 50  # names of a column that are compared
 
 
@@ -119,6 +120,12 @@ class TableSettings(Settings):
         Whether the first line of a .csv file has the names (default: found out).
     class_names : tuple of str
         Classes of labels, such as 0=no,1=yes, where files write them differently.
+    use : tuple of str
+        Column that is used, once for each (default: all).
+    ignore : tuple of str
+        Column that is left out, once for each, such as one that follows from the label.
+    common_columns : bool
+        Leave out columns that not all files of parties with labels have.
     """
 
     of_runs = {"scaling": "auto", "missing": "encode"}  # noqa: RUF012
@@ -140,6 +147,9 @@ class TableSettings(Settings):
     dates: Dates | None = None
     header: bool | None = None
     class_names: tuple[str, ...] = ()
+    use: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    common_columns: bool = False
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any]) -> Self:
@@ -148,7 +158,8 @@ class TableSettings(Settings):
         for name in ("na", "class_names"):
             text = values[name] or ()
             given[name] = tuple(text.split(",") if isinstance(text, str) else text)
-        return super().from_values({**given, "party": tuple(values["party"] or ())})
+        given |= {name: tuple(values[name] or ()) for name in ("party", "use", "ignore")}
+        return super().from_values(given)
 
     def of_table(self, table: Table) -> Self:
         """Return these settings for a table in memory, which ``data`` is but a name of."""
@@ -166,7 +177,9 @@ class TableSettings(Settings):
         """What is in the files of parties, if they are given."""
         if not self.party:
             return None
-        return PartyFiles.read(self.party, self.holding, self.label, self.id_column, self.dialect)
+        columns = Columns(self.use, self.ignore, self.common_columns)
+        how = self.label, self.id_column, self.dialect, columns
+        return PartyFiles.read(self.party, self.holding, *how)
 
     def of_files(self) -> dict[str, Any]:
         """Return the settings that follow from files of parties, and ``data``: their names."""
@@ -189,11 +202,14 @@ class TableSettings(Settings):
             See :func:`load_data`.
         """
         table = self._load(missing, labelled)
+        if (self.use or self.ignore) and self.files is None:
+            table = choose_columns(table, self.use, self.ignore)
         names = [one.name for one in self.files.owners] if self.files is not None else []
         _check_classes(table, names)
         if self.files is not None:
             self.files.say_lacking(table)
         more = (*_classes_note(table), *_near_notes(table), *_unit_notes(table, names))
+        more += _leak_notes(table)
         return replace(table, notes=(*table.notes, *more))
 
     def _load(self, missing: Missing, labelled: bool) -> Table:
@@ -337,6 +353,44 @@ def _unit_notes(table: Table, files: Sequence[str]) -> tuple[str, ...]:
                 text = f"values of {name!r} at {who} are about {times:.3g} times those of all"
                 notes.append(f"{text}: maybe in another unit")
     return tuple(notes)
+
+
+def _leak_notes(table: Table) -> tuple[str, ...]:
+    """Return a note of each column that tells one of two classes from the other alone.
+
+    Half of the rows say which values, or categories, have the second class; the others are judged.
+    """
+    if table.y is None or len(known := np.unique(table.y[np.isfinite(table.y)])) != 2:
+        return ()
+    rows = np.random.default_rng(0).permutation(np.flatnonzero(np.isfinite(table.y)))
+    second = table.y == known[1]
+    first, rest = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+    notes = []
+    for name, values in zip(table.columns, table.x.T, strict=True):
+        if name in table.categories:
+            of = np.nan_to_num(values, nan=len(table.categories[name])).astype(np.intp)
+            sizes = np.bincount(of[first], minlength=of.max() + 1)
+            hits = np.bincount(of[first], second[first], minlength=of.max() + 1)
+            values = ((hits + 0.5) / (sizes + 1.0))[of]
+        area = _area(values[rest], second[rest])
+        if max(area, 1.0 - area) >= _LEAK:
+            notes.append(
+                f"{name!r} alone tells the classes apart (AUC {max(area, 1.0 - area):.3f}): a "
+                f"possible leak; --ignore {name!r} leaves it out"
+            )
+    return tuple(notes)
+
+
+def _area(scores: Any, positive: Any) -> float:
+    """Return the AUC of scores, 1/2 where a class is missing or few rows are left."""
+    known = np.isfinite(scores)
+    scores, positive = scores[known], positive[known]
+    p, n = int(positive.sum()), int((~positive).sum())
+    if min(p, n) < _LEAST_LEAK:
+        return 0.5
+    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[places]
+    return float((ranks[positive].sum() - p * (p + 1) / 2.0) / (p * n))
 
 
 def _are_near(one: str, other: str) -> bool:

@@ -18,7 +18,7 @@ _OF_THE_RUN = frozenset({"seed", "checkpoint", "resume", "secure"})
 PANELS = (DATA, PARTIES, METHOD, RUN) = ("Data", "Parties", "Method", "Engine and output")
 
 _OF_A_RUN = frozenset({"rounds", "resplit", "delay"})  # of the settings
-_REPEATED = frozenset({"party"})
+_REPEATED = frozenset({"party", "ignore", "use"})
 _OF_PARTIES = {"clients", "hospitals", "centres", "own_block", "parties", "active_parties", "users"}
 _OF_PARTIES |= {
     "groups",

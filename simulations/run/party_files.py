@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.tables import check_file, load_table
 from fedkern_flwr.tables.parties import PartyTable, PartyTables, blocks_of, read_party
 from fedkern_flwr.tables.parties import check_files as check_twice
-from fedkern_flwr.tables.table import Missing, Table, how_many, listing, near, no_such
+from fedkern_flwr.tables.table import Missing, Table, chosen, how_many, listing, near, no_such
 
 #: What files of a method's parties have: rows of the same columns; such rows, and columns of theirs
 #: with others; or columns of the same rows each, labels with one of them.
@@ -27,6 +27,22 @@ logger = logging.getLogger("fedkern_flwr")
 
 #: What is written behind a file whose labels are not used.
 FEATURES = ":features"
+
+
+class Columns(NamedTuple):
+    """Which columns of features are used.
+
+    Attributes
+    ----------
+    use, ignore : tuple of str
+        Those that are used, by default all, and those that are not.
+    common : bool
+        Whether columns that not all files with labels have are left out.
+    """
+
+    use: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    common: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +57,7 @@ class PartyFiles(PartyTables):
         label: str | None,
         id_column: str | None,
         dialect: Mapping[str, Any],
+        columns: Columns = Columns(),  # noqa: B008
     ) -> PartyFiles:
         """Read files, each named as ``FILE`` or ``FILE:features``, whose labels are not used.
 
@@ -67,7 +84,8 @@ class PartyFiles(PartyTables):
             for text, path in zip(party, paths, strict=True)
         )
         states = tuple((path.stat().st_mtime_ns, path.stat().st_size) for path in paths)
-        return cls._read(files, states, holding, label, id_column, tuple(dialect.items()))
+        how = tuple(dialect.items())
+        return cls._read(files, states, holding, label, id_column, how, columns)
 
     @classmethod
     @lru_cache(maxsize=1)  # the options of a run follow from the files, and so does its table
@@ -79,10 +97,12 @@ class PartyFiles(PartyTables):
         label: str | None,
         id_column: str | None,
         dialect: tuple[tuple[str, Any], ...],
+        columns: Columns,
     ) -> PartyFiles:
         joined = holding != "rows"
         owners: list[PartyTable] = []
         others: list[PartyTable] = []
+        named = dict[str, Any]()
         for path, plain in files:
             if plain and not joined:
                 raise OptionError(
@@ -92,6 +112,9 @@ class PartyFiles(PartyTables):
                     code="FK-PARTY-FEATURES",
                 )
             file = read_party(path, label, id_column, dict(dialect))
+            named.update(file.features)
+            kept = chosen(file.features, columns.use, columns.ignore)
+            file = replace(file, features={name: file.features[name] for name in kept})
             if not joined and label is not None and file.label is None:
                 if owners:
                     raise TableError(
@@ -120,6 +143,11 @@ class PartyFiles(PartyTables):
                 remedy="write FILE:features of all but one, or use fed-cg if each has own rows",
                 code="FK-LABELS-FILES",
             )
+        for name in (*columns.use, *columns.ignore):
+            if name not in named:
+                raise no_such("feature column", name, "no file", named)
+        if columns.common:
+            owners = _common_columns(owners)
         for one in owners[1:]:
             _check_columns(one, owners[0])
         blocks, dates = blocks_of(owners[0], others), dict(dialect).get("dates")
@@ -202,6 +230,15 @@ class PartyFiles(PartyTables):
                 logger.warning(text, file.name, classes, listing(lacking))
 
 
+def _common_columns(files: Sequence[PartyTable]) -> list[PartyTable]:
+    """Return files with the columns that all of them have, and a note of those left out."""
+    common = [name for name in files[0].features if all(name in one.features for one in files)]
+    left = dict.fromkeys(name for one in files for name in one.features if name not in common)
+    note = f"left out {how_many(len(left), 'column')} that not all files have: {listing(left)}"
+    kept = [replace(one, features={name: one.features[name] for name in common}) for one in files]
+    return [replace(kept[0], notes=(*kept[0].notes, note)), *kept[1:]] if left else kept
+
+
 def check_files(paths: Sequence[Path]) -> None:
     """Refuse one party only, and a file that is named twice.
 
@@ -223,10 +260,12 @@ def _check_columns(one: PartyTable, first: PartyTable) -> None:
     for here, there in ((one, first), (first, one)):
         lacking = [name for name in there.features if name not in here.features]
         if lacking:
+            others = [name for name in here.features if name not in there.features]
+            meant = "".join(f"did you mean {one!r}? " for one in near(lacking[0], others))
             raise TableError(
                 f"{here.name} lacks {how_many(len(lacking), 'column')} of {there.name}, "
                 f"the first is {lacking[0]!r}",
-                remedy="give both the same, or write FILE:features of one that has further columns "
-                "of rows in others",
+                remedy=f"{meant}give both the same, use --common-columns, or write FILE:features "
+                "of one that has further columns of rows in others",
                 code="FK-COLUMNS-DIFFER",
             )
