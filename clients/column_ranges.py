@@ -75,6 +75,8 @@ class RangesClient(AnsweringClient):
         all holders of the block have in common. With it the scaling is that of encoded columns.
     kinds, categories : mapping, optional
         What the columns hold, as in a :class:`~fedkern_flwr.tables.Table`, where they are encoded.
+    units : mapping, optional
+        Units of columns of numbers, where the table has them: the same at all holders.
     category_key : bytes, optional
         Secret of all holders of the block, and of no server, that hides the names of categories.
     bound : float, optional
@@ -107,6 +109,7 @@ class RangesClient(AnsweringClient):
         encoder: str | Path | None = None,
         kinds: Mapping[str, Kind] | None = None,
         categories: Mapping[str, tuple[str, ...]] | None = None,
+        units: Mapping[str, str] | None = None,
         category_key: bytes = b"",
         bound: float | None = None,
         **common: Any,
@@ -134,6 +137,7 @@ class RangesClient(AnsweringClient):
                 code="FK-COLUMN-NAMES",
             )
         check_values(self.x, self.columns, self.name)
+        self.units = dict(units or {})
         self.own: OwnColumns | None = None
         self.category_key = category_key
         if self.encoder is not None:
@@ -144,7 +148,8 @@ class RangesClient(AnsweringClient):
                     party=self.name,
                     code="FK-OPTION-BOTH",
                 )
-            own = Table(self.x, None, self.columns, kinds=kinds or {}, categories=categories or {})
+            named = {"kinds": kinds or {}, "categories": categories or {}, "units": self.units}
+            own = Table(self.x, None, self.columns, **named)  # type: ignore[arg-type]
             self.own = OwnColumns(own, category_key)
             self.x = self.own.x
         self.y = None if y is None else as_numbers(y, "labels", self.name)
@@ -194,6 +199,7 @@ class RangesClient(AnsweringClient):
             features=self.x.shape[1],
             test_rows=0,
             columns=columns_digest(self.columns),
+            units=columns_digest(self.units.get(name, "") for name in self.columns),
             block=self.block,
             labelled=self.y is not None,
             binary=0 if self.simulated else binary_columns(self.x),

@@ -178,6 +178,14 @@ class ColumnRanges(Method):
             first = holders[0]
             for party in holders:
                 check_kinds(party, first)
+                if party.units != first.units:
+                    raise ProtocolError(
+                        f"its columns have other units than those of partition {first.partition}",
+                        remedy="bring them to the same units, written in all cells or in none",
+                        party=f"partition {party.partition}",
+                        phase="describe",
+                        code="FK-UNITS-DIFFER",
+                    )
                 if self.labels and party.labelled != first.labelled:
                     raise ProtocolError(
                         f"it has {'' if party.labelled else 'no '}labels, unlike partition "

@@ -30,6 +30,7 @@ class RangesDescribeReply(DescribeReply):
 
     block: str  # nodes with the same block have the same columns
     labelled: bool  # whether it has labels
+    units: str  # digest of the units of its columns
     kinds: str  # a letter for each column that is to be encoded, see encoding.common
     secret_digest: str  # of the session and what hides categories
 

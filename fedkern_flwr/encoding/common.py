@@ -321,7 +321,7 @@ class OwnColumns:
             parts = zip(column.parts, PARTS, strict=True)
             own = tuple(replace(part, name=f"{name}[{one}]") for part, one in parts)
             return replace(column, name=name, parts=own)
-        return replace(column, name=name)
+        return replace(column, name=name, unit=self.table.units.get(name, ""))
 
 
 # -- at the server

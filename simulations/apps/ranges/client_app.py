@@ -30,12 +30,13 @@ def arguments(node: Node) -> dict[str, Any]:
     if "encoder" not in node.config:
         table = node.table(**how)
         node.check_named(table)
-        return node.rows(table, None, "x", "y")
+        return {**node.rows(table, None, "x", "y"), "units": table.units}
     table, _ = node.unencoded(**how)
     return {
         **node.rows(table, None, "x", "y"),
         "kinds": table.kinds,
         "categories": table.categories,
+        "units": table.units,
     }
 
 
