@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 from flwr.app import Context
 
 from ..errors import ProtocolError, TableError
@@ -15,6 +16,7 @@ from ..secure_sum.noise_keys import asked
 from ..wire import PhaseMessage
 from .client import Handler, PhaseClient
 from .failures import NoReplyError
+from .guarded import OF_AN_ATTEMPT
 from .kept_state import KeptState, NotKeptError
 from .session_state import SessionState
 from .sums import ClientSums, erase_state
@@ -109,9 +111,13 @@ class AnsweringClient(PhaseClient):
         return handle
 
     def ending(self, method: Callable[..., Any]) -> Handler:
-        """Return what calls the handler of a run's last request, and erases what is left of it."""
+        """Return what calls the handler of a run's last request, and erases what is left of it.
+
+        It may be asked again, but nothing else in its place.
+        """
 
         def handle(request: Any) -> PhaseMessage:
+            self.pin_options({f"{request.phase}.last request": _content(request)})
             with self.keeping(request.session):
                 reply = self._reply(request, method)
                 erase_state(self.context)
@@ -195,6 +201,13 @@ class AnsweringClient(PhaseClient):
     def marked(self, mark: str) -> dict[Any, Callable[..., Any]]:
         """Return what is marked -> method; one that overrides a marked one need not be marked."""
         return {what: getattr(self, name) for name, what in _marks(type(self), mark)}
+
+
+def _content(request: Any) -> bytes:
+    """Return what a request says, but for what another attempt may change."""
+    told = sorted(item for item in request.scalars().items() if item[0] not in OF_AN_ATTEMPT)
+    arrays = (b"%r" % (a.shape,) + np.ascontiguousarray(a).tobytes() for a in request.arrays())
+    return repr(told).encode() + b"/".join(arrays)
 
 
 @cache  # a client is made for every message

@@ -61,7 +61,7 @@ _UP = _by_field(
         "hybrid-distances": "fingerprint",
         "sum-upload": "commitments",
     },
-    pseudonym={"align-tags": "ids", "describe": "ids"},
+    pseudonym={"align-tags": "ids", "describe": "ids spelled"},
     control={
         "average": "layout",
         "average-evaluate": "layout",
@@ -79,7 +79,7 @@ _UP = _by_field(
     key={"describe": "public_key signature nonce", "sum-vote": "signature"},
     declared={
         "describe": "block seeded square_bound absolute_bound fold_rows fold_sum_rows outputs "
-        "classes labels label_bound labelled kinds allow_single named group product",
+        "classes labels label_bound labelled kinds units allow_single named group product",
     },
     total={"svm-combine": "term"},
     masked={"sum-upload": "masked"},

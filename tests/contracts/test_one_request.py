@@ -61,6 +61,20 @@ def test_public_options_stay_as_the_first_request_states_them(way: str, phase: s
         assert counted
 
 
+@pytest.mark.parametrize(("way", "phase"), [("ranges", "ranges-write"), ("align", "align-tags")])
+def test_nothing_is_asked_in_the_place_of_the_last_request(way: str, phase: str) -> None:
+    """Release 6f0b6ef wrote its files anew with other ranges, and other tags."""
+    one = asked(way, phase)
+    assert one.send() == ""
+    assert one.send() == ""  # the same may be asked again
+    names = [name for name, v in vars(one.request).items() if isinstance(v, np.ndarray) and v.size]
+    assert names
+    for name in names:
+        changed = {name: other(getattr(one.request, name)), "round": one.request.round + 1}
+        said = one.send(request=replace(one.request, **changed))
+        assert said.endswith("[FK-SETTINGS-CHANGED]"), said
+
+
 # -- one opening
 
 
