@@ -64,6 +64,8 @@ _WRITTEN = (
     f"(?P<minus>[\u2212-])?(?P<number>(?:{_DIGITS})(?:e[+-]?\\d+)?)"
     f"{_SPACES}*(?P<after>{_UNIT})?{_SPACES}*(?P<close>\\))?$"
 )
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹", "0123456789")
+_POWER = re.compile(r"(?:[x×*] ?)?10(?:\^|\*\*?|e)?(\d{1,2})/")
 _ODD = r"[^0-9.,eE+-]|[.,].*[.,]"  # what no plain number has
 _GROUPS = (  # marks of thousands, where it is certain that they are
     (r"^(\d{1,3}(?:[ \x{a0}\x{2007}\x{2009}\x{202f}'’]\d{3})+)", _SPACES[:-1] + "'’]", ""),
@@ -184,11 +186,10 @@ def _one_unit(
 
 def _spelled(unit: str) -> str:
     """Return a unit in one spelling: in small letters but for the litre, as each part is first."""
-    parts = re.split(
-        "(/| per )", unit.replace("μ", "µ").replace("²", "2").replace("³", "3").lower()
-    )
-    parts = ["/" if one == " per " else _SAME.get(one, one) for one in parts]
-    text = "".join(parts).replace("^", "").removeprefix("x").removeprefix("×").strip()
+    text = unit.replace("μ", "µ").lower().translate(_RAISED)
+    text = _POWER.sub(r"10^\1/", text) if _POWER.match(text) else text.replace("^", "")
+    parts = re.split("(/| per )", text)
+    text = "".join("/" if one == " per " else _SAME.get(one, one) for one in parts)
     return re.sub(r"(?<![a-z])([µmdncf]?)l(?![a-z])", r"\1L", text)
 
 
