@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError, TableError
 from .dialect import Dialect, file_kind
-from .table import Kind, Missing, Table, drop_constant_columns, select_target, without_missing
+from .table import (
+    Kind,
+    Missing,
+    Table,
+    drop_constant_columns,
+    plain_notes,
+    select_target,
+    without_missing,
+)
 
 __all__ = [
     "Kind",
@@ -27,6 +35,7 @@ __all__ = [
     "drop_constant_columns",
     "load_ids",
     "load_table",
+    "plain_notes",
     "select_target",
 ]
 

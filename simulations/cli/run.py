@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from fedkern_flwr.errors import FedKernError, OptionError
 from fedkern_flwr.fitted import PREDICTOR
+from fedkern_flwr.tables import plain_notes
 
 from ...strategies import PhaseStrategy
 from ..engines.ray_cluster import check_ray_address
@@ -161,7 +162,7 @@ def save_result(
     whole = {"predictor": PREDICTOR} if (folder.path / PREDICTOR).is_file() else {}
     result = {
         **{name: config[name] for name in ("method", "engine", "seed")},
-        "config": {**config, **facts, "notes": list(prepared.notes)},
+        "config": {**config, **facts, "notes": plain_notes(prepared.notes)},
         "columns": [one._asdict() for one in prepared.explain()],
         "versions": versions(),
         **found,
