@@ -390,13 +390,6 @@ def test_a_message_with_factors_bounds_nothing() -> None:
     np.testing.assert_array_equal(owner.bound, bound)
 
 
-def test_rank_many_messages_give_the_optimum() -> None:
-    federation = hinge(columns=6)
-    for _ in range(7):  # outputs of six messages
-        federation.iterate()
-    np.testing.assert_allclose(federation.owner.objective, machine(columns=6)[1], rtol=1e-6)
-
-
 def test_a_greater_width_saves_visits() -> None:
     visits = [hinge(width=width).run(1e-4).visits for width in (1, 4)]
     assert visits[1] <= visits[0] / 2
@@ -431,14 +424,6 @@ def test_the_squared_model_is_ridge_regression() -> None:
     weights, bias = federation.model()
     np.testing.assert_allclose(weights, pooled.coef_.T, atol=1e-5)
     np.testing.assert_allclose(bias, pooled.intercept_, atol=1e-6)
-
-
-def test_rounded_sums_give_the_optimum_nearly() -> None:
-    federation = hinge(split=(4, 5))
-    for _ in range(40):
-        federation.iterate(decimals=5)
-    found = pooled_objective("hinge", federation.model(), X, Y, 1.0)
-    np.testing.assert_allclose(found, machine()[1], rtol=1e-4)
 
 
 @pytest.mark.parametrize("loss", ["logistic", "squared"])

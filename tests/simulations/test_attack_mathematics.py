@@ -110,12 +110,6 @@ def landmarks(m: int, x: np.ndarray) -> np.ndarray:
     return np.random.default_rng(0).random((m, x.shape[1]))
 
 
-def test_trilateration_by_hand() -> None:
-    w = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
-    d = np.array([[25.0, 17.0, 9.0], [2.0, 10.0, 10.0]])
-    np.testing.assert_allclose(trilaterate(d, w), [[3.0, 4.0], [1.0, 1.0]], atol=1e-14)
-
-
 @pytest.mark.parametrize("name", ["iris", "wine", "breast_cancer"])
 def test_one_landmark_more_than_columns_gives_every_row(name: str) -> None:
     x = table(name)

@@ -584,18 +584,6 @@ def test_higgs_takes_part_where_it_is(small_tables: Path) -> None:
     assert run(asked) == 2  # there is no file
 
 
-def test_without_the_data_the_user_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FEDKERN_DATA", raising=False)
-    for name in OWN:
-        if name != "hierarchical-table2":
-            with refused("FK-DATA-FOLDER"):
-                preset(name)
-    with refused("FK-COMPARE-OPTION"):
-        preset("hierarchical-table2", ("Higgs",))
-    with refused("FK-PRESET-DATA"):
-        preset("hierarchical-figure8", ("Mars",))
-
-
 @pytest.mark.long
 def test_table3_compares_the_architectures(small_tables: Path, datasets_of: Datasets) -> None:
     arguments = ("--datasets", "Breast cancer", "--runs", "1", "--rounds", "25")
