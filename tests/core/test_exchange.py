@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -608,12 +609,16 @@ def test_a_supernode_of_an_unknown_release_of_flower_stays_as_it_is(
 
 
 @its_servers
-def test_the_loop_of_a_supernode_has_what_is_replaced() -> None:
+def test_the_loop_of_flowers_supernode_asks_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = import_module("flwr.supernode.start_client_internal")
     assert "time.sleep(3)" in inspect.getsource(loop)
-    copy = SimpleNamespace(time=loop.time, _push_messages=loop._push_messages)
-    flower_compat.poll_eagerly(copy)
-    assert copy.time is not loop.time
+    for name in ("time", "_push_messages"):
+        monkeypatch.setattr(loop, name, getattr(loop, name))  # to be put back
+    command = import_module("flwr.supernode.cli.flower_supernode")
+    monkeypatch.setattr(command, "flower_supernode", lambda: None)
+    monkeypatch.setattr(sys, "argv", [])
+    flower_compat.run_supernode(["--insecure"])
+    assert (loop.time is time, sys.argv) == (False, ["flower-supernode", "--insecure"])
 
 
 @its_servers
