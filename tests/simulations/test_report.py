@@ -292,6 +292,8 @@ def test_every_figure_of_a_paper_can_be_compared_draw_by_draw(monkeypatch):
     ]
     assert all(values is not None for values, *_ in told)
     assert sum(len(own) for _, *own in told) > 150
+    air: Any = preset("pof-mkl-table1").data["Air"]  # as the paper describes it
+    assert (air.clients, air.rounds) == (240, 500)
 
 
 # -- figures: files are valid, odd numbers and names break nothing, looks stay the same
