@@ -185,8 +185,9 @@ class _EagerClock:
 def poll_eagerly(loop: Any) -> None:
     """Make a SuperNode ask for messages every 0.5 s while there are some, every 3 s when idle.
 
-    Flower has no option for it. Tried with flwr 1.42.0 only. Another release may have other names:
-    then the SuperNode stays as Flower makes it, and a warning says so.
+    Flower has no option for it. Of the releases that are allowed, 1.41 and 1.42, it was tried with
+    1.42.0 only. Where the names that it replaces are missing, the SuperNode stays as Flower makes
+    it, and a warning says so.
 
     Parameters
     ----------

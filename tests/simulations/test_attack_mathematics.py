@@ -31,9 +31,6 @@ from fedkern_flwr.simulations.attacks.single_rows import (
     unwrapped,
 )
 
-EXACT = 1e-6
-
-
 # -- POF-MKL
 
 
