@@ -82,21 +82,6 @@ def check(loss: Loss, p: Problem, start: np.ndarray = NONE) -> tuple[np.ndarray,
     return w, memory
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("shape", [(150, 10), (150, 400), (800, 15), (30, 30)])
-@pytest.mark.parametrize("penalty", [0.01, 1.0, 100.0])
-def test_the_conditions_of_the_optimum_hold_warm_and_cold(
-    loss: Loss, shape: tuple[int, int], penalty: float
-) -> None:
-    p = problem(*shape, penalty=penalty, spread=3.0)
-    _, memory = check(loss, p)
-    for step in (1e-3, 0.1):
-        near = p._replace(v=p.v + step * np.sin(np.arange(len(p.v))))
-        warm, _ = check(loss, near, memory)
-        cold, _ = check(loss, near)
-        assert np.linalg.norm(warm - cold) <= 1e-9 * np.linalg.norm(cold)
-
-
 @pytest.mark.parametrize("shape", [(150, 10), (60, 200)])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_hinge_is_the_same_by_exchanges_products_and_proximal_points(
