@@ -47,17 +47,6 @@ def test_the_overflow_rule_leaves_the_sum_below_a_quarter_of_the_ring(
     assert 2 * scaled > 2 ** (bits - 2) / 4  # not a bit more is given away than two roundings
 
 
-@pytest.mark.parametrize("bits", RINGS)
-@pytest.mark.parametrize("bound", [1.0, 8.0, 2.0**-30, 2.0**20, 0.5])
-def test_both_ends_of_the_range_are_exact(bits: int, bound: float) -> None:
-    for parties in (2, 3, 5):
-        for encoding in (Encoding.fixed_point(bound, bits), Encoding.integers(100, bits)):
-            ends = np.array([1, -1]) * (bound if encoding.kind == "fixed-point" else 100)
-            total = np.asarray(sum(encode(encoding, ends, parties) for _ in range(parties)))
-            found = encoding.decode(total.astype(encoding.dtype), parties)
-            np.testing.assert_array_equal(found, parties * ends)
-
-
 @given(bits=rings, bound=bounds, parties=st.integers(2, 50), data=st.data())
 def test_a_number_is_rounded_to_the_nearest_step(
     bits: int, bound: float, parties: int, data: st.DataObject
