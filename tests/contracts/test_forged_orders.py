@@ -130,7 +130,10 @@ REQUESTS: dict[str, dict[str, Change]] = {
         "fewer rows": fields(rows=1),
         "more rows": fields(rows=10**6),
     },
-    "ranges-deviations": {"no scale": fields(scale=lambda s: 0.0 * s)},
+    "ranges-deviations": {
+        "no scale": fields(scale=lambda s: 0.0 * s),
+        "no values": fields(count=lambda c: 0.0 * c),
+    },
 }
 #: Way -> phase -> the same, of what only that way asks for.
 OF_A_WAY: dict[str, dict[str, dict[str, Change]]] = {
@@ -323,7 +326,9 @@ def test_agents_add_up_once_and_with_nobody_left_out() -> None:
         assert said.endswith(f"[{code}]"), said
 
 
+@pytest.mark.promise("ranges-one-centre")
 def test_ranges_are_of_one_place_and_bins() -> None:
+    """A second centre, or counts in ever new bins, would tell of single values."""
     one = next(one for key, one in met("ranges, encoders").items() if "deviations" in key)
     later = replace(one.request, round=one.request.round + 1)
     for change in (

@@ -66,7 +66,7 @@ SCORED = "vertical-outcome at active: delivered"
 SETTINGS = "FK-SETTINGS-CHANGED"
 ONLINE = "online-personal at client"
 MATRIX, RANKING = "gram-matrix at client", "gram-recommend at client"
-CHANGED = "FK-ORDER-CHANGED"
+WRITE, CHANGED = "ranges-write", "FK-ORDER-CHANGED"
 UNANNOUNCED = "FK-ORDER-ROWS"
 OLD: dict[str, Any] = {"model": "ab", "model_round": 1}  # that nobody made
 #: Asked of a node that has only described itself.
@@ -91,6 +91,10 @@ REFUSED = [
     wrong("hierarchical-svm, vertical", "svm-owner at owner", "FK-MESSAGE-SHAPE",
           take=lambda t: t[:5]),
     wrong("ranges", "ranges-means", "FK-LABELS-MISSING", labels=True),
+    wrong("ranges", "ranges-deviations", "FK-MESSAGE-SHAPE",
+          **dict.fromkeys(("count", "mean", "scale"), lambda v: v[:2])),
+    wrong("ranges", WRITE, "FK-MESSAGE-SHAPE", low=lambda v: v[:2], high=lambda v: v[:2]),
+    wrong("ranges", WRITE, "FK-MESSAGE-SHAPE", low=lambda v: v[::-1] + 99.0),
     *(wrong("align", "align-hop", "FK-MESSAGE-FIELD", hop=hop) for hop in (-1, 3, 99)),
     wrong("fed-cg", DISTANCES, "FK-ORDER-ROWS", rows=lambda r: first(r, 99)),
     wrong("fed-cg", DISTANCES, "FK-ORDER-ROWS", rows=lambda r: first(r, -2)),

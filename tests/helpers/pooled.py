@@ -429,8 +429,8 @@ def pooled_ranges(found: Any) -> Pairs:
         x = stacked([t for t in tables if t["block"] == table["block"]])
         columns = [c for c in range(x.shape[1]) if table.get("kinds", {}).get("abc"[c]) is None]
         alone = sum(t["block"] == table["block"] for t in tables) == 1
-        spread = 4.0 * x.std(axis=0)
-        low, high = (x.min(0), x.max(0)) if alone else (x.mean(0) - spread, x.mean(0) + spread)
+        middle, spread = np.nanmean(x, axis=0), 4.0 * np.nanstd(x, axis=0)
+        low, high = (x.min(0), x.max(0)) if alone else (middle - spread, middle + spread)
         path = found.sites.folder / str(k) / "ranges.json"
         if path.exists():
             names = table.get("columns", tuple(str(c) for c in range(x.shape[1])))
