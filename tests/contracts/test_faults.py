@@ -24,6 +24,7 @@ from zoo import WAYS, Found, Sites, Table, Way
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.clients import OnlineKernelClient, StreamClient
 from fedkern_flwr.errors import FedKernError, RefusedError
+from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import DropOut, Fault, FaultPlan
 
 MAIN = (
@@ -44,6 +45,7 @@ SECOND = (
     "pof-mkl, secure",
     "pof-rls",
     "vm-kofl",
+    "vm-kofl, streams",
     "per-fed-avg",
     "fed-cg, missing blocks",
     "fdskl, streaming",
@@ -151,11 +153,14 @@ class Case:
     number: int = 0
 
     def sites(self, folder: Path | None = None) -> Sites:
-        """Return fresh nodes, in a folder that was used before or in a new one."""
+        """Return fresh nodes, in a folder that was used before or in a new one.
+
+        They tell figures of one model, whatever happens.
+        """
         self.number += 1
         found = folder or self.folder / str(self.number)
         found.mkdir(parents=True, exist_ok=True)
-        return self.way.sites(found)
+        return self.way.sites(found, policy=NodePolicy.of_simulations(max_evaluations=1))
 
     def keeping(self, sites: Sites, **more: Any) -> Table:
         """Return options of a run with a checkpoint."""

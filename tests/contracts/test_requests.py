@@ -87,6 +87,8 @@ REFUSED = [
     wrong("pof-rls, secure", "online-ridge", "FK-MESSAGE-FIELD", window=lambda w: w + 99),
     wrong("hierarchical-svm", "svm-statistics at user", "FK-TUNE-MANY",
           tried=np.array([1.0, 0.0]), folds=3),
+    wrong("hierarchical-svm, centralised", "svm-local", "FK-MESSAGE-FIELD",
+          center=np.ones((1, 4))),  # the first: a run that is repeated begins at zero again
     wrong("hierarchical-svm, vertical", "svm-columns", "FK-MESSAGE-FIELD", agent=-1),
     wrong("hierarchical-svm, vertical", "svm-owner at owner", "FK-MESSAGE-SHAPE",
           take=lambda t: t[:5]),

@@ -18,7 +18,7 @@ from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.errors import CheckpointError, EngineError, FedKernError
 from fedkern_flwr.gram.matrix import packed_size, quantisation_error
 from fedkern_flwr.simulations.engines import Fault, FaultPlan, FaultyGrid
-from fedkern_flwr.strategies import FedCFK, SecureGram
+from fedkern_flwr.strategies import SecureGram
 
 # -- the exact matrix, whoever drops out
 
@@ -395,16 +395,7 @@ def break_off(nodes: Rows, plan: Any, **options: Any) -> None:
         release(nodes, plan, **where(nodes, **options))
 
 
-def test_a_run_that_broke_off_before_k_was_opened_ends_with_the_exact_matrix(nodes: Rows) -> None:
-    quiet = release(nodes)
-    break_off(nodes, at("unmask", [2], None))
-    break_off(nodes, at("unmask", [1], None), resume=True)  # may break off again
-    strategy = release(nodes, **where(nodes, resume=True))
-    nodes.check(strategy, range(NODES))
-    np.testing.assert_array_equal(strategy.counts_, quiet.counts_)
-    assert (strategy.metrics_, strategy.history_) == (quiet.metrics_, quiet.history_)
-    assert strategy.model()[1] == quiet.model()[1]
-    # who misses the counts stays out of K after a break-down as well
+def test_who_missed_the_counts_stays_out_of_k_after_a_break_down_as_well(nodes: Rows) -> None:
     gone, end = away([3], "gram-counts", "error"), at("gram-matrix", [1], None)
     break_off(nodes, lambda d: end(d) or gone(d))
     nodes.check(release(nodes, **where(nodes, resume=True)), [0, 1, 2, 4, 5])
@@ -477,17 +468,6 @@ def test_rounds_that_were_summed_are_not_summed_again(nodes: Rows, masks: bool) 
     assert sorted(nodes.times("gram-matrix")) == [k for k in range(NODES) if k not in first]
     assert [row["round"] for row in strategy.history_] == [1, 2, 3]
     assert sum(row["clients"] for row in strategy.history_) == NODES
-
-
-def test_a_recommender_that_broke_off_after_the_kernel_goes_on(nodes: Rows) -> None:
-    quiet = release(nodes, kind=FedCFK)
-    assert quiet.metrics_["evaluated_users"] > 10
-    for phase, number in (("gram-recommend", 1), ("unmask", 3)):
-        break_off(nodes, at(phase, [number], None), kind=FedCFK)
-        for _ in range(2):
-            strategy = release(nodes, kind=FedCFK, **where(nodes, resume=True))
-            assert strategy.metrics_ == pytest.approx(quiet.metrics_, abs=1e-12)
-            assert strategy.ledger_.by_phase["gram-matrix"] == 1
 
 
 # -- users come and go in rounds
