@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conversation import TABLES, Asked, apart, met, ordered, with_table
+from refusals import refused
 from zoo import WAYS
 
 from fedkern_flwr.wire import sums
@@ -76,7 +77,10 @@ REQUESTS: dict[str, dict[str, Change]] = {
         "no distances": fields(kernel="none"),
     },
     "hybrid-product": {"long directions": fields(directions=lambda p: 2.0 * p)},
-    "vertical-step": {"phases that there are not": fields(known=lambda k: k - 1)},
+    "vertical-step": {
+        "phases that there are not": fields(known=lambda k: k - 1),
+        "one row again and again": fields(rows=lambda r: np.resize(r[:1], r.shape)),
+    },
     "gram-counts": _GRAM,
     "gram-matrix": _GRAM,
     "gram-cross": _GRAM,
@@ -272,6 +276,22 @@ def test_a_sum_comes_again_for_nobody_else_and_over_nobody_else(way: str) -> Non
                 if not said or "\n" in said:
                     wrong.append(f"{one.request.phase} {order.name}, {what}: {said}")
     assert wrong == []
+
+
+@pytest.mark.parametrize("way", ["fdskl", "fdskl, streaming", "ranges", "kernel-pca"])
+def test_sums_over_all_come_with_none_over_fewer(way: str) -> None:
+    """Their difference would show a node."""
+    kind = WAYS[way].strategy
+
+    def cohorts(strategy: Any) -> list[list[int]]:
+        found = kind.cohorts(strategy) or [[*range(len(sites))]]
+        return [*found, max(found, key=len)[:-1]]
+
+    overlapping = type("Overlapping", (kind,), {"cohorts": cohorts})
+    sites = WAYS[way].sites()
+    with refused("FK-ORDER-TERMS"):
+        sites.fit(strategy=overlapping(**WAYS[way].options))
+    assert not sites.rows()
 
 
 def later_of(one: Asked, **change: Any) -> str:

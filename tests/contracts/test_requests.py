@@ -121,6 +121,7 @@ REFUSED = [
     wrong("fed-cg, normal landmarks", "hybrid-moments", "FK-ASKED-MORE", sampling="U"),
     wrong("fdskl", STEP, UNANNOUNCED, rows=lambda r: first(r, 99)),
     wrong("fdskl", "vertical-step at passive", UNANNOUNCED, rows=lambda r: first(r, -1)),
+    wrong("fdskl", "vertical-step at passive", "FK-ASKED-MORE", owners=np.ones_like),
     wrong("fdskl", STEP, "FK-ORDER-PLAIN", score=1, scorer=0,
           score_rows=np.zeros(1, np.int32)),
     wrong("fdskl", STEP, "FK-STATE-GONE", delivered=5),
@@ -195,6 +196,7 @@ def is_refusal(said: str) -> bool:
     )
 
 
+@pytest.mark.promise("fdskl-lies")
 @pytest.mark.parametrize("case", REFUSED, ids=str)
 def test_what_may_not_be_asked_is_refused(case: Wrong) -> None:
     one = request_of(met(case.way), case.request)

@@ -207,19 +207,6 @@ def test_a_table_that_changed_within_the_run_is_refused(sites: Sites, phase: str
     assert 1 not in written(sites)
 
 
-class Overlapping(ColumnRanges):
-    """Sums over a second set as well, so that the difference of two sums shows a node."""
-
-    def cohorts(self) -> list[list[int]] | None:
-        return [*(super().cohorts() or []), [1, 3]]
-
-
-def test_a_server_that_sums_over_fewer_as_well_gets_nothing(sites: Sites) -> None:
-    with refused("FK-ORDER-TERMS"):
-        sites.fit(strategy=Overlapping())
-    assert not written(sites)
-
-
 @pytest.mark.promise("ranges-centre-tells-nothing")
 def test_about_a_false_centre_all_values_look_alike(
     sites: Sites, monkeypatch: pytest.MonkeyPatch

@@ -258,54 +258,6 @@ def test_what_cannot_be_run_is_refused_in_one_line(
     assert "person" not in str(caught.value) + caplog.text
 
 
-# -- what nodes refuse, whatever the server asks
-
-
-class PassiveOwner(FDSKL):
-    """Names a passive party as an owner of phases."""
-
-    def _phases(self) -> Any:
-        phases: Any = super()._phases()
-        collections = phases.collections
-        phases._known[1] = np.zeros(self.plan_.total, np.int32)
-        phases.collections = lambda need: collections(replace(need, upto={**need.upto, 1: 16}))
-        return phases
-
-
-class TwoCohorts(FDSKL):
-    """Sums over all parties, and over all but one: the difference is the phases of one alone."""
-
-    def cohorts(self) -> list[list[int]] | None:
-        super().cohorts()
-        return [[0, 1, 2, 3], [0, 1, 2]]
-
-
-class OtherRows(FDSKL):
-    """Asks two of the passive parties for one row again and again: it would get those of one."""
-
-    def _phases(self) -> Any:
-        phases: Any = super()._phases()
-        positions = phases.positions
-
-        def shifted(partition: int, rows: Any) -> Any:
-            found = positions(partition, rows)
-            return np.full_like(found, found[0]) if partition >= 2 and len(rows) else found
-
-        phases.positions = shifted
-        return phases
-
-
-LIES = {PassiveOwner: "FK-ASKED-MORE", TwoCohorts: "FK-ORDER-TERMS", OtherRows: "FK-SUM-UNASKED"}
-
-
-@pytest.mark.promise("fdskl-lies")
-@pytest.mark.parametrize("liar", LIES)
-def test_a_server_that_asks_for_more_gets_nothing(liar: type[FDSKL]) -> None:
-    made = way()
-    with refused(LIES[liar]):
-        made.sites().fit(strategy=liar(**made.options))
-
-
 # -- models and what is told
 
 
