@@ -302,20 +302,3 @@ def test_a_run_that_streams_cannot_serve_is_refused(make_streams: Make) -> None:
         learned("pof-mkl", short.client_fn, rounds=16)
     with refused("FK-PARTIES-LOST"):
         simulate(PerFedAvg(), iterators(make_streams(3, ROWS)), 3, num_rounds=4)
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "code"),
-    [
-        (np.zeros((4, 3)), np.array([0.0, np.nan, 0.0, 0.0]), "FK-VALUES-FINITE"),
-        (np.full((4, 3), np.inf), np.zeros(4), "FK-VALUES-FINITE"),
-        (np.zeros(4), np.zeros(4), "FK-SHAPE-DIFFERS"),
-        (np.zeros((4, 2)), np.zeros(3), "FK-SHAPE-DIFFERS"),
-        (np.zeros((4, 2)), None, "FK-LABELS-MISSING"),
-        (np.full((4, 2), "a", object), np.zeros(4), "FK-COLUMN-NUMBERS"),
-        (np.zeros((4, 2)), np.full(4, "a"), "FK-COLUMN-NUMBERS"),
-    ],
-)
-def test_a_table_that_can_be_no_stream_is_refused(x: Any, y: Any, code: str) -> None:
-    with refused(code):
-        simulate(POFMKL(), lambda context: OnlineKernelClient(context, x, y), 1, num_rounds=2)

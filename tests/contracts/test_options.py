@@ -287,6 +287,7 @@ TOGETHER: dict[str, dict[str, list[dict[str, Any]]]] = {
         "FK-OPTION-BOTH": [{"kernels_per_round": 3, "frequencies_per_round": 4}],
         "FK-BUDGET-KERNELS": [{"kernels_per_round": 3, "privacy_epsilon": 3.0}],
     },
+    "pof-rls": {"FK-THRESHOLD-WHOLE": [{"drop_outs": False, "threshold": 3}]},
     "hierarchical-svm": {
         RANGE: [{"step_sizes": (1.0, 0.0)}, {"model": "rbf", "features": 0},
                 {"model": "rbf", "gamma": 0.0}],

@@ -276,6 +276,7 @@ def withheld(said: str, one: Asked) -> bool:
     return is_refusal(said) if said else not numbers
 
 
+@pytest.mark.promise("online-no-rows-without-order")
 @pytest.mark.promise("requests-in-sums")
 @pytest.mark.parametrize("way", [w for w in SECURE if not WAYS[w].common.get("allow_single")])
 def test_values_leave_in_sums_and_in_no_other_way(way: str) -> None:
@@ -286,6 +287,8 @@ def test_values_leave_in_sums_and_in_no_other_way(way: str) -> None:
             continue
         said = one.try_out(sections=sections)[0]
         assert withheld(said, one), f"{key}: {said}"
+        if one.request.phase.startswith("online"):  # whether it fails would say something of rows
+            assert said.endswith("[FK-ORDER-PLAIN]"), said
         if one.request.phase.startswith(("online", "method", "average")):
             continue  # of which there are runs without sums
         client = forgetful(one.client)  # else it would refuse to begin the run again

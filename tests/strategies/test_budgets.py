@@ -233,11 +233,6 @@ def test_components_are_those_of_the_rows_that_were_summed(phase: str) -> None:
     assert strategy.metrics_["test_explained"] == pytest.approx(explained, abs=1e-9)
 
 
-def test_more_components_than_features_are_refused() -> None:
-    with refused("FK-COMPONENTS-MANY"):
-        fit_way("kernel-pca", strategy=KernelPCA(components=5, features=2))
-
-
 def test_projections_may_be_drawn() -> None:
     drawn: list[Any] = []
 

@@ -228,36 +228,6 @@ def test_rows_that_a_party_lacks_are_left_out(caplog: pytest.LogCaptureFixture) 
     assert "4 rows are left out" in caplog.text
 
 
-def cut(rows: int) -> Any:
-    return lambda t: t.update(x=t["x"][:rows], ids=t["ids"][:rows])
-
-
-FAST: Table = {**STREAM, "step": 900.0, "rounds": 60, "regularization": 1e-3}
-REFUSED: dict[str, tuple[int, Any, Table, str]] = {
-    "rows missing": (2, cut(57), {}, "FK-ROWS-LACKING"),
-    "another key": (2, lambda t: t.update(alignment_key=b"o" * 16), {}, "FK-IDS-APART"),
-    "two parties": (0, lambda t: None, {"parties": 2, "allow_single": False}, "FK-PARTIES-ALONE"),
-    "one of two": (1, lambda t: t.update(allow_single=False), {"parties": 2}, "FK-ALONE-REFUSED"),
-    "two actives at once": (0, lambda t: None, {"actives": 2}, "FK-SCHEDULE-ACTIVE"),
-    "no classes": (0, lambda t: t.pop("classes"), {"loss": "logistic"}, "FK-LOSS-CLASSES"),
-    "diverges": (0, lambda t: None, {**FAST, "loss": "square"}, "FK-RUN-DIVERGED"),
-    "diverges slowly": (0, lambda t: None, {**FAST, "loss": "smooth-hinge"}, "FK-RUN-DIVERGED"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_run_is_refused_in_one_line(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    k, spoil, options, code = REFUSED[name]
-    sites = way(**options).sites()
-    spoil(sites.tables[k])
-    with refused(code) as caught:
-        sites.fit()
-    assert "\n" not in str(caught.value)
-    assert "person" not in str(caught.value) + caplog.text
-
-
 # -- models and what is told
 
 

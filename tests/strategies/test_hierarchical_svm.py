@@ -382,59 +382,6 @@ def test_rows_that_nobody_labelled_do_no_harm_and_none_need_be_held_out() -> Non
     check_optimum(found, 2e-6)
 
 
-# -- nodes that do not fit; more in tests/core/test_groups.py
-
-
-def change(k: int, **changes: Any) -> Callable[[list[Table]], Any]:
-    return lambda tables: tables[k].update(changes)
-
-
-def as_it_is(tables: list[Table]) -> None:
-    """Nothing is wrong with the tables."""
-
-
-def around_the_server(tables: list[Table]) -> None:
-    del tables[4:]
-    for table in tables:
-        table["group"] = 0
-
-
-def numbers(tables: list[Table]) -> None:
-    for table in tables:
-        table.pop("classes", None)
-
-
-ALONE: Table = {"allow_single": True}
-ACROSS: Table = {"partition": "vertical"}
-#: Name -> code, what is wrong with the nodes of a way, options.
-BAD_NODES: dict[str, tuple[str, Callable[[list[Table]], Any], Table]] = {
-    "no users": ("FK-GROUPS-SHAPE", lambda t: t.__delitem__(slice(4)), {}),
-    "staleness, no agents": ("FK-GROUPS-SHAPE", around_the_server, {"staleness": 1}),
-    "a budget with agents": ("FK-GROUPS-NO-AGENT", as_it_is, {"privacy_epsilon": 1.0}),
-    "numbers": ("FK-LOSS-CLASSES", numbers, {}),
-    "step sizes": ("FK-GROUPS-DIFFER", as_it_is, {"step_sizes": (1, 1, 1)}),
-    "none may go": ("FK-GROUPS-LEFT", as_it_is, {"lost_groups": "leave-out"}),
-    "a single user": ("FK-GROUPS-SINGLE", lambda t: t.pop(3), {}),
-    "that refuses": ("FK-ALONE-REFUSED", lambda t: t.pop(3), ALONE),
-    "no owner": ("FK-GROUPS-OWNER", lambda t: t.pop(), ACROSS),
-    "no ids": ("FK-IDS-SOME", change(2, ids=None, ids_test=None), ACROSS),
-    "another key": ("FK-ROWS-LACKING", change(0, alignment_key=bytes(16)), ACROSS),
-    "an owner": ("FK-GROUPS-OWNER", as_it_is, {"partition": "horizontal"}),
-    "one class": ("FK-LOSS-CLASSES", change(6, y=np.ones(48)), ACROSS),
-}
-
-
-@pytest.mark.promise("svm-alone")
-@pytest.mark.parametrize("name", BAD_NODES)
-def test_nodes_that_do_not_fit_are_refused_in_one_line(name: str) -> None:
-    code, spoil, options = BAD_NODES[name]
-    sites: Sites = WAYS[SPLITS["columns" if "partition" in options else "rows"]].sites()
-    spoil(sites.tables)
-    with refused(code) as caught:
-        sites.fit(**options)
-    assert "\n" not in str(caught.value)
-
-
 # -- C is chosen by held-out folds, all that is tried side by side
 
 

@@ -313,19 +313,3 @@ def test_a_budget_leaves_out_kernels_before_frequencies_of_one(make_streams: Mak
         found.append((strategy.plan_.kernels, strategy.plan_.features, strategy.plan_.raw > 0))
     assert found[0] == (3, 4, True)
     assert {(2, 4, True), (1, 4, True), (1, 2, True)} <= set(found)
-
-
-@pytest.mark.parametrize(
-    ("options", "code"),
-    [
-        ({"experts": "global", "up": 5}, "FK-RIDGE-ROOM"),
-        ({"experts": "all", "up": 5}, "FK-RIDGE-ROOM"),
-        ({"experts": "global-ridge", "secure": True}, "FK-RIDGE-GLOBAL"),
-        ({"drop_outs": False, "threshold": 3}, "FK-THRESHOLD-WHOLE"),
-    ],
-)
-def test_what_may_not_be_summed_is_said_before_anything_is_sent(
-    options: dict[str, Any], code: str, make_streams: Make
-) -> None:
-    with refused(code):
-        learn(POFRLS(**options), make_streams(3, MESSAGES), 2)
