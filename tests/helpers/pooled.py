@@ -21,7 +21,6 @@ from fedkern_flwr.alignment import AlignmentTags, hash_ids, sort_order
 from fedkern_flwr.hybrid.landmarks import draw_landmarks
 from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets
 from fedkern_flwr.kernels.random_features import feature_map, gaussian_frequencies
-from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.online.learning import select_subset
 from fedkern_flwr.online.ridge import kernel_rows
 from fedkern_flwr.scaling import read_ranges
@@ -129,7 +128,7 @@ def plain_online(found: Any, *, weigh: str = "own", drawn: bool = False) -> Pair
         yield strategy.model()[0]["theta"], theta[0]
     if strategy.method == "pof-mkl":
         for k in clients:
-            kept = np.frombuffer(SessionState.load(found.contexts[k]).payload, "<f8")
+            kept = np.frombuffer(found.contexts[k].state["fedkern"]["payload"], "<f8")
             yield kept[:n], losses[k]
             yield kept[2 * n + 2], 0.0 if paper else gaps[k]
 
