@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import svm_groups
 from faulty import At, PowerCutError
 from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
@@ -147,12 +147,8 @@ def plain_central(x: Array, y: Array, users: int, iterations: int) -> list[Array
     return out
 
 
+same_session = svm_groups.same_session
 SPLITS = {"rows": "hierarchical-svm", "columns": "hierarchical-svm, vertical"}
-
-
-@pytest.fixture(autouse=True)
-def _same_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "token_hex", lambda n: "5e" * n)
 
 
 def horizontal(

@@ -1,7 +1,8 @@
 """Online methods against plain programs, with loops over clients, kernels and samples.
 
 Only the random draws are shared with the package. POF-MKL has two modes: equations 6-10 of the
-paper, with weights kept as plain products, and AdaGrad-norm with AdaHedge.
+paper, and AdaGrad-norm with AdaHedge. Its plain program is ``plain_online`` of tests/helpers, which
+the contract of all ways uses as well.
 """
 
 from __future__ import annotations
