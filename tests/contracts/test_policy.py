@@ -140,7 +140,7 @@ TRIED: list[tuple[str, partial[str], Any, Any, str]] = [
     ("labels", partial(of_file, 150), (), ("y",), "1 wait"),
     # what a server may ask for that plans with less than its nodes allow
     ("min_own_rows", partial(of_message, *FOLDS, {"folds": 3}), 5, 6, "FK-POLICY-OWN-ROWS"),
-    ("min_sum_rows", partial(of_message, *FOLDS, {"folds": 3}), 24, 25, "FK-POLICY-SUM-ROWS"),
+    ("min_sum_rows", partial(of_message, *FOLDS, {"folds": 3}), 15, 16, "FK-POLICY-SUM-ROWS"),
     ("min_own_rows", partial(of_message, "fed-cg, normal landmarks", "hybrid-moments", NINE),
      9, 10, FEW),
     ("min_own_rows", partial(of_message, "fdskl", "vertical-train", {"rows": lambda r: r[:9]}),
