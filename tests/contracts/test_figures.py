@@ -1,0 +1,139 @@
+"""Contract: figures that a user reads are those of the run, computed here once more."""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from conversation import watching
+from sklearn.metrics import auc
+from zoo import WAYS, quiet, same
+
+from fedkern_flwr.wire import sums
+
+#: What the table of a run calls a metric -> its name, its unit and its digits.
+NAMED: dict[str, tuple[str, float, int]] = {
+    "log loss of probabilities": ("test_log_loss", 1.0, 4),
+    "Brier score": ("test_brier", 1.0, 4),
+    "sets of classes hold the class": ("test_set_coverage", 1.0, 4),
+    "classes in a set": ("test_set_size", 1.0, 2),
+    "RMSE on held-out rows": ("test_rmse", 1.0, 4),
+    "MAE": ("test_mae", 1.0, 4),
+    "R2": ("test_r2", 1.0, 4),
+    "intervals hold the label": ("test_interval_coverage", 1.0, 4),
+    "width of an interval": ("test_interval_width", 1.0, 4),
+    "MSE (10⁻³)": ("mse", 1e-3, 3),
+    "MSE on held-out rows (10⁻³)": ("test_mse", 1e-3, 3),
+    "std over clients (10⁻³)": ("mse_client_std", 1e-3, 3),
+    "regret per client, mean": ("regret_mean", 1.0, 3),
+    "regret per client, std": ("regret_std", 1.0, 3),
+    "AUC": ("auc", 1.0, 4),
+    "nDCG@100": ("ndcg@100", 1.0, 4),
+    "recall@20": ("recall@20", 1.0, 4),
+    "coverage@10": ("coverage@10", 1.0, 4),
+    "of the most popular items": ("popularity ndcg@10", 1.0, 4),
+    "of item-kNN, pooled": ("item-knn ndcg@10", 1.0, 4),
+    "users judged": ("evaluated_users", 1.0, 0),
+    "rows summed": ("rows", 1.0, 0),
+    "nodes summed": ("clients", 1.0, 0),
+    "share of the variance explained": ("explained", 1.0, 4),
+    "of held-out rows": ("test_explained", 1.0, 4),
+}
+#: Method -> how many figures of a small run are known here.
+METHODS = {"fed-cg": 17, "fdskl": 17, "hierarchical-svm": 14, "pof-rls": 8, "pof-mkl": 8}
+METHODS |= {"fed-cfk": 12, "secure-gram": 5, "kernel-pca": 5}
+
+
+def of_classes(found: dict[str, Any]) -> dict[str, str]:
+    """Return the figures of classes: from counts of held-out rows, and the curves."""
+    matrix, names = np.array(found["confusion"]), found["class_names"]
+    rows, right, recalls = matrix.sum(), np.trace(matrix), np.diag(matrix) / matrix.sum(axis=1)
+    (curve,), bins = found["roc"], found["calibration"]
+    numbers = {
+        "accuracy on held-out rows": right / rows,
+        "of the most frequent class": matrix.sum(axis=1).max() / rows,
+        "recall": recalls[1],
+        "precision": matrix[1, 1] / matrix[:, 1].sum(),
+        "balanced accuracy": recalls.mean(),
+        "AUC": auc(*np.transpose(curve)),
+    }
+    for when, name in (
+        ("before", "calibration error before"),
+        ("after", "calibration error after"),
+    ):
+        mean, share, weights = np.transpose(bins[when])
+        numbers[name] = np.average(np.abs(mean - share), weights=weights)
+    cells = {
+        f"held-out rows of {name}": ", ".join(
+            f"{n} as {other}" for n, other in zip(counts, names, strict=True) if n
+        )
+        for name, counts in zip(names, matrix.tolist(), strict=True)
+    }
+    return {name: f"{value:.4f}" for name, value in numbers.items()} | cells
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_table_and_the_page_say_what_the_result_holds(
+    method: str, finished: Callable[..., SimpleNamespace]
+) -> None:
+    run = finished(method)
+    result, metrics = run.result, run.result["metrics"]
+    expected = {
+        name: f"{metrics[metric] / unit:.{digits}f}"
+        for name, (metric, unit, digits) in NAMED.items()
+        if metric in metrics
+    }
+    if "confusion" in result.get("held_out", {}):
+        expected |= of_classes(result["held_out"])
+    expected["exchanges"] = str(result["exchanges"])
+    expected["MB from clients"] = f"{result['bytes_up'] / 1e6:.2f}"
+    expected["MB to clients"] = f"{result['bytes_down'] / 1e6:.2f}"
+    lines = re.findall(r"^ *(\S.*?)  +(\S.*?) *$", run.shown, re.MULTILINE)
+    shown = {name: cell for name, cell in lines if name in expected}
+    assert shown == {name: expected[name] for name in shown}
+    assert len(shown) >= METHODS[method], sorted(expected.keys() - shown.keys())
+    page = html.unescape((run.folder / "report.html").read_text())
+    assert [cell for cell in shown.values() if f">{cell}<" not in page] == []
+
+
+def test_what_force_leaves_of_an_earlier_run_is_nothing(
+    commands: Any, in_tmp: Path, finished: Callable[..., SimpleNamespace]
+) -> None:
+    """Neither its model, nor its pictures, nor what its nodes kept."""
+    shutil.copytree(finished("fed-cg").folder, "used")
+    for out in ("used", "new"):
+        run = [*commands.small("fed-cg"), "--seed", "9", "--out", out, "--quiet", "--force"]
+        commands.interrupt(1, *run)
+    left = [sorted(str(p.relative_to(o)) for p in Path(o).rglob("*")) for o in ("used", "new")]
+    assert left[0] == left[1]
+
+
+@pytest.mark.parametrize("way", ["fed-cg", "fed-cg, tuned", "fdskl"])
+def test_a_sum_is_delivered_once_though_a_node_has_lost_what_it_made(way: str) -> None:
+    """The sums that were on their way are of the kernels before; those are made again."""
+    sites, lost = WAYS[way].sites(), list[int]()
+
+    def seen(client: Any, request: Any, sections: list[Any]) -> None:
+        named = [
+            (s.cohort, s.index, s.padded[0].tobytes())
+            for s in sections
+            if isinstance(s, sums.Delivery)
+        ]
+        assert len(named) == len(set(named))
+        if request.phase in ("hybrid-equations", "vertical-train") and not lost:
+            lost.append(client.partition)
+            for path in sites.folder.rglob("*"):
+                if path.suffix in (".kernel", ".phases"):
+                    path.unlink()
+
+    with watching(seen):
+        found = sites.fit()
+    assert lost
+    assert same(found.outcome(), quiet(way).outcome(), 1e-6)
