@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from conversation import Asked, watching
 from sklearn.metrics import auc
-from zoo import WAYS, quiet, same
+from zoo import WAYS, fit, quiet, same
 
 from fedkern_flwr.wire import sums
 
@@ -130,3 +130,15 @@ def test_a_sum_is_delivered_once_though_a_node_has_lost_what_it_made(way: str) -
         found = sites.fit()
     assert "FK-STATE-GONE" in str(found.strategy.ledger_.failures)
     assert same(found.outcome(), quiet(way).outcome(), 1e-6)
+
+
+@pytest.mark.parametrize("way", ["fed-cg, cg", "fed-cg, tuned", "fed-cg, balanced"])
+def test_in_which_parts_kernels_are_made_changes_no_prediction(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parts(rows: int, _: int) -> Iterator[slice]:
+        yield from (slice(start, min(start + 5, rows)) for start in range(0, rows, 5))
+
+    for module in ("clients.fed_cg_kernel", "kernels.product"):
+        monkeypatch.setattr(f"fedkern_flwr.{module}.row_chunks", parts)
+    assert same(fit(way).outcome(), quiet(way).outcome(), 1e-6)
