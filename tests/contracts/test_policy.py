@@ -18,7 +18,7 @@ import pytest
 from conversation import asked, ordered
 from frozen_tables import rows_that_wait
 from identities import known_node
-from zoo import WAYS, Sites, Way, new_folder
+from zoo import WAYS, Sites, Way, fit, new_folder
 
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.gram.recommenders import Recommender
@@ -215,3 +215,12 @@ def test_those_who_choose_lambda_are_no_fewer_than_a_figure_needs(
         fewest.clear()
         assert of_run("fed-cfk", min_evaluation_rows=least) == ""
         assert fewest == {expected}
+
+
+@pytest.mark.parametrize("way", ["pof-mkl, secure", "vm-kofl, secure"])
+@pytest.mark.parametrize("samples", [2, 3])
+def test_as_many_numbers_are_planned_as_there_are_unknowns(way: str, samples: int) -> None:
+    """Losses that are summed beside gradients count too; a frequency has two numbers."""
+    more: Rules = {"samples_per_round": samples, "frequencies_per_round": "auto", "features": 20}
+    planned = fit(way, start={"num_rounds": 2}, **more).strategy.privacy()["sums"][0]
+    assert planned["unknowns"] - 2 < planned["numbers"] <= planned["unknowns"]
