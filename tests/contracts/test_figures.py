@@ -6,6 +6,7 @@ import html
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,34 +19,22 @@ from zoo import WAYS, fit, quiet, same
 
 from fedkern_flwr.wire import sums
 
-#: What the table of a run calls a metric -> its name, its unit and its digits.
-NAMED: dict[str, tuple[str, float, int]] = {
-    "log loss of probabilities": ("test_log_loss", 1.0, 4),
-    "Brier score": ("test_brier", 1.0, 4),
-    "sets of classes hold the class": ("test_set_coverage", 1.0, 4),
-    "classes in a set": ("test_set_size", 1.0, 2),
-    "RMSE on held-out rows": ("test_rmse", 1.0, 4),
-    "MAE": ("test_mae", 1.0, 4),
-    "R2": ("test_r2", 1.0, 4),
-    "intervals hold the label": ("test_interval_coverage", 1.0, 4),
-    "width of an interval": ("test_interval_width", 1.0, 4),
-    "MSE (10⁻³)": ("mse", 1e-3, 3),
-    "MSE on held-out rows (10⁻³)": ("test_mse", 1e-3, 3),
-    "std over clients (10⁻³)": ("mse_client_std", 1e-3, 3),
-    "regret per client, mean": ("regret_mean", 1.0, 3),
-    "regret per client, std": ("regret_std", 1.0, 3),
-    "AUC": ("auc", 1.0, 4),
-    "nDCG@100": ("ndcg@100", 1.0, 4),
-    "recall@20": ("recall@20", 1.0, 4),
-    "coverage@10": ("coverage@10", 1.0, 4),
-    "of the most popular items": ("popularity ndcg@10", 1.0, 4),
-    "of item-kNN, pooled": ("item-knn ndcg@10", 1.0, 4),
-    "users judged": ("evaluated_users", 1.0, 0),
-    "rows summed": ("rows", 1.0, 0),
-    "nodes summed": ("clients", 1.0, 0),
-    "share of the variance explained": ("explained", 1.0, 4),
-    "of held-out rows": ("test_explained", 1.0, 4),
-}
+#: A metric -> what the table of a run calls it; in thousandths below, and with these digits.
+NAMED = {
+    "test_log_loss": "log loss of probabilities", "test_brier": "Brier score", "auc": "AUC",
+    "test_set_coverage": "sets of classes hold the class", "test_set_size": "classes in a set",
+    "test_rmse": "RMSE on held-out rows", "test_mae": "MAE", "test_r2": "R2",
+    "test_interval_coverage": "intervals hold the label", "ndcg@100": "nDCG@100",
+    "test_interval_width": "width of an interval", "mse": "MSE (10⁻³)",
+    "test_mse": "MSE on held-out rows (10⁻³)", "mse_client_std": "std over clients (10⁻³)",
+    "regret_mean": "regret per client, mean", "regret_std": "regret per client, std",
+    "recall@20": "recall@20", "coverage@10": "coverage@10", "rows": "rows summed",
+    "popularity ndcg@10": "of the most popular items", "clients": "nodes summed",
+    "item-knn ndcg@10": "of item-kNN, pooled", "evaluated_users": "users judged",
+    "explained": "share of the variance explained", "test_explained": "of held-out rows",
+}  # fmt: skip
+DIGITS = {"test_set_size": 2, "regret_mean": 3, "regret_std": 3, "rows": 0, "clients": 0}
+DIGITS |= {"evaluated_users": 0, "mse": 3, "test_mse": 3, "mse_client_std": 3}
 #: Method -> how many figures of a small run are known here.
 METHODS = {"fed-cg": 17, "fdskl": 17, "hierarchical-svm": 14, "pof-rls": 8, "pof-mkl": 8}
 METHODS |= {"fed-cfk": 12, "secure-gram": 5, "kernel-pca": 5}
@@ -86,9 +75,9 @@ def test_the_table_and_the_page_say_what_the_result_holds(
     run = finished(method)
     result, metrics = run.result, run.result["metrics"]
     expected = {
-        name: f"{metrics[metric] / unit:.{digits}f}"
-        for name, (metric, unit, digits) in NAMED.items()
-        if metric in metrics
+        text: f"{metrics[name] * (1e3 if '10⁻³' in text else 1.0):.{DIGITS.get(name, 4)}f}"
+        for name, text in NAMED.items()
+        if name in metrics
     }
     if "confusion" in result.get("held_out", {}):
         expected |= of_classes(result["held_out"])
@@ -142,3 +131,15 @@ def test_in_which_parts_kernels_are_made_changes_no_prediction(
     for module in ("clients.fed_cg_kernel", "kernels.product"):
         monkeypatch.setattr(f"fedkern_flwr.{module}.row_chunks", parts)
     assert same(fit(way).outcome(), quiet(way).outcome(), 1e-6)
+
+
+@pytest.mark.parametrize("way", ["pof-mkl", "pof-rls", "fed-cg", "fdskl", "hierarchical-svm"])
+def test_as_many_rows_are_said_to_be_predicted_as_nodes_wrote(way: str) -> None:
+    sites = WAYS[way].sites()
+    made = sites.fit().strategy
+    arrays, meta = made.model()
+    again = type(made).of_model(meta)
+    model = {"arrays": arrays, "meta": meta}
+    known = signature(again.predict_at_nodes).parameters
+    again.predict_at_nodes(sites.grid(), **{name: model[name] for name in model if name in known})
+    assert again.metrics_["predicted_rows"] == len(sites.rows()) > 0

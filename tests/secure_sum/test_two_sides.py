@@ -1,6 +1,4 @@
-"""Contract: what bounds numbers of a sum bounds them on both sides, and to the last step."""
-
-from __future__ import annotations
+"""What bounds numbers of a sum, and a total, bounds them on both sides."""
 
 from contextlib import nullcontext
 
@@ -10,11 +8,9 @@ from refusals import refused
 
 from fedkern_flwr.secure_sum import Encoding
 
-ENCODINGS = [Encoding.integers(9), Encoding.fixed_point(9.0), Encoding.fixed_point(9.0, 32)]
-
 
 @pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda one: f"{one.kind} {one.bits}")
+@pytest.mark.parametrize("encoding", [Encoding.integers(9), Encoding.fixed_point(9.0)])
 def test_a_number_or_a_total_beyond_its_bound_is_refused(encoding: Encoding, sign: int) -> None:
     for value, fits in ((9, True), (10, False)):
         values = np.array([0, sign * value])
