@@ -332,17 +332,6 @@ def test_all_that_is_opened_has_the_noise_that_is_told(
     assert "bins" not in made.result()["held_out"]
 
 
-def test_a_budget_for_parties_is_for_all_their_rows(serve: Serve) -> None:
-    rows, whole = (
-        equations_release(budget, features=M, outputs=1, bound=1.0, rows=[60, 40])
-        for budget in (Budget(1.0), Budget(1.0, unit="party"))
-    )
-    ratio = whole.noise.deviation(2) / rows.noise.deviation(2)
-    assert ratio == pytest.approx(60 * math.sqrt(2.0), rel=0.05)  # and two releases of a party
-    made = noisy(serve(deal(*side(90, 5), 3, 2, **TWO)), **BUDGET, privacy_unit="party")
-    assert made.result()["privacy"]["budget"]["unit"] == "party"
-
-
 def test_held_out_rows_are_counted_with_noise(serve: Serve) -> None:
     nodes = serve(deal(*side(300, 5), 3, 2, **TWO))
     confusion = np.array(noisy(nodes, privacy_epsilon=8.0).result()["held_out"]["confusion"])
