@@ -293,7 +293,11 @@ def _openings(
         one = replace(one, done=not order.self_masks)
         if each or order.noise or not node.is_counted(order) or share:
             if share and not each:  # the difference of two windows is a sum as well
-                least = max(order.length / row, 2 * node.products(order))
+                start, stop, _ = node.windows[order.name]
+                rows_of, hidden = sums.hidden(order, row, start=start, stop=stop)
+                own, least = rows_of[party.partition], order.length / row
+                if one.cohort is not None:  # the same places of the others are in it
+                    least *= own / max(own + hidden.others, 1)
                 one = replace(one, parts=ceil(least) if node.count_mode == "refuse" else 0)
             yield one
             continue
