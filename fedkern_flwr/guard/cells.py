@@ -362,22 +362,17 @@ def same(one: Sum, other: Sum) -> bool:
     )
 
 
-def repeated(
-    blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kind: str
-) -> tuple[float, bytes]:
-    """Return how many numbers a run may open that sums a function again, and which function.
+def repeated(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], function: bytes) -> float:
+    """Return how many numbers a run may open that sums a function again.
 
     About rows of the earlier run it tells nothing new. Rows that came later bear the numbers: a
-    fifth of what they have left, or a sixth of what they had. It is the function of the last run of
-    this kind; nothing where that has none, or summed it over several sets of rows.
-
-    Parameters are those of :func:`planned_share`.
+    fifth of what they have left, or a sixth of what they had. There are none where the function was
+    summed over several sets of rows. The other parameters are those of :func:`planned_share`.
     """
     sums = [one for one in sums if one.numbers]
-    last = [one for one in sums if one.kind == kind and one.function]
-    last = [one for one in last if one.function == last[-1].function]
+    last = [one for one in sums if one.function == function]
     if not last or len({one.purpose for one in last}) > 1:
-        return 0.0, b""
+        return 0.0
     learned, before = frozenset(among), Cells(blocks, sums)
     fair = _fair(before, last)
 
@@ -390,7 +385,7 @@ def repeated(
 
     most = int(last[-1].numbers)
     numbers = bisect.bisect_left(range(1, most + 1), True, key=lambda n: not fits(n))
-    return float(numbers), last[-1].function
+    return float(numbers)
 
 
 def planned_share(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kind: str) -> float:
