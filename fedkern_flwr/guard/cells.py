@@ -293,7 +293,8 @@ def check_rows(
     if few(cells.members([*like, new])) - known:
         raise RefusedError(
             f"refused: fewer than {least} rows would be told apart from all others",
-            remedy="ask for the rows of earlier runs, or for many others",
+            remedy="ask for the rows of earlier runs, or for many others; FedCG takes all rows "
+            "with --missing neutral, whoever lacks some",
             code="FK-FREEZE-ROWS",
         )
 

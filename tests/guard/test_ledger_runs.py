@@ -169,6 +169,23 @@ def test_the_next_run_may_not_differ_by_a_row_nor_by_a_party(
         federation.run(method, 5, lambda k: slice(0, 21))
 
 
+def test_rows_that_a_further_centre_lacks_are_no_other_rows(federation: Federation) -> None:
+    """Dropped, they would be told apart; with neutral blocks the rows are those of before."""
+    policy = NodePolicy(allow_small_sums=True, allow_party_change=True)
+
+    def run(nodes: int, missing: Any) -> None:
+        strategy = FedCG(landmarks=4, missing=missing)
+        lacks = slice(0, 18)
+        federation.run(
+            "fed-cg", nodes, lambda k: lacks if k == 4 else all_rows(k), strategy, policy
+        )
+
+    run(4, "drop-row")
+    with refused("FK-FREEZE-ROWS"):
+        run(5, "drop-row")
+    run(5, "neutral")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_again_passes_and_what_an_owner_allows(
