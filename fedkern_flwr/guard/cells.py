@@ -27,6 +27,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,10 +149,12 @@ class Cells:
         for at, one in enumerate(sums):
             inside = np.array(sorted(one.blocks), int)
             found[inside, at] = self.blocks["version"][inside]
-        for block, parent in enumerate(self.blocks["parent"]):
-            if parent >= 0:
-                found[block] = np.where(found[block] < 0, found[parent], found[block])
-        return found[self.leaves]
+        member, above = found[self.leaves], self.blocks["parent"][self.leaves]
+        while (above >= 0).any():  # a leaf was in the sums of the blocks of which it is a part
+            inside = (member < 0) & (above >= 0)[:, None]
+            member = np.where(inside, found[above], member)
+            above = np.where(above >= 0, self.blocks["parent"][above], above)
+        return member
 
     @cached_property
     def shares(self) -> list[Share]:
@@ -301,15 +304,22 @@ def check_rows(
 
 def meeting(blocks: Blocks, sums: Sequence[Sum], new: Sum) -> tuple[list[Sum], list[Sum]]:
     """Return the sums that have a row in common with a new one, and the others."""
-    line = set(new.blocks)
-    for block in new.blocks:
-        while (block := int(blocks["parent"][block])) >= 0:
-            line.add(block)
+    line = line_of(blocks, sorted(new.blocks))
     meets = [not line.isdisjoint(one.blocks) for one in sums]
     return (
         [one for one, does in zip(sums, meets, strict=True) if does],
         [one for one, does in zip(sums, meets, strict=True) if not does],
     )
+
+
+def line_of(blocks: Blocks, some: Sequence[int] | NDArray[np.integer[Any]]) -> set[int]:
+    """Return some blocks, and those of which they are a part."""
+    line, above = set[int](), np.unique(np.asarray(some, int))
+    while len(above):
+        line.update(above.tolist())
+        above = np.unique(blocks["parent"][above])
+        above = above[above >= 0]
+    return line
 
 
 def check_sum(blocks: Blocks, sums: Sequence[Sum], new: Sum) -> None:
