@@ -149,12 +149,11 @@ class Cells:
         for at, one in enumerate(sums):
             inside = np.array(sorted(one.blocks), int)
             found[inside, at] = self.blocks["version"][inside]
-        member, above = found[self.leaves], self.blocks["parent"][self.leaves]
-        while (above >= 0).any():  # a leaf was in the sums of the blocks of which it is a part
-            inside = (member < 0) & (above >= 0)[:, None]
-            member = np.where(inside, found[above], member)
-            above = np.where(above >= 0, self.blocks["parent"][above], above)
-        return member
+        above = self.blocks["parent"]
+        while (above >= 0).any():  # a part was in the sums of the whole: one level, 2, 4, ... up
+            found = np.where((found < 0) & (above >= 0)[:, None], found[above], found)
+            above = np.where(above >= 0, above[above], above)
+        return found[self.leaves]
 
     @cached_property
     def shares(self) -> list[Share]:
