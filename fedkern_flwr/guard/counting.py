@@ -215,19 +215,20 @@ class Group:
         """
         return self.start < self.stop and (start < self.start or last < self.stop)
 
-    def enter(self, sums: Mapping[str, tuple[int, str]], start: int, stop: int, row: float) -> int:
-        """Enter sums; return how many numbers are released of these rows and those they meet.
+    def enter(
+        self, name: str, numbers: int, values: str, *, start: int, stop: int, row: float
+    ) -> int:
+        """Enter a sum; return how many numbers are released of its rows and those that they meet.
 
-        ``sums`` are name -> numbers, and what they were of: the same values tell nothing new.
+        ``values`` is what it is of: the same values as last tell nothing new.
         """
         if start >= self.stop:  # other rows than before
             self.start, self.stop, self.row, self.numbers = start, stop, row, {}
         self.start, self.stop = min(self.start, start), max(self.stop, stop)
         self.row = min(self.row, row)
-        for name, (numbers, values) in sums.items():
-            known, last = self.numbers.get(name, (0, ""))
-            if values != last:
-                self.numbers[name] = [known + numbers, values]
+        known, last = self.numbers.get(name, (0, ""))
+        if values != last:
+            self.numbers[name] = [known + numbers, values]
         return sum(known for known, _ in self.numbers.values())
 
 

@@ -205,10 +205,11 @@ class GuardedNode:
         if self.simulated and not refuses:  # there the server warns
             return
         row = counting.unknowns_of_row(record.columns, record.binary)
+        own = sums.party.state.counts.get(self.partition, (0, 0))[0]
         for order in sums.contributed:
             window = self.windows.get(order.name)
-            whole = not (order.noise or self.ledger.counts) and self.is_counted(order)
-            if window is None and not whole:
+            counts = own and not (order.noise or self.ledger.counts) and self.is_counted(order)
+            if window is None and not counts:
                 continue
             start, stop, last = window or (0, counting.ENDLESS, None)
             group = counting.Group(**record.group)
@@ -217,27 +218,21 @@ class GuardedNode:
                 raise counting.small_sum(again, self.name)
             behind = sum(sums.hidden(order, row, start=start, stop=stop)[0].values())
             length = math.ceil(order.length * self.weight(order, behind))
-            values = sums.values[order.name].hex()
-            told = {order.name.partition("#")[0]: (length, values)}
-            numbers = group.enter(told, start, stop, row)
+            told = order.name.partition("#")[0], length, sums.values[order.name].hex()
+            about = [(group, group.enter(*told, start=start, stop=stop, row=row))]
             record.group = vars(group)
-            self._check_count(sums, order, group, numbers)
-            if last is not None:
-                self._check_count(sums, order, counting.Group(last[0], stop, row), last[1])
-
-    def _check_count(
-        self, sums: ClientSums, order: sum_wire.Order, group: counting.Group, numbers: int
-    ) -> None:
-        beside, where = self.beside(order.name), {"start": group.start, "stop": group.stop}
-        rows, hidden = sums.hidden(order, group.row, beside, **where)
-        unknowns = (rows[self.partition] + hidden.others) * hidden.row
-        problem = counting.too_many(numbers, unknowns)
-        if problem and self.count_mode == "refuse":
-            raise counting.small_sum(problem, self.name)
-        if problem and self.count_mode == "warn":
-            self.warn(problem)
-        if self.windows:
-            self._share = max(self._share, numbers / unknowns if unknowns else np.inf)
+            about += [(counting.Group(last[0], stop, row), last[1])] if last else []
+            for rows, numbers in about:
+                where, beside = {"start": rows.start, "stop": rows.stop}, self.beside(order.name)
+                among, hidden = sums.hidden(order, rows.row, beside, **where)
+                unknowns = (among[self.partition] + hidden.others) * hidden.row
+                problem = counting.too_many(numbers, unknowns)
+                if problem and refuses:
+                    raise counting.small_sum(problem, self.name)
+                if self.count_mode == "warn":
+                    self.warn(problem)
+                if window:
+                    self._share = max(self._share, numbers / unknowns if unknowns else np.inf)
 
     def warn(self, problem: str) -> None:
         """Warn, once in a run, that rows can be computed."""
