@@ -294,7 +294,7 @@ def check_rows(
     known = few(cells.members(like)) if like else set()
     if few(cells.members([*like, new])) - known:
         raise RefusedError(
-            f"refused: fewer than {least} rows would be told apart from all others",
+            f"refused: fewer than {max(least, parts)} rows would be told apart from all others",
             remedy="ask for the rows of earlier runs, or for many others; FedCG takes all rows "
             "with --missing neutral, whoever lacks some",
             code="FK-FREEZE-ROWS",

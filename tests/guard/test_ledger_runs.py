@@ -233,6 +233,15 @@ def test_numbers_of_streams_are_counted_over_runs(federation: Federation) -> Non
     assert not federation.ledger(1).runs()[2].sums
 
 
+def test_the_places_of_others_hide_what_two_windows_differ_by(federation: Federation) -> None:
+    """Five rows of a node bear no 22 numbers, those of the four parties do."""
+    for samples in (10, 5):
+        strategy = POFMKL(
+            kernels=1, features=8, samples_per_round=samples, subset="shared", secure=True
+        )
+        federation.run("pof-mkl", 5, all_rows, strategy, NodePolicy())
+
+
 def test_figures_are_counted_over_runs(federation: Federation) -> None:
     """Ten by default, whatever the model."""
 
