@@ -205,7 +205,6 @@ WRITTEN: list[tuple[str, bytes, dict[str, Any], tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.promise("files-as-written")
 @pytest.mark.parametrize(("name", "data", "how", "columns"), WRITTEN)
 def test_files_are_read_as_they_are_written(
     name: str, data: bytes, how: dict[str, Any], columns: tuple[str, ...], tmp_path: Path

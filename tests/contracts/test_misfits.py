@@ -46,6 +46,11 @@ def forget(patients: slice) -> Spoil:
     return spoil
 
 
+def in_capitals(k: int) -> Spoil:
+    """Let a party write its ids otherwise than the others."""
+    return lambda t: t[k].update(ids=[str(one).upper() for one in t[k]["ids"]])
+
+
 def twice(tables: list[Table]) -> None:
     """Let a row be held out and learned from."""
     tables[0]["ids_test"][0] = tables[0]["ids"][0]
@@ -105,6 +110,10 @@ GLOBAL: Table = {"experts": "global-ridge", "secure": True}
 #: Way, what is wrong -> code, what is changed, options of the strategy, who is named.
 MISFITS: dict[tuple[str, str], tuple[str, Spoil, Table, str]] = {
     (FED, "another key"): ("FK-IDS-APART", change(3, **KEY), NEUTRAL, "partition 3"),
+    (FED, "ids in capitals"): ("FK-IDS-SPELLED", in_capitals(3), NEUTRAL, "partition 0"),
+    (FDSKL, "ids in capitals"): ("FK-IDS-SPELLED", in_capitals(2), {}, "partition 0"),
+    (ACROSS, "ids in capitals"): ("FK-IDS-SPELLED", in_capitals(1), {}, "partition"),
+    (RANGES, "other units"): ("FK-UNITS-DIFFER", change(4, units={"0": "kg"}), {}, "partition 4"),
     (FED, "unknown patients"): ("FK-ROWS-LACKING", forget(slice(99)), {}, "partition 0"),
     (FED, "one centre"): ("FK-PARTIES-ALONE", forget(slice(1)), NEUTRAL, ""),
     (FED, "two seeds"): (
@@ -180,7 +189,7 @@ MISFITS: dict[tuple[str, str], tuple[str, Spoil, Table, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.promise("svm-alone")
+@pytest.mark.promise("svm-alone", "ids-spelled-alike")
 @pytest.mark.parametrize(("way", "what"), MISFITS, ids=map(": ".join, MISFITS))
 def test_what_does_not_fit_together_ends_the_run_at_once(
     way: str, what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -355,7 +355,6 @@ def test_a_false_commitment_to_a_self_seed_names_its_owner() -> None:
     refuses("FK-SUM-SEED", running.total, party=2)
 
 
-@pytest.mark.promise("sums-odd-masks")
 @pytest.mark.parametrize(
     ("liars", "parties", "places"), [(1, 6, [1]), (1, 6, [5]), (1, 6, []), (2, 9, [])]
 )

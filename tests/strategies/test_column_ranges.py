@@ -97,7 +97,6 @@ def test_holders_of_a_block_get_the_ranges_of_all_their_rows_and_labels(sites: S
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-@pytest.mark.promise("ranges-labels-asked")
 def test_without_being_asked_for_labels_are_not_summed(sites: Sites) -> None:
     for k in PATIENTS:
         sites.tables[k]["y"] = np.ones(len(sites.tables[k]["x"]))
