@@ -273,7 +273,7 @@ _OF_TABLES = (
     "na",
     "dates",
     "header",
-    "class_names",
+    "class_of",
     "use",
     "ignore",
     "common_columns",
