@@ -42,7 +42,7 @@ def party(partition: int, rows: Any, tests: Any = (), **more: Any) -> HybridDesc
     values |= {"features": 2, "columns": "a digest", "block": block, "seeded": True}
     values |= {"square_bound": 2.0, "absolute_bound": 2.0, "restored": True}
     values |= {"outputs": 0, "classes": 0, "labels": "", "label_bound": 1.0}
-    values |= {"labelled": False, "allow_single": False}
+    values |= {"labelled": False, "allow_single": False, "spelled": hashes(())}
     return HybridDescribeReply(**{**values, **more})
 
 
@@ -289,6 +289,7 @@ def owner(
     fields |= {"outputs": int(active), "classes": 2 * active, "labels": "two" * active}
     fields |= {"label_bound": 1.0, "labelled": True, "named": True, "allow_single": False}
     fields |= {"restored": True, "ids": hash_ids(ids, bytes(range(16)), "s")}
+    fields["spelled"] = hashes(())
     return VerticalDescribeReply(**{**fields, **more})
 
 
