@@ -227,8 +227,12 @@ def test_descriptions_are_checked_before_rows_are_matched() -> None:
     for parties in ([good[0], good[0]], good[:1]):
         with pytest.raises(errors.PartitionError):
             hybrid.check_parties(parties)
-    changes: list[dict[str, Any]] = [{"rows": 2}, {"ids": good[1].ids[:, :1]}]
+    changes: list[dict[str, Any]] = [
+        {"rows": 2},
+        {n: good[1].ids[:k, :1] for n, k in (("ids", 99), ("spelled", 0))},
+    ]
     changes.append({"ids": good[1].ids.astype(np.uint32)})
+    changes.append({"spelled": hashes([1])})
     bad = [(change, "FK-MESSAGE-SHAPE") for change in changes]
     bad += [
         ({"role": "client"}, "FK-NODE-METHOD"),
