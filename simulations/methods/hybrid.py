@@ -11,6 +11,7 @@ import numpy as np
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.judging.figures import in_units
+from fedkern_flwr.options import check_memory
 from fedkern_flwr.tables.table import how_many
 
 from ... import strategies
@@ -198,6 +199,21 @@ class HybridFamily(Family[HybridSettings, HybridData]):
                 remedy="use --scaling rank or range",
                 code="FK-SCALING-RANGE",
             )
+
+    def check_data(self, config: Config, prepared: HybridData) -> None:
+        """Refuse options that cannot work with the data.
+
+        Raises
+        ------
+        OptionError
+        """
+        super().check_data(config, prepared)
+        strategy = FedCG(**config["options"])
+        if strategy.landmarks != "auto":
+            m, direct = strategy.fixed_landmarks, strategy.chosen_solver == "normal-equations"
+            square = direct or strategy.penalty == "rkhs"
+            rows = len(prepared.split(config["seed"]).x)
+            check_memory("landmarks", m, 3.0 * m * (m if square else strategy.rank) + rows * m)
 
     def prepare(self, settings: HybridSettings) -> HybridData:
         """Load the table and deal it."""
