@@ -35,7 +35,7 @@ from fedkern_flwr.vertical.parties import (
     chunks,
     name_sum,
 )
-from fedkern_flwr.vertical.phases import cosines, new_coefficients, outputs
+from fedkern_flwr.vertical.phases import MOST_DIRECTIONS, cosines, new_coefficients, outputs
 from fedkern_flwr.wire import DescribeRequest
 
 from .fdskl_table import PhaseStore, VerticalTable
@@ -44,8 +44,8 @@ from .table_client import TableClient
 
 _PINNED = ("kernel", "gamma", "phase_bits", "capacity")
 _ROOT_2 = np.sqrt(2.0)
-#: Directions of all iterations, and outputs of a model, that a run may have.
-MOST_DIRECTIONS, MOST_OUTPUTS = 1 << 20, 1 << 10
+#: Outputs of a model that a run may have.
+MOST_OUTPUTS = 1 << 10
 
 
 class VerticalKernelClient(TableClient):

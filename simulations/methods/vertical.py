@@ -135,9 +135,9 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
         super().check_data(config, prepared)
         check_numbers(prepared, "loss", config["options"].get("loss"), "square")
         features = config["options"].get("features")
-        if features is not None:  # the normal equations, and two copies of them while solving
+        if features is not None:  # the equations, or rows and their basis; and copies of them
             rows = len(prepared.split(config["seed"]).x)
-            check_memory("features", features, 3.0 * features**2 + rows * features)
+            check_memory("features", features, 3.0 * features * min(features, 2 * rows))
 
     def prepare(self, settings: VerticalSettings) -> VerticalData:
         """Load the table and deal it."""

@@ -269,7 +269,7 @@ def test_what_cannot_be_is_a_value_error_of_one_line() -> None:
         (SecureGramClassifier(parties=1), "FK-PARTIES-FEW"),
         (FedCGClassifier(landmarks=100_000), "FK-OPTION-RANGE"),
         (FedCGClassifier(landmarks=60_000, options={"penalty": "rkhs"}), "FK-OPTION-MEMORY"),
-        (FDSKLClassifier(features=1_000_000), "FK-OPTION-MEMORY"),
+        (FDSKLClassifier(features=10_000_000), "FK-OPTION-RANGE"),
         (FedCGClassifier(tune="other"), "FK-OPTION-CHOICE"),
     ):
         with pytest.raises(ValueError, match=rf"\[{code}\]$") as met:
