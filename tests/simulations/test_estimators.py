@@ -26,6 +26,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from fedkern_flwr.fitted import load_model
 from fedkern_flwr.simulations import estimators
+from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.estimators import (
     FDSKLClassifier,
     FDSKLRegressor,
@@ -178,6 +179,14 @@ def test_a_constant_target_is_predicted(learner: Any) -> None:
     assert np.allclose(SecureGramRegressor(learner=learner).fit(x, y).predict(x), 3.5)
 
 
+def test_a_run_of_a_constant_target_ends_with_a_model(tmp_path: Path) -> None:
+    rows = pd.DataFrame(DIABETES[0][:40, :4], columns=list("abcd"))
+    rows.assign(y=3.5).to_csv(tmp_path / "t.csv", index=False)
+    given = f"secure-gram --data {tmp_path}/t.csv --label y --task regression --out {tmp_path}/out"
+    assert run(["run", *given.split(), "--encoding", "fixed-point"]) == 0
+    assert np.allclose(load_model(tmp_path / "out").predict(rows), 3.5)
+
+
 @pytest.mark.parametrize(
     "made",
     [
@@ -268,7 +277,6 @@ def test_what_cannot_be_is_a_value_error_of_one_line() -> None:
         (HierarchicalSVMClassifier(parties=1), "FK-PARTIES-FEW"),
         (SecureGramClassifier(parties=1), "FK-PARTIES-FEW"),
         (FedCGClassifier(landmarks=100_000), "FK-OPTION-RANGE"),
-        (FedCGClassifier(landmarks=60_000, options={"penalty": "rkhs"}), "FK-OPTION-MEMORY"),
         (FDSKLClassifier(features=10_000_000), "FK-OPTION-RANGE"),
         (FedCGClassifier(tune="other"), "FK-OPTION-CHOICE"),
     ):
@@ -276,6 +284,30 @@ def test_what_cannot_be_is_a_value_error_of_one_line() -> None:
             wrong.fit(x, y)
         if code == "FK-PARTIES-FEW":  # the parameter, and not what the method makes of it
             assert str(met.value).startswith(f"parties is {wrong.parties}; ")
+
+
+def test_arrays_are_compared_with_the_memory_there_is() -> None:
+    """Before anything is sent, at the command line as well; few rows take little of it."""
+    program = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (6 << 30,) * 2)
+from sklearn.datasets import load_iris
+from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.estimators import FDSKLClassifier, FedCGClassifier
+for made in (FedCGClassifier(landmarks=60_000, options={"penalty": "rkhs"}),
+             FDSKLClassifier(features=1_000_000)):
+    try:
+        made.fit(*load_iris(return_X_y=True))
+    except ValueError as error:
+        print(error)
+print(run(["run", "fed-cg", "--landmarks", "60000", "--solver", "normal-equations"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    first, second, code = done.stdout.splitlines()[-3:]
+    assert code == "2"
+    for line, option in (first, "landmarks"), (second, "features"), (done.stderr, "landmarks"):
+        assert line.strip().endswith("[FK-OPTION-MEMORY]")
+        assert f"{option} is " in line.splitlines()[-1]
 
 
 def test_the_example_of_the_page_runs() -> None:
