@@ -208,12 +208,10 @@ class HybridFamily(Family[HybridSettings, HybridData]):
         OptionError
         """
         super().check_data(config, prepared)
-        strategy = FedCG(**config["options"])
-        if strategy.landmarks != "auto":
-            m, direct = strategy.fixed_landmarks, strategy.chosen_solver == "normal-equations"
-            square = direct or strategy.penalty == "rkhs"
-            rows = len(prepared.split(config["seed"]).x)
-            check_memory("landmarks", m, 3.0 * m * (m if square else strategy.rank) + rows * m)
+        landmarks = config["options"].get("landmarks", "auto")
+        if landmarks != "auto":  # equations, at least those of the pooled solution, and copies
+            rows, m = len(prepared.split(config["seed"]).x), int(landmarks)
+            check_memory("landmarks", m, 3.0 * m * m + rows * m)
 
     def prepare(self, settings: HybridSettings) -> HybridData:
         """Load the table and deal it."""
