@@ -87,7 +87,7 @@ class Failure:
                 code="FK-NODE-METHOD",
             )
 
-    def raise_final(self, phase: str, party: str) -> None:
+    def raise_final(self, phase: str, party: str = "") -> None:
         """Raise what the node said, if another attempt would be no use.
 
         Raises
