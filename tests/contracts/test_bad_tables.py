@@ -250,6 +250,8 @@ TAUGHT: list[tuple[dict[str, str], str, str]] = [
     ({"a": ""}, f"pof-mkl {AND} --missing drop-row", "FK-VALUES-NOROW"),
     ({}, f"fed-cg {AND} --split site --site s", "FK-SPLIT-SITES"),
     ({}, f"fed-cg {AND} --hospitals 19", "FK-ROWS-FEW"),
+    ({}, f"fed-cg {AND} --landmarks 100000", "FK-OPTION-RANGE"),
+    ({}, f"fdskl {AND} --features 2000000", "FK-OPTION-RANGE"),
     ({"y": SECRET}, "pof-mkl --data t.csv --label text --clients 3", "FK-TASK-TEXT"),
 ]
 
