@@ -32,6 +32,7 @@ from fedkern_flwr.hybrid.landmarks import (
     MOST_LANDMARKS,
     SAMPLINGS,
     SEED_BYTES,
+    PairSecret,
     check_seed_bytes,
     draw_landmarks,
     moment_sums,
@@ -50,15 +51,21 @@ from fedkern_flwr.kernels.product import (
 from fedkern_flwr.labels import balanced_weights, class_counts
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.privacy import Release, plan_release
-from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
+from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_message
 from fedkern_flwr.secure_sum.noise_keys import asked
 from fedkern_flwr.solvers.equations import pack_equations
 from fedkern_flwr.solvers.tuning_sums import MOST_FOLDS, MOST_WIDTHS, SPREAD, spread, tuning_length
 from fedkern_flwr.wire import DescribeRequest
 from fedkern_flwr.wire.sums import Order
 
-from .fed_cg_kernel import HospitalKernel, HybridTable, KernelRows, RunState
+from .fed_cg_kernel import (
+    HospitalKernel,
+    HybridTable,
+    KernelRows,
+    RunState,
+    training_positions,
+    wider,
+)
 from .party_table import Floats
 from .table_client import TableClient
 
@@ -67,7 +74,6 @@ BASES = ("landmarks", "fourier")
 SEQUENCE = 400
 _SETTINGS = ("kernel", "landmarks", "basis", "sampling")
 _UNIT = 1.0 + 1e-9
-_ROUNDED = 1.0 + 5e-10  # less than what strategies allow for rounding
 _NO_ROWS = np.zeros(0, np.int32)
 
 
@@ -186,6 +192,7 @@ class HybridKernelClient(TableClient):
             wire.HybridDescribeReply,
             block=self.block,
             seeded=self.landmark_seed is not None,
+            pair_digest=self._pair.told(request.session),
             square_bound=distance_bound(self.table.ranges, "rbf"),
             absolute_bound=distance_bound(self.table.ranges, "laplacian"),
             fold_rows=self.policy.min_own_rows,
@@ -330,7 +337,25 @@ class HybridKernelClient(TableClient):
         if request.sealed_seed.size:
             place = ("landmarks", session, self.block, other, self.partition)
             return unseal_message(self.pair_secret(other), request.sealed_seed.tobytes(), *place)
+        if other >= 0:  # two holders need no exchange for it
+            return self._pair_landmarks(other, lasting=request.lasting)
         return self.kept.seed or self._own_secret()
+
+    def _pair_landmarks(self, other: int, *, lasting: bool) -> bytes:
+        """Return the secret of two holders: of an earlier run, or of this run's pair secret."""
+        pair = self._pair
+        if lasting:
+            if not (found := pair.read()):
+                raise self.wrong("it has no secret of an earlier run", code="FK-ASKED-SECRET")
+            return found
+        found = derive_key(self.pair_secret(other), "landmarks", self.session, self.block)
+        self.kept.settings["passing"] = not pair.keep(found)
+        return found
+
+    @property
+    def _pair(self) -> PairSecret:
+        place = self.ledger.lasting_secret(f"pair/{self.block}".encode())
+        return PairSecret.of(self.state_dir, place)
 
     def _own_secret(self, peers: Sequence[int] = ()) -> bytes:
         """Return a secret of its own: the same in all runs where the node remembers one.
@@ -623,7 +648,7 @@ class HybridKernelClient(TableClient):
         spreads = np.array_equal(gammas, spread(base, kept.landmarks))
         if not kept.settings["alone"] or request.balanced or request.folds > FOLDS:
             return {}
-        if not (spreads or gammas.shape[1] == 1):
+        if kept.settings.get("passing") or not (spreads or gammas.shape[1] == 1):
             return {}
         drawn = max(kept.landmarks, kept.settings["sequence"])  # fewer are the first of these
         drawn_as = [kept.settings[name] for name in ("kernel", "sampling")]
@@ -888,16 +913,3 @@ class HybridKernelClient(TableClient):
         least = budget.colluders + 1
         whole = plan_release("run", budget, sensitivity=1.0, length=1, parties=least, least=least)
         self.secure_sums.charges.append(Charge(self.session.encode(), whole))
-
-
-def training_positions(request: wire.MomentsRequest | wire.DistancesRequest) -> NDArray[Any]:
-    """Return the positions of all training rows that a request names and this party holds."""
-    named = [r[:train] for (_, train, *_), r in zip(request.parts, request.rows, strict=True)]
-    positions = np.concatenate([np.zeros(0, np.int32), *named])
-    return positions[positions >= 0]
-
-
-def wider(bound: float) -> SumRule:
-    """Return the rule of a sum whose bound is the largest of those of its parties."""
-    own = max(bound * _ROUNDED, np.finfo(np.float64).tiny)
-    return SumRule(Encoding.fixed_point(own), wider=True)

@@ -18,13 +18,18 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.alignment import AlignmentKey, hash_ids, sort_order
 from fedkern_flwr.errors import StateError
+from fedkern_flwr.guard import SumRule
+from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.fourier import CIRCLE, features
 from fedkern_flwr.kernels.product import kernel_from_distances, row_chunks
 from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.solvers.tuning_sums import Equations
 
 from .party_table import Floats, PartyTable
 from .run_file import RunFile
+
+_ROUNDED = 1.0 + 5e-10  # less than what strategies allow for rounding
 
 
 class HybridTable(PartyTable):
@@ -323,3 +328,16 @@ class HospitalKernel:
         if self.kept.tunes:
             rows = kernel_from_distances(np.array(rows), gammas)
         return np.asarray(rows @ coefficients)
+
+
+def training_positions(request: wire.MomentsRequest | wire.DistancesRequest) -> NDArray[Any]:
+    """Return the positions of all training rows that a request names and this party holds."""
+    named = [r[:train] for (_, train, *_), r in zip(request.parts, request.rows, strict=True)]
+    positions = np.concatenate([np.zeros(0, np.int32), *named])
+    return positions[positions >= 0]
+
+
+def wider(bound: float) -> SumRule:
+    """Return the rule of a sum whose bound is the largest of those of its parties."""
+    own = max(bound * _ROUNDED, np.finfo(np.float64).tiny)
+    return SumRule(Encoding.fixed_point(own), wider=True)

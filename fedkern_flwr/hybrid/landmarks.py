@@ -18,11 +18,14 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
-from typing import Literal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checkpoint import write_atomically
 from ..errors import OptionError
 
 Floats = NDArray[np.float64]
@@ -161,6 +164,44 @@ def seed_fingerprint(seed: bytes, session: str, block: str, moments: Floats | No
     if moments is not None:
         text += b"/" + np.ascontiguousarray(moments, "<f8").tobytes()
     return hmac.digest(seed, text, "sha256")[:_FINGERPRINT_BYTES]
+
+
+@dataclass(frozen=True)
+class PairSecret:
+    """The secret of landmarks that a node took with the other holder of its block, for later runs.
+
+    With it they sum the same numbers again, which tells nothing new. Who held the block with this
+    node before does not know it: a new holder has no such secret, so both take a new one.
+
+    Attributes
+    ----------
+    file : Path or None
+        Where it is kept; None where nothing is.
+    """
+
+    file: Path | None
+
+    @classmethod
+    def of(cls, folder: str | Path | None, place: bytes | None) -> Self:
+        """Return that of a node's folder; ``place`` changes where earlier runs must not go on."""
+        if folder is None or place is None:
+            return cls(None)
+        return cls(Path(folder) / f"landmarks-{place.hex()[:32]}")
+
+    def read(self) -> bytes:
+        """Return it; nothing if there is none."""
+        return self.file.read_bytes() if self.file is not None and self.file.is_file() else b""
+
+    def keep(self, secret: bytes) -> bool:
+        """Keep another one; tell whether there is a place for it."""
+        if self.file is not None:
+            write_atomically(self.file, secret, private=True)
+        return self.file is not None
+
+    def told(self, session: str) -> str:
+        """Return a digest by which the server sees that both holders have the same."""
+        found = self.read()
+        return hmac.digest(found, session.encode(), "sha256").hex() if found else ""
 
 
 def check_seed_bytes(seed: bytes) -> None:

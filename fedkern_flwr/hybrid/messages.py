@@ -29,6 +29,8 @@ class HybridDescribeReply(TableReply):
 
     block: str  # parties with the same block of features have the same columns
     seeded: bool  # whether the secret of the block's landmarks is configured at the node
+    # Digest of the session and the secret that it took with another holder in an earlier run.
+    pair_digest: str = ""
     square_bound: float  # largest squared, and absolute, distance within the declared ranges
     absolute_bound: float
     fold_rows: int = 0  # least number of its training rows in a fold
@@ -109,7 +111,9 @@ class DistancesRequest(RowsRequest, phase="hybrid-distances"):
     landmarks: int  # m; of basis "fourier" 2 D features
     basis: str = "landmarks"  # or "fourier": phases take the place of distances
     # The holder of this block that sealed ``sealed_seed``, its secret; -1: it is the party's own.
+    # Of two holders nothing is sealed: the secret is of their pair, or of their earlier run.
     seed_from: int
+    lasting: bool = False
     model: str  # for predictions: session and step of the run that made the model; else empty, 0
     model_round: int
     save_as: int  # step under which to keep what resuming or predicting needs; 0: nothing is kept

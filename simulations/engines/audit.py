@@ -57,7 +57,7 @@ _UP = _by_field(
     commitment={
         "align-hop": "fingerprint",
         "align-tags": "fingerprint",
-        "describe": "secret_digest",
+        "describe": "secret_digest pair_digest",
         "hybrid-distances": "fingerprint",
         "sum-upload": "commitments",
     },

@@ -139,10 +139,10 @@ TRIED: list[tuple[str, Callable[..., str], Any, Any, str]] = [
      "FK-BUDGET-SPENT"),
     *(("allow_party_change", partial(of_known, w, list.pop), True, False, "FK-CELLS-ONE-APART")
       for w in ("kernel-pca", "fdskl", "fed-cfk")),
-    *(("counting", partial(of_run, w), "warn", "refuse", "FK-POLICY-COUNTING")
+    *(("counting", partial(of_run, w), "warn", "refuse", "FK-CELLS-NUMBERS")
       for w in ("hierarchical-svm", "hierarchical-svm, leave out")),
     ("allow_small_sums", partial(of_run, "hierarchical-svm", counting="refuse"), True, False,
-     "FK-POLICY-COUNTING"),
+     "FK-CELLS-NUMBERS"),
     ("max_binary_columns", partial(of_run, replace(WAYS["fdskl"], tables=binary)), 2, 1,
      "FK-POLICY-BINARY"),
     ("min_own_rows", partial(of_file, 9), 9, 10, "9 wait"),

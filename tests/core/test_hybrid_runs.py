@@ -104,7 +104,7 @@ def bare(tables: list[Table]) -> list[Table]:
 @pytest.mark.parametrize("hospitals", [2, 3])
 @pytest.mark.parametrize("sampling", ["U", "N"])
 def test_holders_of_a_block_share_a_secret(sampling: Any, hospitals: int, serve: Serve) -> None:
-    """The first of them seals it for the others."""
+    """Two take that of their pair, the first of several seals one for the others."""
     tables, drawn = deal(*side(90, 6), hospitals, 5, shared=1, **TWO), []
     for _ in range(2):
         nodes, record, seeds = serve(bare(tables)), Transcript(), dict[int, bytes]()
@@ -117,7 +117,8 @@ def test_holders_of_a_block_share_a_secret(sampling: Any, hospitals: int, serve:
         drawn += {seeds[p] for p in strategy.plan_.parties}
         nodes.tables = [{**t, "landmark_seed": seeds[k]} for k, t in enumerate(tables)]
         assert nodes.gap(strategy, 1e-2) <= EXACT
-        assert strategy.ledger_.by_phase["hybrid-moments"] == 1
+        more = sampling == "N" or hospitals > 2
+        assert strategy.ledger_.by_phase["hybrid-moments"] == more
         sent = b"".join(part for entry in record.entries() for part in parts(entry))
         assert len(sent) > 10_000
         assert not any(form in sent for s in seeds.values() for form in (s, s.hex().encode()))
