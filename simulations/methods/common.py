@@ -321,7 +321,7 @@ JUDGED = (
     Shown("test_rmse", "RMSE on held-out rows"),
     *ERRORS,
 )
-DIFFERENCE = Shown("centralised_difference", "largest difference to pooled", scientific)
+DIFFERENCE = Shown("centralised_difference", "max. difference to itself pooled", scientific)
 
 
 class _Iterations(Shown):
@@ -388,6 +388,22 @@ def server_row(result: Summary) -> list[str]:
         return ["the server saw", "every client's reply"]
     sizes = [f"{cohort['threshold']} of {cohort['parties']}" for cohort in privacy["cohorts"]]
     return ["the server saw", f"sums of at least {' or '.join(dict.fromkeys(sizes))} clients"]
+
+
+def exposed_rows(result: Summary) -> list[list[str]]:
+    """Return the rows of a run's table, in red, that say from which sums rows can be computed."""
+    privacy = result["privacy"]
+    few = [one for one in privacy.get("sums", ()) if one["numbers"] > one["unknowns"]]
+    if privacy.get("budget"):  # noise hides them
+        few = []
+    return [
+        [
+            "[red]rows can be computed[/]",
+            f"[red]from {escape(one['name'])}: {one['numbers']:,} numbers of "
+            f"{one['unknowns']:,} unknowns[/]",
+        ]
+        for one in few
+    ]
 
 
 def failure_rows(result: Summary) -> list[list[str]]:

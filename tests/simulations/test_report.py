@@ -269,3 +269,16 @@ def test_every_figure_of_a_paper_can_be_compared_draw_by_draw(monkeypatch):
     ]
     assert all(values is not None for values, *_ in told)
     assert sum(len(own) for _, *own in told) > 150
+
+
+def test_what_gives_rows_away_is_in_red_in_the_terminal_and_the_report(
+    in_tmp: Path, commands: Any, tables: Any, table: dict[str, Any]
+) -> None:
+    """It is no more a line of a log alone: 40 landmarks make more sums than 60 rows have cells."""
+    run = ("--data", tables.write("t.csv", table), "--label", "y", "--id", "id", "--out", "here")
+    code, out, _ = commands("run", "fed-cg", *run, "--landmarks", "40")
+    assert code == 0
+    told = re.search("rows can be computed +from equations: .* numbers of .* unknowns", out)
+    assert told
+    page = Path("here/report.html").read_text()
+    assert re.search('<dd class="bad">from equations: [0-9,]+ numbers of [0-9,]+ unknowns', page)
