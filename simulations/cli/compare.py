@@ -320,6 +320,7 @@ def _run(screen: Screen, chosen: Preset, how: _Engines) -> list[Comparison]:
             show_complete()
 
         def progress(cell: Cell, steps: int, total: int) -> None:
+            screen.subject = titles[cell.key]
             share = min(steps / total, 1.0) if total else 1.0  # what follows the steps has no count
             bar.update(titles[cell.key], finished + share, len(missing))
 

@@ -52,7 +52,9 @@ class Screen:
             self.results = self.console
         quiet_flower(logging.CRITICAL)
         handler = RichHandler(console=self.console, show_path=False, show_time=False)
-        handler.addFilter(_Once())
+        #: What warnings are about, where several things are run.
+        self.subject = ""
+        handler.addFilter(_Once(self))
         logger = logging.getLogger("fedkern_flwr")
         logger.handlers[:] = [handler]
         logger.setLevel(logging.WARNING)
@@ -141,15 +143,19 @@ def plain_table(*headings: str) -> Table:
 
 
 class _Once(logging.Filter):
-    """Lets a message pass once: a comparison would repeat it with every run."""
+    """Lets a message pass once, with its subject: a comparison would repeat it with every run."""
 
-    def __init__(self) -> None:
+    def __init__(self, screen: Screen) -> None:
         super().__init__()
+        self._screen = screen
         self._seen: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Tell whether the message is new."""
         text = record.getMessage()
+        if self._screen.subject:
+            text = f"{self._screen.subject}: {text}"
+            record.msg, record.args = text, ()
         new = text not in self._seen
         self._seen.add(text)
         return new

@@ -27,7 +27,7 @@ from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.estimators import FedCGClassifier
 from fedkern_flwr.simulations.methods.hybrid_data import HybridSettings
 from fedkern_flwr.simulations.run.party_files import PartyFiles
-from fedkern_flwr.tables import Table, load_table
+from fedkern_flwr.tables import Table, load_ids, load_table
 
 NAN = np.nan
 #: Name -> cells of a column, the numbers that they are, what a note says.
@@ -267,3 +267,34 @@ def test_a_party_in_another_unit_is_named(tmp_path: Path) -> None:
     notes = settings.load("encode").notes
     assert [note for note in notes if "another unit" in note and "2.csv" in note and "'a'" in note]
     assert not [note for note in notes if "another unit" in note and "'b'" in note]
+
+
+def test_a_row_that_stands_twice_is_used_once_and_other_ids_are_counted_by_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{name}{k},{k % 7}.5,{k % 5},{k % 2}" for name in "ns" for k in range(40)]
+    write = lambda name, own: Path(name).write_text("\n".join(["id,a,b,y", *own]))  # noqa: E731
+    write("north.csv", [*rows[:40], rows[3], rows[3]])
+    write("south.csv", rows[40:])
+    table = load_table("north.csv", id_column="id", label="y")
+    assert table.rows == 40
+    assert any("2 rows of north.csv stand twice" in note for note in table.notes)
+    assert len(load_ids("north.csv", "id")) == 40
+    typed = ["run", "fed-cg", "--label", "y", "--id", "id", "--landmarks", "6", "--out", "o"]
+    typed += ["--party", "north.csv", "--party", "south.csv", "--test-size", "0.2"]
+    assert run(typed) == 0
+    assert "2 rows of north.csv stand twice, cell by cell: used once" in capsys.readouterr().err
+    write("north.csv", [*rows[:40], "n1,0,0,0", "n2,0,0,0"])
+    write("south.csv", [*rows[40:], "s1,0,0,0"])
+    assert run([*typed, "--force"]) == 2
+    told = capsys.readouterr().err
+    assert "2 in north.csv, 1 in south.csv" in told
+    assert told.strip().endswith("[FK-IDS-DUPLICATE]")
+
+
+def test_a_column_of_several_types_is_named() -> None:
+    frame = pd.DataFrame({"a": [1.0, 2.0], "dose": ["x", 3.5], "y": [0, 1]})
+    with refused("FK-COLUMN-UNREADABLE") as caught:
+        load_table(frame, label="y")
+    assert "'dose'" in str(caught.value)

@@ -81,7 +81,9 @@ def test_names_have_distinct_looks_which_hold_in_every_figure(tmp_path, drawn):
     styles = assign_styles(["a", "b", "a", *(f"m{i}" for i in range(12))])
     assert list(styles)[:3] == ["a", "b", "m0"]
     assert len({(s.colour, s.dash) for s in styles.values()}) == len(styles) == 14
-    assert len({s.colour for s in list(styles.values())[:7]}) == 7
+    eleven = [*styles.values()][:11]  # as many methods as the demo has
+    assert len({s.colour for s in eleven}) == len({s.marker for s in eleven}) == 11
+    assert len({s.dash for s in eleven}) == 2
     before, styles = dict(mpl.rcParams), assign_styles(["a", "b"])
     plot_average_regret({"b": regret(0.1)}, tmp_path / "r", title="", styles=styles)
     bars = {"b": (0.1, 0.0), "new": (0.1, 0.0)}
