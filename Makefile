@@ -18,12 +18,12 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: demo demo-quick test test-quick test-slow test-deployments test-long lint typecheck bench results docs clean
 
 demo: $(VENV)/.simulation
-	@echo "every method on Ray: some ten minutes on two processors; make demo-quick takes one"
+	@echo "every method on Ray: some six minutes on two processors; make demo-quick takes half a minute"
 	$(BIN)/fedkern compare demo
 
 # One task of each kind, the hybrid one first, in one process.
 demo-quick: $(VENV)/.simulation
-	@echo "four tasks in one process: about a minute"
+	@echo "four tasks in one process: about half a minute"
 	$(BIN)/fedkern compare demo-quick
 
 # Tests run against the installed package, never against the source tree. Those that start Ray or
