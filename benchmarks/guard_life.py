@@ -141,12 +141,12 @@ def life(rows: int, landmarks: int) -> tuple[list[list[object]], dict[str, float
             ]
             others = min(learned)  # of two others one may tell the server its rows
             most, numbers, _ = METHODS[method]
-            about = [(n.freeze.blocks, n.sums, n.learned, method) for n in nodes]
-            shares = [planned_share(*node) for node in about]
+            about = [(n.freeze.blocks, n.sums, n.learned) for n in nodes]
+            shares = [planned_share(*node, method) for node in about]
             free = min(
                 share * (own + others) * ROW for share, own in zip(shares, learned, strict=True)
             )
-            free = max(free, min(repeated(*node)[0] for node in about))
+            free = max(free, min(repeated(*node, method.encode()) for node in about))
             fits = [s for s in range(1, most + 1) if numbers(s) <= free]
             size = fits[-1] if fits else 1
             used, run = [], run + 1

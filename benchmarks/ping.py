@@ -1,9 +1,9 @@
 """What an exchange costs in a deployment, whatever is computed: a message and the same one back.
 
-Servers on this machine with TLS and node authentication, in three ways: stock SuperNodes, nodes
-that stay warm (``fedkern node start``), and these with a front before the SuperLink. Seconds are
-medians over the exchanges but for the first, in which nodes fetch the app. CPU seconds are those of
-a node and of the coordinator's processes together, for each exchange.
+Servers on this machine with TLS and node authentication, in two ways: stock SuperNodes, and nodes
+that stay warm (``fedkern node start``). Seconds are medians over the exchanges but for the first,
+in which nodes fetch the app. CPU seconds are those of a node and of the coordinator's processes
+together, for each exchange.
 """
 
 from __future__ import annotations
@@ -23,9 +23,8 @@ from fedkern_flwr.simulations.deployment.node_files import NodeConfig
 
 APP = Path(__file__).parent / "ping_app"
 WAYS = {
-    "stock": {"warm": False, "front": False},
-    "warm": {"warm": True, "front": False},
-    "warm, front": {"warm": True, "front": True},
+    "stock": False,
+    "warm": True,
 }
 TICK = os.sysconf("SC_CLK_TCK")
 
@@ -49,7 +48,7 @@ def ping(way: str, nodes: int, exchanges: int, payload: int) -> tuple[float, flo
     configs: list[NodeConfig] = [{"partition-id": k, "num-partitions": nodes} for k in range(nodes)]
     with tempfile.TemporaryDirectory(prefix="fedkern-") as place:
         result = Path(place, "seconds.json")
-        deployment = LocalDeployment(Path(place), configs, **WAYS[way])
+        deployment = LocalDeployment(Path(place), configs, warm=WAYS[way])
         with deployment:
             before = processor_seconds(deployment)
             settings = {"nodes": nodes, "exchanges": exchanges, "payload": payload}

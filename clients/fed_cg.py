@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -50,7 +50,7 @@ from fedkern_flwr.labels import balanced_weights, class_counts
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.privacy import Release, plan_release
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_message
+from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
 from fedkern_flwr.secure_sum.noise_keys import asked
 from fedkern_flwr.solvers.equations import pack_equations
 from fedkern_flwr.solvers.tuning_sums import MOST_FOLDS, MOST_WIDTHS, SPREAD, spread, tuning_length
@@ -315,10 +315,10 @@ class HybridKernelClient(TableClient):
             length = moments_length(self.table.features, request.sampling)
             self.secure_sums.check(name, replace(wider(len(positions)), length=length))
             self._check_share(positions)
-            x = merge_rows(self.features_at(positions), self.policy.min_sum_rows)
+            x = merge_rows(self._in_order(positions), self.policy.min_sum_rows)
             self.secure_sums.contribute(name, moment_sums(x, self.table.ranges, request.sampling))
-        for peer in request.peers.tolist():
-            self.kept.seed = self.kept.seed or self._own_secret()
+        for peer in (peers := request.peers.tolist()):
+            self.kept.seed = self.kept.seed or self._own_secret(peers)
             place = ("landmarks", self.session, self.block, self.partition, peer)
             sealed.append(seal_message(self.pair_secret(peer), self.kept.seed, *place))
         secret = tuple(np.frombuffer(one, np.uint8) for one in sealed)
@@ -331,23 +331,27 @@ class HybridKernelClient(TableClient):
         if request.sealed_seed.size:
             place = ("landmarks", session, self.block, other, self.partition)
             return unseal_message(self.pair_secret(other), request.sealed_seed.tobytes(), *place)
-        if other >= 0:  # two holders need no exchange for it, but draw others in the next run
-            self.kept.settings["passing"] = True
-            return derive_key(self.pair_secret(other), "landmarks", session, self.block)
         return self.kept.seed or self._own_secret()
 
-    def _own_secret(self) -> bytes:
+    def _own_secret(self, peers: Sequence[int] = ()) -> bytes:
         """Return a secret of its own: the same in all runs where the node remembers one.
 
-        Then a run that is repeated sums the same numbers again, which tells nothing new.
+        Then a run that is repeated sums the same numbers again, which tells nothing new. Other
+        peers are told another one: who held the block once would know the landmarks of later runs.
         """
-        lasting = self.ledger.lasting_secret(f"landmarks/{self.block}".encode())
-        return lasting or secrets.token_bytes(SEED_BYTES)
+        known = (self.secure_sums.party.trusted or {}) if peers else {}
+        told = sorted(known.get(peer, b"%d" % peer).hex() for peer in peers)
+        purpose = "/".join(["landmarks", self.block, *told])
+        return self.ledger.lasting_secret(purpose.encode()) or secrets.token_bytes(SEED_BYTES)
+
+    def _in_order(self, rows: NDArray[Any]) -> Floats:
+        """Return the features of announced rows as the table has them: to the bit in each run."""
+        return self.table.features_of(np.sort(self.places(rows)))
 
     def _moments(self, request: wire.DistancesRequest) -> Floats:
         sums, ranges, sampling = request.moments, self.table.ranges, request.sampling
         if not sums.size:
-            x = self.features_at(training_positions(request))
+            x = self._in_order(training_positions(request))
             sums = moment_sums(x, ranges, sampling)
         if sums.shape != (moments_length(self.table.features, sampling),):
             raise self.wrong("moments of another number of features", code="FK-MESSAGE-SHAPE")
@@ -472,7 +476,7 @@ class HybridKernelClient(TableClient):
         bound = len(rows) * self._distance_bound
         self.secure_sums.check(MEAN_DISTANCE, replace(wider(bound), length=1))
         self._note(MEAN_DISTANCE, rows)
-        found = mean_distances(self.features_at(rows), landmarks, kernel)
+        found = mean_distances(self._in_order(rows), landmarks, kernel)
         self.secure_sums.contribute(MEAN_DISTANCE, np.array([found.sum()]))
 
     @property
@@ -620,7 +624,7 @@ class HybridKernelClient(TableClient):
         spreads = np.array_equal(gammas, spread(base, kept.landmarks))
         if not kept.settings["alone"] or request.balanced or request.folds > FOLDS:
             return {}
-        if kept.settings.get("passing") or not (spreads or gammas.shape[1] == 1):
+        if not (spreads or gammas.shape[1] == 1):
             return {}
         drawn = max(kept.landmarks, kept.settings["sequence"])  # fewer are the first of these
         drawn_as = [kept.settings[name] for name in ("kernel", "sampling")]

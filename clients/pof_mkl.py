@@ -97,7 +97,6 @@ class OnlineKernelClient(AnsweringClient):
     NeurIPS 2022, Algorithms 1 and 2.
     """
 
-    counts_windows = True
     rounds_of: ClassVar[Mapping[str, str]] = {wire.UPDATE_SUM: "step"}
     adds_noise = True
     state_class = StreamAccount
@@ -323,9 +322,7 @@ class OnlineKernelClient(AnsweringClient):
         elif isinstance(request, wire.RidgeRequest) and request.window < start:
             raw = columns * (columns + 3) // 2 if request.raw else 0  # of the message's own rows
             start, last = request.window, (start, raw + wire.STATISTICS)
-        self.release(
-            wire.UPDATE_SUM, columns, binary=self.binary, start=start, stop=stop, last=last
-        )
+        self.windows[wire.UPDATE_SUM] = start, stop, last
         self.note_window(start, stop)
         if isinstance(request, wire.RidgeRequest):
             from .pof_rls import products
@@ -341,19 +338,15 @@ class OnlineKernelClient(AnsweringClient):
         """Refuse sums of products of more columns than half the hidden samples."""
         if self.sums is None or self.count_mode == "off":
             return
-        order, parties = self.sums.order(wire.UPDATE_SUM), self.sums.party.state
-        cohort, hidden = parties.cohorts[order.cohort], stop - start
+        order, hidden = self.sums.order(wire.UPDATE_SUM), stop - start
         if self.simulated or self._pinned:  # else a server may have invented the others
-            group = counting.Group(start, stop)
-            rows = group.rows((j, parties.counts[j][0]) for j in cohort.members)
-            least = cohort.threshold if order.self_masks else len(cohort.members)
-            alive = counting.least_survivors(rows, least, own=self.partition)
-            hidden = counting.hidden_rows(rows, alive, own=self.partition, receiver=order.receiver)
+            rows, hides = self.sums.hidden(order, 1.0, start=start, stop=stop)
+            hidden = rows[self.partition] + hides.kept
         problem = too_wide(width, hidden)
         if problem and self.count_mode == "refuse":
             raise wide_sum(problem, self.name)
         if problem and not self.simulated:
-            self._small = problem
+            self.warn(problem)
 
     def forget(self, state: SessionState) -> bytes:
         """Tell this node how well it has predicted, where nobody else is told."""

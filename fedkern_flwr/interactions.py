@@ -118,6 +118,21 @@ class Interactions:
         middle = (self.rating.min() + self.rating.max()) / 2.0
         return float(self.rating[self.rating > middle].min(initial=np.inf))
 
+    def refuse_negative(self, source: str) -> None:
+        """Refuse negative ratings where nothing says from which rating on one counts.
+
+        Raises
+        ------
+        TableError
+        """
+        if self.usual_least is not None:
+            raise TableError(
+                f"{source} has negative ratings",
+                remedy="say from which rating on one counts, with min-rating in --node-config, the "
+                "same at all nodes",
+                code="FK-RATINGS-NEGATIVE",
+            )
+
     def positive(self, min_rating: float | None) -> Interactions:
         """Return the rows rated at least ``min_rating``; users and items stay.
 

@@ -233,7 +233,7 @@ class HybridSystem:
                     block,
                     "deviations" if sampling == "N" else "covariances",
                 )
-            if len(holders) > 2 and not self.parties[holders[0]].seeded:
+            if len(holders) > 1 and not self.parties[holders[0]].seeded:
                 leaders[block] = holders[0]
             for p in holders if moments or block in leaders else ():
                 peers = [q for q in holders if q != p] if p == leaders.get(block) else []
@@ -356,8 +356,6 @@ class HybridSystem:
         options, party = self.options, self.parties[partition]
         holders = self.plan.blocks.get(party.block, ())
         seed_from, sealed = self._sealed.get(partition, (-1, _NO_BYTES))
-        if party.features and not party.seeded and len(holders) == 2:
-            seed_from = next(p for p in holders if p != partition)
         return self._rows_request(
             wire.DistancesRequest,
             partition,

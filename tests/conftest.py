@@ -1,4 +1,4 @@
-"""Fixtures of all tests: small seeded streams and the clients that serve them."""
+"""Fixtures of all tests, and which are left to `make test-long`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,11 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from flwr.app import Context
 from hypothesis import HealthCheck, settings
 from hypothesis.strategies import characters
-
-from fedkern_flwr.clients import OnlineKernelClient
-from fedkern_flwr.node.session_state import SessionState
 
 settings.register_profile(
     "fedkern",
@@ -61,54 +54,17 @@ def memory_goes_back() -> Iterator[None]:
             trim(0)
 
 
-@dataclass
-class Streams:
-    """Streams of several clients: rows in the unit ball, labels in [0, 1], each client its own law.
-
-    ``client_fn`` serves them and keeps the nodes' contexts by partition.
-    """
-
-    x: list[np.ndarray]
-    y: list[np.ndarray]
-    test_rows: int = 0
-    client: type[OnlineKernelClient] = OnlineKernelClient
-    state_dir: Path | None = None
-    contexts: dict[int, Context] = field(default_factory=dict)
-
-    def client_fn(self, context: Context) -> OnlineKernelClient:
-        """Build the client of a node."""
-        k = int(context.node_config["partition-id"])
-        self.contexts[k] = context
-        held_out = len(self.x[k]) - self.test_rows
-        return self.client(
-            context,
-            self.x[k][:held_out],
-            self.y[k][:held_out],
-            x_test=self.x[k][held_out:],
-            y_test=self.y[k][held_out:],
-            state_dir=None if self.state_dir is None else self.state_dir / f"node-{k}",
-        )
-
-    def numbers(self, partition: int) -> np.ndarray:
-        """Return what a node keeps: 2N + 4 numbers."""
-        return np.frombuffer(SessionState.load(self.contexts[partition]).payload, "<f8")
-
-
 @pytest.fixture
-def make_streams() -> Callable[..., Streams]:
-    """Return a function that makes streams."""
+def make_streams() -> Callable[..., Any]:
+    """Return a function that makes clients with streams, which write nothing."""
+    from zoo import WAYS, Sites, new_folder, streams  # which only these tests load
 
     def make(
-        clients: int = 3, rows: int = 20, dimension: int = 4, seed: int = 0, **more: Any
-    ) -> Streams:
-        rng = np.random.default_rng(seed)
-        x, y = [], []
-        for k in range(clients):
-            points = rng.uniform(-1.0, 1.0, (rows, dimension)) / np.sqrt(dimension)
-            clean = np.sin(3.0 * points[:, 0] + 0.5 * k) * 0.4 + 0.5
-            x.append(points)
-            y.append(np.clip(clean + 0.02 * rng.standard_normal(rows), 0.0, 1.0))
-        return Streams(x, y, **more)
+        clients: int = 3, rows: int = 20, dimension: int = 4, seed: int = 0, test_rows: int = 0
+    ) -> Any:
+        how: dict[str, Any] = {"held": test_rows, "rows": rows - test_rows}
+        tables = streams(clients, dimension=dimension, seed=seed, **how)
+        return Sites(WAYS["local-only"], new_folder(), tables, {"state_dir": None})
 
     return make
 

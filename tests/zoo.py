@@ -365,11 +365,13 @@ def labels_of(x: Floats, kind: Any) -> tuple[Floats, Table]:
     return np.digitize(score, cuts), {"classes": tuple(range(kind))}
 
 
-def streams(clients: int = 4, *, held: int = 6, rows: int = 12) -> list[Table]:
+def streams(
+    clients: int = 4, *, held: int = 6, rows: int = 12, dimension: int = 3, seed: int = 8
+) -> list[Table]:
     """Rows of the unit ball and labels in [0, 1], each client its own law."""
-    rng, tables = np.random.default_rng(8), list[Table]()
+    rng, tables = np.random.default_rng(seed), list[Table]()
     for k in range(clients):
-        x = rng.uniform(-0.5, 0.5, (rows + held, 3))
+        x = rng.uniform(-0.5, 0.5, (rows + held, dimension))
         y = np.clip(0.5 + 0.4 * np.sin(3.0 * x[:, 0] + 0.5 * k), 0.0, 1.0)
         table: Table = {"x": x[:rows], "y": y[:rows], "x_test": x[rows:], "y_test": y[rows:]}
         tables.append(table if held else {"x": x[:rows], "y": y[:rows]})

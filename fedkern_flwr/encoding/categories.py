@@ -147,7 +147,7 @@ class Category:
         kept, rare = len(self.facts.counts), self.rare
         text = f"{kept} categories, "
         if not self._values:
-            text = "says nothing"
+            text = f"fewer than {MIN_ROWS} rows have the same text" if self.rare > 1 else "constant"
         elif self.how == "hashing":
             text = f"{rare} categories, hashed to {HASHED} columns"
         else:

@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError, TableError
 from ..plain_text import read_json
-from ..tables.table import Kind, Table, how_many, listing
+from ..tables.hints import shortened
+from ..tables.table import Kind, Note, Table, how_many, listing
 from .categories import Categories, Category, column_key
 from .columns import Column, Date, Number, Scaling
 from .facts import MIN_ROWS, CategoryFacts
 from .gaps import Gaps
+
+_SHOWN, _LONG = 3, 30  # cells of a column that a note shows, and letters of each
 
 _TYPES: dict[str, type[Number] | type[Date] | type[Category]] = {
     "number": Number,
@@ -137,14 +140,29 @@ class Encoder:
         """What each column holds, as :func:`~fedkern_flwr.tables.load_table` takes it."""
         return {column.name: column.kind for column in self.columns}  # type: ignore[misc]
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was left out, for the user to read."""
-        names = [column.name for column in self.columns if not column.outputs]
-        if not names:
-            return ()
-        which = "column that says" if len(names) == 1 else "columns that say"
-        return (f"left out {len(names)} {which} nothing: {listing(names)}",)
+    def left_out(self, table: Table) -> tuple[str, ...]:
+        """Return notes of columns that were left out, for the user to read who holds the table.
+
+        Of text it shows three cells.
+        """
+        constant, notes = list[str](), list[str]()
+        for column in self.columns:
+            cells = table.categories.get(column.name, ())[:_SHOWN]
+            if column.outputs:
+                continue
+            if isinstance(column, Category) and len(cells) > 1:
+                shown = ", ".join(repr(cell[:_LONG]) for cell in cells)
+                text = f"fewer than {MIN_ROWS} rows have the same text"
+                notes.append(
+                    Note(
+                        f"left out {column.name!r}: {text}, such as {shown}",
+                        f"left out {column.name!r}: {text}",
+                    )
+                )
+            else:
+                constant.append(column.name)
+        what = f"left out {how_many(len(constant), 'constant column')}: {listing(constant)}"
+        return (*[what] * bool(constant), *shortened(notes))
 
     def transform(self, table: Table) -> NDArray[np.float64]:
         """Return the outputs of the rows of a table, shape (n, outputs).

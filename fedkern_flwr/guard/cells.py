@@ -27,6 +27,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,9 +149,10 @@ class Cells:
         for at, one in enumerate(sums):
             inside = np.array(sorted(one.blocks), int)
             found[inside, at] = self.blocks["version"][inside]
-        for block, parent in enumerate(self.blocks["parent"]):
-            if parent >= 0:
-                found[block] = np.where(found[block] < 0, found[parent], found[block])
+        above = self.blocks["parent"]
+        while (above >= 0).any():  # a part was in the sums of the whole: one level, 2, 4, ... up
+            found = np.where((found < 0) & (above >= 0)[:, None], found[above], found)
+            above = np.where(above >= 0, above[above], above)
         return found[self.leaves]
 
     @cached_property
@@ -292,23 +294,31 @@ def check_rows(
     known = few(cells.members(like)) if like else set()
     if few(cells.members([*like, new])) - known:
         raise RefusedError(
-            f"refused: fewer than {least} rows would be told apart from all others",
-            remedy="ask for the rows of earlier runs, or for many others",
+            f"refused: fewer than {max(least, parts)} rows would be told apart from all others",
+            remedy="ask for the rows of earlier runs, or for many others; FedCG takes all rows "
+            "with --missing neutral, whoever lacks some",
             code="FK-FREEZE-ROWS",
         )
 
 
 def meeting(blocks: Blocks, sums: Sequence[Sum], new: Sum) -> tuple[list[Sum], list[Sum]]:
     """Return the sums that have a row in common with a new one, and the others."""
-    line = set(new.blocks)
-    for block in new.blocks:
-        while (block := int(blocks["parent"][block])) >= 0:
-            line.add(block)
+    line = line_of(blocks, sorted(new.blocks))
     meets = [not line.isdisjoint(one.blocks) for one in sums]
     return (
         [one for one, does in zip(sums, meets, strict=True) if does],
         [one for one, does in zip(sums, meets, strict=True) if not does],
     )
+
+
+def line_of(blocks: Blocks, some: Sequence[int] | NDArray[np.integer[Any]]) -> set[int]:
+    """Return some blocks, and those of which they are a part."""
+    line, above = set[int](), np.unique(np.asarray(some, int))
+    while len(above):
+        line.update(above.tolist())
+        above = np.unique(blocks["parent"][above])
+        above = above[above >= 0]
+    return line
 
 
 def check_sum(blocks: Blocks, sums: Sequence[Sum], new: Sum) -> None:
@@ -362,22 +372,17 @@ def same(one: Sum, other: Sum) -> bool:
     )
 
 
-def repeated(
-    blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kind: str
-) -> tuple[float, bytes]:
-    """Return how many numbers a run may open that sums a function again, and which function.
+def repeated(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], function: bytes) -> float:
+    """Return how many numbers a run may open that sums a function again.
 
     About rows of the earlier run it tells nothing new. Rows that came later bear the numbers: a
-    fifth of what they have left, or a sixth of what they had. It is the function of the last run of
-    this kind; nothing where that has none, or summed it over several sets of rows.
-
-    Parameters are those of :func:`planned_share`.
+    fifth of what they have left, or a sixth of what they had. There are none where the function was
+    summed over several sets of rows. The other parameters are those of :func:`planned_share`.
     """
     sums = [one for one in sums if one.numbers]
-    last = [one for one in sums if one.kind == kind and one.function]
-    last = [one for one in last if one.function == last[-1].function]
+    last = [one for one in sums if one.function == function]
     if not last or len({one.purpose for one in last}) > 1:
-        return 0.0, b""
+        return 0.0
     learned, before = frozenset(among), Cells(blocks, sums)
     fair = _fair(before, last)
 
@@ -390,7 +395,7 @@ def repeated(
 
     most = int(last[-1].numbers)
     numbers = bisect.bisect_left(range(1, most + 1), True, key=lambda n: not fits(n))
-    return float(numbers), last[-1].function
+    return float(numbers)
 
 
 def planned_share(blocks: Blocks, sums: Sequence[Sum], among: Iterable[int], kind: str) -> float:

@@ -16,7 +16,7 @@ server may invent parties: the rule then binds an honest server only.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -191,7 +191,7 @@ def small_sum(problem: str, party: str = "") -> RefusedError:
 
 @dataclass
 class Group:
-    """Rows of a node, and what has been released about them.
+    """The rows that a run has summed last, and the numbers of its sums about them.
 
     Attributes
     ----------
@@ -199,74 +199,37 @@ class Group:
         The rows, those of every party alike.
     row : float
         Unknowns of a row.
-    opened : int
-        Numbers released.
-    ordered : dict
-        (cohort, number) of a sum as text -> [its name, its numbers], until it is opened.
+    numbers : dict
+        Name of a sum -> its numbers, and the last values that they were of.
     """
 
     start: int = 0
     stop: int = 0
-    row: float = 0.0
-    opened: int = 0
-    ordered: dict[str, list[Any]] = field(default_factory=dict)
+    row: float = math.inf
+    numbers: dict[str, list[Any]] = field(default_factory=dict)
 
-    def meets(self, start: int, stop: int) -> bool:
-        """Tell whether rows are among those of the group, or come before them."""
-        return self.stop > self.start and start < self.stop
+    def has(self, start: int, last: int) -> bool:
+        """Tell whether rows come before those of the group, or the ``last`` of them among these.
 
-    def order(self, name: str, place: tuple[int, int], numbers: int, *, at_once: bool) -> int:
-        """Enter a sum; return how many numbers are released with it.
-
-        A sum that was ordered under the same name and never opened counts only once opened.
-        ``at_once``: the sum opens by itself.
+        What was released of rows before the group is forgotten.
         """
-        others = sum(int(n) for other, n in self.ordered.values() if other != name)
-        if at_once:
-            self.opened += numbers
-            return self.opened + others
-        self.ordered[_text(place)] = [name, numbers]
-        return self.opened + others + numbers
+        return self.start < self.stop and (start < self.start or last < self.stop)
 
-    def open(self, place: tuple[int, int]) -> int:
-        """Note that a sum is opened; return how many numbers are released with it."""
-        _, numbers = self.ordered.pop(_text(place), ["", 0])
-        self.opened += int(numbers)
-        return self.opened
+    def enter(
+        self, name: str, numbers: int, values: str, *, start: int, stop: int, row: float
+    ) -> int:
+        """Enter a sum; return how many numbers are released of its rows and those that they meet.
 
-    def has(self, place: tuple[int, int]) -> bool:
-        """Tell whether a sum was ordered over these rows and is not opened."""
-        return _text(place) in self.ordered
-
-    def rows(self, declared: Iterable[tuple[int, int]]) -> dict[int, int]:
-        """Return party -> its rows in a sum over these rows, of (party, rows of its table)."""
-        return {j: max(0, min(rows, self.stop) - self.start) for j, rows in declared}
-
-
-def _text(place: tuple[int, int]) -> str:
-    return f"{place[0]}/{place[1]}"
-
-
-def check_rows_again(group: Group, start: int, party: str) -> None:
-    """Refuse rows before those that were summed last: what was released of them is forgotten.
-
-    Raises
-    ------
-    RefusedError
-    """
-    if start < group.start:
-        raise small_sum("rows of an earlier message are asked for again", party)
-
-
-def check_new_rows(group: Group, start: int, party: str) -> None:
-    """Refuse rows of which something was released by itself already.
-
-    Raises
-    ------
-    RefusedError
-    """
-    if group.start < group.stop and group.opened + len(group.ordered) and start < group.stop:
-        raise small_sum("rows of an earlier message are asked for again", party)
+        ``values`` is what it is of: the same values as last tell nothing new.
+        """
+        if start >= self.stop:  # other rows than before
+            self.start, self.stop, self.row, self.numbers = start, stop, row, {}
+        self.start, self.stop = min(self.start, start), max(self.stop, stop)
+        self.row = min(self.row, row)
+        known, last = self.numbers.get(name, (0, ""))
+        if values != last:
+            self.numbers[name] = [known + numbers, values]
+        return sum(known for known, _ in self.numbers.values())
 
 
 def is_counted(name: str, receiver: int) -> bool:

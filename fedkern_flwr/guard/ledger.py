@@ -187,13 +187,18 @@ class NodeLedger:
             share, again, how = db.execute(query, (run,)).fetchone()
             if not share:
                 freeze = open_freeze(frozen.place)
-                about = freeze.blocks, sums, freeze.select(*_PARTS), kind
-                share = planned_share(*about)
-                again, function = repeated(*about)
-                if again and not same_contents(db, frozen.place, run, function):
-                    again = 0.0
-                query = "SELECT how FROM opened WHERE function = ? LIMIT 1"
-                how = str(db.execute(query, (function,)).fetchone()[0]) if again else ""
+                about = freeze.blocks, sums, freeze.select(*_PARTS)
+                share = planned_share(*about, kind)
+                query = (  # the last function that a run asks for by default
+                    "SELECT function, opened.how FROM opened JOIN runs ON runs.id = run"
+                    " WHERE partition = ? AND kind = ? AND apart = ? AND opened.how <> ''"
+                    " AND function <> x'' GROUP BY function ORDER BY max(opened.id) DESC"
+                )
+                for function, asked in db.execute(query, (self.partition, kind, apart)).fetchall():
+                    numbers = repeated(*about, function)
+                    if numbers and same_contents(db, frozen.place, run, function):
+                        again, how = numbers, asked
+                        break
                 query = "UPDATE runs SET share = ?, again = ?, how = ? WHERE id = ?"
                 db.execute(query, (share, again, how, run))
             return Left(share, again, how)

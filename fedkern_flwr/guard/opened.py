@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CheckpointError, RefusedError
-from .cells import KEY_BYTES, Sum, check_parties, check_rows, check_sum, same
+from .cells import KEY_BYTES, Sum, check_parties, check_rows, check_sum, line_of, same
 from .counting import Mode
 from .freeze import Freeze, Places
-from .frozen import saved_rows
+from .frozen import open_freeze, saved_rows
 from .ledger_file import kept_set
 from .policy import NodePolicy
 from .rows import digest
@@ -306,23 +306,35 @@ class Opened:
 
 
 def same_contents(db: sqlite3.Connection, place: Path, run: int, function: bytes) -> bool:
-    """Tell whether a run has the contents of all runs of a function, for the rows in common."""
+    """Tell whether a run has the contents of all runs of a function, for the rows in common.
+
+    These had the same contents among themselves. So the table of one is read only where a row was
+    in its sums that is in no later table.
+    """
     query = "SELECT saved, held FROM runs WHERE id = ?"
     mine = db.execute(query, (run,)).fetchone()
     query = (
-        "SELECT DISTINCT saved, held FROM runs JOIN opened ON run = runs.id WHERE function = ?"
-        " AND runs.id <> ?"
+        "SELECT saved, held, blocks FROM runs JOIN opened ON run = runs.id WHERE function = ?"
+        " AND runs.id <> ? ORDER BY opened.id DESC"
     )
-    tables = [_contents(db, place, *mine)]
+    freeze = open_freeze(place)
     try:
-        earlier = set(db.execute(query, (function, run)).fetchall()) - {mine}
-        tables += [_contents(db, place, *one) for one in earlier]
+        rows, values = _contents(db, place, *mine)
+        here, ours = np.zeros(len(freeze.names), np.bool_), np.zeros(len(freeze.names), np.uint64)
+        here[rows], ours[rows] = True, values
+        unseen = here.copy()
+        for *table, packed in db.execute(query, (function, run)):
+            blocks = np.frombuffer(packed, "<i4").tolist()
+            if tuple(table) == mine:
+                return True
+            if line_of(freeze.blocks, freeze.block[unseen]).isdisjoint(blocks):
+                continue
+            rows, values = _contents(db, place, *table)
+            if (here[rows] & (ours[rows] != values)).any():
+                return False
+            unseen[rows] = False
     except (CheckpointError, RefusedError):  # nobody can tell
         return False
-    for rows, values in tables[1:]:
-        _, ours, theirs = np.intersect1d(tables[0][0], rows, return_indices=True)
-        if (tables[0][1][ours] != values[theirs]).any():
-            return False
     return True
 
 

@@ -244,7 +244,7 @@ class PhaseClient(SessionNode, NumPyClient):
         return self._looked and not error.free and self.record.secure and not self.simulated
 
     def _dispatch(self, parameters: list[NDArray[Any]], config: dict[str, Scalar]) -> PhaseMessage:
-        self.sums, self._group, self._small, self._share = None, None, "", 0.0
+        self.sums, self.windows, self._share = None, {}, 0.0
         self._looked = False
         parameters, config, sections = detach(parameters, config, party=_SERVER)
         phase, session = str(config.get("phase", "")), str(config.get("session", ""))
@@ -278,7 +278,6 @@ class PhaseClient(SessionNode, NumPyClient):
         if self.sums is not None:
             self.sums.check_done()
             if has_state(self.context) and phase != sum_wire.FinishRequest.phase:
-                self._keep_count()
                 store_state(self.context, self.sums.party.state)
             if self.sums.ends:
                 self._end(session)
@@ -448,12 +447,6 @@ class PhaseClient(SessionNode, NumPyClient):
             for name, place in sums.opened.items():
                 open_once(self.record, name.partition("#")[0], place, self.name)
             self.record.store(self.context)
-            for name, place in sums.opened.items():
-                group = self._counted_rows()
-                if group.has(place):
-                    receiver = sums.party.state.open[place].order.receiver
-                    numbers, alive = group.open(place), sums.survivors[name]
-                    self._count(group, numbers, alive, receiver)
         return sums
 
     def round_of(self, name: str) -> int:
@@ -461,8 +454,7 @@ class PhaseClient(SessionNode, NumPyClient):
         return int(getattr(self._request, self.rounds_of.get(name, ""), 0))
 
     def _check_named(self, name: str) -> None:
-        """Count the numbers of a sum that is ordered; refuse one that was opened in this run."""
-        self._count_table(name)
+        """Refuse a sum that was opened in this run."""
         assert self.sums is not None
         order, known_as = self.sums.order(name), name.partition("#")[0]
         if order.self_masks:

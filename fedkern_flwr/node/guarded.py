@@ -5,11 +5,10 @@ The rules are pure functions of :mod:`fedkern_flwr.guard`; here they meet the no
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import logging
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, ClassVar
 
@@ -27,7 +26,7 @@ from ..privacy import Budget
 from ..privacy.accounting import check_accountant
 from ..wire import DescribeRequest
 from ..wire import sums as sum_wire
-from .ledger import ClientLedger, Telling
+from .ledger import ClientLedger
 from .session_state import SessionState
 from .sums import ClientSums, erase_state
 
@@ -51,8 +50,6 @@ class GuardedNode:
     records: ClassVar[bool] = True
     #: What is done, unless the policy says otherwise, where more numbers than unknowns are opened.
     usual_counting: ClassVar[counting.Mode] = "refuse"
-    #: Whether it counts the numbers of its sums itself, such as those of windows of a stream.
-    counts_windows: ClassVar[bool] = False
     #: Unknowns of a row beside its columns.
     labels_of_row: int = 1
     #: Whether the server chooses the rows of all parties, so that only its own count as hidden.
@@ -73,9 +70,10 @@ class GuardedNode:
     allow_single: bool
     sums: ClientSums | None
     _request: Any
-    _group: counting.Group | None = None  # rows of the request at hand and what was counted
+    #: Name of a sum of the request -> first and last of its rows, where it is not of the table; and
+    #: where some numbers are about the last of these alone: from which one on, and how many.
+    windows: dict[str, tuple[int, int, tuple[int, int] | None]]
     _record_kept: str | None = None  # the record as the ledger has it
-    _small = ""  # what is wrong with the request at hand, if it is allowed
     _share = 0.0  # numbers that it releases for each unknown, where these are counted over runs
 
     def open_budget(self, request: DescribeRequest) -> Budget | None:
@@ -161,71 +159,6 @@ class GuardedNode:
             "its values do not fit the run, its log says more", self.name, code="FK-ORDER-UNFIT"
         )
 
-    def release(
-        self,
-        name: str,
-        columns: int,
-        *,
-        binary: int = 0,
-        start: int = 0,
-        stop: int = counting.ENDLESS,
-        last: tuple[int, int] | None = None,
-    ) -> None:
-        """Count the numbers that a sum would release about this node's rows, with earlier ones.
-
-        To be called for the order of each sum over rows, before anything is contributed; when the
-        sum is opened they are counted again, over those who took part.
-
-        Parameters
-        ----------
-        name : str
-            Name of the sum.
-        columns : int
-            Columns of the rows, label included.
-        binary : int
-            How many of them have at most two values.
-        start, stop : int
-            The rows that are summed, the same of every party; by default all.
-        last : (int, int), optional
-            Where some numbers are about the last of these rows alone: from which one on, and how
-            many numbers.
-
-        Raises
-        ------
-        RefusedError
-            There would be more numbers than unknowns.
-        """
-        if self.sums is None or (self.count_mode == "off" and self.simulated):
-            return
-        order = self.sums.order(name)
-        group = self._counted_rows()
-        row = counting.unknowns_of_row(columns, binary)
-        if not group.meets(start, stop):
-            group = counting.Group(start, stop, row)
-        elif self.count_mode == "refuse":
-            counting.check_rows_again(group, start, self.name)
-        if last is not None and self.count_mode == "refuse":
-            counting.check_new_rows(group, last[0], self.name)
-        group.start, group.stop = min(group.start, start), max(group.stop, stop)
-        group.row = min(group.row, row)
-        place = order.cohort, order.index
-        cohort = self.sums.party.state.cohorts[order.cohort]
-        rows = self._rows_behind(group, cohort.members)
-        length = math.ceil(order.length * self.weight(order, sum(rows.values())))
-        numbers = group.order(name, place, length, at_once=not order.self_masks)
-        # a sum without self masks has the whole cohort
-        least = cohort.threshold if order.self_masks else len(cohort.members)
-        alive = counting.least_survivors(rows, least, own=self.partition)
-        if last is not None:
-            self._count(counting.Group(last[0], stop, row), last[1], alive, order.receiver)
-        self._count(group, numbers, alive, order.receiver, name)
-
-    def _counted_rows(self) -> counting.Group:
-        """Return the rows summed last, as counted in this request or in the last one answered."""
-        if self._group is None:
-            self._group = counting.Group(**copy.deepcopy(self.record.group))
-        return self._group
-
     def is_counted(self, order: sum_wire.Order) -> bool:
         """Tell whether a sum is counted as a release about all rows of this node's table."""
         return counting.is_counted(order.name, order.receiver)
@@ -254,75 +187,58 @@ class GuardedNode:
         ------
         RefusedError
         """
+        if self.sums is not None:
+            self._count(self.sums)
         if self._share and self.sums is not None:
             told = b"".join(value for _, value in sorted(self.sums.values.items()))
             windows = hashlib.sha256(self.record.windows.encode() + told)
             self.record.windows = windows.hexdigest()
-        telling = Telling(
-            exact=self.budget is None,
-            mode=self.count_mode,
-            records=self.records,
-            enough=self.enough_parties,
-            apart=self.apart,
-            unknowns=counting.unknowns_of_row(self.record.columns, self.record.binary),
-            beside=self.beside,
-            share=self._share,
-            windows=self.record.windows.encode(),
-            counted=self.is_counted,
-            weight=self.weight,
-            products=self.products,
-            chosen=self.rows_chosen,
-        )
-        for problem in self.ledger.enter(session, self.sums, telling):
-            self._small = self._small or problem
+        for problem in self.ledger.enter(session, self.sums, self, self._share):
+            self.warn(problem)
 
-    def _count_table(self, name: str) -> None:
-        assert self.sums is not None
-        order = self.sums.order(name)
-        if order.noise:  # its noise says what is released, not its numbers
+    def _count(self, sums: ClientSums) -> None:
+        """Refuse or warn where the sums of this run alone have more numbers than unknowns.
+
+        A ledger counts those over whole tables, over all runs.
+        """
+        refuses, record = self.count_mode == "refuse", self.record
+        if self.simulated and not refuses:  # there the server warns
             return
-        own = self.sums.party.state.counts.get(self.partition, (0, 0))[0]
-        if own and self.is_counted(order):
-            self.release(name, self.record.columns, binary=self.record.binary)
+        row = counting.unknowns_of_row(record.columns, record.binary)
+        own = sums.party.state.counts.get(self.partition, (0, 0))[0]
+        for order in sums.contributed:
+            window = self.windows.get(order.name)
+            counts = own and not (order.noise or self.ledger.counts) and self.is_counted(order)
+            if window is None and not counts:
+                continue
+            start, stop, last = window or (0, counting.ENDLESS, None)
+            group = counting.Group(**record.group)
+            if refuses and group.has(start, last[0] if last else stop):
+                again = "rows of an earlier message are asked for again"
+                raise counting.small_sum(again, self.name)
+            behind = sum(sums.hidden(order, row, start=start, stop=stop)[0].values())
+            length = math.ceil(order.length * self.weight(order, behind))
+            told = order.name.partition("#")[0], length, sums.values[order.name].hex()
+            about = [(group, group.enter(*told, start=start, stop=stop, row=row))]
+            record.group = vars(group)
+            about += [(counting.Group(last[0], stop, row), last[1])] if last else []
+            for rows, numbers in about:
+                where, beside = {"start": rows.start, "stop": rows.stop}, self.beside(order.name)
+                among, hidden = sums.hidden(order, rows.row, beside, **where)
+                unknowns = (among[self.partition] + hidden.others) * hidden.row
+                problem = counting.too_many(numbers, unknowns)
+                if problem and refuses:
+                    raise counting.small_sum(problem, self.name)
+                if self.count_mode == "warn":
+                    self.warn(problem)
+                if window:
+                    self._share = max(self._share, numbers / unknowns if unknowns else np.inf)
 
-    def _rows_behind(self, group: counting.Group, members: Collection[int]) -> dict[int, int]:
-        assert self.sums is not None
-        counts = self.sums.party.state.counts
-        return group.rows((j, counts.get(j, (0, 0))[0]) for j in members)
-
-    def _count(
-        self,
-        group: counting.Group,
-        numbers: int,
-        survivors: Collection[int],
-        receiver: int,
-        name: str = "",
-    ) -> None:
-        """Refuse or warn where numbers exceed unknowns."""
-        rows = self._rows_behind(group, survivors)
-        own, beside = self.partition, self.beside(name)
-        row, others, _ = counting.hidden_beside(
-            rows, survivors, group.row, beside, own=own, receiver=receiver
-        )
-        unknowns = (rows.get(own, 0) + others) * row
-        problem = counting.too_many(numbers, unknowns)
-        if problem and self.count_mode == "refuse":
-            raise counting.small_sum(problem, self.name)
-        if problem and self.count_mode == "warn" and not self.simulated:  # there the server does
-            self._small = problem
-        if self.counts_windows:
-            self._share = max(self._share, numbers / unknowns if unknowns else np.inf)
-        self._group = group
-
-    def _keep_count(self) -> None:
-        """Keep what was counted, before an answer leaves; warn once in a run."""
-        if self._group is None or self.sums is None:
-            return
-        self.record.group = vars(self._group)
-        if self._small and not self.record.warned:
-            logger.warning("the rows behind a sum can be computed: %s", self._small)
+    def warn(self, problem: str) -> None:
+        """Warn, once in a run, that rows can be computed."""
+        if problem and not self.record.warned:
+            logger.warning("the rows behind a sum can be computed: %s", problem)
             self.record.warned = True
-        self.record.store(self.context)
 
     @property
     def count_mode(self) -> counting.Mode:

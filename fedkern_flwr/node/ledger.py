@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from math import ceil, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..guard import NodePolicy, refusal
-from ..guard.counting import Hidden, Mode, hidden_beside, least_survivors
+from ..guard.counting import Hidden, unknowns_of_row
 from ..guard.frozen import Frozen
 from ..guard.opened import Left, Opening
 from ..guard.rows import OwnRows
@@ -22,11 +22,11 @@ from ..guard.streamed import Streamed
 from ..secure_sum import Party, PartyState
 from ..secure_sum.noise_keys import KEY_BYTES
 from ..wire import DescribeRequest
-from ..wire.sums import Order
 from .sums import ClientSums
 
 if TYPE_CHECKING:
     from ..guard.ledger import NodeLedger
+    from .guarded import GuardedNode
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -58,6 +58,11 @@ class ClientLedger:
         self._noted: dict[str, tuple[Positions, bool]] = {}
         self._parts: dict[str, list[Positions]] = {}
         self._streamed: Streamed | None = None
+
+    @property
+    def counts(self) -> bool:
+        """Whether it counts what is opened, over all runs."""
+        return self._folder is not None
 
     @property
     def _file(self) -> NodeLedger | None:
@@ -164,8 +169,21 @@ class ClientLedger:
         least = self._policy.min_own_rows if records else 1
         return self._file.freeze(session, rows, frozen, least=least, apart=apart)
 
-    def enter(self, session: str, sums: ClientSums | None, telling: Telling) -> list[str]:
+    def enter(
+        self, session: str, sums: ClientSums | None, node: GuardedNode, share: float
+    ) -> list[str]:
         """Enter what the message at hand was about; return what is only warned of.
+
+        Parameters
+        ----------
+        session : str
+            Name of the run.
+        sums : ClientSums or None
+            What was contributed to, and opened.
+        node : GuardedNode
+            Whose message it is.
+        share : float
+            Numbers that the run has opened so far for each unknown, where it counts them itself.
 
         Raises
         ------
@@ -179,18 +197,18 @@ class ClientLedger:
         if self._file is None or sums is None:
             return []
         if taken is not None:  # no row of a stream is in two runs, so nothing adds up
-            telling = replace(telling, share=0.0)
-        openings = [*telling.openings(sums, noted, parts)]
+            share = 0.0
+        openings = [*_openings(node, sums, share, noted, parts)]
         if not (openings or sums.charges or sums.party.shown):
             return []
         return self._file.enter(
             session,
             openings,
             self._policy,
-            mode=telling.mode,
-            records=telling.records,
-            enough=telling.enough,
-            apart=telling.apart,
+            mode=node.count_mode,
+            records=node.records,
+            enough=node.enough_parties,
+            apart=node.apart,
             charges=sums.charges,
             taken=rows,
             shown=sums.party.shown,
@@ -255,124 +273,74 @@ class ClientLedger:
             self._file.refuse(session, rule)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Telling:
-    """What a client tells with its sums, for the node's ledger.
-
-    Attributes
-    ----------
-    exact : bool
-        Whether its sums have no noise.
-    mode : {"refuse", "warn", "off"}
-        What is done where more numbers are opened than there are unknowns.
-    records : bool
-        Whether its rows are records that must hide among each other.
-    enough : int
-        Parties that suffice, by what the method states.
-    apart : str
-        Name of a freeze beside that of the node's table; usually empty.
-    unknowns : float
-        Of a row.
-    beside : callable
-        Name of a sum -> unknowns of a row in the columns of other parties, see
-        :func:`~..guard.counting.hidden_beside`.
-    share : float
-        Numbers that the run has opened so far for each unknown, where it counts them itself.
-    windows : bytes
-        Digest of all that it has contributed since the run began.
-    counted : callable
-        Tells of an order whether its numbers are counted.
-    weight : callable
-        Order, rows behind the sum -> weight of a number, which is less than 1 of counts.
-    products : callable
-        Order -> columns whose products it sums.
-    chosen : bool
-        Whether the server chooses the rows of all parties: it may have chosen few of the others'.
-    """
-
-    exact: bool
-    mode: Mode
-    records: bool
-    enough: int
-    apart: str
-    unknowns: float
-    beside: Callable[[str], Mapping[int, float]]
-    share: float
-    windows: bytes
-    counted: Callable[[Order], bool]
-    weight: Callable[[Order, int], float]
-    products: Callable[[Order], int]
-    chosen: bool = False
-
-    def openings(
-        self,
-        sums: ClientSums,
-        noted: dict[str, tuple[Positions, bool]],
-        parts: dict[str, list[Positions]],
-    ) -> Iterator[Opening]:
-        """Yield what is to be entered: rows that were noted, sums contributed to, sums opened."""
-        party, state, added = sums.party, sums.party.state, dict(noted)
-        for order in sums.contributed:
-            cohort = state.cohorts[order.cohort]
-            members, name = cohort.members, _purpose(order.name)
-            rows, each = added.pop(name, noted.get(name, (None, False)))
-            one = Opening(name, rows, each, _pinned(party, members), len(members))
-            if not self.exact:  # noise hides rows: the owner sees that there was a sum
-                yield Opening(name, _NOWHERE, True, parties=len(members))
-                continue
-            one = replace(one, done=not order.self_masks)
-            if each or order.noise or not self.counted(order) or self.share:
-                if self.share and not each:  # the difference of two windows is a sum as well
-                    least = max(order.length / self.unknowns, 2 * self.products(order))
-                    one = replace(one, parts=ceil(least) if self.mode == "refuse" else 0)
-                yield one
-                continue
-            rows_of = {k: state.counts.get(k, (0, 0))[0] for k in members}
-            alive: Collection[int] = members
-            if order.self_masks:
-                alive = least_survivors(rows_of, cohort.threshold, own=party.partition)
-            hidden, width = Hidden(self.unknowns, 0, 0), self.products(order)
-            if one.cohort is not None and not self.chosen:
-                among = {"own": party.partition, "receiver": order.receiver}
-                beside = self.beside(order.name)
-                hidden = hidden_beside(rows_of, alive, self.unknowns, beside, **among)
-            unknowns, others, kept = hidden
-            if own := rows_of[party.partition]:  # rows that bear numbers may be known
-                width = -(-width * (own + others) // (own + kept))
-            if rows is not None:  # who is asked for few rows cannot count on all of the others
-                others = others * len(rows) // max(rows_of[party.partition], 1)
-            behind = sum(rows_of[k] for k in alive)
-            one = replace(
+def _openings(
+    node: GuardedNode,
+    sums: ClientSums,
+    share: float,
+    noted: dict[str, tuple[Positions, bool]],
+    parts: dict[str, list[Positions]],
+) -> Iterator[Opening]:
+    """Yield what is to be entered: rows that were noted, sums contributed to, sums opened."""
+    party, state, added, record = sums.party, sums.party.state, dict(noted), node.record
+    exact, row = node.budget is None, unknowns_of_row(record.columns, record.binary)
+    for order in sums.contributed:
+        members, name = state.cohorts[order.cohort].members, _purpose(order.name)
+        rows, each = added.pop(name, noted.get(name, (None, False)))
+        one = Opening(name, rows, each, _pinned(party, members), len(members))
+        if not exact:  # noise hides rows: the owner sees that there was a sum
+            yield Opening(name, _NOWHERE, True, parties=len(members))
+            continue
+        one = replace(one, done=not order.self_masks)
+        if each or order.noise or not node.is_counted(order) or share:
+            if share and not each:  # the difference of two windows is a sum as well
+                start, stop, _ = node.windows[order.name]
+                rows_of, hidden = sums.hidden(order, row, start=start, stop=stop)
+                own, least = rows_of[party.partition], order.length / row
+                if one.cohort is not None:  # the same places of the others are in it
+                    least *= own / max(own + hidden.others, 1)
+                one = replace(one, parts=ceil(least) if node.count_mode == "refuse" else 0)
+            yield one
+            continue
+        width, beside = node.products(order), node.beside(order.name)
+        rows_of, hidden = sums.hidden(order, row, beside)
+        if one.cohort is None or node.rows_chosen:
+            hidden = Hidden(row, 0, 0)
+        unknowns, others, kept = hidden
+        if own := rows_of[party.partition]:  # rows that bear numbers may be known
+            width = -(-width * (own + others) // (own + kept))
+        if rows is not None:  # who is asked for few rows cannot count on all of the others
+            others = others * len(rows) // max(own, 1)
+        one = replace(
+            one,
+            numbers=order.length * node.weight(order, sum(rows_of.values())),
+            unknowns=unknowns,
+            others=others,
+            width=width,
+            values=sums.values[order.name],
+            **sums.functions.get(order.name, {}),
+        )
+        several = parts.get(name, [])
+        for k, part in enumerate(several):
+            yield replace(
                 one,
-                numbers=order.length * self.weight(order, behind),
-                unknowns=unknowns,
-                others=others,
-                width=width,
-                values=sums.values[order.name],
-                **sums.functions.get(order.name, {}),
+                purpose=f"{name}/{k}",
+                rows=part,
+                numbers=one.numbers / len(several),
+                others=others // len(several),
             )
-            several = parts.get(name, [])
-            for k, part in enumerate(several):
-                yield replace(
-                    one,
-                    purpose=f"{name}/{k}",
-                    rows=part,
-                    numbers=one.numbers / len(several),
-                    others=others // len(several),
-                )
-            # parts that are added up are the sum over all rows
-            yield replace(one, numbers=one.numbers / max(len(several), 1))
-        if not self.exact:
-            return
-        for name, (rows, each) in added.items():
-            if len(rows):
-                yield Opening(name, rows, each)
-        for full, alive in sums.survivors.items():
-            name = _purpose(full)
-            one = Opening(name, cohort=_pinned(party, sorted(alive)), parties=len(alive))
-            yield replace(one, again=True)
-        if self.share:
-            yield Opening("windows", share=self.share, unknowns=self.unknowns, values=self.windows)
+        # parts that are added up are the sum over all rows
+        yield replace(one, numbers=one.numbers / max(len(several), 1))
+    if not exact:
+        return
+    for name, (rows, each) in added.items():
+        if len(rows):
+            yield Opening(name, rows, each)
+    for full, alive in sums.survivors.items():
+        name = _purpose(full)
+        one = Opening(name, cohort=_pinned(party, sorted(alive)), parties=len(alive))
+        yield replace(one, again=True)
+    if share:
+        yield Opening("windows", share=share, unknowns=row, values=record.windows.encode())
 
 
 def _purpose(name: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import ProtocolError, SumError
 from ..guard import NodePolicy, SumRule, check_cohort, check_order, check_size, refusal
+from ..guard.counting import ENDLESS, Hidden, hidden_beside, least_survivors
 from ..guard.spending import Charge
 from ..secure_sum import Party, PartyState
 from ..secure_sum.noise_keys import asked
@@ -163,6 +165,26 @@ class ClientSums:
         return [
             state.counts[member][0] for member in state.cohorts[self.order(name).cohort].members
         ]
+
+    def hidden(
+        self,
+        order: wire.Order,
+        row: float,
+        beside: Mapping[int, float] = MappingProxyType({}),
+        *,
+        start: int = 0,
+        stop: int = ENDLESS,
+    ) -> tuple[dict[int, int], Hidden]:
+        """Return the rows of each party in a sum, and what hides this party's.
+
+        Of the sums that can be opened it is the least; ``start`` and ``stop`` are those of all
+        tables, see :func:`~..guard.counting.hidden_beside` for the rest.
+        """
+        counts, cohort = self.party.state.counts, self.party.state.cohorts[order.cohort]
+        own, members = self.party.partition, cohort.members
+        rows = {k: max(0, min(counts.get(k, (0, 0))[0], stop) - start) for k in members}
+        alive = least_survivors(rows, cohort.threshold if order.self_masks else len(rows), own=own)
+        return rows, hidden_beside(rows, alive, row, beside, own=own, receiver=order.receiver)
 
     def check(self, name: str, rule: SumRule) -> None:
         """Refuse a sum that is not the one which the method means; see :class:`SumRule`.

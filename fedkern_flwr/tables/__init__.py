@@ -24,6 +24,7 @@ from .table import (
     Table,
     copies_note,
     drop_constant_columns,
+    plain_notes,
     select_target,
     without_missing,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "drop_constant_columns",
     "load_ids",
     "load_table",
+    "plain_notes",
     "select_target",
 ]
 

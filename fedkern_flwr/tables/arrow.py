@@ -171,8 +171,6 @@ def file_columns(path: Path, dialect: Dialect) -> tuple[dict[str, Any], Dialect,
             remedy=said + ("mend the line" if ragged else "save it again (text as UTF-8)"),
             code="FK-FILE-COLUMNS" if ragged else "FK-FILE-FORMAT",
         ) from None
-    if kind == "CSV":
-        table = table.rename_columns([name.strip() for name in table.column_names])
     if kind == "CSV" and dialect.header is None:
         said = _first_line(table)
         if said == "data":

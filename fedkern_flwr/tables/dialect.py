@@ -385,7 +385,9 @@ def _with_commas(columns: Mapping[str, Any], source: str, sep: str) -> list[str]
         for mark in marks:
             numbers, thousands = counts[mark]
             (unclear if numbers == thousands else clear)[mark].append(name)
-    if sep == ",":  # numbers in quotes that may have marks of thousands tell nothing
+    if (
+        sep == "," and not clear[","]
+    ):  # numbers in quotes that may have marks of thousands tell nothing
         unclear[","] = []
     if (unclear[","] and (clear["."] or unclear["."])) or (clear[","] and unclear["."]):
         raise _mixed(source)

@@ -69,4 +69,4 @@ def hint(
 def shortened(hints: Sequence[str]) -> tuple[str, ...]:
     """Return the first hints, and how many columns are like these."""
     more = len(hints) - _SHOWN
-    return (*hints[:_SHOWN], *([f"{more} more columns of text look so"] if more > 0 else []))
+    return (*hints[:_SHOWN], *([f"{more} more columns of text are so"] if more > 0 else []))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -160,6 +160,23 @@ def select_target(table: Table, target: str) -> Table:
     )
 
 
+class Note(str):
+    """A note that shows cells to who holds the table; ``plain`` says the same without them."""
+
+    plain: str
+
+    def __new__(cls, text: str, plain: str = "") -> Self:
+        """Make a note of both texts."""
+        found = super().__new__(cls, text)
+        found.plain = plain
+        return found
+
+
+def plain_notes(notes: Iterable[str]) -> list[str]:
+    """Return notes for files that others may read: without cells."""
+    return [note.plain if isinstance(note, Note) else note for note in notes]
+
+
 def choose_columns(table: Table, use: Sequence[str], ignore: Sequence[str]) -> Table:
     """Return a table with the feature columns ``use`` (by default all) without ``ignore``.
 
@@ -238,9 +255,9 @@ def how_many(number: int, what: str) -> str:
 
 
 def near(name: str, names: Iterable[str]) -> list[str]:
-    """Return the name that is most like another, small and capital letters being alike, if any."""
-    spelled = {one.lower(): one for one in names}
-    return [spelled[one] for one in get_close_matches(name.lower(), spelled, n=1)]
+    """Return the name that is most like another, but for capital letters and spaces, if any."""
+    spelled = {one.strip().lower(): one for one in names}
+    return [spelled[one] for one in get_close_matches(name.strip().lower(), spelled, n=1)]
 
 
 def _keep_columns(table: Table, keep: NDArray[np.bool_]) -> Table:

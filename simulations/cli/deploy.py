@@ -43,7 +43,6 @@ _OF_SIMULATIONS = (
     "resplit",
     "hindsight",
     "delay",
-    "party",
 )
 _ENGINE, _SERVER_LOG = "deployment", "server.log"
 _WRITTEN = ("predictions", "recommendations")  # files that nodes write
@@ -95,6 +94,13 @@ def _fit(screen: Screen, name: str, values: dict[str, Any]) -> dict[str, Any]:
         own.check(config)
         prepared = prepare_data(config)
         own.check_data(config, prepared)
+        count = prepared.nodes(method(config["method"])(**config["options"], seed=config["seed"]))
+        if values["nodes"] not in (None, count):
+            raise OptionError(
+                f"nodes is {values['nodes']}, the files are of {count} nodes",
+                remedy="leave it out",
+                code="FK-CLIENTS-DIFFER",
+            )
         folder = RunFolder.create(
             chosen_folder(values["out"], f"deploy-{name}"), config, force=values["force"]
         )
@@ -126,16 +132,21 @@ def _open(name: str, path: Path) -> tuple[RunFolder, dict[str, Any]]:
 
 
 def _config(own: Family[Any, Any], name: str, values: dict[str, Any]) -> dict[str, Any]:
-    if values["nodes"] is None:
+    defaults = {o.name: o.default for o in own.parameters()}
+    if values.get("party"):  # the files say who there is
+        every = own.deal_files({**defaults, **values})
+    elif values["nodes"] is None:
         raise OptionError(
-            "the number of nodes is missing", remedy="add --nodes N", code="FK-COMMAND-MISSING"
+            "the number of nodes is missing",
+            remedy="add --nodes N, or the file of each party with --party",
+            code="FK-COMMAND-MISSING",
         )
-    if values["nodes"] < 2:
+    elif values["nodes"] < 2:
         raise OptionError(
             f"nodes is {values['nodes']}", remedy="use at least 2", code="FK-OPTION-RANGE"
         )
-    defaults = {o.name: o.default for o in own.parameters()}
-    every = {**defaults, **values, **own.deal_nodes(values, values["nodes"])}
+    else:
+        every = {**defaults, **values, **own.deal_nodes(values, values["nodes"])}
     if "secure" in own.run_options:
         every["secure"] = "secure" not in method(name).fixed
     return {**own.config(name, {**every, "engine": "in-process"}), "engine": _ENGINE}

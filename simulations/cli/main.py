@@ -39,7 +39,6 @@ _COMMANDS = {
         "Write a package with a method of your own: a working example to change, with its test.",
     ),
     "node": ("node", "For the owner of a node."),
-    "front": ("front", "For the coordinator."),
     "doctor": ("doctor", "Check versions, Ray, ports and write access."),
 }
 

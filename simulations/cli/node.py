@@ -44,7 +44,7 @@ _Folder = Annotated[Path, typer.Option("--state-dir", help="The node's own folde
 )
 def start_node(
     context: typer.Context,
-    superlink: Annotated[str, typer.Option(help="Host and port of the SuperLink, or its front.")],
+    superlink: Annotated[str, typer.Option(help="Host and port of the SuperLink.")],
     node_config: Annotated[Path, typer.Option(help="TOML file of the node's configuration.")],
     root_certificates: Annotated[
         Path | None, typer.Option(help="Certificate of who signed the SuperLink's.")

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from fedkern_flwr.errors import FedKernError, OptionError
 from fedkern_flwr.fitted import PREDICTOR
+from fedkern_flwr.tables import plain_notes
 
 from ...strategies import PhaseStrategy
 from ..engines.ray_cluster import check_ray_address
@@ -166,7 +167,7 @@ def save_result(
     whole = {"predictor": PREDICTOR} if (folder.path / PREDICTOR).is_file() else {}
     result = {
         **{name: config[name] for name in ("method", "engine", "seed")},
-        "config": {**config, **facts, "notes": all_notes(config, prepared)},
+        "config": {**config, **facts, "notes": plain_notes(all_notes(config, prepared))},
         "columns": [one._asdict() for one in prepared.explain()],
         "versions": versions(),
         **found,

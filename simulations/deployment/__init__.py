@@ -1,1 +1,1 @@
-"""A deployment on this machine: SuperLink, front and nodes with TLS and node authentication."""
+"""A deployment on this machine: SuperLink and nodes with TLS and node authentication."""

@@ -64,13 +64,13 @@ class LocalDeployment:
         The configuration of each node.
     say : callable
         Told what is going on.
-    warm, front : bool (default: True)
-        Whether nodes stay warm, and whether there is a front before the SuperLink.
+    warm : bool (default: True)
+        Whether nodes stay warm.
 
     Attributes
     ----------
-    address, reached : str
-        Host and port of the SuperLink, and of what nodes connect to.
+    address : str
+        Host and port of the SuperLink.
     environment : dict
         What Flower's command line needs to find it.
     keep : bool
@@ -84,11 +84,10 @@ class LocalDeployment:
         say: Say = lambda _: None,
         *,
         warm: bool = True,
-        front: bool = True,
     ) -> None:
-        self.warm, self.front = warm, front
+        self.warm = warm
         self.folder, self.nodes, self.say = folder.resolve(), list(nodes), say
-        self.address = self.reached = ""
+        self.address = ""
         self.keep = False
         refuse_running(self.folder / "pids")
         home = self.folder / "flwr"  # what an earlier deployment left there is of no use
@@ -149,35 +148,18 @@ class LocalDeployment:
         command += ["--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.pem"]
         command += ["--ssl-keyfile", keys / "server.key"]
         command += ["--disable-runtime-dependency-installation"]
-        self._start_server("SuperLink", command, self.address)
+        self._start_server("SuperLink", command)
         self._control = Control(self.address, keys / "ca.crt")
-        if not self.front:
-            self.reached = self.address
-        elif "front" not in self.processes.names():
-            self.reached = self.start_front()
 
-    def start_front(self) -> str:
-        """Start a front before the SuperLink, wait until it answers, and return its address.
-
-        Raises
-        ------
-        EngineError
-        """
-        address, keys = f"{_HOST}:{free_port()}", self.folder / "keys"
-        command: list[str | Path] = [sys.executable, "-P", "-m", f"{__package__}.front", address]
-        command += [self.address, *(keys / n for n in ("ca.crt", "server.pem", "server.key"))]
-        self._start_server("front", command, address)
-        return address
-
-    def _start_server(self, name: str, command: Sequence[str | Path], address: str) -> None:
-        """Start a server and wait until it says that it is well."""
+    def _start_server(self, name: str, command: Sequence[str | Path]) -> None:
+        """Start a server at the address of the SuperLink, and wait until it answers."""
         log = self.folder / f"{name.lower()}.log"
         self.processes.start(name, command, log)
         deadline = time.monotonic() + _START
         context = ssl.create_default_context(cafile=str(self.folder / "keys" / "ca.crt"))
         while time.monotonic() < deadline and name not in self.processes.ended():
             try:
-                url = f"https://{address}/health"
+                url = f"https://{self.address}/health"
                 with urllib.request.urlopen(url, timeout=2, context=context) as reply:
                     if reply.status == 200:
                         return
@@ -216,10 +198,10 @@ class LocalDeployment:
         port, config = free_port(), folder / "node.toml"
         make_private_folder(folder)
         write_atomically(config, toml_lines(self.nodes[number]).encode(), private=True)
-        command = ["flower-supernode", "--superlink", self.reached, *arguments]
+        command = ["flower-supernode", "--superlink", self.address, *arguments]
         command += ["--host", _HOST, "--port", str(port), "--node-config", str(config)]
         if self.warm:
-            command = node_command(self.reached, config, arguments, port)
+            command = node_command(self.address, config, arguments, port)
         self.processes.start(node_name(number), command, folder / "supernode.log")
 
     def node_folder(self, number: int) -> Path:

@@ -20,6 +20,7 @@ from threadpoolctl import threadpool_limits
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.tables import plain_notes
 
 from ..engines import Engine
 from ..methods.experiment import run_entries, versions
@@ -197,7 +198,7 @@ def run_alike(
             {
                 "result": entry.results[0],
                 "facts": prepared.facts(),
-                "notes": list(prepared.notes),
+                "notes": plain_notes(prepared.notes),
                 "columns": [one._asdict() for one in prepared.explain()],
                 "peak_memory": _peak_memory(),
             },

@@ -228,7 +228,7 @@ class DealtData(Prepared, Generic[S, D]):
             ids=table.ids,
             notes=(
                 *table.notes,
-                *Encoder.from_dict(scaling["encoder"]).notes,
+                *Encoder.from_dict(scaling["encoder"]).left_out(table),
                 *read_task(settings, table)[1],
             ),
         )

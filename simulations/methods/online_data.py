@@ -188,6 +188,7 @@ def prepare(settings: DataSettings) -> Streams:
     table = replace(table, x_test=x_test, y_test=y_test)
     scale = "none" if settings.scaling == "range" else settings.scaling  # ranges come afterwards
     encoder = replace(settings, scaling=scale).encoder(table)
+    left_out = encoder.left_out(table)
     table = encoder.apply(table)
     scaling = Scaling.fit(table)
     table = scaling.apply(table)
@@ -212,7 +213,7 @@ def prepare(settings: DataSettings) -> Streams:
         )
         for rows, held in zip(parts, test, strict=True)
     )
-    notes = (*table.notes, *encoder.notes, *said, *notes)
+    notes = (*table.notes, *left_out, *said, *notes)
     return Streams(StreamClients(shards, table.columns), encoder, scaling, rounds, notes)
 
 

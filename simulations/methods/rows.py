@@ -183,7 +183,7 @@ class RowsFamily(Family[RowSettings, RowData]):
             if table.ids is not None:
                 own["ids"] = [str(name) for name in np.asarray(table.ids)[rows]]
             given.append(own)
-        return RowData(tuple(given), encoder, (*table.notes, *encoder.notes))
+        return RowData(tuple(given), encoder, (*table.notes, *encoder.left_out(table)))
 
     def whole_model(
         self,

@@ -25,7 +25,14 @@ from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.tables.arrow import is_number
 from fedkern_flwr.tables.dialect import DIALECT
 from fedkern_flwr.tables.kinds import Dates
-from fedkern_flwr.tables.table import Missing, Table, choose_columns, listing, without_missing
+from fedkern_flwr.tables.table import (
+    Missing,
+    Note,
+    Table,
+    choose_columns,
+    listing,
+    without_missing,
+)
 
 from ...strategies import PhaseStrategy
 from ..engines.faults import Plan
@@ -335,7 +342,8 @@ def _near_notes(table: Table) -> tuple[str, ...]:
         if column in table.columns and len(names) <= _MOST_NEAR:
             pairs = [f"{a} and {b}" for a, b in combinations(names, 2) if _are_near(a, b)]
             if pairs:
-                notes.append(f"{column!r} has names that may be one: {listing(pairs)}")
+                plain = f"{column!r} has {len(pairs)} pairs of names that may be one"
+                notes.append(Note(f"{plain}: {listing(pairs)}", plain))
     return tuple(notes)
 
 

@@ -25,8 +25,8 @@ Scale = Literal["linear", "log"]
 
 # Okabe and Ito's palette without yellow, which is too pale for lines on white.
 # seven of Okabe and Ito, and five of Paul Tol's muted ones
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
-_COLOURS += ("#332288", "#882255", "#999933", "#AA4499", "#664400")
+_OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
+_COLOURS = (*_OKABE_ITO, "#332288", "#882255", "#999933", "#AA4499", "#664400")
 _DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
 _MARKERS = "osD^vPX<>*hp"
 _SOLID = 7  # names after which the dashes change

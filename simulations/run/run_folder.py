@@ -73,6 +73,7 @@ class RunFolder:
         of_earlier_run = ("result.json", "report.html", PREDICTOR, *ARTIFACTS.values())
         for name in of_earlier_run:  # with other options
             (path / name).unlink(missing_ok=True)
+        shutil.rmtree(folder.plots, ignore_errors=True)  # pictures of one run are none of the next
         return folder
 
     @classmethod

@@ -29,7 +29,7 @@ class NodeSettings:
     Attributes
     ----------
     superlink : str
-        Address of the SuperLink, or of the front before it.
+        Address of the SuperLink.
     node_config : str
         TOML file of the node's configuration.
     supernode : sequence of str

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty import PowerCutError
 from flwr.app import Context, RecordDict
 from refusals import refused
 
@@ -42,15 +41,31 @@ def number(context: Context) -> int:
     return int(context.node_config["partition-id"])
 
 
+def rows_of(streams: Any, k: int) -> tuple[np.ndarray, np.ndarray]:
+    return streams.tables[k]["x"], streams.tables[k]["y"]
+
+
+def learned(method: str, client_fn: Any, clients: int = 3, rounds: int = ROWS, **how: Any) -> Any:
+    """Return a strategy that has run."""
+    strategy = METHODS[method](**how)
+    simulate(strategy, client_fn, clients, num_rounds=rounds)
+    return strategy
+
+
 def iterators(streams: Any, **how: Any) -> Callable[[Context], Any]:
     """Serve streams as iterators that are made anew with every client."""
 
     def client_fn(context: Context) -> StreamClient:
         k = number(context)
-        rows = ((streams.x[k][t], streams.y[k][t]) for t in range(len(streams.x[k])))
+        rows = zip(*rows_of(streams, k), strict=True)
         return StreamClient(context, rows, **{"wait": 0.0, **how})
 
     return client_fn
+
+
+def from_sources(sources: list[Any]) -> Callable[[Context], Any]:
+    """Serve sources that live as long as the run."""
+    return lambda context: StreamClient(context, sources[number(context)])
 
 
 def lines(x: np.ndarray, y: np.ndarray, kind: str = "csv") -> Iterator[str]:
@@ -74,12 +89,9 @@ def write(path: Path, x: np.ndarray, y: np.ndarray, kind: str = "csv") -> Path:
 def test_a_stream_gives_the_numbers_of_its_table(method: str, make_streams: Make) -> None:
     """Bit by bit: what is learned, told and counted."""
     streams = make_streams(CLIENTS, ROWS)
-    found = []
-    for client_fn in (streams.client_fn, iterators(streams)):
-        strategy = METHODS[method]()
-        simulate(strategy, client_fn, CLIENTS, num_rounds=ROWS)
-        found.append(strategy)
-    table, stream = found
+    table, stream = (
+        learned(method, client_fn, CLIENTS) for client_fn in (streams.client_fn, iterators(streams))
+    )
     assert stream.metrics_ == table.metrics_
     assert stream.history_ == table.history_
     assert stream.ledger_.exchanges == table.ledger_.exchanges
@@ -91,68 +103,38 @@ def test_a_stream_gives_the_numbers_of_its_table(method: str, make_streams: Make
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_files_and_held_out_rows_as_well(kind: str, make_streams: Make, tmp_path: Path) -> None:
     streams = make_streams(3, ROWS)
-    test = {"x_test": streams.x[0][:7], "y_test": streams.y[0][:7]}
+    test = {"x_test": streams.tables[0]["x"][:7], "y_test": streams.tables[0]["y"][:7]}
     for k in range(3):
-        write(tmp_path / f"{k}.{kind}", streams.x[k], streams.y[k], kind)
+        write(tmp_path / f"{k}.{kind}", *rows_of(streams, k), kind)
 
     def table(context: Context) -> OnlineKernelClient:
-        k = number(context)
-        return OnlineKernelClient(context, streams.x[k], streams.y[k], **test)
+        return OnlineKernelClient(context, *rows_of(streams, number(context)), **test)
 
     def files(context: Context) -> StreamClient:
         path = tmp_path / f"{number(context)}.{kind}"
         return StreamClient(context, path, label="y", wait=0.0, **test)
 
-    found = [METHODS["pof-rls"](), METHODS["pof-rls"]()]
-    for strategy, client_fn in zip(found, (table, files), strict=True):
-        simulate(strategy, client_fn, 3, num_rounds=ROWS)
+    found = [learned("pof-rls", client_fn) for client_fn in (table, files)]
     assert found[0].metrics_ == found[1].metrics_
     assert "test_mse" in found[1].metrics_
 
 
 def test_an_iterator_may_live_on(make_streams: Make) -> None:
     streams = make_streams(3, ROWS)
-    pairs = [zip(streams.x[k], streams.y[k], strict=True) for k in range(3)]
-    sources = [IteratorSource(pair) for pair in pairs]
-    strategy, table = METHODS["pof-mkl"](), METHODS["pof-mkl"]()
-    simulate(strategy, lambda c: StreamClient(c, sources[number(c)]), 3, num_rounds=ROWS)
-    simulate(table, streams.client_fn, 3, num_rounds=ROWS)
-    assert strategy.metrics_ == table.metrics_
+    sources = [IteratorSource(zip(*rows_of(streams, k), strict=True)) for k in range(3)]
+    strategy = learned("pof-mkl", from_sources(sources))
+    assert strategy.metrics_ == learned("pof-mkl", streams.client_fn).metrics_
     with refused("FK-STREAM-PAST"):
-        simulate(strategy, lambda c: StreamClient(c, sources[number(c)]), 3, num_rounds=ROWS)
+        simulate(strategy, from_sources(sources), 3, num_rounds=ROWS)
 
 
 def test_public_ranges_scale_as_they_scale_a_table(make_streams: Make) -> None:
     scaling = Scaling(np.full(4, -2.0), np.full(4, 1.0), 1.5, -1.0, 2.0, clip=True)
-    raw, scaled, found = make_streams(3, ROWS), make_streams(3, ROWS), []
-    for k in range(3):
-        scaled.x[k], scaled.y[k] = scaling.rows(raw.x[k], raw.y[k])
-    for source, how in ((scaled, {}), (raw, {"scaling": scaling})):
-        strategy = METHODS["pof-rls"]()
-        simulate(strategy, iterators(source, **how), 3, num_rounds=ROWS)
-        found.append(strategy.metrics_)
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("secure", [False, True])
-def test_a_run_goes_on_where_it_broke_off(secure: bool, make_streams: Make, tmp_path: Path) -> None:
-    """The place is kept with the weights: rows are neither repeated nor left out."""
-    how: dict[str, Any] = {"secure": secure, "samples_per_round": 8, "checkpoint_every": 1}
-    client_fn = iterators(make_streams(3, ROWS), state_dir=tmp_path / "nodes")
-    whole = METHODS["pof-rls"](**how)
-    simulate(whole, client_fn, 3, num_rounds=ROWS)
-    broken = METHODS["pof-rls"](**how, checkpoint=tmp_path / "c.npz")
-
-    def stop(done: int, *_: Any) -> None:
-        if done == 4:
-            raise PowerCutError
-
-    broken.on_round = stop
-    with pytest.raises(PowerCutError):
-        simulate(broken, client_fn, 3, num_rounds=ROWS)
-    resumed = METHODS["pof-rls"](**how, checkpoint=tmp_path / "c.npz", resume=True)
-    simulate(resumed, client_fn, 3, num_rounds=ROWS)
-    assert resumed.metrics_ == whole.metrics_
+    raw, scaled = make_streams(3, ROWS), make_streams(3, ROWS)
+    for k, table in enumerate(scaled.tables):
+        table["x"], table["y"] = scaling.rows(*rows_of(raw, k))
+    found = learned("pof-rls", iterators(raw, scaling=scaling))
+    assert found.metrics_ == learned("pof-rls", iterators(scaled)).metrics_
 
 
 # -- the end, and who is late
@@ -165,11 +147,11 @@ def test_a_run_ends_when_its_streams_do(
 ) -> None:
     """With the model, the figures and the held-out rows of the samples that there were."""
     streams = make_streams(CLIENTS, ROWS)
-    test = {"x_test": streams.x[0][:7], "y_test": streams.y[0][:7]}
+    test = {"x_test": streams.tables[0]["x"][:7], "y_test": streams.tables[0]["y"][:7]}
     found, rounds = [], 1000
     for _ in range(2):
-        strategy = METHODS["vm-kofl"](secure=secure, samples_per_round=9)
-        simulate(strategy, iterators(streams, **test), CLIENTS, num_rounds=rounds)
+        how: dict[str, Any] = {"secure": secure, "samples_per_round": 9}
+        strategy = learned("vm-kofl", iterators(streams, **test), CLIENTS, rounds, **how)
         rounds = strategy.history_[-1]["round"]
         found.append(strategy)
     assert rounds == 45
@@ -192,17 +174,20 @@ class Late:
         return self._rows.take(place, 0 if self.looks in self._gone else rows, wait)
 
 
+def delayed(streams: Any, gone: set[int], who: range = range(1, 2)) -> Any:
+    """Serve streams, of which some have no rows at some looks."""
+    each = (gone if k in who else set() for k in range(CLIENTS))
+    return from_sources([Late(*rows_of(streams, k), away) for k, away in enumerate(each)])
+
+
 @pytest.mark.parametrize("secure", [False, True])
 def test_who_is_late_has_no_part_in_a_message_and_its_rows_wait(
     secure: bool, make_streams: Make
 ) -> None:
     """The first two global learners are ridge regressions of the rows that took part."""
     streams = make_streams(CLIENTS, ROWS)
-    sources = [Late(streams.x[k], streams.y[k], {3} if k == 1 else set()) for k in range(CLIENTS)]
-    strategy = METHODS["pof-rls"](
-        secure=secure, samples_per_round=6, experts="global-ridge", forgetting=1.0
-    )
-    simulate(strategy, lambda c: StreamClient(c, sources[number(c)]), CLIENTS, num_rounds=30)
+    how: dict[str, Any] = {"experts": "global-ridge", "forgetting": 1.0, "secure": secure}
+    strategy = learned("pof-rls", delayed(streams, {3}), CLIENTS, 30, samples_per_round=6, **how)
     stops = strategy.plan_.stops
     missed = stops[1] - stops[0]  # the second message: after a look at the beginning, the third
     assert [row["survivors"] for row in strategy.history_] == [
@@ -211,8 +196,8 @@ def test_who_is_late_has_no_part_in_a_message_and_its_rows_wait(
     matrix, vector = 1e-3 * np.eye(5), np.zeros(5)
     for k in range(CLIENTS):
         n = 30 - missed * (k == 1)
-        phi = np.column_stack([streams.x[k][:n], np.ones(n)])
-        matrix, vector = matrix + phi.T @ phi, vector + phi.T @ (streams.y[k][:n] - 0.5)
+        phi = np.column_stack([streams.tables[k]["x"][:n], np.ones(n)])
+        matrix, vector = matrix + phi.T @ phi, vector + phi.T @ (streams.tables[k]["y"][:n] - 0.5)
     found = strategy.model()[0]["raw"][0]
     np.testing.assert_allclose(found, np.linalg.solve(matrix, vector), rtol=0, atol=1e-9)
 
@@ -223,9 +208,7 @@ def test_features_are_summed_of_those_who_had_part_in_all_messages_about_them(
 ) -> None:
     """Of who was late in one of them none, and later ones again; the rows are the next ones."""
     streams = make_streams(CLIENTS, ROWS)
-    sources = [Late(streams.x[k], streams.y[k], {3} if k == 1 else set()) for k in range(CLIENTS)]
-    strategy = METHODS["pof-rls secure"](features=6, width=1.0)
-    simulate(strategy, lambda c: StreamClient(c, sources[number(c)]), CLIENTS, num_rounds=ROWS)
+    strategy = learned("pof-rls secure", delayed(streams, {3}), CLIENTS, features=6, width=1.0)
     plan, several = strategy.plan_, strategy.plan_.sums.index(True)
     assert several > 1  # the first features are of more than two messages
     survivors = [CLIENTS - (n in (1, several)) for n in range(len(plan.stops))]
@@ -239,8 +222,9 @@ def test_features_are_summed_of_those_who_had_part_in_all_messages_about_them(
                 continue
             rows = slice(plan.starts[n] - late * (k == 1), plan.stops[n] - late * (k == 1))
             width = np.array([1.0]).astype("<f8").tobytes()
-            phi = ridge.kernel_rows(streams.x[k][rows], width, 6, strategy.run_seed)[0]
-            matrix, vector = matrix + phi.T @ phi, vector + phi.T @ (streams.y[k][rows] - 0.5)
+            x, y = (part[rows] for part in rows_of(streams, k))
+            phi = ridge.kernel_rows(x, width, 6, strategy.run_seed)[0]
+            matrix, vector = matrix + phi.T @ phi, vector + phi.T @ (y - 0.5)
     found = strategy.model()[0]["kernels"][0]
     np.testing.assert_allclose(found, np.linalg.solve(matrix, vector), rtol=0, atol=1e-8)
 
@@ -252,9 +236,8 @@ def test_messages_without_enough_rows_are_lost_and_end_a_run_in_the_end(
     streams = make_streams(CLIENTS, ROWS)
     for often, ends in ((2, False), (100, True)):
         gone = set(range(4, 4 + often))
-        sources = [Late(streams.x[k], streams.y[k], gone) for k in range(CLIENTS)]
-        strategy = METHODS["vm-kofl"](secure=secure, samples_per_round=4, max_missed=3)
-        simulate(strategy, lambda c, s=sources: StreamClient(c, s[number(c)]), 5, num_rounds=48)
+        how: dict[str, Any] = {"secure": secure, "samples_per_round": 4, "max_missed": 3}
+        strategy = learned("vm-kofl", delayed(streams, gone, range(CLIENTS)), CLIENTS, **how)
         lost = [row["survivors"] for row in strategy.history_].count(0)
         assert lost == 2
         assert strategy.history_[-1]["round"] == (16 if ends else 48)
@@ -272,7 +255,7 @@ def test_rows_that_are_none_are_left_out_and_told_of_without_their_values(
 ) -> None:
     streams, rng = make_streams(3, ROWS), np.random.default_rng(0)
     for k in range(3):
-        own = list(lines(streams.x[k], streams.y[k], kind))
+        own = list(lines(*rows_of(streams, k), kind))
         for line in bad:
             own.insert(1 + rng.integers(len(own)), line.replace("x", "Mallory"))
         text = (HEAD if kind == "csv" else "") + "\n".join(line.strip() for line in own) + "\n\n"
@@ -281,10 +264,8 @@ def test_rows_that_are_none_are_left_out_and_told_of_without_their_values(
     def files(context: Context) -> StreamClient:
         return StreamClient(context, tmp_path / f"{number(context)}", label="y", wait=0.0)
 
-    strategy, table = METHODS["pof-rls"](), METHODS["pof-rls"]()
-    simulate(strategy, files, 3, num_rounds=ROWS)
-    simulate(table, streams.client_fn, 3, num_rounds=ROWS)
-    assert strategy.metrics_ == table.metrics_
+    strategy = learned("pof-rls", files)
+    assert strategy.metrics_ == learned("pof-rls", streams.client_fn).metrics_
     assert "rows of the stream that are left out: " in caplog.text
     assert "with gaps" in caplog.text
     told = [int(number) for number in re.findall(r"left out: (\d+) \(", caplog.text)]
@@ -313,28 +294,11 @@ def test_what_can_be_no_stream_is_refused(how: dict[str, Any], code: str) -> Non
 
 def test_a_run_that_streams_cannot_serve_is_refused(make_streams: Make) -> None:
     short = make_streams(3, ROWS)
-    for k in range(3):
-        short.x[k], short.y[k] = short.x[k][:3], short.y[k][:3]
+    for table in short.tables:
+        table |= {"x": table["x"][:3], "y": table["y"][:3]}
     with refused("FK-STREAM-SHORT"):
         simulate(METHODS["pof-mkl"](), iterators(short), 3)
     with refused("FK-ROWS-FEW"):  # of a table: it is known before anything is asked
-        simulate(METHODS["pof-mkl"](), short.client_fn, 3, num_rounds=16)
+        learned("pof-mkl", short.client_fn, rounds=16)
     with refused("FK-PARTIES-LOST"):
         simulate(PerFedAvg(), iterators(make_streams(3, ROWS)), 3, num_rounds=4)
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "code"),
-    [
-        (np.zeros((4, 3)), np.array([0.0, np.nan, 0.0, 0.0]), "FK-VALUES-FINITE"),
-        (np.full((4, 3), np.inf), np.zeros(4), "FK-VALUES-FINITE"),
-        (np.zeros(4), np.zeros(4), "FK-SHAPE-DIFFERS"),
-        (np.zeros((4, 2)), np.zeros(3), "FK-SHAPE-DIFFERS"),
-        (np.zeros((4, 2)), None, "FK-LABELS-MISSING"),
-        (np.full((4, 2), "a", object), np.zeros(4), "FK-COLUMN-NUMBERS"),
-        (np.zeros((4, 2)), np.full(4, "a"), "FK-COLUMN-NUMBERS"),
-    ],
-)
-def test_a_table_that_can_be_no_stream_is_refused(x: Any, y: Any, code: str) -> None:
-    with refused(code):
-        simulate(POFMKL(), lambda context: OnlineKernelClient(context, x, y), 1, num_rounds=2)

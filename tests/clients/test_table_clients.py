@@ -237,25 +237,6 @@ def test_a_table_must_not_change_in_a_run(kind: Kind) -> None:
 # -- roles of HierarchicalSVM
 
 USER: Table = {"x": X, "y": [-1, 1, 1, -1], "classes": (-1, 1)}
-LABELS_ONLY: Table = {"y": [-1, 1, 1, -1], "classes": (-1, 1)}
-OWNER: Table = {"role": "owner", "ids": list("abcd"), "alignment_key": KEY, **LABELS_ONLY}
-AGENT: Table = {"role": "agent"}
-BAD: dict[str, tuple[str, Table]] = {
-    "an unknown role": ("FK-OPTION-CHOICE", {**USER, "role": "server"}),
-    "a group below 0": ("FK-OPTION-RANGE", {**USER, "group": -1}),
-    "a group that is no whole number": ("FK-OPTION-RANGE", {**USER, "group": 1.5}),
-    "a user without features": ("FK-ROLE-DATA", LABELS_ONLY),
-    "an agent with features": ("FK-ROLE-DATA", {**AGENT, "x": X}),
-    "an agent with labels": ("FK-ROLE-DATA", {**AGENT, **LABELS_ONLY}),
-    "an owner with features": ("FK-ROLE-DATA", {**OWNER, "x": X}),
-}
-
-
-@pytest.mark.parametrize(("code", "table"), BAD.values(), ids=BAD)
-def test_roles_without_their_data_are_refused_in_one_line(code: str, table: Table) -> None:
-    with refused(code) as caught:
-        SVMClient(context(), **table)
-    assert "\n" not in str(caught.value)
 
 
 def test_role_and_group_may_be_in_the_configuration_of_the_node() -> None:

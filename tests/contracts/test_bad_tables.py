@@ -19,11 +19,10 @@ import pyarrow as pa
 import pytest
 from flwr.app import Context, RecordDict
 from pyarrow import parquet
-from refusals import refused
+from refusals import complaint, refused
 
 from fedkern_flwr import clients
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.estimators import FDSKLClassifier, FedCGClassifier
 from fedkern_flwr.tables import load_table
 
@@ -257,14 +256,9 @@ TAUGHT: list[tuple[dict[str, str], str, str]] = [
 
 
 def refused_run(capsys: pytest.CaptureFixture[str], code: str, *typed: str) -> None:
-    before = sorted(Path().iterdir())
-    assert run(["run", *typed]) == 2, typed
-    out, err = capsys.readouterr()
-    (line,) = err.strip().splitlines()
+    line = complaint(capsys, "run", *typed)
     quotes_nothing(line)
     assert line.endswith(f"[{code}]"), line
-    assert not out
-    assert sorted(Path().iterdir()) == before
 
 
 @pytest.mark.promise("tables-refused")
@@ -339,6 +333,10 @@ CLIENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "pca": (clients.KernelPCAClient, {}),
     "gram": (clients.GramClient, {}),
     "ranges": (clients.RangesClient, {}),
+    "align": (
+        lambda context, x, **own: clients.AlignmentClient(context, **own),
+        {"ids": list("abcd"), "alignment": "tags.npz"},
+    ),
 }
 TWO, LABELLED, PLAIN = "fed-cg fdskl", "fed-cg fdskl svm", "fed-cg fdskl svm pca"
 #: Name -> code, what is changed, at whose clients.
@@ -351,9 +349,14 @@ ARRAYS: dict[str, tuple[str, dict[str, Any], str]] = {
     "one dimension": ("FK-SHAPE-DIFFERS FK-SHAPE-DIFFERS", {"x": ROWS[:, 0]}, f"{PLAIN} ranges"),
     "text": (
         "FK-COLUMN-NUMBERS", {"x": [[SECRET, "name"]] * 4},
-        f"{LABELLED} gram ranges"),
+        f"{PLAIN} gram ranges"),
+    "no rows": ("FK-SHAPE-DIFFERS", {"x": ROWS[:0]}, "ranges"),
+    "no features": ("FK-SHAPE-DIFFERS", {"x": ROWS[:, :0]}, "ranges"),
+    "an empty column": ("FK-BLOCK-EMPTY", {"x": ROWS * [1.0, NAN]}, "ranges"),
     "no id for a row": ("FK-SHAPE-DIFFERS", {"ids": list("abc")}, TWO),
-    "no label for a row": ("FK-SHAPE-DIFFERS", {"y": [0, 1]}, LABELLED),
+    "no label for a row": ("FK-SHAPE-DIFFERS", {"y": [0, 1]}, f"{LABELLED} ranges"),
+    "unknown labels": ("FK-BLOCK-EMPTY", {"y": [NAN] * 4}, "ranges"),
+    "infinite labels of ranges": ("FK-VALUES-FINITE", {"y": [0, np.inf, 1, NAN]}, "ranges"),
     "infinite labels": ("FK-VALUES-FINITE", {"y": [0, np.inf, 1, 1], "classes": None}, LABELLED),
     "NaN labels": ("FK-VALUES-FINITE", {"y": [0, 1, 1, NAN]}, "fed-cg svm"),
     "two columns of classes": ("FK-SHAPE-DIFFERS", {"y": [[0, 1]] * 4}, LABELLED),
@@ -363,7 +366,11 @@ ARRAYS: dict[str, tuple[str, dict[str, Any], str]] = {
         "FK-LABELS-BOUND", {"y": [0.5, -77, 1, 0], "classes": None, "label_bound": 2.0}, LABELLED),
     "other columns held out": (
         "FK-COLUMNS-DIFFER", {**HELD, "x_test": ROWS[:2, :1]}, LABELLED),
-    "too few names": ("FK-COLUMN-NAMES", {"columns": ["age"]}, LABELLED),
+    "too few names": ("FK-COLUMN-NAMES", {"columns": ["age"]}, f"{LABELLED} ranges"),
+    "a name twice": ("FK-COLUMN-NAMES", {"columns": ["age", "age"]}, "ranges"),
+    "a column that is called as labels are": (
+        "FK-NAMES-LABEL", {"columns": ["age", "label"], "y": ROWS[:, 0]}, "ranges"),
+    "ranges and an encoder": ("FK-OPTION-BOTH", {"ranges": "r", "encoder": "e"}, "ranges"),
     "one class": ("FK-CLASSES-NAMED", {"classes": (1,), "y": [1] * 4}, LABELLED),
     "a class twice": ("FK-CLASSES-NAMED", {"classes": (1, 1, 0)}, LABELLED),
     "text labels": ("FK-COLUMN-NUMBERS", {"y": [SECRET] * 4}, LABELLED),
@@ -391,6 +398,19 @@ ARRAYS: dict[str, tuple[str, dict[str, Any], str]] = {
     "no labels at an active party": ("FK-ROLE-DATA", {"role": "active", "y": None}, "fdskl"),
     "only held-out labels": ("FK-ROLE-DATA", {**HELD, "y": None}, "fdskl"),
     "an unknown role": ("FK-OPTION-CHOICE", {"role": "server"}, "fdskl svm"),
+    "a group below 0": ("FK-OPTION-RANGE", {"group": -1}, "svm"),
+    "a group that is no whole number": ("FK-OPTION-RANGE", {"group": 1.5}, "svm"),
+    "a user without features": ("FK-ROLE-DATA", {"x": None}, "svm"),
+    "an agent with features": ("FK-ROLE-DATA", {"role": "agent", "y": None}, "svm"),
+    "an agent with labels": ("FK-ROLE-DATA", {"role": "agent", "x": None}, "svm"),
+    "an owner with features": (
+        "FK-ROLE-DATA", {"role": "owner", "ids": list("abcd"), "alignment_key": KEY}, "svm"),
+    "no ids": ("FK-ROWS-NONE", {"ids": []}, "align"),
+    "an id twice": ("FK-IDS-DUPLICATE", {"ids": ["a", "b", "a"]}, "align"),
+    "a number and its text": ("FK-IDS-DUPLICATE", {"ids": [7, "7"]}, "align"),
+    "an id held out": ("FK-IDS-DUPLICATE", {"ids_test": ["a"]}, "align"),
+    "a folder for a file": ("FK-FILE-WRITE", {"alignment": "."}, "align"),
+    "a file for a folder": ("FK-FILE-WRITE", {"alignment": __file__ + "/tags.npz"}, "align"),
 }  # fmt: skip
 
 
@@ -407,6 +427,7 @@ def test_bad_arrays_are_refused_when_a_client_is_built(case: str) -> None:
         quotes_nothing(str(caught.value).replace("bound of 2", ""))
         assert caught.value.party == "partition 4" or isinstance(caught.value, OptionError)
         assert caught.value.remedy
+        assert caught.value.__cause__ is None  # whose text would quote cells
 
 
 FLAT = np.linspace(0.0, 1.0, 60).reshape(30, 2)

@@ -24,6 +24,7 @@ from zoo import WAYS, Found, Sites, Table, Way
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.clients import OnlineKernelClient, StreamClient
 from fedkern_flwr.errors import FedKernError, RefusedError
+from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import DropOut, Fault, FaultPlan
 
 MAIN = (
@@ -44,6 +45,7 @@ SECOND = (
     "pof-mkl, secure",
     "pof-rls",
     "vm-kofl",
+    "vm-kofl, streams",
     "per-fed-avg",
     "fed-cg, missing blocks",
     "fdskl, streaming",
@@ -151,11 +153,14 @@ class Case:
     number: int = 0
 
     def sites(self, folder: Path | None = None) -> Sites:
-        """Return fresh nodes, in a folder that was used before or in a new one."""
+        """Return fresh nodes, in a folder that was used before or in a new one.
+
+        They tell figures of one model, whatever happens.
+        """
         self.number += 1
         found = folder or self.folder / str(self.number)
         found.mkdir(parents=True, exist_ok=True)
-        return self.way.sites(found)
+        return self.way.sites(found, policy=NodePolicy.of_simulations(max_evaluations=1))
 
     def keeping(self, sites: Sites, **more: Any) -> Table:
         """Return options of a run with a checkpoint."""
@@ -195,6 +200,7 @@ def outcome(found: Found) -> Table:
         told[path.parent.name + path.name] = path.read_text()
     if hasattr(found.strategy, "model"):
         told["meta"] = found.strategy.model()[1]  # what was chosen, besides arrays
+        told["held_out"] = found.strategy.result().get("held_out")
     told["history"] = [
         {name: value for name, value in row.items() if name not in ("seconds", "bytes_up")}
         for row in told.get("history", ())
@@ -514,6 +520,22 @@ def test_what_goes_in_every_exchange_ends_the_run_or_does_no_harm(name: str, cas
         assert error.code in ("FK-STATE-GONE", "FK-PARTIES-LOST")
         assert "\n" not in str(error)
         assert not made(sites)
+
+
+@pytest.mark.parametrize("name", ["align", "ranges", "ranges, encoders"])
+def test_a_table_that_changes_within_a_run_ends_it(name: str, case: Make) -> None:
+    quiet = case(name)
+    for phase in quiet.phases[1:]:
+        sites, who = quiet.sites(), quiet.parties(phase)[0]
+
+        def change(delivery: Any, sites: Sites = sites, at: Any = (phase, who)) -> None:
+            if (delivery.phase, delivery.partition) == at:
+                other = {n: v[1:] for n, v in sites.tables[at[1]].items() if n in ("ids", "x")}
+                sites.tables[at[1]] |= other
+
+        with refused("FK-CHECKPOINT-PARTIES"):
+            quiet.fit(sites, change)
+        assert not [path for path in made(sites) if path.parent.name == str(who)]
 
 
 # -- servers that break down

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conversation import TABLES, Asked, apart, met, ordered, with_table
+from refusals import refused
 from zoo import WAYS
 
 from fedkern_flwr.wire import sums
@@ -76,7 +77,10 @@ REQUESTS: dict[str, dict[str, Change]] = {
         "no distances": fields(kernel="none"),
     },
     "hybrid-product": {"long directions": fields(directions=lambda p: 2.0 * p)},
-    "vertical-step": {"phases that there are not": fields(known=lambda k: k - 1)},
+    "vertical-step": {
+        "phases that there are not": fields(known=lambda k: k - 1),
+        "one row again and again": fields(rows=lambda r: np.resize(r[:1], r.shape)),
+    },
     "gram-counts": _GRAM,
     "gram-matrix": _GRAM,
     "gram-cross": _GRAM,
@@ -130,7 +134,10 @@ REQUESTS: dict[str, dict[str, Change]] = {
         "fewer rows": fields(rows=1),
         "more rows": fields(rows=10**6),
     },
-    "ranges-deviations": {"no scale": fields(scale=lambda s: 0.0 * s)},
+    "ranges-deviations": {
+        "no scale": fields(scale=lambda s: 0.0 * s),
+        "no values": fields(count=lambda c: 0.0 * c),
+    },
 }
 #: Way -> phase -> the same, of what only that way asks for.
 OF_A_WAY: dict[str, dict[str, dict[str, Change]]] = {
@@ -271,6 +278,22 @@ def test_a_sum_comes_again_for_nobody_else_and_over_nobody_else(way: str) -> Non
     assert wrong == []
 
 
+@pytest.mark.parametrize("way", ["fdskl", "fdskl, streaming", "ranges", "kernel-pca"])
+def test_sums_over_all_come_with_none_over_fewer(way: str) -> None:
+    """Their difference would show a node."""
+    kind = WAYS[way].strategy
+
+    def cohorts(strategy: Any) -> list[list[int]]:
+        found = kind.cohorts(strategy) or [[*range(len(sites))]]
+        return [*found, max(found, key=len)[:-1]]
+
+    overlapping = type("Overlapping", (kind,), {"cohorts": cohorts})
+    sites = WAYS[way].sites()
+    with refused("FK-ORDER-TERMS"):
+        sites.fit(strategy=overlapping(**WAYS[way].options))
+    assert not sites.rows()
+
+
 def later_of(one: Asked, **change: Any) -> str:
     """Return what a node says to its order when it comes again, with another request."""
     (order,) = answered(one)
@@ -323,7 +346,9 @@ def test_agents_add_up_once_and_with_nobody_left_out() -> None:
         assert said.endswith(f"[{code}]"), said
 
 
+@pytest.mark.promise("ranges-one-centre")
 def test_ranges_are_of_one_place_and_bins() -> None:
+    """A second centre, or counts in ever new bins, would tell of single values."""
     one = next(one for key, one in met("ranges, encoders").items() if "deviations" in key)
     later = replace(one.request, round=one.request.round + 1)
     for change in (

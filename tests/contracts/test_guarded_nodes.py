@@ -162,6 +162,9 @@ def test_a_run_goes_on_without_figures(
     rounds = {"start": {"num_rounds": 3}} if WAYS[way].rounds in (12, 200) else {}
     found = fit(way, tmp_path, guarded=True, client={"policy": policy}, **rounds)
     assert not set(found.strategy.metrics_) & FIGURES
+    counted = found.strategy.result().get("held_out")
+    assert not counted or not counted["rows"]
+    assert not found.strategy.model()[1].get("calibration")  # and no histogram
     assert "figures about held-out rows are not told" in caplog.text
 
 

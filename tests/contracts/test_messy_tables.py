@@ -196,7 +196,6 @@ WRITTEN: list[tuple[str, bytes, dict[str, Any], tuple[str, ...]]] = [
     ("a.csv", b"2019,2020,out\n1,2,0\n3,4,1\n", {}, ("2019", "2020")),
     ("a.csv", b"400.5,401,401.5,out\n1,2,3,0\n3,4,5,1\n", {}, ("400.5", "401", "401.5")),
     ("a.csv", b"nan,b,out\n1,2,0\n3,4,1\n", {}, ("nan", "b")),
-    ("a.csv", b" a ,b,out\n1,2,0\n3,4,1\n", {}, ("a", "b")),
     ("a.csv", b"1,2,0\n3,4,1\n", {"header": False, "label": "x2"}, ("x0", "x1")),
     ("a.csv", b"5.1,2,out\n1,2,0\n3,4,1\n", {"header": True}, ("5.1", "2")),
     ("a.csv.gz", gzip.compress(b"a,b,out\n1,2,0\n3,4,1\n"), {}, ("a", "b")),
@@ -206,7 +205,6 @@ WRITTEN: list[tuple[str, bytes, dict[str, Any], tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.promise("files-as-written")
 @pytest.mark.parametrize(("name", "data", "how", "columns"), WRITTEN)
 def test_files_are_read_as_they_are_written(
     name: str, data: bytes, how: dict[str, Any], columns: tuple[str, ...], tmp_path: Path

@@ -18,7 +18,7 @@ from typing import Any, Union, get_args, get_origin
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from refusals import refused
+from refusals import complaint, refused
 
 from fedkern_flwr import strategies
 from fedkern_flwr.errors import FedKernError
@@ -131,16 +131,9 @@ def begun(name: str, **given: Any) -> Any:
     raise AssertionError("nothing was started")
 
 
-def complaint(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
-    """Return the code with which the command line refuses, in one line, with nothing made."""
-    assert run([*typed]) == 2, typed
-    said = capsys.readouterr()
-    (line,) = said.err.strip().splitlines()
-    assert not said.out
-    assert line.startswith("fedkern: ")
-    assert line.endswith("]"), line
-    assert not Path("runs").exists()
-    return line.rpartition("[")[2][:-1]
+def code_of(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
+    """Return the code with which the command line refuses."""
+    return complaint(capsys, *typed).rpartition("[")[2][:-1]
 
 
 @pytest.fixture(autouse=True)
@@ -211,15 +204,15 @@ def test_a_wrong_value_is_refused_with_its_code_by_constructor_and_command(
             odd = (option.name, value) == ("privacy_epsilon", np.inf)  # needs a scaling first
             if bool not in kinds(option.type) and not odd:
                 typed = f"{flag(option.name)}={value}"
-                assert complaint(capsys, "run", name, typed) == code, typed
+                assert code_of(capsys, "run", name, typed) == code, typed
     for argument, value in ARGUMENTS.items():
         if argument in parsed(name):
             with refused(RANGE):
                 cls(**{argument: value})
-            assert complaint(capsys, "run", name, flag(argument), str(value)) == RANGE
+            assert code_of(capsys, "run", name, flag(argument), str(value)) == RANGE
     with refused("FK-OPTION-UNKNOWN"):
         cls(never_there=1)
-    assert complaint(capsys, "run", name, "--never-there", "1") == "FK-OPTION-UNKNOWN"
+    assert code_of(capsys, "run", name, "--never-there", "1") == "FK-OPTION-UNKNOWN"
 
 
 @pytest.mark.promise("options-alike")
@@ -287,6 +280,7 @@ TOGETHER: dict[str, dict[str, list[dict[str, Any]]]] = {
         "FK-OPTION-BOTH": [{"kernels_per_round": 3, "frequencies_per_round": 4}],
         "FK-BUDGET-KERNELS": [{"kernels_per_round": 3, "privacy_epsilon": 3.0}],
     },
+    "pof-rls": {"FK-THRESHOLD-WHOLE": [{"drop_outs": False, "threshold": 3}]},
     "hierarchical-svm": {
         RANGE: [{"step_sizes": (1.0, 0.0)}, {"model": "rbf", "features": 0},
                 {"model": "rbf", "gamma": 0.0}],
@@ -479,7 +473,7 @@ def test_what_cannot_be_run_is_refused_before_anything_is_made(
     for codes in (TYPED[name], alone, {} if name == "secure-gram" else COMMON):
         for code, cases in codes.items():
             for typed in cases:
-                found = complaint(capsys, "run", name, *typed.split(), "--quiet")
+                found = code_of(capsys, "run", name, *typed.split(), "--quiet")
                 assert (found, typed) == (code, typed)
 
 
@@ -498,7 +492,7 @@ def test_what_cannot_be_run_is_refused_before_anything_is_made(
 def test_what_is_no_command_is_refused(
     typed: str, code: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert complaint(capsys, *typed.split()) == code
+    assert code_of(capsys, *typed.split()) == code
 
 
 # -- budgets
@@ -520,7 +514,7 @@ def test_a_method_keeps_a_budget_or_says_which_do(
             CLASSES[name](**{option: 3.0})
         assert "fed-cg" in caught.value.remedy
     if name in COMMANDS:
-        assert complaint(capsys, "run", name, "--privacy-epsilon", "3") == "FK-BUDGET-METHOD"
+        assert code_of(capsys, "run", name, "--privacy-epsilon", "3") == "FK-BUDGET-METHOD"
 
 
 @pytest.mark.promise("budget-all-rows")
@@ -533,7 +527,7 @@ def test_nothing_is_read_off_the_rows_for_nothing_in_a_run_with_a_budget(
 ) -> None:
     begun = ["run", name, *more.split(), "--privacy-epsilon", "3"]
     for scaling in ("rank", "standard"):
-        told = complaint(capsys, *begun, "--data", "breast-cancer", "--scaling", scaling)
+        told = code_of(capsys, *begun, "--data", "breast-cancer", "--scaling", scaling)
         ours = scaling == "standard" and name == "fed-cg"  # which it takes without a budget neither
         assert told == ("FK-SCALING-RANGE" if ours else "FK-BUDGET-SCALING")
     rows = [f"{k % 7 / 7},{k % 5},{'ab'[k % 2]}" for k in range(120)]
@@ -541,8 +535,8 @@ def test_nothing_is_read_off_the_rows_for_nothing_in_a_run_with_a_budget(
     Path("text.csv").write_text("a,b,y\n" + "\n".join(r.replace(",", ",t", 1) for r in rows))
     for file in ("gaps.csv", "text.csv"):  # as they are: the defaults are others
         own = ["--data", file, "--label", "y"]
-        assert complaint(capsys, *begun, *own, "--privacy-delta", "0.1") == "FK-BUDGET-DELTA"
+        assert code_of(capsys, *begun, *own, "--privacy-delta", "0.1") == "FK-BUDGET-DELTA"
     own += ["--categories", "onehot"]
-    assert complaint(capsys, *begun, *own) == "FK-BUDGET-CATEGORIES"
+    assert code_of(capsys, *begun, *own) == "FK-BUDGET-CATEGORIES"
     assert run([*begun, *own, "--scaling", "rank"]) == 2
     assert "--scaling range --categories hashing" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from conversation import apart
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from refusals import refused
-from zoo import WAYS, Found, fit, quiet, same
+from zoo import WAYS, Found, fit, quiet, same, streams
 
 from fedkern_flwr import strategies
 from fedkern_flwr.online.learning import regret_bound
@@ -192,12 +192,7 @@ def test_few_holders_of_held_out_rows_do_not_stop_a_run() -> None:
 
 def long_streams(rounds: int) -> Any:
     sites = WAYS["pof-mkl"].sites()
-    rng = np.random.default_rng(9)
-    for k, table in enumerate(sites.tables):
-        x = rng.uniform(-1.0, 1.0, (rounds, 4)) / 2.0
-        clean = np.sin(3.0 * x[:, 0] + 0.5 * k) * 0.4 + 0.5
-        y = np.clip(clean + 0.02 * rng.standard_normal(rounds), 0.0, 1.0)
-        table |= {"x": x, "y": y, "x_test": None, "y_test": None}
+    sites.tables = streams(held=0, rows=rounds, dimension=4, seed=9)
     return sites
 
 

@@ -66,7 +66,7 @@ SCORED = "vertical-outcome at active: delivered"
 SETTINGS = "FK-SETTINGS-CHANGED"
 ONLINE = "online-personal at client"
 MATRIX, RANKING = "gram-matrix at client", "gram-recommend at client"
-CHANGED = "FK-ORDER-CHANGED"
+WRITE, CHANGED = "ranges-write", "FK-ORDER-CHANGED"
 UNANNOUNCED = "FK-ORDER-ROWS"
 OLD: dict[str, Any] = {"model": "ab", "model_round": 1}  # that nobody made
 #: Asked of a node that has only described itself.
@@ -87,10 +87,16 @@ REFUSED = [
     wrong("pof-rls, secure", "online-ridge", "FK-MESSAGE-FIELD", window=lambda w: w + 99),
     wrong("hierarchical-svm", "svm-statistics at user", "FK-TUNE-MANY",
           tried=np.array([1.0, 0.0]), folds=3),
+    wrong("hierarchical-svm, centralised", "svm-local", "FK-MESSAGE-FIELD",
+          center=np.ones((1, 4))),  # the first: a run that is repeated begins at zero again
     wrong("hierarchical-svm, vertical", "svm-columns", "FK-MESSAGE-FIELD", agent=-1),
     wrong("hierarchical-svm, vertical", "svm-owner at owner", "FK-MESSAGE-SHAPE",
           take=lambda t: t[:5]),
     wrong("ranges", "ranges-means", "FK-LABELS-MISSING", labels=True),
+    wrong("ranges", "ranges-deviations", "FK-MESSAGE-SHAPE",
+          **dict.fromkeys(("count", "mean", "scale"), lambda v: v[:2])),
+    wrong("ranges", WRITE, "FK-MESSAGE-SHAPE", low=lambda v: v[:2], high=lambda v: v[:2]),
+    wrong("ranges", WRITE, "FK-MESSAGE-SHAPE", low=lambda v: v[::-1] + 99.0),
     *(wrong("align", "align-hop", "FK-MESSAGE-FIELD", hop=hop) for hop in (-1, 3, 99)),
     wrong("fed-cg", DISTANCES, "FK-ORDER-ROWS", rows=lambda r: first(r, 99)),
     wrong("fed-cg", DISTANCES, "FK-ORDER-ROWS", rows=lambda r: first(r, -2)),
@@ -115,6 +121,7 @@ REFUSED = [
     wrong("fed-cg, normal landmarks", "hybrid-moments", "FK-ASKED-MORE", sampling="U"),
     wrong("fdskl", STEP, UNANNOUNCED, rows=lambda r: first(r, 99)),
     wrong("fdskl", "vertical-step at passive", UNANNOUNCED, rows=lambda r: first(r, -1)),
+    wrong("fdskl", "vertical-step at passive", "FK-ASKED-MORE", owners=np.ones_like),
     wrong("fdskl", STEP, "FK-ORDER-PLAIN", score=1, scorer=0,
           score_rows=np.zeros(1, np.int32)),
     wrong("fdskl", STEP, "FK-STATE-GONE", delivered=5),
@@ -189,6 +196,7 @@ def is_refusal(said: str) -> bool:
     )
 
 
+@pytest.mark.promise("fdskl-lies")
 @pytest.mark.parametrize("case", REFUSED, ids=str)
 def test_what_may_not_be_asked_is_refused(case: Wrong) -> None:
     one = request_of(met(case.way), case.request)
@@ -268,6 +276,7 @@ def withheld(said: str, one: Asked) -> bool:
     return is_refusal(said) if said else not numbers
 
 
+@pytest.mark.promise("online-no-rows-without-order")
 @pytest.mark.promise("requests-in-sums")
 @pytest.mark.parametrize("way", [w for w in SECURE if not WAYS[w].common.get("allow_single")])
 def test_values_leave_in_sums_and_in_no_other_way(way: str) -> None:
@@ -278,6 +287,8 @@ def test_values_leave_in_sums_and_in_no_other_way(way: str) -> None:
             continue
         said = one.try_out(sections=sections)[0]
         assert withheld(said, one), f"{key}: {said}"
+        if one.request.phase.startswith("online"):  # whether it fails would say something of rows
+            assert said.endswith("[FK-ORDER-PLAIN]"), said
         if one.request.phase.startswith(("online", "method", "average")):
             continue  # of which there are runs without sums
         client = forgetful(one.client)  # else it would refuse to begin the run again

@@ -481,17 +481,6 @@ def test_files_to_predict_are_written_as_that_of_the_run(tables, commands):
     assert "1 predictions: here/pred" in commands.shown("predict", "here", *own)
 
 
-def test_a_model_that_was_saved_into_a_folder_of_a_run_is_the_one_that_predicts(tables, commands):
-    columns, arguments = messy(tables), RUNS["pof-mkl"]
-    commands.result(*arguments, "--data", "train.csv", "--id", "id")
-    model = fedkern_flwr.load_model("here").of_client(2)
-    model.save("here/third.npz")
-    commands.shown("predict", "here/third.npz", "--data", "train.csv", "--out", "p.csv")
-    written = [float(row["prediction"]) for row in tables.read("p.csv")]
-    assert written == model.predict("train.csv").tolist()
-    assert len(written) == len(columns["id"])
-
-
 @pytest.mark.parametrize(
     ("classes", "found"),
     [((1234567.0, 1234568.0), [1234567.0, 1234568.0]), (("inf", "no"), ["inf", "no"])],
@@ -506,11 +495,14 @@ def test_classes_are_what_they_were_called(classes: Any, found: list[Any]) -> No
 def test_a_saved_model_predicts_as_any_of_its_clients(
     number: int, tables: Any, commands: Any
 ) -> None:
+    """Saved with all of them or alone, also into the folder of a run with another model."""
     messy(tables)
     commands.result(*RUNS["pof-mkl"], "--data", "train.csv", "--id", "id")
     model = fedkern_flwr.load_model("here")
     model.save("all.npz")
-    words = ["all.npz", "--data", "train.csv", "--out", "p.csv", "--client", str(number)]
-    commands.shown("predict", *words)
-    written = [float(row["prediction"]) for row in tables.read("p.csv")]
-    assert written == model.of_client(number).predict("train.csv").tolist()
+    model.of_client(number).save("here/one.npz")
+    for words in (["all.npz", "--client", str(number)], ["here/one.npz"]):
+        commands.shown("predict", *words, "--data", "train.csv", "--out", "p.csv", "--force")
+        written = [float(row["prediction"]) for row in tables.read("p.csv")]
+        assert written == model.of_client(number).predict("train.csv").tolist()
+        assert len(written) == ROWS

@@ -25,7 +25,7 @@ from fedkern_flwr.encoding.facts import KNOTS, NumberFacts
 from fedkern_flwr.encoding.rare import Told, merge_rows
 from fedkern_flwr.groups.digits import DIGITS, from_digits, to_digits
 from fedkern_flwr.labels import decide, encode_classes
-from fedkern_flwr.tables import Table, load_table
+from fedkern_flwr.tables import Table, load_table, plain_notes
 
 from ..helpers.awkward import LABEL, Awkward, awkward_tables, by_scikit_learn
 
@@ -251,8 +251,9 @@ def test_names_of_outputs_and_explanations_say_no_category_and_no_value() -> Non
         "size": [40961.5, *range(40)],
         "day": ["1987-03-04", *["1987-03-05"] * 40],
     }
-    encoder = Encoder.fit(load_table(pa.table(cells), labelled=False, kinds={}))
-    shown = json.dumps([encoder.outputs, encoder.notes, encoder.explain()])
+    table = load_table(pa.table(cells), labelled=False, kinds={})
+    encoder = Encoder.fit(table)
+    shown = json.dumps([encoder.outputs, encoder.left_out(table), encoder.explain()])
     for word in (secret, "Otto", "Quince", "40961", "1987", "0.5"):
         assert word not in shown
     assert [tuple(one) for one in encoder.explain()] == [
@@ -285,9 +286,15 @@ def test_tables_that_do_not_fit_an_encoder_are_refused() -> None:
             Encoder.from_json(text)
 
 
-def test_columns_that_say_nothing_are_named() -> None:
-    encoder = Encoder.fit(load(TABLES["constant"].arrow()))
-    assert encoder.notes == ("left out 2 columns that say nothing: still, same",)
+def test_columns_that_are_left_out_are_named_with_cells_for_their_holder_alone() -> None:
+    frame = pa.table({"a": ["Ann", "Bob", "Zoe"] * 2, "b": [*range(6)]})
+    names = load_table(frame, labelled=False, kinds={})
+    (note,) = Encoder.fit(names).left_out(names)
+    assert note == "left out 'a': fewer than 5 rows have the same text, such as 'Ann', 'Bob', 'Zoe'"
+    assert plain_notes([note]) == ["left out 'a': fewer than 5 rows have the same text"]
+    table = load(TABLES["constant"].arrow())
+    encoder = Encoder.fit(table)
+    assert encoder.left_out(table) == ("left out 2 constant columns: still, same",)
     assert encoder.outputs == ("plain",)
     assert encoder.sources.tolist() == [2]
 

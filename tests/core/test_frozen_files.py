@@ -17,7 +17,7 @@ from refusals import refused
 
 from fedkern_flwr.frozen_files import FrozenFiles, FrozenTable, NodeFiles
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.guard.freeze import Freeze
+from fedkern_flwr.guard.freeze import HELD_OUT, Freeze
 from fedkern_flwr.run_names import with_session
 from fedkern_flwr.simulations.apps.node import Node
 from fedkern_flwr.simulations.cli.main import run
@@ -96,6 +96,9 @@ def test_at_first_all_rows_are_frozen_as_they_are_in_the_file(
     assert table is not None
     assert table.files[0] is not None
     assert (table.files[0].name, table.files[0].stat().st_mode & 0o777) == (name, 0o600)
+    dealt = Freeze.load(frozen.folder)
+    assert dealt is not None
+    assert not dealt.select(HELD_OUT)  # without test data all are learned from
     how: dict[str, Any] = {"id_column": "id", "label": "y"}
     both = (vars(load_table(path, **how)).values() for path in (data, table.files[0]))
     for one, other in zip(*both, strict=True):

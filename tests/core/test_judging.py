@@ -420,8 +420,13 @@ def test_files_have_probabilities_and_sets_or_intervals() -> None:
     heads, rows = of_two.columns(np.array([[0.0], [4.0]]), ["no", "yes"])
     assert heads == ["probability_no", "probability_yes", "threshold_yes", "set"]
     assert [row[3] for row in rows] == ["no|yes", "yes"]
+    assert rows[0][2] == rows[1][2] == rows[0][1]  # where the output is 0
     assert float(rows[0][1]) == pytest.approx(1.0 / (1.0 + math.exp(-0.5)))
     assert float(rows[0][0]) + float(rows[0][1]) == pytest.approx(1.0)
+    yard, rng = Yardstick(3, 3, bins=8), np.random.default_rng(0)
+    many = Calibration.fit(yard, rng.integers(1, 9, (3, 2, 8)) * np.arange(1, 9.0), 0.9)
+    outputs = rng.normal(size=(50, 3))  # the largest output is the most probable class
+    np.testing.assert_array_equal(many.probabilities(outputs).argmax(1), decide(outputs))
     heads, rows = Calibration(0.9, 0, widths=(0.25,)).columns(np.array([[10.0]]), [], unit=4.0)
     assert (heads, rows) == (["low", "high"], [["9.0", "11.0"]])
     heads, _ = Calibration(0.9, 0, widths=(1.0, 2.0)).columns(np.zeros((1, 2)), [])

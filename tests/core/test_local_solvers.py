@@ -82,21 +82,6 @@ def check(loss: Loss, p: Problem, start: np.ndarray = NONE) -> tuple[np.ndarray,
     return w, memory
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("shape", [(150, 10), (150, 400), (800, 15), (30, 30)])
-@pytest.mark.parametrize("penalty", [0.01, 1.0, 100.0])
-def test_the_conditions_of_the_optimum_hold_warm_and_cold(
-    loss: Loss, shape: tuple[int, int], penalty: float
-) -> None:
-    p = problem(*shape, penalty=penalty, spread=3.0)
-    _, memory = check(loss, p)
-    for step in (1e-3, 0.1):
-        near = p._replace(v=p.v + step * np.sin(np.arange(len(p.v))))
-        warm, _ = check(loss, near, memory)
-        cold, _ = check(loss, near)
-        assert np.linalg.norm(warm - cold) <= 1e-9 * np.linalg.norm(cold)
-
-
 @pytest.mark.parametrize("shape", [(150, 10), (60, 200)])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_hinge_is_the_same_by_exchanges_products_and_proximal_points(
@@ -390,13 +375,6 @@ def test_a_message_with_factors_bounds_nothing() -> None:
     np.testing.assert_array_equal(owner.bound, bound)
 
 
-def test_rank_many_messages_give_the_optimum() -> None:
-    federation = hinge(columns=6)
-    for _ in range(7):  # outputs of six messages
-        federation.iterate()
-    np.testing.assert_allclose(federation.owner.objective, machine(columns=6)[1], rtol=1e-6)
-
-
 def test_a_greater_width_saves_visits() -> None:
     visits = [hinge(width=width).run(1e-4).visits for width in (1, 4)]
     assert visits[1] <= visits[0] / 2
@@ -431,14 +409,6 @@ def test_the_squared_model_is_ridge_regression() -> None:
     weights, bias = federation.model()
     np.testing.assert_allclose(weights, pooled.coef_.T, atol=1e-5)
     np.testing.assert_allclose(bias, pooled.intercept_, atol=1e-6)
-
-
-def test_rounded_sums_give_the_optimum_nearly() -> None:
-    federation = hinge(split=(4, 5))
-    for _ in range(40):
-        federation.iterate(decimals=5)
-    found = pooled_objective("hinge", federation.model(), X, Y, 1.0)
-    np.testing.assert_allclose(found, machine()[1], rtol=1e-4)
 
 
 @pytest.mark.parametrize("loss", ["logistic", "squared"])

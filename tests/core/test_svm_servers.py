@@ -131,7 +131,6 @@ def test_agents_add_to_totals_of_the_same_agents_only(
     assert len(strategy.trace_) == 3
 
 
-@pytest.mark.promise("svm-term-once")
 @pytest.mark.parametrize(
     ("name", "fault"),
     [("leave-out", ("svm-combine", 9)), ("asynchronous, leave-out", ("svm-step", 2))],

@@ -130,13 +130,13 @@ def test_one_function_costs_only_the_rows_that_came_later() -> None:
 
     sums = [about(1, 700.0)]
     check_sum(made.blocks, sums, about(2, 600.0))
-    assert repeated(made.blocks, sums, made.select(*FOLDS), "K") == (700.0, b"f")
-    assert repeated(made.blocks, sums, made.select(*FOLDS), "L") == (0.0, b"")
+    assert repeated(made.blocks, sums, made.select(*FOLDS), b"f") == 700.0
+    assert repeated(made.blocks, sums, made.select(*FOLDS), b"g") == 0.0
     for other in ({"function": b""}, {"function": b"g"}, {"purpose": "other"}):
         with refused("FK-CELLS-NUMBERS"):
             check_sum(made.blocks, sums, replace(about(2, 600.0), **other))
     made.update(table(range(175)), needed=0)  # 60 more: 600 unknowns
-    assert repeated(made.blocks, sums, made.select(*FOLDS), "K") == (120.0, b"f")  # > 600 / 6
+    assert repeated(made.blocks, sums, made.select(*FOLDS), b"f") == 120.0  # > 600 / 6
     check_sum(made.blocks, sums, about(2, 599.0))
     for numbers in (600.0, 700.0):
         with refused("FK-CELLS-NUMBERS"):

@@ -12,9 +12,8 @@ from flwr.app import Context
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
-from summing_nodes import SESSION, Done, Nodes, SummingClient, work
+from summing_nodes import Done, Nodes, SummingClient
 
-from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.guard import NodePolicy, SumRule, counting
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.graph import default_threshold
@@ -135,7 +134,7 @@ COLUMNS = 5
 
 
 class Client(SummingClient):
-    """Contributes zeros to whatever is ordered; ``round`` says of which row."""
+    """Contributes to whatever is ordered; ``round`` says of which row."""
 
     rows, features = 100, COLUMNS - 1
     usual_counting = "refuse"
@@ -150,9 +149,21 @@ class Client(SummingClient):
         for name, order in list(self.sums.orders.items()):
             self.sums.check(name, SumRule(Encoding.of(order), self_masks=None))
             if self.one_row:
-                self.release(name, COLUMNS, start=request.round, stop=request.round + 1)
-            self.sums.contribute_nothing(name)
+                self.windows[name] = (request.round, request.round + 1, None)
+            self.sums.contribute(name, np.zeros(order.length))
         return Done()
+
+
+class LastRow(Client):
+    """Sums over the rows up to that of the message, some numbers about the last one alone."""
+
+    alone: ClassVar[int] = 10
+
+    def work(self, request: Any) -> PhaseMessage:
+        done = super().work(request)
+        for name in self.windows:
+            self.windows[name] = (0, request.round + 1, (request.round, self.alone))
+        return done
 
 
 class WholeTables(Client):
@@ -212,23 +223,14 @@ def test_rows_of_an_earlier_message_are_not_summed_again() -> None:
         run.sum("b", 1, row=1)
 
 
-def test_a_sum_is_counted_again_when_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over those who took part, not over those who were expected."""
-    run = Run()
-    monkeypatch.setattr(counting, "least_survivors", lambda rows, least, own=None: set(rows))
-    running = run.sum("a", 15)  # (4 - 1) x 5: all are expected
-    asked = run.server.unmask_sections([running])
-    monkeypatch.undo()
-    run.ask(0, sums.UnmaskRequest(session=SESSION, round=1), asked[0])
-    running = None
-    run = Run()
-    monkeypatch.setattr(counting, "least_survivors", lambda rows, least, own=None: set(rows))
-    running = run.order("a", 15)
-    for k in range(3):  # one drops out
-        run.server.take(k, run.ask(k, work(), run.server.sections(k, [running]))[1])
-    asked = run.server.unmask_sections([running])
+def test_rows_of_earlier_messages_are_no_unknowns_of_what_is_summed_of_the_last_alone() -> None:
+    """Nor is anything that was summed before a sum of the last rows alone."""
+    run = Run(LastRow)
+    run.unmask(run.sum("a", 15, row=1))
     with refused("FK-POLICY-COUNTING"):
-        run.ask(0, sums.UnmaskRequest(session=SESSION, round=1), asked[0])
+        run.sum("b", 1, row=1)
+    with refused("FK-POLICY-COUNTING"):
+        Run(type("Forged", (LastRow,), {"alone": 11})).sum("a", 15, row=1)
 
 
 @pytest.mark.parametrize(
@@ -415,38 +417,7 @@ def test_kernels_of_the_clients_own_choice_are_refused(make_streams: Callable[..
         simulate(strategy, guarded(make_streams(5, 20)), 5, num_rounds=20)
 
 
-class _Forger(POFRLS):
-    """After two messages asks for sums of single rows, as if they were of several messages."""
-
-    def request(self, stream: dict[str, Any]) -> Any:
-        """Forge the message."""
-        honest = super().request(stream)
-        forges = self._number > 2 and not honest.sums and honest.window < honest.step
-        return replace(honest, samples=1) if forges else honest
-
-
-def test_rows_of_earlier_messages_are_no_unknowns_of_what_is_summed_of_the_last_alone(
-    make_streams: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Sums of columns are about the rows of their message, whatever features are summed later."""
-    streams, found = make_streams(6, 24), []
-    for kind in (POFRLS, _Forger):
-        caplog.clear()
-        strategy = kind(features=6, secure=True, seed=5, max_missed=1)
-        try:
-            simulate(strategy, guarded(streams), 6, num_rounds=24)
-        except FedKernError as error:
-            found.append(str(error))
-        else:
-            found.append("")
-    assert found[0] == ""
-    assert "numbers would be released" in found[1] + caplog.text
-
-
 def test_rows_of_a_sum_that_is_ordered_and_not_opened_are_not_new() -> None:
     group = counting.Group(1, 3, 5.0)
-    counting.check_new_rows(group, 2, "node")
-    group.order("a", (0, 0), 5, at_once=False)
-    with refused("FK-POLICY-COUNTING"):
-        counting.check_new_rows(group, 2, "node")
-    counting.check_new_rows(group, 3, "node")
+    assert group.has(1, 2)
+    assert not group.has(1, 3)

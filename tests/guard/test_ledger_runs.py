@@ -169,6 +169,23 @@ def test_the_next_run_may_not_differ_by_a_row_nor_by_a_party(
         federation.run(method, 5, lambda k: slice(0, 21))
 
 
+def test_rows_that_a_further_centre_lacks_are_no_other_rows(federation: Federation) -> None:
+    """Dropped, they would be told apart; with neutral blocks the rows are those of before."""
+    policy = NodePolicy(allow_small_sums=True, allow_party_change=True)
+
+    def run(nodes: int, missing: Any) -> None:
+        strategy = FedCG(landmarks=4, missing=missing)
+        lacks = slice(0, 18)
+        federation.run(
+            "fed-cg", nodes, lambda k: lacks if k == 4 else all_rows(k), strategy, policy
+        )
+
+    run(4, "drop-row")
+    with refused("FK-FREEZE-ROWS"):
+        run(5, "drop-row")
+    run(5, "neutral")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_again_passes_and_what_an_owner_allows(
@@ -214,6 +231,15 @@ def test_numbers_of_streams_are_counted_over_runs(federation: Federation) -> Non
         go(5, seed=1)
     assert error.value.exit_code == 2
     assert not federation.ledger(1).runs()[2].sums
+
+
+def test_the_places_of_others_hide_what_two_windows_differ_by(federation: Federation) -> None:
+    """Five rows of a node bear no 22 numbers, those of the four parties do."""
+    for samples in (10, 5):
+        strategy = POFMKL(
+            kernels=1, features=8, samples_per_round=samples, subset="shared", secure=True
+        )
+        federation.run("pof-mkl", 5, all_rows, strategy, NodePolicy())
 
 
 def test_figures_are_counted_over_runs(federation: Federation) -> None:

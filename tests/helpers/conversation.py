@@ -21,6 +21,7 @@ from fedkern_flwr.clients.run_file import RunFile
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.guard import NodePolicy, RunRecord
 from fedkern_flwr.guard.ledger import NodeLedger
+from fedkern_flwr.hybrid.messages import equations_sum
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.ledger import ClientLedger
@@ -193,6 +194,9 @@ def ordered(one: Asked, request: Any) -> list[Any]:
             stem = section.name.partition("#")[0]
             if request.phase.startswith("gram"):
                 section = replace(section, name=bind(stem, request))
+            elif request.phase == "hybrid-equations":
+                longer = section.length // one.request.folds * request.folds
+                section = replace(section, name=equations_sum(request), length=longer)
             elif request.phase in ("svm-statistics", "svm-step"):
                 one.begin()
                 told = str(one.kept.settings.get("told", ""))

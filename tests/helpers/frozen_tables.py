@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedkern_flwr.frozen_files import FrozenFiles, NodeFiles
+from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.freeze import Freeze, Rows
 
 KEY = bytes(range(32))
@@ -107,6 +110,16 @@ class Story:
         else:
             blocks = whole_blocks(self.freeze, self.random.random(len(self.frozen)) < 0.97)
         self.sums.append([self.frozen[k] for k in self.freeze.rows_of(blocks)])
+
+
+def rows_that_wait(folder: Path, rows: int, **rules: Any) -> int:
+    """Return how many rows of a file are not frozen: the first has no sex, the second no label."""
+    lines = ["id,sex,age,y", *(f"{k},{'fm'[k % 2]},{k},{k % 2}" for k in range(rows))]
+    lines[1:3] = "0,,0,0", "1,m,1,"
+    (folder / "a.csv").write_text("\n".join(lines) + "\n")
+    files = FrozenFiles(folder / "state", 0, NodePolicy(**rules))
+    made, _ = files.update(NodeFiles(folder / "a.csv", None, "id"))
+    return rows - (0 if made is None else len(made.numbers[0]))
 
 
 EVENTS = ["new", "new", "edit", "withdraw", "return", "move", "hasty"]

@@ -8,20 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pooled import KEY
-from scipy.spatial.distance import cdist
+from pooled import KEY, Blocks, join, landmark_distances
 from sklearn import datasets
 from zoo import WAYS, Sites, Table, side
 
-from fedkern_flwr.hybrid.landmarks import draw_landmarks, public_seed
+from fedkern_flwr.hybrid.landmarks import public_seed
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import FedCG
 
 Array = np.ndarray
-METRICS = {"rbf": "sqeuclidean", "laplacian": "cityblock"}
 TWO: Table = {"classes": (0, 1)}
 NEUTRAL: Table = {"missing": "neutral"}
-Blocks = dict[str, dict[str, Array]]  # name -> id -> features
 
 
 def deal(
@@ -148,6 +145,16 @@ class Parties(Sites):
         assert len(found) == len(self.written())
         return found
 
+    def join(self, missing: str = "error") -> tuple[Blocks, list[str], Array, list[str]]:
+        """Return what :func:`pooled.join` does of the tables."""
+        return join(self.tables, missing)
+
+    def kernel(self, fitted: FedCG) -> tuple[Array, Array, list[str]]:
+        """Return the kernel of rows to learn from, then of tests; targets, and tests."""
+        _, _, y, tests = self.join(fitted.missing)
+        self.distances, self.pairs = landmark_distances(fitted, self.tables)
+        return np.exp(-fitted.gammas_ * self.distances), y, tests
+
     def gap(self, fitted: FedCG, lam: float = 1e-3, bound: float = np.inf) -> float:
         """Return max |f_fed - f_central| over the held-out rows, as the hospitals wrote them."""
         k, y, tests = self.kernel(fitted)
@@ -162,48 +169,6 @@ class Parties(Sites):
         assert set(found) == set(tests)
         assert np.abs(expected).max() > 0.01  # there is something to compare
         return float(np.abs(np.array([found[i] for i in tests]) - expected).max())
-
-    def join(self, missing: str = "error") -> tuple[Blocks, list[str], Array, list[str]]:
-        """Join all tables by id: rows of blocks, ids to learn from, their targets, tests."""
-        blocks: Blocks = {}
-        for table in (t for t in self.tables if "x" in t):
-            rows = blocks.setdefault(table["block"], {})
-            rows |= dict(zip(table["ids"], table["x"], strict=True))
-            rows |= dict(zip(table.get("ids_test", ()), table.get("x_test", ()), strict=True))
-        homes = [t for t in self.tables if "y" in t]
-        labels = {i: v for t in homes for i, v in zip(t["ids"], t["y"], strict=True)}
-        ids, tests = [*labels], [str(i) for t in homes for i in t["ids_test"]]
-        if missing == "drop-row":
-            whole = set.intersection(*map(set, blocks.values()))
-            ids, tests = ([i for i in some if i in whole] for some in (ids, tests))
-        y = np.array([labels[i] for i in ids], float)
-        if classes := homes[0].get("classes"):
-            y = np.where(y[:, None] == np.asarray(classes[len(classes) == 2 :]), 1.0, -1.0)
-        return blocks, ids, y.reshape(len(ids), -1), tests
-
-    def kernel(self, fitted: FedCG) -> tuple[Array, Array, list[str]]:
-        """Return the kernel of rows to learn from, then of tests; targets, and tests."""
-        blocks, ids, y, tests = self.join(fitted.missing)
-        of = {t["block"]: (t["landmark_seed"], t["ranges"]) for t in self.tables if "x" in t}
-        distances, drawn = np.zeros((len(ids + tests), fitted.landmarks_)), []
-        for name, rows in blocks.items():
-            x = np.array([rows[i] for i in ids if i in rows])
-            moments = None
-            if fitted.sampling == "N" or (fitted.sampling == "C" and x.shape[1] == 1):
-                moments = np.stack([x.mean(axis=0), x.std(axis=0)])
-            elif fitted.sampling == "C":  # a row's worth of the identity for each feature
-                (n, d), spread = x.shape, np.cov(x.T, bias=True)
-                mixed = (n * spread + np.trace(spread) * np.eye(d)) / (n + d)
-                moments = np.vstack([x.mean(axis=0), mixed])
-            seed, ranges = of[name]
-            drawn.append(draw_landmarks(seed, fitted.landmarks_, ranges, moments))
-            known = np.array([i in rows for i in ids + tests])
-            x = np.array([rows[i] for i in ids + tests if i in rows])
-            distances[known] += cdist(x, drawn[-1], METRICS[fitted.kernel])
-        every = np.hstack(drawn)
-        self.pairs = cdist(every, every, METRICS[fitted.kernel])
-        self.distances = distances
-        return np.exp(-fitted.gammas_ * distances), y, tests
 
 
 Serve = Callable[..., Parties]  # what a fixture gives

@@ -21,9 +21,10 @@ from fedkern_flwr.alignment import AlignmentTags, hash_ids, sort_order
 from fedkern_flwr.hybrid.landmarks import draw_landmarks
 from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets
 from fedkern_flwr.kernels.random_features import feature_map, gaussian_frequencies
+from fedkern_flwr.online.learning import select_subset
 from fedkern_flwr.online.ridge import kernel_rows
 from fedkern_flwr.scaling import read_ranges
-from fedkern_flwr.seeding import uniform
+from fedkern_flwr.seeding import derive_seed, uniform
 
 Table = dict[str, Any]
 Floats = np.ndarray
@@ -68,61 +69,114 @@ def online_features(strategy: Any, rows: list[Floats]) -> list[Floats]:
 def plain_online(found: Any, *, weigh: str = "own", drawn: bool = False) -> Pairs:
     """Online learning of many kernels in plain loops, in the paper's steps or AdaGrad's.
 
+    Algorithms 1 and 2 of POF-MKL's paper, or with AdaHedge; what other methods do otherwise is in
     ``weigh``: kernels by each client's own losses, by the mean or sum over all clients, or not at
-    all.
+    all. The last message has the samples that are left as well.
     """
     strategy, tables = found.strategy, found.sites.tables
     paper, lam, n = strategy.step_size == "paper", strategy.regularization, len(strategy.bandwidths)
-    alone, d, rounds = strategy.method == "local-only", strategy.features, len(tables[0]["y"])
+    alone, d, rows = strategy.method == "local-only", strategy.features, len(tables[0]["y"])
+    rounds, clients = len(strategy.history_), range(len(tables))
+    size = rows // rounds
     z = online_features(strategy, [t["x"] for t in tables])
     y = [t["y"] - (0.0 if paper else strategy.centre) for t in tables]
-    eta, theta, norms = 1.0 / math.sqrt(rounds), np.zeros((len(tables), n, 2 * d)), 0.0
+    eta, theta, norms = 1.0 / math.sqrt(rows), np.zeros((len(tables), n, 2 * d)), 0.0
     losses, gaps = np.zeros((len(tables), n)), np.zeros(len(tables))
-    errors = 0.0
-    for t in range(rounds):
-        shares = [
-            kernel_shares(losses[k], eta if paper else gaps[k], paper) for k in range(len(tables))
-        ]
-        chance = 0.9 * shares[0] + 0.1 / n
-        draw = uniform(strategy.run_seed, "drawn kernel", t + 1)
+    errors, of_kernels = np.zeros(len(tables)), np.zeros((len(tables), n))
+
+    def shares(k: int) -> Floats:
+        return kernel_shares(losses[k], eta if paper else gaps[k], paper)
+
+    def learn(k: int, told: Floats) -> None:
+        gaps[k] += hedge_gap(losses[k], told, gaps[k])
+        losses[k] += told
+
+    for number, row in enumerate(strategy.history_, 1):
+        start, stop = (number - 1) * size, rows if number == rounds else number * size
+        chance = 0.9 * shares(0) + 0.1 / n
+        draw = uniform(strategy.run_seed, "drawn kernel", number)
         pick = int(np.searchsorted(chance.cumsum(), draw, "right"))
         told, gradients = np.zeros_like(losses), np.zeros_like(theta)
-        for k in range(len(tables)):
-            f = np.vecdot(theta[k], z[k][t])
-            errors += float((f[pick] if drawn else shares[k] @ f) - y[k][t]) ** 2
-            told[k] = (f - y[k][t]) ** 2 + lam * np.vecdot(theta[k], theta[k])
-            gradients[k] = 2.0 * (f - y[k][t])[:, None] * z[k][t] + 2.0 * lam * theta[k]
+        for k in clients:
+            chosen = _chosen_kernels(strategy, shares(k), k, number)
+            own, squares = theta[k].copy(), 4.0 * of_kernels[k]
+            for t in range(start, stop):
+                f = np.vecdot(own, z[k][t])
+                errors[k] += float((f[pick] if drawn else shares(k) @ f) - y[k][t]) ** 2  # eq. 6
+                of_kernels[k] += (f - y[k][t]) ** 2
+                told[k] = (f - y[k][t]) ** 2 + lam * np.vecdot(own, own)
+                if weigh == "own":
+                    learn(k, told[k])
+                wrong = np.vecdot(theta[k], z[k][t]) - y[k][t]
+                gradients[k] += chosen * (2.0 * wrong[:, None] * z[k][t] + 2.0 * lam * theta[k])
+                step = 2.0 * (f - y[k][t])[:, None] * z[k][t] + 2.0 * lam * own
+                squares += np.vecdot(step, step)
+                if not paper and size > 1:  # a client goes on with a copy of its own
+                    own -= 0.5 * step / np.sqrt(squares)[:, None]
         if drawn:
             gradients *= (np.arange(n) == pick)[:, None] / chance[pick]
         if not alone:
             gradients[:] = gradients.mean(axis=0)
-        mean = told.mean(axis=0) + 0 * told
-        told = {"own": told, "mean": mean, "sum": len(told) * mean, "no": 0 * told}[weigh]
-        for k in range(len(tables)):
-            gaps[k] += hedge_gap(losses[k], told[k], gaps[k])
-        losses += told
+        for k in clients if weigh in ("mean", "sum") else ():
+            learn(k, told.mean(axis=0) if weigh == "mean" else told.sum(axis=0))
         norms = norms + np.vecdot(gradients, gradients)
         theta -= gradients * (eta if paper else np.maximum(norms, 1e-300)[..., None] ** -0.5)
-    yield strategy.metrics_["mse"], errors / (rounds * len(tables))
+        yield row["mse"], errors.sum() / (len(tables) * stop)
+        yield row["regret"], (errors - of_kernels.min(axis=1)).mean()  # eq. 11
+    yield strategy.metrics_["regret_std"], (errors - of_kernels.min(axis=1)).std()
     if not alone:
         yield strategy.model()[0]["theta"], theta[0]
+    if strategy.method == "pof-mkl":
+        for k in clients:
+            kept = np.frombuffer(found.contexts[k].state["fedkern"]["payload"], "<f8")
+            yield kept[:n], losses[k]
+            yield kept[2 * n + 2], 0.0 if paper else gaps[k]
+
+
+def _chosen_kernels(strategy: Any, weights: Floats, client: int, number: int) -> Floats:
+    """Return 1 / probability of the kernels that a client chose, 0 of the others.
+
+    A bin of Algorithm 1, eq. 8, or a subset.
+    """
+    n, seed = len(weights), strategy.run_seed
+    found, many = np.zeros((n, 1)), getattr(strategy, "kernels_per_round", n)
+    if many == n:
+        return found + 1.0
+    if strategy.step_size != "paper":
+        rng = np.random.default_rng(derive_seed(seed, "kernels", client, number))
+        chosen, chance = select_subset(weights, many, strategy.exploration, rng)
+        found[chosen, 0] = 1.0 / np.asarray(chance)
+        return found
+    order = sorted(range(n), key=lambda i: (-weights[i], i))
+    bins = [order[start : start + many] for start in range(0, n, many)]
+    draw, reached = uniform(seed, "kernels", client, number), 0.0
+    for one in bins:
+        share = (1.0 - strategy.exploration) * weights[one].sum()
+        chance = share + strategy.exploration / len(bins)
+        if draw < reached + chance or one is bins[-1]:
+            found[one, 0] = 1.0 / chance
+            return found
+        reached += chance
+    raise AssertionError
 
 
 def kernel_shares(losses: Floats, rate: float, paper: bool) -> Floats:
     """Weights over kernels: exponential at a rate, or AdaHedge's with what it has lost so far."""
+    behind = losses - losses.min()
     if not paper and rate == 0.0:
-        leaders = losses == losses.min()
-        return leaders / leaders.sum()
+        return (behind == 0.0) / (behind == 0.0).sum()
     eta = rate if paper else math.log(len(losses)) / rate
-    return np.exp(-eta * losses - logsumexp(-eta * losses))
+    return np.exp(-eta * behind - logsumexp(-eta * behind))
 
 
 def hedge_gap(losses: Floats, told: Floats, gap: float) -> float:
     """Return what AdaHedge loses to the mixture."""
-    after, eta = losses + told, math.log(len(losses)) / gap if gap else math.inf
-    mix = after.min() - losses.min()
-    if gap:
-        mix = (logsumexp(-eta * losses) - logsumexp(-eta * after)) / eta
+    after, mix = losses + told, (losses + told).min() - losses.min()
+    if gap:  # of distances to the least, so that digits are left where the rate is large
+        eta = math.log(len(losses)) / gap
+        parts = (-eta * (some - some.min()) for some in (losses, after))
+        before, then = map(logsumexp, parts)
+        mix += (before - then) / eta
     return max(0.0, float(kernel_shares(losses, gap, False) @ told - mix))
 
 
@@ -170,66 +224,88 @@ def ridges(found: Any, gone: Collection[tuple[int, int]] = ()) -> Pairs:
         yield arrays[name], expected[name]
 
 
+Blocks = dict[str, dict[str, Floats]]  # name -> id -> features
+
+
+def join(
+    tables: list[Table], missing: str = "error"
+) -> tuple[Blocks, list[str], Floats, list[str]]:
+    """Join the tables of FedCG by id: rows of blocks, ids to learn from, their targets, tests."""
+    blocks: Blocks = {}
+    for table in (t for t in tables if "x" in t):
+        rows = blocks.setdefault(table["block"], {})
+        rows |= dict(zip(table["ids"], table["x"], strict=True))
+        rows |= dict(zip(table.get("ids_test", ()), table.get("x_test", ()), strict=True))
+    homes = [t for t in tables if "y" in t]
+    labels = {i: v for t in homes for i, v in zip(t["ids"], t["y"], strict=True)}
+    ids, tests = [*labels], [str(i) for t in homes for i in t["ids_test"]]
+    if missing == "drop-row":
+        whole = set.intersection(*map(set, blocks.values()))
+        ids, tests = ([i for i in some if i in whole] for some in (ids, tests))
+    y = np.array([labels[i] for i in ids])
+    return blocks, ids, signs(y, homes[0].get("classes")), tests
+
+
+def landmark_distances(strategy: Any, tables: list[Table]) -> tuple[Floats, Floats]:
+    """Return distances of rows to learn from, then of tests, to landmarks; and between these."""
+    blocks, ids, _, tests = join(tables, strategy.missing)
+    of = {t["block"]: (t["landmark_seed"], t.get("ranges")) for t in tables if "x" in t}
+    m, metric = strategy.landmarks_, {"rbf": "sqeuclidean", "laplacian": "cityblock"}
+    distances, drawn = np.zeros((len(ids + tests), m)), []
+    for name, rows in blocks.items():
+        x = np.array([rows[i] for i in ids if i in rows])
+        seed, ranges = of[name]
+        box = np.array([[0.0, 1.0]] * x.shape[1]) if ranges is None else ranges
+        several = sum(t.get("block") == name for t in tables) > 1
+        drawn.append(draw_landmarks(seed, m, box, _moments(strategy, x, several=several)))
+        known = np.array([i in rows for i in ids + tests])
+        x = np.array([rows[i] for i in ids + tests if i in rows])
+        distances[known] += cdist(x, drawn[-1], metric[strategy.kernel])
+    every = np.hstack(drawn)
+    return distances, cdist(every, every, metric[strategy.kernel])
+
+
+def _moments(strategy: Any, x: Floats, *, several: bool) -> Floats | None:
+    """Return what landmarks of a block are drawn by: nothing for those that are uniform."""
+    sampling = strategy.chosen_sampling
+    if sampling == "U" or (several and strategy.sampling == "auto"):
+        return None
+    if sampling == "N" or x.shape[1] == 1:
+        return np.stack([x.mean(axis=0), x.std(axis=0)])
+    (n, d), spread = x.shape, np.cov(x.T, bias=True)  # a row's worth of the identity a feature
+    return np.vstack([x.mean(axis=0), (n * spread + np.trace(spread) * np.eye(d)) / (n + d)])
+
+
 def kernel_ridge(found: Any) -> Pairs:
     """FedCG: ridge regression on kernel columns of landmarks, or on Fourier features."""
     strategy, tables = found.strategy, found.sites.tables
-    (arrays, meta), rows = strategy.model(), [t for t in tables if "y" in t]
-    names = {t["block"]: t["landmark_seed"] for t in tables}
-    ids = np.concatenate([np.concatenate([t["ids"], t["ids_test"]]) for t in rows])
-    parts: dict[str, Floats] = {}
-    for block in names:
-        known = {}
-        for t in tables:
-            if t["block"] == block:
-                known |= dict(zip(t["ids"], t["x"], strict=True))
-                known |= dict(zip(t.get("ids_test", ()), t.get("x_test", ()), strict=True))
-        parts[block] = np.array([known.get(i, [np.nan] * 2) for i in ids])
-    train = np.isin(ids, stacked(rows, "ids"))
-    y = dict(zip(stacked(rows, "ids"), stacked(rows, "y"), strict=True))
-    targets = signs(np.array([y[i] for i in ids[train]]), rows[0].get("classes"))
-    m, box = meta["landmarks"], np.array([[0.0, 1.0]] * 2)
+    arrays, meta = strategy.model()
+    blocks, ids, targets, tests = join(tables)
     if strategy.basis == "fourier":
         law: Any = (strategy.kernel, strategy.gamma)
+        m, seeds = meta["landmarks"] // 2, {t["block"]: t["landmark_seed"] for t in tables}
         phases = sum(
-            parts[b] @ draw_directions(s, 0, m // 2, 2, *law).T + draw_offsets(s, 0, m // 2, *law)
-            for b, s in names.items()
+            np.array([blocks[b][i] for i in ids + tests]) @ draw_directions(s, 0, m, 2, *law).T
+            + draw_offsets(s, 0, m, *law)
+            for b, s in seeds.items()
         )
-        k = np.hstack([np.cos(phases), np.sin(phases)]) / math.sqrt(m / 2)
+        k = np.hstack([np.cos(phases), np.sin(phases)]) / math.sqrt(m)
     else:
-        points = {
-            b: draw_landmarks(s, m, box, _moments(found, b, parts[b][train]))
-            for b, s in names.items()
-        }
-        distances = sum(np.nan_to_num(cdist(parts[b], p, "sqeuclidean")) for b, p in points.items())
+        distances, pairs = landmark_distances(strategy, tables)
         k = np.exp(-arrays["gammas"] * distances)
-    w = balanced(stacked(rows, "y")) if strategy.class_weight else np.ones(train.sum())
-    order = [y[i] for i in ids[train]]
-    w = balanced(np.array(order)) if strategy.class_weight else w
-    gram, right = k[train].T * w @ k[train], k[train].T * w @ targets
+    k, k_test = np.split(k, [len(ids)])
+    labels = stacked([t for t in tables if "y" in t], "y")
+    w = balanced(labels) if strategy.class_weight else np.ones(len(ids))
+    gram, right, lam = k.T * w @ k, k.T * w @ targets, meta["regularization"]
     if strategy.penalty == "rkhs":
-        every = np.hstack([*points.values()])
-        gram = gram + meta["regularization"] * np.exp(
-            -arrays["gammas"] * cdist(every, every, "sqeuclidean")
-        )
+        gram = gram + lam * np.exp(-arrays["gammas"] * pairs)
         cut = len(gram) * np.finfo(float).eps
         a = np.linalg.pinv(gram, rcond=cut, hermitian=True) @ right
     else:
-        a = np.linalg.solve(gram + meta["regularization"] * np.eye(m), right)
+        a = np.linalg.solve(gram + lam * np.eye(len(gram)), right)
         yield arrays["coefficients"], a
-    bound = rows[0].get("label_bound", np.inf)
-    yield outputs(found, ids[~train]), np.clip(k[~train] @ a, -bound, bound)
-
-
-def _moments(found: Any, block: str, x: Floats) -> Floats | None:
-    """Return what landmarks of a block are drawn by: nothing for those that are uniform."""
-    several = block == "clinical"
-    sampling = found.strategy.chosen_sampling
-    if sampling == "U" or (several and found.strategy.sampling == "auto"):
-        return None
-    if sampling == "N":
-        return np.stack([x.mean(axis=0), x.std(axis=0)])
-    (n, d), spread = x.shape, np.cov(x.T, bias=True)
-    return np.vstack([x.mean(axis=0), (n * spread + np.trace(spread) * np.eye(d)) / (n + d)])
+    bound = tables[0].get("label_bound", np.inf)
+    yield outputs(found, tests), np.clip(k_test @ a, -bound, bound)
 
 
 def joint(found: Any, owner: int, count: int) -> tuple[Floats, list[str]]:
@@ -429,8 +505,8 @@ def pooled_ranges(found: Any) -> Pairs:
         x = stacked([t for t in tables if t["block"] == table["block"]])
         columns = [c for c in range(x.shape[1]) if table.get("kinds", {}).get("abc"[c]) is None]
         alone = sum(t["block"] == table["block"] for t in tables) == 1
-        spread = 4.0 * x.std(axis=0)
-        low, high = (x.min(0), x.max(0)) if alone else (x.mean(0) - spread, x.mean(0) + spread)
+        middle, spread = np.nanmean(x, axis=0), 4.0 * np.nanstd(x, axis=0)
+        low, high = (x.min(0), x.max(0)) if alone else (middle - spread, middle + spread)
         path = found.sites.folder / str(k) / "ranges.json"
         if path.exists():
             names = table.get("columns", tuple(str(c) for c in range(x.shape[1])))

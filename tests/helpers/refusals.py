@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -19,3 +20,18 @@ def refused(
     with pytest.raises(kind) as caught:
         yield caught
     assert caught.value.code in codes, f"{caught.value!r} has another code than {codes}"
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
+    """Return the one line with which the command line refuses; it must leave nothing behind."""
+    from fedkern_flwr.simulations.cli.main import run  # which few tests load
+
+    before = sorted(Path().iterdir())
+    assert run([*typed]) == 2, typed
+    out, err = capsys.readouterr()
+    (line,) = err.strip().splitlines()
+    assert not out
+    assert line.startswith("fedkern: ")
+    assert line.endswith("]"), line
+    assert sorted(Path().iterdir()) == before
+    return line

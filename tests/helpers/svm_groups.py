@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from faulty import At, PowerCutError
 from sklearn.svm import SVC
-from zoo import WAYS, Sites, Table, Way, same, users
+from zoo import WAYS, Sites, Table, Way, users
 
 from fedkern_flwr.seeding import uniform
 from fedkern_flwr.simulations import simulate
@@ -20,7 +20,6 @@ from fedkern_flwr.simulations.engines import Fault
 from fedkern_flwr.simulations.engines.faults import Delivery
 from fedkern_flwr.strategies import HierarchicalSVM
 
-STALE = "asynchronous"
 USERS, GROUPS = 8, 4
 
 
@@ -39,7 +38,7 @@ _LAYERS = replace(WAYS["hierarchical-svm"], tables=contrary)
 RUNS: dict[str, tuple[Way, Table]] = {
     "pairwise": (_LAYERS, {}),
     "leave-out": (_LAYERS, {"lost_groups": "leave-out"}),
-    STALE: (_LAYERS, {"staleness": 2}),
+    "asynchronous": (_LAYERS, {"staleness": 2}),
     "asynchronous, leave-out": (_LAYERS, {"staleness": 2, "lost_groups": "leave-out"}),
     "centralised": (_CENTRAL, {"architecture": "centralised"}),
     "vertical": (WAYS["hierarchical-svm, vertical"], {"partition": "vertical"}),
@@ -98,29 +97,6 @@ def network(tmp_path: Path) -> Open:
         return Network(replace(way, options=given), folder, way.tables())
 
     return make
-
-
-_QUIET: dict[tuple[str, int], Network] = {}
-
-
-@pytest.fixture
-def check(network: Open) -> Callable[..., None]:
-    """Return a function that compares with the run in which nothing happens."""
-
-    def compare(name: str, found: Network, rounds: int = 4) -> None:
-        if (name, rounds) not in _QUIET:
-            _QUIET[name, rounds] = network(name)
-            _QUIET[name, rounds].learn(rounds=rounds)
-        right = _QUIET[name, rounds]
-        assert same(found.last.model()[0], right.last.model()[0], 1e-12)
-        assert same(found.written(), right.written(), 1e-12)
-        assert right.written()
-        assert found.last.metrics_ == pytest.approx(right.last.metrics_, rel=1e-12)
-        runs = (found.last.history_, right.last.history_)
-        mine, theirs = ([row.get("objective", -1.0) for row in history] for history in runs)
-        assert mine == pytest.approx(theirs, rel=1e-12)
-
-    return compare
 
 
 def check_optimum(

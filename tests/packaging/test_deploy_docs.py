@@ -96,7 +96,7 @@ def test_files_that_the_page_names_are_those_of_its_folder() -> None:
 
 
 FLOWER = ("superlink", "superexec")
-PROGRAMS = {"front": "fedkern front start", "supernode": "fedkern node start"}
+PROGRAMS = {"supernode": "fedkern node start"}
 PROGRAMS |= {name: f"flower-{name}" for name in FLOWER}
 SETTINGS = {"superexec": "superlink"}  # the file of another unit
 
@@ -131,26 +131,24 @@ def services() -> dict[str, Any]:
     return found
 
 
-def test_compose_file_shows_parties_the_front_alone() -> None:
+def test_compose_file_shows_parties_the_superlink_alone() -> None:
     found = services()
-    assert set(found) == {"superlink", "superexec", "front", *PARTIES}
+    assert set(found) == {"superlink", "superexec", *PARTIES}
     for name, service in found.items():
         assert (service["image"], service["restart"]) == ("fedkern-flwr", "always")
         assert service["read_only"]
         assert service["cap_drop"] == ["ALL"]
-        inside, reaches = name in ("superlink", "superexec"), set(service["networks"])
-        if name != "front":
-            assert reaches == ({"coordinator"} if inside else {"parties"})
+        if name != "superlink":
+            assert service["networks"] == ["parties" if name in PARTIES else "coordinator"]
             assert "ports" not in service
         own = name if name in PARTIES else "coordinator"
         assert service["volumes"] == [f"./{own}:/party"]
     assert "--enable-supernode-auth" in found["superlink"]["command"]
     for name in ("superlink", "superexec"):  # else whoever reaches the port could run the servers
         assert "--superexec-auth-secret-file=/party/superexec-secret" in found[name]["command"]
-    for name in ("superlink", "front"):
-        program = found[name]["healthcheck"]["test"]
-        assert program[:3] == ["CMD", "python", "-c"]
-        compile(program[3], "health check", "exec")
+    program = found["superlink"]["healthcheck"]["test"]
+    assert program[:3] == ["CMD", "python", "-c"]
+    compile(program[3], "health check", "exec")
     assert all("healthcheck" not in found[name] for name in PARTIES)  # that of the image
 
 
@@ -214,7 +212,7 @@ def known_options(command: str) -> set[str]:
     return set(re.findall(r"--[a-z-]+", done.stdout))
 
 
-OURS = ("fedkern front start", "fedkern node start", "fedkern node status")
+OURS = ("fedkern node start", "fedkern node status")
 THEIRS = [pytest.param(f"flower-{name}", marks=pytest.mark.long) for name in FLOWER]
 
 

@@ -31,9 +31,6 @@ from fedkern_flwr.simulations.attacks.single_rows import (
     unwrapped,
 )
 
-EXACT = 1e-6
-
-
 # -- POF-MKL
 
 
@@ -108,12 +105,6 @@ def uniform(n: int, m: int, d: int, seed: int = 0) -> tuple[np.ndarray, np.ndarr
 
 def landmarks(m: int, x: np.ndarray) -> np.ndarray:
     return np.random.default_rng(0).random((m, x.shape[1]))
-
-
-def test_trilateration_by_hand() -> None:
-    w = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
-    d = np.array([[25.0, 17.0, 9.0], [2.0, 10.0, 10.0]])
-    np.testing.assert_allclose(trilaterate(d, w), [[3.0, 4.0], [1.0, 1.0]], atol=1e-14)
 
 
 @pytest.mark.parametrize("name", ["iris", "wine", "breast_cancer"])

@@ -415,17 +415,6 @@ def test_pooled_models_are_those_of_scikit_learn(wine_folder: Path, compared: Co
         assert mean[label] > 0.6  # than the most frequent class
 
 
-def test_all_hold_out_the_same_rows_and_have_the_same_features(wine_folder: Path) -> None:
-    values = {"data": str(wine_folder / "wine.csv")}
-    first, other = (pooled_of(values, "fed-cg", seed) for seed in (1, 2))
-    assert len(first.x_test) == len(other.x_test)
-    assert not np.array_equal(first.x_test[:, 0], other.x_test[:, 0])
-    for name in ("fdskl", "secure-gram", "hierarchical-svm"):
-        part = pooled_of(values, name, 1)
-        for own, same in ((part.x, first.x), (part.x_test, first.x_test), (part.y, first.y)):
-            assert np.array_equal(own, same)
-
-
 @pytest.mark.long
 def test_numbers_are_compared_by_their_errors(compared: Compared) -> None:
     arguments = "--data diabetes --hospitals 3 --groups 2 --users 4 --test-size 0.8 --splits 1"
@@ -582,18 +571,6 @@ def test_higgs_takes_part_where_it_is(small_tables: Path) -> None:
     (small_tables / "higgs.npz").unlink()
     asked = ["compare", "hierarchical-table3", "--datasets", "Higgs", "--jobs", "1"]
     assert run(asked) == 2  # there is no file
-
-
-def test_without_the_data_the_user_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FEDKERN_DATA", raising=False)
-    for name in OWN:
-        if name != "hierarchical-table2":
-            with refused("FK-DATA-FOLDER"):
-                preset(name)
-    with refused("FK-COMPARE-OPTION"):
-        preset("hierarchical-table2", ("Higgs",))
-    with refused("FK-PRESET-DATA"):
-        preset("hierarchical-figure8", ("Mars",))
 
 
 @pytest.mark.long

@@ -173,7 +173,7 @@ def test_nodes_that_may_not_take_part_are_refused_in_one_line(
 WRONG_CLOCK = """
 import datetime, sys
 class Wrong:
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name, path=None, target=None):
         if name != "flwr.supernode.node_auth_http_interceptor":
             return None
         sys.meta_path.remove(self)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +22,6 @@ from fedkern_flwr.kernels.random_features import gaussian_frequencies
 from fedkern_flwr.simulations import DropOut, simulate
 from fedkern_flwr.simulations.engines.delays import DelayLaw, GroupDelays, first_fault
 from fedkern_flwr.simulations.engines.faults import Delivery
-from fedkern_flwr.simulations.lab.presets import NAMES, preset
 from fedkern_flwr.simulations.methods import vertical_oracle
 from fedkern_flwr.simulations.methods.experiment import Entry, run_entries, summarise
 from fedkern_flwr.simulations.methods.groups import HierarchicalFamily
@@ -44,13 +42,11 @@ from fedkern_flwr.simulations.methods.vertical_data import (
     frequency_seed,
 )
 from fedkern_flwr.simulations.methods.vertical_oracle import centralised_difference
-from fedkern_flwr.simulations.run.datasets import BUILTIN, BUILTIN_INTERACTIONS
 from fedkern_flwr.simulations.run.entries import average
 from fedkern_flwr.simulations.run.options import options as options_of
-from fedkern_flwr.simulations.run.random_labels import RANDOM_LABELS, random_labels
+from fedkern_flwr.simulations.run.random_labels import random_labels
 from fedkern_flwr.strategies import FDSKL, FedCG, HierarchicalSVM
 
-DATA = os.environ.get("FEDKERN_DATA")
 Table = dict[str, Any]
 
 # -- streams
@@ -110,20 +106,6 @@ def test_server_regret_is_against_the_best_ridge_fit() -> None:
     theta = np.linalg.lstsq(rows, np.append(y, np.zeros(16)), rcond=None)[0]
     expected = ended[0].metrics_["mse"] * len(x) - ((z @ theta - y) ** 2).sum()
     assert server_regret(ended[0], prepared) == pytest.approx(expected, rel=1e-8)
-
-
-@pytest.mark.skipif(not DATA, reason="FEDKERN_DATA is not set")
-def test_presets_describe_the_papers_experiments() -> None:
-    named = (*BUILTIN, *BUILTIN_INTERACTIONS, "three-hospitals", RANDOM_LABELS)
-    for name in NAMES:
-        if name.startswith("fed-cfk"):
-            continue  # MovieLens may not be there, see test_gram_presets.py
-        small = ("Sonar", "Ionosphere", "Svmguide1") if name == "peers" else ()  # it reads them all
-        chosen = preset(name, small)
-        assert chosen.entries
-        assert all(s.data in named or Path(s.data).is_file() for s in chosen.data.values())
-    air: Any = preset("pof-mkl-table1").data["Air"]
-    assert (air.clients, air.rounds) == (240, 500)
 
 
 # -- families that hold rows out

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 from conversation import watching
-from flwr.app import Context
 from item_rows import away
 from pooled import over_simplex
 from refusals import refused
 from scipy import sparse
+from zoo import WAYS, Sites, Table
 
-from fedkern_flwr.clients import GramClient
 from fedkern_flwr.gram.recommenders import STEP, Recommender, rank_metrics
-from fedkern_flwr.simulations import Transcript, simulate
+from fedkern_flwr.simulations import Transcript
 from fedkern_flwr.strategies import FedCFK
 
 USERS, CATALOGUE = 30, 170
 RANKING = ("auc", "ndcg@100", "recall@100", "ndcg@10", "recall@20")
-Table = dict[str, Any]
+PAPER: Table = {"learner": "cf-komd", "regularization": 0.1}
 #: Users without training positives, one whose positives are all suppressed, one without test ones.
 SILENT, ODD, UNTESTED = (4, 17), 9, 21
 
@@ -105,27 +104,25 @@ def expected(pooled: Pooled, users: Sequence[int] = range(USERS), **more: Any) -
 # -- networks
 
 
-@dataclass
-class Network:
-    """Nodes with some users each."""
+class Network(Sites):
+    """Nodes with some users each, who get scores of the whole catalogue."""
 
-    folder: Path
-    users: Sequence[Sequence[int]] = tuple(tuple(range(k, k + 5)) for k in range(0, USERS, 5))
-    form: Any = np.asarray
-    tested: bool = True
+    @classmethod
+    def of(
+        cls, folder: Path, users: Iterable[Sequence[int]], form: Any = np.asarray, **more: Any
+    ) -> Network:
+        tables: list[Table] = [
+            {"x": form(X[[*own]]), "x_test": form(TESTS[[*own]]), "users": [*own], **more}
+            for own in users
+        ]
+        files = {"recommendations": "{}.csv"}
+        way = replace(WAYS["fed-cfk"], options=PAPER, paths=files, common={"top": CATALOGUE})
+        return cls(way, folder, tables)
 
-    def client_fn(self, context: Context) -> GramClient:
-        k = int(context.node_config["partition-id"])
-        rows = list(self.users[k])
-        more: Table = {"x_test": self.form(TESTS[rows])} if self.tested else {}
-        more |= {"users": rows, "recommendations": self.folder / f"{k}.csv", "top": CATALOGUE}
-        return GramClient(context, self.form(X[rows]), **more)
-
-    def fit(self, run: Table | None = None, **options: Any) -> FedCFK:
-        if "learner" not in options:  # the paper's
-            options = {"learner": "cf-komd", "regularization": 0.1, **options}
-        strategy = FedCFK(**options)
-        simulate(strategy, self.client_fn, len(self.users), **(run or {}))
+    def learn(self, **more: Any) -> FedCFK:
+        for path in self.folder.glob("*.csv"):
+            path.unlink()
+        strategy: FedCFK = self.fit(**more).strategy
         return strategy
 
     def scores(self) -> dict[int, dict[int, float]]:
@@ -154,48 +151,52 @@ class Network:
             assert sorted(found) == others.tolist()
             for item, score in found.items():
                 assert score == pytest.approx(right[item], abs=1e-6)
-        if self.tested:
+        if self.tables[0]["x_test"] is not None:
             right = expected(pooled, users, **more)
             assert {name: strategy.metrics_[name] for name in right} == pytest.approx(
                 right, abs=1e-9
             )
 
 
+def by(count: int) -> list[range]:
+    """Return users by so many a node."""
+    return [range(k, k + count) for k in range(0, USERS, count)]
+
+
 @pytest.fixture
 def network(tmp_path: Path) -> Network:
-    return Network(tmp_path)
+    return Network.of(tmp_path, by(5))
 
 
 # -- the same as pooled
 
 
 @pytest.mark.parametrize("lam", [0.1, pytest.param(3.0, marks=pytest.mark.long)])
-def test_all_users_get_what_they_would_with_pooled_ratings(lam: float, network: Network) -> None:
-    network.users = tuple(tuple(range(k, k + 3)) for k in range(0, USERS, 3))
-    pooled = everybody()
+def test_all_users_get_what_they_would_with_pooled_ratings(lam: float, tmp_path: Path) -> None:
+    network, pooled = Network.of(tmp_path, by(3)), everybody()
     assert 80 < len(pooled.items) < CATALOGUE - 30  # the ratings have all that matters
     assert not np.isin(np.flatnonzero(X[ODD]), pooled.items).any()
     assert expected(pooled)["evaluated_users"] == USERS - len(SILENT) - 1
     for subtract in (True, False):
-        strategy = network.fit(regularization=lam, subtract_mean=subtract)
+        strategy = network.learn(regularization=lam, subtract_mean=subtract)
         kernel = pooled.kernel[np.ix_(pooled.items, pooled.items)]
         np.testing.assert_allclose(strategy.kernel_, kernel, atol=1e-12)
         network.check(strategy, pooled, lam=lam, subtract=subtract)
         assert strategy.judged_ == list(range(10))
     if lam == 0.1:
-        assert network.fit().metrics_["auc"] > 0.6  # it has learned something
+        assert network.learn().metrics_["auc"] > 0.6  # it has learned something
 
 
 def test_users_alone_on_their_nodes_get_the_same_and_nobody_to_judge_no_metrics(
-    network: Network,
+    tmp_path: Path,
 ) -> None:
-    network.users = tuple((u,) for u in range(USERS))
-    network.check(network.fit(), everybody())
-    network.users = ((0, 29, 5), tuple(range(1, 5)), tuple(range(6, 29)))
-    network.form, network.tested = sparse.csr_array, False
-    for path in network.folder.iterdir():
-        path.unlink()
-    strategy = network.fit()
+    network = Network.of(tmp_path, by(1))
+    network.check(network.learn(), everybody())
+    parts = ((0, 29, 5), range(1, 5), range(6, 29))
+    network = Network.of(tmp_path, parts, sparse.csr_array)
+    for table in network.tables:
+        table["x_test"] = None
+    strategy = network.learn()
     network.check(strategy, everybody())
     assert strategy.metrics_["evaluated_users"] == 0
     assert "auc" not in strategy.metrics_
@@ -204,27 +205,27 @@ def test_users_alone_on_their_nodes_get_the_same_and_nobody_to_judge_no_metrics(
 def test_users_outside_the_kernel_get_recommendations_and_cohorts_share_one(
     network: Network,
 ) -> None:
-    strategy = network.fit(participation=0.5, seed=2, min_support=3)
+    strategy = network.learn(participation=0.5, seed=2, min_support=3)
     members = strategy.survivors_
     assert len(members) == 3
-    network.check(strategy, Pooled([u for k in members for u in network.users[k]], 3))
+    network.check(strategy, Pooled([u for k in members for u in network.tables[k]["users"]], 3))
     assert strategy.judged_ == list(range(6))
     assert [cohort["parties"] for cohort in strategy.privacy()["cohorts"]] == [3, 6]
-    strategy = network.fit(cohorts=2, min_support=2)
+    strategy = network.learn(cohorts=2, min_support=2)
     network.check(strategy, Pooled(range(USERS), items=strategy.items_))
 
 
-def test_who_drops_out_gets_nothing_and_the_others_what_is_right(network: Network) -> None:
-    network.users = tuple(tuple(range(k, k + 3)) for k in range(0, USERS, 3))
+def test_who_drops_out_gets_nothing_and_the_others_what_is_right(tmp_path: Path) -> None:
+    network = Network.of(tmp_path, by(3))
     counts, offer = away([2], "gram-counts", "error"), away([7], "gram-recommend", "error")
-    strategy = network.fit(run={"faults": lambda d: counts(d) or offer(d)})
+    strategy = network.learn(faults=lambda d: counts(d) or offer(d))
     assert strategy.survivors_ == [k for k in range(10) if k != 2]
     assert strategy.judged_ == [k for k in range(10) if k != 7]
     kernel, there = ([u for u in range(USERS) if u // 3 != k] for k in (2, 7))
     network.check(strategy, Pooled(kernel), there)
     lost = away(range(4), "gram-recommend", "error")
     with refused("FK-PARTIES-LOST"):
-        network.fit(run={"faults": lost}, attempts=2)
+        network.learn(faults=lost, attempts=2)
 
 
 # -- what everybody gets and what is seen
@@ -237,7 +238,7 @@ def test_everybody_gets_the_whole_kernel_and_no_metric_of_a_user_is_seen(network
             {client.partition: request} if request.phase == "gram-recommend" else {}
         )
     ):
-        strategy = network.fit(run={"transcript": record})
+        strategy = network.learn(transcript=record)
     upper = strategy.gram_[np.triu_indices(len(strategy.items_))]
     assert sorted(asked) == list(range(6))
     for request in asked.values():
@@ -268,10 +269,12 @@ def test_a_lambda_is_told_of_two_nodes_with_enough_users(
     monkeypatch.setattr(Recommender, "tuned", tuned)
     stops = np.cumsum(sizes)
     users = [range(stop - size, stop) for size, stop in zip(sizes, stops, strict=True)]
-    strategy = Network(tmp_path, users).fit(learner="ease", min_support=0)
+    network = Network.of(tmp_path, users)
+    ease: Table = {"learner": "ease", "min_support": 0}
+    strategy = network.learn(**ease, regularization=None)
     mean = 200.0 * STEP**steps
     assert strategy.tuned_["regularization"] == pytest.approx(mean, rel=1e-9)
     again = FedCFK.of_model(strategy.model()[1])
     assert again.regularization_ == strategy.regularization_
-    given = Network(tmp_path, users).fit(learner="ease", regularization=3.0, min_support=0)
+    given = network.learn(**ease, regularization=3.0)
     assert given.tuned_ == FedCFK.of_model(given.model()[1]).tuned_ == {}

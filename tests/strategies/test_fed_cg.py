@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
-from hospitals import NEUTRAL, TWO, VARIANTS, Parties, Serve, deal, server, small
+from hospitals import TWO, VARIANTS, Parties, Serve, deal, server, small
 from refusals import refused
 from zoo import Table, side
 
@@ -155,48 +153,7 @@ def change(tables: list[Table], k: int, **more: Any) -> list[Table]:
     return tables
 
 
-def forget(tables: list[Table], patients: slice) -> list[Table]:
-    """Let centre 3 not know some patients of hospital 0."""
-    keep = ~np.isin(tables[3]["ids"], [*tables[0]["ids"], *tables[0]["ids_test"]][patients])
-    return change(tables, 3, x=tables[3]["x"][keep], ids=np.asarray(tables[3]["ids"])[keep])
-
-
-def twice(tables: list[Table]) -> list[Table]:
-    """Let a row be held out and learned from."""
-    return change(tables, 0, ids_test=[tables[0]["ids"][0], *tables[0]["ids_test"][1:]])
-
-
 ODD_SEED: Table = {"landmark_seed": bytes(32)}
-KEY: Table = {"alignment_key": b"another secret of somebody"}
-RKHS: Table = {"penalty": "rkhs", **ALONE}
-OUTSIDE: Table = {"x": np.full((20, 2), 777.0)}
-MISFITS: dict[str, tuple[Callable[[list[Table]], Any], Table, str, str]] = {
-    "another key": (lambda t: change(t, 3, **KEY), NEUTRAL, "FK-IDS-APART", "partition 3"),
-    "unknown patients": (lambda t: forget(t, slice(99)), {}, "FK-ROWS-LACKING", "partition 0"),
-    "one centre": (lambda t: forget(t, slice(1)), NEUTRAL, "FK-PARTIES-ALONE", ""),
-    "two seeds": (lambda t: change(t, 1, **ODD_SEED), {}, "FK-BLOCK-DIFFERS", "partition 1"),
-    "held out and learned from": (twice, {}, "FK-IDS-DUPLICATE", "partition 0"),
-    "out of range": (lambda t: change(t, 1, **OUTSIDE), {}, "FK-RANGES-OUTSIDE", "partition 1"),
-    "one hospital": (lambda t: t.pop(0), {}, "FK-PARTIES-ALONE", ""),
-    "rkhs": (lambda t: t.__delitem__(slice(1, 4)), RKHS, "FK-RKHS-ALONE", ""),
-}
-
-
-@pytest.mark.parametrize("name", MISFITS)
-def test_tables_that_do_not_fit_together_end_the_run_at_once(
-    name: str, serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
-    spoil, options, code, party = MISFITS[name]
-    tables = small()
-    spoil(tables)
-    nodes, strategy = serve(tables), FedCG(landmarks=20, tune="off", sampling="U", **options)
-    with caplog.at_level(logging.DEBUG), refused(code) as caught:
-        nodes.fit(strategy=strategy)
-    assert party in str(caught.value)
-    for secret in ("patient", "777"):
-        assert secret not in caplog.text + str(caught.value).replace("patients", "")
-    assert strategy.ledger_.by_phase["hybrid-distances"] <= 1  # another try is of no use
-    assert not nodes.files("csv") + nodes.files("kernel")
 
 
 @pytest.mark.promise("fedcg-alone")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import svm_groups
 from faulty import At, PowerCutError
 from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
@@ -147,12 +147,8 @@ def plain_central(x: Array, y: Array, users: int, iterations: int) -> list[Array
     return out
 
 
+same_session = svm_groups.same_session
 SPLITS = {"rows": "hierarchical-svm", "columns": "hierarchical-svm, vertical"}
-
-
-@pytest.fixture(autouse=True)
-def _same_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "token_hex", lambda n: "5e" * n)
 
 
 def horizontal(
@@ -330,15 +326,24 @@ def test_one_exchange_an_iteration_or_two(way: str) -> None:
     assert more - few == (4 if way == "vertical" else 2)
 
 
-@pytest.mark.parametrize("other", [{"lost_groups": "leave-out"}, {"staleness": 3}])
-def test_groups_that_are_all_there_in_time_have_the_same_models(other: Table) -> None:
+@pytest.mark.parametrize(
+    ("rounds", "c", "other"),
+    [
+        (8, 1.0, {"lost_groups": "leave-out"}),
+        (24, None, {"lost_groups": "leave-out"}),
+        (8, 1.0, {"staleness": 3}),
+    ],
+)
+def test_groups_that_are_all_there_in_time_have_the_same_models(
+    rounds: int, c: float | None, other: Table
+) -> None:
     nodes = horizontal(*blobs(72), [2, 2, 2])
-    one, two = (fit(nodes, 8, tolerance=1e-12, **options) for options in ({}, other))
+    one, two = (fit(nodes, rounds, tolerance=1e-12, C=c, **more) for more in ({}, other))
     np.testing.assert_array_equal(traced(one), traced(two))
     assert [row["round"] for row in two.history_] == [row["round"] for row in one.history_]
     if "staleness" not in other:
-        assert two.history_ == one.history_
-        assert two.metrics_ == one.metrics_
+        assert (two.history_, two.metrics_) == (one.history_, one.metrics_)
+        assert two.tuned_ == one.tuned_
 
 
 def test_without_groups_all_users_are_around_the_server() -> None:
@@ -375,59 +380,6 @@ def test_rows_that_nobody_labelled_do_no_harm_and_none_need_be_held_out() -> Non
     found = sites.fit(tolerance=1e-6)
     assert set(found.strategy.metrics_) == {"objective", "iterations", "converged"}
     check_optimum(found, 2e-6)
-
-
-# -- nodes that do not fit; more in tests/core/test_groups.py
-
-
-def change(k: int, **changes: Any) -> Callable[[list[Table]], Any]:
-    return lambda tables: tables[k].update(changes)
-
-
-def as_it_is(tables: list[Table]) -> None:
-    """Nothing is wrong with the tables."""
-
-
-def around_the_server(tables: list[Table]) -> None:
-    del tables[4:]
-    for table in tables:
-        table["group"] = 0
-
-
-def numbers(tables: list[Table]) -> None:
-    for table in tables:
-        table.pop("classes", None)
-
-
-ALONE: Table = {"allow_single": True}
-ACROSS: Table = {"partition": "vertical"}
-#: Name -> code, what is wrong with the nodes of a way, options.
-BAD_NODES: dict[str, tuple[str, Callable[[list[Table]], Any], Table]] = {
-    "no users": ("FK-GROUPS-SHAPE", lambda t: t.__delitem__(slice(4)), {}),
-    "staleness, no agents": ("FK-GROUPS-SHAPE", around_the_server, {"staleness": 1}),
-    "a budget with agents": ("FK-GROUPS-NO-AGENT", as_it_is, {"privacy_epsilon": 1.0}),
-    "numbers": ("FK-LOSS-CLASSES", numbers, {}),
-    "step sizes": ("FK-GROUPS-DIFFER", as_it_is, {"step_sizes": (1, 1, 1)}),
-    "none may go": ("FK-GROUPS-LEFT", as_it_is, {"lost_groups": "leave-out"}),
-    "a single user": ("FK-GROUPS-SINGLE", lambda t: t.pop(3), {}),
-    "that refuses": ("FK-ALONE-REFUSED", lambda t: t.pop(3), ALONE),
-    "no owner": ("FK-GROUPS-OWNER", lambda t: t.pop(), ACROSS),
-    "no ids": ("FK-IDS-SOME", change(2, ids=None, ids_test=None), ACROSS),
-    "another key": ("FK-ROWS-LACKING", change(0, alignment_key=bytes(16)), ACROSS),
-    "an owner": ("FK-GROUPS-OWNER", as_it_is, {"partition": "horizontal"}),
-    "one class": ("FK-LOSS-CLASSES", change(6, y=np.ones(48)), ACROSS),
-}
-
-
-@pytest.mark.promise("svm-alone")
-@pytest.mark.parametrize("name", BAD_NODES)
-def test_nodes_that_do_not_fit_are_refused_in_one_line(name: str) -> None:
-    code, spoil, options = BAD_NODES[name]
-    sites: Sites = WAYS[SPLITS["columns" if "partition" in options else "rows"]].sites()
-    spoil(sites.tables)
-    with refused(code) as caught:
-        sites.fit(**options)
-    assert "\n" not in str(caught.value)
 
 
 # -- C is chosen by held-out folds, all that is tried side by side
@@ -481,21 +433,13 @@ def test_the_choice_is_that_of_pooled_rows_in_the_same_folds(kind: Any) -> None:
     assert right[TRIED.index(strategy.C_)] <= 1.02 * (1.0 + TIE) * right.min()
     assert tuned["losses"][0] > (1.0 + TIE) * min(tuned["losses"])  # the choice was no toss-up
     given = fit(horizontal(x, y, SIZES), model=kind, C=strategy.C_)
+    assert given.tuned_ == {}
     assert strategy.metrics_["converged"]
     assert strategy.metrics_["objective"] == pytest.approx(given.metrics_["objective"], rel=3e-3)
     # the exchanges are those of its iterations, as with a C that is given
     extra = given.ledger_.exchanges - given.metrics_["iterations"]
     assert strategy.ledger_.exchanges - strategy.metrics_["iterations"] == extra
     assert strategy.result()["tuned"]["C"] == strategy.C_ == strategy.model()[1]["C"]
-
-
-def test_all_ways_of_asking_choose_the_same() -> None:
-    x, y = blobs(90)
-    one = fit(horizontal(x, y, [2, 2, 2]), C=None, rounds=24)
-    other = fit(horizontal(x, y, [2, 2, 2]), C=None, rounds=24, lost_groups="leave-out")
-    assert one.history_ == other.history_
-    assert one.tuned_ == other.tuned_
-    assert np.array_equal(one.coefficients_, other.coefficients_)
 
 
 def test_groups_that_are_left_out_have_no_say_in_the_choice() -> None:
@@ -523,34 +467,25 @@ def test_before_and_after_the_choice_models_have_their_sizes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "why"),
+    ("options", "rules", "why"),
     [
-        ({"rho": 2.0}, "penalties are given"),
-        ({"staleness": 1}, "groups that wait"),
-        ({"rounds": 23}, "fewer than 24 rounds"),
+        ({"rho": 2.0}, {}, "penalties are given"),
+        ({"staleness": 1}, {}, "groups that wait"),
+        ({"rounds": 23}, {}, "fewer than 24 rounds"),
+        ({}, {"min_own_rows": 26}, "a fold would have too few rows of a user"),
+        ({}, {"min_sum_rows": 51}, "a fold would have too few rows of a group"),
+        ({}, {"counting": "refuse"}, "release limits"),
     ],
 )
-def test_where_nothing_is_tried_c_is_one_and_why_is_said(options: dict[str, Any], why: str) -> None:
-    x, y = blobs(60)
-    strategy = fit(horizontal(x, y, [2, 2]), C=None, **{"rounds": 24, **options})
+def test_where_nothing_is_tried_c_is_one_and_why_is_said(
+    options: Table, rules: Table, why: str
+) -> None:
+    """Of 75 rows each, 25 in a fold, two users in a group."""
+    policy = NodePolicy.of_simulations(**rules)
+    nodes = horizontal(*blobs(300), [2, 2], policy=policy)
+    strategy = fit(nodes, C=None, **{"rounds": 24, **options})
     assert (strategy.C_, strategy.tuned_["by"]) == (1.0, "nothing")
     assert why in strategy.tuned_["why"]
-    assert fit(horizontal(x, y, [2, 2]), C=0.3, **{"rounds": 3}).tuned_ == {}
-
-
-@pytest.mark.parametrize(
-    ("rules", "why"),
-    [
-        ({"min_own_rows": 26}, "a fold would have too few rows of a user"),
-        ({"min_sum_rows": 51}, "a fold would have too few rows of a group"),
-        ({"counting": "refuse"}, "release limits"),
-    ],
-)
-def test_what_a_node_does_not_allow_is_not_tried(rules: dict[str, Any], why: str) -> None:
-    x, y = blobs(300)  # 75 rows each, 25 in a fold, two users in a group
-    policy = NodePolicy.of_simulations(**rules)
-    strategy = fit(horizontal(x, y, [2, 2], policy=policy), C=None, rounds=24)
-    assert (strategy.C_, why in strategy.tuned_["why"]) == (1.0, True)
 
 
 @pytest.mark.parametrize(
@@ -578,27 +513,6 @@ def test_a_run_keeps_within_the_share_of_its_nodes(
     assert note.startswith(f"{iterations} iterations")
     assert "primal residual" in end
     assert "0.2 of what" in note
-
-
-class Steered(HierarchicalSVM):
-    """A server that chooses the point at which users begin."""
-
-    def question(self, requests: Any, reply: Any, **more: Any) -> Any:
-        """Send the first iteration another center than zero."""
-        if type(requests[0]).__name__ == "LocalRequest" and self.step == 1:
-            far = np.ones(self.shape_)
-            requests = {user: replace(one, center=far) for user, one in requests.items()}
-        return super().question(requests, reply, **more)
-
-
-def test_users_begin_at_zero_whatever_the_server_sends() -> None:
-    """So that a run that is repeated sums what it summed before."""
-    x, y = blobs(60)
-    with refused("FK-MESSAGE-FIELD", "FK-PARTIES-LOST") as error:
-        tables = horizontal(x, y, [4], agents=False)
-        sites = Sites(WAYS["hierarchical-svm"], new_folder(), tables)
-        sites.fit(strategy=Steered(seed=3, C=1.0), start={"num_rounds": 3})
-    assert "first center" in str(error.value)
 
 
 class Forced(HierarchicalSVM):

@@ -115,18 +115,6 @@ def test_figures_cost_no_exchange_and_no_score_leaves_a_node() -> None:
 FEW: Table = {"num_rounds": 4}  # as good as all, where no model is compared
 
 
-@pytest.mark.parametrize("name", TWO)
-def test_a_node_that_has_few_rows_tells_no_histogram(name: str, tmp_path: Path) -> None:
-    """Its owner asks for more of them than there are; the server then knows no figure at all."""
-    policy = tmp_path / "policy.toml"
-    rules = ("min_own_rows = 0", "min_sum_rows = 0", "min_evaluation_rows = 91")
-    policy.write_text("\n".join([*rules, "counting = 'warn'"]))
-    strategy = fit(name, client={"policy": policy}, start=FEW).strategy
-    assert not [name for name in strategy.metrics_ if name.startswith("test_")]
-    assert "held_out" not in strategy.result() or not strategy.result()["held_out"]["rows"]
-    assert strategy.model()[1]["calibration"] == []
-
-
 @pytest.mark.promise("few-rows-no-histogram")
 @pytest.mark.parametrize("name", TWO)
 @pytest.mark.parametrize("bins", [64, 3])

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversation import asked
 from faulty import PowerCutError
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from zoo import WAYS, Sites, Table, streams
@@ -236,23 +235,6 @@ def test_a_lost_evaluation_does_not_lose_the_run() -> None:
 
 
 # -- what a node does not tell
-
-
-@pytest.mark.promise("online-no-rows-without-order")
-@pytest.mark.parametrize(
-    ("way", "phase"),
-    [
-        ("pof-mkl, secure", UPLOAD),
-        ("ofskl, secure", "online-shared"),
-        ("pof-rls, secure", "online-ridge"),
-        ("per-fed-avg, secure", "online-network"),
-    ],
-)
-def test_rows_are_not_looked_at_without_an_order(way: str, phase: str) -> None:
-    """Whether a message fails says something of rows, and no sum would be charged for it."""
-    one = asked(way, f"{phase} at client: update")
-    assert one.send(sections=[]).endswith("[FK-ORDER-PLAIN]")
-    assert one.send() == ""
 
 
 @pytest.mark.promise("refusals-tell-no-values")

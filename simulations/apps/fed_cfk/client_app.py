@@ -90,13 +90,7 @@ def own_ratings(
 def likes(found: Interactions, min_rating: float | None, path: str) -> NDArray[np.bool_]:
     """Return which ratings count as positive."""
     if min_rating is None:
-        if found.usual_least is not None:
-            raise TableError(
-                f"{Path(path).name} has negative ratings",
-                remedy="say from which rating on one counts, with min-rating in --node-config, the "
-                "same at all nodes",
-                code="FK-RATINGS-NEGATIVE",
-            )
+        found.refuse_negative(Path(path).name)
         return np.ones(found.rows, np.bool_)
     if not found.rated:
         raise TableError(

@@ -16,7 +16,7 @@ from fedkern_flwr.simulations.papers.fedcg import (
     sample_landmarks,
 )
 
-GAMMA, LAMBDA, M, SEED = 0.5, 1.0, 6, 3
+GAMMA, LAMBDA, M = 0.5, 1.0, 6
 CUTS = (0, 100, 130, 200)
 
 
