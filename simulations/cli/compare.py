@@ -359,6 +359,8 @@ def _show(
         headings(comparison),
         table_rows(comparison),
     )
+    for note in comparison.notes:
+        screen.note(f"note: {note}")
     for pair in comparison.pairs:
         if pair.reversed:
             screen.result(f"reversed: {pair.better} is not better than {pair.worse}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,13 @@ from fedkern_flwr.simulations.run.party_files import PartyFiles
 from fedkern_flwr.tables import Table, load_ids, load_table
 
 NAN = np.nan
+#: Methods of tables, and what makes a run of them short.
+DEALT_TO = {
+    "fed-cg": "--landmarks 8", "fdskl": "--features 20 --gamma 1 --regularization 0.01",
+    "hierarchical-svm": "--users 4 --C 1 --rounds 10", "pof-mkl": "--clients 3 --rounds 20",
+    "secure-gram": "--encoding fixed-point --kernel rbf --cost 1",
+    "kernel-pca": "--clients 3 --features 6",
+}  # fmt: skip
 #: Name -> cells of a column, the numbers that they are, what a note says.
 NUMBERS: dict[str, tuple[Sequence[str], Sequence[float], str]] = {
     "percent": (["45.3%", "7 %", "0"], [45.3, 7, 0], "'a' in %"),
@@ -296,3 +304,24 @@ def test_a_column_of_several_types_is_named() -> None:
     with refused("FK-COLUMN-UNREADABLE") as caught:
         load_table(frame, label="y")
     assert "'dose'" in str(caught.value)
+
+
+@pytest.mark.parametrize(("method", "more"), DEALT_TO.items())
+def test_columns_are_chosen_and_a_leak_is_noted_by_every_method(
+    method: str, more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).random((120, 5)).round(4)
+    x[:, 4] = (x[:, 0] + x[:, 1] > 1.0) + 0.01 * x[:, 2]  # a second label
+    rows = [[f"p{k}", *row, int(row[4])] for k, row in enumerate(x.tolist())]
+    with Path("t.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["id", *"abcd", "late", "y"], *rows])
+    typed = ["run", method, *more.split(), "--data", "t.csv", "--label", "y", "--id", "id"]
+    for chosen, noted in (((), True), (("--ignore", "late"), False)):
+        assert run([*typed, *chosen, "--out", "o", "--force"]) == 0
+        columns = {
+            one["column"] for one in json.loads(Path("o/result.json").read_text())["columns"]
+        }
+        assert columns == {*"abcd", *(("late",) if noted else ())}
+        assert ("possible leak" in capsys.readouterr().err) == noted
