@@ -428,7 +428,7 @@ def budget_rows(privacy: Mapping[str, Any]) -> list[list[str]]:
         [
             f"noise of {one['release']}",
             f"{one['deviation']:.3g} on each number"
-            + f"; figures with {_NOISY} are made of them" * (one["release"] == OUTCOMES),
+            + f" (figures with {_NOISY})" * (one["release"] == OUTCOMES),
         ]
         for one in budget["releases"]
     ]
