@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
-from fedkern_flwr.errors import FedKernError, OptionError, RefusedError, StateError
+from fedkern_flwr.errors import FedKernError, OptionError, RefusedError, StateError, TableError
 from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.guard.orders import check_binary_columns
 from fedkern_flwr.kernels.frequencies import (
@@ -35,7 +35,7 @@ from fedkern_flwr.vertical.parties import (
     chunks,
     name_sum,
 )
-from fedkern_flwr.vertical.phases import cosines, new_coefficients, outputs
+from fedkern_flwr.vertical.phases import MOST_DIRECTIONS, cosines, new_coefficients, outputs
 from fedkern_flwr.wire import DescribeRequest
 
 from .fdskl_table import PhaseStore, VerticalTable
@@ -44,8 +44,8 @@ from .table_client import TableClient
 
 _PINNED = ("kernel", "gamma", "phase_bits", "capacity")
 _ROOT_2 = np.sqrt(2.0)
-#: Directions of all iterations, and outputs of a model, that a run may have.
-MOST_DIRECTIONS, MOST_OUTPUTS = 1 << 20, 1 << 10
+#: Outputs of a model that a run may have.
+MOST_OUTPUTS = 1 << 10
 
 
 class VerticalKernelClient(TableClient):
@@ -79,6 +79,8 @@ class VerticalKernelClient(TableClient):
         Bound of abs(y) in a regression, the same at all active parties.
     alignment_key : bytes or AlignmentTags, optional
         Secret of all parties, not of the server: joins ids. Or what each has of one align run.
+    weights : array, shape (n,), optional
+        What each row counts in the losses of this party's training. They leave it in no message.
     frequency_seed : bytes, optional
         Secret of 32 bytes of this party alone, from which its directions are drawn. Without it a
         run draws a new one.
@@ -114,6 +116,7 @@ class VerticalKernelClient(TableClient):
         y: ArrayLike | None = None,
         *,
         role: Literal["active", "passive"] | None = None,
+        weights: ArrayLike | None = None,
         frequency_seed: bytes | None = None,
         **common: Any,
     ) -> None:
@@ -121,10 +124,21 @@ class VerticalKernelClient(TableClient):
             self._check_role(role, y, common.get("y_test"))
             if frequency_seed is not None:
                 check_frequency_seed(frequency_seed)
+            own = np.ones(0) if weights is None else np.asarray(weights, np.float64)
+            if weights is not None and (
+                own.shape != np.asarray(y).shape[:1] or not (own > 0.0).all()
+            ):
+                raise TableError(
+                    f"weights of shape {own.shape} are not one for each label, or not positive",
+                    remedy="pass a positive number for each row",
+                    party=f"partition {context.node_config.get('partition-id', '?')}",
+                    code="FK-SHAPE-DIFFERS",
+                )
 
         super().__init__(context, x, y, table=VerticalTable, check=check, **common)
         self.role = ACTIVE if y is not None else PASSIVE
         self.frequency_seed = frequency_seed
+        self._row_weights = None if weights is None else np.asarray(weights, np.float64)
 
     @property
     def shows_rows(self) -> bool:
@@ -358,7 +372,7 @@ class VerticalKernelClient(TableClient):
                 multiples=request.multiples.tolist(),
                 regularizations=request.regularizations.tolist(),
                 intercept=request.intercept,
-                weights=balanced_weights(y, class_counts(y)) if request.balanced else None,
+                weights=self._weights(request, y),
             )
         except FedKernError as error:  # how far it came follows from labels
             raise self.unfit(error) from None
@@ -399,6 +413,14 @@ class VerticalKernelClient(TableClient):
     @property
     def _alpha(self) -> Floats:
         return np.asarray(self.kept.arrays.get("alpha", np.zeros((0, self.table.y.shape[1]))))
+
+    def _weights(self, request: wire.TrainRequest, y: Floats) -> Floats | None:
+        """Return what the rows to learn from count, 1 on average."""
+        found = balanced_weights(y, class_counts(y)) if request.balanced else np.ones(len(y))
+        if self._row_weights is not None:
+            found = found * self._row_weights[self.table.known][self.places(request.rows)]
+        alike = self._row_weights is None and not request.balanced
+        return None if alike else found / found.mean()
 
     def _targets(self, rows: NDArray[Any]) -> Floats:
         """Return the targets of labelled rows, in units of the bound."""

@@ -38,6 +38,8 @@ class VerticalTable(PartyTable):
 
     Attributes
     ----------
+    known : ndarray of bool, shape (rows given,)
+        Which of the rows that were given have a label.
     order_seed : int
         Rows are announced in an order that depends on it, on the alignment key and the ids; at -1
         in one that depends on the session.
@@ -71,6 +73,7 @@ class VerticalTable(PartyTable):
             missing = np.isnan(labels)
             known = np.asarray(~(missing.any(axis=1) if labels.ndim == 2 else missing), bool)
             labels = labels[known]
+        self.known = known
         super().__init__(party, features[known], labels, names[known], *held_out, **common)
         self.identified = ids is not None or held_out[-1] is not None
         self.x_other = features[~known]

@@ -29,6 +29,7 @@ from fedkern_flwr.hybrid.fourier import (
     label_weight,
 )
 from fedkern_flwr.hybrid.landmarks import (
+    MOST_LANDMARKS,
     SAMPLINGS,
     SEED_BYTES,
     check_seed_bytes,
@@ -62,8 +63,6 @@ from .party_table import Floats
 from .table_client import TableClient
 
 BASES = ("landmarks", "fourier")
-#: Landmarks, or features, of a run.
-MOST_LANDMARKS = 1 << 16
 #: Landmarks that are drawn at once in deployments: fewer are the first of them, in all runs.
 SEQUENCE = 400
 _SETTINGS = ("kernel", "landmarks", "basis", "sampling")

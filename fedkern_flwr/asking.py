@@ -207,8 +207,8 @@ class Asking:
         )
         self.outcome, self._failures = outcome, dict(outcome.failures)
         details = [failure.detail for failure in self._failures.values()]
-        for failure in self._failures.values() if final else ():
-            failure.raise_final(phase)
+        for node, failure in self._failures.items() if final else ():
+            failure.raise_final(phase, method.party(node))
         if final and len(details) == len(method.active_nodes()) and len(set(details)) == 1:
             bug, _ = quoted_code(details[0])  # a client tells the class of a bug alone
             if bug.isidentifier():

@@ -10,7 +10,7 @@ from typing import Literal
 
 from flwr.app import Message
 
-from .errors import EngineError, FedKernError, ProtocolError, quoted_code
+from .errors import ClientError, EngineError, FedKernError, ProtocolError, quoted_code
 from .flower_compat import ACTOR_DIED, MESSAGE_LOST, NODE_UNAVAILABLE
 from .plain_text import LONGEST, plain_line
 
@@ -87,13 +87,21 @@ class Failure:
                 code="FK-NODE-METHOD",
             )
 
-    def raise_final(self, phase: str) -> None:
+    def raise_final(self, phase: str, party: str = "") -> None:
         """Raise what the node said, if another attempt would be no use.
 
         Raises
         ------
-        ProtocolError
+        ProtocolError, ClientError
         """
+        if self.kind == "raised" and self.detail.endswith("MemoryError"):
+            raise ClientError(
+                "there is not enough memory for what is asked",
+                remedy="use less landmarks, features or samples, or a larger machine",
+                party=party,
+                phase=phase,
+                code="FK-COMMAND-MEMORY",
+            )
         if self.detail.startswith(_FINAL):
             raise ProtocolError(self.told, phase=phase, code="")  # that of the node
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from .errors import OptionError, TableError
 from .labels import are_numbers
-from .tables.dialect import read_class_names
+from .tables.dialect import read_class_of
 from .tables.table import Table
 
 
@@ -47,7 +47,7 @@ def read_classes(text: str) -> tuple[str, ...]:
         The classes, separated by commas; empty for none. Or labels and their classes, such as
         ``0=no,1=yes``.
     """
-    names = tuple(dict.fromkeys(name for _, name in read_class_names(text)))
+    names = tuple(dict.fromkeys(name for _, name in read_class_of(text)))
     return names if are_numbers(names) else tuple(sorted(names))
 
 

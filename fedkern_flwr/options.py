@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
+import resource
 import types
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -210,6 +213,38 @@ def at_least(name: str, value: float, least: float) -> None:
         raise OptionError(
             f"{name} is {value}", remedy=f"use at least {least}", code="FK-OPTION-RANGE"
         )
+
+
+def check_memory(name: str, value: float, numbers: float) -> None:
+    """Refuse an option whose arrays this machine cannot hold, before any is made.
+
+    Parameters
+    ----------
+    name, value : str, float
+        The option.
+    numbers : float
+        How many float64 a simulation holds at once.
+
+    Raises
+    ------
+    OptionError
+    """
+    needed, there = 8.0 * numbers, memory()
+    if needed > there:
+        raise OptionError(
+            f"{name} is {value}: its arrays take {needed / 1e9:,.1f} GB, "
+            f"and this machine has {there / 1e9:,.1f} GB",
+            remedy=f"use less {name}",
+            code="FK-OPTION-MEMORY",
+        )
+
+
+def memory() -> float:
+    """Return the bytes of memory that this process may take."""
+    found = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
+    limit, container = resource.getrlimit(resource.RLIMIT_AS)[0], Path("/sys/fs/cgroup/memory.max")
+    limits = [str(limit), container.read_text().strip() if container.is_file() else "max"]
+    return min(found + [float(one) for one in limits if one.isdecimal()])  # none: -1, max
 
 
 def unknown_option(cls: Any, name: str) -> UnknownOptionError:

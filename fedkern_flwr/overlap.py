@@ -132,7 +132,7 @@ class Overlap:
             found[partition] = reply
         for node, failure in failed.items():
             method.reject(node, failure, number)
-            failure.raise_final(self._asked[node][0].phase)
+            failure.raise_final(self._asked[node][0].phase, method.party(node))
         return Answers(found, failures={method.parties_[n].partition: f for n, f in failed.items()})
 
     def give_up(self, partitions: Iterable[int], number: int) -> dict[int, Failure]:

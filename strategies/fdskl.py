@@ -28,7 +28,7 @@ from fedkern_flwr.vertical.phase_training import (
     REGULARIZATIONS,
     REGULARIZATIONS_OF_NUMBERS,
 )
-from fedkern_flwr.vertical.phases import StepSchedule
+from fedkern_flwr.vertical.phases import MOST_DIRECTIONS, StepSchedule
 from fedkern_flwr.wire import DescribeReply
 
 from .fdskl_phases import Descent, Need, Phases, held_out_rows
@@ -116,7 +116,10 @@ class FDSKL(Weighted):
 
     schedule: Schedule = option("one-shot", "All phases at once, or an iteration per exchange.")
     features: int | None = option(
-        None, "Of one-shot: R, directions in all, by default 2000, of numbers 1000.", least=1
+        None,
+        "Of one-shot: R, directions in all, by default 2000, of numbers 1000.",
+        least=1,
+        most=MOST_DIRECTIONS,
     )
     directions: int | None = option(
         None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.hybrid.landmarks import Sampling
+from fedkern_flwr.hybrid.landmarks import MOST_LANDMARKS, Sampling
 from fedkern_flwr.hybrid.parties import MissingBlocks
 from fedkern_flwr.judging.judges import Weighted
 from fedkern_flwr.kernels.product import ProductKernel
@@ -40,6 +40,7 @@ class HybridOptions(PrivateMethod, Weighted):
         "release sums of, 20 to 400, and no more than travel in a message of 64 MB; 100 where "
         "the width is not chosen.",
         least=1,
+        most=MOST_LANDMARKS,
     )
     sampling: Literal[Sampling, "auto"] = option(
         "auto",

@@ -370,7 +370,7 @@ class GroupRounds(RowRounds):
 
     def _sigma(self, done: int, factor: Floats) -> Floats:
         if self.sigma is not None:
-            return np.full((len(factor), 1), self.sigma)
+            return np.full((len(factor), 1), self.sigma / self.unit_)
         return self.mean_rho() * self.grown(done, factor) * len(self.users_) / len(self.groups_)
 
     def settle(self) -> None:
@@ -559,7 +559,7 @@ class GroupRounds(RowRounds):
         before, now = run.center, run.factors[1]
         for number in run.advancing & set(run.live):
             run.live[number].done += 1
-        terms, ridge = total[:numbers].reshape(before.shape), self.coordinates.ridge()
+        terms, ridge = total[:numbers].reshape(before.shape), self.ridge_
         run.center = global_center(terms, run.next_sigma, len(run.live), ridge)
         run.advances += 1
         known = [k for one in run.live.values() for k in (one.judged, one.judging) if k is not None]

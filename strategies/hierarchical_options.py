@@ -39,6 +39,7 @@ _WIDTH = 3.0  # gamma by default for columns in [0, 1], in units of one over the
 #: D by default.
 FEATURES = 500
 _RELAXATION, _RESIDUAL, _GAP = 1.7, 0.01, 1e-3
+_LARGE_C = 1e3  # with a larger C the whole objective is divided by a number
 _ADMM = ("rho", "sigma", "rho_schedule", "relaxation", "step_sizes")
 #: What helps where iterations did not converge.
 MORE_ROUNDS = "use more --rounds, or a larger --tolerance"
@@ -238,16 +239,27 @@ class SVMOptions(Judges, PrivateMethod):
         return wide / max(1, self.columns_) if self.gamma is None else self.gamma
 
     @property
+    def unit_(self) -> float:
+        """What the objective is divided by, so that a large C does not exceed the public bound.
+
+        Duals and penalties grow with C. C and the penalty divided by one number have the same
+        optimum, and the same iterations.
+        """
+        return 1.0 if self.budget is not None else max(1.0, self.C_ / _LARGE_C)
+
+    @property
     def each_c(self) -> Floats:
-        """C of each output, shape (k, 1)."""
-        return np.full((self.outputs_, 1), self.C_)
+        """C of each output in units of the objective, shape (k, 1)."""
+        return np.full((self.outputs_, 1), self.C_ / self.unit_)
 
     def first_rho(self, number: int) -> Floats:
         """Return the first rho of a group for each output, shape (k, 1)."""
         given = self.rho
         if self.step_sizes is not None:
             given = self.step_sizes[[g.number for g in self.groups_].index(number)]
-        return self.default_rho() if given is None else np.full(self.each_c.shape, given)
+        if given is None:
+            return self.default_rho()
+        return np.full(self.each_c.shape, given / self.unit_)
 
     def default_rho(self) -> Floats:
         """Return the first rho where none is given, shape (k, 1)."""

@@ -100,6 +100,11 @@ class RowRounds(SVMOptions):
         """Of a model: outputs, coefficients with the bias."""
         return len(self.each_c), model_columns(self.columns_, self.frequencies) + 1
 
+    @property
+    def ridge_(self) -> Floats:
+        """The penalty in units of the objective, shape (d + 1,)."""
+        return self.coordinates.ridge() / self.unit_
+
     def default_rho(self) -> Floats:
         """Return the first rho where none is given.
 
@@ -265,7 +270,7 @@ class RowRounds(SVMOptions):
         requests = {
             user: wire.StatisticsRequest(
                 loss=self.loss,
-                c=self.C_,
+                c=self.C_ / self.unit_,
                 tried=np.array(self.tried_),
                 folds=self.folds_,
                 features=self.frequencies,
@@ -295,7 +300,7 @@ class RowRounds(SVMOptions):
     def coordinate_fields(self, *, first: bool) -> dict[str, Any]:
         """Return the fields of a request that carry the coordinates, with the first iteration."""
         own, names = self.coordinates, ("mean", "deviation", "ridge", "shares")
-        found = (own.mean, own.deviation, own.ridge(), self.shares_) if first else (_NONE,) * 4
+        found = (own.mean, own.deviation, self.ridge_, self.shares_) if first else (_NONE,) * 4
         return dict(zip(names, found, strict=True))
 
     # -- without agents
@@ -311,7 +316,7 @@ class RowRounds(SVMOptions):
         if meta:
             best, model = self.take_up(), self.saved_["model"]
         factor = np.array(meta.get("factor", [1.0] * len(model)))
-        count, ridge, converged = len(self.users_), self.coordinates.ridge(), False
+        count, ridge, converged = len(self.users_), self.ridge_, False
         while done < self.num_rounds and not converged:
             if self.is_settled_at(done + 1):
                 model, factor, best = self.chosen_of(model), self.chosen_of(factor), None

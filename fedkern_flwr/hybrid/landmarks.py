@@ -29,6 +29,8 @@ Floats = NDArray[np.float64]
 Sampling = Literal["U", "N", "C"]
 SAMPLINGS = ("U", "N", "C")
 SEED_BYTES = 32
+#: Landmarks, or features, of a run.
+MOST_LANDMARKS = 1 << 16
 _FINGERPRINT_BYTES = 16
 
 

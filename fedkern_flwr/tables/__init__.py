@@ -63,7 +63,7 @@ def load_table(
     na: str | Sequence[str] = (),
     dates: str | None = None,
     header: bool | str | None = None,
-    class_names: str | Sequence[str] = (),
+    class_of: str | Sequence[str] = (),
     source: str | None = None,
 ) -> Table:
     """Load a party's table from a file or a data frame.
@@ -120,7 +120,7 @@ def load_table(
     header : bool or None (default: None)
         CSV: whether the first line has the names of the columns. By default it has, unless all its
         cells look like those below; such a file is refused. Without names they are x0, x1, ...
-    class_names : str or sequence of str (default: ())
+    class_of : str or sequence of str (default: ())
         CSV and Parquet: what classes labels are, such as ``0=no,1=yes``; all labels are named.
     source : str or None (default: None)
         What errors call the data; by default the name of the file.
@@ -133,7 +133,7 @@ def load_table(
         If ``missing`` is not one of the choices, or ``sep`` or ``decimal`` is no such mark.
     """
     given = {"sep": sep, "decimal": decimal, "na": na, "dates": dates, "header": header}
-    dialect = Dialect.of({**given, "class_names": class_names})
+    dialect = Dialect.of({**given, "class_of": class_of})
     if missing not in get_args(Missing):
         raise OptionError(
             f"missing is {missing!r}",

@@ -272,7 +272,7 @@ def _first_line(table: Any) -> str:
 
     names = table.column_names
     numbers = [float(name) for name in names if is_number(name) and np.isfinite(float(name))]
-    if not numbers or all(name.isdecimal() and int(name) <= len(names) for name in names):
+    if all(number % 1.0 == 0.0 and 0 <= number <= len(names) for number in numbers):
         return ""
     steps = np.diff(numbers)
     grow = bool((steps > 0.0).all() or (steps < 0.0).all())

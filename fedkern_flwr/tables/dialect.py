@@ -21,7 +21,7 @@ from .written import read_written
 Decimal = Literal[".", ","]
 
 #: Options that say how a file is written, on the command line, of nodes and of saved models.
-DIALECT = ("sep", "decimal", "na", "dates", "header", "class_names")
+DIALECT = ("sep", "decimal", "na", "dates", "header", "class_of")
 
 #: Different labels of text among which there may be numbers.
 MOST_CLASSES = 20
@@ -53,7 +53,7 @@ class Dialect:
         The order of dates such as 03/04/2024.
     header : bool or None
         Whether the first line has the names of the columns.
-    class_names : tuple of (str, str)
+    class_of : tuple of (str, str)
         Labels of the file, and the class that each is.
     """
 
@@ -62,7 +62,7 @@ class Dialect:
     na: tuple[str, ...] = ()
     dates: Dates | None = None
     header: bool | None = None
-    class_names: tuple[tuple[str, str], ...] = ()
+    class_of: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         if self.sep is not None and len(self.sep) != 1:
@@ -99,8 +99,8 @@ class Dialect:
         marks = given.get("na", ())
         marks = marks.split(",") if isinstance(marks, str) else marks
         given["na"] = tuple(mark.strip() for mark in marks if mark.strip())
-        if "class_names" in given:
-            given["class_names"] = read_class_names(given["class_names"])
+        if "class_of" in given:
+            given["class_of"] = read_class_of(given["class_of"])
         if (header := given.get("header")) is not None and not isinstance(header, bool):
             if (word := str(header).lower()) not in _WORDS:
                 raise OptionError(
@@ -116,7 +116,7 @@ class Dialect:
         return replace(self, sep="\t" if file_kind(path) == ".tsv" else find_separator(path))
 
 
-def read_class_names(text: str | Iterable[str]) -> tuple[tuple[str, str], ...]:
+def read_class_of(text: str | Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Read labels and their classes, such as ``0=no,1=yes``; a label alone is its own class."""
     parts = text.split(",") if isinstance(text, str) else text
     pairs = [part.partition("=")[::2] for part in parts if part.strip()]
@@ -258,8 +258,8 @@ def read_plainly(
     marks, limits = dict[str, int](), dict[str, int]()
     for name in names:
         cells = read[name] = _without_marks(plain_cells(columns[name]), dialect.na, marks)
-        if name in labels and dialect.class_names:
-            read[name] = _named(cells, dialect.class_names, name, source)
+        if name in labels and dialect.class_of:
+            read[name] = _named(cells, dialect.class_of, name, source)
             continue
         classes = name in labels and len(cells.unique()) <= MOST_CLASSES
         written = None if classes else read_written(cells, name, source)

@@ -57,6 +57,8 @@ class Table:
         For columns of numbers that the file has with a unit: the unit, such as kg.
     places : NDArray[np.int64], shape (n,), or None (default: None)
         Number of each row in the file, from 0; None where it was not read from one.
+    weights : NDArray[np.float64], shape (n,), or None (default: None)
+        What each row counts where one party alone learns from the labels; by default all alike.
     """
 
     x: NDArray[np.float64]
@@ -73,6 +75,7 @@ class Table:
     classes: tuple[str, ...] = ()
     units: Mapping[str, str] = field(default_factory=dict)
     places: NDArray[np.int64] | None = None
+    weights: NDArray[np.float64] | None = None
 
     def __repr__(self) -> str:
         # Tracebacks show this, so no cell may be in it.
@@ -99,6 +102,7 @@ class Table:
             y=None if self.y is None else self.y[rows],
             ids=None if self.ids is None else self.ids[rows],
             site=None if self.site is None else self.site[rows],
+            weights=None if self.weights is None else self.weights[rows],
             places=self.places[rows] if self.places is not None and self._placed else None,
         )
 

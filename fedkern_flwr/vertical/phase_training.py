@@ -97,9 +97,11 @@ def solve_square(
     """
     check_training(phases, targets, "square")
     check_regularization(regularization)
-    chunks = partial(feature_chunks, phases, multiple, intercept=intercept)
-    equations = add_equations(chunks, targets, weights=weights, intercept=intercept)
-    return solve(equations, regularization)
+    chunks, basis = _chunks_of(phases, multiple, intercept)
+    alone = intercept and basis is None
+    equations = add_equations(chunks, targets, weights=weights, intercept=alone)
+    found = solve(equations, regularization)
+    return found if basis is None else basis @ found
 
 
 def minimise(
@@ -158,9 +160,12 @@ def minimise(
     """
     check_training(phases, targets, loss)
     check_regularization(regularization)
-    chunks = partial(feature_chunks, phases, multiple, intercept=intercept)
-    equations = add_equations(chunks, targets, weights=weights, intercept=intercept)
-    return descend(
+    chunks, basis = _chunks_of(phases, multiple, intercept)
+    alone = intercept and basis is None
+    equations = add_equations(chunks, targets, weights=weights, intercept=alone)
+    if start is not None and basis is not None:
+        start = basis.T @ start
+    found = descend(
         loss,
         chunks,
         targets,
@@ -171,6 +176,7 @@ def minimise(
         tolerance,
         iterations,
     )
+    return found if basis is None else basis @ found
 
 
 @dataclass(frozen=True)
@@ -283,6 +289,9 @@ def fit(
 
     def search(loss: Loss, multiple: int) -> Scores:
         z = _features(few, multiple, intercept)
+        if _spans_little(z):
+            narrow = _spanned(z)[1]
+            z = narrow if z.dtype == np.float64 else narrow.astype(np.float32)
         with threadpool_limits(1, "blas"):  # the matrices are too small to share
             found = _cross_validate(loss, z, y, regularizations, classes, folds, own)
         return {(multiple, value): score for value, score in found.items()}
@@ -334,6 +343,28 @@ def _train(
     if loss == "square":
         return solve_square(phases, targets, regularization, multiple, **more)
     return minimise(loss, phases, targets, regularization, multiple, **more)
+
+
+def _spans_little(rows: Phases | Features) -> bool:
+    """Tell whether rows are so few that equations in what they span are smaller."""
+    return bool(2 * rows.shape[0] < rows.shape[1])
+
+
+def _spanned(z: Features) -> tuple[Floats, Floats]:
+    """Return an orthonormal basis of what rows span, and the rows in it."""
+    basis, rows = linalg.qr(z.T.astype(np.float64), mode="economic", overwrite_a=True)
+    return np.asarray(basis), np.ascontiguousarray(rows.T)
+
+
+def _chunks_of(phases: Phases, multiple: int, intercept: bool) -> tuple[Chunks, Floats | None]:
+    """Return features a few rows at a time; of few rows in a basis of what they span, and that.
+
+    The solution is in the span of the rows: n equations have it as well as R.
+    """
+    if not _spans_little(phases):
+        return partial(feature_chunks, phases, multiple, intercept=intercept), None
+    basis, rows = _spanned(_features(phases, multiple, intercept))
+    return lambda: iter([(slice(0, len(rows)), rows)]), basis
 
 
 def _features(phases: Phases, multiple: int, intercept: bool) -> Features:

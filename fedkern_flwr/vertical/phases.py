@@ -46,6 +46,8 @@ STEP_SCHEDULES = ("constant", "diminishing")
 #: float32, so that sums of them do not drift.
 INTERCEPT = 0.25
 
+#: Directions of all iterations of a run.
+MOST_DIRECTIONS = 1 << 20
 _CHUNK = 1 << 25  # bytes of a temporary array, 32 MB
 # Phases looked up at once: their positions, eight bytes each, stay in the processor's cache.
 _BLOCK = 1 << 15

@@ -160,7 +160,7 @@ class Node:
             how["classes"] = read_classes(str(self.config.get("classes", "")))
         how |= {key: str(self.config[key]) for key in DIALECT if key in self.config}
         if "=" in str(self.config.get("classes", "")):  # labels and their classes
-            how["class_names"] = str(self.config["classes"])
+            how["class_of"] = str(self.config["classes"])
         self._freeze()
         if self.frozen is not None and not self._predicts:
             kind = int(key == "test-data")

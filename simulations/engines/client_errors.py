@@ -44,6 +44,8 @@ class ReportingApp(ClientApp):
             if reason != mark_error(reason):  # it was raised outside the client's answer
                 place = "" if error.party else f"{party}: "
                 reason = mark_error(f"{type(error).__name__}: {place}{reason}")
+        except MemoryError as error:  # where it was raised is of no use
+            reason = mark_error(f"MemoryError\n{party} raised MemoryError: {error}")
         except Exception as error:
             told = describe_raised(error, text=True)
             reason = mark_error(f"{type(error).__name__}\n{party} raised {told}")

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -15,12 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils import check_consistent_length, check_random_state, column_or_1d
-from sklearn.utils.metaestimators import available_if
+from sklearn.utils import (
+    _safe_indexing,
+    check_consistent_length,
+    check_random_state,
+    column_or_1d,
+)
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import assert_all_finite, check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    assert_all_finite,
+    check_is_fitted,
+    validate_data,
+)
 
-from fedkern_flwr.errors import OptionError, TableError
+from fedkern_flwr.errors import FedKernError, OptionError, TableError
 from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.labels import decide
 from fedkern_flwr.ledger import Ledger
@@ -34,6 +44,19 @@ from ..methods.registry import family, method, options
 from ..run.entries import LARGEST_SEED, Entry
 
 Floats = NDArray[np.float64]
+#: Checks of scikit-learn that fail, with reasons.
+BALANCED_ALONE = {
+    "check_class_weight_classifiers": "class_weight is 'balanced' or None: parties that send sums "
+    "of rows take no weights of one's choice"
+}
+REPEATED = {
+    "check_sample_weight_equivalence_on_dense_data": "a row of weight 2 is one row to the scaling "
+    "and the folds, and a row that is repeated is two"
+}
+#: Losses whose outputs are probabilities by themselves.
+_LIKELY = ("square", "logistic")
+_HELD_OUT = 0.2  # of the rows, in the second run of other losses
+_LEAST_SLOPE = 1e-6  # so that the class of the largest output is never the least probable one
 _FRAMES = ("__dataframe__", "__arrow_c_stream__")
 
 
@@ -58,6 +81,14 @@ class Federated(BaseEstimator):  # type: ignore[misc]
     #: Of the method, and the option that ``parties`` is.
     _method: ClassVar[str]
     _parties: ClassVar[str] = "clients"
+    #: After the fewest parties in an error.
+    _why_parties: ClassVar[str] = ""
+    #: Whether held-out rows are judged after the exchanges, by who has the matrix.
+    _judged_after: ClassVar[bool] = False
+    #: Whether rows may have weights: where one party alone learns from the labels.
+    _takes_weights: ClassVar[bool] = False
+    #: Checks of scikit-learn that fail, with the reason.
+    _failing: ClassVar[Mapping[str, str]] = {}
     #: Options of the run that are no parameters.
     _fixed: ClassVar[Mapping[str, Any]] = {}
 
@@ -72,12 +103,51 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         tags.target_tags.required = True
         return tags
 
-    def _fit(self, x: Any, labels: Floats, classes: tuple[str, ...]) -> Self:
+    def _weighted(
+        self, x: Any, labels: NDArray[Any], sample_weight: Any
+    ) -> tuple[Any, NDArray[Any], Floats | None]:
+        """Return the rows that count, their labels, and what each counts; None if all alike.
+
+        A row without weight is left out at all parties, as if it had not been given.
+        """
+        shares = getattr(self, "class_weight", None)
+        if not (isinstance(shares, Mapping) and self._takes_weights):
+            shares = None
+        if sample_weight is None and shares is None:
+            return x, labels, None
+        table = np.empty((len(labels), 0))
+        own = _check_sample_weight(sample_weight, table, dtype=np.float64, ensure_non_negative=True)
+        if shares is not None:
+            own = own * np.array([float(shares.get(one, 1.0)) for one in labels.tolist()])
+        if not own.any():
+            raise ValueError("Sample weights must contain at least one non-zero number.")
+        keep = np.flatnonzero(own)
+        return _safe_indexing(x, keep), labels[keep], own[keep]
+
+    def expected_failed_checks(self) -> dict[str, str]:
+        """Return the checks of ``check_estimator`` that fail, each with the reason."""
+        return dict(self._failing)
+
+    def _fit(
+        self, x: Any, labels: Floats, classes: tuple[str, ...], weights: Floats | None
+    ) -> Self:
         """Run the method on all rows, with nodes whose ledgers are of this run alone."""
-        own = family(self._method)
-        with refusals(), quiet(), tempfile.TemporaryDirectory(prefix="fedkern-") as folder:
-            table = self._table(x, labels, classes)
-            config = own.config(self._method, self._values(table))
+        with refusals(), quiet():
+            table = replace(self._table(x, labels, classes), weights=weights)
+            self.strategy_, self.model_ = self._run(table, self._values(table))
+            self.ledger_ = self.strategy_.ledger_
+            if classes and self._loss() not in _LIKELY and self.model_.calibration is None:
+                self._calibrate(table)
+        if self.strategy_.metrics_.get("converged") is False:
+            text = f"{self._method} has not converged, give it more rounds"
+            warnings.warn(text, ConvergenceWarning, stacklevel=4)
+        return self
+
+    def _run(self, table: Table, values: Mapping[str, Any]) -> tuple[PhaseStrategy, FittedModel]:
+        """Run the method with the values of a command line."""
+        own, runs = family(self._method), list[tuple[PhaseStrategy, FittedModel]]()
+        with tempfile.TemporaryDirectory(prefix="fedkern-") as folder:
+            config = own.config(self._method, values)
             own.check(config)
             prepared = own.prepare(own.settings.from_values(config["data"]).of_table(table))
             own.check_data(config, prepared)
@@ -85,7 +155,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             def done(entry: Entry, strategy: PhaseStrategy) -> None:
                 found = own.fitted(strategy, prepared, config, Path(folder), entry.results[0])
                 assert found is not None
-                self.strategy_, self.ledger_, self.model_ = strategy, strategy.ledger_, found
+                runs.append((strategy, found))
 
             run_entries(
                 [Entry(self._method, self._method, config["options"])],
@@ -93,13 +163,32 @@ class Federated(BaseEstimator):  # type: ignore[misc]
                 engine="in-process",
                 seed=config["seed"],
                 state_dir=Path(folder),
+                measure=partial(own.measure, prepared=prepared, config=config)
+                if self._judged_after
+                else lambda strategy: {},
                 draw_done=done,
             )
-        del self.strategy_.on_round  # scikit-learn pickles estimators
-        if self.strategy_.metrics_.get("converged") is False:
-            text = f"{self._method} has not converged, give it more rounds"
-            warnings.warn(text, ConvergenceWarning, stacklevel=3)
-        return self
+        del runs[0][0].on_round  # scikit-learn pickles estimators
+        return runs[0]
+
+    def _calibrate(self, table: Table) -> None:
+        """Take the probabilities of a second run, which holds rows out."""
+        values = {**self._values(table), **self._chosen(), "test_size": _HELD_OUT}
+        try:
+            _, other = self._run(table, values)
+        except FedKernError:  # there are too few rows to hold some out
+            return
+        if (found := other.calibration) is None:
+            return
+        slopes = tuple(max(slope, _LEAST_SLOPE) for slope in found.slopes)
+        centred = len(slopes) == 1 and values.get("class_weight") is None
+        fitted = replace(found, slopes=slopes, offsets=(0.0,) if centred else found.offsets)
+        meta = {**self.model_.meta, "calibration": fitted.numbers()}
+        self.model_ = replace(self.model_, meta=meta)
+
+    def _chosen(self) -> dict[str, Any]:
+        """Return options that the run has chosen, which a second run need not choose again."""
+        return {}
 
     def _values(self, table: Table) -> dict[str, Any]:
         """Return the values of a command line that would run this."""
@@ -112,10 +201,18 @@ class Federated(BaseEstimator):  # type: ignore[misc]
                 remedy="see fedkern run --help-all",
                 code="FK-OPTION-UNKNOWN",
             )
+        if self._takes_weights and isinstance(mine.get("class_weight"), Mapping):
+            del mine["class_weight"]  # the rows have weights
         state = mine.pop("random_state", 0)
         seed = state if isinstance(state, int) else check_random_state(state).randint(2**31)
         seed %= LARGEST_SEED
-        parties = {self._parties: mine.pop("parties")}
+        parties, least = {self._parties: mine.pop("parties")}, self._least_parties()
+        if parties[self._parties] < least:
+            raise OptionError(
+                f"parties is {parties[self._parties]}",
+                remedy=f"use at least {least}{self._why_parties}",
+                code="FK-PARTIES-FEW",
+            )
         share = {"test_size": mine.pop("held_out", 0.0)}
         chosen = {**self._fixed, **mine, **share, **more, "data": "the table", "seed": seed}
         return {**known, **chosen, **self._dealt(parties, len(table.columns))}
@@ -124,23 +221,31 @@ class Federated(BaseEstimator):  # type: ignore[misc]
         """Return the options that say who holds what of so many columns."""
         return parties
 
+    def _least_parties(self) -> int:
+        """Return the fewest parties that the method has."""
+        return 2
+
     def _loss(self) -> str:
         """Return the loss of the outputs."""
         return "margin"
 
     def _table(self, x: Any, y: Floats | None, classes: tuple[str, ...] = ()) -> Table:
         """Return rows as a table; those to predict have the columns of the rows learned from."""
-        if any(hasattr(x, name) for name in _FRAMES):
-            encoder = None if y is not None else self.model_.encoder
-            kinds = encoder.kinds if encoder is not None else {}
+        label = None if y is None else "y"
+        if not _is_frame(x):
+            return Table(x, y, tuple(f"x{k}" for k in range(x.shape[1])), label, classes=classes)
+        encoder = None if y is not None else self.model_.encoder
+        kinds = encoder.kinds if encoder is not None else {}
+        try:
             table = load_table(
                 x, labelled=False, missing="keep", kinds=kinds, needed=kinds or None, bare=True
             )
-            x, columns, how = table.x, table.columns, (table.kinds, table.categories)
-        else:
-            columns, how = tuple(f"x{k}" for k in range(x.shape[1])), ({}, {})
-        label = None if y is None else "y"
-        return Table(x, y, columns, label, kinds=how[0], categories=how[1], classes=classes)
+        except TableError as error:
+            if error.code != "FK-DATES-ORDER":
+                raise
+            remedy = "convert it, such as with pandas.to_datetime(column, dayfirst=True)"
+            raise TableError(error.problem, remedy=remedy, code=error.code) from None
+        return replace(table, y=y, label=label, classes=classes)
 
     def _outputs(self, x: Any) -> Floats:
         """Return the outputs of new rows, shape (n, k)."""
@@ -174,13 +279,17 @@ class Classifier(ClassifierMixin, Federated):  # type: ignore[misc]
         ValueError
             Table, labels or parameters cannot be used.
         """
+        return self._learn(X, y, None)
+
+    def _learn(self, X: Any, y: Any, sample_weight: Any) -> Self:
         x, labels = _rows(self, X, y, reset=True)
         check_classification_targets(labels)
+        x, labels, weights = self._weighted(x, labels, sample_weight)
         self.classes_, places = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"{type(self).__name__} needs labels of two classes, there is 1 class")
         names = tuple(f"class {k}" for k in range(len(self.classes_)))
-        self._fit(x, places.astype(np.float64), names)
+        self._fit(x, places.astype(np.float64), names, weights)
         meta, told = self.model_.meta, [str(label) for label in self.classes_.tolist()]
         named = {**meta, "table": {**meta["table"], "class_names": told}}
         self.model_ = replace(self.model_, meta=named)  # who loads its file sees the labels
@@ -196,26 +305,25 @@ class Classifier(ClassifierMixin, Federated):  # type: ignore[misc]
         found = decide(self._outputs(X))
         return np.asarray(self.classes_[found])
 
-    def _has_probabilities(self) -> bool:
-        """Tell whether outputs can be read as probabilities."""
-        if getattr(self, "held_out", 0.0) or self._loss() in ("square", "logistic"):
-            return True
-        raise AttributeError("scores of a margin are no probabilities: set held_out, such as 0.2")
-
-    @available_if(_has_probabilities)  # type: ignore[untyped-decorator]
     def predict_proba(self, X: Any) -> Floats:
         """Return the probability of each class, shape (n, classes).
 
         Calibrated on held-out rows where ``held_out`` is above 0; else of least squares
         (1 + f) / 2 within [0, 1] and of the logistic loss 1 / (1 + exp(-f)), of several classes
-        divided by their sum.
+        divided by their sum. Scores of a margin are no probabilities: ``fit`` makes a second run
+        that holds out a fifth of the rows, and its calibration is used with the model of all rows.
+        Where there are too few rows to hold some out, they are read as those of the logistic loss.
+
+        The class that is predicted is the most probable one. It need not be with ``held_out`` or
+        ``class_weight`` and two classes: then a row is of the second one from the probability
+        ``model_.calibration.threshold`` on.
         """
         found = self._outputs(X)
         calibration = self.model_.calibration
         if calibration is not None:
             return calibration.probabilities(found)
-        logistic = self._loss() == "logistic"
-        likely = 0.5 + 0.5 * np.tanh(found / 2.0) if logistic else (1.0 + found) / 2.0
+        square = self._loss() == "square"
+        likely = (1.0 + found) / 2.0 if square else 0.5 + 0.5 * np.tanh(found / 2.0)
         if found.shape[1] == 1:
             likely = np.hstack([1.0 - likely, likely])
         likely = np.clip(likely, 1e-9, 1.0)  # so that the largest output stays the largest
@@ -240,8 +348,12 @@ class Regressor(RegressorMixin, Federated):  # type: ignore[misc]
         ValueError
             Table, labels or parameters cannot be used.
         """
+        return self._learn(X, y, None)
+
+    def _learn(self, X: Any, y: Any, sample_weight: Any) -> Self:
         x, labels = _rows(self, X, y, reset=True, numbers=True)
-        return self._fit(x, labels.astype(np.float64), ())
+        x, labels, weights = self._weighted(x, labels, sample_weight)
+        return self._fit(x, labels.astype(np.float64), (), weights)
 
     def _values(self, table: Table) -> dict[str, Any]:
         return {**super()._values(table), "task": "regression"}
@@ -251,10 +363,68 @@ class Regressor(RegressorMixin, Federated):  # type: ignore[misc]
         return self._outputs(X)[:, 0]
 
 
+class WeightedClassifier(Classifier):
+    """Tells classes; rows may have weights."""
+
+    _takes_weights, _failing = True, REPEATED
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn from rows and labels of any type; return the estimator.
+
+        Parameters
+        ----------
+        X : array, shape (n, d), or data frame
+            Numbers; of a data frame text, dates and booleans as well. Cells may be missing.
+        y : array, shape (n,)
+            Labels, of two classes or more.
+        sample_weight : array, shape (n,), or None (default: None)
+            What each row counts. One party alone learns from the labels, so that no message has
+            anything of it. Scaling and folds are those of the rows, whatever they count.
+
+        Raises
+        ------
+        ValueError
+            Table, labels, weights or parameters cannot be used.
+        """
+        return self._learn(X, y, sample_weight)
+
+
+class WeightedRegressor(Regressor):
+    """Predicts numbers; rows may have weights."""
+
+    _takes_weights, _failing = True, REPEATED
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn from rows and numbers; return the estimator.
+
+        Parameters
+        ----------
+        X : array, shape (n, d), or data frame
+            Numbers; of a data frame text, dates and booleans as well. Cells may be missing.
+        y : array, shape (n,)
+            Numbers.
+        sample_weight : array, shape (n,), or None (default: None)
+            What each row counts. One party alone learns from the labels, so that no message has
+            anything of it. Scaling and folds are those of the rows, whatever they count.
+
+        Raises
+        ------
+        ValueError
+            Table, labels, weights or parameters cannot be used.
+        """
+        return self._learn(X, y, sample_weight)
+
+
+def _is_frame(x: Any) -> bool:
+    return any(hasattr(x, name) for name in _FRAMES)
+
+
 def _rows(estimator: Any, x: Any, y: Any = None, *, reset: bool, numbers: bool = False) -> Any:
     """Check rows, and labels where they are learned from, as scikit-learn does; return them."""
     told = {} if not reset else {"y": y}
-    if not any(hasattr(x, name) for name in _FRAMES):
+    if not _is_frame(x) and hasattr(x, "to_pandas"):  # a datasets.Dataset
+        x = x.to_pandas()
+    if not _is_frame(x):
         how = {"dtype": np.float64, "ensure_all_finite": "allow-nan", "reset": reset}
         if reset:
             how |= {"ensure_min_samples": 2, "y_numeric": numbers}
@@ -270,10 +440,12 @@ def _rows(estimator: Any, x: Any, y: Any = None, *, reset: bool, numbers: bool =
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Raise ``ValueError`` where table or options cannot be used, as scikit-learn does."""
+    """Raise ``ValueError`` where table or parameters cannot be used, as scikit-learn does."""
     try:
         yield
-    except (OptionError, TableError) as error:
+    except FedKernError as error:
+        if error.exit_code != OptionError.exit_code:
+            raise
         raise ValueError(str(error)) from error
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from fedkern_flwr.encoding.columns import Scaling
 
 from ..run.splits import Split
-from .base import Classifier, Federated, Regressor
+from .base import BALANCED_ALONE, Classifier, Federated, Regressor
 
 
 class _Hierarchical(Federated):
@@ -29,7 +29,8 @@ class _Hierarchical(Federated):
     scaling : {"auto", "rank", "standard", "range", "none"} (default: "auto")
         How numbers are scaled.
     held_out : float (default: 0.0)
-        Share of the rows that calibrates probabilities and is not learned from.
+        Share of the rows that calibrates probabilities and is not learned from. At 0 scores of a
+        margin are calibrated by a second run, and the model learns from all rows.
     options : mapping or None (default: None)
         Further options of ``fedkern run hierarchical-svm``, such as ``{"rounds": 400}``.
     random_state : int, RandomState or None (default: 0)
@@ -38,14 +39,21 @@ class _Hierarchical(Federated):
 
     _method, _parties = "hierarchical-svm", "users"
 
+    def _chosen(self) -> dict[str, Any]:
+        return {"C": self.strategy_.result().get("tuned", {}).get("C", self.get_params()["C"])}
+
 
 class HierarchicalSVMClassifier(Classifier, _Hierarchical):
     __doc__ = f"""Classes by HierarchicalSVM. {_Hierarchical.__doc__}
     model : {{"linear", "rbf", "logistic"}} (default: "linear")
         What is learned.
     class_weight : {{"balanced"}} or None (default: None)
-        Rows of rare classes weigh more.
+        Rows of rare classes count so much that all classes count alike. Others are not taken, nor
+        is ``sample_weight``: users check the weights of a run by their own labels, as weights of
+        one's choice would make a sum of models that of a few rows.
     """
+
+    _failing = BALANCED_ALONE
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from fedkern_flwr.encoding.columns import Scaling
 from fedkern_flwr.kernels.product import ProductKernel
 
 from ..run.splits import Split
-from .base import Classifier, Federated, Regressor
+from .base import BALANCED_ALONE, Classifier, Federated, Regressor
 
 
 class _FedCG(Federated):
@@ -45,6 +45,7 @@ class _FedCG(Federated):
     """
 
     _method, _fixed = "fed-cg", {"allow_single": True}
+    _why_parties = ", one more than centres"
 
     def __init__(
         self,
@@ -73,12 +74,57 @@ class _FedCG(Federated):
         centres = min(self.centres, max(columns - 1, 0))
         return {"hospitals": parties["clients"] - self.centres, "centres": centres}
 
+    def _least_parties(self) -> int:
+        return max(2, self.centres + 1)
+
     def _loss(self) -> str:
         return "square"
 
 
 class FedCGClassifier(Classifier, _FedCG):
-    __doc__ = f"Classes by FedCG. {_FedCG.__doc__}"
+    __doc__ = f"""Classes by FedCG. {_FedCG.__doc__}
+    class_weight : {{"balanced"}} or None (default: None)
+        Rows of rare classes count so much that all classes count alike. Others are not taken, nor
+        is ``sample_weight``: hospitals send the server sums of their rows, and weights of one's
+        choice would make such a sum that of a few rows.
+    """
+
+    _failing = BALANCED_ALONE
+
+    def __init__(
+        self,
+        *,
+        parties: int = 4,
+        centres: int = 2,
+        split: Split = "iid",
+        alpha: float = 0.5,
+        landmarks: int | Literal["auto"] = "auto",
+        kernel: ProductKernel = "rbf",
+        gamma: float | None = None,
+        regularization: float | None = None,
+        tune: Literal["auto", "folds", "gcv", "off"] = "auto",
+        scaling: Scaling = "auto",
+        class_weight: Literal["balanced"] | None = None,
+        held_out: float = 0.0,
+        options: Mapping[str, Any] | None = None,
+        random_state: Any = 0,
+    ) -> None:
+        super().__init__(
+            parties=parties,
+            centres=centres,
+            split=split,
+            alpha=alpha,
+            landmarks=landmarks,
+            kernel=kernel,
+            gamma=gamma,
+            regularization=regularization,
+            tune=tune,
+            scaling=scaling,
+            held_out=held_out,
+            options=options,
+            random_state=random_state,
+        )
+        self.class_weight = class_weight
 
 
 class FedCGRegressor(Regressor, _FedCG):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
+import weakref
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +56,8 @@ class DealtTable:
         What was done to the table, for the user to read.
     ids : ndarray of str, shape (n,), or None
         Names of the rows, where a column of them is named.
+    weights : ndarray, shape (n,), or None
+        What the rows count where one party alone learns from the labels.
     """
 
     x: Floats
@@ -64,6 +68,7 @@ class DealtTable:
     label_bound: float = 1.0
     notes: tuple[str, ...] = ()
     ids: NDArray[np.str_] | None = None
+    weights: Floats | None = None
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -142,7 +147,7 @@ class DealtData(Prepared, Generic[S, D]):
     def __init__(self, settings: S) -> None:
         self.settings = settings
         self._splits: dict[int, D] = {}
-        self._folder: Any = None
+        self._folder: Path | None = None
         first = self.split(settings.seed)
         self.columns = first.columns
         self.notes = first.notes + constant_columns(first.x[first.train], first.columns)
@@ -175,8 +180,10 @@ class DealtData(Prepared, Generic[S, D]):
     def predictions(self) -> Path:
         """Folder to which simulated parties write, gone with this object."""
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="fedkern-")
-        return Path(self._folder.name)
+            self._folder = Path(tempfile.mkdtemp(prefix="fedkern-"))
+            # A TemporaryDirectory that nobody closes would warn of it.
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        return self._folder
 
     def client_fn(self, strategy: PhaseStrategy, state_dir: Path | None = None) -> Any:
         """Return what builds the clients of a run."""
@@ -226,6 +233,7 @@ class DealtData(Prepared, Generic[S, D]):
             scaling=scaling,
             label_bound=bound_of(y, classes),
             ids=table.ids,
+            weights=table.weights,
             notes=(
                 *table.notes,
                 *Encoder.from_dict(scaling["encoder"]).left_out(table),

@@ -219,7 +219,7 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
         state_dir: Path,
         metrics: Config,
     ) -> Parts | None:
-        """Return what predicts rows in one place; nothing does where all have one label."""
+        """Return what predicts rows in one place; nothing does where all are of one class."""
         assert isinstance(strategy, SecureGram)
         assert isinstance(prepared, InstanceData)
         return whole_model(strategy, prepared, config, metrics)
@@ -273,7 +273,7 @@ _OF_TABLES = (
     "na",
     "dates",
     "header",
-    "class_names",
+    "class_of",
     "use",
     "ignore",
     "common_columns",
@@ -328,17 +328,18 @@ def judge_table(strategy: SecureGram, prepared: InstanceData, config: Config) ->
     features = np.concatenate([part.parts[p] for p in strategy.survivors_])
     x = part.features(strategy.encoding)[np.ix_(strategy.items_, features)]
     gram, y, train = strategy.linear_, part.y[strategy.items_], part.train[strategy.items_]
+    weights = None if part.weights is None else part.weights[strategy.items_][train]
     found: dict[str, Any] = {
         "max_abs_error": largest_error(gram, x),
         "error_bound": strategy.error_bound_,
     }
-    if not (~train).any() or len(np.unique(y[train])) < 2:
+    if not (~train).any() or (part.classes and len(np.unique(y[train])) < 2):
         return found
     started = time.perf_counter()
     own = gram[np.ix_(train, train)]
-    machine = train_machine(strategy, own, y[train], part.classes, config, seed)
+    machine = train_machine(strategy, own, y[train], weights, part.classes, config, seed)
     stopped = list[int]()
-    outputs = predict_held_out(machine, gram, y, train, stopped.append)
+    outputs = predict_held_out(machine, gram, y, train, weights, stopped.append)
     seconds = time.perf_counter() - started
     if machine.learner == "svc":
         text = f"the support vector machine needs more than {max(stopped, default=0):,} steps"
@@ -346,7 +347,7 @@ def judge_table(strategy: SecureGram, prepared: InstanceData, config: Config) ->
         found |= whether_converged(not stopped, text, remedy)
     steps = 2.0**strategy.fraction_bits
     rounded = np.rint(x * steps) / steps
-    twin = predict_held_out(machine, rounded @ rounded.T, y, train)
+    twin = predict_held_out(machine, rounded @ rounded.T, y, train, weights)
     pooled = prepared.pooled(seed)
     judged = pooled.judged(outputs, level=config.get("level", 0.9))
     judged = replace(judged, weighted=bool(config.get("class_weight")))
@@ -372,12 +373,13 @@ def predict_held_out(
     gram: NDArray[np.float64],
     y: NDArray[np.float64],
     train: NDArray[np.bool_],
+    weights: NDArray[np.float64] | None,
     stopped: Callable[[int], None] = lambda steps: None,
 ) -> NDArray[np.float64]:
     """Return the outputs of the rows held out; see :meth:`Machine.outputs`."""
     kernel = machine.kernel.matrix(gram, machine.rows)
     own, other = kernel[np.ix_(train, train)], kernel[np.ix_(~train, train)]
-    return machine.outputs(own, y[train], other, stopped)
+    return machine.outputs(own, y[train], other, weights, stopped)
 
 
 def largest_error(gram: NDArray[np.float64], x: NDArray[np.float64]) -> float:
@@ -403,7 +405,8 @@ def whole_model(
     part, counts = prepared.split(strategy.seed or 0), strategy.encoding == "counts"
     train = part.train[strategy.items_]
     gram, y = strategy.linear_[np.ix_(train, train)], part.y[strategy.items_][train]
-    if len(np.unique(y)) < 2:
+    own = None if part.weights is None else part.weights[strategy.items_][train]
+    if part.classes and len(np.unique(y)) < 2:
         return None
     if "cost" in chosen:
         kernel = strategy.dot_kernel_
@@ -412,15 +415,16 @@ def whole_model(
         weighed = bool(config.get("class_weight"))
         machine = Machine(kernel, strategy.rows_, learner, chosen["cost"], part.classes, weighed)
     else:
-        machine = train_machine(strategy, gram, y, part.classes, config, strategy.seed or 0)
-    weights, bias = machine.fit(machine.kernel.matrix(gram, machine.rows), y)
+        seed = strategy.seed or 0
+        machine = train_machine(strategy, gram, y, own, part.classes, config, seed)
+    weights, bias = machine.fit(machine.kernel.matrix(gram, machine.rows), y, own)
     used = np.concatenate([part.parts[p] for p in strategy.survivors_])
     bits, bound = strategy.fraction_bits, strategy.bound
     supports = (weights != 0.0).any(axis=1)
     x = part.features(strategy.encoding)[np.ix_(strategy.items_[train][supports], used)]
     whole = count_values(x, bound) if counts else quantise(x, bits, bound)
     arrays = {"instances": whole * 2.0**-bits, "weights": weights[supports], "bias": bias}
-    own = {
+    told = {
         "encoded": not counts,
         "encoding": strategy.encoding,
         "bound": bound,
@@ -430,13 +434,14 @@ def whole_model(
         "rows": machine.rows,
         "votes": len(part.classes) if machine.learner == "svc" and len(part.classes) > 2 else 0,
     }
-    return Parts("instances", arrays, own)
+    return Parts("instances", arrays, told)
 
 
 def train_machine(
     strategy: SecureGram,
     gram: NDArray[np.float64],
     y: NDArray[np.float64],
+    weights: NDArray[np.float64] | None,
     classes: tuple[float, ...],
     config: Mapping[str, Any],
     seed: int,
@@ -453,4 +458,5 @@ def train_machine(
         cost=config.get("cost"),
         seed=seed,
         balanced=bool(config.get("class_weight")),
+        weights=weights,
     )

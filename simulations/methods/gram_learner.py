@@ -58,6 +58,7 @@ class Machine:
         train: Floats,
         y: Floats,
         test: Floats,
+        weights: Floats | None = None,
         stopped: Callable[[int], None] = lambda steps: None,
     ) -> Floats:
         """Fit and return outputs of other instances, as :func:`fedkern_flwr.labels.decide` reads.
@@ -70,6 +71,8 @@ class Machine:
             Their labels.
         test : ndarray, shape (m, n)
             Kernel between other instances and these.
+        weights : ndarray, shape (n,), optional
+            What the instances to learn from count.
         stopped : callable
             Called with the steps that were too few, if they were.
 
@@ -78,14 +81,14 @@ class Machine:
         ndarray, shape (m, outputs)
         """
         if self.learner == "ridge":
-            return np.asarray(test @ self.fit(train, y)[0])
-        fitted = self._vectors(train, y)
+            return np.asarray(test @ self.fit(train, y, weights)[0])
+        fitted = self._vectors(train, y, weights)
         if fitted.fit_status_:
             stopped(fitted.max_iter)
         found = np.asarray(fitted.decision_function(test) if self.classes else fitted.predict(test))
         return found[:, None] if found.ndim == 1 else found
 
-    def fit(self, train: Floats, y: Floats) -> tuple[Floats, Floats]:
+    def fit(self, train: Floats, y: Floats, weights: Floats | None = None) -> tuple[Floats, Floats]:
         """Fit and return what outputs are linear in: weights of the instances, and biases.
 
         Several classes have an output for each pair of them, see
@@ -97,29 +100,31 @@ class Machine:
         """
         if self.learner == "ridge":
             targets = encode_classes(y, self.classes, _OWNER) if self.classes else y[:, None]
-            ridge = train + self.cost * len(y) * np.diag(1.0 / self.shares(y))
-            weights = np.asarray(np.linalg.solve(ridge, targets))
-            return weights, np.zeros(weights.shape[1])
-        fitted, count = self._vectors(train, y), max(2, len(self.classes))
+            shares = self.shares(y, weights)
+            ridge = train + self.cost * shares.sum() * np.diag(1.0 / shares)
+            made = np.asarray(np.linalg.solve(ridge, targets))
+            return made, np.zeros(made.shape[1])
+        fitted, count = self._vectors(train, y, weights), max(2, len(self.classes))
         place = np.searchsorted(self.classes, y[fitted.support_]) if self.classes else None
-        weights = np.zeros((len(y), len(fitted.intercept_)))
+        made = np.zeros((len(y), len(fitted.intercept_)))
         for k, (i, j) in enumerate(zip(*np.triu_indices(count, 1), strict=True)):
             if count == 2 or place is None:
-                weights[fitted.support_, k] = fitted.dual_coef_[0]
+                made[fitted.support_, k] = fitted.dual_coef_[0]
                 continue
             for mine, other in ((i, j - 1), (j, i)):  # LIBSVM's order: a row for each other class
                 own = place == mine
-                weights[fitted.support_[own], k] = fitted.dual_coef_[other, own]
-        return weights, np.asarray(fitted.intercept_)
+                made[fitted.support_[own], k] = fitted.dual_coef_[other, own]
+        return made, np.asarray(fitted.intercept_)
 
-    def shares(self, y: Floats) -> Floats:
-        """Return what the rows of these labels weigh, 1 on average, shape (n,)."""
+    def shares(self, y: Floats, weights: Floats | None = None) -> Floats:
+        """Return what the rows of these labels weigh, shape (n,): 1 on average without weights."""
+        own = np.ones(len(y)) if weights is None else weights
         if not self.balanced:
-            return np.ones(len(y))
+            return own
         targets = encode_classes(y, self.classes, _OWNER)
-        return balanced_weights(targets, class_counts(targets))
+        return own * balanced_weights(targets, class_counts(targets))
 
-    def _vectors(self, train: Floats, y: Floats) -> Any:
+    def _vectors(self, train: Floats, y: Floats, weights: Floats | None = None) -> Any:
         """Fit and return scikit-learn's support vector machine."""
         from sklearn import svm
 
@@ -129,9 +134,9 @@ class Machine:
             warnings.simplefilter("ignore")  # whoever judges the machine tells it
             if self.classes:
                 own["class_weight"] = "balanced" if self.balanced else None
-                fitted = svm.SVC(decision_function_shape="ovr", **own).fit(train, y)
+                fitted = svm.SVC(decision_function_shape="ovr", **own).fit(train, y, weights)
             else:
-                fitted = svm.SVR(epsilon=_TUBE, **own).fit(train, y)
+                fitted = svm.SVR(epsilon=_TUBE, **own).fit(train, y, weights)
         return fitted
 
 
@@ -147,6 +152,7 @@ def choose_machine(
     cost: float | None,
     seed: int,
     balanced: bool = False,
+    weights: Floats | None = None,
 ) -> Machine:
     """Choose what is not given by five-fold cross-validation; the Gram matrix is enough for it.
 
@@ -172,6 +178,8 @@ def choose_machine(
         Of the folds.
     balanced : bool (default: False)
         Whether all classes count alike, in the machine and in the choice of it.
+    weights : ndarray, shape (n,), optional
+        What the instances count, in the machine and in the choice of it.
 
     Raises
     ------
@@ -197,7 +205,9 @@ def choose_machine(
     for group in _by_kernel(machines):
         matrix = group[0].kernel.matrix(gram[part], rows)
         for machine in group:
-            error = _validate(machine, matrix, y[order], [places[fold] for fold in folds])
+            parts = [places[fold] for fold in folds]
+            own = None if weights is None else weights[order]
+            error = _validate(machine, matrix, y[order], parts, own)
             if best is None or error < best[0]:
                 best = error, machine
     assert best is not None
@@ -210,23 +220,29 @@ def _by_kernel(machines: Sequence[Machine]) -> Iterable[list[Machine]]:
 
 
 def _validate(
-    machine: Machine, matrix: Floats, y: Floats, folds: Sequence[NDArray[np.intp]]
+    machine: Machine,
+    matrix: Floats,
+    y: Floats,
+    folds: Sequence[NDArray[np.intp]],
+    weights: Floats | None,
 ) -> float:
     """Return the mean error in cross-validation: share of wrong classes, or squared error.
 
     Balanced classes count alike over all folds: few of them may have rows of a rare one.
     """
-    errors, labels = [], []
+    errors, tested = [], list[NDArray[np.intp]]()
     for fold in folds:
         rest = np.setdiff1d(np.arange(len(y)), fold)
         if machine.classes and len(np.unique(y[rest])) < 2:
             continue
-        found = machine.outputs(matrix[np.ix_(rest, rest)], y[rest], matrix[np.ix_(fold, rest)])
+        own, other = matrix[np.ix_(rest, rest)], matrix[np.ix_(fold, rest)]
+        found = machine.outputs(own, y[rest], other, None if weights is None else weights[rest])
         errors.append(_errors(found, y[fold], machine.classes))
-        labels.append(y[fold])
-    if machine.balanced and errors:
-        weights = machine.shares(np.concatenate(labels))
-        return float(np.average(np.concatenate(errors), weights=weights))
+        tested.append(fold)
+    if errors and (machine.balanced or weights is not None):
+        rows = np.concatenate(tested)
+        shares = machine.shares(y[rows], None if weights is None else weights[rows])
+        return float(np.average(np.concatenate(errors), weights=shares))
     return float(np.mean([each.mean() for each in errors])) if errors else np.inf
 
 

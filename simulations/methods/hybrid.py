@@ -11,6 +11,7 @@ import numpy as np
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.judging.figures import in_units
+from fedkern_flwr.options import check_memory
 from fedkern_flwr.tables.table import how_many
 
 from ... import strategies
@@ -198,6 +199,19 @@ class HybridFamily(Family[HybridSettings, HybridData]):
                 remedy="use --scaling rank or range",
                 code="FK-SCALING-RANGE",
             )
+
+    def check_data(self, config: Config, prepared: HybridData) -> None:
+        """Refuse options that cannot work with the data.
+
+        Raises
+        ------
+        OptionError
+        """
+        super().check_data(config, prepared)
+        landmarks = config["options"].get("landmarks", "auto")
+        if landmarks != "auto":  # equations, at least those of the pooled solution, and copies
+            rows, m = len(prepared.split(config["seed"]).x), int(landmarks)
+            check_memory("landmarks", m, 3.0 * m * m + rows * m)
 
     def prepare(self, settings: HybridSettings) -> HybridData:
         """Load the table and deal it."""

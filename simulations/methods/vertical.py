@@ -12,6 +12,7 @@ from fedkern_flwr.errors import OptionError
 from fedkern_flwr.judging.figures import in_units
 from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets
 from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.options import check_memory
 
 from ... import strategies
 from ...strategies import FDSKL, PhaseStrategy
@@ -133,6 +134,10 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
         """
         super().check_data(config, prepared)
         check_numbers(prepared, "loss", config["options"].get("loss"), "square")
+        features = config["options"].get("features")
+        if features is not None:  # the equations, or rows and their basis; and copies of them
+            rows = len(prepared.split(config["seed"]).x)
+            check_memory("features", features, 3.0 * features * min(features, 2 * rows))
 
     def prepare(self, settings: VerticalSettings) -> VerticalData:
         """Load the table and deal it."""

@@ -126,6 +126,7 @@ class VerticalClients(TableClients[Columns]):
         return {
             "x": x[~tests],
             "y": labels[~tests],
+            "weights": None if dealt.weights is None else dealt.weights[rows[~tests]],
             "ids": rows[~tests].astype(str),
             "x_test": x[tests],
             "y_test": y_test if np.isfinite(y_test).all() else None,

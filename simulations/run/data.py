@@ -125,7 +125,7 @@ class TableSettings(Settings):
         Order of dates such as 03/04/2024 (default: found out).
     header : bool or None
         Whether the first line of a .csv file has the names (default: found out).
-    class_names : tuple of str
+    class_of : tuple of str
         Classes of labels, such as 0=no,1=yes, where files write them differently.
     use : tuple of str
         Column that is used, once for each (default: all).
@@ -153,7 +153,7 @@ class TableSettings(Settings):
     na: tuple[str, ...] = ()
     dates: Dates | None = None
     header: bool | None = None
-    class_names: tuple[str, ...] = ()
+    class_of: tuple[str, ...] = ()
     use: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
     common_columns: bool = False
@@ -162,7 +162,7 @@ class TableSettings(Settings):
     def from_values(cls, values: Mapping[str, Any]) -> Self:
         """Read the settings; on the command line some lists are one text with commas."""
         given = dict(values)
-        for name in ("na", "class_names"):
+        for name in ("na", "class_of"):
             text = values[name] or ()
             given[name] = tuple(text.split(",") if isinstance(text, str) else text)
         given |= {name: tuple(values[name] or ()) for name in ("party", "use", "ignore")}

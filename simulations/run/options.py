@@ -30,7 +30,7 @@ _OF_PARTIES |= {
     "alpha",
     "allow_single",
 }
-_FLAGS = {"id_column": "--id", "site_column": "--site", "class_names": "--classes"}
+_FLAGS = {"id_column": "--id", "site_column": "--site", "class_of": "--classes"}
 
 
 @dataclass(frozen=True)

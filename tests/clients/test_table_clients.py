@@ -47,7 +47,7 @@ class Kind:
     def describe(self, client: Any, session: str = SESSION, **more: Any) -> Any:
         """Have a client describe itself, as Flower does; return what it tells."""
         request = DescribeRequest(session=session, method=self.method, resume_round=0, **more)
-        (ids,), _, told = client.fit(request.arrays(), request.scalars())
+        (ids, *_), _, told = client.fit(request.arrays(), request.scalars())
         return SimpleNamespace(ids=ids, **told)
 
 

@@ -48,7 +48,7 @@ FILES: dict[str, tuple[str, Any, dict[str, Any], str]] = {
     "half an archive": ("FK-FILE-FORMAT", ("a.npz", b"PK\x03\x04s3cret"), {}, ALL),
     "no Parquet": ("FK-FILE-FORMAT", ("a.parquet", b"s3cret"), {}, ALL),
     "a short line": ("FK-FILE-COLUMNS", f"{HEAD}1,{SECRET}\n", KEYED, ALL),
-    "no UTF-8": ("FK-FILE-FORMAT", ("a.csv", b"a,out\n\xff,1\n"), OUT, ALL),
+    "no text": ("FK-FILE-FORMAT", ("a.csv", b"a,out\n\x81\xff,1\n"), OUT, ALL),
     "parted otherwise": ("FK-FILE-COLUMNS", "a;b;y\n1,5;2,5;0\n2;3;1\n", {"sep": ","}, ALL),
     "an unquoted comma": ("FK-FILE-COLUMNS", "a,b,y\n1,5,2,5,0\n2,3,1\n", {"decimal": ","}, ALL),
     "pickled": ("FK-FILE-PICKLED", {"X": np.array([[SECRET, None]], object), "y": Y[:1]}, {}, ALL),
@@ -251,6 +251,8 @@ TAUGHT: list[tuple[dict[str, str], str, str]] = [
     ({"a": ""}, f"pof-mkl {AND} --missing drop-row", "FK-VALUES-NOROW"),
     ({}, f"fed-cg {AND} --split site --site s", "FK-SPLIT-SITES"),
     ({}, f"fed-cg {AND} --hospitals 19", "FK-ROWS-FEW"),
+    ({}, f"fed-cg {AND} --landmarks 100000", "FK-OPTION-RANGE"),
+    ({}, f"fdskl {AND} --features 2000000", "FK-OPTION-RANGE"),
     ({"y": SECRET}, "pof-mkl --data t.csv --label text --clients 3", "FK-TASK-TEXT"),
 ]
 

@@ -21,6 +21,7 @@ def party(partition: int, role: str = "user", group: int = 0, **more: Any) -> SV
     own |= {"rows": 0 if role == "agent" else 3, "test_rows": 0, "restored": True}
     own |= {"features": 2 if role == "user" else 0, "columns": "c", "outputs": 1, "classes": 2}
     own |= {"labels": "l", "label_bound": 1.0, "labelled": False, "named": True}
+    own |= {"spelled": ids()}
     return SVMDescribeReply(**{**own, "allow_single": False, "ids": ids(), **more})
 
 

@@ -204,6 +204,22 @@ def test_an_error_of_a_handler_is_not_asked_for_again() -> None:
     assert len(asked) == CLIENTS
 
 
+def test_a_node_without_enough_memory_ends_the_run_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked: list[int] = []
+
+    def fails(client: MeanClient) -> Any:
+        asked.append(client.partition)
+        return MeanClient.add(client, 0) if client.partition != 1 else np.empty(1 << 58)
+
+    with refused("FK-COMMAND-MEMORY") as met:
+        simulate(Mean(), adding(fails), CLIENTS)
+    assert str(met.value).count("partition 1") == 1
+    assert sorted(asked) == list(range(CLIENTS))
+    assert not [r for r in caplog.records if "\n" in r.getMessage()]
+
+
 @pytest.mark.parametrize(
     ("returned", "code"),
     [

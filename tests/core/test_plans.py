@@ -42,7 +42,7 @@ def party(partition: int, rows: Any, tests: Any = (), **more: Any) -> HybridDesc
     values |= {"features": 2, "columns": "a digest", "block": block, "seeded": True}
     values |= {"square_bound": 2.0, "absolute_bound": 2.0, "restored": True}
     values |= {"outputs": 0, "classes": 0, "labels": "", "label_bound": 1.0}
-    values |= {"labelled": False, "allow_single": False}
+    values |= {"labelled": False, "allow_single": False, "spelled": hashes(())}
     return HybridDescribeReply(**{**values, **more})
 
 
@@ -227,8 +227,12 @@ def test_descriptions_are_checked_before_rows_are_matched() -> None:
     for parties in ([good[0], good[0]], good[:1]):
         with pytest.raises(errors.PartitionError):
             hybrid.check_parties(parties)
-    changes: list[dict[str, Any]] = [{"rows": 2}, {"ids": good[1].ids[:, :1]}]
+    changes: list[dict[str, Any]] = [
+        {"rows": 2},
+        {n: good[1].ids[:k, :1] for n, k in (("ids", 99), ("spelled", 0))},
+    ]
     changes.append({"ids": good[1].ids.astype(np.uint32)})
+    changes.append({"spelled": hashes([1])})
     bad = [(change, "FK-MESSAGE-SHAPE") for change in changes]
     bad += [
         ({"role": "client"}, "FK-NODE-METHOD"),
@@ -289,6 +293,7 @@ def owner(
     fields |= {"outputs": int(active), "classes": 2 * active, "labels": "two" * active}
     fields |= {"label_bound": 1.0, "labelled": True, "named": True, "allow_single": False}
     fields |= {"restored": True, "ids": hash_ids(ids, bytes(range(16)), "s")}
+    fields["spelled"] = hashes(())
     return VerticalDescribeReply(**{**fields, **more})
 
 

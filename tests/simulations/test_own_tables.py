@@ -37,7 +37,7 @@ DAY: dict[str, tuple[list[str], str]] = {
     "a point asked for": ([f"{LAB} --decimal . --centres 0 --out o"], "'crp'.*--decimal ,"),
     "limits among numbers, dates, a typo": (
         [f"{LAB} --categories onehot --explain-columns --out o"],
-        "(?=.*decimal)(?=.*'ddimer'.*80 of 120)(?=.*'day'.*YYYY-MM-DD)(?=.*left out 1 column.*day)"
+        "(?=.*decimal)(?=.*40 cells of 'ddimer' are limits)(?=.*'day': dates are read as day-first)"
         "(?=.*modrate)",
     ),
     "ids that are numbers": (
@@ -45,8 +45,8 @@ DAY: dict[str, tuple[list[str], str]] = {
         "'patient' has .*--id patient.*iterations 3, not converged",
     ),
     "two parties in a sum, classes written in two ways": (
-        [f"fedkern run fed-cg {PARTIES} --allow-single --out o"],
-        "(?=.*north.csv .*class Yes.*south.csv .*class yes.*Yes, yes)(?=.*two parties: .*third)",
+        [f"fedkern run fed-cg {PARTIES} --allow-single --classes no,yes,Yes=yes --out o"],
+        "(?=.*2 classes: no)(?=.*two parties: .*third)",
     ),
     "counts with noise": (
         [f"{VISITS} --basis fourier --hospitals 4 --centres 0 --scaling range --privacy-epsilon 3"],

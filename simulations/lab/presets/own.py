@@ -37,7 +37,7 @@ _SHARED = (
     "na",
     "dates",
     "header",
-    "class_names",
+    "class_of",
     "use",
     "ignore",
     "common_columns",
