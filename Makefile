@@ -1,4 +1,4 @@
-# make demo | test | test-deployments | lint | typecheck | bench | results | docs: each installs what it needs into .venv first.
+# make demo | demo-quick | test | test-deployments | lint | typecheck | bench | results | docs: each installs what it needs into .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,10 +15,16 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # What is imported is compiled once: pip compiles nothing, most of it is never imported.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-quick test-slow test-deployments test-long lint typecheck bench results docs clean
+.PHONY: demo demo-quick test test-quick test-slow test-deployments test-long lint typecheck bench results docs clean
 
 demo: $(VENV)/.simulation
+	@echo "every method on Ray: some six minutes on two processors; make demo-quick takes half a minute"
 	$(BIN)/fedkern compare demo
+
+# One task of each kind, the hybrid one first, in one process.
+demo-quick: $(VENV)/.simulation
+	@echo "four tasks in one process: about half a minute"
+	$(BIN)/fedkern compare demo-quick
 
 # Tests run against the installed package, never against the source tree. Those that start Ray or
 # servers wait half of their time: beside those of one process, on two cores. Their files alone are

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,8 @@ class PhaseStore(RunFile):
             with self.open() as file:
                 file.truncate(0)
                 file.truncate(size)
+                if hasattr(os, "posix_fallocate"):  # not on macOS
+                    os.posix_fallocate(file.fileno(), 0, size)  # a full disk kills later writes
         with self.open() as file:
             counts = np.memmap(file, _COUNT, mode="r+", shape=(rows,))
             place = rows * _COUNT.itemsize

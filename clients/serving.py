@@ -6,10 +6,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from flwr.app import Context
+from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
-from fedkern_flwr.flower_compat import Client, is_started_for_message
+from fedkern_flwr.errors import FedKernError
+from fedkern_flwr.flower_compat import CLIENT_RAISED, Client, is_started_for_message
 from fedkern_flwr.guard.policy import is_simulated
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.reported import reported
@@ -20,6 +21,8 @@ from fedkern_flwr.swift_grid import packed
 from .mods import Mod, counted, refuse_changing
 
 logger = logging.getLogger("flwr")
+
+App = Callable[[Message, Context], Message]
 
 
 def serve(make_client: Callable[[Context], PhaseClient], mods: Sequence[Mod] = ()) -> ClientApp:
@@ -58,4 +61,17 @@ def serve(make_client: Callable[[Context], PhaseClient], mods: Sequence[Mod] = (
             renew(context)
             return make_client(context).to_client()
 
-    return ClientApp(client_fn=client_fn, mods=[packed, with_session, *map(counted, mods)])
+    return ClientApp(client_fn=client_fn, mods=[_told, packed, with_session, *map(counted, mods)])
+
+
+def _told(message: Message, context: Context, app: App) -> Message:
+    """Answer an error of ours in a simulation, of which Flower's engine prints nothing.
+
+    Of one that is raised it prints four tracebacks for each node.
+    """
+    try:
+        return app(message, context)
+    except FedKernError as error:
+        if not is_simulated(context):
+            raise
+        return Message(Error(code=CLIENT_RAISED, reason=str(error)), reply_to=message)

@@ -6,9 +6,12 @@ one line and leaves with :attr:`FedKernError.exit_code`.
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 
+#: Errors of a disk to which nothing can be written.
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 #: The code at the end of the line of an error.
 _QUOTED = re.compile(r" \[(FK-[A-Z0-9-]+)\]$")
 

@@ -42,6 +42,7 @@ from .plain_text import read_json
 from .private_files import make_private_folder
 from .tables.dialect import Dialect
 from .tables.raw import RawTable
+from .tables.table import copies
 
 if TYPE_CHECKING:
     from .guard.ledger import NodeLedger
@@ -471,13 +472,17 @@ class _Files:
         there = [table for table in self.tables if table is not None]
         absent, none = np.concatenate(lacks), np.concatenate(unlabelled)
         self.without_stratum, self.lacking = int(absent.sum()), int((absent | none).sum())
-        self.kept = kept = np.flatnonzero(~(absent | none))
         # Columns by name, so that their order does not matter; the spelling of an id neither.
         names = sorted({n for one in there for n in one.columns} - {str(files.id_column)})
         words = [one.words(names) for one in there]
         held = np.repeat([False, True][: len(there)], [len(one) for one in there])
+        columns = [np.concatenate(parts) for parts in zip(*words, strict=True)]
+        again = np.zeros(len(held), bool)  # a row that stands in its file twice is one
+        if ids:
+            again = copies(np.concatenate(ids), [held, *columns])
+        self.kept = kept = np.flatnonzero(~(absent | none | again))
         self.rows = Rows(
-            columns=[np.concatenate(parts)[kept] for parts in zip(*words, strict=True)],
+            columns=[column[kept] for column in columns],
             ids=np.concatenate(ids)[kept] if ids else None,
             strata=np.concatenate(strata)[kept].tolist() if policy.strata else None,
             held_out=held[kept],

@@ -15,6 +15,7 @@ from .counts import Yardstick, middles_of
 Floats = NDArray[np.float64]
 
 _CELLS = 10  # of a calibration curve
+_LEAST_ROWS = 200  # held-out rows below which a calibration error is chance
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,8 +67,9 @@ class Judged:
             ``test_recall`` and ``test_precision`` of the second class; with histograms
             ``test_auc`` (mean over the classes, ties count half) and ``test_auc_bin``, by how much
             the bins can have changed it; of the rows that do not calibrate
-            ``test_log_loss``, ``test_brier`` and ``test_calibration_error``, the last also before
-            calibration, ``test_set_coverage`` and ``test_set_size``. Log loss and Brier score of
+            ``test_log_loss``, ``test_brier`` and, of 200 held-out rows or more,
+            ``test_calibration_error``, the last also before calibration, ``test_set_coverage`` and
+            ``test_set_size``. Log loss and Brier score of
             several classes end in ``_ovr``: they are means of one class against the rest.
             Regression: ``test_rmse``, ``test_mae``, ``test_r2`` (means over outputs);
             ``test_interval_width``, and of the rows that do not calibrate
@@ -217,9 +219,8 @@ class Judged:
         squares = positives * (1.0 - q) ** 2 + negatives * q**2
         found[f"test_brier{ovr}"] = float(squares.sum() / pairs)
         for name, values in (("", q), ("_before", self.before())):
-            curve = np.array(self.curve(values))
-            error = np.average(np.abs(curve[:, 0] - curve[:, 1]), weights=curve[:, 2])
-            found[f"test_calibration_error{name}"] = float(error)
+            if self.rows >= _LEAST_ROWS:
+                found[f"test_calibration_error{name}"] = calibration_error(self.curve(values))
         return found | self._sets(reported)
 
     def _sets(self, reported: Floats) -> dict[str, float]:
@@ -261,6 +262,24 @@ class Judged:
             inside = sum(counts[: p + 1].sum() for counts, p in zip(reported, places, strict=True))
             found["test_interval_coverage"] = float(inside / reported.sum())
         return found
+
+
+def calibration_error(curve: list[list[float]]) -> float:
+    """Return the mean distance of probability and share of a curve, less what chance makes of it.
+
+    A share of n rows is off by p (1 - p) / n in the mean square, however right p is. The distance
+    is scaled by the root of the part of its square that is more than that.
+
+    Parameters
+    ----------
+    curve : list of (float, float, float)
+        Mean probability, share of positives and rows of each cell.
+    """
+    mean, share, rows = np.array(curve).T
+    gaps = np.abs(mean - share)
+    squares, chance = rows @ gaps**2, (mean * (1.0 - mean)).sum()
+    left = max(0.0, 1.0 - chance / squares) if squares else 0.0
+    return float(np.average(gaps, weights=rows) * np.sqrt(left))
 
 
 def in_units(metrics: dict[str, Any], unit: float) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from ..wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
 from ..wire import sums as sum_wire
 from ..wire.releases import check_server
 from ..wire.sections import Section, attach, detach
-from .failures import conceal, replied
+from .failures import conceal, replied, unwritable
 from .guarded import OF_AN_ATTEMPT
 from .last_answer import forget_answer, keep_answer, kept_answer
 from .ledger import ClientLedger
@@ -215,7 +215,10 @@ class PhaseClient(SessionNode, NumPyClient):
         """Answer a request; Flower shows the server the text of whatever is raised here."""
         session = str(config.get("session", ""))
         try:
-            return self._dispatch(parameters, config)
+            try:
+                return self._dispatch(parameters, config)
+            except OSError as error:
+                raise unwritable(error, self.name) from None
         except FedKernError as error:
             self.keep_fixed(session)
             if isinstance(error, RefusedError) or self._may_tell(error):

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import traceback
 from collections.abc import Callable
 from itertools import dropwhile
 from typing import Any, TypeVar
 
-from ..errors import ClientError
+from ..errors import FULL, CheckpointError, ClientError
 from ..failure import mark_error
 from ..wire.message import PhaseMessage
 
@@ -86,6 +87,15 @@ def describe_raised(error: BaseException, *, text: bool) -> str:
         places = traceback.extract_tb(error.__traceback__)
     told = f"{type(error).__name__}: {error}" if text else type(error).__name__
     return f"{told}\n{''.join(places.format())}".rstrip()
+
+
+def unwritable(error: OSError, party: str) -> Exception:
+    """Return the error of a full disk, which another attempt does not mend; or the error itself."""
+    if error.errno not in FULL:
+        return error
+    remedy = "make room there, then start again or resume"
+    text = os.strerror(error.errno)
+    return CheckpointError(text, remedy=remedy, party=party, code="FK-FILE-WRITE")
 
 
 def conceal(error: Exception) -> ClientError:

@@ -77,6 +77,27 @@ class Budget:
                 code="FK-OPTION-RANGE",
             )
 
+    def check_rows(self, rows: Sequence[int]) -> None:
+        """Refuse a delta with which a release could show whole records.
+
+        Parameters
+        ----------
+        rows : sequence of int
+            Of each party.
+
+        Raises
+        ------
+        OptionError
+            Delta is one over the rows or more; with unit ``party``, one over the parties.
+        """
+        count, what = (len(rows), "parties") if self.unit == "party" else (sum(rows), "rows")
+        if self.delta * count >= 1.0:
+            raise OptionError(
+                f"privacy_delta {self.delta:g} is not less than one over the {count} {what}",
+                remedy=f"use far less than {1.0 / count:.2g}, such as 1e-5",
+                code="FK-BUDGET-DELTA",
+            )
+
     def write(self) -> str:
         """Return the budget as text, for a message."""
         return json.dumps(asdict(self))
@@ -290,6 +311,7 @@ def plan_sum(
     OptionError
         See :func:`plan_release`.
     """
+    budget.check_rows(rows)
     whole = budget.unit == "party"
     return plan_release(
         name,

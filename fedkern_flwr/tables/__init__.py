@@ -22,6 +22,7 @@ from .table import (
     Kind,
     Missing,
     Table,
+    copies_note,
     drop_constant_columns,
     plain_notes,
     select_target,
@@ -147,9 +148,9 @@ def load_table(
     if path is not None and file_kind(path) == ".npz":
         from .npz import read_npz
 
-        table = read_npz(path, *how)
+        table, again = read_npz(path, *how), np.zeros(0, bool)
     else:
-        from .arrow import file_columns, frame_columns, read_columns
+        from .arrow import file_columns, frame_columns, read_columns, repeated_rows
 
         file_notes: tuple[str, ...] = ()
         if path is None:
@@ -157,6 +158,7 @@ def load_table(
         else:
             columns, dialect, file_notes = file_columns(path, dialect)
         table = read_columns(columns, source, *how, classes, kinds, dialect, needed)
+        again = repeated_rows(columns, id_column, source)
         table = replace(table, notes=(*file_notes, *table.notes))
     if table.rows == 0:
         raise TableError(
@@ -166,7 +168,11 @@ def load_table(
         raise TableError(
             f"{source} has no feature column", remedy="add at least one", code="FK-COLUMNS-NONE"
         )
-    table = without_missing(replace(table, places=np.arange(table.rows)), missing, source)
+    table = replace(table, places=np.arange(table.rows))
+    if again.any():
+        notes = (*table.notes, *copies_note(int(again.sum()), source))
+        table = replace(table.take(~again), notes=notes)
+    table = without_missing(table, missing, source)
     if table.ids is not None:
         _check_ids(table.ids, source)
     return table if target is None else select_target(table, target)

@@ -13,7 +13,7 @@ from ..errors import ColumnError, TableError
 from .dialect import MOST_CLASSES, Dialect, encoding_of, file_kind, ragged_line, read_plainly
 from .hints import hint, shortened
 from .kinds import parse_numbers, read_cells
-from .table import Kind, Table, listing, no_such
+from .table import Kind, Table, copies, listing, no_such
 
 _MANY_IDS = 30  # rows whose whole numbers are all different by chance seldom
 
@@ -111,7 +111,18 @@ def read_id_column(path: Path, id_column: str, dialect: Dialect) -> NDArray[np.s
     columns, _, _ = file_columns(path, dialect)
     if id_column not in columns:
         raise no_such("id column", id_column, path.name, columns)
-    return text_cells(columns[id_column], id_column, path.name)
+    ids = text_cells(columns[id_column], id_column, path.name)
+    return ids[~repeated_rows(columns, id_column, path.name)]
+
+
+def repeated_rows(
+    columns: Mapping[str, Any], id_column: str | None, source: str
+) -> NDArray[np.bool_]:
+    """Tell which rows stand above already, cell by cell; none where no column has ids."""
+    if id_column is None:
+        return np.zeros(0, bool)
+    others = [cells for name, cells in columns.items() if name != id_column]
+    return copies(text_cells(columns[id_column], id_column, source), others)
 
 
 def file_columns(path: Path, dialect: Dialect) -> tuple[dict[str, Any], Dialect, tuple[str, ...]]:
@@ -197,13 +208,27 @@ def frame_columns(frame: Any) -> dict[str, Any]:
 
             table = from_dataframe(frame)
     except (pa.ArrowException, TypeError, ValueError, AttributeError, NotImplementedError):
+        mixed = listing(map(repr, _mixed(frame)))
         raise TableError(
-            "the data frame cannot be read",
+            f"the data frame cannot be read{': values of several types in ' * bool(mixed)}{mixed}",
             remedy="give each column values of one type",
             code="FK-COLUMN-UNREADABLE",
         ) from None
     names = [name for name in table.column_names if not name.startswith("__index_level_")]
     return _by_name(table.select(names), "the data frame")
+
+
+def _mixed(frame: Any) -> list[Any]:
+    """Return the names of the columns of a data frame of pandas that have no single type."""
+    import pyarrow as pa
+
+    names = []
+    for name in getattr(frame, "columns", ()):
+        try:
+            pa.Array.from_pandas(frame[name])
+        except (pa.ArrowException, TypeError, ValueError):
+            names.append(name)
+    return names
 
 
 def _without_intervals(frame: Any) -> Any:

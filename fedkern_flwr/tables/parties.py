@@ -15,12 +15,12 @@ from ..errors import OptionError, TableError
 from . import arrow, check_file
 from .dialect import Dialect, file_kind, read_plainly
 from .kinds import Dates
-from .table import listing, no_such
+from .table import copies_note, listing, no_such
 
 
 @dataclass(frozen=True, eq=False)
 class PartyTable:
-    """What it is called, its columns without label and id, its labels and ids, and its units."""
+    """A party's name, columns without label and id, labels, ids, units, and how many ids repeat."""
 
     name: str
     features: dict[str, Any]
@@ -28,6 +28,7 @@ class PartyTable:
     ids: NDArray[np.str_] | None
     notes: tuple[str, ...]
     units: Mapping[str, str] = field(default_factory=dict)
+    repeated: int = 0
 
     @property
     def rows(self) -> int:
@@ -94,7 +95,8 @@ class PartyTables:
         numbered = {f"table {k + 1}": one for k, one in enumerate(party)}
         named = party if isinstance(party, Mapping) else numbered
         check_files([Path(one) for one in named.values() if isinstance(one, (str, Path))])
-        read = (read_party(one, label, id_column, dialect, name) for name, one in named.items())
+        read = [read_party(one, label, id_column, dialect, name) for name, one in named.items()]
+        check_repeated(read)
         files = [replace(one, label=None, features=_needed(one.features, known)) for one in read]
         if len(files) < 2:
             raise OptionError(
@@ -216,8 +218,10 @@ def read_party(
     Raises
     ------
     TableError
-        It cannot be read, or has no such ids, or some twice.
+        It cannot be read, or has no such ids.
     """
+    import pyarrow as pa
+
     how, file_notes = Dialect.of(dialect), tuple[str, ...]()
     if isinstance(data, (str, Path)):
         path = Path(data)
@@ -232,23 +236,38 @@ def read_party(
         columns, how, file_notes = arrow.file_columns(path, how)
     else:
         columns, how = arrow.frame_columns(data), replace(how, sep=None)
-    ids = None
+    ids, repeated = None, 0
     if id_column is not None:
         if id_column not in columns:
             raise no_such("id column", id_column, name, columns)
+        again = arrow.repeated_rows(columns, id_column, name)
         ids = arrow.text_cells(columns.pop(id_column), id_column, name)
-        if repeated := len(ids) - len(np.unique(ids)):
-            raise TableError(
-                f"the id column of {name} has {repeated} duplicate ids",
-                remedy="keep one row per id",
-                code="FK-IDS-DUPLICATE",
-            )
+        if again.any():
+            columns = {one: cells.filter(pa.array(~again)) for one, cells in columns.items()}
+            ids, file_notes = ids[~again], (*file_notes, *copies_note(int(again.sum()), name))
+        repeated = len(ids) - len(np.unique(ids))
     tsv = name.lower().endswith(".tsv")
     labels = [label] if label is not None and label in columns else []
     read = read_plainly(columns, [*columns], name, how, tsv=tsv, labels=labels)
     columns, notes = read.columns, (*file_notes, *read.notes)
     found = None if label is None else columns.pop(label, None)
-    return PartyTable(name, columns, found, ids, notes, read.units)
+    return PartyTable(name, columns, found, ids, notes, read.units, repeated)
+
+
+def check_repeated(files: Sequence[PartyTable]) -> None:
+    """Refuse ids that come more than once in a file.
+
+    Raises
+    ------
+    TableError
+    """
+    told = [f"{one.repeated} in {one.name}" for one in files if one.repeated]
+    if told:
+        raise TableError(
+            f"duplicate ids: {listing(told)}",
+            remedy="keep one row per id",
+            code="FK-IDS-DUPLICATE",
+        )
 
 
 def blocks_of(

@@ -107,6 +107,27 @@ class Table:
         )
 
 
+def copies(ids: NDArray[Any], columns: Sequence[Any]) -> NDArray[np.bool_]:
+    """Tell which rows stand above already: with the same id, and the same in each column."""
+    _, of, times = np.unique(ids, return_inverse=True, return_counts=True)
+    again, seen = np.zeros(len(ids), bool), set[Any]()
+    for row in np.flatnonzero((times[of] > 1) & (ids != "")).tolist():
+        cells = (ids[row], *(_plain(column[row]) for column in columns))
+        again[row] = cells in seen
+        seen.add(cells)
+    return again
+
+
+def _plain(cell: Any) -> Any:
+    """Return what is equal for equal cells of arrays and of PyArrow, gaps among them."""
+    return cell.tobytes() if isinstance(cell, (np.ndarray, np.generic)) else str(cell)
+
+
+def copies_note(count: int, source: str) -> tuple[str, ...]:
+    """Return the note of rows that were left out as copies."""
+    return (f"{count} rows of {source} stand twice, cell by cell: used once",) * bool(count)
+
+
 def select_target(table: Table, target: str) -> Table:
     """Use the feature column ``target`` (a name or an index) as label, the others as features.
 

@@ -13,7 +13,7 @@ from ..attacks.audit import METHODS, Outcome, audit
 from ..methods.experiment import versions
 from ..run.entries import check_seed
 from ..run.folders import json_writer
-from .console import Screen, plain_table
+from .console import Screen, plain_table, print_whole
 from .lazy import as_command
 
 #: Exit code of an audit that recovered more than is admitted.
@@ -42,13 +42,13 @@ def audit_command(
     Exit code 0 if each attack on a default fails, or recovers what the method admits; 3 if one
     recovers more.
     """
-    screen, tell = Screen(quiet), json_writer(json_target)
+    screen, tell = Screen(quiet, json_target), json_writer(json_target)
     check_seed(seed)
     with screen.progress() as bar:
         found = audit(method, seed, bar.update)
     show(screen, found)
     leaks = [outcome.attack.name for outcome in found if "LEAK" in outcome.verdicts]
-    screen.note(f"LEAK: {', '.join(leaks)}" if leaks else "nothing beyond what is admitted")
+    screen.result(f"LEAK: {', '.join(leaks)}" if leaks else "nothing beyond what is admitted")
     tell(
         {
             "method": method or "all",
@@ -84,7 +84,7 @@ def show(screen: Screen, found: Sequence[Outcome]) -> None:
             scores = f"{seen.score:.2f}", f"{attack.threshold:.2f}"
             table.add_row(*cells, escape(many + seen.viewer), *scores, coloured)
             cells = ["", "", ""]
-    screen.console.print(table)
+    print_whole(screen.results, table)
 
 
 command = as_command("audit", audit_command)

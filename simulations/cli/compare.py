@@ -129,7 +129,7 @@ def compare_presets(
     compared with each other. A comparison that was interrupted goes on when it is started again:
     finished draws are kept.
     """
-    screen = Screen(quiet)
+    screen = Screen(quiet, json_target)
     if jobs is not None and jobs < 1:
         raise OptionError(f"jobs is {jobs}", remedy="use at least 1", code="FK-OPTION-RANGE")
     tell = json_writer(json_target)
@@ -175,7 +175,7 @@ def compare_presets(
         report = write_comparison_report(
             folder, compared, seed=seed, left_out=left_out, alone=alone
         )
-    screen.note(f"report: {report.resolve()}")
+    screen.result(f"report: {report.resolve()}")
     tell(result)
     if failures:
         raise next(iter(failures.values()))
@@ -320,6 +320,7 @@ def _run(screen: Screen, chosen: Preset, how: _Engines) -> list[Comparison]:
             show_complete()
 
         def progress(cell: Cell, steps: int, total: int) -> None:
+            screen.subject = titles[cell.key]
             share = min(steps / total, 1.0) if total else 1.0  # what follows the steps has no count
             bar.update(titles[cell.key], finished + share, len(missing))
 
@@ -350,7 +351,7 @@ def _show(
     """Show the table of a part, and which of the paper's figures it misses."""
     comparison, family = compare(part, record_of), part.section.family
     if part.section.title and part.dataset == next(iter(part.section.data)):
-        screen.note(f"\n{part.section.title}")
+        screen.result(f"\n{part.section.title}")
     draws = family.draws if chosen.runs > 1 else family.draws.removesuffix("s")
     screen.table(
         f"{part.dataset}: {part.section.size(comparison.facts)}, {chosen.engine}, "
@@ -358,9 +359,11 @@ def _show(
         headings(comparison),
         table_rows(comparison),
     )
+    for note in comparison.notes:
+        screen.note(f"note: {note}")
     for pair in comparison.pairs:
         if pair.reversed:
-            screen.note(f"reversed: {pair.better} is not better than {pair.worse}")
+            screen.result(f"reversed: {pair.better} is not better than {pair.worse}")
     figures = paper_figures(comparison)
     if missed := [figure.cells() for figure in figures if figure.misses]:
         counts = count_misses(figures)
@@ -372,7 +375,7 @@ def _show(
             text=2,
         )
     if text := verdict(comparison):
-        screen.note(text)
+        screen.result(text)
     return comparison
 
 

@@ -1,4 +1,4 @@
-"""What the user sees while a command works: progress, notes, tables; all on standard error."""
+"""What the user sees: progress and notes on standard error, results on standard output."""
 
 from __future__ import annotations
 
@@ -32,29 +32,41 @@ _PAUSE = 60.0  # seconds between two lines of a log file
 
 
 class Screen:
-    """Standard error as a screen.
+    """Standard error as a screen, and standard output for results.
 
     Parameters
     ----------
     quiet : bool
         Show nothing but errors.
+    json_target : str or None (default: None)
+        Where ``--json`` writes: with - the results are JSON, and tables go to standard error.
     """
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, quiet: bool = False, json_target: str | None = None) -> None:
         self.console = Console(stderr=True, quiet=quiet, highlight=False)
         if not self.console.is_terminal:
             self.console.width = FILE_WIDTH
+        self.results = Console(quiet=quiet, highlight=False)
+        on_one_screen = self.console.is_terminal and self.results.is_terminal
+        if json_target == "-" or on_one_screen:  # where a bar and a table would overwrite another
+            self.results = self.console
         quiet_flower(logging.CRITICAL)
         handler = RichHandler(console=self.console, show_path=False, show_time=False)
-        handler.addFilter(_Once())
+        #: What warnings are about, where several things are run.
+        self.subject = ""
+        handler.addFilter(_Once(self))
         logger = logging.getLogger("fedkern_flwr")
         logger.handlers[:] = [handler]
         logger.setLevel(logging.WARNING)
         logger.propagate = False
 
     def note(self, text: str) -> None:
-        """Print a line."""
+        """Print a line beside the results."""
         self.console.print(text, markup=False, soft_wrap=True)
+
+    def result(self, text: str) -> None:
+        """Print a line of the results."""
+        self.results.print(text, markup=False, soft_wrap=True)
 
     @contextmanager
     def progress(self) -> Iterator[ProgressBar | ProgressLines]:
@@ -113,8 +125,16 @@ class Screen:
             table.add_column(column.replace(" ", "\n"), justify=justify, no_wrap=True)
         for row in rows:
             table.add_row(*row)
-        self.console.print(f"\n{title}", style="bold", markup=False, soft_wrap=True)
-        self.console.print(table)
+        self.results.print(f"\n{title}", style="bold", markup=False, soft_wrap=True)
+        print_whole(self.results, table)
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """Print a table; no narrower than its cells where that is no screen."""
+    if not console.is_terminal:
+        unbounded = console.options.update(max_width=10_000)
+        console.width = max(80, console.measure(table, options=unbounded).maximum)
+    console.print(table)
 
 
 def plain_table(*headings: str) -> Table:
@@ -123,15 +143,19 @@ def plain_table(*headings: str) -> Table:
 
 
 class _Once(logging.Filter):
-    """Lets a message pass once: a comparison would repeat it with every run."""
+    """Lets a message pass once, with its subject: a comparison would repeat it with every run."""
 
-    def __init__(self) -> None:
+    def __init__(self, screen: Screen) -> None:
         super().__init__()
+        self._screen = screen
         self._seen: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Tell whether the message is new."""
         text = record.getMessage()
+        if self._screen.subject:
+            text = f"{self._screen.subject}: {text}"
+            record.msg, record.args = text, ()
         new = text not in self._seen
         self._seen.add(text)
         return new
@@ -196,11 +220,9 @@ def course(errors: Sequence[float], width: int = 24) -> str:
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print a table to standard output; 160 characters wide where that is no screen."""
+    """Print a table to standard output."""
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 160
     table = plain_table(*heads)
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    print_whole(console, table)

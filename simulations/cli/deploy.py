@@ -30,7 +30,7 @@ from ..run.options import RUN, Option
 from ..run.run_folder import ARTIFACTS, RunFolder
 from .console import Screen
 from .options import by_method
-from .run import held_out_plots, prepare_data, run_options, save_result
+from .run import all_notes, held_out_plots, prepare_data, run_options, save_result
 
 #: Options of ``fedkern run`` that mean nothing here; they keep their defaults.
 _OF_SIMULATIONS = (
@@ -74,7 +74,7 @@ def deploy_options(name: str) -> list[Option]:
 
 def deploy_method(name: str, values: dict[str, Any]) -> None:
     """Deploy a method with the options of the command line, show and save the result."""
-    screen = Screen(values["quiet"])
+    screen = Screen(values["quiet"], values["json_target"])
     tell = json_writer(values["json_target"])
     if values["predict"]:
         tell(_predict(screen, name, Path(values["predict"]), values))
@@ -105,7 +105,7 @@ def _fit(screen: Screen, name: str, values: dict[str, Any]) -> dict[str, Any]:
             chosen_folder(values["out"], f"deploy-{name}"), config, force=values["force"]
         )
         nodes = _write_nodes(screen, folder, config, prepared)
-    for note in prepared.notes:
+    for note in all_notes(config, prepared):
         screen.note(f"note: {note}")
     if result is None:
         result = _execute(screen, folder, config, prepared, nodes, keep=values["keep"])
@@ -225,7 +225,7 @@ def _predict(screen: Screen, name: str, path: Path, values: dict[str, Any]) -> d
     )
     made = {str(file.relative_to(folder.path.resolve())): _rows(file) for file in files}
     for part, rows in made.items():
-        screen.note(f"{rows} rows: {folder.path / part}")
+        screen.result(f"{rows} rows: {folder.path / part}")
     return {"engine": _ENGINE, "predictions": made, **answer, **times}
 
 
@@ -310,7 +310,7 @@ def _show(screen: Screen, folder: RunFolder, result: dict[str, Any]) -> None:
             ["  until all nodes were connected", f"{result['start_seconds']:.1f}"],
         ],
     )
-    screen.note(f"run folder: {folder.path}")
+    screen.result(f"run folder: {folder.path}")
 
 
 def _explain(screen: Screen, deployment: LocalDeployment, app: Path) -> None:

@@ -51,7 +51,7 @@ def export(
     whole = load_model(model)
     found = document(whole if client is None else whole.of_client(client))
     write_atomically(target, _bytes(found, to), private=True)
-    screen.note(f"exported: {target}; keep it like the training table")
+    screen.result(f"exported: {target}; keep it like the training table")
     if found["encoded"]:
         screen.note(
             f"note: it takes the {len(found['inputs'])} columns that the encoder makes, not those "

@@ -44,6 +44,8 @@ def init(
 
     It takes public data and its own number of nodes until the options in its pyproject.toml, or
     --run-config, say otherwise. Flower takes what is installed and installs nothing for it.
+    'flwr run . --stream' prints Flower's log, which ends with the figures and what the server saw;
+    the options result and model name files to keep.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OptionError(
@@ -66,7 +68,11 @@ def init(
             code="FK-FILE-WRITE",
         ) from None
     typer.echo(f"an app of {method} with {own.nodes} nodes: {folder}")
+    place = folder.resolve()
+    files = f"""'result="{place}/result.json" model="{place}/model.npz"'"""
     typer.echo(f"next: cd {folder}; flwr run . --stream")
+    typer.echo("it prints Flower's log, which ends with the figures and what the server saw")
+    typer.echo(f"results are kept if you name files: --run-config {files}")
 
 
 command = as_command("init", init)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import errno
 import os
 import sys
 
@@ -11,14 +10,13 @@ import click
 from typer.core import TyperGroup, TyperOption
 
 from fedkern_flwr import __version__
-from fedkern_flwr.errors import FedKernError
+from fedkern_flwr.errors import FULL, FedKernError
 
 from .lazy import LazyCommand
 
 _INTERRUPTED_TEXT = (
     "interrupted; a comparison goes on with the same command, a run with --resume and its folder"
 )
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # of a disk
 _INTERRUPTED = 130  # what Typer makes of Ctrl-C, as shells do
 
 _MATRIX = {"'all'", "'epsilon'"}  # parts of the audit that went
@@ -99,7 +97,7 @@ def run(arguments: list[str] | None = None) -> int:
         problem = "not enough memory; use fewer features, kernels or samples per round"
         return _complain(problem, 1, "FK-COMMAND-MEMORY")
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in FULL:
             raise
         file = error.filename or "a file could not be written"
         return _complain(f"{error.strerror}: {file}", 1, "FK-FILE-WRITE")

@@ -97,7 +97,7 @@ def predict(
         own = family(run["method"])
         made, left_out = own.predict(place, run, rows, id_column, writable, client, **dialect)
     note = f", {left_out} left out: {own.left_out}" if left_out else ""
-    screen.note(f"{made} predictions: {target}{note}")
+    screen.result(f"{made} predictions: {target}{note}")
 
 
 def _free(path: Path, *, force: bool) -> Path:

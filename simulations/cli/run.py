@@ -37,7 +37,7 @@ def run_options(name: str) -> list[Option]:
 
 def run_method(name: str, values: dict[str, Any]) -> None:
     """Run a method with the options of the command line, show and save the result."""
-    screen = Screen(values["quiet"])
+    screen = Screen(values["quiet"], values["json_target"])
     tell = json_writer(values["json_target"])
     address = values["ray_address"]
     check_tracker(values["track"])
@@ -87,6 +87,11 @@ def prepare_data(config: dict[str, Any]) -> Prepared:
     return prepared
 
 
+def all_notes(config: dict[str, Any], prepared: Prepared) -> list[str]:
+    """Return what was done to the options of a run, and to its data."""
+    return [*config.get("notes", ()), *prepared.notes]
+
+
 def _execute(
     screen: Screen,
     folder: RunFolder,
@@ -98,7 +103,7 @@ def _execute(
     resume: bool,
 ) -> dict[str, Any]:
     own = family(config["method"])
-    for note in prepared.notes:
+    for note in all_notes(config, prepared):
         screen.note(f"note: {note}")
     entry = Entry(method(config["method"]).title, config["method"], config["options"])
     entry.results = folder.draws() if resume else []
@@ -162,7 +167,7 @@ def save_result(
     whole = {"predictor": PREDICTOR} if (folder.path / PREDICTOR).is_file() else {}
     result = {
         **{name: config[name] for name in ("method", "engine", "seed")},
-        "config": {**config, **facts, "notes": plain_notes(prepared.notes)},
+        "config": {**config, **facts, "notes": plain_notes(all_notes(config, prepared))},
         "columns": [one._asdict() for one in prepared.explain()],
         "versions": versions(),
         **found,
@@ -214,7 +219,7 @@ def _explain(screen: Screen, values: dict[str, Any], columns: list[dict[str, Any
 def _show(screen: Screen, folder: RunFolder, result: dict[str, Any]) -> None:
     rows = family(result["method"]).rows(result)
     screen.table(": ".join(_heads(result)), ["", "value"], rows)
-    screen.note(f"run folder: {folder.path}")
+    screen.result(f"run folder: {folder.path}")
 
 
 command = by_method("run", "Run one method on one data set.", METHODS, run_method, run_options)

@@ -64,7 +64,7 @@ def verdict(comparison: Comparison) -> str:
     if beside:
         second = f"Beside it: {'; '.join(beside)}"
     elif difference is not None:
-        second = f"It differs from the model of the pooled data by at most {scientific(difference)}"
+        second = f"It differs from itself on the pooled data by at most {scientific(difference)}"
     else:
         second = "No model of the pooled data or of a single party was computed beside it"
     return f"{first}. {second}. {_seen(summaries[best])}."

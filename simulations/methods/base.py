@@ -8,6 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
+
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.secure_sum import check_cohort
 from fedkern_flwr.summing import SummingStrategy
@@ -29,6 +31,7 @@ from .common import (
     budget_rows,
     class_rows,
     cost_rows,
+    exposed_rows,
     failure_rows,
     noise_mark,
     per_draw,
@@ -44,6 +47,12 @@ S = TypeVar("S", bound=Settings)
 P = TypeVar("P", bound=Prepared)
 
 _COMMON = ("engine", "seed", "drop", "timeout")
+#: Option -> default of a run, and of one with a privacy budget: it may count nothing in all rows.
+_PUBLIC = {
+    "scaling": ("auto", "range"),
+    "missing": ("encode", "drop-row"),
+    "categories": ("auto", "hashing"),
+}
 
 
 class Family(Predicting[P], ABC, Generic[S, P]):
@@ -164,6 +173,12 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         """
         self._check_secure(values)
         strategy = self._strategy(name)
+        notes = []
+        if values.get("privacy_epsilon") is not None:
+            public = {name: new for name, (old, new) in _PUBLIC.items() if values.get(name) == old}
+            values = {**values, **public}
+            flags = " ".join(f"--{name} {value}" for name, value in public.items())
+            notes = [f"with a privacy budget {flags} is the default"] if flags else []
         data = asdict(self.settings.from_values(values))
         if Path(data["data"]).is_file():
             data["data"] = str(Path(data["data"]).resolve())
@@ -177,6 +192,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
             "method": name,
             "data": data,
             "options": chosen,
+            "notes": notes,
             "runs": values.get("runs", 1),
             **{key: values[key] for key in (*_COMMON, *self.run_options)},
         }
@@ -199,17 +215,6 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         OptionError
         """
         strategy = self._strategy(config["method"])
-        private = config["options"].get("privacy_epsilon")
-        if (
-            private is not None
-            and private > 0.0
-            and config["data"].get("scaling", "range") not in ("range", "none")
-        ):
-            raise OptionError(
-                "privacy_epsilon does not hold for columns that are scaled by all rows",
-                remedy="use --scaling range: the ranges of the columns are then taken to be public",
-                code="FK-BUDGET-SCALING",
-            )
         if config.get("secure") and "secure" in strategy.fixed:
             raise OptionError(
                 f"{config['method']} sends nothing that could be summed",
@@ -239,9 +244,14 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         ------
         OptionError, SmallCohortError
         """
-        if config["options"].get("privacy_epsilon") is not None:
+        budget = self._strategy(config["method"])(**config["options"]).budget
+        if budget is not None:
             settings = getattr(prepared, "settings", None)
             check_public(settings or self.settings.from_values(config["data"]))
+            facts = prepared.facts()
+            parties = prepared.num_clients
+            rows = facts["rounds"] * parties if "rounds" in facts else np.sum(facts["rows"])
+            budget.check_rows([int(rows)] + [0] * (parties - 1))
         if config.get("secure"):
             strategy = self._strategy(config["method"])(**config["options"])
             assert isinstance(strategy, SummingStrategy)
@@ -306,6 +316,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
             *unconverged_rows(result),
             *cost_rows(result),
             *self.seen(result),
+            *exposed_rows(result),
             *budget_rows(result["privacy"]),
             *failure_rows(result),
         ]

@@ -321,7 +321,7 @@ JUDGED = (
     Shown("test_rmse", "RMSE on held-out rows"),
     *ERRORS,
 )
-DIFFERENCE = Shown("centralised_difference", "largest difference to pooled", scientific)
+DIFFERENCE = Shown("centralised_difference", "max. difference to itself pooled", scientific)
 
 
 class _Iterations(Shown):
@@ -390,6 +390,22 @@ def server_row(result: Summary) -> list[str]:
     return ["the server saw", f"sums of at least {' or '.join(dict.fromkeys(sizes))} clients"]
 
 
+def exposed_rows(result: Summary) -> list[list[str]]:
+    """Return the rows of a run's table, in red, that say from which sums rows can be computed."""
+    privacy = result["privacy"]
+    few = [one for one in privacy.get("sums", ()) if one["numbers"] > one["unknowns"]]
+    if privacy.get("budget"):  # noise hides them
+        few = []
+    return [
+        [
+            "[red]rows can be computed[/]",
+            f"[red]from {escape(one['name'])}: {one['numbers']:,} numbers of "
+            f"{one['unknowns']:,} unknowns[/]",
+        ]
+        for one in few
+    ]
+
+
 def failure_rows(result: Summary) -> list[list[str]]:
     """Return the row of a run's table that counts requests without an answer, if any."""
     lost = sum(sum(reasons.values()) for reasons in result["failures"].values())
@@ -412,7 +428,7 @@ def budget_rows(privacy: Mapping[str, Any]) -> list[list[str]]:
         [
             f"noise of {one['release']}",
             f"{one['deviation']:.3g} on each number"
-            + f"; figures with {_NOISY} are made of them" * (one["release"] == OUTCOMES),
+            + f" (figures with {_NOISY})" * (one["release"] == OUTCOMES),
         ]
         for one in budget["releases"]
     ]

@@ -191,7 +191,7 @@ class OnlineFamily(Family[DataSettings, Streams]):
         if metrics["mse"] is None and "budget" in result["privacy"]:
             return [["errors", "each client's, in its own log: with a budget none is told"]]
         rows = [
-            ["MSE (10⁻³)", milli(metrics["mse"], 3)],
+            ["MSE (10⁻³; labels from 0 to 1)", milli(metrics["mse"], 3)],
             ["  std over clients (10⁻³)", milli(metrics["mse_client_std"], 3)],
             ["regret per client, mean", figure(metrics["regret_mean"], 3)],
             ["regret per client, std", figure(metrics["regret_std"], 3)],

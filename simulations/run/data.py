@@ -252,7 +252,7 @@ class TableSettings(Settings):
 
 
 def check_public(settings: Any) -> None:
-    """Refuse columns that the encoder would make of what it counts in all rows.
+    """Refuse columns that the encoder would make of what it counts in all rows, in one error.
 
     For runs with a budget of privacy, in which ranges and names of columns are public.
 
@@ -266,20 +266,21 @@ def check_public(settings: Any) -> None:
     OptionError
     """
     missing: Any = getattr(settings, "missing", "error")
-    gaps = missing == "encode"
-    table = settings.load("keep" if gaps else missing, labelled=settings.label is not None)
-    held = table.x if table.x_test is None else np.vstack([table.x, table.x_test])
-    if gaps and not np.isfinite(held).all():
-        raise OptionError(
-            "privacy_epsilon does not hold for gaps that are filled by the median of all rows",
-            remedy="use --missing drop-row",
-            code="FK-BUDGET-GAPS",
+    table = settings.load(missing, labelled=settings.label is not None)
+    problems = []
+    if settings.scaling not in ("range", "none"):
+        problems.append(
+            ("columns that are scaled by all rows", "--scaling range", "FK-BUDGET-SCALING")
         )
     if "category" in table.kinds.values() and settings.categories != "hashing":
+        what = "categories whose rows are counted"
+        problems.append((what, "--categories hashing", "FK-BUDGET-CATEGORIES"))
+    if problems:
+        whats, flags, codes = zip(*problems, strict=True)
         raise OptionError(
-            "privacy_epsilon does not hold for categories whose rows are counted",
-            remedy="use --categories hashing",
-            code="FK-BUDGET-CATEGORIES",
+            f"privacy_epsilon does not hold for {listing(whats)}",
+            remedy=f"use {' '.join(flags)}",
+            code=codes[0],
         )
 
 

@@ -24,9 +24,12 @@ Scale = Literal["linear", "log"]
 
 
 # Okabe and Ito's palette without yellow, which is too pale for lines on white.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
+# seven of Okabe and Ito, and five of Paul Tol's muted ones
+_OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
+_COLOURS = (*_OKABE_ITO, "#332288", "#882255", "#999933", "#AA4499", "#664400")
 _DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
-_MARKERS = "osD^vPX"
+_MARKERS = "osD^vPX<>*hp"
+_SOLID = 7  # names after which the dashes change
 _DPI = 150
 _WIDTH = 5.2  # inches: the text stays readable when the figure shrinks to a column
 INK = "#222222"
@@ -83,14 +86,14 @@ def assign_styles(names: Iterable[str]) -> dict[str, Style]:
     Returns
     -------
     dict of str to Style
-        Colours repeat after seven names, then with other dashes and markers.
+        Colours and markers repeat after twelve names, dashes change after seven.
     """
     styles: dict[str, Style] = {}
     for index, name in enumerate(dict.fromkeys(names)):
         lap, place = divmod(index, len(_COLOURS))
         styles[name] = Style(
             _COLOURS[place],
-            _DASHES[lap % len(_DASHES)],
+            _DASHES[index // _SOLID % len(_DASHES)],
             _MARKERS[(place + lap) % len(_MARKERS)],
         )
     return styles

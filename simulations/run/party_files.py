@@ -15,7 +15,13 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.tables import check_file, load_table
-from fedkern_flwr.tables.parties import PartyTable, PartyTables, blocks_of, read_party
+from fedkern_flwr.tables.parties import (
+    PartyTable,
+    PartyTables,
+    blocks_of,
+    check_repeated,
+    read_party,
+)
 from fedkern_flwr.tables.parties import check_files as check_twice
 from fedkern_flwr.tables.table import Missing, Table, chosen, how_many, listing, near, no_such
 
@@ -103,7 +109,9 @@ class PartyFiles(PartyTables):
         owners: list[PartyTable] = []
         others: list[PartyTable] = []
         named = dict[str, Any]()
-        for path, plain in files:
+        read = [read_party(path, label, id_column, dict(dialect)) for path, _ in files]
+        check_repeated(read)
+        for (path, plain), file in zip(files, read, strict=True):
             if plain and not joined:
                 raise OptionError(
                     f"{path.name} is to give features only, and every party of this method has "
@@ -111,7 +119,6 @@ class PartyFiles(PartyTables):
                     remedy="leave out :features, or use fed-cg, fdskl or secure-gram",
                     code="FK-PARTY-FEATURES",
                 )
-            file = read_party(path, label, id_column, dict(dialect))
             named.update(file.features)
             kept = chosen(file.features, columns.use, columns.ignore)
             file = replace(file, features={name: file.features[name] for name in kept})

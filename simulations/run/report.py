@@ -92,10 +92,13 @@ class FactsBlock:
         Heading of the section; may be empty.
     facts : mapping of str to str
         The facts in order.
+    warnings : frozenset of str (default: frozenset())
+        Names of facts in red.
     """
 
     heading: str
     facts: Mapping[str, str]
+    warnings: frozenset[str] = frozenset()
 
 
 Block = TableBlock | FigureBlock | TextBlock | FactsBlock
@@ -234,8 +237,10 @@ def _text(block: TextBlock) -> str:
 
 
 def _facts(block: FactsBlock) -> str:
+    colours = dict.fromkeys(block.warnings, ' class="bad"')
     rows = "\n".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in block.facts.items()
+        f"<dt{(mark := colours.get(name, ''))}>{escape(name)}</dt><dd{mark}>{escape(value)}</dd>"
+        for name, value in block.facts.items()
     )
     return f"<section>{_heading(block.heading)}\n<dl>\n{rows}\n</dl>\n</section>"
 

@@ -45,10 +45,13 @@ def write_run_report(
     OptionError
         A plot is missing.
     """
-    facts = {Text.from_markup(name).plain.strip(): value for name, value in rows}
-    blocks: list[Block] = [
-        FactsBlock("Figures", {k: Text.from_markup(str(v)).plain for k, v in facts.items()})
-    ]
+    named = [(Text.from_markup(name), Text.from_markup(str(value)).plain) for name, value in rows]
+    facts = dict[str, str]()
+    for name, value in named:  # several of one name stand below each other
+        own = name.plain.strip()
+        facts[own] = f"{facts[own]}\n{value}" if own in facts else value
+    red = frozenset(name.plain.strip() for name, _ in named if name.spans)
+    blocks: list[Block] = [FactsBlock("Figures", facts, red)]
     if columns := result["columns"]:
         cells = [[str(one[name]) for name in _HEADS] for one in columns]
         blocks.append(TableBlock("What became of the columns", [*_HEADS.values()], cells))

@@ -198,7 +198,8 @@ def rows(names: str, ids: Any) -> str:
 PARTIES = {
     "north.csv": rows("aby", range(30)), "south.csv": rows("aby", range(30, 60)),
     "wide.csv": rows("abcy", range(30, 60)), "same.csv": rows("aby", range(27, 60)),
-    "twice.csv": rows("aby", [30, 31, 31]), "lab.csv": rows("cd", range(60)),
+    "twice.csv": rows("aby", [30, 31]) + "\n" + rows("bay", [31]).partition("\n")[2],
+    "lab.csv": rows("cd", range(60)),
     "other.csv": f"id,c\n{SECRET}-1,2.5\n{SECRET}-2,3.5\n", "odd.csv": "c,d\n1,2.5\n2,3.5\n",
 }  # fmt: skip
 #: What is typed after ``run``; behind a colon the files of the parties.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,16 @@ from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.estimators import FedCGClassifier
 from fedkern_flwr.simulations.methods.hybrid_data import HybridSettings
 from fedkern_flwr.simulations.run.party_files import PartyFiles
-from fedkern_flwr.tables import Table, load_table
+from fedkern_flwr.tables import Table, load_ids, load_table
 
 NAN = np.nan
+#: Methods of tables, and what makes a run of them short.
+DEALT_TO = {
+    "fed-cg": "--landmarks 8", "fdskl": "--features 20 --gamma 1 --regularization 0.01",
+    "hierarchical-svm": "--users 4 --C 1 --rounds 10", "pof-mkl": "--clients 3 --rounds 20",
+    "secure-gram": "--encoding fixed-point --kernel rbf --cost 1",
+    "kernel-pca": "--clients 3 --features 6",
+}  # fmt: skip
 #: Name -> cells of a column, the numbers that they are, what a note says.
 NUMBERS: dict[str, tuple[Sequence[str], Sequence[float], str]] = {
     "percent": (["45.3%", "7 %", "0"], [45.3, 7, 0], "'a' in %"),
@@ -265,3 +273,55 @@ def test_a_party_in_another_unit_is_named(tmp_path: Path) -> None:
     notes = settings.load("encode").notes
     assert [note for note in notes if "another unit" in note and "2.csv" in note and "'a'" in note]
     assert not [note for note in notes if "another unit" in note and "'b'" in note]
+
+
+def test_a_row_that_stands_twice_is_used_once_and_other_ids_are_counted_by_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{name}{k},{k % 7}.5,{k % 5},{k % 2}" for name in "ns" for k in range(40)]
+    write = lambda name, own: Path(name).write_text("\n".join(["id,a,b,y", *own]))  # noqa: E731
+    write("north.csv", [*rows[:40], rows[3], rows[3]])
+    write("south.csv", rows[40:])
+    table = load_table("north.csv", id_column="id", label="y")
+    assert table.rows == 40
+    assert any("2 rows of north.csv stand twice" in note for note in table.notes)
+    assert len(load_ids("north.csv", "id")) == 40
+    typed = ["run", "fed-cg", "--label", "y", "--id", "id", "--landmarks", "6", "--out", "o"]
+    typed += ["--party", "north.csv", "--party", "south.csv", "--test-size", "0.2"]
+    assert run(typed) == 0
+    assert "2 rows of north.csv stand twice, cell by cell: used once" in capsys.readouterr().err
+    write("north.csv", [*rows[:40], "n1,0,0,0", "n2,0,0,0"])
+    write("south.csv", [*rows[40:], "s1,0,0,0"])
+    assert run([*typed, "--force"]) == 2
+    told = capsys.readouterr().err
+    assert "2 in north.csv, 1 in south.csv" in told
+    assert told.strip().endswith("[FK-IDS-DUPLICATE]")
+
+
+def test_a_column_of_several_types_is_named() -> None:
+    frame = pd.DataFrame({"a": [1.0, 2.0], "dose": ["x", 3.5], "y": [0, 1]})
+    with refused("FK-COLUMN-UNREADABLE") as caught:
+        load_table(frame, label="y")
+    assert "'dose'" in str(caught.value)
+
+
+@pytest.mark.parametrize(("method", "more"), DEALT_TO.items())
+def test_columns_are_chosen_and_a_leak_is_noted_by_every_method(
+    method: str, more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).random((120, 5)).round(4)
+    x[:, 4] = (x[:, 0] + x[:, 1] > 1.0) + 0.01 * x[:, 2]  # a second label
+    rows = [[f"p{k}", *row, int(row[4])] for k, row in enumerate(x.tolist())]
+    with Path("t.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["id", *"abcd", "late", "y"], *rows])
+    typed = ["run", method, *more.split(), "--data", "t.csv", "--label", "y", "--id", "id"]
+    for chosen, noted in (((), True), (("--ignore", "late"), False)):
+        assert run([*typed, *chosen, "--out", "o", "--force"]) == 0
+        columns = {
+            one["column"] for one in json.loads(Path("o/result.json").read_text())["columns"]
+        }
+        assert columns == {*"abcd", *(("late",) if noted else ())}
+        assert ("possible leak" in capsys.readouterr().err) == noted

@@ -22,7 +22,7 @@ from refusals import complaint, refused
 
 from fedkern_flwr import strategies
 from fedkern_flwr.errors import FedKernError
-from fedkern_flwr.simulations.cli.main import app
+from fedkern_flwr.simulations.cli.main import app, run
 
 TYPE, RANGE, CHOICE = "FK-OPTION-TYPE", "FK-OPTION-RANGE", "FK-OPTION-CHOICE"
 APPS = {"pof-mkl": "pof_mkl", "pof-rls": "pof_mkl", "kernel-pca": "method", "align": "align"}
@@ -526,12 +526,17 @@ def test_nothing_is_read_off_the_rows_for_nothing_in_a_run_with_a_budget(
     name: str, more: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun = ["run", name, *more.split(), "--privacy-epsilon", "3"]
-    for scaling in ("auto", "rank", "standard"):
+    for scaling in ("rank", "standard"):
         told = code_of(capsys, *begun, "--data", "breast-cancer", "--scaling", scaling)
-        assert told == "FK-BUDGET-SCALING"
+        ours = scaling == "standard" and name == "fed-cg"  # which it takes without a budget neither
+        assert told == ("FK-SCALING-RANGE" if ours else "FK-BUDGET-SCALING")
     rows = [f"{k % 7 / 7},{k % 5},{'ab'[k % 2]}" for k in range(120)]
     Path("gaps.csv").write_text("a,b,y\n,1,a\n" + "\n".join(rows))
     Path("text.csv").write_text("a,b,y\n" + "\n".join(r.replace(",", ",t", 1) for r in rows))
-    for file, code in (("gaps.csv", "FK-BUDGET-GAPS"), ("text.csv", "FK-BUDGET-CATEGORIES")):
-        own = ["--data", file, "--label", "y", "--scaling", "range"]
-        assert code_of(capsys, *begun, *own) == code
+    for file in ("gaps.csv", "text.csv"):  # as they are: the defaults are others
+        own = ["--data", file, "--label", "y"]
+        assert code_of(capsys, *begun, *own, "--privacy-delta", "0.1") == "FK-BUDGET-DELTA"
+    own += ["--categories", "onehot"]
+    assert code_of(capsys, *begun, *own) == "FK-BUDGET-CATEGORIES"
+    assert run([*begun, *own, "--scaling", "rank"]) == 2
+    assert "--scaling range --categories hashing" in capsys.readouterr().err

@@ -71,6 +71,19 @@ def frozen(tmp_path: Path) -> FrozenFiles:
     return FrozenFiles(tmp_path / "state", 0, NodePolicy())
 
 
+def test_a_row_that_stands_twice_is_one_row_of_the_freeze(
+    files: NodeFiles, frozen: FrozenFiles
+) -> None:
+    """It would else count as two in a block of few."""
+    lines = files.data.read_text().splitlines()
+    files.data.write_text("\n".join([*lines, *lines[1:31]]))
+    table, _ = frozen.update(files)
+    assert table is not None
+    assert len(table.numbers[0]) == 200
+    assert len(np.unique(table.numbers[0])) == 200
+    assert len(cells(table)) == 200
+
+
 @pytest.mark.parametrize("name", ["a.csv", "german.csv", "a.parquet", "a.npz"])
 def test_at_first_all_rows_are_frozen_as_they_are_in_the_file(
     name: str, tmp_path: Path, frozen: FrozenFiles

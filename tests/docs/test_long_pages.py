@@ -52,9 +52,9 @@ def run_blocks(folder: Path, *left_out: str) -> str:
 
 
 def accuracies(printed: str) -> list[float]:
-    """Return the accuracy of each run of the app, which all took five exchanges."""
+    """Return the accuracy of each run of the app; in one more exchange hospitals share a secret."""
     found = re.findall(r"accuracy on new patients: (\S+), (\d+) exchanges", printed)
-    assert [exchanges for _, exchanges in found] == ["5", "5", "5"][: len(found)]
+    assert [exchanges for _, exchanges in found] == ["6", "6", "6"][: len(found)]
     return [float(accuracy) for accuracy, _ in found]
 
 
@@ -64,7 +64,6 @@ def test_the_blocks_that_are_left_out_are_the_expected_ones() -> None:
     assert len(blocks()) >= 14
 
 
-@pytest.mark.long
 def test_blocks_lead_to_predictions_of_the_hospitals(tmp_path: Path) -> None:
     printed = run_blocks(tmp_path, *INSTALL, *SERVERS)
     accuracy, with_text = accuracies(printed)

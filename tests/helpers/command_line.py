@@ -67,10 +67,10 @@ class CommandLine:
         return code, out.getvalue(), err.getvalue()
 
     def shown(self, *arguments: str) -> str:
-        """Run what succeeds and prints nothing; return what it shows, as one line."""
+        """Run what succeeds; return notes and results, as one line."""
         code, out, err = self(*arguments)
-        assert (code, out) == (0, ""), err
-        return " ".join(err.split())
+        assert code == 0, err
+        return " ".join((err + out).split())
 
     def result(self, *arguments: str, out: str = "here", plots: bool = False) -> Any:
         """Run a method quietly; return what it prints, which is JSON and nothing else."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -122,7 +123,7 @@ def test_json_alone_is_printed_and_kept_with_all_its_keys(name, finished):
     config, data = found["config"], found["config"]["data"]  # what is found, and asked for
     assert config.get("clients", promise.nodes) == promise.nodes
     for fact in (config.keys() & data.keys()) - {"data"}:
-        assert data[fact] in (None, config[fact]), fact
+        assert data[fact] in (None, [], config[fact]), fact
     assert ("held_out" in found) == ("test_accuracy" in promise.metrics)
 
 
@@ -136,6 +137,39 @@ def test_the_table_fits_a_terminal_and_says_what_the_server_saw(name, finished):
     assert max(map(len, table.partition("run folder: ")[0].splitlines())) <= 80
     (line,) = [line for line in table.splitlines() if "the server saw" in line]
     assert line.partition("the server saw")[2].strip() == promise.server_saw
+
+
+def test_results_are_printed_and_notes_are_not(commands, tables, table):
+    """A table that lines up, without colours, in a file of 80 columns; what was done goes apart."""
+    table["a"] = [f"{value:.1f} kg" for value in table["a"]]
+    run = ("--data", tables.write("t.csv", table), "--label", "y", "--id", "id", "--out", "here")
+    code, out, err = commands("run", "fdskl", *run, "--features", "20", "--gamma", "1")
+    assert (code, "\x1b" in out) == (0, False)
+    assert "accuracy on held-out rows" in out
+    assert "run folder: here" in out
+    assert "note: " in err
+    assert "note: " not in out
+    body = out.partition("value")[2].partition("run folder")[0].splitlines()[1:-1]
+    assert len({len(line) for line in body}) == 1
+    assert len(body[0]) <= 80
+    assert "predictions: " in commands("predict", "here", "--data", "t.csv", "--id", "id")[1]
+
+
+@pytest.mark.parametrize("method", ["hierarchical-svm", "fdskl"])
+def test_a_full_disk_is_told_in_one_line(method, commands):
+    """Files may have 12 kB here: the settings of the run do, what nodes keep does not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, hard))
+    try:
+        more = (
+            ["--features", "300"] if method == "fdskl" else ["--model", "rbf", "--features", "900"]
+        )
+        code, out, err = commands("run", *commands.small(method), *more, "--out", "here")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].endswith("[FK-FILE-WRITE]")
+    assert "File " not in err.replace("File too large", "")  # of a traceback
 
 
 @every_method

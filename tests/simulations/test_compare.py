@@ -413,6 +413,10 @@ def test_pooled_models_are_those_of_scikit_learn(wine_folder: Path, compared: Co
     for label in ("FedCG", "Secure Gram", "SVC, pooled", "FedCG: a party alone"):
         assert found[label]["beside_pooled"] == pytest.approx(mean[label] - best_pooled)
         assert mean[label] > 0.6  # than the most frequent class
+        assert 0.6 < found[label]["metrics"]["test_auc"] <= 1.0
+        assert found[label]["metrics"]["test_log_loss_ovr"] > 0.0
+    assert "to itself pooled" in report
+    assert "that of the same method on the pooled data" in report
 
 
 @pytest.mark.long

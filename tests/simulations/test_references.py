@@ -221,6 +221,8 @@ def test_references_learn_and_their_seed_decides(name, reference, options, least
         assert last == pytest.approx(1.0 - metrics["test_accuracy"])
         rates = {"test_recall", "test_precision"} & metrics.keys()
         assert len(rates) == (2 if name == "breast_cancer" else 0)  # of two classes only
+        assert 0.9 < metrics["test_auc"] <= 1.0
+        assert 0.0 < metrics.get("test_log_loss", metrics.get("test_log_loss_ovr", 0.0)) < 0.6
     else:  # in units of the label
         plain = data.label_unit * np.sqrt(((data.y_test - data.y.mean()) ** 2).mean())
         assert 40.0 < metrics["test_rmse"] == last < 0.92 * plain

@@ -296,6 +296,19 @@ def test_every_figure_of_a_paper_can_be_compared_draw_by_draw(monkeypatch):
     assert (air.clients, air.rounds) == (240, 500)
 
 
+def test_what_gives_rows_away_is_in_red_in_the_terminal_and_the_report(
+    in_tmp: Path, commands: Any, tables: Any, table: dict[str, Any]
+) -> None:
+    """It is no more a line of a log alone: 40 landmarks make more sums than 60 rows have cells."""
+    run = ("--data", tables.write("t.csv", table), "--label", "y", "--id", "id", "--out", "here")
+    code, out, _ = commands("run", "fed-cg", *run, "--landmarks", "40")
+    assert code == 0
+    told = re.search("rows can be computed +from equations: .* numbers of .* unknowns", out)
+    assert told
+    page = Path("here/report.html").read_text()
+    assert re.search('<dd class="bad">from equations: [0-9,]+ numbers of [0-9,]+ unknowns', page)
+
+
 # -- figures: files are valid, odd numbers and names break nothing, looks stay the same
 
 
@@ -346,7 +359,9 @@ def test_names_have_distinct_looks_which_hold_in_every_figure(tmp_path, drawn):
     styles = assign_styles(["a", "b", "a", *(f"m{i}" for i in range(12))])
     assert list(styles)[:3] == ["a", "b", "m0"]
     assert len({(s.colour, s.dash) for s in styles.values()}) == len(styles) == 14
-    assert len({s.colour for s in list(styles.values())[:7]}) == 7
+    eleven = [*styles.values()][:11]  # as many methods as the demo has
+    assert len({s.colour for s in eleven}) == len({s.marker for s in eleven}) == 11
+    assert len({s.dash for s in eleven}) == 2
     before, styles = dict(mpl.rcParams), assign_styles(["a", "b"])
     plot_average_regret({"b": regret(0.1)}, tmp_path / "r", title="", styles=styles)
     bars = {"b": (0.1, 0.0), "new": (0.1, 0.0)}

@@ -31,6 +31,7 @@ _PAPERS: dict[str, Builder] = {
 #: New presets are registered here.
 _PRESETS: dict[str, Builder] = {
     "demo": demo.demo,
+    "demo-quick": demo.demo_quick,
     **cross.PRESETS,
     **own.PRESETS,
     **_PAPERS,

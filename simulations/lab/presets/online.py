@@ -199,7 +199,7 @@ def _adaptive(datasets: tuple[str, ...]) -> list[Section]:
 def weather() -> Section:
     """Return the online methods' part of the demo."""
     return Section(
-        {"NYC weather": DataSettings(data="nyc-weather", clients=9, rounds=75, split="site")},
+        {"NYC weather": DataSettings(data="nyc-weather", clients=9, rounds=100, split="site")},
         (
             ("POF-RLS", "pof-rls", {}),
             ("POF-MKL", "pof-mkl", {}),

@@ -80,6 +80,10 @@ class _Numbered:
         found = self.model.predict(x)
         return np.asarray(self.known[found] if self.numbered else found, np.float64)
 
+    def predict_proba(self, x: Floats) -> Floats:
+        """Return the probabilities of the classes."""
+        return np.asarray(self.model.predict_proba(x), np.float64)
+
 
 class _SecureFedAvg(SecureAggregation, FedAvg):
     """FedAvg of which the server sees means only."""

@@ -399,8 +399,20 @@ def fit(
         model.fit(pooled.x[rows], pooled.y[rows])
     seconds = time.perf_counter() - started
     metrics = pooled.judge_classes(np.asarray(model.predict(pooled.x_test), np.float64))
+    if pooled.classes:  # classes are the model's own, AUC and log loss those of its scores
+        metrics = pooled.judge(_scores(model, pooled.x_test)) | metrics
     progress(steps + 1, steps + 1)
     return dict(metrics), [{"round": 1, "test_error": error_of(metrics), "seconds": seconds}]
+
+
+def _scores(model: Any, x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return scores from -1 to 1, of two classes one column."""
+    if hasattr(model, "decision_function"):
+        scores = np.tanh(model.decision_function(x) / 2.0)
+    else:
+        scores = 2.0 * model.predict_proba(x) - 1.0
+        scores = scores[:, 1:] if scores.shape[1] == 2 else scores
+    return np.asarray(scores, np.float64).reshape(len(x), -1)
 
 
 @contextmanager

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flwr.app import Context, Message, RecordDict
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.config import get_metadata_from_config
+from flwr.supercore.task_identity import TaskIdentity
 from servers import SuperLink
 
 from fedkern_flwr.model_file import load_model
@@ -41,6 +43,7 @@ def test_flower_reads_the_number_of_nodes_of_the_app(tmp_path, commands):
         code, told, _ = commands("init", method, str(folder))
         assert code == 0
         assert "flwr run . --stream" in told
+        assert f'result="{folder}/result.json"' in told
         assert len(build_fab_from_disk(folder)) > 1000
     command = [sys.executable, "-c", MIGRATE, *map(str, folders)]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -62,6 +65,20 @@ def test_the_copy_deals_its_data_to_its_nodes(method, tmp_path, commands, import
     assert get_metadata_from_config(project)
     copied = {path.name for path in (tmp_path / "app").iterdir()}
     assert copied == {p.name for p in app_folder(family(method).app).iterdir()} - {"__pycache__"}
+
+
+def test_a_wrong_path_is_an_answer_of_one_line_and_no_exception(import_app, caplog):
+    """Of an exception Flower's engine prints four tracebacks for each node."""
+    app = import_app("fed_cg", "own_table", "client_app")
+    run = {**app.config, "data": "gone.csv", "label": "y"}
+    node = {"partition-id": 1, "num-partitions": 4}
+    context = Context(1, 1, node, RecordDict(), run)
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    message = Message(RecordDict(), dst_node_id=1, message_type="train")
+    answer = app.client_app.app(message, context)
+    assert "partition 1: there is no file gone.csv" in answer.error.reason
+    assert answer.error.reason.endswith("[FK-FILE-READ]")
+    assert "Traceback" not in caplog.text
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path: Path, commands: Any) -> None:
