@@ -95,7 +95,7 @@ def test_the_ten_lines_on_each_side_run(here: Path, capsys: pytest.CaptureFixtur
     space["main"](grid, None)
     accuracy, exchanges = capsys.readouterr().out.split()
     assert float(accuracy) > 0.85
-    assert exchanges == "6"  # the first hospital seals a secret for the second
+    assert exchanges == "5"
 
 
 def commands() -> list[str]:
