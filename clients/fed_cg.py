@@ -213,8 +213,8 @@ class HybridKernelClient(TableClient):
         """Take up the settings of a run; a request that is repeated finds them again."""
         known = request.kernel in PRODUCT_KERNELS and request.sampling in SAMPLINGS
         chosen = not request.model and not len(request.gammas)
-        fits = len(request.gammas) in (1, request.landmarks) or chosen
-        fits = fits and bool((request.gammas > 0.0).all())
+        fits = chosen or len(request.gammas) in (1, request.landmarks)
+        fits &= bool((request.gammas > 0.0).all())
         if not 0 <= request.landmarks <= MOST_LANDMARKS:
             raise refusal("landmarks that no run needs", self.name, code="FK-ORDER-SIZE")
         check_size(request.landmarks, self.table.features + 1, party=self.name)
@@ -321,36 +321,26 @@ class HybridKernelClient(TableClient):
             length = moments_length(self.table.features, request.sampling)
             self.secure_sums.check(name, replace(wider(len(positions)), length=length))
             self._check_share(positions)
-            x = merge_rows(self._in_order(positions), self.policy.min_sum_rows)
+            x = merge_rows(self.table.in_order(self.places(positions)), self.policy.min_sum_rows)
             self.secure_sums.contribute(name, moment_sums(x, self.table.ranges, request.sampling))
         for peer in (peers := request.peers.tolist()):
             self.kept.seed = self.kept.seed or self._own_secret(peers)
             place = ("landmarks", self.session, self.block, self.partition, peer)
             sealed.append(seal_message(self.pair_secret(peer), self.kept.seed, *place))
-        secret = tuple(np.frombuffer(one, np.uint8) for one in sealed)
-        return wire.MomentsReply(sealed=secret)
+        return wire.MomentsReply(sealed=tuple(np.frombuffer(one, np.uint8) for one in sealed))
 
     def _landmark_secret(self, request: wire.DistancesRequest) -> bytes:
         if self.landmark_seed is not None:
             return self.landmark_seed
-        other, session = request.seed_from, self.session
+        other, session, settings = request.seed_from, self.session, self.kept.settings
         if request.sealed_seed.size:
             place = ("landmarks", session, self.block, other, self.partition)
             return unseal_message(self.pair_secret(other), request.sealed_seed.tobytes(), *place)
         if other >= 0:  # two holders need no exchange for it
-            return self._pair_landmarks(other, lasting=request.lasting)
-        return self.kept.seed or self._own_secret()
-
-    def _pair_landmarks(self, other: int, *, lasting: bool) -> bytes:
-        """Return the secret of two holders: of an earlier run, or of this run's pair secret."""
-        pair = self._pair
-        if lasting:
-            if not (found := pair.read()):
-                raise self.wrong("it has no secret of an earlier run", code="FK-ASKED-SECRET")
+            made = derive_key(self.pair_secret(other), "landmarks", session, self.block)
+            found, settings["passing"] = self._pair.take(made, lasting=request.lasting)
             return found
-        found = derive_key(self.pair_secret(other), "landmarks", self.session, self.block)
-        self.kept.settings["passing"] = not pair.keep(found)
-        return found
+        return self.kept.seed or self._own_secret()
 
     @property
     def _pair(self) -> PairSecret:
@@ -368,15 +358,11 @@ class HybridKernelClient(TableClient):
         purpose = "/".join(["landmarks", self.block, *told])
         return self.ledger.lasting_secret(purpose.encode()) or secrets.token_bytes(SEED_BYTES)
 
-    def _in_order(self, rows: NDArray[Any]) -> Floats:
-        """Return the features of announced rows as the table has them: to the bit in each run."""
-        return self.table.features_of(np.sort(self.places(rows)))
-
     def _moments(self, request: wire.DistancesRequest) -> Floats:
         sums, ranges, sampling = request.moments, self.table.ranges, request.sampling
         if not sums.size:
-            x = self._in_order(training_positions(request))
-            sums = moment_sums(x, ranges, sampling)
+            rows = self.places(training_positions(request))
+            sums = moment_sums(self.table.in_order(rows), ranges, sampling)
         if sums.shape != (moments_length(self.table.features, sampling),):
             raise self.wrong("moments of another number of features", code="FK-MESSAGE-SHAPE")
         return read_moments(sums, ranges, sampling)
@@ -500,7 +486,7 @@ class HybridKernelClient(TableClient):
         bound = len(rows) * self._distance_bound
         self.secure_sums.check(MEAN_DISTANCE, replace(wider(bound), length=1))
         self._note(MEAN_DISTANCE, rows)
-        found = mean_distances(self._in_order(rows), landmarks, kernel)
+        found = mean_distances(self.table.in_order(self.places(rows)), landmarks, kernel)
         self.secure_sums.contribute(MEAN_DISTANCE, np.array([found.sum()]))
 
     @property
@@ -674,12 +660,7 @@ class HybridKernelClient(TableClient):
         return fold
 
     def _training_counts(self) -> Floats:
-        """Return how many training rows of each class this hospital has, to be summed.
-
-        Raises
-        ------
-        RefusedError, ProtocolError
-        """
+        """Return how many training rows of each class this hospital has, to be summed."""
         if not self.kept.tunes or not self.table.classes:
             raise self.wrong(
                 "the rows of this run are not weighed by their classes", code="FK-ASKED-MORE"

@@ -51,6 +51,10 @@ class HybridTable(PartyTable):
         self.ranges = unit if ranges is None else self._numbers(ranges, "ranges")
         self._check_ranges()
 
+    def in_order(self, rows: NDArray[Any]) -> Floats:
+        """Return the features of some rows as the table has them: to the bit in each run."""
+        return self.features_of(np.sort(rows))
+
     def folds(
         self, rows: NDArray[np.intp], folds: int, key: AlignmentKey | None
     ) -> NDArray[np.intp]:

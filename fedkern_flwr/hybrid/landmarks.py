@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoint import write_atomically
-from ..errors import OptionError
+from ..errors import OptionError, ProtocolError
 
 Floats = NDArray[np.float64]
 Sampling = Literal["U", "N", "C"]
@@ -192,11 +192,21 @@ class PairSecret:
         """Return it; nothing if there is none."""
         return self.file.read_bytes() if self.file is not None and self.file.is_file() else b""
 
-    def keep(self, secret: bytes) -> bool:
-        """Keep another one; tell whether there is a place for it."""
+    def take(self, made: bytes, *, lasting: bool) -> tuple[bytes, bool]:
+        """Return that of earlier runs, or one that was ``made``, and whether it is for a run only.
+
+        Raises
+        ------
+        ProtocolError
+            There is none of earlier runs.
+        """
+        if lasting:
+            if not (kept := self.read()):
+                raise ProtocolError("it has no secret of an earlier run", code="FK-ASKED-SECRET")
+            return kept, False
         if self.file is not None:
-            write_atomically(self.file, secret, private=True)
-        return self.file is not None
+            write_atomically(self.file, made, private=True)
+        return made, self.file is None
 
     def told(self, session: str) -> str:
         """Return a digest by which the server sees that both holders have the same."""

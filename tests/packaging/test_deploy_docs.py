@@ -68,7 +68,9 @@ def test_node_configurations_of_the_page_are_read_by_the_apps() -> None:
     assert {config["num-partitions"] for config in configs} == {3}
     for config in configs:
         assert set(config) <= node_keys("fed_cg") | node_keys("align")
-        left_out = "label-column scaling sep decimal na encoder categories category-key"
+        left_out = (
+            "label-column scaling sep decimal na dates header encoder categories category-key"
+        )
         left_out += " identity-key trusted-keys"
         assert node_keys("ranges") - set(config) <= set(left_out.split())
 
