@@ -187,17 +187,18 @@ class HybridKernelClient(TableClient):
 
     def describe(self, request: DescribeRequest) -> wire.HybridDescribeReply:
         """Tell who this is; see the message."""
-        return self.tell(
+        reply = self.tell(
             request,
             wire.HybridDescribeReply,
             block=self.block,
             seeded=self.landmark_seed is not None,
-            pair_digest=self._pair.told(request.session),
             square_bound=distance_bound(self.table.ranges, "rbf"),
             absolute_bound=distance_bound(self.table.ranges, "laplacian"),
             fold_rows=self.policy.min_own_rows,
             fold_sum_rows=self.policy.min_sum_rows,
         )
+        told = self._pair.told(request.session) if self.ledger.begun else ""
+        return replace(reply, pair_digest=told)
 
     def answer(self, request: Any, method: Any) -> Any:
         """Take up the settings or the distances that come along, before a handler."""

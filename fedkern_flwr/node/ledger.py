@@ -235,6 +235,11 @@ class ClientLedger:
             return b""
         return secrets.token_bytes(KEY_BYTES) if self._file is None else self._file.split_key()
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is a ledger: to look is not to begin one."""
+        return self._file is not None and self._file.exists
+
     def lasting_secret(self, purpose: bytes) -> bytes | None:
         """Return 32 bytes that this node draws for a purpose and keeps, None without a folder.
 

@@ -254,6 +254,6 @@ def test_the_table_has_a_line_for_each_viewer_and_one_for_many(
     )
     monkeypatch.setattr(audit, "ATTACKS", rows)
     assert run(["audit"]) == 0
-    said = capsys.readouterr().err
+    said = capsys.readouterr().out
     assert all(line in said for line in ("sum 0", "sum 1", "most of 5: sum 4"))
     assert not any(line in said for line in ("sum 2", "sum 3"))

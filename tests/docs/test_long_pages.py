@@ -54,7 +54,7 @@ def run_blocks(folder: Path, *left_out: str) -> str:
 def accuracies(printed: str) -> list[float]:
     """Return the accuracy of each run of the app; in one more exchange hospitals share a secret."""
     found = re.findall(r"accuracy on new patients: (\S+), (\d+) exchanges", printed)
-    assert [exchanges for _, exchanges in found] == ["6", "6", "6"][: len(found)]
+    assert [exchanges for _, exchanges in found] == ["5", "5", "5"][: len(found)]
     return [float(accuracy) for accuracy, _ in found]
 
 
