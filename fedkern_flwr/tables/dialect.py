@@ -269,6 +269,8 @@ def read_plainly(
                 units[name] = written.unit
             if written.limits:
                 limits[name] = written.limits
+    if dialect.decimal is not None:  # what is no decimal mark may be one of thousands
+        read = {name: _without_thousands(cells, dialect.decimal) for name, cells in read.items()}
     commas: Collection[str] = read if dialect.decimal == "," else ()
     if dialect.decimal is None and dialect.sep is not None:
         commas = _with_commas(read, source, dialect.sep)
@@ -401,10 +403,23 @@ def _has_comma(cells: Any) -> bool:
     return pa.types.is_string(cells.type) and pc.any(pc.match_substring(cells, ",")).as_py()
 
 
+def _without_thousands(cells: Any, decimal: Decimal) -> Any:
+    """Return a column without marks of thousands, if each of its numbers may have one."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    mark, how, like = _FRACTIONS[decimal == ","]
+    if not pa.types.is_string(cells.type) or not (numbers := _count(cells, how)):
+        return cells
+    if numbers != _count(cells, like) or not _all_numbers(cells):
+        return cells
+    return pc.replace_substring(cells, mark, "")
+
+
 def _mixed(source: str) -> TableError:
     return TableError(
         f"some numbers of {source} have a decimal comma, others a decimal point",
-        remedy="say which it is with --decimal",
+        remedy="say which it is with --decimal; the other then marks thousands where it can",
         code="FK-DECIMAL-MIXED",
     )
 

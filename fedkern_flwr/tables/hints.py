@@ -56,7 +56,7 @@ def hint(
         return (f"{column!r} is read as text: some of its numbers begin with 0",)
     text = f"{numbers} of {known} cells look like numbers" + " with a decimal comma" * bool(commas)
     text += f", {limits} have a mark such as <" * bool(limits)
-    remedies = ["--decimal , reads them unless commas mark thousands"] if commas else []
+    remedies = ["--decimal , reads them, --decimal . if commas mark thousands"] if commas else []
     if numbers < known:
         remedies.append("--na names what marks a missing cell")
     text = f"{column!r} is read as text: {text}; {', '.join(remedies)}"

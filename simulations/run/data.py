@@ -30,6 +30,7 @@ from fedkern_flwr.tables.table import (
     Note,
     Table,
     choose_columns,
+    how_many,
     listing,
     without_missing,
 )
@@ -342,7 +343,7 @@ def _near_notes(table: Table) -> tuple[str, ...]:
         if column in table.columns and len(names) <= _MOST_NEAR:
             pairs = [f"{a} and {b}" for a, b in combinations(names, 2) if _are_near(a, b)]
             if pairs:
-                plain = f"{column!r} has {len(pairs)} pairs of names that may be one"
+                plain = f"{column!r} has {how_many(len(pairs), 'pair')} of names that may be one"
                 notes.append(Note(f"{plain}: {listing(pairs)}", plain))
     return tuple(notes)
 
