@@ -107,7 +107,8 @@ def two_valued(points: Floats) -> NDArray[np.bool_]:
     guesses = (np.arange(1, 1 << r)[:, None] >> np.arange(r) & 1).astype(np.float32)
     free, rest = effects[:, 1:].astype(np.float32), np.setdiff1d(np.arange(n), chosen)
     for row in rest:  # the first is 0: a column and its opposite are one
-        value = guesses @ free[row]
+        with np.errstate(invalid="ignore", over="ignore"):  # where chosen rows nearly depend
+            value = guesses @ free[row]
         guesses = guesses[np.abs(value - (value > 0.5)) < _NEAR]
     values = effects[:, 1:] @ guesses.T.astype(np.float64)
     fitted = lifted @ np.linalg.lstsq(lifted, (values > 0.5).astype(np.float64), rcond=None)[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversation import asked
+from conversation import asked, forgetful
 from zoo import WAYS
 
 from fedkern_flwr import strategies
@@ -150,6 +150,7 @@ def test_covariances_show_no_row_with_a_rare_value(
 def test_a_row_that_many_hospitals_name_is_one_row(monkeypatch: Any) -> None:
     """Else a value that one row has would be that of seven, and not rare."""
     one = asked("fed-cg, normal landmarks", "hybrid-moments at hospital: moments")
+    one.client = forgetful(one.client)  # of sums of other tests
     summed, moments = [], fed_cg.moment_sums
     monkeypatch.setattr(
         fed_cg, "moment_sums", lambda x, *more: summed.append(x) or moments(x, *more)
