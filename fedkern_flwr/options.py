@@ -100,7 +100,11 @@ class Declared:
             remedy = "use a finite number"
         elif math.isfinite(low) and math.isfinite(high):
             brackets = "(["[low == self.least] + ")]"[high == self.most]
-            remedy = f"use a value in {brackets[0]}{low:g}, {high:g}{brackets[1]}"
+            ends = [
+                f"{end:.0f}" if end % 1 == 0 and abs(end) < 1e9 else f"{end:g}"
+                for end in (low, high)
+            ]
+            remedy = f"use a value in {brackets[0]}{', '.join(ends)}{brackets[1]}"
         elif math.isfinite(high):
             remedy = f"use less than {high:g}" if high == self.below else f"use at most {high:g}"
         elif low == self.least:
