@@ -368,25 +368,29 @@ def _unit_notes(table: Table, files: Sequence[str]) -> tuple[str, ...]:
 def _leak_notes(table: Table) -> tuple[str, ...]:
     """Return a note of each column that tells one of two classes from the other alone.
 
-    Half of the rows say which values, or categories, have the second class; the others are judged.
+    Each half of the rows is judged by what the other says of values or categories: the lesser AUC
+    of both counts.
     """
     if table.y is None or len(known := np.unique(table.y[np.isfinite(table.y)])) != 2:
         return ()
     rows = np.random.default_rng(0).permutation(np.flatnonzero(np.isfinite(table.y)))
-    second = table.y == known[1]
-    first, rest = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+    second, halves = table.y == known[1], np.array_split(rows, 2)
     notes = []
     for name, values in zip(table.columns, table.x.T, strict=True):
-        if name in table.categories:
-            of = np.nan_to_num(values, nan=len(table.categories[name])).astype(np.intp)
-            sizes = np.bincount(of[first], minlength=of.max() + 1)
-            hits = np.bincount(of[first], second[first], minlength=of.max() + 1)
-            values = ((hits + 0.5) / (sizes + 1.0))[of]
-        area = _area(values[rest], second[rest])
-        if max(area, 1.0 - area) >= _LEAK:
+        areas = []
+        for first, rest in (halves, halves[::-1]):
+            scores = values
+            if name in table.categories:
+                of = np.nan_to_num(values, nan=len(table.categories[name])).astype(np.intp)
+                sizes = np.bincount(of[first], minlength=of.max() + 1)
+                hits = np.bincount(of[first], second[first], minlength=of.max() + 1)
+                scores = ((hits + 0.5) / (sizes + 1.0))[of]
+            area = _area(scores[rest], second[rest])
+            areas.append(max(area, 1.0 - area))
+        if min(areas) >= _LEAK:
             notes.append(
-                f"{name!r} alone tells the classes apart (AUC {max(area, 1.0 - area):.3f}): a "
-                f"possible leak; --ignore {name!r} leaves it out"
+                f"{name!r} alone tells the classes apart (AUC {min(areas):.3f}): a possible leak; "
+                f"--ignore {name!r} leaves it out"
             )
     return tuple(notes)
 
