@@ -411,7 +411,8 @@ def _without_thousands(cells: Any, decimal: Decimal) -> Any:
     mark, how, like = _FRACTIONS[decimal == ","]
     if not pa.types.is_string(cells.type) or not (numbers := _count(cells, how)):
         return cells
-    if numbers != _count(cells, like) or not _all_numbers(cells):
+    mixed = _count(cells, _FRACTIONS[decimal != ","][1])  # then nothing is certain
+    if mixed or numbers != _count(cells, like) or not _all_numbers(cells):
         return cells
     return pc.replace_substring(cells, mark, "")
 
