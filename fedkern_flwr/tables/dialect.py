@@ -26,6 +26,7 @@ DIALECT = ("sep", "decimal", "na", "dates", "header", "class_of")
 #: Different labels of text among which there may be numbers.
 MOST_CLASSES = 20
 _SAMPLE = 1 << 18  # characters of which the separator is told
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how a file in UTF-16 begins
 _LATIN = "cp1252"  # what text files without Unicode are in most often
 _MARKS = ("?", "#N/A", "<NA>", "n/a")  # beside those that say nothing but that a cell is missing
 _COMMA = r"(?i)^[+-]?(\d+,\d*|,\d+)(e[+-]?\d+)?$"
@@ -143,7 +144,7 @@ def encoding_of(path: Path) -> str:
     decoder = codecs.getincrementaldecoder("utf-8")()
     with _binary(path) as file:
         block = file.read(_SAMPLE)
-        if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        if block.startswith(_UTF16):
             return "utf-16"
         try:
             while block:
@@ -162,8 +163,7 @@ def _binary(path: Path) -> Any:
 def _open(path: Path) -> io.TextIOWrapper:
     """Open a text file to look at its lines."""
     with _binary(path) as file:
-        utf16 = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    encoding = "utf-16" if utf16 else "utf-8-sig"
+        encoding = "utf-16" if file.read(2) in _UTF16 else "utf-8-sig"
     return io.TextIOWrapper(_binary(path), encoding=encoding, errors="replace", newline="")
 
 
@@ -387,10 +387,8 @@ def _with_commas(columns: Mapping[str, Any], source: str, sep: str) -> list[str]
         for mark in marks:
             numbers, thousands = counts[mark]
             (unclear if numbers == thousands else clear)[mark].append(name)
-    if (
-        sep == "," and not clear[","]
-    ):  # numbers in quotes that may have marks of thousands tell nothing
-        unclear[","] = []
+    if sep == "," and not clear[","]:
+        unclear[","] = []  # numbers in quotes that may have marks of thousands tell nothing
     if (unclear[","] and (clear["."] or unclear["."])) or (clear[","] and unclear["."]):
         raise _mixed(source)
     return clear[","] + unclear[","]
