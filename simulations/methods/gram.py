@@ -19,6 +19,7 @@ from fedkern_flwr.judging.judges import FIND_RARE
 from fedkern_flwr.reporting import whether_converged
 from fedkern_flwr.secure_sum import check_cohort
 from fedkern_flwr.strategy import logger
+from fedkern_flwr.tables.dialect import DIALECT
 
 from ... import strategies
 from ...strategies import FedCFK, PhaseStrategy, SecureGram
@@ -268,12 +269,7 @@ _OF_TABLES = (
     "target",
     "id_column",
     "site_column",
-    "sep",
-    "decimal",
-    "na",
-    "dates",
-    "header",
-    "class_of",
+    *DIALECT,
     "use",
     "ignore",
     "common_columns",

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedkern_flwr.errors import FedKernError, OptionError, TableError
 from fedkern_flwr.registered import find_method, registered
+from fedkern_flwr.tables.dialect import DIALECT
 
 from ...methods.labelled_data import LabelledSettings
 from ...methods.references import ALONE, FED_AVG
@@ -32,12 +33,7 @@ _SHARED = (
     "site_column",
     "party",
     "scaling",
-    "sep",
-    "decimal",
-    "na",
-    "dates",
-    "header",
-    "class_of",
+    *DIALECT,
     "use",
     "ignore",
     "common_columns",
