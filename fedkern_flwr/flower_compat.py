@@ -359,6 +359,7 @@ class _Exchanges:
     def _fail(self, state: Any, store: Any, reason: str) -> None:
         """Answer the message with an error."""
         error, own = Error(CLIENT_RAISED, reason), self._message.metadata.message_id
+        state.store_message(self._message)  # else it is not known what answering it took
         state.record_message_processing_start(message_id=own)
         state.record_message_processing_end(message_id=own)
         self._loop._insert_message(Message(error, reply_to=self._message), state, store)
