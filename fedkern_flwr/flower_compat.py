@@ -166,36 +166,26 @@ def quiet_flower(level: int = logging.WARNING) -> None:
 # -- a warm node: what Flower offers to whoever runs a SuperNode's tasks (isolation ``process``)
 
 #: What the SuperNode tells the process that keeps it, a word and a number on a line of its own: a
-#: message of this run comes; all of it is there, as this task; this task is over, since its run is;
-#: nothing is left of the message.
+#: message of this run comes, or a part of it; all of it is there, as this task; this task is over,
+#: since its run is; nothing is left of the message.
 COMES, THERE, STOPPED, DONE = "@comes", "@there", "@stopped", "@done"
 CONTENT_SECONDS = 60.0  # after which a message of which no further part comes is given up
 _SOON, _SHARE_OF_IDLE = 0.5, 0.05  # seconds to the next request at least; share of the idle time
 _UNANSWERED = "the process that answered the message ended without a reply"
-_GLANCE, _ASK_RUN = (
-    0.1,
-    5.0,
-)  # seconds from one look for a reply, and for a stopped run, to the next
+_GLANCE, _ASK_RUN = 0.1, 5.0  # seconds from one look for a reply, for the run, to the next
 
-#: What is used of the module of Flower's loop, and of the state that it is called with.
+#: What is used of the module of Flower's loop, and parameters of the functions among it.
 _USED = {
     "_pull_and_store_message": "state object_store receive get_run pull_object",
     "_push_messages": "state object_store",
     "_insert_message": "msg state store",
-    "iterate_object_tree": "",
-    "NodeState.create_task": "",
-    "NodeState.finish_task": "task_id sub_status details",
-    "NodeState.get_tasks": "task_ids",
-    "NodeState.get_messages_legacy": "is_reply",
-    "NodeState.delete_messages": "",
-    "NodeState.record_message_processing_start": "message_id",
-    "NodeState.record_message_processing_end": "message_id",
-    "ObjectStore.get_object_tree": "object_id",
-    "ObjectStore.clear": "",
-    "RunNotRunningException": "",
-    "SubStatus.FAILED": "",
-    "time.sleep": "",
 }
+_USED |= dict.fromkeys(("iterate_object_tree", "RunNotRunningException", "SubStatus"), "")
+_STATE = "create_task finish_task get_tasks store_message get_messages_legacy delete_messages"
+_STATE += " record_message_processing_start record_message_processing_end"
+_USED |= {f"NodeState.{name}": "" for name in _STATE.split()}
+_USED |= {f"ObjectStore.{name}": "" for name in ("get", "get_object_tree", "clear")}
+_USED |= {f"time.{name}": "" for name in ("sleep", "monotonic")}
 
 
 class _EagerClock:
@@ -244,24 +234,16 @@ class _Exchanges:
         self._clock = loop.time = _EagerClock(loop.time)
         self._message: Any = None
         self._task: int | None = None
-        self._why = ""  # the process of the task ended
-        self._get_run: Callable[[int], Any] = lambda run: None
+        self._why = ""  # why the process of the task has ended
+        self._get_run: Any = None
         loop._pull_and_store_message, loop._push_messages = self.pull, self.push
 
-    def pull(
-        self,
-        *,
-        state: Any,
-        object_store: Any,
-        receive: Callable[[], Any],
-        get_run: Callable[[int], Any],
-        pull_object: Callable[[int, str], bytes],
-        **calls: Any,
-    ) -> int | None:
+    def pull(self, *, state: Any, object_store: Any, **calls: Any) -> int | None:
         """Take a message, and make its task once all parts of it are there."""
+        receive, pull_object = calls["receive"], calls["pull_object"]
         wanted: dict[str, Any] = {}
         came = self._clock.monotonic()
-        self._message, self._task, self._why, self._get_run = None, None, "", get_run
+        self._message, self._task, self._why, self._get_run = None, None, "", calls["get_run"]
 
         def create_task(**about: Any) -> int:
             wanted.update(about)
@@ -276,15 +258,16 @@ class _Exchanges:
         def pulled(run_id: int, object_id: str) -> bytes:
             nonlocal came
             try:
-                content = pull_object(run_id, object_id)
+                content: bytes = pull_object(run_id, object_id)
             except Exception:
                 if self._clock.monotonic() > came + CONTENT_SECONDS:
                     raise TimeoutError("its parts do not come") from None
                 raise
             came = self._clock.monotonic()
+            print(COMES, run_id, flush=True)
             return content
 
-        calls |= {"receive": received, "get_run": get_run, "pull_object": pulled}
+        calls |= {"receive": received, "pull_object": pulled}
         late = _Instead(state, "create_task", create_task)
         run: int | None = self._pull(state=late, object_store=object_store, **calls)
         if run is not None and wanted:
@@ -374,9 +357,9 @@ def mend_supernode(loop: Any, describe: Callable[[str, str], str], words: int = 
     """Make a SuperNode poll eagerly, and end with each message all that belongs to it.
 
     It asks for messages every 0.5 s while there are some, and every 3 s when idle. Flower has no
-    option for it. It was tried with 1.42.0; in 1.41.0 the files that it changes are the same. Where
-    something is missing that it uses, the SuperNode stays as Flower makes it, and a warning says
-    so.
+    option for it. It was tried with 1.42.0 on real servers and with 1.41.0, whose files are the
+    same, in one process. Where something is missing that it uses, the SuperNode stays as Flower
+    makes it, and a warning says so.
 
     Parameters
     ----------

@@ -194,8 +194,7 @@ class NodeStatus:
             The file cannot be read, or a node of another release has written it.
         """
         try:
-            values: dict[str, Any] = json.loads((folder / FILE).read_text())
-            found = cls(**values)
+            found = cls(**json.loads((folder / FILE).read_text()))
             _time(found.written)
             return found
         except FileNotFoundError:
@@ -267,52 +266,46 @@ def write_metrics(
     new.replace(file)
 
 
-_Family = tuple[str, str, str, list[_Sample]]
+_Family = tuple[str, str, str, float | list[_Sample]]
 
 
 def _families(
     status: NodeStatus, totals: LedgerTotals | None, max_evaluations: int | None
 ) -> Iterator[_Family]:
     """Yield name, type, meaning and samples."""
-
-    def one(name: str, kind: str, text: str, value: float) -> _Family:
-        return name, kind, text, [("", value)]
-
     info = f'{{version="{status.version}"}}'
     yield "info", "gauge", "Release of fedkern-flwr.", [(info, 1)]
-    yield one("written_timestamp_seconds", "gauge", "When this was written.", time.time())
-    yield one("connected", "gauge", "Whether the SuperLink is reached.", status.connected)
-    yield one("start_timestamp_seconds", "gauge", "When it was started.", timestamp(status.started))
-    yield one("busy_messages", "gauge", "Messages being answered.", status.busy)
-    yield one("messages_total", "counter", "Messages taken.", status.messages)
-    yield one("failures_total", "counter", "Messages that ended in an error.", status.failures)
+    yield "written_timestamp_seconds", "gauge", "When this was written.", time.time()
+    yield "connected", "gauge", "Whether the SuperLink is reached.", status.connected
+    yield "start_timestamp_seconds", "gauge", "When it was started.", timestamp(status.started)
+    yield "busy_messages", "gauge", "Messages being answered.", status.busy
+    yield "messages_total", "counter", "Messages taken.", status.messages
+    yield "failures_total", "counter", "Messages that ended in an error.", status.failures
     since = [(f'{{run="{status.run}"}}', timestamp(status.message_since))] if status.run else []
     yield "message_start_timestamp_seconds", "gauge", "When the message at hand came.", since
-    yield one("stuck", "gauge", "Whether the message at hand should be over.", bool(status.stuck))
+    yield "stuck", "gauge", "Whether the message at hand should be over.", bool(status.stuck)
     answered = status.messages - status.busy
     took = [("_sum", status.message_seconds), ("_count", answered)]
     yield "message_seconds", "summary", "What answering took.", took
-    cpu = "Time of the processors for answering."
-    yield one("client_cpu_seconds_total", "counter", cpu, status.cpu_seconds)
-    last = "When the last message was taken, 0 for none."
-    yield one("last_message_timestamp_seconds", "gauge", last, timestamp(status.last_message))
+    yield "client_cpu_seconds_total", "counter", "Time of processors.", status.cpu_seconds
+    last = timestamp(status.last_message)
+    yield "last_message_timestamp_seconds", "gauge", "When the last one was taken, or 0.", last
     if totals is not None:
-        yield one("runs_total", "counter", "Runs in the ledger.", totals.runs)
-        yield one("sums_total", "counter", "Sums in the ledger.", totals.sums)
+        yield "runs_total", "counter", "Runs in the ledger.", totals.runs
+        yield "sums_total", "counter", "Sums in the ledger.", totals.sums
         refused = [(f'{{rule="{rule}"}}', float(n)) for rule, n in totals.refusals.items()]
         yield "refusals_total", "counter", "Refusals in the ledger.", refused
-        told = "How often figures about the same held-out rows were told, at most."
-        yield one("evaluations_told", "gauge", told, totals.told)
+        yield "evaluations_told", "gauge", "How often the same rows were.", totals.told
     if max_evaluations is not None:
-        allowed = "How often they may be told."
-        yield one("evaluations_allowed", "gauge", allowed, max_evaluations)
+        yield "evaluations_allowed", "gauge", "How many may be told.", max_evaluations
 
 
 def _lines(families: Iterable[_Family]) -> Iterator[str]:
     for name, kind, text, samples in families:
         full = f"{_PREFIX}_{name}"
         yield f"# HELP {full} {text}\n# TYPE {full} {kind}\n"
-        yield from (f"{full}{rest} {float(value):.15g}\n" for rest, value in samples)
+        every = samples if isinstance(samples, list) else [("", samples)]
+        yield from (f"{full}{rest} {float(value):.15g}\n" for rest, value in every)
 
 
 # -- what keeps them
@@ -374,8 +367,8 @@ class NodeReport:
             self._await(self._longest, f"answering it takes longer than {self._longest:g} s")
 
     def comes(self, run: str) -> None:
-        """Note that a message of a run is being received."""
-        self.status.run, self.status.message_since = run, utc_now()
+        """Note that a message of a run comes, or a part of it."""
+        self.status.run, self.status.message_since = run, self.status.message_since or utc_now()
         self._await(CONTENT_SECONDS, f"parts of it are missing after {CONTENT_SECONDS:g} s")
 
     def there(self) -> None:

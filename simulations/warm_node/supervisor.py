@@ -42,13 +42,12 @@ from .start import NO_THREADS, NodeSettings
 _HOST = "127.0.0.1"
 _LOOK = 1.0  # seconds from one look at what is overdue to the next
 _AGAIN = 1.0  # seconds until who asks for tasks is started again
-_ASKS, _FEEDS = "executor", "feeder"
+_ASKS = "executor"
 #: Why a SuperNode ends that nobody has told to: so it does where its signature is not taken.
 _REFUSED = (
     ": the SuperLink refuses what it signs; its clock is wrong by more than five minutes, or its "
     "key is no longer registered"
 )
-_ENDS = (signal.SIGTERM, signal.SIGINT)
 _LONGEST = 1 << 20  # bytes of a line
 _TASKS = "/proc/self/task"  # Linux: a folder per thread
 _PARENT_GONE = 1  # PR_SET_PDEATHSIG of prctl
@@ -148,11 +147,8 @@ class WarmNode:
             arguments += ["--superexec-auth-secret-file", str(file)]
             gc.collect()
             gc.freeze()
-            self._supernode = self._fork(
-                LogReader(SUPERNODE),
-                lambda: run_supernode(arguments, describe_unanswered),
-                signal.SIGTERM,
-            )
+            log, told = LogReader(SUPERNODE), (arguments, describe_unanswered)
+            self._supernode = self._fork(log, lambda: run_supernode(*told), signal.SIGTERM)
             self._feed()
             code = None
             try:
@@ -176,34 +172,24 @@ class WarmNode:
         self._selector.register(started.output, selectors.EVENT_READ, started.pid)
         return started
 
-    def _ask(self, free: int) -> Forked:
+    def _ask(self) -> None:
         """Start who asks for tasks."""
         work = self.address, self._secret
-        asking = self._fork(LogReader(_ASKS), lambda: ask_for_tasks(*work), signal.SIGKILL)
-        os.write(asking.input, FREE * free)
-        return asking
+        busy = sum(bool(one.task) for one in self._running.values())
+        self._asking = self._fork(LogReader(_ASKS), lambda: ask_for_tasks(*work), signal.SIGKILL)
+        _tell(self._asking, FREE * (self.settings.max_processes - busy))
 
     def _feed(self) -> None:
         """Start what writes the rows that come to a socket into the node's file."""
-        fed = fed_by_socket(self.config)
-        if fed is not None:
-            self._feeding = self._fork(LogReader(_FEEDS), lambda: feed(*fed), signal.SIGKILL)
+        if (fed := fed_by_socket(self.config)) is not None:
+            self._feeding = self._fork(LogReader("feeder"), lambda: feed(*fed), signal.SIGKILL)
 
     def _answer(self, token: str, run: int, task: str) -> None:
         """Have a copy of this process answer the message of a task."""
-        own = self.settings
-
-        def work() -> None:
-            answer(
-                self.address,
-                token,
-                seconds=own.message_seconds,
-                gigabytes=own.message_gigabytes,
-                threads=own.threads,
-            )
-
+        work = self.address, token, self.settings
         try:
-            self._fork(LogReader("client", run), work, signal.SIGKILL).task = task
+            client = LogReader("client", run)
+            self._fork(client, lambda: answer(*work), signal.SIGKILL).task = task
         except OSError as error:
             self._say(
                 f"a message of run {run} cannot be answered ({error.strerror}); allow this user "
@@ -220,9 +206,7 @@ class WarmNode:
 
     def _reap(self) -> int | None:
         """Note who has ended; return the exit code once the SuperNode has or this one is to."""
-        if self._ending:
-            return 0
-        while True:
+        while not self._ending:
             pid, status, used = os.wait4(-1, os.WNOHANG)
             if not pid:
                 return None
@@ -231,25 +215,19 @@ class WarmNode:
             code = os.waitstatus_to_exitcode(status)
             ended = self._forget(pid)
             if ended is self._supernode:
-                self._say(
-                    f"the SuperNode has ended with exit code {code}{'' if code else _REFUSED}"
-                )
+                why = "" if code else _REFUSED
+                self._say(f"the SuperNode has ended with exit code {code}{why}")
                 return code if code > 0 else 1
             if ended.task:
                 self._note_end(ended, code)
-                cpu, stopped = used.ru_utime + used.ru_stime, ended.stopped
-                seconds = time.monotonic() - ended.began
-                self.report.ended(seconds, cpu, failed=code != 0 and not stopped)
+                cpu, seconds = used.ru_utime + used.ru_stime, time.monotonic() - ended.began
+                self.report.ended(seconds, cpu, failed=code != 0 and not ended.stopped)
                 _tell(self._asking, FREE)
-            elif ended is self._feeding:
-                self._say("what takes the rows of the stream has ended; started again")
+            else:
+                self._say(f"the {ended.log.source} has ended; started again")
                 time.sleep(_AGAIN)
-                self._feed()
-            elif ended is self._asking:
-                self._say("who asks for tasks has ended; started again")
-                time.sleep(_AGAIN)
-                busy = sum(bool(one.task) for one in self._running.values())
-                self._asking = self._ask(self.settings.max_processes - busy)
+                self._feed() if ended is self._feeding else self._ask()
+        return 0
 
     def _note_end(self, ended: Forked, code: int) -> None:
         """Say how a process has ended that answered a message."""
@@ -314,20 +292,13 @@ class WarmNode:
 
     def _wake_on_signals(self) -> None:
         reading, writing = os.pipe()
-        os.set_blocking(reading, False)
-        os.set_blocking(writing, False)
+        for end in (reading, writing):
+            os.set_blocking(end, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         self._selector.register(reading, selectors.EVENT_READ, None)
-
-        def end(number: int, frame: FrameType | None) -> None:
-            self._ending = number
-
-        def reload(number: int, frame: FrameType | None) -> None:
-            self._reload = True
-
-        for number in _ENDS:
-            signal.signal(number, end)
-        signal.signal(signal.SIGHUP, reload)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _: setattr(self, "_ending", number))
+        signal.signal(signal.SIGHUP, lambda *_: setattr(self, "_reload", True))
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def _read(self) -> None:
@@ -359,7 +330,7 @@ class WarmNode:
         self.report.line(line)
         if connection(line) and self._asking is None:  # its port is its own from here on
             self._secret_file.unlink(missing_ok=True)
-            self._asking = self._ask(self.settings.max_processes)
+            self._ask()
         out = line.to_json() if self.settings.log_format == "json" else f"{utc_now()} {text}"
         with suppress(OSError):  # a log that nobody reads, or a full disk, ends no run
             os.write(1, f"{out}\n".encode(errors="replace"))
@@ -439,7 +410,10 @@ def fork(work: Callable[[], None], log: LogReader, *, end_with: signal.Signals) 
         os.setpgid(0, 0)  # what is sent to a group, as by a terminal, is for the parent to handle
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        _end_with_parent(parent, end_with)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PARENT_GONE, end_with)
+            if os.getppid() != parent:  # it has ended already
+                os._exit(1)
         for stream, pipe in enumerate((told, writing, writing)):
             os.dup2(pipe, stream)
         os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # pipes of the others
@@ -471,14 +445,6 @@ def refuse_threads() -> None:
             else "a package among the registered methods starts threads when it is imported",
             code="FK-NODE-THREADS",
         )
-
-
-def _end_with_parent(parent: int, number: signal.Signals) -> None:
-    """Have this process end when its parent does, however that ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PARENT_GONE, number)
-        if os.getppid() != parent:  # it has ended already
-            os._exit(1)
 
 
 def limit(seconds: float, gigabytes: float) -> None:
@@ -545,11 +511,11 @@ def ask_for_tasks(address: str, secret: bytes) -> None:
             free, hinted = free - 1, time.monotonic()
 
 
-def answer(address: str, token: str, *, seconds: float, gigabytes: float, threads: int) -> None:
+def answer(address: str, token: str, settings: NodeSettings) -> None:
     """Answer the message of one task, within limits."""
     sys.stdin.close()
-    threadpool_limits(threads)
-    limit(seconds, gigabytes)
+    threadpool_limits(settings.threads)
+    limit(settings.message_seconds, settings.message_gigabytes)
     answer_task(address, token, os.getppid())
 
 

@@ -39,9 +39,9 @@ def asking(address, secret):
         print("hinted" if told == b"h" else "free", flush=True)
     time.sleep(600)
 
-def answer(address, token, **limits):
+def answer(address, token, settings):
     from fedkern_flwr.simulations.warm_node.supervisor import limit
-    limit(limits["seconds"], limits["gigabytes"])
+    limit(settings.message_seconds, settings.message_gigabytes)
     print("answering", token, os.getpid(), os.getppid(), flush=True)
     exec({work!r})
     print("answered", token, flush=True)
