@@ -142,6 +142,11 @@ def mark_error(text: str) -> str:
     return text if text.startswith(_MARK) else f"{_MARK}{text}"
 
 
+def describe_unanswered(problem: str, code: str) -> str:
+    """Return the reason of the error that a node sends in place of the reply of its client."""
+    return mark_error(f"EngineError: {EngineError(problem, code=code)}")
+
+
 def count_failures(failures: Mapping[int, Failure] | None) -> str:
     """Return failures by reason in brackets, to be added to a sentence."""
     kinds = Counter(str(failure) for failure in (failures or {}).values())

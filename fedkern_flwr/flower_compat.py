@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import inspect
 import logging
+import os
+import select
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.client import Client, NumPyClient
 
 logger = logging.getLogger("fedkern_flwr")
@@ -23,11 +27,15 @@ logger = logging.getLogger("fedkern_flwr")
 __all__ = [
     "ACTOR_DIED",
     "CLIENT_RAISED",
+    "COMES",
     "CONNECTED",
     "DISCONNECTED",
+    "DONE",
     "MESSAGE_LOST",
     "NODE_UNAVAILABLE",
     "RUN_OF_MESSAGE",
+    "STOPPED",
+    "THERE",
     "Client",
     "Control",
     "NumPyClient",
@@ -38,9 +46,9 @@ __all__ = [
     "empty_run",
     "is_simulated",
     "is_started_for_message",
+    "mend_supernode",
     "message_round_trip",
     "patient",
-    "poll_eagerly",
     "quiet_flower",
     "run_supernode",
     "set_task_identity",
@@ -157,9 +165,27 @@ def quiet_flower(level: int = logging.WARNING) -> None:
 
 # -- a warm node: what Flower offers to whoever runs a SuperNode's tasks (isolation ``process``)
 
-#: What a SuperNode prints when a message is there for whoever asks for tasks.
-MESSAGE_ARRIVED = "Received successfully"
+#: What the SuperNode tells the process that keeps it, a word and a number on a line of its own: a
+#: message of this run comes, or a part of it; all of it is there, as this task; this task is over,
+#: since its run is; nothing is left of the message.
+COMES, THERE, STOPPED, DONE = "@comes", "@there", "@stopped", "@done"
+CONTENT_SECONDS = 60.0  # after which a message of which no further part comes is given up
 _SOON, _SHARE_OF_IDLE = 0.5, 0.05  # seconds to the next request at least; share of the idle time
+_UNANSWERED = "the process that answered the message ended without a reply"
+_GLANCE, _ASK_RUN = 0.1, 5.0  # seconds from one look for a reply, for the run, to the next
+
+#: What is used of the module of Flower's loop, and parameters of the functions among it.
+_USED = {
+    "_pull_and_store_message": "state object_store receive get_run pull_object",
+    "_push_messages": "state object_store",
+    "_insert_message": "msg state store",
+}
+_USED |= dict.fromkeys(("iterate_object_tree", "RunNotRunningException", "SubStatus"), "")
+_STATE = "create_task finish_task get_tasks store_message get_messages_legacy delete_messages"
+_STATE += " record_message_processing_start record_message_processing_end"
+_USED |= {f"NodeState.{name}": "" for name in _STATE.split()}
+_USED |= {f"ObjectStore.{name}": "" for name in ("get", "get_object_tree", "clear")}
+_USED |= {f"time.{name}": "" for name in ("sleep", "monotonic")}
 
 
 class _EagerClock:
@@ -182,40 +208,195 @@ class _EagerClock:
         self._clock.sleep(min(seconds, max(_SOON, idle * _SHARE_OF_IDLE)))
 
 
-def poll_eagerly(loop: Any) -> None:
-    """Make a SuperNode ask for messages every 0.5 s while there are some, every 3 s when idle.
+class _Instead:
+    """A node's state of which one method is another."""
 
-    Flower has no option for it. Of the releases that are allowed, 1.41 and 1.42, it was tried with
-    1.42.0 only. Where the names that it replaces are missing, the SuperNode stays as Flower makes
-    it, and a warning says so.
+    def __init__(self, state: Any, name: str, method: Callable[..., Any]) -> None:
+        self._state = state
+        setattr(self, name, method)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+
+class _Exchanges:
+    """A SuperNode's loop in which every message ends with all that belongs to it.
+
+    Flower makes the task of a message before it pulls the parts of the message, leaves it behind
+    when the run is stopped meanwhile, and then takes any reply for that of the next message. Here a
+    task is made when its message is there as a whole, a reply goes to the message that it answers,
+    and a run that is stopped ends the wait for one. One message is under way at a time.
+    """
+
+    def __init__(self, loop: Any, describe: Callable[[str, str], str], words: int) -> None:
+        self._loop, self._describe, self._words = loop, describe, words
+        self._pull, self._push = loop._pull_and_store_message, loop._push_messages
+        self._clock = loop.time = _EagerClock(loop.time)
+        self._message: Any = None
+        self._task: int | None = None
+        self._why = ""  # why the process of the task has ended
+        self._get_run: Any = None
+        loop._pull_and_store_message, loop._push_messages = self.pull, self.push
+
+    def pull(self, *, state: Any, object_store: Any, **calls: Any) -> int | None:
+        """Take a message, and make its task once all parts of it are there."""
+        receive, pull_object = calls["receive"], calls["pull_object"]
+        wanted: dict[str, Any] = {}
+        came = self._clock.monotonic()
+        self._message, self._task, self._why, self._get_run = None, None, "", calls["get_run"]
+
+        def create_task(**about: Any) -> int:
+            wanted.update(about)
+            return 0  # of no task: what is done with it does nothing
+
+        def received() -> Any:
+            if (found := receive()) is not None:
+                self._message = found[0]
+                print(COMES, self._message.metadata.run_id, flush=True)
+            return found
+
+        def pulled(run_id: int, object_id: str) -> bytes:
+            nonlocal came
+            try:
+                content: bytes = pull_object(run_id, object_id)
+            except Exception:
+                if self._clock.monotonic() > came + CONTENT_SECONDS:
+                    raise TimeoutError("its parts do not come") from None
+                raise
+            came = self._clock.monotonic()
+            print(COMES, run_id, flush=True)
+            return content
+
+        calls |= {"receive": received, "pull_object": pulled}
+        late = _Instead(state, "create_task", create_task)
+        run: int | None = self._pull(state=late, object_store=object_store, **calls)
+        if run is not None and wanted:
+            self._task = state.create_task(**wanted)
+            print(THERE, self._task, flush=True)
+        elif run is None and self._message is not None:
+            self._forget(state, object_store)
+            if wanted:  # the server hears of it at once; that of a stopped run takes no reply
+                run = self._message.metadata.run_id
+                problem = "the parts of the message did not come"
+                self._fail(state, object_store, self._describe(problem, "FK-NODE-CONTENT"))
+        return run
+
+    def push(self, *, state: Any, object_store: Any, **calls: Any) -> None:
+        """Wait for the reply and send it; forget what is left of the message."""
+        try:
+            if self._task is not None:
+                replies = [self._reply(state, object_store)]
+                state = _Instead(state, "get_messages_legacy", lambda **_: replies)
+            self._push(state=state, object_store=object_store, **calls)
+        except self._loop.RunNotRunningException:
+            state.finish_task(self._task, self._loop.SubStatus.STOPPED, "the run was stopped")
+            print(STOPPED, self._task, flush=True)
+        finally:
+            self._forget(state, object_store)
+            self._clock.note_message()
+
+    def _reply(self, state: Any, store: Any) -> Any:
+        """Wait for the reply, or make an error where the client has ended without one.
+
+        Raises
+        ------
+        RunNotRunningException
+            The run has been stopped.
+        """
+        own, found, asked = self._message.metadata, None, self._clock.monotonic()
+        while True:
+            self._hear(state)
+            (task,) = state.get_tasks(task_ids=[self._task])
+            for reply in state.get_messages_legacy(is_reply=True):
+                if reply.metadata.reply_to_message_id == own.message_id:
+                    found = reply
+            if found is not None and self._whole(found, store):
+                return found
+            if task.finished_at:
+                self._fail(state, store, self._why or self._describe(_UNANSWERED, "FK-NODE-ENDED"))
+            if self._clock.monotonic() > asked + _ASK_RUN:
+                asked = self._clock.monotonic()
+                with suppress(Exception):  # a SuperLink that does not answer now
+                    self._get_run(own.run_id)
+
+    def _hear(self, state: Any) -> None:
+        """Wait a moment for what the keeper says: which processes have ended, by task, and why."""
+        if not select.select([self._words], [], [], _GLANCE)[0]:
+            return
+        told = os.read(self._words, 1 << 16)  # all that a pipe holds: every line is whole
+        if not told:  # the keeper is gone, and this process ends too
+            time.sleep(_GLANCE)
+        for line in told.decode().splitlines():
+            task, _, why = line.partition(" ")
+            if int(task) == self._task:
+                self._why = why
+            state.finish_task(int(task), self._loop.SubStatus.FAILED, why)
+
+    def _whole(self, reply: Message, store: Any) -> bool:
+        """Tell whether all parts of a reply are here; a process may end before it has sent them."""
+        with suppress(Exception):  # they were given up
+            tree = store.get_object_tree(reply.metadata.message_id)
+            return all(store.get(o.object_id) for o in self._loop.iterate_object_tree(tree))
+        return False
+
+    def _fail(self, state: Any, store: Any, reason: str) -> None:
+        """Answer the message with an error."""
+        error, own = Error(CLIENT_RAISED, reason), self._message.metadata.message_id
+        state.store_message(self._message)  # else it is not known what answering it took
+        state.record_message_processing_start(message_id=own)
+        state.record_message_processing_end(message_id=own)
+        self._loop._insert_message(Message(error, reply_to=self._message), state, store)
+
+    def _forget(self, state: Any, store: Any) -> None:
+        state.delete_messages()
+        store.clear()
+        print(DONE, flush=True)
+
+
+def mend_supernode(loop: Any, describe: Callable[[str, str], str], words: int = 0) -> None:
+    """Make a SuperNode poll eagerly, and end with each message all that belongs to it.
+
+    It asks for messages every 0.5 s while there are some, and every 3 s when idle. Flower has no
+    option for it. It was tried with 1.42.0 on real servers and with 1.41.0, whose files are the
+    same, in one process. Where something is missing that it uses, the SuperNode stays as Flower
+    makes it, and a warning says so.
 
     Parameters
     ----------
     loop : module
-        ``flwr.supernode.start_client_internal``; its ``time`` and ``_push_messages`` are replaced.
+        ``flwr.supernode.start_client_internal``; its ``time``, ``_pull_and_store_message`` and
+        ``_push_messages`` are replaced.
+    describe : callable
+        Makes of a problem and its code the reason of an error that the server reads.
+    words : int (default: 0)
+        File descriptor: a line with a task, a space and such a reason says that the process that
+        answered it has ended.
     """
-    clock, push = getattr(loop, "time", None), getattr(loop, "_push_messages", None)
-    if not (hasattr(clock, "sleep") and hasattr(clock, "monotonic") and callable(push)):
+    missing = [name for name, parameters in _USED.items() if not _has(loop, name, parameters)]
+    if missing:
         logger.warning(
-            "this release of Flower has no start_client_internal.time or _push_messages: "
-            "the node asks for messages every 3 s, as a stock SuperNode does"
+            "this release of Flower has no %s as they are known: the node asks for messages every "
+            "3 s and may wait for a stopped run, as a stock SuperNode does",
+            ", ".join(missing),
         )
-        return
-    eager = _EagerClock(clock)
-
-    def push_and_note(*args: Any, **named: Any) -> None:
-        push(*args, **named)
-        eager.note_message()
-
-    loop.time, loop._push_messages = eager, push_and_note
+    else:
+        _Exchanges(loop, describe, words)
 
 
-def run_supernode(arguments: Sequence[str]) -> None:
-    """Be a SuperNode as ``flower-supernode`` with these arguments is, but poll more eagerly."""
+def _has(loop: Any, name: str, parameters: str) -> bool:
+    """Tell whether a module has something, with parameters of these names."""
+    for part in name.split("."):
+        loop = getattr(loop, part, None)
+    known = inspect.signature(loop).parameters if loop and parameters else ()
+    return loop is not None and set(parameters.split()) <= set(known)
+
+
+def run_supernode(arguments: Sequence[str], describe: Callable[[str, str], str]) -> None:
+    """Be a SuperNode as ``flower-supernode`` is, but see :func:`mend_supernode`."""
     from flwr.supernode import start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
-    poll_eagerly(start_client_internal)
+    mend_supernode(start_client_internal, describe)
     sys.argv = ["flower-supernode", *arguments]
     flower_supernode()
 
@@ -266,8 +447,8 @@ class TaskQueue:
             ],
         )
 
-    def take(self) -> tuple[str, int] | None:
-        """Return the token and the run of a task that waits, if there is one.
+    def take(self) -> tuple[str, int, int] | None:
+        """Return the token, the run and the number of a task that waits, if there is one.
 
         Raises
         ------
@@ -282,8 +463,8 @@ class TaskQueue:
             found = self._client.AcquireTask(AcquireTaskRequest(supported_task_types=kinds))
         except httpx.TransportError:
             raise ConnectionError from None
-        has_task = found.HasField("task") and found.token
-        return (str(found.token), int(found.task.run_id)) if has_task else None
+        task, token = found.task, str(found.token)
+        return (token, int(task.run_id), int(task.task_id)) if token else None
 
 
 # -- a coordinator: what the command ``flwr`` does, without a process for each

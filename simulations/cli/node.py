@@ -93,7 +93,7 @@ def start_node(
         max_processes=max_processes,
         message_seconds=message_seconds,
         message_gigabytes=message_gigabytes,
-        metrics="" if metrics is None else str(metrics.resolve()),
+        metrics=metrics and str(metrics.resolve()),
         log_format=log_format,
     )
     sys.stdout.flush()

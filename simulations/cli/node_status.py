@@ -12,10 +12,11 @@ import typer
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.guard.totals import ledger_totals
 
-from ..warm_node.status import NodeStatus
+from ..warm_node.report import NodeStatus
 
 CONNECTED, NOT_CONNECTED, NOT_RUNNING = 0, 1, 3
 
+_STUCK = "stuck"
 _STATES = {CONNECTED: "connected", NOT_CONNECTED: "not connected", NOT_RUNNING: "not running"}
 
 
@@ -28,8 +29,8 @@ def show_status(
 ) -> int:
     """Show whether a node of 'fedkern node start' is connected, and what it has answered.
 
-    Exit code 0: connected; 1: it runs, and is not connected or says nothing any more; 2: bad
-    input; 3: it does not run.
+    Exit code 0: connected; 1: it runs, and is not connected, is stuck on a message, or says nothing
+    any more; 2: bad input; 3: it does not run.
     """
     if not state_dir.is_dir():
         raise OptionError(
@@ -41,7 +42,8 @@ def show_status(
     code, state = _state(status, max_age)
     told: dict[str, Any] = {"state": state}
     if status is not None:
-        told |= {**asdict(status), "connected": code == CONNECTED}
+        connected = code == CONNECTED or state.startswith(_STUCK)
+        told |= {**asdict(status), "connected": connected}
     told["ledger"] = None if totals is None else asdict(totals)
     if as_json:
         typer.echo(json.dumps(told, indent=2))
@@ -57,6 +59,9 @@ def _state(status: NodeStatus | None, max_age: float) -> tuple[int, str]:
         return NOT_RUNNING, _STATES[NOT_RUNNING]
     if status.age > max_age:
         return NOT_CONNECTED, f"silent for {status.age:.0f} s"
+    if status.connected and status.stuck:
+        help_ = "stop that run with flwr stop, else start the node again"
+        return NOT_CONNECTED, f"{_STUCK} on a message of run {status.run}: {status.stuck}; {help_}"
     code = CONNECTED if status.connected else NOT_CONNECTED
     return code, _STATES[code]
 
@@ -73,6 +78,10 @@ def _rows(told: dict[str, Any]) -> list[tuple[str, str]]:
             ("SuperLink", told["superlink"]),
             ("process", f"{told['pid']}, started {told['started']}, release {told['version']}"),
             ("messages", answered),
+            (
+                "message at hand",
+                f"since {told['message_since']}, run {told['run']}" if told["run"] else "-",
+            ),
             ("last message", told["last_message"] or "-"),
             ("last error", told["last_error"] or "-"),
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import ipaddress
+from inspect import signature
 from pathlib import Path
 
 from cryptography import x509
@@ -30,17 +31,8 @@ def make_certificates(folder: Path, days: float = 365.0) -> None:
     authority, server = ec.generate_private_key(_CURVE()), ec.generate_private_key(_CURVE())
     name = _name("fedkern-flwr deployment")
     key_id = x509.SubjectKeyIdentifier.from_public_key(authority.public_key())
-    signs = x509.KeyUsage(
-        digital_signature=False,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=True,
-        crl_sign=True,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    uses = dict.fromkeys(signature(x509.KeyUsage).parameters, False)
+    signs = x509.KeyUsage(**uses | {"key_cert_sign": True, "crl_sign": True})
     root = (
         _certificate(name, name, authority.public_key(), days)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)

@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from fedkern_flwr.checkpoint import write_atomically
@@ -42,11 +41,9 @@ _LOOK = 0.5  # seconds from one look at nodes and runs to the next
 #: there may find it taken when it comes to listen on it.
 _PORTS, _TRIES = range(16_384, 32_768), 100
 _QUOTED = 300  # characters of a log in an error
-_FINISHED = "finished"
 _SWIFT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}  # seconds; Flower's default is 1
 #: What the command line of Flower, SuperLink and SuperNodes start.
-_PROGRAMS = (*(f"flower-{n}" for n in ("superlink", "supernode", "superexec")), "flwr-serverapp")
-_PROGRAMS += ("flwr-clientapp",)
+_PROGRAMS = "flower-superlink flower-supernode flower-superexec flwr-serverapp flwr-clientapp"
 _REFUSED = ("Failed to activate SuperNode", "Exit Code: 304", "Exit Code: 305")
 
 Say = Callable[[str], None]
@@ -115,12 +112,7 @@ class LocalDeployment:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Stop everything, unless it is to be kept."""
         if not self.keep or kind is not None:
             self.processes.stop()
@@ -148,33 +140,26 @@ class LocalDeployment:
         command += ["--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.pem"]
         command += ["--ssl-keyfile", keys / "server.key"]
         command += ["--disable-runtime-dependency-installation"]
-        self._start_server("SuperLink", command)
+        log, deadline = self.folder / "superlink.log", time.monotonic() + _START
+        self.processes.start("SuperLink", command, log)
         self._control = Control(self.address, keys / "ca.crt")
-
-    def _start_server(self, name: str, command: Sequence[str | Path]) -> None:
-        """Start a server at the address of the SuperLink, and wait until it answers."""
-        log = self.folder / f"{name.lower()}.log"
-        self.processes.start(name, command, log)
-        deadline = time.monotonic() + _START
-        context = ssl.create_default_context(cafile=str(self.folder / "keys" / "ca.crt"))
-        while time.monotonic() < deadline and name not in self.processes.ended():
+        context = ssl.create_default_context(cafile=str(keys / "ca.crt"))
+        while time.monotonic() < deadline and "SuperLink" not in self.processes.ended():
             try:
                 url = f"https://{self.address}/health"
-                with urllib.request.urlopen(url, timeout=2, context=context) as reply:
-                    if reply.status == 200:
-                        return
+                with urllib.request.urlopen(url, timeout=2, context=context):
+                    return  # anything but a success raises
             except OSError as error:
                 reason = getattr(error, "reason", None)
                 if isinstance(reason, ssl.SSLCertVerificationError):
                     raise EngineError(
-                        f"the certificate in {self.folder / 'keys'} does not hold "
-                        f"({reason.verify_message})",
+                        f"the certificate in {keys} does not hold ({reason.verify_message})",
                         remedy="remove ca.crt there for another, or set the clock",
                         code="FK-DEPLOY-CERTIFICATE",
                     ) from None
                 time.sleep(0.1)
         raise EngineError(
-            f"the {name} does not come up", remedy=f"read {log}", code="FK-DEPLOY-ENDED"
+            "the SuperLink does not come up", remedy=f"read {log}", code="FK-DEPLOY-ENDED"
         )
 
     def register(self, numbers: Sequence[int] | range) -> None:
@@ -202,7 +187,7 @@ class LocalDeployment:
         command += ["--host", _HOST, "--port", str(port), "--node-config", str(config)]
         if self.warm:
             command = node_command(self.address, config, arguments, port)
-        self.processes.start(node_name(number), command, folder / "supernode.log")
+        self.processes.start(f"node {number}", command, folder / "supernode.log")
 
     def node_folder(self, number: int) -> Path:
         """Return the folder of a node."""
@@ -220,17 +205,15 @@ class LocalDeployment:
         deadline = time.monotonic() + _START
         while True:
             self._refuse_ended()
-            online = self._ask(Control.online)
-            if online >= len(self.nodes):
+            if (online := self._ask(Control.online)) >= len(self.nodes):
                 return
             if time.monotonic() > deadline:
-                break
+                raise EngineError(
+                    f"{online} of {len(self.nodes)} nodes are connected after {_START:.0f} s",
+                    remedy=f"read nodes/*/supernode.log in {self.folder}",
+                    code="FK-DEPLOY-CONNECT",
+                )
             time.sleep(_LOOK)
-        raise EngineError(
-            f"{online} of {len(self.nodes)} nodes are connected after {_START:.0f} s",
-            remedy=f"read nodes/*/supernode.log in {self.folder}",
-            code="FK-DEPLOY-CONNECT",
-        )
 
     def _refuse_ended(self) -> None:
         for name in self.processes.ended():
@@ -279,7 +262,7 @@ class LocalDeployment:
             try:
                 status = self._ask(lambda control: control.status(run_id))
                 heard = time.monotonic()
-                if status.startswith(_FINISHED):
+                if status.startswith("finished"):
                     return status
             except EngineError:
                 if "SuperLink" in self.processes.ended():
@@ -340,18 +323,13 @@ def refuse_missing(path: str) -> None:
     ------
     OptionError
     """
-    missing = [name for name in _PROGRAMS if shutil.which(name, path=path) is None]
+    missing = [name for name in _PROGRAMS.split() if shutil.which(name, path=path) is None]
     if missing:
         raise OptionError(
             f"{', '.join(missing)} not found beside {Path(sys.executable).name} or on the path",
             remedy="pip install flwr into the environment of this command",
             code="FK-PACKAGE-MISSING",
         )
-
-
-def node_name(number: int) -> str:
-    """Return how messages name a node."""
-    return f"node {number}"
 
 
 def free_port(ports: Sequence[int] = _PORTS) -> int:

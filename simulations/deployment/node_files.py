@@ -22,13 +22,7 @@ NodeConfig = dict[str, str | int | float | bool]
 
 _SECRETS = ("alignment_key", "landmark_seed", "frequency_seed")
 _SECRET_BYTES = 32
-_PLAIN = (
-    "role",
-    "group",
-    "block",
-    "label_bound",
-    "allow_single",
-)
+_PLAIN = ("role", "group", "block", "label_bound", "allow_single")
 _ID, _LABEL = "id", "label"
 
 

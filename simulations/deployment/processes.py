@@ -8,19 +8,11 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import EngineError
 from fedkern_flwr.private_files import open_private
-
-
-@dataclass
-class _Started:
-    name: str
-    process: subprocess.Popen[bytes]
-    log: Path
 
 
 class Processes:
@@ -41,7 +33,7 @@ class Processes:
 
     def __init__(self, environment: Mapping[str, str], pids: Path, grace: float = 10.0) -> None:
         self.environment, self.pids, self._grace = dict(environment), pids, grace
-        self._started: dict[str, _Started] = {}
+        self._started: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
 
     def start(self, name: str, command: Sequence[str | Path], log: Path) -> int:
         """Start a process, which may not run yet; return its id.
@@ -67,7 +59,7 @@ class Processes:
                 remedy="pip install fedkern-flwr into the environment of this command",
                 code="FK-PACKAGE-MISSING",
             ) from None
-        self._started[name] = _Started(name, process, log)
+        self._started[name] = process, log
         self._note()
         return process.pid
 
@@ -77,19 +69,19 @@ class Processes:
 
     def pid(self, name: str) -> int:
         """Return the id of a process."""
-        return self._started[name].process.pid
+        return self._started[name][0].pid
 
     def ended(self) -> list[str]:
         """Return the processes that have ended by themselves."""
-        return [s.name for s in self._started.values() if s.process.poll() is not None]
+        return [name for name, (own, _) in self._started.items() if own.poll() is not None]
 
     def log_of(self, name: str) -> Path:
         """Return the log of a process."""
-        return self._started[name].log
+        return self._started[name][1]
 
     def end(self, name: str) -> None:
         """Let a process end by itself; kill it if it does not."""
-        process = self._started[name].process
+        process, _ = self._started[name]
         _signal(process, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(self._grace)
@@ -97,14 +89,14 @@ class Processes:
 
     def kill(self, name: str) -> None:
         """Kill a process with all it has started, without a chance to say goodbye."""
-        started = self._started.pop(name)
-        _signal(started.process, signal.SIGKILL)
-        started.process.wait()
+        process, _ = self._started.pop(name)
+        _signal(process, signal.SIGKILL)
+        process.wait()
         self._note()
 
     def stop(self) -> None:
         """Stop all, the last one first; kill what has not ended in time, or at another Ctrl-C."""
-        running = [s.process for s in reversed(self._started.values())]
+        running = [process for process, _ in reversed(self._started.values())]
         try:
             for process in running:
                 _signal(process, signal.SIGTERM)
@@ -121,8 +113,8 @@ class Processes:
             self.pids.unlink(missing_ok=True)
 
     def _note(self) -> None:
-        ids = [str(s.process.pid) for s in self._started.values()]
-        write_atomically(self.pids, ("\n".join(ids) + "\n").encode(), private=True)
+        ids = "".join(f"{process.pid}\n" for process, _ in self._started.values())
+        write_atomically(self.pids, ids.encode(), private=True)
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -1,26 +1,314 @@
-"""What a node tells those who watch it while it runs: its status, and figures for Prometheus."""
+"""What a node tells those who watch it: its log, its status, and figures for Prometheus.
+
+The status is ``node-status.json`` of its state-dir. It has times, counts and lines that the node
+itself writes: nothing of its data, and of what a client prints nothing, since a traceback may quote
+a cell.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+import os
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from fedkern_flwr.errors import FedKernError
+from fedkern_flwr import __version__
+from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.errors import FedKernError, OptionError
+from fedkern_flwr.flower_compat import CONNECTED, CONTENT_SECONDS, DISCONNECTED, RUN_OF_MESSAGE
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.policy import read_policy
 from fedkern_flwr.guard.totals import LedgerTotals, ledger_totals
 from fedkern_flwr.plain_text import plain_line
 
-from .log import SUPERNODE, Line, connection
-from .metrics import write_metrics
-from .status import NodeStatus, utc_now
+FILE = "node-status.json"
 
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_ENDED = "ZX"  # states of a process that is over and that nobody has asked for yet
+_STARTED = 19  # place of the start time in /proc/PID/stat, counted from behind the name
+
+SUPERNODE = "supernode"
+
+# As Flower prints it, "INFO :  text", with the time where it logs more, and as uvicorn does.
+_LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ?(?:\d{4}-\d\d-\d\d [\d:,]+ ?)?:( |$)")
+_LONGEST, _LONGEST_ERROR = 10_000, 200  # characters of a line, and of one about an error
+
+_PREFIX = "fedkern_node"
+_READABLE = 0o644  # the collector is another user; there are counts in it
+
+_Sample = tuple[str, float]  # what stands behind the name, and the value
 KEEPER = "node"  # source of the lines of the process that keeps the others
 WRITTEN = 10.0  # seconds at most from one writing of the status to the next
 
-_LONGEST = 200  # characters of a line about an error
+
+# -- its log
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a log.
+
+    Attributes
+    ----------
+    source : str
+        Who printed it: ``supernode``, ``executor``, ``client`` or ``node``, which keeps them.
+    text : str
+        What it says, without colours and the level.
+    level : str
+        ``DEBUG``, ``INFO``, ``WARNING``, ``ERROR`` or ``CRITICAL``; of a line that states none,
+        such as those of a traceback, the level of the line before.
+    run : int, optional
+        The run that it is about, if it is known.
+    """
+
+    source: str
+    text: str
+    level: str = "INFO"
+    run: int | None = None
+
+    def to_json(self) -> str:
+        """Return it as one JSON object on a line."""
+        run = {} if self.run is None else {"run": str(self.run)}  # more digits than a double has
+        about = {"time": utc_now(), "level": self.level, "source": self.source, **run}
+        return json.dumps({**about, "text": self.text}, ensure_ascii=False)
+
+
+class LogReader:
+    """Makes lines of what one process prints.
+
+    Parameters
+    ----------
+    source : str
+        Who prints.
+    run : int, optional
+        The run that all of it is about.
+    """
+
+    def __init__(self, source: str, run: int | None = None) -> None:
+        self.source, self.run, self._level = source, run, "INFO"
+
+    def line(self, printed: str) -> Line:
+        """Return the parts of a line that was printed, which comes without its end."""
+        text = plain_line(printed, _LONGEST)
+        found = _LEVEL.match(text)
+        if found is not None:
+            self._level, text = found[1], text[found.end() :]
+        else:  # of a traceback
+            text = " " * (len(printed) - len(printed.lstrip(" "))) + text
+        about = re.match(RUN_OF_MESSAGE, text)
+        if about is not None and self.source == SUPERNODE:
+            self.run = int(about[1])
+        return Line(self.source, text, self._level, self.run)
+
+
+def connection(line: Line) -> bool | None:
+    """Tell from a line of the SuperNode whether it reaches the SuperLink; None if it says neither.
+
+    Only what the SuperNode itself prints counts.
+    """
+    if line.source != SUPERNODE:
+        return None
+    if line.text.startswith(CONNECTED):
+        return True
+    return False if line.text.startswith(DISCONNECTED) else None
+
+
+# -- its status
+
+
+@dataclass
+class NodeStatus:
+    """What a node says of itself; times are UTC.
+
+    Attributes
+    ----------
+    superlink : str
+        Address of the SuperLink.
+    pid : int
+        The node's process.
+    process : str
+        When that process was started, as the system tells: what distinguishes it from a later one
+        of the same number.
+    version : str
+        Of fedkern-flwr.
+    started, written : str
+        When the node was started, and when this was written.
+    connected : bool
+        Whether its SuperNode reaches the SuperLink.
+    connected_since : str
+        Since when; empty if it does not.
+    busy : int
+        Messages that are being answered.
+    run, message_since : str
+        The run of the message at hand, and when it came; empty if there is none.
+    stuck : str
+        What is wrong with it, if it should be over by now.
+    messages, failures : int
+        Messages that were taken, and those that ended in an error or whose process died.
+    message_seconds, cpu_seconds : float
+        What answering them took, and of that of the processors.
+    last_message : str
+        When the last one was taken.
+    last_error : str
+        The last line about something that went wrong at the node itself.
+    """
+
+    superlink: str
+    pid: int = field(default_factory=os.getpid)
+    process: str = field(default_factory=lambda: started_at(os.getpid()))
+    version: str = __version__
+    started: str = field(default_factory=lambda: utc_now())
+    written: str = ""
+    connected: bool = False
+    connected_since: str = ""
+    busy: int = 0
+    run: str = ""
+    message_since: str = ""
+    stuck: str = ""
+    messages: int = 0
+    failures: int = 0
+    message_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    last_message: str = ""
+    last_error: str = ""
+
+    def write(self, folder: Path) -> None:
+        """Write it into a folder, for this user's eyes only."""
+        self.written = utc_now()
+        text = json.dumps(asdict(self), indent=2)
+        write_atomically(folder / FILE, f"{text}\n".encode(), private=True)
+
+    @classmethod
+    def read(cls, folder: Path) -> Self | None:
+        """Return what a node has written into a folder; None if it never did.
+
+        Raises
+        ------
+        OptionError
+            The file cannot be read, or a node of another release has written it.
+        """
+        try:
+            found = cls(**json.loads((folder / FILE).read_text()))
+            _time(found.written)
+            return found
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError):
+            raise OptionError(
+                f"{FILE} in {folder} cannot be read",
+                remedy="ask as the user of the node, with the release that the node runs",
+                code="FK-NODE-STATUS",
+            ) from None
+
+    @property
+    def running(self) -> bool:
+        """Whether the process that wrote it is still there, and not another of its number."""
+        return bool(self.process) and started_at(self.pid) == self.process
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was written."""
+        return (datetime.now(UTC) - _time(self.written)).total_seconds()
+
+
+def started_at(pid: int) -> str:
+    """Return when a process was started, in the system's own words; empty if there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if fields[0] in _ENDED else f"{_BOOT.read_text().strip()} {fields[_STARTED]}"
+    except (OSError, IndexError):
+        return ""
+
+
+def utc_now() -> str:
+    """Return the time in UTC, to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def timestamp(text: str) -> float:
+    """Return a time of the status as seconds since 1970; 0 for none."""
+    return _time(text).timestamp() if text else 0.0
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+# -- its figures
+
+
+def write_metrics(
+    file: Path, status: NodeStatus, totals: LedgerTotals | None, max_evaluations: int | None
+) -> None:
+    """Write all figures of a node.
+
+    Parameters
+    ----------
+    file : Path
+        Replaced as a whole; its name must end with ``.prom`` for the collector.
+    status : NodeStatus
+        What the node says of itself.
+    totals : LedgerTotals, optional
+        Of its ledger, if it could be read.
+    max_evaluations : int, optional
+        Of its policy.
+    """
+    text = "".join(_lines(_families(status, totals, max_evaluations)))
+    new = file.with_name(f"{file.name}.new")
+    write_atomically(new, text.encode())
+    new.chmod(_READABLE)
+    new.replace(file)
+
+
+_Family = tuple[str, str, str, float | list[_Sample]]
+
+
+def _families(
+    status: NodeStatus, totals: LedgerTotals | None, max_evaluations: int | None
+) -> Iterator[_Family]:
+    """Yield name, type, meaning and samples."""
+    info = f'{{version="{status.version}"}}'
+    yield "info", "gauge", "Release of fedkern-flwr.", [(info, 1)]
+    yield "written_timestamp_seconds", "gauge", "When this was written.", time.time()
+    yield "connected", "gauge", "Whether the SuperLink is reached.", status.connected
+    yield "start_timestamp_seconds", "gauge", "When it was started.", timestamp(status.started)
+    yield "busy_messages", "gauge", "Messages being answered.", status.busy
+    yield "messages_total", "counter", "Messages taken.", status.messages
+    yield "failures_total", "counter", "Messages that ended in an error.", status.failures
+    since = [(f'{{run="{status.run}"}}', timestamp(status.message_since))] if status.run else []
+    yield "message_start_timestamp_seconds", "gauge", "When the message at hand came.", since
+    yield "stuck", "gauge", "Whether the message at hand should be over.", bool(status.stuck)
+    answered = status.messages - status.busy
+    took = [("_sum", status.message_seconds), ("_count", answered)]
+    yield "message_seconds", "summary", "What answering took.", took
+    yield "client_cpu_seconds_total", "counter", "Time of processors.", status.cpu_seconds
+    last = timestamp(status.last_message)
+    yield "last_message_timestamp_seconds", "gauge", "When the last one was taken, or 0.", last
+    if totals is not None:
+        yield "runs_total", "counter", "Runs in the ledger.", totals.runs
+        yield "sums_total", "counter", "Sums in the ledger.", totals.sums
+        refused = [(f'{{rule="{rule}"}}', float(n)) for rule, n in totals.refusals.items()]
+        yield "refusals_total", "counter", "Refusals in the ledger.", refused
+        yield "evaluations_told", "gauge", "How often the same rows were.", totals.told
+    if max_evaluations is not None:
+        yield "evaluations_allowed", "gauge", "How many may be told.", max_evaluations
+
+
+def _lines(families: Iterable[_Family]) -> Iterator[str]:
+    for name, kind, text, samples in families:
+        full = f"{_PREFIX}_{name}"
+        yield f"# HELP {full} {text}\n# TYPE {full} {kind}\n"
+        every = samples if isinstance(samples, list) else [("", samples)]
+        yield from (f"{full}{rest} {float(value):.15g}\n" for rest, value in every)
+
+
+# -- what keeps them
 
 
 class NodeReport:
@@ -36,6 +324,8 @@ class NodeReport:
         File for Prometheus.
     say : callable
         Told once what cannot be written.
+    longest : float (default: 3600.0)
+        Seconds that answering a message may take.
     pause : float (default: 2.0)
         Seconds at least from one writing of what has changed to the next.
     """
@@ -47,10 +337,12 @@ class NodeReport:
         metrics: Path | None = None,
         say: Callable[[str], None] = lambda _: None,
         *,
+        longest: float = 3600.0,
         pause: float = 2.0,
     ) -> None:
         self.status, self._pause = NodeStatus(superlink), pause
-        self.config, self.metrics, self.say = config, metrics, say
+        self.config, self.metrics, self.say, self._longest = config, metrics, say, longest
+        self._due, self._stuck = math.inf, ""
         self._totals: LedgerTotals | None = None
         self._changed, self._written, self._complained = True, -WRITTEN, False
 
@@ -62,7 +354,7 @@ class NodeReport:
             self.status.connected_since = utc_now() if found else ""
             self._changed = True
         if line.level in ("ERROR", "CRITICAL") and line.source in (SUPERNODE, KEEPER):
-            self.status.last_error = f"{utc_now()} {plain_line(line.text, _LONGEST)}"
+            self.status.last_error = f"{utc_now()} {plain_line(line.text, _LONGEST_ERROR)}"
             self._changed = True
 
     def began(self) -> None:
@@ -71,6 +363,26 @@ class NodeReport:
         self.status.busy += 1
         self.status.last_message = utc_now()
         self._changed = True
+        if self.status.run:
+            self._await(self._longest, f"answering it takes longer than {self._longest:g} s")
+
+    def comes(self, run: str) -> None:
+        """Note that a message of a run comes, or a part of it."""
+        self.status.run, self.status.message_since = run, self.status.message_since or utc_now()
+        self._await(CONTENT_SECONDS, f"parts of it are missing after {CONTENT_SECONDS:g} s")
+
+    def there(self) -> None:
+        """Note that all of the message is there, to be taken by a process that answers it."""
+        self._await(CONTENT_SECONDS, f"no process answers it after {CONTENT_SECONDS:g} s")
+
+    def done(self) -> None:
+        """Note that no message is at hand."""
+        self.status.run = self.status.message_since = ""
+        self._await(math.inf, "")
+
+    def _await(self, seconds: float, stuck: str) -> None:
+        """Expect the next step of the message at hand; say what is wrong if it does not come."""
+        self._due, self._stuck, self._changed = time.monotonic() + seconds, stuck, True
 
     def ended(self, seconds: float, cpu_seconds: float, *, failed: bool) -> None:
         """Count a message whose process has ended, with what it took."""
@@ -83,13 +395,17 @@ class NodeReport:
     def supernode_ended(self) -> None:
         """Note that the SuperNode is gone, and with it the connection."""
         self.status.connected, self.status.connected_since = False, ""
-        self.status.busy, self._changed = 0, True
+        self.status.busy = 0
+        self.done()
 
     def save(self, *, now: bool = False) -> None:
         """Write what has changed, but not too often; to be called every second or so.
 
         What cannot be written is said once and does not stop the node.
         """
+        stuck = self._stuck if time.monotonic() > self._due else ""
+        self._changed |= stuck != self.status.stuck
+        self.status.stuck = stuck
         passed = time.monotonic() - self._written
         if not now and passed < (self._pause if self._changed else WRITTEN):
             return
@@ -102,7 +418,7 @@ class NodeReport:
             self._complained = False
         except (OSError, FedKernError) as error:
             if not self._complained:
-                reason = getattr(error, "strerror", None) or plain_line(str(error), _LONGEST)
+                reason = getattr(error, "strerror", None) or plain_line(str(error), _LONGEST_ERROR)
                 self.say(f"status or metrics cannot be written: {reason}")
             self._complained = True
 

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,45 +56,32 @@ class NodeSettings:
     node_config: str
     supernode: Sequence[str]
     port: int
-    max_processes: int
-    message_seconds: float
-    message_gigabytes: float
-    threads: int
+    max_processes: int = 1
+    message_seconds: float = 3600.0
+    message_gigabytes: float = field(default_factory=lambda: round(_SHARE * _memory() / 1e9, 1))
+    threads: int = field(default_factory=lambda: _threads())
     metrics: str = ""
     log_format: LogFormat = "text"
     grace: float = 10.0
 
 
 def node_command(
-    superlink: str,
-    node_config: Path,
-    supernode: Sequence[str],
-    port: int,
-    *,
-    max_processes: int = 1,
-    message_seconds: float = 3600.0,
-    message_gigabytes: float | None = None,
-    **more: Any,
+    superlink: str, node_config: Path, supernode: Sequence[str], port: int, **more: Any
 ) -> list[str]:
-    """Return the command of a warm node; see :class:`NodeSettings`.
+    """Return the command of a warm node; see :class:`NodeSettings`, whose defaults ``None`` keeps.
 
     Its environment needs :data:`NO_THREADS`.
     """
-    if message_gigabytes is None:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        message_gigabytes = round(_SHARE * memory / 1e9, 1)
-    wanted = os.environ.get("OMP_NUM_THREADS", "")
-    threads = int(wanted) if wanted.isdigit() and int(wanted) else processors()
-    settings = NodeSettings(
-        superlink,
-        str(node_config.resolve()),
-        supernode,
-        port,
-        max_processes,
-        message_seconds,
-        message_gigabytes,
-        threads,
-        **more,
-    )
+    given = {name: value for name, value in more.items() if value is not None}
+    settings = NodeSettings(superlink, str(node_config.resolve()), supernode, port, **given)
     module = f"{__package__}.supervisor"
     return [sys.executable, "-P", "-m", module, json.dumps(asdict(settings))]
+
+
+def _memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _threads() -> int:
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return int(wanted) if wanted.isdigit() and int(wanted) else processors()

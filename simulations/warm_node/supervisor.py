@@ -6,54 +6,101 @@ is answered by a copy that ends with it. All it does itself is to read what the 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
+import resource
 import secrets
+import select
 import selectors
 import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 
-from fedkern_flwr.errors import FedKernError, OptionError
-from fedkern_flwr.flower_compat import MESSAGE_ARRIVED, run_supernode
+from threadpoolctl import threadpool_limits
+
+from fedkern_flwr import clients, flower_compat
+from fedkern_flwr.errors import EngineError, FedKernError, OptionError
+from fedkern_flwr.failure import describe_unanswered
+from fedkern_flwr.flower_compat import TaskQueue, answer_task, run_supernode
 from fedkern_flwr.node_config import read_config, reread_config
 from fedkern_flwr.online.stream_files import fed_by_socket
 
 from .feeder import feed
-from .forked import Forked, fork
-from .log import SUPERNODE, LogReader, connection
-from .report import KEEPER, NodeReport
-from .start import NodeSettings
-from .tasks import FREE, HINT, TASK, answer, ask_for_tasks, warm_up
+from .report import KEEPER, SUPERNODE, LogReader, NodeReport, connection, utc_now
+from .start import NO_THREADS, NodeSettings
 
 _HOST = "127.0.0.1"
 _LOOK = 1.0  # seconds from one look at what is overdue to the next
 _AGAIN = 1.0  # seconds until who asks for tasks is started again
-_ASKS, _FEEDS = "executor", "feeder"
+_ASKS = "executor"
 #: Why a SuperNode ends that nobody has told to: so it does where its signature is not taken.
 _REFUSED = (
     ": the SuperLink refuses what it signs; its clock is wrong by more than five minutes, or its "
     "key is no longer registered"
 )
-_ENDS = (signal.SIGTERM, signal.SIGINT)
 _LONGEST = 1 << 20  # bytes of a line
+_TASKS = "/proc/self/task"  # Linux: a folder per thread
+_PARENT_GONE = 1  # PR_SET_PDEATHSIG of prctl
+
+FREE, HINT = b"f", b"h"  # told to the one who asks: a process is free, a message is there
+TASK = "@task"  # first word of the line with which it tells of a task
+_SOON, _LATER = 0.05, 1.0  # seconds from one question to the next: after a hint, and else
+_FRESH = 0.5  # seconds for which a hint counts
+
+#: What the clients of all methods need.
+_WARM = (
+    "flwr.clientapp.utils",
+    "flwr.supernode.runtime.run_clientapp",
+    *(f"pyarrow.{name}" for name in ("compute", "csv", "parquet")),
+    *(f"scipy.{name}" for name in ("linalg", "optimize", "sparse", "spatial.distance", "special")),
+    "fedkern_flwr.registered",
+    "fedkern_flwr.simulations.apps.node",
+    "fedkern_flwr.tables.arrow",
+    "fedkern_flwr.tables.npz",
+    "fedkern_flwr.vertical.phase_training",
+)
 
 
 @dataclass
-class _Running:
-    """A process and the line that it has begun."""
+class Forked:
+    """A process that was forked.
 
-    process: Forked
+    Attributes
+    ----------
+    pid : int
+    output, input : int
+        File descriptors: from the one what it prints is read, the other is its standard input.
+    log : LogReader
+        Makes lines of what it prints.
+    rest : bytes
+        The line that it has begun.
+    task : str
+        Number of the task that it answers, if it is there for one.
+    began : float
+        When it was started.
+    overdue, stopped : bool
+        Whether it was killed since the message took too long, or since its run is over.
+    """
+
+    pid: int
+    output: int
+    input: int
     log: LogReader
     rest: bytes = b""
-    began: float = 0.0  # answers a message since then
+    task: str = ""
+    began: float = field(default_factory=time.monotonic)
+    overdue: bool = False
+    stopped: bool = False
 
 
 class WarmNode:
@@ -74,12 +121,15 @@ class WarmNode:
         self.settings = settings
         self.config = read_config(Path(settings.node_config))
         metrics = Path(settings.metrics) if settings.metrics else None
-        self.report = NodeReport(settings.superlink, self.config, metrics, self._say)
+        self.report = NodeReport(
+            settings.superlink, self.config, metrics, self._say, longest=settings.message_seconds
+        )
         self._log = LogReader(KEEPER)
         self.address = f"{_HOST}:{settings.port}"
         self._secret = secrets.token_bytes(32)
         self._selector = selectors.DefaultSelector()
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, Forked] = {}
+        self._supernode: Forked | None = None
         self._asking: Forked | None = None  # not before the SuperNode is there to be asked
         self._feeding: Forked | None = None  # where rows come to a socket
         self._ending, self._reload, self._stopping = 0, False, False
@@ -97,19 +147,19 @@ class WarmNode:
             arguments += ["--superexec-auth-secret-file", str(file)]
             gc.collect()
             gc.freeze()
-            reader = LogReader(SUPERNODE)
-            supernode = self._fork(reader, lambda: run_supernode(arguments), signal.SIGTERM)
+            log, told = LogReader(SUPERNODE), (arguments, describe_unanswered)
+            self._supernode = self._fork(log, lambda: run_supernode(*told), signal.SIGTERM)
             self._feed()
             code = None
             try:
                 while code is None:
                     self._read()
-                    code = self._reap(supernode.pid)
+                    code = self._reap()
                     self._kill_overdue()
                     self._read_config()
                     self.report.save()
             finally:
-                self._stop(supernode.pid)
+                self._stop()
                 self.report.supernode_ended()
                 self.report.save(now=True)
         return 128 + self._ending if self._ending else code
@@ -117,59 +167,46 @@ class WarmNode:
     # -- processes
 
     def _fork(self, log: LogReader, work: Callable[[], None], end: signal.Signals) -> Forked:
-        started = fork(work, end_with=end)
-        self._running[started.pid] = _Running(started, log)
+        started = fork(work, log, end_with=end)
+        self._running[started.pid] = started
         self._selector.register(started.output, selectors.EVENT_READ, started.pid)
         return started
 
-    def _ask(self, free: int) -> Forked:
+    def _ask(self) -> None:
         """Start who asks for tasks."""
         work = self.address, self._secret
-        asking = self._fork(LogReader(_ASKS), lambda: ask_for_tasks(*work), signal.SIGKILL)
-        os.write(asking.input, FREE * free)
-        return asking
+        busy = sum(bool(one.task) for one in self._running.values())
+        self._asking = self._fork(LogReader(_ASKS), lambda: ask_for_tasks(*work), signal.SIGKILL)
+        _tell(self._asking, FREE * (self.settings.max_processes - busy))
 
     def _feed(self) -> None:
         """Start what writes the rows that come to a socket into the node's file."""
-        fed = fed_by_socket(self.config)
-        if fed is not None:
-            self._feeding = self._fork(LogReader(_FEEDS), lambda: feed(*fed), signal.SIGKILL)
+        if (fed := fed_by_socket(self.config)) is not None:
+            self._feeding = self._fork(LogReader("feeder"), lambda: feed(*fed), signal.SIGKILL)
 
-    def _answer(self, token: str, run: int) -> None:
+    def _answer(self, token: str, run: int, task: str) -> None:
         """Have a copy of this process answer the message of a task."""
-        own = self.settings
-
-        def work() -> None:
-            answer(
-                self.address,
-                token,
-                seconds=own.message_seconds,
-                gigabytes=own.message_gigabytes,
-                threads=own.threads,
-            )
-
+        work = self.address, token, self.settings
         try:
-            started = self._fork(LogReader("client", run), work, signal.SIGKILL)
+            client = LogReader("client", run)
+            self._fork(client, lambda: answer(*work), signal.SIGKILL).task = task
         except OSError as error:
             self._say(
                 f"a message of run {run} cannot be answered ({error.strerror}); allow this user "
                 "more processes"
             )
-            self._tell(FREE)
+            self._unanswered(task, "no process could be started for the message")
+            _tell(self._asking, FREE)
             return
-        self._running[started.pid].began = time.monotonic()
         self.report.began()
 
-    def _tell(self, word: bytes) -> None:
-        if self._asking is not None:
-            with suppress(OSError):  # it has ended
-                os.write(self._asking.input, word)
+    def _unanswered(self, task: str, problem: str, code: str = "FK-NODE-ENDED") -> None:
+        """Have the SuperNode send an error in place of a reply, if it has none yet."""
+        _tell(self._supernode, f"{task} {describe_unanswered(problem, code)}\n".encode())
 
-    def _reap(self, supernode: int) -> int | None:
+    def _reap(self) -> int | None:
         """Note who has ended; return the exit code once the SuperNode has or this one is to."""
-        if self._ending:
-            return 0
-        while True:
+        while not self._ending:
             pid, status, used = os.wait4(-1, os.WNOHANG)
             if not pid:
                 return None
@@ -177,41 +214,51 @@ class WarmNode:
                 continue
             code = os.waitstatus_to_exitcode(status)
             ended = self._forget(pid)
-            if pid == supernode:
-                self._say(
-                    f"the SuperNode has ended with exit code {code}{'' if code else _REFUSED}"
-                )
+            if ended is self._supernode:
+                why = "" if code else _REFUSED
+                self._say(f"the SuperNode has ended with exit code {code}{why}")
                 return code if code > 0 else 1
-            if ended.began:
-                if code < 0:
-                    self._say(f"a message of run {ended.log.run} was ended by signal {-code}")
-                cpu = used.ru_utime + used.ru_stime
-                self.report.ended(time.monotonic() - ended.began, cpu, failed=code != 0)
-                self._tell(FREE)
-            elif ended.process is self._feeding:
-                self._say("what takes the rows of the stream has ended; started again")
+            if ended.task:
+                self._note_end(ended, code)
+                cpu, seconds = used.ru_utime + used.ru_stime, time.monotonic() - ended.began
+                self.report.ended(seconds, cpu, failed=code != 0 and not ended.stopped)
+                _tell(self._asking, FREE)
+            else:
+                self._say(f"the {ended.log.source} has ended; started again")
                 time.sleep(_AGAIN)
-                self._feed()
-            elif ended.process is self._asking:
-                self._say("who asks for tasks has ended; started again")
-                time.sleep(_AGAIN)
-                busy = sum(bool(one.began) for one in self._running.values())
-                self._asking = self._ask(self.settings.max_processes - busy)
+                self._feed() if ended is self._feeding else self._ask()
+        return 0
 
-    def _forget(self, pid: int) -> _Running:
+    def _note_end(self, ended: Forked, code: int) -> None:
+        """Say how a process has ended that answered a message."""
+        run = ended.log.run
+        if ended.stopped:
+            self._say(f"run {run} is over: what answered its message was ended", "INFO")
+            return
+        if code < 0:
+            self._say(f"a message of run {run} was ended by signal {-code}")
+        if ended.overdue:
+            longest = f"the message took longer than {self.settings.message_seconds:g} s"
+            self._unanswered(ended.task, longest, "FK-NODE-SECONDS")
+        elif code:
+            how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            self._unanswered(ended.task, f"the process that answered the message {how}")
+
+    def _forget(self, pid: int) -> Forked:
         self._take(pid, last=True)
         ended = self._running.pop(pid)
         with suppress(KeyError):  # it has closed its output before
-            self._selector.unregister(ended.process.output)
-        os.close(ended.process.output)
-        os.close(ended.process.input)
+            self._selector.unregister(ended.output)
+        os.close(ended.output)
+        os.close(ended.input)
         return ended
 
     def _kill_overdue(self) -> None:
         """Kill what did not end when its time was over: it is stuck where no signal reaches it."""
         longest = self.settings.message_seconds + self.settings.grace
         for pid, one in self._running.items():
-            if one.began and time.monotonic() > one.began + longest:
+            if one.task and time.monotonic() > one.began + longest:
+                one.overdue = True
                 os.kill(pid, signal.SIGKILL)
 
     def _read_config(self) -> None:
@@ -226,11 +273,11 @@ class WarmNode:
         except OptionError as error:
             self._say(f"the configuration stays as it was: {error}")
 
-    def _stop(self, supernode: int) -> None:
+    def _stop(self) -> None:
         """End all: the SuperNode may say goodbye, so that it is welcome at once."""
         self._stopping = True
-        for pid in self._running:
-            os.kill(pid, signal.SIGTERM if pid == supernode else signal.SIGKILL)
+        for pid, one in self._running.items():
+            os.kill(pid, signal.SIGTERM if one is self._supernode else signal.SIGKILL)
         deadline = time.monotonic() + self.settings.grace
         while self._running and time.monotonic() < deadline:
             self._read()
@@ -245,20 +292,13 @@ class WarmNode:
 
     def _wake_on_signals(self) -> None:
         reading, writing = os.pipe()
-        os.set_blocking(reading, False)
-        os.set_blocking(writing, False)
+        for end in (reading, writing):
+            os.set_blocking(end, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         self._selector.register(reading, selectors.EVENT_READ, None)
-
-        def end(number: int, frame: FrameType | None) -> None:
-            self._ending = number
-
-        def reload(number: int, frame: FrameType | None) -> None:
-            self._reload = True
-
-        for number in _ENDS:
-            signal.signal(number, end)
-        signal.signal(signal.SIGHUP, reload)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, _: setattr(self, "_ending", number))
+        signal.signal(signal.SIGHUP, lambda *_: setattr(self, "_reload", True))
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def _read(self) -> None:
@@ -272,10 +312,10 @@ class WarmNode:
         """Read what a process has printed, as much as a pipe holds; pass on whole lines."""
         source, block = self._running[pid], b""
         with suppress(BlockingIOError):
-            block = os.read(source.process.output, 1 << 16)
+            block = os.read(source.output, 1 << 16)
             if not block:  # closed, though the process may live on
                 with suppress(KeyError):
-                    self._selector.unregister(source.process.output)
+                    self._selector.unregister(source.output)
         *lines, source.rest = (source.rest + block).split(b"\n")
         if source.rest and (last or len(source.rest) > _LONGEST):
             lines.append(source.rest)
@@ -284,26 +324,205 @@ class WarmNode:
             self._line(source.log, line.decode(errors="replace"))
 
     def _line(self, log: LogReader, text: str) -> None:
-        if log.source == _ASKS and text.startswith(f"{TASK} "):
-            _, token, run = text.split()
-            if not self._stopping:
-                self._answer(token, int(run))
+        if log.source in (_ASKS, SUPERNODE) and text.startswith("@") and self._word(text.split()):
             return
         line = log.line(text)
         self.report.line(line)
-        if log.source == SUPERNODE:
-            if MESSAGE_ARRIVED in text:
-                self._tell(HINT)
-            if connection(line) and self._asking is None:  # its port is its own from here on
-                self._secret_file.unlink(missing_ok=True)
-                self._asking = self._ask(self.settings.max_processes)
-        out = line.to_json() if self.settings.log_format == "json" else text
+        if connection(line) and self._asking is None:  # its port is its own from here on
+            self._secret_file.unlink(missing_ok=True)
+            self._ask()
+        out = line.to_json() if self.settings.log_format == "json" else f"{utc_now()} {text}"
         with suppress(OSError):  # a log that nobody reads, or a full disk, ends no run
             os.write(1, f"{out}\n".encode(errors="replace"))
+
+    def _word(self, words: list[str]) -> bool:
+        """Do what a line for this process asks for; tell whether it was one."""
+        match words:
+            case [word, token, run, task] if word == TASK:
+                if not self._stopping:
+                    self._answer(token, int(run), task)
+            case [flower_compat.COMES, run]:
+                self.report.comes(run)
+            case [flower_compat.THERE, _]:
+                self.report.there()
+                _tell(self._asking, HINT)
+            case [flower_compat.STOPPED, task]:
+                for pid, one in self._running.items():
+                    if one.task == task:
+                        one.stopped = True
+                        os.kill(pid, signal.SIGKILL)
+            case [flower_compat.DONE]:
+                self.report.done()
+            case _:
+                return False
+        return True
 
     def _say(self, text: str, level: str = "ERROR") -> None:
         """Print a line of this process's own as Flower prints its; errors are in the status."""
         self._line(self._log, f"{level} :{' ' * (9 - len(level))}{text}")
+
+
+# -- processes that begin as copies of this one
+
+
+class TooLong(FedKernError):
+    """A message took longer than it may."""
+
+
+def fork(work: Callable[[], None], log: LogReader, *, end_with: signal.Signals) -> Forked:
+    """Let a copy of this process do some work and end.
+
+    Parameters
+    ----------
+    work : callable
+        Its exit code is that of ``SystemExit``, 1 after any other exception, else 0.
+    log : LogReader
+        Makes lines of what the copy prints.
+    end_with : signal.Signals
+        What it gets when this process dies (Linux).
+
+    Raises
+    ------
+    EngineError
+        This process has other threads.
+    OSError
+        The system has no more processes or pipes.
+    """
+    refuse_threads()
+    parent = os.getpid()
+    pipes = *os.pipe(), *os.pipe()
+    reading, writing, told, telling = pipes
+    try:
+        pid = os.fork()
+    except OSError:
+        for end in pipes:
+            os.close(end)
+        raise
+    if pid:
+        os.close(writing)
+        os.close(told)
+        for end in (reading, telling):
+            os.set_blocking(end, False)
+        return Forked(pid, reading, telling, log)
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        os.setpgid(0, 0)  # what is sent to a group, as by a terminal, is for the parent to handle
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(_PARENT_GONE, end_with)
+            if os.getppid() != parent:  # it has ended already
+                os._exit(1)
+        for stream, pipe in enumerate((told, writing, writing)):
+            os.dup2(pipe, stream)
+        os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])  # pipes of the others
+        work()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def refuse_threads() -> None:
+    """Refuse to fork a process that has threads.
+
+    Raises
+    ------
+    EngineError
+    """
+    if os.path.isdir(_TASKS) and (count := len(os.listdir(_TASKS))) > 1:
+        lacking = [f"{n}={v}" for n, v in NO_THREADS.items() if os.environ.get(n) != v]
+        raise EngineError(
+            f"a process with {count} threads cannot be copied",
+            remedy=f"set {' '.join(lacking)} in its environment, as fedkern node start does"
+            if lacking
+            else "a package among the registered methods starts threads when it is imported",
+            code="FK-NODE-THREADS",
+        )
+
+
+def limit(seconds: float, gigabytes: float) -> None:
+    """Bound what this process may take: the one who is asked gets the error, and says so.
+
+    Parameters
+    ----------
+    seconds : float
+        Of the clock; then :class:`TooLong` is raised in the main thread.
+    gigabytes : float
+        Of memory of its own; more than that is a ``MemoryError``.
+    """
+
+    def ended(number: int, frame: FrameType | None) -> None:
+        raise TooLong(
+            f"the message took longer than {seconds:g} s",
+            remedy="allow more with --message-seconds of fedkern node start",
+            code="FK-NODE-SECONDS",
+        )
+
+    signal.signal(signal.SIGALRM, ended)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    most = int(gigabytes * 1e9)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+
+# -- asking for tasks, and answering one: each in a process of its own
+
+
+def warm_up() -> None:
+    """Import what answering a message takes."""
+    for module in _WARM:
+        import_module(module)
+    for name in clients.__all__:  # each is imported when it is first named
+        getattr(clients, name)
+    flower_compat.warm = True
+
+
+def ask_for_tasks(address: str, secret: bytes) -> None:
+    """Print a line per task of the SuperNode, as many as are told to be free.
+
+    Standard input says when to ask; a SuperNode that does not answer yet is asked again.
+    """
+    queue, free, hinted = TaskQueue(address, secret), 0, -_FRESH
+    while True:
+        fresh = time.monotonic() < hinted + _FRESH
+        pause = None if not free else _SOON if fresh else _LATER
+        if select.select([0], [], [], pause)[0]:
+            told = os.read(0, 1024)
+            if not told:
+                return
+            free += told.count(FREE)
+            if HINT in told:
+                hinted = time.monotonic()
+        if not free:
+            continue
+        try:
+            found = queue.take()
+        except ConnectionError:
+            hinted = time.monotonic()
+            continue
+        if found is not None:
+            print(TASK, *found, flush=True)
+            free, hinted = free - 1, time.monotonic()
+
+
+def answer(address: str, token: str, settings: NodeSettings) -> None:
+    """Answer the message of one task, within limits."""
+    sys.stdin.close()
+    threadpool_limits(settings.threads)
+    limit(settings.message_seconds, settings.message_gigabytes)
+    answer_task(address, token, os.getppid())
+
+
+def _tell(process: Forked | None, word: bytes) -> None:
+    if process is not None:
+        with suppress(OSError):  # it has ended
+            os.write(process.input, word)
 
 
 def main() -> int:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from importlib import import_module
-from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -525,7 +522,6 @@ its_servers = pytest.mark.app  # they are loaded: 70 MB, which no other test of 
 
 #: Module, what its text has, and what goes wrong else.
 TEXTS = [
-    ("supernode.start_client_internal", f'"{flower_compat.MESSAGE_ARRIVED}"', "asked each second"),
     ("supernode.cli.flwr_clientapp", "run_clientapp(", "messages of warm nodes are not answered"),
     ("supercore.superexec.run_superexec", "/flwr.proto.Runtime/AcquireTask", "no tasks"),
     ("supercore.superexec.run_superexec", "VersionHttpInterceptor(component_name", "no tasks"),
@@ -563,62 +559,6 @@ def test_a_supernode_takes_what_a_warm_node_gives_it() -> None:
     arguments += " --auth-supernode-private-key k"
     found = vars(parser.parse_args(arguments.split()))
     assert (found["isolation"], found["superexec_auth_secret_file"]) == ("process", "f")
-
-
-class Clock:
-    """A clock that only sleeping moves."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-def test_a_supernode_asks_soon_after_a_message_and_seldom_when_idle() -> None:
-    clock, pushed = Clock(), []
-    loop = SimpleNamespace(time=clock, _push_messages=lambda *a, **named: pushed.append(named))
-    flower_compat.poll_eagerly(loop)
-
-    def waits(times: int) -> list[float]:
-        begun = [clock.now, *(loop.time.sleep(3) or clock.now for _ in range(times))]
-        return [later - earlier for earlier, later in pairwise(begun)]
-
-    assert set(waits(20)) == {0.5}
-    loop._push_messages(state="s")
-    assert pushed == [{"state": "s"}]
-    assert set(waits(20)) == {0.5}  # for ten seconds after a message
-    assert 0.5 < waits(10)[-1] < 3.0
-    clock.now += 60.0
-    assert waits(1) == [3.0]
-    assert loop.time.monotonic() == clock.now
-
-
-@pytest.mark.parametrize("name", ["time", "_push_messages"])
-def test_a_supernode_of_an_unknown_release_of_flower_stays_as_it_is(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    names = {"time": time, "_push_messages": print, name: None}
-    loop = SimpleNamespace(**names)
-    flower_compat.poll_eagerly(loop)
-    assert vars(loop) == names
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-
-
-@its_servers
-def test_the_loop_of_flowers_supernode_asks_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = import_module("flwr.supernode.start_client_internal")
-    assert "time.sleep(3)" in inspect.getsource(loop)
-    for name in ("time", "_push_messages"):
-        monkeypatch.setattr(loop, name, getattr(loop, name))  # to be put back
-    command = import_module("flwr.supernode.cli.flower_supernode")
-    monkeypatch.setattr(command, "flower_supernode", lambda: None)
-    monkeypatch.setattr(sys, "argv", [])
-    flower_compat.run_supernode(["--insecure"])
-    assert (loop.time is time, sys.argv) == (False, ["flower-supernode", "--insecure"])
 
 
 @its_servers

@@ -30,10 +30,17 @@ from fedkern_flwr.guard.policy import write_policy
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.guard.totals import LedgerTotals, ledger_totals
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.warm_node.log import Line, LogReader, connection
-from fedkern_flwr.simulations.warm_node.metrics import write_metrics
-from fedkern_flwr.simulations.warm_node.report import NodeReport
-from fedkern_flwr.simulations.warm_node.status import FILE, NodeStatus, started_at
+from fedkern_flwr.simulations.warm_node import report as reporting
+from fedkern_flwr.simulations.warm_node.report import (
+    FILE,
+    Line,
+    LogReader,
+    NodeReport,
+    NodeStatus,
+    connection,
+    started_at,
+    write_metrics,
+)
 
 LINK = "superlink.example.org:8000"
 CELL = "4711.25"  # of a table
@@ -75,6 +82,41 @@ def test_status_says_whether_a_node_is_connected(tmp_path, capsys):
         (tmp_path / FILE).write_text(damage)
         code, text = show(capsys, tmp_path)
         assert (code, text[-17:], text.count("\n")) == (2, "[FK-NODE-STATUS]\n", 1)
+
+
+def test_a_node_that_is_stuck_on_a_message_is_no_healthy_one(tmp_path, capsys, monkeypatch):
+    """It exits with 1 once parts of a message, its process or the end of it are overdue."""
+    report = NodeReport(LINK, {"state-dir": str(tmp_path)}, tmp_path / "node.prom", longest=0.0)
+    report.line(LogReader("supernode").line("INFO :      SuperNode ID: 5"))
+
+    def shown() -> tuple[int, dict[str, Any]]:
+        report.save(now=True)
+        code, text = show(capsys, tmp_path, "--json")
+        return code, json.loads(text)
+
+    report.comes("123")
+    code, told = shown()
+    assert (code, told["state"], told["run"]) == (0, "connected", "123")
+    since = "fedkern_node_message_start_timestamp_seconds"
+    found = read_metrics((tmp_path / "node.prom").read_text())
+    assert abs(found[f'{since}{{run="123"}}'] - time.time()) < 60
+    assert found["fedkern_node_stuck"] == 0
+    assert "run 123" in show(capsys, tmp_path)[1]
+    report.there()
+    assert shown()[0] == 0
+    for step in (report.began, lambda: report.comes("124"), report.there):
+        step()
+        code, told = shown()
+        assert (code, told["connected"]) == (1, True)
+        assert told["run"] in told["state"]
+        monkeypatch.setattr(reporting, "CONTENT_SECONDS", 0.0)
+    assert read_metrics((tmp_path / "node.prom").read_text())["fedkern_node_stuck"] == 1
+    assert "stuck" in show(capsys, tmp_path)[1]
+    report.done()
+    assert shown()[0] == 0
+    assert since not in (tmp_path / "node.prom").read_text().replace(f"# TYPE {since}", "").replace(
+        f"# HELP {since}", ""
+    )
 
 
 def test_a_process_that_has_ended_or_got_the_number_of_another_does_not_run(tmp_path, capsys):

@@ -188,7 +188,7 @@ def test_a_wheel_builds_from_what_the_image_copies(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", *command, str(tmp_path)], check=True, timeout=240)
     (wheel,) = (tmp_path / "w").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        assert "fedkern_flwr/simulations/warm_node/status.py" in archive.namelist()
+        assert "fedkern_flwr/simulations/warm_node/report.py" in archive.namelist()
 
 
 def test_linters_find_nothing() -> None:

@@ -27,6 +27,7 @@ from servers import processes_of, wait_for_end_of
 from sklearn.svm import SVC
 
 from fedkern_flwr.clients import KernelPCAClient, SVMClient
+from fedkern_flwr.flower_compat import Control
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.model_file import load_model
@@ -352,6 +353,34 @@ def test_runs_at_the_same_time_and_after_one_another_give_their_models(tmp_path:
         assert runs.index(second) < len(runs) - 1 - runs[::-1].index(first)
         assert runs.index(first) < len(runs) - 1 - runs[::-1].index(second)
         assert re.findall(r"(Receiving|Sending):", log) == ["Receiving", "Sending"] * len(runs)
+
+
+def kill_a_client(node: int) -> None:
+    """Kill what next answers a message of a node, which is named by the process that keeps it."""
+    children, late = Path(f"/proc/{node}/task/{node}/children"), time.monotonic() + 60.0
+    others = set(children.read_text().split())  # the SuperNode, and what asks for tasks
+    while not (clients := set(children.read_text().split()) - others):
+        assert time.monotonic() < late, "no message came"
+    os.kill(int(clients.pop()), signal.SIGKILL)
+
+
+def test_a_stopped_run_and_a_killed_client_hold_up_no_run(tmp_path: Path) -> None:
+    """Before, the node waited for parts of a message that never came, or a minute for a reply."""
+    nodes = write_nodes(tmp_path, 3, NodePolicy(counting="warn"))
+    with LocalDeployment(tmp_path, nodes) as deployment:
+        control = Control(deployment.address, tmp_path / "keys" / "ca.crt")
+        first, second = start(deployment), start(deployment, "method", "pca")
+        until_sent(deployment, 0, 2)
+        control.stop(first)
+        assert "error" not in result(deployment, second, "pca")
+        log = tmp_path / "nodes" / "0" / "supernode.log"
+        third, sent = start(deployment, "method", "pca"), log.read_text().count("Sent successfully")
+        until_sent(deployment, 0, sent + 1)  # its description
+        kill_a_client(deployment.processes.pid("node 0"))
+        killed = time.monotonic()
+        assert "error" not in result(deployment, third, "pca")
+        assert time.monotonic() < killed + 30.0
+    assert "was ended by signal 9" in log.read_text()
 
 
 def table(k: int) -> dict[str, Any]:

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from fedkern_flwr.simulations.warm_node import tasks
+from fedkern_flwr.simulations.warm_node import supervisor
+from fedkern_flwr.simulations.warm_node.report import NodeStatus
 from fedkern_flwr.simulations.warm_node.start import NO_THREADS, node_command
-from fedkern_flwr.simulations.warm_node.status import NodeStatus
 
-#: A node whose SuperNode and tasks are made up: ``task N WORK`` on its standard input is a task.
+#: A node whose SuperNode and tasks are made up: tasks are numbered from 100, of run 7.
 NODE = """
 import os, signal, sys, time
 from fedkern_flwr.simulations.warm_node import supervisor
 from fedkern_flwr.simulations.warm_node.start import NodeSettings
 
-def supernode(arguments):
+def supernode(arguments, describe):
     print("supernode", os.getpid(), flush=True)
     print(*arguments, flush=True)
     print("INFO :      SuperNode ID: 5", flush=True)
@@ -31,17 +31,17 @@ def supernode(arguments):
 
 def asking(address, secret):
     print("asking", os.getpid(), flush=True)
-    for line in {tasks!r}:
+    for number, line in enumerate({tasks!r}):
         while os.read(0, 1) != b"f":
             print("hinted", flush=True)
-        print("task", line, "7", flush=True)
+        print("@task", line, "7", 100 + number, flush=True)
     while told := os.read(0, 1):
         print("hinted" if told == b"h" else "free", flush=True)
     time.sleep(600)
 
-def answer(address, token, **limits):
-    from fedkern_flwr.simulations.warm_node.forked import limit
-    limit(limits["seconds"], limits["gigabytes"])
+def answer(address, token, settings):
+    from fedkern_flwr.simulations.warm_node.supervisor import limit
+    limit(settings.message_seconds, settings.message_gigabytes)
     print("answering", token, os.getpid(), os.getppid(), flush=True)
     exec({work!r})
     print("answered", token, flush=True)
@@ -50,7 +50,7 @@ supervisor.run_supernode, supervisor.ask_for_tasks, supervisor.answer = supernod
 limits = {processes}, {seconds}, {gigabytes}, 1
 more = dict(log_format={log!r}, grace=1.0)
 settings = NodeSettings("h:1", {config!r}, [], 9, *limits, **more)
-print("node", os.getpid(), flush=True)
+print("when", "node", os.getpid(), flush=True)
 {more}
 sys.exit(supervisor.WarmNode(settings).run())
 """
@@ -86,10 +86,10 @@ class Started:
 
     def pids(self, kind: str = "") -> list[int]:
         """Return all processes that there have been, or those of a kind."""
-        words = [line.split() for line in self.lines if line.strip()]
+        words = [line.split()[1:] for line in self.lines if line.strip()]
         named = ("node", "supernode", "asking")
-        found = [(w[0], int(w[1])) for w in words if w[0] in named and len(w) == 2]
-        found += [(w[0], int(w[2])) for w in words if w[0] == "answering"]
+        found = [(w[0], int(w[1])) for w in words if len(w) == 2 and w[0] in named]
+        found += [(w[0], int(w[2])) for w in words if w[:1] == ["answering"]]
         return [pid for name, pid in found if kind in ("", name)]
 
     def status(self, known: Callable[[NodeStatus], bool]) -> NodeStatus:
@@ -155,16 +155,52 @@ def test_every_message_has_a_process_whatever_the_one_before_did(start):
     node = start(tasks=["a", *BAD, "b"], **given)
     node.wait_for("answered b")
     assert node.count("--isolation process --host 127.0.0.1 --port 9 --superexec") == 1
-    done = [line.split()[1] for line in node.lines if line.startswith("answer")]
+    words = [line.split() for line in node.lines]
+    done = [w[2] for w in words if w[1:2] in (["answering"], ["answered"])]
     assert [t for k, t in enumerate(done) if done[k - 1 : k] != [t]] == ["a", *BAD, "b"]
     assert len(set(node.pids("answering"))) == len(BAD) + 2
     assert node.count("a message of run 7 was ended by signal 9") == 2  # killed and stuck
     assert node.count("[FK-NODE-SECONDS]") == 1
     assert node.count("MemoryError") == 1
-    for kind in zip(*(x.split()[1:] for x in node.lines if x.startswith("drawn ")), strict=True):
+    for kind in zip(*(x.split()[2:] for x in node.lines if " drawn " in x), strict=True):
         assert len(set(kind)) == len(kind) >= len(BAD)
     time.sleep(1.5)
     assert node.process.poll() is None
+
+
+#: A SuperNode that says what it hears; the keeper says which tasks have ended without a reply.
+HEARS = "[print('heard', line.strip(), flush=True) for line in open(0)]"
+
+
+def test_the_supernode_hears_at_once_what_ended_without_a_reply(start) -> None:
+    """What the server reads has a code, and nothing that a client has printed."""
+    acts = {"killed": BAD["killed"], "left": "os._exit(3)", "stuck": BAD["stuck"], "fine": "pass"}
+    work = "".join(f"if token == {token!r}: {act}\n" for token, act in acts.items())
+    node = start(tasks=list(acts), work=work, seconds=2.0, supernode=HEARS)
+    node.wait_for("answered fine")
+    heard = [line.split(" ", 2)[2] for line in node.lines if " heard " in line]
+    assert [line.split()[0] for line in heard] == ["100", "101", "102"]
+    assert all(line.split(" ", 1)[1].startswith("[fedkern] EngineError: ") for line in heard)
+    ends = [line.rpartition("ended")[2] for line in heard[:2]]
+    assert ends == [f" {how} [FK-NODE-ENDED]" for how in ("by signal 9", "with exit code 3")]
+    assert heard[2].endswith("[FK-NODE-SECONDS]")
+
+
+def test_the_process_of_a_stopped_run_is_ended_and_the_next_message_answered(start) -> None:
+    """Whatever a client prints, it ends no other."""
+    supernode = "print('@comes 7', flush=True)\n    time.sleep(6)\n"
+    supernode += (
+        "    print('@stopped 100', flush=True)\n    print('@done', flush=True)\n    " + SLEEP
+    )
+    work = f"print('@stopped 101', flush=True) if token == 'b' else {SLEEP}"
+    node = start(tasks=["a", "b"], work=work, supernode=supernode)
+    running = node.status(lambda status: status.busy == 1)
+    assert (running.run, running.message_since >= running.started) == ("7", True)
+    node.wait_for("answered b")
+    assert node.count("run 7 is over") == 1
+    assert node.count("signal") == 0
+    status = node.status(lambda status: status.messages == 2 and not status.busy)
+    assert (status.failures, status.run, status.message_since) == (0, "", "")
 
 
 @pytest.mark.promise("warm-one-at-a-time")
@@ -191,7 +227,7 @@ def test_one_at_a_time_whoever_asks(start: Callable[..., Started]) -> None:
 
 def test_messages_may_be_answered_side_by_side(start: Callable[..., Started]) -> None:
     """Who asks for tasks is told that a message has come."""
-    supernode = f"time.sleep(2); print('INFO :  Received successfully', flush=True); {SLEEP}"
+    supernode = f"time.sleep(2); print('@there 100', flush=True); {SLEEP}"
     node = start(tasks=["a", "b"], work=SLEEP, processes=2, supernode=supernode)
     node.wait_for("answering", times=2)
     node.wait_for("hinted")
@@ -213,7 +249,7 @@ def test_a_signal_to_all_lets_the_supernode_say_goodbye(start: Callable[..., Sta
     node.wait_for("ready")
     os.killpg(node.process.pid, signal.SIGINT)
     assert node.process.wait(20) == 128 + signal.SIGINT
-    assert "goodbye" in node.lines
+    assert node.count("goodbye") == 1
 
 
 def test_a_log_that_cannot_be_written_stops_nothing(start: Callable[..., Started]) -> None:
@@ -269,7 +305,7 @@ def test_a_configuration_is_read_again_and_holds_from_the_next_message_on(start,
 def test_the_log_of_a_node_is_json_on_request(start: Callable[..., Started]) -> None:
     node = start(tasks=["a", "b"], work="os.kill(os.getpid(), 9 * (token == 'a'))", log="json")
     node.wait_for("answered b")
-    told = [json.loads(line) for line in node.lines if not line.startswith("node ")]
+    told = [json.loads(line) for line in node.lines if not line.startswith("when ")]
     assert {line["source"] for line in told} == {"supernode", "executor", "client", "node"}
     assert {line["run"] for line in told if line["source"] == "client"} == {"7"}
     (killed,) = (line for line in told if line["source"] == "node")
@@ -289,19 +325,23 @@ def test_a_configuration_that_cannot_be_used_ends_the_node(tmp_path: Path) -> No
 
 def test_a_process_with_threads_is_not_copied() -> None:
     program = (
-        "import threading, time; from fedkern_flwr.simulations.warm_node.forked import fork\n"
+        "import threading, time; from fedkern_flwr.simulations.warm_node.supervisor import fork\n"
         "threading.Thread(target=time.sleep, args=(5,), daemon=True).start()\n"
-        "fork(lambda: None, end_with=9)"
+        "fork(lambda: None, None, end_with=9)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert done.stderr.strip().endswith("[FK-NODE-THREADS]")
+    for env, named in ((os.environ, True), ({**os.environ, **NO_THREADS}, False)):
+        command = [sys.executable, "-c", program]
+        done = subprocess.run(command, env=env, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert done.stderr.strip().endswith("[FK-NODE-THREADS]")
+        for name, value in NO_THREADS.items():
+            assert (f"{name}={value}" in done.stderr) is named
 
 
 def test_a_warm_process_has_no_thread_no_socket_and_all_that_a_message_needs() -> None:
     program = (
-        "import json, os, sys; from fedkern_flwr.simulations.warm_node import supervisor, tasks\n"
-        "tasks.warm_up()\n"
+        "import json, os, sys; from fedkern_flwr.simulations.warm_node import supervisor\n"
+        "supervisor.warm_up()\n"
         "links = [os.readlink(f'/proc/self/fd/{k}') for k in range(3, 64)"
         " if os.path.exists(f'/proc/self/fd/{k}')]\n"
         "before = set(sys.modules)\n"
@@ -322,13 +362,13 @@ def test_no_more_tasks_are_taken_than_processes_are_free(monkeypatch, capsys):
     class Endless:
         def __init__(self, address: str, secret: bytes) -> None: ...
 
-        def take(self) -> tuple[str, int]:
+        def take(self) -> tuple[str, int, int]:
             taken.append(len(taken))
-            return f"token-{len(taken)}", 5
+            return f"token-{len(taken)}", 5, len(taken)
 
     told = iter([b"f", b"h", b"ff", b""])
-    monkeypatch.setattr(tasks, "TaskQueue", Endless)
-    monkeypatch.setattr(tasks.os, "read", lambda stream, size: next(told))
-    monkeypatch.setattr(tasks.select, "select", lambda *given: ([0], [], []))
-    tasks.ask_for_tasks("127.0.0.1:1", b"secret")
-    assert capsys.readouterr().out.splitlines() == ["task token-1 5", "task token-2 5"]
+    monkeypatch.setattr(supervisor, "TaskQueue", Endless)
+    monkeypatch.setattr(supervisor.os, "read", lambda stream, size: next(told))
+    monkeypatch.setattr(supervisor.select, "select", lambda *given: ([0], [], []))
+    supervisor.ask_for_tasks("127.0.0.1:1", b"secret")
+    assert capsys.readouterr().out.splitlines() == ["@task token-1 5 1", "@task token-2 5 2"]
