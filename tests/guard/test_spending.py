@@ -150,7 +150,7 @@ def test_the_key_of_a_run_s_noise_lasts_until_it_is_over(tmp_path: Path) -> None
     first = ledger.noise_key("a")
     assert len(first) == 32
     assert NodeLedger(tmp_path).noise_key("a") == first != ledger.noise_key("b")
-    ledger.forget_noise("a")
+    ledger.end_run("a")
     assert ledger.noise_key("a") != first
 
 
