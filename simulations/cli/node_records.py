@@ -1,4 +1,4 @@
-"""``fedkern node ledger show`` and ``clean``: what a node has answered, and old files of its runs."""
+"""``fedkern node ledger show`` and ``clean``: what a node has answered, and its old files."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def show_ledger(
 
 def _show_all(state_dir: Path, ledger: NodeLedger, runs: list[RunSummary]) -> None:
     heads = ("run", "opened (UTC)", "method", "rows", "parties", "figures", "refused", "epsilon")
-    lines = [
+    lines = [heads] + [
         (
             str(run.number),
             run.opened[:16],
@@ -70,9 +70,10 @@ def _show_all(state_dir: Path, ledger: NodeLedger, runs: list[RunSummary]) -> No
         )
         for run in runs
     ]
-    room = _WIDTH - sum(max(map(len, column)) + 2 for column in zip(heads, *lines, strict=True))
-    sums = (_short(", ".join(run.sums) or "-", room) for run in runs)
-    print_table((*heads, "sums"), [(*line, of) for line, of in zip(lines, sums, strict=True)])
+    widths = [max(map(len, column)) + 2 for column in zip(*lines, strict=True)]
+    for line, names in zip(lines, [("sums",), *(run.sums for run in runs)], strict=True):
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        typer.echo("".join(cells) + _short(", ".join(names) or "-", _WIDTH - sum(widths)))
     refused = [
         (str(number) if number else "-", rule, str(times))
         for number, rule, times in ledger.refusals()
