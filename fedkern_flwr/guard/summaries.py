@@ -97,18 +97,14 @@ def near_limits(db: sqlite3.Connection) -> tuple[str, ...]:
     last = "SELECT partition, about, max(id) FROM runs GROUP BY partition"
     for partition, text, _ in db.execute(last).fetchall():
         about = AboutRun(**json.loads(text))
-        told = most_told(db, partition)
-        if about.max_evaluations and told >= _NEAR * about.max_evaluations:
-            found.append(
-                f"figures about the same held-out rows were told {told} times, the policy allows "
-                f"max_evaluations = {about.max_evaluations}"
-            )
-        epsilon = spent_in_all(db, partition)
-        if about.max_epsilon and epsilon >= _NEAR * about.max_epsilon:
-            found.append(
-                f"epsilon {epsilon:.3g} is spent, the policy allows "
-                f"max_epsilon = {about.max_epsilon:g}"
-            )
+        used = {
+            "max_evaluations": most_told(db, partition),  # of the same held-out rows
+            "max_epsilon": spent_in_all(db, partition),
+        }
+        for rule, now in used.items():
+            allowed = getattr(about, rule)
+            if allowed and now >= _NEAR * allowed:
+                found.append(f"{now:.3g} of {rule} = {allowed:g} are used up")
     return tuple(found)
 
 

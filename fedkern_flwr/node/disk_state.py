@@ -44,6 +44,7 @@ from .sums import has_state
 
 _ENDS = (FinishRequest.phase, BreakRequest.phase)  # nothing is asked again after these
 _NUMBER = "fedkern-number"  # record of a context: how often it was written
+_HEAD = 8  # bytes of a file with that number; the context follows
 
 
 @contextmanager
@@ -75,7 +76,8 @@ def on_disk(context: Context, file: Path | None, config: Mapping[str, Scalar]) -
             try:
                 _keep(context, file, session, failed=failed, ends=ends)
             except OSError as error:
-                raise unwritable(error, _name(context)) from None
+                party = f"partition {context.node_config.get('partition-id')}"
+                raise unwritable(error, party) from None
 
 
 def _take(context: Context, file: Path, session: str) -> None:
@@ -83,17 +85,19 @@ def _take(context: Context, file: Path, session: str) -> None:
     found = next((one for one in (file, _last(file)) if one.is_file()), None)
     if found is None or SessionState.load(context).session not in ("", session):
         return
+    with found.open("rb") as opened:
+        if int.from_bytes(opened.read(_HEAD)) <= _number(context):
+            return
+        packed = opened.read()
     try:
-        kept = unpack_context(found.read_bytes())
+        kept = unpack_context(packed)
     except ValueError:
         raise CheckpointError(
             "the state of the run on its disk is damaged",
             remedy="start the run again",
-            party=_name(context),
             code="FK-CHECKPOINT-DAMAGED",
         ) from None
-    own = (_who(kept), SessionState.load(kept).session) == (_who(context), session)
-    if own and _number(kept) > _number(context):
+    if (_who(kept), SessionState.load(kept).session) == (_who(context), session):
         context.state = kept.state
 
 
@@ -106,25 +110,29 @@ def _keep(context: Context, file: Path, session: str, *, failed: bool, ends: boo
         _write(file, context)
         return
     if ends:
-        _last(file).unlink(missing_ok=True)
+        _remove(_last(file))
     elif not failed:
         _write(_last(file), context)
-    file.unlink(missing_ok=True)
-    with suppress(OSError):  # other files of the run stay
-        file.parent.rmdir()
+    _remove(file)
 
 
 def forget_last(state_dir: Path | None, partition: int) -> None:
     """Remove the last answers of earlier runs, which nobody asks for when another run begins."""
     for file in [] if state_dir is None else state_dir.glob(f"*/partition-{partition}.last"):
-        file.unlink(missing_ok=True)
-        with suppress(OSError):
-            file.parent.rmdir()
+        _remove(file)
+
+
+def _remove(file: Path) -> None:
+    """Remove a file, and the folder of its run if it was the last there."""
+    file.unlink(missing_ok=True)
+    with suppress(OSError):
+        file.parent.rmdir()
 
 
 def _write(file: Path, context: Context) -> None:
     """Write so that a power cut leaves the old state or the new, and its name with it."""
-    write_atomically(file, pack_context(context), private=True)
+    packed = _number(context).to_bytes(_HEAD) + pack_context(context)
+    write_atomically(file, packed, private=True)
     folder = os.open(file.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
@@ -143,7 +151,3 @@ def _number(context: Context) -> int:
 
 def _who(context: Context) -> tuple[object, ...]:
     return context.run_id, context.node_id, context.node_config.get("partition-id")
-
-
-def _name(context: Context) -> str:
-    return f"partition {context.node_config.get('partition-id')}"

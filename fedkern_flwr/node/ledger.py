@@ -104,8 +104,8 @@ class ClientLedger:
             rows=rows,
             about=self._about(request.session, context),
         )
-        for limit in near:
-            logger.warning("%s", limit)
+        for warning in near:
+            logger.warning("%s", warning)
         if request.privacy and self._file.has_exact_sums(request.session):
             logger.warning(
                 "exact sums of this node's rows were released before: the budget counts from today"

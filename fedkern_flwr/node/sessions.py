@@ -96,10 +96,8 @@ class SessionNode(GuardedNode):
         """Return this node's file for a session in its folder; None without a folder."""
         if self.state_dir is None or not session.isalnum():
             return None
-        return (
-            run_folder(self.state_dir, session, self.partition)
-            / f"partition-{self.partition}{name}"
-        )
+        folder = run_folder(self.state_dir, session, self.partition)
+        return folder / f"partition-{self.partition}{name}"
 
     def saved_state(self, session: str, number: int) -> Path | None:
         """Return the file of the state after a round; None without a folder."""

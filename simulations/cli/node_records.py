@@ -57,19 +57,7 @@ def show_ledger(
 
 def _show_all(state_dir: Path, ledger: NodeLedger, runs: list[RunSummary]) -> None:
     heads = ("run", "opened (UTC)", "method", "rows", "parties", "figures", "refused", "epsilon")
-    lines = [heads] + [
-        (
-            str(run.number),
-            run.opened[:16],
-            _short(run.method, _METHOD),
-            str(run.rows),
-            _parties(run),
-            str(run.evaluations),
-            str(run.refusals),
-            f"{run.epsilon:.3g}" if run.epsilon else "-",
-        )
-        for run in runs
-    ]
+    lines = [heads, *map(_cells, runs)]
     widths = [max(map(len, column)) + 2 for column in zip(*lines, strict=True)]
     for line, names in zip(lines, [("sums",), *(run.sums for run in runs)], strict=True):
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
@@ -87,6 +75,11 @@ def _show_all(state_dir: Path, ledger: NodeLedger, runs: list[RunSummary]) -> No
         typer.echo(f"warning: {limit}")
 
 
+def _cells(run: RunSummary) -> tuple[str, ...]:
+    named = run.number, run.opened[:16], _short(run.method, _METHOD), run.rows, _parties(run)
+    return tuple(map(str, (*named, run.evaluations, run.refusals, _epsilon(run))))
+
+
 def _facts(run: RunSummary) -> Iterator[tuple[str, Any]]:
     """Yield what the ledger has of one run, by name."""
     about = run.about
@@ -96,7 +89,11 @@ def _facts(run: RunSummary) -> Iterator[tuple[str, Any]]:
     yield from (("settings", about.settings), ("settings digest", about.settings_digest))
     yield from (("rows", run.rows), ("parties", _parties(run)), ("sums", ", ".join(run.sums)))
     yield from (("figures told", run.evaluations), ("refusals", run.refusals))
-    yield "epsilon", f"{run.epsilon:.3g}" if run.epsilon else "-"
+    yield "epsilon", _epsilon(run)
+
+
+def _epsilon(run: RunSummary) -> str:
+    return f"{run.epsilon:.3g}" if run.epsilon else "-"
 
 
 def _parties(run: RunSummary) -> str:
@@ -146,8 +143,7 @@ def clean_folders(
             with suppress(OSError):  # not empty
                 folder.rmdir()
         count += 1
-        left = len(files) - len(gone)
-        kept = f", {left} of its model stay" if left else ""
+        kept = f", {len(files) - len(gone)} of its model stay" if len(files) > len(gone) else ""
         typer.echo(f"{folder.name}: {len(gone)} files{kept}")
     typer.echo(f"{'would clean' if dry_run else 'cleaned'} {count} runs")
 

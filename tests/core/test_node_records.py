@@ -72,7 +72,7 @@ def test_an_owner_is_warned_when_little_is_left(
         assert open_run(ledger, f"run{number}") == ()
         ledger.tell(f"run{number}", "accuracy", np.arange(10), [0.5], policy)
     (warned,) = open_run(ledger, "another")
-    assert "8 times" in warned
+    assert "8 of max_evaluations = 10" in warned
     totals = ledger_totals(tmp_path)
     assert totals is not None
     assert totals.near == (warned,)
