@@ -28,8 +28,8 @@ MAIN += ("pof-mkl", "pof-rls, secure", "vm-kofl, streams")
 EXACT = [n for n, w in WAYS.items() if not w.private and n != "secure-aggregation"]
 #: What is solved in steps differs in the last bits from run to run, whatever happens.
 STEPS = ("fed-cg, cg",)
-#: Parts of a context that hold a secret of the party.
-SECRET = "fedkern-sums"
+#: Record of a context with the keys of the run.
+SECRETS = b"fedkern-sums"
 
 #: What a node says of a copy of a request: done already, used already, over already.
 REFUSED = ("FK-MESSAGE-ORDER", "FK-SUM-NUMBER", "FK-MESSAGE-SESSION")
@@ -104,7 +104,7 @@ def test_nodes_that_lose_their_memory_make_the_same_model(name: str, tmp_path: P
     if way.secure:  # of the others no node is told that the run is over
         assert not files(tmp_path, ".context")
     for file in files(tmp_path, ".last"):
-        assert SECRET.encode() not in file.read_bytes()
+        assert SECRETS not in file.read_bytes()
 
 
 def test_nodes_of_an_app_of_ones_own_go_on_as_well(tmp_path: Path) -> None:
