@@ -8,6 +8,7 @@ from typing import BinaryIO
 
 from fedkern_flwr.errors import StateError
 from fedkern_flwr.private_files import open_private, temporary_folder
+from fedkern_flwr.run_names import run_folder
 
 
 class RunFile:
@@ -26,7 +27,7 @@ class RunFile:
 
     def __init__(self, folder: Path | None, session: str, partition: int, kind: str) -> None:
         base = folder if folder is not None else temporary_folder()
-        self.path = base / session / f"partition-{partition}.{kind}"
+        self.path = run_folder(base, session, partition) / f"partition-{partition}.{kind}"
         self.party = f"partition {partition}"
 
     def open(self) -> BinaryIO:

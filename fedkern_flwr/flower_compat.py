@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.client import Client, NumPyClient
 
 logger = logging.getLogger("fedkern_flwr")
@@ -44,16 +44,19 @@ __all__ = [
     "answer_task",
     "copy_message",
     "empty_run",
+    "installed_app",
     "is_simulated",
     "is_started_for_message",
     "mend_supernode",
     "message_round_trip",
+    "pack_context",
     "patient",
     "quiet_flower",
     "run_supernode",
     "set_task_identity",
     "set_telemetry",
     "stamp_message",
+    "unpack_context",
 ]
 
 #: Error codes of ``flwr.common.constant.ErrorCode``.
@@ -156,6 +159,45 @@ def message_round_trip(message: Message) -> Message:
     copy = message_from_proto(message_to_proto(message))
     stamp_message(copy, message_id=message.metadata.message_id)
     return copy
+
+
+def pack_context(context: Context) -> bytes:
+    """Return a node's context as bytes."""
+    from flwr.common.serde import context_to_proto
+
+    packed: bytes = context_to_proto(context).SerializeToString()
+    return packed
+
+
+def unpack_context(data: bytes) -> Context:
+    """Rebuild a context from :func:`pack_context`.
+
+    Raises
+    ------
+    ValueError
+        The bytes are damaged.
+    """
+    from flwr.common.serde import context_from_proto
+    from flwr.proto.message_pb2 import Context as Packed
+    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+
+    try:
+        return context_from_proto(Packed.FromString(data))
+    except DecodeError as error:
+        raise ValueError("no context") from error
+
+
+def installed_app() -> str:
+    """Return publisher, name, version and the hash's first digits of the app of this process.
+
+    Flower tells a client no more of its app than the folder from which it was loaded. Empty where
+    none was, as in a simulation.
+    """
+    from flwr.common.constant import APP_DIR
+    from flwr.supercore.utils import get_flwr_home
+
+    apps = get_flwr_home() / APP_DIR
+    return next((Path(one).name for one in sys.path if Path(one).parent == apps), "")
 
 
 def quiet_flower(level: int = logging.WARNING) -> None:

@@ -41,7 +41,7 @@ from .streamed import (
     name_rows,
     runs_with,
 )
-from .summaries import RunSummary, count, run_summaries
+from .summaries import AboutRun, RunSummary, count, near_limits, run_summaries
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -85,7 +85,8 @@ class NodeLedger:
         secure: bool,
         pinned: bool,
         rows: OwnRows,
-    ) -> None:
+        about: AboutRun = AboutRun(),  # noqa: B008 - it is frozen
+    ) -> tuple[str, ...]:
         """Note that a run was opened here, with which rows; asked again, with which rows now.
 
         Parameters
@@ -100,9 +101,30 @@ class NodeLedger:
             Whether it takes secure sums, and whether its parties are known.
         rows : OwnRows
             The rows of the node's table.
+        about : AboutRun
+            What joins it up with the coordinator's records; of a run that is resumed the last.
+
+        Returns
+        -------
+        tuple of str
+            What is nearly used up of what the policy allows.
+
+        Raises
+        ------
+        RefusedError
+            The node's owner has removed what it had kept of the run.
         """
         with self.file.writing() as db:
             key = secret_key(db)
+            named = digest(key, session.encode())
+            gone = "SELECT count(*) FROM runs WHERE session = ? AND cleaned"
+            if db.execute(gone, (named,)).fetchone()[0]:
+                raise refusal(
+                    "what this node had kept of the run was removed by its owner",
+                    self.party,
+                    "start a new run",
+                    code="FK-SESSION-CLEANED",
+                )
             content = rows.digest(key)
             sets = db.execute(
                 "SELECT held, learned FROM runs WHERE partition = ? AND content = ?",
@@ -115,15 +137,17 @@ class NodeLedger:
             db.execute(  # opened by another table: nobody can compare it
                 "UPDATE opened SET function = x'' WHERE run IN (SELECT id FROM runs"
                 " WHERE session = ? AND partition = ? AND content <> ?)",
-                (digest(key, session.encode()), self.partition, content),
+                (named, self.partition, content),
             )
-            values = (kind, method[:40], secure, pinned, *sets, content)
+            values = (kind, method[:40], secure, pinned, *sets, content, json.dumps(vars(about)))
             db.execute(
                 "INSERT INTO runs (session, partition, opened, kind, method, secure, pinned, held,"
-                " learned, content) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
-                " held = excluded.held, learned = excluded.learned, content = excluded.content",
-                (digest(key, session.encode()), self.partition, _now(), *values),
+                " learned, content, about) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT DO UPDATE SET held = excluded.held, learned = excluded.learned,"
+                " content = excluded.content, about = excluded.about, ended = ''",
+                (named, self.partition, _now(), *values),
             )
+            return near_limits(db)
 
     def freeze(
         self,
@@ -361,10 +385,12 @@ class NodeLedger:
         with self.file.writing() as db:
             return digest(secret_key(db), b"halves of held-out rows")
 
-    def forget_noise(self, session: str) -> None:
-        """Erase the key of the noise of a run."""
+    def end_run(self, session: str) -> None:
+        """Note that a run has ended, and erase the key of its noise."""
         with self.file.writing() as db:
-            db.execute("DELETE FROM noise WHERE run = ?", (self._number(db, session),))
+            run = self._number(db, session)
+            db.execute("DELETE FROM noise WHERE run = ?", (run,))
+            db.execute("UPDATE runs SET ended = ? WHERE id = ?", (_now(), run))
 
     def tell(
         self,
@@ -486,6 +512,36 @@ class NodeLedger:
         """
         with self.file.writing() as db:
             db.execute("DELETE FROM uncounted")
+
+    def clean(self, session: str, *, unfinished: bool = False, dry_run: bool = False) -> str:
+        """Note that what was kept of a run is to be removed, so that nobody resumes it here.
+
+        Parameters
+        ----------
+        session : str
+            Name of the run.
+        unfinished : bool (default: False)
+            Whether it may be one that has not ended. Of a run without secure sums no node is told
+            that it has ended.
+        dry_run : bool (default: False)
+            Whether nothing is noted.
+
+        Returns
+        -------
+        str
+            Why it must stay; empty if it may be removed.
+        """
+        with self.file.writing() as db:
+            place = (digest(secret_key(db), session.encode()),)
+            query = "SELECT count(*), sum(secure AND ended = '') FROM runs WHERE session = ?"
+            known, open_ = db.execute(query, place).fetchone()
+            if not known:
+                return "the ledger does not know it"
+            if open_ and not unfinished:
+                return "it has not ended"
+            if not dry_run:
+                db.execute("UPDATE runs SET cleaned = 1 WHERE session = ?", place)
+            return ""
 
     def runs(self) -> list[RunSummary]:
         """Return what was answered, run by run."""

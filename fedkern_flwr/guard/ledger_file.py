@@ -14,7 +14,7 @@ from ..errors import OptionError
 from .rows import RowSet, digest
 
 FILE = "ledger.sqlite"
-VERSION = 6
+VERSION = 7
 
 _PATIENCE = 60.0  # seconds to wait for another process
 #: Errors that waiting does not mend.
@@ -97,7 +97,14 @@ ALTER TABLE runs ADD COLUMN again REAL NOT NULL DEFAULT 0;
 ALTER TABLE runs ADD COLUMN how TEXT NOT NULL DEFAULT '';
 CREATE TABLE told (partition INTEGER PRIMARY KEY, counts TEXT NOT NULL);
 """
-_SCHEMAS = (_SCHEMA, _SINCE_2, _SINCE_3, _SINCE_4, _SINCE_5, _SINCE_6)  # what each version adds
+#: What version 7 has besides: what joins a run up with its coordinator, as JSON (see
+#: :class:`.summaries.AboutRun`); when it ended; whether its files were removed since.
+_SINCE_7 = """
+ALTER TABLE runs ADD COLUMN about TEXT NOT NULL DEFAULT '{}';
+ALTER TABLE runs ADD COLUMN ended TEXT NOT NULL DEFAULT '';
+ALTER TABLE runs ADD COLUMN cleaned INTEGER NOT NULL DEFAULT 0;
+"""
+_SCHEMAS = (_SCHEMA, _SINCE_2, _SINCE_3, _SINCE_4, _SINCE_5, _SINCE_6, _SINCE_7)
 
 
 class LedgerFile:

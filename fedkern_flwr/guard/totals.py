@@ -9,8 +9,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from .ledger_file import FILE
+from .ledger_file import FILE, VERSION
 from .policy import RULES
+from .summaries import near_limits
 
 OTHER = "order"  # refused for what no rule of the policy says: an order that the method never gives
 
@@ -30,12 +31,15 @@ class LedgerTotals:
         ``max_evaluations`` is about this number.
     refusals : mapping
         Rule of the policy, or ``order`` -> how often something was refused.
+    near : tuple of str
+        What is nearly used up of what the policy of the last run allows.
     """
 
     runs: int
     sums: int
     told: int
     refusals: Mapping[str, int]
+    near: tuple[str, ...] = ()
 
 
 def ledger_totals(folder: Path) -> LedgerTotals | None:
@@ -58,6 +62,8 @@ def ledger_totals(folder: Path) -> LedgerTotals | None:
             for rule, number in db.execute("SELECT rule, number FROM refusals"):
                 name = rule.partition(" ")[0]
                 refusals[name if name in RULES else OTHER] += number
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            near = near_limits(db) if version == VERSION else ()  # an older one says no limits
     except sqlite3.Error:
         return None
-    return LedgerTotals(runs, sums, told, dict(sorted(refusals.items())))
+    return LedgerTotals(runs, sums, told, dict(sorted(refusals.items())), near)

@@ -121,6 +121,7 @@ class AnsweringClient(PhaseClient):
             with self.keeping(request.session):
                 reply = self._reply(request, method)
                 erase_state(self.context)
+                self.ledger.end_run(request.session)
                 self.sums = None  # or it would be stored again
             return reply
 

@@ -35,12 +35,13 @@ from ..wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
 from ..wire import sums as sum_wire
 from ..wire.releases import check_server
 from ..wire.sections import Section, attach, detach
+from .disk_state import forget_last, on_disk
 from .failures import conceal, replied, unwritable
 from .guarded import OF_AN_ATTEMPT
 from .last_answer import forget_answer, keep_answer, kept_answer
 from .ledger import ClientLedger
 from .session_state import SessionState
-from .sessions import SessionNode, node_number
+from .sessions import STATE_LOST, SessionNode, node_number
 from .sums import ClientSums, erase_state, has_state, load_state, store_state
 
 logger = logging.getLogger("fedkern_flwr")
@@ -164,6 +165,14 @@ class PhaseClient(SessionNode, NumPyClient):
         self, parameters: list[NDArray[Any]], config: dict[str, Scalar]
     ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
         """Answer a phase of training."""
+        session = str(config.get("session", ""))
+        file = None if self.simulated else self.state_path(session, ".context")
+        with on_disk(self.context, file, config):
+            return self._fit(parameters, config)
+
+    def _fit(
+        self, parameters: list[NDArray[Any]], config: dict[str, Scalar]
+    ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
         again = kept_answer(self.context, parameters, config)
         if again is not None:
             return again
@@ -311,6 +320,8 @@ class PhaseClient(SessionNode, NumPyClient):
             simulated=self.simulated,
         )
         forget_answer(self.context)
+        if not self.simulated:
+            forget_last(self.state_dir, self.partition)
         state = SessionState(session=request.session)
         self.restored, self.answered, self.opened = not request.resume_round, 0, 0
         before = SessionState.load(self.context)
@@ -379,7 +390,7 @@ class PhaseClient(SessionNode, NumPyClient):
         if not self.simulated:
             pinned, kind = self._pinned, type(self).__name__
             own = self.own_rows()
-            self.ledger.open_run(request, kind, own, pinned=pinned)
+            self.ledger.open_run(request, kind, own, self.context, pinned=pinned)
             if request.secure and self.freezes and not self.record.privacy:
                 left = self.ledger.freeze(
                     request.session, own, self.frozen, records=self.records, apart=self.apart
@@ -429,7 +440,7 @@ class PhaseClient(SessionNode, NumPyClient):
             if sections:
                 raise ProtocolError(
                     "the request sums securely, but this node has announced no key in its session",
-                    remedy="start the run again",
+                    remedy=STATE_LOST,
                     party=self.name,
                     code="FK-SUM-KEY-NONE",
                 )
@@ -523,7 +534,7 @@ class PhaseClient(SessionNode, NumPyClient):
         state.payload = self.forget(state)
         state.store(self.context)
         if over:
-            self.ledger.forget_noise(session)
+            self.ledger.end_run(session)
         self.record.told = {key: [] for key in self.record.told}
         self.record.store(self.context)
         erase_state(self.context)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,8 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from flwr.app import Context
 from numpy.typing import NDArray
 
+from .. import __version__
+from ..flower_compat import installed_app
 from ..guard import NodePolicy, refusal
 from ..guard.counting import Hidden, unknowns_of_row
 from ..guard.frozen import Frozen
@@ -26,10 +31,12 @@ from .sums import ClientSums
 
 if TYPE_CHECKING:
     from ..guard.ledger import NodeLedger
+    from ..guard.summaries import AboutRun
     from .guarded import GuardedNode
 
 logger = logging.getLogger("fedkern_flwr")
 
+_LONGEST = 1000  # characters of a run's settings in the ledger
 _FAILURES = 3  # over all runs: each may tell something of values
 
 Positions = NDArray[np.integer[Any]]
@@ -70,8 +77,10 @@ class ClientLedger:
 
         return None if self._folder is None else NodeLedger(self._folder, self._partition)
 
-    def open_run(self, request: DescribeRequest, kind: str, rows: OwnRows, *, pinned: bool) -> None:
-        """Note that a run was opened, and warn of what it cannot be compared with."""
+    def open_run(
+        self, request: DescribeRequest, kind: str, rows: OwnRows, context: Context, *, pinned: bool
+    ) -> None:
+        """Note that a run was opened; warn of what it cannot be compared with, and near limits."""
         if self._file is None:
             logger.warning("no state_dir: nothing is remembered from run to run")
             return
@@ -86,18 +95,38 @@ class ClientLedger:
             logger.warning(
                 "no pinned identities: runs whose parties differ by one are not told apart"
             )
-        self._file.open_run(
+        near = self._file.open_run(
             request.session,
             kind=kind,
             method=request.method,
             secure=request.secure,
             pinned=pinned,
             rows=rows,
+            about=self._about(request.session, context),
         )
+        for warning in near:
+            logger.warning("%s", warning)
         if request.privacy and self._file.has_exact_sums(request.session):
             logger.warning(
                 "exact sums of this node's rows were released before: the budget counts from today"
             )
+
+    def _about(self, session: str, context: Context) -> AboutRun:
+        """Return what joins a run up with the coordinator's records of it."""
+        from ..guard.summaries import AboutRun
+
+        stated = {key: value for key, value in context.run_config.items() if value != ""}
+        settings, limit = json.dumps(stated, sort_keys=True), self._policy.max_epsilon
+        return AboutRun(
+            session,
+            str(context.run_id),
+            __version__,
+            installed_app(),
+            settings if len(settings) <= _LONGEST else f"{settings[:_LONGEST]}...",
+            hashlib.sha256(settings.encode()).hexdigest()[:16],
+            self._policy.max_evaluations,
+            limit if isfinite(limit) else None,
+        )
 
     def record(self, session: str) -> str | None:
         """Return the node's record of a run; None where nothing is remembered from run to run."""
@@ -267,10 +296,10 @@ class ClientLedger:
             return state.noise_key or secrets.token_bytes(KEY_BYTES)
         return self._file.noise_key(session)
 
-    def forget_noise(self, session: str) -> None:
-        """Erase the key of the noise of a run."""
+    def end_run(self, session: str) -> None:
+        """Note that a run has ended, and erase the key of its noise."""
         if self._file is not None:
-            self._file.forget_noise(session)
+            self._file.end_run(session)
 
     def refuse(self, session: str, rule: str) -> None:
         """Count a refusal."""

@@ -9,9 +9,15 @@ from flwr.app import Context
 
 from ..checkpoint import write_atomically
 from ..errors import OptionError, ProtocolError
+from ..run_names import run_folder
 from .guarded import GuardedNode
 from .session_state import SessionState
 
+#: What helps where a node knows nothing of a run that goes on.
+STATE_LOST = (
+    "give the node a state-dir, so that it can go on after a restart; then resume the run from its "
+    "checkpoint, or start again"
+)
 _KEPT_STATES = 32  # a checkpoint is written a few rounds after the one it belongs to
 
 
@@ -32,7 +38,7 @@ class SessionNode(GuardedNode):
         if not session or state.session != session:
             raise ProtocolError(
                 "the request belongs to a session that this node has not opened",
-                remedy="start the run again",
+                remedy=STATE_LOST,
                 party=self.name,
                 code="FK-MESSAGE-SESSION",
             )
@@ -90,7 +96,8 @@ class SessionNode(GuardedNode):
         """Return this node's file for a session in its folder; None without a folder."""
         if self.state_dir is None or not session.isalnum():
             return None
-        return self.state_dir / session / f"partition-{self.partition}{name}"
+        folder = run_folder(self.state_dir, session, self.partition)
+        return folder / f"partition-{self.partition}{name}"
 
     def saved_state(self, session: str, number: int) -> Path | None:
         """Return the file of the state after a round; None without a folder."""

@@ -19,8 +19,9 @@ from fedkern_flwr.online.stream_files import fed_by_socket
 
 from ..warm_node.start import NO_THREADS, LogFormat, node_command
 from .console import print_table
-from .node_freeze import freeze_rows, known_ledger
+from .node_freeze import freeze_rows
 from .node_keys import init_node, trust_parties
+from .node_records import clean_folders, show_ledger
 from .node_status import show_status
 
 node_app = typer.Typer(
@@ -34,9 +35,10 @@ node_app.command("init")(init_node)
 node_app.command("trust")(trust_parties)
 node_app.command("status")(show_status)
 node_app.command("freeze")(freeze_rows)
+node_app.command("clean")(clean_folders)
+ledger_app.command("show")(show_ledger)
 
 _File = Annotated[Path, typer.Argument(help="TOML file of the policy.")]
-_Folder = Annotated[Path, typer.Option("--state-dir", help="The node's own folder.")]
 
 
 @node_app.command(
@@ -145,35 +147,6 @@ def check_policy(file: _File) -> None:
     """Check a policy; exit code 2 if a node would refuse it."""
     changed = read_policy(file).changed
     typer.echo(f"{file.name} is a policy; {len(changed)} rules are not at their defaults")
-
-
-@ledger_app.command("show")
-def show_ledger(state_dir: _Folder) -> None:
-    """Show runs, sums and refusals: no rows, no ids, no values."""
-    ledger = known_ledger(state_dir)
-    rows = [
-        (
-            str(run.number),
-            run.opened,
-            run.method,
-            str(run.rows),
-            (str(run.parties) + ("" if run.pinned else "?")) if run.secure else "plain",
-            str(run.evaluations),
-            str(run.refusals),
-            f"{run.epsilon:.3g}" if run.epsilon else "-",
-            ", ".join(run.sums) or "-",
-        )
-        for run in ledger.runs()
-    ]
-    heads = ("run", "opened (UTC)", "method", "rows", "parties", "figures told", "refusals")
-    print_table((*heads, "epsilon", "sums"), rows)
-    refused = [
-        (str(run) if run else "-", rule, str(number)) for run, rule, number in ledger.refusals()
-    ]
-    if refused:
-        print_table(("run", "refused", "times"), refused)
-    if spent := ledger.spent():
-        typer.echo(f"all runs with noise together: epsilon {spent:.3g} of a row, at most")
 
 
 def _refuse_unreadable(path: Path, option: str) -> None:

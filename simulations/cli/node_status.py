@@ -92,5 +92,6 @@ def _rows(told: dict[str, Any]) -> list[tuple[str, str]]:
         *rows,
         ("runs, sums", f"{ledger['runs']}, {ledger['sums']}"),
         ("figures told", f"{ledger['told']} times about the same rows"),
+        *(("warning", limit) for limit in ledger["near"]),
         ("refusals", refused or "-"),
     ]

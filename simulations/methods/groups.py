@@ -13,6 +13,7 @@ from fedkern_flwr.checkpoint import unpack_arrays
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.groups.linear_model import model_rows
 from fedkern_flwr.judging.figures import in_units
+from fedkern_flwr.run_names import run_folder
 
 from ... import strategies
 from ...strategies import HierarchicalSVM, PhaseStrategy
@@ -381,9 +382,10 @@ def _whole_model(strategy: HierarchicalSVM, prepared: HierarchicalData, state_di
     """Return weights and biases, which agents and label owner of a vertical split kept."""
     arrays, meta = strategy.model()
     if strategy.partition == "vertical":
-        split, folder = prepared.split(strategy.seed or 0), state_dir / meta["session"]
+        split = prepared.split(strategy.seed or 0)
 
         def part(partition: int) -> dict[str, np.ndarray]:
+            folder = run_folder(state_dir, meta["session"], partition)
             return unpack_arrays((folder / f"partition-{partition}.model").read_bytes())[0]
 
         bias = part(prepared.num_clients - 1)["bias"]

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedkern_flwr.hybrid.fourier import draw_block
 from fedkern_flwr.hybrid.landmarks import draw_landmarks
+from fedkern_flwr.run_names import run_folder
 
 from ...clients.fed_cg_kernel import RunState
 from ...strategies import FedCG
@@ -26,7 +27,8 @@ def whole_model(strategy: FedCG, prepared: HybridData, state_dir: Path) -> Parts
     for block, columns in split.blocks.items():
         partition = 0 if block == OWN_BLOCK else centre
         centre += block != OWN_BLOCK
-        file = state_dir / meta["session"] / f"partition-{partition}-round-{meta['step']}.state"
+        folder = run_folder(state_dir, meta["session"], partition)
+        file = folder / f"partition-{partition}-round-{meta['step']}.state"
         kept = RunState.unpack(file.read_bytes())
         if strategy.basis == "fourier":
             gamma, pairs = float(strategy.gammas_[0]), len(landmarks)

@@ -13,6 +13,7 @@ from fedkern_flwr.judging.figures import in_units
 from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.options import check_memory
+from fedkern_flwr.run_names import run_folder
 
 from ... import strategies
 from ...strategies import FDSKL, PhaseStrategy
@@ -175,7 +176,8 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
         weights, directions = [], []
         offsets: list[list[np.ndarray]] = [[] for _ in split.parts]
         for owner in strategy.upto_:
-            file = state_dir / meta["session"] / f"partition-{owner}-round-{meta['step']}.state"
+            folder = run_folder(state_dir, meta["session"], owner)
+            file = folder / f"partition-{owner}-round-{meta['step']}.state"
             found = KeptState.unpack(file.read_bytes()).arrays
             alpha = found.get("alpha")
             if alpha is None:  # it has led no iteration

@@ -435,7 +435,7 @@ def test_what_fails_in_learning_or_encoding_says_no_more(monkeypatch: pytest.Mon
 
 #: Files that outlast runs, and those of a node's results.
 LASTING = {".json", ".csv", ".npz", ".png", ".state", ".sqlite", ".model"}
-LASTING |= {".opened", ".answered", ".released"}
+LASTING |= {".opened", ".answered", ".released", ".last"}
 
 
 @pytest.mark.promise("requests-erased")
@@ -467,6 +467,9 @@ def secrets_of(way: str, folder: Path) -> dict[int, set[bytes]]:
         sites.fit(start=rounds)
     left = [path.name for path in folder.rglob("*") if path.is_file()]
     assert [name for name in left if Path(name).suffix not in LASTING] == []
+    last = b"".join(path.read_bytes() for path in folder.rglob("*.last"))
+    assert not [own for own in set.union(*secrets.values()) - {b""} if own in last]
+    assert b"fedkern-sums" not in last
     for k, own in secrets.items():
         for secret in own - {b""}:
             assert secret != kept_seed(sites.contexts[k])

@@ -432,7 +432,6 @@ def test_formulas_are_quoted_and_numbers_stay(tmp_path: Path) -> None:
     assert second == ["-1.5", "3", "x", ""]
 
 
-@pytest.mark.promise("pictures-are-private")
 def test_pictures_and_reports_are_private(tmp_path: Path) -> None:
     """A point of a picture may be a row with its label; they had mode 644."""
     from matplotlib.figure import Figure

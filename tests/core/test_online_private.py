@@ -734,7 +734,7 @@ def test_what_a_run_cannot_go_on_with(what: str, code: str, users: Users) -> Non
     with pytest.raises(PowerCutError):
         users.fit(Cut(number=5 if what == "noise" else 4), state=state)
     if what == "noise":
-        NodeLedger(users.folder / "1", 1).forget_noise(users.last.session)
+        NodeLedger(users.folder / "1", 1).end_run(users.last.session)
     with refused(f"FK-{code}") as why:
         users.fit(rounds=FEW + (what == "rounds"), resume=True, state=state)
     assert "\n" not in str(why.value)

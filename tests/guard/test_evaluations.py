@@ -182,5 +182,5 @@ def test_the_newest_states_are_kept_whatever_their_digits(tmp_path: Path) -> Non
     client = deployed(tmp_path).client(0)
     for number in range(90, 131):
         client._save(SessionState(session="abc"), number)
-    kept = {int(path.stem.rpartition("-")[2]) for path in (tmp_path / "abc").glob("*.state")}
+    kept = {int(path.stem.rpartition("-")[2]) for path in tmp_path.glob("*-abc/*.state")}
     assert kept == set(range(99, 131))

@@ -371,7 +371,7 @@ def test_the_file_is_for_its_user_and_shows_nothing_of_a_row(
     assert run(["node", "ledger", "show", "--state-dir", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert "aSession" not in shown
-    words = shown.splitlines()[3].split()
+    words = shown.splitlines()[1].split()
     assert (words[0], words[3:6], words[-1]) == ("1", ["m", "20", "5"], "sum")
     assert "min_parties = 3" in shown
 

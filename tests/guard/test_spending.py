@@ -150,7 +150,7 @@ def test_the_key_of_a_run_s_noise_lasts_until_it_is_over(tmp_path: Path) -> None
     first = ledger.noise_key("a")
     assert len(first) == 32
     assert NodeLedger(tmp_path).noise_key("a") == first != ledger.noise_key("b")
-    ledger.forget_noise("a")
+    ledger.end_run("a")
     assert ledger.noise_key("a") != first
 
 
@@ -161,6 +161,8 @@ CREATE TABLE permissions (run INTEGER);
 CREATE TABLE sums (run INTEGER, parties INTEGER);
 ALTER TABLE runs DROP COLUMN content; ALTER TABLE runs DROP COLUMN saved;
 ALTER TABLE runs DROP COLUMN again; ALTER TABLE runs DROP COLUMN how;
+ALTER TABLE runs DROP COLUMN about; ALTER TABLE runs DROP COLUMN ended;
+ALTER TABLE runs DROP COLUMN cleaned;
 """
 
 

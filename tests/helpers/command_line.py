@@ -276,7 +276,7 @@ def _model(out: Path | str) -> dict[str, np.ndarray]:
         return dict(arrays)
     if "step" not in meta:
         return {"mse": np.array(json.loads(Path(out, "result.json").read_text())["metrics"]["mse"])}
-    states = Path(out, "private_state", meta["session"]).glob(f"*-round-{meta['step']}.state")
+    states = Path(out).glob(f"private_state/*{meta['session']}/*-round-{meta['step']}.state")
     kept = {path.name: KeptState.unpack(path.read_bytes()).arrays for path in states}
     return {name: arrays["alpha"] for name, arrays in kept.items() if "alpha" in arrays}
 

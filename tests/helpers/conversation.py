@@ -56,6 +56,10 @@ class Asked:
     def send(self, client: Any = None, request: Any = None, sections: Any = None) -> str:
         """Return what is said to a request, maybe another one; nothing if it is answered."""
         client, request = client or self.client, request or self.request
+        folder = client.state_dir
+        for file in folder.glob("*/partition-*") if folder else ():
+            if file.suffix in (".context", ".last"):  # of later messages than this one
+                file.unlink()
         arrays, scalars = attach(self.sections if sections is None else sections)
         try:
             out, _, told = client.fit(request.arrays() + arrays, request.scalars() | scalars)
