@@ -6,13 +6,65 @@ import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from . import __version__
 from .checkpoint import write_atomically
 from .errors import FedKernError, OptionError
 
 logger = logging.getLogger("flwr")  # what `flwr log` shows
+
+
+def utc_now() -> str:
+    """Return the time, in UTC and to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@dataclass
+class RunFacts:
+    """Which run a result is of, to find it in Flower's list of runs and in the nodes' ledgers.
+
+    Attributes
+    ----------
+    flower : object
+        Flower's ``Run``, which a grid of a SuperLink has; None in a simulation.
+    config : dict
+        The run configuration, without values that may be paths or secrets.
+    withheld : list of str
+        Its keys that were set and are left out of ``config``.
+    strategy : object
+        The strategy, as soon as there is one: it knows the session and the nodes.
+    began : str
+        When the run began.
+    """
+
+    flower: Any = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    withheld: list[str] = field(default_factory=list)
+    strategy: Any = None
+    began: str = field(default_factory=utc_now)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts of a run that ends now, as plain values."""
+        parties = getattr(self.strategy, "parties_", {})
+        run, found = self.flower, dict[str, Any]()
+        if run is not None:  # numbers of 64 bits are texts: many readers of JSON would round them
+            found = {"run_id": str(run.run_id), "app": f"{run.fab_id} {run.fab_version}"}
+            found |= {"fab_hash": run.fab_hash, "config": self.config, "withheld": self.withheld}
+        return {
+            **found,
+            "session": getattr(self.strategy, "session", ""),
+            "began": self.began,
+            "ended": utc_now(),
+            "release": __version__,
+            "nodes": [
+                {"partition": p.partition, "name": getattr(p, "name", ""), "node_id": str(node)}
+                for node, p in parties.items()
+            ],
+        }
 
 
 def write_result(path: str | Path, result: Mapping[str, Any]) -> None:
@@ -40,11 +92,18 @@ def log_result(result: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def errors_reported(path: str | Path) -> Iterator[None]:
+def errors_reported(path: str | Path, facts: RunFacts | None = None) -> Iterator[None]:
     """Log an error of ours in one line, and write it to the file of the result.
 
     The error goes on: Flower marks the run as failed. The result of an earlier run is removed, so
     that a run that is killed has none.
+
+    Parameters
+    ----------
+    path : path
+        The file; empty for none.
+    facts : RunFacts, optional
+        Which run it is.
 
     Raises
     ------
@@ -66,7 +125,8 @@ def errors_reported(path: str | Path) -> Iterator[None]:
         line = " ".join(str(error).split())
         logger.error("fedkern: %s", line)
         error.told = True
-        write_result(path, {"error": line, "code": error.code, "exit_code": error.exit_code})
+        told = {"error": line, "code": error.code, "exit_code": error.exit_code}
+        write_result(path, told if facts is None else {**told, "run": facts.to_dict()})
         raise
 
 

@@ -205,6 +205,7 @@ def _execute(
     entry = Entry(method(name).title, name, config["options"], [answer])
     write_atomically(place / ARTIFACTS["scaling"], prepared.scaling_json().encode(), private=True)
     told = {"survivors": answer["survivors"], "matched": answer.get("matched", {}), **times}
+    told["run"] = answer["run"]
     told |= {"tuned": answer["tuned"]} if "tuned" in answer else {}
     summary = {**summarise(entry), **told}
     plots = held_out_plots(folder, prepared, summary)

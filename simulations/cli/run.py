@@ -142,7 +142,7 @@ def _execute(
             measure=lambda strategy: own.measure(strategy, prepared, config),
             draw_done=draw_done,
         )
-    summary = summarise(entry)
+    summary = {**summarise(entry), "run": entry.results[0].get("run", {})}
     with screen.status("drawing"):
         plots = _plots(folder, entry, prepared, summary)
     result = save_result(folder, config, prepared, summary, plots)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +17,21 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from refusals import refused
 
+from fedkern_flwr import __version__
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.model_file import load_model, save_model
+from fedkern_flwr.simulations.apps.server import shown_config
 from fedkern_flwr.simulations.deployment.run_config import app_folder
-from fedkern_flwr.strategies import FDSKL, POFMKL, POFRLS, FedCFK, FedCG, HierarchicalSVM
+from fedkern_flwr.strategies import (
+    FDSKL,
+    POFMKL,
+    POFRLS,
+    FedCFK,
+    FedCG,
+    HierarchicalSVM,
+    KernelPCA,
+)
 
 PREDICT = ("fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "pof-rls", "fed-cfk")
 NOWHERE = "FK-PREDICT-NOWHERE"
@@ -204,6 +218,61 @@ def test_what_a_node_lacks_is_told_to_the_server_and_in_the_result(
     found = json.loads(told.read_text())
     assert (found["error"], found["code"]) == (text, "FK-FILE-READ")
     assert text.startswith("partition 1")
+
+
+FAB = "5e" * 32
+
+
+def submitted(grid: Any) -> Any:
+    """Give a grid the run that a SuperLink gives it."""
+    grid.set_run(SimpleNamespace(run_id=2**63, fab_id="us/app", fab_version="1.2", fab_hash=FAB))
+    return grid
+
+
+@pytest.mark.parametrize("name", ["fed-cg", "kernel-pca"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_result_says_which_run_it_is_of(
+    name: str, fails: bool, make_site: Make, tmp_path: Path
+) -> None:
+    site, told, saved = make_site(name), tmp_path / "result.json", tmp_path / "model.npz"
+    gone = {"data": str(tmp_path / "gone.csv")} if fails else {}
+    with refused("FK-FILE-READ") if fails else nullcontext():
+        site.run(site.changed(0, **gone), wrap=submitted, result=told, model=saved)
+    run = json.loads(told.read_text())["run"]
+    assert {key: run[key] for key in ("run_id", "app", "fab_hash", "release")} == {
+        "run_id": str(2**63),
+        "app": "us/app 1.2",
+        "fab_hash": FAB,
+        "release": __version__,
+    }
+    assert re.fullmatch(r"[0-9a-f]{16}", run["session"])
+    began, ended = (
+        datetime.strptime(run[key], "%Y-%m-%dT%H:%M:%S%z") for key in ("began", "ended")
+    )
+    assert timedelta() <= ended - began <= datetime.now(UTC) - began
+    if not fails:
+        assert run["session"] == load_model(saved)[1]["session"]
+        assert [node["partition"] for node in run["nodes"]] == list(range(len(site.nodes)))
+        assert all(set(node) == {"partition", "name", "node_id"} for node in run["nodes"])
+
+
+def test_a_result_shows_no_path_and_no_text_that_may_be_a_secret(
+    make_site: Make, tmp_path: Path
+) -> None:
+    site, told = make_site("fed-cg"), tmp_path / "result.json"
+    site.run(result=told, model=tmp_path / "model.npz", checkpoint=tmp_path / "run.npz", tune="gcv")
+    run = json.loads(told.read_text())["run"]
+    assert str(tmp_path) not in told.read_text()
+    assert {"result", "model", "checkpoint"} <= set(run["withheld"])
+    assert {"tune": "gcv", "regularization": 0.0, "attempts": 5, "resume": False}.items() <= (
+        run["config"].items()
+    )
+    options = {"components": 2, "token": "hunter2", "list": ["x"]}
+    config = {"method": "kernel-pca", "options": json.dumps(options), "my-key": "s3cret"}
+    assert shown_config(KernelPCA, config) == (
+        {"method": "kernel-pca", "components": 2},
+        ["list", "my-key", "token"],
+    )
 
 
 @pytest.mark.parametrize("app", STRATEGIES)
