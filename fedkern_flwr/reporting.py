@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import secrets
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from . import __version__
 from .checkpoint import write_atomically
-from .errors import FedKernError, OptionError
+from .errors import EngineError, FedKernError, OptionError
+from .private_files import temporary_folder
 
 logger = logging.getLogger("flwr")  # what `flwr log` shows
+
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def utc_now() -> str:
@@ -47,6 +54,16 @@ class RunFacts:
     strategy: Any = None
     began: str = field(default_factory=utc_now)
 
+    def stopped(self, by: object) -> EngineError:
+        """Return the error of a run that a signal has ended."""
+        file = getattr(self.strategy, "checkpoint", None)
+        remedy = "start it again: it has no checkpoint"
+        if getattr(self.strategy, "resumable", False):
+            remedy = f"submit it again with resume=true, its checkpoint is {file}"
+        name = "the run" if self.flower is None else f"run {self.flower.run_id}"
+        problem = f"{name} was stopped ({by or 'interrupted'})"
+        return EngineError(problem, remedy=remedy, code="FK-RUN-STOPPED")
+
     def to_dict(self) -> dict[str, Any]:
         """Return the facts of a run that ends now, as plain values."""
         parties = getattr(self.strategy, "parties_", {})
@@ -67,11 +84,86 @@ class RunFacts:
         }
 
 
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, by a ``KeyboardInterrupt``.
+
+    Also where another handler was set for Ctrl-C, as Flower does for an app. A second signal finds
+    the handlers that were there before. Beside the main thread, where Flower's simulations run a
+    strategy, no handler can be set.
+    """
+    before: dict[int, Any] = {}
+
+    def restore() -> None:
+        while before:
+            number, handler = before.popitem()
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        restore()
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    if threading.current_thread() is threading.main_thread():
+        before |= {number: signal.signal(number, interrupt) for number in _ENDS}
+    try:
+        yield
+    finally:
+        restore()
+
+
 def write_result(path: str | Path, result: Mapping[str, Any]) -> None:
-    """Write plain values as JSON; nothing is written where the path is empty."""
+    """Write plain values as JSON; nothing is written where the path is empty.
+
+    Raises
+    ------
+    EngineError
+        See :func:`write_somewhere`.
+    """
     if path:
         text = json.dumps(result, indent=2, allow_nan=False, default=_plain)
-        write_atomically(Path(path), f"{text}\n".encode())
+        write_somewhere(path, lambda file: write_atomically(file, f"{text}\n".encode()))
+
+
+def write_somewhere(path: str | Path, write: Callable[[Path], None]) -> Path:
+    """Write a file that took hours to make: where its disk is full, in another folder.
+
+    The others are the current one and this user's own in the system's place for temporary files.
+
+    Parameters
+    ----------
+    path : path
+        Where the file should be.
+    write : callable
+        Writes it where it is told to.
+
+    Returns
+    -------
+    Path
+        Where it is. If that is elsewhere, the log says so.
+
+    Raises
+    ------
+    EngineError
+        It cannot be written anywhere.
+    """
+    path = Path(path)
+    try:
+        write(path)
+        return path
+    except OSError as error:
+        reason = error.strerror
+    other = f"{path.stem}-{secrets.token_hex(4)}{path.suffix}"
+    for folder in (Path.cwd, temporary_folder):
+        with suppress(OSError, FedKernError):
+            write(place := folder() / other)
+            told = "%s cannot be written (%s): it is in %s instead [%s]"
+            logger.warning(told, path, reason, place, "FK-FILE-WRITE")
+            return place
+    raise EngineError(
+        f"{path} cannot be written ({reason}), nor can the current and the temporary folder",
+        remedy="make room, and resume the run if it has a checkpoint",
+        code="FK-FILE-WRITE",
+    )
 
 
 def log_result(result: Mapping[str, Any]) -> None:
@@ -120,13 +212,19 @@ def errors_reported(path: str | Path, facts: RunFacts | None = None) -> Iterator
             code="FK-FILE-WRITE",
         ) from None
     try:
-        yield
+        try:
+            yield
+        except KeyboardInterrupt as stop:
+            if facts is None:
+                raise
+            raise facts.stopped(stop) from None
     except FedKernError as error:
         line = " ".join(str(error).split())
         logger.error("fedkern: %s", line)
         error.told = True
         told = {"error": line, "code": error.code, "exit_code": error.exit_code}
-        write_result(path, told if facts is None else {**told, "run": facts.to_dict()})
+        with suppress(EngineError):  # the log has the line
+            write_result(path, told if facts is None else {**told, "run": facts.to_dict()})
         raise
 
 

@@ -18,7 +18,14 @@ from flwr.serverapp import Grid, ServerApp
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.removed import take_out
-from fedkern_flwr.reporting import RunFacts, errors_reported, log_result, write_result
+from fedkern_flwr.reporting import (
+    RunFacts,
+    ended_by_signals,
+    errors_reported,
+    log_result,
+    write_result,
+    write_somewhere,
+)
 
 from ...strategies import PhaseStrategy
 from ..run.options import Option, accepted
@@ -53,7 +60,7 @@ def server_app(method: Kind | Callable[[Config], Kind], *, agreed: Sequence[str]
     def main(grid: Grid, context: Context) -> None:
         config: Config = context.run_config
         facts = RunFacts(getattr(grid, "run", None))
-        with errors_reported(config["result"], facts):
+        with errors_reported(config["result"], facts), ended_by_signals():
             kind = method if isinstance(method, type) else method(config)
             facts.config, facts.withheld = shown_config(kind, config)
             if config.get("predict"):
@@ -186,8 +193,9 @@ def _fit(method: Kind, grid: Grid, config: Config, facts: RunFacts) -> Any:
     strategy.start(grid=grid, timeout=float(config["timeout"]), **rounds)
     # of a method with an option called model the file has another name
     if file := config.get("saved-model", config.get("model")):
-        save_model(file, strategy.method, *strategy.model())
-        logger.info("model saved: %s", file)
+        arrays, meta = strategy.model()
+        saved = write_somewhere(file, lambda at: save_model(at, strategy.method, arrays, meta))
+        logger.info("model saved: %s", saved)
     return strategy
 
 

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from fedkern_flwr.errors import FedKernError, OptionError
 from fedkern_flwr.fitted import PREDICTOR
+from fedkern_flwr.reporting import ended_by_signals
 from fedkern_flwr.tables import plain_notes
 
 from ...strategies import PhaseStrategy
@@ -35,6 +36,7 @@ def run_options(name: str) -> list[Option]:
     return [*shared.values(), TRACK, *(o for o in options(method(name)) if o.name not in shared)]
 
 
+@ended_by_signals()
 def run_method(name: str, values: dict[str, Any]) -> None:
     """Run a method with the options of the command line, show and save the result."""
     screen = Screen(values["quiet"], values["json_target"])
@@ -42,7 +44,7 @@ def run_method(name: str, values: dict[str, Any]) -> None:
     address = values["ray_address"]
     check_tracker(values["track"])
     if values["resume"]:
-        folder, config = open_run(Path(values["resume"]))
+        folder, config = open_run(Path(values["resume"]), resume=True)
         if config["method"] != name:
             raise OptionError(
                 f"{folder.path} holds a run of {config['method']}",
@@ -123,25 +125,30 @@ def _execute(
         bar.watch(metrics)
         track.watch(metrics)
 
-    with screen.progress() as bar:
-        run_entries(
-            [entry],
-            prepared,
-            engine=config["engine"],
-            seed=config["seed"],
-            runs=config["runs"],
-            drop=config["drop"],
-            timeout=config["timeout"],
-            checkpoints=folder.path,
-            state_dir=folder.state_dir,
-            resume=resume,
-            audited=True,
-            ray_address=ray_address,
-            progress=progress,
-            watch=watch,
-            measure=lambda strategy: own.measure(strategy, prepared, config),
-            draw_done=draw_done,
-        )
+    try:
+        with screen.progress() as bar:
+            run_entries(
+                [entry],
+                prepared,
+                engine=config["engine"],
+                seed=config["seed"],
+                runs=config["runs"],
+                drop=config["drop"],
+                timeout=config["timeout"],
+                checkpoints=folder.path,
+                state_dir=folder.state_dir,
+                resume=resume,
+                audited=True,
+                ray_address=ray_address,
+                progress=progress,
+                watch=watch,
+                measure=lambda strategy: own.measure(strategy, prepared, config),
+                draw_done=draw_done,
+            )
+    except KeyboardInterrupt:
+        if folder.unfinished:
+            screen.note(f"stopped: go on with fedkern run {entry.method} --resume {folder.path}")
+        raise
     summary = {**summarise(entry), "run": entry.results[0].get("run", {})}
     with screen.status("drawing"):
         plots = _plots(folder, entry, prepared, summary)

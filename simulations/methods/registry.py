@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from fedkern_flwr.checkpoint import other_release
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.registered import registered
 from fedkern_flwr.removed import take_out
@@ -110,13 +111,21 @@ def family_with(settings: Settings) -> Family[Any, Any]:
     return next(family for family in families() if family.settings is type(settings))
 
 
-def open_run(path: Path) -> tuple[RunFolder, dict[str, Any]]:
+def open_run(path: Path, *, resume: bool = False) -> tuple[RunFolder, dict[str, Any]]:
     """Open the folder of a run, perhaps of an earlier release; return it with the run's settings.
+
+    Parameters
+    ----------
+    path : Path
+        The folder.
+    resume : bool (default: False)
+        Whether the run is to go on, if it has not finished.
 
     Raises
     ------
     CheckpointError
-        There is no such run.
+        There is no such run, or an earlier release began it and this one would read its data
+        otherwise.
     OptionError
         It was made with options that this release does not have.
     """
@@ -126,6 +135,10 @@ def open_run(path: Path) -> tuple[RunFolder, dict[str, Any]]:
         "options": [o.name for o in options(method(name))],
         "data": [f.name for f in fields(family(name).settings)],
     }
+    if resume and folder.result() is None and not config["data"].keys() >= set(parts["data"]):
+        raise other_release(path, config)
+    usual = {f.name: f.default for f in fields(family(name).settings) if f.default is not MISSING}
+    config["data"] = {**usual, **config["data"]}
     for part, known in parts.items():
         config[part] = take_out(name, config[part], known=known, level=logging.INFO)
     return folder, config

@@ -318,6 +318,32 @@ def model(method: str, name: str, value: Any, folder: Path) -> None:
     load_model(folder / "model.npz", method)
 
 
+def test_a_run_that_release_0_1_began_does_not_go_on(tmp_path: Path) -> None:
+    """Its settings lack what this release asks for; of a finished one the defaults will do."""
+    data = {"data": "breast-cancer", "seed": 3}  # of release 0.1: no na, dates, class_of
+    written = {"method": "kernel-pca", "options": {}, "data": data, "engine": "in-process"}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    with refused("FK-CHECKPOINT-VERSION") as caught:
+        open_run(tmp_path, resume=True)
+    for text in (str(tmp_path), "fedkern-flwr 0.1", __version__):
+        assert text in str(caught.value)
+    assert run(["run", "kernel-pca", "--resume", str(tmp_path)]) == 2
+    (tmp_path / "result.json").write_text("{}")
+    found = open_run(tmp_path, resume=True)[1]["data"]
+    assert found["seed"] == 3
+    assert family("kernel-pca").settings.from_values(found).class_of == ()
+
+
+@pytest.mark.parametrize("said", [{}, {"version": VERSION - 1}, {"fedkern_flwr": "0.3.7"}])
+def test_a_checkpoint_says_which_release_wrote_it(said: dict[str, Any], tmp_path: Path) -> None:
+    strategy = KernelPCA(checkpoint=tmp_path / "checkpoint.npz", resume=True)
+    save_arrays(tmp_path / "checkpoint.npz", {}, {**strategy.progress(), **said})
+    with refused("FK-CHECKPOINT-VERSION") as caught:
+        RunLog(strategy).restore()
+    for text in ("checkpoint.npz", f"fedkern-flwr {said.get('fedkern_flwr', '0.1')}", __version__):
+        assert text in str(caught.value)
+
+
 DOORS: dict[str, tuple[str, Callable[..., None]]] = {
     "a strategy": ("run", strategy),
     "a client": ("client", client),

@@ -424,7 +424,7 @@ def test_an_app_is_a_folder_with_one_file_to_change(app: str) -> None:
     files = {path.name for path in folder.iterdir() if path.name != "__pycache__"}
     assert files == {
         *("LICENSE", "README.md", "pyproject.toml"),
-        *("client_app.py", "own_table.py", "server_app.py"),
+        *("app_release.py", "client_app.py", "own_table.py", "server_app.py"),
     }
     assert "CHANGE THIS" in (folder / "own_table.py").read_text()
     assert "own_table.py" in (folder / "README.md").read_text()
