@@ -20,7 +20,7 @@ from ..deployment.node_files import NodeConfig, Secrets, toml, write_node
 from ..deployment.run_config import app_folder, run_config
 from ..methods.base import Family
 from ..methods.experiment import checkpoint_file, summarise
-from ..methods.registry import families, family, method, open_run, options
+from ..methods.registry import complete_settings, families, family, method, open_run, options
 from ..run.data import Prepared
 from ..run.entries import Entry
 from ..run.folders import chosen_folder, json_writer
@@ -83,7 +83,8 @@ def _fit(screen: Screen, name: str, values: dict[str, Any]) -> dict[str, Any]:
     """Run a method on new nodes, or go on with a run that broke off."""
     own, result = family(name), None
     if values["resume"]:
-        folder, config = _open(name, Path(values["resume"]), resume=True)
+        folder, config = _open(name, Path(values["resume"]))
+        complete_settings(folder, config)
         prepared = prepare_data(config)
         nodes, result = _read_nodes(folder), folder.result()
     else:
@@ -110,7 +111,7 @@ def _fit(screen: Screen, name: str, values: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _open(name: str, path: Path, *, resume: bool = False) -> tuple[RunFolder, dict[str, Any]]:
+def _open(name: str, path: Path) -> tuple[RunFolder, dict[str, Any]]:
     """Open the folder of a deployment.
 
     Raises
@@ -118,7 +119,7 @@ def _open(name: str, path: Path, *, resume: bool = False) -> tuple[RunFolder, di
     OptionError
         It holds something else.
     """
-    folder, config = open_run(path, resume=resume)
+    folder, config = open_run(path)
     if config["method"] != name or config["engine"] != _ENGINE:
         raise OptionError(
             f"{folder.path} holds a run of {config['method']} on engine {config['engine']}",

@@ -18,7 +18,7 @@ from ...strategies import PhaseStrategy
 from ..engines.ray_cluster import check_ray_address
 from ..methods.experiment import run_entries, summarise, versions
 from ..methods.held_out import plot_held_out
-from ..methods.registry import METHODS, family, method, open_run, options
+from ..methods.registry import METHODS, complete_settings, family, method, open_run, options
 from ..run.data import Prepared
 from ..run.entries import Entry
 from ..run.folders import chosen_folder, json_writer
@@ -44,13 +44,14 @@ def run_method(name: str, values: dict[str, Any]) -> None:
     address = values["ray_address"]
     check_tracker(values["track"])
     if values["resume"]:
-        folder, config = open_run(Path(values["resume"]), resume=True)
+        folder, config = open_run(Path(values["resume"]))
         if config["method"] != name:
             raise OptionError(
                 f"{folder.path} holds a run of {config['method']}",
                 remedy=f"use fedkern run {config['method']} --resume {folder.path}",
                 code="FK-RUN-OTHER",
             )
+        complete_settings(folder, config)
         check_ray_address(config["engine"], address)
         found = folder.result()
         if found is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +24,7 @@ from .base import Family
 __all__ = [
     "METHODS",
     "Option",
+    "complete_settings",
     "families",
     "family",
     "family_with",
@@ -111,21 +112,13 @@ def family_with(settings: Settings) -> Family[Any, Any]:
     return next(family for family in families() if family.settings is type(settings))
 
 
-def open_run(path: Path, *, resume: bool = False) -> tuple[RunFolder, dict[str, Any]]:
+def open_run(path: Path) -> tuple[RunFolder, dict[str, Any]]:
     """Open the folder of a run, perhaps of an earlier release; return it with the run's settings.
-
-    Parameters
-    ----------
-    path : Path
-        The folder.
-    resume : bool (default: False)
-        Whether the run is to go on, if it has not finished.
 
     Raises
     ------
     CheckpointError
-        There is no such run, or an earlier release began it and this one would read its data
-        otherwise.
+        There is no such run.
     OptionError
         It was made with options that this release does not have.
     """
@@ -135,10 +128,21 @@ def open_run(path: Path, *, resume: bool = False) -> tuple[RunFolder, dict[str, 
         "options": [o.name for o in options(method(name))],
         "data": [f.name for f in fields(family(name).settings)],
     }
-    if resume and folder.result() is None and not config["data"].keys() >= set(parts["data"]):
-        raise other_release(path, config)
-    usual = {f.name: f.default for f in fields(family(name).settings) if f.default is not MISSING}
-    config["data"] = {**usual, **config["data"]}
     for part, known in parts.items():
         config[part] = take_out(name, config[part], known=known, level=logging.INFO)
     return folder, config
+
+
+def complete_settings(folder: RunFolder, config: dict[str, Any]) -> None:
+    """Give a finished run of an earlier release the settings of data that it lacks.
+
+    Raises
+    ------
+    CheckpointError
+        It has not finished: this release would read its data in another way.
+    """
+    own = fields(family(config["method"]).settings)
+    lacking = {f.name: f.default for f in own if f.name not in config["data"]}
+    if lacking and folder.result() is None:
+        raise other_release(folder.path, config)
+    config["data"] |= lacking

@@ -33,7 +33,7 @@ from fedkern_flwr.simulations.apps.server import read_options
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
 from fedkern_flwr.simulations.estimators import FDSKLClassifier, FedCGClassifier
-from fedkern_flwr.simulations.methods.registry import METHODS, family, open_run
+from fedkern_flwr.simulations.methods.registry import METHODS, complete_settings, family, open_run
 from fedkern_flwr.strategies import KernelPCA
 from fedkern_flwr.wire import PROTOCOL_VERSION, DescribeReply, DescribeRequest
 from fedkern_flwr.wire.releases import check_node, check_server, other_releases
@@ -324,14 +324,15 @@ def test_a_run_that_release_0_1_began_does_not_go_on(tmp_path: Path) -> None:
     written = {"method": "kernel-pca", "options": {}, "data": data, "engine": "in-process"}
     (tmp_path / "config.json").write_text(json.dumps(written))
     with refused("FK-CHECKPOINT-VERSION") as caught:
-        open_run(tmp_path, resume=True)
+        complete_settings(*open_run(tmp_path))
     for text in (str(tmp_path), "fedkern-flwr 0.1", __version__):
         assert text in str(caught.value)
     assert run(["run", "kernel-pca", "--resume", str(tmp_path)]) == 2
     (tmp_path / "result.json").write_text("{}")
-    found = open_run(tmp_path, resume=True)[1]["data"]
-    assert found["seed"] == 3
-    assert family("kernel-pca").settings.from_values(found).class_of == ()
+    folder, config = open_run(tmp_path)
+    complete_settings(folder, config)
+    assert config["data"]["seed"] == 3
+    assert family("kernel-pca").settings.from_values(config["data"]).class_of == ()
 
 
 @pytest.mark.parametrize("said", [{}, {"version": VERSION - 1}, {"fedkern_flwr": "0.3.7"}])
