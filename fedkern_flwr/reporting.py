@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from . import __version__
@@ -54,14 +53,12 @@ class RunFacts:
     strategy: Any = None
     began: str = field(default_factory=utc_now)
 
-    def stopped(self, by: object) -> EngineError:
+    def stopped(self) -> EngineError:
         """Return the error of a run that a signal has ended."""
-        file = getattr(self.strategy, "checkpoint", None)
-        remedy = "start it again: it has no checkpoint"
+        remedy = "submit it again: it has no checkpoint"
         if getattr(self.strategy, "resumable", False):
-            remedy = f"submit it again with resume=true, its checkpoint is {file}"
-        name = "the run" if self.flower is None else f"run {self.flower.run_id}"
-        problem = f"{name} was stopped ({by or 'interrupted'})"
+            remedy = f"submit it again with resume=true, checkpoint={self.strategy.checkpoint}"
+        problem = f"run {getattr(self.flower, 'run_id', '')} was stopped by a signal"
         return EngineError(problem, remedy=remedy, code="FK-RUN-STOPPED")
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,27 +85,16 @@ class RunFacts:
 def ended_by_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end the block as Ctrl-C does, by a ``KeyboardInterrupt``.
 
-    Also where another handler was set for Ctrl-C, as Flower does for an app. A second signal finds
-    the handlers that were there before. Beside the main thread, where Flower's simulations run a
-    strategy, no handler can be set.
+    Also where another handler was set for Ctrl-C, as Flower does for an app. No handler can be set
+    beside the main thread, where Flower's simulations run a strategy.
     """
-    before: dict[int, Any] = {}
-
-    def restore() -> None:
-        while before:
-            number, handler = before.popitem()
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        restore()
-        raise KeyboardInterrupt(signal.Signals(number).name)
-
-    if threading.current_thread() is threading.main_thread():
-        before |= {number: signal.signal(number, interrupt) for number in _ENDS}
+    numbers = _ENDS if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:
         yield
     finally:
-        restore()
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
 
 
 def write_result(path: str | Path, result: Mapping[str, Any]) -> None:
@@ -214,10 +200,10 @@ def errors_reported(path: str | Path, facts: RunFacts | None = None) -> Iterator
     try:
         try:
             yield
-        except KeyboardInterrupt as stop:
+        except KeyboardInterrupt:
             if facts is None:
                 raise
-            raise facts.stopped(stop) from None
+            raise facts.stopped() from None
     except FedKernError as error:
         line = " ".join(str(error).split())
         logger.error("fedkern: %s", line)

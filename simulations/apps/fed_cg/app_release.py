@@ -6,9 +6,7 @@ An older release lacks names that the app imports. The error would not say which
 import fedkern_flwr
 
 if not hasattr(fedkern_flwr, "check_app"):  # releases before 0.2 cannot compare
-    raise ImportError(
-        "[fedkern] RefusedError: the app is of fedkern-flwr 0.2, and "
-        f"{fedkern_flwr.__version__} is installed; the installed one is older: "
-        "`pip install --upgrade fedkern-flwr` there [FK-MESSAGE-VERSION]"
-    )
+    told = f"the app is of fedkern-flwr 0.2, and {fedkern_flwr.__version__} is installed"
+    told += "; the installed one is older: `pip install --upgrade fedkern-flwr` there"
+    raise ImportError(f"[fedkern] RefusedError: {told} [FK-MESSAGE-VERSION]")
 fedkern_flwr.check_app("0.2")
