@@ -173,8 +173,8 @@ def log_result(result: Mapping[str, Any]) -> None:
 def errors_reported(path: str | Path, facts: RunFacts | None = None) -> Iterator[None]:
     """Log an error of ours in one line, and write it to the file of the result.
 
-    The error goes on: Flower marks the run as failed. The result of an earlier run is removed, so
-    that a run that is killed has none.
+    The same is done for a signal that stops the run. The error goes on: Flower marks the run as
+    failed. The result of an earlier run is removed, so that a run that is killed has none.
 
     Parameters
     ----------
@@ -197,12 +197,12 @@ def errors_reported(path: str | Path, facts: RunFacts | None = None) -> Iterator
             remedy="name a file in a folder of the server's user as result",
             code="FK-FILE-WRITE",
         ) from None
+    facts = facts or RunFacts()
     try:
         try:
-            yield
+            with ended_by_signals():
+                yield
         except KeyboardInterrupt:
-            if facts is None:
-                raise
             raise facts.stopped() from None
     except FedKernError as error:
         line = " ".join(str(error).split())
@@ -210,7 +210,7 @@ def errors_reported(path: str | Path, facts: RunFacts | None = None) -> Iterator
         error.told = True
         told = {"error": line, "code": error.code, "exit_code": error.exit_code}
         with suppress(EngineError):  # the log has the line
-            write_result(path, told if facts is None else {**told, "run": facts.to_dict()})
+            write_result(path, {**told, "run": facts.to_dict()})
         raise
 
 

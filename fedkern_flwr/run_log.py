@@ -257,18 +257,12 @@ class RunLog:
         assert file is not None
         try:
             save_arrays(file, arrays, meta)
+            self._unwritten = False
         except OSError as error:
             with contextlib.suppress(OSError):
                 file.unlink(missing_ok=True)
+            told = "%s cannot be written (%s): the run goes on, it cannot be resumed for now [%s]"
             if not self._unwritten:
-                logger.warning(
-                    "the checkpoint %s cannot be written (%s): the run goes on, and cannot be "
-                    "resumed until there is room [%s]",
-                    file,
-                    error.strerror,
-                    "FK-FILE-WRITE",
-                )
+                logger.warning(told, f"the checkpoint {file}", error.strerror, "FK-FILE-WRITE")
             self._unwritten = True
-        else:
-            self._unwritten = False
         self.method.resumable = not self._unwritten

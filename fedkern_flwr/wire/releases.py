@@ -100,8 +100,11 @@ def check_app(app: str) -> None:
     RefusedError
         The app is newer than what is installed, or older than :data:`OLDEST_APP`.
     """
-    made, here = _numbers(app), _numbers(__version__)
-    if _numbers(OLDEST_APP) <= made <= here:
+    # what apps use does not change below the second number
+    made, here, oldest = (
+        [int(number) for number in name.split(".")[:2]] for name in (app, __version__, OLDEST_APP)
+    )
+    if oldest <= made <= here:
         return
     older = "the app is older: take the one of the installed release, see `fedkern init`"
     if made > here:
@@ -114,11 +117,6 @@ def check_app(app: str) -> None:
     )
     error.args = (mark_error(f"RefusedError: {error}"),)  # a node's error that a server may show
     raise error
-
-
-def _numbers(name: str) -> list[int]:
-    """Return major and minor number of a release: those below them do not change what apps use."""
-    return [int(number) for number in name.split(".")[:2]]
 
 
 def other_releases(found: Mapping[int, str]) -> str:

@@ -20,7 +20,6 @@ from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.removed import take_out
 from fedkern_flwr.reporting import (
     RunFacts,
-    ended_by_signals,
     errors_reported,
     log_result,
     write_result,
@@ -60,7 +59,7 @@ def server_app(method: Kind | Callable[[Config], Kind], *, agreed: Sequence[str]
     def main(grid: Grid, context: Context) -> None:
         config: Config = context.run_config
         facts = RunFacts(getattr(grid, "run", None))
-        with errors_reported(config["result"], facts), ended_by_signals():
+        with errors_reported(config["result"], facts):
             kind = method if isinstance(method, type) else method(config)
             facts.config, facts.withheld = shown_config(kind, config)
             if config.get("predict"):
