@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import secrets
@@ -29,6 +30,12 @@ def utc_now() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def settings_digest(config: Mapping[str, Any]) -> str:
+    """Return what tells whether server and node speak of the same configuration of a run."""
+    stated = {key: value for key, value in config.items() if value != ""}
+    return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()[:16]
+
+
 @dataclass
 class RunFacts:
     """Which run a result is of, to find it in Flower's list of runs and in the nodes' ledgers.
@@ -37,10 +44,10 @@ class RunFacts:
     ----------
     flower : object
         Flower's ``Run``, which a grid of a SuperLink has; None in a simulation.
+    settings : dict
+        The run configuration. Its digest is in the nodes' ledgers too.
     config : dict
-        The run configuration, without values that may be paths or secrets.
-    withheld : list of str
-        Its keys that were set and are left out of ``config``.
+        The same with None for values that may be paths or secrets.
     strategy : object
         The strategy, as soon as there is one: it knows the session and the nodes.
     began : str
@@ -48,8 +55,8 @@ class RunFacts:
     """
 
     flower: Any = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
-    withheld: list[str] = field(default_factory=list)
     strategy: Any = None
     began: str = field(default_factory=utc_now)
 
@@ -67,7 +74,8 @@ class RunFacts:
         run, found = self.flower, dict[str, Any]()
         if run is not None:  # numbers of 64 bits are texts: many readers of JSON would round them
             found = {"run_id": str(run.run_id), "app": f"{run.fab_id} {run.fab_version}"}
-            found |= {"fab_hash": run.fab_hash, "config": self.config, "withheld": self.withheld}
+            found |= {"fab_hash": run.fab_hash, "config": self.config}
+            found["settings_digest"] = settings_digest(self.settings)
         return {
             **found,
             "session": getattr(self.strategy, "session", ""),

@@ -58,10 +58,10 @@ def server_app(method: Kind | Callable[[Config], Kind], *, agreed: Sequence[str]
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         config: Config = context.run_config
-        facts = RunFacts(getattr(grid, "run", None))
+        facts = RunFacts(getattr(grid, "run", None), config)
         with errors_reported(config["result"], facts):
             kind = method if isinstance(method, type) else method(config)
-            facts.config, facts.withheld = shown_config(kind, config)
+            facts.config = shown_config(kind, config)
             if config.get("predict"):
                 strategy = _predict(kind, grid, config, agreed, facts)
             else:
@@ -90,8 +90,8 @@ def one_of(*methods: Kind) -> Callable[[Config], Kind]:
     return chosen
 
 
-def shown_config(method: Kind, config: Config) -> tuple[dict[str, Any], list[str]]:
-    """Return the configuration of a run as its result shows it, and which keys are left out.
+def shown_config(method: Kind, config: Config) -> dict[str, Any]:
+    """Return the configuration of a run as its result shows it, with None for what it hides.
 
     Numbers and switches are shown, and texts that are a choice of the method. Any other text may be
     a path, the name of a column or, in an app that somebody has changed, a secret.
@@ -107,7 +107,7 @@ def shown_config(method: Kind, config: Config) -> tuple[dict[str, Any], list[str
     every = {k: v for k, v in config.items() if k != "options"} | _own_options(config)
     plain = {k: v for k, v in every.items() if isinstance(v, (bool, int, float, str))}
     shown = {k: v for k, v in plain.items() if not isinstance(v, str) or v in choices}
-    return shown, sorted(every.keys() - shown.keys())
+    return dict.fromkeys(every) | shown
 
 
 def _own_options(config: Config) -> dict[str, Any]:

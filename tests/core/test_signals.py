@@ -15,6 +15,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from refusals import refused
 
+from fedkern_flwr import __version__
 from fedkern_flwr.clients import KernelPCAClient, serve
 from fedkern_flwr.reporting import ended_by_signals
 from fedkern_flwr.simulations import InProcessGrid
@@ -98,3 +99,7 @@ def test_a_stopped_command_says_how_its_run_goes_on(
     assert shown.endswith("[FK-COMMAND-INTERRUPTED]")
     monkeypatch.setattr(KernelPCAClient, "fit", fit)
     assert run(["run", "kernel-pca", "--resume", str(place)]) == 0
+    facts = json.loads((place / "result.json").read_text())["run"]
+    assert len(facts["nodes"]) == 5
+    assert facts["began"] <= facts["ended"]
+    assert facts["release"] == __version__

@@ -21,6 +21,7 @@ from fedkern_flwr import __version__
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.model_file import load_model, save_model
+from fedkern_flwr.reporting import settings_digest
 from fedkern_flwr.simulations.apps.server import shown_config
 from fedkern_flwr.simulations.deployment.run_config import app_folder
 from fedkern_flwr.strategies import (
@@ -263,16 +264,17 @@ def test_a_result_shows_no_path_and_no_text_that_may_be_a_secret(
     site.run(result=told, model=tmp_path / "model.npz", checkpoint=tmp_path / "run.npz", tune="gcv")
     run = json.loads(told.read_text())["run"]
     assert str(tmp_path) not in told.read_text()
-    assert {"result", "model", "checkpoint"} <= set(run["withheld"])
+    assert [run["config"][key] for key in ("result", "model", "checkpoint")] == [None] * 3
     assert {"tune": "gcv", "regularization": 0.0, "attempts": 5, "resume": False}.items() <= (
         run["config"].items()
     )
     options = {"components": 2, "token": "hunter2", "list": ["x"]}
     config = {"method": "kernel-pca", "options": json.dumps(options), "my-key": "s3cret"}
-    assert shown_config(KernelPCA, config) == (
-        {"method": "kernel-pca", "components": 2},
-        ["list", "my-key", "token"],
-    )
+    hidden = dict.fromkeys(["list", "my-key", "token"])
+    assert shown_config(KernelPCA, config) == {"method": "kernel-pca", "components": 2, **hidden}
+    assert settings_digest(config) == settings_digest({"empty": "", **config})
+    assert settings_digest(config) != settings_digest({**config, "my-key": "other"})
+    assert len(run["settings_digest"]) == 16
 
 
 @pytest.mark.parametrize("app", STRATEGIES)
