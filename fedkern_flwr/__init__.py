@@ -25,8 +25,9 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .fitted import FittedModel, load_model
+    from .wire.releases import check_app
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"  # the one place: pyproject.toml reads it
 
 # In a checkout the other rooms lie beside the core, not in it. A process whose path begins with the
 # checkout (Ray's workers take over the driver's working directory) finds them there.
@@ -47,12 +48,14 @@ __all__ = [
     "SumError",
     "TableError",
     "__version__",
+    "check_app",
     "load_model",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what predicts when it is asked for: nodes do without."""
-    if name not in ("FittedModel", "load_model"):
+    """Import what predicts, or compares an app with this release, when it is asked for."""
+    places = {"FittedModel": ".fitted", "load_model": ".fitted", "check_app": ".wire.releases"}
+    if name not in places:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(".fitted", __name__), name)
+    return getattr(import_module(places[name], __name__), name)

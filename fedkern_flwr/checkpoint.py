@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from . import __version__
 from .errors import CheckpointError
 from .plain_text import read_json
 from .private_files import create_file, make_private_folder
 
-#: Version of what the checkpoint of a run holds; 1 was that of release 0.1, which did not say so.
-VERSION = 2
+#: Version of what the checkpoint of a run holds; 1 and 2 were those of release 0.1.
+VERSION = 3
 #: With what a cell begins that a spreadsheet may run; tab and line breaks it skips.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 _META = "meta_json"
@@ -139,6 +140,24 @@ def load_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
             f"{path} does not exist", remedy="check the path or start anew", code="FK-FILE-READ"
         )
     return _read_arrays(path, path.stat().st_size, str(path))
+
+
+def other_release(name: object, meta: Mapping[str, Any]) -> CheckpointError:
+    """Return the error of a run that another release began, with which this one cannot go on.
+
+    Parameters
+    ----------
+    name : path
+        The checkpoint, or the folder of the run.
+    meta : mapping
+        What it says of itself; ``fedkern_flwr`` is the release that wrote it.
+    """
+    release = f"fedkern-flwr {meta.get('fedkern_flwr', '0.1')}"
+    return CheckpointError(
+        f"{name} was written by {release}, this is {__version__}",
+        remedy=f"resume with {release}, or start anew",
+        code="FK-CHECKPOINT-VERSION",
+    )
 
 
 def _read_arrays(

@@ -20,7 +20,8 @@ from .wire.describe import DescribeReply, DescribeRequest, check_parties
 from .wire.releases import check_node, check_refusal, other_releases, release_of
 
 _DESCRIBE = "describe"
-_OWN = re.compile(r"\w+Error: (partition \S+?)(?:, phase \w+)?: (.+)")  # what a node says of itself
+#: What a node says of itself; before it knows its partition it only refuses an app.
+_OWN = re.compile(r"\w+Error: (partition \S+?)(?:, phase \w+)?: (.+)|RefusedError: (the app .+)")
 
 Described = TypeVar("Described", bound=DescribeReply)
 
@@ -139,8 +140,9 @@ def _refuse_failures(failures: Mapping[int, Failure]) -> None:
     more = f" ({len(failures)} nodes in all)" if len(failures) > 1 else ""
     found = _OWN.match(failure.detail)
     if failure.kind == "raised" and found is not None:
-        problem, code = quoted_code(found[2])
-        raise RefusedError(problem + more, party=found[1], phase=_DESCRIBE, code=code)
+        problem, code = quoted_code(found[2] or found[3])
+        party = found[1] or f"node {node}"
+        raise RefusedError(problem + more, party=party, phase=_DESCRIBE, code=code)
     for node, failure in sorted(failures.items()):
         check_refusal(failure.detail, party=f"node {node}")
     problem, code = quoted_code(str(failure))

@@ -2,24 +2,162 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import secrets
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from . import __version__
 from .checkpoint import write_atomically
-from .errors import FedKernError, OptionError
+from .errors import EngineError, FedKernError, OptionError
+from .private_files import temporary_folder
 
 logger = logging.getLogger("flwr")  # what `flwr log` shows
 
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def utc_now() -> str:
+    """Return the time, in UTC and to the second."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def settings_digest(config: Mapping[str, Any]) -> str:
+    """Return what tells whether server and node speak of the same configuration of a run."""
+    stated = {key: value for key, value in config.items() if value != ""}
+    return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@dataclass
+class RunFacts:
+    """Which run a result is of, to find it in Flower's list of runs and in the nodes' ledgers.
+
+    Attributes
+    ----------
+    flower : object
+        Flower's ``Run``, which a grid of a SuperLink has; None in a simulation.
+    settings : dict
+        The run configuration. Its digest is in the nodes' ledgers too.
+    config : dict
+        The same with None for values that may be paths or secrets.
+    strategy : object
+        The strategy, as soon as there is one: it knows the session and the nodes.
+    began : str
+        When the run began.
+    """
+
+    flower: Any = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
+    strategy: Any = None
+    began: str = field(default_factory=utc_now)
+
+    def stopped(self) -> EngineError:
+        """Return the error of a run that a signal has ended."""
+        remedy = "submit it again: it has no checkpoint"
+        if getattr(self.strategy, "resumable", False):
+            remedy = f"submit it again with resume=true, checkpoint={self.strategy.checkpoint}"
+        problem = f"run {getattr(self.flower, 'run_id', '')} was stopped by a signal"
+        return EngineError(problem, remedy=remedy, code="FK-RUN-STOPPED")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the facts of a run that ends now, as plain values."""
+        parties = getattr(self.strategy, "parties_", {})
+        run, found = self.flower, dict[str, Any]()
+        if run is not None:  # numbers of 64 bits are texts: many readers of JSON would round them
+            found = {"run_id": str(run.run_id), "app": f"{run.fab_id} {run.fab_version}"}
+            found |= {"fab_hash": run.fab_hash, "config": self.config}
+            found["settings_digest"] = settings_digest(self.settings)
+        return {
+            **found,
+            "session": getattr(self.strategy, "session", ""),
+            "began": self.began,
+            "ended": utc_now(),
+            "release": __version__,
+            "nodes": [
+                {"partition": p.partition, "name": getattr(p, "name", ""), "node_id": str(node)}
+                for node, p in parties.items()
+            ],
+        }
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, by a ``KeyboardInterrupt``.
+
+    Also where another handler was set for Ctrl-C, as Flower does for an app. No handler can be set
+    beside the main thread, where Flower's simulations run a strategy.
+    """
+    numbers = _ENDS if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
 
 def write_result(path: str | Path, result: Mapping[str, Any]) -> None:
-    """Write plain values as JSON; nothing is written where the path is empty."""
+    """Write plain values as JSON; nothing is written where the path is empty.
+
+    Raises
+    ------
+    EngineError
+        See :func:`write_somewhere`.
+    """
     if path:
         text = json.dumps(result, indent=2, allow_nan=False, default=_plain)
-        write_atomically(Path(path), f"{text}\n".encode())
+        write_somewhere(path, lambda file: write_atomically(file, f"{text}\n".encode()))
+
+
+def write_somewhere(path: str | Path, write: Callable[[Path], None]) -> Path:
+    """Write a file that took hours to make: where its disk is full, in another folder.
+
+    The others are the current one and this user's own in the system's place for temporary files.
+
+    Parameters
+    ----------
+    path : path
+        Where the file should be.
+    write : callable
+        Writes it where it is told to.
+
+    Returns
+    -------
+    Path
+        Where it is. If that is elsewhere, the log says so.
+
+    Raises
+    ------
+    EngineError
+        It cannot be written anywhere.
+    """
+    path = Path(path)
+    try:
+        write(path)
+        return path
+    except OSError as error:
+        reason = error.strerror
+    other = f"{path.stem}-{secrets.token_hex(4)}{path.suffix}"
+    for folder in (Path.cwd, temporary_folder):
+        with suppress(OSError, FedKernError):
+            write(place := folder() / other)
+            told = "%s cannot be written (%s): it is in %s instead [%s]"
+            logger.warning(told, path, reason, place, "FK-FILE-WRITE")
+            return place
+    raise EngineError(
+        f"{path} cannot be written ({reason}), nor can the current and the temporary folder",
+        remedy="make room, and resume the run if it has a checkpoint",
+        code="FK-FILE-WRITE",
+    )
 
 
 def log_result(result: Mapping[str, Any]) -> None:
@@ -40,11 +178,18 @@ def log_result(result: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def errors_reported(path: str | Path) -> Iterator[None]:
+def errors_reported(path: str | Path, facts: RunFacts | None = None) -> Iterator[None]:
     """Log an error of ours in one line, and write it to the file of the result.
 
-    The error goes on: Flower marks the run as failed. The result of an earlier run is removed, so
-    that a run that is killed has none.
+    The same is done for a signal that stops the run. The error goes on: Flower marks the run as
+    failed. The result of an earlier run is removed, so that a run that is killed has none.
+
+    Parameters
+    ----------
+    path : path
+        The file; empty for none.
+    facts : RunFacts, optional
+        Which run it is.
 
     Raises
     ------
@@ -60,13 +205,20 @@ def errors_reported(path: str | Path) -> Iterator[None]:
             remedy="name a file in a folder of the server's user as result",
             code="FK-FILE-WRITE",
         ) from None
+    facts = facts or RunFacts()
     try:
-        yield
+        try:
+            with ended_by_signals():
+                yield
+        except KeyboardInterrupt:
+            raise facts.stopped() from None
     except FedKernError as error:
         line = " ".join(str(error).split())
         logger.error("fedkern: %s", line)
         error.told = True
-        write_result(path, {"error": line, "code": error.code, "exit_code": error.exit_code})
+        told = {"error": line, "code": error.code, "exit_code": error.exit_code}
+        with suppress(EngineError):  # the log has the line
+            write_result(path, {**told, "run": facts.to_dict()})
         raise
 
 

@@ -7,13 +7,15 @@ checkpoint waits until all clients have kept their own state of the same round.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from .checkpoint import VERSION, load_arrays, save_arrays
+from . import __version__
+from .checkpoint import VERSION, load_arrays, other_release, save_arrays
 from .driven import Driven
 from .errors import CheckpointError
 from .exchange import Outcome
@@ -55,6 +57,7 @@ class RunLog:
         self._since: list[Answered] | None = []  # the last Save; None if it cannot be repeated
         self._written: tuple[Arrays, dict[str, Any]] = {}, {}  # the last checkpoint
         self._pending: tuple[int, Arrays, dict[str, Any], set[int]] | None = None
+        self._unwritten = False  # whether the last checkpoint could not be written
 
     # -- going on
 
@@ -71,11 +74,7 @@ class RunLog:
             return None
         arrays, meta = load_arrays(method.checkpoint)
         if "options" in meta and meta.get("version") != VERSION:
-            raise CheckpointError(
-                f"{method.checkpoint} was written by another version of fedkern-flwr",
-                remedy="resume with that version, or start anew",
-                code="FK-CHECKPOINT-VERSION",
-            )
+            raise other_release(method.checkpoint, meta)
         made, own = meta.get("options"), method.options()
         if isinstance(made, dict):
             values = made != own  # or they are those of this strategy
@@ -246,9 +245,24 @@ class RunLog:
             self._pending = None
 
     def _shared(self) -> dict[str, Any]:
-        return {"version": VERSION, **self.method.progress()}
+        return {"version": VERSION, "fedkern_flwr": __version__, **self.method.progress()}
 
     def _put(self, arrays: Arrays, meta: dict[str, Any]) -> None:
-        assert self.method.checkpoint is not None
-        save_arrays(self.method.checkpoint, arrays, meta)
-        self.method.resumable = True
+        """Write the checkpoint; where that fails the run goes on without one.
+
+        An earlier checkpoint does not know which sums are opened from now on, so it must go. The
+        next one is whole again: it is written as soon as there is room.
+        """
+        file = self.method.checkpoint
+        assert file is not None
+        try:
+            save_arrays(file, arrays, meta)
+            self._unwritten = False
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
+            told = "%s cannot be written (%s): the run goes on, it cannot be resumed for now [%s]"
+            if not self._unwritten:
+                logger.warning(told, f"the checkpoint {file}", error.strerror, "FK-FILE-WRITE")
+            self._unwritten = True
+        self.method.resumable = not self._unwritten

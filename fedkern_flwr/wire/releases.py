@@ -13,10 +13,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import __version__
-from ..errors import ProtocolError, RefusedError
+from ..errors import ProtocolError, RefusedError, log_in_one_line
+from ..failure import mark_error
 from .message import PROTOCOL_VERSION, Scalar
 
 logger = logging.getLogger("fedkern_flwr")
+
+#: The earliest release whose apps run on this one: raised when a name goes that apps import.
+OLDEST_APP = "0.2"
 
 _KEY = "release"
 _ALIKE = "; their protocol is the same, bring all to one release"
@@ -81,6 +85,38 @@ def check_refusal(text: str, *, party: str) -> None:
     found = _REFUSED.search(text)
     if found is not None and int(found[1]) == PROTOCOL_VERSION:
         check_node({"protocol": int(found[2])}, party=party)
+
+
+def check_app(app: str) -> None:
+    """Compare the release of an app with the one installed here; an app calls it first.
+
+    Parameters
+    ----------
+    app : str
+        Release of the app, such as ``"0.2"``.
+
+    Raises
+    ------
+    RefusedError
+        The app is newer than what is installed, or older than :data:`OLDEST_APP`.
+    """
+    # what apps use does not change below the second number
+    made, here, oldest = (
+        [int(number) for number in name.split(".")[:2]] for name in (app, __version__, OLDEST_APP)
+    )
+    if oldest <= made <= here:
+        return
+    older = "the app is older: take the one of the installed release, see `fedkern init`"
+    if made > here:
+        older = "the installed one is older: `pip install --upgrade fedkern-flwr` there"
+    log_in_one_line()
+    error = RefusedError(
+        f"the app is of fedkern-flwr {app}, and {__version__} is installed",
+        remedy=older,
+        code="FK-MESSAGE-VERSION",
+    )
+    error.args = (mark_error(f"RefusedError: {error}"),)  # a node's error that a server may show
+    raise error
 
 
 def other_releases(found: Mapping[int, str]) -> str:

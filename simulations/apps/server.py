@@ -10,7 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
-from typing import Any
+from typing import Any, get_args
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -18,7 +18,13 @@ from flwr.serverapp import Grid, ServerApp
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.removed import take_out
-from fedkern_flwr.reporting import errors_reported, log_result, write_result
+from fedkern_flwr.reporting import (
+    RunFacts,
+    errors_reported,
+    log_result,
+    write_result,
+    write_somewhere,
+)
 
 from ...strategies import PhaseStrategy
 from ..run.options import Option, accepted
@@ -52,14 +58,16 @@ def server_app(method: Kind | Callable[[Config], Kind], *, agreed: Sequence[str]
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         config: Config = context.run_config
-        with errors_reported(config["result"]):
+        facts = RunFacts(getattr(grid, "run", None), config)
+        with errors_reported(config["result"], facts):
             kind = method if isinstance(method, type) else method(config)
+            facts.config = shown_config(kind, config)
             if config.get("predict"):
-                strategy = _predict(kind, grid, config, agreed)
+                strategy = _predict(kind, grid, config, agreed, facts)
             else:
-                strategy = _fit(kind, grid, config)
+                strategy = _fit(kind, grid, config, facts)
             log_result(strategy.result())
-            write_result(config["result"], strategy.result())
+            write_result(config["result"], {**strategy.result(), "run": facts.to_dict()})
 
     return app
 
@@ -80,6 +88,43 @@ def one_of(*methods: Kind) -> Callable[[Config], Kind]:
         return known[name]
 
     return chosen
+
+
+def shown_config(method: Kind, config: Config) -> dict[str, Any]:
+    """Return the configuration of a run as its result shows it, with None for what it hides.
+
+    Numbers and switches are shown, and texts that are a choice of the method. Any other text may be
+    a path, the name of a column or, in an app that somebody has changed, a secret.
+
+    Raises
+    ------
+    OptionError
+        See :func:`read_options`.
+    """
+    choices = {"", "auto", *_SWITCH, method.method}
+    for option in accepted(method):
+        choices |= {text for kind in option.kinds() for text in get_args(kind)}
+    every = {k: v for k, v in config.items() if k != "options"} | _own_options(config)
+    plain = {k: v for k, v in every.items() if isinstance(v, (bool, int, float, str))}
+    shown = {k: v for k, v in plain.items() if not isinstance(v, str) or v in choices}
+    return dict.fromkeys(every) | shown
+
+
+def _own_options(config: Config) -> dict[str, Any]:
+    """Return the options of a method of one's own, which are one JSON object.
+
+    Raises
+    ------
+    OptionError
+    """
+    try:
+        return dict(json.loads(config.get("options", "{}")))
+    except ValueError:
+        raise OptionError(
+            "options is no JSON object",
+            remedy="""write options = '{"components": 3}'""",
+            code="FK-OPTION-TYPE",
+        ) from None
 
 
 def make_strategy(method: Kind, config: Config) -> Any:
@@ -106,14 +151,7 @@ def read_options(method: type[PhaseStrategy], config: Config) -> dict[str, Any]:
         method.method, named, known=known, values=False, level=logging.INFO
     )
     found = {name: read_option(o, named[name]) for name, o in known.items() if name in named}
-    try:
-        return {**found, **dict(json.loads(config.get("options", "{}")))}
-    except ValueError:
-        raise OptionError(
-            "options is no JSON object",
-            remedy="""write options = '{"components": 3}'""",
-            code="FK-OPTION-TYPE",
-        ) from None
+    return {**found, **_own_options(config)}
 
 
 def read_option(option: Option, value: Any) -> Any:
@@ -147,19 +185,22 @@ def _wrong(name: str, value: Any, remedy: str, *, code: str) -> OptionError:
     return OptionError(f"{name.replace('_', '-')} is {value!r}", remedy=remedy, code=code)
 
 
-def _fit(method: Kind, grid: Grid, config: Config) -> Any:
+def _fit(method: Kind, grid: Grid, config: Config, facts: RunFacts) -> Any:
     """Run the method and save its model."""
-    strategy = make_strategy(method, config)
+    facts.strategy = strategy = make_strategy(method, config)
     rounds = {"num_rounds": config["num-rounds"]} if "num-rounds" in config else {}
     strategy.start(grid=grid, timeout=float(config["timeout"]), **rounds)
     # of a method with an option called model the file has another name
     if file := config.get("saved-model", config.get("model")):
-        save_model(file, strategy.method, *strategy.model())
-        logger.info("model saved: %s", file)
+        arrays, meta = strategy.model()
+        saved = write_somewhere(file, lambda at: save_model(at, strategy.method, arrays, meta))
+        logger.info("model saved: %s", saved)
     return strategy
 
 
-def _predict(method: Kind, grid: Grid, config: Config, agreed: Sequence[str]) -> Any:
+def _predict(
+    method: Kind, grid: Grid, config: Config, agreed: Sequence[str], facts: RunFacts
+) -> Any:
     """Have the nodes predict held-out rows with a saved model."""
     if not hasattr(method, "predict_at_nodes"):
         raise OptionError(
@@ -169,7 +210,7 @@ def _predict(method: Kind, grid: Grid, config: Config, agreed: Sequence[str]) ->
         )
     arrays, meta = load_model(config["predict"], method.method)
     given = read_options(method, config)
-    strategy = method.of_model(
+    facts.strategy = strategy = method.of_model(
         meta, **{n: given[n] for n in _PREDICTING if n in given.keys() - meta}
     )
     for name in agreed:

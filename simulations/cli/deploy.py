@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import EngineError, FedKernError, OptionError
 from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.reporting import ended_by_signals
 
 from ..deployment.local import CONNECTION, LocalDeployment, ended
 from ..deployment.node_files import NodeConfig, Secrets, toml, write_node
 from ..deployment.run_config import app_folder, run_config
 from ..methods.base import Family
 from ..methods.experiment import checkpoint_file, summarise
-from ..methods.registry import families, family, method, open_run, options
+from ..methods.registry import complete_settings, families, family, method, open_run, options
 from ..run.data import Prepared
 from ..run.entries import Entry
 from ..run.folders import chosen_folder, json_writer
@@ -46,7 +44,6 @@ _OF_SIMULATIONS = (
 )
 _ENGINE, _SERVER_LOG = "deployment", "server.log"
 _WRITTEN = ("predictions", "recommendations")  # files that nodes write
-_ENDS = (signal.SIGTERM, signal.SIGHUP)
 _LONGEST = 7 * 86400.0  # seconds of a run; its own time-outs end it before
 _OWN = (
     Option("nodes", int | None, None, "Number of SuperNodes.", RUN),
@@ -87,6 +84,7 @@ def _fit(screen: Screen, name: str, values: dict[str, Any]) -> dict[str, Any]:
     own, result = family(name), None
     if values["resume"]:
         folder, config = _open(name, Path(values["resume"]))
+        complete_settings(folder, config)
         prepared = prepare_data(config)
         nodes, result = _read_nodes(folder), folder.result()
     else:
@@ -205,6 +203,7 @@ def _execute(
     entry = Entry(method(name).title, name, config["options"], [answer])
     write_atomically(place / ARTIFACTS["scaling"], prepared.scaling_json().encode(), private=True)
     told = {"survivors": answer["survivors"], "matched": answer.get("matched", {}), **times}
+    told["run"] = answer["run"]
     told |= {"tuned": answer["tuned"]} if "tuned" in answer else {}
     summary = {**summarise(entry), **told}
     plots = held_out_plots(folder, prepared, summary)
@@ -263,7 +262,7 @@ def _run(
     model = place / ARTIFACTS["model"]
     settings = run_config(app, config["options"], known, {**common, **more}, model)
     try:
-        with _terminated(), screen.status("starting") as say:
+        with ended_by_signals(), screen.status("starting") as say:
             deployment = LocalDeployment(place, nodes, say)
             with deployment:
                 ready = time.monotonic() - began
@@ -278,9 +277,12 @@ def _run(
                 _explain(screen, deployment, app)
     except FedKernError as error:
         raise _failed(folder, name, str(error), error.exit_code) from None
+    except KeyboardInterrupt:
+        screen.note(f"stopped: {_again(folder, name)}")
+        raise
     answer = json.loads(told.read_text()) if told.exists() else {}
     told.unlink(missing_ok=True)
-    if answer.get("error") or not status.endswith("completed"):
+    if answer.get("error") or not (status.endswith("completed") and answer):
         unsaid = ended(f"the run ended as {status}", place / _SERVER_LOG)
         raise _failed(folder, name, answer.get("error", str(unsaid)), answer.get("exit_code", 1))
     return answer, {"start_seconds": ready, "total_seconds": time.monotonic() - began}
@@ -291,11 +293,15 @@ def _failed(folder: RunFolder, name: str, text: str, exit_code: int) -> FedKernE
 
     It goes on from the checkpoint; without one it starts anew with the same nodes.
     """
-    again = f"go on with fedkern deploy-local {name} --resume {folder.path}"
     goes_on = exit_code == EngineError.exit_code and not folder.result()
-    error = EngineError(text, remedy=again if goes_on else "", code="")  # that of what failed
+    remedy = _again(folder, name) if goes_on else ""
+    error = EngineError(text, remedy=remedy, code="")  # that of what failed
     error.exit_code = exit_code
     return error
+
+
+def _again(folder: RunFolder, name: str) -> str:
+    return f"go on with fedkern deploy-local {name} --resume {folder.path}"
 
 
 def _show(screen: Screen, folder: RunFolder, result: dict[str, Any]) -> None:
@@ -324,21 +330,6 @@ def _explain(screen: Screen, deployment: LocalDeployment, app: Path) -> None:
         f"  kill $(cat {pids})    # stops all of it",
     ):
         screen.note(line)
-
-
-@contextmanager
-def _terminated() -> Iterator[None]:
-    """Let the end of this process or of its terminal end the block as Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in _ENDS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 command = by_method(

@@ -28,7 +28,7 @@ default = "{name}-simulation"
 options.num-supernodes = {nodes}
 options.backend.client-resources.num-cpus = 1
 """
-_NEEDED, _OURS = '["flwr>=1.41,<1.43", "fedkern-flwr>=0.1"]', '["flwr>=1.41,<1.43"]'
+_NEEDED, _OURS = '["flwr>=1.41,<1.43", "fedkern-flwr>=0.2.dev0"]', '["flwr>=1.41,<1.43"]'
 
 
 def init(

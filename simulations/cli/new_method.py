@@ -23,7 +23,7 @@ build-backend = "setuptools.build_meta"
 name = "$name"
 version = "0.1.0"
 description = "A federated method of rows"
-dependencies = ["fedkern-flwr>=0.1"]
+dependencies = ["fedkern-flwr>=0.2.dev0"]
 
 [project.entry-points."fedkern.methods"]
 $name = "$package:$Class"

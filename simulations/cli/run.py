@@ -11,13 +11,14 @@ from rich.markup import escape
 
 from fedkern_flwr.errors import FedKernError, OptionError
 from fedkern_flwr.fitted import PREDICTOR
+from fedkern_flwr.reporting import ended_by_signals
 from fedkern_flwr.tables import plain_notes
 
 from ...strategies import PhaseStrategy
 from ..engines.ray_cluster import check_ray_address
 from ..methods.experiment import run_entries, summarise, versions
 from ..methods.held_out import plot_held_out
-from ..methods.registry import METHODS, family, method, open_run, options
+from ..methods.registry import METHODS, complete_settings, family, method, open_run, options
 from ..run.data import Prepared
 from ..run.entries import Entry
 from ..run.folders import chosen_folder, json_writer
@@ -35,6 +36,7 @@ def run_options(name: str) -> list[Option]:
     return [*shared.values(), TRACK, *(o for o in options(method(name)) if o.name not in shared)]
 
 
+@ended_by_signals()
 def run_method(name: str, values: dict[str, Any]) -> None:
     """Run a method with the options of the command line, show and save the result."""
     screen = Screen(values["quiet"], values["json_target"])
@@ -49,6 +51,7 @@ def run_method(name: str, values: dict[str, Any]) -> None:
                 remedy=f"use fedkern run {config['method']} --resume {folder.path}",
                 code="FK-RUN-OTHER",
             )
+        complete_settings(folder, config)
         check_ray_address(config["engine"], address)
         found = folder.result()
         if found is None:
@@ -123,26 +126,31 @@ def _execute(
         bar.watch(metrics)
         track.watch(metrics)
 
-    with screen.progress() as bar:
-        run_entries(
-            [entry],
-            prepared,
-            engine=config["engine"],
-            seed=config["seed"],
-            runs=config["runs"],
-            drop=config["drop"],
-            timeout=config["timeout"],
-            checkpoints=folder.path,
-            state_dir=folder.state_dir,
-            resume=resume,
-            audited=True,
-            ray_address=ray_address,
-            progress=progress,
-            watch=watch,
-            measure=lambda strategy: own.measure(strategy, prepared, config),
-            draw_done=draw_done,
-        )
-    summary = summarise(entry)
+    try:
+        with screen.progress() as bar:
+            run_entries(
+                [entry],
+                prepared,
+                engine=config["engine"],
+                seed=config["seed"],
+                runs=config["runs"],
+                drop=config["drop"],
+                timeout=config["timeout"],
+                checkpoints=folder.path,
+                state_dir=folder.state_dir,
+                resume=resume,
+                audited=True,
+                ray_address=ray_address,
+                progress=progress,
+                watch=watch,
+                measure=lambda strategy: own.measure(strategy, prepared, config),
+                draw_done=draw_done,
+            )
+    except KeyboardInterrupt:
+        if folder.unfinished:
+            screen.note(f"stopped: go on with fedkern run {entry.method} --resume {folder.path}")
+        raise
+    summary = {**summarise(entry), "run": entry.results[0].get("run", {})}
     with screen.status("drawing"):
         plots = _plots(folder, entry, prepared, summary)
     result = save_result(folder, config, prepared, summary, plots)

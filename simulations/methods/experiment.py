@@ -13,12 +13,14 @@ from typing import Any
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.judging.judges import Judges
+from fedkern_flwr.reporting import RunFacts, utc_now
 
 from ...strategies import PhaseStrategy
 from ..engines import Audit, DropOut, Engine, SimulationStep, simulate_all
 from ..engines.delays import first_fault
 from ..run.data import Prepared
 from ..run.entries import Entry, draw_label
+from ..run.provenance import code_digest
 from .references import run_reference
 from .registry import family, method
 
@@ -168,6 +170,7 @@ def _step(
     watch: Watch,
 ) -> SimulationStep[PhaseStrategy]:
     started = used = 0.0
+    facts = RunFacts(strategy=strategy)
 
     def on_round(done: int, total: int, metrics: Mapping[str, Any]) -> None:
         progress(label, done, total)
@@ -176,6 +179,7 @@ def _step(
     def before(step: SimulationStep[PhaseStrategy]) -> None:
         nonlocal started, used
         started, used = time.monotonic(), time.process_time()
+        facts.began = utc_now()
         progress(label, 0, 1)
 
     def after(step: SimulationStep[PhaseStrategy]) -> None:
@@ -204,6 +208,7 @@ def _step(
                 "cpu_seconds": cpu,
                 "failures": ledger.failures,
                 "privacy": strategy.privacy(),
+                "run": {**facts.to_dict(), "code": code_digest()},
             }
         )
         if step.audit is not None:

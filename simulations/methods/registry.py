@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from fedkern_flwr.checkpoint import other_release
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.registered import registered
 from fedkern_flwr.removed import take_out
@@ -23,6 +24,7 @@ from .base import Family
 __all__ = [
     "METHODS",
     "Option",
+    "complete_settings",
     "families",
     "family",
     "family_with",
@@ -129,3 +131,18 @@ def open_run(path: Path) -> tuple[RunFolder, dict[str, Any]]:
     for part, known in parts.items():
         config[part] = take_out(name, config[part], known=known, level=logging.INFO)
     return folder, config
+
+
+def complete_settings(folder: RunFolder, config: dict[str, Any]) -> None:
+    """Give a finished run of an earlier release the settings of data that it lacks.
+
+    Raises
+    ------
+    CheckpointError
+        It has not finished: this release would read its data in another way.
+    """
+    own = fields(family(config["method"]).settings)
+    lacking = {f.name: f.default for f in own if f.name not in config["data"]}
+    if lacking and folder.result() is None:
+        raise other_release(folder.path, config)
+    config["data"] |= lacking

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedkern_flwr import __version__
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.fitted import PREDICTOR, FittedModel
@@ -63,7 +64,7 @@ class RunFolder:
         try:
             make_private_folder(path)
             folder.forget_progress()
-            folder._write("config.json", config)
+            folder._write("config.json", {**config, "fedkern_flwr": __version__})
         except OSError as error:
             raise OptionError(
                 f"{path} cannot be written ({error.strerror})",

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from refusals import refused
 
 import fedkern_flwr.strategies  # noqa: F401 - of an app's server
-from fedkern_flwr import flower_compat, node_config
+from fedkern_flwr import __version__, flower_compat, node_config
 from fedkern_flwr.checkpoint import plain_cell, write_csv
 from fedkern_flwr.clients import KernelPCAClient, serve
 from fedkern_flwr.encoding.columns import Number
@@ -163,14 +163,16 @@ def path(tmp_path: Path) -> Path:
 def test_an_error_of_ours_is_written(path: Path) -> None:
     with pytest.raises(TableError), errors_reported(path):
         raise TableError("none", remedy="bring\nsome", party="partition 1", code="FK-ROWS-NONE")
-    assert json.loads(path.read_text()) == {
+    found = json.loads(path.read_text())
+    assert found.pop("run")["release"] == __version__
+    assert found == {
         "error": "partition 1: none; bring some [FK-ROWS-NONE]",
         "code": "FK-ROWS-NONE",
         "exit_code": 2,
     }
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
 def test_a_run_that_crashes_leaves_no_result_of_an_earlier_one(
     path: Path, error: type[BaseException]
 ) -> None:

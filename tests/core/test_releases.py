@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,14 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from refusals import refused
 
-from fedkern_flwr import __version__, clients
+from fedkern_flwr import __version__, check_app, clients
 from fedkern_flwr.checkpoint import VERSION, save_arrays
 from fedkern_flwr.clients import KernelPCAClient
-from fedkern_flwr.errors import OptionError, ProtocolError
-from fedkern_flwr.failure import mark_error
+from fedkern_flwr.errors import OptionError, ProtocolError, RefusedError
+from fedkern_flwr.exchange import request_messages
+from fedkern_flwr.failure import mark_error, read_error
 from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.removed import CLIENTS, REMOVED, Removed
@@ -30,7 +33,7 @@ from fedkern_flwr.simulations.apps.server import read_options
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
 from fedkern_flwr.simulations.estimators import FDSKLClassifier, FedCGClassifier
-from fedkern_flwr.simulations.methods.registry import METHODS, family, open_run
+from fedkern_flwr.simulations.methods.registry import METHODS, complete_settings, family, open_run
 from fedkern_flwr.strategies import KernelPCA
 from fedkern_flwr.wire import PROTOCOL_VERSION, DescribeReply, DescribeRequest
 from fedkern_flwr.wire.releases import check_node, check_server, other_releases
@@ -177,6 +180,72 @@ def test_a_node_writes_into_its_log_that_the_server_has_another_release(
     assert f"the server has an earlier release of fedkern-flwr, this node {__version__};" in second
 
 
+# -- apps: their code comes from the coordinator, what it imports is installed at each party
+
+APPS = sorted(path.parent for path in app_folder("method").parent.glob("*/app_release.py"))
+
+# Each module of an app is loaded as Flower loads it, where an early release is installed.
+LOAD = """
+import importlib, sys
+for folder in sys.argv[1:]:
+    sys.path.insert(0, folder)
+    for name in ("client_app", "server_app"):
+        sys.modules.pop("app_release", None)
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            print(str(type(error)) + ":<'" + str(error) + "'>")
+    sys.path.remove(folder)
+"""
+
+
+def test_an_early_release_says_that_it_is_older_than_the_app(tmp_path: Path) -> None:
+    (tmp_path / "fedkern_flwr").mkdir()
+    (tmp_path / "fedkern_flwr" / "__init__.py").write_text('__version__ = "0.1.0"\n')
+    command = [sys.executable, "-c", LOAD, *map(str, APPS)]
+    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    lines = found.stdout.splitlines()
+    assert len(lines) == 2 * len(APPS) == 16, found.stderr
+    (line,) = set(lines)  # all of them before any other import of ours
+    assert read_error(as_error(line), "describe").detail == (
+        f"RefusedError: the app is of fedkern-flwr {MINOR}, and 0.1.0 is installed; the installed "
+        "one is older: `pip install --upgrade fedkern-flwr` there [FK-MESSAGE-VERSION]"
+    )
+
+
+MINOR = ".".join(__version__.split(".")[:2])
+
+
+def test_every_app_is_of_this_release() -> None:
+    assert {(app / "app_release.py").read_text() for app in APPS} == {
+        (APPS[0] / "app_release.py").read_text()
+    }
+    assert f'check_app("{MINOR}")' in (APPS[0] / "app_release.py").read_text()
+    assert {app.name for app in APPS} == {p.parent.name for p in APPS[0].parent.glob("*/*_app.py")}
+    for app in (MINOR, f"{MINOR}.9", __version__):
+        check_app(app)
+
+
+@pytest.mark.parametrize(("app", "older"), [("0.1", "the app is older"), ("9.10", "installed one")])
+def test_the_server_shows_which_of_app_and_node_is_older(app: str, older: str) -> None:
+    class Loading(Node):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            check_app(app)
+
+    with refused("FK-MESSAGE-VERSION") as caught:
+        meet({}, {}, kinds=Loading)
+    assert caught.value.party == "node 1000"
+    assert type(caught.value) is RefusedError
+    for text in (f"the app is of fedkern-flwr {app}, and {__version__} is installed", older):
+        assert text in str(caught.value)
+
+
+def as_error(reason: str) -> Message:
+    """Return the answer of a node whose app could not be loaded, as Flower makes it."""
+    (asked,) = request_messages(OPENING, [7], group_id="describe")
+    return Message(Error(2, reason), reply_to=asked)
+
+
 # -- options that went: dropped at their old default and refused otherwise, at every door
 
 ROWS = [(method, name, row) for method, rows in REMOVED.items() for name, row in rows.items()]
@@ -247,6 +316,33 @@ def model(method: str, name: str, value: Any, folder: Path) -> None:
     options = {**METHODS[method]().options(), name: value}
     save_model(folder / "model.npz", method, {}, options)
     load_model(folder / "model.npz", method)
+
+
+def test_a_run_that_release_0_1_began_does_not_go_on(tmp_path: Path) -> None:
+    """Its settings lack what this release asks for; of a finished one the defaults will do."""
+    data = {"data": "breast-cancer", "seed": 3}  # of release 0.1: no na, dates, class_of
+    written = {"method": "kernel-pca", "options": {}, "data": data, "engine": "in-process"}
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    with refused("FK-CHECKPOINT-VERSION") as caught:
+        complete_settings(*open_run(tmp_path))
+    for text in (str(tmp_path), "fedkern-flwr 0.1", __version__):
+        assert text in str(caught.value)
+    assert run(["run", "kernel-pca", "--resume", str(tmp_path)]) == 2
+    (tmp_path / "result.json").write_text("{}")
+    folder, config = open_run(tmp_path)
+    complete_settings(folder, config)
+    assert config["data"]["seed"] == 3
+    assert family("kernel-pca").settings.from_values(config["data"]).class_of == ()
+
+
+@pytest.mark.parametrize("said", [{}, {"version": VERSION - 1}, {"fedkern_flwr": "0.3.7"}])
+def test_a_checkpoint_says_which_release_wrote_it(said: dict[str, Any], tmp_path: Path) -> None:
+    strategy = KernelPCA(checkpoint=tmp_path / "checkpoint.npz", resume=True)
+    save_arrays(tmp_path / "checkpoint.npz", {}, {**strategy.progress(), **said})
+    with refused("FK-CHECKPOINT-VERSION") as caught:
+        RunLog(strategy).restore()
+    for text in ("checkpoint.npz", f"fedkern-flwr {said.get('fedkern_flwr', '0.1')}", __version__):
+        assert text in str(caught.value)
 
 
 DOORS: dict[str, tuple[str, Callable[..., None]]] = {

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import app_release  # type: ignore[import-not-found]  # noqa: F401
 import numpy as np
 from numpy.typing import NDArray
 from own_table import own_table  # type: ignore[import-not-found]  # the file beside this one

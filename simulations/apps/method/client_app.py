@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any
 
+import app_release  # type: ignore[import-not-found]  # noqa: F401
 from flwr.app import Context
 from own_table import own_table  # type: ignore[import-not-found]  # the file beside this one
 

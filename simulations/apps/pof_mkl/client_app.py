@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import app_release  # type: ignore[import-not-found]  # noqa: F401
 from flwr.app import Context
 from own_table import own_table  # type: ignore[import-not-found]  # the file beside this one
 

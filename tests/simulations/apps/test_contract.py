@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,11 +17,22 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from refusals import refused
 
+from fedkern_flwr import __version__
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.model_file import load_model, save_model
+from fedkern_flwr.reporting import settings_digest
+from fedkern_flwr.simulations.apps.server import shown_config
 from fedkern_flwr.simulations.deployment.run_config import app_folder
-from fedkern_flwr.strategies import FDSKL, POFMKL, POFRLS, FedCFK, FedCG, HierarchicalSVM
+from fedkern_flwr.strategies import (
+    FDSKL,
+    POFMKL,
+    POFRLS,
+    FedCFK,
+    FedCG,
+    HierarchicalSVM,
+    KernelPCA,
+)
 
 PREDICT = ("fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "pof-rls", "fed-cfk")
 NOWHERE = "FK-PREDICT-NOWHERE"
@@ -206,6 +221,62 @@ def test_what_a_node_lacks_is_told_to_the_server_and_in_the_result(
     assert text.startswith("partition 1")
 
 
+FAB = "5e" * 32
+
+
+def submitted(grid: Any) -> Any:
+    """Give a grid the run that a SuperLink gives it."""
+    grid.set_run(SimpleNamespace(run_id=2**63, fab_id="us/app", fab_version="1.2", fab_hash=FAB))
+    return grid
+
+
+@pytest.mark.parametrize("name", ["fed-cg", "kernel-pca"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_result_says_which_run_it_is_of(
+    name: str, fails: bool, make_site: Make, tmp_path: Path
+) -> None:
+    site, told, saved = make_site(name), tmp_path / "result.json", tmp_path / "model.npz"
+    gone = {"data": str(tmp_path / "gone.csv")} if fails else {}
+    with refused("FK-FILE-READ") if fails else nullcontext():
+        site.run(site.changed(0, **gone), wrap=submitted, result=told, model=saved)
+    run = json.loads(told.read_text())["run"]
+    assert {key: run[key] for key in ("run_id", "app", "fab_hash", "release")} == {
+        "run_id": str(2**63),
+        "app": "us/app 1.2",
+        "fab_hash": FAB,
+        "release": __version__,
+    }
+    assert re.fullmatch(r"[0-9a-f]{16}", run["session"])
+    began, ended = (
+        datetime.strptime(run[key], "%Y-%m-%dT%H:%M:%S%z") for key in ("began", "ended")
+    )
+    assert timedelta() <= ended - began <= datetime.now(UTC) - began
+    if not fails:
+        assert run["session"] == load_model(saved)[1]["session"]
+        assert [node["partition"] for node in run["nodes"]] == list(range(len(site.nodes)))
+        assert all(set(node) == {"partition", "name", "node_id"} for node in run["nodes"])
+
+
+def test_a_result_shows_no_path_and_no_text_that_may_be_a_secret(
+    make_site: Make, tmp_path: Path
+) -> None:
+    site, told = make_site("fed-cg"), tmp_path / "result.json"
+    site.run(result=told, model=tmp_path / "model.npz", checkpoint=tmp_path / "run.npz", tune="gcv")
+    run = json.loads(told.read_text())["run"]
+    assert str(tmp_path) not in told.read_text()
+    assert [run["config"][key] for key in ("result", "model", "checkpoint")] == [None] * 3
+    assert {"tune": "gcv", "regularization": 0.0, "attempts": 5, "resume": False}.items() <= (
+        run["config"].items()
+    )
+    options = {"components": 2, "token": "hunter2", "list": ["x"]}
+    config = {"method": "kernel-pca", "options": json.dumps(options), "my-key": "s3cret"}
+    hidden = dict.fromkeys(["list", "my-key", "token"])
+    assert shown_config(KernelPCA, config) == {"method": "kernel-pca", "components": 2, **hidden}
+    assert settings_digest(config) == settings_digest({"empty": "", **config})
+    assert settings_digest(config) != settings_digest({**config, "my-key": "other"})
+    assert len(run["settings_digest"]) == 16
+
+
 @pytest.mark.parametrize("app", STRATEGIES)
 def test_a_run_that_predicts_has_time_outs_and_permissions_of_its_own(
     app: str, import_app: Any, make_site: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -355,7 +426,7 @@ def test_an_app_is_a_folder_with_one_file_to_change(app: str) -> None:
     files = {path.name for path in folder.iterdir() if path.name != "__pycache__"}
     assert files == {
         *("LICENSE", "README.md", "pyproject.toml"),
-        *("client_app.py", "own_table.py", "server_app.py"),
+        *("app_release.py", "client_app.py", "own_table.py", "server_app.py"),
     }
     assert "CHANGE THIS" in (folder / "own_table.py").read_text()
     assert "own_table.py" in (folder / "README.md").read_text()

@@ -125,7 +125,7 @@ def _given(site: Site, number: int) -> dict[str, Any]:
 _PARTS = {"linalg", "optimize", "parquet", "sparse", "spatial", "special", "stats"}
 #: What PyArrow and SciPy load where it is there.
 _THEIRS = {"cloudpickle", "dateutil", "threadpoolctl"}
-_OURS = {"client_app", "own_table", "fedkern_flwr"}
+_OURS = {"app_release", "client_app", "own_table", "fedkern_flwr"}
 
 #: Node of an app -> what it says that it is, and the packages that are there because of it. Flower
 #: itself loads NumPy, cryptography, Typer, Rich, FastAPI and gRPC.
