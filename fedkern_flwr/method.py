@@ -364,7 +364,11 @@ class Method(Driven):
             self.stage = "failed"
             if isinstance(error, FedKernError) and not isinstance(error, EngineError):
                 self._part(run, secure, goes_on=self.budget is not None and self.resumable)
+                raise self.resumed(error) from error.__cause__
             raise  # after an error of the engine nobody can be reached any more
+        finally:
+            if self.watch is not None:
+                self.watch.close()
         self.stage = "over"
         self._part(run, secure and not run.asking.over)
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 
 from fedkern_flwr.flower_compat import CONNECTED, DISCONNECTED, RUN_OF_MESSAGE
+from fedkern_flwr.log_lines import json_line
 from fedkern_flwr.plain_text import plain_line
-
-from .status import utc_now
 
 SUPERNODE = "supernode"
 
@@ -42,9 +40,7 @@ class Line:
 
     def to_json(self) -> str:
         """Return it as one JSON object on a line."""
-        run = {} if self.run is None else {"run": str(self.run)}  # more digits than a double has
-        about = {"time": utc_now(), "level": self.level, "source": self.source, **run}
-        return json.dumps({**about, "text": self.text}, ensure_ascii=False)
+        return json_line(self.text, self.level, self.source, self.run)
 
 
 class LogReader:

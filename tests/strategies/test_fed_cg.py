@@ -58,7 +58,6 @@ def test_a_width_per_landmark(serve: Serve) -> None:
     assert not np.isclose(widths[0], widths[1]).any()
 
 
-@pytest.mark.promise("fedcg-label-bound")
 def test_nothing_is_predicted_beyond_the_bound_of_the_labels(serve: Serve) -> None:
     x, y = side(60, 6)
     nodes = serve(deal(x, 2.0 * y[:, None] - 1.0, 2, 2, label_bound=1.0))  # a kernel overshoots
