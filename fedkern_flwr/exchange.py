@@ -185,6 +185,7 @@ def exchange(
     enough: Callable[[], bool] | None = None,
     idle: Iterable[int] = (),
     watch: Watch | None = None,
+    awaits: bool = True,
 ) -> Outcome:
     """Send messages; wait for every reply or error, for enough of them, or the time-out.
 
@@ -218,6 +219,8 @@ def exchange(
         most, and have not failed whatever they answer.
     watch : Watch, optional
         In deployments: nodes that are away are awaited, those that are silent asked again.
+    awaits : bool (default: True)
+        Whether nodes that are away are awaited, but for those that are idle.
 
     Raises
     ------
@@ -225,7 +228,8 @@ def exchange(
         If a Ray actor died: Flower's engine keeps handing messages to it.
     """
     started = time.monotonic()
-    courier = Courier(grid, ledger, on_reply, watch, unawaited=idle)
+    nodes = [message.metadata.dst_node_id for message in messages]
+    courier = Courier(grid, ledger, on_reply, watch, unawaited=idle if awaits else nodes)
     outcome = Outcome(failures=courier.send(messages, phase=phase))
     limit, satisfied, told = timeout, False, set(idle)
     while courier.waiting:
@@ -339,7 +343,8 @@ class Courier:
 
     * What belongs to a round is refused by its number, before any code looks at rows: "done
       already" (FK-MESSAGE-ORDER), or the number of a sum has been used (FK-SUM-NUMBER). The guard
-      counts what is refused by values, or by its rules; these two are neither.
+      counts what is refused by values, or by its rules; these two are neither. An iteration of
+      HierarchicalSVM that orders no sum is repeated with what came of it before.
     * ``describe`` of the same run keeps its state, its nonce and its key.
     * A vote is a signature over the same survivors. To unmask or to recover reveals the same shares
       of the same sum; for other survivors a node has no answer after the first.

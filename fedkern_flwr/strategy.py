@@ -358,7 +358,8 @@ class PhaseStrategy(Strategy):
             on_reply=self.on_reply(),
             enough=enough,
             idle=idle,
-            watch=self.watch if awaits else None,
+            watch=self.watch,
+            awaits=awaits,
         )
         for node, failure in sorted(outcome.failures.items()):
             self.reject(node, failure, number)
