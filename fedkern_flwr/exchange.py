@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from .errors import FedKernError, ProtocolError, quoted_code
-from .failure import Failure, has_crashed, read_error
+from .failure import Failure, read_error
 from .ledger import Ledger
 from .plain_text import LONGEST
 from .watch import Watch
@@ -35,6 +35,8 @@ _LOOKS = 2  # looks in a row that do not find a node which is then away
 _COPIES = 3  # of a request to a node that is silent, after the first
 #: What a node says of a request that it has answered before, or whose sum it has contributed to.
 _DONE = ("FK-MESSAGE-ORDER", "FK-SUM-NUMBER")
+#: What a node says whose client did not come to answer: its process was killed, for instance.
+_ENDED = ("FK-NODE-ENDED", "FK-NODE-CONTENT")
 FAREWELL = 60.0  # seconds that nodes are waited for that are told that the run is over
 _GRACE = 1.0  # seconds that nodes get at least when the others' replies are enough
 
@@ -470,10 +472,11 @@ class Courier:
         if self.watch is not None:
             if failure.kind == "unreachable" and self._note_away(one):
                 return
-            if has_crashed(reply) and not one.again:  # at once, and once
+            _, code = quoted_code(failure.detail)
+            if code in _ENDED and not one.again:  # at once, and once
                 self._repeat([one])
                 return
-            if one.again and quoted_code(failure.detail)[1] in _DONE:
+            if code in _DONE and one.again:
                 failure = Failure("unreachable", "(its answer was lost)")
         if one.copies:
             one.failure = failure

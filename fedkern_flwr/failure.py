@@ -131,17 +131,12 @@ def read_error(reply: Message, phase: str) -> Failure:
         return Failure("unreachable", "(its message was lost at the SuperLink)")
     if (marked := _MARKED.search(reason)) is not None:
         return Failure("raised", marked[1])
-    if has_crashed(reply):
-        return Failure("raised", "(its process ended before it answered)")
+    if reply.error.code == CLIENT_CRASHED:  # where nothing at the node says more
+        return Failure("raised", "EngineError: its process has ended [FK-NODE-ENDED]")
     found = _CLASS.match(reason)
     if found is None or found[1] in _WRAPPERS:
         found = _TRACEBACK_END.search(reason) or found
     return Failure("raised", found[1] if found else f"error code {reply.error.code}")
-
-
-def has_crashed(reply: Message) -> bool:
-    """Tell whether the process that was to answer was killed or died, at a node that goes on."""
-    return reply.has_error() and reply.error.code == CLIENT_CRASHED
 
 
 def mark_error(text: str) -> str:

@@ -10,8 +10,6 @@ from typing import Any
 from .errors import OptionError
 from .flower_compat import time_the_log
 
-_LOGGERS = ("flwr", "fedkern_flwr")
-
 
 def json_line(text: str, level: str, source: str, run: int | None = None, **facts: Any) -> str:
     """Return a line of a log as one JSON object.
@@ -79,6 +77,6 @@ def log_as(form: str, run: int) -> None:
         time_the_log()
         return
     handler = JsonLines("coordinator", run)
-    for name in _LOGGERS:
+    for name in ("flwr", "fedkern_flwr"):
         logger = logging.getLogger(name)
         logger.handlers[:], logger.propagate = [handler], False

@@ -9,8 +9,8 @@ from .checkpoint import write_atomically
 
 _READABLE = 0o644  # the collector is another user; there are counts in it
 
-Sample = tuple[str, float]  # what stands behind the name, and the value
-Family = tuple[str, str, str, list[Sample]]  # name, type, meaning, samples
+#: Name, type, meaning, and samples: what stands behind the name, and the value.
+Family = tuple[str, str, str, list[tuple[str, float]]]
 
 
 def one(name: str, kind: str, text: str, value: float) -> Family:

@@ -37,7 +37,11 @@ ALWAYS = [(0.0, 1e9)]
 DONE = Error(2, mark_error("ProtocolError: partition 0: done already [FK-MESSAGE-ORDER]"))
 LOST = Failure("unreachable", "(its answer was lost)")
 GONE = Error(5, "Node Unavailable")
-KILLED = Error(8, "ClientApp stopped responding.")
+#: What is said for a client that was killed: by Flower after a while, by a warm node at once.
+KILLED = [
+    Error(8, "ClientApp stopped responding."),
+    Error(2, mark_error("EngineError: it was ended by signal 9 [FK-NODE-ENDED]")),
+]
 
 
 @dataclass
@@ -234,11 +238,12 @@ def test_at_the_start_a_node_may_read_its_table_for_a_while(clock: Clock) -> Non
     assert len(fleet.sent) == 2
 
 
-def test_a_killed_process_is_asked_again_at_once_and_once(clock: Clock) -> None:
-    fleet = Fleet(clock, north=Node(answers=[(1.0, KILLED), (1.0, None)]))
+@pytest.mark.parametrize("said", KILLED)
+def test_a_killed_process_is_asked_again_at_once_and_once(clock: Clock, said: Error) -> None:
+    fleet = Fleet(clock, north=Node(answers=[(1.0, said), (1.0, None)]))
     assert run(fleet, watching(Ledger())).failures == {}
     assert clock.now < 5.0
-    fleet = Fleet(clock, north=Node(answers=[(1.0, KILLED), (1.0, KILLED)]))
+    fleet = Fleet(clock, north=Node(answers=[(1.0, said)]))
     failure = run(fleet, watching(Ledger())).failures[NORTH]
     assert failure.kind == "raised"
     assert clock.now < 10.0
