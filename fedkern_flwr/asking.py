@@ -28,7 +28,7 @@ from .wire.sums import End, FinishRequest, bind
 
 _LOGS = "their logs say where"
 _MISSING = "not all parties answered"
-_AGAIN = ", and resume or start again: others have erased what would make it anew"
+_AGAIN = ": others have erased what would make it anew"
 
 
 class Asking:
@@ -242,7 +242,9 @@ class Asking:
             self.close(running)
             raise LostState(
                 f"a client has forgotten what the question needs: {self._failed()}",
-                remedy=f"give its node a state_dir that stays{_AGAIN if step.ends else ''}",
+                remedy="give its node a state_dir that stays, and "
+                + ("resume from the checkpoint" if method.resumable else "start again")
+                + (_AGAIN if step.ends else ""),
                 phase=phase,
                 code="FK-STATE-GONE",
             )
@@ -393,7 +395,7 @@ class Asking:
     def _failed(self) -> str:
         """Return the first who did not answer, and why."""
         who = [
-            f"partition {self.method.parties_[node].partition} {failure}"
+            f"{self.method.party(node)} {failure}"
             for node, failure in sorted(self._failures.items())
         ]
         return ", ".join(who[:3])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +12,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from .errors import FedKernError, ProtocolError
+from .errors import FedKernError, ProtocolError, quoted_code
 from .failure import Failure, read_error
 from .ledger import Ledger
 from .plain_text import LONGEST
+from .watch import Watch
 from .wire.message import PhaseMessage
 from .wire.numpy_format import add_arrays, array_record, read_array, read_arrays
 from .wire.sections import Section, attach, detach, section_arrays, section_bytes
@@ -29,6 +31,12 @@ _POLL_FIRST, _POLL_LAST = 0.1, 2.0  # seconds from one look for replies to the n
 _POLL_SHARE = 0.05  # of what an exchange has taken
 _GROUP = 32  # replies that are asked for at once: Flower's grids hold them all in memory
 _LOOK = 10.0  # seconds from one look at who is connected to the next
+_LOOKS = 2  # looks in a row that do not find a node which is then away
+_COPIES = 3  # of a request to a node that is silent, after the first
+#: What a node says of a request that it has answered before, or whose sum it has contributed to.
+_DONE = ("FK-MESSAGE-ORDER", "FK-SUM-NUMBER")
+#: What a node says whose client did not come to answer: its process was killed, for instance.
+_ENDED = ("FK-NODE-ENDED", "FK-NODE-CONTENT")
 FAREWELL = 60.0  # seconds that nodes are waited for that are told that the run is over
 _GRACE = 1.0  # seconds that nodes get at least when the others' replies are enough
 
@@ -178,6 +186,8 @@ def exchange(
     on_reply: Callable[[int, Message], None] | None = None,
     enough: Callable[[], bool] | None = None,
     idle: Iterable[int] = (),
+    watch: Watch | None = None,
+    awaits: bool = True,
 ) -> Outcome:
     """Send messages; wait for every reply or error, for enough of them, or the time-out.
 
@@ -194,7 +204,8 @@ def exchange(
     phase : str
         Name for the ledger.
     timeout : float
-        Seconds to wait for all replies together.
+        Seconds to wait for all replies together. While a node is away they do not count, and when
+        it is back they begin anew.
     ledger : Ledger
         Totals to add to.
     on_reply : callable, optional
@@ -208,6 +219,10 @@ def exchange(
     idle : iterable of int
         Nodes that are only told something: they are waited for a minute longer than the others at
         most, and have not failed whatever they answer.
+    watch : Watch, optional
+        In deployments: nodes that are away are awaited, those that are silent asked again.
+    awaits : bool (default: True)
+        Whether nodes that are away are awaited, but for those that are idle.
 
     Raises
     ------
@@ -215,27 +230,33 @@ def exchange(
         If a Ray actor died: Flower's engine keeps handing messages to it.
     """
     started = time.monotonic()
-    courier = Courier(grid, ledger, on_reply)
+    nodes = [message.metadata.dst_node_id for message in messages]
+    courier = Courier(grid, ledger, on_reply, watch, unawaited=idle if awaits else nodes)
     outcome = Outcome(failures=courier.send(messages, phase=phase))
     limit, satisfied, told = timeout, False, set(idle)
     while courier.waiting:
         arrived = courier.collect(outcome)
         if not courier.waiting:
             break
-        elapsed = time.monotonic() - started
+        now = time.monotonic()
+        elapsed = now - max(started, courier.returned)
+        if watch is not None:
+            watch.waits(phase, now - started, outcome, courier.waiting, courier.away)
         if enough is not None and not satisfied and enough():
             satisfied, limit = True, min(limit, elapsed + max(_GRACE, elapsed))
         if told and told.issuperset(courier.waiting):
             limit, told = min(limit, elapsed + FAREWELL), set()
-        if elapsed > limit:
+        if elapsed > limit and (satisfied or not courier.away):
             break
         if not arrived:
-            time.sleep(min(pause(elapsed), max(0.0, limit - elapsed)))
+            time.sleep(min(pause(elapsed), max(_POLL_FIRST, limit - elapsed)))
     for node in () if satisfied else courier.waiting:
         outcome.failures[node] = Failure("timed out", f"after {timeout:g} s")
     for node in idle:
         outcome.failures.pop(node, None)
     ledger.seconds += time.monotonic() - started
+    if watch is not None:
+        watch.done(phase, time.monotonic() - started, outcome, len(messages))
     return outcome
 
 
@@ -250,6 +271,49 @@ def pause(elapsed: float) -> float:
     return min(max(_POLL_FIRST, _POLL_SHARE * elapsed), _POLL_LAST)
 
 
+@dataclass(eq=False)
+class _Request:
+    """A request under way.
+
+    Attributes
+    ----------
+    message : Message
+        Kept until it is answered, since it may have to be sent again.
+    phase : str
+        Name for the ledger.
+    copies : dict
+        Id of each copy that may still be answered -> when it was sent.
+    repeats : int
+        How often it was sent again because its node was silent.
+    again : bool
+        Whether it was sent again at all.
+    failure : Failure or None
+        What a copy came to, while the answer to another may be on its way.
+    away : float or None
+        Since when its node is away.
+    missed : int
+        Looks in a row that have not found its node.
+    """
+
+    message: Message
+    phase: str
+    copies: dict[str, float] = field(default_factory=dict)
+    repeats: int = 0
+    again: bool = False
+    failure: Failure | None = None
+    away: float | None = None
+    missed: int = 0
+
+    @property
+    def last(self) -> float:
+        """When it was last sent, of copies that may still be answered."""
+        return max(self.copies.values(), default=math.inf)
+
+    @property
+    def node(self) -> int:
+        return self.message.metadata.dst_node_id
+
+
 class Courier:
     """Messages under way: some are sent while others are still waited for.
 
@@ -261,6 +325,35 @@ class Courier:
         Totals to add to; seconds are the caller's.
     on_reply : callable, optional
         See :func:`exchange`.
+    watch : Watch, optional
+        In deployments: nodes that are away are awaited, those that are silent asked again.
+    unawaited : iterable of int
+        Nodes that have failed as soon as they are away.
+
+    Attributes
+    ----------
+    returned : float
+        When a node was last asked again that had been away.
+
+    Notes
+    -----
+    A node may get a request twice: it was away, its process was killed, or it was silent for long.
+    It answers messages one at a time, in the order in which they were made. So when the second
+    copy arrives, the first one is done with, and no request that was made later has come yet.
+
+    Asking twice opens nothing twice and counts as no refusal:
+
+    * What belongs to a round is refused by its number, before any code looks at rows: "done
+      already" (FK-MESSAGE-ORDER), or the number of a sum has been used (FK-SUM-NUMBER). The guard
+      counts what is refused by values, or by its rules; these two are neither. An iteration of
+      HierarchicalSVM that orders no sum is repeated with what came of it before.
+    * ``describe`` of the same run keeps its state, its nonce and its key.
+    * A vote is a signature over the same survivors. To unmask or to recover reveals the same shares
+      of the same sum; for other survivors a node has no answer after the first.
+    * The last request of a run is answered by the bytes of the first answer. To finish twice
+      erases nothing more.
+    * A handler that failed may fail once more, and the guard may count that: but the run ends
+      with the first such failure, as it does without a copy.
     """
 
     def __init__(
@@ -268,40 +361,45 @@ class Courier:
         grid: Grid,
         ledger: Ledger,
         on_reply: Callable[[int, Message], None] | None = None,
+        watch: Watch | None = None,
+        *,
+        unawaited: Iterable[int] = (),
     ) -> None:
         self.grid, self.ledger, self.on_reply = grid, ledger, on_reply
-        self._under_way: dict[str, tuple[int, str]] = {}
-        self._looked = time.monotonic()
-        self._absent: set[int] = set()  # not connected when last looked for
+        self.watch, self._unawaited = watch, set(unawaited)
+        self._open: list[_Request] = []
+        self._copies: dict[str, _Request] = {}
+        self._looked = self.returned = time.monotonic()
 
     @property
     def waiting(self) -> list[int]:
         """The nodes whose replies are waited for, in the order in which they were asked."""
-        return [node for node, _ in self._under_way.values()]
+        return [one.node for one in self._open]
+
+    @property
+    def away(self) -> set[int]:
+        """Those of them that are not connected."""
+        return {one.node for one in self._open if one.away is not None}
 
     def send(self, messages: Sequence[Message], *, phase: str) -> dict[int, Failure]:
         """Send messages, which count as one exchange; return who cannot be reached."""
         failures: dict[int, Failure] = {}
-        ids = list(self.grid.push_messages(messages))
-        for message_id, message in zip(ids, messages, strict=True):
-            node = message.metadata.dst_node_id
-            if message_id:
-                self._under_way[message_id] = (node, phase)
+        requests = [_Request(message, phase) for message in messages]
+        self._push(requests, messages)
+        for one in requests:
+            if not one.copies and not self._note_away(one):
+                failures[one.node] = Failure("unreachable")
             else:
-                failures[node] = Failure("unreachable")
+                self._open.append(one)
         self.ledger.exchanges += 1
         self.ledger.by_phase[phase] += 1
-        self.ledger.messages += len(messages)
-        payloads = {id(message.content): message for message in messages}  # often shared by all
-        sizes = {content: payload_bytes(message) for content, message in payloads.items()}
-        self.ledger.bytes_down += sum(sizes[id(message.content)] for message in messages)
         return failures
 
     def forget(self, nodes: Iterable[int]) -> None:
         """Wait no longer for some nodes: what they send is ignored."""
         dropped = set(nodes)
-        for message_id in [i for i, (node, _) in self._under_way.items() if node in dropped]:
-            del self._under_way[message_id]
+        for one in [one for one in self._open if one.node in dropped]:
+            self._close(one)
 
     def collect(self, outcome: Outcome) -> int:
         """Add what has arrived to ``outcome``; return how many replies and errors that were.
@@ -311,41 +409,136 @@ class Courier:
         EngineError
             See :func:`exchange`.
         """
-        arrived = 0
-        for group in _groups(list(self._under_way)):
-            for reply in self.grid.pull_messages(group):
-                place = self._under_way.pop(reply.metadata.reply_to_message_id, None)
-                if place is None:
+        arrived, held = 0, [one for one in self._open if one.failure is not None]
+        for group in _groups(list(self._copies)):
+            # Replies first: a copy is refused because another one was answered.
+            for reply in sorted(self.grid.pull_messages(group), key=lambda r: r.has_error()):
+                name = reply.metadata.reply_to_message_id
+                one = self._copies.pop(name, None)
+                if one is None:
                     continue
                 arrived += 1
-                node, phase = place
+                sent = one.copies.pop(name)
                 if reply.has_error():
-                    outcome.failures[node] = read_error(reply, phase)
+                    self._take_error(one, reply, outcome)
                     continue
+                self._close(one)
+                if self.watch is not None:
+                    self.watch.answered(one.node, time.monotonic() - sent)
                 self.ledger.bytes_up += payload_bytes(reply)
                 try:
                     if self.on_reply is not None:
-                        self.on_reply(node, reply)
-                    outcome.replies[node] = reply
+                        self.on_reply(one.node, reply)
+                    outcome.replies[one.node] = reply
                 except FedKernError as error:
-                    outcome.failures[node] = Failure.invalid(error)
-        return arrived or self._give_up(outcome)
+                    outcome.failures[one.node] = Failure.invalid(error)
+        for one in held:  # all copies were asked for since: no answer is on its way
+            if one in self._open and one.failure is not None:
+                self._fail(one, one.failure, outcome)
+        return arrived or self._look(outcome)
 
-    def _give_up(self, outcome: Outcome) -> int:
-        """Wait no longer for nodes that two looks in a row have not found connected.
+    # -- pieces
 
-        Whoever comes back in time still has its request; a killed one would be waited for until
-        the time-out, which is hours in a deployment.
+    def _push(self, requests: Sequence[_Request], messages: Sequence[Message]) -> None:
+        """Send a message for each request, and count it."""
+        now, ids = time.monotonic(), list(self.grid.push_messages(messages))
+        for name, one in zip(ids, requests, strict=True):
+            if name:
+                one.copies[name], self._copies[name] = now, one
+        self.ledger.messages += len(messages)
+        payloads = {id(message.content): message for message in messages}  # often shared by all
+        sizes = {content: payload_bytes(message) for content, message in payloads.items()}
+        self.ledger.bytes_down += sum(sizes[id(message.content)] for message in messages)
+
+    def _repeat(self, requests: Sequence[_Request]) -> None:
+        """Send requests again, as new messages: those that were sent keep their ids for ever."""
+        copies = []
+        for one in requests:
+            known, one.again, one.away = one.message.metadata, True, None
+            copies.append(
+                Message(
+                    one.message.content,
+                    dst_node_id=known.dst_node_id,
+                    message_type=known.message_type,
+                    group_id=known.group_id,
+                )
+            )
+        if copies:
+            self._push(requests, copies)
+
+    def _take_error(self, one: _Request, reply: Message, outcome: Outcome) -> None:
+        """Await the node, ask it again or note that it has failed, as the error says."""
+        failure = read_error(reply, one.phase)
+        if self.watch is not None:
+            if failure.kind == "unreachable" and self._note_away(one):
+                return
+            _, code = quoted_code(failure.detail)
+            if code in _ENDED and not one.again:  # at once, and once
+                self._repeat([one])
+                return
+            if code in _DONE and one.again:
+                failure = Failure("unreachable", "(its answer was lost)")
+        if one.copies:
+            one.failure = failure
+        else:
+            self._fail(one, failure, outcome)
+
+    def _look(self, outcome: Outcome) -> int:
+        """Look now and then who is connected; return for how many is no longer waited.
+
+        Whoever comes back in time is asked again. Without a watch, in a simulation, nodes that two
+        looks in a row have not found have failed. So has in a deployment who stays away for longer
+        than it may.
         """
         now = time.monotonic()
-        if now < self._looked + _LOOK:
+        if now < self._looked + _LOOK or not self._open:
             return 0
-        self._looked = now
-        absent = set(self.waiting) - set(self.grid.get_node_ids())
-        gone, self._absent = absent & self._absent, absent
-        self.forget(gone)
-        outcome.failures.update(dict.fromkeys(gone, Failure("unreachable", "(disconnected)")))
-        return len(gone)
+        self._looked, watch = now, self.watch
+        there, before = set(self.grid.get_node_ids()), len(self._open)
+        back, silent = list[_Request](), list[_Request]()
+        for one in list(self._open):
+            if one.node not in there:
+                one.missed += 1
+                if one.away is None and one.missed < _LOOKS:
+                    continue
+                if watch is None or not self._note_away(one):
+                    self._fail(one, Failure("unreachable", "(disconnected)"), outcome)
+                elif one.away is not None and now >= one.away + watch.node_timeout:
+                    watch.in_vain.add(one.node)
+                    text = f"(away for {watch.node_timeout:g} s)"
+                    self._fail(one, Failure("unreachable", text), outcome)
+                continue
+            one.missed = 0
+            if watch is None:
+                continue
+            watch.in_vain.discard(one.node)
+            if one.away is not None:
+                back.append(one)
+            elif one.repeats < _COPIES and now > one.last + watch.silence * 2**one.repeats:
+                silent.append(one)
+        for one in silent:
+            one.repeats += 1
+        self._repeat(back + silent)
+        if back:
+            self.returned = now
+        return before - len(self._open)
+
+    def _note_away(self, one: _Request) -> bool:
+        """Note since when a node is away, if it is to be awaited: but once in vain."""
+        if self.watch is None or one.node in self.watch.in_vain | self._unawaited:
+            return False
+        one.away = time.monotonic() if one.away is None else one.away
+        return True
+
+    def _fail(self, one: _Request, failure: Failure, outcome: Outcome) -> None:
+        self._close(one)
+        outcome.failures[one.node] = failure
+
+    def _close(self, one: _Request) -> None:
+        """Wait no longer for a request: what comes of its copies is ignored."""
+        self._open.remove(one)
+        for name in one.copies:
+            self._copies.pop(name, None)
 
 
 def _groups(ids: list[str]) -> Iterator[list[str]]:

@@ -11,7 +11,7 @@ from typing import Literal
 from flwr.app import Message
 
 from .errors import ClientError, EngineError, FedKernError, ProtocolError, quoted_code
-from .flower_compat import ACTOR_DIED, MESSAGE_LOST, NODE_UNAVAILABLE
+from .flower_compat import ACTOR_DIED, CLIENT_CRASHED, MESSAGE_LOST, NODE_UNAVAILABLE
 from .plain_text import LONGEST, plain_line
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -131,6 +131,8 @@ def read_error(reply: Message, phase: str) -> Failure:
         return Failure("unreachable", "(its message was lost at the SuperLink)")
     if (marked := _MARKED.search(reason)) is not None:
         return Failure("raised", marked[1])
+    if reply.error.code == CLIENT_CRASHED:  # where nothing at the node says more
+        return Failure("raised", "EngineError: its process has ended [FK-NODE-ENDED]")
     found = _CLASS.match(reason)
     if found is None or found[1] in _WRAPPERS:
         found = _TRACEBACK_END.search(reason) or found

@@ -26,6 +26,7 @@ logger = logging.getLogger("fedkern_flwr")
 
 __all__ = [
     "ACTOR_DIED",
+    "CLIENT_CRASHED",
     "CLIENT_RAISED",
     "COMES",
     "CONNECTED",
@@ -56,11 +57,12 @@ __all__ = [
     "set_task_identity",
     "set_telemetry",
     "stamp_message",
+    "time_the_log",
     "unpack_context",
 ]
 
 #: Error codes of ``flwr.common.constant.ErrorCode``.
-ACTOR_DIED, CLIENT_RAISED, NODE_UNAVAILABLE = 0, 2, 5
+ACTOR_DIED, CLIENT_RAISED, NODE_UNAVAILABLE, CLIENT_CRASHED = 0, 2, 5, 8
 MESSAGE_LOST = (3, 4)  # request or reply: gone at a SuperLink that was killed, or too old
 
 #: What a SuperNode logs when it reaches the SuperLink, and when it does not.
@@ -203,6 +205,13 @@ def installed_app() -> str:
 def quiet_flower(level: int = logging.WARNING) -> None:
     """Set the level of Flower's own log, which otherwise reports every round."""
     logging.getLogger("flwr").setLevel(level)
+
+
+def time_the_log() -> None:
+    """Have Flower's log carry times, as it does by itself at the level DEBUG only."""
+    from flwr.supercore.logger import update_console_handler
+
+    update_console_handler(timestamps=True)
 
 
 # -- a warm node: what Flower offers to whoever runs a SuperNode's tasks (isolation ``process``)

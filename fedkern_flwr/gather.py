@@ -16,12 +16,15 @@ from .exchange import REPLY, exchange, read_reply, request_messages
 from .failure import Failure
 from .ledger import Ledger
 from .secure_sum.keys import KEY_BYTES
+from .watch import Watch
 from .wire.describe import DescribeReply, DescribeRequest, check_parties
 from .wire.releases import check_node, check_refusal, other_releases, release_of
 
 _DESCRIBE = "describe"
-#: What a node says of itself; before it knows its partition it only refuses an app.
-_OWN = re.compile(r"\w+Error: (partition \S+?)(?:, phase \w+)?: (.+)|RefusedError: (the app .+)")
+#: What a node says of itself, by its name or without one; before it knows its partition it only
+#: refuses an app.
+_SAID = r"\w+Error: (.{0,42}?partition \d+\)?)(?:, phase \w+)?: (.+)"
+_OWN = re.compile(rf"{_SAID}|RefusedError: (the app .+)")
 
 Described = TypeVar("Described", bound=DescribeReply)
 
@@ -41,7 +44,8 @@ def gather_nodes(
     nonces: Mapping[str, str] = MappingProxyType({}),
     reply: type[Described] = DescribeReply,  # type: ignore[assignment]
     check: Callable[[Sequence[Described]], None] = check_parties,
-    say: Callable[[str], None] = lambda _: None,
+    watch: Watch | None = None,
+    say: Callable[[str], Any] = lambda _: None,
     warn: Callable[[str], None] = lambda _: None,
 ) -> dict[int, Described]:
     """Wait for the nodes and ask each who it is (phase ``describe``).
@@ -81,7 +85,9 @@ def gather_nodes(
                 nonces=json.dumps(dict(nonces)) if nonces else "",
             )
             messages = request_messages(request, fresh, group_id=_DESCRIBE)
-            outcome = exchange(grid, messages, phase=_DESCRIBE, timeout=remaining, ledger=ledger)
+            outcome = exchange(
+                grid, messages, phase=_DESCRIBE, timeout=remaining, ledger=ledger, watch=watch
+            )
             _refuse_failures(outcome.failures)
             for node, message in outcome.replies.items():
                 party = f"node {node}"
@@ -102,7 +108,7 @@ def gather_nodes(
                     raise ProtocolError(
                         "it sent no key for secure sums",
                         remedy="serve one of the clients in fedkern_flwr.clients on this node",
-                        party=f"partition {parties[node].partition}",
+                        party=parties[node].called,
                         phase=_DESCRIBE,
                         code="FK-NODE-FOREIGN",
                     )

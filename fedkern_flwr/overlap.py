@@ -40,10 +40,12 @@ class Overlap:
 
     def __init__(self, method: Driven, grid: Grid, timeout: float) -> None:
         self.method, self.grid, self.timeout = method, grid, timeout
-        self._courier = Courier(grid, method.ledger_, method.on_reply())
+        self._courier = Courier(grid, method.ledger_, method.on_reply(), method.watch)
         self._outcome, self._asked = Outcome(), dict[int, tuple[type[Any], int]]()
         self._node = {party.partition: node for node, party in method.parties_.items()}
-        self._sent, self._pause, self._simulated = time.monotonic(), _FIRST, is_simulated(grid)
+        self._phase, self._simulated = "", is_simulated(grid)
+        self._began = self._sent = time.monotonic()
+        self._pause = _FIRST
 
     @property
     def deadline(self) -> float:
@@ -93,8 +95,8 @@ class Overlap:
                 sections={node: [*own, *method.sums.sections(partition, sums)]},
             )
             self._asked[node] = replies[partition], request.round
-        phase = next(iter(requests.values())).phase
-        self._outcome.failures.update(self._courier.send(messages, phase=phase))
+        self._phase = next(iter(requests.values())).phase
+        self._outcome.failures.update(self._courier.send(messages, phase=self._phase))
         self._sent, self._pause = time.monotonic(), _FIRST
 
     def arrived(self, number: int) -> Answers:
@@ -115,6 +117,9 @@ class Overlap:
             time.sleep(pause(began - self._sent))
         method.ledger_.seconds += time.monotonic() - began
         outcome, self._outcome = self._outcome, Outcome()
+        if method.watch is not None and self._courier.waiting:
+            took, post = began - self._began, self._courier
+            method.watch.waits(self._phase, took, outcome, post.waiting, post.away)
         found, failed = dict[int, Any](), dict(outcome.failures)
         for node, message in outcome.replies.items():
             (kind, asked), partition = self._asked[node], method.parties_[node].partition

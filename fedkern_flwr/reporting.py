@@ -11,23 +11,18 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from . import __version__
 from .checkpoint import write_atomically
 from .errors import EngineError, FedKernError, OptionError
+from .log_lines import utc_now
 from .private_files import temporary_folder
 
 logger = logging.getLogger("flwr")  # what `flwr log` shows
 
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def utc_now() -> str:
-    """Return the time, in UTC and to the second."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def settings_digest(config: Mapping[str, Any]) -> str:

@@ -14,21 +14,28 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from .errors import CheckpointError, CohortError, OptionError, RefusedError
+from .errors import CheckpointError, CohortError, FedKernError, OptionError, RefusedError
 from .exchange import Outcome, exchange
 from .failure import Failure, count_failures
+from .flower_compat import is_simulated
 from .gather import gather_nodes
 from .ledger import Ledger
 from .options import Declared, UnknownOptionError, at_least, unknown_option
 from .privacy import Budget
+from .watch import Watch
 from .wire import DescribeReply, check_parties
+from .wire.describe import called
 
 logger = logging.getLogger("fedkern_flwr")
 
 Arrays = dict[str, NDArray[Any]]
 Progress = Callable[[int, int, Mapping[str, float]], None]
 _REFUSED = "RefusedError: "
-_PATIENCE = Declared(60.0, above=0.0, name="node_timeout", type=float)
+#: Seconds for which nodes are awaited by default.
+NODE_TIMEOUT = 120.0
+_PATIENCE = Declared(NODE_TIMEOUT, above=0.0, name="node_timeout", type=float)
+#: Errors after which a run goes on from its checkpoint, whatever a node advises that knows of none.
+_RESUMED = ("FK-STATE-GONE", "FK-SUM-KEY-NONE", "FK-MESSAGE-SESSION", "FK-PARTIES-LOST")
 
 
 class PhaseStrategy(Strategy):
@@ -43,8 +50,8 @@ class PhaseStrategy(Strategy):
         The run stops, with its checkpoint, when fewer clients answer a round.
     max_missed : int (default: 10)
         A client that misses so many rounds in a row is left out of the rest of the run.
-    node_timeout : float (default: 60.0)
-        Seconds to wait for the nodes at the start.
+    node_timeout : float (default: 120.0)
+        Seconds to wait for the nodes at the start, and for one that is away later.
     checkpoint : path, optional
         File for checkpoints; none are written without it.
     checkpoint_every : int (default: 50)
@@ -75,6 +82,10 @@ class PhaseStrategy(Strategy):
         Seed of the order in which clients announce rows, -1 for one of the session.
     on_round : callable or None
         Called after each round with (rounds done, rounds in all, metrics of the round).
+    figures : path or None
+        In deployments: file for figures of the run, for Prometheus.
+    watch : Watch or None
+        In deployments: who is awaited, in the run at hand.
     """
 
     method: ClassVar[str] = ""
@@ -103,7 +114,7 @@ class PhaseStrategy(Strategy):
         seed: int | None = None,
         min_clients: int = 1,
         max_missed: int = 10,
-        node_timeout: float = 60.0,
+        node_timeout: float = NODE_TIMEOUT,
         checkpoint: str | Path | None = None,
         checkpoint_every: int = 50,
         resume: bool = False,
@@ -128,10 +139,12 @@ class PhaseStrategy(Strategy):
         self.checkpoint_every = checkpoint_every
         self.resume = resume
         self.on_round: Progress | None = None
+        self.figures: str | Path | None = None
         self._reset()
 
     def _reset(self) -> None:
         self.ledger_ = Ledger()
+        self.watch: Watch | None = None
         self.parties_: dict[int, DescribeReply] = {}
         self.history_: list[dict[str, Any]] = []
         self.metrics_: dict[str, Any] = {}
@@ -263,6 +276,9 @@ class PhaseStrategy(Strategy):
 
     def gather(self, grid: Grid, *, resume_round: int = 0, secure: bool = False) -> None:
         """Wait for the nodes, ask who they are; with ``secure`` they send keys for secure sums."""
+        if not is_simulated(grid):
+            figures = Path(self.figures) if self.figures else None
+            self.watch = Watch(self.node_timeout, self.party, self.ledger_, figures)
         self.parties_ = gather_nodes(
             grid,
             session=self._session,
@@ -277,7 +293,8 @@ class PhaseStrategy(Strategy):
             nonces=self._nonces,
             reply=self.described,
             check=self.check_parties,
-            say=logger.info,
+            watch=self.watch,
+            say=logger.info if self.watch is None else self.watch.say,
             warn=logger.warning,
         )
         self._nonces = {str(p.partition): p.nonce for p in self.parties_.values()}
@@ -286,7 +303,7 @@ class PhaseStrategy(Strategy):
                 raise CheckpointError(
                     f"no private state saved for round {resume_round}",
                     remedy="give the client the state_dir of the run that broke off",
-                    party=f"partition {party.partition}",
+                    party=party.called,
                     phase="describe",
                     code="FK-STATE-GONE",
                 )
@@ -297,8 +314,14 @@ class PhaseStrategy(Strategy):
         return [n for n, party in self.parties_.items() if party.partition not in left_out]
 
     def party(self, node: int) -> str:
-        """Return a node's name in messages."""
-        return f"partition {self.parties_[node].partition}"
+        """Return a node's name in messages, such as ``north (partition 0)``."""
+        known = self.parties_.get(node)
+        return f"node {node}" if known is None else known.called
+
+    def called(self, partition: int) -> str:
+        """Return the name of a party in messages."""
+        names = {party.partition: party.called for party in self.parties_.values()}
+        return names.get(partition, called(partition))
 
     def run_phase(
         self,
@@ -311,11 +334,13 @@ class PhaseStrategy(Strategy):
         required: int | None = None,
         enough: Callable[[], bool] | None = None,
         idle: Iterable[int] = (),
+        awaits: bool = True,
     ) -> Outcome:
         """Exchange messages; count who failed, leave out who fails too often.
 
         ``required`` is the least number of answers, by default ``min_clients``. Sections of secure
-        sums are taken out of the replies as they arrive.
+        sums are taken out of the replies as they arrive. In a deployment nodes that are away are
+        awaited, unless it ``awaits`` nobody.
 
         Raises
         ------
@@ -333,6 +358,8 @@ class PhaseStrategy(Strategy):
             on_reply=self.on_reply(),
             enough=enough,
             idle=idle,
+            watch=self.watch,
+            awaits=awaits,
         )
         for node, failure in sorted(outcome.failures.items()):
             self.reject(node, failure, number)
@@ -388,6 +415,18 @@ class PhaseStrategy(Strategy):
             remedy = "mend the clients and resume from the checkpoint"
         return CohortError(problem, remedy=remedy, phase=phase, code="FK-PARTIES-LOST")
 
+    def resumed(self, error: FedKernError) -> FedKernError:
+        """Return the error with which a run ends; where a checkpoint helps, it says to resume."""
+        if not self.resumable or error.code not in _RESUMED or "resume" in str(error):
+            return error
+        return type(error)(
+            error.problem.partition("; ")[0],  # a node advises behind that to start again
+            remedy="mend it and resume from the checkpoint",
+            party=error.party,
+            phase=error.phase,
+            code=error.code,
+        )
+
     def accept(self, node: int) -> None:
         """Note that a client gave a proper answer."""
         self._missed[self.parties_[node].partition] = 0
@@ -403,10 +442,10 @@ class PhaseStrategy(Strategy):
         once = self._last_missed.get(partition) != number  # a round may have several exchanges
         missed = self._missed.get(partition, 0) + once
         self._missed[partition], self._last_missed[partition] = missed, number
-        logger.info("partition %d, round %d: %s", partition, number, failure)
+        logger.info("%s, round %d: %s", self.party(node), number, failure)
         if missed >= self.max_missed and partition not in self.left_out_:
             self.left_out_.append(partition)
-            logger.warning("partition %d is left out after %d rounds", partition, missed)
+            logger.warning("%s is left out after %d rounds", self.party(node), missed)
 
     # -- checkpoints
 

@@ -241,7 +241,13 @@ class SummingStrategy(PhaseStrategy):
         request = kind(session=self._session, round=number)
         messages = request_messages(request, self.parties_, group_id="finish")
         self.run_phase(
-            grid, messages, phase=request.phase, timeout=timeout, number=number, required=0
+            grid,
+            messages,
+            phase=request.phase,
+            timeout=timeout,
+            number=number,
+            required=0,
+            awaits=False,
         )
 
     def _collect_votes(

@@ -14,7 +14,7 @@ from fedkern_flwr.errors import ProtocolError, SmallCohortError, StateError
 from fedkern_flwr.method import Ask, LostState, Method, Rounds, Steps
 from fedkern_flwr.options import unknown_option
 from fedkern_flwr.secure_sum.envelope import SEALING_BYTES
-from fedkern_flwr.strategy import logger
+from fedkern_flwr.strategy import NODE_TIMEOUT, logger
 from fedkern_flwr.wire import DescribeReply
 from fedkern_flwr.wire.describe import check_partitions
 
@@ -34,8 +34,8 @@ class AlignIds(Method):
     ----------
     attempts : int (default: 5)
         A party that fails to answer is asked so often in all.
-    node_timeout : float (default: 60.0)
-        Seconds to wait for the nodes at the start.
+    node_timeout : float (default: 120.0)
+        Seconds to wait for the nodes at the start, and for one that is away later.
 
     Attributes
     ----------
@@ -57,7 +57,9 @@ class AlignIds(Method):
     )
     relays_only = True
 
-    def __init__(self, *, attempts: int = 5, node_timeout: float = 60.0, **unknown: Any) -> None:
+    def __init__(
+        self, *, attempts: int = 5, node_timeout: float = NODE_TIMEOUT, **unknown: Any
+    ) -> None:
         for name in unknown:
             if name in self.fixed:
                 raise unknown_option(type(self), name)

@@ -507,7 +507,7 @@ class GroupRounds(RowRounds):
         """Wait no longer for members who did not answer; return who they are, and why."""
         run, asked = self._run, list(members)
         run.failed |= self._post.give_up(asked, run.tick)
-        who = [f"partition {p} {run.failed.pop(p)}" for p in asked if p in run.failed]
+        who = [f"{self.called(p)} {run.failed.pop(p)}" for p in asked if p in run.failed]
         return f"{', '.join(who[:3])}, {self.attempts} times in a row" if who else ""
 
     def _close(self, one: Live, *names: Literal["sum", "before"]) -> None:

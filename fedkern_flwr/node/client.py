@@ -33,6 +33,7 @@ from ..secure_sum.identity import Counts, read_identity, read_trusted
 from ..secure_sum.noise_keys import asked
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
 from ..wire import sums as sum_wire
+from ..wire.describe import LONGEST_NAME, called
 from ..wire.releases import check_server
 from ..wire.sections import Section, attach, detach
 from .disk_state import forget_last, on_disk
@@ -133,7 +134,14 @@ class PhaseClient(SessionNode, NumPyClient):
         self.identity_key, self.trusted_keys = identity_key, trusted_keys
         self.allow_single, self.frozen = allow_single, frozen
         self.partition = node_number(context, "partition-id")
-        self.name = f"partition {self.partition}"
+        self.own_name = str(context.node_config.get("name", ""))
+        if len(self.own_name) > LONGEST_NAME or not self.own_name.isprintable():
+            raise OptionError(
+                f"the name of this node is no line of at most {LONGEST_NAME} printable characters",
+                remedy="correct name in its configuration",
+                code="FK-NODE-NAME",
+            )
+        self.name = called(self.partition, self.own_name)
         self.partitions = node_number(context, "num-partitions")
         self.state_dir = Path(state_dir) if state_dir is not None else None
         folder = None if self.simulated else self.state_dir
@@ -380,6 +388,7 @@ class PhaseClient(SessionNode, NumPyClient):
     def _announce(self, request: DescribeRequest, reply: DescribeReply) -> DescribeReply:
         """Add who the node is, and its key of the run, to its description."""
         known_as: dict[str, Any] = {"partition": self.partition, "partitions": self.partitions}
+        known_as["name"] = self.own_name
         reply = replace(reply, **known_as, role=self.role, restored=self.restored)
         reply = replace(reply, nonce=self.record.nonce)
         self.record.binary = reply.binary

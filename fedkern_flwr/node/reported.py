@@ -41,4 +41,5 @@ def reported(context: Context) -> Iterator[None]:
 
 
 def _from(who: str, error: FedKernError) -> str:
-    return str(error) if str(error).startswith(who) else f"{who}: {error}"
+    named = who in error.party or str(error).startswith(who)
+    return str(error) if named else f"{who}: {error}"

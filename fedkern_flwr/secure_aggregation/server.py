@@ -15,6 +15,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from ..errors import OptionError
 from ..ledger import Ledger
+from ..strategy import NODE_TIMEOUT
 from ..swift_grid import swift
 from . import averages
 from .clipping import Clip, NoisyMeans
@@ -92,7 +93,7 @@ class SecureAggregation(Strategy):
         threshold: int | None = None,
         min_cohort: int = 2,
         max_missed: int = 10,
-        node_timeout: float = 60.0,
+        node_timeout: float = NODE_TIMEOUT,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)

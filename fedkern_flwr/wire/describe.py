@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
@@ -12,6 +13,17 @@ from numpy.typing import NDArray
 from ..errors import PartitionError, ProtocolError
 from .message import Message, Scalar
 from .releases import release
+
+LONGEST_NAME = 40  # characters of the name of a node
+
+
+def called(partition: int, name: str = "") -> str:
+    """Return how texts call a party.
+
+    >>> called(0), called(0, "north")
+    ('partition 0', 'north (partition 0)')
+    """
+    return f"{name} (partition {partition})" if name else f"partition {partition}"
 
 
 class _Opening(Message):
@@ -67,6 +79,9 @@ class DescribeReply(_Opening, phase="describe"):
     ----------
     partition, partitions : int
         ``partition-id`` and ``num-partitions`` of the node's configuration.
+    name : str
+        How its owner calls it, in logs and errors; empty where it has no name. Nodes of earlier
+        releases do not say it.
     role : str
         Role of the party in the method, such as ``"client"``.
     rows, features, test_rows : int
@@ -110,6 +125,7 @@ class DescribeReply(_Opening, phase="describe"):
     columns: str = ""
     partition: int = -1
     partitions: int = 0
+    name: str = ""
     role: str = ""
     restored: bool = True
     public_key: bytes = b""
@@ -124,12 +140,17 @@ class DescribeReply(_Opening, phase="describe"):
     again: float = 0.0
     how: str = ""
 
+    @property
+    def called(self) -> str:
+        """How texts call the party, such as ``north (partition 0)``."""
+        return called(self.partition, self.name)
+
     @classmethod
     def unpack(
         cls, arrays: Sequence[NDArray[Any]], scalars: Mapping[str, Any], *, party: str, **sizes: int
     ) -> Self:
         """Check and rebuild a description that arrived; its share is above 0 and at most 1."""
-        found = super().unpack(arrays, scalars, party=party, **sizes)
+        found = super().unpack(arrays, {"name": "", **scalars}, party=party, **sizes)
         if not (0.0 < found.share <= 1.0 and 0.0 <= found.again < math.inf and found.bits >= 0):
             raise ProtocolError(
                 "share is not above 0 and at most 1, or again or bits is no number from 0 on",
@@ -160,7 +181,7 @@ def check_parties(parties: Sequence[DescribeReply]) -> None:
 
 
 def check_partitions(parties: Sequence[DescribeReply]) -> None:
-    """Refuse duplicate, missing or contradicting partitions.
+    """Refuse duplicate, missing or contradicting partitions, and names that several nodes have.
 
     Raises
     ------
@@ -177,6 +198,15 @@ def check_partitions(parties: Sequence[DescribeReply]) -> None:
                 code="FK-PARTITION-TWICE",
             )
         seen.add(party.partition)
+    names = Counter(party.name for party in parties if party.name)
+    for name, times in names.items():
+        if times > 1:
+            raise PartitionError(
+                f"{times} nodes are called {name!r}",
+                remedy="give every node a name of its own, or none",
+                phase="describe",
+                code="FK-NODE-NAME-TWICE",
+            )
     totals = {party.partitions for party in parties}
     if len(totals) != 1:
         raise PartitionError(
@@ -210,9 +240,9 @@ def check_columns(parties: Sequence[DescribeReply]) -> None:
         if (party.features, party.columns) != (first.features, first.columns):
             raise ProtocolError(
                 f"its table has {party.features} feature columns that differ from the "
-                f"{first.features} of partition {first.partition} in number, name or order",
+                f"{first.features} of {first.called} in number, name or order",
                 remedy="bring all tables to the same columns",
-                party=f"partition {party.partition}",
+                party=party.called,
                 phase="describe",
                 code="FK-COLUMNS-DIFFER",
             )

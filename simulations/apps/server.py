@@ -16,6 +16,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.flower_compat import is_simulated
+from fedkern_flwr.log_lines import log_as
 from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.removed import take_out
 from fedkern_flwr.reporting import (
@@ -60,6 +62,8 @@ def server_app(method: Kind | Callable[[Config], Kind], *, agreed: Sequence[str]
         config: Config = context.run_config
         facts = RunFacts(getattr(grid, "run", None), config)
         with errors_reported(config["result"], facts):
+            if not is_simulated(grid):
+                log_as(str(config.get("log-format", "text")), context.run_id)
             kind = method if isinstance(method, type) else method(config)
             facts.config = shown_config(kind, config)
             if config.get("predict"):
@@ -188,6 +192,7 @@ def _wrong(name: str, value: Any, remedy: str, *, code: str) -> OptionError:
 def _fit(method: Kind, grid: Grid, config: Config, facts: RunFacts) -> Any:
     """Run the method and save its model."""
     facts.strategy = strategy = make_strategy(method, config)
+    strategy.figures = config.get("metrics")
     rounds = {"num_rounds": config["num-rounds"]} if "num-rounds" in config else {}
     strategy.start(grid=grid, timeout=float(config["timeout"]), **rounds)
     # of a method with an option called model the file has another name
@@ -213,6 +218,7 @@ def _predict(
     facts.strategy = strategy = method.of_model(
         meta, **{n: given[n] for n in _PREDICTING if n in given.keys() - meta}
     )
+    strategy.figures = config.get("metrics")
     for name in agreed:
         if (made := meta[name]) != given[name]:
             raise OptionError(

@@ -13,7 +13,8 @@ from typing import Any
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.judging.judges import Judges
-from fedkern_flwr.reporting import RunFacts, utc_now
+from fedkern_flwr.log_lines import utc_now
+from fedkern_flwr.reporting import RunFacts
 
 from ...strategies import PhaseStrategy
 from ..engines import Audit, DropOut, Engine, SimulationStep, simulate_all

@@ -12,7 +12,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,9 @@ from fedkern_flwr.flower_compat import CONNECTED, CONTENT_SECONDS, DISCONNECTED,
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.policy import read_policy
 from fedkern_flwr.guard.totals import LedgerTotals, ledger_totals
+from fedkern_flwr.log_lines import json_line, utc_now
 from fedkern_flwr.plain_text import plain_line
+from fedkern_flwr.prometheus import Family, write_figures
 
 FILE = "node-status.json"
 
@@ -39,10 +41,6 @@ SUPERNODE = "supernode"
 _LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ?(?:\d{4}-\d\d-\d\d [\d:,]+ ?)?:( |$)")
 _LONGEST, _LONGEST_ERROR = 10_000, 200  # characters of a line, and of one about an error
 
-_PREFIX = "fedkern_node"
-_READABLE = 0o644  # the collector is another user; there are counts in it
-
-_Sample = tuple[str, float]  # what stands behind the name, and the value
 KEEPER = "node"  # source of the lines of the process that keeps the others
 WRITTEN = 10.0  # seconds at most from one writing of the status to the next
 
@@ -74,9 +72,7 @@ class Line:
 
     def to_json(self) -> str:
         """Return it as one JSON object on a line."""
-        run = {} if self.run is None else {"run": str(self.run)}  # more digits than a double has
-        about = {"time": utc_now(), "level": self.level, "source": self.source, **run}
-        return json.dumps({**about, "text": self.text}, ensure_ascii=False)
+        return json_line(self.text, self.level, self.source, self.run)
 
 
 class LogReader:
@@ -226,11 +222,6 @@ def started_at(pid: int) -> str:
         return ""
 
 
-def utc_now() -> str:
-    """Return the time in UTC, to the second."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 def timestamp(text: str) -> float:
     """Return a time of the status as seconds since 1970; 0 for none."""
     return _time(text).timestamp() if text else 0.0
@@ -259,19 +250,12 @@ def write_metrics(
     max_evaluations : int, optional
         Of its policy.
     """
-    text = "".join(_lines(_families(status, totals, max_evaluations)))
-    new = file.with_name(f"{file.name}.new")
-    write_atomically(new, text.encode())
-    new.chmod(_READABLE)
-    new.replace(file)
-
-
-_Family = tuple[str, str, str, float | list[_Sample]]
+    write_figures(file, "fedkern_node", _families(status, totals, max_evaluations))
 
 
 def _families(
     status: NodeStatus, totals: LedgerTotals | None, max_evaluations: int | None
-) -> Iterator[_Family]:
+) -> Iterator[Family]:
     """Yield name, type, meaning and samples."""
     info = f'{{version="{status.version}"}}'
     yield "info", "gauge", "Release of fedkern-flwr.", [(info, 1)]
@@ -298,14 +282,6 @@ def _families(
         yield "evaluations_told", "gauge", "How often the same rows were.", totals.told
     if max_evaluations is not None:
         yield "evaluations_allowed", "gauge", "How many may be told.", max_evaluations
-
-
-def _lines(families: Iterable[_Family]) -> Iterator[str]:
-    for name, kind, text, samples in families:
-        full = f"{_PREFIX}_{name}"
-        yield f"# HELP {full} {text}\n# TYPE {full} {kind}\n"
-        every = samples if isinstance(samples, list) else [("", samples)]
-        yield from (f"{full}{rest} {float(value):.15g}\n" for rest, value in every)
 
 
 # -- what keeps them

@@ -32,11 +32,12 @@ from fedkern_flwr import clients, flower_compat
 from fedkern_flwr.errors import EngineError, FedKernError, OptionError
 from fedkern_flwr.failure import describe_unanswered
 from fedkern_flwr.flower_compat import TaskQueue, answer_task, run_supernode
+from fedkern_flwr.log_lines import utc_now
 from fedkern_flwr.node_config import read_config, reread_config
 from fedkern_flwr.online.stream_files import fed_by_socket
 
 from .feeder import feed
-from .report import KEEPER, SUPERNODE, LogReader, NodeReport, connection, utc_now
+from .report import KEEPER, SUPERNODE, LogReader, NodeReport, connection
 from .start import NO_THREADS, NodeSettings
 
 _HOST = "127.0.0.1"

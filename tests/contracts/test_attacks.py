@@ -162,7 +162,6 @@ def made_up(score: float = 0.0, paper: float = 1.0, admits: str = "") -> Attack:
 
 
 @pytest.mark.promise("audit-admits")
-@pytest.mark.promise("audit-exits")
 @pytest.mark.parametrize(
     ("attack", "code", "verdict"),
     [

@@ -39,7 +39,7 @@ ARGUMENTS |= {"checkpoint_every": 0, "cohorts": 0, "node_timeout": 0}
 UNSET = {("kernels", 0), ("min_support", -1), ("preconditioner_rank", -1)}
 #: Keys that are no option: of every app, and of the tables of those that no command runs.
 OF_APPS = {"method", "model", "options", "predict", "predictions", "result", "saved_model"}
-OF_APPS |= {"state_dir", "timeout", "bandwidths"}
+OF_APPS |= {"state_dir", "timeout", "bandwidths", "metrics", "log_format"}
 OF_DEALT = {"data", "files", "folder", "label", "rows", "share", "split"}
 every_method = pytest.mark.parametrize("name", COMMANDS)
 

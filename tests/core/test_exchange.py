@@ -19,6 +19,7 @@ from flwr.supercore.control import ControlHttpClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
+from scripted_grid import reply
 
 from fedkern_flwr import exchange as exchanging
 from fedkern_flwr import flower_compat
@@ -60,21 +61,6 @@ class FakeGrid:
     def get_node_ids(self) -> Iterable[int]:
         """Fails where nobody should look; the last look counts from then on."""
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
-
-
-def reply(
-    to: str, *, error: Error | None = None, node: int = 1, arrays: Any = (), **scalars: Any
-) -> Message:
-    """A reply or an error to message ``to``, from the node that Flower says it comes from."""
-    content = RecordDict(
-        {"fitres.parameters": ArrayRecord(list(arrays)), "fitres.metrics": ConfigRecord(scalars)}
-    )
-    request = Message(RecordDict(), node, "train")
-    request.metadata.__dict__["_message_id"] = "0"
-    message = Message(error, reply_to=request) if error else Message(content, node, "train")
-    known = message.metadata.__dict__
-    known["_reply_to_message_id"], known["_src_node_id"] = to, node
-    return message
 
 
 @pytest.fixture(autouse=True)
@@ -465,7 +451,9 @@ class Nodes:
 def description(partition: int) -> Table:
     made: Table = {"int": 5, "str": "c", "bool": True, "bytes": b"", "float": 1.0}
     values = {f.name: made[str(f.type)] for f in fields(DescribeReply)}
-    return DescribeReply(**{**values, "partition": partition, "partitions": 3}).scalars()
+    return DescribeReply(
+        **{**values, "partition": partition, "partitions": 3, "name": ""}
+    ).scalars()
 
 
 def gather(grid: Nodes, timeout: float = 5.0, say: Any = None) -> dict[int, DescribeReply]:
@@ -489,18 +477,44 @@ def test_nodes_that_never_come_are_named() -> None:
         gather(Nodes(), timeout=0.3)
 
 
-def test_a_node_that_fails_at_the_start_stops_the_run() -> None:
-    text = mark_error("TableError: partition 1: NaN values [FK-VALUES-MISSING]")
+@pytest.mark.parametrize("name", ["partition 1", "Nord: 2 (partition 1)"])
+def test_a_node_that_fails_at_the_start_stops_the_run(name: str) -> None:
+    text = mark_error(f"TableError: {name}: NaN values [FK-VALUES-MISSING]")
     bad = Error(2, f"<class 'fedkern_flwr.errors.TableError'>:<'{text}'>")
     with refused("FK-VALUES-MISSING", kind=RefusedError) as caught:
         gather(Nodes(description(0), {"error": bad}, description(2), per_call=3))
-    assert caught.value.party == "partition 1"
-    assert str(caught.value) == "partition 1, phase describe: NaN values [FK-VALUES-MISSING]"
+    assert caught.value.party == name
+    assert str(caught.value) == f"{name}, phase describe: NaN values [FK-VALUES-MISSING]"
 
 
 def test_duplicate_partitions_are_refused() -> None:
     with refused("FK-PARTITION-TWICE"):
         gather(Nodes(*map(description, (0, 0, 1)), per_call=3))
+
+
+def named(partition: int, name: str) -> dict[str, Any]:
+    return {**description(partition), "name": name}
+
+
+def test_nodes_are_called_by_name_and_partition() -> None:
+    parties = gather(Nodes(named(0, "north"), named(1, ""), named(2, "Süd 2"), per_call=3))
+    assert [p.called for p in parties.values()] == [
+        "north (partition 0)",
+        "partition 1",
+        "Süd 2 (partition 2)",
+    ]
+
+
+def test_two_nodes_of_one_name_are_refused() -> None:
+    with refused("FK-NODE-NAME-TWICE"):
+        gather(Nodes(named(0, "a"), named(1, "b"), named(2, "a"), per_call=3))
+
+
+def test_a_node_of_an_earlier_release_has_no_name() -> None:
+    old = [description(k) for k in range(3)]
+    for one in old:
+        del one["name"]
+    assert {p.name for p in gather(Nodes(*old, per_call=3)).values()} == {""}
 
 
 @pytest.mark.promise("faults-code-of-a-node")

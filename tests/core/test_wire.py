@@ -177,7 +177,7 @@ def test_arrays_that_do_not_fit_are_refused(cls: type[PhaseMessage], data: st.Da
 
 
 def party(partition: int, partitions: int = 3, **more: Any) -> DescribeReply:
-    values = {"features": 2, "columns": columns_digest(["a", "b"]), **more}
+    values = {"features": 2, "columns": columns_digest(["a", "b"]), "name": "", **more}
     reply: Any = example(DescribeReply)
     return dataclasses.replace(reply, partition=partition, partitions=partitions, **values)
 
@@ -194,6 +194,8 @@ def party(partition: int, partitions: int = 3, **more: Any) -> DescribeReply:
         ([party(0), party(1), party(2, features=3)], "FK-COLUMNS-DIFFER"),
         ([party(0), party(1), party(2, columns=columns_digest(["b", "a"]))], "FK-COLUMNS-DIFFER"),
         ([party(0), party(1), party(2, columns="")], "FK-COLUMNS-DIFFER"),
+        ([party(0, name="a"), party(1, name="b"), party(2, name="")], ""),
+        ([party(0, name="a"), party(1, name="b"), party(2, name="a")], "FK-NODE-NAME-TWICE"),
     ],
 )
 def test_parties_fit_together_or_are_refused(parties: list[DescribeReply], code: str) -> None:

@@ -234,7 +234,7 @@ def test_a_full_disk_of_a_node_is_named(tmp_path: Path) -> None:
 
 def test_a_node_killed_during_secure_sums_leaves_the_sum_of_the_others(tmp_path: Path) -> None:
     with LocalDeployment(tmp_path, write_nodes(tmp_path, 4)) as deployment:
-        number = start(deployment, timeout=15.0, secure="on")
+        number = start(deployment, timeout=15.0, secure="on", **{"node-timeout": 40.0})
         until_sent(deployment, 3, 2)  # its first masked vector
         deployment.processes.kill("node 3")
         found = result(deployment, number)

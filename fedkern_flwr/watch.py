@@ -1,0 +1,155 @@
+"""What the server of a deployment knows of its nodes while it waits, and what it says meanwhile.
+
+A run in a deployment takes hours and its nodes belong to others: who is awaited and why is said
+while it is so, in the log that ``flwr log`` shows.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .ledger import Ledger
+from .prometheus import write_figures
+
+if TYPE_CHECKING:
+    from .exchange import Outcome
+
+logger = logging.getLogger("flwr")  # what `flwr log` shows
+
+_EVERY = 10.0  # seconds from one line about a long exchange to the next
+_EACH = 50  # exchanges that have a line each; of a longer run later ones every ten seconds
+_NAMED = 5  # nodes that a line names
+_LEAST, _TIMES = 20.0, 5.0  # seconds, and times the longest answer, until a node is silent
+_FIGURES = 2.0  # seconds from one file of figures to the next
+
+
+class Watch:
+    """The nodes of a run in a deployment.
+
+    Parameters
+    ----------
+    node_timeout : float
+        Seconds for which a node that is away is awaited.
+    name : callable
+        Node -> how lines call it.
+    ledger : Ledger
+        Of the run.
+    figures : Path, optional
+        File for Prometheus.
+
+    Attributes
+    ----------
+    in_vain : set of int
+        Nodes that were awaited in vain, and have not been seen since. They are not awaited again,
+        so that a party that is gone costs its time once, in a run of however many rounds.
+    """
+
+    def __init__(
+        self,
+        node_timeout: float,
+        name: Callable[[int], str],
+        ledger: Ledger,
+        figures: Path | None = None,
+    ) -> None:
+        self.node_timeout, self.name = node_timeout, name
+        self.ledger, self.figures = ledger, figures
+        self.in_vain: set[int] = set()
+        self._longest = 0.0  # seconds that a node took for an answer
+        self._told = self._written = float("-inf")
+
+    @property
+    def silence(self) -> float:
+        """Seconds after which a node that is connected counts as silent.
+
+        Before any has answered nobody knows how long it takes: it may be reading a large table.
+        """
+        if not self._longest:
+            return max(_LEAST, self.node_timeout / 2)
+        return max(_LEAST, _TIMES * self._longest)
+
+    def answered(self, node: int, seconds: float) -> None:
+        """Note that a node has answered, and how long after it was asked."""
+        self.in_vain.discard(node)
+        self._longest = max(self._longest, seconds)
+
+    def say(self, text: str, **facts: Any) -> bool:
+        """Log a line, unless there was one a moment ago; ``facts`` are fields of a JSON log."""
+        now = time.monotonic()
+        if now < self._told + _EVERY:
+            return False
+        self._told = now
+        logger.info(text, extra={"facts": facts})
+        return True
+
+    def waits(
+        self, phase: str, seconds: float, seen: Outcome, waiting: list[int], away: set[int]
+    ) -> None:
+        """Say who is awaited in an exchange that has taken a while."""
+        if seconds < _EVERY:
+            return
+        there, names = len(seen.replies), [self.name(node) for node in waiting]
+        text = f"waiting for {_some(names)}, {seconds:.0f} s: {self._title(phase)}, "
+        text += f"{there} of {there + len(seen.failures) + len(waiting)} answered"
+        text += f"; not connected: {_some(map(self.name, sorted(away)))}" if away else ""
+        if self.say(text, **self._facts(phase, seconds, seen), awaited=names):
+            self._write(there + len(waiting) - len(away), len(waiting))
+
+    def done(self, phase: str, seconds: float, seen: Outcome, asked: int) -> None:
+        """Say that an exchange is over; in a run of many not of each."""
+        text = f"{self._title(phase)}: {len(seen.replies)} of {asked} answered in {seconds:.1f} s"
+        failed = [f"{self.name(node)} {why}" for node, why in sorted(seen.failures.items())]
+        text += f"; failed: {_some(failed)}" if failed else ""
+        if self.ledger.exchanges <= _EACH:
+            self._told = float("-inf")
+        self.say(text, **self._facts(phase, seconds, seen))
+        self._write(len(seen.replies), 0)
+
+    def close(self) -> None:
+        """Write the last figures of a run that is over."""
+        self._written = float("-inf")
+        self._write(0, 0)
+
+    # -- pieces
+
+    def _title(self, phase: str) -> str:
+        return f"exchange {self.ledger.exchanges} ({phase})"
+
+    def _facts(self, phase: str, seconds: float, seen: Outcome) -> dict[str, Any]:
+        failed = {self.name(node): str(why) for node, why in seen.failures.items()}
+        number, took = self.ledger.exchanges, round(seconds, 3)
+        facts = {"exchange": number, "phase": phase, "seconds": took, "failed": failed}
+        return {**facts, "answered": len(seen.replies)}
+
+    def _write(self, online: int, awaited: int) -> None:
+        """Write the figures for Prometheus, every two seconds at most."""
+        now = time.monotonic()
+        if self.figures is None or now < self._written + _FIGURES:
+            return
+        self._written, ledger = now, self.ledger
+        failures = sum(sum(reasons.values()) for reasons in ledger.failures.values())
+        families = [
+            ("exchanges_total", "counter", "Exchanges.", ledger.exchanges),
+            ("wait_seconds_total", "counter", "Time spent in exchanges.", ledger.seconds),
+            ("received_bytes_total", "counter", "Sent by nodes.", ledger.bytes_up),
+            ("sent_bytes_total", "counter", "Sent to nodes.", ledger.bytes_down),
+            ("failures_total", "counter", "Requests not answered.", failures),
+            ("online_parties", "gauge", "Parties of the exchange that are there.", online),
+            ("awaited_parties", "gauge", "Parties whose replies are awaited.", awaited),
+            ("last_exchange_timestamp_seconds", "gauge", "When this was.", time.time()),
+        ]
+        try:
+            write_figures(self.figures, "fedkern_run", families)
+        except OSError as error:
+            logger.warning("%s cannot be written (%s): no figures", self.figures, error.strerror)
+            self.figures = None
+
+
+def _some(names: Iterable[str]) -> str:
+    """Return names, the first of many."""
+    known = list(names)
+    more = f" and {len(known) - _NAMED} more" if len(known) > _NAMED else ""
+    return ", ".join(known[:_NAMED]) + more
