@@ -7,8 +7,10 @@ the one that runs the tests, and hold the wheel and Flower's commands alone.
 
 from __future__ import annotations
 
+import base64
 import configparser
 import csv
+import hashlib
 import json
 import os
 import re
@@ -26,6 +28,8 @@ from typing import Any
 import numpy as np
 import pytest
 from app_sites import node_keys
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from servers import wait_for_end_of
 
 from fedkern_flwr.simulations.cli.main import app as fedkern
@@ -33,7 +37,8 @@ from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, FILES = ROOT / "docs/deploy.md", ROOT / "docs/deploy"
-METHODS = ("pof_mkl", "fed_cg", "fdskl", "fed_cfk", "hierarchical_svm", "align", "ranges")
+POLICY, PACKAGES = ROOT / "docs/node-policy.md", ROOT / "docs/node-packages.md"
+METHODS = ("pof_mkl", "fed_cg", "fdskl", "fed_cfk", "hierarchical_svm", "method", "align", "ranges")
 PARTIES = ("north", "south", "lab")
 
 pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="no source tree here")
@@ -62,8 +67,11 @@ def test_run_config_of_the_page_is_declared_by_the_apps() -> None:
 
 
 def test_node_configurations_of_the_page_are_read_by_the_apps() -> None:
-    texts = [text.replace("$PWD", "/srv") for _, text in blocks() if "> node.toml" in text]
-    configs = [tomllib.loads(text.split("<<END\n")[1].split("\nEND")[0]) for text in texts]
+    configs = []
+    for who, text in blocks():
+        for party in who if "> node.toml" in text else ():
+            text_of = text.replace("$PARTITION", str(PARTIES.index(party))).replace("$PWD", "/srv")
+            configs.append(tomllib.loads(text_of.split("<<END\n")[1].split("\nEND")[0]))
     assert [config["partition-id"] for config in configs] == [0, 1, 2]
     assert {config["num-partitions"] for config in configs} == {3}
     for config in configs:
@@ -71,12 +79,11 @@ def test_node_configurations_of_the_page_are_read_by_the_apps() -> None:
         left_out = (
             "label-column scaling sep decimal na dates header encoder categories category-key"
         )
-        left_out += " identity-key trusted-keys"
         assert node_keys("ranges") - set(config) <= set(left_out.split())
 
 
 def test_table_of_keys_is_that_of_the_apps() -> None:
-    table = PAGE.read_text().split("\n| key |")[1].split("\n\n")[0].splitlines()
+    table = POLICY.read_text().split("\n| key |")[1].split("\n\n")[0].splitlines()
     columns = [name.strip() for name in table[0].split("|")[:-1]]
     assert tuple(columns) == METHODS
     found: dict[str, set[str]] = {app: set() for app in METHODS}
@@ -88,6 +95,29 @@ def test_table_of_keys_is_that_of_the_apps() -> None:
                 found[app] |= set(re.findall(r"`([a-z-]+)`", names))
     for app in METHODS:
         assert found[app] == node_keys(app), app
+
+
+def test_the_page_stays_short_enough_to_be_followed() -> None:
+    assert len(PAGE.read_text().split()) <= 4500
+
+
+def test_the_list_of_packages_has_what_a_node_requires() -> None:
+    names = re.findall(r"^\| ([\w.-]+) \| \d", PACKAGES.read_text(), flags=re.M)
+    listed = {name.lower().replace("_", "-") for name in names}
+    wanted = [line for line in distribution("fedkern-flwr").requires or () if "extra" not in line]
+    assert {re.split(r"[^\w-]", line)[0].lower() for line in wanted} <= listed
+
+
+def test_signed_apps_have_a_signature_of_the_key(tmp_path: Path) -> None:
+    key, app = Ed25519PrivateKey.generate(), tmp_path / "fed-cg-0.1.0.fab"
+    text = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    (tmp_path / "review-key").write_bytes(text)
+    app.write_bytes(b"an app")
+    command = [sys.executable, FILES / "sign_app.py", "sign", tmp_path / "review-key", app]
+    subprocess.run(command, check=True)
+    (found,) = json.loads(app.with_suffix(".json").read_text())
+    signed = found["signed_at"].to_bytes(8, "big") + hashlib.sha256(b"an app").digest()
+    key.public_key().verify(base64.urlsafe_b64decode(found["signature"] + "=="), signed)
 
 
 def test_files_that_the_page_names_are_those_of_its_folder() -> None:
@@ -121,7 +151,7 @@ def test_units_parse_and_are_confined(name: str) -> None:
     assert service["ExecStart"].startswith(f"/opt/fedkern/venv/bin/{PROGRAMS[name]} ")
     flags = re.findall(r"(--[a-z-]+)", service["ExecStart"])
     printed = PAGE.read_text().partition(f"nohup {PROGRAMS[name]} ")[2]
-    assert set(flags) == set(re.findall(r"(--[a-z-]+)", printed.split(" > ")[0]))
+    assert set(flags) == set(re.findall(r"(--[a-z-]+)", printed.split(" >> ")[0]))
     if name == "supernode":
         assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
 
@@ -310,15 +340,15 @@ class Rehearsal:
         """Run a block in the folder of a party, in a new shell."""
         place = self.folder if name == "transfer" else self.folder / name
         port = str(self.ports["coordinator"])
+        number = PARTIES.index(name) if name in PARTIES else ""
         for old, new in (
             ("SUPERLINK_HOST=superlink.example.org", "SUPERLINK_HOST=localhost"),
             ("SUPERLINK_PORT=8000", f"SUPERLINK_PORT={port}"),
             ("LISTEN=0.0.0.0", "LISTEN=127.0.0.1"),
             ("NODE_PORT=9094", f"NODE_PORT={self.ports.get(name)}"),
+            ("PARTY=north PARTITION=0", f"PARTY={name} PARTITION={number}"),
         ):
             text = text.replace(old, new)
-        if (place / "settings.sh").exists():
-            text = f". ./settings.sh\n{text}"
         done = subprocess.run(
             ["bash", "-ec", text],
             cwd=place,
@@ -360,7 +390,7 @@ def test_walk_through_works_as_printed(tmp_path: Path) -> None:
             if "without key" in who:
                 continue
             if "install" in who:
-                assert wheel.name in text
+                assert "fedkern_flwr-*.whl" in text
                 for name in ("coordinator", *PARTIES):
                     make_environment(tmp_path / name, wheel)
                 continue
