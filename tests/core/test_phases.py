@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refused, refuses
 from scipy import optimize
 
 from fedkern_flwr.clients.fdskl_table import PhaseStore
@@ -364,10 +364,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
     only: Any = {"classes": 2, "seed": 0}
     assert fit("logistic", phases[:3], y[:3], **only).weights.shape == (60, 1)  # a fold each
     wide = np.zeros((2, 2), np.int64)
-    twice = (
-        np.repeat(phases, 2, axis=0),
-        np.repeat(y, 2, axis=0),
-    )  # of 20 rows there are 20 equations
+    twice = np.repeat(phases, 2, axis=0), np.repeat(y, 2, axis=0)  # of 20 rows: 20 equations
     cases: list[tuple[str, Any]] = [
         *(("FK-KEY-LENGTH", partial(check_frequency_seed, bytes(n))) for n in (0, 31, 33)),
         ("FK-OPTION-TYPE", lambda: angles(wide)),
@@ -386,8 +383,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
         ("FK-SOLVER-STEPS", lambda: minimise("logistic", phases, y, 1e-6, iterations=1)),
     ]
     for code, call in cases:
-        with refused(code):
-            call()
+        refuses(code, call)
 
 
 # -- the file of phases at an active party
