@@ -73,7 +73,7 @@ def make_streams() -> Callable[..., Any]:
 #: run by `make test-long`.
 SWEEPS = {
     "test_no_group_is_further_ahead_than_it_may",
-    "test_every_method_takes_each_table_or_says_why_not",
+    "test_a_method_takes_each_table_or_says_why_not",
     "test_streaming_is_doubly_stochastic_gradients_of_the_pooled_data",
 }
 _EVERY = 4

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from flwr.app import Context, RecordDict
-from refusals import refused
+from refusals import refuses
 
 from fedkern_flwr import clients
 
@@ -119,17 +119,15 @@ def test_a_frame_that_cannot_be_used_is_refused_in_a_line(name: str) -> None:
         (words, "FK-COLUMN-NUMBERS", {}),
         (fewer, "FK-COLUMN-MISSING", {"columns": NAMES}),
     ):
-        with refused(code) as caught:
-            make(name, table, NUMBERS, None, **named)
-        assert caught.value.party == "partition 0"
-        assert "Zeppelin" not in str(caught.value)
+        caught = refuses(code, make, name, table, NUMBERS, None, **named)
+        assert caught.party == "partition 0"
+        assert "Zeppelin" not in str(caught)
 
 
 @pytest.mark.parametrize("name", ["fed-cg", "fdskl", "hierarchical-svm", "kernel-pca"])
 def test_a_gap_in_a_frame_is_refused_as_in_an_array(name: str) -> None:
     holes = pa.table({"a": [1.0, None, *X[2:, 0]], "b": X[:, 1]})
-    with refused("FK-VALUES-FINITE"):
-        make(name, holes, NUMBERS, None)
+    refuses("FK-VALUES-FINITE", make, name, holes, NUMBERS, None)
 
 
 def test_series_are_labels_and_ids() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from refusals import refused
+from refusals import refused, refuses
 
 from fedkern_flwr.clients import OnlineKernelClient, StreamClient
 from fedkern_flwr.online import ridge
@@ -124,8 +124,7 @@ def test_an_iterator_may_live_on(make_streams: Make) -> None:
     sources = [IteratorSource(zip(*rows_of(streams, k), strict=True)) for k in range(3)]
     strategy = learned("pof-mkl", from_sources(sources))
     assert strategy.metrics_ == learned("pof-mkl", streams.client_fn).metrics_
-    with refused("FK-STREAM-PAST"):
-        simulate(strategy, from_sources(sources), 3, num_rounds=ROWS)
+    refuses("FK-STREAM-PAST", simulate, strategy, from_sources(sources), 3, num_rounds=ROWS)
 
 
 def test_public_ranges_scale_as_they_scale_a_table(make_streams: Make) -> None:
@@ -181,9 +180,7 @@ def delayed(streams: Any, gone: set[int], who: range = range(1, 2)) -> Any:
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_who_is_late_has_no_part_in_a_message_and_its_rows_wait(
-    secure: bool, make_streams: Make
-) -> None:
+def test_who_is_late_has_no_part_and_its_rows_wait(secure: bool, make_streams: Make) -> None:
     """The first two global learners are ridge regressions of the rows that took part."""
     streams = make_streams(CLIENTS, ROWS)
     how: dict[str, Any] = {"experts": "global-ridge", "forgetting": 1.0, "secure": secure}
@@ -203,9 +200,7 @@ def test_who_is_late_has_no_part_in_a_message_and_its_rows_wait(
 
 
 @pytest.mark.promise("stream-whole-in-sums")
-def test_features_are_summed_of_those_who_had_part_in_all_messages_about_them(
-    make_streams: Make,
-) -> None:
+def test_features_are_summed_of_those_who_had_part_in_all_messages(make_streams: Make) -> None:
     """Of who was late in one of them none, and later ones again; the rows are the next ones."""
     streams = make_streams(CLIENTS, ROWS)
     strategy = learned("pof-rls secure", delayed(streams, {3}), CLIENTS, features=6, width=1.0)
@@ -288,16 +283,14 @@ def test_rows_that_are_none_are_left_out_and_told_of_without_their_values(
 def test_what_can_be_no_stream_is_refused(how: dict[str, Any], code: str) -> None:
     given = {"stream": "s.csv", "label": "y", "simulation": True, **how}
     config = {"partition-id": 0, "num-partitions": 1, "simulation": given.pop("simulation")}
-    with refused(code):
-        StreamClient(Context(1, 1, config, RecordDict(), {}), **given)
+    refuses(code, StreamClient, Context(1, 1, config, RecordDict(), {}), **given)
 
 
 def test_a_run_that_streams_cannot_serve_is_refused(make_streams: Make) -> None:
     short = make_streams(3, ROWS)
     for table in short.tables:
         table |= {"x": table["x"][:3], "y": table["y"][:3]}
-    with refused("FK-STREAM-SHORT"):
-        simulate(METHODS["pof-mkl"](), iterators(short), 3)
+    refuses("FK-STREAM-SHORT", simulate, METHODS["pof-mkl"](), iterators(short), 3)
     with refused("FK-ROWS-FEW"):  # of a table: it is known before anything is asked
         learned("pof-mkl", short.client_fn, rounds=16)
     with refused("FK-PARTIES-LOST"):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context
-from refusals import refused
+from refusals import refuses
 
 from fedkern_flwr.clients import VerticalKernelClient
 from fedkern_flwr.errors import ProtocolError
@@ -45,9 +45,7 @@ ADMITTED = {
 @pytest.mark.promise("attacks-fail")
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("attack", ROWS, ids=[attack.name for attack in ROWS])
-def test_each_attack_succeeds_on_the_papers_protocol_and_not_on_the_default(
-    attack: Attack, seed: int
-) -> None:
+def test_attacks_succeed_on_the_papers_protocol_and_not_on_ours(attack: Attack, seed: int) -> None:
     for seen in attack.runs[0](seed):
         assert attack.threshold < seen.score <= 1.0 + 1e-9, seen.viewer
     found = {(attack.name, seen.viewer): attack.verdict(seen) for seen in attack.runs[1](seed)}
@@ -101,9 +99,7 @@ def test_with_masks_whole_gradients_of_one_client_are_not_inverted() -> None:
     assert pof_mkl.samples_found(pof_mkl.whole_gradients(0)) == 0.0
 
 
-def test_with_the_true_directions_the_phases_of_the_default_give_the_rows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_with_the_true_directions_phases_give_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the secret of the directions that protects, not how phases are read."""
 
     def party(context: Context, *table: Any, **options: Any) -> VerticalKernelClient:
@@ -138,8 +134,7 @@ def test_a_transcript_without_its_uploads_is_refused() -> None:
         if way == "up" and scalars["phase"] == "online-masked":
             del scalars["sections"]
             next(iter(message.content.array_records.values())).clear()
-    with refused("FK-ATTACK-TRANSCRIPT"):
-        pof_mkl.samples_found(recorded)
+    refuses("FK-ATTACK-TRANSCRIPT", pof_mkl.samples_found, recorded)
 
 
 # -- the command
@@ -239,8 +234,7 @@ def test_a_method_is_audited_by_its_attacks_and_epsilon_by_its_sums(
     assert found == ["rows from phases", "binary columns from phases"]
     assert attacks_on("epsilon") == [BUDGETS]
     assert attacks_on(None) == list(ATTACKS)
-    with refused("FK-ATTACK-METHOD"):
-        attacks_on("local")
+    refuses("FK-ATTACK-METHOD", attacks_on, "local")
 
 
 def test_the_table_has_a_line_for_each_viewer_and_one_for_many(

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 from flwr.app import Context, RecordDict
 from pyarrow import parquet
-from refusals import complaint, refused
+from refusals import complaint, refused, refuses
 
 from fedkern_flwr import clients
 from fedkern_flwr.errors import OptionError
@@ -175,9 +175,7 @@ def test_a_bad_file_is_not_loaded(case: str) -> None:
 
 @pytest.mark.promise("tables-refused")
 @by_door("run")
-def test_a_bad_file_ends_a_run_before_anything_is_made(
-    case: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bad_file_ends_a_run_at_its_start(case: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, content, how, _ = FILES[case]
     path = write(content)
     typed = {"missing": "error", **how}
@@ -316,9 +314,8 @@ def test_a_bad_file_of_a_node_is_refused_when_its_client_is_built(case: str) -> 
         with pytest.MonkeyPatch.context() as patch:
             patch.syspath_prepend(place)
             make: Callable[..., Any] = runpy.run_path(str(place / "client_app.py"))["make_client"]
-            with refused(code) as caught:
-                make(Context(1, 1, own, RecordDict(), keys["config"]))
-        quotes_nothing(str(caught.value))
+            caught = refuses(code, make, Context(1, 1, own, RecordDict(), keys["config"]))
+        quotes_nothing(str(caught))
 
 
 # -- arrays

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from engines_program import RUNS, SECONDS, SLOW
-from refusals import refused
+from refusals import refuses
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer
 from zoo import same
@@ -124,9 +124,7 @@ def test_a_run_goes_on_on_the_other_engine(found: Any) -> None:
 @pytest.mark.ray
 @pytest.mark.timeout(520)
 @pytest.mark.parametrize("name", ["FedAvg", "FedAdam"])
-def test_the_example_of_secure_aggregation_is_the_plain_run_in_process(
-    name: str, found: Any
-) -> None:
+def test_the_example_of_secure_aggregation_is_the_plain_run(name: str, found: Any) -> None:
     """Of stock Flower; a node is lost on the way, on both."""
     ours, plain = found["ray"][f"example, Secure{name}"], found["in-process"][f"example, {name}"]
     assert ours.keys() == plain.keys() > {"w1", "b1"}
@@ -226,13 +224,9 @@ def test_an_address_where_nothing_answers_ends_in_one_line(commands: Any) -> Non
     assert line.endswith("[FK-ENGINE-ADDRESS]")
 
 
-def test_an_address_goes_with_engine_ray_and_is_none_of_ray_client(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with refused("FK-ENGINE-RAY"):
-        check_ray_address("in-process", "auto")
-    with refused("FK-ENGINE-CLIENT"):
-        check_ray_address("ray", "ray://127.0.0.1:10001")
+def test_an_address_goes_with_ray_and_not_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuses("FK-ENGINE-RAY", check_ray_address, "in-process", "auto")
+    refuses("FK-ENGINE-CLIENT", check_ray_address, "ray", "ray://127.0.0.1:10001")
     check_ray_address("ray", "127.0.0.1:6379")
     check_ray_address("in-process", None)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
@@ -254,9 +248,7 @@ def test_an_address_goes_with_engine_ray_and_is_none_of_ray_client(
         ("hierarchical-svm --users 4 --C 1", HierarchicalSVMClassifier(C=1.0, held_out=0.3)),
     ],
 )
-def test_an_estimator_is_the_run_of_the_command_line(
-    command: str, estimator: Any, tmp_path: Path
-) -> None:
+def test_an_estimator_is_the_run_of_a_command(command: str, estimator: Any, tmp_path: Path) -> None:
     x, y = (part[:200] for part in load_breast_cancer(return_X_y=True))
     x, out = x[:, :8], tmp_path / "run"
     names = [f"x{k}" for k in range(x.shape[1])]

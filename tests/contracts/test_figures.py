@@ -115,9 +115,7 @@ def test_a_sum_is_delivered_once_though_a_node_has_lost_what_it_made(way: str) -
 
 
 @pytest.mark.parametrize("way", ["fed-cg, cg", "fed-cg, tuned", "fed-cg, balanced"])
-def test_in_which_parts_kernels_are_made_changes_no_prediction(
-    way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_kernels_change_no_prediction(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def parts(rows: int, _: int) -> Iterator[slice]:
         yield from (slice(start, min(start + 5, rows)) for start in range(0, rows, 5))
 

@@ -20,7 +20,7 @@ import pandas as pd
 import pytest
 from flwr.app import Context, RecordDict
 from pyarrow import feather
-from refusals import refused
+from refusals import refuses
 
 from fedkern_flwr.interactions import Interactions
 from fedkern_flwr.simulations.apps.node import Node
@@ -194,8 +194,7 @@ def test_ids_that_would_match_are_refused_and_never_guessed(
         (tmp_path / f"{name}.csv").write_text(text_of(columns), encoding="utf-8")
     paths = [str(tmp_path / f"{name}.csv") for name in ("one", "two")]
     parties = PartyFiles.read(paths, "columns", "out", "id", {})
-    with refused("FK-IDS-SPELLED"):
-        parties.table("encode")
+    refuses("FK-IDS-SPELLED", parties.table, "encode")
 
 
 #: Name and bytes of a file, how it is read, its columns.
@@ -235,8 +234,7 @@ def test_a_first_line_of_data_is_refused(text: str, tmp_path: Path) -> None:
     if text.startswith("1,"):
         text = text.replace("1,2", "7.5,2.25")
         (tmp_path / "a.csv").write_text(text)
-    with refused("FK-FILE-HEADER"):
-        load_table(tmp_path / "a.csv", label="out")
+    refuses("FK-FILE-HEADER", load_table, tmp_path / "a.csv", label="out")
 
 
 def test_intervals_and_data_sets_are_columns() -> None:
@@ -301,9 +299,8 @@ def test_a_row_that_stands_twice_is_used_once_and_other_ids_are_counted_by_file(
 
 def test_a_column_of_several_types_is_named() -> None:
     frame = pd.DataFrame({"a": [1.0, 2.0], "dose": ["x", 3.5], "y": [0, 1]})
-    with refused("FK-COLUMN-UNREADABLE") as caught:
-        load_table(frame, label="y")
-    assert "'dose'" in str(caught.value)
+    caught = refuses("FK-COLUMN-UNREADABLE", load_table, frame, label="y")
+    assert "'dose'" in str(caught)
 
 
 @pytest.mark.parametrize(("method", "more"), DEALT_TO.items())

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conversation import asked
-from refusals import refused
+from refusals import refuses
 from summing_nodes import Nodes
 from zoo import WAYS
 
@@ -106,11 +106,9 @@ def test_a_sum_is_opened_once_and_only_the_last_that_was_ordered() -> None:
     first, second = nodes.order(), nodes.order()
     nodes.contribute(first)
     nodes.contribute(second)
-    with refused("FK-ORDER-AGAIN"):
-        nodes.unmask(first)
+    refuses("FK-ORDER-AGAIN", nodes.unmask, first)
     nodes.unmask(second)
-    with refused("FK-ORDER-AGAIN"):
-        nodes.contribute(nodes.order())
+    refuses("FK-ORDER-AGAIN", nodes.contribute, nodes.order())
 
 
 @pytest.mark.promise("sums-opened-once")
@@ -122,8 +120,7 @@ def test_rounds_are_opened_once_each() -> None:
         nodes.contribute(running, number=number)
         nodes.unmask(running)
     for number in (1, 2):
-        with refused("FK-ORDER-AGAIN"):
-            nodes.contribute(nodes.order(), number=number)
+        refuses("FK-ORDER-AGAIN", nodes.contribute, nodes.order(), number=number)
 
 
 # -- one name
@@ -131,9 +128,7 @@ def test_rounds_are_opened_once_each() -> None:
 
 @pytest.mark.promise("session-once")
 @pytest.mark.parametrize("way", ["kernel-pca", "pof-mkl, secure"])
-def test_a_second_run_of_the_same_name_is_refused(
-    way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_run_of_a_name_is_refused(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one party fewer, or as often as a server likes.
 
     Release 6f0b6ef answered POF-MKL with four parties and then with three, and six times in a row.
@@ -143,5 +138,4 @@ def test_a_second_run_of_the_same_name_is_refused(
     sites.fit()
     sites.tables.pop()
     for _ in range(2):
-        with refused("FK-SESSION-KNOWN"):
-            sites.fit()
+        refuses("FK-SESSION-KNOWN", sites.fit)

@@ -15,7 +15,7 @@ import pytest
 from conversation import apart
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
-from refusals import refused
+from refusals import refused, refuses
 from zoo import WAYS, Found, fit, quiet, same, streams
 
 from fedkern_flwr import strategies
@@ -84,9 +84,7 @@ def test_the_ledger_counts_what_the_transcript_shows(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FIRST.values())
-def test_a_strategy_tells_its_options_and_what_is_seen(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_options_and_what_is_seen_are_told(name: str, caplog: pytest.LogCaptureFixture) -> None:
     strategy = quiet(name).strategy
     assert isinstance(strategy, Strategy)
     if isinstance(strategy, FedAvg):
@@ -155,8 +153,7 @@ def test_held_out_rows_and_given_arrays(name: str) -> None:
     without = sites.fit()
     assert "test_mse" not in without.strategy.metrics_
     assert without.strategy.history_ == found.strategy.history_
-    with refused("FK-OPTION-RANGE"):
-        fit(name, start={"num_rounds": 0})
+    refuses("FK-OPTION-RANGE", fit, name, start={"num_rounds": 0})
     if WAYS[name].strategy is LocalOnly:
         given = fit(name, start={"initial_arrays": ArrayRecord([np.zeros(3)])})
         assert given.strategy.history_ == found.strategy.history_

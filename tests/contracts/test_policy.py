@@ -195,9 +195,7 @@ def test_shares_of_seeds_are_sealed_for_others_only_where_that_is_allowed() -> N
     assert sent[0] > 1.2 * sent[1]
 
 
-def test_those_who_choose_lambda_are_no_fewer_than_a_figure_needs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lambda_is_chosen_by_as_many_as_a_figure_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     fewest, tuned = set[int](), Recommender.tuned
 
     def noted(self: Recommender, *users: Any, **more: Any) -> Any:

@@ -2,7 +2,7 @@
 
 What a run predicted of its held-out rows, its model predicts when the table and all that nodes kept
 are gone. Of other formats see tests/simulations/test_export.py, of files of rows
-tests/simulations/test_commands_predict.py.
+tests/simulations/test_commands.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from refusals import refused
+from refusals import refused, refuses
 from sklearn.svm import SVC
 from zoo import LIKE_ANOTHER, WAYS, quiet
 
@@ -253,8 +253,7 @@ def test_what_a_model_cannot_do_is_refused(tables, commands):
         (lambda: fedkern_flwr.load_model("."), "FK-MODEL-PREDICTOR"),
         (lambda: fedkern_flwr.load_model("no.npz"), "FK-FILE-READ"),
     ):
-        with refused(code):
-            call()
+        refuses(code, call)
 
 
 def test_arrays_are_features_in_the_order_of_the_table(commands):
@@ -290,8 +289,7 @@ def test_projections_of_kernel_pca_are_those_of_its_nodes(tables, commands):
     assert found.tolist() == [[float(cell) for cell in list(row.values())[1:]] for row in made]
     near = [expected[name] for name in columns["id"]]
     np.testing.assert_allclose(found, near, rtol=0.0, atol=1e-12)
-    with refused("FK-PREDICT-KIND"):
-        model.predict("new.csv")
+    refuses("FK-PREDICT-KIND", model.predict, "new.csv")
     strategy = quiet("kernel-pca").strategy
     x = np.concatenate([table["x"] for table in quiet("kernel-pca").sites.tables])
     assert np.abs(strategy.fitted().transform(x).mean(axis=0)).max() < 1e-12
@@ -334,10 +332,8 @@ def test_a_server_that_averages_online_predicts():
     strategy, x = found.strategy, found.sites.tables[0]["x"]
     assert np.ptp(strategy.predict(x.tolist())) > 0.0
     np.testing.assert_array_equal(strategy.predict(x), strategy.fitted().predict(x))
-    with refused("FK-PREDICT-KIND"):
-        strategy.predict_proba(x)
-    with refused("FK-MODEL-PARTS"):
-        quiet("pof-mkl").strategy.predict(x)
+    refuses("FK-PREDICT-KIND", strategy.predict_proba, x)
+    refuses("FK-MODEL-PARTS", quiet("pof-mkl").strategy.predict, x)
     with refused("FK-MODEL-PARTS"):
         quiet("hierarchical-svm, vertical").strategy.predict(np.zeros((2, 3)))
 
@@ -372,9 +368,7 @@ AT_NODES = [
 
 @pytest.mark.promise("model-own-columns")
 @pytest.mark.parametrize("name", AT_NODES)
-def test_nodes_predict_with_a_saved_model_as_in_its_run_and_from_its_columns_alone(
-    name: str,
-) -> None:
+def test_nodes_predict_with_a_saved_model_as_in_its_run_from_its_columns_alone(name: str) -> None:
     """Columns of other names are others, though there are as many."""
     way = WAYS[name]
     online = way.client is OnlineKernelClient
@@ -402,8 +396,7 @@ def test_nodes_predict_with_a_saved_model_as_in_its_run_and_from_its_columns_alo
     for damaged in arrays.values():
         if damaged.dtype.kind == "f" and damaged.size:
             kept, damaged.flat[-1] = damaged.flat[-1], np.inf
-            with refused("FK-MODEL-DAMAGED"):
-                predict()
+            refuses("FK-MODEL-DAMAGED", predict)
             damaged.flat[-1] = kept
     for table in sites.tables:
         if "x" in table:
@@ -492,9 +485,7 @@ def test_classes_are_what_they_were_called(classes: Any, found: list[Any]) -> No
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_a_saved_model_predicts_as_any_of_its_clients(
-    number: int, tables: Any, commands: Any
-) -> None:
+def test_a_saved_model_predicts_as_its_clients(number: int, tables: Any, commands: Any) -> None:
     """Saved with all of them or alone, also into the folder of a run with another model."""
     messy(tables)
     commands.result(*RUNS["pof-mkl"], "--data", "train.csv", "--id", "id")

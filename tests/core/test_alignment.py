@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
-from refusals import refused
+from refusals import refuses
 
 from fedkern_flwr import alignment
 from fedkern_flwr.align import private_intersection as curve
@@ -133,13 +133,11 @@ def test_the_file_is_private_and_holds_no_id(tmp_path: Path) -> None:
 
 def test_an_id_without_a_tag_and_a_key_that_can_be_guessed_are_refused(tmp_path: Path) -> None:
     ids = [f"secret name {k}" for k in range(5)]
-    with refused("FK-ALIGN-UNTAGGED") as caught:
-        hash_ids([*ids, "secret a", "secret b"], tags(ids), "s")
-    assert "2 of 7 ids" in str(caught.value)
-    assert "secret" not in str(caught.value)
+    caught = refuses("FK-ALIGN-UNTAGGED", hash_ids, [*ids, "secret a", "secret b"], tags(ids), "s")
+    assert "2 of 7 ids" in str(caught)
+    assert "secret" not in str(caught)
     alignment.check_alignment_key(bytes(16))
-    with refused("FK-KEY-LENGTH"):
-        alignment.check_alignment_key(b"fifteen bytes!!")
+    refuses("FK-KEY-LENGTH", alignment.check_alignment_key, b"fifteen bytes!!")
     (tmp_path / "key").write_text("ab" * 32 + "\n")
     tags(["a"]).save(tmp_path / "alignment")  # the name does not matter
     assert alignment.read_alignment(None) is None
@@ -170,15 +168,12 @@ def test_files_of_another_kind_are_refused(tmp_path: Path) -> None:
         if not change:
             assert AlignmentTags.load(path).run == "r"
             continue
-        with refused("FK-FILE-FORMAT"):
-            AlignmentTags.load(path)
-        with refused("FK-KEY-FILE"):
-            alignment.read_alignment(path)
+        refuses("FK-FILE-FORMAT", AlignmentTags.load, path)
+        refuses("FK-KEY-FILE", alignment.read_alignment, path)
     for content in (b"no hex", b"\xff\xfe", b"PK\x03\x04 broken", b"abc", None):
         path.unlink() if content is None else path.write_bytes(content)
-        with refused("FK-KEY-FILE") as caught:
-            alignment.read_alignment(path)
-        assert "abc" not in str(caught.value)
+        caught = refuses("FK-KEY-FILE", alignment.read_alignment, path)
+        assert "abc" not in str(caught)
 
 
 # -- ids of a table
@@ -305,10 +300,8 @@ IMPROPER |= {"not reduced": P + 9, "top bit": 9 + 2**255, "all bits": 2**256 - 1
 def test_improper_points_are_refused(name: str) -> None:
     exponent, point = curve.Exponents.draw(), IMPROPER[name].to_bytes(32, "little")
     good = curve.multiply_points(BASE, exponent.own)
-    with refused("FK-ALIGN-LIST"):
-        curve.multiply_points(good + point, exponent.own)
-    with refused("FK-ALIGN-LIST"):
-        curve.finish_tags(good + point, exponent.rest, 2)
+    refuses("FK-ALIGN-LIST", curve.multiply_points, good + point, exponent.own)
+    refuses("FK-ALIGN-LIST", curve.finish_tags, good + point, exponent.rest, 2)
 
 
 @pytest.mark.promise("align-lists-placed")
@@ -316,10 +309,8 @@ def test_lists_that_do_not_fit_are_refused() -> None:
     exponent = curve.Exponents.draw()
     points = curve.blind_ids(["a", "b"], exponent.blind)
     assert len(curve.finish_tags(points, exponent.rest, 2)) == 2
-    with refused("FK-ALIGN-LIST"):
-        curve.multiply_points(points[:-1], exponent.own)
+    refuses("FK-ALIGN-LIST", curve.multiply_points, points[:-1], exponent.own)
     for wrong, rows in ((points, 3), (points[:32] * 2, 2)):
-        with refused("FK-ALIGN-LIST"):
-            curve.finish_tags(wrong, exponent.rest, rows)
+        refuses("FK-ALIGN-LIST", curve.finish_tags, wrong, exponent.rest, rows)
     assert curve.multiply_points(b"", exponent.own) == b""
     assert curve.finish_tags(b"", exponent.rest, 0) == []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refusals import refused
+from refusals import refuses
 
 from fedkern_flwr.errors import TableError
 from fedkern_flwr.simulations.lab import cells as module
@@ -102,8 +102,7 @@ def test_a_store_finds_what_it_keeps_and_nothing_that_was_cut_off(tmp_path: Path
     other = cell(seed=9)
     store._file(other).write_text(whole)  # another cell's record under its name
     assert store.find(other) is None
-    with refused("FK-FILE-WRITE"):
-        CellStore(file / "cells")
+    refuses("FK-FILE-WRITE", CellStore, file / "cells")
 
 
 def test_a_sweep_gives_what_is_finished_before_it_names_the_cell_that_fails(tmp_path: Path) -> None:
@@ -117,15 +116,13 @@ def test_a_sweep_gives_what_is_finished_before_it_names_the_cell_that_fails(tmp_
     assert failed.value.cell is bad
     assert isinstance(failed.value.error, TableError)
     assert steps[-1] == (6, 6)
-    with refused("FK-OPTION-RANGE"):
-        sweep([good], jobs=0, **told)  # type: ignore[arg-type]
+    refuses("FK-OPTION-RANGE", sweep, [good], jobs=0, **told)  # type: ignore[arg-type]
 
 
 def test_a_worker_with_other_data_or_code_is_refused() -> None:
     from fedkern_flwr.simulations.lab.sweep import _compute
 
-    with refused("FK-ENGINE-DIFFERS"):
-        _compute(cell(), "something else")
+    refuses("FK-ENGINE-DIFFERS", _compute, cell(), "something else")
     assert _compute(cell(), cell().key)["result"]["exchanges"] == 7
 
 

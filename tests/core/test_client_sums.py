@@ -14,7 +14,7 @@ from flwr.app import Context
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from refusals import refused
+from refusals import refused, refuses
 from summing_nodes import ENCODING, SESSION, Done, Nodes, SummingClient, Work, opening, work
 
 from fedkern_flwr.clients import serve
@@ -30,7 +30,7 @@ from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.recent import Recent
 from fedkern_flwr.node.sums import erase_state, load_state, store_state
 from fedkern_flwr.privacy import Budget, NoisySum, Release, plan_release
-from fedkern_flwr.secure_sum import Encoding, RunningSum, SecureSum
+from fedkern_flwr.secure_sum import Encoding, RunningSum
 from fedkern_flwr.wire import PhaseMessage, sums
 from fedkern_flwr.wire.sections import attach, detach
 
@@ -114,14 +114,11 @@ def test_a_sum_of_which_nothing_is_said_is_not_made() -> None:
             return Done()
 
     run = Nodes()
-    with refused("FK-CLIENT-CHECK"):
-        run.contribute(run.order("a"), kind=Careless)
+    refuses("FK-CLIENT-CHECK", run.contribute, run.order("a"), kind=Careless)
 
 
 def test_a_sum_over_some_parties_only_is_noticed() -> None:
-    run = Nodes()
-    cohorts = [run.members, run.members[1:]]
-    run.server = SecureSum(SESSION, run.keys, cohorts=cohorts, counts=run.counts)
+    run = Nodes(cohorts=[range(4), range(1, 4)])
     sections = run.server.sections(1, [run.order("a")])
     with refused("FK-ORDER-TERMS"):
         run.ask(1, work(), sections, wary(SumRule(ENCODING, self_masks=True, everybody=True)))
@@ -129,11 +126,9 @@ def test_a_sum_over_some_parties_only_is_noticed() -> None:
 
 def test_sums_are_those_that_were_asked_for_once_and_nothing_is_answered_in_plain() -> None:
     run = Nodes()
-    with refused("FK-SUM-UNASKED"):
-        run.ask(0, work())
+    refuses("FK-SUM-UNASKED", run.ask, 0, work())
     for names, code in (("aa", "FK-SUM-NAMED-TWICE"), ("ac", "FK-SUM-UNASKED")):
-        with refused(code):
-            run.contribute(*map(run.order, names))
+        refuses(code, run.contribute, *map(run.order, names))
 
 
 def test_sections_need_a_key_of_the_session() -> None:
@@ -141,16 +136,14 @@ def test_sections_need_a_key_of_the_session() -> None:
     order = run.order("a")
     run.ask(0, opening(secure=False))
     assert "fedkern-sums" not in run.contexts[0].state
-    with refused("FK-SUM-KEY-NONE"):
-        run.ask(0, work(), run.server.sections(0, [order]))
+    refuses("FK-SUM-KEY-NONE", run.ask, 0, work(), run.server.sections(0, [order]))
 
 
 def test_a_node_with_pinned_identities_refuses_a_plain_run(tmp_path: Any) -> None:
     (tmp_path / "trusted").write_text("")
     run = Nodes()
     client = SummingClient(run.contexts[0], trusted_keys=tmp_path / "trusted")
-    with refused("FK-IDENTITY-PLAIN"):
-        client.fit([], opening(secure=False).scalars())
+    refuses("FK-IDENTITY-PLAIN", client.fit, [], opening(secure=False).scalars())
 
 
 def test_messages_of_evaluation_reach_no_handler() -> None:
@@ -194,8 +187,7 @@ def test_the_last_request_erases_everything_and_its_answer_may_come_again() -> N
 def test_a_last_request_that_is_refused_erases_nothing() -> None:
     run = Nodes()
     running = run.order("c", self_masks=False)
-    with refused("FK-SUM-UNASKED"):
-        run.ask(2, work(), [*run.server.sections(2, [running]), sums.End()])
+    refuses("FK-SUM-UNASKED", run.ask, 2, work(), [*run.server.sections(2, [running]), sums.End()])
     assert "fedkern-sums" in run.contexts[2].state
     again = run.order("a", self_masks=False)
     assert run.ask(2, work(), run.server.sections(2, [again]))[1]
@@ -206,8 +198,7 @@ def test_a_resumed_run_repeats_no_round_that_was_answered(tmp_path: Any) -> None
     run = Nodes(state_dir=tmp_path)
     run.client(0).note_answered(SESSION, 4)
     run.ask(0, opening(resume_round=2, nonces=json.dumps(run.nonces)))
-    with refused("FK-MESSAGE-ORDER"):
-        run.client(0).open_round(SESSION, 4, 0)
+    refuses("FK-MESSAGE-ORDER", run.client(0).open_round, SESSION, 4, 0)
     run.client(0).open_round(SESSION, 5, 0)
 
 
@@ -235,8 +226,7 @@ def test_a_message_that_fails_has_fixed_how_its_sums_are_repeated() -> None:
             raise StreamError("its rows come too late", code="FK-STREAM-LATE")
 
     run = Nodes()
-    with refused("FK-STREAM-LATE"):
-        run.ask(1, work(), run.server.sections(1, [run.order("a")]), Late)
+    refuses("FK-STREAM-LATE", run.ask, 1, work(), run.server.sections(1, [run.order("a")]), Late)
     with refused("FK-ORDER-PARTIES"):
         run.ask(1, work(), run.server.sections(1, [run.order("a", self_masks=False)]))
 
@@ -290,8 +280,7 @@ def test_a_state_comes_back_as_it_was(found: np.ndarray, seed: bytes, text: str)
 def test_a_state_with_a_lost_or_another_end_is_refused() -> None:
     packed = KeptState({"c": 1}, b"", {"a": np.arange(3.0)}).pack()
     for data in (packed[:-1], packed + b"x", packed[3:], packed.replace(b"<f8", b"|O8")):
-        with refused("FK-CHECKPOINT-DAMAGED"):
-            KeptState.unpack(data)
+        refuses("FK-CHECKPOINT-DAMAGED", KeptState.unpack, data)
 
 
 def test_a_message_that_fails_leaves_what_it_pinned_and_no_secret_of_another_run() -> None:
@@ -419,25 +408,21 @@ def test_a_sum_has_the_noise_of_the_budget_and_the_same_when_it_is_asked_again()
 def test_an_order_with_other_noise_than_the_node_derives_is_refused(change: Any) -> None:
     run, right = NoisyNodes(), planned()
     running = run.noisy(replace(right, noise=change(right.noise)))
-    with refused("FK-ORDER-NOISE"):
-        run.ask(0, question(), run.server.sections(0, [running]))
+    refuses("FK-ORDER-NOISE", run.ask, 0, question(), run.server.sections(0, [running]))
 
 
 def test_noise_that_the_run_did_not_declare_and_a_budget_without_noise_are_refused() -> None:
     run = Nodes(4, NoisyClient)
     running = run.server.order("a", 3, ENCODING.noisy(planned().noise), self_masks=False)
-    with refused("FK-ORDER-NOISE"):
-        run.ask(0, question(), run.server.sections(0, [running]))
-    with refused("FK-BUDGET-METHOD"):
-        NoisyNodes(SummingClient)
+    refuses("FK-ORDER-NOISE", run.ask, 0, question(), run.server.sections(0, [running]))
+    refuses("FK-BUDGET-METHOD", NoisyNodes, SummingClient)
 
 
 @pytest.mark.promise("budget-fixed")
 def test_a_run_is_not_opened_again_with_another_budget() -> None:
     run = NoisyNodes()
     for text in ("", replace(BUDGET, epsilon=9.0).write()):
-        with refused("FK-SETTINGS-CHANGED"):
-            Nodes.ask(run, 0, replace(opening(), privacy=text))
+        refuses("FK-SETTINGS-CHANGED", Nodes.ask, run, 0, replace(opening(), privacy=text))
     key = run.state(0).noise_key
     run.ask(0, opening())
     assert run.state(0).noise_key == key
@@ -454,8 +439,7 @@ def test_a_server_gets_no_more_releases_than_the_run_said_that_it_costs() -> Non
 
     run = NoisyNodes()
     run.total(planned())
-    with refused("FK-BUDGET-EXCEEDED"):
-        run.total(planned(), kind=Moved)
+    refuses("FK-BUDGET-EXCEEDED", run.total, planned(), kind=Moved)
 
 
 @pytest.mark.promise("noise-per-question")
@@ -492,9 +476,7 @@ def test_a_run_that_is_resumed_has_the_noise_that_it_had(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("between", [sums.BreakRequest, sums.FinishRequest])
-def test_a_name_that_is_used_anew_gets_other_noise_for_other_parties(
-    between: Any, tmp_path: Any
-) -> None:
+def test_a_name_used_anew_gets_other_noise_for_other_parties(between: Any, tmp_path: Any) -> None:
     """Else the difference of the sums has none of the noise of the parties that are in both."""
     about = deployed(tmp_path)
     run = NoisyNodes(**about)
@@ -528,8 +510,7 @@ def test_the_same_values_are_opened_over_the_same_survivors(ended: bool, tmp_pat
         for k in run.members:
             run.ask(k, sums.FinishRequest(session=SESSION, round=9))
         run = Nodes(4, kind, resumes=run, **deployed(tmp_path))
-    with refused("FK-ORDER-PARTIES"):
-        opened(3, 0, 1, 2)
+    refuses("FK-ORDER-PARTIES", opened, 3, 0, 1, 2)
 
 
 # -- what a node keeps to itself when its code fails, and erases when a run has died

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from refusals import refused
+from refusals import refused, refuses
 
 from fedkern_flwr.align import column_ranges as ranges
 from fedkern_flwr.align.column_ranges import ENCODING, Centre, Statistics, first_pass, second_pass
@@ -135,14 +135,12 @@ def test_ranges_are_some_deviations_around_the_mean() -> None:
 def test_values_that_cannot_be_summed_are_refused() -> None:
     infinite, empty = [[1.0, np.inf]] * 2, [[1.0, NAN]] * 2
     for values, code in ((infinite, "FK-VALUES-FINITE"), (empty, "FK-BLOCK-EMPTY")):
-        with refused(code) as caught:
-            ranges.check_values(np.array(values), ("a", "b"), "p")
-        assert "column 'b'" in str(caught.value)
+        caught = refuses(code, ranges.check_values, np.array(values), ("a", "b"), "p")
+        assert "column 'b'" in str(caught)
     ranges.check_values(np.array([[1.0, NAN], [NAN, 2.0]]), ("a", "b"), "p")
     centre = Centre(np.array([2.0]), np.array([0.0]), np.array([1.0]))
     share = second_pass(np.array([[5.0], [5.0]]), centre)  # beyond the promise
-    with refused("FK-SUM-BOUND"):
-        ENCODING.encode(share, 2, name="sum")
+    refuses("FK-SUM-BOUND", ENCODING.encode, share, 2, name="sum")
 
 
 def test_totals_that_cannot_be_are_refused_or_give_numbers() -> None:
@@ -182,9 +180,8 @@ def test_values_beyond_are_refused_or_clipped(path: Path) -> None:
     x = X + np.array([0.0, 7.0])
     for content in (PLAIN, {"ranges": PLAIN, "clip": False}):
         path.write_text(json.dumps(content))
-        with refused("FK-RANGES-OUTSIDE") as caught:
-            scale_by_ranges(x, ("a", "b"), path)
-        assert "column 'b' has 2 values" in str(caught.value)
+        caught = refuses("FK-RANGES-OUTSIDE", scale_by_ranges, x, ("a", "b"), path)
+        assert "column 'b' has 2 values" in str(caught)
     path.write_text(json.dumps({"ranges": PLAIN, "clip": True}))
     found = scale_by_ranges(x - [3.0, 0.0], ("a", "b"), path)
     np.testing.assert_allclose(found, [[0.0, 0.7], [0.2, 1.0], [0.7, 1.0]])
@@ -227,14 +224,11 @@ def test_files_that_do_not_serve_are_refused(path: Path) -> None:
     texts = [(json.dumps(content), code) for code, found in wrong.items() for content in found]
     for text, code in (("", "FK-FILE-READ"), ("{", "FK-FILE-READ"), *texts):
         path.write_text(text)
-        with refused(code):
-            scale_by_ranges(X, ("a", "b"), path)
+        refuses(code, scale_by_ranges, X, ("a", "b"), path)
     path.unlink()
-    with refused("FK-FILE-READ"):
-        scale_by_ranges(X, ("a", "b"), path)
+    refuses("FK-FILE-READ", scale_by_ranges, X, ("a", "b"), path)
     path.write_text(json.dumps(PLAIN))
-    with refused("FK-COLUMN-NAMES"):
-        scale_by_ranges(X[:, :1], ("a", "b"), path)
+    refuses("FK-COLUMN-NAMES", scale_by_ranges, X[:, :1], ("a", "b"), path)
 
 
 def test_a_scaling_of_summed_statistics_clips_rows_to_learn_from() -> None:
@@ -252,8 +246,7 @@ def test_a_scaling_of_summed_statistics_clips_rows_to_learn_from() -> None:
     assert Scaling.from_json(clipping.to_json()).clip is True
     old = {k: v for k, v in json.loads(plain.to_json()).items() if k != "clip"}
     assert Scaling.from_json(json.dumps(old)).clip is False
-    with refused("FK-FILE-FORMAT"):
-        Scaling.from_json(json.dumps({**old, "clip": 1}))
+    refuses("FK-FILE-FORMAT", Scaling.from_json, json.dumps({**old, "clip": 1}))
 
 
 SOUND = {"x_min": [0, 0], "x_max": [10, 0], "row_norm": 1.5, "y_min": 0, "y_max": 3}
@@ -269,5 +262,4 @@ def test_a_scaling_that_would_scale_wrongly_is_refused() -> None:
         {"y_max": float("inf")},
     ]
     for change in changes:
-        with refused("FK-RANGES-WRONG"):
-            Scaling.from_json(json.dumps({**SOUND, **change}))
+        refuses("FK-RANGES-WRONG", Scaling.from_json, json.dumps({**SOUND, **change}))

@@ -7,30 +7,29 @@ import math
 import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from item_rows import Rows, away
 from numpy.typing import NDArray
-from refusals import refused
+from refusals import refused, refuses
 from scipy import sparse
+from summing_nodes import SESSION, Nodes
 
 from fedkern_flwr.clients import GramClient
 from fedkern_flwr.gram import matrix as gram
 from fedkern_flwr.gram import messages as wire
 from fedkern_flwr.gram.matrix import packed_size, unpack
 from fedkern_flwr.gram.messages import counts_encoding, matrix_encoding, ranking_encoding
-from fedkern_flwr.secure_sum import RunningSum, SecureSum
+from fedkern_flwr.secure_sum import RunningSum
 from fedkern_flwr.strategies import FedCFK, SecureGram
-from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage
-from fedkern_flwr.wire.sections import Section, attach, detach
+from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire.sums import FinishRequest, UnmaskRequest, bind
 
 DTYPES = {16: np.int16, 32: np.int32, 64: np.int64}
@@ -88,11 +87,9 @@ def test_vectors_of_another_length_and_columns_that_are_not_there_are_refused() 
         lambda: gram.packed_diagonal(np.arange(7), 3),
         lambda: gram.packed_columns(np.arange(7), 3, np.array([0])),
     ):
-        with refused("FK-MESSAGE-SHAPE"):
-            use()
+        refuses("FK-MESSAGE-SHAPE", use)
     for columns in ([-1], [0, 3]):
-        with refused("FK-MESSAGE-FIELD"):
-            gram.packed_columns(np.arange(6), 3, np.array(columns))
+        refuses("FK-MESSAGE-FIELD", gram.packed_columns, np.arange(6), 3, np.array(columns))
 
 
 # -- products
@@ -155,18 +152,15 @@ def test_duplicates_and_zeros_stored_in_a_sparse_table() -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_what_does_not_fit_or_is_no_integer_is_refused(form: Any) -> None:
     for bits, root in ((16, 182), (32, 46341), (64, 3_037_000_500)):
-        with refused("FK-SUM-OVERFLOW") as caught:
-            gram.local_gram(form(np.array([[0, root]])), bits)
-        assert str(root) not in str(caught.value)
+        caught = refuses("FK-SUM-OVERFLOW", gram.local_gram, form(np.array([[0, root]])), bits)
+        assert str(root) not in str(caught)
     with refused("FK-SUM-OVERFLOW"):
         gram.cross_gram(form(np.full((1, 1), 2**32)), form(np.full((1, 1), 2**32)))
     with refused("FK-SHAPE-DIFFERS"):
         gram.cross_gram(form(np.ones((2, 1), np.int64)), form(np.ones((3, 1), np.int64)))
-    with refused("FK-OPTION-CHOICE"):
-        gram.local_gram(form(np.ones((1, 2), np.int64)), 8)
+    refuses("FK-OPTION-CHOICE", gram.local_gram, form(np.ones((1, 2), np.int64)), 8)
     for bad in (form(np.ones((1, 2))), np.ones(3, np.int64)):
-        with refused("FK-GRAM-INTEGERS"):
-            gram.local_gram(bad, 16)
+        refuses("FK-GRAM-INTEGERS", gram.local_gram, bad, 16)
 
 
 def test_memory_beside_the_result_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,27 +210,20 @@ def test_other_numbers_are_refused_unquoted(value: float, code: str) -> None:
     if code != "FK-VALUES-COUNTS":
         uses.append(lambda: gram.quantise(x, 3, 5.0))
     for use in uses:
-        with refused(code) as caught:
-            use()
-        assert f"{value:g}" not in str(caught.value).replace("infinite", "")
+        caught = refuses(code, use)
+        assert f"{value:g}" not in str(caught).replace("infinite", "")
 
 
 def test_tables_and_options_that_cannot_be_summed_are_refused() -> None:
     one = np.ones((1, 1))
     for bound in (0, -1, math.nan, math.inf, 2.0**63):
-        with refused("FK-OPTION-RANGE"):
-            gram.count_values(one, bound)
+        refuses("FK-OPTION-RANGE", gram.count_values, one, bound)
     for fraction, bound in ((-1, 1.0), (2000, 1.0), (3, 0.0)):
-        with refused("FK-OPTION-RANGE"):
-            gram.quantise(one, fraction, bound)
-    with refused("FK-OPTION-RANGE"):
-        gram.entry_bound(0, 1, 0)
-    with refused("FK-SUM-OVERFLOW"):
-        gram.quantise(one, 63, 1.0)
-    with refused("FK-SHAPE-DIFFERS"):
-        gram.count_values(np.ones(3), 1)
-    with refused("FK-COLUMN-NUMBERS"):
-        gram.count_values(np.array([["a"]]), 1)
+        refuses("FK-OPTION-RANGE", gram.quantise, one, fraction, bound)
+    refuses("FK-OPTION-RANGE", gram.entry_bound, 0, 1, 0)
+    refuses("FK-SUM-OVERFLOW", gram.quantise, one, 63, 1.0)
+    refuses("FK-SHAPE-DIFFERS", gram.count_values, np.ones(3), 1)
+    refuses("FK-COLUMN-NUMBERS", gram.count_values, np.array([["a"]]), 1)
 
 
 @given(st.lists(st.floats(-3, 3), min_size=4, max_size=4), st.integers(0, 40))
@@ -275,8 +262,7 @@ def test_the_ring_of_a_matrix_is_the_smallest_that_holds_every_sum(
     assert gram.entry_bound(rows, bound, fraction) == entry
     fitting = [bits for bits in (16, 32, 64) if parties * entry < 2 ** (bits - 1)]
     if not fitting:
-        with refused("FK-SUM-OVERFLOW"):
-            wire.matrix_encoding(parties, rows, bound, fraction)
+        refuses("FK-SUM-OVERFLOW", wire.matrix_encoding, parties, rows, bound, fraction)
         return
     found = wire.matrix_encoding(parties, rows, bound, fraction)
     assert found.kind == "integer"
@@ -294,8 +280,7 @@ def test_all_rings_come_up_at_their_ends() -> None:
         assert [wire.counts_encoding(k, most).bits for k in (1, 2)] == [bits, 2 * bits]
     assert gram.smallest_ring(8, 2**60 - 2**8) == 64
     for parties, entry in ((2, 2**62), (1, 2**63), (1, 2**63 - 1), (1, 10**400)):
-        with refused("FK-SUM-OVERFLOW"):
-            gram.smallest_ring(parties, entry)
+        refuses("FK-SUM-OVERFLOW", gram.smallest_ring, parties, entry)
     found = wire.counts_encoding(5, 7)  # need no more than the rows
     assert (found.kind, found.bits, found.bound) == ("integer", 16, 7.0)
     for rows in (0, 1, 943):  # metrics are precise
@@ -408,7 +393,6 @@ def test_a_name_is_bound_to_every_field_of_a_request() -> None:
 # -- what a node lets itself be asked: each sum of its rows once, and of enough
 
 
-SESSION = "5e" * 8
 ITEMS = 4
 #: Rows of four nodes.
 X = [
@@ -420,69 +404,44 @@ X = [
 Table = dict[str, Any]
 
 
-def context(partition: int = 0, partitions: int = len(X)) -> Context:
-    config: Table = {"simulation": True, "partition-id": partition, "num-partitions": partitions}
-    return Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
-
-
-def send(
-    client: GramClient, request: PhaseMessage, sections: Sequence[PhaseMessage] = ()
-) -> tuple[list[Any], dict[str, Any], list[Section]]:
-    """Pass a request to a client as a server would; return what it answers."""
-    more, extra = attach(sections)
-    arrays, _, scalars = client.fit([*request.arrays(), *more], {**request.scalars(), **extra})
-    return detach(arrays, scalars, party="")
-
-
-@dataclass
-class Server:
+class Server(Nodes):
     """A server that does what it is told, not what the strategy would do."""
 
-    cohorts: list[list[int]] | None = None
-    tables: list[Any] = field(default_factory=lambda: list(X))
-    state: Path | None = None
-    resume_round: int = 0
-    step: int = 0
+    def __init__(
+        self, cohorts: Any = None, tables: Any = X, state: Path | None = None, resume_round: int = 0
+    ) -> None:
+        self.tables, self.state, self.step = tables, state, 0
+        how = {"method": "secure-gram", "resume_round": resume_round}
+        super().__init__(len(tables), cohorts=cohorts, described=how)
 
-    def __post_init__(self) -> None:
-        self.contexts = [context(k, len(self.tables)) for k in range(len(self.tables))]
-        own: Table = {"session": SESSION, "method": "secure-gram", "secure": True}
-        opening = DescribeRequest(resume_round=self.resume_round, **own)
-        answers = [send(self.client(k), opening)[:2] for k in range(len(self.tables))]
-        self.described = found = [DescribeReply.unpack(*a, party="") for a in answers]
-        keys = {f.partition: (f.public_key, f.signature) for f in found}
-        counts = {f.partition: (f.rows, f.test_rows, f.bits) for f in found}
-        self.sums = SecureSum(SESSION, keys, cohorts=self.cohorts, counts=counts)
-
-    def client(self, k: int) -> GramClient:
+    def client(self, k: int, given: Any = None) -> GramClient:
         """Return the client of a message: a fresh one, as in Flower."""
         more = {} if self.state is None else {"state_dir": self.state / str(k)}
-        return GramClient(self.contexts[k], self.tables[k], **more)
+        return GramClient(self.contexts[k], self.tables[k], **{**more, **(given or {})})
 
-    def ask(
-        self, k: int, request: PhaseMessage, sections: Sequence[PhaseMessage] = ()
-    ) -> list[Section]:
-        _, _, answers = send(self.client(k), request, sections)
-        self.sums.take(k, answers)
-        return answers
+    def ask(self, k: int, request: PhaseMessage, sections: Any = (), given: Any = None) -> Any:
+        found = super().ask(k, request, sections, given)
+        if request.phase != "describe":
+            self.server.take(k, found[1])
+        return found
 
     def order(self, request: Any, cohort: int = 0) -> RunningSum:
         """Order the sum that a request is for, bound to it."""
-        parties = len(self.sums.membership.cohorts[cohort].members)
+        parties = len(self.server.membership.cohorts[cohort].members)
         what, length, ring = {
             "gram-counts": (wire.COUNTS_SUM, ITEMS, counts_encoding(parties, 3)),
             "gram-matrix": (wire.GRAM_SUM, 0, matrix_encoding(parties, 3, 1.0, 0)),
             "gram-recommend": (wire.RANKING_SUM, 7, ranking_encoding(3)),
         }[request.phase]
         length = length or packed_size(len(request.items))
-        return self.sums.order(bind(what, request), length, ring, cohort=cohort)
+        return self.server.order(bind(what, request), length, ring, cohort=cohort)
 
     def matrix(
         self, cohort: int = 0, counted: Sequence[int] | None = None, **more: Any
     ) -> wire.MatrixRequest:
         """Return the next request for a matrix, in which some nodes count, by default all."""
         self.step += 1
-        members = self.sums.membership.cohorts[cohort]
+        members = self.server.membership.cohorts[cohort]
         bits = members.pack(members.members if counted is None else counted)
         own: Table = {"counted": bits, "supports": False, "items": np.arange(ITEMS, dtype="i4")}
         own |= {"round": self.step, "parties": len(members.members), **more}
@@ -492,7 +451,7 @@ class Server:
         """Let nodes contribute to a sum."""
         running = self.order(request, cohort)
         for k in who:
-            self.ask(k, request, self.sums.sections(k, [running]))
+            self.ask(k, request, self.server.sections(k, [running]))
         return running
 
     def matrices(self, who: Sequence[int] = range(4), cohort: int = 0, **more: Any) -> RunningSum:
@@ -504,17 +463,17 @@ class Server:
         running = self.order(request)
         running.order = replace(running.order, open_from=1)
         for k in range(4):
-            self.ask(k, request, self.sums.sections(k, [running]))
+            self.ask(k, request, self.server.sections(k, [running]))
         return running
 
     def count(self, who: Sequence[int] = range(4), cohort: int = 0) -> RunningSum:
         self.step += 1
-        parties = len(self.sums.membership.cohorts[cohort].members)
+        parties = len(self.server.membership.cohorts[cohort].members)
         request = wire.CountsRequest(**fields(round=self.step, parties=parties))
         return self.run(request, who, cohort)
 
     def openings(self, *sums: RunningSum) -> dict[int, list[PhaseMessage]]:
-        return self.sums.unmask_sections(sums)
+        return self.server.unmask_sections(sums)
 
     def unmask(self, sections: dict[int, list[PhaseMessage]]) -> None:
         self.step += 1
@@ -531,7 +490,7 @@ class Server:
     def release(self, who: Sequence[int] = range(4), **more: Any) -> np.ndarray:
         running = self.matrices(who, **more)
         self.unmask(self.openings(running))
-        return unpack(self.sums.total(running), ITEMS)
+        return unpack(self.server.total(running), ITEMS)
 
 
 def fields(**more: Any) -> Table:
@@ -573,19 +532,17 @@ def pooled(who: Sequence[int] = range(len(X))) -> np.ndarray:
     ],
 )
 def test_tables_that_cannot_be_used_are_refused_in_one_line(change: Table, code: str) -> None:
-    with refused(code) as caught:
-        GramClient(context(), **{"x": X[0], **change})
-    assert "\n" not in str(caught.value)
-    assert "secret" not in str(caught.value)
+    caught = refuses(code, GramClient, Server().contexts[0], **{"x": X[0], **change})
+    assert "secret" not in str(caught)
 
 
 def test_the_state_of_a_node_holds_none_of_its_rows() -> None:
     server = Server(tables=[np.array([[3, 0, 2, 1]]) * 104_729 for _ in X])
     request = server.matrix(bound=314187.0, rows=1)
     ring = matrix_encoding(4, 1, 314187.0, 0)
-    running = server.sums.order(bind(wire.GRAM_SUM, request), packed_size(ITEMS), ring, cohort=0)
+    running = server.server.order(bind(wire.GRAM_SUM, request), packed_size(ITEMS), ring, cohort=0)
     for k in range(4):
-        server.ask(k, request, server.sums.sections(k, [running]))
+        server.ask(k, request, server.server.sections(k, [running]))
     text = repr(server.contexts[0].state)
     assert not any(str(part * 104_729) in text for part in (1, 2, 104_729, 4 * 104_729))
 
@@ -597,9 +554,8 @@ def test_a_refusal_does_not_tell_of_a_single_item() -> None:
     odd[0, 3] = 1000
     for item in range(ITEMS):
         server = Server(tables=[odd, *X[1:]])
-        with refused("FK-VALUES-BOUND") as caught:
-            server.matrices([0], items=np.array([item], np.int32))
-        texts.add(str(caught.value))
+        caught = refuses("FK-VALUES-BOUND", server.matrices, [0], items=np.array([item], np.int32))
+        texts.add(str(caught))
     assert len(texts) == 1
 
 
@@ -610,8 +566,7 @@ def test_a_sum_is_bound_to_all_that_was_asked() -> None:
     server = Server()
     for request in (wire.CountsRequest(**fields()), server.matrix()):
         other = server.order(replace(request, round=9))
-        with refused("FK-SUM-UNASKED"):
-            server.ask(2, request, server.sums.sections(2, [other]))
+        refuses("FK-SUM-UNASKED", server.ask, 2, request, server.server.sections(2, [other]))
 
 
 # -- each sum of the rows once
@@ -631,18 +586,14 @@ def test_matrix_and_counts_are_summed_once_in_a_release() -> None:
     server = Server(cohorts=[[0, 1, 2], [0, 1, 2, 3]])
     found = server.count(range(3))
     server.unmask(server.openings(found))
-    np.testing.assert_array_equal(server.sums.total(found), (np.concatenate(X[:3]) != 0).sum(0))
-    with refused("FK-RELEASE-TWICE"):
-        server.count([0], cohort=0)
-    with refused("FK-ORDER-PARTIES"):
-        server.count([0], cohort=1)
+    np.testing.assert_array_equal(server.server.total(found), (np.concatenate(X[:3]) != 0).sum(0))
+    refuses("FK-RELEASE-TWICE", server.count, [0], cohort=0)
+    refuses("FK-ORDER-PARTIES", server.count, [0], cohort=1)
     server = Server(cohorts=[[0, 1, 2], [0, 1, 2, 3]])
     server.release([0, 1, 2])
     for more in ({}, {"items": np.arange(2, dtype=np.int32)}):  # of fewer items, too
-        with refused("FK-RELEASE-TWICE"):
-            server.matrices([0], cohort=0, **more)
-    with refused("FK-ORDER-PARTIES"):
-        server.matrices([0], cohort=1)
+        refuses("FK-RELEASE-TWICE", server.matrices, [0], cohort=0, **more)
+    refuses("FK-ORDER-PARTIES", server.matrices, [0], cohort=1)
 
 
 def two_openings(server: Server) -> list[dict[int, list[PhaseMessage]]]:
@@ -677,24 +628,23 @@ def test_a_resumed_node_refuses_what_it_has_helped_to_open(tmp_path: Path) -> No
     assert all(path.stat().st_mode & 0o777 == 0o600 for path in files)
     for number in (1, 2, 3, 77):
         again = Server(state=tmp_path, resume_round=1)
-        assert [found.answered for found in again.described] == [2, 2, 2, 0]
-        assert all(found.restored for found in again.described)
+        assert [found["answered"] for found in again.told] == [2, 2, 2, 0]
+        assert all(found["restored"] for found in again.told)
         again.step = number - 1
         with refused("FK-RELEASE-TWICE", "FK-MESSAGE-ORDER"):
             again.matrices([0])
     for folder in (None, tmp_path / "elsewhere"):  # it cannot know what it has opened
         again = Server(state=folder, resume_round=1)
-        assert not any(found.restored for found in again.described)
+        assert not any(found["restored"] for found in again.told)
 
 
 def test_the_end_of_a_run_erases_the_secrets_of_its_sums_not_the_rule() -> None:
     server = Server()
     server.release()
     for k in range(4):
-        send(server.client(k), FinishRequest(session=SESSION, round=9))
+        server.ask(k, FinishRequest(session=SESSION, round=9))
         assert "fedkern-sums" not in server.contexts[k].state
-        with refused("FK-RELEASE-TWICE"):
-            send(server.client(k), server.matrix(round=10))
+        refuses("FK-RELEASE-TWICE", server.ask, k, server.matrix(round=10))
 
 
 # -- counts and matrix are of the same nodes, and of enough
@@ -705,16 +655,14 @@ def test_counts_come_before_the_matrix_and_of_the_same_nodes() -> None:
     """Else their difference to the diagonal is one node's row."""
     server = Server()
     server.release(who=[0, 1, 3])
-    with refused("FK-MESSAGE-ORDER"):
-        server.count()
+    refuses("FK-MESSAGE-ORDER", server.count)
     server = Server()
     server.unmask(server.openings(server.count(who=[0, 1, 3])))
     asked = server.openings(server.matrices())
     server.refuses("FK-RELEASE-NODES", {k: asked[k] for k in (0, 1, 3)})
     server = Server()
     server.unmask(server.openings(server.count()))
-    with refused("FK-RELEASE-NODES"):
-        server.matrices([3], counted=[0, 1, 2])
+    refuses("FK-RELEASE-NODES", server.matrices, [3], counted=[0, 1, 2])
 
 
 @pytest.mark.promise("gram-same-nodes")
@@ -821,8 +769,7 @@ class Elsewhere(SecureGram):
     ],
 )
 def test_nodes_refuse_what_would_show_one_of_them(server: Any, code: str) -> None:
-    with refused(code):
-        some(4).release(kind=server, **OPEN)
+    refuses(code, some(4).release, kind=server, **OPEN)
 
 
 class Again(FedCFK):
@@ -840,8 +787,7 @@ def test_nodes_refuse_a_second_judgement_of_other_nodes(tmp_path: Path) -> None:
     late = away([2], "gram-recommend")
     first = nodes.release(late, kind=FedCFK, **{**options, "drop_outs": True})
     assert first.judged_ == [0, 1, 3]
-    with refused("FK-RELEASE-TWICE"):
-        nodes.release(kind=Again, **options, resume=True)
+    refuses("FK-RELEASE-TWICE", nodes.release, kind=Again, **options, resume=True)
 
 
 # -- recommendations
@@ -851,8 +797,8 @@ def test_nodes_refuse_a_second_judgement_of_other_nodes(tmp_path: Path) -> None:
 def test_recommendations_are_written_for_the_users_only(top: int, tmp_path: Path) -> None:
     path, server = tmp_path / "out" / "recommendations.csv", Server()
     own: Table = {"users": ["a,1", 'b"', "c"], "items": "wxyz", "top": top}
-    client = GramClient(server.contexts[2], X[2], recommendations=path, **own)
-    send(client, recommend(), server.sums.sections(2, [server.order(recommend())]))
+    sections = server.server.sections(2, [server.order(recommend())])
+    server.ask(2, recommend(), sections, {"recommendations": path, **own})
     assert path.stat().st_mode & 0o777 == 0o600
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))

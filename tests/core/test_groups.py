@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refused, refuses
 
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.groups import consensus, members
@@ -42,42 +42,34 @@ def test_groups_are_read_in_order_of_their_numbers() -> None:
 
 def test_incomplete_groups_are_refused() -> None:
     for parties in (PARTIES[:4], *([*PARTIES, party(5, "agent", group)] for group in (0, 9))):
-        with refused("FK-GROUPS-SHAPE"):
-            members.read_groups(parties, layers=True)
-    with refused("FK-GROUPS-NO-AGENT"):
-        members.read_groups(PARTIES, layers=False)
+        refuses("FK-GROUPS-SHAPE", members.read_groups, parties, layers=True)
+    refuses("FK-GROUPS-NO-AGENT", members.read_groups, PARTIES, layers=False)
 
 
 @pytest.mark.parametrize("who", [("server", 0), ("user", -1), ("agent", -1), ("owner", -2)])
 def test_roles_and_clashes(who: tuple[str, int]) -> None:
     with pytest.raises(ProtocolError):
         members.check_parties([party(0, partitions=2), party(1, *who, partitions=2)])
-    with refused("FK-PARTITION-TWICE"):
-        members.check_parties([party(0, partitions=2)] * 2)
+    refuses("FK-PARTITION-TWICE", members.check_parties, [party(0, partitions=2)] * 2)
 
 
 def test_users_of_a_horizontal_split_must_agree() -> None:
     assert members.check_horizontal(PARTIES).partition == 0
     for change in ({"outputs": 2}, {"classes": 3}, {"labels": "m"}, {"label_bound": 2.0}):
-        with refused("FK-CLASSES-DIFFER"):
-            members.check_horizontal([party(0), party(1, **change)])
+        refuses("FK-CLASSES-DIFFER", members.check_horizontal, [party(0), party(1, **change)])
     for change in ({"rows": 0}, {"outputs": 0}):
-        with refused("FK-LABELS-MISSING"):
-            members.check_horizontal([party(0), party(1, **change)])
+        refuses("FK-LABELS-MISSING", members.check_horizontal, [party(0), party(1, **change)])
     for change in ({"features": 3}, {"columns": "d"}):
-        with refused("FK-COLUMNS-DIFFER"):
-            members.check_horizontal([party(0), party(1, **change)])
+        refuses("FK-COLUMNS-DIFFER", members.check_horizontal, [party(0), party(1, **change)])
 
 
 @pytest.mark.promise("svm-alone")
 def test_single_users() -> None:
     found = members.read_groups(PARTIES, layers=True)
-    with refused("FK-GROUPS-SINGLE"):
-        members.check_single(found, PARTIES, allow_single=False)
+    refuses("FK-GROUPS-SINGLE", members.check_single, found, PARTIES, allow_single=False)
     others = [replace(p, allow_single=p.partition != 2) for p in PARTIES]
     for parties in (PARTIES, others):
-        with refused("FK-ALONE-REFUSED"):
-            members.check_single(found, parties, allow_single=True)
+        refuses("FK-ALONE-REFUSED", members.check_single, found, parties, allow_single=True)
     willing = [replace(p, allow_single=True) for p in PARTIES]
     members.check_single(found, willing, allow_single=True)
     members.check_single(
@@ -121,14 +113,12 @@ def test_rows_are_joined() -> None:
 def test_rows_that_are_missing() -> None:
     parties = column_parties()
     parties[2] = replace(parties[2], ids=ids(3, 1))
-    with refused("FK-ROWS-LACKING"):
-        joined(parties, drop=False)
+    refuses("FK-ROWS-LACKING", joined, parties, drop=False)
     plan, sizes = joined(parties, drop=True)
     assert sizes == (3, 5, 1)
     assert 4 not in parties[6].ids[plan.owner]
     empty = [replace(p, ids=ids()) if p.partition in (2, 3) else p for p in parties]
-    with refused("FK-IDS-APART"):
-        joined(empty, drop=True)
+    refuses("FK-IDS-APART", joined, empty, drop=True)
 
 
 def test_held_out_rows_alone_are_matched_for_predictions() -> None:
@@ -140,8 +130,7 @@ def test_held_out_rows_alone_are_matched_for_predictions() -> None:
     places = np.concatenate([plan.place[k] for k in (2, 3)])
     np.testing.assert_array_equal(np.sort(places), [0, 1])
     parties[6] = replace(parties[6], test_rows=0, ids=parties[6].ids[:4])
-    with refused("FK-TEST-NONE"):
-        joined(parties, drop=True, held_out=True)
+    refuses("FK-TEST-NONE", joined, parties, drop=True, held_out=True)
 
 
 @pytest.mark.parametrize(
@@ -154,8 +143,7 @@ def test_held_out_rows_alone_are_matched_for_predictions() -> None:
 def test_tables_that_cannot_be_joined(who: int, change: dict[str, Any], code: str) -> None:
     parties = column_parties()
     parties[who] = replace(parties[who], **change)
-    with refused(code):
-        joined(parties, drop=True)
+    refuses(code, joined, parties, drop=True)
 
 
 @pytest.mark.parametrize(
@@ -172,8 +160,7 @@ def test_nodes_that_fit_no_vertical_split(who: int, change: dict[str, Any], code
     found = members.read_groups(parties, layers=True)
     assert members.check_vertical(parties, found).partition == 6
     parties[who] = replace(parties[who], **change)
-    with refused(code):
-        members.check_vertical(parties, found)
+    refuses(code, members.check_vertical, parties, found)
     for k in (0, 1):
         parties[k] = replace(parties[k], features=0)
     with refused(code, "FK-COLUMNS-NONE"):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from faulty import At, Cut, PowerCutError, flip
 from hospitals import KEY, TWO, Array, Parties, Serve, deal, server, small
-from refusals import refused
+from refusals import refuses
 from scipy import stats
 from sklearn.datasets import load_wine
 from zoo import Table, side
@@ -147,8 +147,7 @@ def test_secret_landmarks_survive_a_break_down(serve: Serve) -> None:
 def test_a_sealed_secret_cannot_be_changed_on_the_way(serve: Serve) -> None:
     nodes = serve(bare(deal(*side(60, 6), 3, 2, **TWO)))
     plan = At(partition=0, phase="hybrid-moments", what=Fault("tamper", change=flip))
-    with refused("FK-SUM-CHANGED"):
-        nodes.learn({"faults": plan})
+    refuses("FK-SUM-CHANGED", nodes.learn, {"faults": plan})
     assert not nodes.written()
 
 
@@ -250,8 +249,7 @@ def test_as_much_is_chosen_as_the_nodes_count(serve: Serve) -> None:
         found.add(best)
     assert len(found) > 4
     assert m * (m + 1) // 2 + m + 1 <= allowed < (m + 1) * (m + 2) // 2 + m + 2
-    with refused("FK-POLICY-COUNTING"):
-        nodes.learn(landmarks=100, tune="auto")
+    refuses("FK-POLICY-COUNTING", nodes.learn, landmarks=100, tune="auto")
 
 
 def test_no_fold_has_fewer_rows_than_its_nodes_allow(serve: Serve) -> None:
@@ -372,21 +370,18 @@ def test_a_server_that_lies_in_a_run_with_a_budget_is_refused(
     of: Any, name: str, lie: Any, code: str, serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(of, name, lie)
-    with refused(code):
-        noisy(serve(deal(*side(90, 5), 3, 2, **TWO)), **BUDGET)
+    refuses(code, noisy, serve(deal(*side(90, 5), 3, 2, **TWO)), **BUDGET)
 
 
 def test_what_a_budget_cannot_be_for_is_refused(serve: Serve) -> None:
     alone: Table = {"allow_single": True}
     for hospitals, code in ((1, "FK-BUDGET-ALONE"), (2, "FK-BUDGET-COLLUDERS")):
         nodes = serve(deal(*side(90, 5), hospitals, 2, **TWO), **alone)
-        with refused(code):
-            noisy(nodes, **BUDGET, **alone, privacy_colluders=2)
+        refuses(code, noisy, nodes, **BUDGET, **alone, privacy_colluders=2)
     tables = deal(*side(90, 6), 3, 2, **TWO)
     tables[1]["ids"] = [tables[0]["ids"][0], *tables[1]["ids"][1:]]  # it would move two sums
     noisy(serve(tables))
-    with refused("FK-IDS-PARTIES"):
-        noisy(serve(tables), **BUDGET)
+    refuses("FK-IDS-PARTIES", noisy, serve(tables), **BUDGET)
 
 
 def test_only_totals_of_the_sum_that_was_noted_are_taken(tmp_path: Path) -> None:

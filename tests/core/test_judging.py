@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mapie.classification import SplitConformalClassifier
 from mapie.regression import SplitConformalRegressor
 from numpy.typing import NDArray
-from refusals import refused
+from refusals import refuses
 from sklearn import metrics
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.calibration import _sigmoid_calibration, calibration_curve
@@ -258,9 +258,7 @@ def test_a_class_that_does_not_calibrate_leaves_its_share() -> None:
     values=st.lists(st.integers(0, 7), max_size=60),
     level=st.sampled_from([0.1, 0.5, 0.8, 0.9, 0.95]),
 )
-def test_the_quantile_is_the_value_of_rank_n_plus_one_times_the_level(
-    values: list[int], level: float
-) -> None:
+def test_the_quantile_has_rank_n_plus_one_times_the_level(values: list[int], level: float) -> None:
     counts = np.bincount(values, minlength=8).astype(float)
     rank = math.ceil(round((len(values) + 1) * level, 9))
     expected = sorted(values)[rank - 1] if rank <= len(values) else 7
@@ -366,17 +364,13 @@ def test_few_bins_make_few_labels_certain(rows: int, before: float, now: float, 
 @pytest.mark.parametrize(
     ("rows", "columns", "least"), [(200, 10, 17), (2_000, 10, 7), (2_000, 30, 24)]
 )
-def test_a_model_that_is_chosen_for_one_person_shows_the_label(
-    rows: int, columns: int, least: int
-) -> None:
+def test_a_model_chosen_for_one_person_shows_the_label(rows: int, columns: int, least: int) -> None:
     """Without any histogram: what bounds it is one model a run, and max_evaluations."""
     assert sum(held_out.choose_model(rows, columns, seed) for seed in range(24)) >= least
 
 
 @given(scores=st.lists(st.floats(-1e308, 1e308), max_size=20), bins=st.sampled_from([8, 256]))
-def test_bins_are_in_the_order_of_the_scores_and_tell_the_decision(
-    scores: list[float], bins: int
-) -> None:
+def test_bins_are_ordered_by_score_and_tell_the_decision(scores: list[float], bins: int) -> None:
     values = np.sort(np.array(scores, float))
     places = places_of(values, bins)
     assert (np.diff(places) >= 0).all()
@@ -411,8 +405,7 @@ def test_a_calibration_travels_as_numbers(classes: int, outputs: int) -> None:
     assert Calibration.read(np.array(made.numbers()), outputs) == made
     assert Calibration.read((), outputs) is None
     for damaged in (made.numbers()[:-1], [*made.numbers(), 1.0], [0.9], [0.9, 0.5, 0.0, 0.0]):
-        with refused("FK-MODEL-DAMAGED"):
-            Calibration.read(damaged, outputs)
+        refuses("FK-MODEL-DAMAGED", Calibration.read, damaged, outputs)
 
 
 def test_files_have_probabilities_and_sets_or_intervals() -> None:

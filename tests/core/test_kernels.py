@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refused, refuses
 from scipy import stats
 from scipy.spatial.distance import cdist
 from sklearn.metrics import pairwise
@@ -269,8 +269,7 @@ def test_a_fingerprint_tells_seeds_sessions_blocks_and_moments_apart() -> None:
 def test_seeds_of_another_length_are_refused() -> None:
     landmarks.check_seed_bytes(bytes(32))
     for length in (0, 16, 31, 33):
-        with refused("FK-KEY-LENGTH"):
-            landmarks.check_seed_bytes(bytes(length))
+        refuses("FK-KEY-LENGTH", landmarks.check_seed_bytes, bytes(length))
 
 
 # -- random features
@@ -298,8 +297,7 @@ def test_the_kernel_and_the_dictionary_are_those_of_the_paper() -> None:
     paper = [10 ** ((2 * i - 52) / 25) for i in range(1, 52)]
     np.testing.assert_allclose(bandwidth_dictionary(51), paper, rtol=1e-12)
     assert bandwidth_dictionary(1).tolist() == [1.0]
-    with refused("FK-OPTION-RANGE"):
-        bandwidth_dictionary(0)
+    refuses("FK-OPTION-RANGE", bandwidth_dictionary, 0)
 
 
 @pytest.mark.parametrize("draw", DRAWS)
@@ -484,25 +482,21 @@ def test_blocks_are_parts_of_the_whole(monkeypatch: Any, kernel: DotKernel, dtyp
     ],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], code: str) -> None:
-    with refused(code):
-        DotKernel(**options)
+    refuses(code, DotKernel, **options)
 
 
 def test_features_of_another_kind_shape_or_size_are_refused() -> None:
     for name in ("conjunctive", "disjunctive"):
         assert DotKernel(name).needs_binary
-        with refused("FK-KERNEL-BINARY"):
-            of(DotKernel(name), np.array([[1, -1], [0, 1]]))
+        refuses("FK-KERNEL-BINARY", of, DotKernel(name), np.array([[1, -1], [0, 1]]))
     assert not DotKernel("poly").needs_binary
     with refused("FK-KERNEL-BINARY"):  # more than all features
         of(DotKernel("disjunctive"), np.array([[2, 1], [0, 1]]))
-    with refused("FK-SHAPE-DIFFERS"):
-        DotKernel().block(np.ones((2, 2)), np.ones(2), np.ones(1), 1)
+    refuses("FK-SHAPE-DIFFERS", DotKernel().block, np.ones((2, 2)), np.ones(2), np.ones(1), 1)
     for kernel in (
         DotKernel("poly", degree=200),
         DotKernel("series", coefficients=(0.0,) * 150 + (1.0,)),
         DotKernel("conjunctive", degree=900),
         DotKernel("disjunctive", degree=900),
     ):
-        with refused("FK-KERNEL-OVERFLOW"):
-            of(kernel, np.ones((2000, 2), np.int64))
+        refuses("FK-KERNEL-OVERFLOW", of, kernel, np.ones((2000, 2), np.int64))

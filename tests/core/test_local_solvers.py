@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refused, refuses
 from scipy import optimize
 from scipy.special import expit
 from sklearn.datasets import load_breast_cancer, load_iris
@@ -240,8 +240,7 @@ def test_outputs_of_a_saved_model(features: int) -> None:
     arrays = {"weights": weights, "bias": bias}
     right = model_rows(FEW, features, 0.4, 7) @ weights.T + bias
     np.testing.assert_allclose(outputs(arrays, meta, FEW), right)
-    with refused("FK-COLUMNS-DIFFER"):
-        outputs(arrays, meta, FEW[:, :2])
+    refuses("FK-COLUMNS-DIFFER", outputs, arrays, meta, FEW[:, :2])
 
 
 # -- split linear models: the pooled optimum whatever the split, in few visits, with a true bound
@@ -466,10 +465,8 @@ def test_the_basis_is_orthonormal_and_leaves_out_what_is_rounding() -> None:
 
 def test_unsuitable_targets_and_widths_are_refused() -> None:
     for targets in (np.ones((3, 1)), np.array([[0.0], [1.0]]), np.full((2, 1), np.nan)):
-        with refused("FK-LOSS-CLASSES"):
-            dual.LabelOwner("logistic", targets, 1.0, seed=0)
-    with refused("FK-OPTION-RANGE"):
-        dual.LabelOwner("squared", np.ones((3, 1)), 1.0, seed=0, width=0)
+        refuses("FK-LOSS-CLASSES", dual.LabelOwner, "logistic", targets, 1.0, seed=0)
+    refuses("FK-OPTION-RANGE", dual.LabelOwner, "squared", np.ones((3, 1)), 1.0, seed=0, width=0)
     for cost in (0.0, -1.0, np.inf, np.nan):
         with refused("FK-OPTION-RANGE"):
             dual.LabelOwner("hinge", np.array([[1.0], [-1.0]]), cost, seed=0)
@@ -477,10 +474,7 @@ def test_unsuitable_targets_and_widths_are_refused() -> None:
 
 def test_outputs_that_nobody_waits_for_are_refused() -> None:
     owner = dual.LabelOwner("hinge", np.array([[1.0], [-1.0]]), 1.0, seed=0)
-    with refused("FK-MESSAGE-ORDER"):
-        owner.receive(np.zeros((2, 1)))
+    refuses("FK-MESSAGE-ORDER", owner.receive, np.zeros((2, 1)))
     owner.next_message()
-    with refused("FK-MESSAGE-ORDER"):
-        owner.receive(np.zeros((2, 2)))
-    with refused("FK-MESSAGE-FINITE"):
-        owner.receive(np.full((2, 1), np.nan))
+    refuses("FK-MESSAGE-ORDER", owner.receive, np.zeros((2, 2)))
+    refuses("FK-MESSAGE-FINITE", owner.receive, np.full((2, 1), np.nan))

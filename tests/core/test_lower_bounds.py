@@ -14,7 +14,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAvg
-from refusals import refused
+from refusals import refuses
 from scipy.optimize import brentq
 
 from fedkern_flwr.privacy import skellam
@@ -114,8 +114,7 @@ def test_the_control_of_the_table_adds_half_the_noise_and_is_of_a_sum_that_a_run
     found = audited(CASES[0], noise=0.25)
     assert found.score > 1.0
     assert found.moved <= found.sensitivity
-    with refused("FK-ATTACK-NOISE"):
-        audit_epsilon(replace(CASES[0], sum="rest"), 1.0, draws=1)
+    refuses("FK-ATTACK-NOISE", audit_epsilon, replace(CASES[0], sum="rest"), 1.0, draws=1)
 
 
 # -- the bounds

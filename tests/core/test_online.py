@@ -99,9 +99,7 @@ def test_adahedge_keeps_its_regret_bound(name: str, scale: float) -> None:
 
 
 @pytest.mark.parametrize("rule", ["exponential", "adahedge", "uniform"])
-def test_a_single_kernel_has_weight_one_and_weights_are_those_before_the_next_sample(
-    rule: Any,
-) -> None:
+def test_a_single_kernel_has_weight_one_and_weights_are_those_before_a_sample(rule: Any) -> None:
     one = UNIFORM[:, :1]
     weights, cumulative, gap = learning.kernel_weights(rule, np.full(1, 0.1), one, 0.0, 0.5)
     np.testing.assert_array_equal(weights, 1.0)
@@ -113,9 +111,7 @@ def test_a_single_kernel_has_weight_one_and_weights_are_those_before_the_next_sa
 
 
 @given(st.integers(2, 6), st.integers(1, 300), st.integers(0, 4000))
-def test_the_mixture_keeps_adahedges_bound_on_any_losses(
-    experts: int, samples: int, seed: int
-) -> None:
+def test_the_mixture_keeps_the_bound_on_any_losses(experts: int, samples: int, seed: int) -> None:
     """Also where some are asleep, which have the mixture's loss."""
     rng = np.random.default_rng(seed)
     hedge, mixed = Hedge(np.zeros(experts)), 0.0
@@ -185,9 +181,7 @@ WEIGHTS = [
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 @pytest.mark.parametrize(("many", "xi"), [(1, 0.3), (2, 1.0), (3, 0.3)])
-def test_subset_includes_kernels_as_often_as_it_says(
-    weights: np.ndarray, many: int, xi: float
-) -> None:
+def test_subsets_have_kernels_as_often_as_said(weights: np.ndarray, many: int, xi: float) -> None:
     draws, expected, observed = 1500, np.full(5, np.nan), np.zeros(5)
     for seed in range(draws):
         chosen, expected_of = learning.select_subset(weights, many, xi, np.random.default_rng(seed))
@@ -207,9 +201,7 @@ def test_subset_includes_kernels_as_often_as_it_says(
     many=st.integers(1, 30),
     xi=st.floats(0.01, 1.0),
 )
-def test_gradients_divided_by_the_bins_probability_are_unbiased(
-    weights: list[float], many: int, xi: float
-) -> None:
+def test_gradients_of_a_bin_are_unbiased(weights: list[float], many: int, xi: float) -> None:
     """The expectation over the draw is exact: every bin once, with its own probability."""
     w = np.array(weights)
     w = np.full(w.size, 1.0 / w.size) if w.sum() < 1e-100 else w / w.sum()
@@ -248,9 +240,7 @@ LAMBDA = 1e-3
 @pytest.mark.parametrize("memory", [1.0, 0.98, 0.9])
 @pytest.mark.parametrize("several", [1, 7, 70])
 @pytest.mark.parametrize("features", [6, 40])
-def test_a_learner_of_single_rows_is_a_ridge_regression(
-    memory: float, several: int, features: int
-) -> None:
+def test_a_learner_of_rows_is_ridge_regression(memory: float, several: int, features: int) -> None:
     """However many rows it is given at once, and with its state kept between them."""
     rng, each = np.random.default_rng(0), np.arange(features)
     phi, y = rng.standard_normal((2, 70, features)), rng.standard_normal(70)

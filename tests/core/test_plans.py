@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refused, refuses
 from zoo import fit
 
 from fedkern_flwr import errors
@@ -216,9 +216,7 @@ MISFITS: dict[str, tuple[list[HybridDescribeReply], str]] = {
 def test_parties_that_do_not_fit_together_are_refused(name: str) -> None:
     parties, code = MISFITS[name]
     for missing in POLICIES:
-        with refused(code) as caught:
-            hybrid.make_plan(parties, missing)
-        assert "\n" not in str(caught.value)
+        refuses(code, hybrid.make_plan, parties, missing)
 
 
 def test_descriptions_are_checked_before_rows_are_matched() -> None:
@@ -239,8 +237,7 @@ def test_descriptions_are_checked_before_rows_are_matched() -> None:
         ({"ids": hashes([1, 2, 1])}, "FK-IDS-DUPLICATE"),
     ]
     for change, code in bad:
-        with refused(code):
-            hybrid.check_parties([good[0], replace(good[1], **change)])
+        refuses(code, hybrid.check_parties, [good[0], replace(good[1], **change)])
 
 
 # -- sums that would show a single party's values
@@ -259,8 +256,7 @@ def test_values_of_a_single_party_are_not_shown_unless_allowed() -> None:
         plan("error", hospital(1, [4]), every),
         plan("neutral", hospital(1, [4]), every, [1, 4]),
     ):
-        with refused("FK-PARTIES-ALONE"):
-            hybrid.check_alone(found, [], allow_single=False)
+        refuses("FK-PARTIES-ALONE", hybrid.check_alone, found, [], allow_single=False)
         hybrid.check_alone(found, [], allow_single=True)
     hybrid.check_alone(plan("error", hospital(1, [4]), every, every[::-1]), [], allow_single=False)
 
@@ -271,9 +267,8 @@ def test_a_centre_must_agree_to_be_alone_with_a_row() -> None:
     plan = hybrid.make_plan(parties, "neutral")
     with refused("FK-TEST-NONE"):
         hybrid.match_rows(parties[:1], "error", predict=True, allow_single=True)
-    with refused("FK-ALONE-REFUSED") as caught:
-        hybrid.check_alone(plan, parties, allow_single=True)
-    assert caught.value.party == "partition 2"
+    caught = refuses("FK-ALONE-REFUSED", hybrid.check_alone, plan, parties, allow_single=True)
+    assert caught.party == "partition 2"
     parties[2] = replace(parties[2], allow_single=True)
     hybrid.check_alone(plan, parties, allow_single=True)  # partition 3 is never alone
 
@@ -409,8 +404,7 @@ def test_descriptions_of_columns_that_cannot_be_are_refused() -> None:
         ({"ids": np.zeros((6, 2), np.uint32)}, "FK-MESSAGE-SHAPE"),
         ({"ids": np.zeros((6, 2), np.uint64)}, "FK-IDS-DUPLICATE"),
     ):
-        with refused(code):
-            check_vertical(three(**change))
+        refuses(code, check_vertical, three(**change))
 
 
 # -- a single other party
@@ -427,15 +421,12 @@ def test_the_phases_of_a_single_other_party_are_not_shown() -> None:
     bare = owner(2, others="abc", features=0)
     labels_alone = owner(0, rows="abc", features=0)
     for parties in (two, [*two, bare], [labels_alone, two[1], bare]):
-        with refused("FK-PARTIES-ALONE"):
-            alone(parties)
-    with refused("FK-ALONE-REFUSED") as caught:
-        alone(two, allow_single=True)
-    assert caught.value.party == "partition 1"
+        refuses("FK-PARTIES-ALONE", alone, parties)
+    caught = refuses("FK-ALONE-REFUSED", alone, two, allow_single=True)
+    assert caught.party == "partition 1"
     two[1] = owner(1, others="abc", allow_single=True)
     alone(two, allow_single=True)
-    with refused("FK-PARTIES-ALONE"):
-        alone(two)
+    refuses("FK-PARTIES-ALONE", alone, two)
     alone(three())
     alone(three(features=0))  # the active party has labels only, two others have columns
     alone([two[0], owner(1, others="abc", features=0), bare])  # none is shown
@@ -444,13 +435,11 @@ def test_the_phases_of_a_single_other_party_are_not_shown() -> None:
 def test_every_active_party_is_looked_at() -> None:
     """The first has two others with columns, the second, which has some, has one only."""
     first, second = owner(0, rows="ab", others="c", features=0), owner(1, rows="c", others="ab")
-    with refused("FK-PARTIES-ALONE"):
-        alone([first, second, owner(2, others="abc")])
+    refuses("FK-PARTIES-ALONE", alone, [first, second, owner(2, others="abc")])
     alone([first, second, owner(2, others="abc", allow_single=True)], allow_single=True)
     both = [owner(0, rows="ab", others="c"), owner(1, rows="c", others="ab", allow_single=True)]
-    with refused("FK-ALONE-REFUSED") as caught:
-        alone(both, allow_single=True)
-    assert caught.value.party == "partition 0"
+    caught = refuses("FK-ALONE-REFUSED", alone, both, allow_single=True)
+    assert caught.party == "partition 0"
 
 
 # -- runs in parts

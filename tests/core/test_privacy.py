@@ -17,7 +17,7 @@ from flwr.app import Context, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from refusals import refused
+from refusals import refused, refuses
 from scipy import special, stats
 
 from fedkern_flwr.clients import KernelPCAClient
@@ -210,8 +210,7 @@ def test_a_budget_travels_as_text():
     assert Budget.read(budget.write()) == budget
     assert Budget.read("") is None
     for text in ("{}", "[1]", "x", '{"epsilon": 3}', budget.write().replace("3.0", '"3"')):
-        with refused("FK-MESSAGE-FIELD"):
-            Budget.read(text)
+        refuses("FK-MESSAGE-FIELD", Budget.read, text)
 
 
 @pytest.mark.parametrize(
@@ -276,9 +275,7 @@ def apart(summed: Any, one: Any, other: Any, unit: float) -> float:
 @pytest.mark.parametrize("losses", [0, 4])
 @pytest.mark.parametrize("released", [0, 5])
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e30, math.inf])
-def test_a_sample_moves_a_message_no_farther_than_is_charged(
-    losses: int, released: int, scale: float
-) -> None:
+def test_a_sample_moves_no_farther_than_charged(losses: int, released: int, scale: float) -> None:
     """The worst neighbours that were found, in units of the ring and with rounding."""
     rng = np.random.default_rng(0)
     features, kernels, clip = 3, 4, 0.2
@@ -311,9 +308,7 @@ def test_a_sample_moves_a_message_no_farther_than_is_charged(
     ("columns", "kernels", "summed"),
     [(1, 0, 3), (4, 0, 3), *((c, *both) for c in (0, 1, 4) for both in ((1, 3), (3, 2)))],
 )
-def test_a_row_moves_sums_of_products_no_farther_than_is_charged(
-    columns: int, kernels: int, summed: int
-) -> None:
+def test_a_row_moves_sums_no_farther_than_charged(columns: int, kernels: int, summed: int) -> None:
     rng, farthest, features = np.random.default_rng(0), 0.0, 3
     about: dict[str, Any] = {"columns": columns, "kernels": kernels, "summed": summed}
     how: dict[str, int] = {"most": 5, "messages": 2, "parties": 5, "least": 5}
@@ -402,5 +397,4 @@ def test_the_ring_of_clipped_updates_is_the_smallest_with_room_for_them_and_thei
         assert clip.encoding(release, parties).bits == bits
     clip = Clip(1.0, 1e-7)
     release = clip.release(Budget(1.0, 1e-5, "party"), 300, 5, 4)
-    with refused("FK-CLIP-OVERFLOW"):
-        clip.encoding(release, 10**9)
+    refuses("FK-CLIP-OVERFLOW", clip.encoding, release, 10**9)

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, Context, RecordDict
 from flwr.compat.common.parameter import bytes_to_ndarray
-from refusals import refused
+from refusals import refuses
 
 from fedkern_flwr import __version__
 from fedkern_flwr.alignment import AlignmentTags, read_alignment
@@ -198,8 +198,7 @@ def test_files_that_are_not_ours_are_refused(trap: str, tmp_path: Path) -> None:
             rows.path.mkdir()
         else:
             rows.path.symlink_to(other if trap == "link" else tmp_path / "nowhere")
-    with refused("FK-FILE-FOREIGN"):
-        rows.open()
+    refuses("FK-FILE-FOREIGN", rows.open)
     assert not (tmp_path / "nowhere").exists()
     assert other.read_bytes() == b""
 
@@ -286,8 +285,7 @@ def test_a_client_does_not_inflate_what_a_server_sends(bomb: bytes) -> None:
     context = Context(1, 1, {"partition-id": 0, "num-partitions": 2}, RecordDict(), {})
     given = bytes_to_ndarray(bomb)
     assert not isinstance(given, np.ndarray)  # Flower opens archives as they are
-    with refused("FK-MESSAGE-FIELD"):
-        Client(context).fit([given], RowsMessage(np.zeros(0)).scalars())
+    refuses("FK-MESSAGE-FIELD", Client(context).fit, [given], RowsMessage(np.zeros(0)).scalars())
 
 
 # -- files of a run on a node: kernel rows of a hospital, phases of an active party
@@ -319,8 +317,7 @@ def test_without_a_folder_it_lies_among_temporary_files_of_this_user(
     owner = os.getuid() + 1
     monkeypatch.setattr("os.getuid", lambda: owner)
     (tmp_path / f"fedkern-flwr-{owner}").mkdir()
-    with refused("FK-FOLDER-FOREIGN"):
-        make(None)
+    refuses("FK-FOLDER-FOREIGN", make, None)
 
 
 # -- kernel rows
@@ -336,8 +333,7 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
     rows.write(4, data[:3])  # a part that comes twice
     np.testing.assert_array_equal(rows.read(4, 9), np.vstack([data[:3], data[7:]]))
     rows.write(0, data[:4])  # the first part begins a new file
-    with refused("FK-STATE-GONE"):
-        rows.read(0, 5)
+    refuses("FK-STATE-GONE", rows.read, 0, 5)
 
 
 @pytest.mark.parametrize("damage", ["deleted", "cut off"])
@@ -381,24 +377,20 @@ def test_a_model_comes_back_as_it_was_and_says_what_it_is(path: Path) -> None:
 
 def test_files_that_are_no_such_model_are_refused(path: Path) -> None:
     """More, through the door of an app, in tests/simulations/apps/test_contract.py."""
-    with refused("FK-MODEL-OTHER") as caught:
-        load_model(path, "fed-cg")
-    assert caught.value.exit_code == 2
+    caught = refuses("FK-MODEL-OTHER", load_model, path, "fed-cg")
+    assert caught.exit_code == 2
     for meta in (META, {**META, "file": 1}):
         save_arrays(path, ARRAYS, meta)
-        with refused("FK-FILE-FORMAT"):
-            load_model(path)
+        refuses("FK-FILE-FORMAT", load_model, path)
     np.savez(path, **ARRAYS)  # type: ignore[arg-type]
-    with refused("FK-MODEL-DAMAGED"):
-        load_model(path)
+    refuses("FK-MODEL-DAMAGED", load_model, path)
 
 
 def test_a_damaged_file_is_refused_or_its_damage_does_not_matter(path: Path) -> None:
     whole, rng = path.read_bytes(), np.random.default_rng(0)
     for end in rng.integers(0, len(whole), 60):
         path.write_bytes(whole[:end])
-        with refused("FK-MODEL-DAMAGED"):
-            load_model(path)
+        refuses("FK-MODEL-DAMAGED", load_model, path)
     for place in rng.integers(0, len(whole), 400):
         damaged = bytearray(whole)
         damaged[place] ^= int(rng.integers(1, 256))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from pooled import over_simplex
-from refusals import refused
+from refusals import refuses
 
 from fedkern_flwr.gram import recommenders as rec
 from fedkern_flwr.gram.dot_kernels import DotKernel
@@ -112,8 +112,7 @@ def test_adding_one_item_at_a_time_comes_to_the_same(size: int, seed: int) -> No
 def test_programs_that_cannot_be_solved_are_refused() -> None:
     split = np.array([[1.0, 2.0, 0.0], [2.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     for quadratic in (np.ones((3, 3)), -np.eye(3), np.zeros((3, 3)), split):
-        with refused("FK-EQUATIONS-SINGULAR"):
-            rec.simplex_qp(quadratic, np.ones(3))
+        refuses("FK-EQUATIONS-SINGULAR", rec.simplex_qp, quadratic, np.ones(3))
     low, whole = cosine(40, 10, 0), cosine(50, 100, 0) + 0.1 * np.eye(50)  # of rank 10
     cases: list[tuple[str, Any]] = [
         ("FK-EQUATIONS-SINGULAR", lambda: rec.fit_user(low, low.mean(1), 0.0)),
@@ -129,8 +128,7 @@ def test_programs_that_cannot_be_solved_are_refused() -> None:
             ("FK-OPTION-RANGE", partial(rec.fit_user, np.eye(2), np.ones(2), bad)),
         ]
     for code, call in cases:
-        with refused(code):
-            call()
+        refuses(code, call)
 
 
 # -- the kernel of the items at a device
@@ -368,5 +366,4 @@ def test_metrics_done_by_hand() -> None:
         ("FK-OPTION-RANGE", lambda: rec.top_items(rising, NONE, 0)),
         ("FK-VALUES-FINITE", lambda: rec.top_items(np.array([1.0, math.nan]), NONE, 1)),
     ):
-        with refused(code):
-            call()
+        refuses(code, call)

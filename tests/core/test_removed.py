@@ -26,9 +26,7 @@ def spellings(default: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(("method", "name", "place", "default"), WENT)
-def test_an_old_default_is_ignored_however_it_is_written(
-    method: str, name: str, place: str, default: Any
-) -> None:
+def test_an_old_default_is_ignored(method: str, name: str, place: str, default: Any) -> None:
     for value in spellings(default):
         assert take_out(method, {name: value, "other": 1}, place=place) == {"other": 1}
     with pytest.raises(FedKernError):

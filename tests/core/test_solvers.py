@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refused, refuses
 from scipy import linalg
 from sklearn.linear_model import Ridge
 
@@ -207,8 +207,7 @@ STATE = followed(lambda p: 2.0 * p, ONES)[1][0]
     ],
 )
 def test_what_cannot_work_is_refused(options: dict[str, Any], code: str) -> None:
-    with refused(code):
-        conjugate_gradient(**{"multiply": lambda p: p, "b": ONES, **options})
+    refuses(code, conjugate_gradient, **{"multiply": lambda p: p, "b": ONES, **options})
 
 
 def test_a_state_that_is_damaged_is_refused() -> None:
@@ -340,18 +339,13 @@ def test_the_solution_is_that_of_ridge_regression_or_has_a_penalty_of_the_functi
 def test_numbers_that_give_no_solution_are_refused(value: float) -> None:
     check_regularization(1e-12)
     probes = probe_vectors(6, 3, 0)
-    with refused("FK-OPTION-RANGE"):
-        check_regularization(value)
+    refuses("FK-OPTION-RANGE", check_regularization, value)
     if not value > 0.0:
-        with refused("FK-OPTION-RANGE"):
-            NystromPreconditioner(probes, probes, value)
+        refuses("FK-OPTION-RANGE", NystromPreconditioner, probes, probes, value)
     for m, rank in ((0, 3), (3, 0)):
-        with refused("FK-OPTION-RANGE"):
-            probe_vectors(m, rank, 0)
-    with refused("FK-MESSAGE-SHAPE"):
-        NystromPreconditioner(probes[:, :2], probes, 1.0)
-    with refused("FK-EQUATIONS-SINGULAR"):
-        solve_equations(np.ones((3, 3)), np.ones((3, 1)), 1e-30)
+        refuses("FK-OPTION-RANGE", probe_vectors, m, rank, 0)
+    refuses("FK-MESSAGE-SHAPE", NystromPreconditioner, probes[:, :2], probes, 1.0)
+    refuses("FK-EQUATIONS-SINGULAR", solve_equations, np.ones((3, 3)), np.ones((3, 1)), 1e-30)
 
 
 # -- losses

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import svm_groups
-from refusals import refused
+from refusals import refuses
 from svm_groups import GROUPS, USERS, Network, Open, check_optimum, delays, hits
 
 from fedkern_flwr.groups import messages as wire
@@ -68,9 +68,8 @@ def test_a_group_that_is_told_different_things_has_no_sum(
     monkeypatch.setattr(HierarchicalSVM, "_user_requests", deceive)
     monkeypatch.setattr(HierarchicalSVM, "question", begin)
     monkeypatch.setattr(SecureSum, "sections", forge)
-    with refused(code) as caught:
-        network("pairwise").learn()
-    assert "partition 3" in str(caught.value)
+    caught = refuses(code, network("pairwise").learn)
+    assert "partition 3" in str(caught)
     assert names
 
 
@@ -90,8 +89,7 @@ def test_pads_of_two_sums_are_not_mixed(network: Open, monkeypatch: pytest.Monke
         return found
 
     monkeypatch.setattr(Overlap, "arrived", mix)
-    with refused("FK-SUM-CHANGED"):
-        network("pairwise").learn(hits(1, "svm-step", Fault("error")))
+    refuses("FK-SUM-CHANGED", network("pairwise").learn, hits(1, "svm-step", Fault("error")))
     assert len(sealed) >= 2
 
 
@@ -114,17 +112,14 @@ class _Curious(HierarchicalSVM):
 
 
 def refuse(strategy: HierarchicalSVM, found: Network, code: str, **more: Any) -> None:
-    with refused(code):
-        simulate(strategy, found.client_fn, len(found.tables), num_rounds=6, **more)
+    refuses(code, simulate, strategy, found.client_fn, len(found.tables), num_rounds=6, **more)
 
 
 @pytest.mark.promise("svm-same-agents")
 @pytest.mark.parametrize(
     ("lost_groups", "code"), [("stop", "FK-ORDER-TERMS"), ("leave-out", "FK-SETTINGS-CHANGED")]
 )
-def test_agents_add_to_totals_of_the_same_agents_only(
-    lost_groups: Any, code: str, network: Open
-) -> None:
+def test_totals_are_of_the_same_agents_only(lost_groups: Any, code: str, network: Open) -> None:
     strategy = _Curious(seed=3, tolerance=1e-12, lost_groups=lost_groups)
     strategy.masks = lost_groups == "leave-out"
     refuse(strategy, network("pairwise"), code)

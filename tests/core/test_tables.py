@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from pyarrow import parquet
-from refusals import refused
+from refusals import refused, refuses
 
 from fedkern_flwr.interactions import hold_out_latest
 from fedkern_flwr.online.source import FileSource, Place
@@ -137,13 +137,10 @@ def test_a_data_frame_is_as_its_file(tmp_path: Path, wrap: Any) -> None:
     for name, value in vars(file).items():
         np.testing.assert_array_equal(getattr(frame, name), value)
     assert frame.categories == {"b": ("x", "y")}
-    with refused("FK-COLUMN-UNREADABLE"):
-        load_table(object())
+    refuses("FK-COLUMN-UNREADABLE", load_table, object())
 
 
-def test_rows_with_gaps_are_dropped_with_a_note_or_kept_where_the_label_is_there(
-    tmp_path: Path,
-) -> None:
+def test_rows_with_gaps_are_dropped_with_a_note_or_kept_if_labelled(tmp_path: Path) -> None:
     path = as_csv(tmp_path, "a,b,out\n1,10,5\n,30,7\n3,NA,\n4,inf,6\n6,1,8\n")
     table = load_table(path, label="out", missing="drop-row")
     np.testing.assert_array_equal(np.c_[table.x, table.y], [[1, 10, 5], [6, 1, 8]])
@@ -247,8 +244,7 @@ def test_scaling_of_odd_tables() -> None:
         ),
     ]
     for code, call, given_ in cases:
-        with refused(code):
-            call(given_)
+        refuses(code, call, given_)
 
 
 # -- how a file is written
@@ -386,9 +382,7 @@ def test_marks_of_ones_own_are_missing_in_text_and_in_numbers(tmp_path: Path) ->
     np.testing.assert_array_equal(np.isnan(table.x), [[True, False], [False, True]])
 
 
-def test_ids_are_read_as_they_stand_and_columns_that_are_not_needed_hold_anything(
-    tmp_path: Path,
-) -> None:
+def test_ids_are_read_as_they_stand_and_other_columns_hold_anything(tmp_path: Path) -> None:
     path = as_csv(tmp_path, "key;a;y\n1,5;1,5;0\n?;2,5;1\n")
     assert load_ids(path, "key").tolist() == ["1,5", "?"]
     assert list(load_table(path, label="y", id_column="key").ids) == ["1,5", "?"]  # type: ignore[arg-type]
@@ -430,8 +424,7 @@ def test_built_in_data_have_their_shapes_and_fixed_columns() -> None:
         *((load, Path("gone.csv"), {}, "FILE-READ") for load in (load_data, read_interactions)),
     ]
     for load, name, how, code in cases:
-        with refused(f"FK-{code}"):
-            load(name, **how)
+        refuses(f"FK-{code}", load, name, **how)
 
 
 @pytest.mark.parametrize(
@@ -447,8 +440,7 @@ def test_an_absent_package_is_refused_and_flights_do_not_import_theirs(
         load(name)
         assert package not in sys.modules
     monkeypatch.setitem(sys.modules, package, None)
-    with refused("FK-PACKAGE-MISSING"):
-        load(name)
+    refuses("FK-PACKAGE-MISSING", load, name)
 
 
 def test_rows_without_an_id_belong_to_nobody() -> None:
@@ -520,9 +512,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 @given(rows=st.integers(1, 200), clients=st.integers(1, 20), each=st.integers(1, 20), seed=seeds)
-def test_iid_deals_all_rows_in_equal_parts_or_exact_counts(
-    rows: int, clients: int, each: int, seed: int
-) -> None:
+def test_iid_has_equal_parts_or_exact_counts(rows: int, clients: int, each: int, seed: int) -> None:
     with refused("FK-ROWS-FEW") if rows < clients else nullcontext():
         parts = splits.split_iid(rows, clients, seed)
         assert_disjoint(parts, rows, whole=True)
@@ -667,8 +657,7 @@ def test_a_line_counts_when_it_has_its_end(tmp_path: Path) -> None:
     for size in range(len(text) + 1):
         path.write_text(text[:size])
         if size < len(HEAD):
-            with refused("FK-STREAM-EMPTY"):
-                source(path).names(0.0)
+            refuses("FK-STREAM-EMPTY", source(path).names, 0.0)
             continue
         assert source(path).names(0.0) == NAMES
         found = source(path).take(place, 1, 0.0)
@@ -713,8 +702,7 @@ def test_other_marks_and_separators(tmp_path: Path) -> None:
     assert (more.ids, more.y.tolist(), more.skipped.total()) == (["07:30"], [1.0], 2)
     some = source(path, id_column="time", decimal=",", columns=("b, c",))
     assert some.take(Place(), 1, 0.0).x.tolist() == [[1.0]]
-    with refused("FK-COLUMN-MISSING"):
-        source(path, columns=("z",)).names(0.0)
+    refuses("FK-COLUMN-MISSING", source(path, columns=("z",)).names, 0.0)
 
 
 def test_another_file_in_its_place_is_read_from_its_beginning(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from frozen_tables import EVENTS, KEY, Story, freeze, in_use, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from refusals import refused
+from refusals import refused, refuses
 
 from fedkern_flwr.errors import RefusedError
 from fedkern_flwr.guard.cells import (
@@ -57,8 +57,7 @@ def test_numbers_stay_below_unknowns_over_all_runs() -> None:
     made = freeze(100)  # 80 are learned from: 800 unknowns
     first, second = one(made, numbers=500.0), one(made, 2, numbers=300.0)
     check_sum(made.blocks, [], first)
-    with refused("FK-CELLS-NUMBERS"):
-        check_sum(made.blocks, [first], second)
+    refuses("FK-CELLS-NUMBERS", check_sum, made.blocks, [first], second)
     check_sum(made.blocks, [first], replace(second, numbers=299.0))
     check_sum(made.blocks, [first], replace(second, others=40))
     assert planned_share(made.blocks, [first], made.select(*FOLDS), "L") == 0.2 * 3 / 8
@@ -68,8 +67,7 @@ def test_a_run_may_go_on_in_what_it_has() -> None:
     made = freeze(100)
     first = one(made, numbers=500.0)
     check_sum(made.blocks, [first], replace(first, numbers=799.0))
-    with refused("FK-CELLS-NUMBERS"):
-        check_sum(made.blocks, [first], replace(first, numbers=800.0))
+    refuses("FK-CELLS-NUMBERS", check_sum, made.blocks, [first], replace(first, numbers=800.0))
 
 
 def test_a_lot_must_pass_alone() -> None:
@@ -79,8 +77,7 @@ def test_a_lot_must_pass_alone() -> None:
     made.update(table(range(115)), needed=0)
     assert {len(made.rows_of([b])) for b in made.select(*FOLDS)} == {6, 16}
     again = one(made, 2, purpose="sum 1", numbers=700.0, others=300)
-    with refused("FK-CELLS-NUMBERS"):
-        check_sum(made.blocks, [first], again)
+    refuses("FK-CELLS-NUMBERS", check_sum, made.blocks, [first], again)
     made.update(table(range(250)), needed=0)
     again = one(made, 2, purpose="sum 1", numbers=700.0, others=300)
     check_sum(made.blocks, [first], again)
@@ -101,8 +98,7 @@ def test_a_withdrawal_that_waits_no_longer_is_not_computed() -> None:
 def test_products_need_twice_as_many_rows_as_columns() -> None:
     made = freeze(100)
     check_sum(made.blocks, [], one(made, width=40))
-    with refused("FK-CELLS-WIDTH"):
-        check_sum(made.blocks, [], one(made, width=41))
+    refuses("FK-CELLS-WIDTH", check_sum, made.blocks, [], one(made, width=41))
     with refused("FK-CELLS-WIDTH"):  # one fold has 16 rows
         check_sum(made.blocks, [], one(made, width=9, blocks=frozenset(made.select(1))))
     check_sum(made.blocks, [], one(made, width=41, others=2))
@@ -133,14 +129,12 @@ def test_one_function_costs_only_the_rows_that_came_later() -> None:
     assert repeated(made.blocks, sums, made.select(*FOLDS), b"f") == 700.0
     assert repeated(made.blocks, sums, made.select(*FOLDS), b"g") == 0.0
     for other in ({"function": b""}, {"function": b"g"}, {"purpose": "other"}):
-        with refused("FK-CELLS-NUMBERS"):
-            check_sum(made.blocks, sums, replace(about(2, 600.0), **other))
+        refuses("FK-CELLS-NUMBERS", check_sum, made.blocks, sums, replace(about(2, 600.0), **other))
     made.update(table(range(175)), needed=0)  # 60 more: 600 unknowns
     assert repeated(made.blocks, sums, made.select(*FOLDS), b"f") == 120.0  # > 600 / 6
     check_sum(made.blocks, sums, about(2, 599.0))
     for numbers in (600.0, 700.0):
-        with refused("FK-CELLS-NUMBERS"):
-            check_sum(made.blocks, sums, about(2, numbers))
+        refuses("FK-CELLS-NUMBERS", check_sum, made.blocks, sums, about(2, numbers))
     with refused("FK-CELLS-NUMBERS"):  # more than before is new about the old rows
         check_sum(made.blocks, [*sums, about(2, 400.0)], about(3, 900.0, others=10))
 
@@ -157,12 +151,10 @@ def test_blocks_hide_among_the_parties_always_summed_with_them() -> None:
 
     first = run(1, keys[:3])
     check_parties(made.blocks, [], first, least=3)
-    with refused("FK-CELLS-PARTIES"):
-        check_parties(made.blocks, [first], run(2, keys[1:]), least=3)
+    refuses("FK-CELLS-PARTIES", check_parties, made.blocks, [first], run(2, keys[1:]), least=3)
     check_parties(made.blocks, [first], run(2, keys), least=3)
     other = run(2, keys[:4])
-    with refused("FK-CELLS-ONE-APART"):
-        check_parties(made.blocks, [first], other, least=3)
+    refuses("FK-CELLS-ONE-APART", check_parties, made.blocks, [first], other, least=3)
     check_parties(made.blocks, [first], other, least=3, allow_one=True)
     for change in (
         {"blocks": frozenset(made.select(HELD_OUT))},

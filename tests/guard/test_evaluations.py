@@ -10,7 +10,7 @@ import pytest
 from flwr.app import Context, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refused, refuses
 from summing_nodes import ENCODING, Nodes, SummingClient, opening, work
 
 from fedkern_flwr.guard import NodePolicy, RunRecord
@@ -25,9 +25,7 @@ blobs = st.lists(st.binary(max_size=3), max_size=3)
 
 
 @given(blobs, blobs, st.binary(max_size=3))
-def test_evaluations_differ_if_anything_does(
-    one: list[bytes], two: list[bytes], rows: bytes
-) -> None:
+def test_evaluations_differ_if_a_part_does(one: list[bytes], two: list[bytes], rows: bytes) -> None:
     """Parts are told apart by their lengths: what is moved from one to the next is noticed."""
     first, second = (Asked.of("figures", rows, model) for model in (one, two))
     assert (first.key == second.key) == (one == two)
@@ -37,9 +35,7 @@ def test_evaluations_differ_if_anything_does(
 
 @pytest.mark.promise("held-out-each-holder")
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=5), st.booleans(), st.integers(0, 12))
-def test_figures_are_of_enough_rows_at_each_of_two_parties(
-    tests: list[int], alone: bool, least: int
-) -> None:
+def test_of_two_parties_each_has_enough_rows(tests: list[int], alone: bool, least: int) -> None:
     """Whoever else there is: a party with four rows or one sends zeros, and hides nobody's rows."""
     for own in tests:
         why = too_few(NodePolicy(min_evaluation_rows=least), tests, own, alone=alone)
@@ -57,15 +53,11 @@ def test_a_run_judges_one_model(one: list[bytes], two: list[bytes]) -> None:
     check_model(record, first, PARTY)
     check_model(record, Asked.of("b", b"", two), PARTY)
     if one != two:
-        with refused("FK-ORDER-MODEL"):
-            check_model(record, second, PARTY)
+        refuses("FK-ORDER-MODEL", check_model, record, second, PARTY)
 
 
 @pytest.mark.promise("guard-evaluations")
-@given(
-    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=30),
-    st.integers(0, 5),
-)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=30), st.integers(0, 5))
 def test_each_set_of_rows_is_judged_so_often(asked: list[tuple[int, int]], most: int) -> None:
     """The same again is answered with what was told, whatever it would be now."""
     record, policy = RunRecord("run"), NodePolicy(max_evaluations=most)
@@ -74,8 +66,7 @@ def test_each_set_of_rows_is_judged_so_often(asked: list[tuple[int, int]], most:
         what = Asked.of("figures", bytes([rows]), [bytes([model])])
         seen = sum(1 for known in told if known[0] == rows)
         if (rows, model) not in told and seen >= most:
-            with refused("FK-POLICY-EVALUATIONS"):
-                enter(record, what, [float(number)], policy, PARTY)
+            refuses("FK-POLICY-EVALUATIONS", enter, record, what, [float(number)], policy, PARTY)
             continue
         found = enter(record, what, [float(number)], policy, PARTY)
         assert found == told.setdefault((rows, model), [float(number)])
@@ -110,8 +101,7 @@ def test_the_third_refusal_is_the_last() -> None:
         if refusals < 3:
             record.check(PARTY)
         else:
-            with refused("FK-ORDER-OVER"):
-                record.check(PARTY)
+            refuses("FK-ORDER-OVER", record.check, PARTY)
 
 
 class Breaking(SummingClient):
@@ -141,8 +131,7 @@ def test_a_known_run_is_answered_to_who_knows_its_nonce(simulation: bool, tmp_pa
         return nodes.ask(0, DescribeRequest(session="abc", method="m", **how))[0]
 
     for said in ({"1": again["nonce"]}, [again["nonce"]]):
-        with refused("FK-SESSION-KNOWN"):
-            resume(said)
+        refuses("FK-SESSION-KNOWN", resume, said)
     assert resume({"0": again["nonce"]})["nonce"] == again["nonce"]
 
 
@@ -151,8 +140,7 @@ def test_another_run_in_between_makes_nothing_forgotten() -> None:
     nodes = Nodes()
     nodes.contribute(nodes.order())
     nodes.ask(0, opening("between"))
-    with refused("FK-SESSION-KNOWN"):
-        nodes.ask(0, opening())
+    refuses("FK-SESSION-KNOWN", nodes.ask, 0, opening())
     with refused("FK-SESSION-MANY"):
         for k in range(40):
             nodes.ask(0, opening(f"run{k}"))
@@ -168,12 +156,9 @@ def test_failures_by_values_end_the_run_and_count_in_all_runs(tmp_path: Path) ->
             nodes.server = SecureSum(f"run{k}", keys, counts=nodes.counts)
         running = nodes.server.order("a", 3, ENCODING)
         request = type(work())(session=f"run{k}" if k else "abc", round=1)
-        with refused("FK-CLIENT-RAISED"):
-            nodes.ask(0, request, nodes.server.sections(0, [running]))
-        with refused("FK-ORDER-OVER"):
-            nodes.ask(0, request, nodes.server.sections(0, [running]))
-    with refused("FK-NODE-FAILURES"):
-        nodes.ask(0, opening("next"))
+        refuses("FK-CLIENT-RAISED", nodes.ask, 0, request, nodes.server.sections(0, [running]))
+        refuses("FK-ORDER-OVER", nodes.ask, 0, request, nodes.server.sections(0, [running]))
+    refuses("FK-NODE-FAILURES", nodes.ask, 0, opening("next"))
     assert NodeLedger(tmp_path).failures(reset=True) == 3
     nodes.ask(0, opening("next"))
 

@@ -145,9 +145,7 @@ class Hasty(Seen):
 
 
 @pytest.mark.parametrize("kind", [Seen, Hasty])
-def test_a_node_sums_no_products_of_more_columns_than_half_the_hidden_samples(
-    kind: Callable[..., Any],
-) -> None:
+def test_products_have_no_more_columns_than_half_the_samples(kind: Callable[..., Any]) -> None:
     """24 clients, 25 columns: 383 numbers, 400 unknowns; LLL has 24 of 24 rows of the first."""
 
     def client_fn(context: Context) -> OnlineKernelClient:

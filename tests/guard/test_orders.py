@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refused, refuses
 
 from fedkern_flwr.errors import RefusedError
 from fedkern_flwr.guard import (
@@ -139,8 +139,7 @@ def test_selections_are_of_different_rows_that_there_are(rows: list[int], least:
 
 def test_a_party_of_few_rows_may_bring_them_all() -> None:
     check_selection(np.arange(3), range(3), least=5, party=PARTY)
-    with refused("FK-ORDER-ROWS-FEW"):
-        check_selection(np.arange(2), range(3), least=5, party=PARTY)
+    refuses("FK-ORDER-ROWS-FEW", check_selection, np.arange(2), range(3), least=5, party=PARTY)
     check_selection(np.zeros(0, np.int32), range(0), least=5, party=PARTY)
 
 

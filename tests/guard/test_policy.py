@@ -98,9 +98,7 @@ def test_commands_refuse_a_bad_policy_in_one_line(
     assert "use a whole number from 2" in found
 
 
-def test_the_command_shows_what_a_node_would_accept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_shows_what_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "policy.toml"
     assert run(["node", "policy", "show", "--toml"]) == 0
     path.write_text(capsys.readouterr().out + "min_own_rows = 20\n")

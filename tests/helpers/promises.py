@@ -1,9 +1,9 @@
 """What the suite promises, the fault that would break each promise, and the tests that notice it.
 
-``promises.toml`` has them: the page that says it, an id, the sentence, and a fault: a text to
-``find`` in the source and what to ``replace`` it with. Its ``file`` is named only where several
-files have that text. A test says which promises it proves with ``@pytest.mark.promise("id")``. The
-page of claims is made from both:
+``promises.toml`` has them: the page that says it, an id, the sentence, and a ``fault``: a text of
+the source and what replaces it. Its ``file`` is named only where several files have that text. A
+test says which promises it proves with ``@pytest.mark.promise("id")``. The page of claims is made
+from both:
 
 ::
 
@@ -107,7 +107,8 @@ def promises() -> dict[str, Promise]:
         for page, ones in tomllib.loads(path.read_text(encoding="utf-8")).items():
             for name, told in ones.items():
                 assert name not in made, f"{name} is promised twice"
-                made[name] = Promise(name, page, **told)
+                find, replace = told.pop("fault")
+                made[name] = Promise(name, page, find=find, replace=replace, **told)
     for name, test in marks():
         made[name].tests.append(test)
     return made

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,14 @@ def refused(
     with pytest.raises(kind) as caught:
         yield caught
     assert caught.value.code in codes, f"{caught.value!r} has another code than {codes}"
+
+
+def refuses(code: str, action: Callable[..., Any], /, *args: Any, **more: Any) -> FedKernError:
+    """Return the error of ours, of one line, with which an action fails."""
+    with refused(code) as caught:
+        action(*args, **more)
+    assert "\n" not in str(caught.value)
+    return caught.value
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *typed: str) -> str:

@@ -53,7 +53,7 @@ class SummingClient(PhaseClient):
 
 def opening(session: str = SESSION, *, secure: bool = True, **more: Any) -> DescribeRequest:
     return DescribeRequest(
-        **{"resume_round": 0, **more}, session=session, method="m", secure=secure
+        **{"resume_round": 0, "method": "m", **more}, session=session, secure=secure
     )
 
 
@@ -71,6 +71,8 @@ class Nodes:
         *,
         simulation: bool = True,
         resumes: Nodes | None = None,
+        cohorts: Any = None,
+        described: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         own = {"num-partitions": count, "simulation": simulation}
@@ -79,14 +81,15 @@ class Nodes:
             Context(1, 1000 + k, {**own, "partition-id": k}, RecordDict(), {}) for k in self.members
         ]
         nonces = json.dumps(resumes.nonces) if resumes else ""
-        told = [self.ask(k, opening(nonces=nonces))[0] for k in self.members]
+        first = opening(nonces=nonces, **(described or {}))
+        self.told = told = [self.ask(k, first)[0] for k in self.members]
         self.nonces = {str(k): one["nonce"] for k, one in enumerate(told)}
         self.keys = {k: (one["public_key"], one["signature"]) for k, one in enumerate(told)}
         self.counts = {
             k: (one["rows"], one["test_rows"], one["bits"]) for k, one in enumerate(told)
         }
         self.counting = {one["counting"] for one in told}
-        self.server = SecureSum(SESSION, self.keys, counts=self.counts)
+        self.server = SecureSum(SESSION, self.keys, cohorts=cohorts, counts=self.counts)
 
     def client(self, k: int, kind: type[SummingClient] | None = None) -> SummingClient:
         return (kind or self.kind)(self.contexts[k], **self.options)

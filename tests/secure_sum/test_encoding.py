@@ -71,9 +71,7 @@ def test_a_number_is_rounded_to_the_nearest_step(
 
 @pytest.mark.parametrize("bits", RINGS)
 @pytest.mark.parametrize("parties", [2, 3, 30])
-def test_integers_are_summed_exactly_up_to_the_largest_that_have_room(
-    bits: int, parties: int
-) -> None:
+def test_integers_are_summed_exactly_up_to_the_largest_with_room(bits: int, parties: int) -> None:
     bound = min((2 ** (bits - 1) - 1) // parties, 2**52)
     encoding = Encoding.integers(bound, bits)
     encoding.check_room(parties)
@@ -157,9 +155,7 @@ REALS = Encoding.fixed_point(1e6)
         ("FK-SUM-VALUES", REALS, SECRET),
     ],
 )
-def test_what_does_not_fit_is_refused_and_never_quoted(
-    code: str, encoding: Encoding, values: Any
-) -> None:
+def test_what_does_not_fit_is_refused_unquoted(code: str, encoding: Encoding, values: Any) -> None:
     error = refuses(code, encode, encoding, values)
     for shown in (str(error), repr(error), repr(error.args)):
         assert "123456" not in shown

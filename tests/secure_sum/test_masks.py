@@ -200,9 +200,7 @@ LABEL = b"a sum"
 
 
 @given(seed=seeds, parties=st.integers(2, 10), data=st.data())
-def test_one_forged_share_is_found_and_left_out(
-    seed: bytes, parties: int, data: st.DataObject
-) -> None:
+def test_a_forged_share_is_left_out(seed: bytes, parties: int, data: st.DataObject) -> None:
     """A commitment binds the sum and the seed."""
     threshold = data.draw(st.integers(1, parties - 1))
     shares = share(seed, list(range(1, parties + 1)), threshold)

@@ -135,9 +135,7 @@ def test_the_roster_is_sent_until_a_party_has_answered() -> None:
 
 
 @pytest.mark.parametrize("spool", [1, 1 << 24], ids=["on disk", "in memory"])
-def test_backups_replace_the_seeds_of_the_silent(
-    monkeypatch: pytest.MonkeyPatch, spool: int
-) -> None:
+def test_backups_replace_seeds_of_the_silent(monkeypatch: pytest.MonkeyPatch, spool: int) -> None:
     """Without them a party that dies before it has uploaded, and one after, end the sum."""
     monkeypatch.setattr("fedkern_flwr.secure_sum.enclosed._SPOOL", spool)
     run = Run(20)

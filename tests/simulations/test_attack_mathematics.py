@@ -7,16 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import refused
+from refusals import refuses
 from scipy.spatial.distance import cdist
 from sklearn import datasets
 
 from fedkern_flwr.simulations.attacks import pof_mkl
 from fedkern_flwr.simulations.attacks.distances import distances_by_svd, trilaterate
-from fedkern_flwr.simulations.attacks.edm_completion import (
-    COMPLETIONS,
-    relative_error,
-)
+from fedkern_flwr.simulations.attacks.edm_completion import COMPLETIONS, relative_error
 from fedkern_flwr.simulations.attacks.gradient_inversion import invert_gradient
 from fedkern_flwr.simulations.attacks.joint_inversion import TOLERANCE, invert_release
 from fedkern_flwr.simulations.attacks.secure_gram import binary_vector, peel_profiles
@@ -132,14 +129,11 @@ def test_unknown_landmarks_give_the_distances_among_many_rows(n: int, m: int, d:
 def test_distances_that_nobody_can_use_are_refused(wrong: float) -> None:
     x, w = uniform(10, 6, 3)
     d = squared(x, w)
-    with refused("FK-SHAPE-DIFFERS"):
-        trilaterate(d, w[:5])
-    with refused("FK-SHAPE-DIFFERS"):
-        distances_by_svd(d[:1])
+    refuses("FK-SHAPE-DIFFERS", trilaterate, d, w[:5])
+    refuses("FK-SHAPE-DIFFERS", distances_by_svd, d[:1])
     d[0, 0] = wrong
     for attack in (lambda: trilaterate(d, w), lambda: distances_by_svd(d)):
-        with refused("FK-VALUES-FINITE"):
-            attack()
+        refuses("FK-VALUES-FINITE", attack)
 
 
 # -- values of single rows
@@ -190,8 +184,7 @@ def test_completions_repeat_themselves_and_refuse_what_is_no_problem(name: str) 
     lopsided = mask.copy()
     lopsided[0, 18] = False
     for wrong in (lopsided, np.ones_like(mask), np.zeros_like(mask)):
-        with refused("FK-ATTACK-MASK"):
-            complete(distances, wrong, 3, iterations=1, seed=0)
+        refuses("FK-ATTACK-MASK", complete, distances, wrong, 3, iterations=1, seed=0)
 
 
 # -- Secure Gram

@@ -191,9 +191,7 @@ def test_what_stays_in_the_folder_is_its_owners_alone(name, finished):
 
 
 @every_method
-def test_quiet_shows_nothing_and_the_same_seed_gives_the_same_model(
-    name, finished, commands, differs
-):
+def test_quiet_shows_nothing_and_a_seed_gives_the_same_model(name, finished, commands, differs):
     found = commands("run", *commands.small(name), "--quiet", "--json", "found.json")
     assert found == (0, "", "")
     (folder,) = Path("runs").glob(f"{name}-*")
@@ -276,9 +274,7 @@ KILLED: list[tuple[str, list[str], int, bool]] = [
 
 
 @pytest.mark.parametrize(("name", "arguments", "pulls", "kept"), KILLED)
-def test_a_run_that_was_killed_is_resumed_with_the_same_model(
-    name, arguments, pulls, kept, commands, differs
-):
+def test_a_killed_run_comes_to_the_same_model(name, arguments, pulls, kept, commands, differs):
     whole_run = "--schedule" in arguments
     start = [name, *arguments] if whole_run else [*commands.small(name), *arguments]
     whole = commands.result(*start, out="whole")
@@ -358,9 +354,7 @@ def test_a_disk_that_takes_no_more_is_a_line(commands):
 ROWS = 300
 
 
-def test_of_held_out_rows_the_model_is_judged_and_of_rankings_what_is_popular(
-    tables, commands, finished
-):
+def test_models_are_judged_by_held_out_rows_and_by_what_is_popular(tables, commands, finished):
     """The errors of the first samples of a stream, before anything was learned, do not count."""
     x = np.random.default_rng(1).random((ROWS, 2))
     y = 1.0 - np.exp(-4.0 * x[:, 0])
@@ -423,9 +417,7 @@ OPTIMUM = 53.44856475815867  # of all rows, whoever holds them
     ("name", "arguments", "same", "check"),
     [(name, *case) for names, *case in CASES for name in names],
 )
-def test_an_option_of_the_data_changes_what_it_should(
-    name, arguments, same, check, finished, commands, differs
-):
+def test_options_of_the_data_take_effect(name, arguments, same, check, finished, commands, differs):
     """Every run is as near to the pooled data as without it."""
     start = commands.small(name)
     if "users-per-client" in arguments:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pyarrow.csv import write_csv
-from refusals import refused
+from refusals import refuses
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_wine
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
@@ -506,8 +506,7 @@ def test_a_data_set_of_a_preset_may_be_another_file(compared, commands, monkeypa
     ):
         made = preset(name, (asked,), {asked: "mine.npz"})
         assert {Path(one.data) for one in made.data.values()} == {Path("mine.npz").resolve()}
-        with refused("FK-DATA-FOLDER"):
-            preset(name, (asked,))
+        refuses("FK-DATA-FOLDER", preset, name, (asked,))
     unread = commands.complaint("compare", "cross-vertical", "--datasets", "Digits=mine.npz")
     assert unread.endswith("[FK-PRESET-DATA]")
     gone = commands.complaint("compare", *given, "--datasets", "Higgs=nothing.npz")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
-from refusals import refused
+from refusals import refused, refuses
 from zoo import WAYS, Found, fit, quiet
 
 from fedkern_flwr.simulations import (
@@ -105,8 +105,7 @@ def test_wrong_options_of_a_simulation_are_refused() -> None:
     sites = WAYS[WAY].sites()
     with refused("FK-OPTION-CHOICE"):
         simulate(POFMKL(), sites.client_fn, 3, engine="cloud")  # type: ignore[arg-type]
-    with refused("FK-OPTION-RANGE"):
-        simulate(POFMKL(), sites.client_fn, 0)
+    refuses("FK-OPTION-RANGE", simulate, POFMKL(), sites.client_fn, 0)
 
 
 # -- faults
@@ -177,9 +176,7 @@ def spoil(message: Message) -> Message:
         (WAY, "online-evaluate", Fault("tamper", change=spoil)),
     ],
 )
-def test_a_reply_that_cannot_be_right_is_counted_and_is_like_none(
-    name: str, phase: str, fault: Fault
-) -> None:
+def test_an_impossible_reply_is_counted_and_like_none(name: str, phase: str, fault: Fault) -> None:
     number = None if phase == "online-evaluate" else 5
     bad, missing = (run((2, phase, number, f), name=name) for f in (fault, Fault("vanished")))
     ((partition, found),) = bad.strategy.ledger_.failures.items()
@@ -211,10 +208,8 @@ def test_faults_in_many_rounds_are_all_counted() -> None:
 
 def test_too_few_clients_stop_the_run() -> None:
     faults = [(k, PHASE, 3, Fault("error")) for k in (0, 1, 2)]
-    with refused("FK-PARTIES-LOST"):
-        run(*faults, min_clients=2)
-    with refused("FK-PARTIES-LOST"):
-        run((None, PHASE, 5, bad_gradient(np.nan)))
+    refuses("FK-PARTIES-LOST", run, *faults, min_clients=2)
+    refuses("FK-PARTIES-LOST", run, (None, PHASE, 5, bad_gradient(np.nan)))
 
 
 def test_drop_outs_are_seeded_and_equal_to_missing_replies() -> None:
@@ -237,5 +232,4 @@ def test_drop_outs_are_seeded_and_equal_to_missing_replies() -> None:
     for name, kind in (("partition", int), ("phase", str), ("round", int), ("attempt", int)):
         asked = [Delivery(**{**where, name: kind(k)}) for k in range(1, 40)]
         assert len(set(map(DropOut(0.5, seed=4), asked))) == 2, name
-    with refused("FK-OPTION-RANGE"):
-        DropOut(1.0)
+    refuses("FK-OPTION-RANGE", DropOut, 1.0)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import refused
+from refusals import refused, refuses
 
 from fedkern_flwr.fitted import FittedModel, load_model
 from fedkern_flwr.simulations.cli import run as run_command
@@ -134,8 +134,7 @@ def test_the_reader_of_the_page_predicts_as_the_model_does() -> None:
 
 
 def test_a_folder_that_is_not_there_is_named() -> None:
-    with refused("FK-RUN-NONE"):
-        command.main(["nope", "--to", "json"], standalone_mode=False)
+    refuses("FK-RUN-NONE", command.main, ["nope", "--to", "json"], standalone_mode=False)
 
 
 def test_one_client_of_an_online_method() -> None:
@@ -155,8 +154,7 @@ def test_an_exported_model_is_for_this_user_alone_and_never_overwritten() -> Non
         export("--to", kind)
         mode = Path(f"run/model.{kind}").stat().st_mode
         assert not mode & (stat.S_IRWXG | stat.S_IRWXO)
-        with refused("FK-FOLDER-RESULTS"):
-            export("--to", kind)
+        refuses("FK-FOLDER-RESULTS", export, "--to", kind)
         export("--to", kind, "--force")
 
 
@@ -164,8 +162,7 @@ def test_what_cannot_be_exported_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
     trained(
         ["secure-gram", "--kernel", "series", "--coefficients", "1", "--coefficients", "1", *REAL]
     )
-    with refused("FK-EXPORT-KERNEL"):
-        export()
+    refuses("FK-EXPORT-KERNEL", export)
     trained(RUNS["fed-cg"], "other")
     for package in ("onnx", "skops"):
         monkeypatch.setitem(sys.modules, package, None)

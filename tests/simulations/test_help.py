@@ -160,9 +160,7 @@ def test_a_log_file_gets_a_line_a_minute_and_none_of_what_is_soon_done(
         assert capsys.readouterr().err == said
 
 
-def test_a_terminal_shows_the_course_of_the_error_and_that_work_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_terminal_shows_the_error_and_that_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     file, screen = StringIO(), Screen()
     monkeypatch.setattr(screen, "console", Console(file=file, force_terminal=True, width=120))
     with screen.progress() as bar:

@@ -22,7 +22,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refuses
 
 from fedkern_flwr import load_model
 from fedkern_flwr.simulations.cli.main import run
@@ -201,9 +201,7 @@ def test_the_table_of_all_is_the_one_that_was_parted(seed: int, owners: int, oth
 
 
 @pytest.mark.promise("new-rows-whole")
-def test_new_rows_of_parties_are_predicted_as_those_of_one_table(
-    commands: Any, tables: Any
-) -> None:
+def test_new_rows_of_parties_are_predicted_as_of_one_table(commands: Any, tables: Any) -> None:
     """Labels of files are not used, rows of other files that are not asked for neither."""
     values, new = table(), table(1)
     files = [write(f"{k}.csv", range(30 * k, 30 * k + 30), [*"ab", "y"], values) for k in (0, 1)]
@@ -238,11 +236,9 @@ def test_new_rows_of_parties_are_predicted_as_those_of_one_table(
     whole = {"a": frames[0][6:], "b": frames[1]}
     for parts in (whole, [*whole.values()]):
         assert model.predict(parts).tolist() == [row["class"] for row in made[:14]]
-    with refused("FK-ROWS-LACKING"):
-        model.predict(frames)
+    refuses("FK-ROWS-LACKING", model.predict, frames)
     nameless = replace(model, meta={**model.meta, "id": None})
-    with refused("FK-COLUMN-UNNAMED"):
-        nameless.predict(frames)
+    refuses("FK-COLUMN-UNNAMED", nameless.predict, frames)
     assert nameless.read(frames, "id").rows == 14
     os.mkfifo("pipe")  # nor is a device replaced
     for more, code in (

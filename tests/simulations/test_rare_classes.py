@@ -86,9 +86,7 @@ def test_rare_rows_are_found_where_classes_are_balanced_and_said_where_not(
 @pytest.mark.parametrize(
     "method", ["fed-cg", "fdskl", "secure-gram --encoding fixed-point", "hierarchical-svm"]
 )
-def test_numbers_have_no_classes_to_balance(
-    method: str, in_tmp: Path, tables: Any, commands: Any
-) -> None:
+def test_numbers_cannot_be_balanced(method: str, in_tmp: Path, tables: Any, commands: Any) -> None:
     x, _ = rare(60)
     columns = dict(zip("abcd", x.T, strict=True)) | {"y": x.sum(axis=1)}
     path = tables.write(in_tmp / "t.csv", columns)

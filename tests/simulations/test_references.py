@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import refused
+from refusals import refused, refuses
 
 pytest.importorskip("sklearn")
 
@@ -250,11 +250,9 @@ def test_references_learn_and_their_seed_decides(name, reference, options, least
     ],
 )
 def test_options_that_cannot_work_are_refused(code, reference, options):
-    with refused(code):
-        reference(split("wine"), **GIVEN, **options)
+    refuses(code, reference, split("wine"), **GIVEN, **options)
     if reference is linear:
-        with refused(code):
-            linear(split("diabetes"), **GIVEN, loss="logistic")
+        refuses(code, linear, split("diabetes"), **GIVEN, loss="logistic")
 
 
 @pytest.mark.parametrize("name", VERTICAL)
@@ -262,12 +260,10 @@ def test_data_that_nothing_can_be_learnt_from_is_refused(name, monkeypatch):
     data = split("wine")
     with refused("FK-HELD-OUT-NONE"):
         VERTICAL[name](replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0]), **GIVEN)
-    with refused("FK-CLASSES-ONE"):
-        VERTICAL[name](replace(data, y=np.ones_like(data.y)), **GIVEN)
+    refuses("FK-CLASSES-ONE", VERTICAL[name], replace(data, y=np.ones_like(data.y)), **GIVEN)
     if name == "svc":
         monkeypatch.setitem(sys.modules, "sklearn.svm", None)
-        with refused("FK-PACKAGE-MISSING"):
-            svc(data, **GIVEN)
+        refuses("FK-PACKAGE-MISSING", svc, data, **GIVEN)
 
 
 # -- doubly stochastic gradients, and trees
@@ -380,8 +376,7 @@ def test_fed_avg_is_the_plain_loop(pooled: PooledSplit, judged: list[Any]) -> No
     assert [row["round"] for row in history] == [1, 2, 3, 4]
     assert history[-1]["exchanges"] <= metrics["costs"]["exchanges"] == 2 + 2 * 4
     assert history[0]["bytes"] < history[-1]["bytes"]
-    with refused("FK-PARTIES-ALIKE"):
-        fed_avg(replace(pooled, parties=pooled.parties[1:]), **GIVEN)
+    refuses("FK-PARTIES-ALIKE", fed_avg, replace(pooled, parties=pooled.parties[1:]), **GIVEN)
     y, y_test = ((np.hypot(*(x[:, :2].T - 0.5)) < 0.35) * 1.0 for x in (pooled.x, pooled.x_test))
     ring = replace(pooled, y=y, y_test=y_test)  # a network learns what a line cannot
     network, line = (
@@ -406,8 +401,7 @@ def test_xgboost_is_the_librarys_and_without_it_left_out(pooled, monkeypatch):
     numbers = replace(pooled, y=label, y_test=label_test, classes=())
     assert xgboost(numbers, **GIVEN)[0]["test_rmse"] == pytest.approx(error, rel=1e-4)
     monkeypatch.setitem(sys.modules, "xgboost", None)
-    with refused("FK-PACKAGE-MISSING"):
-        xgboost(pooled, **GIVEN)
+    refuses("FK-PACKAGE-MISSING", xgboost, pooled, **GIVEN)
     preset, left_out = own_table({"data": "wine"}, ["fdskl"])
     assert "xgboost" not in [method for _, method, _ in preset.entries]
     assert [text.partition(":")[0] for text in left_out] == ["XGBoost", "FedAvg"]

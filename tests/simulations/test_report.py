@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import pyplot
 from matplotlib.figure import Figure
-from refusals import refused
+from refusals import refuses
 
 from fedkern_flwr.simulations.lab.comparison import Comparison
 from fedkern_flwr.simulations.lab.error_plots import plot_error_boxes, plot_error_time
@@ -178,8 +178,7 @@ def test_what_cannot_be_shown_is_refused(tmp_path: Path) -> None:
         (FigureBlock("", tmp_path / "gone.png"), "FK-FILE-READ"),
         (FigureBlock("", tmp_path / "bad.png"), "FK-FILE-FORMAT"),
     ):
-        with refused(code):
-            write(tmp_path, block)
+        refuses(code, write, tmp_path, block)
     assert not (tmp_path / "r.html").exists()
 
 
@@ -446,8 +445,7 @@ def test_bytes_are_shown_in_megabytes(tmp_path, drawn, monkeypatch):
     assert [figure.axes[0].get_xscale() for figure in drawn] == ["linear", "log"] + 2 * ["linear"]
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
-    with refused("FK-PACKAGE-MISSING"):
-        plot_bytes({"a": (1, 2)}, tmp_path / "b", title="")
+    refuses("FK-PACKAGE-MISSING", plot_bytes, {"a": (1, 2)}, tmp_path / "b", title="")
 
 
 def test_sweeps_sort_skip_what_is_not_finite_and_use_log_axes_for_wide_ranges(tmp_path, drawn):

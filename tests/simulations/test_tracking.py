@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from refusals import refused
+from refusals import refuses
 
 from fedkern_flwr.simulations.cli import run as run_command
 from fedkern_flwr.simulations.run.tracking import tracking
@@ -107,6 +107,5 @@ def test_draws_are_told_apart_and_a_run_that_breaks_off_has_failed() -> None:
 def test_a_missing_package_is_one_line_before_anything_is_made(monkeypatch):
     for kind, module in (("mlflow", "mlflow"), ("tensorboard", "tensorboardX")):
         monkeypatch.setitem(sys.modules, module, None)
-        with refused("FK-PACKAGE-MISSING"):
-            tracked("--track", kind)
+        refuses("FK-PACKAGE-MISSING", tracked, "--track", kind)
     assert not Path("run").exists()

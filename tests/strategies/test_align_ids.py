@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from identities import pin_identities
 from pooled import KEY
-from refusals import refused
+from refusals import refused, refuses
 from zoo import WAYS, Found, Sites, Table, everything, new_folder
 
 import fedkern_flwr.clients.alignment as client_module
@@ -194,8 +194,7 @@ def test_parties_with_keys_of_their_own_align_and_an_impostor_gets_no_list(tmp_p
     for k in range(3):
         path_of(sites, k).unlink()
     sites.tables[1]["identity_key"] = tmp_path / "identity-0"
-    with refused("FK-IDENTITY-UNSIGNED"):
-        sites.fit()
+    refuses("FK-IDENTITY-UNSIGNED", sites.fit)
     assert not any(path_of(sites, k).exists() for k in range(3))
 
 
@@ -203,9 +202,7 @@ def test_parties_with_keys_of_their_own_align_and_an_impostor_gets_no_list(tmp_p
 
 
 @pytest.mark.promise("align-secrets-erased")
-def test_nobody_sees_an_id_a_guessable_hash_or_a_final_point_of_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nobody_sees_ids_guessable_hashes_or_final_points(monkeypatch: pytest.MonkeyPatch) -> None:
     sight, different = look(monkeypatch), len({name for own in IDS for name in own})
     watch = sight.noted
     # of each id and party: blinded, two products, the final point
@@ -282,8 +279,7 @@ def test_tags_give_the_model_of_a_common_key_and_those_of_two_runs_none(way: str
         with refused("FK-ROWS-LACKING", "FK-IDS-APART"):
             with_keys(way, [*one[:-1], last]).fit()
     fewer = files(aligned([{**table, "ids": table["ids"][3:]} for table in tables]))
-    with refused("FK-ALIGN-UNTAGGED"):
-        with_keys(way, fewer).fit()
+    refuses("FK-ALIGN-UNTAGGED", with_keys(way, fewer).fit)
 
 
 # -- what goes wrong
@@ -356,9 +352,7 @@ FORGED: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("hop", [1, 3])
 @pytest.mark.parametrize("name", FORGED)
-def test_improper_points_of_a_neighbour_are_refused(
-    monkeypatch: pytest.MonkeyPatch, name: str, hop: int
-) -> None:
+def test_improper_points_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, hop: int) -> None:
     """By party 0, of what party 2 seals for it."""
     forge, seal, sites = FORGED[name], client_module.seal_message, parties()
 
@@ -367,10 +361,9 @@ def test_improper_points_of_a_neighbour_are_refused(
         return seal(secret, forge(points) if forged else points, *at)
 
     monkeypatch.setattr(client_module, "seal_message", sealed)
-    with refused("FK-ALIGN-LIST") as caught:
-        sites.fit()
+    caught = refuses("FK-ALIGN-LIST", sites.fit)
     owner = -hop % 3  # who notices what comes twice, when the list is back
-    assert f"partition {owner if name == 'repeated' else 0}: " in str(caught.value)
+    assert f"partition {owner if name == 'repeated' else 0}: " in str(caught)
     assert not path_of(sites, owner).exists()
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Context
 from pooled import stacked
-from refusals import refused
+from refusals import refused, refuses
 from scipy import stats
 from sklearn.decomposition import PCA
 from zoo import fit as fit_way
@@ -44,9 +44,7 @@ def served(method: Any, x: np.ndarray) -> Any:
 
 
 @pytest.mark.parametrize("method", [HierarchicalSVM, KernelPCA])
-def test_the_result_has_the_budget_and_what_nodes_say_does_not_follow_from_values(
-    method: Any,
-) -> None:
+def test_the_result_has_the_budget_and_what_nodes_say_tells_no_values(method: Any) -> None:
     """Two tables of one size whose columns have few and many values."""
     found = []
     for x in (X, np.round(X)):
@@ -124,8 +122,7 @@ def test_sums_about_the_same_rows_share_the_budget_and_no_more_are_made_than_wer
     class Greedy(Total):
         times = 2
 
-    with refused("FK-BUDGET-EXCEEDED"):
-        run(Greedy(privacy_epsilon=2.0))
+    refuses("FK-BUDGET-EXCEEDED", run, Greedy(privacy_epsilon=2.0))
 
 
 class Asks(Total):
@@ -168,8 +165,7 @@ def asking(step: Any) -> Any:
     ids=["no sensitivity", "no noise at the clients", "a smaller sensitivity", "an answer"],
 )
 def test_what_would_leave_without_its_noise_is_refused(method: Any, kind: Any, code: str) -> None:
-    with refused(code):
-        run(method(privacy_epsilon=2.0, attempts=1), kind)
+    refuses(code, run, method(privacy_epsilon=2.0, attempts=1), kind)
 
 
 # -- kernel PCA

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from faulty import At
 from flwr.app import Context, RecordDict
-from refusals import refused
+from refusals import refused, refuses
 from zoo import WAYS, Sites, Table, everything
 
 from fedkern_flwr.align.column_ranges import Centre, read_second_pass
@@ -89,9 +89,8 @@ def test_holders_of_a_block_get_the_ranges_of_all_their_rows_and_labels(sites: S
     assert ranges[0]["label"] == [y.min(), y.max()]
     scaling = Scaling.from_json(path_of(sites, 1, "scaling").read_text())
     assert [scaling.y_min, scaling.y_max] == ranges[1]["label"]
-    assert list(zip(scaling.x_min, scaling.x_max, strict=True)) == [
-        tuple(ranges[1][name]) for name in NAMES
-    ]
+    ends = np.column_stack([scaling.x_min, scaling.x_max])
+    assert ends.tolist() == [ranges[1][name] for name in NAMES]
     assert (scaling.clip, scaling.row_norm) == (True, 3.0**0.5)
     for path in sites.folder.glob("*/*.json"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -126,10 +125,8 @@ def test_constant_columns_and_numbers_as_names(tmp_path: Path) -> None:
 
 
 def test_only_blocks_that_lack_somebody_are_asked_again(sites: Sites) -> None:
-    record = Transcript()
-    sites.fit(
-        faults=At(partition=2, phase="ranges-means", what=Fault("vanished")), transcript=record
-    )
+    record, lost = Transcript(), At(partition=2, phase="ranges-means", what=Fault("vanished"))
+    sites.fit(faults=lost, transcript=record)
     nodes = {c.node_id: k for k, c in sites.contexts.items()}
     asked = [nodes[e.node] for e in record.entries(phase="ranges-means", direction="down")]
     assert sorted(asked) == [1, 2, 2, 3, 4, 4, 5]
@@ -137,9 +134,7 @@ def test_only_blocks_that_lack_somebody_are_asked_again(sites: Sites) -> None:
     assert sorted(wrote) == list(range(6))
 
 
-def test_two_holders_are_warned_of_on_both_sides(
-    sites: Sites, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_both_sides_warn_of_two_holders(sites: Sites, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="fedkern_flwr"):
         sites.fit()
     told = [r.getMessage() for r in caplog.records if "two holders" in r.getMessage()]
@@ -157,9 +152,7 @@ def test_without_being_asked_for_labels_may_be_at_some(sites: Sites) -> None:
 
 
 @pytest.mark.promise("ranges-centre-tells-nothing")
-def test_about_a_false_centre_all_values_look_alike(
-    sites: Sites, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_false_centre_makes_values_alike(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """A refusal would tell whether they are near: they are cut off instead."""
     totals, far = list[Any](), Centre(np.full(3, 2.0), np.full(3, -1e9), np.full(3, 1e-9))
 
@@ -371,13 +364,11 @@ def test_a_row_with_a_new_category_leaves_the_others_what_they_were() -> None:
 def test_what_makes_no_encoder_is_refused(network: Network) -> None:
     for own in network.tables:
         own["category_key"] = b"short"
-    with refused("FK-CATEGORIES-KEY"):
-        network.go()
+    refuses("FK-CATEGORIES-KEY", network.go)
     replies = [e for e in network.transcript.entries() if "secret_digest" in e.scalars]
     assert [e.scalars["secret_digest"] for e in replies] == [""] * 3  # nothing to guess
     network.tables = [{"x": np.full((9, 2), 7.0)} for _ in range(2)]
-    with refused("FK-COLUMNS-CONSTANT"):
-        network.go()
+    refuses("FK-COLUMNS-CONSTANT", network.go)
     assert not list(network.folder.glob("*/*.json"))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pooled import KEY, batch_of, doubly_stochastic, joint, outputs, run_order
-from refusals import refused
+from refusals import refused, refuses
 from zoo import WAYS, Found, Table, Way, columns_of_parties, fit
 
 from fedkern_flwr.simulations import Transcript
@@ -163,9 +163,7 @@ def test_a_phase_is_never_sent_twice(actives: int) -> None:
         ("numbers", {}, False),
     ],
 )
-def test_the_active_party_chooses_a_multiple_by_itself(
-    kind: Any, options: Table, intercept: bool
-) -> None:
+def test_the_active_party_chooses_a_multiple(kind: Any, options: Table, intercept: bool) -> None:
     """For classes with an intercept, a constant feature of one half."""
     free: Table = {"gamma": None, "regularization": None, "loss": "square", "features": 90}
     found = fit(way(kind, **{**free, **options}))
@@ -189,9 +187,7 @@ def test_the_active_party_chooses_a_multiple_by_itself(
 
 @pytest.mark.promise("fdskl-numbers")
 @pytest.mark.parametrize(("kind", "bits", "directions"), [(2, 16, 2000), ("numbers", 32, 1000)])
-def test_numbers_take_twice_the_bits_of_half_the_phases(
-    kind: Any, bits: int, directions: int
-) -> None:
+def test_numbers_take_twice_the_bits_of_half_phases(kind: Any, bits: int, directions: int) -> None:
     """And those of streaming as many as other phases; fewer directions, so that a test is quick."""
     free: Table = {"phase_bits": None, "regularization": "leave"}
     made = fit(way(kind, **{**free, "features": 60})).strategy
@@ -250,16 +246,13 @@ def test_predictions_need_what_the_parties_kept(tmp_path: Path) -> None:
 
     predict()
     predict()
-    with refused("FK-KEPT-NONE"):
-        predict(state_dir=None)
+    refuses("FK-KEPT-NONE", predict, state_dir=None)
     with refused("FK-KEPT-NONE"):
         predict(tables=[*sites.tables[:3], {**sites.tables[3], "state_dir": tmp_path / "other"}])
     newcomer: Table = {"x": np.zeros((60, 1)), "ids": sites.tables[3]["ids"]}
-    with refused("FK-MODEL-PARTIES"):
-        predict(tables=[*sites.tables, newcomer])
+    refuses("FK-MODEL-PARTIES", predict, tables=[*sites.tables, newcomer])
     for name, value in (("drawn_for", 0.6), ("kernel", "laplacian"), ("phase_bits", 16)):
-        with refused("FK-MODEL-OPTIONS"):
-            predict({**meta, name: value})
+        refuses("FK-MODEL-OPTIONS", predict, {**meta, name: value})
     bare = [{k: v for k, v in t.items() if k not in ("x_test", "ids_test")} for t in sites.tables]
     with refused("FK-TEST-NONE"):
         predict(tables=[{k: v for k, v in t.items() if k != "y_test"} for t in bare])

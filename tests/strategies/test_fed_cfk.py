@@ -15,7 +15,7 @@ import pytest
 from conversation import watching
 from item_rows import away
 from pooled import over_simplex
-from refusals import refused
+from refusals import refuses
 from scipy import sparse
 from zoo import WAYS, Sites, Table
 
@@ -187,9 +187,7 @@ def test_all_users_get_what_they_would_with_pooled_ratings(lam: float, tmp_path:
         assert network.learn().metrics_["auc"] > 0.6  # it has learned something
 
 
-def test_users_alone_on_their_nodes_get_the_same_and_nobody_to_judge_no_metrics(
-    tmp_path: Path,
-) -> None:
+def test_users_alone_on_nodes_get_the_same_and_nobody_to_judge_no_metrics(tmp_path: Path) -> None:
     network = Network.of(tmp_path, by(1))
     network.check(network.learn(), everybody())
     parts = ((0, 29, 5), range(1, 5), range(6, 29))
@@ -202,9 +200,7 @@ def test_users_alone_on_their_nodes_get_the_same_and_nobody_to_judge_no_metrics(
     assert "auc" not in strategy.metrics_
 
 
-def test_users_outside_the_kernel_get_recommendations_and_cohorts_share_one(
-    network: Network,
-) -> None:
+def test_users_outside_the_kernel_get_items_and_cohorts_share_one(network: Network) -> None:
     strategy = network.learn(participation=0.5, seed=2, min_support=3)
     members = strategy.survivors_
     assert len(members) == 3
@@ -224,8 +220,7 @@ def test_who_drops_out_gets_nothing_and_the_others_what_is_right(tmp_path: Path)
     kernel, there = ([u for u in range(USERS) if u // 3 != k] for k in (2, 7))
     network.check(strategy, Pooled(kernel), there)
     lost = away(range(4), "gram-recommend", "error")
-    with refused("FK-PARTIES-LOST"):
-        network.learn(faults=lost, attempts=2)
+    refuses("FK-PARTIES-LOST", network.learn, faults=lost, attempts=2)
 
 
 # -- what everybody gets and what is seen

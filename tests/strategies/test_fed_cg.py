@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord
 from hospitals import TWO, VARIANTS, Parties, Serve, deal, server, small
-from refusals import refused
+from refusals import refused, refuses
 from zoo import Table, side
 
 from fedkern_flwr.simulations import Transcript
@@ -160,9 +160,8 @@ def test_clients_do_not_show_their_values_to_a_single_party_either(serve: Serve)
     """What the strategy allows, each node must allow as well."""
     for hospitals, centres, k in ((2, 1, 2), (1, 2, 0)):
         tables = deal(*side(60, 6), hospitals, centres, **TWO)
-        with refused("FK-ALONE-REFUSED") as caught:
-            serve(tables).learn(**ALONE)
-        assert f"partition {k}" in str(caught.value)
+        caught = refuses("FK-ALONE-REFUSED", serve(tables).learn, **ALONE)
+        assert f"partition {k}" in str(caught)
         serve(change(tables, k, **ALONE)).learn(**ALONE)
 
 
@@ -240,11 +239,8 @@ def test_predictions_need_the_landmarks_of_the_model(serve: Serve) -> None:
         with refused("FK-LANDMARKS-MODEL", "FK-BLOCK-DIFFERS"):
             predict(change([*tables], k, **ODD_SEED), model)
     for made in (secret, model):
-        with refused("FK-KEPT-NONE"):
-            predict(bare, made)
+        refuses("FK-KEPT-NONE", predict, bare, made)
     with refused("FK-KEPT-NONE"):  # normal landmarks do not follow from the seed alone
         predict(tables, serve(tables).learn(sampling="N").model())
-    with refused("FK-MODEL-PARTIES"):
-        predict(tables[:4], model, nodes.folder)
-    with refused("FK-MODEL-OPTIONS"):
-        FedCG(landmarks=21).predict_at_nodes(nodes.grid(), *model)
+    refuses("FK-MODEL-PARTIES", predict, tables[:4], model, nodes.folder)
+    refuses("FK-MODEL-OPTIONS", FedCG(landmarks=21).predict_at_nodes, nodes.grid(), *model)

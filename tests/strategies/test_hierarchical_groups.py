@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import svm_groups
 from faulty import PowerCutError
-from refusals import refused
+from refusals import refuses
 from svm_groups import GROUPS, Network, Open, check_optimum, delays, hits
 from zoo import same
 
@@ -39,8 +39,7 @@ def test_no_more_than_half_of_the_agents_may_be_lost(network: Open) -> None:
         late = delivery.phase == "svm-step" and delivery.round >= 3
         return Fault("error") if late and delivery.partition in (2, 4) else None
 
-    with refused("FK-PARTIES-LOST"):
-        network("leave-out").learn(plan)
+    refuses("FK-PARTIES-LOST", network("leave-out").learn, plan)
 
 
 @pytest.mark.parametrize(

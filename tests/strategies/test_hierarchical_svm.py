@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import svm_groups
 from faulty import At, PowerCutError
-from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 from pooled import stacked
-from refusals import refused
+from refusals import refuses
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import SVC
 from zoo import WAYS, Found, Sites, Table, new_folder
@@ -27,6 +26,7 @@ from fedkern_flwr.groups.trials import deal as folds_of
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import Transcript
 from fedkern_flwr.simulations.engines import Fault
+from fedkern_flwr.solvers.local_solvers import solve_local
 from fedkern_flwr.strategies import HierarchicalSVM
 
 Array = np.ndarray
@@ -55,26 +55,9 @@ def least(x: Array, y: Array) -> float:
     return float(0.5 * (found.coef_**2).sum() + losses.sum())
 
 
-def local_hinge(x: Array, y: Array, v: Array, penalty: Array, c: float) -> Array:
-    """argmin C sum hinge + 1/2 (w - v)^T diag(penalty) (w - v): interior point on the dual box."""
-    scale = np.sqrt(1.0 / penalty)
-    z, b = y[:, None] * x * scale, 1.0 - y * (x @ v)
-    q, a = z @ z.T, np.full(len(y), c / 2.0)
-    low, high = np.ones(len(y)), np.ones(len(y))
-    for _ in range(100):
-        gap = float(low @ a + high @ (c - a))
-        rest = q @ a - b - low + high
-        if gap < 1e-15 * c * len(y) and np.abs(rest).max() < 1e-13 * (1.0 + np.abs(b).max()):
-            break
-        mu = 0.1 * gap / (2 * len(y))
-        right = -(q @ a - b) + mu / a - mu / (c - a)
-        da = np.linalg.solve(q + np.diag(low / a + high / (c - a)), right)
-        dlow = mu / a - low - low / a * da
-        dhigh = mu / (c - a) - high + high / (c - a) * da
-        pairs = [(a, da), (c - a, -da), (low, dlow), (high, dhigh)]
-        step = min(1.0, 0.99 / max(1e-300, *(float((-d / p).max()) for p, d in pairs)))
-        a, low, high = a + step * da, low + step * dlow, high + step * dhigh
-    return v + scale * (z.T @ a)
+def local_hinge(x: Array, y: Array, v: Array, rho: float, c: float) -> Array:
+    """argmin C sum hinge + rho/2 |w - v|^2, which core/test_local_solvers.py proves."""
+    return solve_local("hinge", x, y, v, np.full(len(v), rho), c, np.empty(0))[0]
 
 
 def augment(x: Array, y: Array, users: int) -> tuple[list[Array], list[Array]]:
@@ -88,36 +71,22 @@ def rise(t: int) -> float:
     return 20.0 ** (min(t, 40) / 40)
 
 
-def plain_admm(
-    x: Array,
-    y: Array,
-    sizes: Sequence[int],
-    iterations: int,
-    *,
-    c: float = 1.0,
-    a: float = 1.7,
-    first: Sequence[float] | None = None,
-    sigma: float | None = None,
-    grow: Callable[[int], float] = rise,
-    q: Array | None = None,
-) -> list[Array]:
+def plain_admm(x: Array, y: Array, sizes: list[int], iterations: int, **given: Any) -> list[Array]:
     """Two-block ADMM as the module docstring of consensus.py has it; return z of each iteration."""
     users, d = sum(sizes), x.shape[1] + 1
+    c, a, sigma = (given.get(name, usual) for name, usual in (("c", 1.0), ("a", 1.7), ("sigma", 0)))
+    first, grow = given.get("first", [c] * len(sizes)), given.get("grow", rise)
+    q = given.get("q", np.append(np.ones(d - 1), 0.0))
     xs, ys = augment(x, y, users)
     group = np.repeat(np.arange(len(sizes)), sizes)
-    first = [c] * len(sizes) if first is None else list(first)
-    q = np.append(np.ones(d - 1), 0.0) if q is None else q
     zi, s = np.zeros((len(sizes), d)), np.zeros((len(sizes), d))
     r, z, out = np.zeros((users, d)), np.zeros(d), []
     for t in range(iterations):
-        sig, nxt = (
-            float(np.mean(first)) * grow(u) * users / len(sizes) if sigma is None else sigma
-            for u in (t, t + 1)
-        )
+        sig, nxt = (sigma or np.mean(first) * grow(u) * users / len(sizes) for u in (t, t + 1))
         before, h = zi.copy(), np.zeros((users, d))
         rho = [p * grow(t) for p in first]
         for j, i in enumerate(group):
-            w = local_hinge(xs[j], ys[j], before[i] - r[j], np.full(d, rho[i]), c)
+            w = local_hinge(xs[j], ys[j], before[i] - r[j], rho[i], c)
             h[j] = a * w + (1 - a) * before[i]
         for i in range(len(sizes)):
             mine = group == i
@@ -139,7 +108,7 @@ def plain_central(x: Array, y: Array, users: int, iterations: int) -> list[Array
     q, z, r, out = np.append(np.ones(d - 1), 0.0), np.zeros(d), np.zeros((users, d)), []
     for t in range(iterations):
         rho = rise(t)
-        w = [local_hinge(xs[j], ys[j], z - r[j], np.full(d, rho), 1.0) for j in range(users)]
+        w = [local_hinge(xs[j], ys[j], z - r[j], rho, 1.0) for j in range(users)]
         h = 1.7 * np.array(w) - 0.7 * z
         z = rho * (h + r).sum(0) / (rho * users + q)
         r = (r + h - z) * rho / rise(t + 1)
@@ -164,8 +133,12 @@ def horizontal(
     return tables + [{"role": "agent", "group": i} for i in range(len(sizes)) if agents]
 
 
-def fit(tables: list[Table], rounds: int = 200, **options: Any) -> HierarchicalSVM:
-    sites = Sites(WAYS[SPLITS["rows"]], new_folder(), tables)
+def served(tables: list[Table]) -> Sites:
+    return Sites(WAYS[SPLITS["rows"]], new_folder(), tables)
+
+
+def fit(nodes: list[Table] | Sites, rounds: int = 200, **options: Any) -> HierarchicalSVM:
+    sites = nodes if isinstance(nodes, Sites) else served(nodes)
     start: Table = {"num_rounds": rounds, "timeout": 60.0}
     found: HierarchicalSVM = sites.fit(start=start, **{"C": 1.0, **options}).strategy
     return found
@@ -216,10 +189,9 @@ def test_each_iteration_is_that_of_the_plain_admm(case: str) -> None:
 
 
 def test_one_layer_is_the_plain_consensus_of_users() -> None:
-    x, y = blobs()
-    nodes = horizontal(x, y, [5], agents=False)
+    nodes = horizontal(*blobs(), [5], agents=False)
     strategy = fit(nodes, 12, architecture="centralised", tolerance=1e-12)
-    check_trace(strategy, plain_central(x, y, 5, 12))
+    check_trace(strategy, plain_central(*blobs(), 5, 12))
     assert strategy.ledger_.by_phase["svm-local"] == 12
 
 
@@ -287,9 +259,7 @@ def test_rbf_converges() -> None:
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_iterations_that_were_too_few_are_said_in_one_line(
-    split: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_too_few_iterations_are_said_once(split: str, caplog: pytest.LogCaptureFixture) -> None:
     for rounds, tolerance in ((3, 1e-9), (200, 0.05)):
         caplog.clear()
         strategy = fit_way(
@@ -334,9 +304,7 @@ def test_one_exchange_an_iteration_or_two(way: str) -> None:
         (8, 1.0, {"staleness": 3}),
     ],
 )
-def test_groups_that_are_all_there_in_time_have_the_same_models(
-    rounds: int, c: float | None, other: Table
-) -> None:
+def test_groups_in_time_have_the_same_models(rounds: int, c: float | None, other: Table) -> None:
     nodes = horizontal(*blobs(72), [2, 2, 2])
     one, two = (fit(nodes, rounds, tolerance=1e-12, C=c, **more) for more in ({}, other))
     np.testing.assert_array_equal(traced(one), traced(two))
@@ -362,8 +330,7 @@ def test_rows_that_a_group_lacks_are_refused_or_left_out() -> None:
     for k, rows, kind in ((0, 5, ""), (2, 1, "_test")):
         for name in (f"x{kind}", f"ids{kind}"):
             sites.tables[k][name] = sites.tables[k][name][rows:]
-    with refused("FK-ROWS-LACKING"):
-        sites.fit()
+    refuses("FK-ROWS-LACKING", sites.fit)
     found = sites.fit(missing="drop-row", tolerance=1e-6)
     assert found.strategy.row_plan_.dropped == 6
     check_optimum(found, 2e-6)
@@ -385,37 +352,21 @@ def test_rows_that_nobody_labelled_do_no_harm_and_none_need_be_held_out() -> Non
 # -- C is chosen by held-out folds, all that is tried side by side
 
 
-USERS, ROWS = 5, 150
-SIZES = [3, 2]
-
-
-def digests(x: Array, y: Array, users: int) -> list[str]:
-    """Return what stands for the tables of users: it deals their rows to folds."""
-    sites = Sites(WAYS["hierarchical-svm"], new_folder(), horizontal(x, y, [users]))
-    places = [
-        {"partition-id": k, "num-partitions": users, "simulation": True} for k in range(users)
-    ]
-    states = [Context(run_id=1, node_id=k, node_config=p, state=RecordDict(), run_config={})
-              for k, p in enumerate(places)]  # fmt: skip
-    return [sites.client_fn(state).table.digest() for state in states]
-
-
-def pooled_losses(
-    x: Array, y: Array, kind: str, users: int = USERS, lost: tuple[int, ...] = ()
-) -> Array:
+def pooled_losses(sites: Sites, kind: str, lost: tuple[int, ...] = ()) -> Array:
     """Return the held-out loss per row of each C, of pooled models of the same folds."""
-    parts = np.array_split(np.random.default_rng(1).permutation(len(x)), users)
-    fold = np.empty(len(x), np.intp)
-    for k, (rows, digest) in enumerate(zip(parts, digests(x, y, users), strict=True)):
-        fold[rows] = -1 if k in lost else folds_of(len(rows), digest)
-    own, found = standard(x), np.zeros(len(TRIED))
+    users = range(sum("x" in table for table in sites.tables))
+    dealt = [sites.client_fn(sites.contexts[k]).table.digest() for k in users]
+    sizes = [len(sites.tables[k]["y"]) for k in users]
+    folds = [folds_of(n, own) for n, own in zip(sizes, dealt, strict=True)]
+    fold = np.concatenate([np.full(sizes[k], -1) if k in lost else folds[k] for k in users])
+    x, y, found = standard(stacked(sites.tables)), stacked(sites.tables, "y"), np.zeros(len(TRIED))
     for k, c in enumerate(TRIED):
         for f in range(FOLDS):
             seen, held = (fold != f) & (fold >= 0), fold == f
             model: Any = SVC(C=c, kernel="linear", tol=1e-6)
             if kind == "logistic":
                 model = LogisticRegression(C=c, tol=1e-8, max_iter=1000)
-            margin = y[held] * model.fit(own[seen], y[seen]).decision_function(own[held])
+            margin = y[held] * model.fit(x[seen], y[seen]).decision_function(x[held])
             loss = np.maximum(0.0, 1.0 - margin) if kind == "linear" else np.logaddexp(0, -margin)
             found[k] += loss.sum() / len(x)
     return found
@@ -424,15 +375,15 @@ def pooled_losses(
 @pytest.mark.promise("svm-folds-held-out")
 @pytest.mark.parametrize("kind", ["linear", "logistic"])
 def test_the_choice_is_that_of_pooled_rows_in_the_same_folds(kind: Any) -> None:
-    x, y = blobs(ROWS)
-    strategy = fit(horizontal(x, y, SIZES), model=kind, C=None)
-    right, tuned = pooled_losses(x, y, kind), strategy.tuned_
+    nodes = served(horizontal(*blobs(150), [3, 2]))
+    strategy = fit(nodes, model=kind, C=None)
+    right, tuned = pooled_losses(nodes, kind), strategy.tuned_
     near = right <= 1.2 * right.min()  # the smallest C has the farthest way to its optimum
     np.testing.assert_allclose(np.array(tuned["losses"])[near], right[near], rtol=0.06)
     # twelve iterations are near the optima, and of C that are as good one is as good as another
     assert right[TRIED.index(strategy.C_)] <= 1.02 * (1.0 + TIE) * right.min()
     assert tuned["losses"][0] > (1.0 + TIE) * min(tuned["losses"])  # the choice was no toss-up
-    given = fit(horizontal(x, y, SIZES), model=kind, C=strategy.C_)
+    given = fit(nodes.tables, model=kind, C=strategy.C_)
     assert given.tuned_ == {}
     assert strategy.metrics_["converged"]
     assert strategy.metrics_["objective"] == pytest.approx(given.metrics_["objective"], rel=3e-3)
@@ -443,23 +394,21 @@ def test_the_choice_is_that_of_pooled_rows_in_the_same_folds(kind: Any) -> None:
 
 
 def test_groups_that_are_left_out_have_no_say_in_the_choice() -> None:
-    x, y = blobs(ROWS)
     gone = At(partition=2, phase="svm-step", what=Fault("error"), number=3, always=True)
-    nodes = horizontal(x, y, [2, 2, 2])
+    nodes = served(horizontal(*blobs(150), [2, 2, 2]))
     strategy = fit(nodes, C=None, faults=gone, lost_groups="leave-out", rounds=30)
     assert strategy.metrics_["groups_left_out"] == 1
-    right, losses = pooled_losses(x, y, "linear", 6, lost=(2, 3)), strategy.tuned_["losses"]
+    right, losses = pooled_losses(nodes, "linear", (2, 3)), strategy.tuned_["losses"]
     near = right <= 1.2 * right.min()
     np.testing.assert_allclose(np.array(losses)[near], right[near], rtol=0.1)
     assert right[TRIED.index(strategy.C_)] <= 1.05 * (1.0 + TIE) * right.min()
-    everybody = pooled_losses(x, y, "linear", 6)  # a control
+    everybody = pooled_losses(nodes, "linear")  # a control
     assert not np.allclose(np.array(losses)[near], everybody[near], rtol=0.2)
 
 
 def test_before_and_after_the_choice_models_have_their_sizes() -> None:
-    x, y = blobs(90)
     transcript = Transcript()
-    fit(horizontal(x, y, [2, 2]), C=None, rounds=24, transcript=transcript)
+    fit(horizontal(*blobs(90), [2, 2]), C=None, rounds=24, transcript=transcript)
     asked = [e.scalars for e in transcript.entries(phase="svm-combine", direction="down")]
     assert {r["outputs"] for r in asked if r["chosen"] < 0} == {FOLDS * len(TRIED)}
     assert {r["outputs"] for r in asked if r["chosen"] >= 0} == {1}
@@ -477,9 +426,7 @@ def test_before_and_after_the_choice_models_have_their_sizes() -> None:
         ({}, {"counting": "refuse"}, "release limits"),
     ],
 )
-def test_where_nothing_is_tried_c_is_one_and_why_is_said(
-    options: Table, rules: Table, why: str
-) -> None:
+def test_untried_c_is_one_and_why_is_said(options: Table, rules: Table, why: str) -> None:
     """Of 75 rows each, 25 in a fold, two users in a group."""
     policy = NodePolicy.of_simulations(**rules)
     nodes = horizontal(*blobs(300), [2, 2], policy=policy)
@@ -532,16 +479,11 @@ class Forced(HierarchicalSVM):
     ],
 )
 def test_a_node_refuses_folds_of_few_rows_itself(rules: dict[str, int], architecture: Any) -> None:
-    x, y = blobs(60)
-    layers = architecture == "hierarchical"
-    policy = NodePolicy.of_simulations(**rules)
-    tables = horizontal(x, y, [2, 2] if layers else [4], agents=layers, policy=policy)
-    sites = Sites(WAYS["hierarchical-svm"], new_folder(), tables)
-    code = {"min_own_rows": "FK-POLICY-OWN-ROWS", "min_sum_rows": "FK-POLICY-SUM-ROWS"}
-    with refused(code[next(iter(rules))]):
-        sites.fit(
-            strategy=Forced(C=None, seed=3, architecture=architecture), start={"num_rounds": 24}
-        )
+    layers, policy = architecture == "hierarchical", NodePolicy.of_simulations(**rules)
+    tables = horizontal(*blobs(60), [2, 2] if layers else [4], agents=layers, policy=policy)
+    code = "FK-POLICY-OWN-ROWS" if "min_own_rows" in rules else "FK-POLICY-SUM-ROWS"
+    forced = Forced(C=None, seed=3, architecture=architecture)
+    refuses(code, served(tables).fit, strategy=forced, start={"num_rounds": 24})
 
 
 def test_ties_go_to_the_smaller_c() -> None:

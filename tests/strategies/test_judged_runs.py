@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from pooled import outputs
-from refusals import refused
+from refusals import refuses
 from scipy.spatial.distance import cdist
 from sklearn import metrics
 from zoo import WAYS, Found, Table, fit, hospitals, quiet
@@ -123,8 +123,7 @@ def test_a_node_refuses_more_bins_than_its_rows_are_enough_for(
 ) -> None:
     for room in ("fed_cg_system", "fdskl", "hierarchical_rows"):
         monkeypatch.setattr(f"fedkern_flwr.strategies.{room}.bins_of", lambda *_: bins)
-    with refused("FK-ORDER-BINS"):
-        fit(name, start=FEW)
+    refuses("FK-ORDER-BINS", fit, name, start=FEW)
 
 
 @pytest.mark.parametrize("name", [*TWO, *NUMBERS])
@@ -181,8 +180,7 @@ def test_without_the_option_the_model_does_not_hold_the_sums() -> None:
     assert set(arrays) == {"coefficients", "gammas"}
     assert meta["noise"] == []
     for options in ({"solver": "cg"}, {"penalty": "rkhs"}):
-        with refused("FK-EQUATIONS-NEEDED"):
-            FedCG(variance=True, **options)
+        refuses("FK-EQUATIONS-NEEDED", FedCG, variance=True, **options)
 
 
 def test_a_run_that_goes_on_judges_as_the_one_that_broke_off(tmp_path: Path) -> None:

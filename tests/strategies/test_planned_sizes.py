@@ -85,9 +85,7 @@ def test_fedcg_takes_the_landmarks_folds_and_widths_that_fit(
     assert bool(fitted.result().get("notes")) == (share < 1.0)
 
 
-def test_a_repeated_run_has_the_same_landmarks_and_a_smaller_one_the_first_of_them(
-    run: Run,
-) -> None:
+def test_a_repeated_run_has_the_same_landmarks_and_a_smaller_one_the_first(run: Run) -> None:
     """Also where two hold a block; other holders draw others, though it is called the same."""
     drawn: dict[str, Any] = {}
     for blocks in ("aaa", "aab", "aba"):
@@ -104,8 +102,6 @@ def test_a_repeated_run_has_the_same_landmarks_and_a_smaller_one_the_first_of_th
     ("share", "options", "features"),
     [(0.2, {}, 33), (0.01, {"components": 5}, 7), (0.2, {"features": 40}, 40), (1.0, {}, 50)],
 )
-def test_kernel_pca_takes_the_features_that_fit(
-    share: float, options: Any, features: int, run: Run
-) -> None:
+def test_kernel_pca_takes_what_fits(share: float, options: Any, features: int, run: Run) -> None:
     fitted = run(KernelPCA(**options), share)
     assert len(fitted.model_["mean"]) == 2 * features

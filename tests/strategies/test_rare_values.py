@@ -85,11 +85,7 @@ def test_runs_differ_by_no_count_of_few_rows(tmp_path: Path, monkeypatch: Any) -
     """A lot of new rows is large, and one of them alone may have a category, or none."""
     rows = ["flu"] * 40 + ["gout"] * 19
     key, found = column_key(SECRET, "c"), []
-    lots = [
-        [""],
-        ["flu"] * 599 + ["gout"],
-        ["flu"] * 590 + ["gout"] * 4 + ["rash"] * 4 + [""] * 2,
-    ]
+    lots = [[""], ["flu"] * 599 + ["gout"], ["flu"] * 590 + ["gout"] * 4 + ["rash"] * 4 + [""] * 2]
     for seed, lot in enumerate(lots):
         rows = rows + lot
         tables = words(rows, *[["flu"] * 40 + ["gout"] * 20] * 2)
@@ -129,9 +125,7 @@ def test_counts_name_blood_groups() -> None:
 
 @pytest.mark.promise("rare-products")
 @pytest.mark.parametrize("sampling", ["N", "C"])
-def test_covariances_show_no_row_with_a_rare_value(
-    tmp_path: Path, monkeypatch: Any, sampling: str
-) -> None:
+def test_covariances_show_no_rare_value(tmp_path: Path, monkeypatch: Any, sampling: str) -> None:
     """The products of a column with a single 1 would be that patient's other columns."""
     opened, read = [], fed_cg.read_moments
     monkeypatch.setattr(fed_cg, "read_moments", lambda *one: opened.append(one[0]) or read(*one))

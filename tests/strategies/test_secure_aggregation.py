@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping as Clipping
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, FedProx, Krum
 from identities import known_node, pin_identities
-from refusals import refused
+from refusals import refused, refuses
 from scipy import stats
 
 from fedkern_flwr.errors import CohortError
@@ -296,8 +296,7 @@ def test_survivors_are_voted_for_where_identities_are_pinned(tmp_path: Path) -> 
 def test_the_policy_of_a_node_counts(caplog: pytest.LogCaptureFixture) -> None:
     run(SecureAvg(), make_app(policy=NodePolicy()), num_rounds=100)
     assert caplog.text.count("only a budget of privacy protects single rows") == 1
-    with refused("FK-POLICY-OWN-ROWS"):
-        run(SecureAvg(), make_app(policy=NodePolicy(min_own_rows=30)))
+    refuses("FK-POLICY-OWN-ROWS", run, SecureAvg(), make_app(policy=NodePolicy(min_own_rows=30)))
     with refused("FK-POLICY-COUNTING"):
         run(SecureAvg(), make_app(policy=NodePolicy(counting="refuse")), num_rounds=100)
 
@@ -326,8 +325,7 @@ def test_the_ledger_knows_examples_again(tmp_path: Path) -> None:
 def test_a_damaged_layout_is_refused() -> None:
     damaged = '{ [["a"]] [["a",-1]] [["a",true]] [["a",33]] [["a",0],["a",0]]'
     for text in (*damaged.split(), "[" * 100_000):
-        with refused("FK-MESSAGE-FIELD"):
-            averages.read_layout(text)
+        refuses("FK-MESSAGE-FIELD", averages.read_layout, text)
 
 
 # -- with a clip and noise: what is averaged has a bound, its mean a budget
@@ -473,18 +471,15 @@ def test_rounds_add_up_and_epsilon_is_in_the_history() -> None:
     ],
 )
 def test_what_keeps_no_budget_is_refused(options: dict[str, Any], code: str) -> None:
-    with refused(code):
-        noisy(**options)
+    refuses(code, noisy, **options)
     mod = {name: options[name] for name in {*OPTIONS, "bound"} & set(options)}
     if code == "FK-OPTION-PARTNER" or "bound" in options:
-        with refused(code):  # at the node as well
-            noisy_app(**mod)
+        refuses(code, noisy_app, **mod)  # at the node as well
 
 
 def test_without_dp_accounting_one_line_says_what_to_install(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with refused("FK-PACKAGE-MISSING"):
-        noisy()
+    refuses("FK-PACKAGE-MISSING", noisy)
 
 
 @pytest.mark.parametrize(
@@ -503,8 +498,7 @@ def test_without_dp_accounting_one_line_says_what_to_install(monkeypatch: Any) -
 def test_a_node_takes_part_with_its_own_options_only(
     server: dict[str, Any], node: dict[str, Any], code: str
 ) -> None:
-    with refused(code):
-        noisy(app=noisy_app(**node), **server)
+    refuses(code, noisy, app=noisy_app(**node), **server)
 
 
 CLIPPED: dict[str, Any] = {"clip": CLIP, "noise_multiplier": 3.0}
@@ -517,5 +511,4 @@ def test_runs_add_up_at_each_node_until_its_owner_s_limit(tmp_path: Path) -> Non
     assert 2.9 < strategy.privacy()["budget"]["spent"] < 3.1
     with refused("FK-BUDGET-SPENT", "FK-POLICY-EPSILON"):
         noisy(app=app, noise_multiplier=3.0)
-    with refused("FK-POLICY-EPSILON"):
-        noisy(app=app, noise_multiplier=3.0, num_rounds=20)
+    refuses("FK-POLICY-EPSILON", noisy, app=app, noise_multiplier=3.0, num_rounds=20)

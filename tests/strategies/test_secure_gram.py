@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from faulty import PowerCutError
 from item_rows import Rows, away, binary, crossing, drawn, few_of_some, many_items
-from refusals import refused
+from refusals import refused, refuses
 from scipy import sparse
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
@@ -67,8 +67,7 @@ def test_disjoint_cohorts_add_up_and_an_item_has_none_or_enough_rows_in_each(sup
         assert set(nodes.requests("gram-matrix")) == set(everybody)
         if support:
             np.testing.assert_array_equal(strategy.counts_, nodes.counts(everybody))
-    with refused("FK-ITEMS-SUPPORT"):
-        nodes.release(min_support=60)
+    refuses("FK-ITEMS-SUPPORT", nodes.release, min_support=60)
 
 
 # -- rounds: users come and go, and K grows
@@ -137,14 +136,12 @@ def shows_rows(strategy: Any) -> bool:
 @pytest.mark.promise("gram-recovery-refused")
 def test_a_matrix_that_can_be_taken_apart_is_told_of_or_refused() -> None:
     nodes, options = many_items(), {"min_support": 0, "allow_recovery": False}
-    with refused("FK-GRAM-RECOVERY"):
-        nodes.release(**options)
+    refuses("FK-GRAM-RECOVERY", nodes.release, **options)
     assert not nodes.times("gram-matrix")
     assert shows_rows(nodes.release(min_support=0))  # in a simulation
     grid = nodes.grid()
     grid.simulation = False
-    with refused("FK-GRAM-RECOVERY"):
-        SecureGram(min_support=2, drop_outs=True).start(grid)
+    refuses("FK-GRAM-RECOVERY", SecureGram(min_support=2, drop_outs=True).start, grid)
     strategy = SecureGram(drop_outs=True, allow_recovery=True)
     strategy.start(grid)  # there an item needs twenty rows
     np.testing.assert_array_equal(strategy.items_, np.flatnonzero(strategy.counts_ >= 20))
@@ -169,8 +166,7 @@ def test_items_that_most_rows_have_are_kept_as_far_as_the_rows_reach(support: in
     assert not shows_rows(strategy)
     assert len(nodes.release(rows_per_item=2, cohorts=2, min_support=0).items_) == 6  # in each
     assert len(nodes.release(rows_per_item=7.5, min_support=0).items_) == 3
-    with refused("FK-ITEMS-SUPPORT"):
-        nodes.release(rows_per_item=25)
+    refuses("FK-ITEMS-SUPPORT", nodes.release, rows_per_item=25)
     # what was promised of the rows that were counted must hold for those that are summed
     with refused("FK-PARTIES-LOST"):
         nodes.release(away([0, 1]), threshold=4, attempts=2, rows_per_item=2, **options)
@@ -233,8 +229,7 @@ def test_products_of_new_items_are_exact_with_a_model_that_was_saved(tmp_path: P
     fewer = nodes.release(away([0], "gram-counts"), min_support=3)
     nodes.check_cross(SecureGram().cross(nodes.grid(), fewer.model()), fewer, [1, 2, 3])
     gone = FaultyGrid(nodes.grid(), away([1], "gram-cross", "error"))
-    with refused("FK-PARTIES-LOST"):
-        SecureGram(attempts=2).cross(gone, strategy.model())
+    refuses("FK-PARTIES-LOST", SecureGram(attempts=2).cross, gone, strategy.model())
 
 
 def test_other_models_other_nodes_and_other_units_are_refused() -> None:
@@ -244,20 +239,17 @@ def test_other_models_other_nodes_and_other_units_are_refused() -> None:
         others = Rows.of([*(table["x"] for table in nodes.tables[:3]), *rows])
         for table in others.tables:
             table["x_new"] = np.ones((len(table["x"]), 1))
-        with refused("FK-MODEL-PARTIES"):
-            SecureGram().cross(others.grid(), model)
+        refuses("FK-MODEL-PARTIES", SecureGram().cross, others.grid(), model)
     # K in units of 4^-20 read as one in units of 4^-10 would be another kernel
     real = nodes.release(encoding="fixed-point").model()
     units = {"encoding": "fixed-point", "fraction_bits": 10}
     for options, made in (({}, (arrays, {})), (units, real)):
         with pytest.raises(CheckpointError):
             SecureGram(**options).cross(nodes.grid(), made)
-    with refused("FK-MODEL-OTHER"):
-        SecureGram.of_model({**meta, "method": "fdskl"})
+    refuses("FK-MODEL-OTHER", SecureGram.of_model, {**meta, "method": "fdskl"})
     for new in (nodes.tables[2]["x_new"][:, :3], None):
         nodes.tables[2]["x_new"] = new
-        with refused("FK-ITEMS-NEW"):
-            SecureGram().cross(nodes.grid(), model)
+        refuses("FK-ITEMS-NEW", SecureGram().cross, nodes.grid(), model)
 
 
 # -- nodes vanish and servers break down: no two sums whose difference shows one
@@ -318,8 +310,7 @@ def test_when_one_node_drops_out_after_the_counts_all_are_asked_again_or_nothing
     nodes.check(strategy, range(NODES))
     assert strategy.ledger_.by_phase["gram-matrix"] == 2
     assert opened(nodes) == 2  # the counts, and K once
-    with refused("FK-PARTIES-LOST"):
-        release(nodes, away([4], kind=kind))
+    refuses("FK-PARTIES-LOST", release, nodes, away([4], kind=kind))
     assert opened(nodes) == 1
     assert len(nodes.times("gram-matrix")) == 3 * NODES
     # without counts there is no difference
@@ -329,8 +320,7 @@ def test_when_one_node_drops_out_after_the_counts_all_are_asked_again_or_nothing
 def test_few_rows_that_drop_out_are_shown_by_nothing_either(nodes: Rows) -> None:
     """Two nodes of six rows: enough for a support of 6, not for one of 7."""
     nodes.check(release(nodes, away([1, 4]), min_support=6), [0, 2, 3, 5])
-    with refused("FK-PARTIES-LOST"):
-        release(nodes, away([1, 4]), min_support=7)
+    refuses("FK-PARTIES-LOST", release, nodes, away([1, 4]), min_support=7)
     assert opened(nodes) == 1
     once = at("gram-matrix", [1, 2], [1, 4])
     nodes.check(release(nodes, once, min_support=7), range(NODES))
@@ -341,8 +331,7 @@ def test_the_rule_holds_in_each_cohort(nodes: Rows) -> None:
     options = {"cohorts": 2, "threshold": 2, "min_support": 2}
     nodes.check(release(nodes, at("gram-matrix", [1], second[:1]), **options), range(NODES))
     assert sorted(nodes.times("gram-matrix")) == sorted([*first, *second, *second])
-    with refused("FK-PARTIES-LOST"):
-        release(nodes, away(second[:1]), **options)
+    refuses("FK-PARTIES-LOST", release, nodes, away(second[:1]), **options)
     assert opened(nodes) == 1  # nothing of the first cohort either
 
 
@@ -413,9 +402,7 @@ def test_who_has_answered_the_opening_does_not_sum_again(nodes: Rows) -> None:
 
 
 @pytest.mark.parametrize("answered", [[3], [0, 1, 2], [0, 1, 2, 3, 4, 5]])
-def test_when_too_few_are_left_to_sum_again_nothing_is_released(
-    answered: list[int], nodes: Rows
-) -> None:
+def test_if_too_few_can_sum_again_nothing_is_released(answered: list[int], nodes: Rows) -> None:
     """One node of three rows; more than may be missing; all."""
     break_the_opening(nodes, answered)
     with pytest.raises(FedKernError):
@@ -425,8 +412,7 @@ def test_when_too_few_are_left_to_sum_again_nothing_is_released(
         break_the_opening(nodes, [0, 5])
         for k in (0, 5):
             shutil.rmtree(nodes.folder / f"state-{k}")
-        with refused("FK-STATE-GONE"):
-            release(nodes, **where(nodes, resume=True))
+        refuses("FK-STATE-GONE", release, nodes, **where(nodes, resume=True))
         assert opened(nodes) == 0
 
 
@@ -473,8 +459,7 @@ def test_nodes_that_are_away_in_their_round_are_summed_in_a_later_one(attempts: 
 def test_a_node_that_stays_away_is_left_out_or_ends_the_run_when_the_others_are_summed() -> None:
     nodes, rounds = binary(8, rows=3, items=5, share=0.8), drawn(8, num_rounds=3)
     lost = rounds[0][0]
-    with refused("FK-PARTIES-LOST"):
-        nodes.release(away([lost]), num_rounds=3, min_support=2, attempts=2)
+    refuses("FK-PARTIES-LOST", nodes.release, away([lost]), num_rounds=3, min_support=2, attempts=2)
     assert set(rounds[1] + rounds[2]) <= set(nodes.times("gram-matrix"))
     strategy = nodes.release(away([lost]), num_rounds=3, min_support=0, drop_outs=True)
     nodes.check(strategy, [k for k in range(8) if k != lost])
@@ -490,6 +475,5 @@ def test_what_is_no_bad_luck_ends_the_rounds() -> None:
             seen.append(delivery.round)
             raise EngineError("a Ray actor died", code="FK-ENGINE-ACTOR")
 
-    with refused("FK-ENGINE-ACTOR"):
-        binary(4).release(plan, min_support=0, num_rounds=2)
+    refuses("FK-ENGINE-ACTOR", binary(4).release, plan, min_support=0, num_rounds=2)
     assert len(seen) == 1

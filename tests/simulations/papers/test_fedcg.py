@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_breast_cancer
 
-from fedkern_flwr.simulations.papers.fedcg import (
-    Hospital,
-    chain,
-    naive,
-    sample_landmarks,
-)
+from fedkern_flwr.simulations.papers.fedcg import Hospital, chain, naive, sample_landmarks
 
 GAMMA, LAMBDA, M = 0.5, 1.0, 6
 CUTS = (0, 100, 130, 200)
