@@ -19,7 +19,7 @@ from fedkern_flwr.guard.summaries import RunSummary
 from fedkern_flwr.guard.totals import ledger_totals
 from fedkern_flwr.run_names import session_of
 
-from ..warm_node.status import NodeStatus
+from ..warm_node.report import NodeStatus
 from .console import print_table
 from .node_freeze import known_ledger
 

@@ -20,7 +20,7 @@ from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.guard.summaries import AboutRun
 from fedkern_flwr.guard.totals import ledger_totals
 from fedkern_flwr.simulations.cli.main import run
-from fedkern_flwr.simulations.warm_node.status import NodeStatus
+from fedkern_flwr.simulations.warm_node.report import NodeStatus
 
 DAY = 86400.0
 ROWS = OwnRows([(np.random.default_rng(0).random((20, 2)),)], None, 20)
