@@ -60,8 +60,8 @@ def _state(status: NodeStatus | None, max_age: float) -> tuple[int, str]:
     if status.age > max_age:
         return NOT_CONNECTED, f"silent for {status.age:.0f} s"
     if status.connected and status.stuck:
-        help_ = "stop that run with flwr stop, else start the node again"
-        return NOT_CONNECTED, f"{_STUCK} on a message of run {status.run}: {status.stuck}; {help_}"
+        do = "stop that run with flwr stop, or start the node again"
+        return NOT_CONNECTED, f"{_STUCK} on a message of run {status.run}: {status.stuck}; {do}"
     code = CONNECTED if status.connected else NOT_CONNECTED
     return code, _STATES[code]
 

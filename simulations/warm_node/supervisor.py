@@ -122,9 +122,8 @@ class WarmNode:
         self.settings = settings
         self.config = read_config(Path(settings.node_config))
         metrics = Path(settings.metrics) if settings.metrics else None
-        self.report = NodeReport(
-            settings.superlink, self.config, metrics, self._say, longest=settings.message_seconds
-        )
+        own, longest = (settings.superlink, self.config), settings.message_seconds + settings.grace
+        self.report = NodeReport(*own, metrics, self._say, longest=longest)
         self._log = LogReader(KEEPER)
         self.address = f"{_HOST}:{settings.port}"
         self._secret = secrets.token_bytes(32)
