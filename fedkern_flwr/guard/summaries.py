@@ -102,8 +102,7 @@ def near_limits(db: sqlite3.Connection) -> tuple[str, ...]:
             "max_epsilon": spent_in_all(db, partition),
         }
         for rule, now in used.items():
-            allowed = getattr(about, rule)
-            if allowed and now >= _NEAR * allowed:
+            if (allowed := getattr(about, rule)) and now >= _NEAR * allowed:
                 found.append(f"{now:.3g} of {rule} = {allowed:g} are used up")
     return tuple(found)
 

@@ -29,13 +29,12 @@ _UNITS = {"h": 3600.0, "d": 86400.0, "w": 604800.0}
 _MODEL = (".model", ".weights", ".state")
 
 _Folder = Annotated[Path, typer.Option("--state-dir", help="The node's own folder.")]
-_Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 def show_ledger(
     state_dir: _Folder,
     run: Annotated[int | None, typer.Option(min=1, help="All of one run, by its number.")] = None,
-    as_json: _Json = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
 ) -> None:
     """Show runs, sums and refusals: no rows, no ids, no values."""
     ledger = known_ledger(state_dir)

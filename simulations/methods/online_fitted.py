@@ -9,6 +9,7 @@ import numpy as np
 
 from fedkern_flwr.online import network
 from fedkern_flwr.online.learning import current_weights
+from fedkern_flwr.run_names import run_folder
 
 from ...clients.pof_mkl_account import StreamAccount
 from ...clients.pof_rls import mixture
@@ -94,6 +95,7 @@ def _accounts(
     """Yield what the clients of a simulated run remember, by partition."""
     state: type[StreamAccount] = prepared.clients.kind.state_class
     for partition in range(prepared.num_clients):
-        files = (state_dir / strategy.session).glob(f"partition-{partition}-round-*.state")
+        folder = run_folder(state_dir, strategy.session, partition)
+        files = folder.glob(f"partition-{partition}-round-*.state")
         last = max(files, key=lambda file: int(file.stem.rsplit("-", 1)[1]), default=None)
         yield state() if last is None else state.unpack(last.read_bytes())
