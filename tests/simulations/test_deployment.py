@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -109,6 +110,8 @@ def test_fed_cg_gives_the_model_of_a_simulation(
     assert (result["engine"], result["exchanges"], result["survivors"]) == ("deployment", 5, 3)
     assert result["metrics"]["test_accuracy"] > 0.9
     assert result["matched"]["blocks"] == {"clinical": [0, 1], "centre 1": [2]}
+    assert re.fullmatch(r"[0-9a-f]{64}", result["run"]["fab_hash"])
+    assert [node["partition"] for node in result["run"]["nodes"]] == [0, 1, 2]
     # a centre has nothing to predict; its log and the server's quote no id
     assert not (out / "nodes" / "2" / "predictions.csv").exists()
 
