@@ -86,10 +86,17 @@ class Watch:
         return True
 
     def waits(
-        self, phase: str, seconds: float, seen: Outcome, waiting: list[int], away: set[int]
+        self,
+        phase: str,
+        seconds: float,
+        seen: Outcome,
+        waiting: list[int],
+        away: set[int],
+        *,
+        after: float = _EVERY,
     ) -> None:
-        """Say who is awaited in an exchange that has taken a while."""
-        if seconds < _EVERY:
+        """Say who is awaited, ``after`` so many seconds that an exchange has taken."""
+        if seconds < after:
             return
         there, names = len(seen.replies), [self.name(node) for node in waiting]
         text = f"waiting for {_some(names)}, {seconds:.0f} s: {self._title(phase)}, "
