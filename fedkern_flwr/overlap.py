@@ -117,8 +117,7 @@ class Overlap:
         method.ledger_.seconds += time.monotonic() - began
         outcome, self._outcome = self._outcome, Outcome()
         if method.watch is not None and self._courier.waiting:
-            took, post = began - self._sent, self._courier
-            about = self._phase, took, outcome, post.waiting, post.away
+            about = self._phase, began - self._sent, outcome, self._courier
             method.watch.waits(*about, after=0.0)  # they overlap: no line says that one is over
         found, failed = dict[int, Any](), dict(outcome.failures)
         for node, message in outcome.replies.items():
