@@ -241,7 +241,7 @@ def exchange(
         now = time.monotonic()
         elapsed = now - max(started, courier.returned)
         if watch is not None:
-            watch.waits(phase, now - started, outcome, courier.waiting, courier.away)
+            watch.waits(phase, now - started, outcome, courier)
         if enough is not None and not satisfied and enough():
             satisfied, limit = True, min(limit, elapsed + max(_GRACE, elapsed))
         if told and told.issuperset(courier.waiting):

@@ -43,9 +43,8 @@ class Overlap:
         self._courier = Courier(grid, method.ledger_, method.on_reply(), method.watch)
         self._outcome, self._asked = Outcome(), dict[int, tuple[type[Any], int]]()
         self._node = {party.partition: node for node, party in method.parties_.items()}
-        self._phase, self._simulated = "", is_simulated(grid)
-        self._began = self._sent = time.monotonic()
-        self._pause = _FIRST
+        self._sent, self._pause, self._simulated = time.monotonic(), _FIRST, is_simulated(grid)
+        self._phase = ""
 
     @property
     def deadline(self) -> float:
@@ -118,8 +117,8 @@ class Overlap:
         method.ledger_.seconds += time.monotonic() - began
         outcome, self._outcome = self._outcome, Outcome()
         if method.watch is not None and self._courier.waiting:
-            took, post = began - self._began, self._courier
-            method.watch.waits(self._phase, took, outcome, post.waiting, post.away)
+            about = self._phase, began - self._sent, outcome, self._courier
+            method.watch.waits(*about, after=0.0)  # they overlap: no line says that one is over
         found, failed = dict[int, Any](), dict(outcome.failures)
         for node, message in outcome.replies.items():
             (kind, asked), partition = self._asked[node], method.parties_[node].partition

@@ -16,7 +16,7 @@ from .ledger import Ledger
 from .prometheus import write_figures
 
 if TYPE_CHECKING:
-    from .exchange import Outcome
+    from .exchange import Courier, Outcome
 
 logger = logging.getLogger("flwr")  # what `flwr log` shows
 
@@ -86,17 +86,18 @@ class Watch:
         return True
 
     def waits(
-        self, phase: str, seconds: float, seen: Outcome, waiting: list[int], away: set[int]
+        self, phase: str, seconds: float, seen: Outcome, post: Courier, after: float = _EVERY
     ) -> None:
-        """Say who is awaited in an exchange that has taken a while."""
-        if seconds < _EVERY:
+        """Say who is awaited, ``after`` so many seconds that an exchange has taken."""
+        if seconds < after:
             return
-        there, names = len(seen.replies), [self.name(node) for node in waiting]
+        there, away = len(seen.replies), post.away
+        names = [self.name(node) for node in post.waiting]
         text = f"waiting for {_some(names)}, {seconds:.0f} s: {self._title(phase)}, "
-        text += f"{there} of {there + len(seen.failures) + len(waiting)} answered"
+        text += f"{there} of {there + len(seen.failures) + len(names)} answered"
         text += f"; not connected: {_some(map(self.name, sorted(away)))}" if away else ""
         if self.say(text, **self._facts(phase, seconds, seen), awaited=names):
-            self._write(there + len(waiting) - len(away), len(waiting))
+            self._write(there + len(names) - len(away), len(names))
 
     def done(self, phase: str, seconds: float, seen: Outcome, asked: int) -> None:
         """Say that an exchange is over; in a run of many not of each."""
