@@ -46,7 +46,7 @@ pytestmark = pytest.mark.skipif(not PAGE.is_file(), reason="no source tree here"
 
 def blocks() -> list[tuple[list[str], str]]:
     """Return who runs each block of the walk-through, and the block."""
-    found = re.findall(r"<!-- party: (.*?) -->\n```bash\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    found = re.findall(r"```bash\n# (.*?)\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return [(who.split(", "), text) for who, text in found]
 
 
@@ -338,7 +338,7 @@ class Rehearsal:
 
     def run_one(self, name: str, text: str) -> str:
         """Run a block in the folder of a party, in a new shell."""
-        place = self.folder if name == "transfer" else self.folder / name
+        place = self.folder / name if name in self.ports else self.folder
         port = str(self.ports["coordinator"])
         number = PARTIES.index(name) if name in PARTIES else ""
         for old, new in (
@@ -387,10 +387,9 @@ def test_walk_through_works_as_printed(tmp_path: Path) -> None:
     first: dict[str, list[list[str]]] = {}
     try:
         for who, text in steps:
-            if "without key" in who:
+            if "without a common key" in who:
                 continue
-            if "install" in who:
-                assert "fedkern_flwr-*.whl" in text
+            if "fedkern_flwr-*.whl" in text:
                 for name in ("coordinator", *PARTIES):
                     make_environment(tmp_path / name, wheel)
                 continue
