@@ -186,9 +186,7 @@ KEYS = [
 
 @pytest.mark.promise("ids-spelled-alike")
 @pytest.mark.parametrize(("mine", "theirs"), KEYS)
-def test_ids_that_would_match_are_refused_and_never_guessed(
-    mine: list[str], theirs: list[str], tmp_path: Path
-) -> None:
+def test_similar_ids_are_never_guessed(mine: list[str], theirs: list[str], tmp_path: Path) -> None:
     rows = {"id": mine, "a": [1, 2], "out": [0, 1]}
     for name, columns in (("one", rows), ("two", {"id": theirs, "b": [3, 4]})):
         (tmp_path / f"{name}.csv").write_text(text_of(columns), encoding="utf-8")

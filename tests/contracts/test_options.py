@@ -453,9 +453,7 @@ TYPED: dict[str, dict[str, list[str]]] = {
 
 @pytest.mark.promise("options-together")
 @pytest.mark.parametrize("name", TYPED)
-def test_what_cannot_be_run_is_refused_before_anything_is_made(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_run_is_refused_first(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     cells = (f"u{k % 40},i{k % 7},{k % 5}" for k in range(280))
     Path("r.csv").write_text("\n".join(["user,item,stars", *cells]))
     always = name in ("fed-cg", "fdskl", "secure-gram", "fed-cfk", "hierarchical-svm")

@@ -226,9 +226,7 @@ def test_frequencies_are_shares_of_the_rows_that_have_a_value() -> None:
     st.sampled_from(["onehot", "frequency"]),
     st.sampled_from([3, 5]),
 )
-def test_a_column_is_left_out_where_its_rows_are_alike_and_only_there(
-    counts: dict[str, int], how: Any, least: int
-) -> None:
+def test_a_column_of_rows_alike_is_left_out(counts: dict[str, int], how: Any, least: int) -> None:
     """To whoever learns: rare categories are one, frequencies that are equal say nothing."""
     cells = [name for name, many in counts.items() for _ in range(many)]
     same = {"k": range(len(cells)), "a": cells}

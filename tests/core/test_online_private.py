@@ -235,9 +235,7 @@ def test_without_noise_and_clip_it_is_the_run_without_a_budget(name: str, nodes:
 
 
 @pytest.mark.usefixtures("silent")
-def test_without_noise_pof_rls_is_ridge_regression_of_the_pooled_rows(
-    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_noiseless_pof_rls_is_pooled_ridge(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pof_rls, "steadied", lambda totals, *_: totals)
     x, y = streams()
     x /= 2.0  # in the unit ball
@@ -491,9 +489,7 @@ def plain_gradient(model: np.ndarray, kind: str) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["linear", "logistic"])
 @pytest.mark.parametrize("colluders", [0, 3])
-def test_all_that_is_opened_has_the_noise_that_is_told(
-    kind: Any, colluders: int, opened: Any
-) -> None:
+def test_what_is_opened_has_the_noise_that_is_told(kind: Any, colluders: int, opened: Any) -> None:
     made = run(strategy(model=kind, privacy_colluders=colluders), 20)
     noise = np.concatenate([total[0] - plain_gradient(w, kind) for w, total in opened])
     budget = made.result()["privacy"]["budget"]

@@ -94,9 +94,7 @@ def test_drop_outs_and_colluders_hide_nothing(rows: dict[int, int], data: st.Dat
 
 @pytest.mark.promise("cells-centres")
 @given(ROWS, st.lists(st.floats(0.1, 50.0), max_size=3), st.floats(0.1, 50.0))
-def test_columns_of_others_hide_rows_whoever_colludes(
-    rows: dict[int, int], beside: list[float], row: float
-) -> None:
+def test_columns_of_others_hide_rows(rows: dict[int, int], beside: list[float], row: float) -> None:
     """A colluder knows its rows, or its columns: a row's share of a sum is counted in full."""
     own = min(rows)
     columns = {-1 - k: unknowns for k, unknowns in enumerate(beside)}

@@ -36,9 +36,7 @@ def encode(encoding: Encoding, values: Any, parties: int = 3) -> np.ndarray:
 
 
 @given(bits=rings, parties=st.integers(2, 2000), bound=bounds)
-def test_the_overflow_rule_leaves_the_sum_below_a_quarter_of_the_ring(
-    bits: int, parties: int, bound: float
-) -> None:
+def test_the_overflow_rule_keeps_sums_to_a_quarter(bits: int, parties: int, bound: float) -> None:
     encoding = Encoding.fixed_point(bound, bits)
     f = encoding.fraction_bits(parties)
     assert f == Reference.fraction_bits(encoding, parties)
@@ -256,9 +254,7 @@ def test_noise_at_its_largest_does_not_wrap(bits: int, noise: NoisySum, parties:
 
 @pytest.mark.parametrize(("bits", "noise"), NOISE_RINGS)
 @pytest.mark.parametrize(("parties", "dead"), [(2, 0), (5, 1), (50, 5)])
-def test_the_noise_of_survivors_has_the_law_of_their_variance(
-    bits: int, noise: NoisySum, parties: int, dead: int
-) -> None:
+def test_survivors_noise_has_its_law(bits: int, noise: NoisySum, parties: int, dead: int) -> None:
     """In each ring, by chi-square against e^-v I_k(v), where it has room; else it is refused."""
     run, encoding = begin(parties), Encoding.fixed_point(64.0, bits).noisy(noise)
     values = {p: np.resize([64.0, -64.0, 0.0], 4000) for p in range(dead, parties)}

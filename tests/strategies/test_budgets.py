@@ -185,9 +185,7 @@ def test_kernel_pca_with_much_budget_is_nearly_that_without() -> None:
     assert 0.0 <= little.metrics_["explained"] <= 1.0 + 1e-9
 
 
-def test_a_node_without_the_accountant_is_named_in_a_line_that_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_without_the_accountant_is_named_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     place = "fedkern_flwr.node.guarded.check_accountant"
 
     def lacking(party: str) -> None:

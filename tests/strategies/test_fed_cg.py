@@ -68,9 +68,7 @@ def test_nothing_is_predicted_beyond_the_bound_of_the_labels(serve: Serve) -> No
 
 
 @pytest.mark.parametrize("lam", [1e-12, 1e-3])
-def test_a_lambda_that_is_lost_in_rounding_is_told_of(
-    lam: float, serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lost_lambda_is_noted(lam: float, serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     """What is told is about what a comparison with the pooled rows would find."""
     x = np.random.default_rng(0).random((900, 3))
     nodes = serve(deal(x, (x.sum(axis=1) > 1.5).astype(int), 2, 2, **TWO))

@@ -118,9 +118,7 @@ FEW: Table = {"num_rounds": 4}  # as good as all, where no model is compared
 @pytest.mark.promise("few-rows-no-histogram")
 @pytest.mark.parametrize("name", TWO)
 @pytest.mark.parametrize("bins", [64, 3])
-def test_a_node_refuses_more_bins_than_its_rows_are_enough_for(
-    name: str, bins: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_refuse_too_many_bins(name: str, bins: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for room in ("fed_cg_system", "fdskl", "hierarchical_rows"):
         monkeypatch.setattr(f"fedkern_flwr.strategies.{room}.bins_of", lambda *_: bins)
     refuses("FK-ORDER-BINS", fit, name, start=FEW)

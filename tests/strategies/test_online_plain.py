@@ -141,9 +141,7 @@ def numerical_gradient(
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_per_fed_avg_adapts_then_moves_along_the_meta_gradient(
-    make_streams: Callable[..., Any], samples: int
-) -> None:
+def test_per_fed_avg_adapts_and_then_moves(make_streams: Callable[..., Any], samples: int) -> None:
     clients, rounds = 2, 3
     streams = make_streams(clients, rounds * samples, DIMENSION, seed=6)
     strategy = PerFedAvg(step_size="paper", inner_step=0.05, samples_per_round=samples)

@@ -405,9 +405,7 @@ def test_less_the_noise_the_mean_is_that_of_clipped_updates_of_equal_weight(
 
 @pytest.mark.promise("averages-noise")
 @pytest.mark.parametrize(("gone", "colluders", "least"), [((), 1, 3), ((1,), 1, 3), ((), 0, 4)])
-def test_whoever_survives_the_mean_has_the_declared_noise_or_more(
-    gone: tuple[int, ...], colluders: int, least: int
-) -> None:
+def test_a_mean_has_the_declared_noise(gone: tuple[int, ...], colluders: int, least: int) -> None:
     plan = FaultPlan([(k, "average", 1, Fault("vanished")) for k in gone])
     strategy, found = noisy(threshold=least, colluders=colluders, faults=plan, timeout=2.0)
     left = [k for k in range(NODES) if k not in gone]
@@ -495,9 +493,7 @@ def test_without_dp_accounting_one_line_says_what_to_install(monkeypatch: Any) -
         ({**NONE, "weighted_by_key": "loss"}, NONE, "FK-ORDER-DECLARED"),
     ],
 )
-def test_a_node_takes_part_with_its_own_options_only(
-    server: dict[str, Any], node: dict[str, Any], code: str
-) -> None:
+def test_a_node_keeps_its_options(server: dict[str, Any], node: dict[str, Any], code: str) -> None:
     refuses(code, noisy, app=noisy_app(**node), **server)
 
 

@@ -303,9 +303,7 @@ def at(
 
 
 @pytest.mark.parametrize("kind", ["vanished", "error"])
-def test_when_one_node_drops_out_after_the_counts_all_are_asked_again_or_nothing_is_opened(
-    kind: Any, nodes: Rows
-) -> None:
+def test_if_a_node_drops_out_after_the_counts_all_are_asked_again(kind: Any, nodes: Rows) -> None:
     strategy = release(nodes, at("gram-matrix", [1], [4], kind))
     nodes.check(strategy, range(NODES))
     assert strategy.ledger_.by_phase["gram-matrix"] == 2
