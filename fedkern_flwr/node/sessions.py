@@ -15,8 +15,7 @@ from .session_state import SessionState
 
 #: What helps where a node knows nothing of a run that goes on.
 STATE_LOST = (
-    "give the node a state-dir, so that it can go on after a restart; then resume the run from its "
-    "checkpoint, or start again"
+    "give the node a state-dir, so that it can go on after a restart, and start the run again"
 )
 _KEPT_STATES = 32  # a checkpoint is written a few rounds after the one it belongs to
 

@@ -185,7 +185,6 @@ def test_exit_codes_say_whether_more_was_recovered_than_is_admitted(
     assert ("LEAK: made up" in said.err) == bool(code)
 
 
-@pytest.mark.promise("audit-has-controls")
 def test_an_attack_that_recovers_nothing_where_it_must_breaks_the_audit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
