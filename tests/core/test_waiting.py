@@ -312,10 +312,11 @@ def test_failures_are_said_with_their_names(clock: Clock, caplog: Any) -> None:
 def loggers() -> Any:
     """Loggers that are put back as they were."""
     known = [logging.getLogger(name) for name in ("flwr", "fedkern_flwr")]
-    before = [(logger, logger.handlers[:], logger.propagate) for logger in known]
+    before = [(one, one.handlers[:], one.propagate, one.level) for one in known]
+    known[0].setLevel(logging.INFO)  # simulations of other tests have it quiet
     yield known
-    for logger, handlers, propagate in before:
-        logger.handlers[:], logger.propagate = handlers, propagate
+    for logger, handlers, propagate, level in before:
+        logger.handlers[:], logger.propagate, logger.level = handlers, propagate, level
 
 
 def test_in_json_a_line_is_an_object(clock: Clock, capsys: Any, loggers: Any) -> None:
