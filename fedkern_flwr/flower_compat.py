@@ -26,6 +26,7 @@ logger = logging.getLogger("fedkern_flwr")
 
 __all__ = [
     "ACTOR_DIED",
+    "APP_UNSIGNED",
     "CLIENT_CRASHED",
     "CLIENT_RAISED",
     "COMES",
@@ -62,7 +63,7 @@ __all__ = [
 ]
 
 #: Error codes of ``flwr.common.constant.ErrorCode``.
-ACTOR_DIED, CLIENT_RAISED, NODE_UNAVAILABLE, CLIENT_CRASHED = 0, 2, 5, 8
+ACTOR_DIED, CLIENT_RAISED, NODE_UNAVAILABLE, APP_UNSIGNED, CLIENT_CRASHED = 0, 2, 5, 7, 8
 MESSAGE_LOST = (3, 4)  # request or reply: gone at a SuperLink that was killed, or too old
 
 #: What a SuperNode logs when it reaches the SuperLink, and when it does not.
