@@ -25,7 +25,7 @@ _TRACEBACK_END = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*)(?:: |$)", re.MULTILINE
 _WRAPPERS = ("RayTaskError", "ClientAppException")
 _FOREIGN = re.compile(r"(\w+) does not take part in phase ")
 
-_UNSIGNED = "the app is signed by nobody whom the node trusts; sign it [FK-APP-UNSIGNED]"
+_UNSIGNED = "FK-APP-UNSIGNED"
 
 #: Errors of clients after which another attempt is no use.
 _FINAL = (
@@ -134,7 +134,8 @@ def read_error(reply: Message, phase: str) -> Failure:
     if (marked := _MARKED.search(reason)) is not None:
         return Failure("raised", marked[1])
     if reply.error.code == APP_UNSIGNED:
-        return Failure("raised", f"RefusedError: {_UNSIGNED}")
+        problem = "the app is signed by nobody whom the node trusts; sign it"
+        return Failure("raised", f"RefusedError: {problem} [{_UNSIGNED}]")
     if reply.error.code == CLIENT_CRASHED:  # where nothing at the node says more
         return Failure("raised", "EngineError: its process has ended [FK-NODE-ENDED]")
     found = _CLASS.match(reason)
