@@ -165,10 +165,12 @@ def message_round_trip(message: Message) -> Message:
 
 
 def pack_context(context: Context) -> bytes:
-    """Return a node's context as bytes."""
+    """Return a node's state and whose it is as bytes: of its configuration the partition alone."""
     from flwr.common.serde import context_to_proto
 
-    packed: bytes = context_to_proto(context).SerializeToString()
+    own = {k: v for k, v in context.node_config.items() if k == "partition-id"}
+    known = Context(context.run_id, context.node_id, own, context.state, {})
+    packed: bytes = context_to_proto(known).SerializeToString()
     return packed
 
 

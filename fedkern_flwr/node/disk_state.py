@@ -64,7 +64,7 @@ def on_disk(context: Context, file: Path | None, config: Mapping[str, Scalar]) -
         yield
         return
     session, ends = str(config.get("session", "")), config.get("phase") in _ENDS
-    if not config.get("resume_round"):  # else the run is opened anew, with new keys
+    if not config.get("nonces"):  # else a run is resumed: it is opened anew, with new keys
         with reported(context):
             _take(context, file, session)
     failed = True

@@ -84,7 +84,7 @@ def test_no_other_node_run_or_session_has_it(file: Path) -> None:
     context = node()
     with on_disk(context, twin, {"session": "another"}):
         assert not context.state
-    with on_disk(context, file, {**ASKED, "resume_round": 1}):  # with new keys
+    with on_disk(context, file, {**ASKED, "nonces": "{}"}):  # a run that is resumed: new keys
         assert not context.state
 
 
