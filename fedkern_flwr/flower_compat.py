@@ -35,6 +35,7 @@ __all__ = [
     "DONE",
     "MESSAGE_LOST",
     "NODE_UNAVAILABLE",
+    "NOT_ACTIVATED",
     "RUN_OF_MESSAGE",
     "STOPPED",
     "THERE",
@@ -69,6 +70,8 @@ MESSAGE_LOST = (3, 4)  # request or reply: gone at a SuperLink that was killed, 
 #: What a SuperNode logs when it reaches the SuperLink, and when it does not.
 CONNECTED = ("SuperNode ID: ", "Connection successful after ")
 DISCONNECTED = ("Connection attempt failed", "Giving up reconnection", "Exit Code: ")
+#: What it logs where its key is one of a node that is connected, or of none.
+NOT_ACTIVATED = "Failed to activate SuperNode"
 #: What it logs before it says what it does with a message, as a regular expression.
 RUN_OF_MESSAGE = r"\[RUN (\d+)[\],]"
 _LOOK, _LOOKS = 0.1, 50  # seconds from one look for a part of a reply to the next; how many
