@@ -42,7 +42,7 @@ from .start import NO_THREADS, NodeSettings
 
 _HOST = "127.0.0.1"
 _LOOK = 1.0  # seconds from one look at what is overdue to the next
-_RETRY, _FORGOTTEN = 5, 180.0  # seconds until a SuperNode is started again, and for how long
+_RETRY, _FORGOTTEN = 3, 180.0  # seconds until a SuperNode is started again, and for how long
 _AGAIN = 1.0  # seconds until who asks for tasks is started again
 _ASKS = "executor"
 #: Why a SuperNode ends that nobody has told to: so it does where its signature is not taken.
