@@ -288,6 +288,8 @@ class _Request:
         How often it was sent again because its node was silent.
     again : bool
         Whether it was sent again at all.
+    ended : bool
+        Whether that was because the process that answered it was killed.
     failure : Failure or None
         What a copy came to, while the answer to another may be on its way.
     away : float or None
@@ -303,6 +305,7 @@ class _Request:
     copies: dict[str, float] = field(default_factory=dict)
     repeats: int = 0
     again: bool = False
+    ended: bool = False
     failure: Failure | None = None
     away: float | None = None
     returns: int = 0
@@ -480,10 +483,11 @@ class Courier:
             if failure.kind == "unreachable" and self._note_away(one):
                 return
             _, code = quoted_code(failure.detail)
-            if code in _ENDED and not one.again:  # at once, and once
-                self._repeat([one], outcome)
-                return
             if code in _ENDED and one.copies and one.last > sent:  # which waits behind it
+                return
+            if code in _ENDED and not one.ended:  # at once, and once
+                one.ended = True
+                self._repeat([one], outcome)
                 return
             if code in _DONE and one.again:
                 failure = Failure("unreachable", "(its answer was lost)")

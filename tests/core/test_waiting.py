@@ -258,6 +258,11 @@ def test_a_process_that_is_killed_while_a_copy_waits_is_no_failure(clock: Clock)
     assert fleet.asked(NORTH) == [0.0, 20.0]
 
 
+def test_a_process_is_killed_after_its_node_was_away(clock: Clock) -> None:
+    node = Node(answers=[(5.0, GONE), (1.0, KILLED[1]), (1.0, None)])
+    assert run(Fleet(clock, north=node), watching(Ledger())).failures == {}
+
+
 def test_a_node_that_every_time_goes_away_fails_in_the_end(clock: Clock) -> None:
     """The request is what ends it, for want of memory; it is started again and asked again."""
     node = Node(answers=[(5.0, GONE)])
