@@ -533,6 +533,20 @@ def test_a_stream_of_rounds_waits_once_for_a_party_that_is_gone(clock: Clock) ->
     assert strategy.metrics_ == {"rows": 30.0}
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, KeyError])
+def test_the_figures_of_a_run_that_is_stopped_await_nobody(
+    clock: Clock, tmp_path: Path, error: type[BaseException]
+) -> None:
+    def stops(done: int, total: int, metrics: Any) -> None:
+        raise error
+
+    strategy = Mean(times=3)
+    strategy.figures, strategy.on_round = tmp_path / "run.prom", stops
+    with pytest.raises(error):
+        strategy.start(Deployed(clock, lambda partition, now: False))
+    assert figures(tmp_path / "run.prom")["online_parties"] == 0.0
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_a_run_that_breaks_off_says_to_resume_where_there_is_a_checkpoint(
     clock: Clock, tmp_path: Path, kept: bool
