@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import secrets
@@ -24,6 +23,7 @@ from ..guard.frozen import Frozen
 from ..guard.opened import Left, Opening
 from ..guard.rows import OwnRows
 from ..guard.streamed import Streamed
+from ..reporting import settings_digest
 from ..secure_sum import Party, PartyState
 from ..secure_sum.noise_keys import KEY_BYTES
 from ..wire import DescribeRequest
@@ -123,7 +123,7 @@ class ClientLedger:
             __version__,
             installed_app(),
             settings if len(settings) <= _LONGEST else f"{settings[:_LONGEST]}...",
-            hashlib.sha256(settings.encode()).hexdigest()[:16],
+            settings_digest(context.run_config),
             self._policy.max_evaluations,
             limit if isfinite(limit) else None,
         )
