@@ -33,6 +33,7 @@ _GROUP = 32  # replies that are asked for at once: Flower's grids hold them all 
 _LOOK = 10.0  # seconds from one look at who is connected to the next
 _LOOKS = 2  # looks in a row that do not find a node which is then away
 _COPIES = 3  # of a request to a node that is silent, after the first
+_RETURNS = 5  # times that a node may be away and come back in one exchange
 #: What a node says of a request that it has answered before, or whose sum it has contributed to.
 _DONE = ("FK-MESSAGE-ORDER", "FK-SUM-NUMBER")
 #: What a node says whose client did not come to answer: its process was killed, for instance.
@@ -287,10 +288,14 @@ class _Request:
         How often it was sent again because its node was silent.
     again : bool
         Whether it was sent again at all.
+    ended : bool
+        Whether that was because the process that answered it was killed.
     failure : Failure or None
         What a copy came to, while the answer to another may be on its way.
     away : float or None
         Since when its node is away.
+    returns : int
+        How often its node was away and came back.
     missed : int
         Looks in a row that have not found its node.
     """
@@ -300,8 +305,10 @@ class _Request:
     copies: dict[str, float] = field(default_factory=dict)
     repeats: int = 0
     again: bool = False
+    ended: bool = False
     failure: Failure | None = None
     away: float | None = None
+    returns: int = 0
     missed: int = 0
 
     @property
@@ -420,7 +427,7 @@ class Courier:
                 arrived += 1
                 sent = one.copies.pop(name)
                 if reply.has_error():
-                    self._take_error(one, reply, outcome)
+                    self._take_error(one, reply, sent, outcome)
                     continue
                 self._close(one)
                 if self.watch is not None:
@@ -450,7 +457,7 @@ class Courier:
         sizes = {content: payload_bytes(message) for content, message in payloads.items()}
         self.ledger.bytes_down += sum(sizes[id(message.content)] for message in messages)
 
-    def _repeat(self, requests: Sequence[_Request]) -> None:
+    def _repeat(self, requests: Sequence[_Request], outcome: Outcome) -> None:
         """Send requests again, as new messages: those that were sent keep their ids for ever."""
         copies = []
         for one in requests:
@@ -465,16 +472,22 @@ class Courier:
             )
         if copies:
             self._push(requests, copies)
+        for one in requests:
+            if not one.copies and not self._note_away(one):
+                self._fail(one, Failure("unreachable"), outcome)
 
-    def _take_error(self, one: _Request, reply: Message, outcome: Outcome) -> None:
+    def _take_error(self, one: _Request, reply: Message, sent: float, outcome: Outcome) -> None:
         """Await the node, ask it again or note that it has failed, as the error says."""
         failure = read_error(reply, one.phase)
         if self.watch is not None:
             if failure.kind == "unreachable" and self._note_away(one):
                 return
             _, code = quoted_code(failure.detail)
-            if code in _ENDED and not one.again:  # at once, and once
-                self._repeat([one])
+            if code in _ENDED and one.copies and one.last > sent:  # which waits behind it
+                return
+            if code in _ENDED and not one.ended:  # at once, and once
+                one.ended = True
+                self._repeat([one], outcome)
                 return
             if code in _DONE and one.again:
                 failure = Failure("unreachable", "(its answer was lost)")
@@ -487,8 +500,8 @@ class Courier:
         """Look now and then who is connected; return for how many is no longer waited.
 
         Whoever comes back in time is asked again. Without a watch, in a simulation, nodes that two
-        looks in a row have not found have failed. So has in a deployment who stays away for longer
-        than it may.
+        looks in a row have not found have failed. So has in a deployment who is away for longer
+        than it may, or time and again: the request may be what ends it.
         """
         now = time.monotonic()
         if now < self._looked + _LOOK or not self._open:
@@ -512,13 +525,17 @@ class Courier:
             if watch is None:
                 continue
             watch.in_vain.discard(one.node)
-            if one.away is not None:
+            if one.away is not None and one.returns == _RETURNS:
+                text = f"(away {_RETURNS + 1} times)"
+                self._fail(one, Failure("unreachable", text), outcome)
+            elif one.away is not None:
+                one.returns += 1
                 back.append(one)
             elif one.repeats < _COPIES and now > one.last + watch.silence * 2**one.repeats:
                 silent.append(one)
         for one in silent:
             one.repeats += 1
-        self._repeat(back + silent)
+        self._repeat(back + silent, outcome)
         if back:
             self.returned = now
         return before - len(self._open)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 from datetime import UTC, datetime
 from typing import Any
 
@@ -38,8 +39,8 @@ def json_line(text: str, level: str, source: str, run: int | None = None, **fact
     return json.dumps({**about, "text": text, **facts}, ensure_ascii=False, default=str)
 
 
-class JsonLines(logging.Handler):
-    """Prints what is logged as JSON objects, one a line.
+class JsonLines(logging.StreamHandler[Any]):
+    """Prints what is logged as JSON objects, one a line; what cannot be printed ends no run.
 
     Parameters
     ----------
@@ -50,13 +51,14 @@ class JsonLines(logging.Handler):
     """
 
     def __init__(self, source: str, run: int) -> None:
-        super().__init__(logging.INFO)
+        super().__init__(sys.stdout)
+        self.setLevel(logging.INFO)
         self._about = source, run
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print a record; its ``facts`` are further fields."""
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record; its ``facts`` are further fields."""
         facts = getattr(record, "facts", {})
-        print(json_line(self.format(record), record.levelname, *self._about, **facts), flush=True)
+        return json_line(super().format(record), record.levelname, *self._about, **facts)
 
 
 def log_as(form: str, run: int) -> None:

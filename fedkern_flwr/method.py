@@ -366,17 +366,19 @@ class Method(Driven):
                 self._part(run, secure, goes_on=self.budget is not None and self.resumable)
                 raise self.resumed(error) from error.__cause__
             raise  # after an error of the engine nobody can be reached any more
-        self.stage = "over"
-        self._part(run, secure and not run.asking.over)
+        else:
+            self.stage = "over"
+            self._part(run, secure and not run.asking.over)
+        finally:
+            if self.watch is not None:
+                self.watch.close()
 
     def _part(self, run: Run, secure: bool, *, goes_on: bool = False) -> None:
-        """Let whoever is left erase the secrets of the run; write its last figures."""
+        """Let whoever is left erase the secrets of the run."""
         if secure:
             with contextlib.suppress(FedKernError):
                 asking, number = run.asking, run.log.number + 1
                 self.finish(asking.grid, number=number, timeout=asking.timeout, goes_on=goes_on)
-        if self.watch is not None:
-            self.watch.close()
 
 
 def _tests(row: Mapping[str, Any]) -> MetricRecord:

@@ -88,10 +88,12 @@ class RunFacts:
 def ended_by_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end the block as Ctrl-C does, by a ``KeyboardInterrupt``.
 
-    Also where another handler was set for Ctrl-C, as Flower does for an app. No handler can be set
-    beside the main thread, where Flower's simulations run a strategy.
+    Also where another handler was set for Ctrl-C, as Flower does for an app. What is ignored stays
+    so, as SIGHUP does of what ``nohup`` has started. No handler can be set beside the main thread,
+    where Flower's simulations run a strategy.
     """
-    numbers = _ENDS if threading.current_thread() is threading.main_thread() else ()
+    main = threading.current_thread() is threading.main_thread()
+    numbers = [n for n in _ENDS if main and signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, signal.default_int_handler) for number in numbers}
     try:
         yield

@@ -185,9 +185,9 @@ class Run:
         shared = None if each else self._request(name, given)
         requests = {p: shared or self._request(name, given.get(p, {})) for p in among}
         answers = self.asking.ask(replace(step, what=requests, reply=MethodReply))
-        called = self.method.called
+        called = {one.partition: one.called for one in self.method.parties_.values()}
         return {
-            p: unpack(reply.plain, reply.given, party=called(p))[0] if reply.plain else {}
+            p: unpack(reply.plain, reply.given, party=called[p])[0] if reply.plain else {}
             for p, reply in answers.replies.items()
         }
 

@@ -23,6 +23,7 @@ from ..guard.frozen import Frozen
 from ..guard.opened import Left, Opening
 from ..guard.rows import OwnRows
 from ..guard.streamed import Streamed
+from ..reporting import settings_digest
 from ..secure_sum import Party, PartyState
 from ..secure_sum.noise_keys import KEY_BYTES
 from ..wire import DescribeRequest

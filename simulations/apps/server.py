@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
+from math import isfinite
 from typing import Any, get_args
 
 from flwr.app import Context
@@ -111,7 +112,8 @@ def shown_config(method: Kind, config: Config) -> dict[str, Any]:
     every = {k: v for k, v in config.items() if k != "options"} | _own_options(config)
     plain = {k: v for k, v in every.items() if isinstance(v, (bool, int, float, str))}
     shown = {k: v for k, v in plain.items() if not isinstance(v, str) or v in choices}
-    return dict.fromkeys(every) | shown
+    endless = {k: str(v) for k, v in shown.items() if isinstance(v, float) and not isfinite(v)}
+    return dict.fromkeys(every) | shown | endless  # JSON has no such numbers
 
 
 def _own_options(config: Config) -> dict[str, Any]:
@@ -122,13 +124,16 @@ def _own_options(config: Config) -> dict[str, Any]:
     OptionError
     """
     try:
-        return dict(json.loads(config.get("options", "{}")))
+        found = json.loads(config.get("options", "{}"))
     except ValueError:
+        found = None
+    if not isinstance(found, dict):
         raise OptionError(
             "options is no JSON object",
             remedy="""write options = '{"components": 3}'""",
             code="FK-OPTION-TYPE",
-        ) from None
+        )
+    return found
 
 
 def make_strategy(method: Kind, config: Config) -> Any:

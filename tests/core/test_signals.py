@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +48,16 @@ def submit(**config: Any) -> None:
     server_app(KernelPCA)(grid, Context(1, 1, {}, RecordDict(), {**own, **config}))
 
 
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Handlers as of a process that ignores no signal, and as they were afterwards."""
+    before = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stopped_server_says_how_its_run_goes_on(
@@ -103,3 +114,12 @@ def test_a_stopped_command_says_how_its_run_goes_on(
     assert len(facts["nodes"]) == 5
     assert facts["began"] <= facts["ended"]
     assert facts["release"] == __version__
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    """As of a run that ``nohup`` has started, when its terminal is closed."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with ended_by_signals():
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

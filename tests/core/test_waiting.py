@@ -5,8 +5,10 @@ On a grid whose nodes are there, and answer, at times of a clock that only waiti
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -249,6 +251,38 @@ def test_a_killed_process_is_asked_again_at_once_and_once(clock: Clock, said: Er
     assert clock.now < 10.0
 
 
+def test_a_process_that_is_killed_while_a_copy_waits_is_no_failure(clock: Clock) -> None:
+    """The copy waits at the node behind it, and is answered next."""
+    fleet = Fleet(clock, north=Node(answers=[(25.0, KILLED[1]), (7.0, None)]))
+    assert run(fleet, watching(Ledger())).failures == {}
+    assert fleet.asked(NORTH) == [0.0, 20.0]
+
+
+def test_a_process_is_killed_after_its_node_was_away(clock: Clock) -> None:
+    node = Node(answers=[(5.0, GONE), (1.0, KILLED[1]), (1.0, None)])
+    assert run(Fleet(clock, north=node), watching(Ledger())).failures == {}
+
+
+def test_a_node_that_every_time_goes_away_fails_in_the_end(clock: Clock) -> None:
+    """The request is what ends it, for want of memory; it is started again and asked again."""
+    node = Node(answers=[(5.0, GONE)])
+    outcome = run(Fleet(clock, north=node), watching(Ledger()), timeout=1e9)
+    assert outcome.failures[NORTH].kind == "unreachable"
+    assert clock.now < 600.0
+
+
+def test_a_copy_that_cannot_be_sent_is_sent_when_the_node_is_back(clock: Clock) -> None:
+    """It is gone between the look that found it and the copy."""
+
+    class Late(Fleet):
+        def get_node_ids(self) -> Iterable[int]:
+            return [NORTH, SOUTH]
+
+    node = Node(there=[(0.0, 4.0), (45.0, 1e9)], answers=[(5.0, GONE), (0.1, None)], refuses=True)
+    assert run(Late(clock, north=node), watching(Ledger())).failures == {}
+    assert clock.now < 70.0
+
+
 def test_what_is_forgotten_is_so_with_all_its_copies(clock: Clock) -> None:
     fleet = Fleet(clock, north=Node(answers=[(30.0, None), (30.0, None)]))
     watch, outcome = watching(Ledger()), Outcome()
@@ -334,6 +368,17 @@ def test_in_json_a_line_is_an_object(clock: Clock, capsys: Any, loggers: Any) ->
     assert (told[-1]["text"], told[-1]["level"]) == ("two\nlines", "WARNING")
     with refused("FK-OPTION-CHOICE"):
         log_as("xml", 1)
+
+
+def test_a_line_that_cannot_be_printed_ends_no_run(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, loggers: Any
+) -> None:
+    """The name of a node has letters that the server's terminal lacks."""
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    log_as("json", 1)
+    watch = Watch(120.0, lambda node: "k\u00f6ln (partition 0)", Ledger())
+    fleet = Fleet(clock, north=Node(answers=[(15.0, None)]))
+    assert run(fleet, watch).failures == {}
 
 
 def test_text_has_the_time(loggers: Any, capsys: Any) -> None:
@@ -486,6 +531,20 @@ def test_a_stream_of_rounds_waits_once_for_a_party_that_is_gone(clock: Clock) ->
     assert 120.0 <= clock.now < 150.0
     assert sum(strategy.ledger_.failures["3"].values()) > 1
     assert strategy.metrics_ == {"rows": 30.0}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, KeyError])
+def test_the_figures_of_a_run_that_is_stopped_await_nobody(
+    clock: Clock, tmp_path: Path, error: type[BaseException]
+) -> None:
+    def stops(done: int, total: int, metrics: Any) -> None:
+        raise error
+
+    strategy = Mean(times=3)
+    strategy.figures, strategy.on_round = tmp_path / "run.prom", stops
+    with pytest.raises(error):
+        strategy.start(Deployed(clock, lambda partition, now: False))
+    assert figures(tmp_path / "run.prom")["online_parties"] == 0.0
 
 
 @pytest.mark.parametrize("kept", [True, False])

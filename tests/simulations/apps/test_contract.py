@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
@@ -272,6 +273,7 @@ def test_a_result_shows_no_path_and_no_text_that_may_be_a_secret(
     config = {"method": "kernel-pca", "options": json.dumps(options), "my-key": "s3cret"}
     hidden = dict.fromkeys(["list", "my-key", "token"])
     assert shown_config(KernelPCA, config) == {"method": "kernel-pca", "components": 2, **hidden}
+    assert shown_config(KernelPCA, {"timeout": math.inf}) == {"timeout": "inf"}  # JSON has none
     assert settings_digest(config) == settings_digest({"empty": "", **config})
     assert settings_digest(config) != settings_digest({**config, "my-key": "other"})
     assert len(run["settings_digest"]) == 16
@@ -337,6 +339,7 @@ APPS = ("align", "fdskl", "fed_cfk", "fed_cg", "hierarchical_svm", "method", "po
         ("fed_cfk", {"coefficients": "0, x"}, "FK-OPTION-TYPE"),
         ("hierarchical_svm", {"step-sizes": "5;20"}, "FK-OPTION-TYPE"),
         ("method", {"options": "components=3", "method": "kernel-pca"}, "FK-OPTION-TYPE"),
+        ("method", {"options": "[3]", "method": "kernel-pca"}, "FK-OPTION-TYPE"),
         ("method", {"method": "kernel-pcb"}, "FK-METHOD-UNKNOWN"),
     ],
 )
