@@ -417,7 +417,7 @@ class Courier:
             See :func:`exchange`.
         """
         arrived, held = 0, [one for one in self._open if one.failure is not None]
-        for group in _groups(list(self._copies)):
+        for group in _groups(self._answerable()):
             # Replies first: a copy is refused because another one was answered.
             for reply in sorted(self.grid.pull_messages(group), key=lambda r: r.has_error()):
                 name = reply.metadata.reply_to_message_id
@@ -445,6 +445,18 @@ class Courier:
         return arrived or self._look(outcome)
 
     # -- pieces
+
+    def _answerable(self) -> list[str]:
+        """Return the copies that may be asked for: none of nodes that are awaited while away.
+
+        A SuperLink that is asked for the answer of a node that is away says so and forgets the
+        request: the answer of a node that is back could not come any more.
+        """
+        every = self._copies.items()
+        if self.watch is None or not every:
+            return list(self._copies)
+        there = set(self.grid.get_node_ids())
+        return [name for name, one in every if one.node in there or not self._note_away(one)]
 
     def _push(self, requests: Sequence[_Request], messages: Sequence[Message]) -> None:
         """Send a message for each request, and count it."""
@@ -521,10 +533,12 @@ class Courier:
                     text = f"(away for {watch.node_timeout:g} s)"
                     self._fail(one, Failure("unreachable", text), outcome)
                 continue
-            one.missed = 0
+            missed, one.missed = one.missed, 0
             if watch is None:
                 continue
             watch.in_vain.discard(one.node)
+            if one.copies and missed < _LOOKS:  # it was away for a moment
+                one.away = None
             if one.away is not None and one.returns == _RETURNS:
                 text = f"(away {_RETURNS + 1} times)"
                 self._fail(one, Failure("unreachable", text), outcome)

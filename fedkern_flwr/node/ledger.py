@@ -114,7 +114,6 @@ class ClientLedger:
     def _about(self, session: str, context: Context) -> AboutRun:
         """Return what joins a run up with the coordinator's records of it."""
         from ..guard.summaries import AboutRun
-        from ..reporting import settings_digest
 
         stated = {key: value for key, value in context.run_config.items() if value != ""}
         settings, limit = json.dumps(stated, sort_keys=True), self._policy.max_epsilon

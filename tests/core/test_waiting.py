@@ -92,7 +92,14 @@ class Fleet:
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Replies in the reverse order, so that a later copy's comes first."""
+        """Replies in the reverse order, so that a later copy's comes first.
+
+        Who asks for the answer of a node that is away is told so, and the request is forgotten.
+        """
+        for name in set(message_ids) & self._under_way.keys():
+            to, at, _ = self._under_way[name]
+            if at > self.clock.now and not self.nodes[to].is_there(self.clock.now):
+                self._under_way[name] = to, 0.0, reply(name, error=GONE, node=1)
         due = [i for i in sorted(message_ids, reverse=True) if i in self._under_way]
         due = [i for i in due if self._under_way[i][1] <= self.clock.now]
         return [self._under_way.pop(i)[2] for i in due]
@@ -153,6 +160,15 @@ def test_a_node_that_one_look_misses_is_not_asked_again(clock: Clock) -> None:
     watch.answered(NORTH, 10.0)
     fleet = Fleet(clock, north=node)
     assert run(fleet, watch).failures == {}
+    assert fleet.asked(NORTH) == [0.0]
+
+
+def test_the_answer_of_a_node_that_was_cut_off_for_a_while_is_not_lost(clock: Clock) -> None:
+    """It went on to work: a copy of the request would be refused as done already."""
+    north = Node(there=[(0.0, 5.0), (18.0, 1e9)], answers=[(19.0, None), (9.0, DONE)])
+    fleet, ledger = Fleet(clock, north=north), Ledger()
+    outcome = run(fleet, watching(ledger))
+    assert (set(outcome.replies), outcome.failures) == ({NORTH, SOUTH}, {})
     assert fleet.asked(NORTH) == [0.0]
 
 
