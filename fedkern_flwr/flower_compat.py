@@ -315,7 +315,7 @@ class _Exchanges:
                     raise TimeoutError("its parts do not come") from None
                 raise
             came = self._clock.monotonic()
-            print(COMES, run_id, flush=True)
+            print(f"{COMES} {run_id}\n", end="", flush=True)  # at once: parts come in threads
             return content
 
         calls |= {"receive": received, "pull_object": pulled}

@@ -128,7 +128,7 @@ def clean_folders(
     count = 0
     for folder in sorted(state_dir.iterdir()):
         session = "" if folder.is_symlink() or not folder.is_dir() else session_of(folder)
-        files = list(folder.glob("partition-*")) if session else []
+        files = [*folder.glob("partition-*"), *folder.glob(".partition-*.tmp")] if session else []
         gone = [file for file in files if models or file.suffix not in _MODEL]
         used = max((file.stat().st_mtime for file in files), default=limit)
         if not gone or used >= limit:

@@ -118,6 +118,8 @@ def state(tmp_path: Path) -> Path:
         (tmp_path / name).mkdir()
         for ending in FILES:
             file = tmp_path / name / f"partition-0{ending}"
+            if ending == ".context":  # what is left where the node was killed as it wrote
+                file = file.with_name(f".{file.name}.0a1b.tmp")
             file.write_text("own")
             if "recent" not in name:
                 os.utime(file, (old, old))
