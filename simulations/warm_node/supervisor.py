@@ -343,7 +343,7 @@ class WarmNode:
             case [word, token, run, task] if word == TASK:
                 if not self._stopping:
                     self._answer(token, int(run), task)
-            case [flower_compat.COMES, run]:
+            case [flower_compat.COMES, run] if run.isdecimal():  # it is a label of the metrics
                 self.report.comes(run)
             case [flower_compat.THERE, _]:
                 self.report.there()
