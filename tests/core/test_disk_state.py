@@ -89,7 +89,6 @@ def test_no_other_node_run_or_session_has_it(file: Path) -> None:
         pass
 
 
-@pytest.mark.promise("restart-goes-on")
 def test_nothing_that_a_server_says_brings_an_older_state_back(file: Path) -> None:
     """Its process was killed as it had written: a round would be done again, with its masks."""
     memory = node()
