@@ -11,7 +11,7 @@ from typing import Literal
 from flwr.app import Message
 
 from .errors import ClientError, EngineError, FedKernError, ProtocolError, quoted_code
-from .flower_compat import ACTOR_DIED, CLIENT_CRASHED, MESSAGE_LOST, NODE_UNAVAILABLE
+from .flower_compat import ACTOR_DIED, APP_UNSIGNED, CLIENT_CRASHED, MESSAGE_LOST, NODE_UNAVAILABLE
 from .plain_text import LONGEST, plain_line
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -24,6 +24,8 @@ _CLASS = re.compile(r"<class '(?:\w+\.)*(\w+)(?:\(\w+\))?'>")
 _TRACEBACK_END = re.compile(r"^(?:[a-z_]\w*\.)*([A-Z]\w*)(?:: |$)", re.MULTILINE)
 _WRAPPERS = ("RayTaskError", "ClientAppException")
 _FOREIGN = re.compile(r"(\w+) does not take part in phase ")
+
+_UNSIGNED = "FK-APP-UNSIGNED"
 
 #: Errors of clients after which another attempt is no use.
 _FINAL = (
@@ -131,6 +133,9 @@ def read_error(reply: Message, phase: str) -> Failure:
         return Failure("unreachable", "(its message was lost at the SuperLink)")
     if (marked := _MARKED.search(reason)) is not None:
         return Failure("raised", marked[1])
+    if reply.error.code == APP_UNSIGNED:
+        problem = "the app is signed by nobody whom the node trusts; sign it"
+        return Failure("raised", f"RefusedError: {problem} [{_UNSIGNED}]")
     if reply.error.code == CLIENT_CRASHED:  # where nothing at the node says more
         return Failure("raised", "EngineError: its process has ended [FK-NODE-ENDED]")
     found = _CLASS.match(reason)

@@ -26,6 +26,7 @@ logger = logging.getLogger("fedkern_flwr")
 
 __all__ = [
     "ACTOR_DIED",
+    "APP_UNSIGNED",
     "CLIENT_CRASHED",
     "CLIENT_RAISED",
     "COMES",
@@ -34,6 +35,7 @@ __all__ = [
     "DONE",
     "MESSAGE_LOST",
     "NODE_UNAVAILABLE",
+    "NOT_ACTIVATED",
     "RUN_OF_MESSAGE",
     "STOPPED",
     "THERE",
@@ -62,12 +64,14 @@ __all__ = [
 ]
 
 #: Error codes of ``flwr.common.constant.ErrorCode``.
-ACTOR_DIED, CLIENT_RAISED, NODE_UNAVAILABLE, CLIENT_CRASHED = 0, 2, 5, 8
+ACTOR_DIED, CLIENT_RAISED, NODE_UNAVAILABLE, APP_UNSIGNED, CLIENT_CRASHED = 0, 2, 5, 7, 8
 MESSAGE_LOST = (3, 4)  # request or reply: gone at a SuperLink that was killed, or too old
 
 #: What a SuperNode logs when it reaches the SuperLink, and when it does not.
 CONNECTED = ("SuperNode ID: ", "Connection successful after ")
 DISCONNECTED = ("Connection attempt failed", "Giving up reconnection", "Exit Code: ")
+#: What it logs where its key is one of a node that is connected, or of none.
+NOT_ACTIVATED = "Failed to activate SuperNode"
 #: What it logs before it says what it does with a message, as a regular expression.
 RUN_OF_MESSAGE = r"\[RUN (\d+)[\],]"
 _LOOK, _LOOKS = 0.1, 50  # seconds from one look for a part of a reply to the next; how many
@@ -164,10 +168,12 @@ def message_round_trip(message: Message) -> Message:
 
 
 def pack_context(context: Context) -> bytes:
-    """Return a node's context as bytes."""
+    """Return a node's state and whose it is as bytes: of its configuration the partition alone."""
     from flwr.common.serde import context_to_proto
 
-    packed: bytes = context_to_proto(context).SerializeToString()
+    own = {k: v for k, v in context.node_config.items() if k == "partition-id"}
+    known = Context(context.run_id, context.node_id, own, context.state, {})
+    packed: bytes = context_to_proto(known).SerializeToString()
     return packed
 
 

@@ -17,8 +17,8 @@ Why no request is answered twice with other masks or other values, whenever the 
   newer, and stays.
 
 A state is taken by the same node, partition and run of Flower only, and by the same session. A run
-that is resumed is another run of Flower: it begins with new keys. Nothing else that a message says
-decides whether the state is taken, or a server could choose the older one. Only the node's own
+that is resumed is another run of Flower: it begins with new keys. Nothing that a message says
+decides which of two states is taken, or a server could choose the older one. Only the node's own
 administrator can put an old file back.
 """
 
@@ -36,7 +36,7 @@ from ..checkpoint import write_atomically
 from ..errors import CheckpointError
 from ..flower_compat import pack_context, unpack_context
 from ..guard import RunRecord
-from ..wire import Scalar
+from ..wire import DescribeRequest, Scalar
 from ..wire.sums import BreakRequest, FinishRequest
 from .failures import unwritable
 from .reported import reported
@@ -65,8 +65,11 @@ def on_disk(context: Context, file: Path | None, config: Mapping[str, Scalar]) -
         yield
         return
     session, ends = str(config.get("session", "")), config.get("phase") in _ENDS
-    with reported(context):
-        _take(context, file, session)
+    # Who resumes a run, of which the memory has nothing, opens it anew: its keys are new as well.
+    resumes = config.get("phase") == DescribeRequest.phase and bool(config.get("nonces"))
+    if not resumes or SessionState.load(context).session:
+        with reported(context):
+            _take(context, file, session)
     failed = True
     try:
         yield

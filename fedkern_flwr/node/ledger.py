@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import secrets
@@ -114,6 +113,7 @@ class ClientLedger:
     def _about(self, session: str, context: Context) -> AboutRun:
         """Return what joins a run up with the coordinator's records of it."""
         from ..guard.summaries import AboutRun
+        from ..reporting import settings_digest
 
         stated = {key: value for key, value in context.run_config.items() if value != ""}
         settings, limit = json.dumps(stated, sort_keys=True), self._policy.max_epsilon
@@ -123,7 +123,7 @@ class ClientLedger:
             __version__,
             installed_app(),
             settings if len(settings) <= _LONGEST else f"{settings[:_LONGEST]}...",
-            hashlib.sha256(settings.encode()).hexdigest()[:16],
+            settings_digest(context.run_config),
             self._policy.max_evaluations,
             limit if isfinite(limit) else None,
         )

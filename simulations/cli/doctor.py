@@ -14,6 +14,7 @@ from pathlib import Path
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from fedkern_flwr import __version__
 
@@ -36,7 +37,7 @@ def doctor() -> None:
     failed = False
     for check in _checks():
         mark = "[green]ok[/]" if check.ok else "[red]fail[/]" if check.required else "[yellow]no[/]"
-        console.print(f"{check.name:<14} {mark:<14} {check.text}", soft_wrap=True)
+        console.print(f"{check.name:<14} {mark:<14} {escape(check.text)}", soft_wrap=True)
         failed |= check.required and not check.ok
     if failed:
         raise typer.Exit(1)

@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import EngineError, OptionError, quoted_code
-from fedkern_flwr.flower_compat import Control, Refused
+from fedkern_flwr.flower_compat import NOT_ACTIVATED, Control, Refused
 from fedkern_flwr.plain_text import plain_line
 from fedkern_flwr.private_files import make_private_folder
 
@@ -44,7 +44,7 @@ _QUOTED = 300  # characters of a log in an error
 _SWIFT = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5"}  # seconds; Flower's default is 1
 #: What the command line of Flower, SuperLink and SuperNodes start.
 _PROGRAMS = "flower-superlink flower-supernode flower-superexec flwr-serverapp flwr-clientapp"
-_REFUSED = ("Failed to activate SuperNode", "Exit Code: 304", "Exit Code: 305")
+_REFUSED = (NOT_ACTIVATED, "Exit Code: 304", "Exit Code: 305")
 
 Say = Callable[[str], None]
 _T = TypeVar("_T")

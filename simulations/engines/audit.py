@@ -65,7 +65,7 @@ _UP = _by_field(
     control={
         "average": "layout",
         "average-evaluate": "layout",
-        "describe": "partition partitions role restored answered opened counting release",
+        "describe": "partition partitions role restored answered opened counting release name",
         "svm-owner": "model",
     },
     size={

@@ -13,6 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -304,6 +305,11 @@ class NodeReport:
         Seconds that answering a message may take.
     pause : float (default: 2.0)
         Seconds at least from one writing of what has changed to the next.
+
+    Attributes
+    ----------
+    was_killed : bool
+        Whether the node ran before and could not say goodbye.
     """
 
     def __init__(
@@ -318,9 +324,18 @@ class NodeReport:
     ) -> None:
         self.status, self._pause = NodeStatus(superlink), pause
         self.config, self.metrics, self.say, self._longest = config, metrics, say, longest
+        self.was_killed = self._was_killed()
         self._due, self._stuck = math.inf, ""
         self._totals: LedgerTotals | None = None
         self._changed, self._written, self._complained = True, -WRITTEN, False
+
+    def _was_killed(self) -> bool:
+        """Tell whether the node ran before and could not say goodbye."""
+        folder = self.config.get("state-dir")
+        with suppress(OptionError):
+            before = NodeStatus.read(Path(str(folder))) if folder else None
+            return before is not None and before.connected and not before.running
+        return False
 
     def line(self, line: Line) -> None:
         """Take note of a line that one of the node's processes printed."""

@@ -31,7 +31,7 @@ from threadpoolctl import threadpool_limits
 from fedkern_flwr import clients, flower_compat
 from fedkern_flwr.errors import EngineError, FedKernError, OptionError
 from fedkern_flwr.failure import describe_unanswered
-from fedkern_flwr.flower_compat import TaskQueue, answer_task, run_supernode
+from fedkern_flwr.flower_compat import NOT_ACTIVATED, TaskQueue, answer_task, run_supernode
 from fedkern_flwr.log_lines import utc_now
 from fedkern_flwr.node_config import read_config, reread_config
 from fedkern_flwr.online.stream_files import fed_by_socket
@@ -42,6 +42,7 @@ from .start import NO_THREADS, NodeSettings
 
 _HOST = "127.0.0.1"
 _LOOK = 1.0  # seconds from one look at what is overdue to the next
+_RETRY, _FORGOTTEN = 3, 180.0  # seconds until a SuperNode is started again, and for how long
 _AGAIN = 1.0  # seconds until who asks for tasks is started again
 _ASKS = "executor"
 #: Why a SuperNode ends that nobody has told to: so it does where its signature is not taken.
@@ -132,6 +133,7 @@ class WarmNode:
         self._supernode: Forked | None = None
         self._asking: Forked | None = None  # not before the SuperNode is there to be asked
         self._feeding: Forked | None = None  # where rows come to a socket
+        self._forgotten = time.monotonic() + _FORGOTTEN  # by the SuperLink, if it was killed
         self._ending, self._reload, self._stopping = 0, False, False
 
     def run(self) -> int:
@@ -147,8 +149,8 @@ class WarmNode:
             arguments += ["--superexec-auth-secret-file", str(file)]
             gc.collect()
             gc.freeze()
-            log, told = LogReader(SUPERNODE), (arguments, describe_unanswered)
-            self._supernode = self._fork(log, lambda: run_supernode(*told), signal.SIGTERM)
+            self._arguments = arguments
+            self._start_supernode()
             self._feed()
             code = None
             try:
@@ -171,6 +173,21 @@ class WarmNode:
         self._running[started.pid] = started
         self._selector.register(started.output, selectors.EVENT_READ, started.pid)
         return started
+
+    def _start_supernode(self) -> None:
+        told, self._refused = (self._arguments, describe_unanswered), False
+        log, work = LogReader(SUPERNODE), lambda: run_supernode(*told)
+        self._supernode = self._fork(log, work, signal.SIGTERM)
+
+    def _starts_again(self) -> bool:
+        """Start the SuperNode again while the SuperLink counts the one that was killed as there."""
+        waits = self._refused and self.report.was_killed and time.monotonic() < self._forgotten
+        if waits:
+            self._say("the SuperLink still counts the node that was killed as connected", "WARNING")
+            for _ in range(_RETRY):
+                time.sleep(0 if self._ending else 1)
+            self._start_supernode()
+        return waits
 
     def _ask(self) -> None:
         """Start who asks for tasks."""
@@ -215,6 +232,8 @@ class WarmNode:
             code = os.waitstatus_to_exitcode(status)
             ended = self._forget(pid)
             if ended is self._supernode:
+                if self._starts_again():
+                    continue
                 why = "" if code else _REFUSED
                 self._say(f"the SuperNode has ended with exit code {code}{why}")
                 return code if code > 0 else 1
@@ -330,6 +349,7 @@ class WarmNode:
             return
         line = log.line(text)
         self.report.line(line)
+        self._refused |= log.source == SUPERNODE and NOT_ACTIVATED in text
         if connection(line) and self._asking is None:  # its port is its own from here on
             self._secret_file.unlink(missing_ok=True)
             self._ask()

@@ -163,9 +163,12 @@ def test_a_request_that_comes_twice_is_not_answered_twice(name: str, tmp_path: P
             except FedKernError as error:
                 answered.append(error.code)
                 return first
-            assert first[2] == second[2], config["phase"]
+            told = [{k: v for k, v in one[2].items() if k != "sealed"} for one in (first, second)]
+            assert told[0] == told[1], config["phase"]
             for one, other in zip(first[0], second[0], strict=True):
-                np.testing.assert_array_equal(one, other)
+                assert one.shape == other.shape
+                if one.dtype != np.uint8:  # what is sealed for another node is sealed anew
+                    np.testing.assert_array_equal(one, other)
             answered.append("same")
             return first
 

@@ -85,8 +85,11 @@ def test_no_other_node_run_or_session_has_it(file: Path) -> None:
     with on_disk(context, twin, {"session": "another"}):
         assert not context.state
     twin.write_bytes(file.read_bytes()[:-5])  # damaged, but of a run that is resumed
-    with on_disk(node(run_id=8), twin, {**ASKED, "resume_round": 1}):
+    with on_disk(node(run_id=8), twin, ASKED):
         pass
+    context = node()
+    with on_disk(context, file, {**ASKED, "phase": "describe", "nonces": "{}"}):  # with new keys
+        assert not context.state
 
 
 def test_nothing_that_a_server_says_brings_an_older_state_back(file: Path) -> None:
@@ -98,7 +101,7 @@ def test_nothing_that_a_server_says_brings_an_older_state_back(file: Path) -> No
     answer(memory, file, 3)
     for phase in ("any", "describe"):
         context = node(state=RecordDict(dict(old.items())))
-        with on_disk(context, file, {**ASKED, "phase": phase, "resume_round": 1}):
+        with on_disk(context, file, {**ASKED, "phase": phase, "resume_round": 1, "nonces": "{}"}):
             assert SessionState.load(context).round == 3
     context = node(state=RecordDict(dict(old.items())))
     SessionState("another").store(context)  # it was refused when it was to be opened

@@ -487,6 +487,13 @@ def test_a_node_that_fails_at_the_start_stops_the_run(name: str) -> None:
     assert str(caught.value) == f"{name}, phase describe: NaN values [FK-VALUES-MISSING]"
 
 
+def test_a_node_that_trusts_no_signature_of_the_app_is_named() -> None:
+    unsigned = {"error": Error(7, "The FAB could not be verified.")}  # as Flower says it
+    with refused("FK-APP-UNSIGNED", kind=RefusedError) as caught:
+        gather(Nodes(description(0), unsigned, description(2), per_call=3))
+    assert caught.value.party.startswith("node ")
+
+
 def test_duplicate_partitions_are_refused() -> None:
     with refused("FK-PARTITION-TWICE"):
         gather(Nodes(*map(description, (0, 0, 1)), per_call=3))

@@ -282,6 +282,19 @@ def test_the_node_ends_with_its_supernode(code, ends, said, start):
     assert node.gone()
 
 
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_node_that_was_killed_waits_until_it_is_forgotten(killed, start, tmp_path):
+    """A SuperLink takes a node again a minute after it was killed, and another's key never."""
+    NodeStatus("h:1", process="of another boot", connected=killed).write(tmp_path)
+    once = f"os.path.exists({str(tmp_path / 'once')!r}) or (open({str(tmp_path / 'once')!r}, 'x'), "
+    node = start(supernode=f"{once}print('Failed to activate SuperNode.'), sys.exit(1)); {SLEEP}")
+    if killed:
+        assert soon(lambda: len(node.pids("supernode")) == 2)
+        assert node.process.poll() is None
+    else:
+        assert node.process.wait(20) == 1
+
+
 def test_a_configuration_is_read_again_and_holds_from_the_next_message_on(start, tmp_path):
     work = (
         "from flwr.app import Context, RecordDict; from fedkern_flwr.node_config import renew\n"
