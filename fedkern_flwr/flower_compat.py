@@ -321,7 +321,7 @@ class _Exchanges:
                     raise TimeoutError("its parts do not come") from None
                 raise
             came = self._clock.monotonic()
-            print(COMES, run_id, flush=True)
+            print(f"{COMES} {run_id}\n", end="", flush=True)  # at once: parts come in threads
             return content
 
         calls |= {"receive": received, "pull_object": pulled}
@@ -355,6 +355,9 @@ class _Exchanges:
     def _reply(self, state: Any, store: Any) -> Any:
         """Wait for the reply, or make an error where the client has ended without one.
 
+        The reply waits until the client has handed over its state as well, else the next message
+        would find the state of the one before, and could have the same answered in another way.
+
         Raises
         ------
         RunNotRunningException
@@ -367,10 +370,11 @@ class _Exchanges:
             for reply in state.get_messages_legacy(is_reply=True):
                 if reply.metadata.reply_to_message_id == own.message_id:
                     found = reply
-            if found is not None and self._whole(found, store):
-                return found
             if task.finished_at:
+                if found is not None and not self._why and self._whole(found, store):
+                    return found
                 self._fail(state, store, self._why or self._describe(_UNANSWERED, "FK-NODE-ENDED"))
+                self._why = ""
             if self._clock.monotonic() > asked + _ASK_RUN:
                 asked = self._clock.monotonic()
                 with suppress(Exception):  # a SuperLink that does not answer now
@@ -385,9 +389,9 @@ class _Exchanges:
             time.sleep(_GLANCE)
         for line in told.decode().splitlines():
             task, _, why = line.partition(" ")
-            if int(task) == self._task:
+            ended = state.finish_task(int(task), self._loop.SubStatus.FAILED, why)
+            if ended and int(task) == self._task:
                 self._why = why
-            state.finish_task(int(task), self._loop.SubStatus.FAILED, why)
 
     def _whole(self, reply: Message, store: Any) -> bool:
         """Tell whether all parts of a reply are here; a process may end before it has sent them."""

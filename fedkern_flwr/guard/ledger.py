@@ -46,6 +46,7 @@ from .summaries import AboutRun, RunSummary, count, near_limits, run_summaries
 logger = logging.getLogger("fedkern_flwr")
 
 NO_ROWS = np.zeros(0, np.int64)
+NOT_ENDED = "it has not ended"
 _PARTS = (1, 2, 3, 4, 5)  # of a freeze: what is learned from
 
 
@@ -538,7 +539,7 @@ class NodeLedger:
             if not known:
                 return "the ledger does not know it"
             if open_ and not unfinished:
-                return "it has not ended"
+                return NOT_ENDED
             if not dry_run:
                 db.execute("UPDATE runs SET cleaned = 1 WHERE session = ?", place)
             return ""

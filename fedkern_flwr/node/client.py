@@ -41,6 +41,7 @@ from .failures import conceal, replied, unwritable
 from .guarded import OF_AN_ATTEMPT
 from .last_answer import forget_answer, keep_answer, kept_answer
 from .ledger import ClientLedger
+from .reported import reported
 from .session_state import SessionState
 from .sessions import STATE_LOST, SessionNode, node_number
 from .sums import ClientSums, erase_state, has_state, load_state, store_state
@@ -174,7 +175,8 @@ class PhaseClient(SessionNode, NumPyClient):
     ) -> tuple[list[NDArray[Any]], int, dict[str, Scalar]]:
         """Answer a phase of training."""
         session = str(config.get("session", ""))
-        file = None if self.simulated else self.state_path(session, ".context")
+        with reported(self.context):  # the name of a session may be too long for a folder
+            file = None if self.simulated else self.state_path(session, ".context")
         with on_disk(self.context, file, config):
             return self._fit(parameters, config)
 

@@ -17,8 +17,9 @@ Why no request is answered twice with other masks or other values, whenever the 
   newer, and stays.
 
 A state is taken by the same node, partition and run of Flower only, and by the same session. A run
-that is resumed is another run of Flower: it begins with new keys. Only the node's own administrator
-can put an old file back.
+that is resumed is another run of Flower: it begins with new keys. Nothing that a message says
+decides which of two states is taken, or a server could choose the older one. Only the node's own
+administrator can put an old file back.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ..checkpoint import write_atomically
 from ..errors import CheckpointError
 from ..flower_compat import pack_context, unpack_context
 from ..guard import RunRecord
-from ..wire import Scalar
+from ..wire import DescribeRequest, Scalar
 from ..wire.sums import BreakRequest, FinishRequest
 from .failures import unwritable
 from .reported import reported
@@ -44,7 +45,7 @@ from .sums import has_state
 
 _ENDS = (FinishRequest.phase, BreakRequest.phase)  # nothing is asked again after these
 _NUMBER = "fedkern-number"  # record of a context: how often it was written
-_HEAD = 8  # bytes of a file with that number; the context follows
+_HEAD = 8  # bytes of a number: a file begins with its run of Flower and that; the context follows
 
 
 @contextmanager
@@ -64,7 +65,9 @@ def on_disk(context: Context, file: Path | None, config: Mapping[str, Scalar]) -
         yield
         return
     session, ends = str(config.get("session", "")), config.get("phase") in _ENDS
-    if not config.get("nonces"):  # else a run is resumed: it is opened anew, with new keys
+    # Who resumes a run, of which the memory has nothing, opens it anew: its keys are new as well.
+    resumes = config.get("phase") == DescribeRequest.phase and bool(config.get("nonces"))
+    if not resumes or SessionState.load(context).session:
         with reported(context):
             _take(context, file, session)
     failed = True
@@ -81,14 +84,16 @@ def on_disk(context: Context, file: Path | None, config: Mapping[str, Scalar]) -
 
 
 def _take(context: Context, file: Path, session: str) -> None:
-    """Take the state of the file, unless the memory has that of another run or a newer one."""
-    found = next((one for one in (file, _last(file)) if one.is_file()), None)
-    if found is None or SessionState.load(context).session not in ("", session):
+    """Take the newest state of this run that the disk has, unless the memory has a newer one."""
+    packed, newest = b"", _number(context)
+    for one in (file, _last(file)):  # both are there if it was killed while it ended the run
+        if one.is_file():
+            with one.open("rb") as opened:
+                run, number = (int.from_bytes(opened.read(_HEAD)) for _ in range(2))
+                if run == context.run_id and number > newest:
+                    packed, newest = opened.read(), number
+    if not packed:
         return
-    with found.open("rb") as opened:
-        if int.from_bytes(opened.read(_HEAD)) <= _number(context):
-            return
-        packed = opened.read()
     try:
         kept = unpack_context(packed)
     except ValueError:
@@ -123,16 +128,17 @@ def forget_last(state_dir: Path | None, partition: int) -> None:
 
 
 def _remove(file: Path) -> None:
-    """Remove a file, and the folder of its run if it was the last there."""
-    file.unlink(missing_ok=True)
+    """Remove a file, what is left where writing it was cut off, and the folder if it is empty."""
+    for one in (file, *file.parent.glob(f".{file.name}.*.tmp")):
+        one.unlink(missing_ok=True)
     with suppress(OSError):
         file.parent.rmdir()
 
 
 def _write(file: Path, context: Context) -> None:
     """Write so that a power cut leaves the old state or the new, and its name with it."""
-    packed = _number(context).to_bytes(_HEAD) + pack_context(context)
-    write_atomically(file, packed, private=True)
+    head = b"".join(one.to_bytes(_HEAD) for one in (context.run_id, _number(context)))
+    write_atomically(file, head + pack_context(context), private=True)
     folder = os.open(file.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

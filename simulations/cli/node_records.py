@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.guard.ledger import NodeLedger
+from fedkern_flwr.guard.ledger import NOT_ENDED, NodeLedger
 from fedkern_flwr.guard.summaries import RunSummary
 from fedkern_flwr.guard.totals import ledger_totals
 from fedkern_flwr.run_names import session_of
@@ -27,6 +27,8 @@ _WIDTH, _METHOD = 100, 18  # columns of a line, and of the name of a method in i
 _UNITS = {"h": 3600.0, "d": 86400.0, "w": 604800.0}
 #: What a prediction with the model of the run needs of a node.
 _MODEL = (".model", ".weights", ".state")
+#: What has keys of a session: a run that is resumed draws new ones.
+_KEYS = (".context", ".tmp")
 
 _Folder = Annotated[Path, typer.Option("--state-dir", help="The node's own folder.")]
 
@@ -128,22 +130,23 @@ def clean_folders(
     count = 0
     for folder in sorted(state_dir.iterdir()):
         session = "" if folder.is_symlink() or not folder.is_dir() else session_of(folder)
-        files = list(folder.glob("partition-*")) if session else []
+        files = [*folder.glob("partition-*"), *folder.glob(".partition-*.tmp")] if session else []
         gone = [file for file in files if models or file.suffix not in _MODEL]
         used = max((file.stat().st_mtime for file in files), default=limit)
         if not gone or used >= limit:
             continue
         if why := ledger.clean(session, unfinished=unfinished, dry_run=dry_run):
-            typer.echo(f"kept {folder.name}: {why}")
-            continue
+            gone = [file for file in gone if file.suffix in _KEYS and why == NOT_ENDED]
+            typer.echo(f"kept {folder.name}: {why}{', but no keys of its session' * bool(gone)}")
+        else:
+            count += 1
+            kept = f", {len(files) - len(gone)} of its model stay" if len(files) > len(gone) else ""
+            typer.echo(f"{folder.name}: {len(gone)} files{kept}")
         if not dry_run:
             for file in gone:
                 file.unlink()
             with suppress(OSError):  # not empty
                 folder.rmdir()
-        count += 1
-        kept = f", {len(files) - len(gone)} of its model stay" if len(files) > len(gone) else ""
-        typer.echo(f"{folder.name}: {len(gone)} files{kept}")
     typer.echo(f"{'would clean' if dry_run else 'cleaned'} {count} runs")
 
 

@@ -364,7 +364,8 @@ class NodeReport:
 
     def there(self) -> None:
         """Note that all of the message is there, to be taken by a process that answers it."""
-        self._await(CONTENT_SECONDS, f"no process answers it after {CONTENT_SECONDS:g} s")
+        if not self.status.busy:  # who asks for tasks may have been quicker to say so
+            self._await(CONTENT_SECONDS, f"no process answers it after {CONTENT_SECONDS:g} s")
 
     def done(self) -> None:
         """Note that no message is at hand."""

@@ -343,7 +343,9 @@ class WarmNode:
             self._line(source.log, line.decode(errors="replace"))
 
     def _line(self, log: LogReader, text: str) -> None:
-        if log.source in (_ASKS, SUPERNODE) and text.startswith("@") and self._word(text.split()):
+        # a SuperNode's log quotes what a server names: no task is begun by that
+        source = _ASKS if text.startswith(TASK) else SUPERNODE
+        if text.startswith("@") and log.source == source and self._word(text.split()):
             return
         line = log.line(text)
         self.report.line(line)
@@ -361,7 +363,7 @@ class WarmNode:
             case [word, token, run, task] if word == TASK:
                 if not self._stopping:
                     self._answer(token, int(run), task)
-            case [flower_compat.COMES, run]:
+            case [flower_compat.COMES, run] if run.isdecimal():  # it is a label of the metrics
                 self.report.comes(run)
             case [flower_compat.THERE, _]:
                 self.report.there()

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import RecordDict
+from flwr.app import Context, RecordDict
 from refusals import refused
 from zoo import WAYS, Found, Sites, Way
 
@@ -132,6 +132,17 @@ def test_a_node_without_a_folder_says_what_it_needs(tmp_path: Path) -> None:
     with refused("FK-SUM-KEY-NONE", "FK-PARTIES-LOST") as caught:
         sites.fit(faults=Restarts(sites), attempts=1)
     assert "state-dir" in str(caught.value)
+
+
+def test_the_name_of_a_session_shows_nobody_where_a_node_keeps_its_state(tmp_path: Path) -> None:
+    """The server gives the name, and no folder can have one so long: the error would quote it."""
+    (tmp_path / "state-0").mkdir()
+    about = {"partition-id": 0, "num-partitions": 4}
+    context = Context(run_id=1, node_id=1, node_config=about, state=RecordDict(), run_config={})
+    client = nodes(WAYS["kernel-pca"], tmp_path).client_fn(context)
+    with refused("FK-CLIENT-RAISED") as caught:
+        client.fit([], {"session": "a" * 300, "phase": "describe"})
+    assert str(tmp_path) not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ways(EXACT))

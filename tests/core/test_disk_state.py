@@ -75,17 +75,37 @@ def test_no_other_node_run_or_session_has_it(file: Path) -> None:
     for other in others:
         assert found(node(**other), file) == 0
     context = node()
-    SessionState("another").store(context)
+    for _ in range(3):  # another session of the same run of Flower, of which more is known
+        with on_disk(context, file.with_name("partition-1.other"), {"session": "another"}):
+            SessionState("another").store(context)
     assert found(context, file) == 0
-    twin = file.with_name("partition-1.other")
+    twin = file.with_name("partition-1.twin")
     twin.write_bytes(file.read_bytes())
-    with on_disk(node(), twin, {"session": "another"}) as _:
-        pass
     context = node()
     with on_disk(context, twin, {"session": "another"}):
         assert not context.state
-    with on_disk(context, file, {**ASKED, "nonces": "{}"}):  # a run that is resumed: new keys
+    twin.write_bytes(file.read_bytes()[:-5])  # damaged, but of a run that is resumed
+    with on_disk(node(run_id=8), twin, ASKED):
+        pass
+    context = node()
+    with on_disk(context, file, {**ASKED, "phase": "describe", "nonces": "{}"}):  # with new keys
         assert not context.state
+
+
+def test_nothing_that_a_server_says_brings_an_older_state_back(file: Path) -> None:
+    """Its process was killed as it had written: a round would be done again, with its masks."""
+    memory = node()
+    with on_disk(memory, file, ASKED):
+        pass
+    old = RecordDict(dict(memory.state.items()))
+    answer(memory, file, 3)
+    for phase in ("any", "describe"):
+        context = node(state=RecordDict(dict(old.items())))
+        with on_disk(context, file, {**ASKED, "phase": phase, "resume_round": 1, "nonces": "{}"}):
+            assert SessionState.load(context).round == 3
+    context = node(state=RecordDict(dict(old.items())))
+    SessionState("another").store(context)  # it was refused when it was to be opened
+    assert found(context, file) == 3
 
 
 def test_the_newer_of_memory_and_disk_is_taken(file: Path) -> None:
@@ -100,6 +120,13 @@ def test_the_newer_of_memory_and_disk_is_taken(file: Path) -> None:
     answer(memory, file, 4)
     file.write_bytes(before)  # as if the disk had been full
     assert found(memory, file) == 4
+    with on_disk(memory, file, {**ASKED, "phase": "last"}):
+        erase_state(memory)
+        memory.state["an answer"] = ConfigRecord({"told": 1})
+    file.write_bytes(before)  # as if the power had been cut before it was gone
+    context = node()
+    with on_disk(context, file, ASKED):
+        assert "an answer" in context.state
 
 
 def test_a_message_that_fails_leaves_what_it_fixed(file: Path) -> None:
@@ -125,10 +152,12 @@ def test_a_message_that_fails_leaves_what_it_fixed(file: Path) -> None:
 def test_the_end_erases_it(file: Path, phase: str, tmp_path: Path) -> None:
     """But for the last answer, which may be asked for again until the node opens another run."""
     context, last = node(), file.with_suffix(".last")
+    file.with_name(f".{file.name}.0a1b.tmp").write_bytes(b"its process was killed as it wrote")
     secret = PartyState(SESSION).pack()
     with on_disk(context, file, {"session": SESSION, "phase": phase}):
         erase_state(context)
         context.state["an answer"] = ConfigRecord({"told": 1})
+    assert [*file.parent.glob(".*")] == []
     assert not file.exists()
     assert last.exists() == (phase == "last")
     if phase == "last":

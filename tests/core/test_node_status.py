@@ -119,6 +119,17 @@ def test_a_node_that_is_stuck_on_a_message_is_no_healthy_one(tmp_path, capsys, m
     )
 
 
+def test_a_message_whose_process_is_quick_has_its_time_to_be_answered(tmp_path, monkeypatch):
+    """What the SuperNode says comes on another way than what the process says that takes tasks."""
+    report = NodeReport(LINK, {"state-dir": str(tmp_path)})
+    report.comes("123")
+    report.began()
+    monkeypatch.setattr(reporting, "CONTENT_SECONDS", 0.0)
+    report.there()
+    report.save(now=True)
+    assert report.status.stuck == ""
+
+
 def test_a_process_that_has_ended_or_got_the_number_of_another_does_not_run(tmp_path, capsys):
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     status = NodeStatus(LINK, pid=other.pid, process=started_at(other.pid), connected=True)

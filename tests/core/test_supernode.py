@@ -109,8 +109,10 @@ class Node:
         self.state.record_message_processing_start(message_id=message.metadata.message_id)
         return task.task_id, message
 
-    def answer(self, task: int, message: Message, *, parts: bool = True) -> Message:
-        """Reply as a client does, or end before the parts of the reply are there."""
+    def answer(
+        self, task: int, message: Message, *, parts: bool = True, state: bool = True
+    ) -> Message:
+        """Reply as a client does, or end before the parts of the reply, or its state, are there."""
         reply = Message(RecordDict({"a": ArrayRecord([np.ones(2)])}), reply_to=message)
         flower_compat.stamp_message(reply, message_id=reply.object_id)
         self.state.record_message_processing_end(message_id=message.metadata.message_id)
@@ -119,7 +121,7 @@ class Node:
         every = self.objects.get_all_nested_objects(reply)
         for number in missing if parts else ():
             assert self.state.store_object(FIRST, session, number, every[number].deflate())
-        if parts:
+        if parts and state:
             self.state.finish_task(task, "completed", "")
         return reply
 
@@ -220,11 +222,13 @@ def test_a_client_that_ends_without_a_reply_is_an_error_without_its_words(node: 
     assert CELL not in str(node.sent)
 
 
-def test_half_a_reply_of_a_killed_client_is_not_sent(node: Node) -> None:
+@pytest.mark.parametrize("parts", [False, True])
+def test_half_a_reply_of_a_killed_client_is_not_sent(node: Node, parts: bool) -> None:
+    """Nor a reply without the state after it: the node would not know that it has answered."""
     node.request(FIRST)
     node.pull()
     task, message = node.take()
-    node.answer(task, message, parts=False)
+    node.answer(task, message, parts=parts, state=False)
     node.tell(task, "killed")
     node.push()
     assert failure(node).endswith("killed [FK-NODE-ENDED]")

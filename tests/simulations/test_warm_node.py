@@ -203,6 +203,15 @@ def test_the_process_of_a_stopped_run_is_ended_and_the_next_message_answered(sta
     assert (status.failures, status.run, status.message_since) == (0, "", "")
 
 
+def test_what_a_server_has_the_supernode_log_begins_no_task(start) -> None:
+    """A log quotes names that a server gives, and their line breaks."""
+    forged = ("x y z", "a 7 1", "")
+    node = start(supernode="\n    ".join(f"print('@task {one}', flush=True)" for one in forged))
+    node.wait_for("has ended with exit code 0")  # of the SuperNode
+    assert node.count("@task") == 3
+    assert node.count("answering") == node.count("Traceback") == 0
+
+
 @pytest.mark.promise("warm-one-at-a-time")
 def test_one_at_a_time_whoever_asks(start: Callable[..., Started]) -> None:
     """Who is started again to ask for tasks is not told that a busy process is free.
