@@ -33,6 +33,7 @@ __all__ = [
     "CONNECTED",
     "DISCONNECTED",
     "DONE",
+    "GIVES_UP",
     "MESSAGE_LOST",
     "NODE_UNAVAILABLE",
     "NOT_ACTIVATED",
@@ -69,7 +70,8 @@ MESSAGE_LOST = (3, 4)  # request or reply: gone at a SuperLink that was killed, 
 
 #: What a SuperNode logs when it reaches the SuperLink, and when it does not.
 CONNECTED = ("SuperNode ID: ", "Connection successful after ")
-DISCONNECTED = ("Connection attempt failed", "Giving up reconnection", "Exit Code: ")
+GIVES_UP = "Giving up reconnection"
+DISCONNECTED = ("Connection attempt failed", GIVES_UP, "Exit Code: ")
 #: What it logs where its key is one of a node that is connected, or of none.
 NOT_ACTIVATED = "Failed to activate SuperNode"
 #: What it logs before it says what it does with a message, as a regular expression.

@@ -31,7 +31,13 @@ from threadpoolctl import threadpool_limits
 from fedkern_flwr import clients, flower_compat
 from fedkern_flwr.errors import EngineError, FedKernError, OptionError
 from fedkern_flwr.failure import describe_unanswered
-from fedkern_flwr.flower_compat import NOT_ACTIVATED, TaskQueue, answer_task, run_supernode
+from fedkern_flwr.flower_compat import (
+    GIVES_UP,
+    NOT_ACTIVATED,
+    TaskQueue,
+    answer_task,
+    run_supernode,
+)
 from fedkern_flwr.log_lines import utc_now
 from fedkern_flwr.node_config import read_config, reread_config
 from fedkern_flwr.online.stream_files import fed_by_socket
@@ -141,8 +147,6 @@ class WarmNode:
         self._wake_on_signals()
         with tempfile.TemporaryDirectory(prefix="fedkern-node-") as folder:
             file = self._secret_file = Path(folder, "secret")
-            file.touch(0o600)
-            file.write_bytes(self._secret)
             arguments = ["--superlink", self.settings.superlink, *self.settings.supernode]
             arguments += ["--node-config", self.settings.node_config, "--isolation", "process"]
             arguments += ["--host", _HOST, "--port", str(self.settings.port)]
@@ -175,19 +179,37 @@ class WarmNode:
         return started
 
     def _start_supernode(self) -> None:
-        told, self._refused = (self._arguments, describe_unanswered), False
+        told = self._arguments, describe_unanswered
+        self._connected = self._refused = self._cut_off = False
+        self._secret_file.touch(0o600)
+        self._secret_file.write_bytes(self._secret)
         log, work = LogReader(SUPERNODE), lambda: run_supernode(*told)
         self._supernode = self._fork(log, work, signal.SIGTERM)
 
     def _starts_again(self) -> bool:
-        """Start the SuperNode again while the SuperLink counts the one that was killed as there."""
-        waits = self._refused and self.report.was_killed and time.monotonic() < self._forgotten
-        if waits:
-            self._say("the SuperLink still counts the node that was killed as connected", "WARNING")
-            for _ in range(_RETRY):
-                time.sleep(0 if self._ending else 1)
-            self._start_supernode()
-        return waits
+        """Start the SuperNode again where Flower's own ends though it may come back.
+
+        It ends where the network was cut in the middle of a handshake, and where the SuperLink
+        still counts the node that was killed as connected.
+        """
+        if self._cut_off:  # it could not say goodbye
+            self.report.was_killed, self._forgotten = True, time.monotonic() + _FORGOTTEN
+            self._kill_clients(lambda one: True)
+        elif not (self._refused and self.report.was_killed and time.monotonic() < self._forgotten):
+            return False
+        why = "lost the SuperLink" if self._cut_off else "is still counted as connected"
+        self._say(f"the SuperNode {why}; started again", "WARNING")
+        for _ in range(_RETRY):
+            time.sleep(0 if self._ending else 1)
+        self._start_supernode()
+        return True
+
+    def _kill_clients(self, chosen: Callable[[Forked], bool]) -> None:
+        """End what answers messages that nobody waits for."""
+        for pid, one in self._running.items():
+            if one.task and chosen(one):
+                one.stopped = True
+                os.kill(pid, signal.SIGKILL)
 
     def _ask(self) -> None:
         """Start who asks for tasks."""
@@ -349,10 +371,14 @@ class WarmNode:
             return
         line = log.line(text)
         self.report.line(line)
-        self._refused |= log.source == SUPERNODE and NOT_ACTIVATED in text
-        if connection(line) and self._asking is None:  # its port is its own from here on
+        if log.source == SUPERNODE:
+            self._refused |= NOT_ACTIVATED in text
+            self._cut_off |= self._connected and GIVES_UP in text
+        if connection(line):  # its port is its own from here on
+            self._connected = True
             self._secret_file.unlink(missing_ok=True)
-            self._ask()
+            if self._asking is None:
+                self._ask()
         out = line.to_json() if self.settings.log_format == "json" else f"{utc_now()} {text}"
         with suppress(OSError):  # a log that nobody reads, or a full disk, ends no run
             os.write(1, f"{out}\n".encode(errors="replace"))
@@ -369,10 +395,7 @@ class WarmNode:
                 self.report.there()
                 _tell(self._asking, HINT)
             case [flower_compat.STOPPED, task]:
-                for pid, one in self._running.items():
-                    if one.task == task:
-                        one.stopped = True
-                        os.kill(pid, signal.SIGKILL)
+                self._kill_clients(lambda one: one.task == task)
             case [flower_compat.DONE]:
                 self.report.done()
             case _:
