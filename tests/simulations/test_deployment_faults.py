@@ -313,6 +313,7 @@ def test_agents_leave_out_a_group_whose_user_is_killed(tmp_path: Path) -> None:
         for k in range(6)
     ]
     more = {"data": "", "saved-model": str(tmp_path / "model.npz"), "attempts": 1}
+    more["node-timeout"] = 20.0
     more |= {name.replace("_", "-"): value for name, value in options.items()}
     with LocalDeployment(tmp_path, nodes) as deployment:
         common = {"timeout": 60.0, "allow-single": True, "result": str(tmp_path / "told.json")}
