@@ -96,8 +96,10 @@ class Forked:
         Number of the task that it answers, if it is there for one.
     began : float
         When it was started.
-    overdue, stopped : bool
-        Whether it was killed since the message took too long, or since its run is over.
+    overdue : bool
+        Whether it was killed since the message took too long.
+    stopped : str
+        Why it was killed where nobody waits for its answer.
     """
 
     pid: int
@@ -108,7 +110,7 @@ class Forked:
     task: str = ""
     began: float = field(default_factory=time.monotonic)
     overdue: bool = False
-    stopped: bool = False
+    stopped: str = ""
 
 
 class WarmNode:
@@ -194,7 +196,8 @@ class WarmNode:
         """
         if self._cut_off:  # it could not say goodbye
             self.report.was_killed, self._forgotten = True, time.monotonic() + _FORGOTTEN
-            self._kill_clients(lambda one: True)
+            self._kill_clients(lambda one: True, "run {run} lost the SuperNode")
+            self.report.done()  # the message at hand went with it
         elif not (self._refused and self.report.was_killed and time.monotonic() < self._forgotten):
             return False
         why = "lost the SuperLink" if self._cut_off else "is still counted as connected"
@@ -204,11 +207,11 @@ class WarmNode:
         self._start_supernode()
         return True
 
-    def _kill_clients(self, chosen: Callable[[Forked], bool]) -> None:
+    def _kill_clients(self, chosen: Callable[[Forked], bool], why: str) -> None:
         """End what answers messages that nobody waits for."""
         for pid, one in self._running.items():
             if one.task and chosen(one):
-                one.stopped = True
+                one.stopped = why.format(run=one.log.run)
                 os.kill(pid, signal.SIGKILL)
 
     def _ask(self) -> None:
@@ -274,7 +277,7 @@ class WarmNode:
         """Say how a process has ended that answered a message."""
         run = ended.log.run
         if ended.stopped:
-            self._say(f"run {run} is over: what answered its message was ended", "INFO")
+            self._say(f"{ended.stopped}: what answered its message was ended", "INFO")
             return
         if code < 0:
             self._say(f"a message of run {run} was ended by signal {-code}")
@@ -395,7 +398,7 @@ class WarmNode:
                 self.report.there()
                 _tell(self._asking, HINT)
             case [flower_compat.STOPPED, task]:
-                self._kill_clients(lambda one: one.task == task)
+                self._kill_clients(lambda one: one.task == task, "run {run} is over")
             case [flower_compat.DONE]:
                 self.report.done()
             case _:

@@ -296,12 +296,12 @@ def test_a_node_that_was_killed_waits_until_it_is_forgotten(killed, start, tmp_p
 
 
 def test_a_node_whose_network_was_cut_in_a_handshake_goes_on(start, tmp_path):
-    """Flower's SuperNode ends then, with exit code 0."""
+    """Flower's SuperNode ends then, with exit code 0, and its message with it."""
     once = f"os.path.exists({str(tmp_path / 'once')!r}) or (open({str(tmp_path / 'once')!r}, 'x'), "
-    gives_up = "print('WARNING :   Giving up reconnection after 30.29 seconds and 2 tries.')"
+    gives_up = "print('@comes 7\\nWARNING :   Giving up reconnection after 30.29 seconds.')"
     node = start(supernode=f"{once}{gives_up}, sys.exit(0)); {SLEEP}")
     assert soon(lambda: len(node.pids("supernode")) == 2)
-    assert node.status(lambda status: status.connected)
+    assert node.status(lambda status: status.connected and not status.run)
 
 
 def test_a_configuration_is_read_again_and_holds_from_the_next_message_on(start, tmp_path):
