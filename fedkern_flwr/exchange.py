@@ -241,8 +241,8 @@ def exchange(
             break
         now = time.monotonic()
         elapsed = now - max(started, courier.returned)
-        if watch is not None:
-            watch.waits(phase, now - started, outcome, courier)
+        if watch is not None and now >= started + _LOOK:
+            watch.waits(phase, now - started, outcome, courier.waiting, courier.away)
         if enough is not None and not satisfied and enough():
             satisfied, limit = True, min(limit, elapsed + max(_GRACE, elapsed))
         if told and told.issuperset(courier.waiting):

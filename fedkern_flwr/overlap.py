@@ -117,8 +117,9 @@ class Overlap:
         method.ledger_.seconds += time.monotonic() - began
         outcome, self._outcome = self._outcome, Outcome()
         if method.watch is not None and self._courier.waiting:
-            about = self._phase, began - self._sent, outcome, self._courier
-            method.watch.waits(*about, after=0.0)  # they overlap: no line says that one is over
+            # They overlap: no line says that one is over.
+            about = self._phase, began - self._sent, outcome
+            method.watch.waits(*about, self._courier.waiting, self._courier.away)
         found, failed = dict[int, Any](), dict(outcome.failures)
         for node, message in outcome.replies.items():
             (kind, asked), partition = self._asked[node], method.parties_[node].partition

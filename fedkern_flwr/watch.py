@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from .ledger import Ledger
 from .prometheus import write_figures
 
 if TYPE_CHECKING:
-    from .exchange import Courier, Outcome
+    from .exchange import Outcome
 
 logger = logging.getLogger("flwr")  # what `flwr log` shows
 
@@ -86,13 +86,10 @@ class Watch:
         return True
 
     def waits(
-        self, phase: str, seconds: float, seen: Outcome, post: Courier, after: float = _EVERY
+        self, phase: str, seconds: float, seen: Outcome, waiting: Sequence[int], away: set[int]
     ) -> None:
-        """Say who is awaited, ``after`` so many seconds that an exchange has taken."""
-        if seconds < after:
-            return
-        there, away = len(seen.replies), post.away
-        names = [self.name(node) for node in post.waiting]
+        """Say who is awaited, and who of them is away."""
+        there, names = len(seen.replies), [self.name(node) for node in waiting]
         text = f"waiting for {_some(names)}, {seconds:.0f} s: {self._title(phase)}, "
         text += f"{there} of {there + len(seen.failures) + len(names)} answered"
         text += f"; not connected: {_some(map(self.name, sorted(away)))}" if away else ""
