@@ -25,10 +25,15 @@ logger = logging.getLogger("flwr")  # what `flwr log` shows
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+def settings_text(config: Mapping[str, Any]) -> str:
+    """Return what a run is configured with as one line, the same at server and node."""
+    stated = {key: value for key, value in config.items() if value != ""}
+    return json.dumps(stated, sort_keys=True)
+
+
 def settings_digest(config: Mapping[str, Any]) -> str:
     """Return what tells whether server and node speak of the same configuration of a run."""
-    stated = {key: value for key, value in config.items() if value != ""}
-    return hashlib.sha256(json.dumps(stated, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(settings_text(config).encode()).hexdigest()[:16]
 
 
 @dataclass

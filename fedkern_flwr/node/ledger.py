@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import secrets
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +22,7 @@ from ..guard.frozen import Frozen
 from ..guard.opened import Left, Opening
 from ..guard.rows import OwnRows
 from ..guard.streamed import Streamed
-from ..reporting import settings_digest
+from ..reporting import settings_digest, settings_text
 from ..secure_sum import Party, PartyState
 from ..secure_sum.noise_keys import KEY_BYTES
 from ..wire import DescribeRequest
@@ -115,8 +114,7 @@ class ClientLedger:
         """Return what joins a run up with the coordinator's records of it."""
         from ..guard.summaries import AboutRun
 
-        stated = {key: value for key, value in context.run_config.items() if value != ""}
-        settings, limit = json.dumps(stated, sort_keys=True), self._policy.max_epsilon
+        settings, limit = settings_text(context.run_config), self._policy.max_epsilon
         return AboutRun(
             session,
             str(context.run_id),
