@@ -24,6 +24,7 @@ from fedkern_flwr.labels import balanced_weights, class_counts
 from fedkern_flwr.node.answering import answers
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.options import check_choice
+from fedkern_flwr.progress import part
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.solvers.losses import loss_values
 from fedkern_flwr.vertical import messages as wire
@@ -278,8 +279,8 @@ class VerticalKernelClient(TableClient):
     ) -> Iterator[tuple[slice, str]]:
         """Yield the chunks of rows of an owner's phases and the names of their sums."""
         names = np.asarray(self.kept.arrays["names"][rows])
-        for number, part in enumerate(chunks(cuts)):
-            yield part, name_sum(owner, number, names[part], known[part], upto)
+        for number, span in enumerate(chunks(cuts)):
+            yield span, name_sum(owner, number, names[span], known[span], upto)
 
     def _send_phases(self, request: wire.StepRequest) -> None:
         """Contribute this party's part of the phases that owners lack."""
@@ -305,16 +306,16 @@ class VerticalKernelClient(TableClient):
                 check_binary_columns(self.policy, np.vstack(self.table.parts), party=self.name)
             first = int(known.min())
             omega, offsets = self.directions(owner, first, upto)
-            for part, name in self._phase_sums(owner, rows, request.cuts, known, upto):
+            for span, name in self._phase_sums(owner, rows, request.cuts, known, upto):
                 if sums is None or name not in sums.orders:
                     continue
-                length = int((upto - known[part]).sum())
+                length = int((upto - known[span]).sum())
                 sums.check(name, SumRule(circle, receiver=owner, everybody=True, length=length))
-                here = x[part] @ omega.T
+                here = x[span] @ omega.T
                 here += offsets
-                if known[part].max() > first:
-                    here = here[np.arange(first, upto) >= known[part][:, None]]
-                self.note_rows(f"phases/{owner}", self.places(rows[part]), each=True)
+                if known[span].max() > first:
+                    here = here[np.arange(first, upto) >= known[span][:, None]]
+                self.note_rows(f"phases/{owner}", self.places(rows[span]), each=True)
                 sums.contribute(name, here.reshape(-1))
 
     def _take_delivered(self, request: wire.VerticalRequest) -> None:
@@ -334,9 +335,9 @@ class VerticalKernelClient(TableClient):
             )
         store, upto = self.store(), int(settings["pending upto"])
         rows, cuts, known = (kept.arrays[f"pending {name}"] for name in ("rows", "cuts", "known"))
-        for part, name in self._phase_sums(self.partition, rows, cuts, known, upto):
+        for span, name in self._phase_sums(self.partition, rows, cuts, known, upto):
             if name in self._delivered:
-                store.take(rows[part], known[part], upto, self._delivered[name])
+                store.take(rows[span], known[span], upto, self._delivered[name])
         settings |= {"taken": settings["collection"], "upto": upto}
         for name in ("pending rows", "pending cuts", "pending known"):
             del kept.arrays[name]
@@ -363,23 +364,26 @@ class VerticalKernelClient(TableClient):
         kept, upto = self.kept, request.directions
         y, phases = self._targets(request.rows), self.store().read(request.rows, upto)
         try:
-            chosen = fit(
-                request.loss,  # type: ignore[arg-type]
-                phases,
-                y,
-                classes=len(self.table.classes),
-                seed=request.seed,
-                multiples=request.multiples.tolist(),
-                regularizations=request.regularizations.tolist(),
-                intercept=request.intercept,
-                weights=self._weights(request, y),
-            )
+            with part("train"):
+                chosen = fit(
+                    request.loss,  # type: ignore[arg-type]
+                    phases,
+                    y,
+                    classes=len(self.table.classes),
+                    seed=request.seed,
+                    multiples=request.multiples.tolist(),
+                    regularizations=request.regularizations.tolist(),
+                    intercept=request.intercept,
+                    weights=self._weights(request, y),
+                    folder=self.store().path.parent,
+                )
         except FedKernError as error:  # how far it came follows from labels
             raise self.unfit(error) from None
         kept.arrays["alpha"] = chosen.weights[:upto] / np.sqrt(upto)
         kept.arrays["intercept"] = chosen.weights[upto:]
         kept.settings["multiple"] = chosen.multiple
-        counts = self._judge(request, request.tests, self._scores(request.tests))
+        with part("judge"):
+            counts = self._judge(request, request.tests, self._scores(request.tests))
         score = chosen.scores.get((chosen.multiple, chosen.regularization), -1.0)
         if score >= 0.0:
             rows, found = self.places(request.rows), np.array([score])

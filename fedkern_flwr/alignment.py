@@ -8,11 +8,12 @@ secret agree on a secret tag per id first (:mod:`.private_intersection`), which 
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
 import secrets
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ SAME_KEY = "that all parties have the same alignment key, or files of the same a
 
 _FILE = "fedkern-flwr alignment 1"
 _ARCHIVE = b"PK\x03\x04"  # how an .npz file begins
-_ZEROS = re.compile(r"^0*(\d+)(?:\.0*)?$")
+#: Lines of digits with leading zeros, or a point and zeros.
+_ZEROS = re.compile(r"^(?:0+(\d+)(?:\.0*)?|(\d+)\.0*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # its text would show secrets
@@ -157,8 +159,13 @@ def plain_ids(ids: Ids) -> list[str]:
     Rows are matched by ids as they are. If more rows match in this spelling, a party has written
     its ids otherwise than the others.
     """
-    texts = (unicodedata.normalize("NFC", text).strip().casefold() for text in id_texts(ids))
-    return [_ZEROS.sub(r"\1", text) for text in texts]
+    texts = id_texts(ids)
+    together = unicodedata.normalize("NFC", "\n".join(texts)).casefold()  # all at once: fast
+    lines = [line.strip() for line in together.split("\n")]
+    if len(lines) != len(texts):  # an id of several lines
+        return [plain_ids([text.replace("\n", " ")])[0] for text in texts]
+    together = "\n".join(lines)
+    return _ZEROS.sub(r"\1\2", together).split("\n") if _ZEROS.search(together) else lines
 
 
 def hash_ids(ids: Ids, key: AlignmentKey, session: str) -> Hashes:
@@ -186,9 +193,23 @@ def hash_ids(ids: Ids, key: AlignmentKey, session: str) -> Hashes:
     if isinstance(key, AlignmentTags):
         digests = [hmac.digest(tag, label, "sha256")[:16] for tag in key.tags_of(ids)]
     else:
-        own = hmac.digest(key, label, "sha256")
-        digests = [hmac.digest(own, text.encode(), "sha256")[:16] for text in id_texts(ids)]
+        tag = _keyed(hmac.digest(key, label, "sha256"))
+        digests = [tag(text.encode())[:16] for text in id_texts(ids)]
     return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
+
+
+def _keyed(key: bytes) -> Callable[[bytes], bytes]:
+    """Return HMAC-SHA256 with a key of at most 64 bytes, which is hashed once and not each time."""
+    block = key.ljust(64, b"\0")
+    inner, outer = (hashlib.sha256(bytes(b ^ pad for b in block)) for pad in (0x36, 0x5C))
+
+    def tag(text: bytes) -> bytes:
+        first, second = inner.copy(), outer.copy()
+        first.update(text)
+        second.update(first.digest())
+        return second.digest()
+
+    return tag
 
 
 def sort_order(hashes: Hashes) -> NDArray[np.intp]:

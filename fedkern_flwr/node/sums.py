@@ -17,7 +17,7 @@ from ..guard import NodePolicy, SumRule, check_cohort, check_order, check_size, 
 from ..guard.counting import ENDLESS, Hidden, hidden_beside, least_survivors
 from ..guard.spending import Charge
 from ..secure_sum import Party, PartyState
-from ..secure_sum.noise_keys import asked
+from ..secure_sum.noise_keys import asked, digest_of
 from ..wire import PhaseMessage
 from ..wire import sums as wire
 from ..wire.sections import Section
@@ -223,9 +223,9 @@ class ClientSums:
             The values do not fit what was declared. Which way they do not is in the log only.
         """
         self.contributed.append(self.order(name))
-        told = np.ascontiguousarray(values).tobytes()
+        told = digest_of(values)
         self.values[name] = hashlib.sha256(self.question().encode() + b"/" + told).digest()
-        self._add(name, values, overwrite=overwrite, release=release)
+        self._add(name, values, told, overwrite=overwrite, release=release)
 
     def contribute_nothing(self, name: str, *, release: str = "") -> None:
         """Take part in the sum of that name with zeros.
@@ -237,7 +237,15 @@ class ClientSums:
         nothing = np.broadcast_to(0, self.order(name).length)
         self._add(name, nothing, overwrite=False, release=release)
 
-    def _add(self, name: str, values: NDArray[Any], *, overwrite: bool, release: str) -> None:
+    def _add(
+        self,
+        name: str,
+        values: NDArray[Any],
+        told: bytes = b"",
+        *,
+        overwrite: bool,
+        release: str,
+    ) -> None:
         order = self.order(name)
         if name not in self._rules:
             raise SumError(
@@ -257,7 +265,8 @@ class ClientSums:
         if rule.release is not None:
             release = asked(release, self.question())
         try:
-            upload = self.party.contribute(order, values, overwrite=overwrite, release=release)
+            more: Any = {"overwrite": overwrite, "release": release, "told": told}
+            upload = self.party.contribute(order, values, **more)
         except SumError as error:
             logger.error("%s", error)
             raise refusal(

@@ -64,11 +64,21 @@ def noise_key(
     return found.digest()
 
 
-def value_mark(order: Order, values: NDArray[Any]) -> str:
-    """Return the mark of what a party adds to a sum, however it is encoded; of nothing, none."""
-    if values.strides == (0,):  # one zero, as often as the sum is long
+def digest_of(values: NDArray[Any]) -> bytes:
+    """Return a digest of values; of one zero, as often as a sum is long, an empty one."""
+    if values.strides == (0,):
+        return b""
+    return hashlib.sha256(np.ascontiguousarray(values).data).digest()
+
+
+def value_mark(order: Order, told: bytes) -> str:
+    """Return the mark of what a party adds to a sum, however it is encoded; of nothing, none.
+
+    ``told`` is the digest of the values.
+    """
+    if not told:
         return ""
     terms = [order.name.partition("#")[0], order.length, order.receiver]
     found = hashlib.blake2b(json.dumps(terms).encode(), digest_size=8)
-    found.update(np.ascontiguousarray(values).data)
+    found.update(told)
     return found.hexdigest()

@@ -30,7 +30,7 @@ from .keys import (
 )
 from .masks import Stream, add_streams
 from .membership import Cohort, Membership
-from .noise_keys import noise_key, value_mark
+from .noise_keys import digest_of, noise_key, value_mark
 from .party_rules import Accepted, PartyRules
 from .party_state import OpenSum, order_terms
 from .seeds import commitment
@@ -167,6 +167,7 @@ class Party(PartyRules):
         *,
         overwrite: bool = False,
         release: str = "",
+        told: bytes = b"",
     ) -> wire.Upload:
         """Encode, mask and share; refuse before anything leaves this party.
 
@@ -180,6 +181,8 @@ class Party(PartyRules):
             Whether the masked vector may take the place of the values.
         release : str
             Of sums with noise: the question, see :func:`.noise_keys.asked`.
+        told : bytes
+            The digest of the values, where the caller has it: :func:`.noise_keys.digest_of`.
 
         Raises
         ------
@@ -198,7 +201,8 @@ class Party(PartyRules):
             self.accept(order)
         cohort, encoding, label, keys = self.accepted[order.cohort, order.index]
         marked = (self.same_parties or not order.self_masks) and not order.noise
-        mark = value_mark(order, values) if marked else ""  # with noise that of its key
+        # with noise the mark is that of its key
+        mark = value_mark(order, told or digest_of(values)) if marked else ""
         with self.named():
             masked = encoding.encode(
                 np.asarray(values), len(cohort.members), name=order.name, overwrite=overwrite

@@ -56,3 +56,19 @@ def loss_derivatives(loss: Loss, outputs: Floats, targets: Floats) -> Floats:
     if loss == "smooth-hinge":
         return np.asarray(-targets * np.clip(1.0 - targets * outputs, 0.0, 1.0))
     assert_never(loss)
+
+
+def loss_curvatures(loss: Loss, outputs: Floats, targets: Floats) -> Floats:
+    """Return the second derivative of :func:`loss_values` in each output, of the same shape.
+
+    At the two kinks of the smooth hinge's derivative it is 0.
+    """
+    if loss == "square":
+        return np.full(np.shape(outputs), 2.0)
+    if loss == "logistic":
+        probability = expit(targets * outputs)
+        return np.asarray(probability * (1.0 - probability))
+    if loss == "smooth-hinge":
+        margin = targets * outputs
+        return np.asarray(((margin > 0.0) & (margin < 1.0)).astype(np.float64))
+    assert_never(loss)

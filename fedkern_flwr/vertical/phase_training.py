@@ -1,24 +1,24 @@
 """Training on random Fourier features that are held as phases: one exchange, then only local work.
 
 The model is f(x) = phi(x) w with phi_j = sqrt(2 / R) cos(m angle_j), trained by minimising, for
-each output, mean_i L(f(x_i), y_i) + lambda / 2 |w|^2. Features are made from their phases a few
-rows at a time and never stored.
+each output, mean_i L(f(x_i), y_i) + lambda / 2 |w|^2. Features of a width are made once from their
+phases and kept, in memory or in a file (see :func:`~fedkern_flwr.vertical.phases.keep_features`).
 
-Width and regularization are chosen by cross-validation. Every candidate is local work of who holds
-the labels: no exchange is needed for it.
+Width and regularization are chosen by cross-validation, the width with the square loss in closed
+form. Every candidate is local work of who holds the labels: no exchange is needed for it.
 
 References
 ----------
 Gu, Dang, Li and Huang, "Federated Doubly Stochastic Kernel Learning for Vertically Partitioned
 Data", 2020: the model and the objective.
-Nocedal and Wright, "Numerical Optimization", 2006, section 7.2: L-BFGS.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,22 +26,27 @@ from numpy.typing import NDArray
 from scipy import linalg
 from threadpoolctl import threadpool_limits
 
-from ..errors import FedKernError, OptionError
+from ..errors import OptionError
 from ..labels import decide
+from ..progress import progress
 from ..seeding import derive_seed
 from ..solvers.least_squares import check_regularization
-from ..solvers.losses import LOSSES, Loss, loss_derivatives, loss_values
-from .phases import (
-    INTERCEPT,
-    Chunks,
-    Features,
-    Floats,
-    Phases,
-    chunk_outputs,
-    cosines,
-    feature_chunks,
+from ..solvers.losses import LOSSES, Loss
+from .phase_newton import (
+    STEPS,
+    TOLERANCE,
+    Curvatures,
+    Equations,
+    Kept,
+    Problem,
+    factorise,
+    multiply,
+    weighted_gram,
 )
+from .phases import Floats, Phases, blocks
 
+Mask = NDArray[np.bool_]
+#: By (multiple, regularization).
 Scores = dict[tuple[int, float], float]
 
 #: Multiples of the base frequencies that are tried: widths of a Gaussian up to 64 times the base.
@@ -49,14 +54,8 @@ MULTIPLES = (1, 2, 3, 4, 6, 8)
 REGULARIZATIONS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 #: Numbers may be known exactly; float64 features, of phases of 32 bits, hold such small ones.
 REGULARIZATIONS_OF_NUMBERS = (1e-12, 1e-11, 1e-10, 1e-9, 1e-8, *REGULARIZATIONS)
-_SEARCH_TOLERANCE = 1e-3
-Mask = NDArray[np.bool_]
-
-ITERATIONS = 500
-LARGEST_CURVATURE: Mapping[Loss, float] = {"square": 2.0, "logistic": 0.25, "smooth-hinge": 1.0}
-#: L-BFGS stops when no component of the gradient, in coordinates in which the square loss is
-#: round, is larger: the objective is then within about its square, times R, of the smallest.
-TOLERANCE = 1e-4
+_COMPARED = 10_000  # most rows on which neighbouring widths are compared
+_SEARCH_TOLERANCE = 1e-2  # of trials: the objective is within 5e-5 of the smallest
 
 
 def solve_square(
@@ -67,6 +66,7 @@ def solve_square(
     *,
     intercept: bool = False,
     weights: Floats | None = None,
+    folder: Path | None = None,
 ) -> Floats:
     """Minimise the square loss in closed form: (2/n Z^T Z + lambda I) w = 2/n Z^T y.
 
@@ -84,6 +84,8 @@ def solve_square(
         Whether there is a constant feature as well.
     weights : ndarray of float64, shape (n,), optional
         By which the losses of rows are multiplied; their mean is one.
+    folder : path, optional
+        Of a file for features that do not fit in memory.
 
     Returns
     -------
@@ -97,11 +99,8 @@ def solve_square(
     """
     check_training(phases, targets, "square")
     check_regularization(regularization)
-    chunks, basis = _chunks_of(phases, multiple, intercept)
-    alone = intercept and basis is None
-    equations = add_equations(chunks, targets, weights=weights, intercept=alone)
-    found = solve(equations, regularization)
-    return found if basis is None else basis @ found
+    kept = Kept.make(phases, multiple, intercept, folder)
+    return kept.whole(solve(add_equations(kept, targets, weights=weights), regularization))
 
 
 def minimise(
@@ -110,39 +109,24 @@ def minimise(
     targets: Floats,
     regularization: float,
     multiple: int = 1,
-    start: Floats | None = None,
     *,
     intercept: bool = False,
     weights: Floats | None = None,
     tolerance: float = TOLERANCE,
-    iterations: int = ITERATIONS,
+    steps: int = STEPS,
+    folder: Path | None = None,
 ) -> Floats:
-    """Minimise the regularised mean loss by L-BFGS, all outputs at once.
-
-    The search runs in the coordinates v = C^T w, where C C^T = c/n Z^T Z + lambda I and c is the
-    largest curvature of the loss: there no curvature exceeds one, and few steps are enough.
+    """Minimise the regularised mean loss by Newton's method, all outputs at once.
 
     Parameters
     ----------
     loss : {"square", "logistic", "smooth-hinge"}
         L.
-    phases : ndarray of uint16 or uint32, shape (n, R)
-        Angles as integers.
-    targets : ndarray of float64, shape (n, k)
-        y.
-    regularization : float
-        lambda.
-    multiple : int (default: 1)
-        m, which multiplies the frequencies.
-    start : ndarray of float64, of the shape of w, optional
-        First weights; those of the square loss if not given.
-    intercept : bool (default: False)
-        Whether there is a constant feature as well.
-    weights : ndarray of float64, shape (n,), optional
-        By which the losses of rows are multiplied; their mean is one.
+    phases, targets, regularization, multiple, intercept, weights, folder
+        As of :func:`solve_square`, whose weights are the first.
     tolerance : float (default: 1e-4)
-        Largest component of the gradient in v at which the search ends.
-    iterations : int (default: 500)
+        The search ends where a step would lower the objective by less than half its square.
+    steps : int (default: 100)
         Most steps.
 
     Returns
@@ -160,23 +144,11 @@ def minimise(
     """
     check_training(phases, targets, loss)
     check_regularization(regularization)
-    chunks, basis = _chunks_of(phases, multiple, intercept)
-    alone = intercept and basis is None
-    equations = add_equations(chunks, targets, weights=weights, intercept=alone)
-    if start is not None and basis is not None:
-        start = basis.T @ start
-    found = descend(
-        loss,
-        chunks,
-        targets,
-        shares_of(len(targets), weights),
-        regularization,
-        factored(factorise(equations, LARGEST_CURVATURE[loss], regularization)),
-        solve(equations, regularization) if start is None else start,
-        tolerance,
-        iterations,
-    )
-    return found if basis is None else basis @ found
+    kept = Kept.make(phases, multiple, intercept, folder)
+    equations = add_equations(kept, targets, weights=weights)
+    problem = Problem(loss, kept, targets, shares_of(len(targets), weights), equations)
+    start = solve(equations, regularization)
+    return kept.whole(problem.minimise(regularization, start, tolerance=tolerance, steps=steps))
 
 
 @dataclass(frozen=True)
@@ -197,7 +169,7 @@ class Fitted:
     widths : dict (default: empty)
         The same for all candidates, with the square loss.
     refined : dict (default: empty)
-        The same for the best and their neighbours, from one fold of all rows, all directions.
+        The same for the best and their neighbours, from one fold, with all directions.
     """
 
     weights: Floats
@@ -222,14 +194,15 @@ def fit(
     folds: int = 5,
     rows: int = 4000,
     directions: int | None = None,
+    folder: Path | None = None,
 ) -> Fitted:
     """Choose width and regularization by cross-validation, then train on all rows.
 
-    The width is chosen with the square loss, which costs one decomposition for all lambda, by
-    K-fold cross-validation on a sample of the rows and the first directions; then lambda for that
-    width with the loss itself. If there are more rows than the sample, the choices are compared
-    with their neighbours (lambda within a factor of ten) on one fold held out of all rows, with
-    all directions.
+    The width is chosen with the square loss in closed form, by K-fold cross-validation on a sample
+    of the rows and the first directions; then lambda for that width with the loss itself. If there
+    are more rows than the sample, the choices are compared with their neighbours, with all
+    directions and one fold held out: widths on at most 10,000 rows, lambda within a factor of ten
+    on all rows.
     Equal scores go to the smoother model: the smaller multiple, then the larger regularization.
 
     Parameters
@@ -259,6 +232,8 @@ def fit(
     directions : int, optional
         Most directions in the cross-validation: 500 of classes, 1000 of numbers, whose small
         lambda fits fewer directions and not more.
+    folder : path, optional
+        Of a file for features that do not fit in memory.
 
     Returns
     -------
@@ -275,191 +250,230 @@ def fit(
     multiples = sorted(set(multiples))
     regularizations = sorted(set(regularizations), reverse=True)
     _check_candidates(multiples, regularizations, folds, len(targets))
+    kinds = _Kinds(classes, intercept, folder)
     if len(multiples) * len(regularizations) == 1:
-        multiple, regularization = multiples[0], regularizations[0]
-        trained = _train(loss, phases, targets, regularization, multiple, intercept, weights)
-        return Fitted(trained, multiple, regularization)
+        more: dict[str, Any] = {"intercept": intercept, "weights": weights, "folder": folder}
+        train = solve_square if loss == "square" else partial(minimise, loss)
+        progress(f"training on {len(phases):,} rows x {phases.shape[1]:,} features")
+        trained = train(phases, targets, regularizations[0], multiples[0], **more)
+        return Fitted(trained, multiples[0], regularizations[0])
     order = np.random.default_rng(derive_seed(seed, "folds")).permutation(len(targets))
     sample, folds = order[:rows], min(folds, len(targets))
-    directions = directions or (500 if classes else 1000)
-    held = np.zeros(len(targets), np.bool_)
-    held[order[: len(targets) // folds]] = True
-    few, y, many = phases[:, :directions][sample], targets[sample], len(targets) > rows
+    few = phases[:, : directions or (500 if classes else 1000)][sample]
     own = None if weights is None else weights[sample]
-
-    def search(loss: Loss, multiple: int) -> Scores:
-        z = _features(few, multiple, intercept)
-        if _spans_little(z):
-            narrow = _spanned(z)[1]
-            z = narrow if z.dtype == np.float64 else narrow.astype(np.float32)
-        with threadpool_limits(1, "blas"):  # the matrices are too small to share
-            found = _cross_validate(loss, z, y, regularizations, classes, folds, own)
-        return {(multiple, value): score for value, score in found.items()}
-
-    def refine(loss: Loss, multiple: int, regularization: float) -> Scores:
-        chunks = partial(feature_chunks, phases, multiple, intercept=intercept)
-        near = [v for v in regularizations if 0.09 < v / regularization < 11.0]
-        found = _hold_out(loss, chunks, targets, near, classes, held, intercept, weights)
-        return {(multiple, value): score for value, score in found.items()}
-
+    search = partial(_search, few, targets[sample], own, kinds, regularizations, folds)
     widths: Scores = {}
-    refined: Scores = {}
     multiple = multiples[0]
     if loss == "square" or len(multiples) > 1:
-        widths = {k: v for m in multiples for k, v in search("square", m).items()}
-        multiple, regularization = _best(widths, classes)
-        if many:
-            place = multiples.index(multiple)
-            for near in multiples[max(0, place - 1) : place + 2]:
-                refined |= refine("square", near, regularization)
-            multiple, regularization = _best(refined, classes)
+        text = f"choosing a width on {len(few):,} rows x {few.shape[1]:,} features"
+        for number, value in enumerate(multiples, 1):
+            progress(text, number, len(multiples))
+            widths |= search("square", value)
+        multiple, near = _best(widths, classes)
     scores = widths
+    if len(targets) <= rows:
+        if loss != "square":
+            progress(f"choosing lambda on {len(few):,} rows x {few.shape[1]:,} features")
+            scores = search(loss, multiple)
+        regularization = _best(scores, classes)[1]
+        whole = _Whole(phases, targets, weights, kinds, np.zeros(len(targets), np.bool_))
+        trained = whole.train(loss, multiple, regularization)
+        return Fitted(trained, multiple, regularization, scores, widths)
+    part = partial(_Whole.part, phases, targets, weights, kinds, order, folds)
+    whole = part(len(targets))
+    refined: Scores = {}
+    if widths:
+        compared = whole if len(targets) <= _COMPARED else part(_COMPARED)
+        place = multiples.index(multiple)
+        tried = multiples[max(0, place - 1) : place + 2]
+        for value in [m for m in tried if m != multiple] + [multiple]:  # whose features are kept
+            refined |= compared.score("square", value, _within(regularizations, near))
+        # the smoother of equals is the first
+        refined = dict(sorted(refined.items(), key=lambda item: (item[0][0], -item[0][1])))
+        multiple, near = _best(refined, classes)
+        if loss == "square" and compared is not whole:
+            refined = whole.score(loss, multiple, _within(regularizations, near))
     if loss != "square":
+        progress(f"choosing lambda on {len(few):,} rows x {few.shape[1]:,} features")
         scores = search(loss, multiple)
-        _, regularization = _best(scores, classes)
-        if many:
-            refined = refine(loss, multiple, regularization)
-            _, regularization = _best(refined, classes)
-    return Fitted(
-        _train(loss, phases, targets, regularization, multiple, intercept, weights),
-        multiple,
-        regularization,
-        scores=scores,
-        widths=widths,
-        refined=refined,
-    )
+        near = _best(scores, classes)[1]
+        refined = whole.score(loss, multiple, _within(regularizations, near))
+    multiple, regularization = _best(refined, classes)
+    trained = whole.train(loss, multiple, regularization)
+    return Fitted(trained, multiple, regularization, scores, widths, refined)
 
 
-def _train(
-    loss: Loss,
-    phases: Phases,
+@dataclass(frozen=True)
+class _Kinds:
+    """What all trials of a fit have in common."""
+
+    classes: int
+    intercept: bool
+    folder: Path | None
+
+
+def _within(regularizations: Sequence[float], near: float) -> list[float]:
+    return [value for value in regularizations if 0.09 < value / near < 11.0]
+
+
+def _search(
+    few: Phases,
     targets: Floats,
-    regularization: float,
-    multiple: int,
-    intercept: bool,
     weights: Floats | None,
-) -> Floats:
-    more: dict[str, Any] = {"intercept": intercept, "weights": weights}
-    if loss == "square":
-        return solve_square(phases, targets, regularization, multiple, **more)
-    return minimise(loss, phases, targets, regularization, multiple, **more)
-
-
-def _spans_little(rows: Phases | Features) -> bool:
-    """Tell whether rows are so few that equations in what they span are smaller."""
-    return bool(2 * rows.shape[0] < rows.shape[1])
-
-
-def _spanned(z: Features) -> tuple[Floats, Floats]:
-    """Return an orthonormal basis of what rows span, and the rows in it."""
-    basis, rows = linalg.qr(z.T.astype(np.float64), mode="economic", overwrite_a=True)
-    return np.asarray(basis), np.ascontiguousarray(rows.T)
-
-
-def _chunks_of(phases: Phases, multiple: int, intercept: bool) -> tuple[Chunks, Floats | None]:
-    """Return features a few rows at a time; of few rows in a basis of what they span, and that.
-
-    The solution is in the span of the rows: n equations have it as well as R.
-    """
-    if not _spans_little(phases):
-        return partial(feature_chunks, phases, multiple, intercept=intercept), None
-    basis, rows = _spanned(_features(phases, multiple, intercept))
-    return lambda: iter([(slice(0, len(rows)), rows)]), basis
-
-
-def _features(phases: Phases, multiple: int, intercept: bool) -> Features:
-    z = cosines(phases, multiple)
-    z *= z.dtype.type(np.sqrt(2.0 / z.shape[1]))
-    constant = np.full((len(z), 1), np.sqrt(INTERCEPT), z.dtype)
-    return np.hstack([z, constant]) if intercept else z
-
-
-def _cross_validate(
-    loss: Loss,
-    z: Features,
-    targets: Floats,
+    kinds: _Kinds,
     regularizations: Sequence[float],
-    classes: int,
     folds: int,
-    shares: Floats | None,
-) -> dict[float, float]:
-    """Return scores over all rows of stored features, each predicted without its fold.
-
-    Features are turned into the eigenvectors of a fold's Z^T Z: one decomposition serves every
-    lambda, there the square loss falls apart into single weights, and other losses are round
-    but for a scale of each weight.
-    """
-    predictions = {value: np.empty_like(targets) for value in regularizations}
-    place = np.arange(len(targets)) % folds
-    root = None if shares is None else np.sqrt(shares)[:, None]
-    zw, yw = (z, targets) if root is None else (z * root.astype(z.dtype), targets * root)
-    gram, right = zw.T @ zw, zw.T @ yw.astype(z.dtype)
-    for held in (place == fold for fold in range(folds)):
-        left_out, rows = zw[held], int((~held).sum())
-        values, vectors = linalg.eigh((gram - left_out.T @ left_out).astype(np.float64) / rows)
-        values = np.maximum(values, 0.0)[:, None]
-        side = vectors.T @ (right - left_out.T @ yw[held].astype(z.dtype)) / rows
-        turned = z @ vectors.astype(z.dtype)
-        train, last = turned[~held], turned[held].astype(np.float64)
-        chunk = [(slice(0, rows), train)]
-        each = shares_of(rows, None if shares is None else shares[~held])
-        weights: Floats | None = None
-        for value in regularizations:
-            if loss == "square":
-                weights = 2.0 * side / (2.0 * values + value)
-            else:
-                weights = descend(
-                    loss,
-                    lambda chunk=chunk: chunk,  # type: ignore[misc]
-                    targets[~held],
-                    each,
-                    value,
-                    scaled(np.sqrt(LARGEST_CURVATURE[loss] * values + value)),
-                    np.zeros_like(side) if weights is None else weights,
-                    _SEARCH_TOLERANCE,
-                    ITERATIONS,
-                )
-            predictions[value][held] = last @ weights
-    return {value: _score(found, targets, classes, shares) for value, found in predictions.items()}
-
-
-def _hold_out(
     loss: Loss,
-    chunks: Chunks,
+    multiple: int,
+) -> Scores:
+    """Return scores over all rows of a sample, each predicted without its fold."""
+    kept = Kept.make(few, multiple, kinds.intercept)
+    if loss == "square":  # closed forms of small lambda want float64
+        kept = Kept(kept.z.astype(np.float64), kept.basis, kept.intercept)
+    z, fold_of = kept.z, np.arange(len(targets)) % folds
+    predictions = {value: np.empty_like(targets) for value in regularizations}
+    singular = set[float]()
+    with threadpool_limits(1, "blas"):  # the matrices are too small to share
+        whole = add_equations(kept, targets, weights=weights)
+        for fold in range(folds):
+            held = fold_of == fold
+            out = add_equations(kept, targets, held, weights)
+            train = Equations(whole.gram - out.gram, whole.right - out.right, whole.rows - out.rows)
+            rows = ~held
+            shares = shares_of(train.rows, None if weights is None else weights[rows])
+            problem = Problem(loss, kept.of(rows), targets[rows], shares, train)
+            last, known = None, Curvatures()
+            for value in regularizations:
+                try:
+                    if loss == "square":
+                        last = solve(train, value)
+                    else:
+                        first = solve(train, value) if last is None else last
+                        last = problem.minimise(value, first, known, tolerance=_SEARCH_TOLERANCE)
+                except OptionError:  # too small for the precision of the features
+                    singular.add(value)
+                    continue
+                predictions[value][held] = multiply(z[held], last)
+    return _scores(predictions, singular, multiple, targets, kinds.classes, weights)
+
+
+def _scores(
+    predictions: Mapping[float, Floats],
+    singular: set[float],
+    multiple: int,
     targets: Floats,
-    regularizations: Sequence[float],
     classes: int,
-    held: Mask,
-    intercept: bool,
-    weights_of_rows: Floats | None,
-) -> dict[float, float]:
-    """Return scores on the rows held out."""
-    train = add_equations(chunks, targets, ~held, weights_of_rows, intercept=intercept)
-    shares = np.where(held, 0.0, 1.0 / train.rows)[:, None]
-    last = None
-    if weights_of_rows is not None:
-        shares, last = shares * weights_of_rows[:, None], weights_of_rows[held]
-    models: list[Floats] = []
-    for value in regularizations:
-        if loss == "square":
-            models.append(solve(train, value))
-            continue
-        weights = descend(
-            loss,
-            chunks,
-            targets,
-            shares,
-            value,
-            factored(factorise(train, LARGEST_CURVATURE[loss], value)),
-            models[-1] if models else solve(train, value),
-            _SEARCH_TOLERANCE,
-            ITERATIONS,
+    weights: Floats | None,
+) -> Scores:
+    found = {
+        (multiple, value): _score(outputs, targets, classes, weights)
+        for value, outputs in predictions.items()
+        if value not in singular
+    }
+    if not found:
+        raise OptionError(
+            "the normal equations are singular at each regularization",
+            remedy="use a larger regularization, or phases of 32 bits",
+            code="FK-EQUATIONS-SINGULAR",
         )
-        models.append(weights)
-    together = chunk_outputs(chunks, np.hstack(models), len(targets))[held]
-    parts = np.split(together, len(models), axis=1)
-    scores = [_score(part, targets[held], classes, last) for part in parts]
-    return dict(zip(regularizations, scores, strict=True))
+    return found
+
+
+@dataclass
+class _Whole:
+    """All rows with all directions, of which a fold may be held out; features of one width at once.
+
+    What was made for the trials serves the last model: equations of the fold are added, curvatures
+    of its rows as well.
+    """
+
+    phases: Phases
+    targets: Floats
+    weights: Floats | None
+    kinds: _Kinds
+    held: Mask
+    kept: Kept | None = None
+    multiple: int = 0
+    equations: dict[int, tuple[Equations, Equations | None]] = field(default_factory=dict)
+    known: Curvatures = field(default_factory=Curvatures)
+    models: dict[float, Floats] = field(default_factory=dict)
+
+    @classmethod
+    def part(
+        cls,
+        phases: Phases,
+        targets: Floats,
+        weights: Floats | None,
+        kinds: _Kinds,
+        order: NDArray[np.intp],
+        folds: int,
+        rows: int,
+    ) -> _Whole:
+        """Return the first rows of an order, of which the first fold is held out."""
+        rank = np.empty(len(order), np.intp)
+        rank[order] = np.arange(len(order))
+        if rows < len(order):
+            some = np.flatnonzero(rank < rows)
+            phases, targets, rank = phases[some], targets[some], rank[some]
+            weights = None if weights is None else weights[some]
+        return cls(phases, targets, weights, kinds, rank < rows // folds)
+
+    def _turn_to(self, multiple: int) -> tuple[Kept, Equations, Equations | None]:
+        """Return features at a width, equations of the rows to learn from and of those held out."""
+        if self.kept is None or self.multiple != multiple:
+            self.kept = None  # before the next is made: both might not fit in memory
+            self.kept = Kept.make(self.phases, multiple, self.kinds.intercept, self.kinds.folder)
+            self.multiple, self.known, self.models = multiple, Curvatures(), {}
+        if multiple not in self.equations:
+            add = partial(add_equations, self.kept, self.targets, weights=self.weights)
+            out = add(self.held) if self.held.any() else None
+            self.equations[multiple] = add(~self.held), out
+        return self.kept, *self.equations[multiple]
+
+    def score(self, loss: Loss, multiple: int, regularizations: Sequence[float]) -> Scores:
+        """Return scores on the rows held out."""
+        rows, width = self.phases.shape
+        text = f"training on {int((~self.held).sum()):,} rows x {width:,} features"
+        progress(text, 0, len(regularizations))
+        kept, train, _ = self._turn_to(multiple)
+        last = None if self.weights is None else self.weights[self.held]
+        shares = np.where(self.held, 0.0, 1.0)[:, None] * shares_of(train.rows, self.weights, rows)
+        problem = Problem(loss, kept, self.targets, shares, train)
+        predictions, singular = dict[float, Floats](), set[float]()
+        left_out, last_model = kept.z[self.held], None
+        for number, value in enumerate(regularizations, 1):
+            progress(text, number, len(regularizations))
+            try:
+                if loss == "square":
+                    last_model = solve(train, value)
+                else:
+                    first = solve(train, value) if last_model is None else last_model
+                    found = problem.minimise(value, first, self.known, tolerance=_SEARCH_TOLERANCE)
+                    self.models[value] = last_model = found
+            except OptionError:  # too small for the precision of the features
+                singular.add(value)
+                continue
+            predictions[value] = multiply(left_out, last_model)
+        targets = self.targets[self.held]
+        return _scores(predictions, singular, multiple, targets, self.kinds.classes, last)
+
+    def train(self, loss: Loss, multiple: int, regularization: float) -> Floats:
+        """Return the weights of the model of all rows."""
+        rows, width = self.phases.shape
+        progress(f"training on {rows:,} rows x {width:,} features")
+        kept, train, out = self._turn_to(multiple)
+        equations = train if out is None else train + out
+        start = self.models.get(regularization)
+        if start is None:
+            start = solve(equations, regularization)
+        if loss != "square":
+            share = train.rows / rows  # by which the rows learned from count less now
+            for matrix in self.known.matrices.values():
+                matrix *= share
+            shares = shares_of(rows, self.weights)
+            problem = Problem(loss, kept, self.targets, shares, equations)
+            start = problem.minimise(regularization, start, self.known)
+        return kept.whole(start)
 
 
 def _score(
@@ -498,162 +512,42 @@ def _check_candidates(
         )
 
 
-# -- sums over the rows, and the search
-
-
-@dataclass(frozen=True)
-class Equations:
-    """Sums over rows: Z^T Z, shape (R, R), and Z^T y, shape (R, k)."""
-
-    gram: Floats
-    right: Floats
-    rows: int
+# -- sums over the rows
 
 
 def add_equations(
-    chunks: Chunks,
+    kept: Kept,
     targets: Floats,
     chosen: Mask | None = None,
     weights: Floats | None = None,
-    *,
-    intercept: bool = False,
 ) -> Equations:
-    """Add up the equations of the chosen rows, times their weights, in float64 over the chunks.
-
-    With an intercept, the sums of features are those of float64: rounded to float32 they would
-    make equations of a small lambda singular.
-    """
-    gram: Floats | None = None
-    sums: Floats | float = 0.0
-    for part, features in chunks():
-        z, y = features, targets[part]
+    """Add up the equations of the chosen rows, times their weights, in float64 over the blocks."""
+    width = kept.z.shape[1]
+    gram, right = np.zeros((width, width)), np.zeros((width, targets.shape[1]))
+    for part in blocks(len(kept.z), kept.z):
+        z, y = kept.z[part], targets[part]
         if chosen is not None:
             z, y = z[chosen[part]], y[chosen[part]]
+        root = None
         if weights is not None:
-            w = weights[part] if chosen is None else weights[part][chosen[part]]
-            root = np.sqrt(w)[:, None]
-            z, y = z * root.astype(z.dtype), y * root
-        if gram is None:
-            gram, right = np.zeros((z.shape[1],) * 2), np.zeros((z.shape[1], y.shape[1]))
-        gram += z.T @ z
+            root = np.sqrt(weights[part] if chosen is None else weights[part][chosen[part]])
+            y = y * root[:, None] ** 2
         right += z.T @ y.astype(z.dtype)
-        if intercept:
-            own = z if weights is None else z * root
-            sums = sums + own.sum(axis=0, dtype=np.float64)
-    assert gram is not None
-    if intercept:
-        gram[-1] = gram[:, -1] = np.sqrt(INTERCEPT) * sums
+        gram += weighted_gram(z, root, intercept=kept.intercept)
     return Equations(gram, right, len(targets) if chosen is None else int(chosen.sum()))
 
 
-def shares_of(rows: int, weights: Floats | None) -> Floats:
+def shares_of(rows: int, weights: Floats | None, length: int | None = None) -> Floats:
     """Return by what the losses of rows are multiplied in their mean, shape (n, 1)."""
-    return np.full((rows, 1), 1.0 / rows) if weights is None else weights[:, None] / rows
-
-
-def factorise(equations: Equations, curvature: float, regularization: float) -> Floats:
-    """Return the lower Cholesky factor of c/n Z^T Z + lambda I."""
-    matrix = (curvature / equations.rows) * equations.gram
-    matrix[np.diag_indices_from(matrix)] += regularization
-    try:
-        # the transpose of a symmetric matrix in C order is what LAPACK can overwrite
-        return np.asarray(linalg.cholesky(matrix.T, lower=True, overwrite_a=True))
-    except linalg.LinAlgError:
-        raise OptionError(
-            f"the normal equations are singular at regularization {regularization:g}",
-            remedy="use a larger regularization, or phases of 32 bits",
-            code="FK-EQUATIONS-SINGULAR",
-        ) from None
+    if weights is not None:
+        return weights[:, None] / rows
+    return np.full((rows if length is None else length, 1), 1.0 / rows)
 
 
 def solve(equations: Equations, regularization: float) -> Floats:
     """Return the weights of the square loss."""
-    factor = factorise(equations, 2.0, regularization)
+    factor = factorise((2.0 / equations.rows) * equations.gram, regularization)
     return np.asarray(linalg.cho_solve((factor, True), (2.0 / equations.rows) * equations.right))
-
-
-@dataclass(frozen=True)
-class Coordinates:
-    """Coordinates v of the weights in which no curvature of the objective exceeds one.
-
-    ``slope`` turns the gradient in w into that in v.
-    """
-
-    of: Callable[[Floats], Any]
-    weights: Callable[[Floats], Any]
-    slope: Callable[[Floats], Any]
-
-
-def factored(factor: Floats) -> Coordinates:
-    """Return v = C^T w with C C^T = c/n Z^T Z + lambda I."""
-    return Coordinates(
-        lambda w: factor.T @ w,
-        lambda v: linalg.solve_triangular(factor, v, lower=True, trans="T"),
-        lambda slope: linalg.solve_triangular(factor, slope, lower=True),
-    )
-
-
-def scaled(scales: Floats) -> Coordinates:
-    """Return v = D w: the same where Z^T Z is diagonal."""
-    return Coordinates(lambda w: scales * w, lambda v: v / scales, lambda slope: slope / scales)
-
-
-def descend(
-    loss: Loss,
-    chunks: Chunks,
-    targets: Floats,
-    shares: Floats,
-    regularization: float,
-    coordinates: Coordinates,
-    start: Floats,
-    tolerance: float,
-    iterations: int,
-) -> Floats:
-    """Minimise the sum of the losses weighted by ``shares``, shape (n, 1), by L-BFGS.
-
-    Where the rounding of float32 leaves nothing lower to be found before the tolerance is met,
-    the search goes on in float64.
-    """
-
-    def objective(v: Floats, precision: type[np.floating[Any]]) -> tuple[float, Floats]:
-        w = coordinates.weights(v.reshape(start.shape))
-        value, slope = 0.5 * regularization * float((w * w).sum()), regularization * w
-        for part, features in chunks():
-            z = features.astype(np.result_type(features, precision), copy=False)
-            y, share = targets[part], shares[part]
-            f = (z @ w.astype(z.dtype)).astype(np.float64)
-            value += float((share * loss_values(loss, f, y)).sum())
-            slope += z.T @ (share * loss_derivatives(loss, f, y)).astype(z.dtype)
-        return value, coordinates.slope(slope).ravel()
-
-    from scipy import optimize  # other methods do without, and it loads as slowly as all of them
-
-    at, steps, largest = coordinates.of(start).ravel(), 0, np.inf
-    for precision in (np.float32, np.float64):
-        found = optimize.minimize(
-            objective,
-            at,
-            (precision,),
-            method="L-BFGS-B",
-            jac=True,
-            options={
-                "maxiter": iterations - steps,
-                "maxfun": 4 * iterations,
-                "gtol": tolerance,
-                "ftol": 0.0,
-                "maxcor": 20,
-            },
-        )
-        at, steps, largest = found.x, steps + found.nit, float(np.abs(found.jac).max())
-        if largest <= tolerance:
-            return np.asarray(coordinates.weights(at.reshape(start.shape)))
-        if steps >= iterations:
-            break
-    raise FedKernError(
-        f"the {loss} loss stopped at a gradient of {largest:.1e} after {steps} steps",
-        remedy="use a larger regularization or tolerance, or more iterations",
-        code="FK-SOLVER-STEPS",
-    )
 
 
 def check_training(phases: Phases, targets: Floats, loss: Loss) -> None:

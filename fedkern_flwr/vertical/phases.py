@@ -22,8 +22,11 @@ Gradients", NIPS 2014.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache, partial
+import os
+import tempfile
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -38,7 +41,6 @@ Floats = NDArray[np.float64]
 Phases = NDArray[np.uint16] | NDArray[np.uint32]
 #: float32 for phases of 16 bits, float64 for phases of 32.
 Features = NDArray[np.float32] | NDArray[np.float64]
-Chunks = Callable[[], Iterable[tuple[slice, Features]]]
 StepSchedule = Literal["constant", "diminishing"]
 STEP_SCHEDULES = ("constant", "diminishing")
 
@@ -48,6 +50,8 @@ INTERCEPT = 0.25
 
 #: Directions of all iterations of a run.
 MOST_DIRECTIONS = 1 << 20
+#: Bytes of features that training keeps in memory, 1 GB; more are in a file.
+IN_MEMORY = 1 << 30
 _CHUNK = 1 << 25  # bytes of a temporary array, 32 MB
 # Phases looked up at once: their positions, eight bytes each, stay in the processor's cache.
 _BLOCK = 1 << 15
@@ -127,6 +131,60 @@ def feature_chunks(
         yield part, chunk
 
 
+def keep_features(
+    phases: Phases, multiple: int = 1, *, intercept: bool = False, folder: Path | None = None
+) -> Features:
+    """Make the features of all rows once.
+
+    Up to ``IN_MEMORY`` bytes they are in memory. More are in a file without a name, which only this
+    process can open and which is gone when it ends.
+
+    Parameters
+    ----------
+    phases : ndarray of uint16 or uint32, shape (n, R)
+        Angles as integers.
+    multiple : int (default: 1)
+        m, which multiplies the frequencies.
+    intercept : bool (default: False)
+        Whether a constant, the root of INTERCEPT, follows as feature R + 1.
+    folder : path, optional
+        Where a file would be; by default the system's folder for such files.
+
+    Returns
+    -------
+    ndarray or memmap of float32 or float64, shape (n, R) or (n, R + 1)
+        Features sqrt(2 / R) cos(m angle).
+
+    Raises
+    ------
+    OptionError
+        As in :func:`cosines`.
+    OSError
+        The disk is full.
+    """
+    rows, directions = phases.shape
+    shape, dtype = (rows, directions + intercept), _feature_dtype(phases)
+    size = rows * (directions + intercept) * dtype.itemsize
+    if size <= IN_MEMORY:
+        z: Features = np.empty(shape, dtype)
+    else:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.truncate(size)
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                os.posix_fallocate(file.fileno(), 0, size)  # a full disk kills later writes
+            z = np.memmap(file, dtype, mode="r+", shape=shape).view(np.ndarray)
+    z[:, directions:] = np.sqrt(INTERCEPT)
+    _fill(phases, multiple, float(np.sqrt(2.0 / max(1, directions))), z[:, :directions])
+    return z
+
+
+def blocks(rows: int, z: Features) -> Iterator[slice]:
+    """Yield slices of as many rows of features as fit in about 32 MB."""
+    step = max(1, _CHUNK // max(1, z.itemsize * z.shape[1]))
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
 def _fill(phases: Phases, multiple: int, scale: float, out: Features) -> None:
     if multiple < 1:
         raise OptionError(
@@ -175,14 +233,6 @@ def _feature_dtype(phases: Phases) -> np.dtype[np.float32] | np.dtype[np.float64
     )
 
 
-def chunk_outputs(chunks: Chunks, weights: Floats, rows: int) -> Floats:
-    """Return the features times the weights, shape (rows, k)."""
-    out = np.empty((rows, weights.shape[1]))
-    for part, z in chunks():
-        out[part] = z @ weights.astype(z.dtype)
-    return out
-
-
 def outputs(phases: Phases, weights: Floats, multiple: int = 1) -> Floats:
     """Return phi(x) w of every row, shape (n, k).
 
@@ -196,8 +246,10 @@ def outputs(phases: Phases, weights: Floats, multiple: int = 1) -> Floats:
         m, which multiplies the frequencies.
     """
     intercept = len(weights) > phases.shape[1]
-    chunks = partial(feature_chunks, phases, multiple, intercept=intercept)
-    return chunk_outputs(chunks, weights, len(phases))
+    out = np.empty((len(phases), weights.shape[1]))
+    for part, z in feature_chunks(phases, multiple, intercept=intercept):
+        out[part] = z @ weights.astype(z.dtype)
+    return out
 
 
 def step_size(step: float, schedule: StepSchedule, regularization: float, iteration: int) -> float:

@@ -380,7 +380,7 @@ def test_what_cannot_be_trained_is_refused() -> None:
         ("FK-OPTION-RANGE", lambda: fit("square", phases, y, multiples=[0, 1], **only)),
         ("FK-FOLDS-FEW", lambda: fit("square", phases[:1], y[:1], **only)),
         ("FK-EQUATIONS-SINGULAR", lambda: solve_square(*twice, 1e-30)),
-        ("FK-SOLVER-STEPS", lambda: minimise("logistic", phases, y, 1e-6, iterations=1)),
+        ("FK-SOLVER-STEPS", lambda: minimise("logistic", phases, y, 1e-6, steps=1)),
     ]
     for code, call in cases:
         refuses(code, call)
