@@ -337,7 +337,7 @@ class VerticalKernelClient(TableClient):
         rows, cuts, known = (kept.arrays[f"pending {name}"] for name in ("rows", "cuts", "known"))
         for span, name in self._phase_sums(self.partition, rows, cuts, known, upto):
             if name in self._delivered:
-                store.take(rows[span], known[span], upto, self._delivered[name])
+                store.take(rows[span], known[span], upto, self.sums.delivered.pop(name))
         settings |= {"taken": settings["collection"], "upto": upto}
         for name in ("pending rows", "pending cuts", "pending known"):
             del kept.arrays[name]

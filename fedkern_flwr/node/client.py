@@ -191,6 +191,7 @@ class PhaseClient(SessionNode, NumPyClient):
         arrays, scalars = reply.arrays(), reply.scalars()
         if self.sums is not None:
             more, extra = attach(self.sums.replies)
+            self.sums.replies = []  # as large as the reply, and this client may live on
             arrays, scalars = arrays + more, scalars | extra
         answer = arrays, samples if isinstance(samples, int) else 0, scalars
         if self.sums is not None and self.sums.ends:

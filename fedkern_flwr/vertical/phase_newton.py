@@ -34,7 +34,7 @@ STEPS = 100
 #: A curvature that has changed by less, relative to the largest, is not added again: the direction
 #: is a little off then, which the next step mends.
 _CHANGE = 0.02
-_KEPT = 1 << 29  # bytes of the matrices that are kept, 512 MB
+_KEPT = 1 << 28  # bytes of the matrices that are kept, 256 MB
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Kept:
     ) -> Kept:
         """Make the features of phases at a width."""
         z = keep_features(phases, multiple, intercept=intercept, folder=folder)
-        if 2 * len(z) >= z.shape[1]:
+        if len(z) >= 0.75 * z.shape[1]:  # the basis costs as much as a few equations
             return cls(z, None, intercept)
         basis, rows = linalg.qr(z.T.astype(np.float64), mode="economic", overwrite_a=True)
         return cls(np.ascontiguousarray(rows.T), np.asarray(basis), False)
@@ -187,9 +187,7 @@ class Problem:
             slope = penalty * w[:, open_] + multiply_back(self.kept.z, pull, exact=exact)
             left, directions, stalled = [], [], False
             for place, k in enumerate(open_):
-                self._bring_up(known, columns[k], f[:, k], y[:, k])
-                factor = factorise(known.matrices[columns[k]], penalty)
-                direction = -linalg.cho_solve((factor, True), slope[:, place])
+                direction = self._direction(known, columns[k], f[:, k], penalty, slope[:, place])
                 promised = float(np.sqrt(max(0.0, -direction @ slope[:, place])))
                 stalled |= tolerance < promised > 0.5 * last[k] and last[k] < np.inf
                 last[k] = promised
@@ -228,10 +226,28 @@ class Problem:
 
         return line_search(slope, slope(0.0)[0])
 
-    def _bring_up(self, known: Curvatures, output: int, f: Floats, y: Floats) -> None:
-        """Make Z^T D Z of an output that of its f, by the rows whose curvature has changed."""
+    def _direction(
+        self, known: Curvatures, output: int, f: Floats, penalty: float, slope: Floats
+    ) -> Floats:
+        """Return the Newton direction of an output from where the slope is this.
+
+        Of few rows with a curvature, A = D^1/2 Z of these, it comes from their equations:
+        (A^T A + lambda I)^-1 = (I - A^T (A A^T + lambda I)^-1 A) / lambda.
+        """
+        curvatures = loss_curvatures(self.loss, f, self.targets[:, output])
+        curvatures[self.shares[:, 0] == 0.0] = 0.0
+        rows = np.flatnonzero(curvatures)
+        if 2 * len(rows) > len(slope):
+            self._bring_up(known, output, curvatures)
+            factor = factorise(known.matrices[output], penalty)
+            return np.asarray(-linalg.cho_solve((factor, True), slope))
+        a = self.kept.z[rows] * np.sqrt(curvatures[rows] * self.shares[rows, 0])[:, None]
+        factor = factorise(a @ a.T, penalty)
+        return np.asarray((a.T @ linalg.cho_solve((factor, True), a @ slope) - slope) / penalty)
+
+    def _bring_up(self, known: Curvatures, output: int, wanted: Floats) -> None:
+        """Make Z^T D Z of an output that of these D, by the rows whose curvature has changed."""
         largest = LARGEST_CURVATURE[self.loss]
-        wanted = np.where(self.shares[:, 0] > 0.0, loss_curvatures(self.loss, f, y), 0.0)
         if output not in known.matrices:
             full = np.where(self.shares[:, 0] > 0.0, largest, 0.0)
             begin = wanted.sum() > 0.5 * full.sum()  # it is less to take away than to add
@@ -241,29 +257,32 @@ class Problem:
             known.matrices[output] = scale * gram if begin else np.zeros_like(gram)
         before, matrix = known.of_rows[output], known.matrices[output]
         change = wanted - before
-        for sign in (1.0, -1.0):
+        for sign in (1, -1):
             rows = np.flatnonzero(sign * change > _CHANGE * largest)
             root = np.sqrt(np.abs(change[rows]) * self.shares[rows, 0])
             for part in blocks(len(rows), self.kept.z):
                 z = self.kept.z[rows[part]]
-                matrix += sign * weighted_gram(z, root[part], intercept=self.kept.intercept)
+                add_gram(matrix, z, root[part], intercept=self.kept.intercept, sign=sign)
             before[rows] = wanted[rows]
 
 
-def weighted_gram(z: Features, root: Floats | None, *, intercept: bool) -> NDArray[Any]:
-    """Return Z^T D Z of rows whose weights are the squares of ``root``.
+def add_gram(
+    matrix: Floats, z: Features, root: Floats | None, *, intercept: bool, sign: int = 1
+) -> None:
+    """Add Z^T D Z of rows to a matrix, or take it away; ``root`` is the diagonal of D^1/2.
 
     With an intercept, the sums of features are those of float64: rounded to float32 they would
     make equations of a small lambda singular.
     """
     scale = None if root is None else root.astype(z.dtype)[:, None]
     z = z if scale is None else z * scale
-    gram: NDArray[Any] = z.T @ z
+    gram = z.T @ z
     if intercept:
         sums = (z if scale is None else z * scale).sum(axis=0, dtype=np.float64)
-        gram = gram.astype(np.float64)
-        gram[-1] = gram[:, -1] = np.sqrt(INTERCEPT) * sums
-    return gram
+        gram[-1] = gram[:, -1] = 0.0
+        matrix[-1] += sign * np.sqrt(INTERCEPT) * sums
+        matrix[:-1, -1] = matrix[-1, :-1]
+    (np.add if sign > 0 else np.subtract)(matrix, gram, out=matrix)
 
 
 def factorise(matrix: Floats, regularization: float) -> Floats:

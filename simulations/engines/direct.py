@@ -17,6 +17,8 @@ from fedkern_flwr.flower_compat import Client
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.wire.numpy_format import array_record, read_arrays
 
+_LARGE = 1 << 20  # bytes
+
 
 class DirectApp(ClientApp):
     """The app that serves clients of a simulation.
@@ -38,7 +40,9 @@ class DirectApp(ClientApp):
             found = as_client(client)
             return ClientApp(client_fn=lambda context: found)(message, context)
         asked: Any = message.content
-        arrays = [array.copy(order="K") for array in read_arrays(asked[PARAMETERS])]
+        # Small ones may be written to, as with Flower; copies of large ones would fill the memory.
+        read = read_arrays(asked[PARAMETERS])
+        arrays = [a if a.nbytes > _LARGE else a.copy(order="K") for a in read]
         uploads, samples, told = client.fit(arrays, dict(asked[CONFIG]))
         content = RecordDict()
         content[REPLY] = ConfigRecord(dict(told))
