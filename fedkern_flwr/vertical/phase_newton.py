@@ -70,6 +70,10 @@ class Kept:
         """Return weights of the features themselves."""
         return weights if self.basis is None else np.asarray(self.basis @ weights)
 
+    def inside(self, weights: Floats) -> Floats:
+        """Return weights of the features as weights of what z holds."""
+        return weights if self.basis is None else np.asarray(self.basis.T @ weights)
+
     def of(self, rows: NDArray[np.bool_]) -> Kept:
         """Return those of some rows, copied."""
         return Kept(self.z[rows], self.basis, self.intercept)
@@ -114,15 +118,15 @@ class Problem:
         Features of all rows.
     targets, shares : ndarray of float64, shapes (n, k) and (n, 1)
         y, and by what the losses of rows are multiplied.
-    equations : Equations
-        Of the rows whose shares are not zero, with which Z^T D Z begins.
+    equations : Equations, optional
+        Of the rows whose shares are not zero, from which rows without a curvature may be taken.
     """
 
     loss: Loss
     kept: Kept
     targets: Floats
     shares: Floats
-    equations: Equations
+    equations: Equations | None
 
     def minimise(
         self,
@@ -239,7 +243,7 @@ class Problem:
         rows = np.flatnonzero(curvatures)
         if 2 * len(rows) > len(slope):
             self._bring_up(known, output, curvatures)
-            factor = factorise(known.matrices[output], penalty)
+            factor = factorise_near(known.matrices[output], penalty)
             return np.asarray(-linalg.cho_solve((factor, True), slope))
         a = self.kept.z[rows] * np.sqrt(curvatures[rows] * self.shares[rows, 0])[:, None]
         factor = factorise(a @ a.T, penalty)
@@ -249,12 +253,13 @@ class Problem:
         """Make Z^T D Z of an output that of these D, by the rows whose curvature has changed."""
         largest = LARGEST_CURVATURE[self.loss]
         if output not in known.matrices:
-            full = np.where(self.shares[:, 0] > 0.0, largest, 0.0)
-            begin = wanted.sum() > 0.5 * full.sum()  # it is less to take away than to add
-            known.of_rows[output] = full if begin else np.zeros_like(full)
-            gram = self.equations.gram
-            scale = largest / self.equations.rows
-            known.matrices[output] = scale * gram if begin else np.zeros_like(gram)
+            full, begin = np.where(self.shares[:, 0] > 0.0, largest, 0.0), self.equations
+            if begin is not None and 2.0 * wanted.sum() > full.sum():  # less to take than to add
+                known.matrices[output] = (largest / begin.rows) * begin.gram
+                known.of_rows[output] = full
+            else:
+                known.matrices[output] = np.zeros((self.kept.z.shape[1],) * 2)
+                known.of_rows[output] = np.zeros_like(full)
         before, matrix = known.of_rows[output], known.matrices[output]
         change = wanted - before
         for sign in (1, -1):
@@ -298,6 +303,19 @@ def factorise(matrix: Floats, regularization: float) -> Floats:
             remedy="use a larger regularization, or phases of 32 bits",
             code="FK-EQUATIONS-SINGULAR",
         ) from None
+
+
+def factorise_near(matrix: Floats, regularization: float) -> Floats:
+    """Return the factor of a direction: where rounding makes lambda too small, of a larger one.
+
+    The direction is a little shorter then; where the search ends is not changed.
+    """
+    for times in (1.0, 10.0, 100.0):
+        try:
+            return factorise(matrix, times * regularization)
+        except OptionError:
+            continue
+    return factorise(matrix, 1000.0 * regularization)
 
 
 def multiply(z: Features, weights: Floats, *, exact: bool = False) -> Floats:

@@ -282,6 +282,7 @@ def fit(
     part = partial(_Whole.part, phases, targets, weights, kinds, order, folds)
     whole = part(len(targets))
     refined: Scores = {}
+    compared = whole
     if widths:
         compared = whole if len(targets) <= _COMPARED else part(_COMPARED)
         place = multiples.index(multiple)
@@ -293,12 +294,13 @@ def fit(
         multiple, near = _best(refined, classes)
         if loss == "square" and compared is not whole:
             refined = whole.score(loss, multiple, _within(regularizations, near))
-        del compared
     if loss != "square":
         progress(f"choosing lambda on {len(few):,} rows x {few.shape[1]:,} features")
         scores = search(loss, multiple)
         near = _best(scores, classes)[1]
-        refined = whole.score(loss, multiple, _within(regularizations, near))
+        start = None if compared is whole else compared.train(loss, multiple, near)
+        del compared
+        refined = whole.score(loss, multiple, _within(regularizations, near), start)
     multiple, regularization = _best(refined, classes)
     trained = whole.train(loss, multiple, regularization)
     return Fitted(trained, multiple, regularization, scores, widths, refined)
@@ -419,41 +421,52 @@ class _Whole:
             weights = None if weights is None else weights[some]
         return cls(phases, targets, weights, kinds, rank < rows // folds)
 
-    def _turn_to(self, multiple: int) -> tuple[Kept, Equations, Equations | None]:
-        """Return features at a width, equations of the rows to learn from and of those held out."""
+    def _turn_to(self, multiple: int) -> Kept:
+        """Return features at a width."""
         if self.kept is None or self.multiple != multiple:
             self.kept = self.equations = None  # before the next are made: they are large
             self.kept = Kept.make(self.phases, multiple, self.kinds.intercept, self.kinds.folder)
             self.multiple, self.known, self.models = multiple, Curvatures(), {}
+        return self.kept
+
+    def _both(self) -> tuple[Equations, Equations | None]:
+        """Return equations of the rows to learn from and of those held out."""
         if self.equations is None:
+            assert self.kept is not None
             add = partial(add_equations, self.kept, self.targets, weights=self.weights)
             self.equations = add(~self.held), add(self.held) if self.held.any() else None
-        return self.kept, *self.equations
+        return self.equations
 
-    def score(self, loss: Loss, multiple: int, regularizations: Sequence[float]) -> Scores:
-        """Return scores on the rows held out."""
+    def score(
+        self,
+        loss: Loss,
+        multiple: int,
+        regularizations: Sequence[float],
+        start: Floats | None = None,
+    ) -> Scores:
+        """Return scores on the rows held out; ``start`` is a model to begin with."""
         rows, width = self.phases.shape
-        text = f"training on {int((~self.held).sum()):,} rows x {width:,} features"
-        progress(text, 0, len(regularizations))
-        kept, train, _ = self._turn_to(multiple)
-        last = None if self.weights is None else self.weights[self.held]
-        shares = np.where(self.held, 0.0, 1.0)[:, None] * shares_of(train.rows, self.weights, rows)
+        learned = rows - int(self.held.sum())
+        text = f"training on {learned:,} rows x {width:,} features"
+        kept = self._turn_to(multiple)
+        shares = np.where(self.held, 0.0, 1.0)[:, None] * shares_of(learned, self.weights, rows)
+        train = self._both()[0] if start is None else None
         problem = Problem(loss, kept, self.targets, shares, train)
+        model = None if start is None else kept.inside(start)
         predictions, singular = dict[float, Floats](), set[float]()
-        last_model = None
         for number, value in enumerate(regularizations, 1):
             progress(text, number, len(regularizations))
             try:
-                if loss == "square":
-                    last_model = solve(train, value)
-                else:
-                    first = solve(train, value) if last_model is None else last_model
-                    found = problem.minimise(value, first, self.known, tolerance=_SEARCH_TOLERANCE)
-                    self.models[value] = last_model = found
+                if model is None or loss == "square":
+                    model = solve(self._both()[0], value)
+                if loss != "square":
+                    model = problem.minimise(value, model, self.known, tolerance=_SEARCH_TOLERANCE)
+                    self.models[value] = model
             except OptionError:  # too small for the precision of the features
                 singular.add(value)
                 continue
-            predictions[value] = multiply(kept.z, last_model)[self.held]
+            predictions[value] = multiply(kept.z, model)[self.held]
+        last = None if self.weights is None else self.weights[self.held]
         targets = self.targets[self.held]
         return _scores(predictions, singular, multiple, targets, self.kinds.classes, last)
 
@@ -461,19 +474,18 @@ class _Whole:
         """Return the weights of the model of all rows."""
         rows, width = self.phases.shape
         progress(f"training on {rows:,} rows x {width:,} features")
-        kept, train, out = self._turn_to(multiple)
-        equations = train if out is None else train + out
-        start = self.models.get(regularization)
-        if start is None:
-            start = solve(equations, regularization)
+        kept, model, equations = self._turn_to(multiple), self.models.get(regularization), None
+        if model is None:
+            train, out = self._both()
+            equations = train if out is None else train + out
+            model = solve(equations, regularization)
         if loss != "square":
-            share = train.rows / rows  # by which the rows learned from count less now
+            share = 1.0 - self.held.mean()  # by which the rows learned from count less now
             for matrix in self.known.matrices.values():
                 matrix *= share
-            shares = shares_of(rows, self.weights)
-            problem = Problem(loss, kept, self.targets, shares, equations)
-            start = problem.minimise(regularization, start, self.known)
-        return kept.whole(start)
+            problem = Problem(loss, kept, self.targets, shares_of(rows, self.weights), equations)
+            model = problem.minimise(regularization, model, self.known)
+        return kept.whole(model)
 
 
 def _score(
