@@ -28,13 +28,20 @@ from fedkern_flwr.kernels.frequencies import (
 from fedkern_flwr.labels import decide
 from fedkern_flwr.solvers.losses import LOSSES, Loss, loss_derivatives, loss_values
 from fedkern_flwr.vertical import phases as phases_module
+from fedkern_flwr.vertical.phase_newton import Curvatures, Kept, Problem
 from fedkern_flwr.vertical.phase_training import (
     REGULARIZATIONS_OF_NUMBERS,
     fit,
     minimise,
     solve_square,
 )
-from fedkern_flwr.vertical.phases import angles, cosines, feature_chunks, outputs
+from fedkern_flwr.vertical.phases import (
+    angles,
+    cosines,
+    feature_chunks,
+    keep_features,
+    outputs,
+)
 
 Array = np.ndarray
 DTYPES = (np.uint16, np.uint32)
@@ -247,6 +254,55 @@ def test_the_rounding_of_float32_ends_no_search(loss: Loss) -> None:
         w = minimise(loss, phases, y, 1e-5, tolerance=tolerance)
         pulls.append(np.abs(slopes(loss, dense(phases, 1), y, w, 1e-5)).max())
     assert pulls[1] < 1e-6 < pulls[0]
+
+
+@pytest.mark.parametrize("folder", [None, "here"])
+def test_features_that_do_not_fit_in_memory_are_in_a_file_without_a_name(
+    folder: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phases, y = rings()
+    where = None if folder is None else tmp_path
+    expected = keep_features(phases, 3, intercept=True)
+    np.testing.assert_allclose(expected[:, :-1], dense(phases, 3), atol=1e-7)
+    np.testing.assert_array_equal(expected[:, -1], 0.5)
+    monkeypatch.setattr(phases_module, "IN_MEMORY", expected.nbytes - 1)
+    np.testing.assert_array_equal(keep_features(phases, 3, intercept=True, folder=where), expected)
+    found = fit("smooth-hinge", phases, y, classes=2, seed=0, folder=where)
+    monkeypatch.undo()
+    np.testing.assert_array_equal(
+        fit("smooth-hinge", phases, y, classes=2, seed=0).weights, found.weights
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("penalty", [1e-5, 1e-2])
+@pytest.mark.parametrize("loss", MARGIN)
+def test_a_search_that_begins_elsewhere_ends_in_the_same_place(loss: Loss, penalty: float) -> None:
+    """Also with the curvatures of another lambda and another start, by few rows and by many."""
+    phases, y = rings(400, 80)
+    near = np.where(np.arange(400)[:, None] % 50, -1.0, 1.0)  # most rows of it are in no bend
+    targets, shares = np.hstack([y, near]), np.linspace(0.5, 1.5, 400)[:, None] / 400
+    shares[::7] = 0.0
+    kept, known = Kept.make(phases, 2, intercept=True), Curvatures()
+    rows = Problem(loss, kept, targets, shares, None)
+    plain = [plainly_weighted(loss, kept.z, t, shares, penalty) for t in targets.T]
+    for value in (1e-1, 1e-3, penalty):
+        start = np.random.default_rng(int(1 / value)).standard_normal((81, 2))
+        found = rows.minimise(value, start, known, tolerance=1e-7)
+    np.testing.assert_allclose(kept.z @ found, kept.z @ np.stack(plain, axis=1), atol=5e-3)
+    alone = rows.minimise(penalty, np.zeros((81, 2)), tolerance=1e-7)
+    np.testing.assert_allclose(kept.z @ found, kept.z @ alone, atol=5e-3)
+
+
+def plainly_weighted(loss: Loss, z: Array, y: Array, shares: Array, penalty: float) -> Array:
+    """Minimise for one output and rows that count differently."""
+    wide, s = z.astype(np.float64), shares[:, 0]
+    return optimize.minimize(
+        lambda w: s @ loss_values(loss, wide @ w, y) + penalty / 2 * (w @ w),
+        np.zeros(z.shape[1]),
+        jac=lambda w: wide.T @ (s * loss_derivatives(loss, wide @ w, y)) + penalty * w,
+        options={"gtol": 1e-10, "maxiter": 5000},
+    ).x
 
 
 @pytest.mark.parametrize(("loss", "dtype"), [("square", np.uint32), ("smooth-hinge", np.uint16)])

@@ -16,7 +16,7 @@ from fedkern_flwr.errors import CheckpointError, ProtocolError
 from fedkern_flwr.solvers.conjugate_gradient import CGState, conjugate_gradient
 from fedkern_flwr.solvers.equations import equations_length, pack_equations, unpack_equations
 from fedkern_flwr.solvers.least_squares import check_regularization, regularized, solve_equations
-from fedkern_flwr.solvers.losses import LOSSES, Loss, loss_derivatives, loss_values
+from fedkern_flwr.solvers.losses import LOSSES, Loss, loss_curvatures, loss_derivatives, loss_values
 from fedkern_flwr.solvers.preconditioner import NystromPreconditioner, probe_vectors
 from fedkern_flwr.solvers.tuning import choose, widths_around
 from fedkern_flwr.solvers.tuning_sums import Equations, tuning_length
@@ -376,6 +376,15 @@ def test_derivatives_are_those_of_the_values(loss: Loss, f: float, y: float) -> 
     assert np.isfinite([loss_values(loss, far, y2), slopes]).all()  # no overflow far away
     if loss != "square":
         np.testing.assert_allclose(slopes, [-1.0, 0.0, 0.0, 1.0], atol=1e-300)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@given(z=st.floats(-20.0, 20.0).filter(lambda z: min(abs(z), abs(z - 1.0)) > 1e-3))
+def test_curvatures_are_the_derivatives_of_the_derivatives(loss: Loss, z: float) -> None:
+    for y in (-1.0, 1.0):
+        around = loss_derivatives(loss, np.array([z - 1e-6, z + 1e-6]) * y, np.full(2, y))
+        (found,) = loss_curvatures(loss, np.array([z * y]), np.array([y]))
+        assert found == pytest.approx(y * np.diff(around)[0] / 2e-6, abs=2e-6)
 
 
 # -- width and lambda from normal equations
