@@ -170,7 +170,7 @@ def test_nodes_that_may_not_take_part_are_refused_in_one_line(
         deployment.processes.end("node 2")
 
 
-#: Puts the clock of Flower's processes forward by an hour.
+#: Puts the clock of Flower's processes forward by ten minutes.
 WRONG_CLOCK = """
 import datetime, sys
 class Wrong:
@@ -180,7 +180,7 @@ class Wrong:
         sys.meta_path.remove(self)
         import flwr.supercore.date as date
         right = date.now
-        date.now = lambda: right() + datetime.timedelta(hours=1)
+        date.now = lambda: right() + datetime.timedelta(minutes=10)
         return None
 sys.meta_path.insert(0, Wrong())
 """
