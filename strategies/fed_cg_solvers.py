@@ -143,9 +143,9 @@ def iterate(
     dict
         Iterations and residual.
     """
-    pairs = system.landmark_kernel
 
     def shifted(product: Floats, p: Floats) -> Floats:
+        pairs = system.landmark_kernel
         return product + regularization * (p if pairs is None else pairs @ p)
 
     begun: Arrays = dict(saved)
@@ -156,7 +156,8 @@ def iterate(
         if start.any():
             options = {"start": start, "start_product": shifted(product, start)}
     kept: Arrays = {name: begun[name] for name in ("right", "sketch", "probes") if name in begun}
-    kept |= {} if pairs is None else {"landmark_kernel": pairs}
+    if system.landmark_kernel is not None:
+        kept["landmark_kernel"] = system.landmark_kernel
     if "sketch" in begun:
         options["precondition"] = NystromPreconditioner(
             begun["sketch"], begun["probes"], regularization
