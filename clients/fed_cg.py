@@ -215,7 +215,6 @@ class HybridKernelClient(TableClient):
             return method(request)
         self._take_own_rows(request)
         self._go_on()
-        self._add_landmark_pairs(request)
         return replace(method(request), fingerprint=self._fingerprint())
 
     def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
@@ -438,7 +437,23 @@ class HybridKernelClient(TableClient):
         self._note_rows(request)
         self._charge_centre()
         landmarks = self._landmarks()
-        self._add_landmark_pairs(request)
+        if self._ordered("landmark pairs"):
+            if self.kept.fourier:
+                raise self.wrong(
+                    "features have no landmarks whose distances could be told",
+                    code="FK-ASKED-MORE",
+                )
+            pairs = self.kept.landmarks * (self.kept.landmarks - 1) // 2
+            nobodys = self.kept.settings["sampling"] == "U"
+            rule = replace(self._distance_rule(), nobodys=nobodys, length=pairs)
+            self.secure_sums.check("landmark pairs", rule)
+            self._note("landmark pairs", _NO_ROWS)
+            if request.landmark_pairs:
+                square = partial_distances(landmarks, landmarks, self.kept.settings["kernel"])
+                upper = square[np.triu_indices(len(square), 1)]
+                self.secure_sums.contribute("landmark pairs", upper)
+            else:  # another holder of the block adds it
+                self.secure_sums.contribute_nothing("landmark pairs")
         if self._ordered(MEAN_DISTANCE):
             self._add_mean_distance(request, landmarks)
         if self._ordered(CLASS_COUNTS):
@@ -468,27 +483,6 @@ class HybridKernelClient(TableClient):
                 found = self._distances(rows, landmarks)
                 self.secure_sums.contribute(name, found.reshape(-1), overwrite=True)
         return wire.DistancesReply(fingerprint=self._fingerprint())
-
-    def _add_landmark_pairs(self, request: wire.KernelRequest) -> None:
-        """Contribute the distances between the landmarks of this block, if they are summed."""
-        if not self._ordered("landmark pairs"):
-            return
-        if self.kept.fourier:
-            raise self.wrong(
-                "features have no landmarks whose distances could be told", code="FK-ASKED-MORE"
-            )
-        pairs = self.kept.landmarks * (self.kept.landmarks - 1) // 2
-        nobodys = self.kept.settings["sampling"] == "U"
-        rule = replace(self._distance_rule(), nobodys=nobodys, length=pairs)
-        self.secure_sums.check("landmark pairs", rule)
-        self._note("landmark pairs", _NO_ROWS)
-        if request.landmark_pairs:
-            landmarks = self._landmarks()
-            square = partial_distances(landmarks, landmarks, self.kept.settings["kernel"])
-            upper = square[np.triu_indices(len(square), 1)]
-            self.secure_sums.contribute("landmark pairs", upper)
-        else:  # another holder of the block adds it
-            self.secure_sums.contribute_nothing("landmark pairs")
 
     def _note_centres(self, name: str, *, whole: bool) -> None:
         """Note which columns centres have of all training rows: these hide the rows as well.

@@ -322,10 +322,10 @@ class FedCG(HybridOptions):
     def _at_once(self) -> bool:
         """Whether hospitals make their kernels by themselves, as they answer the first request.
 
-        Rows of classes are counted before it, where they are weighed.
+        Not where something is summed before: rows of each class, distances between landmarks.
         """
-        counts = self._tunes and self.class_weight is not None and len(self.plan_.hospitals) > 1
-        return self.plan_.rows_alone and not (counts or self.model_of[0])
+        ahead = self.penalty == "rkhs" or self.class_weight is not None
+        return self.plan_.rows_alone and not (ahead or self.model_of[0])
 
     def _solve(
         self, system: HybridSystem, start: Floats, arrays: Arrays, save: Callable[..., Save]

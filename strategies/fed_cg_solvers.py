@@ -143,9 +143,9 @@ def iterate(
     dict
         Iterations and residual.
     """
+    pairs = system.landmark_kernel
 
     def shifted(product: Floats, p: Floats) -> Floats:
-        pairs = system.landmark_kernel
         return product + regularization * (p if pairs is None else pairs @ p)
 
     begun: Arrays = dict(saved)
@@ -156,8 +156,7 @@ def iterate(
         if start.any():
             options = {"start": start, "start_product": shifted(product, start)}
     kept: Arrays = {name: begun[name] for name in ("right", "sketch", "probes") if name in begun}
-    if system.landmark_kernel is not None:
-        kept["landmark_kernel"] = system.landmark_kernel
+    kept |= {} if pairs is None else {"landmark_kernel": pairs}
     if "sketch" in begun:
         options["precondition"] = NystromPreconditioner(
             begun["sketch"], begun["probes"], regularization
@@ -205,7 +204,7 @@ def tune_and_solve(system: HybridSystem) -> Steps:
     options = system.options
     (folds, count), why = system.sums or plan_sums(system)
     rows = system.plan.training_rows
-    # without anybody to sum with: rows and landmarks uniform in the unit cube
+    # where no mean distance is summed: that of rows uniform in the declared ranges
     parties = [system.parties[holders[0]] for holders in system.plan.blocks.values()]
     rbf = options.kernel == "rbf"
     bound = sum(p.square_bound if rbf else p.absolute_bound for p in parties)

@@ -37,7 +37,6 @@ from fedkern_flwr.strategy import logger
 from .fed_cg_options import HybridOptions
 
 Floats = NDArray[np.float64]
-PAIRS = "landmark pairs"  # name of the sum of distances between landmarks
 KEPT = 1  # the parties keep what belongs to a run under this number
 _NOTHING, _NO_BYTES = np.zeros(0), np.zeros(0, np.uint8)
 _ROUNDED = 1.0 + 1e-9
@@ -334,6 +333,7 @@ class HybridSystem:
     def _sum_distances(self, parts: dict[int, slice], *, once: bool) -> Steps:
         options, m, bound = self.options, self.landmarks, self._distance_bound
         fourier, rows = options.basis == "fourier", float(self.plan.training_rows)
+        pairs = once and options.penalty == "rkhs" and self.landmark_kernel is None
         terms = [
             self._term(
                 wire.distances_sum(h, part.start, self.plan.whole.get(h)),
@@ -349,8 +349,8 @@ class HybridSystem:
         if fourier:
             terms = [replace(term, encoding=CIRCLE) for term in terms]
         asked = {p for h in parts for p in self.plan.wards[h].rows}
-        if pairs := self._pairs() if once else []:
-            terms += pairs
+        if pairs and m > 1:
+            terms.append(self._term("landmark pairs", m * (m - 1) // 2, bound, "everybody"))
             asked = set(self.plan.parties)
         spread = self.tunes and "everybody" in self.cohorts and self.mean_distance is None
         if spread:
@@ -369,20 +369,9 @@ class HybridSystem:
             self.mean_distance = float(answers.totals[MEAN_DISTANCE][0]) / rows
         if CLASS_COUNTS in answers.totals:
             self.class_counts = np.rint(answers.totals[CLASS_COUNTS])
-        self._take_pairs(answers.totals)
-
-    def _pairs(self) -> list[Term]:
-        """Return the sum of distances between landmarks, where the penalty needs it."""
-        m = self.landmarks
-        if self.options.penalty != "rkhs" or self.landmark_kernel is not None or m == 1:
-            return []
-        bound = self._distance_bound
-        return [self._term(PAIRS, m * (m - 1) // 2, bound, "everybody")]
-
-    def _take_pairs(self, totals: Mapping[str, Floats]) -> None:
-        if PAIRS in totals or (self.options.penalty == "rkhs" and self.landmarks == 1):
-            square = np.zeros((self.landmarks, self.landmarks))
-            square[np.triu_indices(self.landmarks, 1)] = totals.get(PAIRS, ())
+        if pairs:
+            square = np.zeros((m, m))
+            square[np.triu_indices(m, 1)] = answers.totals.get("landmark pairs", ())
             self.landmark_kernel = kernel_from_distances(square + square.T, self.gammas)
 
     def _how(self, partition: int) -> dict[str, Any]:
@@ -470,15 +459,16 @@ class HybridSystem:
         them, so the run is over with the last.
         """
         base: Any = ask.what
-        rows_alone = self.plan.rows_alone
-        ask = replace(ask, ends=rows_alone and isinstance(base, wire.CoefficientsRequest))
+        rows_alone, options = self.plan.rows_alone, self.options
+        if rows_alone and isinstance(base, wire.CoefficientsRequest):
+            # where noise may be asked for again, hospitals need the key of theirs
+            ask = replace(ask, ends=options.budget is None or options.checkpoint is None)
         if self._says_how:
             known = {one.name: getattr(base, one.name) for one in fields(base)}
             kind = wire.OWN[base.phase]
             what = {p: kind(**known, **self._how(p)) for p in self.plan.hospitals}
-            answers = yield replace(ask, what=what, sums=[*ask.sums, *self._pairs()])
+            answers = yield replace(ask, what=what)
             self._take_fingerprints(answers.replies)
-            self._take_pairs(answers.totals)
             self._says_how = False
             return answers
         for _ in range(self.options.attempts):
