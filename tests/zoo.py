@@ -300,6 +300,7 @@ LIKE_ANOTHER = {
     "fed-cg, fourier",
     "fed-cg, classes",
     "fed-cg, numbers",
+    "fed-cg, rows, private",
     "fdskl, logistic",
     "fdskl, balanced",
     "fdskl, numbers",
