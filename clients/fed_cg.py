@@ -32,13 +32,14 @@ from fedkern_flwr.hybrid.landmarks import (
     MOST_LANDMARKS,
     SAMPLINGS,
     SEED_BYTES,
-    PairSecret,
+    SharedSecret,
     check_seed_bytes,
     draw_landmarks,
     moment_sums,
     moments_length,
     read_moments,
     seed_fingerprint,
+    session_digest,
 )
 from fedkern_flwr.hybrid.parties import CENTRE, CLASS_COUNTS, HOSPITAL, MEAN_DISTANCE
 from fedkern_flwr.judging.noisy import OUTCOMES, outcomes_release
@@ -50,12 +51,13 @@ from fedkern_flwr.kernels.product import (
 )
 from fedkern_flwr.labels import balanced_weights, class_counts
 from fedkern_flwr.node.answering import answers
+from fedkern_flwr.node.client import Handler
 from fedkern_flwr.privacy import Release, plan_release
 from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_message
 from fedkern_flwr.secure_sum.noise_keys import asked
 from fedkern_flwr.solvers.equations import pack_equations
 from fedkern_flwr.solvers.tuning_sums import MOST_FOLDS, MOST_WIDTHS, SPREAD, spread, tuning_length
-from fedkern_flwr.wire import DescribeRequest
+from fedkern_flwr.wire import DescribeRequest, PhaseMessage
 from fedkern_flwr.wire.sums import Order
 
 from .fed_cg_kernel import (
@@ -197,31 +199,43 @@ class HybridKernelClient(TableClient):
             fold_rows=self.policy.min_own_rows,
             fold_sum_rows=self.policy.min_sum_rows,
         )
-        told = self._pair.told(request.session) if self.ledger.begun else ""
-        return replace(reply, pair_digest=told)
+        told = self._shared.told(request.session) if self.ledger.begun else ""
+        if self.landmark_seed is not None:
+            told = session_digest(self.landmark_seed, request.session)
+        return replace(reply, secret_digests=told)
 
     def answer(self, request: Any, method: Any) -> Any:
         """Take up the settings or the distances that come along, before a handler."""
         if isinstance(request, wire.DistancesRequest):
             self._begin(request)
-        elif not isinstance(request, wire.MomentsRequest):
+        if isinstance(request, wire.RowsRequest):
+            return method(request)
+        if not isinstance(request, wire.KernelRequest):
             self._go_on()
-        return method(request)
+            return method(request)
+        self._take_own_rows(request)
+        self._go_on()
+        return replace(method(request), fingerprint=self._fingerprint())
+
+    def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
+        """Return the phases; some requests also come with how the kernel is made."""
+        found = super().handlers()
+        return found | {own.phase: (own, found[phase][1]) for phase, own in wire.OWN.items()}
 
     # -- settings and rows
 
-    def _begin(self, request: wire.DistancesRequest) -> None:
+    def _begin(self, request: wire.KernelRequest) -> None:
         """Take up the settings of a run; a request that is repeated finds them again."""
         known = request.kernel in PRODUCT_KERNELS and request.sampling in SAMPLINGS
-        chosen = not request.model and not len(request.gammas)
-        fits = chosen or len(request.gammas) in (1, request.landmarks)
-        fits &= bool((request.gammas > 0.0).all())
+        chosen = not request.model and not len(request.fixed_gammas)
+        fits = chosen or len(request.fixed_gammas) in (1, request.landmarks)
+        fits &= bool((request.fixed_gammas > 0.0).all())
         if not 0 <= request.landmarks <= MOST_LANDMARKS:
             raise refusal("landmarks that no run needs", self.name, code="FK-ORDER-SIZE")
         check_size(request.landmarks, self.table.features + 1, party=self.name)
         if not known or not fits or request.basis not in BASES:
             raise self.wrong("the kernel or its widths do not fit", code="FK-ASKED-KERNEL")
-        plain = len(request.gammas) == 1 and request.sampling == "U"
+        plain = len(request.fixed_gammas) == 1 and request.sampling == "U"
         even = request.landmarks % 2 == 0
         if request.basis == "fourier" and not (plain and even):
             raise self.wrong(
@@ -243,7 +257,7 @@ class HybridKernelClient(TableClient):
             kept.seed = self._landmark_secret(request)
             if request.sampling in ("N", "C"):
                 kept.arrays["moments"] = self._moments(request)
-        kept.arrays["gammas"] = request.gammas
+        kept.arrays["gammas"] = request.fixed_gammas
         kept.settings |= {
             **{name: getattr(request, name) for name in _SETTINGS},
             "model": request.model or request.session,
@@ -265,15 +279,19 @@ class HybridKernelClient(TableClient):
             whole = wire.distances_sum(hospital, start, train)
             if self.budget is not None or self._ordered(whole):
                 self._check_apart(hospital, rows)
-            text = b"%d/" % train + np.ascontiguousarray(rows, "<i4").tobytes()
-            digest, name = hashlib.sha256(text).hexdigest(), f"rows of {hospital}"
-            if not self.kept.pin(name, digest):
-                raise refusal(
-                    "other rows are asked for than before in this run",
-                    party,
-                    code="FK-ORDER-CHANGED",
-                )
-            self._note(name, rows[:train])
+            self._pin_rows(hospital, train, rows)
+            self._note(f"rows of {hospital}", rows[:train])
+
+    def _pin_rows(self, hospital: int, train: int, rows: NDArray[Any]) -> None:
+        """Refuse other rows of a hospital than those of an earlier request of the run."""
+        text = b"%d/" % train + np.ascontiguousarray(rows, "<i4").tobytes()
+        digest, name = hashlib.sha256(text).hexdigest(), f"rows of {hospital}"
+        if not self.kept.pin(name, digest):
+            raise refusal(
+                "other rows are asked for than before in this run",
+                self.name,
+                code="FK-ORDER-CHANGED",
+            )
 
     def _check_apart(self, hospital: int, rows: NDArray[Any]) -> None:
         """Refuse rows that are named for two hospitals: each moves the sums of both."""
@@ -330,23 +348,28 @@ class HybridKernelClient(TableClient):
             sealed.append(seal_message(self.pair_secret(peer), self.kept.seed, *place))
         return wire.MomentsReply(sealed=tuple(np.frombuffer(one, np.uint8) for one in sealed))
 
-    def _landmark_secret(self, request: wire.DistancesRequest) -> bytes:
+    def _landmark_secret(self, request: wire.KernelRequest) -> bytes:
         if self.landmark_seed is not None:
             return self.landmark_seed
-        other, session, settings = request.seed_from, self.session, self.kept.settings
+        other, session, holders = request.seed_from, self.session, request.holders
+        if request.lasting:
+            return self._shared.take(b"", holders, lasting=True)[0]
+        made = self.kept.seed or b""
         if request.sealed_seed.size:
             place = ("landmarks", session, self.block, other, self.partition)
-            return unseal_message(self.pair_secret(other), request.sealed_seed.tobytes(), *place)
-        if other >= 0:  # two holders need no exchange for it
+            made = unseal_message(self.pair_secret(other), request.sealed_seed.tobytes(), *place)
+        elif other >= 0:  # two holders need no exchange for it
             made = derive_key(self.pair_secret(other), "landmarks", session, self.block)
-            found, settings["passing"] = self._pair.take(made, lasting=request.lasting)
-            return found
-        return self.kept.seed or self._own_secret()
+        made = made or self._own_secret()
+        if holders > 1:
+            _, gone = self._shared.take(made, holders, lasting=False)
+            self.kept.settings["passing"] = gone and holders == 2  # others derive it anew
+        return made
 
     @property
-    def _pair(self) -> PairSecret:
+    def _shared(self) -> SharedSecret:
         place = self.ledger.lasting_secret(f"pair/{self.block}".encode())
-        return PairSecret.of(self.state_dir, place)
+        return SharedSecret.of(self.state_dir, place)
 
     def _own_secret(self, peers: Sequence[int] = ()) -> bytes:
         """Return a secret of its own: the same in all runs where the node remembers one.
@@ -359,16 +382,18 @@ class HybridKernelClient(TableClient):
         purpose = "/".join(["landmarks", self.block, *told])
         return self.ledger.lasting_secret(purpose.encode()) or secrets.token_bytes(SEED_BYTES)
 
-    def _moments(self, request: wire.DistancesRequest) -> Floats:
+    def _moments(self, request: wire.KernelRequest) -> Floats:
         sums, ranges, sampling = request.moments, self.table.ranges, request.sampling
         if not sums.size:
-            rows = self.places(training_positions(request))
+            rows = np.arange(self.table.rows)
+            if isinstance(request, wire.DistancesRequest):
+                rows = self.places(training_positions(request))
             sums = moment_sums(self.table.in_order(rows), ranges, sampling)
         if sums.shape != (moments_length(self.table.features, sampling),):
             raise self.wrong("moments of another number of features", code="FK-MESSAGE-SHAPE")
         return read_moments(sums, ranges, sampling)
 
-    def _remember(self, request: wire.DistancesRequest) -> None:
+    def _remember(self, request: wire.KernelRequest) -> None:
         """Take up the secret and moments that this party kept of the run that made a model."""
         path = self.saved_state(request.model, request.model_round)
         if path is not None and path.is_file():
@@ -531,20 +556,36 @@ class HybridKernelClient(TableClient):
     def _note_rows(self, request: wire.DistancesRequest) -> None:
         """Note which rows the request is about; at a hospital a kernel begins at position 0."""
         self._fix_rows(request)
-        arrays = self.kept.arrays
         for (hospital, train, start, stop), rows in zip(request.parts, request.rows, strict=True):
             if hospital == self.partition and not start:
-                arrays["rows"] = rows
-                self.kept.settings |= {
-                    "train": train,
-                    "total": len(rows),
-                    "alone": not stop,
-                    "keep_training": request.keep_training,
-                    "done": 0,
-                }
-                self.record.beside, self.kept.settings["of"] = {}, ""
-                for name in ("gram", "right"):
-                    arrays.pop(name, None)
+                self._begin_rows(request, rows, train, alone=not stop)
+
+    def _take_own_rows(self, request: wire.KernelRequest) -> None:
+        """Begin the kernel of all own rows."""
+        self._check_role()
+        if request.model:
+            raise self.wrong("a saved model is made of no other rows", code="FK-ASKED-MORE")
+        self._begin(request)
+        train = self.table.rows
+        rows = np.arange(train + self.table.tests, dtype=np.int32)
+        self._pin_rows(self.partition, train, rows)
+        if "rows" not in self.kept.arrays:  # else the request has come again
+            self._begin_rows(request, rows, train, alone=True)
+
+    def _begin_rows(
+        self, request: wire.KernelRequest, rows: NDArray[Any], train: int, *, alone: bool
+    ) -> None:
+        """Remember of which announced rows a hospital's kernel is; it begins anew."""
+        kept = self.kept
+        kept.arrays["rows"] = rows
+        kept.settings |= {
+            "train": train,
+            "total": len(rows),
+            "alone": alone,
+            "keep_training": request.keep_training,
+        }
+        self.record.beside, kept.settings["of"] = {}, ""
+        kept.begin_kernel()
 
     def _go_on(self) -> None:
         """Take the kernel as far as it has arrived; go on with the whole, once a run has begun."""

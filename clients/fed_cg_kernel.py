@@ -152,6 +152,12 @@ class RunState(KeptState):
         """Rows of the kernel that have been made."""
         return int(self.settings["done"])
 
+    def begin_kernel(self) -> None:
+        """Forget the rows of the kernel that have been made, and their normal equations."""
+        self.settings["done"] = 0
+        for name in ("gram", "right"):
+            self.arrays.pop(name, None)
+
 
 class KernelRows(RunFile):
     """Rows of a kernel matrix, or of the distances that it is made of, in a file.
@@ -278,6 +284,24 @@ class HospitalKernel:
         for name, found in (("gram", kernel.T @ kernel), ("right", kernel.T @ y)):
             arrays[name] = found + arrays[name] if name in arrays else found
 
+    def _read(self, start: int, stop: int) -> Floats:
+        """Return kept rows; a hospital whose kernel needs nobody makes them again if they are gone.
+
+        Raises
+        ------
+        StateError
+            They are gone, and others have a part in them.
+        """
+        kept = self.kept
+        try:
+            return self.rows.read(start, stop)
+        except StateError:
+            if not kept.settings.get("alone"):
+                raise
+        kept.begin_kernel()
+        self.take({})
+        return self.rows.read(start, stop)
+
     def targets(self) -> Floats:
         """Return the targets of the training rows, shape (train, k), in the kernel's order."""
         rows = self.kept.arrays["rows"][: self.kept.train]
@@ -286,7 +310,7 @@ class HospitalKernel:
     def products(self, directions: Floats, *, labels: bool) -> Floats:
         """Return K^T (K P), flat; with ``labels`` K^T y before it."""
         train, y = self.kept.train, self.targets()
-        kernel, out = self.rows.read(0, train), np.zeros(directions.shape)
+        kernel, out = self._read(0, train), np.zeros(directions.shape)
         right = np.zeros((len(out), y.shape[1] if labels else 0))
         for part in row_chunks(train, len(out)):
             k = np.asarray(kernel[part])
@@ -316,7 +340,7 @@ class HospitalKernel:
             By which the squared errors of rows are multiplied.
         """
         kept, y = self.kept, self.targets()
-        distances = self.rows.read(0, kept.train)
+        distances = self._read(0, kept.train)
         order = np.argsort(kept.arrays["order"][kept.arrays["rows"][: kept.train]])
         sums = Equations.zeros(kept.landmarks, self.y.shape[1], folds, len(gammas))
         for part in row_chunks(len(order), kept.landmarks):
@@ -328,7 +352,7 @@ class HospitalKernel:
 
     def predict(self, coefficients: Floats, gammas: Floats) -> Floats:
         """Return the outputs of the held-out rows; ``gammas`` is the width if it was chosen."""
-        rows = self.rows.read(self.kept.train, self.kept.total)
+        rows = self._read(self.kept.train, self.kept.total)
         if self.kept.tunes:
             rows = kernel_from_distances(np.array(rows), gammas)
         return np.asarray(rows @ coefficients)

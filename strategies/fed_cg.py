@@ -45,6 +45,11 @@ from .fed_cg_system import KEPT, Floats, HybridSystem
 
 _OF_MODEL = ("landmarks", "sampling", "kernel", "basis", "missing")
 _SIZES = "numbers of rows, held-out rows and columns per party, keyed hashes of ids"
+_KERNELS = (
+    "the kernel of their own rows: distances between their own patients, with many landmarks also "
+    "along random directions of a centre's features; of a centre with a single feature that "
+    "feature; columns of two values, up to their order and 0/1"
+)
 _DECLARED = (
     "what each party declares: block, bounds that follow from its ranges, bound of its labels, "
     "fewest rows of its own and of all in a fold, how much a run should open; digests of the "
@@ -58,7 +63,7 @@ class FedCG(HybridOptions):
     Hospitals own rows with labels, centres own blocks of features of these rows. The kernel is a
     product over blocks, its landmarks are random; the coefficients solve
     (K^T K + lambda I) a = K^T y (eq. 2.9) for all hospitals' rows together. They are the same as
-    if all data were pooled, by default after five exchanges.
+    if all data were pooled, by default after five exchanges, or three where there are no centres.
 
     Flower's ``initial_arrays`` are coefficients, shape (m, k), from which cg starts, and
     ``num_rounds`` (1000) its most iterations.
@@ -163,11 +168,13 @@ class FedCG(HybridOptions):
                 "min_sum_rows rows of a node have counts as the most frequent one"
             )
         if self._tunes:
-            server.append("these sums for each width and fold; the mean distance to the landmarks")
+            distance = "" if self._at_once else "; the mean distance to the landmarks"
+            server.append(f"these sums for each width and fold{distance}")
         if self.class_weight is not None and not predicts:
             server.append("how many training rows each class has over the hospitals")
         shared = [f"{moments} of their own block over all its holders"] if moments else []
         spread = ["of a centre's training rows the covariance, up to a motion and chance"]
+        joined = not self.plan_.rows_alone
         seen = {
             "server_sees": [
                 *server,
@@ -176,20 +183,19 @@ class FedCG(HybridOptions):
                 _DECLARED,
             ],
             "hospitals_see": [
-                "the kernel of their own rows: distances between their own patients, with many "
-                "landmarks also along random directions of a centre's features; of a centre with a "
-                "single feature that feature; columns of two values, up to their order and 0/1",
+                *([_KERNELS] if joined else []),
                 "the coefficients, made of sums with noise"
                 if private
                 else "the coefficients; of two hospitals each can compute K^T(K a - y) of the "
                 "other",
-                *(spread if sampling in ("C", "auto") else []),
+                *(spread if joined and sampling in ("C", "auto") else []),
                 *(["K^T K, when they predict with the model"] if self.variance else []),
                 *shared,
             ],
-            "centres_see": ["which of their rows belong to which hospital", *shared],
             "never_leaves_the_client": ["rows", "labels", "ids", "landmarks", "predictions"],
         }
+        if joined:
+            seen["centres_see"] = ["which of their rows belong to which hospital", *shared]
         return {**self.sums_privacy(), **seen, **self.budget_report()}
 
     def _unknowns(self, name: str, cohort: int = 0) -> float:
@@ -230,7 +236,7 @@ class FedCG(HybridOptions):
         self.label_bound_ = first.label_bound
         self.check_weighted(self.classes_)
         self._plan_sizes()
-        tunes = self._tunes and self.gamma is None and not self._widths
+        tunes = self._tunes and self.gamma is None and not self._widths and not self._at_once
         self._sets = summing_sets(self.plan_, penalty=self.penalty, tunes=tunes)
         return list(self._sets.values())
 
@@ -265,13 +271,13 @@ class FedCG(HybridOptions):
             self.regularization_ = metrics.get("regularization", self.regularization_)
             self._factor = arrays.get("factor", self._factor)
             self._take_tuned(system, meta.get("tuned", {}))
-        yield from system.open()
-        self.fingerprints_ = dict(system.fingerprints)
-        known: dict[str, Any] = {"rows": digest, "fingerprints": self.fingerprints_}
-        known["landmarks"] = self.landmarks_
+        yield from system.open(resumed=bool(meta))
+        if not (meta and system.at_once):  # else nobody says them again
+            self.fingerprints_ = system.fingerprints
 
         def save(arrays: Mapping[str, NDArray[Any]], **meta: Any) -> Save:
-            return Save(arrays, {**known, **meta}, kept=KEPT)
+            known = {"rows": digest, "landmarks": self.landmarks_}
+            return Save(arrays, {**known, "fingerprints": self.fingerprints_, **meta}, kept=KEPT)
 
         if metrics is None:
             self.coefficients_, metrics = yield from self._solve(system, start, arrays, save)
@@ -309,7 +315,17 @@ class FedCG(HybridOptions):
             known=self.fingerprints_,
             sums=self._planned_sums,
             widths=self._widths,
+            at_once=self._at_once,
         )
+
+    @property
+    def _at_once(self) -> bool:
+        """Whether hospitals make their kernels by themselves, as they answer the first request.
+
+        Not where something is summed before: rows of each class, distances between landmarks.
+        """
+        ahead = self.penalty == "rkhs" or self.class_weight is not None
+        return self.plan_.rows_alone and not (ahead or self.model_of[0])
 
     def _solve(
         self, system: HybridSystem, start: Floats, arrays: Arrays, save: Callable[..., Save]

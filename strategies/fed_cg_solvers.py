@@ -204,7 +204,7 @@ def tune_and_solve(system: HybridSystem) -> Steps:
     options = system.options
     (folds, count), why = system.sums or plan_sums(system)
     rows = system.plan.training_rows
-    # without anybody to sum with: rows and landmarks uniform in the unit cube
+    # where no mean distance is summed: that of rows uniform in the declared ranges
     parties = [system.parties[holders[0]] for holders in system.plan.blocks.values()]
     rbf = options.kernel == "rbf"
     bound = sum(p.square_bound if rbf else p.absolute_bound for p in parties)

@@ -2,14 +2,18 @@
 
 Exchanges: (1) ``describe``. (2) Keys out, masked partial distances back, a sum per hospital that it
 alone can open. (3) The sums to the hospitals, masked K_h^T K_h and K_h^T y_h back; or, per
-iteration, masked products. All sums are over fixed cohorts without self masks, so none needs an
-exchange to be unmasked; a sum that lacks a party is repeated with all of them.
+iteration, masked products. (4) Coefficients. (5) ``finish``. All sums are over fixed cohorts
+without self masks, so none needs an exchange to be unmasked; a sum that lacks a party is repeated
+with all of them.
+
+Without centres each hospital computes the distances of its rows by itself. Then (2) is left out,
+and the run is over with (4).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -67,6 +71,8 @@ class HybridSystem:
         Folds and widths that were planned with the landmarks, and why not more.
     widths : sequence of float
         Those of an earlier run, if they are taken again.
+    at_once : bool
+        Whether hospitals make their kernels by themselves, as they answer the first request.
     """
 
     options: HybridOptions
@@ -80,12 +86,14 @@ class HybridSystem:
     known: Mapping[str, str]
     sums: tuple[tuple[int, int], str] | None = None
     widths: Sequence[float] = ()
+    at_once: bool = False
     landmark_kernel: Floats | None = None  # K_mm, where the penalty needs it
     gram: Floats | None = None  # K^T K, once it is summed
     deviation: float = 0.0  # of the noise on it
     fingerprints: dict[str, str] = field(default_factory=dict)
     mean_distance: float | None = None  # of training rows to landmarks, once it is summed
     class_counts: Floats | None = None  # training rows of each class, once they are summed
+    _says_how: bool = False  # whether the next request says how kernels are made
     _moments: dict[str, Floats] = field(default_factory=dict)
     # partition -> who sealed the secret of its block, and the sealed secret
     _sealed: dict[int, tuple[int, NDArray[Any]]] = field(default_factory=dict)
@@ -109,10 +117,18 @@ class HybridSystem:
 
     # -- what solvers ask for
 
-    def open(self) -> Steps:
-        """Agree on landmarks where needed, then have the hospitals' kernels made."""
+    def open(self, *, resumed: bool = False) -> Steps:
+        """Agree on landmarks where needed, then have the hospitals' kernels made.
+
+        Hospitals that make theirs by themselves remember how when a run is resumed.
+        """
+        if self.at_once and resumed:
+            return
         yield from self._agree()
-        yield from self._make_kernels()
+        if self.at_once:
+            self._says_how = True
+        else:
+            yield from self._make_kernels()
 
     def equations(self) -> Steps:
         """Sum the normal equations: K^T K, shape (m, m), and K^T y, shape (m, k)."""
@@ -233,7 +249,7 @@ class HybridSystem:
                     block,
                     "deviations" if sampling == "N" else "covariances",
                 )
-            if len(holders) > 2 and not self.parties[holders[0]].seeded:
+            if len(holders) > 2 and not self._agreed(block):
                 leaders[block] = holders[0]
             for p in holders if moments or block in leaders else ():
                 peers = [q for q in holders if q != p] if p == leaders.get(block) else []
@@ -263,7 +279,13 @@ class HybridSystem:
                 )
             self._sealed |= {q: (leader, s) for q, s in zip(peers, sealed, strict=True)}
 
-    def _take_fingerprints(self, replies: Mapping[int, wire.DistancesReply]) -> None:
+    def _agreed(self, block: str) -> bool:
+        """Tell whether the holders of a block have a secret: configured, or of an earlier run."""
+        holders = self.plan.blocks[block]
+        digests = {self.parties[p].secret_digest(len(holders)) for p in holders}
+        return len(digests) == 1 and "" not in digests
+
+    def _take_fingerprints(self, replies: Mapping[int, Any]) -> None:
         """Check that all holders of a block have the same landmarks, and the model's.
 
         Raises
@@ -337,7 +359,8 @@ class HybridSystem:
         if counted and self.class_counts is None:
             terms.append(self._term(CLASS_COUNTS, self.first.classes, self._rows, "hospitals"))
             asked |= set(self.plan.hospitals)
-        requests = {p: self._distances_request(p, parts) for p in sorted(asked)}
+        kind = wire.DistancesRequest
+        requests = {p: self._rows_request(kind, p, parts, **self._how(p)) for p in sorted(asked)}
         answers = yield Ask(requests, reply=wire.DistancesReply, sums=terms)
         self._take_fingerprints(answers.replies)
         for running in answers.running.values():
@@ -351,33 +374,30 @@ class HybridSystem:
             square[np.triu_indices(m, 1)] = answers.totals.get("landmark pairs", ())
             self.landmark_kernel = kernel_from_distances(square + square.T, self.gammas)
 
-    def _distances_request(self, partition: int, parts: Mapping[int, slice]) -> Any:
+    def _how(self, partition: int) -> dict[str, Any]:
         """Return all that a party must know to draw its landmarks and make its kernel."""
         options, party = self.options, self.parties[partition]
         holders = self.plan.blocks.get(party.block, ())
         seed_from, sealed = self._sealed.get(partition, (-1, _NO_BYTES))
-        digests = {self.parties[p].pair_digest for p in holders}
-        if pair := bool(party.features) and not party.seeded and len(holders) == 2:
+        if bool(party.features) and not party.seeded and len(holders) == 2:
             seed_from = next(p for p in holders if p != partition)
-        return self._rows_request(
-            wire.DistancesRequest,
-            partition,
-            parts,
-            kernel=options.kernel,
-            basis=options.basis,
-            sampling=self.plan.sampling(party.block, options.chosen_sampling),
-            landmarks=self.landmarks,
-            seed_from=seed_from,
-            lasting=pair and len(digests) == 1 and digests != {""},
-            model=self.model_of[0],
-            model_round=self.model_of[1],
-            save_as=0 if self.model_of[0] else KEPT,
-            landmark_pairs=bool(party.features) and holders[:1] == (partition,),
-            keep_training=options.chosen_solver == "cg",
-            gammas=self.gammas,
-            moments=self._moments.get(party.block, _NOTHING),
-            sealed_seed=sealed,
-        )
+        return {
+            "kernel": options.kernel,
+            "basis": options.basis,
+            "sampling": self.plan.sampling(party.block, options.chosen_sampling),
+            "landmarks": self.landmarks,
+            "seed_from": seed_from,
+            "lasting": bool(party.features) and not party.seeded and self._agreed(party.block),
+            "holders": max(1, len(holders)),
+            "model": self.model_of[0],
+            "model_round": self.model_of[1],
+            "save_as": 0 if self.model_of[0] else KEPT,
+            "landmark_pairs": bool(party.features) and holders[:1] == (partition,),
+            "keep_training": options.chosen_solver == "cg",
+            "fixed_gammas": self.gammas,
+            "moments": self._moments.get(party.block, _NOTHING),
+            "sealed_seed": sealed,
+        }
 
     def _rows_request(
         self, kind: Any, partition: int, parts: Mapping[int, slice] | None = None, **more: Any
@@ -433,11 +453,30 @@ class HybridSystem:
         return only.plain[0]
 
     def _ask(self, ask: Ask) -> Steps:
-        """Return what hospitals answer; if one has lost its kernel, all kernels are made again."""
+        """Return what hospitals answer; if one has lost its kernel, all kernels are made again.
+
+        Where hospitals make them by themselves the first request says how. They need nobody for
+        them, so the run is over with the last.
+        """
+        base: Any = ask.what
+        rows_alone, options = self.plan.rows_alone, self.options
+        if rows_alone and isinstance(base, wire.CoefficientsRequest):
+            # where noise may be asked for again, hospitals need the key of theirs
+            ask = replace(ask, ends=options.budget is None or options.checkpoint is None)
+        if self._says_how:
+            known = {one.name: getattr(base, one.name) for one in fields(base)}
+            kind = wire.OWN[base.phase]
+            what = {p: kind(**known, **self._how(p)) for p in self.plan.hospitals}
+            answers = yield replace(ask, what=what)
+            self._take_fingerprints(answers.replies)
+            self._says_how = False
+            return answers
         for _ in range(self.options.attempts):
             try:
                 return (yield ask)
             except LostState as error:
+                if rows_alone:
+                    raise
                 lost = error
                 yield from self._make_kernels()
         raise lost

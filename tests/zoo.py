@@ -300,6 +300,7 @@ LIKE_ANOTHER = {
     "fed-cg, fourier",
     "fed-cg, classes",
     "fed-cg, numbers",
+    "fed-cg, rows, private",
     "fdskl, logistic",
     "fdskl, balanced",
     "fdskl, numbers",
@@ -385,11 +386,11 @@ def endless() -> list[Table]:
 
 
 def hospitals(
-    kind: Any = 2, *, count: int = 3, landmark_seeds: bool = True, gaps: int = 0
+    kind: Any = 2, *, count: int = 3, landmark_seeds: bool = True, gaps: int = 0, centres: int = 2
 ) -> list[Table]:
     """Deal rows to hospitals and columns to two centres, each party with an order of its own.
 
-    So many ``gaps``: rows that the last centre does not know.
+    So many ``gaps``: rows that the last centre does not know. Without centres hospitals have all.
     """
     x, rng = side(72, 6)[0], np.random.default_rng(1)
     y, more = labels_of(x, kind)
@@ -397,13 +398,14 @@ def hospitals(
     tables: list[Table] = []
     for rows in np.array_split(rng.permutation(72), count):
         rows, test = rows[: 2 * len(rows) // 3], rows[2 * len(rows) // 3 :]
-        table: Table = {"x": x[rows, :2], "y": y[rows], "ids": ids[rows], "block": "clinical"}
-        table |= {"x_test": x[test, :2], "y_test": y[test], "ids_test": ids[test], **more}
+        own = slice(2 if centres else 6)
+        table: Table = {"x": x[rows, own], "y": y[rows], "ids": ids[rows], "block": "clinical"}
+        table |= {"x_test": x[test, own], "y_test": y[test], "ids_test": ids[test], **more}
         tables.append(table)
-    for k, columns in ((0, (2, 3)), (1, (4, 5))):
+    for k, columns in ((0, (2, 3)), (1, (4, 5)))[:centres]:
         order = rng.permutation(72)[gaps * k :]
-        own = {"x": x[np.ix_(order, columns)], "ids": ids[order], "block": f"centre {k}"}
-        tables.append(own)
+        block: Table = {"x": x[np.ix_(order, columns)], "block": f"centre {k}"}
+        tables.append({**block, "ids": ids[order]})
     for table in tables if landmark_seeds else []:
         table["landmark_seed"] = public_seed(0, table["block"])
     return tables
@@ -585,6 +587,7 @@ def _gram(kind: Any = SecureGram, tables: Any = items, rounds: int = 1, **option
     return Way(kind, GramClient, tables, gram, 5e-4, options, {}, rounds)
 
 
+_ROWS = partial(hospitals, centres=0)  # and no columns apart
 _STREAM: Table = {"schedule": "streaming", "directions": 2, "batch": 3, "step": 0.3}
 _CENTRAL: Table = {"tables": partial(users, groups=1, agents=False)}
 _ENCODER = {"encoder": "{}/encoder.json"}
@@ -627,6 +630,9 @@ WAYS: dict[str, Way] = {
         tables=partial(hospitals, gaps=8), missing="neutral", allow_single=True
     ),
     "fed-cg, private": _hybrid(basis="fourier", gamma=0.7, **_BUDGET),
+    "fed-cg, rows": _hybrid(tables=_ROWS, tune="gcv", sampling="auto", regularization=None),
+    "fed-cg, rows, cg": _hybrid(tables=_ROWS, solver="cg", near=1e-6),
+    "fed-cg, rows, private": _hybrid(tables=_ROWS, basis="fourier", gamma=0.7, **_BUDGET),
     "fdskl": _vertical(random_features, features=16, loss="square"),
     "fdskl, logistic": _vertical(random_features, features=16, loss="logistic", near=1e-3),
     "fdskl, balanced": _vertical(

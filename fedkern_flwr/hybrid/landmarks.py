@@ -35,6 +35,7 @@ SEED_BYTES = 32
 #: Landmarks, or features, of a run.
 MOST_LANDMARKS = 1 << 16
 _FINGERPRINT_BYTES = 16
+_MOST_TOLD = 4  # secrets of an earlier run, of so many numbers of holders
 
 
 def draw_landmarks(
@@ -167,16 +168,18 @@ def seed_fingerprint(seed: bytes, session: str, block: str, moments: Floats | No
 
 
 @dataclass(frozen=True)
-class PairSecret:
-    """The secret of landmarks that a node took with the other holder of its block, for later runs.
+class SharedSecret:
+    """The secret of landmarks that a node took with the other holders of its block, for later runs.
 
-    With it they sum the same numbers again, which tells nothing new. Who held the block with this
-    node before does not know it: a new holder has no such secret, so both take a new one.
+    With it they sum the same numbers again, which tells nothing new. Anyone who held the block
+    before does not know it: a new holder has no such secret, so all take a new one. So do fewer
+    holders: those who left know the old one.
 
     Attributes
     ----------
     file : Path or None
-        Where it is kept; None where nothing is.
+        Where that of two holders is kept, and with their number behind it that of more; None where
+        nothing is.
     """
 
     file: Path | None
@@ -188,11 +191,7 @@ class PairSecret:
             return cls(None)
         return cls(Path(folder) / f"landmarks-{place.hex()[:32]}")
 
-    def read(self) -> bytes:
-        """Return it; nothing if there is none."""
-        return self.file.read_bytes() if self.file is not None and self.file.is_file() else b""
-
-    def take(self, made: bytes, *, lasting: bool) -> tuple[bytes, bool]:
+    def take(self, made: bytes, holders: int, *, lasting: bool) -> tuple[bytes, bool]:
         """Return that of earlier runs, or one that was ``made``, and whether it is for a run only.
 
         Raises
@@ -200,18 +199,32 @@ class PairSecret:
         ProtocolError
             There is none of earlier runs.
         """
+        file = self.file and self.file.with_name(self.file.name + f"-{holders}" * (holders > 2))
         if lasting:
-            if not (kept := self.read()):
+            if file is None or not file.is_file():
                 raise ProtocolError("it has no secret of an earlier run", code="FK-ASKED-SECRET")
-            return kept, False
-        if self.file is not None:
-            write_atomically(self.file, made, private=True)
-        return made, self.file is None
+            return file.read_bytes(), False
+        if file is not None:
+            write_atomically(file, made, private=True)
+        return made, file is None
 
     def told(self, session: str) -> str:
-        """Return a digest by which the server sees that both holders have the same."""
-        found = self.read()
-        return hmac.digest(found, session.encode(), "sha256").hex() if found else ""
+        """Return digests by which the server sees that all holders have the same, by their number.
+
+        Of the latest secrets, as many as a text of a message holds.
+        """
+        if self.file is None:
+            return ""
+        start = len(self.file.name)
+        files = self.file.parent.glob(f"{self.file.name}*")
+        latest = sorted(files, key=lambda file: file.stat().st_mtime)[-_MOST_TOLD:]
+        told = {one.name[start + 1 :] or "2": one.read_bytes() for one in latest}
+        return " ".join(f"{n}:{session_digest(known, session)}" for n, known in told.items())
+
+
+def session_digest(secret: bytes, session: str) -> str:
+    """Return a digest that is equal at all who have a secret, and differs from run to run."""
+    return hmac.digest(secret, session.encode(), "sha256")[:_FINGERPRINT_BYTES].hex()
 
 
 def check_seed_bytes(seed: bytes) -> None:

@@ -29,12 +29,20 @@ class HybridDescribeReply(TableReply):
 
     block: str  # parties with the same block of features have the same columns
     seeded: bool  # whether the secret of the block's landmarks is configured at the node
-    # Digest of the session and the secret that it took with another holder in an earlier run.
-    pair_digest: str = ""
+    # Digests of the session and the secret of its landmarks: the one that is configured, or those
+    # that it took with other holders in earlier runs, "number of holders:digest" each.
+    secret_digests: str = ""
     square_bound: float  # largest squared, and absolute, distance within the declared ranges
     absolute_bound: float
     fold_rows: int = 0  # least number of its training rows in a fold
     fold_sum_rows: int = 0  # the same of all hospitals' rows
+
+    def secret_digest(self, holders: int) -> str:
+        """Return the digest of its secret of a block of so many holders; empty without one."""
+        if self.seeded:
+            return self.secret_digests
+        told = [text.partition(":") for text in self.secret_digests.split()]
+        return next((digest for number, _, digest in told if number == str(holders)), "")
 
 
 class HybridRequest(Message):
@@ -53,6 +61,8 @@ class HybridReply(Message):
 class PlainReply(HybridReply):
     """A reply to what is summed."""
 
+    # Of its landmarks, as in DistancesReply; where a request says how the kernel is made.
+    fingerprint: bytes = b""
     # The vector itself where a single hospital has nobody to sum with, else nothing.
     plain: tuple[Floats, ...] = arrays("numbers", dtype="float64")
 
@@ -92,8 +102,8 @@ class MomentsReply(HybridReply, phase="hybrid-moments"):
     sealed: tuple[Bytes, ...] = arrays("bytes", dtype="byte")  # the secret, for each peer
 
 
-class DistancesRequest(RowsRequest, phase="hybrid-distances"):
-    """Contribute partial distances of the rows to sums that belong to their hospitals."""
+class KernelRequest(HybridRequest):
+    """How a party draws its landmarks and makes its kernel."""
 
     pinned = (
         "kernel",
@@ -102,7 +112,7 @@ class DistancesRequest(RowsRequest, phase="hybrid-distances"):
         "basis",
         "model",
         "model_round",
-        "gammas",
+        "fixed_gammas",
         "moments",
     )
 
@@ -111,18 +121,24 @@ class DistancesRequest(RowsRequest, phase="hybrid-distances"):
     landmarks: int  # m; of basis "fourier" 2 D features
     basis: str = "landmarks"  # or "fourier": phases take the place of distances
     # The holder of this block that sealed ``sealed_seed``, its secret; -1: it is the party's own.
-    # Of two holders nothing is sealed: the secret is of their pair, or of their earlier run.
+    # Of two holders nothing is sealed: the secret is that of their pair.
     seed_from: int
-    lasting: bool = False
+    lasting: bool = False  # whether the secret is that of an earlier run of the same holders
+    holders: int = 1  # of this block
     model: str  # for predictions: session and step of the run that made the model; else empty, 0
     model_round: int
     save_as: int  # step under which to keep what resuming or predicting needs; 0: nothing is kept
     landmark_pairs: bool  # whether to add this block's distances between landmarks to a sum
     keep_training: bool  # whether a hospital keeps the kernel of its training rows
     # One width, or one per landmark; none where it is chosen later: then hospitals keep distances.
-    gammas: Floats = array("gammas", dtype="float64")
+    fixed_gammas: Floats = array("fixed", dtype="float64")
     moments: Floats = array("moments", dtype="float64")  # added up; empty for the party's own
     sealed_seed: Bytes = array("bytes", dtype="byte")  # empty if there is none
+
+
+class DistancesRequest(KernelRequest, RowsRequest, phase="hybrid-distances"):
+    """Contribute partial distances of the rows to sums that belong to their hospitals."""
+
     rows: tuple[Index, ...] = arrays("rows", dtype="index")
 
 
@@ -179,6 +195,24 @@ class CoefficientsRequest(HybridRequest, phase="hybrid-coefficients"):
 class CoefficientsReply(PlainReply, phase="hybrid-coefficients"):
     """See :class:`PlainReply`."""
 
+
+# Where no centre has rows, each hospital makes the kernel of all its rows by itself. Then the first
+# request says how, and no distances travel before it.
+
+
+class OwnEquationsRequest(KernelRequest, EquationsRequest, phase="hybrid-own-equations"):
+    """Make the kernel, then answer as to an EquationsRequest."""
+
+
+class OwnProductRequest(KernelRequest, ProductRequest, phase="hybrid-own-product"):
+    """Make the kernel, then answer as to a ProductRequest."""
+
+
+#: Phase of a request -> the request that says how the kernel is made as well.
+OWN: dict[str, type[KernelRequest]] = {
+    EquationsRequest.phase: OwnEquationsRequest,
+    ProductRequest.phase: OwnProductRequest,
+}
 
 #: Name of the sum of products: they are linear in the normal equations, and compared with these.
 PRODUCTS = "equations#products"

@@ -121,6 +121,11 @@ class Plan:
         return tuple(sorted({p for ward in self.wards.values() for p in ward.rows}))
 
     @property
+    def rows_alone(self) -> bool:
+        """Whether no centre has rows: then each hospital makes its kernel by itself."""
+        return not any(ward.centres for ward in self.wards.values())
+
+    @property
     def training_rows(self) -> int:
         """Rows of all hospitals to learn from."""
         return sum(ward.train for ward in self.wards.values())
@@ -416,9 +421,10 @@ def _check_blocks(parties: Sequence[HybridDescribeReply]) -> None:
                 "bring a block to the same columns everywhere, or name the blocks apart",
                 code="FK-COLUMNS-DIFFER",
             )
-        same = (party.square_bound, party.absolute_bound, party.seeded)
-        if same != (other.square_bound, other.absolute_bound, other.seeded):
-            what = "landmark seed" if party.seeded != other.seeded else "ranges"
+        bounds = {(p.square_bound, p.absolute_bound) for p in (party, other)}
+        seeds = {(p.seeded, p.seeded and p.secret_digests) for p in (party, other)}
+        if len(bounds) > 1 or len(seeds) > 1:
+            what = "landmark seed" if len(seeds) > 1 else "ranges"
             raise misfit(
                 party.partition,
                 f"its {what} of block {party.block!r} and that of partition {other.partition} do "

@@ -22,7 +22,7 @@ from ..errors import ProtocolError
 from ..plain_text import QUOTED, plain_line
 
 #: Raised whenever a message changes its meaning; both sides must have the same.
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 _NAMES = 40  # characters of a name that an error quotes
 _LONG = 1 << 24  # characters of a text that a message declares to be long

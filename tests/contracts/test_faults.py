@@ -30,6 +30,7 @@ from fedkern_flwr.simulations import DropOut, Fault, FaultPlan
 MAIN = (
     "fed-cg",
     "fed-cg, cg",
+    "fed-cg, rows",
     "fdskl",
     "fdskl, two active",
     "fed-cfk, whole",
@@ -48,6 +49,7 @@ SECOND = (
     "vm-kofl, streams",
     "per-fed-avg",
     "fed-cg, missing blocks",
+    "fed-cg, rows, cg",
     "fdskl, streaming",
     "secure-gram",
     "secure-gram, in rounds",
@@ -80,7 +82,14 @@ AGAIN_AND_RESUMES = [name for name in ASKS_AGAIN if name in RESUMES]
 #: Ways whose nodes keep what they have made in files, while a run lasts.
 KEEPS = [name for name in EXACT if WAYS[name].method in ("fed-cg", "fdskl")]
 #: What is not asked for again where a run is resumed.
-SPENT = {"hybrid-equations", "hybrid-product", "vertical-train", "gram-counts", "gram-matrix"}
+SPENT = {
+    "hybrid-equations",
+    "hybrid-own-equations",
+    "hybrid-product",
+    "vertical-train",
+    "gram-counts",
+    "gram-matrix",
+}
 #: Options of another run, whose checkpoint is not that of this one.
 FITTING: dict[str, Table] = {
     "fed-cg": {"regularization": 0.2},

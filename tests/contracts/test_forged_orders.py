@@ -52,6 +52,18 @@ _PARTS = {
     "a part past the end": fields(stops=lambda s: s + 1),
     "more training rows than rows": fields(trains=lambda t: t + 100),
 }
+_KERNEL = {
+    "a negative width": fields(fixed_gammas=lambda g: -1.0 - g),
+    "no distances": fields(kernel="none"),
+}
+_TUNED = {
+    "no width": fields(gammas=lambda g: g[:0]),
+    "more widths": fields(gammas=lambda g: np.resize(g, (10, g.shape[1]))),
+    "widths of other landmarks": fields(gammas=lambda g: np.hstack([g, g])),
+    "a negative width": fields(gammas=lambda g: -g),
+    "folds of few rows": fields(folds=5),
+    "more folds": fields(folds=6),
+}
 _RIDGES = {
     "rows before the first": fields(window=lambda w: w - 1),
     "rows after the message": fields(window=lambda w: w + 1000),
@@ -71,11 +83,9 @@ REQUESTS: dict[str, dict[str, Change]] = {
     "online-ridge": _RIDGES,
     "online-shared": {"no row": fields(samples=0), "a row before the first": fields(step=-1)},
     "hybrid-moments": _PARTS,
-    "hybrid-distances": {
-        **_PARTS,
-        "a negative width": fields(gammas=lambda g: -1.0 - g),
-        "no distances": fields(kernel="none"),
-    },
+    "hybrid-distances": {**_PARTS, **_KERNEL},
+    "hybrid-own-equations": _KERNEL,
+    "hybrid-own-product": _KERNEL,
     "hybrid-product": {"long directions": fields(directions=lambda p: 2.0 * p)},
     "vertical-step": {
         "phases that there are not": fields(known=lambda k: k - 1),
@@ -143,15 +153,9 @@ REQUESTS: dict[str, dict[str, Change]] = {
 OF_A_WAY: dict[str, dict[str, dict[str, Change]]] = {
     "fed-cg, tuned": {
         "hybrid-distances mean": {"few training rows": fields(trains=lambda t: np.minimum(t, 1))},
-        "hybrid-equations": {
-            "no width": fields(gammas=lambda g: g[:0]),
-            "more widths": fields(gammas=lambda g: np.resize(g, (10, g.shape[1]))),
-            "widths of other landmarks": fields(gammas=lambda g: np.hstack([g, g])),
-            "a negative width": fields(gammas=lambda g: -g),
-            "folds of few rows": fields(folds=5),
-            "more folds": fields(folds=6),
-        },
+        "hybrid-equations": _TUNED,
     },
+    "fed-cg, rows": {"hybrid-own-equations": _TUNED},
     "fed-cg, balanced": {
         "hybrid-equations": {
             "a class of one row": fields(class_counts=lambda c: np.array([c.sum() - 1, 1.0])),

@@ -465,8 +465,10 @@ def secrets_of(way: str, folder: Path) -> dict[int, set[bytes]]:
             table.pop("landmark_seed", None)
             table.pop("frequency_seed", None)
         sites.fit(start=rounds)
-    left = [path.name for path in folder.rglob("*") if path.is_file()]
-    assert [name for name in left if Path(name).suffix not in LASTING] == []
+    left = [path for path in folder.rglob("*") if path.is_file()]
+    shared = [path for path in left if path.name.startswith("landmarks-")]  # for later runs
+    assert [path.name for path in left if path.suffix not in LASTING and path not in shared] == []
+    assert not any(path.stat().st_mode & 0o077 for path in shared)
     last = b"".join(path.read_bytes() for path in folder.rglob("*.last"))
     assert not [own for own in set.union(*secrets.values()) - {b""} if own in last]
     assert b"fedkern-sums" not in last

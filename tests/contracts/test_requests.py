@@ -61,6 +61,7 @@ def turned(rows: Any) -> Any:
 
 
 DISTANCES, CENTRE = "hybrid-distances at hospital", "hybrid-distances at centre"
+OWN_EQUATIONS = "hybrid-own-equations at hospital"
 EQUATIONS, STEP = "hybrid-equations at hospital", "vertical-step at active"
 SCORED = "vertical-outcome at active: delivered"
 SETTINGS = "FK-SETTINGS-CHANGED"
@@ -73,6 +74,7 @@ OLD: dict[str, Any] = {"model": "ab", "model_round": 1}  # that nobody made
 TOO_EARLY = {
     "fed-cg": {EQUATIONS: "FK-STATE-GONE", "hybrid-coefficients at hospital": "FK-STATE-GONE"},
     "fed-cg, cg": {"hybrid-product at hospital": "FK-STATE-GONE"},
+    "fed-cg, rows": {"hybrid-coefficients at hospital": "FK-STATE-GONE"},
     "fdskl, two active": {SCORED: "FK-STATE-GONE"},
     "hierarchical-svm, vertical": {
         "svm-owner at owner: delivered": "FK-MESSAGE-ORDER",
@@ -105,7 +107,8 @@ REFUSED = [
     wrong("fed-cg", "hybrid-coefficients", "FK-SETTINGS-CHANGED", gammas=np.ones(1)),
     wrong("fed-cg", EQUATIONS, "FK-ASKED-MORE", gammas=np.ones((1, 1))),
     wrong("fed-cg", EQUATIONS, "FK-ASKED-MORE", folds=2),
-    *(wrong("fed-cg, tuned", EQUATIONS, "FK-TUNE-MANY", **change)
+    *(wrong(way, name, "FK-TUNE-MANY", **change)
+      for way, name in (("fed-cg, tuned", EQUATIONS), ("fed-cg, rows", OWN_EQUATIONS))
       for change in ({"gammas": np.ones((10, 1))}, {"gammas": -np.ones((1, 1))}, {"folds": 6},
                      {"gammas": np.ones((0, 1))})),
     wrong("fed-cg, tuned", EQUATIONS, "FK-ASKED-KERNEL", gammas=np.ones((1, 2))),
@@ -114,6 +117,12 @@ REFUSED = [
           balanced=True, class_counts=np.array([1.0, 1.0])),
     wrong("fed-cg, balanced", EQUATIONS, "FK-WEIGHTS-COUNTS",
           class_counts=lambda c: 9.0 * c),
+    *(wrong("fed-cg, rows", OWN_EQUATIONS, "FK-ASKED-KERNEL", **change)
+      for change in ({"kernel": "none"}, {"basis": "fourier"}, {"fixed_gammas": -np.ones(1)})),
+    wrong("fed-cg, rows", OWN_EQUATIONS, "FK-ASKED-MORE", **OLD),
+    wrong("fed-cg, rows, private", OWN_EQUATIONS, "FK-BUDGET-OPTION", basis="landmarks"),
+    wrong("fed-cg, rows, cg", "hybrid-own-product", "FK-ASKED-MORE",
+          directions=lambda p: 2.0 * p),
     wrong("fed-cg, cg", "hybrid-product", "FK-ASKED-MORE",
           directions=lambda p: 2.0 * p),
     wrong("fed-cg, normal landmarks", "hybrid-moments", "FK-SUM-PARTNER",
@@ -157,6 +166,7 @@ AGAIN = [
     wrong("fed-cg", CENTRE, CHANGED, rows=turned),
     wrong("fed-cg", CENTRE, CHANGED, rows=lambda r: tuple(p[1:] for p in r),
           trains=lambda t: t - 1, stops=lambda s: s - 1),
+    wrong("fed-cg, rows", OWN_EQUATIONS, SETTINGS, model="ab", model_round=1),
     wrong("fed-cg, alone", EQUATIONS, CHANGED, gammas=lambda g: 2.0 * g),
     wrong("fed-cg, alone", EQUATIONS, CHANGED,
           gammas=lambda g: np.vstack([g, 3.0 * g])),
@@ -227,6 +237,27 @@ def test_products_of_a_run_need_its_width() -> None:
     request = replace(asked, session=node.request.session, round=node.request.round)
     kernel = [s for s in node.sections if isinstance(s, sums.Delivery)]
     assert node.try_out(request=request, sections=kernel)[0].endswith("[FK-MESSAGE-ORDER]")
+
+
+def test_kernels_without_centres_are_those_of_all_rows_of_hospitals() -> None:
+    """A centre makes none; who has made one makes none of other rows in that run."""
+    one = request_of(met("fed-cg, rows"), OWN_EQUATIONS)
+    centre = request_of(met("fed-cg"), CENTRE)
+    request = replace(one.request, session=centre.request.session, round=centre.request.round)
+    assert centre.try_out(request=request, sections=[])[0].endswith("[FK-ASKED-MORE]")
+    kind = request_of(met("fed-cg"), DISTANCES).request
+    known = {name: value for name, value in vars(one.request).items() if hasattr(kind, name)}
+    one.begin()
+    assert one.send() == ""
+    for left_out, code in ((1, CHANGED), (0, "")):
+        rows = np.arange(one.client.table.rows + one.client.table.tests, dtype=np.int32)
+        train = one.client.table.rows - left_out
+        numbers = {"trains": train, "starts": 0, "stops": 0, "hospitals": one.client.partition}
+        parts = {name: np.array([value], np.int32) for name, value in numbers.items()}
+        asked = replace(kind, **known, **parts, rows=(rows[left_out:],))
+        said = one.send(request=replace(asked, round=one.request.round + 2 - left_out), sections=[])
+        assert said.endswith(f"[{code}]" if code else ""), said
+        assert bool(said) == bool(code)
 
 
 @pytest.mark.promise("requests-settled")

@@ -22,12 +22,19 @@ from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import Fault, InProcessGrid
 
 #: Ways that ``make test`` tries; the others are left to ``make test-long``.
-MAIN = ("fed-cg", "fed-cg, cg", "fdskl", "fdskl, two active", "secure-gram, in rounds")
+MAIN = (
+    "fed-cg",
+    "fed-cg, cg",
+    "fed-cg, rows",
+    "fdskl",
+    "fdskl, two active",
+    "secure-gram, in rounds",
+)
 MAIN += ("hierarchical-svm", "hierarchical-svm, vertical", "kernel-pca", "align", "ranges")
 MAIN += ("pof-mkl", "pof-rls, secure", "vm-kofl, streams")
 EXACT = [n for n, w in WAYS.items() if not w.private and n != "secure-aggregation"]
 #: What is solved in steps differs in the last bits from run to run, whatever happens.
-STEPS = ("fed-cg, cg",)
+STEPS = ("fed-cg, cg", "fed-cg, rows, cg")
 #: Record of a context with the keys of the run.
 SECRETS = b"fedkern-sums"
 

@@ -130,6 +130,29 @@ def parts(entry: Any) -> Iterable[bytes]:
     yield from (v if isinstance(v, bytes) else str(v).encode() for v in entry.scalars.values())
 
 
+@pytest.mark.promise("fedcg-secret-landmarks")
+def test_holders_keep_their_secret_for_runs_among_themselves(serve: Serve, tmp_path: Path) -> None:
+    """Whoever is new, or has left, has another one; it costs an exchange where there is none."""
+    tables = bare(deal(*side(90, 6), 4, 0, **TWO))
+    for k, table in enumerate(tables):
+        table["state_dir"] = tmp_path / f"own-{k}"
+    drawn, exchanges = list[bytes](), list[int]()
+    for who in ([0, 1, 2], [0, 1, 2], [0, 1], [0, 1], [0, 1, 2], [0, 1, 2, 3], [1, 2, 3]):
+        nodes, seeds = serve([tables[k] for k in who]), dict[int, bytes]()
+        nodes.guarded = True
+        strategy = FedCG(landmarks=5, tune="off", regularization=1e-2)
+        strategy.on_round = lambda *_, n=nodes, s=seeds: s.update(secrets(n))
+        nodes.fit(strategy=strategy)
+        assert len(set(seeds.values())) == 1
+        drawn += [seeds[0]]
+        exchanges.append(strategy.ledger_.exchanges)
+    first, again, pair, paired, back, four, others = drawn
+    assert first == again == back
+    assert pair == paired
+    assert len(set(drawn)) == len({first, pair, four, others}) == 4
+    assert exchanges == [4, 3, 3, 3, 3, 4, 4]
+
+
 def test_secret_landmarks_survive_a_break_down(serve: Serve) -> None:
     """Nothing is configured, all is in the nodes' folders."""
     tables = deal(*side(60, 6), 3, 2, **TWO)

@@ -198,7 +198,7 @@ def ordered(one: Asked, request: Any) -> list[Any]:
             stem = section.name.partition("#")[0]
             if request.phase.startswith("gram"):
                 section = replace(section, name=bind(stem, request))
-            elif request.phase == "hybrid-equations" and request.folds != one.request.folds:
+            elif request.phase.endswith("equations") and request.folds != one.request.folds:
                 longer = section.length // one.request.folds * request.folds
                 section = replace(section, name=equations_sum(request), length=longer)
             elif request.phase in ("svm-statistics", "svm-step"):

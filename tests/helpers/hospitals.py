@@ -105,6 +105,11 @@ VARIANTS: dict[str, tuple[Callable[[], list[Table]], Table]] = {
     "a single party": (lambda: deal(*side(40, 6), 1, 0, **TWO), {}),
     "one hospital": (lambda: iris_tables(1, 3), {}),
     "no centres": (lambda: deal(*side(60, 6), 3, 0, **TWO), {}),
+    "no centres, normal": (lambda: deal(*side(60, 6), 3, 0, **TWO), {"sampling": "N"}),
+    "no centres, rkhs": (
+        lambda: deal(*side(60, 6), 3, 0, **TWO),
+        {"penalty": "rkhs", "gamma": 2.0},
+    ),
     "no features": (lambda: deal(*side(60, 6), 3, 2, own=False, **TWO), {}),
     "shared blocks": (lambda: deal(*side(60, 6), 2, 4, shared=2, **TWO), {}),
     "shared, normal": (lambda: deal(*side(60, 6), 2, 4, shared=2, **TWO), {"sampling": "N"}),

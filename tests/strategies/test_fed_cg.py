@@ -19,6 +19,14 @@ from fedkern_flwr.strategies import FedCG
 EXACT = 1e-8
 PHASES = ("describe", "hybrid-distances", "hybrid-equations", "hybrid-coefficients", "finish")
 FIVE = dict.fromkeys(PHASES, 1)
+THREE = dict.fromkeys(("describe", "hybrid-own-equations", "hybrid-coefficients"), 1)
+FOUR = {phase: 1 for phase in PHASES if phase != "finish"}
+ROWS_ALONE = {
+    "no centres": THREE,
+    "no centres, normal": THREE,
+    "no centres, rkhs": FOUR,
+    "a single party": {**THREE, "finish": 1},
+}
 ALONE: Table = {"allow_single": True}
 
 
@@ -44,7 +52,8 @@ def test_the_model_is_that_of_the_pooled_rows(name: str, lam: float, serve: Serv
     if "solver" not in options:
         more = {"hybrid-moments": 1} if fitted.ledger_.by_phase["hybrid-moments"] else {}
         assert bool(more) == (options.get("sampling") in ("N", "C"))
-        assert fitted.ledger_.by_phase == Counter({**FIVE, **more})
+        expected = ROWS_ALONE.get(name, FIVE)
+        assert fitted.ledger_.by_phase == Counter({**expected, **more})
 
 
 def test_a_width_per_landmark(serve: Serve) -> None:
@@ -189,6 +198,29 @@ def test_a_finished_run_without_a_state_folder_leaves_no_file(
     assert nodes.gap(strategy, 1e-2) <= 1e-6
     assert len(kernels) == 2  # of the two hospitals, while the run lasted
     assert not [path for path in temporary.rglob("*") if path.is_file()]
+
+
+def test_hospitals_without_centres_need_as_few_exchanges_with_other_options(serve: Serve) -> None:
+    """Classes are counted before they are weighed; gradients take an exchange each."""
+    nodes, given = serve(deal(*side(60, 6), 2, 0, **TWO)), {"landmarks": 8}
+    plain = nodes.learn(tune="gcv", **given)
+    weighed = nodes.learn(class_weight="balanced", tune="gcv", **given)
+    steps = nodes.learn(solver="cg", regularization=0.1, **given)
+    assert plain.ledger_.by_phase == Counter(THREE)
+    assert "mean distance" not in str(plain.privacy())
+    assert weighed.ledger_.by_phase == Counter(FOUR)
+    assert "mean distance" in str(weighed.privacy())
+    phases = {"describe": 1, "hybrid-own-product": 1, "hybrid-coefficients": 1}
+    phases["hybrid-product"] = steps.metrics_["iterations"]
+    assert steps.ledger_.by_phase == Counter(phases)
+    odd, record = serve(change([*nodes.tables], 1, **ODD_SEED)), Transcript()
+    refuses("FK-BLOCK-DIFFERS", odd.learn, {"transcript": record})
+    assert not [*record.entries(phase="hybrid-own-equations")]  # before anything is summed
+    again = FedCG.of_model(plain.model()[1])
+    later = serve(newcomers(nodes.tables), nodes.folder)
+    again.predict_at_nodes(later.grid(), *plain.model())
+    assert again.ledger_.by_phase == Counter({**FOUR, "hybrid-equations": 0})
+    assert len(later.outputs()) == 24
 
 
 # -- predictions with a model that was saved
