@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -160,6 +161,24 @@ def test_a_log_file_gets_a_line_a_minute_and_none_of_what_is_soon_done(
         assert capsys.readouterr().err == said
 
 
+def test_a_log_file_says_what_takes_over_two_seconds_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Screen().progress() as bar:
+        bar.update("FDSKL", 1, 2)
+        bar.work("training", 3, 12)
+        assert capsys.readouterr().err == ""
+        time.sleep(2.5)
+        bar.work("training", 4, 12)
+        time.sleep(2.5)
+    with Screen().status("reading"):
+        time.sleep(2.5)
+    with Screen().status("drawing"):
+        pass
+    time.sleep(2.5)
+    assert capsys.readouterr().err.splitlines() == ["FDSKL: training, 3 of 12", "reading"]
+
+
 def test_a_terminal_shows_the_error_and_that_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     file, screen = StringIO(), Screen()
     monkeypatch.setattr(screen, "console", Console(file=file, force_terminal=True, width=120))
@@ -175,3 +194,9 @@ def test_a_terminal_shows_the_error_and_that_work_goes_on(monkeypatch: pytest.Mo
     shown = file.getvalue()
     assert shown.rindex("draw 1: training") < shown.rindex("0/3")
     assert "0:00:00" in shown
+    with screen.progress() as bar:
+        bar.update("draw 1", 1, 2)
+        bar.work("training on 120 rows", 3, 12)
+    shown = file.getvalue().rpartition("draw 1")[2]
+    assert "training on 120 rows" in shown
+    assert "3/12" in shown
