@@ -181,14 +181,18 @@ class _Once(logging.Filter):
 class ProgressLines:
     """Print what is being done once it takes over two seconds, then how far it is each minute.
 
+    The same work has one line, in however many draws it is done.
+
     Parameters
     ----------
     say : callable
         Prints a line.
+    soon : float (default: 2.0)
+        Seconds after which work has its line.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], soon: float = _SOON) -> None:
+        self._say, self._soon = say, soon
         self._next = time.monotonic() + _PAUSE
         self._label = self._text = self._line = ""
         self._said: set[str] = set()
@@ -197,11 +201,14 @@ class ProgressLines:
     def update(self, label: str, done: float, total: int) -> None:
         """Note how far the draw at hand is."""
         self._label = label
-        self._note(label, f": {int(done)} of {total}" if total else "")
+        if total:
+            self._note("", f"{label}: {int(done)} of {total}")
+        else:  # the last part says what is done, alike in all draws
+            self._note(label.rpartition(": ")[2], label)
 
     def work(self, text: str, done: int, of: int) -> None:
         """Note what is being done within the draw at hand."""
-        self._note(f"{self._label}: {text}", f", {done} of {of}" if of else "")
+        self._note(text, f"{self._label}: {text}" + f", {done} of {of}" * bool(of))
 
     def close(self) -> None:
         """Print nothing more."""
@@ -209,13 +216,13 @@ class ProgressLines:
             self._timer.cancel()
             self._timer = None
 
-    def _note(self, text: str, count: str) -> None:
-        self._text, self._line = text, text + count
+    def _note(self, text: str, line: str) -> None:
+        self._text, self._line = text, line
         if time.monotonic() >= self._next:
             self._print()
         elif text not in self._said and self._timer is None:
             # Work that takes long calls nobody meanwhile, so the line comes from another thread.
-            self._timer = threading.Timer(_SOON, self._print_new)
+            self._timer = threading.Timer(self._soon, self._print_new)
             self._timer.daemon = True
             self._timer.start()
 

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from fedkern_flwr.simulations.cli import console
-from fedkern_flwr.simulations.cli.console import Screen, course
+from fedkern_flwr.simulations.cli.console import ProgressLines, Screen, course
 from fedkern_flwr.simulations.cli.main import app
 from fedkern_flwr.simulations.run.datasets import BUILTIN
 
@@ -161,22 +161,26 @@ def test_a_log_file_gets_a_line_a_minute_and_none_of_what_is_soon_done(
         assert capsys.readouterr().err == said
 
 
-def test_a_log_file_says_what_takes_over_two_seconds_once(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with Screen().progress() as bar:
-        bar.update("FDSKL", 1, 2)
-        bar.work("training", 3, 12)
-        assert capsys.readouterr().err == ""
-        time.sleep(2.5)
-        bar.work("training", 4, 12)
-        time.sleep(2.5)
-    with Screen().status("reading"):
-        time.sleep(2.5)
+def test_a_log_file_says_once_what_takes_long(capsys: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+    lines = ProgressLines(said.append, soon=0.2)
+    for update, wait in (
+        (("FDSKL", 1, 2), 0.0),
+        (("training", 3, 12), 0.5),
+        (("FDSKL, draw 2", 0, 2), 0.0),
+        (("training", 4, 12), 0.5),
+        (("FDSKL, draw 2: judging", 0, 0), 0.5),
+        (("choosing", 0, 0), 0.0),
+    ):
+        (lines.update if "FDSKL" in update[0] else lines.work)(*update)
+        time.sleep(wait)
+    lines.close()
     with Screen().status("drawing"):
         pass
-    time.sleep(2.5)
-    assert capsys.readouterr().err.splitlines() == ["FDSKL: training, 3 of 12", "reading"]
+    with Screen().status("reading"):
+        time.sleep(2.5)
+    assert said == ["FDSKL: training, 3 of 12", "FDSKL, draw 2: judging"]
+    assert capsys.readouterr().err == "reading\n"
 
 
 def test_a_terminal_shows_the_error_and_that_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
