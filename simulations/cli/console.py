@@ -194,21 +194,21 @@ class ProgressLines:
     def __init__(self, say: Callable[[str], None], soon: float = _SOON) -> None:
         self._say, self._soon = say, soon
         self._next = time.monotonic() + _PAUSE
-        self._label = self._text = self._line = ""
+        self._label = self._count = self._work = self._step = self._line = ""
         self._said: set[str] = set()
         self._timer: threading.Timer | None = None
 
     def update(self, label: str, done: float, total: int) -> None:
         """Note how far the draw at hand is."""
-        self._label = label
-        if total:
-            self._note("", f"{label}: {int(done)} of {total}")
-        else:  # the last part says what is done, alike in all draws
-            self._note(label.rpartition(": ")[2], label)
+        if label != self._label:
+            self._label, self._work = label, ""
+        self._count = f"{int(done)} of {total}" if total else ""
+        self._note()
 
     def work(self, text: str, done: int, of: int) -> None:
         """Note what is being done within the draw at hand."""
-        self._note(text, f"{self._label}: {text}" + f", {done} of {of}" * bool(of))
+        self._work, self._step = text, f", {done} of {of}" if of else ""
+        self._note()
 
     def close(self) -> None:
         """Print nothing more."""
@@ -216,11 +216,19 @@ class ProgressLines:
             self._timer.cancel()
             self._timer = None
 
-    def _note(self, text: str, line: str) -> None:
-        self._text, self._line = text, line
+    @property
+    def _text(self) -> str:
+        """What is being done, alike in all draws."""
+        return self._work or ("" if self._count else self._label.rpartition(": ")[2])
+
+    def _note(self) -> None:
+        self._line = f"{self._label}: {self._count}" if self._count else self._label
+        if self._work:
+            count = f" ({self._count})" if self._count else ""
+            self._line = f"{self._label}{count}: {self._work}{self._step}"
         if time.monotonic() >= self._next:
             self._print()
-        elif text not in self._said and self._timer is None:
+        elif self._text not in self._said and self._timer is None:
             # Work that takes long calls nobody meanwhile, so the line comes from another thread.
             self._timer = threading.Timer(self._soon, self._print_new)
             self._timer.daemon = True

@@ -179,7 +179,7 @@ def test_a_log_file_says_once_what_takes_long(capsys: pytest.CaptureFixture[str]
         pass
     with Screen().status("reading"):
         time.sleep(2.5)
-    assert said == ["FDSKL: training, 3 of 12", "FDSKL, draw 2: judging"]
+    assert said == ["FDSKL (1 of 2): training, 3 of 12", "FDSKL, draw 2: judging"]
     assert capsys.readouterr().err == "reading\n"
 
 
