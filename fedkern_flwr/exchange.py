@@ -16,6 +16,7 @@ from .errors import FedKernError, ProtocolError, quoted_code
 from .failure import Failure, read_error
 from .ledger import Ledger
 from .plain_text import LONGEST
+from .progress import progress
 from .watch import Watch
 from .wire.message import PhaseMessage
 from .wire.numpy_format import add_arrays, array_record, read_array, read_arrays
@@ -233,6 +234,7 @@ def exchange(
     started = time.monotonic()
     nodes = [message.metadata.dst_node_id for message in messages]
     courier = Courier(grid, ledger, on_reply, watch, unawaited=idle if awaits else nodes)
+    progress(f"waiting for replies ({phase})")
     outcome = Outcome(failures=courier.send(messages, phase=phase))
     limit, satisfied, told = timeout, False, set(idle)
     while courier.waiting:

@@ -40,13 +40,17 @@ class Listener:
     Attributes
     ----------
     seconds : dict
-        Part -> seconds spent in it so far, without those of the part at hand.
+        Part -> seconds spent in it while somebody listened. A part at hand is not in it yet.
     """
 
     def __init__(self, show: Show) -> None:
         self.show = show
         self.seconds: dict[Part, float] = dict.fromkeys(get_args(Part), 0.0)
         self._part: Part = "collect"
+        self._since = 0.0
+
+    def start(self) -> None:
+        """Count the time from now on; what was before is not counted."""
         self._since = time.perf_counter()
 
     def turn_to(self, part: Part) -> Part:
@@ -58,9 +62,11 @@ class Listener:
 
 
 @contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Let a listener hear the work of the block, in this thread."""
+def listening(listener: Listener | None) -> Iterator[None]:
+    """Let a listener, or nobody, hear the work of the block, in this thread."""
     token = _listener.set(listener)
+    if listener is not None:
+        listener.start()
     try:
         yield
     finally:

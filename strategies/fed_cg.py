@@ -19,6 +19,7 @@ from fedkern_flwr.hybrid.parties import Plan, match_rows, summing_sets
 from fedkern_flwr.kernels.product import landmark_gammas
 from fedkern_flwr.method import Round, Rounds, Save, Steps
 from fedkern_flwr.model_file import check_model
+from fedkern_flwr.progress import part
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.solvers.preconditioner import probe_vectors
 from fedkern_flwr.strategy import Arrays
@@ -285,7 +286,8 @@ class FedCG(HybridOptions):
             self._keep_factor(system)
             done = {"metrics": metrics, "tuned": self.tuned_}
             yield save({"coefficients": self.coefficients_, **self._factor_arrays()}, **done)
-        yard, counts = yield from system.evaluate(self.coefficients_, self.allow_single)
+        with part("judge"):
+            yard, counts = yield from system.evaluate(self.coefficients_, self.allow_single)
         if counts is not None and counts.any():
             metrics = {**metrics, **self.judge_by(yard, counts)}
         elif counts is not None:

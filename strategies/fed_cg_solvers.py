@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.hybrid.fourier import regularize
 from fedkern_flwr.method import Round, Save, Steps
+from fedkern_flwr.progress import part, progress
 from fedkern_flwr.reporting import iterations_ended
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.solvers.conjugate_gradient import CGState, ConjugateGradient
@@ -69,7 +70,8 @@ def solve_directly(system: HybridSystem, regularization: float) -> Steps:
 def solve_summed(system: HybridSystem, gram: Floats, right: Floats, regularization: float) -> Steps:
     """Solve normal equations that are summed; return coefficients, shape (m, k), and metrics."""
     system.gram, pairs = gram, system.landmark_kernel
-    coefficients = solve_equations(gram, right, regularization, pairs)
+    with part("train"):
+        coefficients = solve_equations(gram, right, regularization, pairs)
     rest = right - regularized(gram, regularization, pairs) @ coefficients
     lengths = np.linalg.norm(right, axis=0)
     residuals = np.linalg.norm(rest, axis=0) / np.where(lengths > 0.0, lengths, 1.0)
@@ -220,7 +222,9 @@ def tune_and_solve(system: HybridSystem) -> Steps:
         lambdas = np.array([options.regularization])
     widths = of_landmarks(options, gammas, system.landmarks)
     sums = yield from system.tuning_equations(widths, folds)
-    found = choose(sums, lambdas, rows, numbers=not system.first.classes)
+    progress(f"choosing width and lambda, {len(widths)} x {len(lambdas)} candidates")
+    with part("train"):
+        found = choose(sums, lambdas, rows, numbers=not system.first.classes)
     gamma, weight = float(gammas[found.width]), float(lambdas[found.weight])
     tuned = {
         "by": f"{folds} folds" if folds > 1 else "generalised cross-validation",

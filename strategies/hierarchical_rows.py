@@ -31,6 +31,7 @@ from fedkern_flwr.groups.trials import (
 from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.method import Round, Steps
 from fedkern_flwr.planning import Allowance, allowance
+from fedkern_flwr.progress import progress
 from fedkern_flwr.steps import Overlapping
 from fedkern_flwr.strategy import Arrays, logger
 
@@ -213,7 +214,11 @@ class RowRounds(SVMOptions):
 
     def take_losses(self, number: int, losses: Floats) -> None:
         """Choose by the losses that came with the record of an iteration, if it is the one."""
-        if not self.trying or number < JUDGED or self._found >= 0:
+        if not self.trying or self._found >= 0:
+            return
+        text = f"choosing C of {len(self.tried_)} values on {self.rows_:,} rows"
+        progress(text, number, ITERATIONS)
+        if number < JUDGED:
             return
         self._found, errors = choose(losses, self.folds_, self.tried_)
         found = self.tried_[self._found]
@@ -227,6 +232,7 @@ class RowRounds(SVMOptions):
             "iterations": ITERATIONS,
         }
         logger.info("by %s: C %g", held, found)
+        progress(f"training with C = {found:g} on {self.rows_:,} rows")
 
     def is_judged_at(self, number: int) -> bool:
         """Tell whether losses that come with the record of an iteration are of the rows learned."""

@@ -18,6 +18,7 @@ from fedkern_flwr.method import Round, Rounds
 from fedkern_flwr.model_file import check_made_with, check_model
 from fedkern_flwr.options import at_least, declared
 from fedkern_flwr.private_method import PrivateMethod
+from fedkern_flwr.progress import part
 from fedkern_flwr.reporting import iterations_ended
 from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
@@ -258,20 +259,25 @@ class HierarchicalSVM(GroupRounds, PrivateRounds, ColumnRounds):
             self.tuned_ = (
                 {} if self.C is not None else {"C": 1.0, "by": "nothing", "why": _VERTICAL}
             )
-            return dict((yield from self.column_rounds()))
+            with part("train"):
+                return dict((yield from self.column_rounds()))
         if self.budget is not None:
-            found = yield from self.private_rounds()
-            judged = yield from self.judge_with_noise(found.model)
+            with part("train"):
+                found = yield from self.private_rounds()
+            with part("judge"):
+                judged = yield from self.judge_with_noise(found.model)
             self._take_model(found.model)
             return {**judged, **iterations_ended(self.num_rounds, True, "", MORE_ROUNDS)}
         if not known:
             self.plan_trials(self.shape_[1])
             yield from self.measure_columns()
-        found = yield from self.group_rounds() if self.layers else self.central_rounds()
+        with part("train"):
+            found = yield from self.group_rounds() if self.layers else self.central_rounds()
         last = self.history_[-1]["round"] if self.history_ else 0
         lost = {user for g in self.groups_ if g.number in found.lost for user in g.users}
         model = found.model
-        judged = yield from self.judge_left(model, lost) if lost else self.judge(model)
+        with part("judge"):
+            judged = yield from self.judge_left(model, lost) if lost else self.judge(model)
         self._take_model(model)
         left_out = {"groups_left_out": len(found.lost)} if found.lost else {}
         row = self.history_[-1] if self.history_ else {}

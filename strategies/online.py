@@ -28,6 +28,7 @@ from fedkern_flwr.errors import (
 )
 from fedkern_flwr.method import Answers, Ask, Round, Rounds, Save, Steps, Term
 from fedkern_flwr.online import messages as wire
+from fedkern_flwr.progress import part
 from fedkern_flwr.reporting import whether_converged
 from fedkern_flwr.secure_sum import Encoding, RunningSum
 from fedkern_flwr.strategy import Arrays, logger
@@ -125,6 +126,16 @@ class OnlineStrategy(OnlineStreams):
             self.load_server_state(self._state_from(self.initial_[0]))
         first = self._take_up() if self.saved_meta_ else 1
         yield Round(first - 1, arrays=self.sent())
+        with part("train"):
+            yield from self._follow_streams(first)
+        metrics = self.final_metrics()
+        if first <= self.planned + 1:
+            with part("judge"):
+                metrics |= yield from self._evaluate()
+        return metrics
+
+    def _follow_streams(self, first: int) -> Steps:
+        """Learn from the streams, message by message."""
         for number in range(first, self.planned + 1):
             survivors = 0
             try:
@@ -143,10 +154,6 @@ class OnlineStrategy(OnlineStreams):
             yield Round(number, found, self.sent(), save)
             before = 0.0 if number >= self.planned else before
             self._check_error(found["round"], found["mse"], before)
-        metrics = self.final_metrics()
-        if first <= self.planned + 1:
-            metrics |= yield from self._evaluate()
-        return metrics
 
     def stop(self, number: int) -> int:
         """Return how many samples a client has taken after so many messages."""

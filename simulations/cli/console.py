@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     SpinnerColumn,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -28,7 +30,8 @@ from fedkern_flwr.flower_compat import quiet_flower
 _BLOCKS = "▁▂▃▄▅▆▇█"
 FILE_WIDTH = 120  # columns of a log file
 _HOUR = 3600.0  # seconds of steps that the time left is reckoned from
-_PAUSE = 60.0  # seconds between two lines of a log file
+_PAUSE = 60.0  # seconds between two lines of a log file that say how far the same work is
+_SOON = 2.0  # seconds after which a log file says what is being done
 
 
 class Screen:
@@ -75,7 +78,11 @@ class Screen:
         What turns and the seconds tell that something is at work where a step takes long.
         """
         if not self.console.is_terminal:
-            yield ProgressLines(self.note)
+            lines = ProgressLines(self.note)
+            try:
+                yield lines
+            finally:
+                lines.close()
             return
         columns = (
             SpinnerColumn(),
@@ -98,7 +105,17 @@ class Screen:
     def status(self, text: str) -> Iterator[Callable[[str], None]]:
         """Show what is going on while the block runs; yield what changes it."""
         if not self.console.is_terminal:
-            yield self._lines()
+            lines, steps = ProgressLines(self.note), self._lines()
+            lines.update(text, 0, 0)
+
+            def say(step: str) -> None:
+                lines.close()  # a step says more than the text of the block
+                steps(step)
+
+            try:
+                yield say
+            finally:
+                lines.close()
             return
         with self.console.status(text) as status:
             yield status.update
@@ -162,23 +179,70 @@ class _Once(logging.Filter):
 
 
 class ProgressLines:
-    """A line a minute, as the time passes that the work takes.
+    """Print what is being done once it takes over two seconds, then how far it is each minute.
+
+    The same work has one line, in however many draws it is done.
 
     Parameters
     ----------
     say : callable
         Prints a line.
+    soon : float (default: 2.0)
+        Seconds after which work has its line.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, say: Callable[[str], None], soon: float = _SOON) -> None:
+        self._say, self._soon = say, soon
         self._next = time.monotonic() + _PAUSE
+        self._label = self._count = self._work = self._step = self._line = ""
+        self._said: set[str] = set()
+        self._timer: threading.Timer | None = None
 
     def update(self, label: str, done: float, total: int) -> None:
-        """Tell how far the work is, if nothing was told for a minute."""
+        """Note how far the draw at hand is."""
+        if label != self._label:
+            self._label, self._work = label, ""
+        self._count = f"{int(done)} of {total}" if total else ""
+        self._note()
+
+    def work(self, text: str, done: int, of: int) -> None:
+        """Note what is being done within the draw at hand."""
+        self._work, self._step = text, f", {done} of {of}" if of else ""
+        self._note()
+
+    def close(self) -> None:
+        """Print nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def _text(self) -> str:
+        """What is being done, alike in all draws."""
+        return self._work or ("" if self._count else self._label.rpartition(": ")[2])
+
+    def _note(self) -> None:
+        self._line = f"{self._label}: {self._count}" if self._count else self._label
+        if self._work:
+            count = f" ({self._count})" if self._count else ""
+            self._line = f"{self._label}{count}: {self._work}{self._step}"
         if time.monotonic() >= self._next:
-            self._next = time.monotonic() + _PAUSE
-            self._say(f"{label}: {int(done)} of {total}" if total else label)
+            self._print()
+        elif self._text not in self._said and self._timer is None:
+            # Work that takes long calls nobody meanwhile, so the line comes from another thread.
+            self._timer = threading.Timer(self._soon, self._print_new)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _print_new(self) -> None:
+        self._timer = None
+        if self._text not in self._said:
+            self._print()
+
+    def _print(self) -> None:
+        self._next = time.monotonic() + _PAUSE
+        self._said.add(self._text)
+        self._say(self._line)
 
     def watch(self, metrics: Mapping[str, Any]) -> None:
         """Show nothing of a round."""
@@ -190,17 +254,34 @@ class ProgressBar:
     def __init__(self, bar: Progress) -> None:
         self._bar = bar
         self._task = bar.add_task("starting the engine", total=None, course="")
+        self._work: TaskID | None = None  # what is being done within the draw at hand
+        self._label = self._text = ""
         self._errors: list[float] = []  # of the draw at hand, from round to round
 
     def update(self, label: str, done: float, total: int) -> None:
         """Show how far the draw at hand is; without a ``total`` that something is at work."""
         if not done:
             self._errors = []
+        if label != self._label:
+            self._label = label
+            self._end_work()
         if not total:
             self._bar.remove_task(self._task)
             self._task = self._bar.add_task(label, total=None, course="")
             return
         self._bar.update(self._task, description=label, completed=done, total=total)
+
+    def work(self, text: str, done: int, of: int) -> None:
+        """Show on a line of its own what is being done within the draw at hand."""
+        if text != self._text or self._work is None:
+            self._end_work()
+            self._text, self._work = text, self._bar.add_task(f"  {text}", total=None, course="")
+        self._bar.update(self._work, completed=done, total=of or None)
+
+    def _end_work(self) -> None:
+        if self._work is not None:
+            self._bar.remove_task(self._work)
+            self._work = None
 
     def watch(self, metrics: Mapping[str, Any]) -> None:
         """Show the course of the mean squared error so far, of methods that tell one."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rich.markup import escape
 
 from fedkern_flwr.errors import FedKernError, OptionError
 from fedkern_flwr.fitted import PREDICTOR
+from fedkern_flwr.progress import Part
 from fedkern_flwr.reporting import ended_by_signals
 from fedkern_flwr.tables import plain_notes
 
@@ -56,22 +58,25 @@ def run_method(name: str, values: dict[str, Any]) -> None:
         found = folder.result()
         if found is None:
             with tracking(values["track"], config, folder.path) as track:
-                prepared = prepare_data(config)
-                found = _execute(screen, folder, config, prepared, address, track, resume=True)
+                prepared, read = _read(screen, config)
+                found = _execute(
+                    screen, folder, config, prepared, address, track, read, resume=True
+                )
         result = found
         _explain(screen, values, result.get("columns", []))
     else:
         config = family(name).config(name, family(name).deal_files(values))
         family(name).check(config)
         check_ray_address(config["engine"], address)
-        with screen.status("reading the table"):
-            prepared = prepare_data(config)
+        prepared, read = _read(screen, config)
         family(name).check_data(config, prepared)
         _explain(screen, values, [one._asdict() for one in prepared.explain()])
         folder = RunFolder.create(chosen_folder(values["out"], name), config, force=values["force"])
         try:
             with tracking(values["track"], config, folder.path) as track:
-                result = _execute(screen, folder, config, prepared, address, track, resume=False)
+                result = _execute(
+                    screen, folder, config, prepared, address, track, read, resume=False
+                )
         except FedKernError as error:
             files = getattr(getattr(prepared, "settings", None), "files", None)
             if files is not None:
@@ -81,6 +86,14 @@ def run_method(name: str, values: dict[str, Any]) -> None:
             raise
     _show(screen, folder, result)
     tell(result)
+
+
+def _read(screen: Screen, config: dict[str, Any]) -> tuple[Prepared, float]:
+    """Return the data of a run's settings, and the seconds it took to read them."""
+    began = time.perf_counter()
+    with screen.status("reading the table"):
+        prepared = prepare_data(config)
+    return prepared, time.perf_counter() - began
 
 
 def prepare_data(config: dict[str, Any]) -> Prepared:
@@ -102,6 +115,7 @@ def _execute(
     prepared: Prepared,
     ray_address: str | None,
     track: Track,
+    read: float,
     *,
     resume: bool,
 ) -> dict[str, Any]:
@@ -142,6 +156,7 @@ def _execute(
                 audited=True,
                 ray_address=ray_address,
                 progress=progress,
+                work=bar.work,
                 watch=watch,
                 measure=lambda strategy: own.measure(strategy, prepared, config),
                 draw_done=draw_done,
@@ -151,11 +166,25 @@ def _execute(
             screen.note(f"stopped: go on with fedkern run {entry.method} --resume {folder.path}")
         raise
     summary = {**summarise(entry), "run": entry.results[0].get("run", {})}
+    began = time.perf_counter()
     with screen.status("drawing"):
         plots = _plots(folder, entry, prepared, summary)
+    drawn = time.perf_counter() - began
+    summary["seconds_by_part"] = _seconds_by_part(read, entry.results, drawn)
     result = save_result(folder, config, prepared, summary, plots)
     track.finish(result, folder.path)
     return result
+
+
+def _seconds_by_part(
+    read: float, draws: Sequence[Mapping[str, Any]], drawn: float
+) -> dict[str, float]:
+    """Return where the time of a run went; the draws are added up."""
+    parts = {
+        part: sum(draw.get("seconds_by_part", {}).get(part, 0.0) for draw in draws)
+        for part in get_args(Part)
+    }
+    return {"read": read, **parts, "plots": drawn}
 
 
 def save_result(

@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.options import check_choice
+from fedkern_flwr.progress import Listener, listening
 
 from .audit import Audit, AuditingGrid
 from .client_errors import ReportingApp, ReportingGrid
@@ -41,6 +42,8 @@ class SimulationStep(Generic[AnyStrategy]):
         Called with this step before it starts and after it has ended.
     audit : Audit or None
         Counts what is seen in this step, if given.
+    listener : Listener or None
+        Hears what the work of this step is doing, if given.
     result : Result or None
         Filled by the simulation.
     """
@@ -51,6 +54,7 @@ class SimulationStep(Generic[AnyStrategy]):
     before: Callable[[SimulationStep[AnyStrategy]], None] | None = None
     after: Callable[[SimulationStep[AnyStrategy]], None] | None = None
     audit: Audit | None = None
+    listener: Listener | None = None
     result: Result | None = None
 
 
@@ -158,12 +162,13 @@ def simulate_all(
             grid = RecordingGrid(grid, transcript)
         for step in steps:
             watched = grid if step.audit is None else AuditingGrid(grid, step.audit)
-            if step.before is not None:
-                step.before(step)
-            config = ConfigRecord({"seed": step.seed})
-            step.result = step.strategy.start(grid=watched, train_config=config, **step.start)
-            if step.after is not None:
-                step.after(step)
+            with listening(step.listener):
+                if step.before is not None:
+                    step.before(step)
+                config = ConfigRecord({"seed": step.seed})
+                step.result = step.strategy.start(grid=watched, train_config=config, **step.start)
+                if step.after is not None:
+                    step.after(step)
 
     if engine == "ray":
         run_on_ray(drive, client_fn, num_clients, ray_address=ray_address, shared_dir=shared_dir)

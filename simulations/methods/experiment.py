@@ -14,6 +14,7 @@ from typing import Any
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.judging.judges import Judges
 from fedkern_flwr.log_lines import utc_now
+from fedkern_flwr.progress import Listener, part
 from fedkern_flwr.reporting import RunFacts
 
 from ...strategies import PhaseStrategy
@@ -48,6 +49,7 @@ def run_entries(
     audited: bool = False,
     ray_address: str | None = None,
     progress: Progress = lambda label, done, total: None,
+    work: Progress = lambda text, done, total: None,
     measure: Measure = lambda strategy: {},
     draw_done: DrawDone = lambda entry, strategy: None,
     watch: Watch = lambda metrics: None,
@@ -86,6 +88,9 @@ def run_entries(
     progress : callable
         Called with (label, exchanges done, exchanges in all) of the draw at hand; with nothing
         of nothing while what follows the exchanges is at work.
+    work : callable
+        Called with (text, step, steps in all) of long local work within the draw, see
+        :func:`fedkern_flwr.progress.progress`.
     measure : callable
         Called with the strategy after each draw of one; returns metrics to be added to its result.
     draw_done : callable
@@ -107,9 +112,8 @@ def run_entries(
                 checkpoint=file,
                 resume=resume and file is not None and file.is_file(),
             )
-            step = _step(
-                entry, draw_label(entry, draw, runs), strategy, progress, measure, draw_done, watch
-            )
+            label = draw_label(entry, draw, runs)
+            step = _step(entry, label, strategy, progress, work, measure, draw_done, watch)
             step.start = {**prepared.start(), "timeout": timeout}
             step.audit = Audit() if audited and draw == 0 else None
             steps.append(step)
@@ -166,12 +170,13 @@ def _step(
     label: str,
     strategy: PhaseStrategy,
     progress: Progress,
+    work: Progress,
     measure: Measure,
     draw_done: DrawDone,
     watch: Watch,
 ) -> SimulationStep[PhaseStrategy]:
     started = used = 0.0
-    facts = RunFacts(strategy=strategy)
+    facts, listener = RunFacts(strategy=strategy), Listener(work)
 
     def on_round(done: int, total: int, metrics: Mapping[str, Any]) -> None:
         progress(label, done, total)
@@ -189,7 +194,8 @@ def _step(
             seconds -= step.audit.seconds
             cpu -= step.audit.seconds
         progress(f"{label}: {family(entry.method).afterwards}", 0, 0)
-        ledger, measured = strategy.ledger_, measure(strategy)
+        with part("judge"):
+            ledger, measured = strategy.ledger_, measure(strategy)
         seconds += measured.pop("seconds", 0.0)
         judged = measured.pop("judged", strategy.judged_ if isinstance(strategy, Judges) else None)
         simple = measured.pop("no_better_than", "")
@@ -207,6 +213,7 @@ def _step(
                 "bytes_down": ledger.bytes_down,
                 "seconds": seconds,
                 "cpu_seconds": cpu,
+                "seconds_by_part": dict(listener.seconds),
                 "failures": ledger.failures,
                 "privacy": strategy.privacy(),
                 "run": {**facts.to_dict(), "code": code_digest()},
@@ -217,4 +224,4 @@ def _step(
         draw_done(entry, strategy)
 
     strategy.on_round = on_round
-    return SimulationStep(strategy, before=before, after=after)
+    return SimulationStep(strategy, before=before, after=after, listener=listener)

@@ -16,6 +16,7 @@ from fedkern_flwr.gram.matrix import count_values, quantise
 from fedkern_flwr.gram.messages import disjoint_cohorts
 from fedkern_flwr.judging.figures import in_units
 from fedkern_flwr.judging.judges import FIND_RARE
+from fedkern_flwr.progress import part as time_of
 from fedkern_flwr.reporting import whether_converged
 from fedkern_flwr.secure_sum import check_cohort
 from fedkern_flwr.strategy import logger
@@ -333,9 +334,10 @@ def judge_table(strategy: SecureGram, prepared: InstanceData, config: Config) ->
         return found
     started = time.perf_counter()
     own = gram[np.ix_(train, train)]
-    machine = train_machine(strategy, own, y[train], weights, part.classes, config, seed)
     stopped = list[int]()
-    outputs = predict_held_out(machine, gram, y, train, weights, stopped.append)
+    with time_of("train"):
+        machine = train_machine(strategy, own, y[train], weights, part.classes, config, seed)
+        outputs = predict_held_out(machine, gram, y, train, weights, stopped.append)
     seconds = time.perf_counter() - started
     if machine.learner == "svc":
         text = f"the support vector machine needs more than {max(stopped, default=0):,} steps"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import count, product
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -15,6 +15,7 @@ from fedkern_flwr.errors import OptionError
 from fedkern_flwr.gram.dot_kernels import DotKernel
 from fedkern_flwr.labels import balanced_weights, class_counts, decide, encode_classes
 from fedkern_flwr.options import check_choice
+from fedkern_flwr.progress import progress
 from fedkern_flwr.seeding import derive_seed
 
 Floats = NDArray[np.float64]
@@ -202,9 +203,11 @@ def choose_machine(
     places = np.empty(len(y), np.intp)
     places[order] = np.arange(len(order))
     best: tuple[float, Machine] | None = None
+    tried = count(1)
     for group in _by_kernel(machines):
         matrix = group[0].kernel.matrix(gram[part], rows)
         for machine in group:
+            progress(f"choosing the machine on {len(order):,} rows", next(tried), len(machines))
             parts = [places[fold] for fold in folds]
             own = None if weights is None else weights[order]
             error = _validate(machine, matrix, y[order], parts, own)

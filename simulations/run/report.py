@@ -67,6 +67,22 @@ class FigureBlock:
 
 
 @dataclass(frozen=True)
+class BarBlock:
+    """A horizontal bar of seconds that add up.
+
+    Attributes
+    ----------
+    caption : str
+        What the bar shows; stands below it.
+    parts : sequence of (str, str, float)
+        Name, colour and seconds of each part, from left to right.
+    """
+
+    caption: str
+    parts: Sequence[tuple[str, str, float]]
+
+
+@dataclass(frozen=True)
 class TextBlock:
     """A section of text.
 
@@ -101,7 +117,7 @@ class FactsBlock:
     warnings: frozenset[str] = frozenset()
 
 
-Block = TableBlock | FigureBlock | TextBlock | FactsBlock
+Block = TableBlock | FigureBlock | BarBlock | TextBlock | FactsBlock
 
 
 def write_report(path: Path, *, title: str, subtitle: str, blocks: Sequence[Block]) -> Path:
@@ -151,6 +167,9 @@ def _body(blocks: Sequence[Block], *, small: bool) -> str:
             case FigureBlock():
                 figures += 1
                 parts.append(_figure(block, figures, small=small))
+            case BarBlock():
+                figures += 1
+                parts.append(_bar(block, figures))
             case TextBlock():
                 parts.append(_text(block))
             case FactsBlock():
@@ -217,6 +236,28 @@ def _figure(block: FigureBlock, number: int, *, small: bool) -> str:
         f'<figure>\n<img src="data:image/png;base64,{base64.b64encode(data).decode()}" '
         f'width="{width}" height="{height}" alt="{caption}">\n'
         f"<figcaption><b>Figure {number}.</b> {caption}</figcaption>\n</figure>"
+    )
+
+
+def _bar(block: BarBlock, number: int) -> str:
+    """Return a bar; the list below it says the same in words, for who cannot tell its colours."""
+    whole = sum(seconds for _, _, seconds in block.parts)
+    shares = [seconds / (whole or 1.0) for _, _, seconds in block.parts]
+    bars = "".join(
+        f'<span style="background:{colour};flex-grow:{1000.0 * share:.0f}"></span>'
+        for share, (_, colour, seconds) in zip(shares, block.parts, strict=True)
+        if seconds > 0.0
+    )
+    items = "\n".join(
+        f'<li><span style="background:{colour}"></span>{escape(name)} '
+        f"<b>{seconds:.{1 if whole >= 10.0 else 2}f} s</b> ({share:.0%})</li>"
+        for share, (name, colour, seconds) in zip(shares, block.parts, strict=True)
+    )
+    return (
+        f'<figure>\n<div class="bar" aria-hidden="true">{bars}</div>\n'
+        f'<ul class="bar-parts">\n{items}\n</ul>\n'
+        f"<figcaption><b>Figure {number}.</b> {escape(block.caption)}: {whole:.1f} s</figcaption>"
+        "\n</figure>"
     )
 
 
@@ -321,6 +362,16 @@ figure img {
   display: block; width: auto; max-width: min(100%, 44rem); height: auto; padding: 0.5rem;
   background: #ffffff; border: 1px solid var(--line); border-radius: 6px;
 }
+.bar { display: flex; gap: 2px; height: 1.6rem; max-width: 44rem; }
+.bar span { flex-basis: 0; min-width: 2px; }
+.bar-parts {
+  display: flex; flex-wrap: wrap; gap: 0.2rem 1.4rem; list-style: none;
+  margin: 0.6rem 0 0; padding: 0; font-size: 0.925rem;
+}
+.bar-parts span {
+  display: inline-block; width: 0.8em; height: 0.8em; margin-right: 0.5em;
+}
+.bar span, .bar-parts span { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 figcaption { margin-top: 0.5rem; max-width: 48rem; }
 dl {
   display: grid; grid-template-columns: minmax(8rem, max-content) 1fr;

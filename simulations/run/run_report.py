@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from .report import Block, FactsBlock, FigureBlock, TableBlock, TextBlock, write_report
+from .report import BarBlock, Block, FactsBlock, FigureBlock, TableBlock, TextBlock, write_report
 
 REPORT = "report.html"
 _CAPTIONS = {
@@ -16,6 +16,14 @@ _CAPTIONS = {
     "roc_plot": "ROC curves on the held-out rows",
     "calibration_plot": "Calibration: predicted probabilities and shares of the class",
     "predicted_plot": "Predicted and true labels of held-out rows, with intervals",
+}
+#: Part of a run -> what the bar of its time calls it, and the colour, one of Okabe and Ito's.
+_PARTS = {
+    "read": ("reading the table", "#56b4e9"),
+    "collect": ("exchanges with the parties", "#0072b2"),
+    "train": ("training", "#e69f00"),
+    "judge": ("evaluation", "#009e73"),
+    "plots": ("plots", "#cc79a7"),
 }
 _HEADS = {"column": "column", "kind": "holds", "text": "became", "outputs": "columns"}
 
@@ -52,6 +60,9 @@ def write_run_report(
         facts[own] = f"{facts[own]}\n{value}" if own in facts else value
     red = frozenset(name.plain.strip() for name, _ in named if name.spans)
     blocks: list[Block] = [FactsBlock("Figures", facts, red)]
+    if seconds := result.get("seconds_by_part"):
+        parts = [(*_PARTS[name], value) for name, value in seconds.items()]
+        blocks.append(BarBlock("Time of the command by part", parts))
     if columns := result["columns"]:
         cells = [[str(one[name]) for name in _HEADS] for one in columns]
         blocks.append(TableBlock("What became of the columns", [*_HEADS.values()], cells))

@@ -89,6 +89,9 @@ PROMISES = dict.fromkeys(ONLINE, STREAMS) | {
 }  # fmt: skip
 KEYS = {"method", "engine", "seed", "config", "versions", "metrics", "history", "exchanges"}
 KEYS |= {"bytes_up", "bytes_down", "seconds", "survivors", "failures", "privacy", "artifacts"}
+#: Where the time of a run goes; methods that train in exchanges or at the server.
+PARTS = ["read", "collect", "train", "judge", "plots"]
+TRAINING = ("fdskl", "fed-cg", "hierarchical-svm", "pof-mkl", "pof-rls")
 #: Whose model ranks items, or is a matrix of rows without labels.
 NOT_WHOLE = ("secure-gram", "fed-cfk")
 
@@ -120,6 +123,11 @@ def test_json_alone_is_printed_and_kept_with_all_its_keys(name, finished):
     assert ("masked" in {row["kind"] for row in seen}) == sums == (name not in ONLINE)
     assert found["bytes_up"] > 0
     assert found["failures"] == {}
+    parts = found["seconds_by_part"]
+    assert [*parts] == PARTS
+    assert sum(parts.values()) >= found["seconds"] > 0.0
+    assert parts["train"] > 0.0 or name not in TRAINING
+    assert min(parts.values()) >= 0.0 < parts["judge"]
     config, data = found["config"], found["config"]["data"]  # what is found, and asked for
     assert config.get("clients", promise.nodes) == promise.nodes
     for fact in (config.keys() & data.keys()) - {"data"}:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import time
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from fedkern_flwr.simulations.cli import console
-from fedkern_flwr.simulations.cli.console import Screen, course
+from fedkern_flwr.simulations.cli.console import ProgressLines, Screen, course
 from fedkern_flwr.simulations.cli.main import app
 from fedkern_flwr.simulations.run.datasets import BUILTIN
 
@@ -160,6 +161,28 @@ def test_a_log_file_gets_a_line_a_minute_and_none_of_what_is_soon_done(
         assert capsys.readouterr().err == said
 
 
+def test_a_log_file_says_once_what_takes_long(capsys: pytest.CaptureFixture[str]) -> None:
+    said: list[str] = []
+    lines = ProgressLines(said.append, soon=0.2)
+    for update, wait in (
+        (("FDSKL", 1, 2), 0.0),
+        (("training", 3, 12), 0.5),
+        (("FDSKL, draw 2", 0, 2), 0.0),
+        (("training", 4, 12), 0.5),
+        (("FDSKL, draw 2: judging", 0, 0), 0.5),
+        (("choosing", 0, 0), 0.0),
+    ):
+        (lines.update if "FDSKL" in update[0] else lines.work)(*update)
+        time.sleep(wait)
+    lines.close()
+    with Screen().status("drawing"):
+        pass
+    with Screen().status("reading"):
+        time.sleep(2.5)
+    assert said == ["FDSKL (1 of 2): training, 3 of 12", "FDSKL, draw 2: judging"]
+    assert capsys.readouterr().err == "reading\n"
+
+
 def test_a_terminal_shows_the_error_and_that_work_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     file, screen = StringIO(), Screen()
     monkeypatch.setattr(screen, "console", Console(file=file, force_terminal=True, width=120))
@@ -175,3 +198,9 @@ def test_a_terminal_shows_the_error_and_that_work_goes_on(monkeypatch: pytest.Mo
     shown = file.getvalue()
     assert shown.rindex("draw 1: training") < shown.rindex("0/3")
     assert "0:00:00" in shown
+    with screen.progress() as bar:
+        bar.update("draw 1", 1, 2)
+        bar.work("training on 120 rows", 3, 12)
+    shown = file.getvalue().rpartition("draw 1")[2]
+    assert "training on 120 rows" in shown
+    assert "3/12" in shown

@@ -103,7 +103,7 @@ def test_references_run_beside_strategies_on_the_data_of_each_draw(monkeypatch):
     first = pooled.results[0]
     assert (first["exchanges"], first["bytes_up"], first["bytes_down"]) == (0, 0, 0)
     assert "pooled" in first["privacy"]["server_sees"][0]
-    assert {*first, "run"} == {*both[1].results[0]}
+    assert {*first, "run", "seconds_by_part"} == {*both[1].results[0]}
     assert measured == ["ofskl"] * 3
     assert ("mean, draw 2 of 3", 1, 2) in said
     summary = summarise_reference(pooled)

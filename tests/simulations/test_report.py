@@ -49,6 +49,7 @@ from fedkern_flwr.simulations.run.plots import (
 )
 from fedkern_flwr.simulations.run.report import (
     LARGEST,
+    BarBlock,
     Block,
     FactsBlock,
     FigureBlock,
@@ -112,6 +113,7 @@ def every_block(tmp_path: Path, text: str) -> list[Block]:
         TableBlock(text, [text, text], [[text, text]], frozenset({(0, 1)})),
         FigureBlock(text, png(tmp_path / "f.png")),
         FactsBlock(text, {text: text}),
+        BarBlock(text, [(text, "#0072b2", 1.0)]),
     ]
 
 
@@ -133,8 +135,8 @@ def test_hostile_text_is_escaped_everywhere(tmp_path: Path) -> None:
     blocks = every_block(tmp_path, EVIL)
     reader = read(write(tmp_path, *blocks, title=EVIL, subtitle=EVIL))
     assert reader.all("script") == []
-    # title, h1, subtitle; text 3; table 1 + 2 + 2; figure 1; facts 3
-    assert reader.text.count(EVIL) == 3 + 3 + 5 + 1 + 3
+    # title, h1, subtitle; text 3; table 1 + 2 + 2; figure 1; facts 3; bar 2
+    assert reader.text.count(EVIL) == 3 + 3 + 5 + 1 + 3 + 2
     assert reader.all("img")[0]["alt"] == EVIL
     assert "a?b" in write(tmp_path, TextBlock("", ["a\ud800b"]))  # no valid Unicode
 
@@ -150,6 +152,19 @@ def test_figures_are_embedded_with_size_and_number_and_facts_by_name(tmp_path: P
     assert (first["width"], first["height"], first["alt"]) == ("3", "2", "One")
     assert "Figure 2. Two" in reader.text
     assert "<dt>flwr</dt><dd>1.42.0</dd>\n<dt>numpy</dt><dd>2.3.1</dd>" in page
+
+
+def test_a_bar_is_as_wide_as_its_seconds_and_says_them(tmp_path: Path) -> None:
+    parts = [("reading", "#56b4e9", 1.0), ("training", "#e69f00", 3.0), ("plots", "#cc79a7", 0.0)]
+    page = write(tmp_path, BarBlock("Time", parts))
+    assert re.findall(r"background:(#\w+);flex-grow:(\d+)", page) == [
+        ("#56b4e9", "250"),
+        ("#e69f00", "750"),
+    ]
+    text = read(page).text
+    for name, seconds, share in (("reading", 1, 25), ("training", 3, 75), ("plots", 0, 0)):
+        assert f"{name} {seconds}.00 s ({share}%)" in text
+    assert "Figure 1. Time: 4.0 s" in text
 
 
 def test_columns_of_numbers_are_aligned_to_the_right(tmp_path: Path) -> None:
