@@ -20,6 +20,7 @@ from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.guard.policy import as_simulated, is_simulated, node_policy
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.sessions import node_number
+from fedkern_flwr.node_config import claim_folder
 from fedkern_flwr.node_files import check_predictions, read_classes, read_secret, whole_rows
 from fedkern_flwr.removed import take_out_of_client
 from fedkern_flwr.run_names import run_name
@@ -84,6 +85,8 @@ class Node:
         self.own_table, self.keys, self.context = own_table, keys, context
         self.frozen: FrozenTable | None = None
         self._named = not freezes
+        if "state-dir" in self.config and not is_simulated(context):
+            claim_folder(Path(str(self.config["state-dir"])), self._partition)
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments of the client that the configuration states.

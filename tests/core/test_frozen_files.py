@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -275,6 +276,27 @@ def test_an_owner_freezes_and_withdraws(
     copies = list((tmp_path / "state").rglob("a.csv"))
     assert len(copies) == 1
     assert '"p17"' not in copies[0].read_text()
+
+
+def test_a_state_dir_is_that_of_one_partition(
+    node: Callable[..., Node],
+    files: NodeFiles,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Under another number a node would count anew what it opens about the same rows."""
+    assert node("s1").frozen is not None
+    assert node("s2").frozen is not None
+    state, config = tmp_path / "state", tmp_path / "node.toml"
+    other = {"partition-id": 1, "data": str(files.data), "state-dir": str(state)}
+    with refused("FK-NODE-STATE"):
+        Node(Context(1, 1, dict(other), RecordDict(), {}), load_table, ())
+    config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in other.items()))
+    assert run(["node", "freeze", "--node-config", str(config)]) == 2
+    assert run(["node", "init", "--partition-id", "1", "--state-dir", str(state)]) == 2
+    assert capsys.readouterr().err.count("FK-NODE-STATE") == 2
+    assert [place.name for place in state.glob("freeze-*")] == ["freeze-0"]
+    assert run(["node", "init", "--partition-id", "0", "--state-dir", str(state)]) == 0
 
 
 def test_rows_held_out_are_frozen_in_a_file_of_their_own(
