@@ -31,7 +31,7 @@ from .orders import refusal
 from .policy import NodePolicy
 from .rows import OwnRows, RowSet, digest
 from .shown import keep_shown
-from .spending import Charge, charge, kept_noise, pool_earlier, spent_in_all
+from .spending import Charge, charge, kept_noise, spent_in_all
 from .streamed import (
     Streamed,
     check_streamed,
@@ -41,7 +41,7 @@ from .streamed import (
     name_rows,
     runs_with,
 )
-from .summaries import AboutRun, RunSummary, count, near_limits, run_summaries
+from .summaries import AboutRun, RunSummary, near_limits, run_summaries
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -63,7 +63,7 @@ class NodeLedger:
 
     def __init__(self, folder: Path, partition: int = 0) -> None:
         self.partition, self.party = partition, f"partition {partition}"
-        self.file = LedgerFile(folder, self.party, pool_earlier)
+        self.file = LedgerFile(folder, self.party)
 
     @property
     def exists(self) -> bool:
@@ -186,7 +186,6 @@ class NodeLedger:
         """
         with self.file.writing() as db:
             run, kind = self._run(db, session)
-            self._check_counted(db)
             sums = opened_sums(db, self.partition, apart)
             check_kept(freeze_folder(self.file.path.parent, self.partition, apart), sums)
             if frozen is None:
@@ -356,8 +355,7 @@ class NodeLedger:
                 " AND runs.id <> ? AND numbers > 0"
             )
             number = self._number(db, session) or 0
-            found = db.execute(query, (self.partition, number)).fetchone()[0]
-            return bool(found or count(db, "uncounted WHERE run <> ?", number))
+            return bool(db.execute(query, (self.partition, number)).fetchone()[0])
 
     def spent(self) -> float:
         """Return epsilon of what all runs of this node have released with noise, of one row."""
@@ -506,14 +504,6 @@ class NodeLedger:
 
     # -- the owner
 
-    def begin_today(self) -> None:
-        """Count from now on: what earlier releases of this package answered is not counted.
-
-        It makes the ledger of a node that has none.
-        """
-        with self.file.writing() as db:
-            db.execute("DELETE FROM uncounted")
-
     def clean(self, session: str, *, unfinished: bool = False, dry_run: bool = False) -> str:
         """Note that what was kept of a run is to be removed, so that nobody resumes it here.
 
@@ -556,22 +546,6 @@ class NodeLedger:
             return db.execute(query).fetchall()
 
     # -- pieces
-
-    def _check_counted(self, db: sqlite3.Connection) -> None:
-        """Refuse to freeze a table of which nobody can tell what was opened before.
-
-        Raises
-        ------
-        RefusedError
-        """
-        query = "SELECT count(*) FROM uncounted JOIN runs ON id = run WHERE partition = ?"
-        if db.execute(query, (self.partition,)).fetchone()[0]:
-            raise refusal(
-                "its ledger has runs of an earlier release, which did not count numbers over runs",
-                self.party,
-                "its owner counts from today with `fedkern node freeze`",
-                code="FK-LEDGER-EARLIER",
-            )
 
     def _rows(self, db: sqlite3.Connection, run: int) -> str:
         """Return the name of the file that has the rows of a run; nothing of one without."""

@@ -215,19 +215,6 @@ def spent(db: sqlite3.Connection, run: int) -> float:
     return max((_epsilon(cost) for cost in costs), default=0.0)
 
 
-def pool_earlier(db: sqlite3.Connection, version: int) -> None:
-    """Enter the pools of a ledger of an earlier version: each run was one of its own."""
-    if not 1 < version < 4:
-        return
-    db.execute(
-        "UPDATE spending SET pool ="
-        " (SELECT partition || ': run ' || id FROM runs WHERE id = spending.run)"
-    )
-    query = "SELECT DISTINCT partition, pool, rows FROM spending JOIN runs ON runs.id = run"
-    for partition, pool, rows in db.execute(query).fetchall():
-        _keep_most(db, partition, pool, _about(db, kept_set(db, rows), "pool = ?", pool))
-
-
 def spent_in_all(db: sqlite3.Connection, partition: int) -> float:
     """Return epsilon of what all runs together have released with noise of one row, at most."""
     query = "SELECT curve, delta FROM pools WHERE partition = ?"

@@ -56,7 +56,7 @@ def freeze_rows(
         _show(files, node)
     else:
         ids = [] if withdraw is None else _read_ids(withdraw)
-        NodeLedger(state_dir, partition).begin_today()
+        NodeLedger(state_dir, partition).make()
         table, change = files.update(node, force=force, withdraw=ids)
         if table is None:
             typer.echo(f"there are too few rows for a block of {policy.min_own_rows}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from refusals import refused, refuses
 
 from fedkern_flwr.guard import NodePolicy, check_run, spending
 from fedkern_flwr.guard.ledger import NodeLedger
-from fedkern_flwr.guard.ledger_file import FILE
 from fedkern_flwr.guard.opened import Opening
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.guard.spending import Charge
@@ -146,44 +144,6 @@ def test_the_key_of_a_run_s_noise_lasts_until_it_is_over(tmp_path: Path) -> None
     assert NodeLedger(tmp_path).noise_key("a") == first != ledger.noise_key("b")
     ledger.end_run("a")
     assert ledger.noise_key("a") != first
-
-
-#: What versions 5 and 6 have done to a ledger, undone.
-BACK = """
-DROP TABLE opened; DROP TABLE uncounted; DROP TABLE told;
-CREATE TABLE permissions (run INTEGER);
-CREATE TABLE sums (run INTEGER, parties INTEGER);
-ALTER TABLE runs DROP COLUMN content; ALTER TABLE runs DROP COLUMN saved;
-ALTER TABLE runs DROP COLUMN again; ALTER TABLE runs DROP COLUMN how;
-ALTER TABLE runs DROP COLUMN about; ALTER TABLE runs DROP COLUMN ended;
-ALTER TABLE runs DROP COLUMN cleaned;
-"""
-
-
-def test_the_ledger_of_an_older_release_goes_on(tmp_path: Path) -> None:
-    ledger = NodeLedger(tmp_path)
-    ledger.open_run("a", rows=table(range(20)), **RUN)
-    with sqlite3.connect(tmp_path / FILE) as db:
-        later = ("noise", "spending", "places", "seen", "streamed", "shown", "pools", "failures")
-        db.executescript(BACK + "".join(f"DROP TABLE {name};" for name in later))
-        db.execute("ALTER TABLE runs DROP COLUMN record")
-        db.execute("PRAGMA user_version = 1")
-    spend(ledger, "b", table(range(20)), release(1.0))
-    assert epsilons(ledger) == [0.0, pytest.approx(1.0, rel=1e-3)]
-
-
-def test_what_an_older_release_has_entered_adds_up(tmp_path: Path) -> None:
-    ledger, one = NodeLedger(tmp_path), release(1.0)
-    both = epsilon_of(2 * one.curve, one.delta)
-    spend(ledger, "a", table(range(20), 14), one)
-    spend(ledger, "a", table(range(20), 14), one, key=b"e", held_out=True)
-    with sqlite3.connect(tmp_path / FILE) as db:
-        db.executescript(BACK + "DROP TABLE pools; DROP TABLE failures;")
-        for name, column in (("spending", "pool"), ("runs", "record")):
-            db.execute(f"ALTER TABLE {name} DROP COLUMN {column}")
-        db.execute("PRAGMA user_version = 3")
-    assert ledger.spent() == pytest.approx(1.0, rel=1e-3)
-    refuses("FK-BUDGET-SPENT", spend, ledger, "b", table(range(50, 70)), one, most=both * 0.99)
 
 
 def test_a_budget_counts_from_today_where_sums_were_exact_before(tmp_path: Path) -> None:
