@@ -34,10 +34,11 @@ from numpy.typing import NDArray
 
 from .checkpoint import load_arrays, save_arrays, write_atomically
 from .errors import CheckpointError, OptionError, StateError
-from .guard.freeze import FILE, HELD_OUT, Change, Freeze, Rows
+from .guard.freeze import FILE, HELD_OUT, Change, Freeze
 from .guard.frozen import Frozen, check_kept, freeze_folder, needed_rows, numbers_of
 from .guard.opened import opened_sums
 from .guard.policy import NodePolicy
+from .guard.rows import Rows
 from .plain_text import read_json
 from .private_files import make_private_folder
 from .tables.dialect import Dialect

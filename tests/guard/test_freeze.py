@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from refusals import refused, refuses
 from scipy import sparse
 
-from fedkern_flwr.guard.freeze import BARRED, FILE, HELD_OUT, USED, Freeze, Rows
+from fedkern_flwr.guard.freeze import BARRED, FILE, HELD_OUT, USED, Freeze
+from fedkern_flwr.guard.rows import Rows
 
 # -- identity
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from fedkern_flwr.frozen_files import FrozenFiles, NodeFiles
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.guard.freeze import Freeze, Rows
+from fedkern_flwr.guard.freeze import Freeze
+from fedkern_flwr.guard.rows import Rows
 
 KEY = bytes(range(32))
 
