@@ -138,6 +138,14 @@ class OnlineKernelClient(AnsweringClient):
         self.predictions = None if predictions is None else Path(predictions)
         self.keep_weights = keep_weights
 
+    def products(self, order: Order) -> int:
+        """Return of how many columns a message sums the products; POF-RLS alone has such sums."""
+        if order.name != wire.UPDATE_SUM or not isinstance(self._request, wire.RidgeRequest):
+            return 0
+        from .pof_rls import products
+
+        return max((w for w, _ in products(self._request, self.x.shape[1] + 1)), default=0)
+
     def own_rows(self) -> OwnRows:
         """Return the rows of the table."""
         held = (self.x_test, self.y_test) if len(self.y_test) else (self.x_test,)

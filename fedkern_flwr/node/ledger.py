@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from .. import __version__
 from ..flower_compat import installed_app
 from ..guard import NodePolicy, refusal
+from ..guard.cells import ROWS_PER_COLUMN
 from ..guard.counting import Hidden, unknowns_of_row
 from ..guard.frozen import Frozen
 from ..guard.opened import Left, Opening
@@ -328,6 +329,7 @@ def _openings(
                 start, stop, _ = node.windows[order.name]
                 rows_of, hidden = sums.hidden(order, row, start=start, stop=stop)
                 own, least = rows_of[party.partition], order.length / row
+                least = max(least, ROWS_PER_COLUMN * node.products(order))
                 if one.cohort is not None:  # the same places of the others are in it
                     least *= own / max(own + hidden.others, 1)
                 one = replace(one, parts=ceil(least) if node.count_mode == "refuse" else 0)
