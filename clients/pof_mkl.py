@@ -139,12 +139,9 @@ class OnlineKernelClient(AnsweringClient):
         self.keep_weights = keep_weights
 
     def products(self, order: Order) -> int:
-        """Return of how many columns a message sums the products; POF-RLS alone has such sums."""
-        if order.name != wire.UPDATE_SUM or not isinstance(self._request, wire.RidgeRequest):
-            return 0
-        from .pof_rls import products
-
-        return max((w for w, _ in products(self._request, self.x.shape[1] + 1)), default=0)
+        """Return how many raw columns a message sums the products of; only POF-RLS does."""
+        raw = isinstance(self._request, wire.RidgeRequest) and self._request.raw
+        return self.x.shape[1] + 1 if raw and order.name == wire.UPDATE_SUM else 0
 
     def own_rows(self) -> OwnRows:
         """Return the rows of the table."""
