@@ -128,8 +128,9 @@ class Freeze:
     Attributes
     ----------
     key : bytes
-        32 bytes. The node draws it itself; simulations hand in one from their seed, and matched
-        rows are dealt under the alignment key, so that all parties come to the same blocks.
+        32 bytes. The node draws it itself; simulations hand in one from their seed. Nodes that hold
+        out a fifth and share an alignment key deal by that: those with the same ids hold out the
+        same ones.
     least : int
         Rows of a block, at least: ``min_own_rows`` of the policy.
     names, values, bare : ndarray of uint64, shape (rows ever frozen,)

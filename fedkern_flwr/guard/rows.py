@@ -159,7 +159,7 @@ class Rows:
     labelled : ndarray of bool, optional
         Whether a row has its label; by default all have.
     held_out : ndarray of bool, optional
-        Whether a row belongs to ``test-data``, as nodes always say; by default a fifth is held out.
+        Whether a row belongs to ``test-data``; by default a fifth of the rows is held out.
     """
 
     columns: Sequence[Column] = ()

@@ -115,12 +115,22 @@ class Story:
 
 def rows_that_wait(folder: Path, rows: int, **rules: Any) -> int:
     """Return how many rows of a file are not frozen: the first has no sex, the second no label."""
+    return rows - len(frozen_numbers(folder, rows, **rules)[0])
+
+
+def rows_held_out(folder: Path, rows: int, **rules: Any) -> int:
+    """Return how many rows of the file are held out."""
+    return len(frozen_numbers(folder, rows, **rules)[1])
+
+
+def frozen_numbers(folder: Path, rows: int, **rules: Any) -> list[Any]:
+    """Return the numbers of the rows of a file in a freeze, of those learned from and held out."""
     lines = ["id,sex,age,y", *(f"{k},{'fm'[k % 2]},{k},{k % 2}" for k in range(rows))]
     lines[1:3] = "0,,0,0", "1,m,1,"
     (folder / "a.csv").write_text("\n".join(lines) + "\n")
     files = FrozenFiles(folder / "state", 0, NodePolicy(**rules))
     made, _ = files.update(NodeFiles(folder / "a.csv", None, "id"))
-    return rows - (0 if made is None else len(made.numbers[0]))
+    return [(), ()] if made is None else made.numbers
 
 
 EVENTS = ["new", "new", "edit", "withdraw", "return", "move", "hasty"]
