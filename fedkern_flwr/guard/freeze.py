@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from ..checkpoint import load_arrays, save_arrays
 from ..errors import CheckpointError, OptionError
-from .rows import Digests, Identity, Rows, again, id_digests, mix, word
+from .rows import Digests, Identity, Rows, again, id_digests, mix, normalised, word
 
 Places = NDArray[np.int64]
 
@@ -337,7 +337,7 @@ class Freeze:
     def _named(self, ids: Sequence[Any]) -> NDArray[np.bool_]:
         """Return which rows have these ids; an id that came more than once is in several names."""
         found = np.zeros(len(self.names), bool)
-        for plain in np.unique(id_digests(self.key, ids)):
+        for plain in np.unique(id_digests(self.key, normalised(ids))):
             several = mix(np.full(len(self.names), plain), self.values)
             found |= (self.names == plain) | (self.names == several)
             for repeat in range(1, _MOST_ROWS):

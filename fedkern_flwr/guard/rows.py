@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,7 +84,7 @@ class OwnRows:
         values = rows.contents(key)
         if self.ids is None:
             return RowSet(numbered := _number(key, values, values), numbered)
-        return RowSet(names := id_digests(key, self.ids), mix(values, names))
+        return RowSet(names := id_digests(key, normalised(self.ids)), mix(values, names))
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,6 +167,7 @@ class Rows:
     strata: Sequence[str] | None = None
     labelled: NDArray[np.bool_] | None = None
     held_out: NDArray[np.bool_] | None = None
+    _known: dict[bytes, Identity] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -179,7 +180,12 @@ class Rows:
         return hash_rows(key, b"content", self.columns, len(self))
 
     def identify(self, key: bytes) -> Identity:
-        """Return keyed digests of all rows."""
+        """Return keyed digests of all rows; of a million they take seconds, so they are kept."""
+        if key not in self._known:
+            self._known[key] = self._identify(key)
+        return self._known[key]
+
+    def _identify(self, key: bytes) -> Identity:
         count, groups = len(self), np.zeros(len(self), np.uint64)
         if self.strata is not None or self.labelled is not None:
             labelled = np.ones(count) if self.labelled is None else self.labelled
@@ -189,8 +195,8 @@ class Rows:
         if self.ids is None:
             names = _number(key, values, values)
             return Identity(names, values, names, groups)
-        names = bare = _number(key, _several(id_digests(key, self.ids), values), values)
         texts = normalised(self.ids)
+        names = bare = _number(key, _several(id_digests(key, texts), values), values)
         if any(text[:1] == "0" for text in texts):
             plain = id_digests(key, [text.lstrip("0") for text in texts])
             bare = _number(key, _several(plain, values), values)
@@ -240,9 +246,9 @@ def _bytes(texts: Sequence[str]) -> NDArray[np.bytes_]:
     return np.array([text.encode("utf-8", "surrogatepass") for text in texts], np.bytes_)
 
 
-def id_digests(key: bytes, ids: Sequence[Any] | NDArray[Any]) -> Digests:
-    """Return keyed digests of ids in one spelling."""
-    return hash_rows(key, b"id", [_bytes(normalised(ids))], len(ids))
+def id_digests(key: bytes, ids: Sequence[str]) -> Digests:
+    """Return keyed digests of ids, which are :func:`normalised`."""
+    return hash_rows(key, b"id", [_bytes(ids)], len(ids))
 
 
 def word(key: bytes, *place: bytes) -> np.uint64:
