@@ -62,8 +62,7 @@ class NodeLedger:
     """
 
     def __init__(self, folder: Path, partition: int = 0) -> None:
-        self.partition, self.party = partition, f"partition {partition}"
-        self.file = LedgerFile(folder, self.party)
+        self.partition, self.file = partition, LedgerFile(folder)
 
     @property
     def exists(self) -> bool:
@@ -122,8 +121,7 @@ class NodeLedger:
             if db.execute(gone, (named,)).fetchone()[0]:
                 raise refusal(
                     "what this node had kept of the run was removed by its owner",
-                    self.party,
-                    "start a new run",
+                    remedy="start a new run",
                     code="FK-SESSION-CLEANED",
                 )
             content = rows.digest(key)
@@ -198,8 +196,7 @@ class NodeLedger:
                 if (frozen.rows < 0).any():
                     raise refusal(
                         "its table has changed, and the changes form no whole blocks",
-                        self.party,
-                        "give the table as it was frozen; the log of the node says what waits",
+                        remedy="give the table as it was frozen; the node's log says what waits",
                         code="FK-FREEZE-WAITS",
                     )
             self.check_own(db, frozen.place)
@@ -309,11 +306,11 @@ class NodeLedger:
                         if one.share:
                             known = "SELECT learned FROM runs WHERE id = ?"
                             (held,) = db.execute(known, (run,)).fetchone()
-                            check_streamed(db, run, kept_set(db, held), self.party)
+                            check_streamed(db, run, kept_set(db, held))
                         rows = own[:learned] if one.rows is None or not len(own) else own[one.rows]
                         said.append(opened.enter(one, rows, policy, **how))
-            charge(db, key, run, charges, policy, self.party, taken=taken)
-            keep_shown(db, key, run, shown, self.party)
+            charge(db, key, run, charges, policy, taken=taken)
+            keep_shown(db, key, run, shown)
             return [problem for problem in said if problem]
 
     def record(self, session: str) -> str:
@@ -439,13 +436,12 @@ class NodeLedger:
                 if 0 < apart < min(policy.min_evaluation_rows, len(about)):
                     raise refusal(
                         "figures of nearly the same held-out rows were told before",
-                        self.party,
-                        "ask for the rows of earlier runs",
+                        remedy="ask for the rows of earlier runs",
                         code="FK-FREEZE-ROWS",
                     )
             if done >= policy.max_evaluations:
                 rule = f"max_evaluations = {policy.max_evaluations} of these rows, in all runs"
-                raise refusal(rule, self.party, code="FK-POLICY-EVALUATIONS")
+                raise refusal(rule, code="FK-POLICY-EVALUATIONS")
             db.execute(
                 "INSERT INTO evaluations VALUES (?, ?, ?, ?)", (*place, judged, json.dumps(figures))
             )
@@ -476,16 +472,14 @@ class NodeLedger:
                 remedy = "name an id-column whose values come once"
                 raise refusal(
                     "stream: a row would take part twice",
-                    self.party,
-                    remedy,
+                    remedy=remedy,
                     code="FK-STREAM-TWICE",
                 )
             if before:
                 numbers = ", ".join(map(str, sorted(before)))
                 raise refusal(
                     f"stream: some of its new rows took part in earlier runs ({numbers})",
-                    self.party,
-                    "go on after them",
+                    remedy="go on after them",
                     code="FK-LEDGER-STREAM",
                 )
             keep_rows(db, run, rows)
@@ -579,7 +573,6 @@ class NodeLedger:
             raise OptionError(
                 "the ledger that counted the sums of this freeze is gone",
                 remedy="bring back a copy of the state_dir",
-                party=self.party,
                 code="FK-FREEZE-LEDGER",
             )
 
@@ -590,7 +583,6 @@ class NodeLedger:
             raise ProtocolError(
                 "its ledger knows nothing of this run",
                 remedy="leave ledger.sqlite where it is, and start the run again",
-                party=self.party,
                 code="FK-LEDGER-GONE",
             )
         (kind,) = db.execute("SELECT kind FROM runs WHERE id = ?", (number,)).fetchone()

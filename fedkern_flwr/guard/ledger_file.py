@@ -71,12 +71,10 @@ class LedgerFile:
     ----------
     folder : Path
         The node's own folder.
-    party : str
-        How errors name the node.
     """
 
-    def __init__(self, folder: Path, party: str) -> None:
-        self.path, self.party = folder / FILE, party
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -114,7 +112,6 @@ class LedgerFile:
             raise OptionError(
                 f"{FILE} cannot be used ({reason})",
                 remedy="see that its folder can be written and has room, or bring back a copy",
-                party=self.party,
                 code="FK-LEDGER-FILE",
             ) from None
 
@@ -137,7 +134,6 @@ class LedgerFile:
                 f"{FILE} has version {version}, this release knows {VERSION}",
                 remedy="run the release of fedkern-flwr that wrote it, or name a new state-dir, "
                 "which counts from today",
-                party=self.party,
                 code="FK-LEDGER-VERSION",
             )
 

@@ -86,7 +86,7 @@ def keep_rows(db: sqlite3.Connection, run: int, rows: RowSet) -> None:
     db.executemany("INSERT OR IGNORE INTO streamed VALUES (?, ?)", pairs)
 
 
-def check_streamed(db: sqlite3.Connection, run: int, rows: RowSet, party: str) -> None:
+def check_streamed(db: sqlite3.Connection, run: int, rows: RowSet) -> None:
     """Refuse to count a table whose rows took part as rows of a stream.
 
     Raises
@@ -98,8 +98,7 @@ def check_streamed(db: sqlite3.Connection, run: int, rows: RowSet, party: str) -
     if np.isin(rows.names, names).any() or np.isin(rows.values, names).any():
         raise refusal(
             "stream: some of its rows took part as rows of a stream",
-            party,
-            "leave them out",
+            remedy="leave them out",
             code="FK-LEDGER-STREAM",
         )
 

@@ -135,7 +135,7 @@ class AnsweringClient(PhaseClient):
         RefusedError
             One is not that of an earlier request.
         """
-        if self.record.pin(options, self.name):
+        if self.record.pin(options):
             self._keep_record()
 
     def _reply(self, request: Any, method: Callable[..., Any]) -> PhaseMessage:

@@ -26,6 +26,7 @@ from ..flower_compat import Client, NumPyClient
 from ..guard import NodePolicy, RunRecord, check_own_rows, check_run, counting, refusal
 from ..guard.frozen import Frozen
 from ..guard.openings import note_order, open_once
+from ..guard.orders import REFUSED
 from ..guard.policy import is_simulated, node_policy
 from ..removed import take_out_of_client
 from ..secure_sum import Party, PartyState
@@ -239,6 +240,8 @@ class PhaseClient(SessionNode, NumPyClient):
             except OSError as error:
                 raise unwritable(error, self.name) from None
         except FedKernError as error:
+            if error.problem.startswith(REFUSED):
+                error.name(self.name)
             self.keep_fixed(session)
             if isinstance(error, RefusedError) or self._may_tell(error):
                 self._count_refusal(session, error)
@@ -249,7 +252,7 @@ class PhaseClient(SessionNode, NumPyClient):
                 raise
             self.keep_fixed(session)
             if self.record.secure:  # what fails by values is a question without an end
-                failed = refusal("an error of its own code", self.name, code="FK-CLIENT-RAISED")
+                failed = refusal("an error of its own code", code="FK-CLIENT-RAISED")
                 self._count_refusal(session, failed)
             concealed = conceal(error)
         raise concealed
@@ -268,7 +271,7 @@ class PhaseClient(SessionNode, NumPyClient):
         parameters, config, sections = detach(parameters, config, party=_SERVER)
         phase, session = str(config.get("phase", "")), str(config.get("session", ""))
         self.record = self._load_record(session)
-        self.record.check(self.name)
+        self.record.check()
         if phase == DescribeRequest.phase:
             check_server(config, party=self.name)
             opening = DescribeRequest.unpack(parameters, config, party=_SERVER)
@@ -323,7 +326,6 @@ class PhaseClient(SessionNode, NumPyClient):
             request.method,
             secure=request.secure,
             pinned=self._pinned,
-            party=self.name,
             budget=self.open_budget(request),
             tells=self.tells_values,
             remembers=self.simulated or self.state_dir is not None,
@@ -358,7 +360,7 @@ class PhaseClient(SessionNode, NumPyClient):
         """
         record = self.record
         if not record.nonce:
-            record.check_new(self.context, self.name)
+            record.check_new(self.context)
             record.nonce = secrets.token_hex(16)
         elif record.begun:
             try:
@@ -368,8 +370,7 @@ class PhaseClient(SessionNode, NumPyClient):
             if given != record.nonce:
                 raise refusal(
                     "a run of this name was opened here before",
-                    self.name,
-                    "start a new run, or resume that one from its checkpoint",
+                    remedy="start a new run, or resume that one from its checkpoint",
                     code="FK-SESSION-KNOWN",
                 )
 
@@ -397,7 +398,7 @@ class PhaseClient(SessionNode, NumPyClient):
         if self.record.privacy:  # how many columns are binary follows from the rows
             reply = replace(reply, binary=0)
         if self.records:
-            check_own_rows(self.policy, reply.rows, party=self.name)
+            check_own_rows(self.policy, reply.rows)
         if not self.simulated:
             pinned, kind = self._pinned, type(self).__name__
             own = self.own_rows()
@@ -467,7 +468,7 @@ class PhaseClient(SessionNode, NumPyClient):
         if sums.opened:
             self.note_answered(session, known.round, opened=True)
             for name, place in sums.opened.items():
-                open_once(self.record, name.partition("#")[0], place, self.name)
+                open_once(self.record, name.partition("#")[0], place)
             self.record.store(self.context)
         return sums
 
@@ -487,7 +488,6 @@ class PhaseClient(SessionNode, NumPyClient):
                 number=self.round_of(known_as),
                 digest=PhaseClient.question(self),
                 repeats=self.same_parties,
-                party=self.name,
             )
 
     @property

@@ -87,8 +87,7 @@ class ClientLedger:
         if isfinite(limit := self._policy.max_epsilon) and not self._file.exists:
             raise refusal(
                 f"max_epsilon = {limit:g}: there is no ledger of what was spent before",
-                f"partition {self._partition}",
-                "bring back a copy of its state_dir, or make the ledger with `fedkern node init`",
+                remedy="bring back a copy of its state_dir, or make one with `fedkern node init`",
                 code="FK-BUDGET-LEDGER",
             )
         if request.secure and not pinned:
@@ -153,8 +152,7 @@ class ClientLedger:
         if self._file is not None and self._file.exists and self._file.failures() >= _FAILURES:
             raise refusal(
                 f"{_FAILURES} runs have failed here by values of rows",
-                f"partition {self._partition}",
-                "its owner looks at its log, then `fedkern node freeze --reset-failures`",
+                remedy="its owner looks at its log, then `fedkern node freeze --reset-failures`",
                 code="FK-NODE-FAILURES",
             )
 

@@ -338,7 +338,6 @@ class MethodClient(AnsweringClient):
         if found and self.budget is not None:
             raise refusal(
                 "privacy: its answer would be sent without noise",
-                self.name,
                 code="FK-BUDGET-ANSWER",
             )
         plain, arrays = pack(found or {})

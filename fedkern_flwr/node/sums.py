@@ -138,7 +138,7 @@ class ClientSums:
         except SumError as error:
             logger.error("%s", error)
             raise refusal(
-                "a total that was delivered, its log says more", self._name, code="FK-ORDER-UNFIT"
+                "a total that was delivered, its log says more", code="FK-ORDER-UNFIT"
             ) from None
         self.delivered[name] = total
 
@@ -199,11 +199,9 @@ class ClientSums:
         RefusedError
         """
         cohorts = len(self.party.state.cohorts)
-        check_order(self.order(name), rule, cohorts=cohorts, party=self._name)
+        check_order(self.order(name), rule, cohorts=cohorts)
         if self.noisy and rule.release is None and rule.receiver < 0 and not rule.nobodys:
-            raise refusal(
-                "privacy: the run opens a sum without noise", self._name, code="FK-BUDGET-NOISELESS"
-            )
+            raise refusal("privacy: the run opens a sum without noise", code="FK-BUDGET-NOISELESS")
         self._rules[name] = rule
         self.on_check(name)
 
@@ -260,9 +258,7 @@ class ClientSums:
             upload = self.party.contribute(order, values, overwrite=overwrite, release=release)
         except SumError as error:
             logger.error("%s", error)
-            raise refusal(
-                "the values of a sum, its log says more", self._name, code="FK-ORDER-UNFIT"
-            ) from None
+            raise refusal("the values of a sum, its log says more", code="FK-ORDER-UNFIT") from None
         if rule.release is not None:
             key = self.party.drawn.pop(name)
             self.charges.append(Charge(key, rule.release, rule.held_out, rule.rows))
@@ -293,7 +289,7 @@ class ClientSums:
         state = self.party.state
         check_size(order.length, party=self._name)
         if order.index - state.last.get(order.cohort, 0) > _MOST_MISSED:  # each costs a hash
-            raise refusal("a sum of a later run", self._name, code="FK-ORDER-SIZE")
+            raise refusal("a sum of a later run", code="FK-ORDER-SIZE")
         cohort = state.cohorts.get(order.cohort)
         if cohort is not None:  # a stranger is refused by the party
             holds = any(state.counts.get(self.party.partition, ())[:2])
@@ -303,7 +299,6 @@ class ClientSums:
                 self.policy,
                 enough=self.enough,
                 holds=holds,
-                party=self._name,
             )
 
     def _unmask(self, request: wire.Unmask) -> None:

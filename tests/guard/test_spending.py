@@ -19,7 +19,6 @@ from fedkern_flwr.guard.spending import Charge
 from fedkern_flwr.privacy import Budget, Release, plan_release
 from fedkern_flwr.privacy.accounting import epsilon_of
 
-PARTY = "partition 3"
 RUN: dict[str, Any] = {"kind": "K", "method": "m", "secure": True, "pinned": False}
 
 
@@ -173,9 +172,9 @@ def test_a_run_is_opened_only_within_the_limit(
     policy = NodePolicy(max_epsilon=most, require_secure_sums=False)
     about: dict[str, Any] = {"secure": secure, "pinned": True, "budget": budget, "tells": tells}
     if not code:
-        check_run(policy, "m", party=PARTY, **about)
+        check_run(policy, "m", **about)
         return
-    refuses(code, check_run, policy, "m", party=PARTY, **about)
+    refuses(code, check_run, policy, "m", **about)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +193,7 @@ def test_a_run_is_opened_only_within_the_limit(
 )
 def test_a_promise_is_of_delta_colluders_parties_and_runs(about: dict[str, Any], code: str) -> None:
     """Parties that the server has invented would add no noise."""
-    about = {"secure": True, "pinned": True, "budget": Budget(1.0), "party": PARTY, **about}
+    about = {"secure": True, "pinned": True, "budget": Budget(1.0), **about}
     check_run(NodePolicy(), "fed-cg", **about)  # whose owner promises nobody anything
     with refused(code) if code else nullcontext():
         check_run(NodePolicy(max_epsilon=1.0), "fed-cg", **about)
@@ -278,17 +277,17 @@ def test_a_stream_does_not_go_back_and_its_record_stays_short() -> None:
     one, found = release(1.0), {}
     for start in (0, 5, 5, 10):  # one is asked for again
         charge = Charge(b"%d" % start, one, rows=(start, start + 5))
-        found = spending.spend(found, [charge], PARTY)
+        found = spending.spend(found, [charge])
     assert len(found) == 1
-    refuses("FK-BUDGET-AGAIN", spending.spend, found, [Charge(b"other", one, rows=(14, 19))], PARTY)
+    refuses("FK-BUDGET-AGAIN", spending.spend, found, [Charge(b"other", one, rows=(14, 19))])
 
 
 def test_all_rows_are_not_asked_for_after_messages_of_some() -> None:
     """What messages of a stream cost is of their own rows: a sum of all would cost them twice."""
     one = release(1.0)
-    found = spending.spend({}, [Charge(b"0", one, rows=(0, 5))], PARTY)
-    refuses("FK-BUDGET-AGAIN", spending.spend, found, [Charge(b"all", one)], PARTY)
-    assert len(spending.spend(found, [Charge(b"held out", one, held_out=True)], PARTY)) == 2
+    found = spending.spend({}, [Charge(b"0", one, rows=(0, 5))])
+    refuses("FK-BUDGET-AGAIN", spending.spend, found, [Charge(b"all", one)])
+    assert len(spending.spend(found, [Charge(b"held out", one, held_out=True)])) == 2
 
 
 def test_messages_of_a_party_add_up_within_a_run() -> None:
@@ -296,6 +295,6 @@ def test_messages_of_a_party_add_up_within_a_run() -> None:
     one = replace(one, budget=Budget(epsilon_of(3 * one.curve, one.delta) * 1.001, unit="party"))
     for start in (0, 5, 5, 10):
         charge = Charge(b"%d" % start, one, rows=(start, start + 5))
-        found = spending.spend(found, [charge], PARTY)
+        found = spending.spend(found, [charge])
     assert len(found) == 2
-    refuses("FK-BUDGET-EXCEEDED", spending.spend, found, [Charge(b"15", one, rows=(15, 20))], PARTY)
+    refuses("FK-BUDGET-EXCEEDED", spending.spend, found, [Charge(b"15", one, rows=(15, 20))])
