@@ -471,9 +471,7 @@ class NodeLedger:
             if run in before or len(np.unique(rows.names)) < len(rows):
                 remedy = "name an id-column whose values come once"
                 raise refusal(
-                    "stream: a row would take part twice",
-                    remedy=remedy,
-                    code="FK-STREAM-TWICE",
+                    "stream: a row would take part twice", remedy=remedy, code="FK-STREAM-TWICE"
                 )
             if before:
                 numbers = ", ".join(map(str, sorted(before)))

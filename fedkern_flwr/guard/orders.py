@@ -148,8 +148,7 @@ def check_cohort(
     least = policy.least_parties(enough)
     if len(cohort.members) < least:
         raise refusal(
-            f"min_parties = {least}: a sum has {len(cohort.members)}",
-            code="FK-POLICY-PARTIES",
+            f"min_parties = {least}: a sum has {len(cohort.members)}", code="FK-POLICY-PARTIES"
         )
     if not holds:
         return
@@ -157,8 +156,7 @@ def check_cohort(
     rows = sum(one.rows + one.held_out for one in declared)
     if rows < policy.min_sum_rows:
         raise refusal(
-            f"min_sum_rows = {policy.min_sum_rows}: a sum has {rows}",
-            code="FK-POLICY-SUM-ROWS",
+            f"min_sum_rows = {policy.min_sum_rows}: a sum has {rows}", code="FK-POLICY-SUM-ROWS"
         )
 
 
@@ -199,49 +197,34 @@ def check_run(
     RefusedError
     """
     if tells and math.isfinite(limit := policy.max_epsilon):
+        most = f"max_epsilon = {limit:g}"
         if budget is None:
-            raise refusal(f"max_epsilon = {limit:g}: the run adds no noise", code="FK-POLICY-NOISE")
+            raise refusal(f"{most}: the run adds no noise", code="FK-POLICY-NOISE")
         if budget.epsilon > limit:
-            raise refusal(
-                f"max_epsilon = {limit:g}: the run costs {budget.epsilon:g}",
-                code="FK-POLICY-EPSILON",
-            )
+            raise refusal(f"{most}: the run costs {budget.epsilon:g}", code="FK-POLICY-EPSILON")
         if not remembers:
-            raise refusal(
-                f"max_epsilon = {limit:g}: without a folder it does not know what runs have cost",
-                remedy="give it a state_dir",
-                code="FK-POLICY-STATE",
-            )
+            forgets, folder = "it does not know what earlier runs cost", "give it a state_dir"
+            raise refusal(f"{most}: {forgets}", remedy=folder, code="FK-POLICY-STATE")
         if not (pinned or simulated):
-            raise refusal(
-                f"max_epsilon = {limit:g}: it cannot know who adds the others' noise",
-                remedy="give it an identity_key and the trusted_keys of the others",
-                code="FK-BUDGET-IDENTITIES",
-            )
+            noise = f"{most}: it cannot know who adds the others' noise"
+            keys = "give it an identity_key and the trusted_keys of the others"
+            raise refusal(noise, remedy=keys, code="FK-BUDGET-IDENTITIES")
         if budget.delta > policy.max_delta:
-            raise refusal(
-                f"max_delta = {policy.max_delta:g}: that of the run is {budget.delta:g}",
-                code="FK-POLICY-DELTA",
-            )
+            delta = f"max_delta = {policy.max_delta:g}: that of the run is {budget.delta:g}"
+            raise refusal(delta, code="FK-POLICY-DELTA")
         if budget.colluders < 1:
-            raise refusal(
-                "max_epsilon: the run counts on nobody who tells its noise",
-                code="FK-POLICY-COLLUDERS",
-            )
+            nobody = "max_epsilon: the run counts on nobody who tells its noise"
+            raise refusal(nobody, code="FK-POLICY-COLLUDERS")
     if budget is not None and not secure:
-        raise refusal(
-            "privacy: noise is added to secure sums, the run sums in plain",
-            code="FK-BUDGET-PLAIN",
-        )
+        plain = "privacy: noise is added to secure sums, the run sums in plain"
+        raise refusal(plain, code="FK-BUDGET-PLAIN")
     if policy.methods and method not in policy.methods:
         raise refusal(f"methods: {method[:40]} is not among them", code="FK-POLICY-METHODS")
     if policy.require_secure_sums and not secure:
         raise refusal("require_secure_sums: the run sums in plain", code="FK-POLICY-SECURE")
     if policy.require_pinned_identities and not pinned:
-        raise refusal(
-            "require_pinned_identities: it has no identity key or no trusted keys",
-            code="FK-POLICY-IDENTITIES",
-        )
+        keys = "require_pinned_identities: it has no identity key or no trusted keys"
+        raise refusal(keys, code="FK-POLICY-IDENTITIES")
 
 
 def check_own_rows(policy: NodePolicy, rows: int) -> None:
@@ -252,9 +235,8 @@ def check_own_rows(policy: NodePolicy, rows: int) -> None:
     RefusedError
     """
     if 0 < rows < policy.min_own_rows:
-        raise refusal(
-            f"min_own_rows = {policy.min_own_rows}: it has {rows}", code="FK-POLICY-OWN-ROWS"
-        )
+        few = f"min_own_rows = {policy.min_own_rows}: it has {rows}"
+        raise refusal(few, code="FK-POLICY-OWN-ROWS")
 
 
 def check_selection(rows: NDArray[Any], among: range, *, least: int = 0, party: str) -> None:

@@ -93,8 +93,7 @@ class GuardedNode:
             check_accountant(self.name)
         if self.record.secure and self.record.privacy != request.privacy:
             raise refusal(
-                "privacy: the run was opened with another budget",
-                code="FK-SETTINGS-CHANGED",
+                "privacy: the run was opened with another budget", code="FK-SETTINGS-CHANGED"
             )
         self.record.privacy = request.privacy
         return budget
@@ -140,8 +139,7 @@ class GuardedNode:
             return
         if asked != (default if own is None else own):
             raise refusal(
-                f"the {name} of the run is not the one that it declares",
-                code="FK-ORDER-DECLARED",
+                f"the {name} of the run is not the one that it declares", code="FK-ORDER-DECLARED"
             )
 
     def unfit(self, error: FedKernError) -> FedKernError:
@@ -303,8 +301,7 @@ class GuardedNode:
         """
         if not trained:
             raise refusal(
-                "a model is to be judged that it has not helped to make",
-                code="FK-ORDER-MODEL",
+                "a model is to be judged that it has not helped to make", code="FK-ORDER-MODEL"
             )
         tests, alone = self.told_of(rows, total, users=users), alone or self.allow_single
         why = too_few(self.policy, tests, len(rows), alone=alone or self.simulated)

@@ -337,8 +337,7 @@ class MethodClient(AnsweringClient):
             )
         if found and self.budget is not None:
             raise refusal(
-                "privacy: its answer would be sent without noise",
-                code="FK-BUDGET-ANSWER",
+                "privacy: its answer would be sent without noise", code="FK-BUDGET-ANSWER"
             )
         plain, arrays = pack(found or {})
         return MethodReply(round=request.round, plain=plain, given=arrays)
