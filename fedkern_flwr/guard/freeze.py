@@ -16,9 +16,8 @@ an id are known by their content alone: the old and the new version of such a ro
 
 from __future__ import annotations
 
-import hashlib
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -233,12 +232,6 @@ class Freeze:
             code="FK-FREEZE-VERSION",
         )
 
-    @property
-    def fingerprint(self) -> bytes:
-        """Keyed digest of all that was dealt; of matched rows it is the same at all parties."""
-        parts = [getattr(self, name).tobytes() for name in ("names", "block", "blocks")]
-        return hashlib.blake2b(b"".join(parts), key=self.key, digest_size=16).digest()
-
     # -- what runs are answered with
 
     @property
@@ -247,20 +240,12 @@ class Freeze:
         used: NDArray[np.bool_] = (self.blocks["state"] == USED)[self.block]
         return used
 
-    def table_blocks(self) -> NDArray[np.int32]:
-        """Return the block of each row of the frozen table."""
-        return self.block[self.used]
-
     def select(self, *parts: int) -> list[int]:
         """Return the blocks in use, of some parts or of all."""
         wanted = self.blocks["state"] == USED
         if parts:
             wanted &= np.isin(self.blocks["part"], parts)
         return [int(b) for b in np.flatnonzero(wanted)]
-
-    def rows_of(self, blocks: Collection[int]) -> Places:
-        """Return the places of blocks' rows in the frozen table, in its order."""
-        return np.flatnonzero(np.isin(self.table_blocks(), list(blocks)))
 
     def split(self, rows: Places) -> list[int]:
         """Split the leaves that a set of rows cuts; return the leaves that make up the set.

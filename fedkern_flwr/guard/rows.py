@@ -94,12 +94,6 @@ class RowSet:
     names: Digests
     values: Digests
 
-    @classmethod
-    def none(cls) -> RowSet:
-        """Return a set without rows."""
-        empty = np.zeros(0, np.uint64)
-        return cls(empty, empty)
-
     def take(self, rows: NDArray[Any] | slice) -> RowSet:
         """Return some of the rows."""
         return RowSet(self.names[rows], self.values[rows])

@@ -240,7 +240,7 @@ class PhaseClient(SessionNode, NumPyClient):
             except OSError as error:
                 raise unwritable(error, self.name) from None
         except FedKernError as error:
-            if error.problem.startswith(REFUSED):
+            if error.problem.startswith(REFUSED) or isinstance(error, OptionError):
                 error.name(self.name)
             self.keep_fixed(session)
             if isinstance(error, RefusedError) or self._may_tell(error):

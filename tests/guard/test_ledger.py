@@ -30,8 +30,6 @@ from fedkern_flwr.simulations.cli.main import run
 
 POLICY = NodePolicy()
 RUN: dict[str, Any] = {"kind": "K", "method": "m", "secure": True, "pinned": True}
-KEY = bytes(32)
-COPY = "see that its folder can be written and has room, or bring back a copy"
 PARTIES = [bytes([k]) for k in range(5)]
 
 
@@ -469,14 +467,11 @@ def test_a_fault_at_any_statement_lets_no_answer_leave(
         try:
             answer(ledger, "a", purpose=name)
         except OptionError as error:
-            failed, faults = str(error), faults + 1
+            failed, faults = error.code, faults + 1
         done = left[0] > 0
         left[0] = -1
         assert (name in ledger.runs()[0].sums) is not bool(failed)
-        assert failed in (
-            "",
-            f"partition 0: ledger.sqlite cannot be used (SQLITE_AUTH); {COPY} [FK-LEDGER-FILE]",
-        )
+        assert failed in ("", "FK-LEDGER-FILE")
         if done:
             break
     assert faults > 20

@@ -26,9 +26,19 @@ def freeze(rows: int, least: int = 5, **more: Any) -> Freeze:
     return Freeze.deal(table(range(rows), **more), least=least, key=KEY)[0]
 
 
+def table_blocks(made: Freeze) -> Any:
+    """Return the block of each row of the frozen table."""
+    return made.block[made.used]
+
+
+def rows_of(made: Freeze, blocks: Any) -> Any:
+    """Return the places of blocks' rows in the frozen table."""
+    return np.flatnonzero(np.isin(table_blocks(made), list(blocks)))
+
+
 def whole_blocks(made: Freeze, wanted: Any) -> list[int]:
     """Return the blocks all of whose rows in the frozen table are wanted."""
-    inside = np.bincount(made.table_blocks()[wanted], minlength=len(made.blocks))
+    inside = np.bincount(table_blocks(made)[wanted], minlength=len(made.blocks))
     return [block for block in made.select() if inside[block] == made.blocks["rows"][block]]
 
 
@@ -110,7 +120,7 @@ class Story:
             blocks = [b for b in self.freeze.select() if self.random.random() < 0.8]
         else:
             blocks = whole_blocks(self.freeze, self.random.random(len(self.frozen)) < 0.97)
-        self.sums.append([self.frozen[k] for k in self.freeze.rows_of(blocks)])
+        self.sums.append([self.frozen[k] for k in rows_of(self.freeze, blocks)])
 
 
 def rows_that_wait(folder: Path, rows: int, **rules: Any) -> int:
