@@ -273,7 +273,7 @@ def check_selection(rows: NDArray[Any], among: range, *, least: int = 0, party: 
         )
 
 
-def check_size(*sizes: int, party: str) -> None:
+def check_size(*sizes: int, party: str = "") -> None:
     """Refuse an array that no run needs, before it is allocated.
 
     One bit of a number in a message may ask for gigabytes. Sizes that follow from the node's own

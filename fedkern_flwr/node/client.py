@@ -240,8 +240,8 @@ class PhaseClient(SessionNode, NumPyClient):
             except OSError as error:
                 raise unwritable(error, self.name) from None
         except FedKernError as error:
-            if error.problem.startswith(REFUSED) or isinstance(error, OptionError):
-                error.name(self.name)
+            if error.problem.startswith(REFUSED) or not isinstance(error, RefusedError):
+                error.name(self.name)  # limits that all nodes reach alike are told once
             self.keep_fixed(session)
             if isinstance(error, RefusedError) or self._may_tell(error):
                 self._count_refusal(session, error)
@@ -284,7 +284,6 @@ class PhaseClient(SessionNode, NumPyClient):
             raise ProtocolError(
                 f"{type(self).__name__} does not take part in phase {phase[:40]!r}",
                 remedy="serve the client that belongs to the strategy",
-                party=self.name,
                 code="FK-MESSAGE-PHASE",
             )
         message, handler = handlers[phase]
@@ -316,7 +315,6 @@ class PhaseClient(SessionNode, NumPyClient):
             raise ProtocolError(
                 "the name of the session is no name",
                 remedy="run the same release of fedkern-flwr on both sides",
-                party=self.name,
                 code="FK-MESSAGE-FIELD",
             )
         self.ledger.check_failures()
@@ -414,7 +412,6 @@ class PhaseClient(SessionNode, NumPyClient):
                 raise SumError(
                     "this node has pinned identities and takes part in secure runs only",
                     remedy="run with secure sums",
-                    party=self.name,
                     code="FK-IDENTITY-PLAIN",
                 )
             erase_state(self.context)
@@ -453,7 +450,6 @@ class PhaseClient(SessionNode, NumPyClient):
                 raise ProtocolError(
                     "the request sums securely, but this node has announced no key in its session",
                     remedy=STATE_LOST,
-                    party=self.name,
                     code="FK-SUM-KEY-NONE",
                 )
             if not self.record.secure:
@@ -508,7 +504,6 @@ class PhaseClient(SessionNode, NumPyClient):
             raise ProtocolError(
                 f"it shares no secret with partition {other}",
                 remedy=self.without_secret,
-                party=self.name,
                 code="FK-SUM-PARTNER",
             )
         return secret

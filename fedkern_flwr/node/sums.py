@@ -107,9 +107,7 @@ class ClientSums:
                 order = section.read(wire.Order, party=_SERVER)
                 if order.name in self.orders:
                     raise SumError(
-                        f"two sums {order.name!r} in one request",
-                        party=self._name,
-                        code="FK-SUM-NAMED-TWICE",
+                        f"two sums {order.name!r} in one request", code="FK-SUM-NAMED-TWICE"
                     )
                 self._check_cohort(order)
                 self.party.accept(order)
@@ -150,7 +148,7 @@ class ClientSums:
         SumError
         """
         if name not in self.orders:
-            raise SumError(f"no sum {name!r} was ordered", party=self._name, code="FK-SUM-UNASKED")
+            raise SumError(f"no sum {name!r} was ordered", code="FK-SUM-UNASKED")
         return self.orders[name]
 
     def rows(self, name: str) -> list[int]:
@@ -241,7 +239,6 @@ class ClientSums:
             raise SumError(
                 f"nothing says what the sum {name!r} must be",
                 remedy="call check() before contribute()",
-                party=self._name,
                 code="FK-CLIENT-CHECK",
             )
         rule = self._rules[name]
@@ -249,7 +246,6 @@ class ClientSums:
             raise SumError(
                 f"nothing says which question the sum {name!r} with noise answers",
                 remedy="give contribute() the release",
-                party=self._name,
                 code="FK-CLIENT-CHECK",
             )
         if rule.release is not None:
@@ -281,13 +277,12 @@ class ClientSums:
             raise SumError(
                 f"this phase contributes nothing to {', '.join(sorted(self.orders))}",
                 remedy="run the same release of fedkern-flwr on both sides",
-                party=self._name,
                 code="FK-SUM-UNASKED",
             )
 
     def _check_cohort(self, order: wire.Order) -> None:
         state = self.party.state
-        check_size(order.length, party=self._name)
+        check_size(order.length)
         if order.index - state.last.get(order.cohort, 0) > _MOST_MISSED:  # each costs a hash
             raise refusal("a sum of a later run", code="FK-ORDER-SIZE")
         cohort = state.cohorts.get(order.cohort)
@@ -307,10 +302,6 @@ class ClientSums:
         name = self.party.state.open[place].order.name
         self.opened[name] = place
         self.survivors[name] = self.party.state.cohorts[request.cohort].unpack(request.alive)
-
-    @property
-    def _name(self) -> str:
-        return f"partition {self.party.partition}"
 
 
 def has_state(context: Context) -> bool:
