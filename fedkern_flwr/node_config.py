@@ -20,6 +20,7 @@ from flwr.app import Context
 from .checkpoint import write_atomically
 from .errors import OptionError
 from .guard.policy import SIMULATION, read_policy
+from .node.failures import unwritable
 
 Config = dict[str, str | int | float | bool]
 
@@ -105,7 +106,10 @@ def claim_folder(state_dir: Path, partition: int) -> None:
     """
     file, own = state_dir / _OWNER, f"{partition}\n"
     if not file.exists():
-        write_atomically(file, own.encode(), private=True)
+        try:
+            write_atomically(file, own.encode(), private=True)
+        except OSError as error:
+            raise unwritable(error, f"partition {partition}") from None
     first = file.read_text()  # of two nodes that begin at the same time one is refused
     if first != own:
         raise OptionError(
