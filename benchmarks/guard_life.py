@@ -33,12 +33,12 @@ from fedkern_flwr.guard.cells import (
     repeated,
 )
 from fedkern_flwr.guard.counting import unknowns_of_row
-from fedkern_flwr.guard.freeze import Change, Freeze, Rows
+from fedkern_flwr.guard.freeze import Change, Freeze
 from fedkern_flwr.guard.frozen import Frozen
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.guard.opened import Opening
 from fedkern_flwr.guard.policy import NodePolicy
-from fedkern_flwr.guard.rows import OwnRows
+from fedkern_flwr.guard.rows import OwnRows, Rows
 
 COLUMNS, NODES, MONTHS, NEW, LEAST = 30, 3, 24, 20, 5
 HEADS = "month | run | size | rows used | lot needs | new | back | edits | left"

@@ -62,11 +62,21 @@ class FedKernError(Exception):
         if not code:  # that of what a node or another error said
             problem, code = quoted_code(problem)
         self.problem, self.remedy, self.party, self.phase = problem, remedy, party, phase
-        place = ", ".join(part for part in (party, f"phase {phase}" if phase else "") if part)
-        text = f"{place}: {problem}" if place else problem
-        text = f"{text}; {remedy}" if remedy else text
         self.code = code or self.code
-        super().__init__(f"{text} [{self.code}]" if self.code else text)
+        super().__init__(self._text())
+
+    def name(self, party: str) -> None:
+        """Say which party it concerns, unless it does."""
+        if not self.party:
+            self.party = party
+            self.args = (self._text(),)
+
+    def _text(self) -> str:
+        where = (self.party, f"phase {self.phase}" if self.phase else "")
+        place = ", ".join(part for part in where if part)
+        text = f"{place}: {self.problem}" if place else self.problem
+        text = f"{text}; {self.remedy}" if self.remedy else text
+        return f"{text} [{self.code}]" if self.code else text
 
 
 class OptionError(FedKernError):

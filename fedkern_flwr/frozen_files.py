@@ -32,12 +32,14 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from .alignment import read_alignment
 from .checkpoint import load_arrays, save_arrays, write_atomically
 from .errors import CheckpointError, OptionError, StateError
-from .guard.freeze import FILE, HELD_OUT, Change, Freeze, Rows
+from .guard.freeze import FILE, HELD_OUT, Change, Freeze
 from .guard.frozen import Frozen, check_kept, freeze_folder, needed_rows, numbers_of
 from .guard.opened import opened_sums
 from .guard.policy import NodePolicy
+from .guard.rows import Rows
 from .plain_text import read_json
 from .private_files import make_private_folder
 from .tables.dialect import Dialect
@@ -68,12 +70,15 @@ class NodeFiles:
         The column of ids in both.
     dialect : Dialect
         How CSV files are written.
+    alignment_key : Path or None
+        The secret that the parties have in common: all of them hold out the same ids by it.
     """
 
     data: Path
     test_data: Path | None = None
     id_column: str | None = None
     dialect: Dialect = field(default_factory=Dialect)
+    alignment_key: Path | None = None
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -83,6 +88,7 @@ class NodeFiles:
             Path(str(config["test-data"])) if "test-data" in config else None,
             None if (name := config.get("id-column")) is None else str(name),
             Dialect.of(config),
+            Path(str(config["alignment-key"])) if "alignment-key" in config else None,
         )
 
     def paths(self) -> Iterator[tuple[int, Path]]:
@@ -360,7 +366,9 @@ class FrozenFiles:
                     code="FK-FREEZE-NONE",
                 )
             least = self.policy.min_own_rows
-            freeze, change = Freeze.deal(now.rows, least=least, lacking=now.without_stratum)
+            key = None if now.rows.held_out is not None else _common_key(files)
+            about: dict[str, Any] = {"lacking": now.without_stratum, "key": key}
+            freeze, change = Freeze.deal(now.rows, least=least, **about)
             change.waiting["new rows"] += now.lacking
             before = np.zeros(0, np.int64)
         else:
@@ -406,8 +414,10 @@ class FrozenFiles:
         place = _places(known, used)
         ranked = np.where(place < 0, cells, place)
         like = [then if new is None else new for new, then in zip(now.tables, olds, strict=True)]
-        held = (freeze.blocks["part"][freeze.block[used]] == HELD_OUT) & (like[1] is not None)
+        held = freeze.blocks["part"][freeze.block[used]] == HELD_OUT
         names = ["", ""] if old is None else [path.name if path else "" for path in old.files]
+        if held.any() and like[1] is None:  # of a fifth there is no file but that of all rows
+            like, now.names = [like[0]] * 2, [now.names[0]] * 2
         folder = self.folder / f".{secrets.token_hex(8)}.tmp"
         make_private_folder(folder)
         try:
@@ -485,7 +495,7 @@ class _Files:
             columns=[column[kept] for column in columns],
             ids=np.concatenate(ids)[kept] if ids else None,
             strata=np.concatenate(strata)[kept].tolist() if policy.strata else None,
-            held_out=held[kept],
+            held_out=None if policy.held_out and files.test_data is None else held[kept],
         )
 
 
@@ -495,6 +505,12 @@ def _damaged(what: str) -> OptionError:
         remedy="bring back a copy: without it nobody can tell what was answered",
         code="FK-FREEZE-FILE",
     )
+
+
+def _common_key(files: NodeFiles) -> bytes | None:
+    """Return the key of the freeze that follows from a common secret, if there is one."""
+    secret = read_alignment(files.alignment_key)
+    return hashlib.sha256(b"freeze/" + secret).digest() if isinstance(secret, bytes) else None
 
 
 def _fingerprint(freeze: Freeze, columns: Sequence[list[str] | None]) -> str:

@@ -17,13 +17,18 @@ from typing import Any
 
 from flwr.app import Context
 
+from .checkpoint import write_atomically
 from .errors import OptionError
 from .guard.policy import SIMULATION, read_policy
+from .node.failures import unwritable
 
 Config = dict[str, str | int | float | bool]
 
 #: Who the node is and where it keeps what it remembers: to change these it is started again.
 FIXED = ("partition-id", "num-partitions", "role", "group", "state-dir", SIMULATION)
+
+#: File of a state-dir: the partition whose folder it is.
+_OWNER = "partition"
 
 _latest: Config | None = None
 
@@ -87,3 +92,30 @@ def renew(context: Context) -> None:
     """Put the configuration that was read last in place of the one that a context has."""
     if _latest is not None:
         context.node_config = dict(_latest)
+
+
+def claim_folder(state_dir: Path, partition: int) -> None:
+    """Refuse a ``state-dir`` that another partition used first; note who uses a new one.
+
+    The ledger and the freeze in it belong to a partition. Under another number a node would count
+    anew what it opens about the same rows. Two nodes in one folder would change each other's files.
+
+    Raises
+    ------
+    OptionError
+    """
+    file, own = state_dir / _OWNER, f"{partition}\n"
+    if not file.exists():
+        try:
+            write_atomically(file, own.encode(), private=True)
+        except OSError as error:
+            raise unwritable(error, f"partition {partition}") from None
+    first = file.read_text()  # of two nodes that begin at the same time one is refused
+    if first != own:
+        raise OptionError(
+            f"the state-dir of partition {partition} is that of partition {first.strip()[:9]}",
+            remedy=f"set partition-id = {first.strip()[:9]}, or name a folder of its own, which "
+            "remembers nothing of earlier runs",
+            party=f"partition {partition}",
+            code="FK-NODE-STATE",
+        )

@@ -75,7 +75,7 @@ def too_few(policy: NodePolicy, tests: Sequence[int], own: int, *, alone: bool) 
     return ""
 
 
-def check_model(record: RunRecord, asked: Asked, party: str) -> None:
+def check_model(record: RunRecord, asked: Asked) -> None:
     """Refuse to judge a second model, or the same one by other rows or bins; note the first.
 
     Raises
@@ -83,7 +83,7 @@ def check_model(record: RunRecord, asked: Asked, party: str) -> None:
     RefusedError
     """
     if record.judged.setdefault(asked.purpose, asked.key) != asked.key:
-        raise refusal("a run judges one model, once", party, code="FK-ORDER-MODEL")
+        raise refusal("a run judges one model, once", code="FK-ORDER-MODEL")
 
 
 def enter(
@@ -91,7 +91,6 @@ def enter(
     asked: Asked,
     values: list[float],
     policy: NodePolicy,
-    party: str,
 ) -> list[float]:
     """Enter an evaluation; return the figures to report: those of before, if it is the same.
 
@@ -108,8 +107,6 @@ def enter(
         The figures, as computed now.
     policy : NodePolicy
         What the node's owner allows.
-    party : str
-        How errors name this node.
 
     Raises
     ------
@@ -122,7 +119,6 @@ def enter(
     if done >= policy.max_evaluations:
         raise refusal(
             f"max_evaluations = {policy.max_evaluations} of these rows",
-            party,
             code="FK-POLICY-EVALUATIONS",
         )
     record.evaluations[asked.rows] = done + 1

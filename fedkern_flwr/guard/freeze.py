@@ -16,24 +16,19 @@ an id are known by their content alone: the old and the new version of such a ro
 
 from __future__ import annotations
 
-import hashlib
 import secrets
-import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..checkpoint import load_arrays, save_arrays
 from ..errors import CheckpointError, OptionError
+from .rows import Digests, Identity, Rows, again, id_digests, mix, normalised, word
 
-if TYPE_CHECKING:
-    from scipy import sparse
-
-Digests = NDArray[np.uint64]
 Places = NDArray[np.int64]
 
 FILE = "freeze.npz"
@@ -56,200 +51,6 @@ _MAX_WAITING = 0.05
 #: States of a block. Only USED blocks are summed. Rows of LEFT may come back, those of BARRED not.
 #: SPLIT blocks have parts or a newer version.
 USED, LEFT, BARRED, SPLIT = range(4)
-
-
-# -- identity of rows
-
-
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class Rows:
-    """A node's table as its file has it, before scaling, encoding and the filling of gaps.
-
-    Nothing here may depend on what the server sent, such as ranges.
-
-    Attributes
-    ----------
-    columns : sequence of arrays
-        Raw content, labels included: arrays of shape (n,) or (n, k) of numbers or texts, or a CSR
-        matrix. Empty where rows are known by their ids alone.
-    ids : sequence, optional
-        A name for each row. Without names a row is known by its content.
-    strata : sequence of str, optional
-        The stratum of each row, such as ``"female/north"``.
-    labelled : ndarray of bool, optional
-        Whether a row has its label; by default all have.
-    held_out : ndarray of bool, optional
-        Whether a row belongs to ``test-data``, as nodes always say; by default a fifth is held out.
-    """
-
-    columns: Sequence[NDArray[Any] | sparse.csr_array] = ()
-    ids: Sequence[Any] | NDArray[Any] | None = None
-    strata: Sequence[str] | None = None
-    labelled: NDArray[np.bool_] | None = None
-    held_out: NDArray[np.bool_] | None = None
-
-    def __len__(self) -> int:
-        """Return the number of rows."""
-        if self.ids is not None:
-            return len(self.ids)
-        return self.columns[0].shape[0] if len(self.columns) else 0
-
-    def identify(self, key: bytes) -> Identity:
-        """Return keyed digests of all rows."""
-        count, groups = len(self), np.zeros(len(self), np.uint64)
-        if self.strata is not None or self.labelled is not None:
-            labelled = np.ones(count) if self.labelled is None else self.labelled
-            strata = [] if self.strata is None else [_bytes(self.strata)]
-            groups = _hash(key, b"group", [np.asarray(labelled, float), *strata], count)
-        values = _hash(key, b"content", self.columns, count)
-        if self.ids is None:
-            names = _number(key, values, values)
-            return Identity(names, values, names, groups)
-        texts = normalised(self.ids)
-        plain = _hash(key, b"id", [_bytes(texts)], count)
-        names = bare = _number(key, _several(plain, values), values)
-        if any(text[:1] == "0" for text in texts):
-            plain = _hash(key, b"id", [_bytes([text.lstrip("0") for text in texts])], count)
-            bare = _number(key, _several(plain, values), values)
-        return Identity(names, values, bare, groups)
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Identity:
-    """Keyed digests of rows, shape (n,) each.
-
-    Attributes
-    ----------
-    names : ndarray of uint64
-        Of the normalised ids, or of the contents; equal ones are told apart by a number.
-    values : ndarray of uint64
-        Of the raw contents.
-    bare : ndarray of uint64
-        Of the ids without leading zeros.
-    groups : ndarray of uint64
-        Of stratum and label.
-    """
-
-    names: Digests
-    values: Digests
-    bare: Digests
-    groups: Digests
-
-
-def normalised(ids: Sequence[Any] | NDArray[Any]) -> list[str]:
-    """Return ids as texts in one spelling: trimmed, in NFC, ``12.0`` as ``12``.
-
-    >>> normalised([12, "12.0", " 12 ", "0012"])
-    ['12', '12', '12', '0012']
-    """
-    texts = [str(name).strip() for name in ids]
-    if not all(map(str.isascii, texts)):
-        texts = [unicodedata.normalize("NFC", text) for text in texts]
-    return [_whole(text) if "." in text else text for text in texts]
-
-
-def _whole(text: str) -> str:
-    number, _, zeros = text.partition(".")
-    return number if zeros and not zeros.strip("0") and number.lstrip("+-").isdigit() else text
-
-
-def _bytes(texts: Sequence[str]) -> NDArray[np.bytes_]:
-    return np.array([text.encode("utf-8", "surrogatepass") for text in texts], np.bytes_)
-
-
-def _key(key: bytes, *place: bytes) -> np.uint64:
-    digest = hashlib.blake2b(b"/".join(place), key=key, digest_size=8).digest()
-    return np.uint64(int.from_bytes(digest, "little"))
-
-
-def _mix(words: Digests, key: np.uint64 | Digests) -> Digests:
-    """Return a keyed bijection of 64-bit words: the finaliser of SplitMix64, twice."""
-    for add in (key, key ^ np.uint64(0x9E3779B97F4A7C15)):
-        words = words + add
-        words ^= words >> np.uint64(30)
-        words *= np.uint64(0xBF58476D1CE4E5B9)
-        words ^= words >> np.uint64(27)
-        words *= np.uint64(0x94D049BB133111EB)
-        words ^= words >> np.uint64(31)
-    return words
-
-
-def _hash(
-    key: bytes, what: bytes, columns: Sequence[NDArray[Any] | sparse.csr_array], rows: int
-) -> Digests:
-    """Return a keyed hash of each row.
-
-    A hash in Python would take seconds for 10^6 rows. The digests never leave the node, so nobody
-    can search for collisions, and 64 bits make a chance one unlikely (10^-8 for 10^6 rows). Zeros
-    add nothing: a sparse table and a dense one, or texts in wider arrays, have the same hashes.
-    """
-    total = np.zeros(rows, np.uint64)
-    for number, column in enumerate(columns if rows else ()):
-        place = b"%d" % number
-        own: np.uint64 | Digests
-        if not isinstance(column, np.ndarray):
-            column = column.sorted_indices()
-            used = np.unique(column.indices)
-            keys = np.array([_key(key, what, place, b"%d" % j) for j in used], np.uint64)
-            words = _words(np.asarray(column.data))
-            own = keys[np.searchsorted(used, column.indices)]
-            mixed = np.where(words == 0, np.uint64(0), _mix(words ^ own, own))
-            sums = np.concatenate([[np.uint64(0)], np.cumsum(mixed)])
-            total += np.diff(sums[column.indptr])  # sums are modulo 2^64, and so are differences
-            continue
-        table = column[:, None] if column.ndim == 1 else column
-        if table.dtype.kind in "OU":
-            table = np.column_stack([_bytes([str(v) for v in part]) for part in table.T])
-        if table.dtype.kind == "S":
-            wide = -(-table.dtype.itemsize // 8) * 8
-            whole = np.ascontiguousarray(table.astype(f"S{wide}"))
-            table = whole.view("<u8").reshape(rows, table.shape[1], -1)
-        else:
-            table = table[:, :, None]
-        for j in range(table.shape[1]):
-            for w in range(table.shape[2]):
-                own = _key(key, what, place, b"%d" % j, *([b"%d" % w] if w else []))
-                words = _words(table[:, j, w])
-                total += np.where(words == 0, np.uint64(0), _mix(words ^ own, own))
-    return _mix(total, _key(key, what))
-
-
-def _words(values: NDArray[Any]) -> Digests:
-    """Return numbers as 64-bit words; -0 is 0, and every gap is the same."""
-    if values.dtype == np.uint64:
-        return values
-    numbers = values.astype(np.float64) + 0.0
-    numbers[np.isnan(numbers)] = np.nan
-    return numbers.view(np.uint64)
-
-
-def _several(names: Digests, values: Digests) -> Digests:
-    """Return names of which those that come more than once are those of their contents as well.
-
-    Such a row that is edited is another row: which of the old ones it was, nobody can tell.
-    """
-    _, of, times = np.unique(names, return_inverse=True, return_counts=True)
-    return np.where(times[of] > 1, _mix(names, values), names)
-
-
-def _number(key: bytes, names: Digests, values: Digests) -> Digests:
-    """Tell rows of the same name apart: the second by content, the third, ..."""
-    ranked = np.sort(names)
-    if (ranked[1:] != ranked[:-1]).all():
-        return names
-    order = np.lexsort((values, names))
-    first = np.append(True, ranked[1:] != ranked[:-1])
-    places = np.arange(len(names))
-    repeats = (places - np.maximum.accumulate(np.where(first, places, 0))).astype(np.uint64)
-    out = names.copy()
-    more = repeats > 0
-    out[order[more]] = _again(key, ranked[more], repeats[more])
-    return out
-
-
-def _again(key: bytes, names: Digests, repeats: Digests) -> Digests:
-    """Return the names of rows that come again: the second, the third, ..."""
-    return _mix(names ^ _mix(repeats, _key(key, b"n")), _key(key, b"m"))
 
 
 # -- blocks
@@ -326,8 +127,9 @@ class Freeze:
     Attributes
     ----------
     key : bytes
-        32 bytes. The node draws it itself; simulations hand in one from their seed, and matched
-        rows are dealt under the alignment key, so that all parties come to the same blocks.
+        32 bytes. The node draws it itself; simulations hand in one from their seed. Nodes that hold
+        out a fifth and share an alignment key deal by that: those with the same ids hold out the
+        same ones.
     least : int
         Rows of a block, at least: ``min_own_rows`` of the policy.
     names, values, bare : ndarray of uint64, shape (rows ever frozen,)
@@ -430,12 +232,6 @@ class Freeze:
             code="FK-FREEZE-VERSION",
         )
 
-    @property
-    def fingerprint(self) -> bytes:
-        """Keyed digest of all that was dealt; of matched rows it is the same at all parties."""
-        parts = [getattr(self, name).tobytes() for name in ("names", "block", "blocks")]
-        return hashlib.blake2b(b"".join(parts), key=self.key, digest_size=16).digest()
-
     # -- what runs are answered with
 
     @property
@@ -444,20 +240,12 @@ class Freeze:
         used: NDArray[np.bool_] = (self.blocks["state"] == USED)[self.block]
         return used
 
-    def table_blocks(self) -> NDArray[np.int32]:
-        """Return the block of each row of the frozen table."""
-        return self.block[self.used]
-
     def select(self, *parts: int) -> list[int]:
         """Return the blocks in use, of some parts or of all."""
         wanted = self.blocks["state"] == USED
         if parts:
             wanted &= np.isin(self.blocks["part"], parts)
         return [int(b) for b in np.flatnonzero(wanted)]
-
-    def rows_of(self, blocks: Collection[int]) -> Places:
-        """Return the places of blocks' rows in the frozen table, in its order."""
-        return np.flatnonzero(np.isin(self.table_blocks(), list(blocks)))
 
     def split(self, rows: Places) -> list[int]:
         """Split the leaves that a set of rows cuts; return the leaves that make up the set.
@@ -520,7 +308,7 @@ class Freeze:
         whole. The others are those with the lowest hashes. All rows of an id are withdrawn.
         """
         gone = self._named(ids) & self.used
-        draw, pieces = _mix(self.names, _key(self.key, b"deal")), []
+        draw, pieces = mix(self.names, word(self.key, b"deal")), []
         for block in np.unique(self.block[gone]):
             rows = np.flatnonzero(self.block == block)
             ranked = rows[np.lexsort((draw[rows], ~gone[rows]))]
@@ -534,14 +322,14 @@ class Freeze:
     def _named(self, ids: Sequence[Any]) -> NDArray[np.bool_]:
         """Return which rows have these ids; an id that came more than once is in several names."""
         found = np.zeros(len(self.names), bool)
-        for plain in np.unique(_hash(self.key, b"id", [_bytes(normalised(ids))], len(ids))):
-            several = _mix(np.full(len(self.names), plain), self.values)
+        for plain in np.unique(id_digests(self.key, normalised(ids))):
+            several = mix(np.full(len(self.names), plain), self.values)
             found |= (self.names == plain) | (self.names == several)
             for repeat in range(1, _MOST_ROWS):
-                again = _again(self.key, several, np.array([repeat], np.uint64))
-                if not (self.names == again).any():
+                more = again(self.key, several, np.array([repeat], np.uint64))
+                if not (self.names == more).any():
                     break
-                found |= self.names == again
+                found |= self.names == more
         return found
 
     def _apply(
@@ -576,7 +364,7 @@ class Freeze:
                 version = self.blocks["version"][parent]
             if piece.kind in (_EDIT, _BACK):
                 old = np.zeros(len(rows), PAST)
-                old["row"], old["version"] = _mix(self.values[rows], self.names[rows]), version
+                old["row"], old["version"] = mix(self.values[rows], self.names[rows]), version
                 self.past, version = np.append(self.past, old), version + 1
             state, cell = left if goes else USED, (piece.part, piece.group)
             self.block[rows] = self._add(parent, version, *cell, state, len(rows), forced)
@@ -686,7 +474,7 @@ class _Lot:
         found = np.where(values == freeze.values[rows], last, _NONE)
         if len(freeze.past):
             past = freeze.past[np.argsort(freeze.past["row"], kind="stable")]
-            own = _mix(values, freeze.names[rows])
+            own = mix(values, freeze.names[rows])
             at = np.searchsorted(past["row"][:-1], own)
             found = np.where(past["row"][at] == own, past["version"][at], found)
         return found
@@ -695,7 +483,7 @@ class _Lot:
         """Deal new rows of each group, by their hashes, to the parts that lack rows most."""
         blocks, found = self.freeze.blocks, self.found
         fixed = np.full(len(found.names), _NONE) if held_out is None else held_out.astype(int)
-        draw = _mix(found.names, _key(self.freeze.key, b"deal"))
+        draw = mix(found.names, word(self.freeze.key, b"deal"))
         for rows in _alike(new, found.groups, fixed):
             group, ranked = found.groups[rows[0]], rows[np.argsort(draw[rows])]
             own = blocks[(blocks["state"] == USED) & (blocks["group"] == group)]

@@ -16,8 +16,8 @@ from ..checkpoint import load_arrays, save_arrays
 from ..errors import OptionError, RefusedError
 from ..private_files import make_private_folder
 from .cells import Sum, lot_rows
-from .freeze import FILE, Change, Freeze, Places, Rows
-from .rows import OwnRows
+from .freeze import FILE, Change, Freeze, Places
+from .rows import OwnRows, Rows
 
 #: Numbers and columns of a run that a lot of later rows must bear at least: 32 landmarks.
 _LOT_NUMBERS, _LOT_WIDTH = 560.0, 32
@@ -64,7 +64,7 @@ class Frozen:
         apart: str = "",
     ) -> tuple[Self, Change]:
         """Freeze the rows of a client that has arrays, or find them in the freeze that there is."""
-        rows, place = _rows(own), freeze_folder(folder, partition, apart)
+        rows, place = own.rows(), freeze_folder(folder, partition, apart)
         if (place / FILE).is_file():
             freeze = open_freeze(place)
             change = freeze.update(rows, needed=needed_rows(sums))
@@ -196,24 +196,3 @@ def changing(place: Path) -> Iterator[Freeze]:
     except BaseException:
         _known.pop(place, None)
         raise
-
-
-def _rows(own: OwnRows) -> Rows:
-    """Return the rows of a client; a part without labels has gaps instead."""
-    count = len(own.ids) if own.ids is not None else sum(part[0].shape[0] for part in own.parts)
-    columns: list[Any] = []
-    for place in range(max((len(part) for part in own.parts), default=0)):
-        known = next(part[place] for part in own.parts if len(part) > place)
-        pieces: list[Any] = [
-            part[place]
-            if len(part) > place
-            else np.full((part[0].shape[0], *known.shape[1:]), np.nan)
-            for part in own.parts
-        ]
-        if all(isinstance(piece, np.ndarray) for piece in pieces):
-            columns.append(np.concatenate(pieces))
-        else:
-            from scipy import sparse
-
-            columns.append(sparse.csr_array(sparse.vstack(pieces)))
-    return Rows(columns=columns, ids=own.ids, held_out=np.arange(count) >= own.learned)

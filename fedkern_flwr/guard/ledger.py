@@ -31,7 +31,7 @@ from .orders import refusal
 from .policy import NodePolicy
 from .rows import OwnRows, RowSet, digest
 from .shown import keep_shown
-from .spending import Charge, charge, kept_noise, pool_earlier, spent_in_all
+from .spending import Charge, charge, kept_noise, spent_in_all
 from .streamed import (
     Streamed,
     check_streamed,
@@ -41,7 +41,7 @@ from .streamed import (
     name_rows,
     runs_with,
 )
-from .summaries import AboutRun, RunSummary, count, near_limits, run_summaries
+from .summaries import AboutRun, RunSummary, near_limits, run_summaries
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -62,8 +62,7 @@ class NodeLedger:
     """
 
     def __init__(self, folder: Path, partition: int = 0) -> None:
-        self.partition, self.party = partition, f"partition {partition}"
-        self.file = LedgerFile(folder, self.party, pool_earlier)
+        self.partition, self.file = partition, LedgerFile(folder)
 
     @property
     def exists(self) -> bool:
@@ -122,8 +121,7 @@ class NodeLedger:
             if db.execute(gone, (named,)).fetchone()[0]:
                 raise refusal(
                     "what this node had kept of the run was removed by its owner",
-                    self.party,
-                    "start a new run",
+                    remedy="start a new run",
                     code="FK-SESSION-CLEANED",
                 )
             content = rows.digest(key)
@@ -186,7 +184,6 @@ class NodeLedger:
         """
         with self.file.writing() as db:
             run, kind = self._run(db, session)
-            self._check_counted(db)
             sums = opened_sums(db, self.partition, apart)
             check_kept(freeze_folder(self.file.path.parent, self.partition, apart), sums)
             if frozen is None:
@@ -199,8 +196,7 @@ class NodeLedger:
                 if (frozen.rows < 0).any():
                     raise refusal(
                         "its table has changed, and the changes form no whole blocks",
-                        self.party,
-                        "give the table as it was frozen; the log of the node says what waits",
+                        remedy="give the table as it was frozen; the node's log says what waits",
                         code="FK-FREEZE-WAITS",
                     )
             self.check_own(db, frozen.place)
@@ -310,11 +306,11 @@ class NodeLedger:
                         if one.share:
                             known = "SELECT learned FROM runs WHERE id = ?"
                             (held,) = db.execute(known, (run,)).fetchone()
-                            check_streamed(db, run, kept_set(db, held), self.party)
+                            check_streamed(db, run, kept_set(db, held))
                         rows = own[:learned] if one.rows is None or not len(own) else own[one.rows]
                         said.append(opened.enter(one, rows, policy, **how))
-            charge(db, key, run, charges, policy, self.party, taken=taken)
-            keep_shown(db, key, run, shown, self.party)
+            charge(db, key, run, charges, policy, taken=taken)
+            keep_shown(db, key, run, shown)
             return [problem for problem in said if problem]
 
     def record(self, session: str) -> str:
@@ -356,8 +352,7 @@ class NodeLedger:
                 " AND runs.id <> ? AND numbers > 0"
             )
             number = self._number(db, session) or 0
-            found = db.execute(query, (self.partition, number)).fetchone()[0]
-            return bool(found or count(db, "uncounted WHERE run <> ?", number))
+            return bool(db.execute(query, (self.partition, number)).fetchone()[0])
 
     def spent(self) -> float:
         """Return epsilon of what all runs of this node have released with noise, of one row."""
@@ -441,13 +436,12 @@ class NodeLedger:
                 if 0 < apart < min(policy.min_evaluation_rows, len(about)):
                     raise refusal(
                         "figures of nearly the same held-out rows were told before",
-                        self.party,
-                        "ask for the rows of earlier runs",
+                        remedy="ask for the rows of earlier runs",
                         code="FK-FREEZE-ROWS",
                     )
             if done >= policy.max_evaluations:
                 rule = f"max_evaluations = {policy.max_evaluations} of these rows, in all runs"
-                raise refusal(rule, self.party, code="FK-POLICY-EVALUATIONS")
+                raise refusal(rule, code="FK-POLICY-EVALUATIONS")
             db.execute(
                 "INSERT INTO evaluations VALUES (?, ?, ?, ?)", (*place, judged, json.dumps(figures))
             )
@@ -477,17 +471,13 @@ class NodeLedger:
             if run in before or len(np.unique(rows.names)) < len(rows):
                 remedy = "name an id-column whose values come once"
                 raise refusal(
-                    "stream: a row would take part twice",
-                    self.party,
-                    remedy,
-                    code="FK-STREAM-TWICE",
+                    "stream: a row would take part twice", remedy=remedy, code="FK-STREAM-TWICE"
                 )
             if before:
                 numbers = ", ".join(map(str, sorted(before)))
                 raise refusal(
                     f"stream: some of its new rows took part in earlier runs ({numbers})",
-                    self.party,
-                    "go on after them",
+                    remedy="go on after them",
                     code="FK-LEDGER-STREAM",
                 )
             keep_rows(db, run, rows)
@@ -505,14 +495,6 @@ class NodeLedger:
             )
 
     # -- the owner
-
-    def begin_today(self) -> None:
-        """Count from now on: what earlier releases of this package answered is not counted.
-
-        It makes the ledger of a node that has none.
-        """
-        with self.file.writing() as db:
-            db.execute("DELETE FROM uncounted")
 
     def clean(self, session: str, *, unfinished: bool = False, dry_run: bool = False) -> str:
         """Note that what was kept of a run is to be removed, so that nobody resumes it here.
@@ -557,22 +539,6 @@ class NodeLedger:
 
     # -- pieces
 
-    def _check_counted(self, db: sqlite3.Connection) -> None:
-        """Refuse to freeze a table of which nobody can tell what was opened before.
-
-        Raises
-        ------
-        RefusedError
-        """
-        query = "SELECT count(*) FROM uncounted JOIN runs ON id = run WHERE partition = ?"
-        if db.execute(query, (self.partition,)).fetchone()[0]:
-            raise refusal(
-                "its ledger has runs of an earlier release, which did not count numbers over runs",
-                self.party,
-                "its owner counts from today with `fedkern node freeze`",
-                code="FK-LEDGER-EARLIER",
-            )
-
     def _rows(self, db: sqlite3.Connection, run: int) -> str:
         """Return the name of the file that has the rows of a run; nothing of one without."""
         return str(db.execute("SELECT saved FROM runs WHERE id = ?", (run,)).fetchone()[0])
@@ -605,7 +571,6 @@ class NodeLedger:
             raise OptionError(
                 "the ledger that counted the sums of this freeze is gone",
                 remedy="bring back a copy of the state_dir",
-                party=self.party,
                 code="FK-FREEZE-LEDGER",
             )
 
@@ -616,7 +581,6 @@ class NodeLedger:
             raise ProtocolError(
                 "its ledger knows nothing of this run",
                 remedy="leave ledger.sqlite where it is, and start the run again",
-                party=self.party,
                 code="FK-LEDGER-GONE",
             )
         (kind,) = db.execute("SELECT kind FROM runs WHERE id = ?", (number,)).fetchone()

@@ -6,7 +6,7 @@ import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from ..errors import OptionError
 from .rows import RowSet, digest
 
 FILE = "ledger.sqlite"
-VERSION = 7
+VERSION = 8  # a file of an earlier one did not count numbers over runs: it is refused
 
 _PATIENCE = 60.0  # seconds to wait for another process
 #: Errors that waiting does not mend.
@@ -26,22 +26,25 @@ CREATE TABLE sets (id INTEGER PRIMARY KEY, digest BLOB UNIQUE NOT NULL, members 
 CREATE TABLE runs (
     id INTEGER PRIMARY KEY, session BLOB NOT NULL, partition INTEGER NOT NULL, kind TEXT NOT NULL,
     method TEXT NOT NULL, secure INTEGER NOT NULL, pinned INTEGER NOT NULL, opened TEXT NOT NULL,
-    held INTEGER NOT NULL, learned INTEGER NOT NULL, share REAL NOT NULL DEFAULT 0,
+    held INTEGER NOT NULL, learned INTEGER NOT NULL, content BLOB NOT NULL, about TEXT NOT NULL,
+    saved TEXT NOT NULL DEFAULT '', record TEXT NOT NULL DEFAULT '',
+    share REAL NOT NULL DEFAULT 0, again REAL NOT NULL DEFAULT 0, how TEXT NOT NULL DEFAULT '',
+    ended TEXT NOT NULL DEFAULT '', cleaned INTEGER NOT NULL DEFAULT 0,
     UNIQUE (session, partition));
-CREATE TABLE sums (
-    run INTEGER NOT NULL, purpose TEXT NOT NULL, of TEXT NOT NULL, each INTEGER NOT NULL,
-    rows INTEGER NOT NULL, cohort INTEGER, parties INTEGER NOT NULL, number INTEGER NOT NULL);
-CREATE INDEX sums_of_run ON sums (run, purpose);
+CREATE TABLE opened (
+    id INTEGER PRIMARY KEY, run INTEGER NOT NULL, apart TEXT NOT NULL, purpose TEXT NOT NULL,
+    about BLOB NOT NULL, blocks BLOB NOT NULL, cohort BLOB NOT NULL, parties INTEGER NOT NULL,
+    each INTEGER NOT NULL, done INTEGER NOT NULL, unknowns REAL NOT NULL, others INTEGER NOT NULL,
+    width INTEGER NOT NULL, rows INTEGER NOT NULL, numbers REAL NOT NULL, functions BLOB NOT NULL,
+    function BLOB NOT NULL, how TEXT NOT NULL);
+CREATE INDEX opened_in ON opened (run, purpose);
 CREATE TABLE evaluations (
     run INTEGER NOT NULL, asked BLOB NOT NULL, rows INTEGER NOT NULL, told TEXT NOT NULL,
     PRIMARY KEY (run, asked));
-CREATE TABLE permissions (run INTEGER NOT NULL, given TEXT NOT NULL, used INTEGER);
 CREATE TABLE refusals (
     run INTEGER NOT NULL, rule TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (run, rule));
-"""
-#: What version 2 has besides: where streams are and which rows of them took part; keys of noise
-#: until a run is over, and what its releases cost.
-_SINCE_2 = """
+CREATE TABLE failures (partition INTEGER PRIMARY KEY, number INTEGER NOT NULL);
+CREATE TABLE told (partition INTEGER PRIMARY KEY, counts TEXT NOT NULL);
 CREATE TABLE places (partition INTEGER PRIMARY KEY, place TEXT NOT NULL);
 CREATE TABLE seen (
     partition INTEGER NOT NULL, content INTEGER NOT NULL, times INTEGER NOT NULL,
@@ -52,59 +55,13 @@ CREATE INDEX streamed_by ON streamed (run);
 CREATE TABLE noise (run INTEGER PRIMARY KEY, key BLOB NOT NULL);
 CREATE TABLE spending (
     run INTEGER NOT NULL, release BLOB NOT NULL, rows INTEGER NOT NULL, curve TEXT NOT NULL,
-    delta REAL NOT NULL, PRIMARY KEY (run, release));
-"""
-#: What version 3 has besides: over which parties values were summed.
-_SINCE_3 = """
+    delta REAL NOT NULL, pool TEXT NOT NULL, PRIMARY KEY (run, release));
+CREATE TABLE pools (
+    partition INTEGER NOT NULL, pool TEXT PRIMARY KEY, curve TEXT NOT NULL, delta REAL NOT NULL);
 CREATE TABLE shown (
     run INTEGER NOT NULL, mark BLOB NOT NULL, among TEXT NOT NULL,
     PRIMARY KEY (run, mark)) WITHOUT ROWID;
 """
-#: What version 4 has besides: runs add up by default. Releases of one pool that are about other
-#: rows do not; a pool keeps the most that one of its rows has lost. And the node's record of each
-#: run, and how often a run has failed by values.
-_SINCE_4 = """
-ALTER TABLE spending ADD COLUMN pool TEXT NOT NULL DEFAULT '';
-ALTER TABLE runs ADD COLUMN record TEXT NOT NULL DEFAULT '';
-CREATE TABLE failures (partition INTEGER PRIMARY KEY, number INTEGER NOT NULL);
-CREATE TABLE pools (
-    partition INTEGER NOT NULL, pool TEXT PRIMARY KEY, curve TEXT NOT NULL, delta REAL NOT NULL);
-"""
-#: What version 5 has besides: what was opened about which blocks of the freeze, instead of which
-#: sets of rows were summed, and of a run the digest of its table and the name of the file that has
-#: its rows. Runs of earlier versions cannot be counted: ``uncounted`` has these.
-_SINCE_5 = """
-CREATE TABLE uncounted AS SELECT DISTINCT run FROM sums
-    WHERE parties > 0 AND run NOT IN (SELECT run FROM spending);
-DROP TABLE sums;
-DROP TABLE permissions;
-CREATE TABLE opened (
-    id INTEGER PRIMARY KEY, run INTEGER NOT NULL, apart TEXT NOT NULL DEFAULT '',
-    purpose TEXT NOT NULL, about BLOB NOT NULL,
-    blocks BLOB NOT NULL, cohort BLOB NOT NULL, parties INTEGER NOT NULL, each INTEGER NOT NULL,
-    done INTEGER NOT NULL, unknowns REAL NOT NULL, others INTEGER NOT NULL, width INTEGER NOT NULL,
-    rows INTEGER NOT NULL, numbers REAL NOT NULL, functions BLOB NOT NULL);
-ALTER TABLE runs ADD COLUMN content BLOB NOT NULL DEFAULT x'';
-ALTER TABLE runs ADD COLUMN saved TEXT NOT NULL DEFAULT '';
-CREATE INDEX opened_in ON opened (run, purpose);
-"""
-#: What version 6 has besides: which function of a row was summed, and how it is asked for again;
-#: how many rows have each category, as last told.
-_SINCE_6 = """
-ALTER TABLE opened ADD COLUMN function BLOB NOT NULL DEFAULT x'';
-ALTER TABLE opened ADD COLUMN how TEXT NOT NULL DEFAULT '';
-ALTER TABLE runs ADD COLUMN again REAL NOT NULL DEFAULT 0;
-ALTER TABLE runs ADD COLUMN how TEXT NOT NULL DEFAULT '';
-CREATE TABLE told (partition INTEGER PRIMARY KEY, counts TEXT NOT NULL);
-"""
-#: What version 7 has besides: what joins a run up with its coordinator, as JSON (see
-#: :class:`.summaries.AboutRun`); when it ended; whether its files were removed since.
-_SINCE_7 = """
-ALTER TABLE runs ADD COLUMN about TEXT NOT NULL DEFAULT '{}';
-ALTER TABLE runs ADD COLUMN ended TEXT NOT NULL DEFAULT '';
-ALTER TABLE runs ADD COLUMN cleaned INTEGER NOT NULL DEFAULT 0;
-"""
-_SCHEMAS = (_SCHEMA, _SINCE_2, _SINCE_3, _SINCE_4, _SINCE_5, _SINCE_6, _SINCE_7)
 
 
 class LedgerFile:
@@ -114,17 +71,10 @@ class LedgerFile:
     ----------
     folder : Path
         The node's own folder.
-    party : str
-        How errors name the node.
-    upgrade : callable
-        Called with the file of an earlier release, and its version, once its tables are those of
-        this one; 0 of a new file.
     """
 
-    def __init__(
-        self, folder: Path, party: str, upgrade: Callable[[sqlite3.Connection, int], None]
-    ) -> None:
-        self.path, self.party, self._upgrade = folder / FILE, party, upgrade
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
@@ -146,7 +96,7 @@ class LedgerFile:
         Raises
         ------
         OptionError
-            It is damaged, cannot be written, or was made by a newer release.
+            It is damaged, cannot be written, or was made by another release.
         """
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -162,32 +112,28 @@ class LedgerFile:
             raise OptionError(
                 f"{FILE} cannot be used ({reason})",
                 remedy="see that its folder can be written and has room, or bring back a copy",
-                party=self.party,
                 code="FK-LEDGER-FILE",
             ) from None
 
     def _prepare(self, db: sqlite3.Connection) -> None:
-        """Make the tables of a new file, or of an older release; refuse those of a newer one."""
+        """Make the tables of a new file; refuse one of another release."""
         (version,) = db.execute("PRAGMA user_version").fetchone()
-        if version < VERSION:
-            if version == 0:
-                _begin_log(db)
+        if version == 0:
+            _begin_log(db)
             db.execute("BEGIN IMMEDIATE")
             (version,) = db.execute("PRAGMA user_version").fetchone()
-            if version < VERSION:  # nobody else has made them meanwhile
-                for statement in "".join(_SCHEMAS[version:]).split(";"):
+            if version == 0:  # nobody else has made them meanwhile
+                for statement in _SCHEMA.split(";"):
                     db.execute(statement)
-                self._upgrade(db, version)
-                if version == 0:
-                    db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
+                db.execute("INSERT INTO secret VALUES (?)", (secrets.token_bytes(32),))
                 db.execute(f"PRAGMA user_version = {VERSION}")
                 version = VERSION
             db.execute("COMMIT")
         if version != VERSION:
             raise OptionError(
                 f"{FILE} has version {version}, this release knows {VERSION}",
-                remedy="run the release of fedkern-flwr that wrote it",
-                party=self.party,
+                remedy="run the release of fedkern-flwr that wrote it, or name a new state-dir, "
+                "which counts from today",
                 code="FK-LEDGER-VERSION",
             )
 

@@ -22,7 +22,6 @@ def note_order(
     number: int,
     digest: str,
     repeats: bool,
-    party: str,
 ) -> None:
     """Note the sum that this node is about to contribute to; refuse one that was opened.
 
@@ -41,8 +40,6 @@ def note_order(
     repeats : bool
         Whether the same request may be opened again. Only where the node sees to it that the same
         values are opened over the same survivors.
-    party : str
-        How errors name this node.
 
     Raises
     ------
@@ -50,11 +47,11 @@ def note_order(
     """
     opened = record.sums.get(name)
     if opened and number <= opened[2] and not (repeats and digest == opened[3]):
-        raise _again(party)
+        raise _again()
     record.ordered[name] = [*place, number, digest]
 
 
-def open_once(record: RunRecord, name: str, place: tuple[int, int], party: str) -> None:
+def open_once(record: RunRecord, name: str, place: tuple[int, int]) -> None:
     """Refuse to help open another sum than the last one of its name; note it.
 
     Raises
@@ -63,9 +60,9 @@ def open_once(record: RunRecord, name: str, place: tuple[int, int], party: str) 
     """
     ordered = record.ordered.get(name, [])
     if ordered[:2] != list(place):
-        raise _again(party)
+        raise _again()
     record.sums[name] = ordered
 
 
-def _again(party: str) -> RefusedError:
-    return refusal("a sum is opened a second time in this run", party, code="FK-ORDER-AGAIN")
+def _again() -> RefusedError:
+    return refusal("a sum is opened a second time in this run", code="FK-ORDER-AGAIN")

@@ -23,6 +23,8 @@ from ..secure_sum.membership import Cohort
 from ..wire.sums import Order
 from .policy import NodePolicy
 
+#: How refusals begin.
+REFUSED = "refused by the node"
 #: Numbers of the largest array that a request may name: 512 MB of float64.
 MOST_NUMBERS = 1 << 26
 
@@ -80,7 +82,7 @@ class SumRule:
         return NoisySum() if self.release is None else self.release.noise
 
 
-def check_order(order: Order, rule: SumRule, *, cohorts: int, party: str) -> None:
+def check_order(order: Order, rule: SumRule, *, cohorts: int) -> None:
     """Refuse an order that is not the one which the method means.
 
     Parameters
@@ -91,8 +93,6 @@ def check_order(order: Order, rule: SumRule, *, cohorts: int, party: str) -> Non
         What it must be.
     cohorts : int
         Number of cohorts that this node is a member of.
-    party : str
-        How errors name this node.
 
     Raises
     ------
@@ -115,7 +115,7 @@ def check_order(order: Order, rule: SumRule, *, cohorts: int, party: str) -> Non
     elif rule.everybody and cohorts > 1:
         wrong, code = "cohort", "FK-ORDER-TERMS"
     if wrong:
-        raise refusal(f"the {wrong} of a sum", party, code=code)
+        raise refusal(f"the {wrong} of a sum", code=code)
 
 
 def check_cohort(
@@ -125,7 +125,6 @@ def check_cohort(
     *,
     enough: int,
     holds: bool,
-    party: str,
 ) -> None:
     """Refuse a cohort that hides too little.
 
@@ -141,8 +140,6 @@ def check_cohort(
         Parties of a sum that suffice, as the method states.
     holds : bool
         Whether this node has rows; those that have none, such as agents, sum what others had.
-    party : str
-        How errors name this node.
 
     Raises
     ------
@@ -151,9 +148,7 @@ def check_cohort(
     least = policy.least_parties(enough)
     if len(cohort.members) < least:
         raise refusal(
-            f"min_parties = {least}: a sum has {len(cohort.members)}",
-            party,
-            code="FK-POLICY-PARTIES",
+            f"min_parties = {least}: a sum has {len(cohort.members)}", code="FK-POLICY-PARTIES"
         )
     if not holds:
         return
@@ -161,9 +156,7 @@ def check_cohort(
     rows = sum(one.rows + one.held_out for one in declared)
     if rows < policy.min_sum_rows:
         raise refusal(
-            f"min_sum_rows = {policy.min_sum_rows}: a sum has {rows}",
-            party,
-            code="FK-POLICY-SUM-ROWS",
+            f"min_sum_rows = {policy.min_sum_rows}: a sum has {rows}", code="FK-POLICY-SUM-ROWS"
         )
 
 
@@ -173,7 +166,6 @@ def check_run(
     *,
     secure: bool,
     pinned: bool,
-    party: str,
     budget: Budget | None = None,
     tells: bool = True,
     remembers: bool = True,
@@ -191,8 +183,6 @@ def check_run(
         Whether the run takes secure sums.
     pinned : bool
         Whether this node signs its keys, and knows those of the others.
-    party : str
-        How errors name this node.
     budget : Budget, optional
         What the run may cost in privacy; none of a run without noise.
     tells : bool (default: True)
@@ -207,61 +197,37 @@ def check_run(
     RefusedError
     """
     if tells and math.isfinite(limit := policy.max_epsilon):
+        most = f"max_epsilon = {limit:g}"
         if budget is None:
-            raise refusal(
-                f"max_epsilon = {limit:g}: the run adds no noise", party, code="FK-POLICY-NOISE"
-            )
+            raise refusal(f"{most}: the run adds no noise", code="FK-POLICY-NOISE")
         if budget.epsilon > limit:
-            raise refusal(
-                f"max_epsilon = {limit:g}: the run costs {budget.epsilon:g}",
-                party,
-                code="FK-POLICY-EPSILON",
-            )
+            raise refusal(f"{most}: the run costs {budget.epsilon:g}", code="FK-POLICY-EPSILON")
         if not remembers:
-            raise refusal(
-                f"max_epsilon = {limit:g}: without a folder it does not know what runs have cost",
-                party,
-                "give it a state_dir",
-                code="FK-POLICY-STATE",
-            )
+            forgets, folder = "it does not know what earlier runs cost", "give it a state_dir"
+            raise refusal(f"{most}: {forgets}", remedy=folder, code="FK-POLICY-STATE")
         if not (pinned or simulated):
-            raise refusal(
-                f"max_epsilon = {limit:g}: it cannot know who adds the others' noise",
-                party,
-                "give it an identity_key and the trusted_keys of the others",
-                code="FK-BUDGET-IDENTITIES",
-            )
+            noise = f"{most}: it cannot know who adds the others' noise"
+            keys = "give it an identity_key and the trusted_keys of the others"
+            raise refusal(noise, remedy=keys, code="FK-BUDGET-IDENTITIES")
         if budget.delta > policy.max_delta:
-            raise refusal(
-                f"max_delta = {policy.max_delta:g}: that of the run is {budget.delta:g}",
-                party,
-                code="FK-POLICY-DELTA",
-            )
+            delta = f"max_delta = {policy.max_delta:g}: that of the run is {budget.delta:g}"
+            raise refusal(delta, code="FK-POLICY-DELTA")
         if budget.colluders < 1:
-            raise refusal(
-                "max_epsilon: the run counts on nobody who tells its noise",
-                party,
-                code="FK-POLICY-COLLUDERS",
-            )
+            nobody = "max_epsilon: the run counts on nobody who tells its noise"
+            raise refusal(nobody, code="FK-POLICY-COLLUDERS")
     if budget is not None and not secure:
-        raise refusal(
-            "privacy: noise is added to secure sums, the run sums in plain",
-            party,
-            code="FK-BUDGET-PLAIN",
-        )
+        plain = "privacy: noise is added to secure sums, the run sums in plain"
+        raise refusal(plain, code="FK-BUDGET-PLAIN")
     if policy.methods and method not in policy.methods:
-        raise refusal(f"methods: {method[:40]} is not among them", party, code="FK-POLICY-METHODS")
+        raise refusal(f"methods: {method[:40]} is not among them", code="FK-POLICY-METHODS")
     if policy.require_secure_sums and not secure:
-        raise refusal("require_secure_sums: the run sums in plain", party, code="FK-POLICY-SECURE")
+        raise refusal("require_secure_sums: the run sums in plain", code="FK-POLICY-SECURE")
     if policy.require_pinned_identities and not pinned:
-        raise refusal(
-            "require_pinned_identities: it has no identity key or no trusted keys",
-            party,
-            code="FK-POLICY-IDENTITIES",
-        )
+        keys = "require_pinned_identities: it has no identity key or no trusted keys"
+        raise refusal(keys, code="FK-POLICY-IDENTITIES")
 
 
-def check_own_rows(policy: NodePolicy, rows: int, *, party: str) -> None:
+def check_own_rows(policy: NodePolicy, rows: int) -> None:
     """Refuse to take part with next to no rows.
 
     Raises
@@ -269,9 +235,8 @@ def check_own_rows(policy: NodePolicy, rows: int, *, party: str) -> None:
     RefusedError
     """
     if 0 < rows < policy.min_own_rows:
-        raise refusal(
-            f"min_own_rows = {policy.min_own_rows}: it has {rows}", party, code="FK-POLICY-OWN-ROWS"
-        )
+        few = f"min_own_rows = {policy.min_own_rows}: it has {rows}"
+        raise refusal(few, code="FK-POLICY-OWN-ROWS")
 
 
 def check_selection(rows: NDArray[Any], among: range, *, least: int = 0, party: str) -> None:
@@ -299,14 +264,16 @@ def check_selection(rows: NDArray[Any], among: range, *, least: int = 0, party: 
     if (len(rows) and int(rows.min()) < -1) or len(np.unique(held)) < len(held):
         raise refusal("rows are asked for twice, or are none", party, code="FK-ORDER-ROWS")
     if len(held) and not among.start <= int(held.min()) <= int(held.max()) < among.stop:
-        raise refusal("rows are asked for that it did not announce", party, code="FK-ORDER-ROWS")
+        raise refusal(
+            "rows are asked for that it did not announce", party=party, code="FK-ORDER-ROWS"
+        )
     if len(held) < min(least, len(among)):
         raise refusal(
-            f"fewer than {least} of its rows are asked for", party, code="FK-ORDER-ROWS-FEW"
+            f"fewer than {least} of its rows are asked for", party=party, code="FK-ORDER-ROWS-FEW"
         )
 
 
-def check_size(*sizes: int, party: str) -> None:
+def check_size(*sizes: int, party: str = "") -> None:
     """Refuse an array that no run needs, before it is allocated.
 
     One bit of a number in a message may ask for gigabytes. Sizes that follow from the node's own
@@ -324,13 +291,16 @@ def check_size(*sizes: int, party: str) -> None:
     RefusedError
     """
     if min(sizes) < 0 or math.prod(sizes) > MOST_NUMBERS:
-        raise refusal("sizes that no run needs", party, code="FK-ORDER-SIZE")
+        raise refusal("sizes that no run needs", party=party, code="FK-ORDER-SIZE")
 
 
-def refusal(rule: str, party: str, remedy: str = "", *, code: str = "") -> RefusedError:
-    """Return the error with which a node refuses: it names the rule and quotes no data."""
+def refusal(rule: str, party: str = "", remedy: str = "", *, code: str = "") -> RefusedError:
+    """Return the error with which a node refuses: it names the rule and quotes no data.
+
+    The client names its party before the error leaves the node.
+    """
     return RefusedError(
-        f"refused by the node: {rule}",
+        f"{REFUSED}: {rule}",
         remedy=remedy or "its owner decides, with `fedkern node policy show`",
         party=party,
         code=code,
@@ -353,7 +323,7 @@ def check_binary_columns(policy: NodePolicy, table: NDArray[Any], *, party: str)
     if limit is not None and two.sum() > limit:
         raise refusal(
             f"max_binary_columns = {limit}: its table has more, and others open values of its rows",
-            party,
+            party=party,
             code="FK-POLICY-BINARY",
         )
     return int(two.sum())

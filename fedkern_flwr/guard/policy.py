@@ -43,9 +43,10 @@ RULES: Mapping[str, str] = {
     "permanent_ids": "with budgets: an id is one person for good, other ids are other people",
     "strata": "columns whose values are kept apart when rows are frozen in blocks",
     "labels": "columns without which a row waits, and is in no block",
+    "held_out": "hold out a fifth of the rows of a node without test-data",
 }
 #: Those of them that are in the table ``[freeze]`` of the file.
-_FREEZE = ("strata", "labels")
+_FREEZE = ("strata", "labels", "held_out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +104,9 @@ class NodePolicy:
         one value of each. Rows without a value wait. In the file: ``[freeze] strata``.
     labels : tuple of str
         Columns without which a row waits. In the file: ``[freeze] labels``.
+    held_out : bool
+        Whether a node without ``test-data`` holds out a fifth of its rows, for good. Else it learns
+        from all of them, and reports no figures. In the file: ``[freeze] held_out``.
     """
 
     methods: tuple[str, ...] = ()
@@ -124,6 +128,7 @@ class NodePolicy:
     permanent_ids: bool = False
     strata: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
+    held_out: bool = False
 
     def __post_init__(self) -> None:
         """Refuse values that are no rules.
@@ -190,7 +195,7 @@ def read_policy(path: str | Path) -> NodePolicy:
     if unknown:
         raise OptionError(
             f"the policy {name} has a rule {unknown[0][:40]!r}",
-            remedy=f"choose from {', '.join(sorted(known))}; [freeze] has {' and '.join(_FREEZE)}",
+            remedy=f"choose from {', '.join(sorted(known))}; [freeze] has {', '.join(_FREEZE)}",
             code="FK-POLICY-RULE",
         )
     lists: dict[str, Any] = {
@@ -245,7 +250,7 @@ def is_simulated(context: Context) -> bool:
 def _wrong(name: str, value: Any) -> str:
     """Return what a rule may be, if it is something else."""
     kind = type(value)
-    if name in _FREEZE:
+    if name in ("strata", "labels"):
         names = kind is tuple and all(type(w) is str and w for w in value)
         return "" if names else 'use a list of columns, such as ["sex"]'
     if name == "methods":

@@ -108,7 +108,7 @@ class RunRecord:
         """Keep the record in the node's state, beside those of other runs."""
         context.state[_RECORD] = ConfigRecord({**_kept(context), self.session: self.write()})
 
-    def check_new(self, context: Context, party: str) -> None:
+    def check_new(self, context: Context) -> None:
         """Refuse to open a further run where the server has opened too many.
 
         Raises
@@ -119,12 +119,11 @@ class RunRecord:
         if self.session not in known and len(known) >= _SESSIONS:
             raise refusal(
                 f"more than {_SESSIONS} sessions in one run of Flower",
-                party,
-                "start each run by itself",
+                remedy="start each run by itself",
                 code="FK-SESSION-MANY",
             )
 
-    def pin(self, options: Mapping[str, Any], party: str) -> bool:
+    def pin(self, options: Mapping[str, Any]) -> bool:
         """Fix public options for the rest of the run; tell whether any is stated the first time.
 
         An empty text or array states nothing.
@@ -146,8 +145,7 @@ class RunRecord:
             if self.pinned.setdefault(name, digest) != digest:
                 raise refusal(
                     f"the run states another {name.rpartition('.')[2]} than before",
-                    party,
-                    "resume it with the options that it began with, or start a new run",
+                    remedy="resume it with the options that it began with, or start a new run",
                     code="FK-SETTINGS-CHANGED",
                 )
         return len(self.pinned) > known
@@ -156,7 +154,7 @@ class RunRecord:
         """Count a refusal; one that ``ends`` the run counts for all that it may have."""
         self.refusals += _REFUSALS if ends else 1
 
-    def check(self, party: str) -> None:
+    def check(self) -> None:
         """Refuse a run of which too many orders were refused.
 
         Raises
@@ -166,7 +164,6 @@ class RunRecord:
         if self.refusals >= _REFUSALS:
             raise refusal(
                 f"{_REFUSALS} orders of this run were refused, it is over here",
-                party,
                 code="FK-ORDER-OVER",
             )
 

@@ -1,15 +1,15 @@
 """A node's own rows, told apart by digests under a key that only the node has.
 
 A row has two digests: of its name, which is its id, or its content where there are no ids; and of
-its content with its id. A row that was edited keeps its name and has another content.
+its content. A row that was edited keeps its name and has another content.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from scipy import sparse
 
+    Column = NDArray[Any] | sparse.csr_array
+
 Digests = NDArray[np.uint64]
-_SIZE = 8  # bytes of a digest
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class OwnRows:
-    """The rows of a node's table.
+    """The rows of a client, as it sums them: scaled and encoded.
 
     Attributes
     ----------
@@ -37,7 +38,7 @@ class OwnRows:
         How many of them, from the first, are learned from; the next are held out.
     """
 
-    parts: Sequence[tuple[NDArray[Any] | sparse.csr_array, ...]] = ()
+    parts: Sequence[tuple[Column, ...]] = ()
     ids: Sequence[Any] | NDArray[Any] | None = None
     learned: int = 0
 
@@ -55,21 +56,35 @@ class OwnRows:
         found.update("\0".join(map(str, () if self.ids is None else self.ids)).encode())
         return found.digest()
 
-    def contents(self) -> Iterator[bytes]:
-        """Yield the content of each row."""
-        for part in self.parts:
-            readers = [_rows(array) for array in part]
-            yield from map(b"/".join, zip(*readers, strict=True))
+    def rows(self) -> Rows:
+        """Return the rows in one table; a part without labels has gaps instead."""
+        count = len(self.ids) if self.ids is not None else sum(p[0].shape[0] for p in self.parts)
+        columns: list[Any] = []
+        for place in range(max(map(len, self.parts), default=0)):
+            known = next(part[place] for part in self.parts if len(part) > place)
+            pieces: list[Any] = [
+                part[place]
+                if len(part) > place
+                else np.full((part[0].shape[0], *known.shape[1:]), np.nan)
+                for part in self.parts
+            ]
+            if len(pieces) == 1:  # a copy of a large table would need as much memory again
+                columns += pieces
+            elif all(isinstance(piece, np.ndarray) for piece in pieces):
+                columns.append(np.concatenate(pieces))
+            else:
+                from scipy import sparse
+
+                columns.append(sparse.csr_array(sparse.vstack(pieces)))
+        return Rows(columns=columns, ids=self.ids, held_out=np.arange(count) >= self.learned)
 
     def digests(self, key: bytes) -> RowSet:
-        """Return the digests of all rows in the order of the table."""
-        ids = None if self.ids is None else [str(name).encode() for name in self.ids]
-        contents = list(self.contents()) if self.parts else [b""] * len(ids or ())
-        if ids is None:
-            plain = hashes(key, contents)
-            return RowSet(numbered := _number(key, plain), numbered)
-        both = [name + b"/" + content for name, content in zip(ids, contents, strict=True)]
-        return RowSet(hashes(key, ids), hashes(key, both))
+        """Return the digests of all rows in the order of the table; one id has one name."""
+        rows = self.rows()
+        values = rows.contents(key)
+        if self.ids is None:
+            return RowSet(numbered := _number(key, values, values), numbered)
+        return RowSet(names := id_digests(key, normalised(self.ids)), mix(values, names))
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,12 +93,6 @@ class RowSet:
 
     names: Digests
     values: Digests
-
-    @classmethod
-    def none(cls) -> RowSet:
-        """Return a set without rows."""
-        empty = np.zeros(0, np.uint64)
-        return cls(empty, empty)
 
     def take(self, rows: NDArray[Any] | slice) -> RowSet:
         """Return some of the rows."""
@@ -126,40 +135,205 @@ def digest(key: bytes, *parts: bytes) -> bytes:
     return found.digest()
 
 
-def set_of(key: bytes, members: Sequence[bytes]) -> Digests:
-    """Return the digests of a set, sorted."""
-    return np.unique(hashes(key, members))
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class Rows:
+    """A node's table as its file has it, before scaling, encoding and the filling of gaps.
+
+    Nothing here may depend on what the server sent, such as ranges.
+
+    Attributes
+    ----------
+    columns : sequence of arrays
+        Raw content, labels included: arrays of shape (n,) or (n, k) of numbers or texts, or a CSR
+        matrix. Empty where rows are known by their ids alone.
+    ids : sequence, optional
+        A name for each row. Without names a row is known by its content.
+    strata : sequence of str, optional
+        The stratum of each row, such as ``"female/north"``.
+    labelled : ndarray of bool, optional
+        Whether a row has its label; by default all have.
+    held_out : ndarray of bool, optional
+        Whether a row belongs to ``test-data``; by default a fifth of the rows is held out.
+    """
+
+    columns: Sequence[Column] = ()
+    ids: Sequence[Any] | NDArray[Any] | None = None
+    strata: Sequence[str] | None = None
+    labelled: NDArray[np.bool_] | None = None
+    held_out: NDArray[np.bool_] | None = None
+    _known: dict[bytes, Identity] = field(default_factory=dict, init=False)
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        if self.ids is not None:
+            return len(self.ids)
+        return self.columns[0].shape[0] if len(self.columns) else 0
+
+    def contents(self, key: bytes) -> Digests:
+        """Return keyed digests of the contents of all rows; equal ones have the same."""
+        return hash_rows(key, b"content", self.columns, len(self))
+
+    def identify(self, key: bytes) -> Identity:
+        """Return keyed digests of all rows; of a million they take seconds, so they are kept."""
+        if key not in self._known:
+            self._known[key] = self._identify(key)
+        return self._known[key]
+
+    def _identify(self, key: bytes) -> Identity:
+        count, groups = len(self), np.zeros(len(self), np.uint64)
+        if self.strata is not None or self.labelled is not None:
+            labelled = np.ones(count) if self.labelled is None else self.labelled
+            strata = [] if self.strata is None else [_bytes(self.strata)]
+            groups = hash_rows(key, b"group", [np.asarray(labelled, float), *strata], count)
+        values = self.contents(key)
+        if self.ids is None:
+            names = _number(key, values, values)
+            return Identity(names, values, names, groups)
+        texts = normalised(self.ids)
+        names = bare = _number(key, _several(id_digests(key, texts), values), values)
+        if any(text[:1] == "0" for text in texts):
+            plain = id_digests(key, [text.lstrip("0") for text in texts])
+            bare = _number(key, _several(plain, values), values)
+        return Identity(names, values, bare, groups)
 
 
-def _rows(array: NDArray[Any] | sparse.csr_array) -> Iterator[bytes]:
-    if isinstance(array, np.ndarray):
-        flat = np.ascontiguousarray(array if array.ndim > 1 else array[:, None])
-        raw, size = flat.tobytes(), flat.dtype.itemsize * flat.shape[1]
-        return (raw[k * size : (k + 1) * size] for k in range(len(flat)))
-    array = array.sorted_indices()
-    ends = array.indptr.tolist()
-    return (
-        array.indices[a:b].astype("<i8").tobytes() + array.data[a:b].tobytes()
-        for a, b in pairwise(ends)
-    )
+@dataclass(frozen=True, eq=False, repr=False)
+class Identity:
+    """Keyed digests of rows, shape (n,) each.
+
+    Attributes
+    ----------
+    names : ndarray of uint64
+        Of the normalised ids, or of the contents; equal ones are told apart by a number.
+    values : ndarray of uint64
+        Of the raw contents.
+    bare : ndarray of uint64
+        Of the ids without leading zeros.
+    groups : ndarray of uint64
+        Of stratum and label.
+    """
+
+    names: Digests
+    values: Digests
+    bare: Digests
+    groups: Digests
 
 
-def hashes(key: bytes, texts: Sequence[bytes]) -> Digests:
-    """Return keyed digests of texts, shape (n,)."""
-    make = hashlib.blake2b
-    raw = b"".join(make(text, digest_size=_SIZE, key=key).digest() for text in texts)
-    return np.frombuffer(raw, "<u8").astype(np.uint64)
+def normalised(ids: Sequence[Any] | NDArray[Any]) -> list[str]:
+    """Return ids as texts in one spelling: trimmed, in NFC, ``12.0`` as ``12``.
+
+    >>> normalised([12, "12.0", " 12 ", "0012"])
+    ['12', '12', '12', '0012']
+    """
+    texts = [str(name).strip() for name in ids]
+    if not all(map(str.isascii, texts)):
+        texts = [unicodedata.normalize("NFC", text) for text in texts]
+    return [_whole(text) if "." in text else text for text in texts]
 
 
-def _number(key: bytes, plain: Digests) -> Digests:
-    """Tell equal rows apart: the second of them, the third, ..."""
-    order = np.argsort(plain, kind="stable")
-    ranked = plain[order]
-    first = np.concatenate([[True], ranked[1:] != ranked[:-1]]) if len(plain) else np.zeros(0, bool)
-    places = np.arange(len(plain))
-    repeats = places - np.maximum.accumulate(np.where(first, places, 0))
-    out = plain.copy()
-    again = repeats > 0
-    texts = [b"%d/%d" % pair for pair in zip(ranked[again], repeats[again], strict=True)]
-    out[order[again]] = hashes(key, texts)
+def _whole(text: str) -> str:
+    number, _, zeros = text.partition(".")
+    return number if zeros and not zeros.strip("0") and number.lstrip("+-").isdigit() else text
+
+
+def _bytes(texts: Sequence[str]) -> NDArray[np.bytes_]:
+    return np.array([text.encode("utf-8", "surrogatepass") for text in texts], np.bytes_)
+
+
+def id_digests(key: bytes, ids: Sequence[str]) -> Digests:
+    """Return keyed digests of ids, which are :func:`normalised`."""
+    return hash_rows(key, b"id", [_bytes(ids)], len(ids))
+
+
+def word(key: bytes, *place: bytes) -> np.uint64:
+    """Return a key for each place."""
+    digest = hashlib.blake2b(b"/".join(place), key=key, digest_size=8).digest()
+    return np.uint64(int.from_bytes(digest, "little"))
+
+
+def mix(words: Digests, key: np.uint64 | Digests) -> Digests:
+    """Return a keyed bijection of 64-bit words: the finaliser of SplitMix64, twice."""
+    for add in (key, key ^ np.uint64(0x9E3779B97F4A7C15)):
+        words = words + add
+        words ^= words >> np.uint64(30)
+        words *= np.uint64(0xBF58476D1CE4E5B9)
+        words ^= words >> np.uint64(27)
+        words *= np.uint64(0x94D049BB133111EB)
+        words ^= words >> np.uint64(31)
+    return words
+
+
+def hash_rows(key: bytes, what: bytes, columns: Sequence[Column], rows: int) -> Digests:
+    """Return a keyed hash of each row.
+
+    A hash in Python would take seconds for 10^6 rows. The digests never leave the node, so nobody
+    can search for collisions, and 64 bits make a chance one unlikely (10^-8 for 10^6 rows). Zeros
+    add nothing: a sparse table and a dense one, or texts in wider arrays, have the same hashes.
+    """
+    total = np.zeros(rows, np.uint64)
+    for number, column in enumerate(columns if rows else ()):
+        place = b"%d" % number
+        own: np.uint64 | Digests
+        if not isinstance(column, np.ndarray):
+            column = column.sorted_indices()
+            used = np.unique(column.indices)
+            keys = np.array([word(key, what, place, b"%d" % j) for j in used], np.uint64)
+            words = _words(np.asarray(column.data))
+            own = keys[np.searchsorted(used, column.indices)]
+            mixed = np.where(words == 0, np.uint64(0), mix(words ^ own, own))
+            sums = np.concatenate([[np.uint64(0)], np.cumsum(mixed)])
+            total += np.diff(sums[column.indptr])  # sums are modulo 2^64, and so are differences
+            continue
+        table = column[:, None] if column.ndim == 1 else column
+        if table.dtype.kind in "OU":
+            table = np.column_stack([_bytes([str(v) for v in part]) for part in table.T])
+        if table.dtype.kind == "S":
+            wide = -(-table.dtype.itemsize // 8) * 8
+            whole = np.ascontiguousarray(table.astype(f"S{wide}"))
+            table = whole.view("<u8").reshape(rows, table.shape[1], -1)
+        else:
+            table = table[:, :, None]
+        for j in range(table.shape[1]):
+            for w in range(table.shape[2]):
+                own = word(key, what, place, b"%d" % j, *([b"%d" % w] if w else []))
+                words = _words(table[:, j, w])
+                total += np.where(words == 0, np.uint64(0), mix(words ^ own, own))
+    return mix(total, word(key, what))
+
+
+def _words(values: NDArray[Any]) -> Digests:
+    """Return numbers as 64-bit words; -0 is 0, and every gap is the same."""
+    if values.dtype == np.uint64:
+        return values
+    numbers = values.astype(np.float64) + 0.0
+    numbers[np.isnan(numbers)] = np.nan
+    return numbers.view(np.uint64)
+
+
+def _several(names: Digests, values: Digests) -> Digests:
+    """Return names of which those that come more than once are those of their contents as well.
+
+    Such a row that is edited is another row: which of the old ones it was, nobody can tell.
+    """
+    _, of, times = np.unique(names, return_inverse=True, return_counts=True)
+    return np.where(times[of] > 1, mix(names, values), names)
+
+
+def _number(key: bytes, names: Digests, values: Digests) -> Digests:
+    """Tell rows of the same name apart: the second by content, the third, ..."""
+    ranked = np.sort(names)
+    if (ranked[1:] != ranked[:-1]).all():
+        return names
+    order = np.lexsort((values, names))
+    first = np.append(True, ranked[1:] != ranked[:-1])
+    places = np.arange(len(names))
+    repeats = (places - np.maximum.accumulate(np.where(first, places, 0))).astype(np.uint64)
+    out = names.copy()
+    more = repeats > 0
+    out[order[more]] = again(key, ranked[more], repeats[more])
     return out
+
+
+def again(key: bytes, names: Digests, repeats: Digests) -> Digests:
+    """Return the names of rows that come again: the second, the third, ..."""
+    return mix(names ^ mix(repeats, word(key, b"n")), word(key, b"m"))

@@ -15,9 +15,7 @@ from ..secure_sum.party_rules import OTHER_PARTIES
 from .orders import refusal
 
 
-def keep_shown(
-    db: sqlite3.Connection, key: bytes, run: int, shown: Mapping[str, str], party: str
-) -> None:
+def keep_shown(db: sqlite3.Connection, key: bytes, run: int, shown: Mapping[str, str]) -> None:
     """Enter what is about to be opened: mark of the values -> digest of the parties.
 
     Raises
@@ -32,7 +30,6 @@ def keep_shown(
         if db.execute(query, (run, known)).fetchone()[0] != among:
             raise refusal(
                 OTHER_PARTIES,
-                party,
-                "go on with those, or start another run",
+                remedy="go on with those, or start another run",
                 code="FK-ORDER-PARTIES",
             )

@@ -61,7 +61,6 @@ def charge(
     run: int,
     charges: Sequence[Charge],
     policy: NodePolicy,
-    party: str,
     *,
     taken: RowSet | None = None,
 ) -> None:
@@ -81,8 +80,6 @@ def charge(
         What is released now.
     policy : NodePolicy
         What the node's owner allows.
-    party : str
-        How errors name this node.
     taken : RowSet, optional
         Of a stream: the rows of the message at hand.
 
@@ -109,13 +106,13 @@ def charge(
             (run, digest(key, one.key), keep_set(db, key, rows), curve, delta, pool),
         )
         if found.rowcount:
-            _check_run(_epsilon(_about(db, rows, "run = ?", run)), one.release, party)
+            _check_run(_epsilon(_about(db, rows, "run = ?", run)), one.release)
             about = _about(db, rows, "pool = ?", pool)
             others = db.execute(
                 "SELECT curve, delta FROM pools WHERE partition = ? AND pool <> ?",
                 (partition, pool),
             ).fetchall()
-            _check(_epsilon([*about, *others]), policy, party)
+            _check(_epsilon([*about, *others]), policy)
             _keep_most(db, partition, pool, about)
 
 
@@ -131,7 +128,7 @@ def _keep_most(
     db.execute("INSERT OR REPLACE INTO pools VALUES (?, ?, ?, ?)", values)
 
 
-def spend(spent: Mapping[str, Spent], charges: Sequence[Charge], party: str) -> dict[str, Spent]:
+def spend(spent: Mapping[str, Spent], charges: Sequence[Charge]) -> dict[str, Spent]:
     """Return what a run has released with what is released now, by the keys of the noise.
 
     A server that has a sum made again of other numbers gets other noise and another release: no
@@ -143,8 +140,6 @@ def spend(spent: Mapping[str, Spent], charges: Sequence[Charge], party: str) -> 
         Key of the noise -> whether it is about held-out rows, curve, delta.
     charges : sequence of Charge
         What is released now.
-    party : str
-        How errors name this node.
 
     Raises
     ------
@@ -160,7 +155,6 @@ def spend(spent: Mapping[str, Spent], charges: Sequence[Charge], party: str) -> 
             if any(s[3] > start for s in earlier.values()):
                 raise refusal(
                     "privacy: rows of an earlier message are asked for again",
-                    party,
                     code="FK-BUDGET-AGAIN",
                 )
             found = {k: s for k, s in found.items() if k not in earlier}
@@ -169,9 +163,7 @@ def spend(spent: Mapping[str, Spent], charges: Sequence[Charge], party: str) -> 
                 least = min(s[2] for s in earlier.values())
                 found[_BEFORE] = (False, curve, least, start)
         elif not (whole or one.held_out or name in found) and any(s[3] for s in found.values()):
-            raise refusal(
-                "privacy: rows of messages are asked for again", party, code="FK-BUDGET-AGAIN"
-            )
+            raise refusal("privacy: rows of messages are asked for again", code="FK-BUDGET-AGAIN")
         if name not in found:
             curve = release.curve.tolist()
             alike = (k for k, s in found.items() if not (stop or s[3]) and s[1] == curve)
@@ -179,11 +171,11 @@ def spend(spent: Mapping[str, Spent], charges: Sequence[Charge], party: str) -> 
         about = [s for s in found.values() if whole or s[0] == one.held_out]
         curves = [found[s[1]][1] if isinstance(s[1], str) else s[1] for s in about]
         epsilon = epsilon_of(np.sum(curves, axis=0), min(s[2] for s in about))
-        _check_run(epsilon, release, party)
+        _check_run(epsilon, release)
     return found
 
 
-def _check_run(epsilon: float, release: Release, party: str) -> None:
+def _check_run(epsilon: float, release: Release) -> None:
     """Refuse where a run costs more than it said.
 
     Raises
@@ -193,7 +185,6 @@ def _check_run(epsilon: float, release: Release, party: str) -> None:
     if epsilon > release.budget.epsilon * (1.0 + _ROUNDING):
         raise refusal(
             "privacy: the run would cost more than the budget that it declared",
-            party,
             code="FK-BUDGET-EXCEEDED",
         )
 
@@ -215,26 +206,13 @@ def spent(db: sqlite3.Connection, run: int) -> float:
     return max((_epsilon(cost) for cost in costs), default=0.0)
 
 
-def pool_earlier(db: sqlite3.Connection, version: int) -> None:
-    """Enter the pools of a ledger of an earlier version: each run was one of its own."""
-    if not 1 < version < 4:
-        return
-    db.execute(
-        "UPDATE spending SET pool ="
-        " (SELECT partition || ': run ' || id FROM runs WHERE id = spending.run)"
-    )
-    query = "SELECT DISTINCT partition, pool, rows FROM spending JOIN runs ON runs.id = run"
-    for partition, pool, rows in db.execute(query).fetchall():
-        _keep_most(db, partition, pool, _about(db, kept_set(db, rows), "pool = ?", pool))
-
-
 def spent_in_all(db: sqlite3.Connection, partition: int) -> float:
     """Return epsilon of what all runs together have released with noise of one row, at most."""
     query = "SELECT curve, delta FROM pools WHERE partition = ?"
     return _epsilon(db.execute(query, (partition,)).fetchall())
 
 
-def _check(total: float, policy: NodePolicy, party: str) -> None:
+def _check(total: float, policy: NodePolicy) -> None:
     """Refuse where a row would lose more than it may.
 
     Raises
@@ -245,8 +223,7 @@ def _check(total: float, policy: NodePolicy, party: str) -> None:
         raise refusal(
             f"max_epsilon = {policy.max_epsilon:g}: with this run its rows would lose {total:.3g} "
             "in all runs",
-            party,
-            "use a smaller privacy_epsilon; its owner decides, with `fedkern node policy show`",
+            remedy="use a smaller privacy_epsilon; `fedkern node policy show` has the rules",
             code="FK-BUDGET-SPENT",
         )
 

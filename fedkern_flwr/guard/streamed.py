@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from .ledger_file import kept_set
 from .orders import refusal
-from .rows import OwnRows, RowSet, hashes
+from .rows import OwnRows, RowSet, again
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,17 @@ def name_rows(db: sqlite3.Connection, key: bytes, partition: int, taken: Streame
         return taken.rows.digests(key)
     if taken.anew:
         db.execute("DELETE FROM seen WHERE partition = ?", (partition,))
-    plain = hashes(key, list(taken.rows.contents()))
-    names = plain.copy()
-    for at, content in enumerate(_signed(plain)):
-        (times,) = db.execute(
+    plain = taken.rows.rows().contents(key)
+    times = [
+        db.execute(
             "INSERT INTO seen VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET times = times + 1"
             " RETURNING times",
             (partition, content),
-        ).fetchone()
-        if times > 1:
-            names[at] = hashes(key, [b"%d/%d" % (int(plain[at]), times - 1)])[0]
+        ).fetchone()[0]
+        for content in _signed(plain)
+    ]
+    repeats = np.array(times, np.uint64) - np.uint64(1)
+    names = np.where(repeats > 0, again(key, plain, repeats), plain)
     return RowSet(names, names)
 
 
@@ -85,7 +86,7 @@ def keep_rows(db: sqlite3.Connection, run: int, rows: RowSet) -> None:
     db.executemany("INSERT OR IGNORE INTO streamed VALUES (?, ?)", pairs)
 
 
-def check_streamed(db: sqlite3.Connection, run: int, rows: RowSet, party: str) -> None:
+def check_streamed(db: sqlite3.Connection, run: int, rows: RowSet) -> None:
     """Refuse to count a table whose rows took part as rows of a stream.
 
     Raises
@@ -97,8 +98,7 @@ def check_streamed(db: sqlite3.Connection, run: int, rows: RowSet, party: str) -
     if np.isin(rows.names, names).any() or np.isin(rows.values, names).any():
         raise refusal(
             "stream: some of its rows took part as rows of a stream",
-            party,
-            "leave them out",
+            remedy="leave them out",
             code="FK-LEDGER-STREAM",
         )
 

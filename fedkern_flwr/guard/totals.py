@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from .ledger_file import FILE, VERSION
+from .ledger_file import FILE
 from .policy import RULES
 from .summaries import near_limits
 
@@ -62,8 +62,7 @@ def ledger_totals(folder: Path) -> LedgerTotals | None:
             for rule, number in db.execute("SELECT rule, number FROM refusals"):
                 name = rule.partition(" ")[0]
                 refusals[name if name in RULES else OTHER] += number
-            (version,) = db.execute("PRAGMA user_version").fetchone()
-            near = near_limits(db) if version == VERSION else ()  # an older one says no limits
+            near = near_limits(db)
     except sqlite3.Error:
         return None
     return LedgerTotals(runs, sums, told, dict(sorted(refusals.items())), near)

@@ -135,7 +135,7 @@ class AnsweringClient(PhaseClient):
         RefusedError
             One is not that of an earlier request.
         """
-        if self.record.pin(options, self.name):
+        if self.record.pin(options):
             self._keep_record()
 
     def _reply(self, request: Any, method: Callable[..., Any]) -> PhaseMessage:
@@ -147,7 +147,6 @@ class AnsweringClient(PhaseClient):
             raise ProtocolError(
                 f"what the request needs was never asked for in this run: {missing.args[0]}",
                 remedy="run the same release on both sides; start again, or resume",
-                party=self.name,
                 code=missing.code,
             ) from None
         if not isinstance(reply, PhaseMessage):
@@ -177,7 +176,6 @@ class AnsweringClient(PhaseClient):
             raise TableError(
                 "its table is not the one with which this run began",
                 remedy="bring that table back, or start the run anew",
-                party=self.name,
                 code="FK-CHECKPOINT-PARTIES",
             )
 
@@ -194,7 +192,6 @@ class AnsweringClient(PhaseClient):
             raise ProtocolError(
                 "values are asked for that leave this node in secure sums only",
                 remedy="run the same release of fedkern-flwr on both sides",
-                party=self.name,
                 code="FK-ORDER-PLAIN",
             )
         return self.sums

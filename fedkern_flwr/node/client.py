@@ -26,6 +26,7 @@ from ..flower_compat import Client, NumPyClient
 from ..guard import NodePolicy, RunRecord, check_own_rows, check_run, counting, refusal
 from ..guard.frozen import Frozen
 from ..guard.openings import note_order, open_once
+from ..guard.orders import REFUSED
 from ..guard.policy import is_simulated, node_policy
 from ..removed import take_out_of_client
 from ..secure_sum import Party, PartyState
@@ -240,6 +241,8 @@ class PhaseClient(SessionNode, NumPyClient):
             except OSError as error:
                 raise unwritable(error, self.name) from None
         except FedKernError as error:
+            if error.problem.startswith(REFUSED) or not isinstance(error, RefusedError):
+                error.name(self.name)  # limits that all nodes reach alike are told once
             self.keep_fixed(session)
             if isinstance(error, RefusedError) or self._may_tell(error):
                 self._count_refusal(session, error)
@@ -250,7 +253,7 @@ class PhaseClient(SessionNode, NumPyClient):
                 raise
             self.keep_fixed(session)
             if self.record.secure:  # what fails by values is a question without an end
-                failed = refusal("an error of its own code", self.name, code="FK-CLIENT-RAISED")
+                failed = refusal("an error of its own code", code="FK-CLIENT-RAISED")
                 self._count_refusal(session, failed)
             concealed = conceal(error)
         raise concealed
@@ -269,7 +272,7 @@ class PhaseClient(SessionNode, NumPyClient):
         parameters, config, sections = detach(parameters, config, party=_SERVER)
         phase, session = str(config.get("phase", "")), str(config.get("session", ""))
         self.record = self._load_record(session)
-        self.record.check(self.name)
+        self.record.check()
         if phase == DescribeRequest.phase:
             check_server(config, party=self.name)
             opening = DescribeRequest.unpack(parameters, config, party=_SERVER)
@@ -282,7 +285,6 @@ class PhaseClient(SessionNode, NumPyClient):
             raise ProtocolError(
                 f"{type(self).__name__} does not take part in phase {phase[:40]!r}",
                 remedy="serve the client that belongs to the strategy",
-                party=self.name,
                 code="FK-MESSAGE-PHASE",
             )
         message, handler = handlers[phase]
@@ -314,7 +316,6 @@ class PhaseClient(SessionNode, NumPyClient):
             raise ProtocolError(
                 "the name of the session is no name",
                 remedy="run the same release of fedkern-flwr on both sides",
-                party=self.name,
                 code="FK-MESSAGE-FIELD",
             )
         self.ledger.check_failures()
@@ -324,7 +325,6 @@ class PhaseClient(SessionNode, NumPyClient):
             request.method,
             secure=request.secure,
             pinned=self._pinned,
-            party=self.name,
             budget=self.open_budget(request),
             tells=self.tells_values,
             remembers=self.simulated or self.state_dir is not None,
@@ -359,7 +359,7 @@ class PhaseClient(SessionNode, NumPyClient):
         """
         record = self.record
         if not record.nonce:
-            record.check_new(self.context, self.name)
+            record.check_new(self.context)
             record.nonce = secrets.token_hex(16)
         elif record.begun:
             try:
@@ -369,8 +369,7 @@ class PhaseClient(SessionNode, NumPyClient):
             if given != record.nonce:
                 raise refusal(
                     "a run of this name was opened here before",
-                    self.name,
-                    "start a new run, or resume that one from its checkpoint",
+                    remedy="start a new run, or resume that one from its checkpoint",
                     code="FK-SESSION-KNOWN",
                 )
 
@@ -398,7 +397,7 @@ class PhaseClient(SessionNode, NumPyClient):
         if self.record.privacy:  # how many columns are binary follows from the rows
             reply = replace(reply, binary=0)
         if self.records:
-            check_own_rows(self.policy, reply.rows, party=self.name)
+            check_own_rows(self.policy, reply.rows)
         if not self.simulated:
             pinned, kind = self._pinned, type(self).__name__
             own = self.own_rows()
@@ -414,7 +413,6 @@ class PhaseClient(SessionNode, NumPyClient):
                 raise SumError(
                     "this node has pinned identities and takes part in secure runs only",
                     remedy="run with secure sums",
-                    party=self.name,
                     code="FK-IDENTITY-PLAIN",
                 )
             erase_state(self.context)
@@ -453,7 +451,6 @@ class PhaseClient(SessionNode, NumPyClient):
                 raise ProtocolError(
                     "the request sums securely, but this node has announced no key in its session",
                     remedy=STATE_LOST,
-                    party=self.name,
                     code="FK-SUM-KEY-NONE",
                 )
             if not self.record.secure:
@@ -468,7 +465,7 @@ class PhaseClient(SessionNode, NumPyClient):
         if sums.opened:
             self.note_answered(session, known.round, opened=True)
             for name, place in sums.opened.items():
-                open_once(self.record, name.partition("#")[0], place, self.name)
+                open_once(self.record, name.partition("#")[0], place)
             self.record.store(self.context)
         return sums
 
@@ -488,7 +485,6 @@ class PhaseClient(SessionNode, NumPyClient):
                 number=self.round_of(known_as),
                 digest=PhaseClient.question(self),
                 repeats=self.same_parties,
-                party=self.name,
             )
 
     @property
@@ -509,7 +505,6 @@ class PhaseClient(SessionNode, NumPyClient):
             raise ProtocolError(
                 f"it shares no secret with partition {other}",
                 remedy=self.without_secret,
-                party=self.name,
                 code="FK-SUM-PARTNER",
             )
         return secret

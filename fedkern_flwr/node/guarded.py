@@ -88,14 +88,12 @@ class GuardedNode:
         """
         budget = Budget.read(request.privacy)
         if budget is not None and not self.adds_noise:
-            raise refusal("privacy: this method adds no noise", self.name, code="FK-BUDGET-METHOD")
+            raise refusal("privacy: this method adds no noise", code="FK-BUDGET-METHOD")
         if budget is not None:
             check_accountant(self.name)
         if self.record.secure and self.record.privacy != request.privacy:
             raise refusal(
-                "privacy: the run was opened with another budget",
-                self.name,
-                code="FK-SETTINGS-CHANGED",
+                "privacy: the run was opened with another budget", code="FK-SETTINGS-CHANGED"
             )
         self.record.privacy = request.privacy
         return budget
@@ -113,7 +111,7 @@ class GuardedNode:
         RefusedError
         """
         if self.sums is not None and self.sums.charges:
-            self.record.spent = spend(self.record.spent, self.sums.charges, self.name)
+            self.record.spent = spend(self.record.spent, self.sums.charges)
 
     def own_rows(self) -> OwnRows:
         """Return the rows of this node's table, for its ledger; none here."""
@@ -141,9 +139,7 @@ class GuardedNode:
             return
         if asked != (default if own is None else own):
             raise refusal(
-                f"the {name} of the run is not the one that it declares",
-                self.name,
-                code="FK-ORDER-DECLARED",
+                f"the {name} of the run is not the one that it declares", code="FK-ORDER-DECLARED"
             )
 
     def unfit(self, error: FedKernError) -> FedKernError:
@@ -155,9 +151,7 @@ class GuardedNode:
         logger.error("%s", error)
         if self.simulated:
             return error
-        return refusal(
-            "its values do not fit the run, its log says more", self.name, code="FK-ORDER-UNFIT"
-        )
+        return refusal("its values do not fit the run, its log says more", code="FK-ORDER-UNFIT")
 
     def is_counted(self, order: sum_wire.Order) -> bool:
         """Tell whether a sum is counted as a release about all rows of this node's table."""
@@ -307,9 +301,7 @@ class GuardedNode:
         """
         if not trained:
             raise refusal(
-                "a model is to be judged that it has not helped to make",
-                self.name,
-                code="FK-ORDER-MODEL",
+                "a model is to be judged that it has not helped to make", code="FK-ORDER-MODEL"
             )
         tests, alone = self.told_of(rows, total, users=users), alone or self.allow_single
         why = too_few(self.policy, tests, len(rows), alone=alone or self.simulated)
@@ -323,13 +315,13 @@ class GuardedNode:
         parts += [judged] if judged else []
         asked = Asked.of(purpose, np.ascontiguousarray(rows).tobytes(), parts)
         if once:
-            check_model(record, asked, self.name)
+            check_model(record, asked)
         if why:
             logger.warning("figures about held-out rows are not told: %s", why)
             return np.zeros_like(values)
         if not len(rows):
             return values
-        told = enter(record, asked, values.ravel().tolist(), self.policy, self.name)
+        told = enter(record, asked, values.ravel().tolist(), self.policy)
         if not self.simulated:
             places = rows if users else rows + self.own_rows().learned
             told = self.ledger.tell(record.session, asked.key, places, told)
@@ -379,6 +371,6 @@ class GuardedNode:
         record.refuse(ends=ends)
         self._keep_record()
         try:
-            record.check(self.name)
+            record.check()
         except RefusedError:
             erase_state(self.context)

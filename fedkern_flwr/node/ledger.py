@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from .. import __version__
 from ..flower_compat import installed_app
 from ..guard import NodePolicy, refusal
+from ..guard.cells import ROWS_PER_COLUMN
 from ..guard.counting import Hidden, unknowns_of_row
 from ..guard.frozen import Frozen
 from ..guard.opened import Left, Opening
@@ -86,8 +87,7 @@ class ClientLedger:
         if isfinite(limit := self._policy.max_epsilon) and not self._file.exists:
             raise refusal(
                 f"max_epsilon = {limit:g}: there is no ledger of what was spent before",
-                f"partition {self._partition}",
-                "bring back a copy of its state_dir, or make the ledger with `fedkern node init`",
+                remedy="bring back a copy of its state_dir, or make one with `fedkern node init`",
                 code="FK-BUDGET-LEDGER",
             )
         if request.secure and not pinned:
@@ -152,8 +152,7 @@ class ClientLedger:
         if self._file is not None and self._file.exists and self._file.failures() >= _FAILURES:
             raise refusal(
                 f"{_FAILURES} runs have failed here by values of rows",
-                f"partition {self._partition}",
-                "its owner looks at its log, then `fedkern node freeze --reset-failures`",
+                remedy="its owner looks at its log, then `fedkern node freeze --reset-failures`",
                 code="FK-NODE-FAILURES",
             )
 
@@ -328,6 +327,7 @@ def _openings(
                 start, stop, _ = node.windows[order.name]
                 rows_of, hidden = sums.hidden(order, row, start=start, stop=stop)
                 own, least = rows_of[party.partition], order.length / row
+                least = max(least, ROWS_PER_COLUMN * node.products(order))
                 if one.cohort is not None:  # the same places of the others are in it
                     least *= own / max(own + hidden.others, 1)
                 one = replace(one, parts=ceil(least) if node.count_mode == "refuse" else 0)

@@ -246,14 +246,12 @@ class MethodClient(AnsweringClient):
             raise ProtocolError(
                 f"a Sum asks for {request.name!r}, which is marked with @answers",
                 remedy="mark it with @contributes, or yield Ask",
-                party=self.name,
                 code="FK-CLIENT-MARK",
             )
         if request.name in sums and not ordered:
             raise ProtocolError(
                 f"an Ask asks for {request.name!r}, which is marked with @contributes",
                 remedy="mark it with @answers, or yield Sum",
-                party=self.name,
                 code="FK-CLIENT-MARK",
             )
         if request.name in sums:
@@ -263,7 +261,6 @@ class MethodClient(AnsweringClient):
         raise ProtocolError(
             f"{type(self).__name__} has no handler for {request.name[:40]!r}",
             remedy=f"mark one with @contributes or @answers; there are {[*sums, *questions]}",
-            party=self.name,
             code="FK-CLIENT-HANDLER",
         )
 
@@ -286,7 +283,6 @@ class MethodClient(AnsweringClient):
                 f"Sum({said.name!r}) and its handler state different bounds: {told:g} and "
                 f"{bound:g} for the most rows of a client",
                 remedy="state the same in both",
-                party=self.name,
                 code="FK-CLIENT-BOUND",
             )
         if self.budget is not None:
@@ -310,7 +306,6 @@ class MethodClient(AnsweringClient):
                     f"{', '.join(at)} of {said.name!r}: beyond the bound of {said.bound:g} per "
                     f"{said.per}, or not finite",
                     remedy="state a larger bound in both, or scale the terms",
-                    party=self.name,
                     code="FK-SUM-BOUND",
                 )
             )
@@ -332,14 +327,11 @@ class MethodClient(AnsweringClient):
             raise ProtocolError(
                 f"the handler of {request.name!r} returned {type(found).__name__}",
                 remedy="return a dictionary, or None",
-                party=self.name,
                 code="FK-CLIENT-REPLY",
             )
         if found and self.budget is not None:
             raise refusal(
-                "privacy: its answer would be sent without noise",
-                self.name,
-                code="FK-BUDGET-ANSWER",
+                "privacy: its answer would be sent without noise", code="FK-BUDGET-ANSWER"
             )
         plain, arrays = pack(found or {})
         return MethodReply(round=request.round, plain=plain, given=arrays)

@@ -38,7 +38,6 @@ class SessionNode(GuardedNode):
             raise ProtocolError(
                 "the request belongs to a session that this node has not opened",
                 remedy=STATE_LOST,
-                party=self.name,
                 code="FK-MESSAGE-SESSION",
             )
         return state
@@ -55,7 +54,6 @@ class SessionNode(GuardedNode):
         if number <= state.round:
             raise ProtocolError(
                 f"round {number} has been done already (last round {state.round})",
-                party=self.name,
                 code="FK-MESSAGE-ORDER",
             )
         if checkpoint_every:  # checkpoints whose rounds never reached this node find it unchanged

@@ -107,9 +107,7 @@ class ClientSums:
                 order = section.read(wire.Order, party=_SERVER)
                 if order.name in self.orders:
                     raise SumError(
-                        f"two sums {order.name!r} in one request",
-                        party=self._name,
-                        code="FK-SUM-NAMED-TWICE",
+                        f"two sums {order.name!r} in one request", code="FK-SUM-NAMED-TWICE"
                     )
                 self._check_cohort(order)
                 self.party.accept(order)
@@ -138,7 +136,7 @@ class ClientSums:
         except SumError as error:
             logger.error("%s", error)
             raise refusal(
-                "a total that was delivered, its log says more", self._name, code="FK-ORDER-UNFIT"
+                "a total that was delivered, its log says more", code="FK-ORDER-UNFIT"
             ) from None
         self.delivered[name] = total
 
@@ -150,7 +148,7 @@ class ClientSums:
         SumError
         """
         if name not in self.orders:
-            raise SumError(f"no sum {name!r} was ordered", party=self._name, code="FK-SUM-UNASKED")
+            raise SumError(f"no sum {name!r} was ordered", code="FK-SUM-UNASKED")
         return self.orders[name]
 
     def rows(self, name: str) -> list[int]:
@@ -199,11 +197,9 @@ class ClientSums:
         RefusedError
         """
         cohorts = len(self.party.state.cohorts)
-        check_order(self.order(name), rule, cohorts=cohorts, party=self._name)
+        check_order(self.order(name), rule, cohorts=cohorts)
         if self.noisy and rule.release is None and rule.receiver < 0 and not rule.nobodys:
-            raise refusal(
-                "privacy: the run opens a sum without noise", self._name, code="FK-BUDGET-NOISELESS"
-            )
+            raise refusal("privacy: the run opens a sum without noise", code="FK-BUDGET-NOISELESS")
         self._rules[name] = rule
         self.on_check(name)
 
@@ -251,7 +247,6 @@ class ClientSums:
             raise SumError(
                 f"nothing says what the sum {name!r} must be",
                 remedy="call check() before contribute()",
-                party=self._name,
                 code="FK-CLIENT-CHECK",
             )
         rule = self._rules[name]
@@ -259,7 +254,6 @@ class ClientSums:
             raise SumError(
                 f"nothing says which question the sum {name!r} with noise answers",
                 remedy="give contribute() the release",
-                party=self._name,
                 code="FK-CLIENT-CHECK",
             )
         if rule.release is not None:
@@ -269,9 +263,7 @@ class ClientSums:
             upload = self.party.contribute(order, values, **more)
         except SumError as error:
             logger.error("%s", error)
-            raise refusal(
-                "the values of a sum, its log says more", self._name, code="FK-ORDER-UNFIT"
-            ) from None
+            raise refusal("the values of a sum, its log says more", code="FK-ORDER-UNFIT") from None
         if rule.release is not None:
             key = self.party.drawn.pop(name)
             self.charges.append(Charge(key, rule.release, rule.held_out, rule.rows))
@@ -294,15 +286,14 @@ class ClientSums:
             raise SumError(
                 f"this phase contributes nothing to {', '.join(sorted(self.orders))}",
                 remedy="run the same release of fedkern-flwr on both sides",
-                party=self._name,
                 code="FK-SUM-UNASKED",
             )
 
     def _check_cohort(self, order: wire.Order) -> None:
         state = self.party.state
-        check_size(order.length, party=self._name)
+        check_size(order.length)
         if order.index - state.last.get(order.cohort, 0) > _MOST_MISSED:  # each costs a hash
-            raise refusal("a sum of a later run", self._name, code="FK-ORDER-SIZE")
+            raise refusal("a sum of a later run", code="FK-ORDER-SIZE")
         cohort = state.cohorts.get(order.cohort)
         if cohort is not None:  # a stranger is refused by the party
             holds = any(state.counts.get(self.party.partition, ())[:2])
@@ -312,7 +303,6 @@ class ClientSums:
                 self.policy,
                 enough=self.enough,
                 holds=holds,
-                party=self._name,
             )
 
     def _unmask(self, request: wire.Unmask) -> None:
@@ -321,10 +311,6 @@ class ClientSums:
         name = self.party.state.open[place].order.name
         self.opened[name] = place
         self.survivors[name] = self.party.state.cohorts[request.cohort].unpack(request.alive)
-
-    @property
-    def _name(self) -> str:
-        return f"partition {self.party.partition}"
 
 
 def has_state(context: Context) -> bool:

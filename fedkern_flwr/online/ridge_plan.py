@@ -115,6 +115,9 @@ def plan(
     if for_raw > max(fewest, enough):
         for_raw = 0
     raw *= for_raw > 0
+    if raw and fewest > 1:  # what windows of two runs differ by has products of raw columns too
+        fewest = max(fewest, math.ceil(wide * columns))
+        for_raw = fewest * math.ceil(for_raw / fewest)
     if given is None:
         shared = raw + kernels * numbers(2 * features)
         # or clients need nothing of each other

@@ -151,9 +151,11 @@ class DescribeReply(_Opening, phase="describe"):
     ) -> Self:
         """Check and rebuild a description that arrived; its share is above 0 and at most 1."""
         found = super().unpack(arrays, {"name": "", **scalars}, party=party, **sizes)
-        if not (0.0 < found.share <= 1.0 and 0.0 <= found.again < math.inf and found.bits >= 0):
+        right = 0.0 < found.share <= 1.0 and 0.0 <= found.again < math.inf and found.bits >= 0
+        if not right or len(found.name) > LONGEST_NAME:  # which comes into logs and errors
             raise ProtocolError(
-                "share is not above 0 and at most 1, or again or bits is no number from 0 on",
+                "share is not above 0 and at most 1, again or bits is no number from 0 on, or name "
+                f"has more than {LONGEST_NAME} characters",
                 party=party,
                 phase=cls.phase,
                 code="FK-MESSAGE-FIELD",

@@ -20,6 +20,7 @@ from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.guard.policy import as_simulated, is_simulated, node_policy
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.sessions import node_number
+from fedkern_flwr.node_config import claim_folder
 from fedkern_flwr.node_files import check_predictions, read_classes, read_secret, whole_rows
 from fedkern_flwr.removed import take_out_of_client
 from fedkern_flwr.run_names import run_name
@@ -84,6 +85,8 @@ class Node:
         self.own_table, self.keys, self.context = own_table, keys, context
         self.frozen: FrozenTable | None = None
         self._named = not freezes
+        if "state-dir" in self.config and not is_simulated(context):
+            claim_folder(Path(str(self.config["state-dir"])), self._partition)
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments of the client that the configuration states.
@@ -149,11 +152,14 @@ class Node:
         ------
         TableError, OptionError
         """
+        self._freeze()
+        frozen = None if self.frozen is None or self._predicts else self.frozen
         if key == "test-data":
             how["labelled"] = False
-            if key not in self.config:
+            if key not in self.config and (frozen is None or frozen.files[1] is None):
                 return None
-        path = self.need(key, "table", "name it in --node-config as data")
+        needed = key if key in self.config or frozen is None else "data"  # a fifth has no file
+        path = self.need(needed, "table", "name it in --node-config as data")
         how["label"] = self.config.get("label-column", self.config.get("label"))
         how["id_column"] = self.config.get("id-column")
         if "classes" in self.keys:
@@ -161,14 +167,13 @@ class Node:
         how |= {key: str(self.config[key]) for key in DIALECT if key in self.config}
         if "=" in str(self.config.get("classes", "")):  # labels and their classes
             how["class_of"] = str(self.config["classes"])
-        self._freeze()
-        if self.frozen is not None and not self._predicts:
+        if frozen is not None:
             kind = int(key == "test-data")
-            path = self.frozen.files[kind]
+            path = frozen.files[kind]
             if path is None:
                 return None
             if path.suffix.lower() in (".csv", ".tsv"):
-                how |= {"sep": self.frozen.seps[kind], "header": True}
+                how |= {"sep": frozen.seps[kind], "header": True}
         return _read(self.own_table, str(path), tuple(sorted(how.items())))
 
     @property
@@ -315,7 +320,8 @@ class Node:
 
     def whole(self, table: Table, key: str = "data", **how: bool) -> Table:
         """Return the rows that lack nothing, as the run says; see :func:`whole_rows`."""
-        return whole_rows(table, self.config[key], self.run["missing"], **how)
+        path = self.config.get(key, self.config["data"])
+        return whole_rows(table, path, self.run["missing"], **how)
 
 
 @lru_cache  # of this module: a client that Ray sends to its workers has no cache of its own

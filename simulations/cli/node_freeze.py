@@ -14,7 +14,7 @@ from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.freeze import HELD_OUT, USED, Change, Freeze
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.guard.policy import read_policy
-from fedkern_flwr.node_config import read_config
+from fedkern_flwr.node_config import claim_folder, read_config
 
 from .console import print_table
 
@@ -45,6 +45,7 @@ def freeze_rows(
             )
     policy = read_policy(str(config["policy"])) if "policy" in config else NodePolicy()
     state_dir, partition = Path(str(config["state-dir"])), int(config["partition-id"])
+    claim_folder(state_dir, partition)
     files, node = FrozenFiles(state_dir, partition, policy), NodeFiles.of(config)
     if not files.may_begin():  # with a budget a ledger is never begun anew
         known_ledger(state_dir, partition)
@@ -55,7 +56,7 @@ def freeze_rows(
         _show(files, node)
     else:
         ids = [] if withdraw is None else _read_ids(withdraw)
-        NodeLedger(state_dir, partition).begin_today()
+        NodeLedger(state_dir, partition).make()
         table, change = files.update(node, force=force, withdraw=ids)
         if table is None:
             typer.echo(f"there are too few rows for a block of {policy.min_own_rows}")

@@ -10,6 +10,7 @@ import typer
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.guard.ledger import NodeLedger
+from fedkern_flwr.node_config import claim_folder
 from fedkern_flwr.private_files import make_private_folder
 from fedkern_flwr.secure_sum.identity import (
     fingerprint,
@@ -32,6 +33,7 @@ def init_node(
 ) -> None:
     """Make a node's folder with its identity key and its ledger; what is there stays."""
     make_private_folder(state_dir)
+    claim_folder(state_dir, partition_id)
     key, public = state_dir / IDENTITY, state_dir / PUBLIC
     made = not key.exists()
     raw = make_identity(key) if made else read_identity(key).public_key().public_bytes_raw()

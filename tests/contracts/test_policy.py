@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conversation import asked, ordered
-from frozen_tables import rows_that_wait
+from frozen_tables import rows_held_out, rows_that_wait
 from identities import known_node
 from zoo import WAYS, Sites, Way, fit, new_folder
 
@@ -85,6 +85,11 @@ def of_file(rows: int, **rules: Any) -> str:
     return f"{waiting} wait" if waiting else ""
 
 
+def of_fifth(**rules: Any) -> str:
+    """Return how many of 150 rows of a node without test-data are held out."""
+    return f"{rows_held_out(new_folder(), 150, **rules)} held out"
+
+
 def others(tables: list[Any]) -> None:
     for table in tables:
         table |= {n: [f"other {k}" for k in table[n]] for n in ("ids", "ids_test") if n in table}
@@ -149,6 +154,7 @@ TRIED: list[tuple[str, Callable[..., str], Any, Any, str]] = [
     ("min_evaluation_rows", of_six_held_out, 6, 7, FEW),
     ("strata", partial(of_file, 150), (), ("sex",), "1 wait"),
     ("labels", partial(of_file, 150), (), ("y",), "1 wait"),
+    ("held_out", of_fifth, False, True, "30 held out"),
     # what a server may ask for that plans with less than its nodes allow
     ("min_own_rows", partial(of_message, *FOLDS, {"folds": 3}), 5, 6, "FK-POLICY-OWN-ROWS"),
     ("min_sum_rows", partial(of_message, *FOLDS, {"folds": 3}), 15, 16, "FK-POLICY-SUM-ROWS"),

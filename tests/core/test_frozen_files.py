@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -198,9 +200,10 @@ def node(tmp_path: Path, files: NodeFiles) -> Callable[..., Node]:
     write(tmp_path / "new.csv", {k: v[:20] for k, v in patients(260).items()})
     contexts: dict[str, Context] = {}
 
-    def made(session: str, state: str | None = "state", **config: Any) -> Node:
+    def made(session: str, state: str | None = "state", policy: str = "", **config: Any) -> Node:
         own = {"partition-id": 0, "data": str(files.data), "label": "y", "id-column": "id"}
         own |= {"state-dir": str(tmp_path / state)} if state else {}
+        own |= {"policy": policy} if policy else {}
         known = contexts.setdefault(session, Context(1, 1, own, RecordDict(), {}))
         known.run_config = {"predict": False, "resume": False, **config}
         records = {"config": ConfigRecord({"session": session})}
@@ -277,6 +280,27 @@ def test_an_owner_freezes_and_withdraws(
     assert '"p17"' not in copies[0].read_text()
 
 
+def test_a_state_dir_is_that_of_one_partition(
+    node: Callable[..., Node],
+    files: NodeFiles,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Under another number a node would count anew what it opens about the same rows."""
+    assert node("s1").frozen is not None
+    assert node("s2").frozen is not None
+    state, config = tmp_path / "state", tmp_path / "node.toml"
+    other = {"partition-id": 1, "data": str(files.data), "state-dir": str(state)}
+    with refused("FK-NODE-STATE"):
+        Node(Context(1, 1, dict(other), RecordDict(), {}), load_table, ())
+    config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in other.items()))
+    assert run(["node", "freeze", "--node-config", str(config)]) == 2
+    assert run(["node", "init", "--partition-id", "1", "--state-dir", str(state)]) == 2
+    assert capsys.readouterr().err.count("FK-NODE-STATE") == 2
+    assert [place.name for place in state.glob("freeze-*")] == ["freeze-0"]
+    assert run(["node", "init", "--partition-id", "0", "--state-dir", str(state)]) == 0
+
+
 def test_rows_held_out_are_frozen_in_a_file_of_their_own(
     files: NodeFiles, frozen: FrozenFiles, tmp_path: Path
 ) -> None:
@@ -289,3 +313,33 @@ def test_rows_held_out_are_frozen_in_a_file_of_their_own(
     assert table is not None
     handle = table.frozen(tmp_path, 0, np.arange(200), np.array([2]))
     assert handle.rows[-1] == table.numbers[1][2]
+
+
+def test_a_fifth_is_held_out_where_the_owner_says_so(
+    node: Callable[..., Node], files: NodeFiles, tmp_path: Path
+) -> None:
+    """For good; and the same ids at nodes that share an alignment key."""
+    policy = NodePolicy(held_out=True)
+    (tmp_path / "key").write_text("ab" * 32)
+    keyed = replace(files, alignment_key=tmp_path / "key")
+
+    def held(state: str, files: NodeFiles) -> set[str]:
+        table, _ = FrozenFiles(tmp_path / state, 0, policy).update(files)
+        assert not cells(table).keys() & cells(table, kind=1).keys()
+        return {*cells(table, kind=1)}
+
+    first = held("one", keyed)
+    assert len(first) == 40
+    assert held("two", keyed) == first
+    assert held("three", files) != first
+    rows = patients()
+    write(files.data, {**rows, "dose": rows["dose"] + 1.0})
+    assert held("one", files) == first  # also without the key that there was at the freeze
+    write(files.data, patients(400))
+    assert held("one", keyed) > first
+    (tmp_path / "policy.toml").write_text("[freeze]\nheld_out = true\n")
+    own = node("s1", policy=str(tmp_path / "policy.toml"))
+    table, test = own.tables(missing="keep")
+    assert (table.rows, test.rows) == (320, 80)
+    handle = own.rows(table, test, "x")["frozen"]
+    assert len(np.unique(handle.rows)) == 400

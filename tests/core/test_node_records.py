@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import time
 from pathlib import Path
 from typing import Any
@@ -79,24 +78,6 @@ def test_an_owner_is_warned_when_little_is_left(
     assert warned in show(capsys, tmp_path)
     assert run(["node", "status", "--state-dir", str(tmp_path)]) == 3
     assert warned in capsys.readouterr().out
-
-
-def test_a_ledger_of_an_earlier_release_is_converted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ledger = NodeLedger(tmp_path)
-    open_run(ledger, "old")
-    ledger.tell("old", "accuracy", np.arange(10), [0.5], NodePolicy())
-    with sqlite3.connect(tmp_path / "ledger.sqlite") as db:
-        for column in ("about", "ended", "cleaned"):
-            db.execute(f"ALTER TABLE runs DROP COLUMN {column}")
-        db.execute("PRAGMA user_version = 6")
-    totals = ledger_totals(tmp_path)  # only looks
-    assert totals is not None
-    assert (totals.told, totals.near) == (1, ())
-    (found,) = ledger.runs()
-    assert (found.evaluations, found.ended, found.about) == (1, "", AboutRun())
-    assert "fed-cg" in show(capsys, tmp_path)
 
 
 # -- files of old runs

@@ -203,6 +203,14 @@ def test_parties_fit_together_or_are_refused(parties: list[DescribeReply], code:
         check_parties(parties)
 
 
+@pytest.mark.parametrize(("name", "good"), [("x" * 40, True), ("x" * 41, False)])
+def test_a_name_that_a_node_sends_is_short(name: str, good: bool) -> None:
+    """It comes into the coordinator's log; a node may be another program."""
+    sent = party(0, name=name)
+    with nullcontext() if good else refused("FK-MESSAGE-FIELD"):
+        DescribeReply.unpack(sent.arrays(), sent.scalars(), party="node 7")
+
+
 def test_the_digest_tells_names_and_order_apart() -> None:
     names = [["a", "b"], ["b", "a"], ["ab"], ["a", "b", ""], [], ["a\u0301", "b"]]
     assert len({columns_digest(n) for n in names}) == len(names)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from frozen_tables import EVENTS, KEY, Story, freeze, in_use, table
+from frozen_tables import EVENTS, KEY, Story, freeze, in_use, rows_of, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -75,7 +75,7 @@ def test_a_lot_must_pass_alone() -> None:
     made = freeze(100)
     first = one(made, numbers=700.0, others=300)
     made.update(table(range(115)), needed=0)
-    assert {len(made.rows_of([b])) for b in made.select(*FOLDS)} == {6, 16}
+    assert {len(rows_of(made, [b])) for b in made.select(*FOLDS)} == {6, 16}
     again = one(made, 2, purpose="sum 1", numbers=700.0, others=300)
     refuses("FK-CELLS-NUMBERS", check_sum, made.blocks, [first], again)
     made.update(table(range(250)), needed=0)
@@ -89,7 +89,7 @@ def test_a_lot_must_pass_alone() -> None:
 def test_a_withdrawal_that_waits_no_longer_is_not_computed() -> None:
     made = freeze(100)
     first = one(made, numbers=700.0, others=300)
-    fold = made.rows_of(made.select(1))[0]
+    fold = rows_of(made, made.select(1))[0]
     made.withdraw([in_use(made, range(100))[fold]])
     check_sum(made.blocks, [first], one(made, 2, purpose="sum 1", numbers=700.0, others=300))
 

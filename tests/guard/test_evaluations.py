@@ -20,7 +20,6 @@ from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.secure_sum import SecureSum
 from fedkern_flwr.wire import DescribeRequest
 
-PARTY = "partition 3"
 blobs = st.lists(st.binary(max_size=3), max_size=3)
 
 
@@ -49,11 +48,11 @@ def test_of_two_parties_each_has_enough_rows(tests: list[int], alone: bool, leas
 @given(blobs, blobs)
 def test_a_run_judges_one_model(one: list[bytes], two: list[bytes]) -> None:
     record, (first, second) = RunRecord("run"), (Asked.of("a", b"", m) for m in (one, two))
-    check_model(record, first, PARTY)
-    check_model(record, first, PARTY)
-    check_model(record, Asked.of("b", b"", two), PARTY)
+    check_model(record, first)
+    check_model(record, first)
+    check_model(record, Asked.of("b", b"", two))
     if one != two:
-        refuses("FK-ORDER-MODEL", check_model, record, second, PARTY)
+        refuses("FK-ORDER-MODEL", check_model, record, second)
 
 
 @pytest.mark.promise("guard-evaluations")
@@ -66,9 +65,9 @@ def test_each_set_of_rows_is_judged_so_often(asked: list[tuple[int, int]], most:
         what = Asked.of("figures", bytes([rows]), [bytes([model])])
         seen = sum(1 for known in told if known[0] == rows)
         if (rows, model) not in told and seen >= most:
-            refuses("FK-POLICY-EVALUATIONS", enter, record, what, [float(number)], policy, PARTY)
+            refuses("FK-POLICY-EVALUATIONS", enter, record, what, [float(number)], policy)
             continue
-        found = enter(record, what, [float(number)], policy, PARTY)
+        found = enter(record, what, [float(number)], policy)
         assert found == told.setdefault((rows, model), [float(number)])
 
 
@@ -99,9 +98,9 @@ def test_the_third_refusal_is_the_last() -> None:
     for refusals in range(5):
         record = RunRecord("run", refusals=refusals)
         if refusals < 3:
-            record.check(PARTY)
+            record.check()
         else:
-            refuses("FK-ORDER-OVER", record.check, PARTY)
+            refuses("FK-ORDER-OVER", record.check)
 
 
 class Breaking(SummingClient):

@@ -30,8 +30,6 @@ from fedkern_flwr.simulations.cli.main import run
 
 POLICY = NodePolicy()
 RUN: dict[str, Any] = {"kind": "K", "method": "m", "secure": True, "pinned": True}
-KEY = bytes(32)
-COPY = "see that its folder can be written and has room, or bring back a copy"
 PARTIES = [bytes([k]) for k in range(5)]
 
 
@@ -313,24 +311,6 @@ def test_contents_are_compared_where_no_later_run_had_the_rows(tmp_path: Path) -
     assert again("d", 140, seed=1) == 0.0  # scaled otherwise
 
 
-def test_runs_of_an_earlier_release_are_never_ignored(tmp_path: Path) -> None:
-    ledger = NodeLedger(tmp_path)
-    with sqlite3.connect(tmp_path / FILE) as db:
-        for statement in "".join(ledger_file._SCHEMAS[:4]).split(";"):
-            db.execute(statement)
-        db.execute("INSERT INTO secret VALUES (?)", (KEY,))
-        values = (b"old", 0, "K", "m", 1, 1, "then", 1, 1)
-        names = "session, partition, kind, method, secure, pinned, opened, held, learned"
-        db.execute(f"INSERT INTO runs ({names}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
-        db.execute("INSERT INTO sums VALUES (1, 'sum', '', 0, 1, NULL, 5, 20)")
-        db.execute("PRAGMA user_version = 4")
-    with refused("FK-LEDGER-EARLIER"):
-        open_run(ledger, "a", table(range(20)))
-    assert ledger.has_exact_sums("a")
-    ledger.begin_today()
-    open_run(ledger, "a", table(range(20)))
-
-
 def test_figures_about_the_same_rows_are_counted_over_runs(tmp_path: Path) -> None:
     ledger, rows = NodeLedger(tmp_path), np.arange(10, 20)
     policy = NodePolicy(max_evaluations=3)
@@ -381,10 +361,13 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     open_run(ledger, "a", table(range(9)))
     with refused("FK-LEDGER-GONE"):
         answer(ledger, "b")
-    with sqlite3.connect(tmp_path / FILE) as db:
-        db.execute("PRAGMA user_version = 99")
-    with refused("FK-LEDGER-VERSION"):
-        answer(ledger, "a")
+    for version in (1, 7, 99):  # nothing of another release is ignored, and nothing overwritten
+        with sqlite3.connect(tmp_path / FILE) as db:
+            db.execute(f"PRAGMA user_version = {version}")
+        with refused("FK-LEDGER-VERSION"):
+            answer(ledger, "a")
+        with refused("FK-LEDGER-VERSION"):
+            ledger.make()
     (tmp_path / FILE).write_bytes(b"not a database, and longer than a header would be" * 9)
     for name in ("-wal", "-shm"):
         (tmp_path / f"{FILE}{name}").unlink(missing_ok=True)
@@ -484,14 +467,11 @@ def test_a_fault_at_any_statement_lets_no_answer_leave(
         try:
             answer(ledger, "a", purpose=name)
         except OptionError as error:
-            failed, faults = str(error), faults + 1
+            failed, faults = error.code, faults + 1
         done = left[0] > 0
         left[0] = -1
         assert (name in ledger.runs()[0].sums) is not bool(failed)
-        assert failed in (
-            "",
-            f"partition 0: ledger.sqlite cannot be used (SQLITE_AUTH); {COPY} [FK-LEDGER-FILE]",
-        )
+        assert failed in ("", "FK-LEDGER-FILE")
         if done:
             break
     assert faults > 20

@@ -29,6 +29,7 @@ from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import (
     FDSKL,
     POFMKL,
+    POFRLS,
     ColumnRanges,
     FedCFK,
     FedCG,
@@ -109,6 +110,7 @@ class Federation:
         strategy: Any = None,
         policy: NodePolicy | None = None,
         agents: int = 1,
+        samples: int = 10,
     ) -> Any:
         make, usual = METHODS[method]
 
@@ -124,8 +126,8 @@ class Federation:
             return make(context, k, held(k), nodes + 1 - agents, **own)
 
         chosen = usual() if strategy is None else strategy
-        windows = method in ("pof-mkl", "evaluated")  # of five rows: fewer are refused
-        rounds = {} if method == "fed-cfk" else {"num_rounds": 10 if windows else 2}
+        windows = make.__name__ in ("online", "client")  # of five rows: fewer are refused
+        rounds = {} if method == "fed-cfk" else {"num_rounds": samples if windows else 2}
         simulate(chosen, client_fn, nodes, **rounds)
         return chosen
 
@@ -240,6 +242,27 @@ def test_the_places_of_others_hide_what_two_windows_differ_by(federation: Federa
             kernels=1, features=8, samples_per_round=samples, subset="shared", secure=True
         )
         federation.run("pof-mkl", 5, all_rows, strategy, NodePolicy())
+
+
+def test_products_in_the_difference_of_two_windows_need_rows_too(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """25 columns: fewer than 50 hidden rows of whole numbers fall to lattice reduction."""
+    x = np.random.default_rng(1).integers(0, 3, (NODES, 160, 24)) / 48.0
+
+    def client(context: Context, k: int, n: slice, nodes: int, **own: Any) -> PhaseClient:
+        return OnlineKernelClient(context, x[k], np.arange(160) % 2 / 1.0, **own)
+
+    def run(samples: int) -> None:
+        rls = POFRLS(experts="global-ridge", secure=True, samples_per_round=samples)
+        federation.run("products", 5, strategy=rls, policy=NodePolicy(), samples=samples)
+
+    monkeypatch.setitem(METHODS, "products", (client, POFRLS))
+    for _ in range(2):
+        run(40)
+    with refused("FK-PARTIES-LOST") as error:
+        run(50)
+    assert "FK-FREEZE-ROWS" in str(error.value)
 
 
 def test_figures_are_counted_over_runs(federation: Federation) -> None:

@@ -65,10 +65,10 @@ def order_of(rule: SumRule) -> Order:
 
 def is_refused(order: Order, rule: SumRule, cohorts: int = 1) -> bool:
     try:
-        check_order(order, rule, cohorts=cohorts, party=PARTY)
+        check_order(order, rule, cohorts=cohorts)
     except RefusedError as error:
         text = str(error)
-        return text.startswith(f"{PARTY}: refused by the node: the ") and "\n" not in text
+        return text.startswith("refused by the node: the ") and "\n" not in text
     return False
 
 
@@ -113,7 +113,7 @@ def test_cohorts_hide_enough(counts: dict[int, Counts], enough: int, holds: bool
     rows = sum(one.rows + one.held_out for one in counts.values())
     few = len(counts) < min(3, enough) or (holds and rows < 9)
     try:
-        check_cohort(cohort, counts, policy, enough=enough, holds=holds, party=PARTY)
+        check_cohort(cohort, counts, policy, enough=enough, holds=holds)
     except RefusedError:
         assert few
     else:
@@ -150,7 +150,7 @@ def test_runs_are_those_that_the_owner_allows(
     policy = NodePolicy(methods=("a",), require_secure_sums=needs, require_pinned_identities=knows)
     fine = method == "a" and (secure or not needs) and (pinned or not knows)
     try:
-        check_run(policy, method, secure=secure, pinned=pinned, party=PARTY)
+        check_run(policy, method, secure=secure, pinned=pinned)
     except RefusedError:
         assert not fine
     else:
@@ -160,7 +160,7 @@ def test_runs_are_those_that_the_owner_allows(
 @given(st.integers(0, 9), st.integers(0, 9))
 def test_few_own_rows_are_refused_and_none_are_fine(rows: int, least: int) -> None:
     assume(rows >= least or rows == 0)
-    check_own_rows(NodePolicy(min_own_rows=least), rows, party=PARTY)
+    check_own_rows(NodePolicy(min_own_rows=least), rows)
     if least > 1:
         with refused("FK-POLICY-OWN-ROWS"):
-            check_own_rows(NodePolicy(min_own_rows=least), 1, party=PARTY)
+            check_own_rows(NodePolicy(min_own_rows=least), 1)

@@ -32,6 +32,7 @@ POLICIES = st.builds(
     max_binary_columns=st.none() | COUNTS,
     max_epsilon=st.floats(0.0, allow_nan=False),
     strata=st.lists(st.text(st.characters(codec="utf-8"), min_size=1), max_size=2).map(tuple),
+    held_out=st.booleans(),
 )
 
 
@@ -68,9 +69,10 @@ def test_every_rule_has_a_line_and_what_is_commented_out_is_the_default(tmp_path
         ('methods = "pof-mkl"', "use a list of names"),
         ("methods = [1]", "use a list of names"),
         ('methods = ["a b"]', "use a list of names"),
-        ("[freeze]\nstratum = []", "; [freeze] has strata and labels"),
+        ("[freeze]\nstratum = []", "; [freeze] has strata, labels, held_out"),
         ("strata = []", "has a rule 'strata'"),
         ("[freeze]\nlabels = [1]", "use a list of columns"),
+        ("[freeze]\nheld_out = 0.2", "use true or false"),
         ("max_epsilon = nan", "use a number from 0"),
         ("max_epsilon = -1", "use a number from 0"),
         ("min_own_rows = ", "policy.toml cannot be read; write it as TOML"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,14 +13,12 @@ from refusals import refused, refuses
 
 from fedkern_flwr.guard import NodePolicy, check_run, spending
 from fedkern_flwr.guard.ledger import NodeLedger
-from fedkern_flwr.guard.ledger_file import FILE
 from fedkern_flwr.guard.opened import Opening
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.guard.spending import Charge
 from fedkern_flwr.privacy import Budget, Release, plan_release
 from fedkern_flwr.privacy.accounting import epsilon_of
 
-PARTY = "partition 3"
 RUN: dict[str, Any] = {"kind": "K", "method": "m", "secure": True, "pinned": False}
 
 
@@ -148,44 +145,6 @@ def test_the_key_of_a_run_s_noise_lasts_until_it_is_over(tmp_path: Path) -> None
     assert ledger.noise_key("a") != first
 
 
-#: What versions 5 and 6 have done to a ledger, undone.
-BACK = """
-DROP TABLE opened; DROP TABLE uncounted; DROP TABLE told;
-CREATE TABLE permissions (run INTEGER);
-CREATE TABLE sums (run INTEGER, parties INTEGER);
-ALTER TABLE runs DROP COLUMN content; ALTER TABLE runs DROP COLUMN saved;
-ALTER TABLE runs DROP COLUMN again; ALTER TABLE runs DROP COLUMN how;
-ALTER TABLE runs DROP COLUMN about; ALTER TABLE runs DROP COLUMN ended;
-ALTER TABLE runs DROP COLUMN cleaned;
-"""
-
-
-def test_the_ledger_of_an_older_release_goes_on(tmp_path: Path) -> None:
-    ledger = NodeLedger(tmp_path)
-    ledger.open_run("a", rows=table(range(20)), **RUN)
-    with sqlite3.connect(tmp_path / FILE) as db:
-        later = ("noise", "spending", "places", "seen", "streamed", "shown", "pools", "failures")
-        db.executescript(BACK + "".join(f"DROP TABLE {name};" for name in later))
-        db.execute("ALTER TABLE runs DROP COLUMN record")
-        db.execute("PRAGMA user_version = 1")
-    spend(ledger, "b", table(range(20)), release(1.0))
-    assert epsilons(ledger) == [0.0, pytest.approx(1.0, rel=1e-3)]
-
-
-def test_what_an_older_release_has_entered_adds_up(tmp_path: Path) -> None:
-    ledger, one = NodeLedger(tmp_path), release(1.0)
-    both = epsilon_of(2 * one.curve, one.delta)
-    spend(ledger, "a", table(range(20), 14), one)
-    spend(ledger, "a", table(range(20), 14), one, key=b"e", held_out=True)
-    with sqlite3.connect(tmp_path / FILE) as db:
-        db.executescript(BACK + "DROP TABLE pools; DROP TABLE failures;")
-        for name, column in (("spending", "pool"), ("runs", "record")):
-            db.execute(f"ALTER TABLE {name} DROP COLUMN {column}")
-        db.execute("PRAGMA user_version = 3")
-    assert ledger.spent() == pytest.approx(1.0, rel=1e-3)
-    refuses("FK-BUDGET-SPENT", spend, ledger, "b", table(range(50, 70)), one, most=both * 0.99)
-
-
 def test_a_budget_counts_from_today_where_sums_were_exact_before(tmp_path: Path) -> None:
     ledger = NodeLedger(tmp_path)
     ledger.open_run("a", rows=table(range(20)), **RUN)
@@ -213,9 +172,9 @@ def test_a_run_is_opened_only_within_the_limit(
     policy = NodePolicy(max_epsilon=most, require_secure_sums=False)
     about: dict[str, Any] = {"secure": secure, "pinned": True, "budget": budget, "tells": tells}
     if not code:
-        check_run(policy, "m", party=PARTY, **about)
+        check_run(policy, "m", **about)
         return
-    refuses(code, check_run, policy, "m", party=PARTY, **about)
+    refuses(code, check_run, policy, "m", **about)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +193,7 @@ def test_a_run_is_opened_only_within_the_limit(
 )
 def test_a_promise_is_of_delta_colluders_parties_and_runs(about: dict[str, Any], code: str) -> None:
     """Parties that the server has invented would add no noise."""
-    about = {"secure": True, "pinned": True, "budget": Budget(1.0), "party": PARTY, **about}
+    about = {"secure": True, "pinned": True, "budget": Budget(1.0), **about}
     check_run(NodePolicy(), "fed-cg", **about)  # whose owner promises nobody anything
     with refused(code) if code else nullcontext():
         check_run(NodePolicy(max_epsilon=1.0), "fed-cg", **about)
@@ -318,17 +277,17 @@ def test_a_stream_does_not_go_back_and_its_record_stays_short() -> None:
     one, found = release(1.0), {}
     for start in (0, 5, 5, 10):  # one is asked for again
         charge = Charge(b"%d" % start, one, rows=(start, start + 5))
-        found = spending.spend(found, [charge], PARTY)
+        found = spending.spend(found, [charge])
     assert len(found) == 1
-    refuses("FK-BUDGET-AGAIN", spending.spend, found, [Charge(b"other", one, rows=(14, 19))], PARTY)
+    refuses("FK-BUDGET-AGAIN", spending.spend, found, [Charge(b"other", one, rows=(14, 19))])
 
 
 def test_all_rows_are_not_asked_for_after_messages_of_some() -> None:
     """What messages of a stream cost is of their own rows: a sum of all would cost them twice."""
     one = release(1.0)
-    found = spending.spend({}, [Charge(b"0", one, rows=(0, 5))], PARTY)
-    refuses("FK-BUDGET-AGAIN", spending.spend, found, [Charge(b"all", one)], PARTY)
-    assert len(spending.spend(found, [Charge(b"held out", one, held_out=True)], PARTY)) == 2
+    found = spending.spend({}, [Charge(b"0", one, rows=(0, 5))])
+    refuses("FK-BUDGET-AGAIN", spending.spend, found, [Charge(b"all", one)])
+    assert len(spending.spend(found, [Charge(b"held out", one, held_out=True)])) == 2
 
 
 def test_messages_of_a_party_add_up_within_a_run() -> None:
@@ -336,6 +295,6 @@ def test_messages_of_a_party_add_up_within_a_run() -> None:
     one = replace(one, budget=Budget(epsilon_of(3 * one.curve, one.delta) * 1.001, unit="party"))
     for start in (0, 5, 5, 10):
         charge = Charge(b"%d" % start, one, rows=(start, start + 5))
-        found = spending.spend(found, [charge], PARTY)
+        found = spending.spend(found, [charge])
     assert len(found) == 2
-    refuses("FK-BUDGET-EXCEEDED", spending.spend, found, [Charge(b"15", one, rows=(15, 20))], PARTY)
+    refuses("FK-BUDGET-EXCEEDED", spending.spend, found, [Charge(b"15", one, rows=(15, 20))])

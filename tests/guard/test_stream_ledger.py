@@ -18,7 +18,7 @@ from refusals import refused
 from fedkern_flwr.clients import OnlineKernelClient, StreamClient
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
-from fedkern_flwr.guard.ledger_file import _SCHEMA, FILE
+from fedkern_flwr.guard.ledger_file import FILE
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.guard.streamed import Streamed
 from fedkern_flwr.simulations import simulate
@@ -248,14 +248,3 @@ def test_a_row_is_in_one_run(tmp_path: Path) -> None:
     opened(tmp_path, "c")
     with refused("FK-LEDGER-STREAM"):
         ledger.take("c", Streamed(rows_of([0]), "0", anew=True), compare=True)
-
-
-def test_a_ledger_without_streams_gets_them(tmp_path: Path) -> None:
-    """One of release 0.1 is taken on as it is."""
-    with sqlite3.connect(tmp_path / FILE) as db:
-        db.executescript(_SCHEMA)
-        db.execute("INSERT INTO secret VALUES (?)", (bytes(32),))
-        db.execute("PRAGMA user_version = 1")
-    ledger = opened(tmp_path, "a")
-    ledger.take("a", Streamed(rows_of([1]), "here"), compare=True)
-    assert ledger.place() == "here"

@@ -9,7 +9,8 @@ import numpy as np
 
 from fedkern_flwr.frozen_files import FrozenFiles, NodeFiles
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.guard.freeze import Freeze, Rows
+from fedkern_flwr.guard.freeze import Freeze
+from fedkern_flwr.guard.rows import Rows
 
 KEY = bytes(range(32))
 
@@ -25,9 +26,19 @@ def freeze(rows: int, least: int = 5, **more: Any) -> Freeze:
     return Freeze.deal(table(range(rows), **more), least=least, key=KEY)[0]
 
 
+def table_blocks(made: Freeze) -> Any:
+    """Return the block of each row of the frozen table."""
+    return made.block[made.used]
+
+
+def rows_of(made: Freeze, blocks: Any) -> Any:
+    """Return the places of blocks' rows in the frozen table."""
+    return np.flatnonzero(np.isin(table_blocks(made), list(blocks)))
+
+
 def whole_blocks(made: Freeze, wanted: Any) -> list[int]:
     """Return the blocks all of whose rows in the frozen table are wanted."""
-    inside = np.bincount(made.table_blocks()[wanted], minlength=len(made.blocks))
+    inside = np.bincount(table_blocks(made)[wanted], minlength=len(made.blocks))
     return [block for block in made.select() if inside[block] == made.blocks["rows"][block]]
 
 
@@ -109,17 +120,27 @@ class Story:
             blocks = [b for b in self.freeze.select() if self.random.random() < 0.8]
         else:
             blocks = whole_blocks(self.freeze, self.random.random(len(self.frozen)) < 0.97)
-        self.sums.append([self.frozen[k] for k in self.freeze.rows_of(blocks)])
+        self.sums.append([self.frozen[k] for k in rows_of(self.freeze, blocks)])
 
 
 def rows_that_wait(folder: Path, rows: int, **rules: Any) -> int:
     """Return how many rows of a file are not frozen: the first has no sex, the second no label."""
+    return rows - len(frozen_numbers(folder, rows, **rules)[0])
+
+
+def rows_held_out(folder: Path, rows: int, **rules: Any) -> int:
+    """Return how many rows of the file are held out."""
+    return len(frozen_numbers(folder, rows, **rules)[1])
+
+
+def frozen_numbers(folder: Path, rows: int, **rules: Any) -> list[Any]:
+    """Return the numbers of the rows of a file in a freeze, of those learned from and held out."""
     lines = ["id,sex,age,y", *(f"{k},{'fm'[k % 2]},{k},{k % 2}" for k in range(rows))]
     lines[1:3] = "0,,0,0", "1,m,1,"
     (folder / "a.csv").write_text("\n".join(lines) + "\n")
     files = FrozenFiles(folder / "state", 0, NodePolicy(**rules))
     made, _ = files.update(NodeFiles(folder / "a.csv", None, "id"))
-    return rows - (0 if made is None else len(made.numbers[0]))
+    return [(), ()] if made is None else made.numbers
 
 
 EVENTS = ["new", "new", "edit", "withdraw", "return", "move", "hasty"]

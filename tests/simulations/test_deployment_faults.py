@@ -218,6 +218,7 @@ def test_a_full_disk_of_a_node_is_named(tmp_path: Path) -> None:
     try:
         nodes = write_nodes(tmp_path, 4)
         nodes[2]["state-dir"] = str(small)
+        (small / "partition").write_text("2\n")  # of an earlier run
         (small / "filler").write_bytes(bytes(60_000))
         with LocalDeployment(tmp_path, nodes) as deployment:
             number = start(deployment, secure="on", **{"num-rounds": 3})

@@ -195,6 +195,22 @@ def test_a_usual_life_needs_no_option_and_meets_no_refusal(life: Life) -> None:
         secure_gram(life)
 
 
+def test_nodes_that_match_their_rows_hold_out_the_same_fifth(life: Life) -> None:
+    """By the alignment key: figures are of these rows, and no node learns from one of them."""
+    policy, result = life.folder / "policy.toml", life.folder / "result.json"
+    policy.write_text("[freeze]\nheld_out = true\n")
+    roles = {"role": ["active", "passive", "passive"], "classes": ["0,1", None, None]}
+    own: dict[str, Any] = {**roles, "label_column": ["state", None, None], "policy": policy}
+    life.go("fdskl", {"result": result}, ranges=life.files("own"), **own)
+    found = json.loads(result.read_text())
+    assert (found["held_out"]["rows"], found["matched"]["dropped_rows"]) == (ROWS // 5, 0)
+    files = [life.folder.glob(f"{k}/freeze-{k}/*/test-data/data{k}.csv") for k in range(NODES)]
+    ids = [{line.partition(",")[0] for line in next(f).read_text().split()[1:]} for f in files]
+    assert len(ids[0]) == ROWS // 5
+    assert ids == ids[:1] * NODES
+    assert NodeLedger(life.folder / "0", 0).refusals() == []
+
+
 def test_a_table_that_was_edited_is_answered_as_it_was_frozen(life: Life) -> None:
     life.go("ranges", ranges=life.files("first"))
     path = life.folder / "data0.csv"
