@@ -35,6 +35,7 @@ _OF_SIMULATIONS = (
     "engine",
     "ray_address",
     "explain_columns",
+    "check_pooled",
     "track",
     "drop",
     "runs",
