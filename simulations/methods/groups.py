@@ -324,6 +324,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
                 title=f"{label}: convergence",
                 xlabel="iteration",
                 ylabel="gap, relative to the objective" if "duality gap" in curves else "residuals",
+                svg=False,
             )
         }
 

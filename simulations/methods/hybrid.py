@@ -281,5 +281,6 @@ class HybridFamily(Family[HybridSettings, HybridData]):
                 title="Conjugate gradients",
                 xlabel="iteration",
                 ylabel="residual relative to that of zero",
+                svg=False,
             )
         }

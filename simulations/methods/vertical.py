@@ -248,5 +248,6 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
                 title="Held-out rows during streaming",
                 xlabel="iteration",
                 ylabel="share of wrong classes" if classes else "RMSE (scaled labels)",
+                svg=False,
             )
         }
