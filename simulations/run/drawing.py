@@ -304,12 +304,14 @@ def save_figure(figure: Figure, path: Path, *, svg: bool = True) -> Path:
         from matplotlib.backends.backend_svg import FigureCanvasSVG
 
         buffer = BytesIO()
-        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None})
+        canvas: Any = FigureCanvasSVG(figure)  # whose methods have no types
+        canvas.print_svg(buffer, metadata={"Date": None})
         figure.set_layout_engine("none")  # all has its place: the next one need not look for it
         write_atomically(path.with_name(f"{stem}.svg"), buffer.getvalue(), private=True)
     buffer = BytesIO()
     figure.set_dpi(_DPI)
-    FigureCanvasAgg(figure).print_png(buffer)
+    canvas = FigureCanvasAgg(figure)
+    canvas.print_png(buffer)
     write_atomically(path.with_name(f"{stem}.png"), buffer.getvalue(), private=True)
     return path.with_name(f"{stem}.png")
 
