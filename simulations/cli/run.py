@@ -187,8 +187,9 @@ def _result(config: dict[str, Any], prepared: Prepared, found: dict[str, Any]) -
         positive = {"positive": names[1]} if len(names) == 2 else {}
         held_out = {"class_names": names, **positive, **found["held_out"]}
         found = {**found, "held_out": held_out}
-    unknown = dict.fromkeys(family(config["method"]).checked)
-    found = {**found, "metrics": {**unknown, **found["metrics"]}}
+    own = family(config["method"])
+    unchecked = () if own.checks_pooled(prepared, config) else own.checked
+    found = {**found, "metrics": {**dict.fromkeys(unchecked), **found["metrics"]}}
     return {
         **{name: config[name] for name in ("method", "engine", "seed")},
         "config": {**config, **facts, "notes": plain_notes(all_notes(config, prepared))},

@@ -286,7 +286,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         """Return the note on a check that is not made: how to ask for it."""
         if not self.checked or self.checks_pooled(prepared, config):
             return []
-        return ["the result is not compared with pooled rows; --check-pooled compares it"]
+        return ["there is no comparison with a model of the pooled rows; --check-pooled makes it"]
 
     def measure(self, strategy: PhaseStrategy, prepared: P, config: Config) -> dict[str, Any]:
         """Return metrics of a finished draw that only a simulation knows, for it pools the data.
