@@ -35,6 +35,7 @@ _OF_SIMULATIONS = (
     "engine",
     "ray_address",
     "explain_columns",
+    "check_pooled",
     "track",
     "drop",
     "runs",
@@ -147,7 +148,8 @@ def _config(own: Family[Any, Any], name: str, values: dict[str, Any]) -> dict[st
         every = {**defaults, **values, **own.deal_nodes(values, values["nodes"])}
     if "secure" in own.run_options:
         every["secure"] = "secure" not in method(name).fixed
-    return {**own.config(name, {**every, "engine": "in-process"}), "engine": _ENGINE}
+    every |= {"engine": "in-process", "check_pooled": False}  # nobody has the pooled rows
+    return {**own.config(name, every), "engine": _ENGINE}
 
 
 def _write_nodes(

@@ -62,6 +62,8 @@ def run_method(name: str, values: dict[str, Any]) -> None:
                 found = _execute(
                     screen, folder, config, prepared, address, track, read, resume=True
                 )
+        else:
+            _show(screen, found)
         result = found
         _explain(screen, values, result.get("columns", []))
     else:
@@ -70,6 +72,7 @@ def run_method(name: str, values: dict[str, Any]) -> None:
         check_ray_address(config["engine"], address)
         prepared, read = _read(screen, config)
         family(name).check_data(config, prepared)
+        config["notes"] += family(name).unchecked(prepared, config)
         _explain(screen, values, [one._asdict() for one in prepared.explain()])
         folder = RunFolder.create(chosen_folder(values["out"], name), config, force=values["force"])
         try:
@@ -84,7 +87,7 @@ def run_method(name: str, values: dict[str, Any]) -> None:
             if error.exit_code == OptionError.exit_code and not folder.unfinished:
                 folder.discard()  # it is known only now that this cannot be run
             raise
-    _show(screen, folder, result)
+    screen.result(f"run folder: {folder.path}")
     tell(result)
 
 
@@ -166,6 +169,7 @@ def _execute(
             screen.note(f"stopped: go on with fedkern run {entry.method} --resume {folder.path}")
         raise
     summary = {**summarise(entry), "run": entry.results[0].get("run", {})}
+    _show(screen, _result(config, prepared, summary))  # at once: drawing takes a second
     began = time.perf_counter()
     with screen.status("drawing"):
         plots = _plots(folder, entry, prepared, summary)
@@ -195,25 +199,33 @@ def save_result(
     artifacts: dict[str, str],
 ) -> dict[str, Any]:
     """Save what a run found, with its settings and the files beside it; return all of it."""
+    whole = {"predictor": PREDICTOR} if (folder.path / PREDICTOR).is_file() else {}
+    listed = {**ARTIFACTS, **whole, **artifacts, "report": REPORT}
+    result = {**_result(config, prepared, found), "artifacts": listed}
+    rows = family(config["method"]).rows(result)
+    write_run_report(folder.path, *_heads(result), rows, result)
+    folder.save_result(result)
+    return result
+
+
+def _result(config: dict[str, Any], prepared: Prepared, found: dict[str, Any]) -> dict[str, Any]:
+    """Return what a run found with its settings, and null for what was not checked."""
     facts = prepared.facts()
     if facts.get("class_names") and "held_out" in found:
         names = facts["class_names"]
         positive = {"positive": names[1]} if len(names) == 2 else {}
         held_out = {"class_names": names, **positive, **found["held_out"]}
         found = {**found, "held_out": held_out}
-    whole = {"predictor": PREDICTOR} if (folder.path / PREDICTOR).is_file() else {}
-    result = {
+    own = family(config["method"])
+    unchecked = () if own.checks_pooled(prepared, config) else own.checked
+    found = {**found, "metrics": {**dict.fromkeys(unchecked), **found["metrics"]}}
+    return {
         **{name: config[name] for name in ("method", "engine", "seed")},
         "config": {**config, **facts, "notes": plain_notes(all_notes(config, prepared))},
         "columns": [one._asdict() for one in prepared.explain()],
         "versions": versions(),
         **found,
-        "artifacts": {**ARTIFACTS, **whole, **artifacts, "report": REPORT},
     }
-    rows = family(config["method"]).rows(result)
-    write_run_report(folder.path, *_heads(result), rows, result)
-    folder.save_result(result)
-    return result
 
 
 def _heads(result: dict[str, Any]) -> tuple[str, str]:
@@ -253,10 +265,9 @@ def _explain(screen: Screen, values: dict[str, Any], columns: list[dict[str, Any
         screen.table("What became of the columns", titles, rows, text=3)
 
 
-def _show(screen: Screen, folder: RunFolder, result: dict[str, Any]) -> None:
+def _show(screen: Screen, result: dict[str, Any]) -> None:
     rows = family(result["method"]).rows(result)
     screen.table(": ".join(_heads(result)), ["", "value"], rows)
-    screen.result(f"run folder: {folder.path}")
 
 
 command = by_method("run", "Run one method on one data set.", METHODS, run_method, run_options)

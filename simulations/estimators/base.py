@@ -213,7 +213,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
                 remedy=f"use at least {least}{self._why_parties}",
                 code="FK-PARTIES-FEW",
             )
-        share = {"test_size": mine.pop("held_out", 0.0)}
+        share = {"test_size": mine.pop("held_out", 0.0), "check_pooled": False}
         chosen = {**self._fixed, **mine, **share, **more, "data": "the table", "seed": seed}
         return {**known, **chosen, **self._dealt(parties, len(table.columns))}
 

@@ -56,6 +56,8 @@ class Cell:
     audited : bool
         Whether it is counted which kinds of values are seen.
     engine : {"in-process", "ray"}
+    check_pooled : bool (default: False)
+        Whether the model is compared with that of the pooled rows.
     """
 
     settings: Settings
@@ -64,6 +66,7 @@ class Cell:
     seed: int
     audited: bool
     engine: Engine
+    check_pooled: bool = False
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -86,6 +89,7 @@ class Cell:
             "seed": self.seed,
             "audited": self.audited,
             "engine": self.engine,
+            "check_pooled": self.check_pooled,
             "versions": versions(),
             "code": code_digest(),
         }
@@ -217,7 +221,9 @@ def run_alike(
             audited=first.audited,
             ray_address=ray_address,
             progress=progress_of,
-            measure=lambda strategy: own.measure(strategy, prepared, {}),
+            measure=lambda strategy: own.measure(
+                strategy, prepared, {"check_pooled": first.check_pooled}
+            ),
             draw_done=lambda entry, _: leave(entry),
         )
     for entry in entries:

@@ -114,7 +114,15 @@ def _cells(
     reference = method in references_of(family_with(settings))
     engine: Engine = "in-process" if reference else chosen.engine
     return [
-        Cell(settings, method, options, seed + draw, draw == 0 and not reference, engine)
+        Cell(
+            settings,
+            method,
+            options,
+            seed + draw,
+            draw == 0 and not reference,
+            engine,
+            section.check_pooled and not reference,
+        )
         for draw in range(chosen.runs)
     ]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..methods.common import Column, Summary, scientific
+from ..methods.common import Column, Summary
 from ..run.format import figure
 
 
@@ -28,11 +28,6 @@ def _beside(summary: Summary) -> list[str]:
     if "test_accuracy" in summary["metrics"]:
         form = "+.4f"
     return ["-" if value is None else format(value, form)]
-
-
-def _itself(summary: Summary) -> list[str]:
-    found = summary["metrics"]
-    return [scientific(found.get("centralised_difference", found.get("objective_gap")))]
 
 
 #: Seconds that an exchange takes where three warm nodes are on one machine, measured by
@@ -81,13 +76,6 @@ OWN_COLUMNS: dict[str, Column] = {
         _beside,
         reading="Beside pooled: the figure less that of the best tuned model of the pooled data, "
         "mean over the runs.",
-    ),
-    "itself": Column(
-        ("to itself pooled",),
-        _itself,
-        reading="To itself pooled: largest difference of a prediction from that of the same method "
-        "on the pooled data; of HierarchicalSVM that of the objectives, relative. It says that "
-        "nothing is lost by not pooling, and not how good the method is.",
     ),
     "traffic": Column(
         ("kB",),

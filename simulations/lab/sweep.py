@@ -11,7 +11,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,7 @@ def _run_here(cells: Sequence[Cell], address: str | None, progress: Progress, do
 def _alike(cells: Sequence[Cell]) -> Iterator[list[Cell]]:
     """Yield neighbours that Flower's engine can run without starting anew; others one by one."""
     for (engine, *_), group in groupby(
-        cells, lambda cell: (cell.engine, cell.settings, cell.seed, cell.audited)
+        cells, lambda cell: (cell.engine, cell.settings, cell.seed, cell.audited, cell.check_pooled)
     ):
         if engine == "ray":
             yield list(group)
@@ -170,9 +170,7 @@ def _run_tasks(ray: Any, cells: Sequence[Cell], done: Done) -> None:
 
 def _compute(cell: Cell, key: str) -> Record:
     """Compute a cell in a worker, with the same data, libraries and code."""
-    here = Cell(
-        cell.settings, cell.method, cell.options, cell.seed, cell.audited, cell.engine
-    )  # without the key that the other side has computed
+    here = replace(cell)  # without the key that the other side has computed
     file, party = Path(cell.settings.data), getattr(cell.settings, "party", ())
     if file.suffix and not file.is_file() and not party:
         return run_cell(here)  # which says what is missing

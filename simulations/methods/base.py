@@ -20,6 +20,7 @@ from ..run.data import Prepared, Settings, TableSettings, check_public, deal_fil
 from ..run.entries import Entry, average, check_seed
 from ..run.options import RUN, Option, of_settings, options
 from .common import (
+    CHECK_POOLED,
     DROP,
     ENGINE,
     EXPLAIN,
@@ -47,6 +48,8 @@ S = TypeVar("S", bound=Settings)
 P = TypeVar("P", bound=Prepared)
 
 _COMMON = ("engine", "seed", "drop", "timeout")
+#: Training rows up to which a run is checked by itself: training on them takes about two seconds.
+MOST_CHECKED = 2000
 #: Option -> default of a run, and of one with a privacy budget: it may count nothing in all rows.
 _PUBLIC = {
     "scaling": ("auto", "range"),
@@ -80,6 +83,8 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         What the repetitions of a run are, in the plural.
     afterwards : str
         What a run is at once the exchanges are over.
+    checked : tuple of str
+        Metrics of the check against the pooled rows. A family with some has ``--check-pooled``.
     columns : dict
         Columns for the tables of comparisons, by name.
     shown : tuple of Shown
@@ -110,6 +115,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
     run_options: ClassVar[tuple[str, ...]] = ()
     draws: ClassVar[str] = "draws"
     afterwards: ClassVar[str] = "judging beside pooled rows"
+    checked: ClassVar[tuple[str, ...]] = ()
     columns: ClassVar[Mapping[str, Column]]
     shown: ClassVar[Sequence[Shown]] = ()
     reading: ClassVar[tuple[str, ...]] = ()
@@ -128,6 +134,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
             *of_settings(self.settings, self.data),
             *self.own_options,
             Option("runs", int, 1, self.repetitions, RUN),
+            *[CHECK_POOLED][: len(self.checked)],
             ENGINE,
             RAY_ADDRESS,
             *self.secure_options(),
@@ -195,6 +202,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
             "notes": notes,
             "runs": values.get("runs", 1),
             **{key: values[key] for key in (*_COMMON, *self.run_options)},
+            **({"check_pooled": values.get("check_pooled")} if self.checked else {}),
         }
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
@@ -248,10 +256,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         if budget is not None:
             settings = getattr(prepared, "settings", None)
             check_public(settings or self.settings.from_values(config["data"]))
-            facts = prepared.facts()
-            parties = prepared.num_clients
-            rows = facts["rounds"] * parties if "rounds" in facts else np.sum(facts["rows"])
-            budget.check_rows([int(rows)] + [0] * (parties - 1))
+            budget.check_rows([_training_rows(prepared)] + [0] * (prepared.num_clients - 1))
         if config.get("secure"):
             strategy = self._strategy(config["method"])(**config["options"])
             assert isinstance(strategy, SummingStrategy)
@@ -268,14 +273,29 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         TableError, OptionError
         """
 
+    def checks_pooled(self, prepared: P, config: Config) -> bool:
+        """Tell whether a run also trains on the pooled rows, only to compare.
+
+        It does where it was asked for with ``--check-pooled``. Where nothing was said, it does if
+        there are at most 2,000 training rows.
+        """
+        asked: bool | None = config.get("check_pooled")
+        return _training_rows(prepared) <= MOST_CHECKED if asked is None else asked
+
+    def unchecked(self, prepared: P, config: Config) -> list[str]:
+        """Return the note on a check that is not made: how to ask for it."""
+        if not self.checked or self.checks_pooled(prepared, config):
+            return []
+        return ["there is no comparison with a model of the pooled rows; --check-pooled makes it"]
+
     def measure(self, strategy: PhaseStrategy, prepared: P, config: Config) -> dict[str, Any]:
         """Return metrics of a finished draw that only a simulation knows, for it pools the data.
 
-        ``config`` is that of the run, or empty in a comparison. The metric ``seconds``, if there
-        is one, is what the method's last step took after the strategy had ended, and is added to
-        the seconds of the draw. ``judged``, if it is there, is what was counted on held-out rows
-        where the strategy does not know it; ``no_better_than`` what predicts them as well, if that
-        is so simple, where nothing is counted.
+        ``config`` is that of the run. A comparison says there only whether to check. The metric
+        ``seconds``, if there is one, is what the method's last step took after the strategy had
+        ended, and is added to the seconds of the draw. ``judged``, if it is there, is what was
+        counted on held-out rows where the strategy does not know it; ``no_better_than`` what
+        predicts them as well, if that is so simple, where nothing is counted.
         """
         return {}
 
@@ -349,6 +369,14 @@ class Family(Predicting[P], ABC, Generic[S, P]):
 
     def _strategy(self, name: str) -> type[PhaseStrategy]:
         return next(cls for cls in self.strategies if cls.method == name)
+
+
+def _training_rows(prepared: Prepared) -> int:
+    """Return the rows that all parties learn from; of ratings the users."""
+    facts = prepared.facts()
+    if "rounds" in facts:
+        return int(facts["rounds"] * prepared.num_clients)
+    return int(np.sum(facts["rows" if "rows" in facts else "users"]))
 
 
 def _refuse_options_of_sums(strategy: type[PhaseStrategy], chosen: Mapping[str, Any]) -> None:

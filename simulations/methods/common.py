@@ -37,6 +37,13 @@ RAY_ADDRESS = Option(
 DROP = Option("drop", float, 0.0, "Probability that a client vanishes in a round.", RUN)
 TIMEOUT = Option("timeout", float, 600.0, "Seconds to wait for a round's replies.", RUN)
 
+CHECK_POOLED = Option(
+    "check_pooled",
+    bool | None,
+    None,
+    "Also train on the pooled rows and show the difference (default: up to 2,000 training rows).",
+    RUN,
+)
 EXPLAIN = Option(
     "explain_columns", bool, False, "Show what became of each column.", RUN, "--explain-columns"
 )
@@ -78,6 +85,8 @@ class Column:
         How to read the column, where its headings do not say it.
     wide : bool (default: False)
         Whether it is in a report only.
+    pooled : bool (default: False)
+        Whether it needs the check against the pooled rows, see :meth:`Family.checks_pooled`.
     """
 
     headings: tuple[str, ...]
@@ -88,6 +97,7 @@ class Column:
     higher_is_better: bool = False
     reading: str = ""
     wide: bool = False
+    pooled: bool = False
 
 
 def _sent(summary: Summary) -> list[str]:
@@ -228,7 +238,7 @@ def short(value: float | None) -> str:
 
 def to_pooled(reading: str, name: str = "centralised_difference") -> Column:
     """Return the column of what parts a model from that of pooled data."""
-    return metric("to pooled", name, reading=reading)
+    return metric("to pooled", name, reading=reading, pooled=True)
 
 
 #: How good classes and probabilities are, beside the accuracy.

@@ -53,6 +53,7 @@ _COLUMNS = {
         "max_abs_error",
         reading="Error of K: largest difference of an entry of the Gram matrix from that of pooled "
         "data; counts are exact, features are rounded.",
+        pooled=True,
     ),
     "difference": to_pooled(
         "To pooled: largest difference of an output of the machine that the coordinator trains on "
@@ -130,6 +131,7 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
     run_options = ("learner", "cost", "class_weight", "level")
     draws = "runs"
     afterwards = "training on the kernel"
+    checked = ("centralised_difference", "max_abs_error")
     columns = _COLUMNS
     usual = "clients kernel min_support learner"
     shown = (
@@ -209,9 +211,10 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
     ) -> dict[str, Any]:
         """Return the error of K, and how good a machine on the kernel of a table is."""
         assert isinstance(strategy, SecureGram)
+        check = self.checks_pooled(prepared, config)
         if isinstance(prepared, RatingData):
-            return {"max_abs_error": ratings_error(strategy, prepared)}
-        return judge_table(strategy, prepared, config)
+            return {"max_abs_error": ratings_error(strategy, prepared)} if check else {}
+        return judge_table(strategy, prepared, config, check=check)
 
     def whole_model(
         self,
@@ -318,18 +321,22 @@ def ratings_error(strategy: SecureGram, prepared: RatingData) -> int:
     return int(np.abs(strategy.gram_ - exact).max())
 
 
-def judge_table(strategy: SecureGram, prepared: InstanceData, config: Config) -> dict[str, Any]:
-    """Train a machine on the kernel of a run; return its metrics, seconds and the errors."""
+def judge_table(
+    strategy: SecureGram, prepared: InstanceData, config: Config, *, check: bool
+) -> dict[str, Any]:
+    """Train a machine on the kernel of a run; return its metrics, seconds and the errors.
+
+    With ``check`` the matrix and the machine are compared with those of the pooled rows.
+    """
     seed = strategy.seed or 0
     part = prepared.split(seed)
     features = np.concatenate([part.parts[p] for p in strategy.survivors_])
     x = part.features(strategy.encoding)[np.ix_(strategy.items_, features)]
     gram, y, train = strategy.linear_, part.y[strategy.items_], part.train[strategy.items_]
     weights = None if part.weights is None else part.weights[strategy.items_][train]
-    found: dict[str, Any] = {
-        "max_abs_error": largest_error(gram, x),
-        "error_bound": strategy.error_bound_,
-    }
+    found: dict[str, Any] = {"error_bound": strategy.error_bound_}
+    if check:
+        found["max_abs_error"] = largest_error(gram, x)
     if not (~train).any() or (part.classes and len(np.unique(y[train])) < 2):
         return found
     started = time.perf_counter()
@@ -343,9 +350,11 @@ def judge_table(strategy: SecureGram, prepared: InstanceData, config: Config) ->
         text = f"the support vector machine needs more than {max(stopped, default=0):,} steps"
         remedy = "scale the columns, leave out one of ids, or give a smaller --cost"
         found |= whether_converged(not stopped, text, remedy)
-    steps = 2.0**strategy.fraction_bits
-    rounded = np.rint(x * steps) / steps
-    twin = predict_held_out(machine, rounded @ rounded.T, y, train, weights)
+    if check:
+        steps = 2.0**strategy.fraction_bits
+        rounded = np.rint(x * steps) / steps
+        twin = predict_held_out(machine, rounded @ rounded.T, y, train, weights)
+        found["centralised_difference"] = float(np.abs(outputs - twin).max())
     pooled = prepared.pooled(seed)
     judged = pooled.judged(outputs, level=config.get("level", 0.9))
     judged = replace(judged, weighted=bool(config.get("class_weight")))
@@ -362,7 +371,6 @@ def judge_table(strategy: SecureGram, prepared: InstanceData, config: Config) ->
         **width,
         "cost": machine.cost,
         "seconds": seconds,
-        "centralised_difference": float(np.abs(outputs - twin).max()),
     }
 
 

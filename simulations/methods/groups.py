@@ -88,6 +88,7 @@ _COLUMNS = {
         "iterations_to_pooled",
         1,
         reading="Iterations to 1e-3: until the objective is within 0.1 % of the pooled optimum.",
+        pooled=True,
     ),
     "time": Column(
         ("seconds",),
@@ -113,6 +114,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
     strategies = (strategies.HierarchicalSVM,)
     settings = HierarchicalSettings
     draws = "runs"
+    checked = ("centralised_objective", "objective_gap")
     app, deployable, nodes = "hierarchical_svm", ("hierarchical-svm",), 8
     dealt_by_nodes = ("clients", "users")
     columns = _COLUMNS
@@ -243,7 +245,8 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         pooled = prepared.pooled(strategy.seed or 0)
         found |= in_units(strategy.metrics_, pooled.label_unit)
         # the pooled optimum is that of equal weights, in coordinates that follow from the rows
-        if strategy.class_weight or strategy.budget is not None:
+        unlike = strategy.class_weight or strategy.budget is not None
+        if unlike or not self.checks_pooled(prepared, config):
             return found
         features = None
         if strategy.frequencies:
@@ -321,6 +324,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
                 title=f"{label}: convergence",
                 xlabel="iteration",
                 ylabel="gap, relative to the objective" if "duality gap" in curves else "residuals",
+                svg=False,
             )
         }
 

@@ -137,6 +137,7 @@ class HybridFamily(Family[HybridSettings, HybridData]):
     settings = HybridSettings
     left_out = "they lack a block of columns"
     draws = "runs"
+    checked = ("centralised_difference",)
     app, deployable = "fed_cg", ("fed-cg",)
     dealt_by_nodes = ("clients", "centres")
     columns = _COLUMNS
@@ -222,8 +223,9 @@ class HybridFamily(Family[HybridSettings, HybridData]):
     ) -> dict[str, Any]:
         """Return the difference from the pooled solution, and errors in the labels' units."""
         assert isinstance(strategy, FedCG)
-        difference = centralised_difference(strategy, prepared)
         found: dict[str, Any] = {}
+        check = self.checks_pooled(prepared, config)
+        difference = centralised_difference(strategy, prepared) if check else None
         if difference is not None:
             found["centralised_difference"] = difference
         half = prepared.split(strategy.seed or 0).scaling["y_half_range"]
@@ -279,5 +281,6 @@ class HybridFamily(Family[HybridSettings, HybridData]):
                 title="Conjugate gradients",
                 xlabel="iteration",
                 ylabel="residual relative to that of zero",
+                svg=False,
             )
         }

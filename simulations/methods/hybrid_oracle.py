@@ -7,7 +7,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
-from scipy.spatial.distance import cdist
 
 from fedkern_flwr.hybrid.fourier import draw_block
 from fedkern_flwr.hybrid.landmarks import draw_landmarks, moment_sums, public_seed, read_moments
@@ -126,6 +125,8 @@ def _solve(matrix: Floats, right: Floats) -> Floats:
 
 
 def _distances(strategy: FedCG, x: Floats, landmarks: Floats) -> Floats:
-    if strategy.kernel == "rbf":
-        return np.asarray(cdist(x, landmarks, "sqeuclidean"))
-    return np.asarray(cdist(x, landmarks, "cityblock"))
+    total = np.zeros((len(x), len(landmarks)))
+    for column, place in zip(x.T, landmarks.T, strict=True):
+        apart = column[:, None] - place
+        total += apart**2 if strategy.kernel == "rbf" else np.abs(apart)
+    return total

@@ -236,6 +236,7 @@ class OnlineFamily(Family[DataSettings, Streams]):
                 xlabel="samples per client t",
                 ylabel="error (MSE) of predictions",
                 marks={"error rises": rises(history)},
+                svg=False,
             )
         }
         if history[0]["regret"] is not None:
@@ -243,5 +244,6 @@ class OnlineFamily(Family[DataSettings, Streams]):
                 {label: [(row["round"], row["regret"]) for row in history]},
                 folder / "average_regret.png",
                 title="Average regret of the clients",
+                svg=False,
             )
         return made

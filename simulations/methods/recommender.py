@@ -57,6 +57,7 @@ _COLUMNS = {
         COVERAGE,
         3,
         reading="Coverage: items that are among the ten best of any user, of all.",
+        pooled=True,
     ),
     "items": metric("items", "items", 0),
     "users": metric(
@@ -98,6 +99,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         Shown("evaluated_users", "users judged", 0),
         DIFFERENCE,
     )
+    checked = ("centralised_difference", COVERAGE)
     seeded = "split and nodes that take part"
 
     def deal_nodes(self, values: Mapping[str, Any], nodes: int) -> dict[str, Any]:
@@ -111,7 +113,10 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
     def measure(
         self, strategy: PhaseStrategy, prepared: RatingData, config: Config
     ) -> dict[str, Any]:
-        """Return the difference from the learner on the same users' pooled data, and baselines."""
+        """Return the difference from the learner on the same users' pooled data, and baselines.
+
+        The most popular items are always ranked: a run says if it is no better than they are.
+        """
         assert isinstance(strategy, FedCFK)
         guessed = strategy.metrics_.get("auc", 1.0) <= 0.5
         simple = {"no_better_than": "items in any order"} if guessed else {}
@@ -127,19 +132,23 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
             own = [likes(pooled.train, u) for u in rows_of(parts, [node]).tolist()]
             return start.tuned(own, summed=node in strategy.survivors_)[0]
 
-        judged = [(chosen(node), rows_of(parts, [node])) for node in strategy.judged_]
-        found = rank_all(judged, pooled)
-        if not found:
-            return simple
-        worst = max(abs(found[name] - strategy.metrics_[name]) for name in RANKING)
-        found = {"centralised_difference": worst, COVERAGE: found[COVERAGE]}
-        if not config:  # a comparison has them in rows of their own
+        found, check = dict[str, Any](), self.checks_pooled(prepared, config)
+        if check:
+            judged = [(chosen(node), rows_of(parts, [node])) for node in strategy.judged_]
+            ranked = rank_all(judged, pooled)
+            if not ranked:
+                return simple
+            worst = max(abs(ranked[name] - strategy.metrics_[name]) for name in RANKING)
+            found = {"centralised_difference": worst, COVERAGE: ranked[COVERAGE]}
+        if "method" not in config:  # a comparison has them in rows of their own
             return {**found, **simple}
         everybody = rows_of(parts, strategy.judged_)
         for name, learner in BASELINES.items():
-            other = rank_all([(replace(start, learner=learner), everybody)], pooled)
-            found |= {f"{name} {key}": value for key, value in other.items()}
-        if strategy.metrics_["ndcg@10"] <= found["popularity ndcg@10"]:
+            if check or name == "popularity":
+                other = rank_all([(replace(start, learner=learner), everybody)], pooled)
+                found |= {f"{name} {key}": value for key, value in other.items()}
+        popular = found.get("popularity ndcg@10")
+        if popular is not None and strategy.metrics_["ndcg@10"] <= popular:
             simple = {"no_better_than": "the most popular items"}
         return {**found, **simple}
 

@@ -69,6 +69,7 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
     strategies = (strategies.FDSKL,)
     settings = VerticalSettings
     draws = "runs"
+    checked = ("centralised_difference",)
     app, deployable = "fdskl", ("fdskl",)
     dealt_by_nodes = ("clients", "parties")
     columns = _COLUMNS
@@ -150,7 +151,8 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
         """Return the difference from the pooled twin, and errors in the labels' units."""
         assert isinstance(strategy, FDSKL)
         found: dict[str, Any] = {}
-        difference = centralised_difference(strategy, prepared)
+        check = self.checks_pooled(prepared, config)
+        difference = centralised_difference(strategy, prepared) if check else None
         if difference is not None:
             found["centralised_difference"] = difference
         part = prepared.split(strategy.seed or 0)
@@ -246,5 +248,6 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
                 title="Held-out rows during streaming",
                 xlabel="iteration",
                 ylabel="share of wrong classes" if classes else "RMSE (scaled labels)",
+                svg=False,
             )
         }

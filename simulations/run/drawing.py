@@ -291,17 +291,28 @@ def legend_below(figure: Figure, labels: Mapping[str, str], styles: Mapping[str,
         text.set_parse_math(False)
 
 
-def save_figure(figure: Figure, path: Path) -> Path:
+def save_figure(figure: Figure, path: Path, *, svg: bool = True) -> Path:
     """Write the figure as PNG and SVG, for this user's eyes, and return the path of the PNG.
 
-    A point may be a row, with its label.
+    A point may be a row, with its label. The canvases print themselves, because
+    ``Figure.savefig`` draws everything once more before.
     """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     stem = path.name.removesuffix(path.suffix) if path.suffix in (".png", ".svg") else path.name
-    for kind, metadata in (("svg", {"Date": None}), ("png", {})):
+    if svg:
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+
         buffer = BytesIO()
-        figure.savefig(buffer, format=kind, dpi=_DPI, metadata=metadata)
+        canvas: Any = FigureCanvasSVG(figure)  # whose methods have no types
+        canvas.print_svg(buffer, metadata={"Date": None})
         figure.set_layout_engine("none")  # all has its place: the next one need not look for it
-        write_atomically(path.with_name(f"{stem}.{kind}"), buffer.getvalue(), private=True)
+        write_atomically(path.with_name(f"{stem}.svg"), buffer.getvalue(), private=True)
+    buffer = BytesIO()
+    figure.set_dpi(_DPI)
+    canvas = FigureCanvasAgg(figure)
+    canvas.print_png(buffer)
+    write_atomically(path.with_name(f"{stem}.png"), buffer.getvalue(), private=True)
     return path.with_name(f"{stem}.png")
 
 

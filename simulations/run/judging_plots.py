@@ -71,7 +71,7 @@ def plot_confusion(matrix: NDArray[Any], names: Sequence[str], path: Path) -> Pa
         set_ticks(range(len(names)), [drawing.clean_name(name) for name in names])
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         label.set_parse_math(False)
-    return drawing.save_figure(figure, path)
+    return drawing.save_figure(figure, path, svg=False)
 
 
 def plot_roc(
@@ -90,7 +90,7 @@ def plot_roc(
     drawing.finish_axes(axes, title, "false positive rate", "true positive rate")
     of = "class" if single else "one against the rest:"
     drawing.legend_below(figure, {name: f"{of} {name}" for name in shown}, looks)
-    return drawing.save_figure(figure, path)
+    return drawing.save_figure(figure, path, svg=False)
 
 
 def plot_calibration(curves: Mapping[str, Sequence[Sequence[float]]], path: Path) -> Path:
@@ -105,7 +105,7 @@ def plot_calibration(curves: Mapping[str, Sequence[Sequence[float]]], path: Path
     title = "Calibration, on held-out rows that it has not seen"
     drawing.finish_axes(axes, title, "mean probability", "share of rows of the class")
     drawing.legend_below(figure, {name: f"{name} calibration" for name in curves}, looks)
-    return drawing.save_figure(figure, path)
+    return drawing.save_figure(figure, path, svg=False)
 
 
 def plot_predicted(
@@ -133,7 +133,7 @@ def plot_predicted(
         axes.fill_between(ends, ends - width, ends + width, color=colour, alpha=0.14, linewidth=0)
     title = "Held-out rows" + (", with the interval" if width is not None else "")
     drawing.finish_axes(axes, title, "prediction", "label")
-    return drawing.save_figure(figure, path)
+    return drawing.save_figure(figure, path, svg=False)
 
 
 def _draw_diagonal(axes: Any) -> None:

@@ -1,9 +1,10 @@
 """Figures of a comparison: regret, error, traffic and sweeps, each as PNG and SVG.
 
 Every function draws one figure, writes ``<path>.png`` (150 dpi) and ``<path>.svg`` next to each
-other and returns the path of the PNG. Colours are safe for the colour-blind (Okabe and Ito, 2008);
-markers and dashes tell the series apart in print as well. A method keeps its look over the figures
-of a report when all of them get the same ``styles``, see :func:`assign_styles`.
+other and returns the path of the PNG. What a single run draws is PNG alone: an SVG would take as
+long again. Colours are safe for the colour-blind (Okabe and Ito, 2008); markers and dashes tell the
+series apart in print as well. A method keeps its look over the figures of a report when all of them
+get the same ``styles``, see :func:`assign_styles`.
 
 Matplotlib comes with the extra ``simulation`` and is imported when a figure is drawn; nothing here
 touches pyplot or any other global state.
@@ -33,6 +34,7 @@ def plot_average_regret(
     *,
     title: str,
     styles: Mapping[str, Style] | None = None,
+    svg: bool = True,
 ) -> Path:
     """Draw the regret per sample against the number of samples.
 
@@ -50,6 +52,8 @@ def plot_average_regret(
         Title of the figure.
     styles : mapping of str to Style, optional (default: None)
         Look of the methods; ``None`` gives them by order.
+    svg : bool (default: True)
+        Whether to write an SVG as well.
 
     Returns
     -------
@@ -84,9 +88,9 @@ def plot_average_regret(
     else:
         drawing.say_no_data(axes)
     ylabel = f"average regret per sample\n(squared error{note})"
-    drawing.finish_axes(axes, title, "samples per client $t$", ylabel)
+    drawing.finish_axes(axes, title, "samples per client t", ylabel)
     drawing.legend_below(figure, labels, looks)
-    return drawing.save_figure(figure, path)
+    return drawing.save_figure(figure, path, svg=svg)
 
 
 def plot_mse_bars(
@@ -240,6 +244,7 @@ def plot_sweep(
     ylabel: str,
     styles: Mapping[str, Style] | None = None,
     marks: Mapping[str, Sequence[float]] | None = None,
+    svg: bool = True,
 ) -> Path:
     """Draw means over a swept option, with a band of one standard deviation.
 
@@ -260,6 +265,8 @@ def plot_sweep(
         Look of the series; ``None`` gives them by order.
     marks : mapping of str to sequence of float, optional (default: None)
         Places on the horizontal axis that are marked, and what they are.
+    svg : bool (default: True)
+        Whether to write an SVG as well.
 
     Returns
     -------
@@ -318,7 +325,7 @@ def plot_sweep(
         drawing.say_no_data(axes)
     drawing.finish_axes(axes, title, xlabel, ylabel)
     drawing.legend_below(figure, labels, looks)
-    return drawing.save_figure(figure, path)
+    return drawing.save_figure(figure, path, svg=svg)
 
 
 def _scale_regret(axes: Axes, curves: list[list[float]]) -> str:

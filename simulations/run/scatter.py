@@ -59,4 +59,4 @@ def plot_scatter(
     drawing.finish_axes(axes, title, "component 1", "component 2")
     if len(classes) > 1:
         axes.legend(title="label", frameon=False, fontsize=8)
-    return drawing.save_figure(figure, path)
+    return drawing.save_figure(figure, path, svg=False)

@@ -61,7 +61,7 @@ def test_cells_that_run_together_are_those_that_run_alone() -> None:
 
 def test_what_a_result_depends_on_changes_its_key(tmp_path: Path, monkeypatch: Any) -> None:
     other: dict[str, Any] = {"seed": 4, "options": {"features": 9}, "method": "pof-mkl"}
-    other |= {"audited": True, "engine": "ray"}
+    other |= {"audited": True, "engine": "ray", "check_pooled": True}
     settings = replace(WEATHER, seed=1), replace(WEATHER, data="wine"), VerticalSettings("iris")
     changes = [
         *({name: value} for name, value in other.items()),

@@ -24,6 +24,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 from pyarrow import parquet
 from refusals import refused, refuses
+from sklearn import datasets
 
 from fedkern_flwr.interactions import hold_out_latest
 from fedkern_flwr.online.source import FileSource, Place
@@ -425,6 +426,15 @@ def test_built_in_data_have_their_shapes_and_fixed_columns() -> None:
     ]
     for load, name, how, code in cases:
         refuses(f"FK-{code}", load, name, **how)
+
+
+@pytest.mark.parametrize("name", ["iris", "wine", "breast-cancer", "digits", "diabetes"])
+def test_built_in_tables_are_those_of_scikit_learn(name: str) -> None:
+    bunch = getattr(datasets, f"load_{name.replace('-', '_')}")()
+    table = load_data(name)
+    np.testing.assert_allclose(table.x, bunch.data, rtol=0.0, atol=1e-15)
+    np.testing.assert_array_equal(table.y, bunch.target)
+    assert table.columns == tuple(map(str, bunch.feature_names))
 
 
 @pytest.mark.parametrize(

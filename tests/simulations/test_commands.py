@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ import pytest
 from fedkern_flwr.gram.matrix import unpack
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations.cli.main import app
+from fedkern_flwr.simulations.methods.registry import family
 
 pytestmark = pytest.mark.usefixtures("in_tmp")
 
@@ -445,6 +447,65 @@ def test_options_of_the_data_take_effect(name, arguments, same, check, finished,
         assert metrics["centralised_difference"] < near
         least = (0.0 if "hold-out" in arguments else 0.3) if name == "fed-cfk" else 0.8
         assert least < metrics.get("auc", metrics.get("test_accuracy")) <= 1.0
+
+
+# Method -> what its check against pooled rows finds, and rows of the table that show it
+CHECKS = {
+    "fed-cg": ("centralised_difference", "to itself pooled"),
+    "fdskl": ("centralised_difference", "to itself pooled"),
+    "hierarchical-svm": ("centralised_objective", "of the pooled optimum"),
+    "secure-gram": ("max_abs_error", "largest error of K"),
+    "fed-cfk": ("coverage@10", "pooled"),
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_without_its_check_a_run_finds_the_same_and_says_how_to_ask_for_it(
+    name: str, finished: Any, commands: Any
+) -> None:
+    metric, shown = CHECKS[name]
+    checked = finished(name)
+    assert checked.result["metrics"][metric] is not None
+    assert shown in checked.shown
+    arguments = ("--no-check-pooled", "--out", "here")
+    code, out, err = commands("run", *commands.small(name), *arguments)
+    found = json.loads(Path("here/result.json").read_text())
+    assert (code, found["metrics"][metric]) == (0, None)
+    assert shown not in out
+    assert all("--check-pooled" in text for text in (err, Path("here/report.html").read_text()))
+    others = {k for k, value in found["metrics"].items() if value is not None} - {"seconds"}
+    assert len(others) > 3
+    expected = {k: checked.result["metrics"][k] for k in others}
+    assert {k: found["metrics"][k] for k in others} == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "small"),
+    [
+        ("fdskl", {"rows": 2000}, True),
+        ("fdskl", {"rows": 2001}, False),
+        ("fed-cg", {"rows": [1000, 1001]}, False),
+        ("fed-cfk", {"users": 2000, "ratings": 9000}, True),
+        ("fed-cfk", {"users": 2001}, False),
+    ],
+)
+def test_a_check_is_made_by_itself_where_it_takes_no_time(
+    name: str, facts: dict[str, Any], small: bool
+) -> None:
+    own, prepared = family(name), SimpleNamespace(facts=lambda: facts)
+    assert own.checks_pooled(prepared, {"check_pooled": None}) == small
+    assert bool(own.unchecked(prepared, {})) != small
+    for asked in (True, False):
+        assert own.checks_pooled(prepared, {"check_pooled": asked}) == asked
+
+
+def test_the_table_is_shown_before_anything_is_drawn(
+    commands: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    code, out, err = commands("run", *commands.small("fed-cg"), "--out", "here", plots=True)
+    assert (code, err.strip().endswith("[FK-PACKAGE-MISSING]")) == (2, True)
+    assert "accuracy on held-out rows" in out
 
 
 # -- single methods

@@ -415,8 +415,8 @@ def test_pooled_models_are_those_of_scikit_learn(wine_folder: Path, compared: Co
         assert mean[label] > 0.6  # than the most frequent class
         assert 0.6 < found[label]["metrics"]["test_auc"] <= 1.0
         assert found[label]["metrics"]["test_log_loss_ovr"] > 0.0
-    assert "to itself pooled" in report
-    assert "that of the same method on the pooled data" in report
+    checks = {"centralised_difference", "max_abs_error", "objective_gap"}
+    assert not any(checks & one["metrics"].keys() for one in found.values())  # it has baselines
 
 
 @pytest.mark.long

@@ -59,6 +59,27 @@ def test_a_run_loads_its_own_family_and_little_else(in_tmp: Path) -> None:
     assert not found & {"scipy", "pandas", *others}
 
 
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        ("fed-cg", {"scipy.special"}),
+        ("fdskl", set()),
+        ("hierarchical-svm --users 4 --C 1 --rounds 2", {"scipy"}),
+        ("secure-gram --encoding fixed-point --learner ridge", {"scipy.linalg"}),
+        ("pof-rls --clients 3 --rounds 4", {"scipy.special"}),
+    ],
+)
+def test_a_run_on_a_built_in_table_loads_no_library_that_it_does_not_need(
+    command: str, more: set[str], in_tmp: Path
+) -> None:
+    """Each of these takes as long to load as the run takes; the plots need Matplotlib alone."""
+    found = loaded_by(*f"run {command} --data iris --out o".split())
+    assert any(Path("o/plots").glob("*.png"))
+    assert "matplotlib.figure" in found
+    slow = {"pandas", "sklearn", "pyarrow", "ray", "scipy.stats", "matplotlib.pyplot"}
+    assert not found & {*slow, "matplotlib.backends.backend_svg", "flwr.simulation", *more}
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_help_shows_the_options_that_matter_in_groups(name, commands):
     code, text, _ = commands("run", name, "--help")

@@ -81,6 +81,11 @@ class Section:
         """Return a column by its name."""
         return OWN_COLUMNS.get(name) or self.family.columns[name]
 
+    @property
+    def check_pooled(self) -> bool:
+        """Whether a column shows how far a model is from that of the pooled rows."""
+        return any(self.column(name).pooled for name in self.columns)
+
     def caption(self, dataset: str) -> str:
         """Return data set and who gets what, for the caption of a table."""
         return f"{dataset}: {self.parties or self.data[dataset].describe()}"

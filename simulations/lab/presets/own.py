@@ -247,7 +247,7 @@ def _preset(
     section = Section(
         {name: first},
         (*methods, *peers, *pooled, *((label, ALONE, {}) for label in alone)),
-        ("rmses" if numbers else "accuracies", "beside", "itself", *_COSTS),
+        ("rmses" if numbers else "accuracies", "beside", *_COSTS),
         ("errors-box", "error-exchanges", "error-bytes", "bytes"),
         dealt={name: {label: one for label, one in settings.items() if one is not first}},
         parties="each method with parties of its own",
