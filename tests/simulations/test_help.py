@@ -63,7 +63,7 @@ def test_a_run_loads_its_own_family_and_little_else(in_tmp: Path) -> None:
     ("command", "more"),
     [
         ("fed-cg", {"scipy.special"}),
-        ("fdskl", set()),
+        ("fdskl", {"scipy.optimize", "scipy.special"}),
         ("hierarchical-svm --users 4 --C 1 --rounds 2", {"scipy"}),
         ("secure-gram --encoding fixed-point --learner ridge", {"scipy.linalg"}),
         ("pof-rls --clients 3 --rounds 4", {"scipy.special"}),
