@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from faulty import PASSING, PowerCutError, flip
 from flwr.app import RecordDict
-from refusals import refused
+from refusals import refused, refuses
 from zoo import WAYS, Found, Sites, Table, Way
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
@@ -400,10 +400,8 @@ def test_a_party_that_never_answers_is_named_and_nothing_is_made(name: str, case
                 found = quiet.fit(sites, gone, attempts=2)  # its group alone is left out
                 assert found.strategy.metrics_["groups_left_out"] == 1
                 continue
-            with refused("FK-PARTIES-LOST") as caught:
-                quiet.fit(sites, gone, attempts=2)
-            assert f"partition {partition} raised InjectedError" in str(caught.value)
-            assert "\n" not in str(caught.value)
+            caught = refuses("FK-PARTIES-LOST", quiet.fit, sites, gone, attempts=2)
+            assert f"partition {partition} raised InjectedError" in str(caught)
             assert phase == quiet.phases[-1] or not made(sites)  # others had it already
             assert no_secrets(sites)  # whoever is left has been told
 
@@ -422,9 +420,8 @@ def test_a_node_that_does_not_say_who_it_is_ends_the_run(
 ) -> None:
     quiet = case(name)
     sites, gone = quiet.sites(), FaultPlan([(1, "describe", None, Fault(kind))])
-    with refused(code) as caught:
-        quiet.fit(sites, gone, node_timeout=0.05, attempts=2)
-    assert caught.value.party == "node 1001"
+    caught = refuses(code, quiet.fit, sites, gone, node_timeout=0.05, attempts=2)
+    assert caught.party == "node 1001"
     assert not made(sites)
 
 
@@ -533,8 +530,7 @@ def test_a_table_that_changes_within_a_run_ends_it(name: str, case: Make) -> Non
                 other = {n: v[1:] for n, v in sites.tables[at[1]].items() if n in ("ids", "x")}
                 sites.tables[at[1]] |= other
 
-        with refused("FK-CHECKPOINT-PARTIES"):
-            quiet.fit(sites, change)
+        refuses("FK-CHECKPOINT-PARTIES", quiet.fit, sites, change)
         assert not [path for path in made(sites) if path.parent.name == str(who)]
 
 
@@ -567,8 +563,7 @@ def test_a_run_that_broke_off_ends_with_the_same_result(name: str, number: int, 
         sites = quiet.sites(sites.folder)
         known = (sites.folder / "run.npz").exists()
         if not known:
-            with refused("FK-FILE-READ"):
-                quiet.fit(sites, **quiet.keeping(sites, resume=True))
+            refuses("FK-FILE-READ", quiet.fit, sites, **quiet.keeping(sites, resume=True))
         found = quiet.fit(sites, **quiet.keeping(sites, resume=known))
         quiet.check(found)
         if known and name in ASKS_AGAIN:
@@ -620,10 +615,9 @@ def test_a_run_that_lacked_a_party_goes_on_when_it_is_back(name: str, case: Make
     quiet = case(name)
     phase = quiet.phases[-1]
     sites, gone = quiet.sites(), FaultPlan([(quiet.parties(phase)[0], phase, None, Fault("error"))])
-    with refused("FK-PARTIES-LOST") as caught:
-        quiet.fit(sites, gone, **quiet.keeping(sites))
+    caught = refuses("FK-PARTIES-LOST", quiet.fit, sites, gone, **quiet.keeping(sites))
     again, known = quiet.sites(sites.folder), (sites.folder / "run.npz").exists()
-    assert ("resume from the checkpoint" in caught.value.remedy) == known
+    assert ("resume from the checkpoint" in caught.remedy) == known
     quiet.check(quiet.fit(again, **quiet.keeping(again, resume=known)))
 
 
@@ -672,6 +666,5 @@ def test_what_is_sealed_cannot_be_changed_on_the_way(
 ) -> None:
     quiet = case(name)
     sites, plan = quiet.sites(), FaultPlan([(partition, phase, None, Fault("tamper", change=flip))])
-    with refused("FK-SUM-CHANGED"):
-        quiet.fit(sites, plan)
+    refuses("FK-SUM-CHANGED", quiet.fit, sites, plan)
     assert not made(sites)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Context, RecordDict
-from refusals import refused
+from refusals import refuses
 
 from fedkern_flwr.guard import RunRecord
 from fedkern_flwr.node.disk_state import forget_last, on_disk
@@ -179,11 +179,9 @@ def test_what_cannot_be_written_or_read_is_one_line(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with refused("FK-FILE-WRITE"):
-            answer(node(), file, 3)
+        refuses("FK-FILE-WRITE", answer, node(), file, 3)
     file.write_bytes(file.read_bytes()[:-5])
-    with refused("FK-CHECKPOINT-DAMAGED"):
-        answer(node(), file, 3)
+    refuses("FK-CHECKPOINT-DAMAGED", answer, node(), file, 3)
 
 
 # -- folders of runs

@@ -18,7 +18,7 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refused, refuses
 from scripted_grid import reply
 
 from fedkern_flwr import exchange as exchanging
@@ -141,8 +141,7 @@ def test_silence_ends_with_the_time_out() -> None:
 
 def test_a_dead_ray_actor_stops_the_run() -> None:
     dead = reply("a", error=Error(0, "ray.exceptions.ActorDiedError: The actor died"), node=1000)
-    with refused("FK-ENGINE-ACTOR"):
-        run([[dead]])
+    refuses("FK-ENGINE-ACTOR", run, [[dead]])
     unknown = reply("a", error=Error(0, None), node=1000)
     outcome, _, _ = run([[unknown, reply("b", node=1001)]])
     assert outcome.failures == {1000: Failure("raised", "error code 0")}
@@ -256,8 +255,7 @@ def test_a_copy_of_the_ledger_stays_as_it_was() -> None:
 
 def test_a_reply_of_another_client_is_refused() -> None:
     message = Message(RecordDict({"metrics": ConfigRecord({"a": 1})}), 1, "train")
-    with refused("FK-NODE-FOREIGN"):
-        exchanging.read_reply(PersonalReply, message, party="partition 3")
+    refuses("FK-NODE-FOREIGN", exchanging.read_reply, PersonalReply, message, party="partition 3")
 
 
 def npy(value: np.ndarray) -> bytes:
@@ -293,19 +291,16 @@ def test_arrays_that_are_none_are_refused_without_asking_for_memory(what: str) -
         read_array(record["0"])
     message = reply("a", node=7, phase="online-personal", protocol=PROTOCOL_VERSION)
     message.content["fitres.parameters"] = record
-    with refused("FK-NODE-FOREIGN"):
-        exchanging.read_reply(PersonalReply, message, party="partition 3")
+    refuses("FK-NODE-FOREIGN", exchanging.read_reply, PersonalReply, message, party="partition 3")
     message.content["fitres.metrics"]["sections"] = '[["sum-upload", 1, {}]]'  # type: ignore[index]
-    with refused("FK-MESSAGE-DAMAGED"):
-        take_sections(message, party="partition 3")
+    refuses("FK-MESSAGE-DAMAGED", take_sections, message, party="partition 3")
 
 
 @pytest.mark.parametrize("rubbish", ["{", '[["a", 5, {}]]'], ids=["no JSON", "too many"])
 def test_sections_that_are_none_are_refused(rubbish: str) -> None:
     """What else they may not be is tried on the wire itself."""
     message = reply("a", node=7, arrays=[np.zeros(2)], phase="x", sections=rubbish)
-    with refused("FK-MESSAGE-DAMAGED"):
-        take_sections(message, party="partition 3")
+    refuses("FK-MESSAGE-DAMAGED", take_sections, message, party="partition 3")
 
 
 def test_names_of_scalars_cannot_break_the_server() -> None:
@@ -473,8 +468,7 @@ def test_nodes_that_come_late_are_awaited_and_sorted_by_partition() -> None:
 def test_nodes_that_never_come_are_named() -> None:
     with refused("FK-PARTITION-MISSING"):
         gather(Nodes(description(2), description(0), per_call=2), timeout=0.3)
-    with refused("FK-PARTIES-AWAITED"):
-        gather(Nodes(), timeout=0.3)
+    refuses("FK-PARTIES-AWAITED", gather, Nodes(), timeout=0.3)
 
 
 @pytest.mark.parametrize("name", ["partition 1", "Nord: 2 (partition 1)"])
@@ -495,8 +489,7 @@ def test_a_node_that_trusts_no_signature_of_the_app_is_named() -> None:
 
 
 def test_duplicate_partitions_are_refused() -> None:
-    with refused("FK-PARTITION-TWICE"):
-        gather(Nodes(*map(description, (0, 0, 1)), per_call=3))
+    refuses("FK-PARTITION-TWICE", gather, Nodes(*map(description, (0, 0, 1)), per_call=3))
 
 
 def named(partition: int, name: str) -> dict[str, Any]:
@@ -529,8 +522,7 @@ def test_a_long_text_keeps_its_code() -> None:
     said = f"TableError: partition 1: {'many columns, ' * 60}and more [FK-COLUMN-MISSING]"
     failure = Failure("raised", said)
     assert len(failure.detail) <= 500
-    with refused("FK-COLUMN-MISSING"):
-        failure.raise_final("fit")
+    refuses("FK-COLUMN-MISSING", failure.raise_final, "fit")
     endless = Failure("raised", f"TableError: {'a' * 600} [FK-{'A' * 600}]")
     assert len(endless.detail) <= 500
     assert Failure("raised", "TableError: a.csv: no rows").told == "a.csv: no rows"

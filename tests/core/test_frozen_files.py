@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from flwr.app import ConfigRecord, Context, RecordDict
 from pyarrow import csv, parquet
-from refusals import refused
+from refusals import refuses
 
 from fedkern_flwr.frozen_files import FrozenFiles, FrozenTable, NodeFiles
 from fedkern_flwr.guard import NodePolicy
@@ -115,8 +115,7 @@ def test_the_last_runs_keep_the_tables_with_which_they_began(
 ) -> None:
     tables = [frozen.open_run(f"r{k}", files) for k in range(33)]
     assert frozen.open_run("r32", files, resumed=True).name == tables[-1].name  # type: ignore[union-attr]
-    with refused("FK-FREEZE-GONE"):
-        frozen.open_run("r0", files, resumed=True)
+    refuses("FK-FREEZE-GONE", frozen.open_run, "r0", files, resumed=True)
 
 
 @pytest.mark.promise("freeze-wait")
@@ -188,8 +187,7 @@ def test_rows_without_stratum_or_label_wait(files: NodeFiles, tmp_path: Path) ->
     assert len(table.numbers[0]) == 198
     rows["sex"][:11] = "NA"
     write(files.data, rows)
-    with refused("FK-FREEZE-STRATA"):
-        FrozenFiles(tmp_path / "other", 0, policy).update(files)
+    refuses("FK-FREEZE-STRATA", FrozenFiles(tmp_path / "other", 0, policy).update, files)
 
 
 @pytest.fixture
@@ -244,13 +242,10 @@ def test_all_messages_of_a_run_read_one_table(
     assert read.ids[-1] == "later"
     assert predicting.rows(read, None, "x")["frozen"].rows.tolist() == [*second.numbers[0][:-1], -1]
     shutil.rmtree(again.folder)
-    with refused("FK-FREEZE-GONE"):
-        node("s1")
-    with refused("FK-FREEZE-GONE"):
-        node("s4", resume=True)
+    refuses("FK-FREEZE-GONE", node, "s1")
+    refuses("FK-FREEZE-GONE", node, "s4", resume=True)
     shutil.rmtree(second.folder)
-    with refused("FK-FREEZE-FILE"):
-        node("s6")
+    refuses("FK-FREEZE-FILE", node, "s6")
     assert node("s5", None).frozen is None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context
-from refusals import refused
+from refusals import refused, refuses
 
 from fedkern_flwr import checkpoint
 from fedkern_flwr.clients import KernelPCAClient
@@ -131,9 +131,8 @@ def test_a_result_is_written_elsewhere_and_the_log_says_where(
 def test_a_result_that_cannot_be_written_anywhere_is_one_line(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with refused("FK-FILE-WRITE") as caught:
-        write_somewhere(nowhere, full)
-    assert str(nowhere) in str(caught.value)
+    caught = refuses("FK-FILE-WRITE", write_somewhere, nowhere, full)
+    assert str(nowhere) in str(caught)
     monkeypatch.setattr("fedkern_flwr.reporting.write_atomically", full)
     with refused("FK-ROWS-NONE"), errors_reported(""):  # what ended the run is said all the same
         raise TableError("none", code="FK-ROWS-NONE")

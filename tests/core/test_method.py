@@ -13,7 +13,7 @@ from faulty import PowerCutError
 from flwr.app import Context
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refused, refuses
 
 from fedkern_flwr import registered
 from fedkern_flwr.errors import StateError
@@ -199,8 +199,7 @@ def test_an_error_of_a_handler_is_not_asked_for_again() -> None:
         asked.append(client.partition)
         raise ZeroDivisionError
 
-    with refused("FK-CLIENT-RAISED"):
-        simulate(Mean(), adding(fails), CLIENTS)
+    refuses("FK-CLIENT-RAISED", simulate, Mean(), adding(fails), CLIENTS)
     assert len(asked) == CLIENTS
 
 
@@ -213,9 +212,8 @@ def test_a_node_without_enough_memory_ends_the_run_at_once(
         asked.append(client.partition)
         return MeanClient.add(client, 0) if client.partition != 1 else np.empty(1 << 58)
 
-    with refused("FK-COMMAND-MEMORY") as met:
-        simulate(Mean(), adding(fails), CLIENTS)
-    assert str(met.value).count("partition 1") == 1
+    met = refuses("FK-COMMAND-MEMORY", simulate, Mean(), adding(fails), CLIENTS)
+    assert str(met).count("partition 1") == 1
     assert sorted(asked) == list(range(CLIENTS))
     assert not [r for r in caplog.records if "\n" in r.getMessage()]
 
@@ -231,8 +229,7 @@ def test_a_node_without_enough_memory_ends_the_run_at_once(
     ],
 )
 def test_terms_that_do_not_fit_are_refused(returned: Any, code: str) -> None:
-    with refused(code):
-        simulate(Mean(), adding(lambda _: returned), CLIENTS)
+    refuses(code, simulate, Mean(), adding(lambda _: returned), CLIENTS)
 
 
 def test_the_node_declares_the_bound_not_the_server() -> None:
@@ -252,8 +249,7 @@ def test_a_run_ends_with_sums_that_open_by_themselves() -> None:
     terms = [Term(name="rows", length=1, encoding=ring, self_masks=masks) for masks in (0, 1)]
     Ask("tell", sums=terms[:1], ends=True)
     for more in ({"sums": terms}, {"until": "enough"}, {"until": "tried"}):
-        with refused("FK-METHOD-STEP"):
-            Ask("tell", ends=True, **more)  # type: ignore[arg-type]
+        refuses("FK-METHOD-STEP", Ask, "tell", ends=True, **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -272,8 +268,7 @@ def test_steps_that_do_not_fit_their_handlers_are_refused(step: Any, code: str) 
         def tell(self) -> Any:
             return (1, 2)
 
-    with refused(code):
-        simulate(asking(step), make(Telling), CLIENTS)
+    refuses(code, simulate, asking(step), make(Telling), CLIENTS)
 
 
 def test_a_sum_that_may_have_been_opened_is_not_summed_again(tmp_path: Path) -> None:
@@ -284,8 +279,7 @@ def test_a_sum_that_may_have_been_opened_is_not_summed_again(tmp_path: Path) -> 
     first.on_round = lambda *_: kept.append((tmp_path / "run.npz").read_bytes())
     simulate(first, own, CLIENTS)
     (tmp_path / "run.npz").write_bytes(kept[0])  # an earlier checkpoint: the nodes have gone on
-    with refused("FK-CHECKPOINT-OPENED"):
-        simulate(Mean(**options, resume=True), own, CLIENTS)
+    refuses("FK-CHECKPOINT-OPENED", simulate, Mean(**options, resume=True), own, CLIENTS)
 
 
 @pytest.mark.parametrize("which", [1, 2])
@@ -346,8 +340,7 @@ def test_values_travel_as_they_are(values: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, float("nan"), np.array(["a"])])
 def test_what_cannot_travel_is_refused_where_it_is_made(value: Any) -> None:
-    with refused("FK-MESSAGE-SEND"):
-        pack({"thing": value})
+    refuses("FK-MESSAGE-SEND", pack, {"thing": value})
 
 
 def test_entry_points_are_found_or_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,10 +352,8 @@ def test_entry_points_are_found_or_refused_in_one_line(monkeypatch: pytest.Monke
     assert find("kernel-pca").title == "Kernel PCA"
     codes = {"gone": "LOAD", "other": "CLASS", "misnamed": "CLASS", "unknown": "UNKNOWN"}
     for name, code in codes.items():
-        with refused(f"FK-METHOD-{code}"):
-            find(name)
-    with refused("FK-METHOD-CLASS"):
-        registered.client_of(Mean)
+        refuses(f"FK-METHOD-{code}", find, name)
+    refuses("FK-METHOD-CLASS", registered.client_of, Mean)
 
 
 # -- options: declared once, checked, documented, shown on the command line
@@ -393,7 +384,5 @@ def test_options_are_stated_once_and_a_subclass_may_declare_another_default() ->
     assert [o.name for o in options(Declares)][:3] == list(declared(Declares))
     assert "count : int (default: 2)\n        How many." in (Declares.__doc__ or "")
     assert (Other().count, Declares().count) == (5, 2)
-    with refused("FK-OPTION-RANGE"):
-        Other(count=2)
-    with refused("FK-OPTION-TYPE"):
-        Other(count=True)
+    refuses("FK-OPTION-RANGE", Other, count=2)
+    refuses("FK-OPTION-TYPE", Other, count=True)

@@ -21,7 +21,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import mod as stock
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refused, refuses
 
 import fedkern_flwr.strategies  # noqa: F401 - of an app's server
 from fedkern_flwr import __version__, flower_compat, node_config
@@ -79,8 +79,7 @@ def seen(own: Context) -> dict[str, Any]:
         raise OptionError("enough", code="FK-FILE-READ")
 
     message = Message(RecordDict(), dst_node_id=2, message_type="train")
-    with refused("FK-FILE-READ"):
-        serve(make_client)(message, own)
+    refuses("FK-FILE-READ", serve(make_client), message, own)
     return found[0]
 
 
@@ -111,15 +110,12 @@ def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
         *(({key: 7}, "FK-NODE-CHANGED") for key in FIXED),
         *(({key: None}, "FK-NODE-CHANGED") for key in FIXED if key in START),
     ):
-        with refused(code) as caught:
-            reread_config(write(tmp_path, **changes), config)
-        assert "\n" not in str(caught.value)
+        refuses(code, reread_config, write(tmp_path, **changes), config)
     for content, code in ((b"data = ", "FORMAT"), (b"\xff", "FORMAT"), (None, "READ")):
         (tmp_path / "node.toml").unlink()
         if content is not None:
             (tmp_path / "node.toml").write_bytes(content)
-        with refused(f"FK-FILE-{code}"):
-            reread_config(tmp_path / "node.toml", config)
+        refuses(f"FK-FILE-{code}", reread_config, tmp_path / "node.toml", config)
         (tmp_path / "node.toml").touch()
     own = context()
     renew(own)
@@ -136,11 +132,9 @@ def test_a_secret_is_hexadecimal_or_refused_and_not_quoted(tmp_path: Path) -> No
     assert read_secret(None, "the key") is None
     for text in ("zz", "abc", "\x00"):
         path.write_text(text)
-        with refused("FK-KEY-FILE") as error:
-            read_secret(path, "the key")
-        assert text not in str(error.value)
-    with refused("FK-KEY-FILE"):
-        read_secret(tmp_path / "none", "the key")
+        error = refuses("FK-KEY-FILE", read_secret, path, "the key")
+        assert text not in str(error)
+    refuses("FK-KEY-FILE", read_secret, tmp_path / "none", "the key")
 
 
 @pytest.mark.parametrize(
@@ -377,8 +371,7 @@ def test_mods_that_count_see_what_is_sent(
     [stock.LocalDpMod(1.0, 1.0, 1.0, 1e-5), stock.fixedclipping_mod, stock.adaptiveclipping_mod],
 )
 def test_mods_that_change_answers_are_refused(mod: Any) -> None:
-    with refused("FK-MOD-CHANGES"):
-        serve(client, mods=[mod])
+    refuses("FK-MOD-CHANGES", serve, client, mods=[mod])
 
 
 # -- text from outside
@@ -394,8 +387,7 @@ def test_deeply_nested_json_is_no_recursion_error(text: str | bytes) -> None:
 
 
 def test_sections_may_not_be_nested_deeply() -> None:
-    with refused("FK-MESSAGE-DAMAGED"):
-        detach([], {"sections": DEEP}, party="server")
+    refuses("FK-MESSAGE-DAMAGED", detach, [], {"sections": DEEP}, party="server")
 
 
 @pytest.mark.promise("texts-are-short")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import refused
+from refusals import refuses
 
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
@@ -163,8 +163,7 @@ def test_files_of_old_runs_are_removed_and_no_others(
     assert (state / "notes" / "partition-0.model").exists()
     ledger = NodeLedger(state)
     assert len(ledger.runs()) == 4
-    with refused("FK-SESSION-CLEANED"):
-        open_run(ledger, "ended")
+    refuses("FK-SESSION-CLEANED", open_run, ledger, "ended")
     open_run(ledger, "recent")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
-from refusals import refused
+from refusals import refused, refuses
 
 from fedkern_flwr import __version__, check_app, clients
 from fedkern_flwr.checkpoint import VERSION, save_arrays
@@ -138,11 +138,10 @@ def test_a_server_names_an_older_node_also_behind_one_that_fails_otherwise() -> 
         return (Node01 if context.node_config["partition-id"] else Broken)(context)
 
     for kind, party in ((Node01, "node 1000"), (kinds, "node 1001")):
-        with refused("FK-MESSAGE-VERSION") as caught:
-            meet({}, {}, kinds=kind)
-        assert caught.value.party == party
+        caught = refuses("FK-MESSAGE-VERSION", meet, {}, {}, kinds=kind)
+        assert caught.party == party
         for text in (f"(protocol {OLDER})", HERE, f"fedkern-flwr=={__version__}"):
-            assert text in str(caught.value)
+            assert text in str(caught)
 
 
 def test_a_reply_of_another_protocol_is_refused_as_that() -> None:
@@ -232,12 +231,11 @@ def test_the_server_shows_which_of_app_and_node_is_older(app: str, older: str) -
         def fit(self, parameters: Any, config: Any) -> Any:
             check_app(app)
 
-    with refused("FK-MESSAGE-VERSION") as caught:
-        meet({}, {}, kinds=Loading)
-    assert caught.value.party == "node 1000"
-    assert type(caught.value) is RefusedError
+    caught = refuses("FK-MESSAGE-VERSION", meet, {}, {}, kinds=Loading)
+    assert caught.party == "node 1000"
+    assert type(caught) is RefusedError
     for text in (f"the app is of fedkern-flwr {app}, and {__version__} is installed", older):
-        assert text in str(caught.value)
+        assert text in str(caught)
 
 
 def as_error(reason: str) -> Message:
@@ -323,10 +321,9 @@ def test_a_run_that_release_0_1_began_does_not_go_on(tmp_path: Path) -> None:
     data = {"data": "breast-cancer", "seed": 3}  # of release 0.1: no na, dates, class_of
     written = {"method": "kernel-pca", "options": {}, "data": data, "engine": "in-process"}
     (tmp_path / "config.json").write_text(json.dumps(written))
-    with refused("FK-CHECKPOINT-VERSION") as caught:
-        complete_settings(*open_run(tmp_path))
+    caught = refuses("FK-CHECKPOINT-VERSION", complete_settings, *open_run(tmp_path))
     for text in (str(tmp_path), "fedkern-flwr 0.1", __version__):
-        assert text in str(caught.value)
+        assert text in str(caught)
     assert run(["run", "kernel-pca", "--resume", str(tmp_path)]) == 2
     (tmp_path / "result.json").write_text("{}")
     folder, config = open_run(tmp_path)
@@ -339,10 +336,9 @@ def test_a_run_that_release_0_1_began_does_not_go_on(tmp_path: Path) -> None:
 def test_a_checkpoint_says_which_release_wrote_it(said: dict[str, Any], tmp_path: Path) -> None:
     strategy = KernelPCA(checkpoint=tmp_path / "checkpoint.npz", resume=True)
     save_arrays(tmp_path / "checkpoint.npz", {}, {**strategy.progress(), **said})
-    with refused("FK-CHECKPOINT-VERSION") as caught:
-        RunLog(strategy).restore()
+    caught = refuses("FK-CHECKPOINT-VERSION", RunLog(strategy).restore)
     for text in ("checkpoint.npz", f"fedkern-flwr {said.get('fedkern_flwr', '0.1')}", __version__):
-        assert text in str(caught.value)
+        assert text in str(caught)
 
 
 DOORS: dict[str, tuple[str, Callable[..., None]]] = {

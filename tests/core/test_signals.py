@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
-from refusals import refused
+from refusals import refuses
 
 from fedkern_flwr import __version__
 from fedkern_flwr.clients import KernelPCAClient, serve
@@ -67,11 +67,10 @@ def test_a_stopped_server_says_how_its_run_goes_on(
     before = {number: signal.getsignal(number) for number in signal.valid_signals()}
     file, told = tmp_path / "run.npz", tmp_path / "result.json"
     more = {"checkpoint": str(file)} if kept else {}
-    with refused("FK-RUN-STOPPED") as caught:
-        submit(result=str(told), **more)
+    caught = refuses("FK-RUN-STOPPED", submit, result=str(told), **more)
     assert file.exists() == kept
-    assert "run 77 was stopped by a signal" in str(caught.value)
-    assert (f"resume=true, checkpoint={file}" in str(caught.value)) == kept
+    assert "run 77 was stopped by a signal" in str(caught)
+    assert (f"resume=true, checkpoint={file}" in str(caught)) == kept
     found = json.loads(told.read_text())
     assert (found["code"], found["exit_code"]) == ("FK-RUN-STOPPED", 1)
     assert found["run"]["run_id"] == "77"

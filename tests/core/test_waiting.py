@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
-from refusals import refused
+from refusals import refused, refuses
 from scripted_grid import Clock, reply
 
 from fedkern_flwr.exchange import Courier, Outcome, exchange, request_messages
@@ -231,8 +231,7 @@ def test_an_answer_that_was_lost_is_a_failure_after_which_the_run_asks_anew(cloc
     LOST.raise_final("fit")  # does not end the run
     first = Fleet(clock, north=Node(answers=[(0.5, DONE)]))
     found = run(first, watching(Ledger())).failures[NORTH]  # here it is no copy that is refused
-    with refused("FK-MESSAGE-ORDER"):
-        found.raise_final("fit")
+    refuses("FK-MESSAGE-ORDER", found.raise_final, "fit")
 
 
 def test_it_is_asked_at_growing_distances_a_few_times(clock: Clock) -> None:
@@ -382,8 +381,7 @@ def test_in_json_a_line_is_an_object(clock: Clock, capsys: Any, loggers: Any) ->
     assert (over["exchange"], over["phase"], over["answered"]) == (1, "fit", 2)
     assert over["seconds"] > 25.0
     assert (told[-1]["text"], told[-1]["level"]) == ("two\nlines", "WARNING")
-    with refused("FK-OPTION-CHOICE"):
-        log_as("xml", 1)
+    refuses("FK-OPTION-CHOICE", log_as, "xml", 1)
 
 
 def test_a_line_that_cannot_be_printed_ends_no_run(

@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from refusals import refused
+from refusals import refused, refuses
 
 from fedkern_flwr import swift_grid
 from fedkern_flwr.errors import ProtocolError
@@ -277,8 +277,7 @@ def test_what_is_unpacked_is_what_was_packed(records: dict[str, Any]) -> None:
 def test_damaged_records_are_refused_in_one_line(change: dict[str, Any]) -> None:
     content = pack(RecordDict({"r": ArrayRecord([np.zeros(2), LARGE])}))
     content["fedkern.packed"].update(change)  # type: ignore[union-attr]
-    with refused("FK-MESSAGE-DAMAGED"):
-        unpack(content, party="p")
+    refuses("FK-MESSAGE-DAMAGED", unpack, content, party="p")
 
 
 class Nodes:

@@ -19,7 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refused, refuses
 from scipy.sparse import csr_array
 
 from fedkern_flwr.errors import EngineError
@@ -46,8 +46,7 @@ def test_a_free_port_stays_free_until_it_is_listened_on() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert {free_port([port, other]) for _ in range(5)} == {other}
-        with refused("FK-DEPLOY-PORTS"):
-            free_port([port, port])
+        refuses("FK-DEPLOY-PORTS", free_port, [port, port])
 
 
 # -- files of a node
@@ -260,8 +259,7 @@ def test_a_folder_whose_deployment_runs_is_refused(tmp_path: Path, processes: Pr
     processes.start("SuperLink", ["sleep", "300"], tmp_path / "log")
     (tmp_path / "flwr").mkdir()
     (tmp_path / "flwr" / "state.db").write_text("of the one that runs")
-    with refused("FK-DEPLOY-RUNNING"):
-        LocalDeployment(tmp_path, [])
+    refuses("FK-DEPLOY-RUNNING", LocalDeployment, tmp_path, [])
     assert (tmp_path / "flwr" / "state.db").exists()
     processes.stop()
     LocalDeployment(tmp_path, [])
@@ -296,8 +294,7 @@ def test_all_that_is_started_listens_on_this_machine_only(tmp_path, monkeypatch)
     nodes: list[dict[str, str | int | float | bool]] = [{"partition-id": 0, "num-partitions": 1}]
     deployment = LocalDeployment(tmp_path, nodes, warm=False)
     for start in (deployment.start_superlink, lambda: deployment.start_node(0)):
-        with refused("FK-DEPLOY-ENDED"):
-            start()
+        refuses("FK-DEPLOY-ENDED", start)
     assert len(commands) == 2
     for command in commands:
         assert command[command.index("--host") + 1] == "127.0.0.1"

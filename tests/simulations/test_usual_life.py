@@ -12,7 +12,7 @@ from app_sites import Import, Site, cells, write
 from faulty import PowerCutError
 from flwr.app import Context
 from identities import known_node
-from refusals import refused
+from refusals import refused, refuses
 
 from fedkern_flwr.clients import GramClient
 from fedkern_flwr.guard.ledger import NodeLedger
@@ -155,8 +155,7 @@ def test_a_prediction_and_a_resume_meet_no_refusal_and_secure_gram_its_own(life:
     life.go("ranges", ranges=life.files("ranges"))
     what_follows(life)
     assert NodeLedger(life.folder / "0", 0).refusals() == []
-    with refused("FK-CELLS-NUMBERS"):
-        secure_gram(life)
+    refuses("FK-CELLS-NUMBERS", secure_gram, life)
 
 
 def test_small_hospitals_with_text_gaps_and_dates_can_start(life: Life) -> None:
@@ -191,8 +190,7 @@ def test_a_usual_life_needs_no_option_and_meets_no_refusal(life: Life) -> None:
     ledger = NodeLedger(life.folder / "0", 0)
     assert ledger.refusals() == []
     assert len(ledger.runs()) == 14 + 3
-    with refused("FK-CELLS-NUMBERS"):
-        secure_gram(life)
+    refuses("FK-CELLS-NUMBERS", secure_gram, life)
 
 
 def test_a_table_that_was_edited_is_answered_as_it_was_frozen(life: Life) -> None:

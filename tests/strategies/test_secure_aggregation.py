@@ -234,8 +234,7 @@ class Personal(SecureAvg):
     ],
 )
 def test_what_is_no_mean_over_all_nodes_is_refused(make: Any, code: str) -> None:
-    with refused(code):
-        run(make())
+    refuses(code, run, make())
 
 
 @pytest.mark.promise("averages-own-clip")

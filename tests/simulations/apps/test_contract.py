@@ -16,7 +16,7 @@ import pytest
 from app_sites import Given, Make, Refuses, Site, node_keys
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
-from refusals import refused
+from refusals import refused, refuses
 
 from fedkern_flwr import __version__
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
@@ -200,8 +200,7 @@ def test_a_node_that_names_nothing_is_one_of_a_simulation_alone(name: str, make_
     site = make_site(name)
     if name not in ("kernel-pca", "fed-cfk"):
         assert site.stranger(4, **({"data": "iris"} if name == "fed-cg" else {})).simulated is True
-    with refused("FK-NODE-KEY"):  # of a run on tables
-        site.run([{}] * 3)
+    refuses("FK-NODE-KEY", site.run, [{}] * 3)  # of a run on tables
     assert site.client().simulated is False
 
 
@@ -295,8 +294,7 @@ def test_a_run_that_predicts_has_time_outs_and_permissions_of_its_own(
     site.app = app
     given = {"attempts": 2, "node_timeout": 3, "allow_single": True, "threshold": 4}
     given = {k: v for k, v in given.items() if k.replace("_", "-") in site.modules().config}
-    with refused("FK-MODEL-OTHER"):
-        site.run(predict=saved, **given)
+    refuses("FK-MODEL-OTHER", site.run, predict=saved, **given)
     assert {name: heard[0][name] for name in given} == given
     assert heard[0].keys() - {"missing", "threshold"} <= set(given)
 
@@ -348,8 +346,7 @@ def test_a_key_that_an_app_cannot_read_is_refused(
 ) -> None:
     found = import_app(app, "server_app")
     config = {**found.config, "result": "", **given}
-    with refused(code):
-        found.server_app.app(None, Context(1, 1, {}, RecordDict(), config))
+    refuses(code, found.server_app.app, None, Context(1, 1, {}, RecordDict(), config))
 
 
 # -- what a node says
@@ -411,8 +408,7 @@ def test_a_node_reads_its_file_as_it_is_written(make_site: Make, given: Given) -
         for name in ("x", "y", "ids", "columns"):
             np.testing.assert_array_equal(found[name], usual[name])
     cell = plain[1].split(",")[plain[0].split(",").index("a")]
-    with refused("FK-VALUES-MISSING"):
-        given(site, 0, na=f"none,{cell}")
+    refuses("FK-VALUES-MISSING", given, site, 0, na=f"none,{cell}")
 
 
 def test_a_centre_gives_no_labels(make_site: Make, given: Given) -> None:
