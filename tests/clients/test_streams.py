@@ -141,9 +141,7 @@ def test_public_ranges_scale_as_they_scale_a_table(make_streams: Make) -> None:
 
 @pytest.mark.promise("stream-ends")
 @pytest.mark.parametrize("secure", [False, True])
-def test_a_run_ends_when_its_streams_do(
-    secure: bool, make_streams: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_ends_when_its_streams_do(secure: bool, make_streams: Make, caplog: Any) -> None:
     """With the model, the figures and the held-out rows of the samples that there were."""
     streams = make_streams(CLIENTS, ROWS)
     test = {"x_test": streams.tables[0]["x"][:7], "y_test": streams.tables[0]["y"][:7]}
@@ -225,9 +223,7 @@ def test_features_are_summed_of_those_who_had_part_in_all_messages(make_streams:
 
 
 @pytest.mark.parametrize("secure", [False, True])
-def test_messages_without_enough_rows_are_lost_and_end_a_run_in_the_end(
-    secure: bool, make_streams: Make, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_messages_of_few_rows_end_a_run(secure: bool, make_streams: Make, caplog: Any) -> None:
     streams = make_streams(CLIENTS, ROWS)
     for often, ends in ((2, False), (100, True)):
         gone = set(range(4, 4 + often))

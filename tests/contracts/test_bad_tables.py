@@ -263,9 +263,7 @@ def refused_run(capsys: pytest.CaptureFixture[str], code: str, *typed: str) -> N
 
 @pytest.mark.promise("tables-refused")
 @pytest.mark.parametrize(("typed", "code"), DEALT)
-def test_files_of_parties_that_do_not_fit_end_a_run(
-    typed: str, code: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_that_do_not_fit_end_a_run(typed: str, code: str, capsys: Any) -> None:
     for name, text in PARTIES.items():
         Path(name).write_text(text)
     np.savez("data.npz", X=X)
@@ -277,9 +275,7 @@ def test_files_of_parties_that_do_not_fit_end_a_run(
 @pytest.mark.promise("tables-refused")
 @pytest.mark.parametrize(("text", "typed", "code"), RATINGS)
 @pytest.mark.parametrize("name", ["secure-gram", "fed-cfk"])
-def test_bad_ratings_end_a_run(
-    name: str, text: str, typed: str, code: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_ratings_end_a_run(name: str, text: str, typed: str, code: str, capsys: Any) -> None:
     Path("r.csv").write_text(text)
     refused_run(capsys, code, name, "--data", "r.csv", *typed.split())
 

@@ -415,9 +415,7 @@ def test_a_party_that_never_answers_is_named_and_nothing_is_made(name: str, case
     ],
 )
 @pytest.mark.parametrize("name", MAIN)
-def test_a_node_that_does_not_say_who_it_is_ends_the_run(
-    name: str, kind: Any, code: str, case: Make
-) -> None:
+def test_a_node_without_its_name_ends_the_run(name: str, kind: Any, code: str, case: Make) -> None:
     quiet = case(name)
     sites, gone = quiet.sites(), FaultPlan([(1, "describe", None, Fault(kind))])
     caught = refuses(code, quiet.fit, sites, gone, node_timeout=0.05, attempts=2)

@@ -154,9 +154,7 @@ FIGURES = {"test_mse", "test_accuracy", "test_recall", "test_precision", "auc"}
 
 
 @pytest.mark.parametrize("way", EVALUATED)
-def test_a_run_goes_on_without_figures(
-    way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_goes_on_without_figures(way: str, tmp_path: Path, caplog: Any) -> None:
     caplog.set_level("WARNING", "fedkern_flwr")
     policy = NodePolicy(min_evaluation_rows=10**6, allow_small_sums=True, min_own_rows=0)
     rounds = {"start": {"num_rounds": 3}} if WAYS[way].rounds in (12, 200) else {}

@@ -191,9 +191,7 @@ def test_an_app_has_the_options_of_the_constructor_with_their_defaults(name: str
 
 @pytest.mark.promise("options-alike")
 @every_method
-def test_a_wrong_value_is_refused_with_its_code_by_constructor_and_command(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_value_is_refused_by_constructor_and_command(name: str, capsys: Any) -> None:
     cls = CLASSES[name]
     for option in declared(cls).values():
         for value, code in wrong(option):
@@ -477,9 +475,7 @@ def test_what_cannot_be_run_is_refused_first(name: str, capsys: pytest.CaptureFi
         ("run fed-cg --party", "FK-COMMAND-USAGE"),
     ],
 )
-def test_what_is_no_command_is_refused(
-    typed: str, code: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_command_is_refused(typed: str, code: str, capsys: Any) -> None:
     assert code_of(capsys, *typed.split()) == code
 
 
@@ -507,9 +503,7 @@ def test_who_keeps_no_budget_says_which_do(name: str, capsys: pytest.CaptureFixt
     ("name", "more"),
     [("fed-cg", "--basis fourier --centres 1"), ("hierarchical-svm", "--C 1"), ("kernel-pca", "")],
 )
-def test_nothing_is_read_off_the_rows_for_nothing_in_a_run_with_a_budget(
-    name: str, more: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_read_off_rows_in_a_run_with_a_budget(name: str, more: str, capsys: Any) -> None:
     begun = ["run", name, *more.split(), "--privacy-epsilon", "3"]
     for scaling in ("rank", "standard"):
         told = code_of(capsys, *begun, "--data", "breast-cancer", "--scaling", scaling)

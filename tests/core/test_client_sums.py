@@ -600,9 +600,7 @@ DEPLOYED, ENOUGH = {"simulation": False}, type("Enough", (SummingClient,), {"eno
         (3, {"policy": NodePolicy(min_sum_rows=28)}, SummingClient, "FK-POLICY-SUM-ROWS"),
     ],
 )
-def test_a_node_refuses_a_sum_of_fewer_parties_or_rows_than_its_owner_allows(
-    nodes: int, options: Any, kind: Any, code: str
-) -> None:
+def test_a_node_refuses_a_sum_of_too_few(nodes: int, options: Any, kind: Any, code: str) -> None:
     run = Nodes(nodes, **options)
     sections = run.server.sections(1, [run.order()])
     with refused(code) if code else nullcontext():

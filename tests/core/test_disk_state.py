@@ -171,9 +171,7 @@ def test_the_end_erases_it(file: Path, phase: str, tmp_path: Path) -> None:
     assert not file.parent.exists()
 
 
-def test_what_cannot_be_written_or_read_is_one_line(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_written_is_one_line(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "full")
 

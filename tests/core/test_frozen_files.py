@@ -71,9 +71,7 @@ def frozen(tmp_path: Path) -> FrozenFiles:
     return FrozenFiles(tmp_path / "state", 0, NodePolicy())
 
 
-def test_a_row_that_stands_twice_is_one_row_of_the_freeze(
-    files: NodeFiles, frozen: FrozenFiles
-) -> None:
+def test_a_row_that_stands_twice_is_frozen_once(files: NodeFiles, frozen: FrozenFiles) -> None:
     """It would else count as two in a block of few."""
     lines = files.data.read_text().splitlines()
     files.data.write_text("\n".join([*lines, *lines[1:31]]))
@@ -110,9 +108,7 @@ def test_at_first_all_rows_are_frozen_as_they_are_in_the_file(
         assert not any({**change.done, **change.waiting}.values())
 
 
-def test_the_last_runs_keep_the_tables_with_which_they_began(
-    files: NodeFiles, frozen: FrozenFiles
-) -> None:
+def test_the_last_runs_keep_their_first_tables(files: NodeFiles, frozen: FrozenFiles) -> None:
     tables = [frozen.open_run(f"r{k}", files) for k in range(33)]
     assert frozen.open_run("r32", files, resumed=True).name == tables[-1].name  # type: ignore[union-attr]
     refuses("FK-FREEZE-GONE", frozen.open_run, "r0", files, resumed=True)
@@ -142,9 +138,7 @@ def test_changes_wait_until_they_are_a_lot(files: NodeFiles, frozen: FrozenFiles
     assert len(cells(table)) == there
 
 
-def test_cells_of_rows_that_wait_are_brought_to_new_columns(
-    files: NodeFiles, frozen: FrozenFiles
-) -> None:
+def test_cells_of_rows_that_wait_get_new_columns(files: NodeFiles, frozen: FrozenFiles) -> None:
     rows = patients()
     before = cells(frozen.update(files)[0])
     some = {key: value[3:] for key, value in rows.items()}
@@ -215,9 +209,7 @@ def node(tmp_path: Path, files: NodeFiles) -> Callable[..., Node]:
     return made
 
 
-def test_all_messages_of_a_run_read_one_table(
-    node: Callable[..., Node], files: NodeFiles, tmp_path: Path
-) -> None:
+def test_a_run_reads_one_table(node: Callable[..., Node], files: NodeFiles, tmp_path: Path) -> None:
     rows = patients()
     rows["age"][3] = np.nan
     write(files.data, rows)
@@ -249,9 +241,7 @@ def test_all_messages_of_a_run_read_one_table(
     assert node("s5", None).frozen is None
 
 
-def test_an_owner_freezes_and_withdraws(
-    files: NodeFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_owner_freezes_and_withdraws(files: NodeFiles, tmp_path: Path, capsys: Any) -> None:
     config, ids = tmp_path / "node.toml", tmp_path / "ids"
     keys = {"data": files.data, "state-dir": tmp_path / "state", "id-column": "id"}
     lines = ["partition-id = 0", *(f'{key} = "{value}"' for key, value in keys.items())]

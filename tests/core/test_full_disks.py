@@ -66,9 +66,7 @@ def test_a_run_goes_on_without_a_checkpoint(
     assert not found.resumable
 
 
-def test_a_run_that_fails_later_does_not_say_that_it_can_be_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_fails_later_says_nothing_of_resuming(tmp_path: Path, monkeypatch: Any) -> None:
     def gone(delivery: Delivery) -> Fault | None:
         """The second sum gets no answer: of the first there is a checkpoint."""
         return Fault("vanished") if delivery.phase == "method" and delivery.round > 1 else None
@@ -82,9 +80,7 @@ def test_a_run_that_fails_later_does_not_say_that_it_can_be_resumed(
     assert "resume" not in str(caught.value)
 
 
-def test_a_checkpoint_is_written_again_when_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, failed = checkpoint.write_atomically, []
 
     def fails_once(path: Path, *data: Any, **how: Any) -> None:
@@ -112,9 +108,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "file" / "result.json"
 
 
-def test_a_result_is_written_elsewhere_and_the_log_says_where(
-    nowhere: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_result_is_written_elsewhere_and_the_log_says_where(nowhere: Path, caplog: Any) -> None:
     caplog.set_level(logging.WARNING, "flwr")
     write_result(nowhere, {"metrics": {"rows": 3}})
     model = nowhere.with_name("model.npz")
@@ -128,9 +122,7 @@ def test_a_result_is_written_elsewhere_and_the_log_says_where(
         assert line.endswith("[FK-FILE-WRITE]")
 
 
-def test_a_result_that_cannot_be_written_anywhere_is_one_line(
-    nowhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_that_fits_nowhere_is_one_line(nowhere: Path, monkeypatch: Any) -> None:
     caught = refuses("FK-FILE-WRITE", write_somewhere, nowhere, full)
     assert str(nowhere) in str(caught)
     monkeypatch.setattr("fedkern_flwr.reporting.write_atomically", full)

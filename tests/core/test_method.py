@@ -203,9 +203,7 @@ def test_an_error_of_a_handler_is_not_asked_for_again() -> None:
     assert len(asked) == CLIENTS
 
 
-def test_a_node_without_enough_memory_ends_the_run_at_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_node_without_enough_memory_ends_the_run_at_once(caplog: Any) -> None:
     asked: list[int] = []
 
     def fails(client: MeanClient) -> Any:
@@ -283,9 +281,7 @@ def test_a_sum_that_may_have_been_opened_is_not_summed_again(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("which", [1, 2])
-def test_a_sum_that_was_being_opened_is_opened_over_the_same_clients(
-    which: int, tmp_path: Path
-) -> None:
+def test_a_sum_being_opened_is_opened_over_the_same_clients(which: int, tmp_path: Path) -> None:
     """Cut before that, a run goes on as well: see tests/contracts/test_faults.py."""
     whole, own = Mean(times=3), make(state_dir=tmp_path / "state")
     simulate(whole, own, CLIENTS)

@@ -235,9 +235,7 @@ def test_lines_of_the_supernode_alone_name_runs_and_connections() -> None:
         assert connection(client.line(printed)) is None
 
 
-def test_the_supernode_still_says_what_is_read(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_supernode_still_says_what_is_read(caplog: Any, monkeypatch: Any) -> None:
     """Flower 1.41. Who makes it fail: flower_compat's CONNECTED, DISCONNECTED, RUN_OF_MESSAGE."""
     source, ending, connecting = (
         inspect.getsource(import_module(f"flwr.{name}"))

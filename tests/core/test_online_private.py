@@ -142,9 +142,7 @@ def streams(rows: int = ROUNDS) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.promise("budget-own-samples")
 @pytest.mark.parametrize("name", METHODS)
-def test_another_sample_changes_its_own_message_and_nothing_else(
-    name: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_sample_changes_its_own_message(name: str, nodes: Nodes, monkeypatch: Any) -> None:
     """Whatever has been made public before: here numbers that do not depend on the rows."""
 
     def public(strategy: Any, total: np.ndarray, answers: int) -> np.ndarray:
@@ -180,9 +178,7 @@ def test_another_sample_changes_its_own_message_and_nothing_else(
 
 @pytest.mark.promise("budget-tells-no-errors")
 @pytest.mark.parametrize("name", ["pof-mkl", "paper", "batches", "party", *RIDGES])
-def test_nodes_tell_no_errors_and_a_simulation_reports_them(
-    name: str, nodes: Nodes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nodes_tell_no_errors_to_a_server(name: str, nodes: Nodes, caplog: Any) -> None:
     caplog.set_level("INFO", logger="flwr")  # of others a SuperNode shows warnings
     strategy = nodes.run(METHODS[name](privacy_epsilon=3.0), *streams())
     figures = ("total_samples", "total_squared_error", "regret", "largest_loss")

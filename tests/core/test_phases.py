@@ -223,9 +223,7 @@ def test_square_loss_is_solved_as_by_dense_algebra(
 
 @pytest.mark.parametrize("loss", MARGIN)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_minimum_is_that_of_a_plain_optimiser(
-    loss: Loss, dtype: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_minimum_is_that_of_an_optimiser(loss: Loss, dtype: type, monkeypatch: Any) -> None:
     monkeypatch.setattr(phases_module, "_CHUNK", 7 * 60 * 4)
     phases, y = rings(dtype=dtype)
     targets = np.hstack([y, np.where(np.arange(len(y)) % 3, 1.0, -1.0)[:, None]])

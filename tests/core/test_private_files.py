@@ -109,9 +109,7 @@ PUBLIC = {"ca.crt", "server.pem", "node.pub"}
 
 @pytest.mark.promise("private-files-closed")
 @pytest.mark.parametrize("name", WRITERS)
-def test_private_files_are_made_closed_to_others(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_private_files_are_closed_to_others(name: str, tmp_path: Path, monkeypatch: Any) -> None:
     """Closed when they are made: a mode that is changed later comes too late."""
     made: list[tuple[str, int, int]] = []
     real = os.open

@@ -154,9 +154,7 @@ def test_a_reply_of_another_protocol_is_refused_as_that() -> None:
     assert "fedkern-flwr==9.0" in str(caught.value)
 
 
-def test_other_releases_of_the_same_protocol_are_named_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_other_releases_of_the_same_protocol_are_named_once(caplog: Any) -> None:
     meet({}, {"release": "0.0.9"}, {"release": None}, {"release": "0.0.9"})
     warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     (text,) = [text for text in warned if "the server has" in text]
@@ -166,9 +164,7 @@ def test_other_releases_of_the_same_protocol_are_named_once(
     assert "the server has" not in caplog.text
 
 
-def test_a_node_writes_into_its_log_that_the_server_has_another_release(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_node_writes_into_its_log_that_the_server_has_another_release(caplog: Any) -> None:
     same = {"protocol": PROTOCOL_VERSION}
     check_server({**same, "release": __version__}, party="partition 1")
     assert caplog.text == ""
@@ -356,9 +352,7 @@ DOORS: dict[str, tuple[str, Callable[..., None]]] = {
 
 @pytest.mark.promise("removed-refused")
 @pytest.mark.parametrize("door", DOORS)
-def test_the_default_is_dropped_and_the_rest_is_refused(
-    door: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_defaults_are_dropped_the_rest_refused(door: str, tmp_path: Path, caplog: Any) -> None:
     place, opened = DOORS[door]
     caplog.set_level(logging.WARNING, "fedkern_flwr")
     rows = [r for r in ROWS if place in r[2].places.split()]
@@ -383,9 +377,7 @@ def test_the_default_is_dropped_and_the_rest_is_refused(
 
 
 @pytest.mark.parametrize("method", REMOVED)
-def test_a_command_takes_the_default_refuses_the_rest_and_shows_nothing_of_it(
-    method: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_takes_the_default_and_refuses_the_rest(method: str, capsys: Any) -> None:
     assert run(["run", method, "--help-all"]) == 0
     shown = capsys.readouterr().out
     for name, row in REMOVED[method].items():

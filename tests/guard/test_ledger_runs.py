@@ -144,9 +144,7 @@ def one_less(k: int) -> slice:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_next_run_may_not_differ_by_a_row_nor_by_a_party(
-    method: str, federation: Federation
-) -> None:
+def test_the_next_run_may_differ_by_no_row_nor_party(method: str, federation: Federation) -> None:
     """POF-MKL has windows of the first ten; FDSKL sums row by row, and tells figures of rows."""
     federation.run(method, 5)
     (answered,) = federation.ledger(1).runs()
@@ -183,9 +181,7 @@ def test_rows_that_a_further_centre_lacks_are_no_other_rows(federation: Federati
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", METHODS)
-def test_the_same_again_passes_and_what_an_owner_allows(
-    method: str, federation: Federation
-) -> None:
+def test_the_same_passes_and_what_an_owner_allows(method: str, federation: Federation) -> None:
     federation.run(method, 4)
     federation.run(method, 4)
     policy = NodePolicy(allow_small_sums=True, allow_party_change=True)
@@ -297,9 +293,7 @@ def test_three_methods_about_the_same_patients_are_one_budget(federation: Federa
 
 
 @pytest.mark.promise("session-once")
-def test_a_second_run_of_the_same_name_is_refused(
-    federation: Federation, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_run_of_a_name_is_refused(federation: Federation, monkeypatch: Any) -> None:
     """With one party fewer its sums would be those of the first run less that party's."""
     monkeypatch.setattr("secrets.token_hex", lambda size: "ab" * size)
     federation.run("pof-mkl", 5)

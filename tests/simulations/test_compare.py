@@ -677,9 +677,7 @@ QUICK = ("figure7",)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.long) for n in FIGURES]
 )
-def test_figures(
-    name: str, small_tables: Path, monkeypatch: pytest.MonkeyPatch, datasets_of: Datasets
-) -> None:
+def test_figures(name: str, small_tables: Path, monkeypatch: Any, datasets_of: Datasets) -> None:
     for counts in ("_FEW_GROUPS", "_ALL_GROUPS"):
         monkeypatch.setattr(hierarchical, counts, (2, 3))
     entries, plots = FIGURES[name]

@@ -142,9 +142,7 @@ def listening(deployment: LocalDeployment) -> set[int]:
     return ports
 
 
-def test_nodes_that_may_not_take_part_are_refused_in_one_line(
-    deployment: Any, tmp_path: Path
-) -> None:
+def test_nodes_that_may_not_take_part_are_refused(deployment: Any, tmp_path: Path) -> None:
     good = deployment.nodes[2]
     deployment.start_node(0)
     deployment.start_node(1)
@@ -418,9 +416,7 @@ def noise_keys(folder: Path) -> list[list[bytes]]:
     return found
 
 
-def test_a_run_with_a_budget_breaks_off_goes_on_and_is_paid_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_with_a_budget_goes_on_and_is_paid_once(tmp_path: Path, monkeypatch: Any) -> None:
     policy, own = NodePolicy(max_epsilon=3.0), [{**table(k), "role": "user"} for k in range(3)]
     folder, nodes = tmp_path / "nodes", []
     for k, one in enumerate(own):

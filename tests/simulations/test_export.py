@@ -97,9 +97,7 @@ def test_all_formats_predict_what_the_model_predicts(name: str) -> None:
 
 
 @pytest.mark.parametrize("text", [False, True])
-def test_gaps_and_names_of_classes_are_exported(
-    text: bool, tables: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gaps_and_classes_are_exported(text: bool, tables: Any, capsys: Any) -> None:
     """Columns of text are encoded elsewhere, and that is said."""
     rng = np.random.default_rng(3)
     age, dose = rng.normal(50.0, 9.0, 120), rng.lognormal(1.0, 0.8, 120)

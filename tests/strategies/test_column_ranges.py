@@ -266,9 +266,7 @@ def as_table(own: dict[str, Any]) -> Columns:
 
 
 @pytest.mark.parametrize("holders", [2, 5])
-def test_all_holders_get_the_encoder_of_all_rows(
-    tmp_path: Path, holders: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_holders_get_one_encoder(tmp_path: Path, holders: int, caplog: Any) -> None:
     network = serve(tmp_path, dealt(holders))
     strategy = network.go(ColumnRanges(scaling="rank"))
     assert strategy.ledger_.by_phase == dict.fromkeys(PHASES, 1)

@@ -439,9 +439,7 @@ def test_untried_c_is_one_and_why_is_said(options: Table, rules: Table, why: str
     ("rows", "kind", "by"),
     [(800, "linear", "nothing"), (4000, "linear", "one fold of 3"), (1600, "rbf", "nothing")],
 )
-def test_a_run_keeps_within_the_share_of_its_nodes(
-    rows: int, kind: Any, by: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_keeps_within_its_share(rows: int, kind: Any, by: str, monkeypatch: Any) -> None:
     """Of all its iterations together; small tables have C = 1 and few random features."""
     x, y = blobs(rows)
     describe, policy = SVMClient.describe, NodePolicy.of_simulations(counting="refuse")

@@ -257,9 +257,7 @@ def test_a_result_says_which_run_it_is_of(
         assert all(set(node) == {"partition", "name", "node_id"} for node in run["nodes"])
 
 
-def test_a_result_shows_no_path_and_no_text_that_may_be_a_secret(
-    make_site: Make, tmp_path: Path
-) -> None:
+def test_a_result_shows_no_path_and_no_secret_text(make_site: Make, tmp_path: Path) -> None:
     site, told = make_site("fed-cg"), tmp_path / "result.json"
     site.run(result=told, model=tmp_path / "model.npz", checkpoint=tmp_path / "run.npz", tune="gcv")
     run = json.loads(told.read_text())["run"]
@@ -308,9 +306,7 @@ def test_clients_travel_to_the_workers_of_a_simulation(app: str, import_app: Any
 
 
 @pytest.mark.parametrize("name", ["fed-cg", "ranges"])
-def test_a_deployed_node_answers_from_its_frozen_table(
-    make_site: Make, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_node_answers_from_its_frozen_table(make_site: Make, monkeypatch: Any, name: str) -> None:
     """A row that has gone from its file since is still in the next run."""
     monkeypatch.setattr("fedkern_flwr.simulations.apps.node.is_simulated", lambda context: False)
     monkeypatch.setattr("fedkern_flwr.frozen_files.needed_rows", lambda sums: 100)
@@ -365,9 +361,7 @@ OTHERS = {"fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "fed-cfk", "ra
 
 
 @pytest.mark.parametrize("name", [*sorted(OTHERS), "kernel-pca"])
-def test_every_key_of_the_readme_reaches_the_client(
-    name: str, make_site: Make, given: Given
-) -> None:
+def test_every_key_of_a_readme_reaches_the_client(name: str, make_site: Make, given: Given) -> None:
     """Without it, or with it, the client gets something else, or the node is refused."""
     site = make_site(name)
     number = len(site.nodes) - 1 if name == "vertical" else 0

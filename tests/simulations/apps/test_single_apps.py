@@ -168,9 +168,7 @@ class LabelsAloneSite(FDSKLSite):
         return super().expected(grid, saved, first)
 
 
-def test_an_active_party_may_have_labels_and_no_columns_and_rows_that_come_later(
-    tmp_path: Path, import_app: Import
-) -> None:
+def test_an_active_party_may_have_labels_and_no_columns(tmp_path: Path, import_app: Import) -> None:
     site, saved = LabelsAloneSite(tmp_path, import_app), tmp_path / "model.npz"
     grid = site.run(model=saved)
     first = site.written()
