@@ -30,16 +30,13 @@ from fedkern_flwr.simulations.cli.main import run
 TRILATERATION, COMPLETION, VECTORS = ROWS[3], ROWS[4], ROWS[8]
 #: What defaults admit; everything else must fail.
 ADMITTED = {
-    ("membership in a sum", "server"),
-    ("completion of distances", "hospital"),
+    ("membership in a sum", "server"), ("completion of distances", "hospital"),
     ("a hospital's gradient", "a hospital of 2"),
     ("rows from phases", "active party, distances only"),
-    ("binary columns from phases", "active party"),
-    ("binary columns from distances", "hospital"),
-    ("a single rating", "server, one rating"),
-    ("a single rating", "server, a profile"),
+    ("binary columns from phases", "active party"), ("binary columns from distances", "hospital"),
+    ("a single rating", "server, one rating"), ("a single rating", "server, a profile"),
     ("the others' sums", "client"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.promise("attacks-fail")
@@ -160,13 +157,11 @@ def made_up(score: float = 0.0, paper: float = 1.0, admits: str = "") -> Attack:
 @pytest.mark.parametrize(
     ("attack", "code", "verdict"),
     [
-        (made_up(), 0, "fails"),
-        (made_up(0.9, admits="all rows"), 0, "admitted"),
-        (made_up(0.9, admits="all labels"), 3, "LEAK"),
-        (made_up(0.9), 3, "LEAK"),
+        (made_up(), 0, "fails"), (made_up(0.9, admits="all rows"), 0, "admitted"),
+        (made_up(0.9, admits="all labels"), 3, "LEAK"), (made_up(0.9), 3, "LEAK"),
     ],
     ids=["fails", "admitted", "other things are admitted", "nothing is admitted"],
-)
+)  # fmt: skip
 def test_exit_codes_say_whether_more_was_recovered_than_is_admitted(
     attack: Attack,
     code: int,

@@ -117,10 +117,8 @@ RUNS = {
     "kernel-pca": "--clients 3", "secure-gram": "--encoding fixed-point",
 }  # fmt: skip
 NODES: dict[str, dict[str, Any]] = {
-    "fed_cg": {"role": "hospital"},
-    "hierarchical_svm": {"role": "user", "group": 0},
-    "pof_mkl": {},
-}
+    "fed_cg": {"role": "hospital"}, "hierarchical_svm": {"role": "user", "group": 0}, "pof_mkl": {},
+}  # fmt: skip
 KEYS = {"label": "label-column", "id_column": "id-column", "sep": "sep", "decimal": "decimal"}
 FLAGS = {"id_column": "--id", "site_column": "--site"}
 

@@ -49,14 +49,9 @@ ENVIRONMENT = {
 def run_program(folder: Path, *arguments: str) -> tuple[Any, str]:
     """Return what the program found, and what it showed on the screen."""
     finished = subprocess.run(
-        [sys.executable, str(PROGRAM), *arguments],
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+        [sys.executable, str(PROGRAM), *arguments], cwd=folder, env=ENVIRONMENT,
+        capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
     assert finished.returncode == 0, finished.stderr[-3000:]
     assert "private value" not in finished.stdout
     *_, found, telemetry = finished.stdout.strip().splitlines()
@@ -151,11 +146,9 @@ def check_bugs(failures: Any, screen: str) -> None:
     assert set(places.values()) == {1}, screen
     assert "Traceback" not in screen
     assert failures["1"] == {
-        "raised ValueError": 2,
-        "raised TypeError": 1,
-        "raised NoReplyError": 1,
+        "raised ValueError": 2, "raised TypeError": 1, "raised NoReplyError": 1,
         "raised TableError: partition 1: nine rows; count": 1,
-    }
+    }  # fmt: skip
 
 
 def test_a_bug_in_client_code_is_shown_with_its_place_once(tmp_path: Path) -> None:

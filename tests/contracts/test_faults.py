@@ -28,33 +28,14 @@ from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import DropOut, Fault, FaultPlan
 
 MAIN = (
-    "fed-cg",
-    "fed-cg, cg",
-    "fdskl",
-    "fdskl, two active",
-    "fed-cfk, whole",
-    "hierarchical-svm",
-    "hierarchical-svm, centralised",
-    "hierarchical-svm, vertical",
-    "kernel-pca",
-    "align",
-    "ranges",
-)
+    "fed-cg", "fed-cg, cg", "fdskl", "fdskl, two active", "fed-cfk, whole", "hierarchical-svm",
+    "hierarchical-svm, centralised", "hierarchical-svm, vertical", "kernel-pca", "align", "ranges",
+)  # fmt: skip
 SECOND = (
-    "pof-mkl",
-    "pof-mkl, secure",
-    "pof-rls",
-    "vm-kofl",
-    "vm-kofl, streams",
-    "per-fed-avg",
-    "fed-cg, missing blocks",
-    "fdskl, streaming",
-    "secure-gram",
-    "secure-gram, in rounds",
-    "hierarchical-svm, asynchronous",
-    "hierarchical-svm, leave out",
-    "secure-aggregation",
-)
+    "pof-mkl", "pof-mkl, secure", "pof-rls", "vm-kofl", "vm-kofl, streams", "per-fed-avg",
+    "fed-cg, missing blocks", "fdskl, streaming", "secure-gram", "secure-gram, in rounds",
+    "hierarchical-svm, asynchronous", "hierarchical-svm, leave out", "secure-aggregation",
+)  # fmt: skip
 ENDS = ("describe", "finish", "break")
 #: Phases in which sums over those who are left are opened.
 OPENING = ("unmask", "recover")
@@ -83,15 +64,11 @@ KEEPS = [name for name in EXACT if WAYS[name].method in ("fed-cg", "fdskl")]
 SPENT = {"hybrid-equations", "hybrid-product", "vertical-train", "gram-counts", "gram-matrix"}
 #: Options of another run, whose checkpoint is not that of this one.
 FITTING: dict[str, Table] = {
-    "fed-cg": {"regularization": 0.2},
-    "fdskl": {"gamma": 0.4},
-    "fed-cfk, whole": {"min_support": 4},
-    "hierarchical-svm": {"C": 2.0},
-    "hierarchical-svm, vertical": {"C": 2.0},
-    "pof-mkl": {"kernels": 6},
-    "pof-rls": {"features": 5},
+    "fed-cg": {"regularization": 0.2}, "fdskl": {"gamma": 0.4},
+    "fed-cfk, whole": {"min_support": 4}, "hierarchical-svm": {"C": 2.0},
+    "hierarchical-svm, vertical": {"C": 2.0}, "pof-mkl": {"kernels": 6}, "pof-rls": {"features": 5},
     "kernel-pca": {"features": 5},
-}
+}  # fmt: skip
 
 
 def other_features(tables: list[Table]) -> None:
@@ -114,11 +91,9 @@ TABLES = {
 }
 #: What parties seal for each other: the way, in which phase, and who sends it.
 SEALED = [
-    ("align", "align-hop", 0),
-    ("hierarchical-svm", "svm-combine", 4),
-    ("hierarchical-svm, vertical", "svm-block", 4),
-    ("hierarchical-svm, vertical", "svm-owner", 6),
-]
+    ("align", "align-hop", 0), ("hierarchical-svm", "svm-combine", 4),
+    ("hierarchical-svm, vertical", "svm-block", 4), ("hierarchical-svm, vertical", "svm-owner", 6),
+]  # fmt: skip
 #: What a node says that remembers nothing of the run.
 ANEW = ("FK-SUM-KEY-NONE", "FK-MESSAGE-SESSION")
 #: What nodes may keep when a run is over: their models, and what they remember for ever.
@@ -238,10 +213,8 @@ def delete_folder(path: Path) -> None:
 
 
 DAMAGES: tuple[Callable[[Path], Any], ...] = (
-    Path.unlink,
-    lambda path: path.write_bytes(path.read_bytes()[:-8]),
-    delete_folder,
-)
+    Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-8]), delete_folder,
+)  # fmt: skip
 
 
 def made(sites: Sites) -> list[Path]:
@@ -644,11 +617,8 @@ def test_a_checkpoint_fits_one_run_only(name: str, case: Make) -> None:
     save_arrays(file, arrays, {name: value for name, value in meta.items() if name != "version"})
     refuses("FK-CHECKPOINT-VERSION")
     for damaged in (
-        b"",
-        b"not a checkpoint",
-        whole[: len(whole) // 2],
-        whole[:300] + b"?" + whole[301:],
-    ):
+        b"", b"not a checkpoint", whole[: len(whole) // 2], whole[:300] + b"?" + whole[301:],
+    ):  # fmt: skip
         file.write_bytes(damaged)
         refuses("FK-CHECKPOINT-DAMAGED")
     file.write_bytes(whole)

@@ -92,9 +92,7 @@ REQUESTS: dict[str, dict[str, Change]] = {
         "rows of more nodes": fields(summed=lambda bits: bits + b"\0"),
     },
     "svm-statistics": {
-        "few rows": fields(rows=1),
-        "C": fields(c=0.0),
-        "more C": fields(tried=np.ones(9), folds=3),
+        "few rows": fields(rows=1), "C": fields(c=0.0), "more C": fields(tried=np.ones(9), folds=3),
         "a C that is none": fields(tried=np.array([1.0, np.nan]), folds=3),
         "more folds": fields(tried=np.ones(2), folds=4),
         "folds without C": fields(tried=np.zeros(0), folds=3),
@@ -129,16 +127,14 @@ REQUESTS: dict[str, dict[str, Change]] = {
     },
     "average average": {"another weight": fields(weighted_by="loss")},
     "ranges-means": {
-        "a smaller bound": fields(bound=1.0),
-        "a larger bound": fields(bound=2.0**21),
-        "fewer rows": fields(rows=1),
-        "more rows": fields(rows=10**6),
+        "a smaller bound": fields(bound=1.0), "a larger bound": fields(bound=2.0**21),
+        "fewer rows": fields(rows=1), "more rows": fields(rows=10**6),
     },
     "ranges-deviations": {
         "no scale": fields(scale=lambda s: 0.0 * s),
         "no values": fields(count=lambda c: 0.0 * c),
     },
-}
+}  # fmt: skip
 #: Way -> phase -> the same, of what only that way asks for.
 OF_A_WAY: dict[str, dict[str, dict[str, Change]]] = {
     "fed-cg, tuned": {

@@ -52,12 +52,9 @@ def bisect(one: Asked) -> list[str]:
         for _ in range(STEPS):
             number += 1
             wanted = replace(
-                order,
-                name=order.name.replace("#0", f"#{patient}"),
-                index=number,
-                length=one.request.landmarks,
-                bound=0.5 * (low + high),
-            )
+                order, name=order.name.replace("#0", f"#{patient}"), index=number,
+                length=one.request.landmarks, bound=0.5 * (low + high),
+            )  # fmt: skip
             starts, stops = one.request.starts.copy(), one.request.stops.copy()
             starts[place], stops[place] = patient, patient + 1
             request = replace(one.request, round=number, starts=starts, stops=stops)
@@ -209,15 +206,13 @@ def test_a_party_that_is_shown_another_cipher_ends_the_run(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("error", "counted"),
     [
-        (ValueError("a value of 77"), True),
-        (OptionError("its rows have rank 2"), True),
-        (TableError("its labels are of one class"), True),
-        (SumError("they do not fit"), True),
+        (ValueError("a value of 77"), True), (OptionError("its rows have rank 2"), True),
+        (TableError("its labels are of one class"), True), (SumError("they do not fit"), True),
         (FedKernError("it stopped after 7 steps"), True),
         (StreamError("its rows come too late"), False),
     ],
     ids=lambda value: type(value).__name__,
-)
+)  # fmt: skip
 def test_an_error_of_a_handler_ends_the_run(error: Exception, counted: bool) -> None:
     """Whatever it is: what fails by values of rows is a question to them."""
     one = asked("pof-mkl, secure", ONLINE)

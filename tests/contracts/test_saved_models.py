@@ -55,15 +55,12 @@ def messy(tables: Any) -> dict[str, Any]:
     town = rng.choice(["Ulm", "Köln", "a b,c"], ROWS)
     risk = age + 8.0 * (town == "Ulm") + 3.0 * dose
     columns = {
-        "id": [f"p{k}" for k in range(ROWS)],
-        "age": np.where(rng.random(ROWS) < 0.1, np.nan, age),
-        "town": town,
-        "dose": dose,
-        "seen": [f"2024-0{1 + k % 9}-1{k % 7}" for k in range(ROWS)],
+        "id": [f"p{k}" for k in range(ROWS)], "age": np.where(rng.random(ROWS) < 0.1, np.nan, age),
+        "town": town, "dose": dose, "seen": [f"2024-0{1 + k % 9}-1{k % 7}" for k in range(ROWS)],
         "same": [1] * ROWS,
         "outcome": np.array(["bad", "fair", "good"])[np.digitize(risk, [55.0, 66.0])],
         "cost": 1000.0 + 20.0 * risk,
-    }
+    }  # fmt: skip
     tables.write("train.csv", columns)
     return columns
 

@@ -539,12 +539,10 @@ class Unbuilt(SummingClient):
 @pytest.mark.parametrize(
     ("kind", "name", "place"),
     [
-        (Failing, "KeyError", Failing.work),
-        (Silent, "NoReplyError", Silent.work),
-        (Numeric, "TypeError", Numeric.work),
-        (Unbuilt, "KeyError", Unbuilt.__init__),
+        (Failing, "KeyError", Failing.work), (Silent, "NoReplyError", Silent.work),
+        (Numeric, "TypeError", Numeric.work), (Unbuilt, "KeyError", Unbuilt.__init__),
     ],
-)
+)  # fmt: skip
 def test_what_client_code_raises_is_told_by_its_class_alone(
     caplog: pytest.LogCaptureFixture, kind: Any, name: str, place: Any
 ) -> None:
@@ -592,14 +590,12 @@ DEPLOYED, ENOUGH = {"simulation": False}, type("Enough", (SummingClient,), {"eno
 @pytest.mark.parametrize(
     ("nodes", "options", "kind", "code"),
     [
-        (2, DEPLOYED, SummingClient, "FK-POLICY-PARTIES"),
-        (2, DEPLOYED, ENOUGH, ""),
-        (2, {}, SummingClient, ""),
-        (3, DEPLOYED, SummingClient, ""),
+        (2, DEPLOYED, SummingClient, "FK-POLICY-PARTIES"), (2, DEPLOYED, ENOUGH, ""),
+        (2, {}, SummingClient, ""), (3, DEPLOYED, SummingClient, ""),
         (3, {"policy": NodePolicy(min_sum_rows=27)}, SummingClient, ""),
         (3, {"policy": NodePolicy(min_sum_rows=28)}, SummingClient, "FK-POLICY-SUM-ROWS"),
     ],
-)
+)  # fmt: skip
 def test_a_node_refuses_a_sum_of_too_few(nodes: int, options: Any, kind: Any, code: str) -> None:
     run = Nodes(nodes, **options)
     sections = run.server.sections(1, [run.order()])

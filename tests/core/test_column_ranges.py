@@ -257,9 +257,7 @@ def test_a_scaling_that_would_scale_wrongly_is_refused() -> None:
     changes: list[dict[str, Any]] = [
         *({"x_max": wrong} for wrong in ([10], 10, [NAN, 0])),
         *({"x_min": wrong} for wrong in ([[0, 0]], [20, 0], [None, 0])),
-        *({"row_norm": wrong} for wrong in (0, -1)),
-        {"y_min": 3},
-        {"y_max": float("inf")},
-    ]
+        *({"row_norm": wrong} for wrong in (0, -1)), {"y_min": 3}, {"y_max": float("inf")},
+    ]  # fmt: skip
     for change in changes:
         refuses("FK-RANGES-WRONG", Scaling.from_json, json.dumps({**SOUND, **change}))

@@ -68,10 +68,8 @@ def test_a_restarted_node_has_its_state_for_its_user_alone(file: Path) -> None:
 
 def test_no_other_node_run_or_session_has_it(file: Path) -> None:
     others: list[dict[str, Any]] = [
-        {"run_id": 8},
-        {"node_id": 6},
-        {"node_config": {"partition-id": 2}},
-    ]
+        {"run_id": 8}, {"node_id": 6}, {"node_config": {"partition-id": 2}},
+    ]  # fmt: skip
     for other in others:
         assert found(node(**other), file) == 0
     context = node()

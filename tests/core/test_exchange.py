@@ -191,12 +191,8 @@ def test_the_text_of_a_foreign_exception_reaches_no_log(reason: str, name: str) 
 
 
 QUOTED = [
-    "no SmithError in 'x'",
-    "see 'JonesException'",
-    "KeyError",
-    "row\nMiller: 3",
-    "row\nMiller",
-]
+    "no SmithError in 'x'", "see 'JonesException'", "KeyError", "row\nMiller: 3", "row\nMiller",
+]  # fmt: skip
 
 
 @settings(max_examples=40)
@@ -268,17 +264,12 @@ def header(shape: str, descr: str = "<f8") -> bytes:
 
 
 DAMAGED = {
-    "nothing": b"",
-    "a zip": b"PK\x03\x04x",
-    "huge": header(f"({10**15},)"),
-    "beyond any integer": header(f"({10**30},)"),
-    "negative": header("(-1,)"),
-    "no Python": header("(((("),
-    "objects": header("(1,)", "|O") + bytes(8),
-    "too short": npy(np.zeros(3))[:-1],
-    "too long": npy(np.zeros(3)) + b"x",
+    "nothing": b"", "a zip": b"PK\x03\x04x", "huge": header(f"({10**15},)"),
+    "beyond any integer": header(f"({10**30},)"), "negative": header("(-1,)"),
+    "no Python": header("(((("), "objects": header("(1,)", "|O") + bytes(8),
+    "too short": npy(np.zeros(3))[:-1], "too long": npy(np.zeros(3)) + b"x",
     "another version": b"\x93NUMPY\x02\x00" + npy(np.zeros(3))[8:],
-}
+}  # fmt: skip
 
 
 @pytest.mark.promise("messages-sizes")
@@ -499,10 +490,8 @@ def named(partition: int, name: str) -> dict[str, Any]:
 def test_nodes_are_called_by_name_and_partition() -> None:
     parties = gather(Nodes(named(0, "north"), named(1, ""), named(2, "Süd 2"), per_call=3))
     assert [p.called for p in parties.values()] == [
-        "north (partition 0)",
-        "partition 1",
-        "Süd 2 (partition 2)",
-    ]
+        "north (partition 0)", "partition 1", "Süd 2 (partition 2)",
+    ]  # fmt: skip
 
 
 def test_two_nodes_of_one_name_are_refused() -> None:

@@ -294,12 +294,9 @@ def test_all_rings_come_up_at_their_ends() -> None:
 
 @pytest.mark.promise("gram-rounds")
 @given(
-    st.sets(st.integers(0, 500), min_size=2, max_size=60),
-    st.floats(0.01, 1.0),
-    st.integers(1, 5),
-    st.integers(0, 9),
-    st.booleans(),
-)
+    st.sets(st.integers(0, 500), min_size=2, max_size=60), st.floats(0.01, 1.0), st.integers(1, 5),
+    st.integers(0, 9), st.booleans(),
+)  # fmt: skip
 def test_cohorts_and_rounds_are_disjoint_and_as_large_as_they_can_be(
     partitions: set[int], participation: float, cohorts: int, seed: int, halves: bool
 ) -> None:
@@ -396,11 +393,9 @@ def test_a_name_is_bound_to_every_field_of_a_request() -> None:
 ITEMS = 4
 #: Rows of four nodes.
 X = [
-    np.array([[1, 0, 1, 1], [0, 0, 1, 0]]),
-    np.array([[1, 1, 0, 1]]),
-    np.array([[0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 1]]),
-    np.array([[1, 0, 1, 1]]),
-]
+    np.array([[1, 0, 1, 1], [0, 0, 1, 0]]), np.array([[1, 1, 0, 1]]),
+    np.array([[0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 1]]), np.array([[1, 0, 1, 1]]),
+]  # fmt: skip
 Table = dict[str, Any]
 
 
@@ -762,12 +757,10 @@ class Elsewhere(SecureGram):
 @pytest.mark.parametrize(
     ("server", "code"),
     [
-        (Fewer, "FK-RELEASE-TWICE"),
-        (Counting, "FK-MESSAGE-ORDER"),
-        (Leaving, "FK-RELEASE-NODES"),
+        (Fewer, "FK-RELEASE-TWICE"), (Counting, "FK-MESSAGE-ORDER"), (Leaving, "FK-RELEASE-NODES"),
         (Elsewhere, "FK-RELEASE-ONE"),
     ],
-)
+)  # fmt: skip
 def test_nodes_refuse_what_would_show_one_of_them(server: Any, code: str) -> None:
     refuses(code, some(4).release, kind=server, **OPEN)
 

@@ -149,12 +149,10 @@ def test_tables_that_cannot_be_joined(who: int, change: dict[str, Any], code: st
 @pytest.mark.parametrize(
     ("who", "change", "code"),
     [
-        (6, {"rows": 0}, "FK-LABELS-MISSING"),
-        (6, {"outputs": 0}, "FK-LABELS-MISSING"),
-        (1, {"outputs": 1}, "FK-ROLE-DATA"),
-        (1, {"columns": "d"}, "FK-COLUMNS-DIFFER"),
+        (6, {"rows": 0}, "FK-LABELS-MISSING"), (6, {"outputs": 0}, "FK-LABELS-MISSING"),
+        (1, {"outputs": 1}, "FK-ROLE-DATA"), (1, {"columns": "d"}, "FK-COLUMNS-DIFFER"),
     ],
-)
+)  # fmt: skip
 def test_nodes_that_fit_no_vertical_split(who: int, change: dict[str, Any], code: str) -> None:
     parties = column_parties()
     found = members.read_groups(parties, layers=True)

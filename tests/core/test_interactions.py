@@ -278,13 +278,11 @@ def test_a_bad_cell_is_counted_not_quoted(tmp_path: Path, row: tuple[str, ...], 
 
 
 TYPES: list[tuple[str, Any, str]] = [
-    ("user", [1.0, 2.0], "FK-IDS-TYPE"),
-    ("item", [1.5, 2.5], "FK-IDS-TYPE"),
-    ("item", [None, "a"], "FK-IDS-MISSING"),
-    ("rating", [None, 1.0], "FK-VALUES-FINITE"),
+    ("user", [1.0, 2.0], "FK-IDS-TYPE"), ("item", [1.5, 2.5], "FK-IDS-TYPE"),
+    ("item", [None, "a"], "FK-IDS-MISSING"), ("rating", [None, 1.0], "FK-VALUES-FINITE"),
     ("rating", [[1], [2]], "FK-COLUMN-NUMBERS"),
     ("time", pa.array([1, 2], pa.time32("s")), "FK-COLUMN-NUMBERS"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("column", "cells", "code"), TYPES)

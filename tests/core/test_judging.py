@@ -66,12 +66,9 @@ def judge(outputs: Floats, targets: Floats, classes: int, bins: int, parties: in
 
 @settings(max_examples=60, deadline=None)
 @given(
-    seed=st.integers(0, 9999),
-    rows=st.integers(1, 80),
-    classes=st.integers(2, 4),
-    parties=st.integers(1, 3),
-    bins=st.sampled_from([0, 8, 64]),
-)
+    seed=st.integers(0, 9999), rows=st.integers(1, 80), classes=st.integers(2, 4),
+    parties=st.integers(1, 3), bins=st.sampled_from([0, 8, 64]),
+)  # fmt: skip
 def test_the_confusion_matrix(seed: int, rows: int, classes: int, parties: int, bins: int) -> None:
     labels, targets, outputs = draw(seed, rows, classes)
     judged, chosen = judge(outputs, targets, classes, bins, parties), decide(outputs)

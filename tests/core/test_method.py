@@ -253,13 +253,11 @@ def test_a_run_ends_with_sums_that_open_by_themselves() -> None:
 @pytest.mark.parametrize(
     ("step", "code"),
     [
-        (3, "FK-METHOD-STEP"),
-        (Sum("judge", {"far": ()}), "FK-CLIENT-MARK"),
-        (Ask("rows", {"k": 0}), "FK-CLIENT-MARK"),
-        (Ask("tell"), "FK-CLIENT-REPLY"),
+        (3, "FK-METHOD-STEP"), (Sum("judge", {"far": ()}), "FK-CLIENT-MARK"),
+        (Ask("rows", {"k": 0}), "FK-CLIENT-MARK"), (Ask("tell"), "FK-CLIENT-REPLY"),
         (Ask("weigh"), "FK-CLIENT-HANDLER"),
     ],
-)
+)  # fmt: skip
 def test_steps_that_do_not_fit_their_handlers_are_refused(step: Any, code: str) -> None:
     class Telling(MeanClient):
         @answers("tell")

@@ -205,13 +205,11 @@ def test_an_error_of_ours_is_the_last_line_of_the_log(
 # -- text from nodes
 
 NASTY = {
-    "colours": ("\x1b[31mred\x1b[0m", "red"),
-    "title": ("\x1b]0;owned\x07gone", "gone"),
+    "colours": ("\x1b[31mred\x1b[0m", "red"), "title": ("\x1b]0;owned\x07gone", "gone"),
     "lines": ("one\r\n2026-01-01 ERROR: forged\u2028two", "one 2026-01-01 ERROR: forged two"),
     "eight bits": ("\x9b2Jcleared\x9d0;t\x9c", "cleared"),
-    "direction": ("\u202egnp.exe\u200b", "gnp.exe"),
-    "zeros": ("\x00\x08\x7f\ud800", ""),
-}
+    "direction": ("\u202egnp.exe\u200b", "gnp.exe"), "zeros": ("\x00\x08\x7f\ud800", ""),
+}  # fmt: skip
 LONG = ["x" * 10_000_000, "\x1b[" * 3_000_000, "[fedkern] " * 1_000_000, "a.b.C: x\n" * 1_000_000]
 
 

@@ -162,11 +162,9 @@ def used(tmp_path: Path) -> Path:
     with pytest.raises(RefusedError):
         ledger.tell("second", "again", np.arange(10), [0.5], policy)
     for why in (
-        "max_evaluations = 2 of these rows",
-        "min_parties = 3: a sum has 2",
-        "rows are asked for twice, or are none",
-        'x"} 1\nfedkern_node_connected: no',
-    ):
+        "max_evaluations = 2 of these rows", "min_parties = 3: a sum has 2",
+        "rows are asked for twice, or are none", 'x"} 1\nfedkern_node_connected: no',
+    ):  # fmt: skip
         ledger.refuse("second", why)
     return folder
 

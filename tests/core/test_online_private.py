@@ -50,21 +50,19 @@ SOME: dict[str, Any] = {"kernels": 4, "features": 3, "seed": 3}
 
 RLS: dict[str, Any] = {"seed": 3, "samples_per_round": 3}
 METHODS: dict[str, Callable[..., Any]] = {
-    "pof-mkl": partial(POFMKL, **SOME),
-    "paper": partial(POFMKL, **SOME, step_size="paper"),
+    "pof-mkl": partial(POFMKL, **SOME), "paper": partial(POFMKL, **SOME, step_size="paper"),
     "batches": partial(POFMKL, **SOME, samples_per_round=4),
     "shared": partial(POFMKL, **SOME, kernels_per_round=2, subset="shared"),
     "frequencies": partial(POFMKL, **SOME, frequencies_per_round=5, samples_per_round=2),
     "whole": partial(POFMKL, **SOME, drop_outs=False),
     "party": partial(POFMKL, **SOME, privacy_unit="party", samples_per_round=4),
     "ofskl": partial(OFSKL, features=3, seed=3, samples_per_round=4),
-    "ofmkl-avg": partial(OFMKLAvg, **SOME),
-    "vm-kofl": partial(VMKOFL, **SOME, samples_per_round=2),
+    "ofmkl-avg": partial(OFMKLAvg, **SOME), "vm-kofl": partial(VMKOFL, **SOME, samples_per_round=2),
     "em-kofl": partial(EMKOFL, **SOME, samples_per_round=2),
     "pof-rls": partial(POFRLS, features=3, seed=3, samples_per_round=4),
     "pof-rls party": partial(POFRLS, features=3, kernels=2, privacy_unit="party", **RLS),
     "pof-rls columns": partial(POFRLS, experts="global-ridge", forgetting=1.0, **RLS),
-}
+}  # fmt: skip
 
 RIDGES = [name for name in METHODS if name.startswith("pof-rls")]
 BY_GRADIENTS = [name for name in METHODS if not name.startswith("pof-rls")]
@@ -286,14 +284,12 @@ class Evaluates(POFMKL):
         (lying(kernels_per_round=2, selection="subset"), {}, "FK-ORDER-NOISE"),
         (lying(most=1), {"samples_per_round": 4}, "FK-ORDER-NOISE"),
         (lying(POFRLS, window=0), {"samples_per_round": 3, "kernels": 1}, "FK-ORDER-NOISE"),
-        (lying(clip=0.01), {}, "FK-ORDER-NOISE"),
-        (lying(noise=less_noise), {}, "FK-ORDER-NOISE"),
+        (lying(clip=0.01), {}, "FK-ORDER-NOISE"), (lying(noise=less_noise), {}, "FK-ORDER-NOISE"),
         (lying(clip=1e300), {}, "FK-ORDER-NOISE"),
-        (lying(regularization=-0.35), {}, "FK-MESSAGE-FIELD"),
-        (SAME_ROWS, {}, "FK-ORDER-AGAIN"),
+        (lying(regularization=-0.35), {}, "FK-MESSAGE-FIELD"), (SAME_ROWS, {}, "FK-ORDER-AGAIN"),
         (FEW_MESSAGES, {"privacy_unit": "party"}, "FK-BUDGET-EXCEEDED"),
     ],
-)
+)  # fmt: skip
 def test_a_server_that_asks_for_more_is_refused(
     kind: Any, more: dict[str, Any], code: str, nodes: Nodes
 ) -> None:
@@ -581,14 +577,12 @@ def test_a_budget_for_parties_is_for_all_their_rows() -> None:
         ({"partition": "vertical", "architecture": "hierarchical"}, "FK-BUDGET-SPLIT"),
         ({"architecture": "hierarchical"}, "FK-BUDGET-OPTION"),
         ({"architecture": None, "staleness": 1}, "FK-BUDGET-OPTION"),
-        ({"model": "ridge"}, "FK-BUDGET-LOSS"),
-        ({"C": None}, "FK-BUDGET-CHOICE"),
+        ({"model": "ridge"}, "FK-BUDGET-LOSS"), ({"C": None}, "FK-BUDGET-CHOICE"),
         ({"class_weight": "balanced"}, "FK-BUDGET-WEIGHTS"),
-        ({"scale": "none"}, "FK-BUDGET-OPTION"),
-        ({"rho": 1.0}, "FK-BUDGET-OPTION"),
+        ({"scale": "none"}, "FK-BUDGET-OPTION"), ({"rho": 1.0}, "FK-BUDGET-OPTION"),
         ({"privacy_delta": 1.0}, "FK-OPTION-RANGE"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_go_with_a_budget_is_refused_in_a_line(options: Any, code: str) -> None:
     refuses(code, strategy, **options)
 

@@ -53,12 +53,9 @@ def drawn(dtype: type, shape: tuple[int, int] = (50, 7), seed: int = 0) -> Array
 
 
 @given(
-    few=st.integers(0, 700),
-    more=st.integers(0, 1200),
-    width=st.integers(0, 5),
-    owner=st.integers(0, 4),
-    kernel=st.sampled_from(KERNELS),
-)
+    few=st.integers(0, 700), more=st.integers(0, 1200), width=st.integers(0, 5),
+    owner=st.integers(0, 4), kernel=st.sampled_from(KERNELS),
+)  # fmt: skip
 def test_the_first_directions_of_a_longer_draw_are_the_same(
     few: int, more: int, width: int, owner: int, kernel: Kernel
 ) -> None:

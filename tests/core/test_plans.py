@@ -251,11 +251,9 @@ def test_values_of_a_single_party_are_not_shown_unless_allowed() -> None:
 
     every = [1, 2, 3, 4]
     for found in (
-        hybrid.make_plan([FIRST], "error"),
-        plan("error", hospital(1, [], [4]), every, every[::-1]),
-        plan("error", hospital(1, [4]), every),
-        plan("neutral", hospital(1, [4]), every, [1, 4]),
-    ):
+        hybrid.make_plan([FIRST], "error"), plan("error", hospital(1, [], [4]), every, every[::-1]),
+        plan("error", hospital(1, [4]), every), plan("neutral", hospital(1, [4]), every, [1, 4]),
+    ):  # fmt: skip
         refuses("FK-PARTIES-ALONE", hybrid.check_alone, found, [], allow_single=False)
         hybrid.check_alone(found, [], allow_single=True)
     hybrid.check_alone(plan("error", hospital(1, [4]), every, every[::-1]), [], allow_single=False)

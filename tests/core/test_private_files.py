@@ -96,14 +96,12 @@ def test_predictions_are_in_the_order_of_the_table_with_classes_as_declared(tmp_
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "state": lambda f: write_atomically(f / "new" / "s.state", b"1", private=True),
     "model": lambda f: save_arrays(f / "new" / "model.npz", {"a": np.ones(3)}, {}),
-    "kernel rows": lambda f: fill(kernel(f)),
-    "phases": lambda f: fill(phases(f)),
+    "kernel rows": lambda f: fill(kernel(f)), "phases": lambda f: fill(phases(f)),
     "predictions": lambda f: predicted().write_predictions(f / "p.csv", ROWS, np.eye(2)),
-    "server key": make_certificates,
-    "node key": lambda f: make_node_key(f / "node"),
+    "server key": make_certificates, "node key": lambda f: make_node_key(f / "node"),
     "node": lambda f: write_node(f / "node", 0, 2, TABLE),
     "log": lambda f: Processes({}, f / "pids").start("one", ["/bin/true"], f / "new" / "one.log"),
-}
+}  # fmt: skip
 PUBLIC = {"ca.crt", "server.pem", "node.pub"}
 
 

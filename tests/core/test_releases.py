@@ -338,16 +338,12 @@ def test_a_checkpoint_says_which_release_wrote_it(said: dict[str, Any], tmp_path
 
 
 DOORS: dict[str, tuple[str, Callable[..., None]]] = {
-    "a strategy": ("run", strategy),
-    "a client": ("client", client),
-    "a node": ("node", node),
-    "a node with a copy of the app": ("node", partial(node, copied=True)),
-    "an app": ("run", app),
+    "a strategy": ("run", strategy), "a client": ("client", client), "a node": ("node", node),
+    "a node with a copy of the app": ("node", partial(node, copied=True)), "an app": ("run", app),
     "options of a folder": ("run", run_folder),
     "data of a folder": ("run", partial(run_folder, part="data")),
-    "a checkpoint": ("run", checkpoint),
-    "a model": ("run", model),
-}
+    "a checkpoint": ("run", checkpoint), "a model": ("run", model),
+}  # fmt: skip
 
 
 @pytest.mark.promise("removed-refused")

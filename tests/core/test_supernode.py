@@ -66,16 +66,10 @@ class Node:
         self.message = self.waiting[0] if self.waiting else None
         set_task_identity(0, 5)
         run: int | None = self.loop._pull_and_store_message(
-            state=self.state,
-            object_store=self.store,
-            node_config={},
-            receive=receive,
-            get_run=self.check,
-            get_fab=None,
-            pull_object=self.part,
-            confirm_message_received=lambda run, message: self.check(run),
-            trusted_entities=None,
-        )
+            state=self.state, object_store=self.store, node_config={}, receive=receive,
+            get_run=self.check, get_fab=None, pull_object=self.part,
+            confirm_message_received=lambda run, message: self.check(run), trusted_entities=None,
+        )  # fmt: skip
         return run
 
     def part(self, run: int, number: str) -> bytes:

@@ -537,12 +537,9 @@ def test_own_site_rows_are_sorted_and_all_dealt(sites: list[int], clients: int, 
 
 
 @given(
-    clients=st.integers(1, 8),
-    each=st.integers(1, 60),
-    own_share=st.floats(0, 1),
-    sites=st.integers(2, 5),
-    seed=seeds,
-)
+    clients=st.integers(1, 8), each=st.integers(1, 60), own_share=st.floats(0, 1),
+    sites=st.integers(2, 5), seed=seeds,
+)  # fmt: skip
 def test_mixed_sites_have_exact_counts(
     clients: int, each: int, own_share: float, sites: int, seed: int
 ) -> None:
@@ -558,12 +555,9 @@ def test_mixed_sites_have_exact_counts(
 
 
 @given(
-    labels=st.lists(st.integers(0, 5), min_size=40, max_size=120),
-    clients=st.integers(1, 8),
-    each=st.integers(1, 5),
-    alpha=st.floats(0.01, 100),
-    seed=seeds,
-)
+    labels=st.lists(st.integers(0, 5), min_size=40, max_size=120), clients=st.integers(1, 8),
+    each=st.integers(1, 5), alpha=st.floats(0.01, 100), seed=seeds,
+)  # fmt: skip
 def test_dirichlet_has_exact_counts(
     labels: list[int], clients: int, each: int, alpha: float, seed: int
 ) -> None:

@@ -414,15 +414,11 @@ def test_prometheus_gets_figures_of_the_run(clock: Clock, tmp_path: Path) -> Non
     assert figures(file)["awaited_parties"] == 1.0  # a moment ago
     watch.close()
     assert figures(file) == {
-        "exchanges_total": 1.0,
-        "wait_seconds_total": pytest.approx(ledger.seconds),
-        "received_bytes_total": ledger.bytes_up,
-        "sent_bytes_total": ledger.bytes_down,
-        "failures_total": 0.0,
-        "online_parties": 0.0,
-        "awaited_parties": 0.0,
+        "exchanges_total": 1.0, "wait_seconds_total": pytest.approx(ledger.seconds),
+        "received_bytes_total": ledger.bytes_up, "sent_bytes_total": ledger.bytes_down,
+        "failures_total": 0.0, "online_parties": 0.0, "awaited_parties": 0.0,
         "last_exchange_timestamp_seconds": pytest.approx(clock.now, abs=1.0),
-    }
+    }  # fmt: skip
     text = file.read_text()
     run(Fleet(clock, north=Node()), watch)
     assert file.read_text() == text  # a moment ago

@@ -207,13 +207,9 @@ def test_the_digest_tells_names_and_order_apart() -> None:
 
 LARGE = np.arange(_LARGEST, dtype=np.float64)
 VALUES = st.one_of(
-    st.booleans(),
-    st.integers(-(2**63), 2**63 - 1),
-    st.floats(allow_nan=False),
-    st.text(),
-    st.binary(),
-    st.lists(st.floats(allow_nan=False)),
-)
+    st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.text(),
+    st.binary(), st.lists(st.floats(allow_nan=False)),
+)  # fmt: skip
 PIECES = st.one_of(
     st.just(LARGE),
     arrays.arrays(
@@ -257,17 +253,13 @@ def test_what_is_unpacked_is_what_was_packed(records: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"index": "[["},
-        {"index": json.dumps([["r", "array", [["0", 9**9, None]]]])},
+        {"index": "[["}, {"index": json.dumps([["r", "array", [["0", 9**9, None]]]])},
         {"index": json.dumps([["r", "array", [["1", -1, None]]]])},
         {"index": json.dumps([["r", "other", []]])},
-        {"index": json.dumps([["r", "config", [["a", -1, {"b": 1}]]]])},
-        {"index": json.dumps(5)},
-        {"index": "[" * 100_000},
-        {"blobs": b"more than there is"},
-        {"blobs": 5},
+        {"index": json.dumps([["r", "config", [["a", -1, {"b": 1}]]]])}, {"index": json.dumps(5)},
+        {"index": "[" * 100_000}, {"blobs": b"more than there is"}, {"blobs": 5},
     ],
-)
+)  # fmt: skip
 def test_damaged_records_are_refused_in_one_line(change: dict[str, Any]) -> None:
     content = pack(RecordDict({"r": ArrayRecord([np.zeros(2), LARGE])}))
     content["fedkern.packed"].update(change)  # type: ignore[union-attr]

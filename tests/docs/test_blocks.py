@@ -50,11 +50,9 @@ def blocks() -> list[Block]:
 def test_what_is_left_out_is_little() -> None:
     left = [(one.page, one.left_out) for one in blocks() if one.left_out]
     assert left == [
-        ("online-methods", "minutes, data of others, servers"),
-        ("kernel-pca", "servers"),
-        ("README", "minutes"),
-        ("README", "servers, packages of others, minutes"),
-    ]
+        ("online-methods", "minutes, data of others, servers"), ("kernel-pca", "servers"),
+        ("README", "minutes"), ("README", "servers, packages of others, minutes"),
+    ]  # fmt: skip
 
 
 PYTHON = [one for one in blocks() if one.language == "python" and SIDES not in one.text]

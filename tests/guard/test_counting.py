@@ -35,13 +35,10 @@ def samples(numbers: int, parties: int, columns: int, *, alive: int, known: int)
 @pytest.mark.parametrize(
     ("parties", "columns", "numbers", "figures"),
     [
-        (23, 15, 2040, (6, 6, 9)),
-        (23, 15, 10200, (28, 29, 43)),
-        (9, 12, 2040, (18, 20, 27)),
-        (4, 15, 2040, (32, 43, 64)),
-        (3, 15, 2040, (43, 64, 64)),
+        (23, 15, 2040, (6, 6, 9)), (23, 15, 10200, (28, 29, 43)), (9, 12, 2040, (18, 20, 27)),
+        (4, 15, 2040, (32, 43, 64)), (3, 15, 2040, (43, 64, 64)),
     ],
-)
+)  # fmt: skip
 def test_samples_a_message(
     parties: int, columns: int, numbers: int, figures: tuple[int, ...]
 ) -> None:

@@ -190,13 +190,9 @@ def test_the_same_passes_and_what_an_owner_allows(method: str, federation: Feder
 
 def test_a_run_that_broke_off_is_resumed(federation: Federation, tmp_path: Path) -> None:
     options: dict[str, Any] = {
-        "kernels": 3,
-        "features": 2,
-        "samples_per_round": 5,
-        "secure": True,
-        "checkpoint": tmp_path / "run.npz",
-        "checkpoint_every": 1,
-    }
+        "kernels": 3, "features": 2, "samples_per_round": 5, "secure": True,
+        "checkpoint": tmp_path / "run.npz", "checkpoint_every": 1,
+    }  # fmt: skip
     federation.run("pof-mkl", 4, strategy=POFMKL(**options))
     federation.run("pof-mkl", 4, strategy=POFMKL(**options, resume=True))
     assert [run.number for run in federation.ledger(0).runs()] == [1]
@@ -207,13 +203,9 @@ def test_numbers_of_streams_are_counted_over_runs(federation: Federation) -> Non
 
     def go(samples: int, seed: int = 0) -> None:
         strategy = POFMKL(
-            kernels=3,
-            features=2,
-            samples_per_round=samples,
-            subset="shared",
-            secure=True,
+            kernels=3, features=2, samples_per_round=samples, subset="shared", secure=True,
             seed=seed,
-        )
+        )  # fmt: skip
         federation.run("pof-mkl", 4, all_rows, strategy, NodePolicy())
 
     go(5)

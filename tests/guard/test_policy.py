@@ -20,20 +20,14 @@ COUNTS = st.integers(0, 2**40)
 POLICIES = st.builds(
     NodePolicy,
     methods=st.lists(st.from_regex(r"[a-z0-9-]+", fullmatch=True), max_size=3).map(tuple),
-    min_parties=st.none() | st.integers(2, 100),
-    min_own_rows=COUNTS,
-    min_sum_rows=COUNTS,
-    min_evaluation_rows=COUNTS,
-    require_secure_sums=st.booleans(),
-    require_pinned_identities=st.booleans(),
-    max_evaluations=COUNTS,
-    counting=st.sampled_from([None, "refuse", "warn"]),
-    allow_small_sums=st.booleans(),
-    allow_recovery=st.booleans(),
-    max_binary_columns=st.none() | COUNTS,
+    min_parties=st.none() | st.integers(2, 100), min_own_rows=COUNTS, min_sum_rows=COUNTS,
+    min_evaluation_rows=COUNTS, require_secure_sums=st.booleans(),
+    require_pinned_identities=st.booleans(), max_evaluations=COUNTS,
+    counting=st.sampled_from([None, "refuse", "warn"]), allow_small_sums=st.booleans(),
+    allow_recovery=st.booleans(), max_binary_columns=st.none() | COUNTS,
     max_epsilon=st.floats(0.0, allow_nan=False),
     strata=st.lists(st.text(st.characters(codec="utf-8"), min_size=1), max_size=2).map(tuple),
-)
+)  # fmt: skip
 
 
 @settings(max_examples=40)
@@ -64,18 +58,15 @@ def test_every_rule_has_a_line_and_what_is_commented_out_is_the_default(tmp_path
         ("min_parties = 1", "use a whole number from 2"),
         ("require_secure_sums = 1", "use true or false"),
         ('counting = "maybe"', "choose 'refuse' or 'warn'"),
-        ('methods = "pof-mkl"', "use a list of names"),
-        ("methods = [1]", "use a list of names"),
+        ('methods = "pof-mkl"', "use a list of names"), ("methods = [1]", "use a list of names"),
         ('methods = ["a b"]', "use a list of names"),
         ("[freeze]\nstratum = []", "; [freeze] has strata and labels"),
-        ("strata = []", "has a rule 'strata'"),
-        ("[freeze]\nlabels = [1]", "use a list of columns"),
-        ("max_epsilon = nan", "use a number from 0"),
-        ("max_epsilon = -1", "use a number from 0"),
+        ("strata = []", "has a rule 'strata'"), ("[freeze]\nlabels = [1]", "use a list of columns"),
+        ("max_epsilon = nan", "use a number from 0"), ("max_epsilon = -1", "use a number from 0"),
         ("min_own_rows = ", "policy.toml cannot be read; write it as TOML"),
         (None, "policy.toml cannot be read"),
     ],
-)
+)  # fmt: skip
 def test_bad_policies_are_one_line(text: str | None, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     if text is not None:

@@ -198,15 +198,12 @@ def test_a_budget_counts_from_today_where_sums_were_exact_before(tmp_path: Path)
 @pytest.mark.parametrize(
     ("most", "budget", "tells", "secure", "code"),
     [
-        (3.0, None, True, True, "FK-POLICY-NOISE"),
-        (3.0, None, False, True, ""),
-        (3.0, Budget(3.1), True, True, "FK-POLICY-EPSILON"),
-        (3.0, Budget(3.0), True, True, ""),
-        (np.inf, None, True, True, ""),
-        (np.inf, Budget(9.0), True, True, ""),
+        (3.0, None, True, True, "FK-POLICY-NOISE"), (3.0, None, False, True, ""),
+        (3.0, Budget(3.1), True, True, "FK-POLICY-EPSILON"), (3.0, Budget(3.0), True, True, ""),
+        (np.inf, None, True, True, ""), (np.inf, Budget(9.0), True, True, ""),
         (np.inf, Budget(9.0), True, False, "FK-BUDGET-PLAIN"),
     ],
-)
+)  # fmt: skip
 def test_a_run_is_opened_only_within_the_limit(
     most: float, budget: Budget | None, tells: bool, secure: bool, code: str
 ) -> None:

@@ -212,15 +212,11 @@ class FedCGSite(Patients):
         for h in range(2):
             known, new = self.train[h::2], self.new[h::2]
             self.add(
-                role="hospital",
-                data=self.write(f"known{h}.csv", known, first, self.words[known]),
+                role="hospital", data=self.write(f"known{h}.csv", known, first, self.words[known]),
                 test_data=self.write(f"new{h}.csv", new, first),
-                predictions=self.folder / f"predictions{h}.csv",
-                label_column="state",
-                classes="ok,bad",
-                landmark_seed=self.folder / "seed0",
-                **shared,
-            )
+                predictions=self.folder / f"predictions{h}.csv", label_column="state",
+                classes="ok,bad", landmark_seed=self.folder / "seed0", **shared,
+            )  # fmt: skip
         order = rng.permutation(60)
         proteins = self.write("proteins.csv", order, slice(2, 4))
         for k, data in ((1, proteins), (2, self.save("genes.npz", order[::-1], slice(4, 6)))):

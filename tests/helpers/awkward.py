@@ -199,17 +199,11 @@ def everything(rows: int = 221) -> Awkward:
     columns: dict[str, Any] = {"size": (rng.normal(size=rows) + 2 * (labels == "b")).tolist()}
     kinds = {"size": "number"}
     parts = {
-        "gaps": "a",
-        "text with gaps": "colour",
-        "constant": "still",
-        "one value and nulls": "level",
-        "odd names": "x[1]",
-        "booleans": "gap",
-        "dates with gaps": "day",
-        "far outlier": "income",
-        "names of rows": "name",
+        "gaps": "a", "text with gaps": "colour", "constant": "still",
+        "one value and nulls": "level", "odd names": "x[1]", "booleans": "gap",
+        "dates with gaps": "day", "far outlier": "income", "names of rows": "name",
         "many categories": "town",
-    }
+    }  # fmt: skip
     for name, column in parts.items():
         columns[column] = tables[name].columns[column]
         kinds[column] = tables[name].kinds[column]

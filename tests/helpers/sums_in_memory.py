@@ -157,14 +157,11 @@ class Run:
                 there = j in running.uploaded
                 sealed += running.enclosed.share(j, partition) if there else bytes(49)
         return wire.Unmask(
-            cohort=order.cohort,
-            index=order.index,
-            alive=cohort.pack(alive),
-            dead=cohort.pack(set(cohort.members).difference(alive)),
-            shares=sealed,
+            cohort=order.cohort, index=order.index, alive=cohort.pack(alive),
+            dead=cohort.pack(set(cohort.members).difference(alive)), shares=sealed,
             voters=cohort.pack(votes) if votes else b"",
             votes=b"".join(votes[p] for p in sorted(votes)),
-        )
+        )  # fmt: skip
 
     def vote(self, running: RunningSum, voting: Iterable[int] | None = None) -> None:
         """Ask all survivors to vote, where they must; only those who do, in that order."""

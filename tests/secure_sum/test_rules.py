@@ -466,9 +466,7 @@ def votes_of(*signers: int, cohort: dict[str, Any] | None = None, **change: Any)
 
 
 FALSE: dict[str, Any] = {
-    "none": votes_of(),
-    "too few": votes_of(1, 2, 3),
-    "a dead party's": votes_of(1, 2, 3, 5),
+    "none": votes_of(), "too few": votes_of(1, 2, 3), "a dead party's": votes_of(1, 2, 3, 5),
     "of another run": votes_of(1, 2, 3, 4, session="run2"),
     "of another sum": votes_of(1, 2, 3, 4, number=2),
     "of another cohort": votes_of(1, 2, 3, 4, cohort={"number": 1}),
@@ -477,7 +475,7 @@ FALSE: dict[str, Any] = {
     "one party's, four times": lambda run, s: ([1, 2, 3, 4], 4 * sign(run, s, 1)),
     "cut short": lambda run, s: ([1, 2, 3, 4], votes_of(1, 2, 3, 4)(run, s)[1][:-1]),
     "more than voters": lambda run, s: ([1, 2, 3], votes_of(1, 2, 3, 4)(run, s)[1]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.promise("sums-votes")

@@ -207,11 +207,9 @@ def test_quiet_shows_nothing_and_a_seed_gives_the_same_model(name, finished, com
 
 #: A metric that is the mean over runs, and what makes the runs differ.
 AVERAGED = {
-    "pof-mkl": ("mse", []),
-    "secure-gram": ("rows", ["--participation", "0.6"]),
-    "fed-cfk": ("auc", ["--participation", "0.6"]),
-    "kernel-pca": ("explained", []),
-}
+    "pof-mkl": ("mse", []), "secure-gram": ("rows", ["--participation", "0.6"]),
+    "fed-cfk": ("auc", ["--participation", "0.6"]), "kernel-pca": ("explained", []),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", AVERAGED)
@@ -260,17 +258,13 @@ STREAMING += " --gamma 2 --loss square --checkpoint-every 10"
 #: checkpoint is there by then. Without a small run: all options.
 KILLED: list[tuple[str, list[str], int, bool]] = [
     *((name, EVERY_4, 9, True) for name in ("pof-rls", "ofskl", "per-fed-avg")),
-    ("local-only", [], 1, False),
-    ("pof-mkl", [*EVERY_4, "--runs", "2"], 19, True),
+    ("local-only", [], 1, False), ("pof-mkl", [*EVERY_4, "--runs", "2"], 19, True),
     ("ofmkl-avg", ["--runs", "3", "--hindsight", "--features", "4"], 15, True),
-    ("fed-cg", CG, 12, True),
-    ("fdskl", [], 1, False),
-    ("fdskl", STREAMING.split(), 15, True),
+    ("fed-cg", CG, 12, True), ("fdskl", [], 1, False), ("fdskl", STREAMING.split(), 15, True),
     ("secure-gram", ["--participation", "0.8"], 4, True),
     ("fed-cfk", ["--participation", "0.8"], 6, True),
-    ("hierarchical-svm", ["--rounds", "12", *EVERY_4], 12, True),
-    ("kernel-pca", [], 4, True),
-]
+    ("hierarchical-svm", ["--rounds", "12", *EVERY_4], 12, True), ("kernel-pca", [], 4, True),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "arguments", "pulls", "kept"), KILLED)
@@ -607,10 +601,8 @@ def test_recommendations_for_a_single_user_who_rated_unknown_items(rated, tables
 @pytest.mark.usefixtures("rated")
 def test_ratings_to_predict_for_have_the_columns_of_the_run(commands):
     for content, code in (
-        ("user,item,stars\n1,1,5\n", "FK-COLUMN-MISSING"),
-        ("who,what\n1,1\n", "FK-COLUMN-MISSING"),
-        ("who,what,stars\n", "FK-ROWS-NONE"),
-        ("who,what,stars\n1,1,1\n", "FK-ITEMS-NONE"),
-    ):
+        ("user,item,stars\n1,1,5\n", "FK-COLUMN-MISSING"), ("who,what\n1,1\n", "FK-COLUMN-MISSING"),
+        ("who,what,stars\n", "FK-ROWS-NONE"), ("who,what,stars\n1,1,1\n", "FK-ITEMS-NONE"),
+    ):  # fmt: skip
         Path("t.csv").write_text(content)
         assert commands.complaint("predict", "here", "--data", "t.csv").endswith(f"[{code}]")

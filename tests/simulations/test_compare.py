@@ -499,11 +499,9 @@ def test_a_data_set_of_a_preset_may_be_another_file(compared, commands, monkeypa
     found, _ = compared(*given, "--datasets", "Higgs=mine.npz")
     assert found["datasets"]["Higgs"]["source"].startswith("mine.npz, ")
     for name, asked in (
-        ("pof-mkl-table2", "WEC"),
-        ("fdskl-table4", "ijcnn1"),
-        ("fdskl-figure5", "givemecredit"),
+        ("pof-mkl-table2", "WEC"), ("fdskl-table4", "ijcnn1"), ("fdskl-figure5", "givemecredit"),
         ("fed-cfk-table2", "ml-1m"),
-    ):
+    ):  # fmt: skip
         made = preset(name, (asked,), {asked: "mine.npz"})
         assert {Path(one.data) for one in made.data.values()} == {Path("mine.npz").resolve()}
         refuses("FK-DATA-FOLDER", preset, name, (asked,))

@@ -44,13 +44,9 @@ FEW = {"features": 100, "options": EXACT}
 SMALL = {"parties": 4, "groups": 1, "options": {"rounds": 12}}
 CHECKED = [FedCGClassifier(), FedCGRegressor()]
 SLOWER = [
-    FDSKLClassifier(**FEW),
-    FDSKLRegressor(**FEW),
-    SecureGramClassifier(),
-    SecureGramRegressor(),
-    HierarchicalSVMClassifier(C=1.0, **SMALL),
-    HierarchicalSVMRegressor(C=1.0, **SMALL),
-]
+    FDSKLClassifier(**FEW), FDSKLRegressor(**FEW), SecureGramClassifier(), SecureGramRegressor(),
+    HierarchicalSVMClassifier(C=1.0, **SMALL), HierarchicalSVMRegressor(C=1.0, **SMALL),
+]  # fmt: skip
 CANCER, IRIS, DIABETES = (
     load(return_X_y=True) for load in (load_breast_cancer, load_iris, load_diabetes)
 )

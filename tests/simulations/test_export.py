@@ -26,19 +26,16 @@ IRIS, REAL = ["--data", "iris"], ["--encoding", "fixed-point", "--data", "iris"]
 FEW = ["--users", "4", "--rounds", "8", "--C", "1"]
 ONLINE = ["--clients", "3", "--rounds", "16"]
 RUNS: dict[str, list[str]] = {
-    "fed-cg": ["fed-cg", *IRIS],
-    "numbers": ["fed-cg", "--data", "diabetes", "--landmarks", "20"],
+    "fed-cg": ["fed-cg", *IRIS], "numbers": ["fed-cg", "--data", "diabetes", "--landmarks", "20"],
     "laplacian, ranks": ["fed-cg", "--kernel", "laplacian", "--scaling", "rank", *IRIS],
     "fdskl": ["fdskl", "--features", "60", *IRIS],
     "two owners": ["fdskl", "--schedule", "streaming", "--rounds", "8", "--active-parties", "2"],
     "rbf": ["secure-gram", "--kernel", "rbf", *REAL],
     "cosine": ["secure-gram", "--kernel", "cosine", "--learner", "ridge", *REAL],
-    "poly": ["secure-gram", "--kernel", "poly", *REAL],
-    "linear": ["hierarchical-svm", *FEW],
+    "poly": ["secure-gram", "--kernel", "poly", *REAL], "linear": ["hierarchical-svm", *FEW],
     "random features": ["hierarchical-svm", "--model", "rbf", "--features", "30", *FEW],
-    "pof-mkl": ["pof-mkl", *ONLINE],
-    "pof-rls": ["pof-rls", *ONLINE],
-}
+    "pof-mkl": ["pof-mkl", *ONLINE], "pof-rls": ["pof-rls", *ONLINE],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -242,12 +242,10 @@ def test_new_rows_of_parties_are_predicted_as_of_one_table(commands: Any, tables
     assert nameless.read(frames, "id").rows == 14
     os.mkfifo("pipe")  # nor is a device replaced
     for more, code in (
-        (parties[:2], "FK-PARTIES-FEW"),
-        (["--party", one, "--party", one], "FK-FILE-TWICE"),
-        ([*parties, "--data", one], "FK-PREDICT-ROWS"),
-        ([], "FK-PREDICT-ROWS"),
+        (parties[:2], "FK-PARTIES-FEW"), (["--party", one, "--party", one], "FK-FILE-TWICE"),
+        ([*parties, "--data", one], "FK-PREDICT-ROWS"), ([], "FK-PREDICT-ROWS"),
         (["--data", "all.csv", "--force", "--out", "pipe"], "FK-FILE-WRITE"),
-    ):
+    ):  # fmt: skip
         out = () if "--out" in more else ("--out", "q.csv")
         assert commands.complaint("predict", "here", *more, *out).endswith(f"[{code}]")
     assert Path("pipe").is_fifo()

@@ -38,13 +38,9 @@ class Life(Site):
                 self.folder / f"data{k}.csv", ["key", *heads, "state"], ids, *cells(x), y.tolist()
             )
             self.add(
-                data=data,
-                id_column="key",
-                label_column="state",
-                simulation=False,
-                alignment_key=self.folder / "alignment",
-                **known_node(self.folder, k, NODES),
-            )
+                data=data, id_column="key", label_column="state", simulation=False,
+                alignment_key=self.folder / "alignment", **known_node(self.folder, k, NODES),
+            )  # fmt: skip
             self.nodes[-1]["state-dir"] = str(self.folder / str(k))
 
     def grow(self, rows: int) -> None:
@@ -107,12 +103,9 @@ def all_methods(life: Life) -> None:
     life.go("ranges", ranges=ranges)
     life.go("fed_cg", role="hospital", ranges=ranges, **labels)
     life.go(
-        "fdskl",
-        role=["active", "passive", "passive"],
-        classes=["0,1", None, None],
-        label_column=["state", None, None],
-        ranges=life.files("own"),
-    )
+        "fdskl", role=["active", "passive", "passive"], classes=["0,1", None, None],
+        label_column=["state", None, None], ranges=life.files("own"),
+    )  # fmt: skip
     life.go("hierarchical_svm", {"architecture": "centralised"}, role="user", group=0, **labels)
     life.go("method", {"method": "kernel-pca"}, ranges=ranges)
     life.go("ranges", {"labels": True}, scaling=life.files("scaling"))
@@ -203,12 +196,9 @@ def test_a_table_that_was_edited_is_answered_as_it_was_frozen(life: Life) -> Non
     assert first == second
     with refused("FK-CELLS-WIDTH"):
         life.go(
-            "fed_cg",
-            {"landmarks": 250},
-            role="hospital",
-            classes="0,1",
+            "fed_cg", {"landmarks": 250}, role="hospital", classes="0,1",
             ranges=life.files("first"),
-        )
+        )  # fmt: skip
 
 
 @pytest.mark.promise("cells-again")

@@ -68,11 +68,8 @@ class Started:
         with self.log.open("w") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", NODE.format(**{**known, **given})],
-                env={**os.environ, **NO_THREADS},
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+                env={**os.environ, **NO_THREADS}, stdout=out, stderr=out, start_new_session=True,
+            )  # fmt: skip
 
     @property
     def lines(self) -> list[str]:
@@ -134,14 +131,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
 
 
 BAD = {
-    "killed": "os.kill(os.getpid(), 9)",
-    "slow": "time.sleep(30)",
-    "big": "bytearray(10**9)",
+    "killed": "os.kill(os.getpid(), 9)", "slow": "time.sleep(30)", "big": "bytearray(10**9)",
     "stuck": "(signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]), time.sleep(600))",
     "flood": "[os.write(1, b'x' * 65536) for _ in range(200)]",
     "shut": "(os.close(1), os.close(2), time.sleep(1), os._exit(0))",
     "leave": "__import__('subprocess').Popen(['sleep', '1'])",
-}
+}  # fmt: skip
 
 
 @pytest.mark.promise("warm-stuck-killed")

@@ -153,43 +153,25 @@ TWO_AND_A_LIAR = always(AWAY, UPLOAD, of=(0, 1)) + always(garbage(lie), UPLOAD, 
 LOST: dict[str, tuple[list[Any], dict[str, Any], list[int], list[int]]] = {
     "too few answer": ([(k, UPLOAD, 2, AWAY) for k in (0, 1, 2)], {}, [7, 0, 7, 7], []),
     "survivors fall silent": (
-        [(k, p, 2, AWAY) for k in (0, 1, 2) for p in ("unmask", "recover")],
-        {},
-        [7, 0, 7, 7],
-        [],
+        [(k, p, 2, AWAY) for k in (0, 1, 2) for p in ("unmask", "recover")], {}, [7, 0, 7, 7], [],
     ),
     "garbage": ([(1, UPLOAD, 2, garbage(scramble))], {}, [7, 0, 7, 7], []),
     "masks that do not fit": (
-        always(garbage(lie), UPLOAD),
-        {"max_missed": 3},
-        [0, 0, 0, 6, 6, 6],
-        [1],
+        always(garbage(lie), UPLOAD), {"max_missed": 3}, [0, 0, 0, 6, 6, 6], [1],
     ),
     "never unmasks": (
-        always(AWAY, "unmask", "recover"),
-        {"max_missed": 3},
-        [7, 7, 7, 6, 6, 6],
-        [1],
+        always(AWAY, "unmask", "recover"), {"max_missed": 3}, [7, 7, 7, 6, 6, 6], [1],
     ),
     "two away and one that lies": (
-        TWO_AND_A_LIAR,
-        {"max_missed": 2, "threshold": 4},
-        [0, 0, 4, 4, 4],
-        [0, 1, 2],
+        TWO_AND_A_LIAR, {"max_missed": 2, "threshold": 4}, [0, 0, 4, 4, 4], [0, 1, 2],
     ),
     "one misses a round of all": (
-        [(1, UPLOAD, 3, AWAY)],
-        {"drop_outs": False},
-        [7, 7, 0, 7, 7],
-        [],
+        [(1, UPLOAD, 3, AWAY)], {"drop_outs": False}, [7, 7, 0, 7, 7], [],
     ),
     "one raises in a round of all": (
-        [(1, UPLOAD, 3, Fault("error"))],
-        {"drop_outs": False},
-        [7, 7, 0, 7, 7],
-        [],
+        [(1, UPLOAD, 3, Fault("error"))], {"drop_outs": False}, [7, 7, 0, 7, 7], [],
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", LOST)

@@ -12,24 +12,19 @@ from app_sites import Given, Make, Refuses
 
 HEAD = "user,item,rating\n"
 FILES = {
-    "narrow.json": json.dumps({c: [20, 70] for c in "cd"}),
-    "few.json": json.dumps({"c": [20, 80]}),
+    "narrow.json": json.dumps({c: [20, 70] for c in "cd"}), "few.json": json.dumps({"c": [20, 80]}),
     "empty.json": json.dumps({c: [20, 20] for c in "cd"}),
     "unlabelled.csv": "key,a,b,state\np001,1,2,\np002,3,4,\n",
     "lacking.csv": "key,a,b,state\np001,1,,ok\n,3,4,ok\np003,3,4,ok\n",
-    "few.csv": "a,b,c\n0.1,0.2,0.3\n",
-    "few-ids.csv": "key,a\np001,0.1\n",
+    "few.csv": "a,b,c\n0.1,0.2,0.3\n", "few-ids.csv": "key,a\np001,0.1\n",
     "infinite.csv": "patient,age,days\na,inf,1\nb,2,1",
     "no-age.csv": "patient,age,days\na,,1\nb,,1",
     "unknown.csv": f"{HEAD}s3cret-1,film-01,4\ns3cret-1,s3cret-film,5\ns3cret-2,s3cret-film,5\n",
     "nan.csv": f"{HEAD}s3cret-1,film-01,nan\ns3cret-1,film-02,5\n",
-    "unrated.csv": "user,item\ns3cret-1,film-01\n",
-    "long.data": "s3cret-1\tfilm-01\t4\t1\t2\n",
-    "twice.txt": "film-01\nfilm-02\nfilm-01\n",
-    "one.txt": "film-01\n",
-    "title.csv": "title\nfilm-01\n",
-    "blank.csv": 'item\nfilm-01\n""\nfilm-02\n',
-}
+    "unrated.csv": "user,item\ns3cret-1,film-01\n", "long.data": "s3cret-1\tfilm-01\t4\t1\t2\n",
+    "twice.txt": "film-01\nfilm-02\nfilm-01\n", "one.txt": "film-01\n",
+    "title.csv": "title\nfilm-01\n", "blank.csv": 'item\nfilm-01\n""\nfilm-02\n',
+}  # fmt: skip
 #: Site -> (node, change of its configuration, the code); {} is the folder of the files.
 BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
     "fed-cg": [
@@ -48,10 +43,8 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
         (0, {"label_bound": 0}, "FK-OPTION-RANGE"),
     ],
     "fdskl": [
-        (0, {"role": None}, "FK-NODE-ROLE"),
-        (0, {"role": "passive"}, "FK-ROLE-DATA"),
-        (2, {"role": "active"}, "FK-COLUMN-MISSING"),
-        (1, {"role": "active"}, "FK-COLUMN-UNNAMED"),
+        (0, {"role": None}, "FK-NODE-ROLE"), (0, {"role": "passive"}, "FK-ROLE-DATA"),
+        (2, {"role": "active"}, "FK-COLUMN-MISSING"), (1, {"role": "active"}, "FK-COLUMN-UNNAMED"),
         (0, {"data": "{}/unlabelled.csv", "classes": None}, "FK-ROLE-DATA"),
         (0, {"data": "{}/lacking.csv"}, "FK-VALUES-MISSING"),
         (0, {"alignment_key": None}, "FK-IDS-KEY"),
@@ -108,7 +101,7 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
         (2, {"catalogue": "blank.csv"}, "FK-IDS-MISSING"),
         (2, {"test_data": "known2.tsv"}, "FK-PAIRS-TWICE"),
     ],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -113,12 +113,9 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"session": None}, "FK-MODEL-DAMAGED"),
     ],
     "pof-rls": [
-        ({"session": "ab" * 8}, "FK-KEPT-NONE"),
-        ({"seed": 1}, "FK-KEPT-OTHER"),
-        ({"experts": "global"}, "FK-KEPT-OTHER"),
-        ({"dimension": 3}, "FK-MODEL-DAMAGED"),
-        ({"columns": "0" * 64}, "FK-COLUMNS-DIFFER"),
-        ({"nan": "raw"}, "FK-MODEL-DAMAGED"),
+        ({"session": "ab" * 8}, "FK-KEPT-NONE"), ({"seed": 1}, "FK-KEPT-OTHER"),
+        ({"experts": "global"}, "FK-KEPT-OTHER"), ({"dimension": 3}, "FK-MODEL-DAMAGED"),
+        ({"columns": "0" * 64}, "FK-COLUMNS-DIFFER"), ({"nan": "raw"}, "FK-MODEL-DAMAGED"),
         ({"summed": None}, "FK-MODEL-DAMAGED"),
     ],
     "fed-cfk": [
@@ -126,7 +123,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"arrays": "gram"}, "FK-MODEL-DAMAGED"),
         ({"subtract_mean": None}, "FK-MODEL-DAMAGED"),
     ],
-}
+}  # fmt: skip
 
 
 @pytest.mark.promise("predictions-of-its-model")
@@ -241,11 +238,8 @@ def test_a_result_says_which_run_it_is_of(
         site.run(site.changed(0, **gone), wrap=submitted, result=told, model=saved)
     run = json.loads(told.read_text())["run"]
     assert {key: run[key] for key in ("run_id", "app", "fab_hash", "release")} == {
-        "run_id": str(2**63),
-        "app": "us/app 1.2",
-        "fab_hash": FAB,
-        "release": __version__,
-    }
+        "run_id": str(2**63), "app": "us/app 1.2", "fab_hash": FAB, "release": __version__,
+    }  # fmt: skip
     assert re.fullmatch(r"[0-9a-f]{16}", run["session"])
     began, ended = (
         datetime.strptime(run[key], "%Y-%m-%dT%H:%M:%S%z") for key in ("began", "ended")
@@ -350,13 +344,9 @@ def test_a_key_that_an_app_cannot_read_is_refused(
 
 #: Values of keys that the first node of a site does not have; a wrong column is refused.
 VALUES: dict[str, Any] = {
-    "allow-single": True,
-    "block": "other",
-    "classes": "bad,ok,perhaps",
-    "group": 1,
-    "label-bound": 2,
-    "top": 7.0,
-}
+    "allow-single": True, "block": "other", "classes": "bad,ok,perhaps", "group": 1,
+    "label-bound": 2, "top": 7.0,
+}  # fmt: skip
 OTHERS = {"fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "fed-cfk", "ranges", "align"}
 
 

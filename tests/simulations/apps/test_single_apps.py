@@ -104,12 +104,10 @@ def add_text(own: dict[str, Any], node: int, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "count", "label"),
     [
-        ("fed-cg", 2, "state"),
-        ("horizontal", 4, "state"),
-        ("pof-mkl", 4, "power"),
+        ("fed-cg", 2, "state"), ("horizontal", 4, "state"), ("pof-mkl", 4, "power"),
         ("kernel-pca", 3, "state"),
     ],
-)
+)  # fmt: skip
 def test_holders_of_a_block_encode_rows_as_by_all_nodes(
     make_site: Make,
     import_app: Import,
@@ -335,13 +333,11 @@ def test_a_node_may_have_a_stream_in_place_of_a_table(make_site, tmp_path, refus
         found.append((json.loads(told.read_text())["metrics"], site.written()))
     assert found[0] == found[1]
     for change, code in (
-        ({"data": "x.csv"}, "FK-DATA-OPTION"),
-        ({"stream": "10.0.0.1:80"}, "FK-STREAM-HOST"),
+        ({"data": "x.csv"}, "FK-DATA-OPTION"), ({"stream": "10.0.0.1:80"}, "FK-STREAM-HOST"),
         ({"stream_columns": "a,c"}, "FK-COLUMN-MISSING"),
-        ({"label_column": None}, "FK-LABELS-MISSING"),
-        ({"stream_wait": "long"}, "FK-OPTION-TYPE"),
+        ({"label_column": None}, "FK-LABELS-MISSING"), ({"stream_wait": "long"}, "FK-OPTION-TYPE"),
         ({"stream": None, "data": "x.csv"}, "FK-DATA-OPTION"),
-    ):
+    ):  # fmt: skip
         node = {"state_dir": str(tmp_path / "other"), **change}
         refuses(code, site.run, site.changed(2, **node), model=saved)
     refuses("FK-METHOD-UNKNOWN", site.run, method="ofskl")
