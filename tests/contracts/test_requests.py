@@ -2,8 +2,7 @@
 
 One contract for all methods. A row of ``REFUSED`` names a way, a request in it and who gets it,
 the code of the refusal, and what is changed of the request; of ``AGAIN`` the same, asked after the
-genuine request was answered. Orders of other sums are in test_forged_orders.py.
-"""
+genuine request was answered. Orders of other sums are in test_forged_orders.py."""
 
 from __future__ import annotations
 
@@ -13,11 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conversation import Asked, forgetful, met, ordered
+from conversation import Asked, asked, forgetful, met, ordered
 from flwr.app import RecordDict
+from refusals import refuses
+from summing_nodes import Nodes
 from zoo import WAYS
 
 from fedkern_flwr.clients import SVMClient
+from fedkern_flwr.guard import NodePolicy, RunRecord
+from fedkern_flwr.simulations.attacks import many_kernels
 from fedkern_flwr.wire import DescribeRequest, sums
 
 HELD_OUT = 16  # the first of them that an active party announces
@@ -347,3 +350,225 @@ def test_counts_are_of_the_model_at_hand() -> None:
         found.append(one.reply[0][0])
     assert found[0].sum() == found[1].sum() > 0
     assert (found[0] != found[1]).any()
+
+
+# -- contract: which model a node judges on its held-out rows, how often, and of how many rows
+
+
+#: Way -> (request that judges, its field that holds the model).
+JUDGING = {
+    "fed-cg": ("hybrid-coefficients", "coefficients"),
+    "fed-cg, numbers": ("hybrid-coefficients", "coefficients"),
+    "fed-cg, cg": ("hybrid-coefficients", "coefficients"),
+    "fed-cg, private": ("hybrid-coefficients", "coefficients"),
+    "hierarchical-svm": ("svm-evaluate", "model"),
+    "hierarchical-svm, classes": ("svm-evaluate", "model"),
+    "hierarchical-svm, private": ("svm-count", "model"),
+    "pof-mkl, secure": ("online-evaluate", "theta"),
+    "pof-rls, secure": ("online-ridge-evaluate", "starts"),
+    "fed-cfk": ("gram-recommend", "mean"),
+}
+
+
+def changed(request: Any, name: str) -> Any:
+    """Return the request with another model: one unit in the last place, of one coefficient."""
+    field = getattr(request, name)
+    value = field[0] if isinstance(field, tuple) else field
+    other = value.copy()
+    other.flat[0] = np.nextafter(other.flat[0], np.inf, dtype=other.dtype)
+    return replace(request, **{name: (other, *field[1:]) if isinstance(field, tuple) else other})
+
+
+@pytest.mark.promise("held-out-one-model")
+@pytest.mark.parametrize(
+    ("way", "few"),
+    [*((w, False) for w in JUDGING), *((w, True) for w in JUDGING if "private" not in w)],
+)
+def test_a_second_model_is_not_judged(way: str, few: bool) -> None:
+    """A server that chooses it reads a label; also of a node that has few rows and sends zeros."""
+    one = asked(way, JUDGING[way][0])
+    if few:
+        one.client.policy = replace(one.client.policy, min_evaluation_rows=1000)
+    sections = [s for s in one.sections if not isinstance(s, sums.End)]
+    assert one.send(sections=sections) == ""
+    request = changed(one.request, JUDGING[way][1])
+    request = replace(request, round=request.round + 1)
+    again = [s for s in ordered(one, request) if isinstance(s, sums.Order)]
+    again = [replace(s, index=s.index + 1) for s in again]
+    said = one.send(request=request, sections=again)
+    assert said.endswith("[FK-ORDER-MODEL]"), said
+
+
+#: Way -> what a node lacks that has helped to make no model in this run.
+BEFORE: dict[str, Any] = {
+    "fed-cg": None,  # the node's record says it
+    "fed-cg, cg": None,
+    "kernel-pca": None,
+    "hierarchical-svm": lambda kept: kept.arrays.pop("model"),
+    "hierarchical-svm, private": lambda kept: kept.settings.pop("helped"),
+}
+
+
+@pytest.mark.promise("held-out-own-model")
+@pytest.mark.parametrize("way", BEFORE)
+def test_a_model_that_no_node_has_helped_to_make_is_not_judged(way: str) -> None:
+    phase, model = JUDGING.get(way, ("method at client: evaluate", "given"))
+    one = asked(way, phase)
+    if BEFORE[way]:
+        one.change_kept(BEFORE[way])
+    else:
+        record = RunRecord.load(one.client.context, one.request.session)
+        record.helped = False
+        record.store(one.client.context)
+        one.client.ledger.keep_record(record.session, record.write())
+    said = one.send(request=changed(one.request, model))
+    assert said.endswith("[FK-ORDER-MODEL]"), said
+
+
+@pytest.mark.promise("held-out-own-model")
+def test_of_streams_as_well() -> None:
+    one = asked("pof-mkl, secure", "online-evaluate")
+    state = one.session
+    state.payload = b""  # nothing was learned, whatever else was asked
+    state.store(one.client.context)
+    assert one.send().endswith("[FK-ORDER-MODEL]")
+
+
+@pytest.mark.promise("held-out-each-holder")
+@pytest.mark.parametrize("way", ["fed-cg", "hierarchical-svm"])
+@pytest.mark.parametrize("few", [4, 1])
+def test_a_party_with_few_held_out_rows_sends_zeros(way: str, few: int) -> None:
+    """Whoever else there is. Release 6f0b6ef counted them: its limit was on the sum."""
+    sites = WAYS[way].sites(guarded=True)
+    table = sites.tables[0]
+    for name in ("x_test", "y_test", "ids_test"):
+        if name in table:
+            table[name] = table[name][:few]
+    found = sites.fit().strategy.result()["held_out"]
+    own = [len(t["y_test"]) for t in sites.tables if t.get("y_test") is not None]
+    assert own[0] == few
+    assert found["rows"] == sum(n for n in own if n >= 5)
+
+
+# -- contract: a run has one name, one set of public options, and one opening of each sum
+
+
+# -- public options
+
+#: Way, request -> fields that no client pins by itself.
+PINNED: dict[tuple[str, str], tuple[str, ...]] = {
+    ("pof-mkl, secure", "online-personal"): ("bandwidths", "seed", "centre", "selection"),
+    ("pof-rls, secure", "online-ridge"): ("features", "seed", "centre", "raw", "summed"),
+    ("per-fed-avg, secure", "online-network"): ("seed", "inner_step"),
+    ("fed-cg", "hybrid-distances"): ("kernel", "sampling", "landmarks", "gammas"),
+    ("hierarchical-svm, balanced", "svm-local"): ("mean", "ridge", "relaxation"),
+    ("fdskl", "vertical-train"): ("loss", "regularizations"),
+    ("ranges", "ranges-means"): ("labels", "bound"),
+}
+
+
+def other(value: Any) -> Any:
+    """Return another value of the same kind."""
+    if isinstance(value, np.ndarray):
+        return value + np.ones((), value.dtype)
+    if isinstance(value, bytes):
+        return value[:-8] + np.float64(1.5).tobytes()
+    if isinstance(value, str):
+        return value + "x"
+    return not value if isinstance(value, bool) else value + 1
+
+
+@pytest.mark.promise("requests-settled")
+@pytest.mark.parametrize(("way", "phase"), PINNED)
+def test_public_options_stay_as_the_first_request_states_them(way: str, phase: str) -> None:
+    """Release 6f0b6ef answered: a sum of the same rows by other features, centres or ranges."""
+    one = asked(way, phase)
+    sections = [s for s in one.sections if not isinstance(s, sums.End)]
+    assert one.send(sections=sections) == ""
+    one.state = copy.deepcopy(one.client.context.state)
+    for name in PINNED[way, phase]:
+        changed = {"round": one.request.round + 1, name: other(getattr(one.request, name))}
+        said, counted = one.try_out(request=replace(one.request, **changed), sections=[])
+        assert f"another {name} " in said, said
+        assert said.endswith("[FK-SETTINGS-CHANGED]")
+        assert counted
+
+
+@pytest.mark.parametrize(("way", "phase"), [("ranges", "ranges-write"), ("align", "align-tags")])
+def test_nothing_is_asked_in_the_place_of_the_last_request(way: str, phase: str) -> None:
+    """Release 6f0b6ef wrote its files anew with other ranges, and other tags."""
+    one = asked(way, phase)
+    assert one.send() == ""
+    assert one.send() == ""  # the same may be asked again
+    names = [name for name, v in vars(one.request).items() if isinstance(v, np.ndarray) and v.size]
+    assert names
+    for name in names:
+        changed = {name: other(getattr(one.request, name)), "round": one.request.round + 1}
+        said = one.send(request=replace(one.request, **changed))
+        assert said.endswith("[FK-SETTINGS-CHANGED]"), said
+
+
+# -- one opening
+
+
+@pytest.mark.promise("requests-settled")
+def test_ninety_widths_of_kernel_pca_are_one() -> None:
+    """Release 6f0b6ef answered all 90 under its default policy: 24 of 24 rows, to 2e-15."""
+    x = np.random.default_rng(0).random((4, 6, 3))
+    server, said = many_kernels.attack(x, policy=NodePolicy(counting="warn"))
+    assert len(server.opened) == 1
+    assert said.endswith("[FK-SETTINGS-CHANGED]"), said
+    server, said = many_kernels.attack(x)  # by default none: 190 numbers, 36 unknowns
+    assert not server.opened
+
+
+def test_of_ninety_sums_the_rows_follow() -> None:
+    """The attack itself: with all the sums it computes every row."""
+    x = np.random.default_rng(1).random((10, 3))
+    frequencies = many_kernels.directions(3, 9, 0)
+    widths = many_kernels.widths_for(frequencies, 60)
+    totals = many_kernels.sums_of(x, 9, widths)
+    guess = many_kernels.recover(totals, frequencies, widths[0])
+    assert many_kernels.found_rows(guess, x)[0] == 10
+
+
+@pytest.mark.promise("sums-opened-once")
+def test_a_sum_is_opened_once_and_only_the_last_that_was_ordered() -> None:
+    """Release 6f0b6ef opened both: its rule was about figures of held-out rows."""
+    nodes = Nodes()
+    first, second = nodes.order(), nodes.order()
+    nodes.contribute(first)
+    nodes.contribute(second)
+    refuses("FK-ORDER-AGAIN", nodes.unmask, first)
+    nodes.unmask(second)
+    refuses("FK-ORDER-AGAIN", nodes.contribute, nodes.order())
+
+
+@pytest.mark.promise("sums-opened-once")
+def test_rounds_are_opened_once_each() -> None:
+    nodes = Nodes()
+    nodes.kind = type("Rounds", (nodes.kind,), {"rounds_of": {"a": "round"}})
+    for number in (1, 2):
+        running = nodes.order()
+        nodes.contribute(running, number=number)
+        nodes.unmask(running)
+    for number in (1, 2):
+        refuses("FK-ORDER-AGAIN", nodes.contribute, nodes.order(), number=number)
+
+
+# -- one name
+
+
+@pytest.mark.promise("session-once")
+@pytest.mark.parametrize("way", ["kernel-pca", "pof-mkl, secure"])
+def test_a_second_run_of_a_name_is_refused(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one party fewer, or as often as a server likes.
+
+    Release 6f0b6ef answered POF-MKL with four parties and then with three, and six times in a row.
+    """
+    monkeypatch.setattr("secrets.token_hex", lambda _: "abc")
+    sites = WAYS[way].sites(guarded=True, policy=NodePolicy(allow_small_sums=True, min_own_rows=0))
+    sites.fit()
+    sites.tables.pop()
+    for _ in range(2):
+        refuses("FK-SESSION-KNOWN", sites.fit)

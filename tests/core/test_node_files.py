@@ -1,18 +1,23 @@
-"""A node and its server's last words: configuration, secrets, results, plain text, its process."""
+"""A node and its server's last words: configuration, secrets, results, full disks and signals."""
 
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import logging
+import os
+import signal
 import stat
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +29,7 @@ from hypothesis import strategies as st
 from refusals import refused, refuses
 
 import fedkern_flwr.strategies  # noqa: F401 - of an app's server
-from fedkern_flwr import __version__, flower_compat, node_config
+from fedkern_flwr import __version__, checkpoint, flower_compat, node_config
 from fedkern_flwr.checkpoint import plain_cell, write_csv
 from fedkern_flwr.clients import KernelPCAClient, serve
 from fedkern_flwr.encoding.columns import Number
@@ -32,13 +37,18 @@ from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableE
 from fedkern_flwr.exchange import request_messages
 from fedkern_flwr.failure import mark_error, read_error
 from fedkern_flwr.flower_compat import set_task_identity
+from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node_config import FIXED, read_config, renew, reread_config
 from fedkern_flwr.node_files import read_classes, read_secret
 from fedkern_flwr.plain_text import LONGEST, plain_line, read_json
-from fedkern_flwr.reporting import errors_reported, write_result
+from fedkern_flwr.reporting import ended_by_signals, errors_reported, write_result, write_somewhere
 from fedkern_flwr.secure_aggregation import secure_aggregation_mod
-from fedkern_flwr.simulations import InProcessGrid, simulate
+from fedkern_flwr.simulations import Fault, InProcessGrid, simulate
+from fedkern_flwr.simulations.apps.server import server_app
+from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
+from fedkern_flwr.simulations.engines.faults import Delivery
 from fedkern_flwr.simulations.run.drawing import save_figure
 from fedkern_flwr.simulations.run.report import write_report
 from fedkern_flwr.strategies import POFMKL, KernelPCA
@@ -438,3 +448,214 @@ def test_sorted_values_are_kept_for_ranks_only(scaling: Any) -> None:
     assert kept == (set(values) if column.scale == "rank" else {values.min(), values.max()})
     again = Number.from_dict(column.to_dict())
     np.testing.assert_array_equal(again.transform(values), column.transform(values))
+
+
+# -- a disk that is full at the server: the learn goes on, and what it found is written elsewhere
+
+
+Plan = Callable[[Delivery], Fault | None]
+
+
+def full(path: Path, *data: Any, **how: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+
+def client_of(context: Context) -> KernelPCAClient:
+    rng = np.random.default_rng(int(context.node_config["partition-id"]))
+    return KernelPCAClient(context, rng.random((20, 2)))
+
+
+def learn(faults: Plan | None = None, **options: Any) -> KernelPCA:
+    strategy = KernelPCA(features=3, attempts=1, **options)
+    simulate(strategy, client_of, 3, faults=faults)
+    return strategy
+
+
+@pytest.mark.parametrize("writes", [0, 1])
+def test_a_run_goes_on_without_a_checkpoint(
+    writes: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An earlier checkpoint does not know which sums are opened afterwards: it must go."""
+    file, left, write = tmp_path / "run.npz", [writes], checkpoint.write_atomically
+
+    def fills(path: Path, *data: Any, **how: Any) -> None:
+        left[0] -= 1
+        (write if left[0] >= 0 else full)(path, *data, **how)
+
+    monkeypatch.setattr(checkpoint, "write_atomically", fills)
+    caplog.set_level(logging.WARNING, "fedkern_flwr")
+    found = learn(checkpoint=file)
+    np.testing.assert_array_equal(found.model()[0]["mean"], learn().model()[0]["mean"])
+    assert left[0] < -1  # it was tried again
+    (told,) = [line for line in caplog.messages if str(file) in line]
+    assert told.endswith("[FK-FILE-WRITE]")
+    assert not file.exists()
+    assert not found.resumable
+
+
+def test_a_run_that_fails_later_says_nothing_of_resuming(tmp_path: Path, monkeypatch: Any) -> None:
+    def gone(delivery: Delivery) -> Fault | None:
+        """The second sum gets no answer: of the first there is a checkpoint."""
+        return Fault("vanished") if delivery.phase == "method" and delivery.round > 1 else None
+
+    with refused("FK-PARTIES-LOST") as caught:
+        learn(gone, checkpoint=tmp_path / "run.npz")
+    assert "resume" in str(caught.value)
+    monkeypatch.setattr(checkpoint, "write_atomically", full)
+    with refused("FK-PARTIES-LOST") as caught:
+        learn(gone, checkpoint=tmp_path / "other.npz")
+    assert "resume" not in str(caught.value)
+
+
+def test_a_checkpoint_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, failed = checkpoint.write_atomically, []
+
+    def fails_once(path: Path, *data: Any, **how: Any) -> None:
+        if not failed:
+            failed.append(path)
+            full(path)
+        write(path, *data, **how)
+
+    monkeypatch.setattr(checkpoint, "write_atomically", fails_once)
+    found = learn(checkpoint=tmp_path / "run.npz")
+    assert failed == [tmp_path / "run.npz"]
+    assert found.resumable
+    assert (tmp_path / "run.npz").exists()
+
+
+# -- results
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a path that cannot be written; the current folder is the test's own."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "file" / "result.json"
+
+
+def test_a_result_is_written_elsewhere_and_the_log_says_where(nowhere: Path, caplog: Any) -> None:
+    caplog.set_level(logging.WARNING, "flwr")
+    write_result(nowhere, {"metrics": {"rows": 3}})
+    model = nowhere.with_name("model.npz")
+    write_somewhere(model, lambda at: save_model(at, "kernel-pca", {"mean": np.ones(2)}, {}))
+    result, saved = sorted(Path.cwd().iterdir(), key=lambda path: path.suffix)
+    assert json.loads(result.read_text()) == {"metrics": {"rows": 3}}
+    np.testing.assert_array_equal(load_model(saved, "kernel-pca")[0]["mean"], np.ones(2))
+    for path, other, line in zip((nowhere, model), (result, saved), caplog.messages, strict=True):
+        assert str(path) in line
+        assert str(other) in line
+        assert line.endswith("[FK-FILE-WRITE]")
+
+
+def test_a_result_that_fits_nowhere_is_one_line(nowhere: Path, monkeypatch: Any) -> None:
+    caught = refuses("FK-FILE-WRITE", write_somewhere, nowhere, full)
+    assert str(nowhere) in str(caught)
+    monkeypatch.setattr("fedkern_flwr.reporting.write_atomically", full)
+    with refused("FK-ROWS-NONE"), errors_reported(""):  # what ended the learn is said all the same
+        raise TableError("none", code="FK-ROWS-NONE")
+    with refused("FK-ROWS-NONE"), errors_reported(nowhere.parent.parent / "result.json"):
+        raise TableError("none", code="FK-ROWS-NONE")
+
+
+# -- a run that is stopped: it says which one it is, what is left of it and how it goes on
+
+
+class Stopping(KernelPCAClient):
+    """A client during whose second sum somebody stops the server."""
+
+    by: int = signal.SIGTERM
+
+    def __init__(self, context: Context) -> None:
+        self.number = int(context.node_config["partition-id"])
+        super().__init__(context, np.random.default_rng(self.number).random((20, 2)))
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        if config["phase"] == "method" and config["round"] > 1:
+            os.kill(os.getpid(), self.by)
+        return super().fit(parameters, config)
+
+
+def submit(**config: Any) -> None:
+    grid = InProcessGrid(serve(Stopping), 3)
+    grid.set_run(SimpleNamespace(run_id=77, fab_id="us/app", fab_version="1", fab_hash="ab"))
+    own = {**declared(app_folder("method")), "method": "kernel-pca", "options": '{"features": 3}'}
+    server_app(KernelPCA)(grid, Context(1, 1, {}, RecordDict(), {**own, **config}))
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Handlers as of a process that ignores no signal, and as they were afterwards."""
+    before = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_stopped_server_says_how_its_run_goes_on(
+    by: signal.Signals, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stopping, "by", by)
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    file, told = tmp_path / "run.npz", tmp_path / "result.json"
+    more = {"checkpoint": str(file)} if kept else {}
+    caught = refuses("FK-RUN-STOPPED", submit, result=str(told), **more)
+    assert file.exists() == kept
+    assert "run 77 was stopped by a signal" in str(caught)
+    assert (f"resume=true, checkpoint={file}" in str(caught)) == kept
+    found = json.loads(told.read_text())
+    assert (found["code"], found["exit_code"]) == ("FK-RUN-STOPPED", 1)
+    assert found["run"]["run_id"] == "77"
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_a_thread_of_a_simulation_has_no_handlers() -> None:
+    found: list[bool] = []
+
+    def block() -> None:
+        with ended_by_signals():
+            found.append(True)
+
+    thread = threading.Thread(target=block)
+    thread.start()
+    thread.join()
+    assert found == [True]
+
+
+def test_a_stopped_command_says_how_to_go_on(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    fit = KernelPCAClient.fit
+
+    def stopping(client: KernelPCAClient, parameters: Any, config: Any) -> Any:
+        if config["phase"] == "method" and config["round"] > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return fit(client, parameters, config)
+
+    monkeypatch.setattr(KernelPCAClient, "fit", stopping)
+    place = tmp_path / "run"
+    command = ["run", "kernel-pca", "--data", "iris", "--features", "3", "--test-size", "0.3"]
+    assert run([*command, "--out", str(place)]) == 130
+    shown = capsys.readouterr().err.replace("\n", "")
+    assert f"fedkern run kernel-pca --resume {place}" in shown
+    assert shown.endswith("[FK-COMMAND-INTERRUPTED]")
+    monkeypatch.setattr(KernelPCAClient, "fit", fit)
+    assert run(["run", "kernel-pca", "--resume", str(place)]) == 0
+    facts = json.loads((place / "result.json").read_text())["run"]
+    assert len(facts["nodes"]) == 5
+    assert facts["began"] <= facts["ended"]
+    assert facts["release"] == __version__
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    """As of a run that ``nohup`` has started, when its terminal is closed."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with ended_by_signals():
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

@@ -20,12 +20,12 @@ from refusals import refused, refuses
 from fedkern_flwr import __version__, check_app, clients
 from fedkern_flwr.checkpoint import VERSION, save_arrays
 from fedkern_flwr.clients import KernelPCAClient
-from fedkern_flwr.errors import OptionError, ProtocolError, RefusedError
+from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, RefusedError
 from fedkern_flwr.exchange import request_messages
 from fedkern_flwr.failure import mark_error, read_error
 from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.node.client import PhaseClient
-from fedkern_flwr.removed import CLIENTS, REMOVED, Removed
+from fedkern_flwr.removed import CLIENTS, REMOVED, Removed, take_out
 from fedkern_flwr.run_log import RunLog
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.apps.node import client_maker
@@ -431,3 +431,30 @@ def test_the_changelog_says_of_each_what_to_do_instead() -> None:
     for _, name, row in ROWS:
         said = next(line for line in rows if line.endswith(f"| FK-REMOVED-{row.code} |"))
         assert name in said.replace("-", "_"), name
+
+
+# -- options that went are ignored at their old defaults, however these are written
+
+
+WENT = [
+    (method, name, row.places.split()[0], default)
+    for method, rows in REMOVED.items()
+    for name, row in rows.items()
+    for default in row.defaults
+]
+
+
+def spellings(default: Any) -> list[Any]:
+    """Return what a user may write for a default."""
+    if not isinstance(default, bool | int | float):
+        return [default]
+    whole = [int(default)] if isinstance(default, float) and default.is_integer() else []
+    return [default, str(default), *whole]
+
+
+@pytest.mark.parametrize(("method", "name", "place", "default"), WENT)
+def test_an_old_default_is_ignored(method: str, name: str, place: str, default: Any) -> None:
+    for value in spellings(default):
+        assert take_out(method, {name: value, "other": 1}, place=place) == {"other": 1}
+    with pytest.raises(FedKernError):
+        take_out(method, {name: "of no release"}, place=place)
