@@ -450,7 +450,7 @@ def test_sorted_values_are_kept_for_ranks_only(scaling: Any) -> None:
     np.testing.assert_array_equal(again.transform(values), column.transform(values))
 
 
-# -- a disk that is full at the server: the learn goes on, and what it found is written elsewhere
+# -- a disk that is full at the server: the run goes on, and what it found is written elsewhere
 
 
 Plan = Callable[[Delivery], Fault | None]
@@ -556,7 +556,7 @@ def test_a_result_that_fits_nowhere_is_one_line(nowhere: Path, monkeypatch: Any)
     caught = refuses("FK-FILE-WRITE", write_somewhere, nowhere, full)
     assert str(nowhere) in str(caught)
     monkeypatch.setattr("fedkern_flwr.reporting.write_atomically", full)
-    with refused("FK-ROWS-NONE"), errors_reported(""):  # what ended the learn is said all the same
+    with refused("FK-ROWS-NONE"), errors_reported(""):  # what ended the run is said all the same
         raise TableError("none", code="FK-ROWS-NONE")
     with refused("FK-ROWS-NONE"), errors_reported(nowhere.parent.parent / "result.json"):
         raise TableError("none", code="FK-ROWS-NONE")
