@@ -233,14 +233,11 @@ def test_an_address_goes_with_ray_and_not_with_its_client(monkeypatch: pytest.Mo
 
 
 @pytest.mark.promise("estimator-is-the-run")
-@pytest.mark.parametrize(
-    ("command", "estimator"),
-    [
-        ("fed-cg", FedCGClassifier(held_out=0.3)),
-        ("fdskl --features 50", FDSKLClassifier(features=50, held_out=0.25)),
-        ("hierarchical-svm --users 4 --C 1", HierarchicalSVMClassifier(C=1.0, held_out=0.3)),
-    ],
-)
+@pytest.mark.parametrize(("command", "estimator"), [
+    ("fed-cg", FedCGClassifier(held_out=0.3)),
+    ("fdskl --features 50", FDSKLClassifier(features=50, held_out=0.25)),
+    ("hierarchical-svm --users 4 --C 1", HierarchicalSVMClassifier(C=1.0, held_out=0.3)),
+])  # fmt: skip
 def test_an_estimator_is_the_run_of_a_command(command: str, estimator: Any, tmp_path: Path) -> None:
     x, y = (part[:200] for part in load_breast_cancer(return_X_y=True))
     x, out = x[:, :8], tmp_path / "run"

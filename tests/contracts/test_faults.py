@@ -380,14 +380,11 @@ def test_a_party_that_never_answers_is_named_and_nothing_is_made(name: str, case
             assert no_secrets(sites)  # whoever is left has been told
 
 
-@pytest.mark.parametrize(
-    ("kind", "code"),
-    [
-        ("lost request", "FK-NODE-SLOW"),
-        ("error", "FK-NODE-FAILED"),
-        ("vanished", "FK-NODE-UNREACHABLE"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "code"), [
+    ("lost request", "FK-NODE-SLOW"),
+    ("error", "FK-NODE-FAILED"),
+    ("vanished", "FK-NODE-UNREACHABLE"),
+])  # fmt: skip
 @pytest.mark.parametrize("name", MAIN)
 def test_a_node_without_its_name_ends_the_run(name: str, kind: Any, code: str, case: Make) -> None:
     quiet = case(name)

@@ -332,13 +332,10 @@ def test_one_total_is_opened_though_the_message_fails() -> None:
 
 
 @pytest.mark.promise("requests-settled")
-@pytest.mark.parametrize(
-    ("way", "begins", "name"),
-    [
-        ("hierarchical-svm, balanced", "svm-local at user", "shares"),
-        ("fed-cg, balanced", "hybrid-equations at hospital", "class_counts"),
-    ],
-)
+@pytest.mark.parametrize(("way", "begins", "name"), [
+    ("hierarchical-svm, balanced", "svm-local at user", "shares"),
+    ("fed-cg, balanced", "hybrid-equations at hospital", "class_counts"),
+])  # fmt: skip
 def test_one_guess_of_class_counts_is_answered(way: str, begins: str, name: str) -> None:
     """Whether own rows contradict them tells of labels: of those that come first, of no others."""
     one = asked(way, begins)

@@ -463,15 +463,12 @@ def test_what_cannot_be_run_is_refused_first(name: str, capsys: pytest.CaptureFi
                 assert (found, typed) == (code, typed)
 
 
-@pytest.mark.parametrize(
-    ("typed", "code"),
-    [
-        ("dance", "FK-COMMAND-UNKNOWN"), ("run pof-nkl", "FK-COMMAND-UNKNOWN"),
-        ("predict", "FK-COMMAND-MISSING"), ("predict nowhere --data file", "FK-RUN-NONE"),
-        ("predict nowhere --client many", TYPE), ("compare lunch", CHOICE),
-        ("run fed-cg --party", "FK-COMMAND-USAGE"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("typed", "code"), [
+    ("dance", "FK-COMMAND-UNKNOWN"), ("run pof-nkl", "FK-COMMAND-UNKNOWN"),
+    ("predict", "FK-COMMAND-MISSING"), ("predict nowhere --data file", "FK-RUN-NONE"),
+    ("predict nowhere --client many", TYPE), ("compare lunch", CHOICE),
+    ("run fed-cg --party", "FK-COMMAND-USAGE"),
+])  # fmt: skip
 def test_what_is_no_command_is_refused(typed: str, code: str, capsys: Any) -> None:
     assert code_of(capsys, *typed.split()) == code
 

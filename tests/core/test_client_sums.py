@@ -536,13 +536,10 @@ class Unbuilt(SummingClient):
         raise KeyError(6 * 98765)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "place"),
-    [
-        (Failing, "KeyError", Failing.work), (Silent, "NoReplyError", Silent.work),
-        (Numeric, "TypeError", Numeric.work), (Unbuilt, "KeyError", Unbuilt.__init__),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "name", "place"), [
+    (Failing, "KeyError", Failing.work), (Silent, "NoReplyError", Silent.work),
+    (Numeric, "TypeError", Numeric.work), (Unbuilt, "KeyError", Unbuilt.__init__),
+])  # fmt: skip
 def test_what_client_code_raises_is_told_by_its_class_alone(
     caplog: pytest.LogCaptureFixture, kind: Any, name: str, place: Any
 ) -> None:
@@ -587,15 +584,12 @@ def test_the_next_run_erases_the_secrets_of_one_that_died(secure: bool) -> None:
 DEPLOYED, ENOUGH = {"simulation": False}, type("Enough", (SummingClient,), {"enough_parties": 2})
 
 
-@pytest.mark.parametrize(
-    ("nodes", "options", "kind", "code"),
-    [
-        (2, DEPLOYED, SummingClient, "FK-POLICY-PARTIES"), (2, DEPLOYED, ENOUGH, ""),
-        (2, {}, SummingClient, ""), (3, DEPLOYED, SummingClient, ""),
-        (3, {"policy": NodePolicy(min_sum_rows=27)}, SummingClient, ""),
-        (3, {"policy": NodePolicy(min_sum_rows=28)}, SummingClient, "FK-POLICY-SUM-ROWS"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("nodes", "options", "kind", "code"), [
+    (2, DEPLOYED, SummingClient, "FK-POLICY-PARTIES"), (2, DEPLOYED, ENOUGH, ""),
+    (2, {}, SummingClient, ""), (3, DEPLOYED, SummingClient, ""),
+    (3, {"policy": NodePolicy(min_sum_rows=27)}, SummingClient, ""),
+    (3, {"policy": NodePolicy(min_sum_rows=28)}, SummingClient, "FK-POLICY-SUM-ROWS"),
+])  # fmt: skip
 def test_a_node_refuses_a_sum_of_too_few(nodes: int, options: Any, kind: Any, code: str) -> None:
     run = Nodes(nodes, **options)
     sections = run.server.sections(1, [run.order()])

@@ -129,16 +129,13 @@ def test_gaps_stay_where_the_method_deals_with_them() -> None:
 # --- Ranks ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("values", "far"),
-    [
-        (np.linspace(0.0, 1.0, 300), False),
-        (np.random.default_rng(0).normal(size=100_000), False),
-        (np.random.default_rng(0).lognormal(size=300), True),
-        (np.append(np.linspace(0.0, 1.0, 300), 9.0), True),
-        (np.repeat([0.0, 1.0, 16.0], [240, 30, 30]), False),  # mostly one value
-    ],
-)
+@pytest.mark.parametrize(("values", "far"), [
+    (np.linspace(0.0, 1.0, 300), False),
+    (np.random.default_rng(0).normal(size=100_000), False),
+    (np.random.default_rng(0).lognormal(size=300), True),
+    (np.append(np.linspace(0.0, 1.0, 300), 9.0), True),
+    (np.repeat([0.0, 1.0, 16.0], [240, 30, 30]), False),  # mostly one value
+])  # fmt: skip
 def test_values_are_far_where_the_range_says_little(values: np.ndarray, far: bool) -> None:
     assert NumberFacts.measure(values).far is far
 

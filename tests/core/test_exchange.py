@@ -170,17 +170,14 @@ RAY = (
 )
 
 
-@pytest.mark.parametrize(
-    ("reason", "name"),
-    [
-        ("<class 'ValueError'>:<'patient Miller has HIV'>", "ValueError"),
-        ("<class 'numpy.linalg.LinAlgError'>:<'row 17 is 3.14'>", "LinAlgError"),
-        ("<class 'KeyError'>:<'Miller'>", "KeyError"),
-        ("<class 'my_package.Trouble'>:<'Miller'>", ""),
-        (RAY.format(name="ValueError", text="Miller 3.14"), "ValueError"),
-        (RAY.format(name="KeyError", text="'Miller'"), "KeyError"),
-    ],
-)
+@pytest.mark.parametrize(("reason", "name"), [
+    ("<class 'ValueError'>:<'patient Miller has HIV'>", "ValueError"),
+    ("<class 'numpy.linalg.LinAlgError'>:<'row 17 is 3.14'>", "LinAlgError"),
+    ("<class 'KeyError'>:<'Miller'>", "KeyError"),
+    ("<class 'my_package.Trouble'>:<'Miller'>", ""),
+    (RAY.format(name="ValueError", text="Miller 3.14"), "ValueError"),
+    (RAY.format(name="KeyError", text="'Miller'"), "KeyError"),
+])  # fmt: skip
 def test_the_text_of_a_foreign_exception_reaches_no_log(reason: str, name: str) -> None:
     failure = raised(reason)
     assert failure.kind == "raised"
@@ -205,14 +202,11 @@ def test_no_foreign_text_leaks_or_is_taken_for_the_class(drawn: str) -> None:
 MARKED = mark_error("TableError: partition 2: NaN values; clean the table")
 
 
-@pytest.mark.parametrize(
-    "reason",
-    [
-        f"<class 'fedkern_flwr.errors.TableError'>:<'{MARKED}'>",
-        RAY.format(name="fedkern_flwr.errors.TableError", text=MARKED),
-        f"<class 'flwr.ClientAppException'>:<'\nException occurred. Message: {MARKED}'>",
-    ],
-)
+@pytest.mark.parametrize("reason", [
+    f"<class 'fedkern_flwr.errors.TableError'>:<'{MARKED}'>",
+    RAY.format(name="fedkern_flwr.errors.TableError", text=MARKED),
+    f"<class 'flwr.ClientAppException'>:<'\nException occurred. Message: {MARKED}'>",
+])  # fmt: skip
 def test_the_text_that_a_client_marks_as_safe_is_kept(reason: str) -> None:
     detail = "TableError: partition 2: NaN values; clean the table"
     assert raised(reason) == Failure("raised", detail)

@@ -512,20 +512,17 @@ def pooled(who: Sequence[int] = range(len(X))) -> np.ndarray:
 # -- tables
 
 
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        ({"x": [["secret", "77"]]}, "FK-COLUMN-NUMBERS"),
-        ({"x": np.zeros((1, 2), complex)}, "FK-COLUMN-NUMBERS"),
-        *(({"x": np.zeros(shape)}, "FK-SHAPE-DIFFERS") for shape in ((1, 2, 3), (0, 4), (2, 0))),
-        ({"x": sparse.csr_array((0, 4))}, "FK-SHAPE-DIFFERS"),
-        ({"x_test": np.zeros((2, 3))}, "FK-SHAPE-DIFFERS"),
-        ({"x_test": sparse.csr_array((3, 4))}, "FK-SHAPE-DIFFERS"),
-        ({"x_new": np.zeros((3, 1))}, "FK-SHAPE-DIFFERS"),
-        *(({"users": names}, "FK-COLUMN-NAMES") for names in (["secret"] * 2, ["secret"])),
-        *(({"items": i}, "FK-COLUMN-NAMES") for i in ("abca", "abcde", [1, "1", 2, 3])),
-    ],
-)
+@pytest.mark.parametrize(("change", "code"), [
+    ({"x": [["secret", "77"]]}, "FK-COLUMN-NUMBERS"),
+    ({"x": np.zeros((1, 2), complex)}, "FK-COLUMN-NUMBERS"),
+    *(({"x": np.zeros(shape)}, "FK-SHAPE-DIFFERS") for shape in ((1, 2, 3), (0, 4), (2, 0))),
+    ({"x": sparse.csr_array((0, 4))}, "FK-SHAPE-DIFFERS"),
+    ({"x_test": np.zeros((2, 3))}, "FK-SHAPE-DIFFERS"),
+    ({"x_test": sparse.csr_array((3, 4))}, "FK-SHAPE-DIFFERS"),
+    ({"x_new": np.zeros((3, 1))}, "FK-SHAPE-DIFFERS"),
+    *(({"users": names}, "FK-COLUMN-NAMES") for names in (["secret"] * 2, ["secret"])),
+    *(({"items": i}, "FK-COLUMN-NAMES") for i in ("abca", "abcde", [1, "1", 2, 3])),
+])  # fmt: skip
 def test_tables_that_cannot_be_used_are_refused_in_one_line(change: Table, code: str) -> None:
     caught = refuses(code, GramClient, Server().contexts[0], **{"x": X[0], **change})
     assert "secret" not in str(caught)
@@ -754,13 +751,10 @@ class Elsewhere(SecureGram):
         yield from self.sum_over(wire.GRAM_SUM, length, [1], request, wire.MatrixReply)
 
 
-@pytest.mark.parametrize(
-    ("server", "code"),
-    [
-        (Fewer, "FK-RELEASE-TWICE"), (Counting, "FK-MESSAGE-ORDER"), (Leaving, "FK-RELEASE-NODES"),
-        (Elsewhere, "FK-RELEASE-ONE"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("server", "code"), [
+    (Fewer, "FK-RELEASE-TWICE"), (Counting, "FK-MESSAGE-ORDER"), (Leaving, "FK-RELEASE-NODES"),
+    (Elsewhere, "FK-RELEASE-ONE"),
+])  # fmt: skip
 def test_nodes_refuse_what_would_show_one_of_them(server: Any, code: str) -> None:
     refuses(code, some(4).release, kind=server, **OPEN)
 

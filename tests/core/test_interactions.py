@@ -235,14 +235,11 @@ def test_a_bad_file_is_one_line_without_its_ids(tmp_path: Path, read: Any) -> No
     refuses("FK-FILE-FOLDER", read, tmp_path / "folder.data")
 
 
-@pytest.mark.parametrize(
-    ("name", "use", "barred"),
-    [
-        ("u.data", load_interactions, (Path, "read_bytes")),
-        ("items.txt", read_catalogue, (Path, "read_bytes")),
-        ("ml.parquet", read_catalogue, (parquet, "ParquetFile")),
-    ],
-)
+@pytest.mark.parametrize(("name", "use", "barred"), [
+    ("u.data", load_interactions, (Path, "read_bytes")),
+    ("items.txt", read_catalogue, (Path, "read_bytes")),
+    ("ml.parquet", read_catalogue, (parquet, "ParquetFile")),
+])  # fmt: skip
 def test_what_may_not_be_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, use: Any, barred: tuple[Any, str]
 ) -> None:

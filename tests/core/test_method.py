@@ -216,16 +216,13 @@ def test_a_node_without_enough_memory_ends_the_run_at_once(caplog: Any) -> None:
     assert not [r for r in caplog.records if "\n" in r.getMessage()]
 
 
-@pytest.mark.parametrize(
-    ("returned", "code"),
-    [
-        (None, "FK-CLIENT-REPLY"),
-        ({"count": 1}, "FK-CLIENT-REPLY"),
-        ({"count": 1, "sum": np.zeros(3)}, "FK-CLIENT-REPLY"),
-        ({"count": 1, "sum": [0.0, 1e9]}, "FK-SUM-BOUND"),
-        ({"count": np.nan, "sum": [0.0, 0.0]}, "FK-SUM-BOUND"),
-    ],
-)
+@pytest.mark.parametrize(("returned", "code"), [
+    (None, "FK-CLIENT-REPLY"),
+    ({"count": 1}, "FK-CLIENT-REPLY"),
+    ({"count": 1, "sum": np.zeros(3)}, "FK-CLIENT-REPLY"),
+    ({"count": 1, "sum": [0.0, 1e9]}, "FK-SUM-BOUND"),
+    ({"count": np.nan, "sum": [0.0, 0.0]}, "FK-SUM-BOUND"),
+])  # fmt: skip
 def test_terms_that_do_not_fit_are_refused(returned: Any, code: str) -> None:
     refuses(code, simulate, Mean(), adding(lambda _: returned), CLIENTS)
 
@@ -250,14 +247,11 @@ def test_a_run_ends_with_sums_that_open_by_themselves() -> None:
         refuses("FK-METHOD-STEP", Ask, "tell", ends=True, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("step", "code"),
-    [
-        (3, "FK-METHOD-STEP"), (Sum("judge", {"far": ()}), "FK-CLIENT-MARK"),
-        (Ask("rows", {"k": 0}), "FK-CLIENT-MARK"), (Ask("tell"), "FK-CLIENT-REPLY"),
-        (Ask("weigh"), "FK-CLIENT-HANDLER"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("step", "code"), [
+    (3, "FK-METHOD-STEP"), (Sum("judge", {"far": ()}), "FK-CLIENT-MARK"),
+    (Ask("rows", {"k": 0}), "FK-CLIENT-MARK"), (Ask("tell"), "FK-CLIENT-REPLY"),
+    (Ask("weigh"), "FK-CLIENT-HANDLER"),
+])  # fmt: skip
 def test_steps_that_do_not_fit_their_handlers_are_refused(step: Any, code: str) -> None:
     class Telling(MeanClient):
         @answers("tell")

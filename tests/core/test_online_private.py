@@ -277,19 +277,16 @@ class Evaluates(POFMKL):
         return super()._evaluate()
 
 
-@pytest.mark.parametrize(
-    ("kind", "more", "code"),
-    [
-        (STATISTICS, {}, "FK-ORDER-TERMS"),
-        (lying(kernels_per_round=2, selection="subset"), {}, "FK-ORDER-NOISE"),
-        (lying(most=1), {"samples_per_round": 4}, "FK-ORDER-NOISE"),
-        (lying(POFRLS, window=0), {"samples_per_round": 3, "kernels": 1}, "FK-ORDER-NOISE"),
-        (lying(clip=0.01), {}, "FK-ORDER-NOISE"), (lying(noise=less_noise), {}, "FK-ORDER-NOISE"),
-        (lying(clip=1e300), {}, "FK-ORDER-NOISE"),
-        (lying(regularization=-0.35), {}, "FK-MESSAGE-FIELD"), (SAME_ROWS, {}, "FK-ORDER-AGAIN"),
-        (FEW_MESSAGES, {"privacy_unit": "party"}, "FK-BUDGET-EXCEEDED"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "more", "code"), [
+    (STATISTICS, {}, "FK-ORDER-TERMS"),
+    (lying(kernels_per_round=2, selection="subset"), {}, "FK-ORDER-NOISE"),
+    (lying(most=1), {"samples_per_round": 4}, "FK-ORDER-NOISE"),
+    (lying(POFRLS, window=0), {"samples_per_round": 3, "kernels": 1}, "FK-ORDER-NOISE"),
+    (lying(clip=0.01), {}, "FK-ORDER-NOISE"), (lying(noise=less_noise), {}, "FK-ORDER-NOISE"),
+    (lying(clip=1e300), {}, "FK-ORDER-NOISE"),
+    (lying(regularization=-0.35), {}, "FK-MESSAGE-FIELD"), (SAME_ROWS, {}, "FK-ORDER-AGAIN"),
+    (FEW_MESSAGES, {"privacy_unit": "party"}, "FK-BUDGET-EXCEEDED"),
+])  # fmt: skip
 def test_a_server_that_asks_for_more_is_refused(
     kind: Any, more: dict[str, Any], code: str, nodes: Nodes
 ) -> None:
@@ -571,18 +568,15 @@ def test_a_budget_for_parties_is_for_all_their_rows() -> None:
 # -- what is refused
 
 
-@pytest.mark.parametrize(
-    ("options", "code"),
-    [
-        ({"partition": "vertical", "architecture": "hierarchical"}, "FK-BUDGET-SPLIT"),
-        ({"architecture": "hierarchical"}, "FK-BUDGET-OPTION"),
-        ({"architecture": None, "staleness": 1}, "FK-BUDGET-OPTION"),
-        ({"model": "ridge"}, "FK-BUDGET-LOSS"), ({"C": None}, "FK-BUDGET-CHOICE"),
-        ({"class_weight": "balanced"}, "FK-BUDGET-WEIGHTS"),
-        ({"scale": "none"}, "FK-BUDGET-OPTION"), ({"rho": 1.0}, "FK-BUDGET-OPTION"),
-        ({"privacy_delta": 1.0}, "FK-OPTION-RANGE"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "code"), [
+    ({"partition": "vertical", "architecture": "hierarchical"}, "FK-BUDGET-SPLIT"),
+    ({"architecture": "hierarchical"}, "FK-BUDGET-OPTION"),
+    ({"architecture": None, "staleness": 1}, "FK-BUDGET-OPTION"),
+    ({"model": "ridge"}, "FK-BUDGET-LOSS"), ({"C": None}, "FK-BUDGET-CHOICE"),
+    ({"class_weight": "balanced"}, "FK-BUDGET-WEIGHTS"),
+    ({"scale": "none"}, "FK-BUDGET-OPTION"), ({"rho": 1.0}, "FK-BUDGET-OPTION"),
+    ({"privacy_delta": 1.0}, "FK-OPTION-RANGE"),
+])  # fmt: skip
 def test_what_does_not_go_with_a_budget_is_refused_in_a_line(options: Any, code: str) -> None:
     refuses(code, strategy, **options)
 

@@ -447,14 +447,11 @@ def test_every_active_party_is_looked_at() -> None:
 
 
 @pytest.mark.promise("faults-made-again")
-@pytest.mark.parametrize(
-    ("name", "places", "phase"),
-    [
-        ("fdskl", {"fdskl_phases._MESSAGE": 1200, "fdskl_phases._CHUNK": 70}, "vertical-step"),
-        ("fed-cg", {"fed_cg_system._MESSAGE": 8 * 8 * 20}, "hybrid-distances"),
-        ("fed-cg, cg", {"fed_cg_system._MESSAGE": 8 * 8 * 20}, "hybrid-distances"),
-    ],
-)
+@pytest.mark.parametrize(("name", "places", "phase"), [
+    ("fdskl", {"fdskl_phases._MESSAGE": 1200, "fdskl_phases._CHUNK": 70}, "vertical-step"),
+    ("fed-cg", {"fed_cg_system._MESSAGE": 8 * 8 * 20}, "hybrid-distances"),
+    ("fed-cg, cg", {"fed_cg_system._MESSAGE": 8 * 8 * 20}, "hybrid-distances"),
+])  # fmt: skip
 def test_runs_in_parts_come_to_the_same(
     name: str, places: dict[str, int], phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -503,27 +500,24 @@ PLANNED = [planned(k) for k in range(3)]
 ROW = 31.0
 
 
-@pytest.mark.parametrize(
-    ("parties", "how", "numbers", "columns", "rows"),
-    [
-        (PLANNED, {}, 0.2 * 400 * ROW, 200, 400),  # without the strongest colluder
-        ([*PLANNED[:2], planned(2, share=0.1)], {}, 0.1 * 400 * ROW, 200, 400),  # the least share
-        ([*PLANNED[:2], planned(2, 20)], {}, 0.2 * 220 * ROW, 110, 220),
-        ([planned(k, signature=b"") for k in range(3)], {}, 0.2 * 200 * ROW, 100, 200),  # no pins
-        (PLANNED, {"rows": dict.fromkeys(range(3), 40)}, 0.2 * 80 * ROW, 40, 80),  # a fold
-        (PLANNED, {"threshold": 2}, 0.2 * 200 * ROW, 100, 200),
-        (PLANNED, {"labels": 0}, 0.2 * 400 * 30, 200, 400),
-        ([planned(k, binary=31) for k in range(3)], {}, 0.2 * 400 * ROW / 64, 200, 400),
-        (
-            [planned(k, share=1.0, counting="warn") for k in range(3)],
-            {},
-            400 * ROW,
-            math.inf,
-            400,
-        ),  # a simulation
-        ([planned(k, counting="off") for k in range(3)], {}, math.inf, math.inf, math.inf),
-    ],
-)
+@pytest.mark.parametrize(("parties", "how", "numbers", "columns", "rows"), [
+    (PLANNED, {}, 0.2 * 400 * ROW, 200, 400),  # without the strongest colluder
+    ([*PLANNED[:2], planned(2, share=0.1)], {}, 0.1 * 400 * ROW, 200, 400),  # the least share
+    ([*PLANNED[:2], planned(2, 20)], {}, 0.2 * 220 * ROW, 110, 220),
+    ([planned(k, signature=b"") for k in range(3)], {}, 0.2 * 200 * ROW, 100, 200),  # no pins
+    (PLANNED, {"rows": dict.fromkeys(range(3), 40)}, 0.2 * 80 * ROW, 40, 80),  # a fold
+    (PLANNED, {"threshold": 2}, 0.2 * 200 * ROW, 100, 200),
+    (PLANNED, {"labels": 0}, 0.2 * 400 * 30, 200, 400),
+    ([planned(k, binary=31) for k in range(3)], {}, 0.2 * 400 * ROW / 64, 200, 400),
+    (
+        [planned(k, share=1.0, counting="warn") for k in range(3)],
+        {},
+        400 * ROW,
+        math.inf,
+        400,
+    ),  # a simulation
+    ([planned(k, counting="off") for k in range(3)], {}, math.inf, math.inf, math.inf),
+])  # fmt: skip
 def test_a_run_may_open_the_least_share_of_hidden_unknowns(
     parties: list[DescribeReply], how: Any, numbers: float, columns: float, rows: float
 ) -> None:

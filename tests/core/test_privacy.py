@@ -213,19 +213,16 @@ def test_a_budget_travels_as_text():
         refuses("FK-MESSAGE-FIELD", Budget.read, text)
 
 
-@pytest.mark.parametrize(
-    ("budget", "code"),
-    [
-        ({"epsilon": 0.0}, "FK-OPTION-RANGE"),
-        ({"epsilon": math.inf}, "FK-OPTION-RANGE"),
-        ({"epsilon": 1.0, "delta": 1.0}, "FK-OPTION-RANGE"),
-        ({"epsilon": 1.0, "unit": "user"}, "FK-OPTION-CHOICE"),
-        ({"epsilon": 1.0, "colluders": -1}, "FK-OPTION-RANGE"),
-        ({"epsilon": 50.0}, "FK-BUDGET-EXACT"),
-        ({"epsilon": 1e-9, "delta": 1e-25}, "FK-BUDGET-SMALL"),
-        ({"epsilon": 1.0, "colluders": 2}, "FK-BUDGET-COLLUDERS"),
-    ],
-)
+@pytest.mark.parametrize(("budget", "code"), [
+    ({"epsilon": 0.0}, "FK-OPTION-RANGE"),
+    ({"epsilon": math.inf}, "FK-OPTION-RANGE"),
+    ({"epsilon": 1.0, "delta": 1.0}, "FK-OPTION-RANGE"),
+    ({"epsilon": 1.0, "unit": "user"}, "FK-OPTION-CHOICE"),
+    ({"epsilon": 1.0, "colluders": -1}, "FK-OPTION-RANGE"),
+    ({"epsilon": 50.0}, "FK-BUDGET-EXACT"),
+    ({"epsilon": 1e-9, "delta": 1e-25}, "FK-BUDGET-SMALL"),
+    ({"epsilon": 1.0, "colluders": 2}, "FK-BUDGET-COLLUDERS"),
+])  # fmt: skip
 def test_a_budget_that_cannot_be_kept_is_refused(budget, code):
     with refused(code):
         plan_release("sum", Budget(**budget), sensitivity=2.0, length=5150, parties=3, least=2)

@@ -103,15 +103,12 @@ def test_both_openings_say_their_release() -> None:
 
 
 @pytest.mark.promise("releases-named")
-@pytest.mark.parametrize(
-    ("protocol", "release", "who", "install"),
-    [
-        (OLDER, None, "the server is older", f"fedkern-flwr=={__version__}"),
-        (OLDER, "0.0.9", "the server is older", f"fedkern-flwr=={__version__}"),
-        (NEWER, "9.1.0rc1", "this node is older", "fedkern-flwr==9.1.0rc1"),
-        (NEWER, None, "this node is older", "upgrade fedkern-flwr`"),
-    ],
-)
+@pytest.mark.parametrize(("protocol", "release", "who", "install"), [
+    (OLDER, None, "the server is older", f"fedkern-flwr=={__version__}"),
+    (OLDER, "0.0.9", "the server is older", f"fedkern-flwr=={__version__}"),
+    (NEWER, "9.1.0rc1", "this node is older", "fedkern-flwr==9.1.0rc1"),
+    (NEWER, None, "this node is older", "upgrade fedkern-flwr`"),
+])  # fmt: skip
 def test_a_node_says_which_side_is_older_and_what_to_install(
     protocol: int, release: str | None, who: str, install: str
 ) -> None:
@@ -400,14 +397,11 @@ def test_a_copy_of_an_app_may_leave_lost_groups_empty() -> None:
     assert method(**read_options(method, keys)).lost_groups == "stop"
 
 
-@pytest.mark.parametrize(
-    ("estimator", "name", "value"),
-    [
-        (FedCGClassifier, "protocol", "chain"),
-        (FedCGClassifier, "sampling", "P"),
-        (FDSKLClassifier, "topology", "tree"),
-    ],
-)
+@pytest.mark.parametrize(("estimator", "name", "value"), [
+    (FedCGClassifier, "protocol", "chain"),
+    (FedCGClassifier, "sampling", "P"),
+    (FDSKLClassifier, "topology", "tree"),
+])  # fmt: skip
 def test_an_estimator_refuses_them(estimator: Any, name: str, value: str) -> None:
     rows = np.random.default_rng(0).random((40, 4))
     with pytest.raises(ValueError, match="FK-REMOVED-"):

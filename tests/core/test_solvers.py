@@ -192,17 +192,14 @@ ONES = np.ones((4, 1))
 STATE = followed(lambda p: 2.0 * p, ONES)[1][0]
 
 
-@pytest.mark.parametrize(
-    ("options", "code"),
-    [
-        ({"tolerance": -1.0}, "FK-OPTION-RANGE"), ({"tolerance": float("nan")}, "FK-OPTION-RANGE"),
-        ({"max_iterations": -1}, "FK-OPTION-RANGE"), ({"start_product": ONES}, "FK-OPTION-PARTNER"),
-        ({"start": ONES, "state": STATE}, "FK-OPTION-PARTNER"),
-        ({"start": np.ones((3, 1))}, "FK-SHAPE-DIFFERS"), ({"b": np.ones(4)}, "FK-SHAPE-DIFFERS"),
-        ({"b": np.ones((5, 1)), "state": STATE}, "FK-CHECKPOINT-OTHER"),
-        ({"multiply": lambda _: np.ones((4, 2))}, "FK-MESSAGE-SHAPE"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "code"), [
+    ({"tolerance": -1.0}, "FK-OPTION-RANGE"), ({"tolerance": float("nan")}, "FK-OPTION-RANGE"),
+    ({"max_iterations": -1}, "FK-OPTION-RANGE"), ({"start_product": ONES}, "FK-OPTION-PARTNER"),
+    ({"start": ONES, "state": STATE}, "FK-OPTION-PARTNER"),
+    ({"start": np.ones((3, 1))}, "FK-SHAPE-DIFFERS"), ({"b": np.ones(4)}, "FK-SHAPE-DIFFERS"),
+    ({"b": np.ones((5, 1)), "state": STATE}, "FK-CHECKPOINT-OTHER"),
+    ({"multiply": lambda _: np.ones((4, 2))}, "FK-MESSAGE-SHAPE"),
+])  # fmt: skip
 def test_what_cannot_work_is_refused(options: dict[str, Any], code: str) -> None:
     refuses(code, conjugate_gradient, **{"multiply": lambda p: p, "b": ONES, **options})
 

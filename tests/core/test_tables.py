@@ -322,13 +322,10 @@ def test_quoted_decimal_commas_are_found_where_commas_part_the_columns() -> None
     np.testing.assert_array_equal(table.x[:, 0], [1.5, 2.5])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        'a,b,y\n"1,234",x,0\n"2,345",u,1\n',  # marks of thousands, maybe
-        'a,b,y\n"1,2",x,0\n"2,3,4",u,1\n',
-    ],
-)
+@pytest.mark.parametrize("text", [
+    'a,b,y\n"1,234",x,0\n"2,345",u,1\n',  # marks of thousands, maybe
+    'a,b,y\n"1,2",x,0\n"2,3,4",u,1\n',
+])  # fmt: skip
 def test_other_commas_in_cells_change_nothing(text: str) -> None:
     table = load(text)
     assert table.kinds["a"] == "category"
@@ -599,25 +596,22 @@ def test_the_seed_decides(kind: Any) -> None:
 SITES = {"site": np.repeat([0, 1], [100, 50])}
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "data", "code"),
-    [
-        ("iid", {"clients": 10, "rows_per_client": 50}, {}, "FK-ROWS-FEW"),
-        ("dirichlet", {"clients": 151}, {}, "FK-ROWS-FEW"),
-        ("site", {"clients": 2, "rows_per_client": 60}, SITES, "FK-ROWS-FEW"),
-        ("site", {"clients": 104}, SITES, "FK-ROWS-FEW"),
-        ("site", {"rows_per_client": 75, "own_share": 0.5, "clients": 2}, SITES, "FK-ROWS-FEW"),
-        ("site", {}, {}, "FK-COLUMN-UNNAMED"),
-        ("dirichlet", {}, {"y": None}, "FK-LABELS-MISSING"),
-        ("site", {"rows_per_client": 2, "own_share": 0.5}, {"site": [0] * 150}, "FK-SPLIT-ONE"),
-        ("site", {"own_share": 0.5}, SITES, "FK-OPTION-PARTNER"),
-        ("site", {"own_share": 1.5}, SITES, "FK-OPTION-RANGE"),
-        ("iid", {"clients": 0}, {}, "FK-OPTION-RANGE"),
-        ("iid", {"rows_per_client": 0}, {}, "FK-OPTION-RANGE"),
-        ("dirichlet", {"alpha": 0.0}, {}, "FK-OPTION-RANGE"),
-        ("random", {}, {}, "FK-OPTION-CHOICE"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "options", "data", "code"), [
+    ("iid", {"clients": 10, "rows_per_client": 50}, {}, "FK-ROWS-FEW"),
+    ("dirichlet", {"clients": 151}, {}, "FK-ROWS-FEW"),
+    ("site", {"clients": 2, "rows_per_client": 60}, SITES, "FK-ROWS-FEW"),
+    ("site", {"clients": 104}, SITES, "FK-ROWS-FEW"),
+    ("site", {"rows_per_client": 75, "own_share": 0.5, "clients": 2}, SITES, "FK-ROWS-FEW"),
+    ("site", {}, {}, "FK-COLUMN-UNNAMED"),
+    ("dirichlet", {}, {"y": None}, "FK-LABELS-MISSING"),
+    ("site", {"rows_per_client": 2, "own_share": 0.5}, {"site": [0] * 150}, "FK-SPLIT-ONE"),
+    ("site", {"own_share": 0.5}, SITES, "FK-OPTION-PARTNER"),
+    ("site", {"own_share": 1.5}, SITES, "FK-OPTION-RANGE"),
+    ("iid", {"clients": 0}, {}, "FK-OPTION-RANGE"),
+    ("iid", {"rows_per_client": 0}, {}, "FK-OPTION-RANGE"),
+    ("dirichlet", {"alpha": 0.0}, {}, "FK-OPTION-RANGE"),
+    ("random", {}, {}, "FK-OPTION-CHOICE"),
+])  # fmt: skip
 def test_what_cannot_be_dealt_is_refused(kind: Any, options: Any, data: Any, code: str) -> None:
     given = {name: None if value is None else np.asarray(value) for name, value in data.items()}
     with refused(code):

@@ -176,22 +176,19 @@ def party(partition: int, partitions: int = 3, **more: Any) -> DescribeReply:
     return dataclasses.replace(reply, partition=partition, partitions=partitions, **values)
 
 
-@pytest.mark.parametrize(
-    ("parties", "code"),
-    [
-        ([party(0), party(1, rows=9), party(2, test_rows=3)], ""),
-        ([party(0), party(1), party(1)], "FK-PARTITION-TWICE"),
-        ([party(0), party(2)], "FK-PARTITION-MISSING"),
-        ([party(0, 40)], "FK-PARTITION-MISSING"),
-        ([party(0), party(1), party(2), party(3)], "FK-PARTITION-MISSING"),
-        ([party(0, 2), party(1, 3)], "FK-PARTITION-TOTAL"),
-        ([party(0), party(1), party(2, features=3)], "FK-COLUMNS-DIFFER"),
-        ([party(0), party(1), party(2, columns=columns_digest(["b", "a"]))], "FK-COLUMNS-DIFFER"),
-        ([party(0), party(1), party(2, columns="")], "FK-COLUMNS-DIFFER"),
-        ([party(0, name="a"), party(1, name="b"), party(2, name="")], ""),
-        ([party(0, name="a"), party(1, name="b"), party(2, name="a")], "FK-NODE-NAME-TWICE"),
-    ],
-)
+@pytest.mark.parametrize(("parties", "code"), [
+    ([party(0), party(1, rows=9), party(2, test_rows=3)], ""),
+    ([party(0), party(1), party(1)], "FK-PARTITION-TWICE"),
+    ([party(0), party(2)], "FK-PARTITION-MISSING"),
+    ([party(0, 40)], "FK-PARTITION-MISSING"),
+    ([party(0), party(1), party(2), party(3)], "FK-PARTITION-MISSING"),
+    ([party(0, 2), party(1, 3)], "FK-PARTITION-TOTAL"),
+    ([party(0), party(1), party(2, features=3)], "FK-COLUMNS-DIFFER"),
+    ([party(0), party(1), party(2, columns=columns_digest(["b", "a"]))], "FK-COLUMNS-DIFFER"),
+    ([party(0), party(1), party(2, columns="")], "FK-COLUMNS-DIFFER"),
+    ([party(0, name="a"), party(1, name="b"), party(2, name="")], ""),
+    ([party(0, name="a"), party(1, name="b"), party(2, name="a")], "FK-NODE-NAME-TWICE"),
+])  # fmt: skip
 def test_parties_fit_together_or_are_refused(parties: list[DescribeReply], code: str) -> None:
     with refused(code) if code else nullcontext():
         check_parties(parties)
@@ -250,16 +247,13 @@ def test_what_is_unpacked_is_what_was_packed(records: dict[str, Any]) -> None:
     assert as_plain(unpack(found, party="p")) == before == as_plain(content)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"index": "[["}, {"index": json.dumps([["r", "array", [["0", 9**9, None]]]])},
-        {"index": json.dumps([["r", "array", [["1", -1, None]]]])},
-        {"index": json.dumps([["r", "other", []]])},
-        {"index": json.dumps([["r", "config", [["a", -1, {"b": 1}]]]])}, {"index": json.dumps(5)},
-        {"index": "[" * 100_000}, {"blobs": b"more than there is"}, {"blobs": 5},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("change", [
+    {"index": "[["}, {"index": json.dumps([["r", "array", [["0", 9**9, None]]]])},
+    {"index": json.dumps([["r", "array", [["1", -1, None]]]])},
+    {"index": json.dumps([["r", "other", []]])},
+    {"index": json.dumps([["r", "config", [["a", -1, {"b": 1}]]]])}, {"index": json.dumps(5)},
+    {"index": "[" * 100_000}, {"blobs": b"more than there is"}, {"blobs": 5},
+])  # fmt: skip
 def test_damaged_records_are_refused_in_one_line(change: dict[str, Any]) -> None:
     content = pack(RecordDict({"r": ArrayRecord([np.zeros(2), LARGE])}))
     content["fedkern.packed"].update(change)  # type: ignore[union-attr]

@@ -32,13 +32,10 @@ def samples(numbers: int, parties: int, columns: int, *, alive: int, known: int)
     return counting.least_samples(numbers, hidden * counting.unknowns_of_row(columns + 1))
 
 
-@pytest.mark.parametrize(
-    ("parties", "columns", "numbers", "figures"),
-    [
-        (23, 15, 2040, (6, 6, 9)), (23, 15, 10200, (28, 29, 43)), (9, 12, 2040, (18, 20, 27)),
-        (4, 15, 2040, (32, 43, 64)), (3, 15, 2040, (43, 64, 64)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("parties", "columns", "numbers", "figures"), [
+    (23, 15, 2040, (6, 6, 9)), (23, 15, 10200, (28, 29, 43)), (9, 12, 2040, (18, 20, 27)),
+    (4, 15, 2040, (32, 43, 64)), (3, 15, 2040, (43, 64, 64)),
+])  # fmt: skip
 def test_samples_a_message(
     parties: int, columns: int, numbers: int, figures: tuple[int, ...]
 ) -> None:
@@ -219,14 +216,11 @@ def test_rows_of_earlier_messages_are_no_unknowns_of_what_is_summed_of_the_last_
         Run(type("Forged", (LastRow,), {"alone": 11})).sum("a", 15, row=1)
 
 
-@pytest.mark.parametrize(
-    ("policy", "told", "logged"),
-    [
-        (NodePolicy(counting="warn"), {"warn"}, 1),
-        (NodePolicy(allow_small_sums=True), {"off"}, 0),
-        (NodePolicy(counting="refuse", allow_small_sums=True), {"off"}, 0),
-    ],
-)
+@pytest.mark.parametrize(("policy", "told", "logged"), [
+    (NodePolicy(counting="warn"), {"warn"}, 1),
+    (NodePolicy(allow_small_sums=True), {"off"}, 0),
+    (NodePolicy(counting="refuse", allow_small_sums=True), {"off"}, 0),
+])  # fmt: skip
 def test_the_owner_of_a_node_may_allow_it(
     policy: NodePolicy, told: set[str], logged: int, caplog: pytest.LogCaptureFixture
 ) -> None:

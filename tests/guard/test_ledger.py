@@ -64,13 +64,10 @@ def answer(
 
 
 @pytest.mark.promise("guard-own-rows")
-@pytest.mark.parametrize(
-    ("rows", "code"),
-    [
-        (range(20), ""), (range(19), "FK-FREEZE-ROWS"), (range(16), "FK-FREEZE-ROWS"),
-        (range(15), ""), (range(5, 20), ""), (range(5), ""), (range(4), "FK-FREEZE-ROWS"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("rows", "code"), [
+    (range(20), ""), (range(19), "FK-FREEZE-ROWS"), (range(16), "FK-FREEZE-ROWS"),
+    (range(15), ""), (range(5, 20), ""), (range(5), ""), (range(4), "FK-FREEZE-ROWS"),
+])  # fmt: skip
 def test_a_run_that_tells_few_rows_apart_is_refused(rows: range, code: str, tmp_path: Path) -> None:
     ledger = NodeLedger(tmp_path)
     for session in "ab":
@@ -141,14 +138,11 @@ def test_the_difference_of_two_windows_is_a_sum_too(tmp_path: Path) -> None:
     answer(ledger, "b", rows=rows[:25], parts=5)
 
 
-@pytest.mark.parametrize(
-    ("cohort", "code"),
-    [
-        (PARTIES, ""), (PARTIES[:4], "FK-CELLS-ONE-APART"),
-        ([*PARTIES, b"x"], "FK-CELLS-ONE-APART"), (PARTIES[:3], ""),
-        ([*PARTIES[:2], b"x"], "FK-CELLS-PARTIES"), (None, ""),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("cohort", "code"), [
+    (PARTIES, ""), (PARTIES[:4], "FK-CELLS-ONE-APART"),
+    ([*PARTIES, b"x"], "FK-CELLS-ONE-APART"), (PARTIES[:3], ""),
+    ([*PARTIES[:2], b"x"], "FK-CELLS-PARTIES"), (None, ""),
+])  # fmt: skip
 def test_a_run_needs_pinned_parties(cohort: list[bytes] | None, code: str, tmp_path: Path) -> None:
     """By whatever way: as a cohort, or as the survivors of one."""
     ledger = NodeLedger(tmp_path)

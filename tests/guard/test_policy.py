@@ -48,25 +48,22 @@ def test_every_rule_has_a_line_and_what_is_commented_out_is_the_default(tmp_path
     assert given.changed == changed  # by default they follow the method, or are warned of
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("min_row = 5", "has a rule 'min_row'; choose from allow_party_change, "),
-        ("min_own_rows = -1", "min_own_rows is '-1' in a policy; use a whole number from 0"),
-        ("min_own_rows = 5.0", "use a whole number from 0"),
-        ("min_own_rows = true", "use a whole number from 0"),
-        ("min_parties = 1", "use a whole number from 2"),
-        ("require_secure_sums = 1", "use true or false"),
-        ('counting = "maybe"', "choose 'refuse' or 'warn'"),
-        ('methods = "pof-mkl"', "use a list of names"), ("methods = [1]", "use a list of names"),
-        ('methods = ["a b"]', "use a list of names"),
-        ("[freeze]\nstratum = []", "; [freeze] has strata and labels"),
-        ("strata = []", "has a rule 'strata'"), ("[freeze]\nlabels = [1]", "use a list of columns"),
-        ("max_epsilon = nan", "use a number from 0"), ("max_epsilon = -1", "use a number from 0"),
-        ("min_own_rows = ", "policy.toml cannot be read; write it as TOML"),
-        (None, "policy.toml cannot be read"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "expected"), [
+    ("min_row = 5", "has a rule 'min_row'; choose from allow_party_change, "),
+    ("min_own_rows = -1", "min_own_rows is '-1' in a policy; use a whole number from 0"),
+    ("min_own_rows = 5.0", "use a whole number from 0"),
+    ("min_own_rows = true", "use a whole number from 0"),
+    ("min_parties = 1", "use a whole number from 2"),
+    ("require_secure_sums = 1", "use true or false"),
+    ('counting = "maybe"', "choose 'refuse' or 'warn'"),
+    ('methods = "pof-mkl"', "use a list of names"), ("methods = [1]", "use a list of names"),
+    ('methods = ["a b"]', "use a list of names"),
+    ("[freeze]\nstratum = []", "; [freeze] has strata and labels"),
+    ("strata = []", "has a rule 'strata'"), ("[freeze]\nlabels = [1]", "use a list of columns"),
+    ("max_epsilon = nan", "use a number from 0"), ("max_epsilon = -1", "use a number from 0"),
+    ("min_own_rows = ", "policy.toml cannot be read; write it as TOML"),
+    (None, "policy.toml cannot be read"),
+])  # fmt: skip
 def test_bad_policies_are_one_line(text: str | None, expected: str, tmp_path: Path) -> None:
     path = tmp_path / "policy.toml"
     if text is not None:

@@ -130,29 +130,26 @@ def test_float32_is_compared_with_the_bound_as_it_is() -> None:
 REALS = Encoding.fixed_point(1e6)
 
 
-@pytest.mark.parametrize(
-    ("code", "encoding", "values"),
-    [
-        *(
-            ("FK-VALUES-FINITE", encoding, [SECRET, bad])
-            for encoding in (REALS, Encoding.circle())
-            for bad in (math.nan, math.inf, -math.inf)
-        ),
-        ("FK-SUM-BOUND", Encoding.fixed_point(1.0), [SECRET]),
-        ("FK-SUM-BOUND", Encoding.integers(3), [4]),
-        ("FK-SUM-BOUND", Encoding.integers(3), [-4]),
-        ("FK-SUM-BOUND", Encoding.integers(2**53), [2**53 + 1]),
-        ("FK-SUM-BOUND", Encoding.integers(3), np.array([2**64 - 1], np.uint64)),
-        ("FK-SUM-VALUES", Encoding.integers(3), [SECRET]),
-        ("FK-SUM-VALUES", Encoding.integers(3), [1.0]),
-        ("FK-SUM-VALUES", REALS, [SECRET + 0j]),
-        ("FK-SUM-VALUES", REALS, ["123456.789"]),
-        ("FK-SUM-VALUES", REALS, np.array([SECRET], object)),
-        ("FK-SUM-VALUES", Encoding.circle(), np.array(["2020-01-01"], "datetime64[D]")),
-        ("FK-SUM-VALUES", REALS, [[SECRET]]),
-        ("FK-SUM-VALUES", REALS, SECRET),
-    ],
-)
+@pytest.mark.parametrize(("code", "encoding", "values"), [
+    *(
+        ("FK-VALUES-FINITE", encoding, [SECRET, bad])
+        for encoding in (REALS, Encoding.circle())
+        for bad in (math.nan, math.inf, -math.inf)
+    ),
+    ("FK-SUM-BOUND", Encoding.fixed_point(1.0), [SECRET]),
+    ("FK-SUM-BOUND", Encoding.integers(3), [4]),
+    ("FK-SUM-BOUND", Encoding.integers(3), [-4]),
+    ("FK-SUM-BOUND", Encoding.integers(2**53), [2**53 + 1]),
+    ("FK-SUM-BOUND", Encoding.integers(3), np.array([2**64 - 1], np.uint64)),
+    ("FK-SUM-VALUES", Encoding.integers(3), [SECRET]),
+    ("FK-SUM-VALUES", Encoding.integers(3), [1.0]),
+    ("FK-SUM-VALUES", REALS, [SECRET + 0j]),
+    ("FK-SUM-VALUES", REALS, ["123456.789"]),
+    ("FK-SUM-VALUES", REALS, np.array([SECRET], object)),
+    ("FK-SUM-VALUES", Encoding.circle(), np.array(["2020-01-01"], "datetime64[D]")),
+    ("FK-SUM-VALUES", REALS, [[SECRET]]),
+    ("FK-SUM-VALUES", REALS, SECRET),
+])  # fmt: skip
 def test_what_does_not_fit_is_refused_unquoted(code: str, encoding: Encoding, values: Any) -> None:
     error = refuses(code, encode, encoding, values)
     for shown in (str(error), repr(error), repr(error.args)):
@@ -170,21 +167,18 @@ def test_a_bad_number_is_found_wherever_it_stands() -> None:
         refuses("FK-SUM-BOUND", encode, Encoding.fixed_point(1.0), bad)
 
 
-@pytest.mark.parametrize(
-    ("code", "make"),
-    [
-        ("FK-OPTION-CHOICE", lambda: Encoding.fixed_point(1.0, 8)),
-        ("FK-OPTION-CHOICE", lambda: Encoding.fixed_point(1.0, 128)),
-        ("FK-OPTION-CHOICE", lambda: Encoding("float", 64, 1.0)),  # type: ignore[arg-type]
-        *(
-            ("FK-OPTION-RANGE", lambda bound=bound: Encoding.fixed_point(bound))
-            for bound in (0.0, -1.0, math.nan, math.inf)
-        ),
-        ("FK-SUM-OVERFLOW", lambda: Encoding.fixed_point(5e-324).check_room(3)),
-        ("FK-SUM-OVERFLOW", lambda: Encoding.fixed_point(2.0**12 + 1, 16).check_room(3)),
-        ("FK-SUM-OVERFLOW", lambda: Encoding.fixed_point(1.0, 16).check_room(2**15)),
-    ],
-)
+@pytest.mark.parametrize(("code", "make"), [
+    ("FK-OPTION-CHOICE", lambda: Encoding.fixed_point(1.0, 8)),
+    ("FK-OPTION-CHOICE", lambda: Encoding.fixed_point(1.0, 128)),
+    ("FK-OPTION-CHOICE", lambda: Encoding("float", 64, 1.0)),  # type: ignore[arg-type]
+    *(
+        ("FK-OPTION-RANGE", lambda bound=bound: Encoding.fixed_point(bound))
+        for bound in (0.0, -1.0, math.nan, math.inf)
+    ),
+    ("FK-SUM-OVERFLOW", lambda: Encoding.fixed_point(5e-324).check_room(3)),
+    ("FK-SUM-OVERFLOW", lambda: Encoding.fixed_point(2.0**12 + 1, 16).check_room(3)),
+    ("FK-SUM-OVERFLOW", lambda: Encoding.fixed_point(1.0, 16).check_room(2**15)),
+])  # fmt: skip
 def test_encodings_that_cannot_be_are_refused(code: str, make: Callable[[], Any]) -> None:
     Encoding.fixed_point(2.0**12, 16).check_room(3)  # the last with room
     Encoding.fixed_point(1.0, 16).check_room(2**14)
@@ -283,13 +277,10 @@ def test_what_no_noise_explains_is_no_total() -> None:
         encoding.check_total(np.array([1.01 * largest]), 2, name="x")
 
 
-@pytest.mark.parametrize(
-    ("kind", "noise"),
-    [
-        *(("integer", SMALL), ("circle", SMALL)),
-        *(("fixed-point", NoisySum(*of)) for of in ((1 << 15, 4), (1 << 33, 4), (1 << 16, 99))),
-    ],
-)
+@pytest.mark.parametrize(("kind", "noise"), [
+    *(("integer", SMALL), ("circle", SMALL)),
+    *(("fixed-point", NoisySum(*of)) for of in ((1 << 15, 4), (1 << 33, 4), (1 << 16, 99))),
+])  # fmt: skip
 def test_noise_of_which_nothing_is_known_is_refused(kind: Any, noise: NoisySum) -> None:
     with refused("FK-SUM-ENCODING"):
         Encoding(kind, 64, 0.0 if kind == "circle" else 2.0, noise)

@@ -402,14 +402,11 @@ SIGNED |= {"signature": SIGNATURE, "counts": COUNTS}
 
 
 @pytest.mark.promise("sums-signatures")
-@pytest.mark.parametrize(
-    "change",
-    [
-        *({"session": "run2"}, {"partition": 1}, {"public": generate_key()[1]}, {"trusted": {}}),
-        *({"signature": text} for text in (flip(SIGNATURE, 0), SIGNATURE[:-1], b"")),
-        *({"counts": (8, 2)}, {"counts": (7, 3)}),
-    ],
-)
+@pytest.mark.parametrize("change", [
+    *({"session": "run2"}, {"partition": 1}, {"public": generate_key()[1]}, {"trusted": {}}),
+    *({"signature": text} for text in (flip(SIGNATURE, 0), SIGNATURE[:-1], b"")),
+    *({"counts": (8, 2)}, {"counts": (7, 3)}),
+])  # fmt: skip
 def test_other_signatures_are_refused(change: dict[str, Any]) -> None:
     check_key(**SIGNED)
     code = "FK-IDENTITY-UNPINNED" if "trusted" in change else "FK-IDENTITY-UNSIGNED"

@@ -165,17 +165,14 @@ def test_recovery_only_by_those_who_allow_it(unwilling: tuple[int, ...]) -> None
 # -- orders and values
 
 
-@pytest.mark.parametrize(
-    ("code", "change"),
-    [
-        ("FK-SUM-STRANGER", {"cohort": 3}), ("FK-SUM-RECEIVER", {"receiver": 9}),
-        ("FK-SUM-VALUES", {"length": 4}), ("FK-SUM-OVERFLOW", {"bits": 16, "name": "b"}),
-        ("FK-SUM-NUMBER", {"index": 0}), ("FK-SUM-NUMBER", {"index": 1027}),
-        ("FK-OPTION-CHOICE", {"bits": 8, "name": "b"}),
-        ("FK-OPTION-CHOICE", {"kind": "float", "name": "b"}),
-        ("FK-OPTION-RANGE", {"bound": -1.0, "name": "b"}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("code", "change"), [
+    ("FK-SUM-STRANGER", {"cohort": 3}), ("FK-SUM-RECEIVER", {"receiver": 9}),
+    ("FK-SUM-VALUES", {"length": 4}), ("FK-SUM-OVERFLOW", {"bits": 16, "name": "b"}),
+    ("FK-SUM-NUMBER", {"index": 0}), ("FK-SUM-NUMBER", {"index": 1027}),
+    ("FK-OPTION-CHOICE", {"bits": 8, "name": "b"}),
+    ("FK-OPTION-CHOICE", {"kind": "float", "name": "b"}),
+    ("FK-OPTION-RANGE", {"bound": -1.0, "name": "b"}),
+])  # fmt: skip
 def test_orders_that_break_a_rule_are_refused(code: str, change: dict[str, Any]) -> None:
     """The number may be used by a sum that keeps the rules."""
     run = joined()

@@ -198,13 +198,10 @@ def test_a_single_bare_bit_is_noticed() -> None:
 # -- 2. nothing comes twice
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({}, {}), ({"receiver": 0, "self_masks": False},) * 2, ({"self_masks": False},) * 2,
-        ({"self_masks": False}, {"self_masks": False, "cohort": 1}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("one", "other"), [
+    ({}, {}), ({"receiver": 0, "self_masks": False},) * 2, ({"self_masks": False},) * 2,
+    ({"self_masks": False}, {"self_masks": False, "cohort": 1}),
+])  # fmt: skip
 def test_the_same_vector_is_masked_afresh(one: dict[str, Any], other: dict[str, Any]) -> None:
     """In another attempt, another cohort or another run."""
     run, another = (Run(4, cohorts=[range(4), range(4)]) for _ in range(2))

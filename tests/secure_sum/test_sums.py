@@ -330,14 +330,11 @@ def test_masks_come_from_the_operating_system() -> None:
     assert {name for name, used in found.items() if "secrets" in used} >= {"party", "shamir"}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        *("import random as r", "def f():\n    import numpy.random", "x = np.random"),
-        *("from ..seeding import generator", "import_module('numpy.random')"),
-        *("__import__('random')", "getattr(np, 'random')"),
-    ],
-)
+@pytest.mark.parametrize("source", [
+    *("import random as r", "def f():\n    import numpy.random", "x = np.random"),
+    *("from ..seeding import generator", "import_module('numpy.random')"),
+    *("__import__('random')", "getattr(np, 'random')"),
+])  # fmt: skip
 def test_banned_modules_are_noticed(source: str) -> None:
     """Negative control of the scan."""
     assert names_used(source) & BANNED

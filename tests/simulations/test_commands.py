@@ -436,13 +436,10 @@ def test_options_of_the_data_take_effect(name, arguments, same, check, finished,
 # -- single methods
 
 
-@pytest.mark.parametrize(
-    ("name", "wide"),
-    [
-        ("ofskl", ["--step-size", "paper", "--regularization", "8"]),  # the error rises
-        ("per-fed-avg", ["--inner-step", "30"]),  # it jumps, and falls till the end
-    ],
-)
+@pytest.mark.parametrize(("name", "wide"), [
+    ("ofskl", ["--step-size", "paper", "--regularization", "8"]),  # the error rises
+    ("per-fed-avg", ["--inner-step", "30"]),  # it jumps, and falls till the end
+])  # fmt: skip
 def test_an_online_run_that_diverges_ends_with_its_checkpoint(commands, name, wide):
     steps = [*commands.small(name), *wide, "--out", "wide", "--quiet"]
     line = commands.complaint("run", *steps, "--checkpoint-every", "1", code=1)

@@ -250,13 +250,10 @@ def test_errors_are_one_line(code: str, commands: Any) -> None:
 # -- methods of several families on the same rows
 
 
-@pytest.mark.parametrize(
-    ("name", "parties", "size"),
-    [
-        ("cross-vertical", "4 parties, 1 with labels", "4 parties (1 with labels)"),
-        ("cross-hybrid", "4 hospitals and 2 centres", "4 hospitals and 2 centres"),
-    ],
-)
+@pytest.mark.parametrize(("name", "parties", "size"), [
+    ("cross-vertical", "4 parties, 1 with labels", "4 parties (1 with labels)"),
+    ("cross-hybrid", "4 hospitals and 2 centres", "4 hospitals and 2 centres"),
+])  # fmt: skip
 def test_all_methods_of_a_task_hold_out_the_same_rows(name: str, parties: str, size: str) -> None:
     (section,) = preset(name, ("Breast cancer",)).sections
     held: list[Any] = []

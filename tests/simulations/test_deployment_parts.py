@@ -77,14 +77,11 @@ def test_a_table_is_read_back_bit_for_bit_and_by_its_user_alone(tmp_path: Path) 
         assert path.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize(
-    ("classes", "written", "labels"),
-    [
-        (("ham", "spam"), "ham,spam", ["ham", "spam", "ham"]),
-        (("not ham", "ham"), "0,1", ["0", "1", "0"]),  # a node sorts names
-        (("a,b", "c"), "0,1", ["0", "1", "0"]),
-    ],
-)
+@pytest.mark.parametrize(("classes", "written", "labels"), [
+    (("ham", "spam"), "ham,spam", ["ham", "spam", "ham"]),
+    (("not ham", "ham"), "0,1", ["0", "1", "0"]),  # a node sorts names
+    (("a,b", "c"), "0,1", ["0", "1", "0"]),
+])  # fmt: skip
 def test_labels_of_a_node_s_files_have_the_names_of_classes(classes, written, labels, tmp_path):
     own = {"x": np.ones((3, 1)), "y": np.array([0.0, 1.0, 0.0]), "classes": classes}
     config = write_node(tmp_path, 0, 2, own)
@@ -265,15 +262,12 @@ def test_a_folder_whose_deployment_runs_is_refused(tmp_path: Path, processes: Pr
     LocalDeployment(tmp_path, [])
 
 
-@pytest.mark.parametrize(
-    ("line", "code"),
-    [
-        ("fedkern: no rows; add some [FK-ROWS-FEW]", "FK-ROWS-FEW"),
-        (f"fedkern: {'x' * 900} [FK-ROWS-FEW]", "FK-ROWS-FEW"),
-        ("ValueError: 3", "FK-DEPLOY-ENDED"),
-        ("", "FK-DEPLOY-ENDED"),
-    ],
-)
+@pytest.mark.parametrize(("line", "code"), [
+    ("fedkern: no rows; add some [FK-ROWS-FEW]", "FK-ROWS-FEW"),
+    (f"fedkern: {'x' * 900} [FK-ROWS-FEW]", "FK-ROWS-FEW"),
+    ("ValueError: 3", "FK-DEPLOY-ENDED"),
+    ("", "FK-DEPLOY-ENDED"),
+])  # fmt: skip
 def test_what_has_ended_passes_on_the_code_of_its_log(line: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "log").write_text(f"started\n{line}\n\n" if line else "")
     error = ended("node 0 has ended", tmp_path / "log")

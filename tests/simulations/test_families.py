@@ -555,15 +555,12 @@ def tables(prepared: HierarchicalData, **options: Any) -> list[dict[str, Any]]:
 # --- Who is in which group ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("users", "more", "sizes", "text"),
-    [
-        (20, {"groups": 3}, (7, 7, 6), "20 users in 3 groups"),
-        (4, {"groups": 4}, (1, 1, 1, 1), "4 users in 4 groups"),
-        (7, {"groups": 1}, (7,), "7 users in 1 group"),
-        (6, {"group_sizes": (1, 5)}, (1, 5), "groups of 1, 5 users"),
-    ],
-)
+@pytest.mark.parametrize(("users", "more", "sizes", "text"), [
+    (20, {"groups": 3}, (7, 7, 6), "20 users in 3 groups"),
+    (4, {"groups": 4}, (1, 1, 1, 1), "4 users in 4 groups"),
+    (7, {"groups": 1}, (7,), "7 users in 1 group"),
+    (6, {"group_sizes": (1, 5)}, (1, 5), "groups of 1, 5 users"),
+])  # fmt: skip
 def test_users_are_dealt_to_groups_evenly_unless_sizes_are_given(
     users: int, more: dict[str, Any], sizes: tuple[int, ...], text: str
 ) -> None:

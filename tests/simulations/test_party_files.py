@@ -482,14 +482,11 @@ def test_one_feeder_writes_and_one_listens(feeder: Feeder, tmp_path: Path) -> No
     assert feeder.listens()
 
 
-@pytest.mark.parametrize(
-    ("stream", "folder", "code"),
-    [
-        ("/data/readings.csv", True, "FK-STREAM-SOCKET"),
-        ("0.0.0.0:80", True, "FK-STREAM-HOST"),
-        ("unix:/run/x", False, "FK-STREAM-FOLDER"),
-    ],
-)
+@pytest.mark.parametrize(("stream", "folder", "code"), [
+    ("/data/readings.csv", True, "FK-STREAM-SOCKET"),
+    ("0.0.0.0:80", True, "FK-STREAM-HOST"),
+    ("unix:/run/x", False, "FK-STREAM-FOLDER"),
+])  # fmt: skip
 def test_what_needs_no_feeder_says_so(
     stream: str, folder: bool, code: str, in_tmp: Path, commands: Any
 ) -> None:

@@ -263,13 +263,10 @@ def test_a_log_that_cannot_be_written_stops_nothing(start: Callable[..., Started
     assert node.process.poll() is None
 
 
-@pytest.mark.parametrize(
-    ("code", "ends", "said"),
-    [
-        (3, 3, "the SuperNode has ended with exit code 3"),
-        (0, 1, "refuses what it signs; its clock is wrong"),  # Flower ends it as if it were asked
-    ],
-)
+@pytest.mark.parametrize(("code", "ends", "said"), [
+    (3, 3, "the SuperNode has ended with exit code 3"),
+    (0, 1, "refuses what it signs; its clock is wrong"),  # Flower ends it as if it were asked
+])  # fmt: skip
 def test_the_node_ends_with_its_supernode(code, ends, said, start):
     node = start(supernode=f"sys.exit({code})")
     assert node.process.wait(20) == ends

@@ -152,13 +152,10 @@ def test_a_phase_is_never_sent_twice(actives: int) -> None:
 # -- one-shot
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "intercept"),
-    [
-        (2, {"phase_bits": 16}, True), (2, {"kernel": "laplacian"}, True),
-        (2, {"intercept": False}, False), ("numbers", {}, False),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "options", "intercept"), [
+    (2, {"phase_bits": 16}, True), (2, {"kernel": "laplacian"}, True),
+    (2, {"intercept": False}, False), ("numbers", {}, False),
+])  # fmt: skip
 def test_the_active_party_chooses_a_multiple(kind: Any, options: Table, intercept: bool) -> None:
     """For classes with an intercept, a constant feature of one half."""
     free: Table = {"gamma": None, "regularization": None, "loss": "square", "features": 90}

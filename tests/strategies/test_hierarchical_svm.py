@@ -296,14 +296,11 @@ def test_one_exchange_an_iteration_or_two(way: str) -> None:
     assert more - few == (4 if way == "vertical" else 2)
 
 
-@pytest.mark.parametrize(
-    ("rounds", "c", "other"),
-    [
-        (8, 1.0, {"lost_groups": "leave-out"}),
-        (24, None, {"lost_groups": "leave-out"}),
-        (8, 1.0, {"staleness": 3}),
-    ],
-)
+@pytest.mark.parametrize(("rounds", "c", "other"), [
+    (8, 1.0, {"lost_groups": "leave-out"}),
+    (24, None, {"lost_groups": "leave-out"}),
+    (8, 1.0, {"staleness": 3}),
+])  # fmt: skip
 def test_groups_in_time_have_the_same_models(rounds: int, c: float | None, other: Table) -> None:
     nodes = horizontal(*blobs(72), [2, 2, 2])
     one, two = (fit(nodes, rounds, tolerance=1e-12, C=c, **more) for more in ({}, other))
@@ -415,17 +412,14 @@ def test_before_and_after_the_choice_models_have_their_sizes() -> None:
     assert max(r["round"] for r in asked if r["chosen"] < 0) == ITERATIONS
 
 
-@pytest.mark.parametrize(
-    ("options", "rules", "why"),
-    [
-        ({"rho": 2.0}, {}, "penalties are given"),
-        ({"staleness": 1}, {}, "groups that wait"),
-        ({"rounds": 23}, {}, "fewer than 24 rounds"),
-        ({}, {"min_own_rows": 26}, "a fold would have too few rows of a user"),
-        ({}, {"min_sum_rows": 51}, "a fold would have too few rows of a group"),
-        ({}, {"counting": "refuse"}, "release limits"),
-    ],
-)
+@pytest.mark.parametrize(("options", "rules", "why"), [
+    ({"rho": 2.0}, {}, "penalties are given"),
+    ({"staleness": 1}, {}, "groups that wait"),
+    ({"rounds": 23}, {}, "fewer than 24 rounds"),
+    ({}, {"min_own_rows": 26}, "a fold would have too few rows of a user"),
+    ({}, {"min_sum_rows": 51}, "a fold would have too few rows of a group"),
+    ({}, {"counting": "refuse"}, "release limits"),
+])  # fmt: skip
 def test_untried_c_is_one_and_why_is_said(options: Table, rules: Table, why: str) -> None:
     """Of 75 rows each, 25 in a fold, two users in a group."""
     policy = NodePolicy.of_simulations(**rules)
@@ -468,14 +462,11 @@ class Forced(HierarchicalSVM):
 
 
 @pytest.mark.promise("svm-folds-few-rows")
-@pytest.mark.parametrize(
-    ("rules", "architecture"),
-    [
-        ({"min_own_rows": 6}, "hierarchical"),
-        ({"min_sum_rows": 11}, "hierarchical"),
-        ({"min_own_rows": 6}, "centralised"),
-    ],
-)
+@pytest.mark.parametrize(("rules", "architecture"), [
+    ({"min_own_rows": 6}, "hierarchical"),
+    ({"min_sum_rows": 11}, "hierarchical"),
+    ({"min_own_rows": 6}, "centralised"),
+])  # fmt: skip
 def test_a_node_refuses_folds_of_few_rows_itself(rules: dict[str, int], architecture: Any) -> None:
     layers, policy = architecture == "hierarchical", NodePolicy.of_simulations(**rules)
     tables = horizontal(*blobs(60), [2, 2] if layers else [4], agents=layers, policy=policy)

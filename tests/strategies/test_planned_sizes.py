@@ -63,18 +63,15 @@ def released(strategy: Any) -> int:
     return sum(s["numbers"] for s in sums if s["name"].startswith(("equations", "mom", "mean")))
 
 
-@pytest.mark.parametrize(
-    ("share", "options", "landmarks", "by"),
-    [
-        (0.2, {}, 67, "generalised"),  # not 100 with folds, or with a second width
-        (0.02, {}, 20, "generalised"),
-        (0.99, {}, 152, "generalised"),
-        (0.2, {"landmarks": 30}, 30, "generalised"),  # as stated
-        (0.5, {"landmarks": 15}, 15, "5 folds"),
-        (0.2, {"gamma": 0.1, "regularization": 1e-2}, 67, ""),
-        (1.0, {}, 155, "generalised"),
-    ],
-)
+@pytest.mark.parametrize(("share", "options", "landmarks", "by"), [
+    (0.2, {}, 67, "generalised"),  # not 100 with folds, or with a second width
+    (0.02, {}, 20, "generalised"),
+    (0.99, {}, 152, "generalised"),
+    (0.2, {"landmarks": 30}, 30, "generalised"),  # as stated
+    (0.5, {"landmarks": 15}, 15, "5 folds"),
+    (0.2, {"gamma": 0.1, "regularization": 1e-2}, 67, ""),
+    (1.0, {}, 155, "generalised"),
+])  # fmt: skip
 def test_fedcg_takes_the_landmarks_folds_and_widths_that_fit(
     share: float, options: Any, landmarks: int, by: str, run: Run
 ) -> None:

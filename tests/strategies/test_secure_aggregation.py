@@ -187,18 +187,15 @@ def spoil(key: str, value: Any) -> Any:
     return change
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "code"),
-    [
-        ("w", Array(np.full((3, 1), 1e6)), "FK-ORDER-UNFIT"),
-        ("w", Array(np.full((3, 1), np.nan)), "FK-ORDER-UNFIT"),
-        ("w", Array(np.zeros((1, 3))), "FK-APP-ARRAYS"), ("v", Array(np.zeros(3)), "FK-APP-ARRAYS"),
-        ("num-examples", None, "FK-APP-WEIGHT"), ("num-examples", -1.0, "FK-APP-WEIGHT-RANGE"),
-        ("num-examples", 42, "FK-APP-WEIGHT-RANGE"), ("num-examples", [1.0], "FK-APP-WEIGHT"),
-        ("many", [0.0] * averages.SLOTS, "FK-APP-METRICS-MANY"), ("loss", 1e9, "FK-ORDER-UNFIT"),
-        ("other", 1.0, ""), ("m" * 500, 1.0, "FK-APP-METRICS-MANY"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("key", "value", "code"), [
+    ("w", Array(np.full((3, 1), 1e6)), "FK-ORDER-UNFIT"),
+    ("w", Array(np.full((3, 1), np.nan)), "FK-ORDER-UNFIT"),
+    ("w", Array(np.zeros((1, 3))), "FK-APP-ARRAYS"), ("v", Array(np.zeros(3)), "FK-APP-ARRAYS"),
+    ("num-examples", None, "FK-APP-WEIGHT"), ("num-examples", -1.0, "FK-APP-WEIGHT-RANGE"),
+    ("num-examples", 42, "FK-APP-WEIGHT-RANGE"), ("num-examples", [1.0], "FK-APP-WEIGHT"),
+    ("many", [0.0] * averages.SLOTS, "FK-APP-METRICS-MANY"), ("loss", 1e9, "FK-ORDER-UNFIT"),
+    ("other", 1.0, ""), ("m" * 500, 1.0, "FK-APP-METRICS-MANY"),
+])  # fmt: skip
 def test_a_reply_that_does_not_fit_is_not_summed(key: str, value: Any, code: str) -> None:
     """The mean is that of the others, and what the server is told quotes no value."""
     strategy = SecureAvg()
@@ -217,17 +214,14 @@ class Personal(SecureAvg):
             yield Message(content, message.metadata.dst_node_id, "train")
 
 
-@pytest.mark.parametrize(
-    ("make", "code"),
-    [
-        (lambda: SecureAvg(fraction_train=0.5), "FK-STRATEGY-SAMPLES"),
-        (lambda: SecureAvg(fraction_evaluate=0.5), "FK-STRATEGY-SAMPLES"),
-        (secure(FedMedian), "FK-STRATEGY-SINGLE"),
-        (secure(Krum), "FK-STRATEGY-SINGLE"),
-        (lambda: secure(Clipping)(FedAvg(), 1.0, 1.0, 5), "FK-STRATEGY-SINGLE"),
-        (Personal, "FK-STRATEGY-RECORDS"),
-    ],
-)
+@pytest.mark.parametrize(("make", "code"), [
+    (lambda: SecureAvg(fraction_train=0.5), "FK-STRATEGY-SAMPLES"),
+    (lambda: SecureAvg(fraction_evaluate=0.5), "FK-STRATEGY-SAMPLES"),
+    (secure(FedMedian), "FK-STRATEGY-SINGLE"),
+    (secure(Krum), "FK-STRATEGY-SINGLE"),
+    (lambda: secure(Clipping)(FedAvg(), 1.0, 1.0, 5), "FK-STRATEGY-SINGLE"),
+    (Personal, "FK-STRATEGY-RECORDS"),
+])  # fmt: skip
 def test_what_is_no_mean_over_all_nodes_is_refused(make: Any, code: str) -> None:
     refuses(code, run, make())
 
@@ -447,17 +441,14 @@ def test_rounds_add_up_and_epsilon_is_in_the_history() -> None:
     assert strategy.privacy()["budget"]["spent"] < strategy.privacy()["budget"]["epsilon"]
 
 
-@pytest.mark.parametrize(
-    ("options", "code"),
-    [
-        ({"clip": None}, "FK-OPTION-PARTNER"), ({"noise_multiplier": None}, "FK-OPTION-PARTNER"),
-        *(({**NONE, "bound": b}, "FK-OPTION-RANGE") for b in (0.0, -1.0, math.inf, math.nan)),
-        ({"clip": math.inf}, "FK-OPTION-RANGE"), ({"noise_multiplier": -1.0}, "FK-OPTION-RANGE"),
-        ({"delta": 0.0}, "FK-OPTION-RANGE"), ({"colluders": 3}, "FK-BUDGET-COLLUDERS"),
-        ({"noise_multiplier": 0.05}, "FK-BUDGET-EXACT"), ({"clip": 1e-20}, "FK-CLIP-UNIT"),
-        ({"fraction_evaluate": 1.0}, "FK-BUDGET-FIGURES"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("options", "code"), [
+    ({"clip": None}, "FK-OPTION-PARTNER"), ({"noise_multiplier": None}, "FK-OPTION-PARTNER"),
+    *(({**NONE, "bound": b}, "FK-OPTION-RANGE") for b in (0.0, -1.0, math.inf, math.nan)),
+    ({"clip": math.inf}, "FK-OPTION-RANGE"), ({"noise_multiplier": -1.0}, "FK-OPTION-RANGE"),
+    ({"delta": 0.0}, "FK-OPTION-RANGE"), ({"colluders": 3}, "FK-BUDGET-COLLUDERS"),
+    ({"noise_multiplier": 0.05}, "FK-BUDGET-EXACT"), ({"clip": 1e-20}, "FK-CLIP-UNIT"),
+    ({"fraction_evaluate": 1.0}, "FK-BUDGET-FIGURES"),
+])  # fmt: skip
 def test_what_keeps_no_budget_is_refused(options: dict[str, Any], code: str) -> None:
     refuses(code, noisy, **options)
     mod = {name: options[name] for name in {*OPTIONS, "bound"} & set(options)}
@@ -470,17 +461,14 @@ def test_without_dp_accounting_one_line_says_what_to_install(monkeypatch: Any) -
     refuses("FK-PACKAGE-MISSING", noisy)
 
 
-@pytest.mark.parametrize(
-    ("server", "node", "code"),
-    [
-        ({"noise_multiplier": 1.0}, {}, "FK-ORDER-NOISE"), ({"clip": 1.0}, {}, "FK-ORDER-NOISE"),
-        ({"clip": 1.0, "noise_multiplier": 3.0}, {}, "FK-ORDER-BOUND"),
-        ({}, NONE, "FK-ORDER-DECLARED"), (NONE, {}, "FK-ORDER-DECLARED"),
-        ({**NONE, "bound": 10.0}, NONE, "FK-ORDER-BOUND"),
-        (NONE, {**NONE, "bound": 2048.0}, "FK-ORDER-BOUND"),
-        ({**NONE, "weighted_by_key": "loss"}, NONE, "FK-ORDER-DECLARED"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("server", "node", "code"), [
+    ({"noise_multiplier": 1.0}, {}, "FK-ORDER-NOISE"), ({"clip": 1.0}, {}, "FK-ORDER-NOISE"),
+    ({"clip": 1.0, "noise_multiplier": 3.0}, {}, "FK-ORDER-BOUND"),
+    ({}, NONE, "FK-ORDER-DECLARED"), (NONE, {}, "FK-ORDER-DECLARED"),
+    ({**NONE, "bound": 10.0}, NONE, "FK-ORDER-BOUND"),
+    (NONE, {**NONE, "bound": 2048.0}, "FK-ORDER-BOUND"),
+    ({**NONE, "weighted_by_key": "loss"}, NONE, "FK-ORDER-DECLARED"),
+])  # fmt: skip
 def test_a_node_keeps_its_options(server: dict[str, Any], node: dict[str, Any], code: str) -> None:
     refuses(code, noisy, app=noisy_app(**node), **server)
 

@@ -155,15 +155,12 @@ def test_what_is_not_the_model_is_refused_in_a_line(name, make_site, tmp_path, r
     assert site.written() == {} or not name.startswith("pof")
 
 
-@pytest.mark.parametrize(
-    ("name", "made", "other"),
-    [
-        ("pof-mkl", {"kernels": 7, "features": 6, "precision": "float64"}, POFMKL),
-        ("pof-rls", {"features": 3, "forgetting": 1.0}, POFRLS),
-        ("fed-cfk", {"kernel": "linear"}, FedCFK),
-        ("horizontal", {"model": "ridge"}, HierarchicalSVM),
-    ],
-)
+@pytest.mark.parametrize(("name", "made", "other"), [
+    ("pof-mkl", {"kernels": 7, "features": 6, "precision": "float64"}, POFMKL),
+    ("pof-rls", {"features": 3, "forgetting": 1.0}, POFRLS),
+    ("fed-cfk", {"kernel": "linear"}, FedCFK),
+    ("horizontal", {"model": "ridge"}, HierarchicalSVM),
+])  # fmt: skip
 def test_a_strategy_of_other_options_does_not_take_the_model(
     name: str, made: dict[str, Any], other: Any, make_site: Make, tmp_path: Path, refuses: Refuses
 ) -> None:
@@ -320,17 +317,14 @@ def test_a_node_answers_from_its_frozen_table(make_site: Make, monkeypatch: Any,
 APPS = ("align", "fdskl", "fed_cfk", "fed_cg", "hierarchical_svm", "method", "pof_mkl", "ranges")
 
 
-@pytest.mark.parametrize(
-    ("app", "given", "code"),
-    [
-        ("pof_mkl", {"secure": "perhaps"}, "FK-OPTION-CHOICE"),
-        ("fed_cfk", {"coefficients": "0, x"}, "FK-OPTION-TYPE"),
-        ("hierarchical_svm", {"step-sizes": "5;20"}, "FK-OPTION-TYPE"),
-        ("method", {"options": "components=3", "method": "kernel-pca"}, "FK-OPTION-TYPE"),
-        ("method", {"options": "[3]", "method": "kernel-pca"}, "FK-OPTION-TYPE"),
-        ("method", {"method": "kernel-pcb"}, "FK-METHOD-UNKNOWN"),
-    ],
-)
+@pytest.mark.parametrize(("app", "given", "code"), [
+    ("pof_mkl", {"secure": "perhaps"}, "FK-OPTION-CHOICE"),
+    ("fed_cfk", {"coefficients": "0, x"}, "FK-OPTION-TYPE"),
+    ("hierarchical_svm", {"step-sizes": "5;20"}, "FK-OPTION-TYPE"),
+    ("method", {"options": "components=3", "method": "kernel-pca"}, "FK-OPTION-TYPE"),
+    ("method", {"options": "[3]", "method": "kernel-pca"}, "FK-OPTION-TYPE"),
+    ("method", {"method": "kernel-pcb"}, "FK-METHOD-UNKNOWN"),
+])  # fmt: skip
 def test_a_key_that_an_app_cannot_read_is_refused(
     app: str, given: dict[str, Any], code: str, import_app: Any
 ) -> None:

@@ -101,13 +101,10 @@ def add_text(own: dict[str, Any], node: int, folder: Path) -> None:
         write(Path(own[key]), [*heads, "ward", "seen"], *zip(*lines, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("name", "count", "label"),
-    [
-        ("fed-cg", 2, "state"), ("horizontal", 4, "state"), ("pof-mkl", 4, "power"),
-        ("kernel-pca", 3, "state"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("name", "count", "label"), [
+    ("fed-cg", 2, "state"), ("horizontal", 4, "state"), ("pof-mkl", 4, "power"),
+    ("kernel-pca", 3, "state"),
+])  # fmt: skip
 def test_holders_of_a_block_encode_rows_as_by_all_nodes(
     make_site: Make,
     import_app: Import,
