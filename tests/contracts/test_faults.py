@@ -627,9 +627,7 @@ def test_a_checkpoint_fits_one_run_only(name: str, case: Make) -> None:
 
 
 @pytest.mark.parametrize(("name", "phase", "partition"), SEALED)
-def test_what_is_sealed_cannot_be_changed_on_the_way(
-    name: str, phase: str, partition: int, case: Make
-) -> None:
+def test_nothing_sealed_can_be_changed(name: str, phase: str, partition: int, case: Make) -> None:
     quiet = case(name)
     sites, plan = quiet.sites(), FaultPlan([(partition, phase, None, Fault("tamper", change=flip))])
     refuses("FK-SUM-CHANGED", quiet.fit, sites, plan)

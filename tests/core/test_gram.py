@@ -431,9 +431,7 @@ class Server(Nodes):
         length = length or packed_size(len(request.items))
         return self.server.order(bind(what, request), length, ring, cohort=cohort)
 
-    def matrix(
-        self, cohort: int = 0, counted: Sequence[int] | None = None, **more: Any
-    ) -> wire.MatrixRequest:
+    def matrix(self, cohort: int = 0, counted: Any = None, **more: Any) -> wire.MatrixRequest:
         """Return the next request for a matrix, in which some nodes count, by default all."""
         self.step += 1
         members = self.server.membership.cohorts[cohort]

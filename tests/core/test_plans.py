@@ -139,9 +139,7 @@ WHOLE, PARTLY = (
 @given(parties=splits(), predict=st.booleans())
 @example(parties=WHOLE, predict=False)
 @example(parties=PARTLY, predict=False)
-def test_rows_are_matched_as_one_by_one(
-    parties: list[HybridDescribeReply], missing: Any, predict: bool
-) -> None:
+def test_rows_are_matched_as_one_by_one(parties: Any, missing: Any, predict: bool) -> None:
     try:
         expected = plain(parties, missing, predict)
     except RefusedError:

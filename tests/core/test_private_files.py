@@ -150,7 +150,7 @@ def test_files_for_all_are_open_and_folders_of_runs_are_not(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_a_link_at_the_temporary_name_is_not_followed(
+def test_a_link_in_its_place_is_not_followed(
     private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(secrets, "token_hex", lambda _: "guessed")

@@ -103,9 +103,7 @@ class Node:
         self.state.record_message_processing_start(message_id=message.metadata.message_id)
         return task.task_id, message
 
-    def answer(
-        self, task: int, message: Message, *, parts: bool = True, state: bool = True
-    ) -> Message:
+    def answer(self, task: int, message: Message, *, parts: bool = True, state: bool = True) -> Any:
         """Reply as a client does, or end before the parts of the reply, or its state, are there."""
         reply = Message(RecordDict({"a": ArrayRecord([np.ones(2)])}), reply_to=message)
         flower_compat.stamp_message(reply, message_id=reply.object_id)

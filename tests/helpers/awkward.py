@@ -109,9 +109,7 @@ def quantiles(known: np.ndarray) -> QuantileTransformer:
     return found
 
 
-def by_scikit_learn(
-    kind: str, train: Sequence[Any], new: Sequence[Any], scaling: str
-) -> np.ndarray:
+def by_scikit_learn(kind: str, train: Sequence[Any], new: Any, scaling: str) -> np.ndarray:
     """Return what scikit-learn makes of the new cells of a column, fitted on other rows."""
     train, new = ([_cell(cell) for cell in cells] for cells in (train, new))
     found = []

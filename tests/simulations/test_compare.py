@@ -590,9 +590,7 @@ def test_table3_compares_the_architectures(small_tables: Path, datasets_of: Data
     assert report.count("data:image/png") == 1
 
 
-def test_table2_has_random_labels(
-    small_tables: Path, monkeypatch: pytest.MonkeyPatch, datasets_of: Datasets
-) -> None:
+def test_table2_draws_labels(small_tables: Path, monkeypatch: Any, datasets_of: Datasets) -> None:
     monkeypatch.setattr(hierarchical, "MANY_USERS", 10)
     found = datasets_of("hierarchical-table2", "--rounds", "2")
     methods = found["Random labels"]["methods"]

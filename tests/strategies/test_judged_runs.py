@@ -258,9 +258,7 @@ def words(*columns: list[str]) -> list[dict[str, Any]]:
     return tables
 
 
-def opened_counts(
-    folder: Path, tables: Any, monkeypatch: Any, **options: Any
-) -> tuple[Any, np.ndarray]:
+def opened_counts(folder: Path, tables: Any, monkeypatch: Any, **options: Any) -> tuple[Any, Any]:
     """Run ranges at guarded nodes; return the strategy and the counts that its server opens."""
     totals, read = [], column_ranges.read_fine
 

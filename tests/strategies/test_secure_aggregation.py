@@ -79,9 +79,7 @@ def once(partition: int, number: int) -> bool:
     return (partition, number) == (1, 2)
 
 
-def make_app(
-    fails: Fails = never, change: Any = lambda k, number, content: None, **mod: Any
-) -> ClientApp:
+def make_app(fails: Fails = never, change: Any = lambda *_: None, **mod: Any) -> ClientApp:
     """Return an app of least squares; ``change`` may spoil what a partition returns."""
     app = ClientApp(mods=[secure_aggregation_mod(load, **{"held_out": load, **mod})])
 

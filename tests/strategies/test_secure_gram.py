@@ -279,9 +279,7 @@ def opened(nodes: Rows) -> int:
     return len({entry.scalars["round"] for entry in nodes.sent.entries(phase="unmask")})
 
 
-def at(
-    phase: str, numbers: Sequence[int], who: Sequence[int] | None, kind: Any = "vanished"
-) -> Plan:
+def at(phase: str, numbers: Sequence[int], who: Any, kind: Any = "vanished") -> Plan:
     """Strike nodes in some exchanges of a phase; without nodes the server breaks down."""
     rounds: list[int] = []
 
