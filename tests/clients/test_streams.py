@@ -266,12 +266,10 @@ def test_rows_that_are_none_are_left_out_and_told_of_without_their_values(
 
 @pytest.mark.promise("stream-own-machine")
 @pytest.mark.parametrize(("how", "code"), [
-    ({"wait": -1.0}, "FK-OPTION-RANGE"),
-    ({"label": None}, "FK-LABELS-MISSING"),
+    ({"wait": -1.0}, "FK-OPTION-RANGE"), ({"label": None}, "FK-LABELS-MISSING"),
     ({"stream": "10.0.0.7:80"}, "FK-STREAM-HOST"),
     *(({"stream": place}, "FK-STREAM-SOCKET") for place in ("127.0.0.1:0", "unix:")),
-    ({"stream": "unix:/run/x"}, "FK-STREAM-FOLDER"),
-    ({"simulation": False}, "FK-STREAM-FOLDER"),
+    ({"stream": "unix:/run/x"}, "FK-STREAM-FOLDER"), ({"simulation": False}, "FK-STREAM-FOLDER"),
 ])  # fmt: skip
 def test_what_can_be_no_stream_is_refused(how: dict[str, Any], code: str) -> None:
     given = {"stream": "s.csv", "label": "y", "simulation": True, **how}

@@ -381,8 +381,7 @@ def test_a_party_that_never_answers_is_named_and_nothing_is_made(name: str, case
 
 
 @pytest.mark.parametrize(("kind", "code"), [
-    ("lost request", "FK-NODE-SLOW"),
-    ("error", "FK-NODE-FAILED"),
+    ("lost request", "FK-NODE-SLOW"), ("error", "FK-NODE-FAILED"),
     ("vanished", "FK-NODE-UNREACHABLE"),
 ])  # fmt: skip
 @pytest.mark.parametrize("name", MAIN)

@@ -72,8 +72,7 @@ REQUESTS: dict[str, dict[str, Change]] = {
     "online-shared": {"no row": fields(samples=0), "a row before the first": fields(step=-1)},
     "hybrid-moments": _PARTS,
     "hybrid-distances": {
-        **_PARTS,
-        "a negative width": fields(gammas=lambda g: -1.0 - g),
+        **_PARTS, "a negative width": fields(gammas=lambda g: -1.0 - g),
         "no distances": fields(kernel="none"),
     },
     "hybrid-product": {"long directions": fields(directions=lambda p: 2.0 * p)},
@@ -102,8 +101,7 @@ REQUESTS: dict[str, dict[str, Change]] = {
         "a C that was not tried": fields(chosen=0),
     },
     "svm-combine agents": {
-        "in plain": fields(plain=True),
-        "no limit": fields(sigma=lambda s: np.inf * s),
+        "in plain": fields(plain=True), "no limit": fields(sigma=lambda s: np.inf * s),
         "a C that was not tried": fields(chosen=0, tried=2),
     },
     "svm-combine group": {
@@ -113,8 +111,7 @@ REQUESTS: dict[str, dict[str, Change]] = {
     "svm-local": {"against it": fields(relaxation=-1.0)},
     "svm-gradient": {
         "fewer iterations, with less noise each": fields(iterations=1),
-        "no iterations": fields(iterations=0),
-        "a loss without bound": fields(loss="squared"),
+        "no iterations": fields(iterations=0), "a loss without bound": fields(loss="squared"),
         "features that there are not": fields(features=3),
         "a model that is none": fields(model=nothing),
     },
@@ -122,8 +119,7 @@ REQUESTS: dict[str, dict[str, Change]] = {
     "svm-columns": {
         "a row again and again": fields(take=twice),
         "all of them elsewhere": fields(place=lambda p: p + 100),
-        "few rows to learn from": fields(rows=1),
-        "for no agent": fields(agent=-1),
+        "few rows to learn from": fields(rows=1), "for no agent": fields(agent=-1),
     },
     "average average": {"another weight": fields(weighted_by="loss")},
     "ranges-means": {
@@ -131,8 +127,7 @@ REQUESTS: dict[str, dict[str, Change]] = {
         "fewer rows": fields(rows=1), "more rows": fields(rows=10**6),
     },
     "ranges-deviations": {
-        "no scale": fields(scale=lambda s: 0.0 * s),
-        "no values": fields(count=lambda c: 0.0 * c),
+        "no scale": fields(scale=lambda s: 0.0 * s), "no values": fields(count=lambda c: 0.0 * c),
     },
 }  # fmt: skip
 #: Way -> phase -> the same, of what only that way asks for.

@@ -285,9 +285,8 @@ TOGETHER: dict[str, dict[str, list[dict[str, Any]]]] = {
         ],
         "FK-SPLIT-KERNEL": [{**ACROSS, "model": "rbf"}],
         "FK-GROUPS-OPTION": [
-            {**ACROSS, **FLAT},
-            {**FLAT, "staleness": 1}, {**FLAT, "step_sizes": (1.0,)}, {**FLAT, "sigma": 1.0},
-            {**FLAT, "lost_groups": "leave-out"},
+            {**ACROSS, **FLAT}, {**FLAT, "staleness": 1}, {**FLAT, "step_sizes": (1.0,)},
+            {**FLAT, "sigma": 1.0}, {**FLAT, "lost_groups": "leave-out"},
         ],
         "FK-OPTION-BOTH": [{"rho": 1.0, "step_sizes": (1.0, 2.0)}],
         "FK-SVM-STALENESS": [{"rho_schedule": "balanced", "staleness": 1}],
@@ -355,10 +354,8 @@ TABLE |= {"FK-COLUMN-UNNAMED": ["--data iris --split site"]}
 #: Method -> code -> what is typed: beside what a constructor refuses.
 TYPED: dict[str, dict[str, list[str]]] = {
     "pof-mkl": {
-        **TABLE,
-        RANGE: ["--rounds 0", "--clients 0", "--secure --min-cohort 1"],
-        "FK-PARTIES-FEW": ["--secure --clients 1"],
-        "FK-SUM-THRESHOLD": ["--secure --threshold 5"],
+        **TABLE, RANGE: ["--rounds 0", "--clients 0", "--secure --min-cohort 1"],
+        "FK-PARTIES-FEW": ["--secure --clients 1"], "FK-SUM-THRESHOLD": ["--secure --threshold 5"],
         "FK-SECURE-NEEDED": ["--threshold 5"],
         "FK-ROWS-FEW": ["--data iris --clients 9 --rounds 50"],
         "FK-BUDGET-SCALING": ["--data iris --privacy-epsilon 3 --scaling rank"],

@@ -173,8 +173,7 @@ RAY = (
 @pytest.mark.parametrize(("reason", "name"), [
     ("<class 'ValueError'>:<'patient Miller has HIV'>", "ValueError"),
     ("<class 'numpy.linalg.LinAlgError'>:<'row 17 is 3.14'>", "LinAlgError"),
-    ("<class 'KeyError'>:<'Miller'>", "KeyError"),
-    ("<class 'my_package.Trouble'>:<'Miller'>", ""),
+    ("<class 'KeyError'>:<'Miller'>", "KeyError"), ("<class 'my_package.Trouble'>:<'Miller'>", ""),
     (RAY.format(name="ValueError", text="Miller 3.14"), "ValueError"),
     (RAY.format(name="KeyError", text="'Miller'"), "KeyError"),
 ])  # fmt: skip

@@ -134,8 +134,7 @@ def test_held_out_rows_alone_are_matched_for_predictions() -> None:
 
 
 @pytest.mark.parametrize(("who", "change", "code"), [
-    (6, {"ids": ids(2, 2, 4)}, "FK-IDS-DUPLICATE"),
-    (1, {"ids": ids(1, 2, 3, 5)}, "FK-IDS-PARTIES"),
+    (6, {"ids": ids(2, 2, 4)}, "FK-IDS-DUPLICATE"), (1, {"ids": ids(1, 2, 3, 5)}, "FK-IDS-PARTIES"),
 ])  # fmt: skip
 def test_tables_that_cannot_be_joined(who: int, change: dict[str, Any], code: str) -> None:
     parties = column_parties()

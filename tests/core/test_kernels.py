@@ -469,8 +469,7 @@ def test_blocks_are_parts_of_the_whole(monkeypatch: Any, kernel: DotKernel, dtyp
     ({"name": "sigmoid"}, "FK-OPTION-CHOICE"),
     *(({"name": "poly", "degree": wrong}, "FK-OPTION-RANGE") for wrong in (0, 1.5, True)),
     *(({"name": "rbf", "gamma": wrong}, "FK-OPTION-RANGE") for wrong in (0.0, math.nan)),
-    ({"name": "poly", "coef0": -1.0}, "FK-OPTION-RANGE"),
-    ({"name": "series"}, "FK-OPTION-PARTNER"),
+    ({"name": "poly", "coef0": -1.0}, "FK-OPTION-RANGE"), ({"name": "series"}, "FK-OPTION-PARTNER"),
     ({"name": "series", "coefficients": (1.0, -0.5)}, "FK-OPTION-RANGE"),
     ({"name": "series", "coefficients": (math.nan,)}, "FK-OPTION-RANGE"),
 ])  # fmt: skip

@@ -217,8 +217,7 @@ def test_a_node_without_enough_memory_ends_the_run_at_once(caplog: Any) -> None:
 
 
 @pytest.mark.parametrize(("returned", "code"), [
-    (None, "FK-CLIENT-REPLY"),
-    ({"count": 1}, "FK-CLIENT-REPLY"),
+    (None, "FK-CLIENT-REPLY"), ({"count": 1}, "FK-CLIENT-REPLY"),
     ({"count": 1, "sum": np.zeros(3)}, "FK-CLIENT-REPLY"),
     ({"count": 1, "sum": [0.0, 1e9]}, "FK-SUM-BOUND"),
     ({"count": np.nan, "sum": [0.0, 0.0]}, "FK-SUM-BOUND"),

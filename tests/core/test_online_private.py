@@ -573,9 +573,8 @@ def test_a_budget_for_parties_is_for_all_their_rows() -> None:
     ({"architecture": "hierarchical"}, "FK-BUDGET-OPTION"),
     ({"architecture": None, "staleness": 1}, "FK-BUDGET-OPTION"),
     ({"model": "ridge"}, "FK-BUDGET-LOSS"), ({"C": None}, "FK-BUDGET-CHOICE"),
-    ({"class_weight": "balanced"}, "FK-BUDGET-WEIGHTS"),
-    ({"scale": "none"}, "FK-BUDGET-OPTION"), ({"rho": 1.0}, "FK-BUDGET-OPTION"),
-    ({"privacy_delta": 1.0}, "FK-OPTION-RANGE"),
+    ({"class_weight": "balanced"}, "FK-BUDGET-WEIGHTS"), ({"scale": "none"}, "FK-BUDGET-OPTION"),
+    ({"rho": 1.0}, "FK-BUDGET-OPTION"), ({"privacy_delta": 1.0}, "FK-OPTION-RANGE"),
 ])  # fmt: skip
 def test_what_does_not_go_with_a_budget_is_refused_in_a_line(options: Any, code: str) -> None:
     refuses(code, strategy, **options)

@@ -214,12 +214,10 @@ def test_a_budget_travels_as_text():
 
 
 @pytest.mark.parametrize(("budget", "code"), [
-    ({"epsilon": 0.0}, "FK-OPTION-RANGE"),
-    ({"epsilon": math.inf}, "FK-OPTION-RANGE"),
+    ({"epsilon": 0.0}, "FK-OPTION-RANGE"), ({"epsilon": math.inf}, "FK-OPTION-RANGE"),
     ({"epsilon": 1.0, "delta": 1.0}, "FK-OPTION-RANGE"),
     ({"epsilon": 1.0, "unit": "user"}, "FK-OPTION-CHOICE"),
-    ({"epsilon": 1.0, "colluders": -1}, "FK-OPTION-RANGE"),
-    ({"epsilon": 50.0}, "FK-BUDGET-EXACT"),
+    ({"epsilon": 1.0, "colluders": -1}, "FK-OPTION-RANGE"), ({"epsilon": 50.0}, "FK-BUDGET-EXACT"),
     ({"epsilon": 1e-9, "delta": 1e-25}, "FK-BUDGET-SMALL"),
     ({"epsilon": 1.0, "colluders": 2}, "FK-BUDGET-COLLUDERS"),
 ])  # fmt: skip

@@ -398,8 +398,7 @@ def test_a_copy_of_an_app_may_leave_lost_groups_empty() -> None:
 
 
 @pytest.mark.parametrize(("estimator", "name", "value"), [
-    (FedCGClassifier, "protocol", "chain"),
-    (FedCGClassifier, "sampling", "P"),
+    (FedCGClassifier, "protocol", "chain"), (FedCGClassifier, "sampling", "P"),
     (FDSKLClassifier, "topology", "tree"),
 ])  # fmt: skip
 def test_an_estimator_refuses_them(estimator: Any, name: str, value: str) -> None:

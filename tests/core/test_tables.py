@@ -602,15 +602,13 @@ SITES = {"site": np.repeat([0, 1], [100, 50])}
     ("site", {"clients": 2, "rows_per_client": 60}, SITES, "FK-ROWS-FEW"),
     ("site", {"clients": 104}, SITES, "FK-ROWS-FEW"),
     ("site", {"rows_per_client": 75, "own_share": 0.5, "clients": 2}, SITES, "FK-ROWS-FEW"),
-    ("site", {}, {}, "FK-COLUMN-UNNAMED"),
-    ("dirichlet", {}, {"y": None}, "FK-LABELS-MISSING"),
+    ("site", {}, {}, "FK-COLUMN-UNNAMED"), ("dirichlet", {}, {"y": None}, "FK-LABELS-MISSING"),
     ("site", {"rows_per_client": 2, "own_share": 0.5}, {"site": [0] * 150}, "FK-SPLIT-ONE"),
     ("site", {"own_share": 0.5}, SITES, "FK-OPTION-PARTNER"),
     ("site", {"own_share": 1.5}, SITES, "FK-OPTION-RANGE"),
     ("iid", {"clients": 0}, {}, "FK-OPTION-RANGE"),
     ("iid", {"rows_per_client": 0}, {}, "FK-OPTION-RANGE"),
-    ("dirichlet", {"alpha": 0.0}, {}, "FK-OPTION-RANGE"),
-    ("random", {}, {}, "FK-OPTION-CHOICE"),
+    ("dirichlet", {"alpha": 0.0}, {}, "FK-OPTION-RANGE"), ("random", {}, {}, "FK-OPTION-CHOICE"),
 ])  # fmt: skip
 def test_what_cannot_be_dealt_is_refused(kind: Any, options: Any, data: Any, code: str) -> None:
     given = {name: None if value is None else np.asarray(value) for name, value in data.items()}

@@ -179,8 +179,7 @@ def party(partition: int, partitions: int = 3, **more: Any) -> DescribeReply:
 @pytest.mark.parametrize(("parties", "code"), [
     ([party(0), party(1, rows=9), party(2, test_rows=3)], ""),
     ([party(0), party(1), party(1)], "FK-PARTITION-TWICE"),
-    ([party(0), party(2)], "FK-PARTITION-MISSING"),
-    ([party(0, 40)], "FK-PARTITION-MISSING"),
+    ([party(0), party(2)], "FK-PARTITION-MISSING"), ([party(0, 40)], "FK-PARTITION-MISSING"),
     ([party(0), party(1), party(2), party(3)], "FK-PARTITION-MISSING"),
     ([party(0, 2), party(1, 3)], "FK-PARTITION-TOTAL"),
     ([party(0), party(1), party(2, features=3)], "FK-COLUMNS-DIFFER"),

@@ -217,8 +217,7 @@ def test_rows_of_earlier_messages_are_no_unknowns_of_what_is_summed_of_the_last_
 
 
 @pytest.mark.parametrize(("policy", "told", "logged"), [
-    (NodePolicy(counting="warn"), {"warn"}, 1),
-    (NodePolicy(allow_small_sums=True), {"off"}, 0),
+    (NodePolicy(counting="warn"), {"warn"}, 1), (NodePolicy(allow_small_sums=True), {"off"}, 0),
     (NodePolicy(counting="refuse", allow_small_sums=True), {"off"}, 0),
 ])  # fmt: skip
 def test_the_owner_of_a_node_may_allow_it(

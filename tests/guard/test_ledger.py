@@ -139,9 +139,8 @@ def test_the_difference_of_two_windows_is_a_sum_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("cohort", "code"), [
-    (PARTIES, ""), (PARTIES[:4], "FK-CELLS-ONE-APART"),
-    ([*PARTIES, b"x"], "FK-CELLS-ONE-APART"), (PARTIES[:3], ""),
-    ([*PARTIES[:2], b"x"], "FK-CELLS-PARTIES"), (None, ""),
+    (PARTIES, ""), (PARTIES[:4], "FK-CELLS-ONE-APART"), ([*PARTIES, b"x"], "FK-CELLS-ONE-APART"),
+    (PARTIES[:3], ""), ([*PARTIES[:2], b"x"], "FK-CELLS-PARTIES"), (None, ""),
 ])  # fmt: skip
 def test_a_run_needs_pinned_parties(cohort: list[bytes] | None, code: str, tmp_path: Path) -> None:
     """By whatever way: as a cohort, or as the survivors of one."""

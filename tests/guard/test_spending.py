@@ -218,8 +218,7 @@ def test_a_run_is_opened_only_within_the_limit(
     ({"budget": Budget(1.0, colluders=0)}, "FK-POLICY-COLLUDERS"),
     ({"remembers": False}, "FK-POLICY-STATE"),
     pytest.param(
-        {"pinned": False},
-        "FK-BUDGET-IDENTITIES",
+        {"pinned": False}, "FK-BUDGET-IDENTITIES",
         marks=pytest.mark.promise("noise-of-known-parties"),
     ),
 ])  # fmt: skip

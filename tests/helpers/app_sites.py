@@ -242,12 +242,8 @@ class FDSKLSite(Patients):
 
     app, actives, features = "fdskl", 1, 40
     config = {  # noqa: RUF012
-        "features": 40,
-        "gamma": 1.5,
-        "regularization": 1e-2,
-        "phase_bits": 32,
-        "loss": "square",
-    }
+        "features": 40, "gamma": 1.5, "regularization": 1e-2, "phase_bits": 32, "loss": "square",
+    }  # fmt: skip
 
     def build(self, rng: np.random.Generator) -> None:
         super().build(rng)
@@ -292,14 +288,9 @@ class TwoActivesSite(FDSKLSite):
 
     actives = 2
     config = {  # noqa: RUF012
-        "schedule": "streaming",
-        "num_rounds": 12,
-        "directions": 4,
-        "batch": 6,
-        "phase_bits": 32,
-        "evaluate_every": 5,
-        "checkpoint_every": 4,
-    }
+        "schedule": "streaming", "num_rounds": 12, "directions": 4, "batch": 6, "phase_bits": 32,
+        "evaluate_every": 5, "checkpoint_every": 4,
+    }  # fmt: skip
 
 
 class HorizontalSite(Patients):

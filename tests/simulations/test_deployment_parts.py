@@ -264,8 +264,7 @@ def test_a_folder_whose_deployment_runs_is_refused(tmp_path: Path, processes: Pr
 
 @pytest.mark.parametrize(("line", "code"), [
     ("fedkern: no rows; add some [FK-ROWS-FEW]", "FK-ROWS-FEW"),
-    (f"fedkern: {'x' * 900} [FK-ROWS-FEW]", "FK-ROWS-FEW"),
-    ("ValueError: 3", "FK-DEPLOY-ENDED"),
+    (f"fedkern: {'x' * 900} [FK-ROWS-FEW]", "FK-ROWS-FEW"), ("ValueError: 3", "FK-DEPLOY-ENDED"),
     ("", "FK-DEPLOY-ENDED"),
 ])  # fmt: skip
 def test_what_has_ended_passes_on_the_code_of_its_log(line: str, code: str, tmp_path: Path) -> None:

@@ -113,8 +113,7 @@ def test_wrong_options_of_a_simulation_are_refused() -> None:
 
 @pytest.mark.parametrize(("fault", "reason"), [
     (Fault("lost request"), "timed out after 0.06 s"),
-    (Fault("lost reply"), "timed out after 0.06 s"),
-    (Fault("vanished"), "unreachable"),
+    (Fault("lost reply"), "timed out after 0.06 s"), (Fault("vanished"), "unreachable"),
     (Fault("error"), "raised InjectedError"),
     (Fault("delay", seconds=5.0), "timed out after 0.06 s"),
 ])  # fmt: skip
@@ -163,8 +162,7 @@ def spoil(message: Message) -> Message:
 
 
 @pytest.mark.parametrize(("name", "phase", "fault"), [
-    (WAY, PHASE, bad_gradient(np.nan)),
-    (WAY, PHASE, bad_gradient(np.inf)),
+    (WAY, PHASE, bad_gradient(np.nan)), (WAY, PHASE, bad_gradient(np.inf)),
     (WAY, PHASE, with_arrays(lambda k, g: [np.full_like(k, 99), g])),
     (WAY, PHASE, with_arrays(lambda k, g: [np.full_like(k, -1), g])),
     ("vm-kofl", "online-shared", with_arrays(lambda g, losses: [g, losses[:-1]])),

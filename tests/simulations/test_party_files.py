@@ -359,9 +359,8 @@ def test_rows_that_are_written_meanwhile_are_learned() -> None:
 NO_STREAM = {
     "--data 0.csv --stream-wait 0": "STREAM-PARTIES",
     "--stream-wait 0 --test-size 0.2": "DATA-OPTION",
-    "--stream-wait 0 --scaling rank": "DATA-OPTION",
-    "--stream-wait -1": "OPTION-RANGE", "--stream-wait 0 --rounds 0": "OPTION-RANGE",
-    "--stream-wait 0 ": "STREAM-TEXT",
+    "--stream-wait 0 --scaling rank": "DATA-OPTION", "--stream-wait -1": "OPTION-RANGE",
+    "--stream-wait 0 --rounds 0": "OPTION-RANGE", "--stream-wait 0 ": "STREAM-TEXT",
 }  # fmt: skip
 
 
@@ -483,8 +482,7 @@ def test_one_feeder_writes_and_one_listens(feeder: Feeder, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("stream", "folder", "code"), [
-    ("/data/readings.csv", True, "FK-STREAM-SOCKET"),
-    ("0.0.0.0:80", True, "FK-STREAM-HOST"),
+    ("/data/readings.csv", True, "FK-STREAM-SOCKET"), ("0.0.0.0:80", True, "FK-STREAM-HOST"),
     ("unix:/run/x", False, "FK-STREAM-FOLDER"),
 ])  # fmt: skip
 def test_what_needs_no_feeder_says_so(

@@ -307,8 +307,7 @@ def changed(change: Callable[[np.ndarray], Any]) -> Fault:
 
 
 @pytest.mark.parametrize(("partition", "phase", "change"), [
-    (0, "align-hop", lambda data: data[:-32]),
-    (2, "align-tags", lambda data: data[1:]),
+    (0, "align-hop", lambda data: data[:-32]), (2, "align-tags", lambda data: data[1:]),
     (2, "align-tags", lambda data: data[[0, 0, *range(2, 7)]]),
 ])  # fmt: skip
 def test_answers_that_do_not_fit_end_the_run(partition: int, phase: str, change: Any) -> None:

@@ -297,8 +297,7 @@ def test_one_exchange_an_iteration_or_two(way: str) -> None:
 
 
 @pytest.mark.parametrize(("rounds", "c", "other"), [
-    (8, 1.0, {"lost_groups": "leave-out"}),
-    (24, None, {"lost_groups": "leave-out"}),
+    (8, 1.0, {"lost_groups": "leave-out"}), (24, None, {"lost_groups": "leave-out"}),
     (8, 1.0, {"staleness": 3}),
 ])  # fmt: skip
 def test_groups_in_time_have_the_same_models(rounds: int, c: float | None, other: Table) -> None:
@@ -413,8 +412,7 @@ def test_before_and_after_the_choice_models_have_their_sizes() -> None:
 
 
 @pytest.mark.parametrize(("options", "rules", "why"), [
-    ({"rho": 2.0}, {}, "penalties are given"),
-    ({"staleness": 1}, {}, "groups that wait"),
+    ({"rho": 2.0}, {}, "penalties are given"), ({"staleness": 1}, {}, "groups that wait"),
     ({"rounds": 23}, {}, "fewer than 24 rounds"),
     ({}, {"min_own_rows": 26}, "a fold would have too few rows of a user"),
     ({}, {"min_sum_rows": 51}, "a fold would have too few rows of a group"),
@@ -463,8 +461,7 @@ class Forced(HierarchicalSVM):
 
 @pytest.mark.promise("svm-folds-few-rows")
 @pytest.mark.parametrize(("rules", "architecture"), [
-    ({"min_own_rows": 6}, "hierarchical"),
-    ({"min_sum_rows": 11}, "hierarchical"),
+    ({"min_own_rows": 6}, "hierarchical"), ({"min_sum_rows": 11}, "hierarchical"),
     ({"min_own_rows": 6}, "centralised"),
 ])  # fmt: skip
 def test_a_node_refuses_folds_of_few_rows_itself(rules: dict[str, int], architecture: Any) -> None:

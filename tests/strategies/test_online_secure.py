@@ -222,8 +222,7 @@ def test_a_lost_evaluation_does_not_lose_the_run() -> None:
 @pytest.mark.promise("refusals-tell-no-values")
 @pytest.mark.parametrize(("change", "why"), [
     (lambda v: v + 2.0**21, "exceeds its declared bound"),
-    (lambda v: v * np.nan, "NaN or infinite"),
-    (lambda v: v[:-1], "has shape (45,)"),
+    (lambda v: v * np.nan, "NaN or infinite"), (lambda v: v[:-1], "has shape (45,)"),
 ])  # fmt: skip
 def test_a_vector_that_does_not_fit_never_leaves_the_client(
     change: Any, why: str, monkeypatch: Any, caplog: pytest.LogCaptureFixture

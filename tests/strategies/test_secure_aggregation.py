@@ -215,8 +215,7 @@ class Personal(SecureAvg):
 @pytest.mark.parametrize(("make", "code"), [
     (lambda: SecureAvg(fraction_train=0.5), "FK-STRATEGY-SAMPLES"),
     (lambda: SecureAvg(fraction_evaluate=0.5), "FK-STRATEGY-SAMPLES"),
-    (secure(FedMedian), "FK-STRATEGY-SINGLE"),
-    (secure(Krum), "FK-STRATEGY-SINGLE"),
+    (secure(FedMedian), "FK-STRATEGY-SINGLE"), (secure(Krum), "FK-STRATEGY-SINGLE"),
     (lambda: secure(Clipping)(FedAvg(), 1.0, 1.0, 5), "FK-STRATEGY-SINGLE"),
     (Personal, "FK-STRATEGY-RECORDS"),
 ])  # fmt: skip
@@ -461,9 +460,8 @@ def test_without_dp_accounting_one_line_says_what_to_install(monkeypatch: Any) -
 
 @pytest.mark.parametrize(("server", "node", "code"), [
     ({"noise_multiplier": 1.0}, {}, "FK-ORDER-NOISE"), ({"clip": 1.0}, {}, "FK-ORDER-NOISE"),
-    ({"clip": 1.0, "noise_multiplier": 3.0}, {}, "FK-ORDER-BOUND"),
-    ({}, NONE, "FK-ORDER-DECLARED"), (NONE, {}, "FK-ORDER-DECLARED"),
-    ({**NONE, "bound": 10.0}, NONE, "FK-ORDER-BOUND"),
+    ({"clip": 1.0, "noise_multiplier": 3.0}, {}, "FK-ORDER-BOUND"), ({}, NONE, "FK-ORDER-DECLARED"),
+    (NONE, {}, "FK-ORDER-DECLARED"), ({**NONE, "bound": 10.0}, NONE, "FK-ORDER-BOUND"),
     (NONE, {**NONE, "bound": 2048.0}, "FK-ORDER-BOUND"),
     ({**NONE, "weighted_by_key": "loss"}, NONE, "FK-ORDER-DECLARED"),
 ])  # fmt: skip

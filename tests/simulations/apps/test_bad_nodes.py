@@ -28,8 +28,7 @@ FILES = {
 #: Site -> (node, change of its configuration, the code); {} is the folder of the files.
 BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
     "fed-cg": [
-        (0, {"role": None}, "FK-NODE-ROLE"),
-        (2, {"role": "doctor"}, "FK-NODE-ROLE"),
+        (0, {"role": None}, "FK-NODE-ROLE"), (2, {"role": "doctor"}, "FK-NODE-ROLE"),
         (0, {"alignment_key": "gone"}, "FK-KEY-FILE"),
         (0, {"alignment_key": "{}/short"}, "FK-KEY-LENGTH"),
         (0, {"landmark_seed": "{}/ranges.json"}, "FK-KEY-FILE"),
@@ -56,8 +55,7 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
         (1, {"test_data": "{}/new0.csv"}, "FK-COLUMNS-DIFFER"),
     ],
     "horizontal": [
-        (0, {"role": "patient"}, "FK-NODE-ROLE"),
-        (0, {"group": -1}, "FK-OPTION-RANGE"),
+        (0, {"role": "patient"}, "FK-NODE-ROLE"), (0, {"group": -1}, "FK-OPTION-RANGE"),
         (0, {"encoder": "own/e.json"}, "FK-FILE-READ"),
     ],
     "pof-mkl": [
@@ -76,8 +74,7 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
         (0, {"data": "{}/no-age.csv"}, "FK-BLOCK-EMPTY"),
     ],
     "align": [
-        (0, {"data": None}, "FK-NODE-KEY"),
-        (0, {"id_column": None}, "FK-NODE-KEY"),
+        (0, {"data": None}, "FK-NODE-KEY"), (0, {"id_column": None}, "FK-NODE-KEY"),
         (0, {"alignment": None}, "FK-NODE-KEY"),
         (0, {"test_data": "{}/known.csv"}, "FK-IDS-DUPLICATE"),
         (0, {"alignment": "{}"}, "FK-FILE-WRITE"),
@@ -92,8 +89,7 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
         (2, {"data": "known0.data", "user_column": "u"}, "FK-COLUMNS-FIXED"),
         (2, {"data": "unknown.csv"}, "FK-ITEMS-UNKNOWN"),
         (2, {"data": "unrated.csv"}, "FK-COLUMN-MISSING"),
-        (2, {"data": "long.data"}, "FK-FILE-COLUMNS"),
-        (2, {"catalogue": None}, "FK-NODE-KEY"),
+        (2, {"data": "long.data"}, "FK-FILE-COLUMNS"), (2, {"catalogue": None}, "FK-NODE-KEY"),
         (2, {"catalogue": "gone.txt"}, "FK-FILE-READ"),
         (2, {"catalogue": "twice.txt"}, "FK-IDS-DUPLICATE"),
         (2, {"catalogue": "one.txt"}, "FK-ITEMS-FEW"),

@@ -93,23 +93,18 @@ def test_nodes_get_the_pooled_model_and_predict_with_it_later(name, make_site, t
 #: numbers), and their codes.
 WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
     "fed-cg": [
-        ({"session": "ab" * 8}, "FK-KEPT-NONE"),
-        ({"arrays": "coefficients"}, "FK-MODEL-DAMAGED"),
+        ({"session": "ab" * 8}, "FK-KEPT-NONE"), ({"arrays": "coefficients"}, "FK-MODEL-DAMAGED"),
     ],
     "fdskl": [({"session": "ab" * 8}, "FK-KEPT-NONE")],
     "horizontal": [
-        ({"columns": 7}, "FK-MODEL-DAMAGED"),
-        ({"tables": {"labels": ["", 1]}}, "FK-MODEL-PARTIES"),
-        ({"seed": None}, "FK-MODEL-DAMAGED"),
-        ({"feature_seed": None}, "FK-MODEL-DAMAGED"),
+        ({"columns": 7}, "FK-MODEL-DAMAGED"), ({"tables": {"labels": ["", 1]}}, "FK-MODEL-PARTIES"),
+        ({"seed": None}, "FK-MODEL-DAMAGED"), ({"feature_seed": None}, "FK-MODEL-DAMAGED"),
         ({"nan": "bias"}, "FK-MODEL-DAMAGED"),
     ],
     "vertical": [({"session": "ab" * 8}, "FK-KEPT-NONE")],
     "pof-mkl": [
-        ({"session": "ab" * 8}, "FK-KEPT-NONE"),
-        ({"seed": 1}, "FK-KEPT-OTHER"),
-        ({"dimension": 3}, "FK-COLUMNS-DIFFER"),
-        ({"arrays": "theta"}, "FK-MODEL-DAMAGED"),
+        ({"session": "ab" * 8}, "FK-KEPT-NONE"), ({"seed": 1}, "FK-KEPT-OTHER"),
+        ({"dimension": 3}, "FK-COLUMNS-DIFFER"), ({"arrays": "theta"}, "FK-MODEL-DAMAGED"),
         ({"session": None}, "FK-MODEL-DAMAGED"),
     ],
     "pof-rls": [
@@ -119,8 +114,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"summed": None}, "FK-MODEL-DAMAGED"),
     ],
     "fed-cfk": [
-        ({"names": "0" * 64}, "FK-MODEL-ITEMS"),
-        ({"arrays": "gram"}, "FK-MODEL-DAMAGED"),
+        ({"names": "0" * 64}, "FK-MODEL-ITEMS"), ({"arrays": "gram"}, "FK-MODEL-DAMAGED"),
         ({"subtract_mean": None}, "FK-MODEL-DAMAGED"),
     ],
 }  # fmt: skip
@@ -158,8 +152,7 @@ def test_what_is_not_the_model_is_refused_in_a_line(name, make_site, tmp_path, r
 @pytest.mark.parametrize(("name", "made", "other"), [
     ("pof-mkl", {"kernels": 7, "features": 6, "precision": "float64"}, POFMKL),
     ("pof-rls", {"features": 3, "forgetting": 1.0}, POFRLS),
-    ("fed-cfk", {"kernel": "linear"}, FedCFK),
-    ("horizontal", {"model": "ridge"}, HierarchicalSVM),
+    ("fed-cfk", {"kernel": "linear"}, FedCFK), ("horizontal", {"model": "ridge"}, HierarchicalSVM),
 ])  # fmt: skip
 def test_a_strategy_of_other_options_does_not_take_the_model(
     name: str, made: dict[str, Any], other: Any, make_site: Make, tmp_path: Path, refuses: Refuses
