@@ -473,55 +473,6 @@ def test_ratings_of_every_kind_give_the_same(path, stars, tables, commands):
         assert (found["max_abs_error"], found["rows"]) == (0, 24)
 
 
-NAMES = list("abcde")
-LABELS = {
-    "two classes": lambda x: (x.sum(axis=1) > 250.0) * 1.0,
-    "three classes": lambda x: (x.sum(axis=1) > 250.0) * 1.0 + (x[:, 0] > 70.0),
-    "numbers": lambda x: 1000.0 + np.sin(x[:, 0] / 20.0) + 3.0 * x[:, 1] - x[:, 2],
-}
-
-
-def given_split(labels: str) -> tuple[np.ndarray, np.ndarray]:
-    """Write a table with held-out rows of its own, return these."""
-    x = np.random.default_rng(3).normal(50.0, 20.0, (110, 5))
-    y = LABELS[labels](x)
-    np.savez("t.npz", X=x[:80], y=y[:80], X_test=x[80:], y_test=y[80:], feature_names=NAMES)
-    return x[80:], y[80:]
-
-
-GRAM = "--encoding fixed-point --fraction-bits 28 --kernel rbf --gamma 1.5 --cost 10"
-SVM = "--users 4 --rounds 15"
-#: Method, options, labels.
-RUNS = [
-    ("fed-cg", "--landmarks 20", "three classes"),
-    ("fed-cg", "--landmarks 20 --kernel laplacian --no-own-block", "two classes"),
-    ("fed-cg", "--landmarks 20 --sampling N --gamma 0.3", "numbers"),
-    ("fdskl", "--features 60 --kernel laplacian --phase-bits 16", "two classes"),
-    ("fdskl", "--schedule streaming --rounds 20 --active-parties 2", "numbers"),
-    ("secure-gram", f"{GRAM} --learner ridge", "three classes"),
-    ("hierarchical-svm", f"{SVM} --model rbf --features 30 --gamma 0.001", "two classes"),
-    ("hierarchical-svm", f"{SVM} --partition vertical --model ridge", "numbers"),
-]
-
-
-@pytest.mark.parametrize(("name", "options", "labels"), RUNS)
-def test_predictions_of_a_file_are_those_of_the_run(name, options, labels, tables, commands):
-    """Columns in another order, one more of them; the table is gone."""
-    x, y = given_split(labels)
-    metrics = commands.result(name, "--data", "t.npz", *options.split())["metrics"]
-    Path("t.npz").unlink()
-    columns = dict(zip(NAMES, x.T, strict=True))
-    tables.write("new.csv", {"note": range(30), **{n: columns[n] for n in reversed(NAMES)}})
-    commands.shown("predict", "--force", "here/model.npz", "--data", "new.csv")
-    head = "class" if labels != "numbers" else "prediction"
-    made = np.array([float(row[head]) for row in tables.read("here/predictions.csv")])
-    if labels != "numbers":
-        assert np.mean(made == y) == pytest.approx(metrics["test_accuracy"])
-        return
-    error = np.sqrt(np.mean((made - y) ** 2))
-    assert error == pytest.approx(metrics["test_rmse"], rel=1e-4)  # float32 cosines
-
-
 @pytest.mark.parametrize("name", ["fed-cg", "fed-cfk", "pof-mkl"])
 def test_what_cannot_be_predicted_is_one_line(name, finished, tables, commands):
     here = str(finished(name).folder)
