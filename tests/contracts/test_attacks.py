@@ -163,11 +163,7 @@ def made_up(score: float = 0.0, paper: float = 1.0, admits: str = "") -> Attack:
     ids=["fails", "admitted", "other things are admitted", "nothing is admitted"],
 )  # fmt: skip
 def test_exit_codes_say_whether_more_was_recovered_than_is_admitted(
-    attack: Attack,
-    code: int,
-    verdict: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    attack: Attack, code: int, verdict: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setattr(audit, "ATTACKS", (attack,))
     assert run(["audit", "pof-mkl", "--json", "-"]) == code

@@ -191,11 +191,7 @@ def test_a_crash_leaves_no_result_of_an_earlier_run(path: Path, error: type[Base
 
 @pytest.mark.parametrize("told", [True, False])
 def test_an_error_of_ours_is_the_last_line_of_the_log(
-    told: bool,
-    path: Path,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    told: bool, path: Path, capsys: Any, caplog: Any, monkeypatch: Any
 ) -> None:
     """As Flower logs what an app raises; an app of one's own does not report it itself."""
     flower = logging.getLogger("flwr")

@@ -112,12 +112,7 @@ class Site:
             found[self.model] = found.pop("model")
         return found
 
-    def run(
-        self,
-        nodes: Sequence[dict[str, Any]] | None = None,
-        wrap: Callable[[InProcessGrid], Any] = lambda grid: grid,
-        **config: Any,
-    ) -> InProcessGrid:
+    def run(self, nodes: Any = None, wrap: Any = lambda grid: grid, **config: Any) -> InProcessGrid:
         """Run the app in process, with ``config`` beside or instead of that of the small run."""
         app, nodes = self.modules(), self.nodes if nodes is None else nodes
         usual = {"data": ""} if "data" in app.config else {}

@@ -426,14 +426,7 @@ class Sums(RuleBasedStateMachine):
         then=st.tuples(wrong, who, who),
     )  # fmt: skip
     def a_sum_goes_on(
-        self,
-        at: int,
-        terms: tuple[Encoding, bool, int | None, bool],
-        some: set[int],
-        others: set[int],
-        forger: int | None,
-        first: tuple[str, int, int],
-        then: tuple[str, int, int],
+        self, at: int, terms: Any, some: Any, others: Any, forger: Any, first: Any, then: Any
     ) -> None:
         """By a stage: some do not take part in it; others mask and are late.
 

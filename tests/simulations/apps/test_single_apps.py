@@ -106,13 +106,7 @@ def add_text(own: dict[str, Any], node: int, folder: Path) -> None:
     ("kernel-pca", 3, "state"),
 ])  # fmt: skip
 def test_holders_of_a_block_encode_rows_as_by_all_nodes(
-    make_site: Make,
-    import_app: Import,
-    tmp_path: Path,
-    given: Given,
-    name: str,
-    count: int,
-    label: str,
+    make_site: Any, import_app: Any, tmp_path: Path, given: Given, name: str, count: int, label: str
 ) -> None:
     """The app ranges makes one encoder of the text, dates and gaps of everybody."""
     site = make_site(name)
@@ -468,11 +462,7 @@ def test_the_ratings_of_a_node_are_read_against_the_catalogue(make_site, given, 
 
 
 def test_times_that_are_no_numbers_and_strangers_do_not_matter(
-    make_site: Make,
-    given: Given,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    make_site: Make, given: Given, tmp_path: Path, caplog: Any, monkeypatch: Any
 ) -> None:
     site, dates, none = make_site("fed-cfk"), tmp_path / "dates.csv", tmp_path / "none.csv"
     dates.write_text("user,item,rating,time\na,film-01,4,2020-01-01\na,film-02,5,\n")
