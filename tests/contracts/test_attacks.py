@@ -26,7 +26,7 @@ from fedkern_flwr.simulations.attacks.budget_cases import CASES
 from fedkern_flwr.simulations.attacks.table import Attack, Seen
 from fedkern_flwr.simulations.cli.main import run
 
-*ROWS, BUDGETS = ATTACKS  # of the last see tests/core/test_lower_bounds.py
+*ROWS, BUDGETS = ATTACKS  # of the last see tests/core/test_privacy.py
 TRILATERATION, COMPLETION, VECTORS = ROWS[3], ROWS[4], ROWS[8]
 #: What defaults admit; everything else must fail.
 ADMITTED = {

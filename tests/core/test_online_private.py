@@ -664,7 +664,7 @@ def test_models_for_which_rows_overflow_are_answered_whatever_the_rows() -> None
             assert np.abs(found).max() <= len(rows)
 
 
-# -- a run that broke off; that it goes on with the same noise is in tests/contracts/test_budgets.py
+# -- a run that broke off; that it goes on with the same noise is in tests/contracts/test_faults.py
 
 FEW = 5
 
