@@ -154,14 +154,10 @@ def made_up(score: float = 0.0, paper: float = 1.0, admits: str = "") -> Attack:
 
 
 @pytest.mark.promise("audit-admits")
-@pytest.mark.parametrize(
-    ("attack", "code", "verdict"),
-    [
-        (made_up(), 0, "fails"), (made_up(0.9, admits="all rows"), 0, "admitted"),
-        (made_up(0.9, admits="all labels"), 3, "LEAK"), (made_up(0.9), 3, "LEAK"),
-    ],
-    ids=["fails", "admitted", "other things are admitted", "nothing is admitted"],
-)  # fmt: skip
+@pytest.mark.parametrize(("attack", "code", "verdict"), [
+    (made_up(), 0, "fails"), (made_up(0.9, admits="all rows"), 0, "admitted"),
+    (made_up(0.9, admits="all labels"), 3, "LEAK"), (made_up(0.9), 3, "LEAK"),
+], ids=["fails", "admitted", "other things are admitted", "nothing is admitted"])  # fmt: skip
 def test_exit_codes_say_whether_more_was_recovered_than_is_admitted(
     attack: Attack, code: int, verdict: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

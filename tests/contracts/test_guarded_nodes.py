@@ -203,16 +203,12 @@ def test_a_party_that_is_shown_another_cipher_ends_the_run(tmp_path: Path) -> No
 # -- what is counted
 
 
-@pytest.mark.parametrize(
-    ("error", "counted"),
-    [
-        (ValueError("a value of 77"), True), (OptionError("its rows have rank 2"), True),
-        (TableError("its labels are of one class"), True), (SumError("they do not fit"), True),
-        (FedKernError("it stopped after 7 steps"), True),
-        (StreamError("its rows come too late"), False),
-    ],
-    ids=lambda value: type(value).__name__,
-)  # fmt: skip
+@pytest.mark.parametrize(("error", "counted"), [
+    (ValueError("a value of 77"), True), (OptionError("its rows have rank 2"), True),
+    (TableError("its labels are of one class"), True), (SumError("they do not fit"), True),
+    (FedKernError("it stopped after 7 steps"), True),
+    (StreamError("its rows come too late"), False),
+], ids=lambda value: type(value).__name__)  # fmt: skip
 def test_an_error_of_a_handler_ends_the_run(error: Exception, counted: bool) -> None:
     """Whatever it is: what fails by values of rows is a question to them."""
     one = asked("pof-mkl, secure", ONLINE)

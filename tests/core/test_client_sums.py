@@ -395,16 +395,12 @@ def test_a_sum_has_the_noise_of_the_budget_and_the_same_when_it_is_asked_again()
 
 
 @pytest.mark.promise("noise-own-reckoning")
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda noise: replace(noise, variance=noise.variance * 9 // 10),
-        lambda noise: replace(noise, variance=noise.variance + 1),
-        lambda noise: replace(noise, fraction=noise.fraction - 1),
-        lambda noise: NoisySum(),
-    ],
-    ids=["less noise", "more noise", "a coarser unit", "none"],
-)
+@pytest.mark.parametrize("change", [
+    lambda noise: replace(noise, variance=noise.variance * 9 // 10),
+    lambda noise: replace(noise, variance=noise.variance + 1),
+    lambda noise: replace(noise, fraction=noise.fraction - 1),
+    lambda noise: NoisySum(),
+], ids=["less noise", "more noise", "a coarser unit", "none"])  # fmt: skip
 def test_an_order_with_other_noise_than_the_node_derives_is_refused(change: Any) -> None:
     run, right = NoisyNodes(), planned()
     running = run.noisy(replace(right, noise=change(right.noise)))

@@ -97,15 +97,13 @@ def small() -> Encoder:
 
 def test_new_rows_may_lack_cells_and_have_unknown_ones() -> None:
     encoder = small()
-    new = pa.table(
-        {
-            "more": ["not", "of", "the", "model"],
-            "day": ["2020-01-02", "2031-05-05", "no date", None],
-            "flag": ["true", "maybe", None, "FALSE"],
-            "colour": ["green", "blue", None, "red"],
-            "size": ["2", "-100", "1e9", "n/k"],
-        }
-    )
+    new = pa.table({
+        "more": ["not", "of", "the", "model"],
+        "day": ["2020-01-02", "2031-05-05", "no date", None],
+        "flag": ["true", "maybe", None, "FALSE"],
+        "colour": ["green", "blue", None, "red"],
+        "size": ["2", "-100", "1e9", "n/k"],
+    })  # fmt: skip
     table = load_table(new, labelled=False, kinds=encoder.kinds, missing="keep")
     found = dict(zip(encoder.outputs, encoder.transform(table).T, strict=True))
     np.testing.assert_array_equal(found["colour[1]"], [0, 1, 0, 0])  # blue
