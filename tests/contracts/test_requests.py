@@ -279,8 +279,7 @@ def withheld(said: str, one: Asked) -> bool:
     return is_refusal(said) if said else not numbers
 
 
-@pytest.mark.promise("online-no-rows-without-order")
-@pytest.mark.promise("requests-in-sums")
+@pytest.mark.promise("online-no-rows-without-order", "requests-in-sums")
 @pytest.mark.parametrize("way", [w for w in SECURE if not WAYS[w].common.get("allow_single")])
 def test_values_leave_in_sums_and_in_no_other_way(way: str) -> None:
     """Not to a request without the orders that belong to it, nor in a run without sums."""

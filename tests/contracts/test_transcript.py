@@ -87,8 +87,7 @@ def test_what_the_server_sees_is_said(name: str) -> None:
     json.dumps(found.audit.to_dict())
 
 
-@pytest.mark.promise("transcript-masked")
-@pytest.mark.promise("transcript-nodes")
+@pytest.mark.promise("transcript-masked", "transcript-nodes")
 @pytest.mark.parametrize("name", SECURE)
 def test_what_is_masked_and_sealed_looks_random(name: str) -> None:
     found = quiet(name)

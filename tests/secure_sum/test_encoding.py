@@ -349,12 +349,3 @@ def test_noise_in_a_run_without_a_budget_is_refused() -> None:
     zeros, encoding = dict.fromkeys(range(3), np.zeros(5)), Encoding.fixed_point(1.0).noisy(SMALL)
     with refused("FK-ORDER-NOISE"):
         Run(3).sum(zeros, encoding=encoding)
-
-
-@pytest.mark.parametrize("other", [NoisySum(), NoisySum(1 << 17, 4), NoisySum(1 << 16, 5)])
-def test_a_sum_is_not_repeated_with_other_noise(other: NoisySum) -> None:
-    run, encoding = begin(3), Encoding.fixed_point(5.0)
-    values = dict.fromkeys(range(3), np.zeros(5))
-    run.sum(values, encoding=encoding.noisy(SMALL), name="a")
-    with refused("FK-ORDER-PARTIES"):
-        run.sum(values, encoding=encoding.noisy(other), name="a")

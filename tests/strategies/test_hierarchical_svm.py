@@ -178,8 +178,7 @@ ADMM: dict[str, tuple[list[int], Table, Table]] = {
 }
 
 
-@pytest.mark.promise("svm-iterations")
-@pytest.mark.promise("svm-pads")
+@pytest.mark.promise("svm-iterations", "svm-pads")
 @pytest.mark.parametrize("case", ADMM)
 def test_each_iteration_is_that_of_the_plain_admm(case: str) -> None:
     sizes, options, plain = ADMM[case]
