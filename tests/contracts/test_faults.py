@@ -19,7 +19,7 @@ import pytest
 from faulty import PASSING, Cut, PowerCutError, flip
 from flwr.app import Context, RecordDict
 from identities import know_noise, known_node, paid_epsilons
-from refusals import refused, refuses
+from refusals import raises, refused, refuses
 from zoo import WAYS, Found, Sites, Table, Way
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
@@ -524,8 +524,7 @@ def test_a_run_that_broke_off_ends_with_the_same_result(name: str, number: int, 
     quiet, resumed = case(name), 0
     for k, place in enumerate(cuts(quiet)):
         sites = quiet.sites()
-        with pytest.raises(PowerCutError):
-            quiet.fit(sites, Seen(place, cut), **quiet.keeping(sites))
+        raises(PowerCutError, quiet.fit, sites, Seen(place, cut), **quiet.keeping(sites))
         for path in private(sites) if (k + number) % 2 and name in KEEPS else ():
             path.unlink()
         sites = quiet.sites(sites.folder)
@@ -573,8 +572,7 @@ def test_faults_after_a_break_down_do_no_harm_either(name: str, case: Make) -> N
         if life == 2:
             quiet.check(quiet.fit(sites, plan, **given))
             return
-        with pytest.raises(PowerCutError):
-            quiet.fit(sites, plan, **given)
+        raises(PowerCutError, quiet.fit, sites, plan, **given)
 
 
 @pytest.mark.parametrize("name", ways(AGAIN_AND_RESUMES))
@@ -862,8 +860,7 @@ def test_a_run_goes_on_with_its_noise_and_is_paid_once(name: str, run: Run, tmp_
     cuts = [Cut(number=k, parties=1 + k % 2) for k in range(2, quiet.ledger_.exchanges)]
     for number, plan in enumerate([*cuts, gone]):
         place = str(number)
-        with pytest.raises((PowerCutError, FedKernError)):
-            run(name, place, plan)
+        raises((PowerCutError, FedKernError), run, name, place, plan)
         if not (tmp_path / f"{place}.npz").exists():  # nothing was kept yet
             continue
         found, went_on = run(name, place, resume=True).strategy, went_on + 1

@@ -18,6 +18,7 @@ import pytest
 from conversation import ONLINE as ONLINE_METHODS
 from conversation import TABLES, Asked, apart, asked, kept_seed, watching, with_table
 from flwr.app import Message, MetricRecord, RecordDict
+from refusals import raises
 from zoo import WAYS, fit
 
 from fedkern_flwr.clients import VerticalKernelClient
@@ -196,8 +197,7 @@ class Fooled(VerticalKernelClient):
 
 def test_a_party_that_is_shown_another_cipher_ends_the_run(tmp_path: Path) -> None:
     """Its masks do not cancel, and phases that are noise are phases all the same."""
-    with pytest.raises(FedKernError):
-        fit(replace(WAYS["fdskl"], client=Fooled), tmp_path, guarded=True)
+    raises(FedKernError, fit, replace(WAYS["fdskl"], client=Fooled), tmp_path, guarded=True)
 
 
 # -- what is counted

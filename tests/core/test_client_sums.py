@@ -14,7 +14,7 @@ from flwr.app import Context
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from refusals import refused, refuses
+from refusals import raises, refused, refuses
 from summing_nodes import ENCODING, SESSION, Done, Nodes, SummingClient, Work, opening, work
 
 from fedkern_flwr.clients import serve
@@ -159,8 +159,7 @@ def test_the_end_of_a_run_erases_everything_even_with_sections() -> None:
     finish = sums.FinishRequest(session=SESSION, round=1)
     run.ask(2, finish, run.server.unmask_sections([running])[2])
     assert "fedkern-sums" not in run.contexts[2].state
-    with pytest.raises(ProtocolError):
-        run.ask(2, work(), [running.order])
+    raises(ProtocolError, run.ask, 2, work(), [running.order])
 
 
 def test_the_last_request_erases_everything_and_its_answer_may_come_again() -> None:
@@ -176,10 +175,8 @@ def test_the_last_request_erases_everything_and_its_answer_may_come_again() -> N
     for one, two in zip(first[1], again[1], strict=True):
         assert [a.tobytes() for a in one.arrays] == [a.tobytes() for a in two.arrays]
     for changed in ([*run.server.sections(2, [other]), sums.End()], sections[:-1], [sums.End()]):
-        with pytest.raises((ProtocolError, SumError)):
-            run.ask(2, work(1), changed)
-    with pytest.raises((ProtocolError, SumError)):
-        run.ask(2, work(7), sections)
+        raises((ProtocolError, SumError), run.ask, 2, work(1), changed)
+    raises((ProtocolError, SumError), run.ask, 2, work(7), sections)
     run.ask(2, opening("def"))  # the next run
     assert not any("fedkern-last" in name for name in run.contexts[2].state)
 

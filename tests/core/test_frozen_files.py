@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from flwr.app import ConfigRecord, Context, RecordDict
 from pyarrow import csv, parquet
-from refusals import refuses
+from refusals import raises, refuses
 
 from fedkern_flwr.frozen_files import FrozenFiles, FrozenTable, NodeFiles
 from fedkern_flwr.guard import NodePolicy
@@ -160,8 +160,7 @@ def test_a_crash_leaves_the_old_freeze_with_the_old_table(
     for broken in (FrozenTable, Freeze):
         with monkeypatch.context() as patch:
             patch.setattr(broken, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-            with pytest.raises(KeyboardInterrupt):
-                frozen.update(files)
+            raises(KeyboardInterrupt, frozen.update, files)
         known = Freeze.load(frozen.folder)
         assert known is not None
         assert old is not None

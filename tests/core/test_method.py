@@ -13,7 +13,7 @@ from faulty import PowerCutError
 from flwr.app import Context
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused, refuses
+from refusals import raises, refused, refuses
 
 from fedkern_flwr import registered
 from fedkern_flwr.errors import StateError
@@ -288,8 +288,7 @@ def test_a_sum_being_opened_is_opened_over_the_same_clients(which: int, tmp_path
         return found
 
     first.run_phase = cut  # type: ignore[method-assign]
-    with pytest.raises(PowerCutError):
-        simulate(first, own, CLIENTS)
+    raises(PowerCutError, simulate, first, own, CLIENTS)
     gone = FaultPlan([(2, "method", None, Fault("vanished"))])
     with refused("FK-PARTIES-LOST"):
         simulate(Mean(**options, resume=True, attempts=1), own, CLIENTS, faults=gone)

@@ -20,6 +20,7 @@ import httpx
 import numpy as np
 import pytest
 from flwr.supercore.retry import make_simple_http_retry_invoker
+from refusals import raises
 
 from fedkern_flwr.errors import RefusedError
 from fedkern_flwr.flower_compat import CONNECTED, DISCONNECTED, RUN_OF_MESSAGE
@@ -159,8 +160,7 @@ def used(tmp_path: Path) -> Path:
         ledger.open_run(session, **about)
         ledger.enter(session, [Opening("gram", parties=3)], NodePolicy())
         ledger.tell(session, "accuracy", np.arange(10), [0.5], policy)
-    with pytest.raises(RefusedError):
-        ledger.tell("second", "again", np.arange(10), [0.5], policy)
+    raises(RefusedError, ledger.tell, "second", "again", np.arange(10), [0.5], policy)
     for why in (
         "max_evaluations = 2 of these rows", "min_parties = 3: a sum has 2",
         "rows are asked for twice, or are none", 'x"} 1\nfedkern_node_connected: no',

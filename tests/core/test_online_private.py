@@ -15,7 +15,7 @@ import pytest
 from faulty import Cut, PowerCutError
 from flwr.app import Context
 from identities import know_noise, known_node
-from refusals import refused, refuses
+from refusals import raises, refused, refuses
 from scipy import stats
 from sklearn.datasets import load_breast_cancer
 
@@ -377,8 +377,7 @@ def test_a_run_that_is_resumed_draws_no_noise_anew_and_pays_once(
 
     first = kind(privacy_epsilon=1.0, **options)
     first.on_round = cut
-    with pytest.raises(PowerCutError):
-        nodes.run(first, x, y)
+    raises(PowerCutError, nodes.run, first, x, y)
     before = nodes.added
     second = nodes.run(kind(privacy_epsilon=1.0, **options, resume=True), x, y)
     assert not before.keys() & nodes.added.keys()
@@ -704,8 +703,7 @@ def test_what_a_run_cannot_go_on_with(what: str, code: str, users: Users) -> Non
     Noise that was lost is not drawn again: the mean of two noises has less of it.
     """
     state = what != "state"
-    with pytest.raises(PowerCutError):
-        users.fit(Cut(number=5 if what == "noise" else 4), state=state)
+    raises(PowerCutError, users.fit, Cut(number=5 if what == "noise" else 4), state=state)
     if what == "noise":
         NodeLedger(users.folder / "1", 1).end_run(users.last.session)
     with refused(f"FK-{code}") as why:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from refusals import refused, refuses
+from refusals import raises, refused, refuses
 from zoo import fit
 
 from fedkern_flwr import errors
@@ -179,8 +179,7 @@ def test_the_matching_was_tested_in_all_directions() -> None:
     """Negative control: of the splits above each policy accepts one, and treats the other apart."""
     for missing in POLICIES:
         assert plain(WHOLE, missing, False)[0][:2] == (2, 1)
-    with pytest.raises(RefusedError):
-        plain(PARTLY, "error", False)
+    raises(RefusedError, plain, PARTLY, "error", False)
     dropped, lacking = (plain(PARTLY, missing, False)[0] for missing in POLICIES[1:])
     assert (dropped[1], dropped[3], dropped[4]) == (0, 1, {})
     assert (lacking[1], lacking[3], lacking[4]) == (1, 0, {f"own {k}": 1 for k in (1, 2, 3)})
@@ -221,8 +220,7 @@ def test_descriptions_are_checked_before_rows_are_matched() -> None:
     good = [replace(p, partitions=2) for p in (FIRST, party(1, ROWS))]
     hybrid.check_parties(good)
     for parties in ([good[0], good[0]], good[:1]):
-        with pytest.raises(errors.PartitionError):
-            hybrid.check_parties(parties)
+        raises(errors.PartitionError, hybrid.check_parties, parties)
     changes: list[dict[str, Any]] = [
         {"rows": 2},
         {n: good[1].ids[:k, :1] for n, k in (("ids", 99), ("spelled", 0))},
@@ -333,8 +331,7 @@ def test_plans_of_any_tables(data: Any) -> None:
     parties.append(owner(2, others=sets[2]))
     common = [p for p in people if all(p in held for held in sets.values())]
     if not any(people.index(p) < cut for p in common):
-        with pytest.raises(errors.FedKernError):
-            make_vertical(parties, "drop-row")
+        raises(errors.FedKernError, make_vertical, parties, "drop-row")
         return
     plan = make_vertical(parties, "drop-row")
     assert plan.dropped == 12 - len(common)

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ConfigRecord, Context, RecordDict
 from flwr.compat.common.parameter import bytes_to_ndarray
-from refusals import refuses
+from refusals import raises, refuses
 
 from fedkern_flwr import __version__
 from fedkern_flwr.alignment import AlignmentTags, read_alignment
@@ -180,8 +180,7 @@ def test_a_link_in_place_of_the_file_is_replaced_and_what_is_no_file_is_not(tmp_
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     for name, error in (("pipe", FileExistsError), ("folder", IsADirectoryError)):
-        with pytest.raises(error):
-            write_atomically(tmp_path / name, b"private", private=True)
+        raises(error, write_atomically, tmp_path / name, b"private", private=True)
     assert (tmp_path / "pipe").is_fifo()
     assert {path.name for path in tmp_path.iterdir()} == names
 
@@ -270,8 +269,7 @@ OF_BYTES = unpack_arrays, KeptState.unpack
 def test_states_and_files_are_not_inflated(read: Any, bomb: bytes, tmp_path: Path) -> None:
     path = tmp_path / "bomb.npz"
     path.write_bytes(bomb)
-    with pytest.raises((CheckpointError, OptionError)):
-        read(bomb if read in OF_BYTES else path)
+    raises((CheckpointError, OptionError), read, bomb if read in OF_BYTES else path)
 
 
 def test_a_server_does_not_inflate_what_a_client_sends(bomb: bytes) -> None:
@@ -348,10 +346,8 @@ def test_a_file_with_a_hole_is_not_read(damage: str, tmp_path: Path) -> None:
         rows.path.unlink()
     else:
         rows.path.write_bytes(rows.path.read_bytes()[:-8])
-    with pytest.raises(StateError):
-        rows.write(4, np.ones((2, 3)))
-    with pytest.raises(StateError):
-        rows.read(0, 4)
+    raises(StateError, rows.write, 4, np.ones((2, 3)))
+    raises(StateError, rows.read, 0, 4)
 
 
 # -- models

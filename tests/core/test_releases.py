@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
-from refusals import refused, refuses
+from refusals import raises, refused, refuses
 
 from fedkern_flwr import __version__, check_app, clients
 from fedkern_flwr.checkpoint import VERSION, save_arrays
@@ -365,8 +365,7 @@ def test_defaults_are_dropped_the_rest_refused(door: str, tmp_path: Path, caplog
             assert str(caught.value).endswith(f"[{caught.value.code}]")
             assert "\n" not in str(caught.value)
         if door == "a client":  # which has no other option
-            with pytest.raises(TypeError):
-                opened(method, "never_there", 1, tmp_path)
+            raises(TypeError, opened, method, "never_there", 1, tmp_path)
 
 
 @pytest.mark.parametrize("method", REMOVED)
@@ -449,5 +448,4 @@ def spellings(default: Any) -> list[Any]:
 def test_an_old_default_is_ignored(method: str, name: str, place: str, default: Any) -> None:
     for value in spellings(default):
         assert take_out(method, {name: value, "other": 1}, place=place) == {"other": 1}
-    with pytest.raises(FedKernError):
-        take_out(method, {name: "of no release"}, place=place)
+    raises(FedKernError, take_out, method, {name: "of no release"}, place=place)

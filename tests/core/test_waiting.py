@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
-from refusals import refused, refuses
+from refusals import raises, refused, refuses
 from scripted_grid import Clock, reply
 
 from fedkern_flwr.exchange import Courier, Outcome, exchange, request_messages
@@ -542,8 +542,7 @@ def test_the_figures_of_a_run_that_is_stopped_await_nobody(
 
     strategy = Mean(times=3)
     strategy.figures, strategy.on_round = tmp_path / "run.prom", stops
-    with pytest.raises(error):
-        strategy.start(Deployed(clock, lambda partition, now: False))
+    raises(error, strategy.start, Deployed(clock, lambda partition, now: False))
     assert figures(tmp_path / "run.prom")["online_parties"] == 0.0
 
 

@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from refusals import refused, refuses
+from refusals import raises, refused, refuses
 
 from fedkern_flwr import swift_grid
 from fedkern_flwr.errors import ProtocolError
@@ -88,8 +88,7 @@ def test_sizes_of_a_message_agree_where_it_is_made_and_where_it_arrives() -> Non
 
 def unpacked(cls: type[PhaseMessage], arrays: list[Any], scalars: dict[str, Any]) -> str:
     """The message is refused with an error that names party and phase; return its text."""
-    with pytest.raises(ProtocolError) as caught:
-        cls.unpack(arrays, scalars, party="partition 2", **SIZES)
+    caught = raises(ProtocolError, cls.unpack, arrays, scalars, party="partition 2", **SIZES)
     text = str(caught.value)
     assert caught.value.party == "partition 2"
     assert text.startswith(f"partition 2, phase {cls.phase}: ")

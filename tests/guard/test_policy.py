@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import raises
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.guard import NodePolicy
@@ -68,8 +69,7 @@ def test_bad_policies_are_one_line(text: str | None, expected: str, tmp_path: Pa
     path = tmp_path / "policy.toml"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(OptionError) as error:
-        read_policy(path)
+    error = raises(OptionError, read_policy, path)
     assert expected in str(error.value)
     assert "\n" not in str(error.value)
 

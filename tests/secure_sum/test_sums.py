@@ -19,7 +19,7 @@ import shamirs
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import raises, refused
 from scipy.stats import hypergeom
 from sums_in_memory import Reference, Run, assert_uniform, draw, refuses
 
@@ -267,8 +267,7 @@ def test_errors_hold_no_values_and_no_keys() -> None:
     hidden = secrets_of(party.state) | {str(n): str(n).encode() for n in secret}
 
     def provoke(action: Any, *arguments: Any) -> None:
-        with pytest.raises(FedKernError) as caught:
-            action(*arguments)
+        caught = raises(FedKernError, action, *arguments)
         error = caught.value
         assert error.__cause__ is None
         assert error.__suppress_context__ or error.__context__ is None

@@ -19,7 +19,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused, refuses
+from refusals import raises, refused, refuses
 from scipy.sparse import csr_array
 
 from fedkern_flwr.errors import EngineError
@@ -228,8 +228,7 @@ def test_stopping_leaves_nothing_of_a_process_s_group(tmp_path, processes, monke
         assert running(sleeper)
         if impatient:
             monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                processes.stop()
+            raises(KeyboardInterrupt, processes.stop)
             monkeypatch.undo()
         else:
             processes.stop()

@@ -13,7 +13,7 @@ import svm_groups
 from faulty import At, PowerCutError
 from numpy.typing import NDArray
 from pooled import stacked
-from refusals import refuses
+from refusals import raises, refuses
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import SVC
 from zoo import WAYS, Found, Sites, Table, new_folder
@@ -499,8 +499,7 @@ def test_a_run_goes_on_where_it_was_cut_around_the_choice(tmp_path: Path, at: in
     made, kept = way.sites(), {"checkpoint": tmp_path / "run.npz", "checkpoint_every": at}
     first = way.make(**kept)
     first.on_round = cut
-    with pytest.raises(PowerCutError):
-        made.fit(strategy=first)
+    raises(PowerCutError, made.fit, strategy=first)
     again, quiet = made.fit(**kept, resume=True).strategy, fit_way(way).strategy
     assert again.tuned_ == quiet.tuned_
     assert again.C_ == quiet.C_ != 1.0  # which it would be without a choice

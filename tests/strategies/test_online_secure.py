@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from faulty import PowerCutError
 from flwr.app import ArrayRecord, ConfigRecord, Message
+from refusals import raises
 from zoo import WAYS, Sites, Table, streams
 
 from fedkern_flwr.errors import CohortError, RefusedError
@@ -201,8 +202,7 @@ def test_a_round_that_cannot_be_opened_leaves_the_model_and_the_run_goes_on(what
 def test_a_run_ends_where_no_round_can_be_opened_any_more(faults: Any, options: Table) -> None:
     made = sites("pof-mkl", rows=6)
     strategy = made.way.make(secure=True, **options)
-    with pytest.raises(CohortError):
-        run(made, FaultPlan(faults), strategy=strategy)
+    raises(CohortError, run, made, FaultPlan(faults), strategy=strategy)
     assert [row["survivors"] for row in strategy.history_] == [0, 0]  # the third is one too many
 
 
@@ -234,8 +234,7 @@ def test_a_vector_that_does_not_fit_never_leaves_the_client(
         return honest(party, order, change(values) if party.partition == 1 else values, **more)
 
     monkeypatch.setattr(Party, "contribute", contribute)
-    with pytest.raises(RefusedError) as caught:
-        run(sites("pof-mkl", rows=3), secure=True)
+    caught = raises(RefusedError, run, sites("pof-mkl", rows=3), secure=True)
     assert "partition 1: refused by the node" in str(caught.value)
     assert why in caplog.text
     assert why not in str(caught.value)
@@ -287,8 +286,7 @@ def test_rounds_that_were_answered_are_lost_not_repeated(tmp_path: Path) -> None
     options |= {"checkpoint": tmp_path / "c.npz", "checkpoint_every": 3}
     first, second = Watching(**options), Watching(**options, resume=True)
     first.on_round = cut
-    with pytest.raises(PowerCutError):
-        run(made, strategy=first)
+    raises(PowerCutError, run, made, strategy=first)
     gone = FaultPlan([(3, UPLOAD, 4, AWAY)])
     made.fit(faults=gone, strategy=second, transcript=record)
     assert sorted(first.totals) == [1, 2, 3, 4, 5]

@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping as Clipping
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, FedProx, Krum
 from identities import known_node, pin_identities
-from refusals import refused, refuses
+from refusals import raises, refused, refuses
 from scipy import stats
 
 from fedkern_flwr.errors import CohortError
@@ -149,8 +149,7 @@ def test_a_round_with_too_few_is_lost_and_leaves_the_model() -> None:
     found = run(strategy, make_app(lambda k, number: k < 2 and number == 2))
     assert strategy.survivors_ == [[0, 1, 2, 3], [], [0, 1, 2, 3]]
     assert sorted(found.train_metrics_clientapp) == [1, 3]
-    with pytest.raises(CohortError):
-        run(SecureAvg(max_missed=2), make_app(lambda k, number: k < 2))
+    raises(CohortError, run, SecureAvg(max_missed=2), make_app(lambda k, number: k < 2))
     same(found, run(SecureAvg(), num_rounds=2), figures=False)
 
 
