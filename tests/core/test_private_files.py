@@ -150,9 +150,7 @@ def test_files_for_all_are_open_and_folders_of_runs_are_not(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_a_link_in_its_place_is_not_followed(
-    private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_there_is_not_followed(private: bool, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(secrets, "token_hex", lambda _: "guessed")
     trap, target = tmp_path / ".secret.guessed.tmp", tmp_path / "of somebody else"
     for there in (True, False):

@@ -31,9 +31,7 @@ def refuses(code: str, action: Callable[..., Any], /, *args: Any, **more: Any) -
     return caught.value
 
 
-def raises(
-    kind: Any, action: Callable[..., Any], /, *args: Any, **more: Any
-) -> pytest.ExceptionInfo[Any]:
+def raises(kind: Any, action: Callable[..., Any], /, *args: Any, **more: Any) -> Any:
     """Return the error of some kind, which may be none of ours, with which an action fails."""
     with pytest.raises(kind) as caught:
         action(*args, **more)
