@@ -1,4 +1,4 @@
-"""A method is a generator of rounds; of what its clients hold only sums leave, with noise of theirs."""
+"""A method is a generator of rounds; of what its clients hold only noisy or masked sums leave."""
 
 from __future__ import annotations
 
