@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import raises, refused, refuses
 from scipy.sparse import csr_array
+from waiting import running, soon
 
 from fedkern_flwr.errors import EngineError
 from fedkern_flwr.guard.policy import NodePolicy, read_policy
@@ -193,14 +194,6 @@ def test_the_server_s_certificate_is_signed_for_this_machine_and_keys_of_nodes_a
 # -- processes
 
 
-def running(pid: int) -> bool:
-    """Tell whether a process runs; one that waits to be collected does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
     found = Processes({"PATH": "/usr/bin:/bin"}, tmp_path / "pids", grace=0.5)
@@ -232,10 +225,7 @@ def test_stopping_leaves_nothing_of_a_process_s_group(tmp_path, processes, monke
             monkeypatch.undo()
         else:
             processes.stop()
-        deadline = time.monotonic() + 5.0
-        while running(sleeper) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not running(sleeper)
+        assert soon(lambda pid=sleeper: not running(pid), 5.0)
         assert not running(leader)
         assert not (tmp_path / "pids").exists()
 

@@ -23,6 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refuses
+from waiting import soon
 
 from fedkern_flwr import load_model
 from fedkern_flwr.simulations.cli.main import run
@@ -387,13 +388,6 @@ _MAIN = "from fedkern_flwr.simulations.cli.main import main; main()"
 FEED = (sys.executable, "-c", _MAIN, "node", "feed", "--node-config")
 
 
-def wait_for(what: object, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 class Feeder:
     """`fedkern node feed` in a process of its own."""
 
@@ -407,7 +401,7 @@ class Feeder:
     def start(self) -> None:
         command = [*FEED, str(self.config)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        wait_for(self.listens)
+        assert soon(self.listens)
 
     def connect(self) -> socket.socket:
         if self.stream.startswith("unix:"):
@@ -446,11 +440,11 @@ def test_lines_of_several_senders_become_rows(feeder: Feeder) -> None:
     """Whole ones, names of columns once; after a crash it goes on, without half a line."""
     with feeder.connect() as one, feeder.connect() as other:
         one.sendall(HEAD + b"1,2,3\n4,")
-        wait_for(lambda: len(feeder.lines()) == 2)
+        assert soon(lambda: len(feeder.lines()) == 2)
         other.sendall(HEAD.replace(b"\n", b"\r\n") + b"5,6,7\n\n")
-        wait_for(lambda: len(feeder.lines()) == 3)
+        assert soon(lambda: len(feeder.lines()) == 3)
         one.sendall(b"5,6\n8,9")
-        wait_for(lambda: len(feeder.lines()) == 4)
+        assert soon(lambda: len(feeder.lines()) == 4)
     assert feeder.lines() == [HEAD, b"1,2,3\n", b"5,6,7\n", b"4,5,6\n"]
     assert stat.S_IMODE(feeder.spool.stat().st_mode) == 0o600
     if feeder.stream.startswith("unix:"):
@@ -461,7 +455,7 @@ def test_lines_of_several_senders_become_rows(feeder: Feeder) -> None:
     feeder.start()
     with feeder.connect() as one:
         one.sendall(HEAD + b"1,1,1\n")
-        wait_for(lambda: len(feeder.lines()) == 5)
+        assert soon(lambda: len(feeder.lines()) == 5)
     assert feeder.lines() == [HEAD, b"1,2,3\n", b"5,6,7\n", b"4,5,6\n", b"1,1,1\n"]
 
 
@@ -540,7 +534,7 @@ def test_rows_that_come_while_a_run_goes_on_are_learned(tmp_path: Path) -> None:
 
     with LocalDeployment(tmp_path / "deployment", nodes) as deployment:
         sender = socket.socket(socket.AF_UNIX)
-        wait_for(lambda: not sender.connect_ex(str(tmp_path / "s")))
+        assert soon(lambda: not sender.connect_ex(str(tmp_path / "s")))
         sender.sendall((HEADS + rows(1, slice(FIRST))).encode())
         writer = threading.Thread(target=grow)
         writer.start()

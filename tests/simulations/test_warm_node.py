@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import running, soon
 
 from fedkern_flwr.simulations.warm_node import supervisor
 from fedkern_flwr.simulations.warm_node.report import NodeStatus
@@ -99,21 +100,6 @@ class Started:
 
     def gone(self) -> bool:
         return soon(lambda: not any(map(running, self.pids())), 20.0)
-
-
-def soon(what: Callable[[], bool], seconds: float = 60.0) -> bool:
-    """Wait until something is so; tell whether it is."""
-    deadline = time.monotonic() + seconds
-    while not (found := what()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return found
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 @pytest.fixture
