@@ -663,7 +663,7 @@ def test_models_for_which_rows_overflow_are_answered_whatever_the_rows() -> None
             assert np.abs(found).max() <= len(rows)
 
 
-# -- a run that broke off; that it goes on with the same noise is in tests/contracts/test_faults.py
+# -- a run that broke off; that it goes on with the same noise is in tests/contracts/test_budgets.py
 
 FEW = 5
 
