@@ -75,7 +75,7 @@ def files(folder: Path, suffix: str) -> list[Path]:
 
 @dataclass
 class Restarts:
-    """Every node is ways before each message that it gets."""
+    """Every node is restarted before each message that it gets."""
 
     sites: Sites
     drops: int = 0
@@ -151,7 +151,7 @@ def test_a_request_that_comes_twice_is_not_answered_twice(name: str, tmp_path: P
     way, answered = short(name), []
 
     class Killed(way.client):  # type: ignore[misc, name-defined]
-        """Answers each message twice, ways in between."""
+        """Answers each message twice, restarted in between."""
 
         def fit(self, parameters: Any, config: Any) -> Any:
             asked = [a.copy() for a in parameters], dict(config)
