@@ -219,7 +219,8 @@ class Personal(SecureAvg):
     (Personal, "FK-STRATEGY-RECORDS"),
 ])  # fmt: skip
 def test_what_is_no_mean_over_all_nodes_is_refused(make: Any, code: str) -> None:
-    refuses(code, run, make())
+    with refused(code):
+        run(make())
 
 
 @pytest.mark.promise("averages-own-clip")
