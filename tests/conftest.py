@@ -14,12 +14,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis.strategies import characters
 
 settings.register_profile(
-    "fedkern",
-    deadline=None,
-    derandomize=True,
-    database=None,
+    "fedkern", deadline=None, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+)  # fmt: skip
 settings.load_profile("fedkern")
 
 

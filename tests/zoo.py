@@ -308,7 +308,7 @@ LIKE_ANOTHER = {
     "hierarchical-svm, classes",
     "hierarchical-svm, logistic",
     "hierarchical-svm, ridge",
-}
+}  # fmt: skip
 
 
 def same(ours: Any, theirs: Any, near: float) -> bool:
@@ -665,13 +665,8 @@ WAYS: dict[str, Way] = {
     ),
     "hierarchical-svm, private": _svm(rounds=4, **_CENTRAL, **_BUDGET),
     "kernel-pca": Way(
-        KernelPCA,
-        KernelPCAClient,
-        components_of,
-        principal,
-        1e-9,
-        {"features": 4, "seed": 7, "bandwidth": 1.2},
-        paths={"results": "{}"},
+        KernelPCA, KernelPCAClient, components_of, principal, 1e-9,
+        {"features": 4, "seed": 7, "bandwidth": 1.2}, paths={"results": "{}"},
     ),
     "kernel-pca, private": Way(
         KernelPCA, KernelPCAClient, components_of, options={"features": 4, **_BUDGET}
@@ -687,11 +682,8 @@ WAYS: dict[str, Way] = {
         SecureMean, least_squares, squares, plain_average, rounds=3, start=_from_zero
     ),
     "secure-aggregation, private": Way(
-        SecureMean,
-        partial(least_squares, clip=1.0, noise_multiplier=1.0),
-        squares,
-        options={"clip": 1.0, "noise_multiplier": 1.0, "fraction_evaluate": 0.0},
-        rounds=1,
+        SecureMean, partial(least_squares, clip=1.0, noise_multiplier=1.0), squares,
+        options={"clip": 1.0, "noise_multiplier": 1.0, "fraction_evaluate": 0.0}, rounds=1,
         start=_from_zero,
     ),
-}
+}  # fmt: skip

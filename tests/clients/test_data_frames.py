@@ -72,11 +72,9 @@ def of_pandas(table: pa.Table) -> Any:
 
 
 WRAPS: dict[str, Callable[[pa.Table], Any]] = {
-    "pyarrow": lambda table: table,
-    "stream": Stream,
-    "interchange": Interchanged,
+    "pyarrow": lambda table: table, "stream": Stream, "interchange": Interchanged,
     "pandas": of_pandas,
-}
+}  # fmt: skip
 
 
 def context() -> Context:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from faulty import Cut, PowerCutError
 from identities import know_noise, known_node, paid_epsilons
+from refusals import raises
 from zoo import WAYS, Found
 
 from fedkern_flwr.errors import FedKernError
@@ -60,8 +61,7 @@ def test_a_run_goes_on_with_its_noise_and_is_paid_once(name: str, run: Run, tmp_
     cuts = [Cut(number=k, parties=1 + k % 2) for k in range(2, quiet.ledger_.exchanges)]
     for number, plan in enumerate([*cuts, gone]):
         place = str(number)
-        with pytest.raises((PowerCutError, FedKernError)):
-            run(name, place, plan)
+        raises((PowerCutError, FedKernError), run, name, place, plan)
         if not (tmp_path / f"{place}.npz").exists():  # nothing was kept yet
             continue
         found, went_on = run(name, place, resume=True).strategy, went_on + 1

@@ -49,14 +49,9 @@ ENVIRONMENT = {
 def run_program(folder: Path, *arguments: str) -> tuple[Any, str]:
     """Return what the program found, and what it showed on the screen."""
     finished = subprocess.run(
-        [sys.executable, str(PROGRAM), *arguments],
-        cwd=folder,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+        [sys.executable, str(PROGRAM), *arguments], cwd=folder, env=ENVIRONMENT,
+        capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
     assert finished.returncode == 0, finished.stderr[-3000:]
     assert "private value" not in finished.stdout
     *_, found, telemetry = finished.stdout.strip().splitlines()
@@ -151,11 +146,9 @@ def check_bugs(failures: Any, screen: str) -> None:
     assert set(places.values()) == {1}, screen
     assert "Traceback" not in screen
     assert failures["1"] == {
-        "raised ValueError": 2,
-        "raised TypeError": 1,
-        "raised NoReplyError": 1,
+        "raised ValueError": 2, "raised TypeError": 1, "raised NoReplyError": 1,
         "raised TableError: partition 1: nine rows; count": 1,
-    }
+    }  # fmt: skip
 
 
 def test_a_bug_in_client_code_is_shown_with_its_place_once(tmp_path: Path) -> None:
@@ -240,14 +233,11 @@ def test_an_address_goes_with_ray_and_not_with_its_client(monkeypatch: pytest.Mo
 
 
 @pytest.mark.promise("estimator-is-the-run")
-@pytest.mark.parametrize(
-    ("command", "estimator"),
-    [
-        ("fed-cg", FedCGClassifier(held_out=0.3)),
-        ("fdskl --features 50", FDSKLClassifier(features=50, held_out=0.25)),
-        ("hierarchical-svm --users 4 --C 1", HierarchicalSVMClassifier(C=1.0, held_out=0.3)),
-    ],
-)
+@pytest.mark.parametrize(("command", "estimator"), [
+    ("fed-cg", FedCGClassifier(held_out=0.3)),
+    ("fdskl --features 50", FDSKLClassifier(features=50, held_out=0.25)),
+    ("hierarchical-svm --users 4 --C 1", HierarchicalSVMClassifier(C=1.0, held_out=0.3)),
+])  # fmt: skip
 def test_an_estimator_is_the_run_of_a_command(command: str, estimator: Any, tmp_path: Path) -> None:
     x, y = (part[:200] for part in load_breast_cancer(return_X_y=True))
     x, out = x[:, :8], tmp_path / "run"

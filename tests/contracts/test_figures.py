@@ -46,12 +46,10 @@ def of_classes(found: dict[str, Any]) -> dict[str, str]:
     (curve,) = found["roc"]
     numbers = {
         "accuracy on held-out rows": right / rows,
-        "of the most frequent class": matrix.sum(axis=1).max() / rows,
-        "recall": recalls[1],
-        "precision": matrix[1, 1] / matrix[:, 1].sum(),
-        "balanced accuracy": recalls.mean(),
+        "of the most frequent class": matrix.sum(axis=1).max() / rows, "recall": recalls[1],
+        "precision": matrix[1, 1] / matrix[:, 1].sum(), "balanced accuracy": recalls.mean(),
         "AUC": auc(*np.transpose(curve)),
-    }
+    }  # fmt: skip
     cells = {
         f"held-out rows of {name}": ", ".join(
             f"{n} as {other}" for n, other in zip(counts, names, strict=True) if n

@@ -102,9 +102,7 @@ REQUESTS: dict[str, dict[str, Change]] = {
         "rows of more nodes": fields(summed=lambda bits: bits + b"\0"),
     },
     "svm-statistics": {
-        "few rows": fields(rows=1),
-        "C": fields(c=0.0),
-        "more C": fields(tried=np.ones(9), folds=3),
+        "few rows": fields(rows=1), "C": fields(c=0.0), "more C": fields(tried=np.ones(9), folds=3),
         "a C that is none": fields(tried=np.array([1.0, np.nan]), folds=3),
         "more folds": fields(tried=np.ones(2), folds=4),
         "folds without C": fields(tried=np.zeros(0), folds=3),
@@ -114,8 +112,7 @@ REQUESTS: dict[str, dict[str, Change]] = {
         "a C that was not tried": fields(chosen=0),
     },
     "svm-combine agents": {
-        "in plain": fields(plain=True),
-        "no limit": fields(sigma=lambda s: np.inf * s),
+        "in plain": fields(plain=True), "no limit": fields(sigma=lambda s: np.inf * s),
         "a C that was not tried": fields(chosen=0, tried=2),
     },
     "svm-combine group": {
@@ -125,8 +122,7 @@ REQUESTS: dict[str, dict[str, Change]] = {
     "svm-local": {"against it": fields(relaxation=-1.0)},
     "svm-gradient": {
         "fewer iterations, with less noise each": fields(iterations=1),
-        "no iterations": fields(iterations=0),
-        "a loss without bound": fields(loss="squared"),
+        "no iterations": fields(iterations=0), "a loss without bound": fields(loss="squared"),
         "features that there are not": fields(features=3),
         "a model that is none": fields(model=nothing),
     },
@@ -134,21 +130,17 @@ REQUESTS: dict[str, dict[str, Change]] = {
     "svm-columns": {
         "a row again and again": fields(take=twice),
         "all of them elsewhere": fields(place=lambda p: p + 100),
-        "few rows to learn from": fields(rows=1),
-        "for no agent": fields(agent=-1),
+        "few rows to learn from": fields(rows=1), "for no agent": fields(agent=-1),
     },
     "average average": {"another weight": fields(weighted_by="loss")},
     "ranges-means": {
-        "a smaller bound": fields(bound=1.0),
-        "a larger bound": fields(bound=2.0**21),
-        "fewer rows": fields(rows=1),
-        "more rows": fields(rows=10**6),
+        "a smaller bound": fields(bound=1.0), "a larger bound": fields(bound=2.0**21),
+        "fewer rows": fields(rows=1), "more rows": fields(rows=10**6),
     },
     "ranges-deviations": {
-        "no scale": fields(scale=lambda s: 0.0 * s),
-        "no values": fields(count=lambda c: 0.0 * c),
+        "no scale": fields(scale=lambda s: 0.0 * s), "no values": fields(count=lambda c: 0.0 * c),
     },
-}
+}  # fmt: skip
 #: Way -> phase -> the same, of what only that way asks for.
 OF_A_WAY: dict[str, dict[str, dict[str, Change]]] = {
     "fed-cg, tuned": {

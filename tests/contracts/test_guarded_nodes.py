@@ -18,6 +18,7 @@ import pytest
 from conversation import ONLINE as ONLINE_METHODS
 from conversation import TABLES, Asked, apart, asked, kept_seed, watching, with_table
 from flwr.app import Message, MetricRecord, RecordDict
+from refusals import raises
 from zoo import WAYS, fit
 
 from fedkern_flwr.clients import VerticalKernelClient
@@ -52,12 +53,9 @@ def bisect(one: Asked) -> list[str]:
         for _ in range(STEPS):
             number += 1
             wanted = replace(
-                order,
-                name=order.name.replace("#0", f"#{patient}"),
-                index=number,
-                length=one.request.landmarks,
-                bound=0.5 * (low + high),
-            )
+                order, name=order.name.replace("#0", f"#{patient}"), index=number,
+                length=one.request.landmarks, bound=0.5 * (low + high),
+            )  # fmt: skip
             starts, stops = one.request.starts.copy(), one.request.stops.copy()
             starts[place], stops[place] = patient, patient + 1
             request = replace(one.request, round=number, starts=starts, stops=stops)
@@ -154,9 +152,7 @@ FIGURES = {"test_mse", "test_accuracy", "test_recall", "test_precision", "auc"}
 
 
 @pytest.mark.parametrize("way", EVALUATED)
-def test_a_run_goes_on_without_figures(
-    way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_run_goes_on_without_figures(way: str, tmp_path: Path, caplog: Any) -> None:
     caplog.set_level("WARNING", "fedkern_flwr")
     policy = NodePolicy(min_evaluation_rows=10**6, allow_small_sums=True, min_own_rows=0)
     rounds = {"start": {"num_rounds": 3}} if WAYS[way].rounds in (12, 200) else {}
@@ -201,25 +197,18 @@ class Fooled(VerticalKernelClient):
 
 def test_a_party_that_is_shown_another_cipher_ends_the_run(tmp_path: Path) -> None:
     """Its masks do not cancel, and phases that are noise are phases all the same."""
-    with pytest.raises(FedKernError):
-        fit(replace(WAYS["fdskl"], client=Fooled), tmp_path, guarded=True)
+    raises(FedKernError, fit, replace(WAYS["fdskl"], client=Fooled), tmp_path, guarded=True)
 
 
 # -- what is counted
 
 
-@pytest.mark.parametrize(
-    ("error", "counted"),
-    [
-        (ValueError("a value of 77"), True),
-        (OptionError("its rows have rank 2"), True),
-        (TableError("its labels are of one class"), True),
-        (SumError("they do not fit"), True),
-        (FedKernError("it stopped after 7 steps"), True),
-        (StreamError("its rows come too late"), False),
-    ],
-    ids=lambda value: type(value).__name__,
-)
+@pytest.mark.parametrize(("error", "counted"), [
+    (ValueError("a value of 77"), True), (OptionError("its rows have rank 2"), True),
+    (TableError("its labels are of one class"), True), (SumError("they do not fit"), True),
+    (FedKernError("it stopped after 7 steps"), True),
+    (StreamError("its rows come too late"), False),
+], ids=lambda value: type(value).__name__)  # fmt: skip
 def test_an_error_of_a_handler_ends_the_run(error: Exception, counted: bool) -> None:
     """Whatever it is: what fails by values of rows is a question to them."""
     one = asked("pof-mkl, secure", ONLINE)
@@ -339,13 +328,10 @@ def test_one_total_is_opened_though_the_message_fails() -> None:
 
 
 @pytest.mark.promise("requests-settled")
-@pytest.mark.parametrize(
-    ("way", "begins", "name"),
-    [
-        ("hierarchical-svm, balanced", "svm-local at user", "shares"),
-        ("fed-cg, balanced", "hybrid-equations at hospital", "class_counts"),
-    ],
-)
+@pytest.mark.parametrize(("way", "begins", "name"), [
+    ("hierarchical-svm, balanced", "svm-local at user", "shares"),
+    ("fed-cg, balanced", "hybrid-equations at hospital", "class_counts"),
+])  # fmt: skip
 def test_one_guess_of_class_counts_is_answered(way: str, begins: str, name: str) -> None:
     """Whether own rows contradict them tells of labels: of those that come first, of no others."""
     one = asked(way, begins)

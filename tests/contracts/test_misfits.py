@@ -191,9 +191,7 @@ MISFITS: dict[tuple[str, str], tuple[str, Spoil, Table, str]] = {
 
 @pytest.mark.promise("svm-alone", "ids-spelled-alike")
 @pytest.mark.parametrize(("way", "what"), MISFITS, ids=map(": ".join, MISFITS))
-def test_what_does_not_fit_together_ends_the_run_at_once(
-    way: str, what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_does_not_fit_ends_the_run(way: str, what: str, tmp_path: Path, caplog: Any) -> None:
     code, spoil, options, party = MISFITS[way, what]
     sites = WAYS[way].sites(tmp_path)
     spoil(sites.tables)

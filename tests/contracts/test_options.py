@@ -191,9 +191,7 @@ def test_an_app_has_the_options_of_the_constructor_with_their_defaults(name: str
 
 @pytest.mark.promise("options-alike")
 @every_method
-def test_a_wrong_value_is_refused_with_its_code_by_constructor_and_command(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_value_is_refused_by_constructor_and_command(name: str, capsys: Any) -> None:
     cls = CLASSES[name]
     for option in declared(cls).values():
         for value, code in wrong(option):
@@ -287,9 +285,8 @@ TOGETHER: dict[str, dict[str, list[dict[str, Any]]]] = {
         ],
         "FK-SPLIT-KERNEL": [{**ACROSS, "model": "rbf"}],
         "FK-GROUPS-OPTION": [
-            {**ACROSS, **FLAT},
-            {**FLAT, "staleness": 1}, {**FLAT, "step_sizes": (1.0,)}, {**FLAT, "sigma": 1.0},
-            {**FLAT, "lost_groups": "leave-out"},
+            {**ACROSS, **FLAT}, {**FLAT, "staleness": 1}, {**FLAT, "step_sizes": (1.0,)},
+            {**FLAT, "sigma": 1.0}, {**FLAT, "lost_groups": "leave-out"},
         ],
         "FK-OPTION-BOTH": [{"rho": 1.0, "step_sizes": (1.0, 2.0)}],
         "FK-SVM-STALENESS": [{"rho_schedule": "balanced", "staleness": 1}],
@@ -357,10 +354,8 @@ TABLE |= {"FK-COLUMN-UNNAMED": ["--data iris --split site"]}
 #: Method -> code -> what is typed: beside what a constructor refuses.
 TYPED: dict[str, dict[str, list[str]]] = {
     "pof-mkl": {
-        **TABLE,
-        RANGE: ["--rounds 0", "--clients 0", "--secure --min-cohort 1"],
-        "FK-PARTIES-FEW": ["--secure --clients 1"],
-        "FK-SUM-THRESHOLD": ["--secure --threshold 5"],
+        **TABLE, RANGE: ["--rounds 0", "--clients 0", "--secure --min-cohort 1"],
+        "FK-PARTIES-FEW": ["--secure --clients 1"], "FK-SUM-THRESHOLD": ["--secure --threshold 5"],
         "FK-SECURE-NEEDED": ["--threshold 5"],
         "FK-ROWS-FEW": ["--data iris --clients 9 --rounds 50"],
         "FK-BUDGET-SCALING": ["--data iris --privacy-epsilon 3 --scaling rank"],
@@ -465,21 +460,13 @@ def test_what_cannot_be_run_is_refused_first(name: str, capsys: pytest.CaptureFi
                 assert (found, typed) == (code, typed)
 
 
-@pytest.mark.parametrize(
-    ("typed", "code"),
-    [
-        ("dance", "FK-COMMAND-UNKNOWN"),
-        ("run pof-nkl", "FK-COMMAND-UNKNOWN"),
-        ("predict", "FK-COMMAND-MISSING"),
-        ("predict nowhere --data file", "FK-RUN-NONE"),
-        ("predict nowhere --client many", TYPE),
-        ("compare lunch", CHOICE),
-        ("run fed-cg --party", "FK-COMMAND-USAGE"),
-    ],
-)
-def test_what_is_no_command_is_refused(
-    typed: str, code: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(("typed", "code"), [
+    ("dance", "FK-COMMAND-UNKNOWN"), ("run pof-nkl", "FK-COMMAND-UNKNOWN"),
+    ("predict", "FK-COMMAND-MISSING"), ("predict nowhere --data file", "FK-RUN-NONE"),
+    ("predict nowhere --client many", TYPE), ("compare lunch", CHOICE),
+    ("run fed-cg --party", "FK-COMMAND-USAGE"),
+])  # fmt: skip
+def test_what_is_no_command_is_refused(typed: str, code: str, capsys: Any) -> None:
     assert code_of(capsys, *typed.split()) == code
 
 
@@ -507,9 +494,7 @@ def test_who_keeps_no_budget_says_which_do(name: str, capsys: pytest.CaptureFixt
     ("name", "more"),
     [("fed-cg", "--basis fourier --centres 1"), ("hierarchical-svm", "--C 1"), ("kernel-pca", "")],
 )
-def test_nothing_is_read_off_the_rows_for_nothing_in_a_run_with_a_budget(
-    name: str, more: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_read_off_rows_in_a_run_with_a_budget(name: str, more: str, capsys: Any) -> None:
     begun = ["run", name, *more.split(), "--privacy-epsilon", "3"]
     for scaling in ("rank", "standard"):
         told = code_of(capsys, *begun, "--data", "breast-cancer", "--scaling", scaling)

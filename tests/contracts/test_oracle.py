@@ -119,14 +119,10 @@ def test_start_is_called_like_a_stock_strategy() -> None:
         for _ in range(2):
             seen.clear()
             result = strategy.start(
-                grid=sites.grid(),
-                initial_arrays=None,
-                num_rounds=12,
-                timeout=30.0,
-                train_config=ConfigRecord({"seed": 3, "lr": 0.1}),
-                evaluate_config=ConfigRecord(),
+                grid=sites.grid(), initial_arrays=None, num_rounds=12, timeout=30.0,
+                train_config=ConfigRecord({"seed": 3, "lr": 0.1}), evaluate_config=ConfigRecord(),
                 evaluate_fn=evaluate,
-            )
+            )  # fmt: skip
         assert isinstance(result, Result)
         count = len(seen) - 1
         assert seen == [*range(count + 1)]

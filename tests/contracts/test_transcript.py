@@ -24,25 +24,19 @@ from fedkern_flwr.simulations.engines import Audit, AuditingGrid
 UNIFORM = 1e-9  # p-value
 #: Kind of what the server sees -> words, of which one is in what it is said to see.
 KINDS = {
-    "size": ("number", "how many"),
-    "pseudonym": ("hashes of ids", "pseudonyms"),
-    "declared": ("declares", "who holds which block"),
-    "commitment": ("landmarks", "which"),
+    "size": ("number", "how many"), "pseudonym": ("hashes of ids", "pseudonyms"),
+    "declared": ("declares", "who holds which block"), "commitment": ("landmarks", "which"),
     "total": ("sum", "total"),
-}
+}  # fmt: skip
 #: Field that a party declares -> words.
 DECLARED = dict.fromkeys(("fold_rows", "fold_sum_rows"), ("rows of its own and of all in a fold",))
 #: Field that the server reads in plain -> words.
 FIELDS = {
-    "counts": ("counts", "outcomes"),
-    "score": ("score",),
-    "multiple": ("width",),
-    "regularization": ("regularization",),
-    "objective": ("objective",),
-    "bound": ("gap",),
+    "counts": ("counts", "outcomes"), "score": ("score",), "multiple": ("width",),
+    "regularization": ("regularization",), "objective": ("objective",), "bound": ("gap",),
     **dict.fromkeys(("total_squared_error", "total_samples"), ("of a simulation each client's",)),
     **dict.fromkeys(("regret", "largest_loss"), ("of a simulation each client's",)),
-}
+}  # fmt: skip
 #: Who tells such things: parties with labels alone. By method, the argument that they have.
 TELLERS = {"fdskl": "y", "hierarchical-svm": "y"}
 #: Kinds that tell nothing by themselves: what may be computed from released sums is said in words.
@@ -93,8 +87,7 @@ def test_what_the_server_sees_is_said(name: str) -> None:
     json.dumps(found.audit.to_dict())
 
 
-@pytest.mark.promise("transcript-masked")
-@pytest.mark.promise("transcript-nodes")
+@pytest.mark.promise("transcript-masked", "transcript-nodes")
 @pytest.mark.parametrize("name", SECURE)
 def test_what_is_masked_and_sealed_looks_random(name: str) -> None:
     found = quiet(name)
@@ -119,11 +112,9 @@ def test_enough_is_tested() -> None:
     for method in ("fed-cg", "fdskl", "hierarchical-svm"):
         assert (method, "sum-delivery", "padded") in tested
     for key in (
-        ("svm-combine", "sealed"),
-        ("svm-step", "sealed"),
-        ("svm-visit", "message"),
+        ("svm-combine", "sealed"), ("svm-step", "sealed"), ("svm-visit", "message"),
         ("svm-block", "sealed"),
-    ):
+    ):  # fmt: skip
         assert ("hierarchical-svm", *key) in tested
     assert ("align", "align-hop", "sealed") in tested
 

@@ -89,25 +89,21 @@ def test_kinds_are_found_and_survive_files_as_encoders_do(name: str, tmp_path: P
 
 def small() -> Encoder:
     cells = {
-        "size": [1.0, 2.0, 2.0, 5.0, 9.0, 9.5] * 2,
-        "colour": ["red"] * 6 + ["blue"] * 6,
-        "flag": ["true", "false"] * 6,
-        "day": ["2020-01-01", "2020-01-02", "2020-01-03"] * 4,
-    }
+        "size": [1.0, 2.0, 2.0, 5.0, 9.0, 9.5] * 2, "colour": ["red"] * 6 + ["blue"] * 6,
+        "flag": ["true", "false"] * 6, "day": ["2020-01-01", "2020-01-02", "2020-01-03"] * 4,
+    }  # fmt: skip
     return Encoder.fit(load_table(pa.table(cells), labelled=False, kinds={}), "rank")
 
 
 def test_new_rows_may_lack_cells_and_have_unknown_ones() -> None:
     encoder = small()
-    new = pa.table(
-        {
-            "more": ["not", "of", "the", "model"],
-            "day": ["2020-01-02", "2031-05-05", "no date", None],
-            "flag": ["true", "maybe", None, "FALSE"],
-            "colour": ["green", "blue", None, "red"],
-            "size": ["2", "-100", "1e9", "n/k"],
-        }
-    )
+    new = pa.table({
+        "more": ["not", "of", "the", "model"],
+        "day": ["2020-01-02", "2031-05-05", "no date", None],
+        "flag": ["true", "maybe", None, "FALSE"],
+        "colour": ["green", "blue", None, "red"],
+        "size": ["2", "-100", "1e9", "n/k"],
+    })  # fmt: skip
     table = load_table(new, labelled=False, kinds=encoder.kinds, missing="keep")
     found = dict(zip(encoder.outputs, encoder.transform(table).T, strict=True))
     np.testing.assert_array_equal(found["colour[1]"], [0, 1, 0, 0])  # blue
@@ -131,16 +127,13 @@ def test_gaps_stay_where_the_method_deals_with_them() -> None:
 # --- Ranks ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("values", "far"),
-    [
-        (np.linspace(0.0, 1.0, 300), False),
-        (np.random.default_rng(0).normal(size=100_000), False),
-        (np.random.default_rng(0).lognormal(size=300), True),
-        (np.append(np.linspace(0.0, 1.0, 300), 9.0), True),
-        (np.repeat([0.0, 1.0, 16.0], [240, 30, 30]), False),  # mostly one value
-    ],
-)
+@pytest.mark.parametrize(("values", "far"), [
+    (np.linspace(0.0, 1.0, 300), False),
+    (np.random.default_rng(0).normal(size=100_000), False),
+    (np.random.default_rng(0).lognormal(size=300), True),
+    (np.append(np.linspace(0.0, 1.0, 300), 9.0), True),
+    (np.repeat([0.0, 1.0, 16.0], [240, 30, 30]), False),  # mostly one value
+])  # fmt: skip
 def test_values_are_far_where_the_range_says_little(values: np.ndarray, far: bool) -> None:
     assert NumberFacts.measure(values).far is far
 
@@ -298,14 +291,10 @@ LOOKS: list[tuple[list[Any], tuple[str, ...]]] = [
     (["41,5", "7,5"] * 8, ("16 of 16", "--decimal")),
     (["31.12.2024", "1.1.2025", "7.11.2024 7:41"] * 6 + ["lost"], ("18 of 19", "YYYY-MM-DD")),
     (["12/31/24", "7 Nov 2024"] * 9, ("18 of 18", "YYYY-MM-DD")),
-    (["00123", "4041"] * 9, ("begin with 0",)),
-    (["<18", "18-64", ">64"] * 6, ()),
-    (["7", "a", "b"] * 6, ()),
-    (["1.2.3", "4.5.6"] * 9, ()),
-    (["2024-12-31", "2025-01-01"] * 9, ()),
-    (["7,5", "8,5", "a", "b", "c"] * 4, ()),
-    ([None] * 9, ()),
-]
+    (["00123", "4041"] * 9, ("begin with 0",)), (["<18", "18-64", ">64"] * 6, ()),
+    (["7", "a", "b"] * 6, ()), (["1.2.3", "4.5.6"] * 9, ()), (["2024-12-31", "2025-01-01"] * 9, ()),
+    (["7,5", "8,5", "a", "b", "c"] * 4, ()), ([None] * 9, ()),
+]  # fmt: skip
 SAID = {*(part for _, said in LOOKS for part in said)}
 
 
@@ -435,19 +424,17 @@ def deal(columns: dict[str, tuple[str, Any]], parts: Sequence[np.ndarray]) -> li
 def numbers(rng: np.random.Generator, n: int, how: str) -> np.ndarray:
     """Return numbers of many shapes."""
     made = {
-        "normal": lambda: rng.normal(3.0, 7.0, n),
-        "tiny": lambda: 1e5 + 1e-2 * rng.normal(size=n),
+        "normal": lambda: rng.normal(3.0, 7.0, n), "tiny": lambda: 1e5 + 1e-2 * rng.normal(size=n),
         "tails": lambda: rng.standard_cauchy(n).clip(-9e5, 9e5),
         "incomes": lambda: np.exp(3.0 * rng.normal(size=n)).clip(0.0, 1e6),
         "far": lambda: np.where(np.arange(n) == n // 2, 1e6, rng.random(n)),
         "ages": lambda: rng.integers(1, 90, n).astype(float),
         "tenths": lambda: np.round(10.0 * rng.random(n), 1),
-        "few": lambda: rng.choice([0.1, 1.0 / 3.0, 7.0], n),
-        "constant": lambda: np.full(n, np.pi),
+        "few": lambda: rng.choice([0.1, 1.0 / 3.0, 7.0], n), "constant": lambda: np.full(n, np.pi),
         "years": lambda: np.where(rng.random(n) < 0.1, 0.0, 1950.0 + rng.integers(0, 70, n)),
         "shifted": lambda: 1e5 + np.exp(2.0 * rng.normal(size=n)),
         "late": lambda: 20_000.0 - np.round(np.exp(rng.normal(3.0, 1.5, n))),
-    }
+    }  # fmt: skip
     return made[how]()
 
 
@@ -606,12 +593,9 @@ def test_unknown_categories_are_known_by_their_buckets() -> None:
     assert first.categories["c"] == ("red",)
     encoder = common([first, second]).encoder
     new = Table(
-        np.array([[0.0], [1.0], [2.0], [3.0], [np.nan]]),
-        None,
-        ("c",),
-        kinds={"c": "category"},
+        np.array([[0.0], [1.0], [2.0], [3.0], [np.nan]]), None, ("c",), kinds={"c": "category"},
         categories={"c": ("blue", "red", "rare", "unseen")},
-    )
+    )  # fmt: skip
     found = dict(zip(encoder.outputs, encoder.transform(new).T.tolist(), strict=True))
     assert found.keys() == {"c[1]", "c[2]", "c[other]"}
     assert sorted([found["c[1]"], found["c[2]"]]) == [[0, 1, 0, 0, 0], [1, 0, 0, 0, 0]]

@@ -18,7 +18,7 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refused, refuses
 from scripted_grid import reply
 
 from fedkern_flwr import exchange as exchanging
@@ -141,8 +141,7 @@ def test_silence_ends_with_the_time_out() -> None:
 
 def test_a_dead_ray_actor_stops_the_run() -> None:
     dead = reply("a", error=Error(0, "ray.exceptions.ActorDiedError: The actor died"), node=1000)
-    with refused("FK-ENGINE-ACTOR"):
-        run([[dead]])
+    refuses("FK-ENGINE-ACTOR", run, [[dead]])
     unknown = reply("a", error=Error(0, None), node=1000)
     outcome, _, _ = run([[unknown, reply("b", node=1001)]])
     assert outcome.failures == {1000: Failure("raised", "error code 0")}
@@ -171,17 +170,13 @@ RAY = (
 )
 
 
-@pytest.mark.parametrize(
-    ("reason", "name"),
-    [
-        ("<class 'ValueError'>:<'patient Miller has HIV'>", "ValueError"),
-        ("<class 'numpy.linalg.LinAlgError'>:<'row 17 is 3.14'>", "LinAlgError"),
-        ("<class 'KeyError'>:<'Miller'>", "KeyError"),
-        ("<class 'my_package.Trouble'>:<'Miller'>", ""),
-        (RAY.format(name="ValueError", text="Miller 3.14"), "ValueError"),
-        (RAY.format(name="KeyError", text="'Miller'"), "KeyError"),
-    ],
-)
+@pytest.mark.parametrize(("reason", "name"), [
+    ("<class 'ValueError'>:<'patient Miller has HIV'>", "ValueError"),
+    ("<class 'numpy.linalg.LinAlgError'>:<'row 17 is 3.14'>", "LinAlgError"),
+    ("<class 'KeyError'>:<'Miller'>", "KeyError"), ("<class 'my_package.Trouble'>:<'Miller'>", ""),
+    (RAY.format(name="ValueError", text="Miller 3.14"), "ValueError"),
+    (RAY.format(name="KeyError", text="'Miller'"), "KeyError"),
+])  # fmt: skip
 def test_the_text_of_a_foreign_exception_reaches_no_log(reason: str, name: str) -> None:
     failure = raised(reason)
     assert failure.kind == "raised"
@@ -192,12 +187,8 @@ def test_the_text_of_a_foreign_exception_reaches_no_log(reason: str, name: str) 
 
 
 QUOTED = [
-    "no SmithError in 'x'",
-    "see 'JonesException'",
-    "KeyError",
-    "row\nMiller: 3",
-    "row\nMiller",
-]
+    "no SmithError in 'x'", "see 'JonesException'", "KeyError", "row\nMiller: 3", "row\nMiller",
+]  # fmt: skip
 
 
 @settings(max_examples=40)
@@ -210,14 +201,11 @@ def test_no_foreign_text_leaks_or_is_taken_for_the_class(drawn: str) -> None:
 MARKED = mark_error("TableError: partition 2: NaN values; clean the table")
 
 
-@pytest.mark.parametrize(
-    "reason",
-    [
-        f"<class 'fedkern_flwr.errors.TableError'>:<'{MARKED}'>",
-        RAY.format(name="fedkern_flwr.errors.TableError", text=MARKED),
-        f"<class 'flwr.ClientAppException'>:<'\nException occurred. Message: {MARKED}'>",
-    ],
-)
+@pytest.mark.parametrize("reason", [
+    f"<class 'fedkern_flwr.errors.TableError'>:<'{MARKED}'>",
+    RAY.format(name="fedkern_flwr.errors.TableError", text=MARKED),
+    f"<class 'flwr.ClientAppException'>:<'\nException occurred. Message: {MARKED}'>",
+])  # fmt: skip
 def test_the_text_that_a_client_marks_as_safe_is_kept(reason: str) -> None:
     detail = "TableError: partition 2: NaN values; clean the table"
     assert raised(reason) == Failure("raised", detail)
@@ -256,8 +244,7 @@ def test_a_copy_of_the_ledger_stays_as_it_was() -> None:
 
 def test_a_reply_of_another_client_is_refused() -> None:
     message = Message(RecordDict({"metrics": ConfigRecord({"a": 1})}), 1, "train")
-    with refused("FK-NODE-FOREIGN"):
-        exchanging.read_reply(PersonalReply, message, party="partition 3")
+    refuses("FK-NODE-FOREIGN", exchanging.read_reply, PersonalReply, message, party="partition 3")
 
 
 def npy(value: np.ndarray) -> bytes:
@@ -270,17 +257,12 @@ def header(shape: str, descr: str = "<f8") -> bytes:
 
 
 DAMAGED = {
-    "nothing": b"",
-    "a zip": b"PK\x03\x04x",
-    "huge": header(f"({10**15},)"),
-    "beyond any integer": header(f"({10**30},)"),
-    "negative": header("(-1,)"),
-    "no Python": header("(((("),
-    "objects": header("(1,)", "|O") + bytes(8),
-    "too short": npy(np.zeros(3))[:-1],
-    "too long": npy(np.zeros(3)) + b"x",
+    "nothing": b"", "a zip": b"PK\x03\x04x", "huge": header(f"({10**15},)"),
+    "beyond any integer": header(f"({10**30},)"), "negative": header("(-1,)"),
+    "no Python": header("(((("), "objects": header("(1,)", "|O") + bytes(8),
+    "too short": npy(np.zeros(3))[:-1], "too long": npy(np.zeros(3)) + b"x",
     "another version": b"\x93NUMPY\x02\x00" + npy(np.zeros(3))[8:],
-}
+}  # fmt: skip
 
 
 @pytest.mark.promise("messages-sizes")
@@ -293,19 +275,16 @@ def test_arrays_that_are_none_are_refused_without_asking_for_memory(what: str) -
         read_array(record["0"])
     message = reply("a", node=7, phase="online-personal", protocol=PROTOCOL_VERSION)
     message.content["fitres.parameters"] = record
-    with refused("FK-NODE-FOREIGN"):
-        exchanging.read_reply(PersonalReply, message, party="partition 3")
+    refuses("FK-NODE-FOREIGN", exchanging.read_reply, PersonalReply, message, party="partition 3")
     message.content["fitres.metrics"]["sections"] = '[["sum-upload", 1, {}]]'  # type: ignore[index]
-    with refused("FK-MESSAGE-DAMAGED"):
-        take_sections(message, party="partition 3")
+    refuses("FK-MESSAGE-DAMAGED", take_sections, message, party="partition 3")
 
 
 @pytest.mark.parametrize("rubbish", ["{", '[["a", 5, {}]]'], ids=["no JSON", "too many"])
 def test_sections_that_are_none_are_refused(rubbish: str) -> None:
     """What else they may not be is tried on the wire itself."""
     message = reply("a", node=7, arrays=[np.zeros(2)], phase="x", sections=rubbish)
-    with refused("FK-MESSAGE-DAMAGED"):
-        take_sections(message, party="partition 3")
+    refuses("FK-MESSAGE-DAMAGED", take_sections, message, party="partition 3")
 
 
 def test_names_of_scalars_cannot_break_the_server() -> None:
@@ -473,8 +452,7 @@ def test_nodes_that_come_late_are_awaited_and_sorted_by_partition() -> None:
 def test_nodes_that_never_come_are_named() -> None:
     with refused("FK-PARTITION-MISSING"):
         gather(Nodes(description(2), description(0), per_call=2), timeout=0.3)
-    with refused("FK-PARTIES-AWAITED"):
-        gather(Nodes(), timeout=0.3)
+    refuses("FK-PARTIES-AWAITED", gather, Nodes(), timeout=0.3)
 
 
 @pytest.mark.parametrize("name", ["partition 1", "Nord: 2 (partition 1)"])
@@ -495,8 +473,7 @@ def test_a_node_that_trusts_no_signature_of_the_app_is_named() -> None:
 
 
 def test_duplicate_partitions_are_refused() -> None:
-    with refused("FK-PARTITION-TWICE"):
-        gather(Nodes(*map(description, (0, 0, 1)), per_call=3))
+    refuses("FK-PARTITION-TWICE", gather, Nodes(*map(description, (0, 0, 1)), per_call=3))
 
 
 def named(partition: int, name: str) -> dict[str, Any]:
@@ -506,10 +483,8 @@ def named(partition: int, name: str) -> dict[str, Any]:
 def test_nodes_are_called_by_name_and_partition() -> None:
     parties = gather(Nodes(named(0, "north"), named(1, ""), named(2, "Süd 2"), per_call=3))
     assert [p.called for p in parties.values()] == [
-        "north (partition 0)",
-        "partition 1",
-        "Süd 2 (partition 2)",
-    ]
+        "north (partition 0)", "partition 1", "Süd 2 (partition 2)",
+    ]  # fmt: skip
 
 
 def test_two_nodes_of_one_name_are_refused() -> None:
@@ -529,8 +504,7 @@ def test_a_long_text_keeps_its_code() -> None:
     said = f"TableError: partition 1: {'many columns, ' * 60}and more [FK-COLUMN-MISSING]"
     failure = Failure("raised", said)
     assert len(failure.detail) <= 500
-    with refused("FK-COLUMN-MISSING"):
-        failure.raise_final("fit")
+    refuses("FK-COLUMN-MISSING", failure.raise_final, "fit")
     endless = Failure("raised", f"TableError: {'a' * 600} [FK-{'A' * 600}]")
     assert len(endless.detail) <= 500
     assert Failure("raised", "TableError: a.csv: no rows").told == "a.csv: no rows"

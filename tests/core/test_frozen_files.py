@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from flwr.app import ConfigRecord, Context, RecordDict
 from pyarrow import csv, parquet
-from refusals import refused
+from refusals import raises, refuses
 
 from fedkern_flwr.frozen_files import FrozenFiles, FrozenTable, NodeFiles
 from fedkern_flwr.guard import NodePolicy
@@ -73,9 +73,7 @@ def frozen(tmp_path: Path) -> FrozenFiles:
     return FrozenFiles(tmp_path / "state", 0, NodePolicy())
 
 
-def test_a_row_that_stands_twice_is_one_row_of_the_freeze(
-    files: NodeFiles, frozen: FrozenFiles
-) -> None:
+def test_a_row_that_stands_twice_is_frozen_once(files: NodeFiles, frozen: FrozenFiles) -> None:
     """It would else count as two in a block of few."""
     lines = files.data.read_text().splitlines()
     files.data.write_text("\n".join([*lines, *lines[1:31]]))
@@ -112,13 +110,10 @@ def test_at_first_all_rows_are_frozen_as_they_are_in_the_file(
         assert not any({**change.done, **change.waiting}.values())
 
 
-def test_the_last_runs_keep_the_tables_with_which_they_began(
-    files: NodeFiles, frozen: FrozenFiles
-) -> None:
+def test_the_last_runs_keep_their_first_tables(files: NodeFiles, frozen: FrozenFiles) -> None:
     tables = [frozen.open_run(f"r{k}", files) for k in range(33)]
     assert frozen.open_run("r32", files, resumed=True).name == tables[-1].name  # type: ignore[union-attr]
-    with refused("FK-FREEZE-GONE"):
-        frozen.open_run("r0", files, resumed=True)
+    refuses("FK-FREEZE-GONE", frozen.open_run, "r0", files, resumed=True)
 
 
 @pytest.mark.promise("freeze-wait")
@@ -145,9 +140,7 @@ def test_changes_wait_until_they_are_a_lot(files: NodeFiles, frozen: FrozenFiles
     assert len(cells(table)) == there
 
 
-def test_cells_of_rows_that_wait_are_brought_to_new_columns(
-    files: NodeFiles, frozen: FrozenFiles
-) -> None:
+def test_cells_of_rows_that_wait_get_new_columns(files: NodeFiles, frozen: FrozenFiles) -> None:
     rows = patients()
     before = cells(frozen.update(files)[0])
     some = {key: value[3:] for key, value in rows.items()}
@@ -169,8 +162,7 @@ def test_a_crash_leaves_the_old_freeze_with_the_old_table(
     for broken in (FrozenTable, Freeze):
         with monkeypatch.context() as patch:
             patch.setattr(broken, "save", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-            with pytest.raises(KeyboardInterrupt):
-                frozen.update(files)
+            raises(KeyboardInterrupt, frozen.update, files)
         known = Freeze.load(frozen.folder)
         assert known is not None
         assert old is not None
@@ -190,8 +182,7 @@ def test_rows_without_stratum_or_label_wait(files: NodeFiles, tmp_path: Path) ->
     assert len(table.numbers[0]) == 198
     rows["sex"][:11] = "NA"
     write(files.data, rows)
-    with refused("FK-FREEZE-STRATA"):
-        FrozenFiles(tmp_path / "other", 0, policy).update(files)
+    refuses("FK-FREEZE-STRATA", FrozenFiles(tmp_path / "other", 0, policy).update, files)
 
 
 @pytest.fixture
@@ -220,9 +211,7 @@ def node(tmp_path: Path, files: NodeFiles) -> Callable[..., Node]:
     return made
 
 
-def test_all_messages_of_a_run_read_one_table(
-    node: Callable[..., Node], files: NodeFiles, tmp_path: Path
-) -> None:
+def test_a_run_reads_one_table(node: Callable[..., Node], files: NodeFiles, tmp_path: Path) -> None:
     rows = patients()
     rows["age"][3] = np.nan
     write(files.data, rows)
@@ -247,19 +236,14 @@ def test_all_messages_of_a_run_read_one_table(
     assert read.ids[-1] == "later"
     assert predicting.rows(read, None, "x")["frozen"].rows.tolist() == [*second.numbers[0][:-1], -1]
     shutil.rmtree(again.folder)
-    with refused("FK-FREEZE-GONE"):
-        node("s1")
-    with refused("FK-FREEZE-GONE"):
-        node("s4", resume=True)
+    refuses("FK-FREEZE-GONE", node, "s1")
+    refuses("FK-FREEZE-GONE", node, "s4", resume=True)
     shutil.rmtree(second.folder)
-    with refused("FK-FREEZE-FILE"):
-        node("s6")
+    refuses("FK-FREEZE-FILE", node, "s6")
     assert node("s5", None).frozen is None
 
 
-def test_an_owner_freezes_and_withdraws(
-    files: NodeFiles, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_owner_freezes_and_withdraws(files: NodeFiles, tmp_path: Path, capsys: Any) -> None:
     config, ids = tmp_path / "node.toml", tmp_path / "ids"
     keys = {"data": files.data, "state-dir": tmp_path / "state", "id-column": "id"}
     lines = ["partition-id = 0", *(f'{key} = "{value}"' for key, value in keys.items())]

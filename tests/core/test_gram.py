@@ -294,12 +294,9 @@ def test_all_rings_come_up_at_their_ends() -> None:
 
 @pytest.mark.promise("gram-rounds")
 @given(
-    st.sets(st.integers(0, 500), min_size=2, max_size=60),
-    st.floats(0.01, 1.0),
-    st.integers(1, 5),
-    st.integers(0, 9),
-    st.booleans(),
-)
+    st.sets(st.integers(0, 500), min_size=2, max_size=60), st.floats(0.01, 1.0), st.integers(1, 5),
+    st.integers(0, 9), st.booleans(),
+)  # fmt: skip
 def test_cohorts_and_rounds_are_disjoint_and_as_large_as_they_can_be(
     partitions: set[int], participation: float, cohorts: int, seed: int, halves: bool
 ) -> None:
@@ -396,11 +393,9 @@ def test_a_name_is_bound_to_every_field_of_a_request() -> None:
 ITEMS = 4
 #: Rows of four nodes.
 X = [
-    np.array([[1, 0, 1, 1], [0, 0, 1, 0]]),
-    np.array([[1, 1, 0, 1]]),
-    np.array([[0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 1]]),
-    np.array([[1, 0, 1, 1]]),
-]
+    np.array([[1, 0, 1, 1], [0, 0, 1, 0]]), np.array([[1, 1, 0, 1]]),
+    np.array([[0, 1, 1, 0], [1, 1, 1, 1], [0, 0, 0, 1]]), np.array([[1, 0, 1, 1]]),
+]  # fmt: skip
 Table = dict[str, Any]
 
 
@@ -436,9 +431,7 @@ class Server(Nodes):
         length = length or packed_size(len(request.items))
         return self.server.order(bind(what, request), length, ring, cohort=cohort)
 
-    def matrix(
-        self, cohort: int = 0, counted: Sequence[int] | None = None, **more: Any
-    ) -> wire.MatrixRequest:
+    def matrix(self, cohort: int = 0, counted: Any = None, **more: Any) -> wire.MatrixRequest:
         """Return the next request for a matrix, in which some nodes count, by default all."""
         self.step += 1
         members = self.server.membership.cohorts[cohort]
@@ -517,20 +510,17 @@ def pooled(who: Sequence[int] = range(len(X))) -> np.ndarray:
 # -- tables
 
 
-@pytest.mark.parametrize(
-    ("change", "code"),
-    [
-        ({"x": [["secret", "77"]]}, "FK-COLUMN-NUMBERS"),
-        ({"x": np.zeros((1, 2), complex)}, "FK-COLUMN-NUMBERS"),
-        *(({"x": np.zeros(shape)}, "FK-SHAPE-DIFFERS") for shape in ((1, 2, 3), (0, 4), (2, 0))),
-        ({"x": sparse.csr_array((0, 4))}, "FK-SHAPE-DIFFERS"),
-        ({"x_test": np.zeros((2, 3))}, "FK-SHAPE-DIFFERS"),
-        ({"x_test": sparse.csr_array((3, 4))}, "FK-SHAPE-DIFFERS"),
-        ({"x_new": np.zeros((3, 1))}, "FK-SHAPE-DIFFERS"),
-        *(({"users": names}, "FK-COLUMN-NAMES") for names in (["secret"] * 2, ["secret"])),
-        *(({"items": i}, "FK-COLUMN-NAMES") for i in ("abca", "abcde", [1, "1", 2, 3])),
-    ],
-)
+@pytest.mark.parametrize(("change", "code"), [
+    ({"x": [["secret", "77"]]}, "FK-COLUMN-NUMBERS"),
+    ({"x": np.zeros((1, 2), complex)}, "FK-COLUMN-NUMBERS"),
+    *(({"x": np.zeros(shape)}, "FK-SHAPE-DIFFERS") for shape in ((1, 2, 3), (0, 4), (2, 0))),
+    ({"x": sparse.csr_array((0, 4))}, "FK-SHAPE-DIFFERS"),
+    ({"x_test": np.zeros((2, 3))}, "FK-SHAPE-DIFFERS"),
+    ({"x_test": sparse.csr_array((3, 4))}, "FK-SHAPE-DIFFERS"),
+    ({"x_new": np.zeros((3, 1))}, "FK-SHAPE-DIFFERS"),
+    *(({"users": names}, "FK-COLUMN-NAMES") for names in (["secret"] * 2, ["secret"])),
+    *(({"items": i}, "FK-COLUMN-NAMES") for i in ("abca", "abcde", [1, "1", 2, 3])),
+])  # fmt: skip
 def test_tables_that_cannot_be_used_are_refused_in_one_line(change: Table, code: str) -> None:
     caught = refuses(code, GramClient, Server().contexts[0], **{"x": X[0], **change})
     assert "secret" not in str(caught)
@@ -759,15 +749,10 @@ class Elsewhere(SecureGram):
         yield from self.sum_over(wire.GRAM_SUM, length, [1], request, wire.MatrixReply)
 
 
-@pytest.mark.parametrize(
-    ("server", "code"),
-    [
-        (Fewer, "FK-RELEASE-TWICE"),
-        (Counting, "FK-MESSAGE-ORDER"),
-        (Leaving, "FK-RELEASE-NODES"),
-        (Elsewhere, "FK-RELEASE-ONE"),
-    ],
-)
+@pytest.mark.parametrize(("server", "code"), [
+    (Fewer, "FK-RELEASE-TWICE"), (Counting, "FK-MESSAGE-ORDER"), (Leaving, "FK-RELEASE-NODES"),
+    (Elsewhere, "FK-RELEASE-ONE"),
+])  # fmt: skip
 def test_nodes_refuse_what_would_show_one_of_them(server: Any, code: str) -> None:
     refuses(code, some(4).release, kind=server, **OPEN)
 

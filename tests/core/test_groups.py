@@ -133,28 +133,19 @@ def test_held_out_rows_alone_are_matched_for_predictions() -> None:
     refuses("FK-TEST-NONE", joined, parties, drop=True, held_out=True)
 
 
-@pytest.mark.parametrize(
-    ("who", "change", "code"),
-    [
-        (6, {"ids": ids(2, 2, 4)}, "FK-IDS-DUPLICATE"),
-        (1, {"ids": ids(1, 2, 3, 5)}, "FK-IDS-PARTIES"),
-    ],
-)
+@pytest.mark.parametrize(("who", "change", "code"), [
+    (6, {"ids": ids(2, 2, 4)}, "FK-IDS-DUPLICATE"), (1, {"ids": ids(1, 2, 3, 5)}, "FK-IDS-PARTIES"),
+])  # fmt: skip
 def test_tables_that_cannot_be_joined(who: int, change: dict[str, Any], code: str) -> None:
     parties = column_parties()
     parties[who] = replace(parties[who], **change)
     refuses(code, joined, parties, drop=True)
 
 
-@pytest.mark.parametrize(
-    ("who", "change", "code"),
-    [
-        (6, {"rows": 0}, "FK-LABELS-MISSING"),
-        (6, {"outputs": 0}, "FK-LABELS-MISSING"),
-        (1, {"outputs": 1}, "FK-ROLE-DATA"),
-        (1, {"columns": "d"}, "FK-COLUMNS-DIFFER"),
-    ],
-)
+@pytest.mark.parametrize(("who", "change", "code"), [
+    (6, {"rows": 0}, "FK-LABELS-MISSING"), (6, {"outputs": 0}, "FK-LABELS-MISSING"),
+    (1, {"outputs": 1}, "FK-ROLE-DATA"), (1, {"columns": "d"}, "FK-COLUMNS-DIFFER"),
+])  # fmt: skip
 def test_nodes_that_fit_no_vertical_split(who: int, change: dict[str, Any], code: str) -> None:
     parties = column_parties()
     found = members.read_groups(parties, layers=True)

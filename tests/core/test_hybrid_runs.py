@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from faulty import At, Cut, PowerCutError, flip
 from hospitals import KEY, TWO, Array, Parties, Serve, deal, server, small
-from refusals import refuses
+from refusals import raises, refuses
 from scipy import stats
 from sklearn.datasets import load_wine
 from zoo import Table, side
@@ -159,8 +159,7 @@ def test_secret_landmarks_survive_a_break_down(serve: Serve) -> None:
     nodes = serve(bare(tables))
     where: Table = {"solver": "cg", "regularization": 0.1, "sampling": "N"}
     where["checkpoint"] = nodes.folder / "run.npz"
-    with pytest.raises(PowerCutError):
-        nodes.learn({"faults": Cut(number=6)}, **where)
+    raises(PowerCutError, nodes.learn, {"faults": Cut(number=6)}, **where)
     drawn = secrets(nodes)
     fitted = nodes.learn(resume=True, **where)
     nodes.tables = [{**table, "landmark_seed": drawn[k]} for k, table in enumerate(tables)]

@@ -66,15 +66,10 @@ def judge(outputs: Floats, targets: Floats, classes: int, bins: int, parties: in
 
 @settings(max_examples=60, deadline=None)
 @given(
-    seed=st.integers(0, 9999),
-    rows=st.integers(1, 80),
-    classes=st.integers(2, 4),
-    parties=st.integers(1, 3),
-    bins=st.sampled_from([0, 8, 64]),
-)
-def test_the_confusion_matrix_is_that_of_scikit_learn(
-    seed: int, rows: int, classes: int, parties: int, bins: int
-) -> None:
+    seed=st.integers(0, 9999), rows=st.integers(1, 80), classes=st.integers(2, 4),
+    parties=st.integers(1, 3), bins=st.sampled_from([0, 8, 64]),
+)  # fmt: skip
+def test_the_confusion_matrix(seed: int, rows: int, classes: int, parties: int, bins: int) -> None:
     labels, targets, outputs = draw(seed, rows, classes)
     judged, chosen = judge(outputs, targets, classes, bins, parties), decide(outputs)
     found = judged.metrics()
@@ -128,9 +123,7 @@ def test_the_area_under_the_curve_is_exact_on_bins_and_close_on_scores(
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 9999), rows=st.integers(40, 300), bins=st.sampled_from([8, 64]))
-def test_probabilities_and_their_figures_are_those_of_scikit_learn_on_the_binned_scores(
-    seed: int, rows: int, bins: int
-) -> None:
+def test_probabilities_are_those_of_scikit_learn_on_bins(seed: int, rows: int, bins: int) -> None:
     labels, targets, outputs = draw(seed, rows, 2)
     judged, half = judge(outputs, targets, 2, bins), halves(rows)
     scores = middles_of(bins)[places_of(outputs, bins)[:, 0]]

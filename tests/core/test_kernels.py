@@ -351,14 +351,10 @@ def test_feature_maps_are_cached_and_frequencies_read_only() -> None:
 
 
 ALL = [
-    DotKernel("linear"),
-    DotKernel("poly", degree=3, gamma=0.5, coef0=2.0),
-    DotKernel("rbf", gamma=0.3),
-    DotKernel("cosine"),
-    DotKernel("conjunctive", degree=2),
-    DotKernel("disjunctive", degree=3),
-    DotKernel("series", coefficients=(1.0, 0.0, 0.5)),
-]
+    DotKernel("linear"), DotKernel("poly", degree=3, gamma=0.5, coef0=2.0),
+    DotKernel("rbf", gamma=0.3), DotKernel("cosine"), DotKernel("conjunctive", degree=2),
+    DotKernel("disjunctive", degree=3), DotKernel("series", coefficients=(1.0, 0.0, 0.5)),
+]  # fmt: skip
 KERNEL = pytest.mark.parametrize("kernel", ALL, ids=lambda kernel: kernel.name)
 DTYPE = pytest.mark.parametrize("dtype", [np.int16, np.int64, np.float64])
 
@@ -469,18 +465,14 @@ def test_blocks_are_parts_of_the_whole(monkeypatch: Any, kernel: DotKernel, dtyp
 # -- what cannot be
 
 
-@pytest.mark.parametrize(
-    ("options", "code"),
-    [
-        ({"name": "sigmoid"}, "FK-OPTION-CHOICE"),
-        *(({"name": "poly", "degree": wrong}, "FK-OPTION-RANGE") for wrong in (0, 1.5, True)),
-        *(({"name": "rbf", "gamma": wrong}, "FK-OPTION-RANGE") for wrong in (0.0, math.nan)),
-        ({"name": "poly", "coef0": -1.0}, "FK-OPTION-RANGE"),
-        ({"name": "series"}, "FK-OPTION-PARTNER"),
-        ({"name": "series", "coefficients": (1.0, -0.5)}, "FK-OPTION-RANGE"),
-        ({"name": "series", "coefficients": (math.nan,)}, "FK-OPTION-RANGE"),
-    ],
-)
+@pytest.mark.parametrize(("options", "code"), [
+    ({"name": "sigmoid"}, "FK-OPTION-CHOICE"),
+    *(({"name": "poly", "degree": wrong}, "FK-OPTION-RANGE") for wrong in (0, 1.5, True)),
+    *(({"name": "rbf", "gamma": wrong}, "FK-OPTION-RANGE") for wrong in (0.0, math.nan)),
+    ({"name": "poly", "coef0": -1.0}, "FK-OPTION-RANGE"), ({"name": "series"}, "FK-OPTION-PARTNER"),
+    ({"name": "series", "coefficients": (1.0, -0.5)}, "FK-OPTION-RANGE"),
+    ({"name": "series", "coefficients": (math.nan,)}, "FK-OPTION-RANGE"),
+])  # fmt: skip
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], code: str) -> None:
     refuses(code, DotKernel, **options)
 
@@ -494,9 +486,7 @@ def test_features_of_another_kind_shape_or_size_are_refused() -> None:
         of(DotKernel("disjunctive"), np.array([[2, 1], [0, 1]]))
     refuses("FK-SHAPE-DIFFERS", DotKernel().block, np.ones((2, 2)), np.ones(2), np.ones(1), 1)
     for kernel in (
-        DotKernel("poly", degree=200),
-        DotKernel("series", coefficients=(0.0,) * 150 + (1.0,)),
-        DotKernel("conjunctive", degree=900),
-        DotKernel("disjunctive", degree=900),
-    ):
+        DotKernel("poly", degree=200), DotKernel("series", coefficients=(0.0,) * 150 + (1.0,)),
+        DotKernel("conjunctive", degree=900), DotKernel("disjunctive", degree=900),
+    ):  # fmt: skip
         refuses("FK-KERNEL-OVERFLOW", of, kernel, np.ones((2000, 2), np.int64))

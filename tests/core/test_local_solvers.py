@@ -108,18 +108,14 @@ def test_the_hinge_is_the_same_by_exchanges_products_and_proximal_points(
 @settings(max_examples=150)
 @given(
     p=st.builds(
-        problem,
-        n=st.integers(1, 60),
-        d=st.integers(1, 40),
-        penalty=st.sampled_from([1e-2, 0.3, 1.0, 30.0, 1e2]),
-        spread=st.sampled_from([1.0, 10.0]),
-        c=st.sampled_from([1e-4, 0.1, 1.0, 20.0, 1e4]),
-        seed=st.integers(0, 10**6),
+        problem, n=st.integers(1, 60), d=st.integers(1, 40),
+        penalty=st.sampled_from([1e-2, 0.3, 1.0, 30.0, 1e2]), spread=st.sampled_from([1.0, 10.0]),
+        c=st.sampled_from([1e-4, 0.1, 1.0, 20.0, 1e4]), seed=st.integers(0, 10**6),
     ),
     repeat=st.integers(1, 3),
     whole=st.booleans(),
     loss=st.sampled_from(LOSSES),
-)
+)  # fmt: skip
 def test_the_conditions_hold_for_any_data(p: Problem, repeat: int, whole: bool, loss: Loss) -> None:
     x = np.rint(2.0 * p.x) if whole else p.x
     p = p._replace(x=np.tile(x, (repeat, 1)), y=np.tile(p.y, repeat))

@@ -1,8 +1,12 @@
-"""A method is a generator of rounds: what it yields is done, retried, checked, kept and refused."""
+"""A method is a generator of rounds; of what its clients hold only noisy or masked sums leave."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, Literal
@@ -13,11 +17,19 @@ from faulty import PowerCutError
 from flwr.app import Context
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
+from hypothesis.extra.numpy import arrays
+from refusals import raises, refused, refuses
+from summing_nodes import ENCODING, SESSION, Done, Nodes, SummingClient, Work, opening, work
 
 from fedkern_flwr import registered
-from fedkern_flwr.errors import StateError
-from fedkern_flwr.guard import NodePolicy
+from fedkern_flwr.clients import serve
+from fedkern_flwr.errors import FedKernError, ProtocolError, StateError, StreamError, SumError
+from fedkern_flwr.exchange import request_messages
+from fedkern_flwr.failure import mark_error
+from fedkern_flwr.flower_compat import set_task_identity
+from fedkern_flwr.guard import NodePolicy, SumRule
+from fedkern_flwr.guard.ledger import NodeLedger
+from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.method import (
     Ask,
     LostState,
@@ -29,11 +41,18 @@ from fedkern_flwr.method import (
     contributes,
     option,
 )
+from fedkern_flwr.node import sums as node_sums
+from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.node.recent import Recent
+from fedkern_flwr.node.sums import erase_state, load_state, store_state
 from fedkern_flwr.options import declared
-from fedkern_flwr.secure_sum import Encoding
+from fedkern_flwr.privacy import Budget, NoisySum, Release, plan_release
+from fedkern_flwr.secure_sum import Encoding, RunningSum
 from fedkern_flwr.simulations import Fault, FaultPlan, simulate
 from fedkern_flwr.simulations.run.options import options
+from fedkern_flwr.wire import PhaseMessage, sums
 from fedkern_flwr.wire.method import pack, unpack
+from fedkern_flwr.wire.sections import attach, detach
 
 CLIENTS, ROWS = 5, 12
 
@@ -199,40 +218,31 @@ def test_an_error_of_a_handler_is_not_asked_for_again() -> None:
         asked.append(client.partition)
         raise ZeroDivisionError
 
-    with refused("FK-CLIENT-RAISED"):
-        simulate(Mean(), adding(fails), CLIENTS)
+    refuses("FK-CLIENT-RAISED", simulate, Mean(), adding(fails), CLIENTS)
     assert len(asked) == CLIENTS
 
 
-def test_a_node_without_enough_memory_ends_the_run_at_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_node_without_enough_memory_ends_the_run_at_once(caplog: Any) -> None:
     asked: list[int] = []
 
     def fails(client: MeanClient) -> Any:
         asked.append(client.partition)
         return MeanClient.add(client, 0) if client.partition != 1 else np.empty(1 << 58)
 
-    with refused("FK-COMMAND-MEMORY") as met:
-        simulate(Mean(), adding(fails), CLIENTS)
-    assert str(met.value).count("partition 1") == 1
+    met = refuses("FK-COMMAND-MEMORY", simulate, Mean(), adding(fails), CLIENTS)
+    assert str(met).count("partition 1") == 1
     assert sorted(asked) == list(range(CLIENTS))
     assert not [r for r in caplog.records if "\n" in r.getMessage()]
 
 
-@pytest.mark.parametrize(
-    ("returned", "code"),
-    [
-        (None, "FK-CLIENT-REPLY"),
-        ({"count": 1}, "FK-CLIENT-REPLY"),
-        ({"count": 1, "sum": np.zeros(3)}, "FK-CLIENT-REPLY"),
-        ({"count": 1, "sum": [0.0, 1e9]}, "FK-SUM-BOUND"),
-        ({"count": np.nan, "sum": [0.0, 0.0]}, "FK-SUM-BOUND"),
-    ],
-)
+@pytest.mark.parametrize(("returned", "code"), [
+    (None, "FK-CLIENT-REPLY"), ({"count": 1}, "FK-CLIENT-REPLY"),
+    ({"count": 1, "sum": np.zeros(3)}, "FK-CLIENT-REPLY"),
+    ({"count": 1, "sum": [0.0, 1e9]}, "FK-SUM-BOUND"),
+    ({"count": np.nan, "sum": [0.0, 0.0]}, "FK-SUM-BOUND"),
+])  # fmt: skip
 def test_terms_that_do_not_fit_are_refused(returned: Any, code: str) -> None:
-    with refused(code):
-        simulate(Mean(), adding(lambda _: returned), CLIENTS)
+    refuses(code, simulate, Mean(), adding(lambda _: returned), CLIENTS)
 
 
 def test_the_node_declares_the_bound_not_the_server() -> None:
@@ -252,28 +262,21 @@ def test_a_run_ends_with_sums_that_open_by_themselves() -> None:
     terms = [Term(name="rows", length=1, encoding=ring, self_masks=masks) for masks in (0, 1)]
     Ask("tell", sums=terms[:1], ends=True)
     for more in ({"sums": terms}, {"until": "enough"}, {"until": "tried"}):
-        with refused("FK-METHOD-STEP"):
-            Ask("tell", ends=True, **more)  # type: ignore[arg-type]
+        refuses("FK-METHOD-STEP", Ask, "tell", ends=True, **more)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("step", "code"),
-    [
-        (3, "FK-METHOD-STEP"),
-        (Sum("judge", {"far": ()}), "FK-CLIENT-MARK"),
-        (Ask("rows", {"k": 0}), "FK-CLIENT-MARK"),
-        (Ask("tell"), "FK-CLIENT-REPLY"),
-        (Ask("weigh"), "FK-CLIENT-HANDLER"),
-    ],
-)
+@pytest.mark.parametrize(("step", "code"), [
+    (3, "FK-METHOD-STEP"), (Sum("judge", {"far": ()}), "FK-CLIENT-MARK"),
+    (Ask("rows", {"k": 0}), "FK-CLIENT-MARK"), (Ask("tell"), "FK-CLIENT-REPLY"),
+    (Ask("weigh"), "FK-CLIENT-HANDLER"),
+])  # fmt: skip
 def test_steps_that_do_not_fit_their_handlers_are_refused(step: Any, code: str) -> None:
     class Telling(MeanClient):
         @answers("tell")
         def tell(self) -> Any:
             return (1, 2)
 
-    with refused(code):
-        simulate(asking(step), make(Telling), CLIENTS)
+    refuses(code, simulate, asking(step), make(Telling), CLIENTS)
 
 
 def test_a_sum_that_may_have_been_opened_is_not_summed_again(tmp_path: Path) -> None:
@@ -284,14 +287,11 @@ def test_a_sum_that_may_have_been_opened_is_not_summed_again(tmp_path: Path) -> 
     first.on_round = lambda *_: kept.append((tmp_path / "run.npz").read_bytes())
     simulate(first, own, CLIENTS)
     (tmp_path / "run.npz").write_bytes(kept[0])  # an earlier checkpoint: the nodes have gone on
-    with refused("FK-CHECKPOINT-OPENED"):
-        simulate(Mean(**options, resume=True), own, CLIENTS)
+    refuses("FK-CHECKPOINT-OPENED", simulate, Mean(**options, resume=True), own, CLIENTS)
 
 
 @pytest.mark.parametrize("which", [1, 2])
-def test_a_sum_that_was_being_opened_is_opened_over_the_same_clients(
-    which: int, tmp_path: Path
-) -> None:
+def test_a_sum_being_opened_is_opened_over_the_same_clients(which: int, tmp_path: Path) -> None:
     """Cut before that, a run goes on as well: see tests/contracts/test_faults.py."""
     whole, own = Mean(times=3), make(state_dir=tmp_path / "state")
     simulate(whole, own, CLIENTS)
@@ -307,8 +307,7 @@ def test_a_sum_that_was_being_opened_is_opened_over_the_same_clients(
         return found
 
     first.run_phase = cut  # type: ignore[method-assign]
-    with pytest.raises(PowerCutError):
-        simulate(first, own, CLIENTS)
+    raises(PowerCutError, simulate, first, own, CLIENTS)
     gone = FaultPlan([(2, "method", None, Fault("vanished"))])
     with refused("FK-PARTIES-LOST"):
         simulate(Mean(**options, resume=True, attempts=1), own, CLIENTS, faults=gone)
@@ -346,8 +345,7 @@ def test_values_travel_as_they_are(values: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("value", [object(), {1, 2}, float("nan"), np.array(["a"])])
 def test_what_cannot_travel_is_refused_where_it_is_made(value: Any) -> None:
-    with refused("FK-MESSAGE-SEND"):
-        pack({"thing": value})
+    refuses("FK-MESSAGE-SEND", pack, {"thing": value})
 
 
 def test_entry_points_are_found_or_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,10 +357,8 @@ def test_entry_points_are_found_or_refused_in_one_line(monkeypatch: pytest.Monke
     assert find("kernel-pca").title == "Kernel PCA"
     codes = {"gone": "LOAD", "other": "CLASS", "misnamed": "CLASS", "unknown": "UNKNOWN"}
     for name, code in codes.items():
-        with refused(f"FK-METHOD-{code}"):
-            find(name)
-    with refused("FK-METHOD-CLASS"):
-        registered.client_of(Mean)
+        refuses(f"FK-METHOD-{code}", find, name)
+    refuses("FK-METHOD-CLASS", registered.client_of, Mean)
 
 
 # -- options: declared once, checked, documented, shown on the command line
@@ -393,7 +389,563 @@ def test_options_are_stated_once_and_a_subclass_may_declare_another_default() ->
     assert [o.name for o in options(Declares)][:3] == list(declared(Declares))
     assert "count : int (default: 2)\n        How many." in (Declares.__doc__ or "")
     assert (Other().count, Declares().count) == (5, 2)
-    with refused("FK-OPTION-RANGE"):
-        Other(count=2)
-    with refused("FK-OPTION-TYPE"):
-        Other(count=True)
+    refuses("FK-OPTION-RANGE", Other, count=2)
+    refuses("FK-OPTION-TYPE", Other, count=True)
+
+
+# -- a client in a secure run: nothing leaves it unmasked, its secrets end, its noise is its own
+
+
+def test_unmasking_rides_on_the_next_request() -> None:
+    """Two sums in three exchanges: the second's order and the first's survivors travel together."""
+    run = Nodes()
+    run.kind = type("Rounds", (run.kind,), {"rounds_of": {"a": "round"}})
+    first = run.order("a")
+    run.contribute(first)
+    unmask = run.server.unmask_sections([first])
+    second = run.order("a")
+    for k in run.members:
+        sections = [*unmask[k], *run.server.sections(k, [second])]
+        run.server.take(k, run.ask(k, work(2), sections)[1])
+    np.testing.assert_array_equal(run.server.total(first), np.full(3, 10.0))
+    run.unmask(second)
+    np.testing.assert_array_equal(run.server.total(second), np.full(3, 10.0))
+
+
+def test_sums_may_be_filled_in_any_order_and_delivered_together() -> None:
+    class Backwards(SummingClient):
+        names = ("b", "a")
+        rule = SumRule(ENCODING, receiver=0)
+
+        def work(self, request: PhaseMessage) -> PhaseMessage:
+            delivered.update({(self.partition, n): v for n, v in self.sums.delivered.items()})  # type: ignore[union-attr]
+            return super().work(request) if self.sums.orders else Done()  # type: ignore[union-attr]
+
+    run, delivered = Nodes(), {}
+    a = run.order("a", receiver=0, self_masks=False)
+    b = run.order("b", receiver=0, self_masks=False)
+    run.contribute(a, b, kind=Backwards)
+    assert run.server.unmask_sections([a, b]) == {}
+    run.ask(0, work(), [a.delivery(), b.delivery()], Backwards)
+    assert sorted(delivered) == [(0, "a"), (0, "b")]
+    for total in delivered.values():
+        np.testing.assert_array_equal(total, np.full(3, 10.0))
+
+
+RULES: dict[str, tuple[SumRule, str]] = {
+    "right": (SumRule(ENCODING, receiver=0), ""),
+    "of one cohort": (SumRule(ENCODING, receiver=0, everybody=True), ""),
+    "either way masked": (SumRule(ENCODING, receiver=0, self_masks=None), ""),
+    "of a smaller bound": (SumRule(Encoding.fixed_point(7.0), receiver=0, wider=True), ""),
+    "of another ring as well": (SumRule(Encoding.fixed_point(8.0, 32), 0, rings=(64,)), ""),
+    "of three numbers": (SumRule(ENCODING, receiver=0, length=3), ""),
+    "the server would open it": (SumRule(ENCODING), "receiver"),
+    "another would": (SumRule(ENCODING, receiver=1), "receiver"),
+    "angles": (SumRule(Encoding.circle(64), receiver=0), "encoding"),
+    "of a larger bound": (SumRule(Encoding.fixed_point(9.0), receiver=0), "bound"),
+    "of a bound too small": (SumRule(Encoding.fixed_point(9.0), receiver=0, wider=True), "bound"),
+    "a bound too large": (SumRule(Encoding.fixed_point(7.0), receiver=0), "bound"),
+    "another ring": (SumRule(Encoding.fixed_point(8.0, 32), receiver=0), "encoding"),
+    "masked": (SumRule(ENCODING, receiver=0, self_masks=True), "masks"),
+    "of four numbers": (SumRule(ENCODING, receiver=0, length=4), "length"),
+}
+
+
+def wary(rule: SumRule, **more: Any) -> type[SummingClient]:
+    return type("Wary", (SummingClient,), {"rule": rule, **more})
+
+
+@pytest.mark.parametrize("case", RULES)
+def test_a_method_says_who_opens_a_sum_and_of_what(case: str) -> None:
+    rule, wrong = RULES[case]
+    run = Nodes()
+    running = run.order("a", receiver=0, self_masks=False)
+    if not wrong:
+        run.contribute(running, kind=wary(rule))
+        return
+    with refused("FK-ORDER-BOUND" if wrong == "bound" else "FK-ORDER-TERMS"):
+        run.contribute(running, kind=wary(rule))
+
+
+@pytest.mark.promise("requests-declared")
+def test_a_sum_of_which_nothing_is_said_is_not_made() -> None:
+    class Careless(SummingClient):
+        def work(self, request: PhaseMessage) -> PhaseMessage:
+            self.sums.contribute("a", np.zeros(3))  # type: ignore[union-attr]
+            return Done()
+
+    run = Nodes()
+    refuses("FK-CLIENT-CHECK", run.contribute, run.order("a"), kind=Careless)
+
+
+def test_a_sum_over_some_parties_only_is_noticed() -> None:
+    run = Nodes(cohorts=[range(4), range(1, 4)])
+    sections = run.server.sections(1, [run.order("a")])
+    with refused("FK-ORDER-TERMS"):
+        run.ask(1, work(), sections, wary(SumRule(ENCODING, self_masks=True, everybody=True)))
+
+
+def test_sums_are_those_that_were_asked_for_once_and_nothing_is_answered_in_plain() -> None:
+    run = Nodes()
+    refuses("FK-SUM-UNASKED", run.ask, 0, work())
+    for names, code in (("aa", "FK-SUM-NAMED-TWICE"), ("ac", "FK-SUM-UNASKED")):
+        refuses(code, run.contribute, *map(run.order, names))
+
+
+def test_sections_need_a_key_of_the_session() -> None:
+    run = Nodes()
+    order = run.order("a")
+    run.ask(0, opening(secure=False))
+    assert "fedkern-sums" not in run.contexts[0].state
+    refuses("FK-SUM-KEY-NONE", run.ask, 0, work(), run.server.sections(0, [order]))
+
+
+def test_a_node_with_pinned_identities_refuses_a_plain_run(tmp_path: Any) -> None:
+    (tmp_path / "trusted").write_text("")
+    run = Nodes()
+    client = SummingClient(run.contexts[0], trusted_keys=tmp_path / "trusted")
+    refuses("FK-IDENTITY-PLAIN", client.fit, [], opening(secure=False).scalars())
+
+
+def test_messages_of_evaluation_reach_no_handler() -> None:
+    """Flower says of a client without that method that it is not implemented."""
+    assert {"fit", "evaluate"} & vars(type(Nodes().client(0).to_client())).keys() == {"fit"}
+
+
+def test_the_end_of_a_run_erases_everything_even_with_sections() -> None:
+    run = Nodes()
+    running = run.order("a")
+    run.contribute(running)
+    assert run.state(2).open
+    finish = sums.FinishRequest(session=SESSION, round=1)
+    run.ask(2, finish, run.server.unmask_sections([running])[2])
+    assert "fedkern-sums" not in run.contexts[2].state
+    raises(ProtocolError, run.ask, 2, work(), [running.order])
+
+
+def test_the_last_request_erases_everything_and_its_answer_may_come_again() -> None:
+    """The same bytes for the same request; nothing for any other."""
+    run = Nodes()
+    running, other = (run.order("a", self_masks=False) for _ in range(2))
+    sections = [*run.server.sections(2, [running]), sums.End()]
+    assert run.state(2).roots or run.state(2).private
+    first = run.ask(2, work(1), sections)
+    assert "fedkern-sums" not in run.contexts[2].state
+    again = run.ask(2, work(1), sections)
+    assert [(s.phase, s.scalars) for s in again[1]] == [(s.phase, s.scalars) for s in first[1]]
+    for one, two in zip(first[1], again[1], strict=True):
+        assert [a.tobytes() for a in one.arrays] == [a.tobytes() for a in two.arrays]
+    for changed in ([*run.server.sections(2, [other]), sums.End()], sections[:-1], [sums.End()]):
+        raises((ProtocolError, SumError), run.ask, 2, work(1), changed)
+    raises((ProtocolError, SumError), run.ask, 2, work(7), sections)
+    run.ask(2, opening("def"))  # the next run
+    assert not any("fedkern-last" in name for name in run.contexts[2].state)
+
+
+def test_a_last_request_that_is_refused_erases_nothing() -> None:
+    run = Nodes()
+    running = run.order("c", self_masks=False)
+    refuses("FK-SUM-UNASKED", run.ask, 2, work(), [*run.server.sections(2, [running]), sums.End()])
+    assert "fedkern-sums" in run.contexts[2].state
+    again = run.order("a", self_masks=False)
+    assert run.ask(2, work(), run.server.sections(2, [again]))[1]
+
+
+def test_a_resumed_run_repeats_no_round_that_was_answered(tmp_path: Any) -> None:
+    """Whatever its server says: with other survivors the difference would show single parties."""
+    run = Nodes(state_dir=tmp_path)
+    run.client(0).note_answered(SESSION, 4)
+    run.ask(0, opening(resume_round=2, nonces=json.dumps(run.nonces)))
+    refuses("FK-MESSAGE-ORDER", run.client(0).open_round, SESSION, 4, 0)
+    run.client(0).open_round(SESSION, 5, 0)
+
+
+def test_a_handler_that_fails_leaves_no_trace_of_its_sum() -> None:
+    class Failing(SummingClient):
+        def work(self, request: PhaseMessage) -> PhaseMessage:
+            super().work(request)
+            raise RuntimeError("quotes 42")
+
+    run = Nodes()
+    running = run.order("a")
+    before = run.state(1)
+    with pytest.raises(RuntimeError, match="quotes 42"):
+        run.ask(1, work(), run.server.sections(1, [running]), Failing)
+    assert run.state(1) == before
+    run.contribute(running)  # the client takes part with its first and only use of the number
+
+
+def test_a_message_that_fails_has_fixed_how_its_sums_are_repeated() -> None:
+    """Else the next could ask for the same values under other terms."""
+
+    class Late(SummingClient):
+        def work(self, request: PhaseMessage) -> PhaseMessage:
+            super().work(request)
+            raise StreamError("its rows come too late", code="FK-STREAM-LATE")
+
+    run = Nodes()
+    refuses("FK-STREAM-LATE", run.ask, 1, work(), run.server.sections(1, [run.order("a")]), Late)
+    with refused("FK-ORDER-PARTIES"):
+        run.ask(1, work(), run.server.sections(1, [run.order("a", self_masks=False)]))
+
+
+def test_a_client_object_does_not_repeat_the_sections_of_an_earlier_reply() -> None:
+    run = Nodes()
+    running = run.order("a")
+    client = run.client(0)
+    arrays, scalars = attach(run.server.sections(0, [running]))
+    out, _, metrics = client.fit(arrays, work().scalars() | scalars)
+    assert detach(out, metrics, party="")[2]
+    finish = sums.FinishRequest(session=SESSION, round=1)
+    out, _, metrics = client.fit([], finish.scalars())
+    assert not out
+    assert not detach(out, metrics, party="")[2]
+
+
+def test_what_a_message_that_fails_has_changed_is_gone() -> None:
+    """The state that was stored comes back, not the one that was being changed; or none."""
+    run = Nodes()
+    known, context = run.state(0), run.contexts[0]
+    packed = known.pack()
+    store_state(context, known)
+    changed = run.state(0)
+    changed.last.clear()
+    changed.roots.clear()
+    assert run.state(0).pack() == packed
+    store_state(context, known)
+    kept = context.state["fedkern-sums"]["state"]
+    assert kept in node_sums._stored
+    erase_state(context)
+    assert kept not in node_sums._stored
+    assert load_state(context) is None
+
+
+# -- what a node keeps between two messages comes back as it was, or is refused
+
+
+@given(arrays(np.float64, (2, 3)), st.binary(max_size=4), st.text(max_size=5))
+def test_a_state_comes_back_as_it_was(found: np.ndarray, seed: bytes, text: str) -> None:
+    sealed = np.arange(3, dtype=np.uint64)
+    state = KeptState({"c": 0.1, "name": text}, seed, {"a": found, "b": found[:0], "s": sealed})
+    again = KeptState.unpack(state.pack())
+    assert (again.settings, again.seed) == ({"c": 0.1, "name": text}, seed)
+    for name, one in state.arrays.items():
+        assert again.arrays[name].dtype == one.dtype
+        np.testing.assert_array_equal(again.arrays[name], one)
+        assert again.arrays[name].flags.writeable
+
+
+def test_a_state_with_a_lost_or_another_end_is_refused() -> None:
+    packed = KeptState({"c": 1}, b"", {"a": np.arange(3.0)}).pack()
+    for data in (packed[:-1], packed + b"x", packed[3:], packed.replace(b"<f8", b"|O8")):
+        refuses("FK-CHECKPOINT-DAMAGED", KeptState.unpack, data)
+
+
+def test_a_message_that_fails_leaves_what_it_pinned_and_no_secret_of_another_run() -> None:
+    before, failed, borrowed = KeptState({"a": 1}), KeptState({"a": 1}), KeptState()
+    assert failed.pin("a", 1)
+    assert failed.pin("b", 2)
+    assert not failed.pin("b", 3)
+    failed.settings["done"], failed.seed = 7, b"new"
+    failed.leave_pins(before)
+    assert (before.settings, before.seed) == ({"a": 1, "b": 2}, b"new")
+    borrowed.borrow(b"of another run")
+    fresh = KeptState()
+    borrowed.leave_pins(fresh)
+    assert not fresh.seed
+
+
+def test_what_was_made_last_is_kept_as_far_as_there_is_room() -> None:
+    made, recent = [], Recent(3 * 80)
+
+    def make(key: bytes) -> tuple[np.ndarray, ...]:
+        made.append(key)
+        return (np.full(10, len(made)),)
+
+    for key in (b"a", b"b", b"a", b"c", b"d", b"a", b"b"):
+        (found,) = recent.get(key, lambda key=key: make(key))
+        assert not found.flags.writeable
+    assert made == [b"a", b"b", b"c", b"d", b"b"]  # the fourth displaced the oldest
+    assert recent.get(b"large", lambda: (np.zeros(100),))[0].size == 100
+    recent.get(b"large", lambda: make(b"large"))
+    assert made[-1] == b"large"  # more than there is room for is not kept
+
+
+# -- noise, the same values again, and what a node keeps to itself
+
+
+BUDGET = Budget(2.0)
+
+
+class Question(Work):
+    """A request that may ask the same of the rows in another way."""
+
+    gamma: float = 0.0
+
+
+def question(gamma: float = 0.0) -> Question:
+    return Question(session=SESSION, round=1, gamma=gamma)
+
+
+def own_rows(client: SummingClient) -> OwnRows:
+    return OwnRows([(np.arange(9.0)[:, None] + 100.0 * client.partition,)], learned=9)
+
+
+def planned(parties: int = 4, times: int = 1) -> Release:
+    about: Any = {"sensitivity": 3.0, "length": 3, "parties": parties, "least": parties}
+    return plan_release("a", BUDGET, **about, times=times)
+
+
+class NoisyClient(SummingClient):
+    """Derives the noise of its sum from the run's budget."""
+
+    adds_noise = True
+    times = 1
+
+    own_rows = own_rows
+
+    def handlers(self) -> dict[str, Any]:
+        return {"work": (Question, self.work)}
+
+    def secure_sum(self, name: str, values: np.ndarray) -> None:
+        assert self.sums is not None
+        release = None
+        if self.budget is not None:
+            release = planned(len(self.sums.party.state.cohorts[0].members), self.times)
+            assert self.budget == BUDGET
+        rule = replace(self.rule, self_masks=None, release=release)
+        self.sums.check(name, rule)
+        self.sums.contribute(name, values, release="the question")
+
+
+class NoisyNodes(Nodes):
+    """Nodes of a run that was opened with a budget."""
+
+    def __init__(self, kind: Any = NoisyClient, count: int = 4, **options: Any) -> None:
+        super().__init__(count, kind, **options)
+
+    def ask(self, k: int, request: Any, sections: Any = (), kind: Any = None) -> Any:
+        if request.phase == "describe":
+            request = replace(request, privacy=BUDGET.write())
+        return super().ask(k, request, sections, kind)
+
+    def noisy(self, release: Release, **options: Any) -> RunningSum:
+        encoding = ENCODING.noisy(release.noise)
+        return self.server.order("a", 3, encoding, self_masks=False, **options)
+
+    def total(self, release: Release, gamma: float = 0.0, kind: Any = None) -> np.ndarray:
+        """Return the total of a sum that all contribute to."""
+        running = self.noisy(release)
+        for k in self.members:
+            sections = self.server.sections(k, [running])
+            self.server.take(k, self.ask(k, question(gamma), sections, kind)[1])
+        self.server.unmask_sections([running])
+        return self.server.total(running)
+
+
+def test_a_sum_has_the_noise_of_the_budget_and_the_same_when_it_is_asked_again() -> None:
+    """Order after order of the same sum, from clients that are made anew for each."""
+    run = NoisyNodes()
+    total = run.total(planned())
+    assert not np.array_equal(total, np.full(3, 10.0))
+    assert np.abs(total - 10.0).max() < 7.0 * planned().noise.deviation(4)
+    assert np.array_equal(run.total(planned()), total)
+
+
+@pytest.mark.promise("noise-own-reckoning")
+@pytest.mark.parametrize("change", [
+    lambda noise: replace(noise, variance=noise.variance * 9 // 10),
+    lambda noise: replace(noise, variance=noise.variance + 1),
+    lambda noise: replace(noise, fraction=noise.fraction - 1),
+    lambda noise: NoisySum(),
+], ids=["less noise", "more noise", "a coarser unit", "none"])  # fmt: skip
+def test_an_order_with_other_noise_than_the_node_derives_is_refused(change: Any) -> None:
+    run, right = NoisyNodes(), planned()
+    running = run.noisy(replace(right, noise=change(right.noise)))
+    refuses("FK-ORDER-NOISE", run.ask, 0, question(), run.server.sections(0, [running]))
+
+
+def test_noise_that_the_run_did_not_declare_and_a_budget_without_noise_are_refused() -> None:
+    run = Nodes(4, NoisyClient)
+    running = run.server.order("a", 3, ENCODING.noisy(planned().noise), self_masks=False)
+    refuses("FK-ORDER-NOISE", run.ask, 0, question(), run.server.sections(0, [running]))
+    refuses("FK-BUDGET-METHOD", NoisyNodes, SummingClient)
+
+
+@pytest.mark.promise("budget-fixed")
+def test_a_run_is_not_opened_again_with_another_budget() -> None:
+    run = NoisyNodes()
+    for text in ("", replace(BUDGET, epsilon=9.0).write()):
+        refuses("FK-SETTINGS-CHANGED", Nodes.ask, run, 0, replace(opening(), privacy=text))
+    key = run.state(0).noise_key
+    run.ask(0, opening())
+    assert run.state(0).noise_key == key
+    assert len({run.state(k).noise_key for k in run.members}) == 4
+
+
+@pytest.mark.promise("budget-kept")
+def test_a_server_gets_no_more_releases_than_the_run_said_that_it_costs() -> None:
+    """Other numbers under the same name are another release, with noise of its own."""
+
+    class Moved(NoisyClient):
+        def secure_sum(self, name: str, values: np.ndarray) -> None:
+            super().secure_sum(name, values + 1.0)
+
+    run = NoisyNodes()
+    run.total(planned())
+    refuses("FK-BUDGET-EXCEEDED", run.total, planned(), kind=Moved)
+
+
+@pytest.mark.promise("noise-per-question")
+def test_another_question_has_noise_of_its_own_though_the_answer_is_the_same() -> None:
+    """Else equal totals would tell, without noise, that no node's values differ."""
+
+    class Twice(NoisyClient):
+        times = 2
+
+    run, release = NoisyNodes(Twice), planned(times=2)
+    first, again, other = (run.total(release, gamma) for gamma in (0.0, 0.0, 1.0))
+    assert np.array_equal(first, again)
+    assert (first != other).all()
+
+
+def deployed(folder: Any, **policy: Any) -> dict[str, Any]:
+    policy = {"min_sum_rows": 0, **policy}
+    return {"simulation": False, "state_dir": folder, "policy": NodePolicy(**policy)}
+
+
+@pytest.mark.promise("noise-kept-and-erased")
+def test_a_run_that_is_resumed_has_the_noise_that_it_had(tmp_path: Any) -> None:
+    """Its key is in the node's folder until the run is over: a resumed run has new contexts."""
+    about = deployed(tmp_path)
+    first = NoisyNodes(**about)
+    total, key = first.total(planned()), first.state(1).noise_key
+    spent = NodeLedger(tmp_path, 1).spent()
+    again = NoisyNodes(resumes=first, **about)
+    assert np.array_equal(again.total(planned()), total)
+    assert NodeLedger(tmp_path, 1).spent() == spent > 0.0
+    assert again.state(1).noise_key == key != again.state(0).noise_key
+    again.ask(1, sums.FinishRequest(session=SESSION, round=2))
+    assert NoisyNodes(resumes=again, **about).state(1).noise_key != key
+
+
+@pytest.mark.parametrize("between", [sums.BreakRequest, sums.FinishRequest])
+def test_a_name_used_anew_gets_other_noise_for_other_parties(between: Any, tmp_path: Any) -> None:
+    """Else the difference of the sums has none of the noise of the parties that are in both."""
+    about = deployed(tmp_path)
+    run = NoisyNodes(**about)
+    run.total(planned())
+    for k in (0, 1, 2):
+        run.ask(k, between(session=SESSION, round=9))
+    with refused("FK-BUDGET-EXCEEDED"):  # so it would be paid for again
+        NoisyNodes(count=3, resumes=run, **about).total(planned(3))
+
+
+@pytest.mark.promise("values-same-survivors")
+@pytest.mark.parametrize("ended", [False, True])
+def test_the_same_values_are_opened_over_the_same_survivors(ended: bool, tmp_path: Any) -> None:
+    """Else the difference of two rounds is the vector of the one who is said to be late."""
+    kind = type("Summing", (SummingClient,), {"same_parties": True, "own_rows": own_rows})
+    run = Nodes(4, kind, **deployed(tmp_path))
+
+    def opened(number: int, *alive: int) -> None:
+        running = run.order(self_masks=True)
+        for k in run.members:
+            said = run.ask(k, work(number), run.server.sections(k, [running]))[1]
+            if k in alive:
+                run.server.take(k, said)
+        unmask = sums.UnmaskRequest(session=SESSION, round=number)
+        for k, sections in run.server.unmask_sections([running]).items():
+            run.server.take(k, run.ask(k, unmask, sections)[1])
+
+    opened(1, 0, 1, 2, 3)
+    opened(2, 0, 1, 2, 3)
+    if ended:  # and its name is used anew: the ledger knows
+        for k in run.members:
+            run.ask(k, sums.FinishRequest(session=SESSION, round=9))
+        run = Nodes(4, kind, resumes=run, **deployed(tmp_path))
+    refuses("FK-ORDER-PARTIES", opened, 3, 0, 1, 2)
+
+
+# -- what a node keeps to itself when its code fails, and erases when a run has died
+
+
+class Failing(SummingClient):
+    def work(self, request: PhaseMessage) -> PhaseMessage:
+        raise KeyError(6 * 98765)
+
+
+class Silent(SummingClient):
+    def work(self, request: PhaseMessage) -> Any:
+        return None
+
+
+class Numeric(SummingClient):
+    def work(self, request: PhaseMessage) -> PhaseMessage:
+        return Work(session=SESSION, round=np.int64(6 * 98765))  # type: ignore[arg-type]
+
+
+class Unbuilt(SummingClient):
+    def __init__(self, context: Context) -> None:
+        raise KeyError(6 * 98765)
+
+
+@pytest.mark.parametrize(("kind", "name", "place"), [
+    (Failing, "KeyError", Failing.work), (Silent, "NoReplyError", Silent.work),
+    (Numeric, "TypeError", Numeric.work), (Unbuilt, "KeyError", Unbuilt.__init__),
+])  # fmt: skip
+def test_what_client_code_raises_is_told_by_its_class_alone(
+    caplog: pytest.LogCaptureFixture, kind: Any, name: str, place: Any
+) -> None:
+    run = Nodes(3, simulation=False)
+    set_task_identity(1, 1)
+    content = request_messages(work(), [1], group_id="1")[0]
+    with pytest.raises(FedKernError) as caught, caplog.at_level("DEBUG"):
+        serve(kind)(content, run.contexts[1])
+    assert caught.value.args == (f"{mark_error(name)} [FK-CLIENT-RAISED]",)
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+    assert "592590" not in str(caught.value) + caplog.text
+    # the place is in the node's log, once, and nothing before it
+    (record,) = [r for r in caplog.records if r.levelname == "ERROR"]
+    first = place.__code__.co_firstlineno
+    found = re.findall(r'File "(.+)", line (\d+), in (\w+)', record.getMessage())
+    assert found[0][0] == __file__
+    assert first <= int(found[0][1]) <= first + 1
+    assert found[0][2] == place.__name__
+
+
+@pytest.mark.parametrize("secure", [True, False])
+def test_the_next_run_erases_the_secrets_of_one_that_died(secure: bool) -> None:
+    run = Nodes(3)
+    running = run.order()
+    run.ask(2, work(), run.server.sections(2, [running]))
+    state = load_state(run.contexts[2])
+    assert state is not None
+    sizes = {k: counts[:2] for k, counts in state.counts.items()}
+    assert sizes == dict.fromkeys(range(3), (9, 0))  # of all tables they are known to all
+    secrets = [root for roots in state.roots.values() for root in roots.values()]
+    secrets += [k for one in state.open.values() for pair in one.keys.values() for k in pair]
+    assert len(secrets) == 2 + 4
+    before = str(run.contexts[2].state)
+    assert all(secret.hex() in before for secret in secrets)  # negative control
+    run.ask(2, opening("later", secure=secure))
+    after = str(run.contexts[2].state)
+    assert not any(secret.hex() in after for secret in secrets)
+    assert (load_state(run.contexts[2]) is not None) == secure
+
+
+DEPLOYED, ENOUGH = {"simulation": False}, type("Enough", (SummingClient,), {"enough_parties": 2})
+
+
+@pytest.mark.parametrize(("nodes", "options", "kind", "code"), [
+    (2, DEPLOYED, SummingClient, "FK-POLICY-PARTIES"), (2, DEPLOYED, ENOUGH, ""),
+    (2, {}, SummingClient, ""), (3, DEPLOYED, SummingClient, ""),
+    (3, {"policy": NodePolicy(min_sum_rows=27)}, SummingClient, ""),
+    (3, {"policy": NodePolicy(min_sum_rows=28)}, SummingClient, "FK-POLICY-SUM-ROWS"),
+])  # fmt: skip
+def test_a_node_refuses_a_sum_of_too_few(nodes: int, options: Any, kind: Any, code: str) -> None:
+    run = Nodes(nodes, **options)
+    sections = run.server.sections(1, [run.order()])
+    with refused(code) if code else nullcontext():
+        assert run.ask(1, work(), sections, kind)[1]

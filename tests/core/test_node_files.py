@@ -1,18 +1,23 @@
-"""A node and its server's last words: configuration, secrets, results, plain text, its process."""
+"""A node and its server's last words: configuration, secrets, results, full disks and signals."""
 
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import logging
+import os
+import signal
 import stat
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,10 +26,10 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import mod as stock
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refused, refuses
 
 import fedkern_flwr.strategies  # noqa: F401 - of an app's server
-from fedkern_flwr import __version__, flower_compat, node_config
+from fedkern_flwr import __version__, checkpoint, flower_compat, node_config
 from fedkern_flwr.checkpoint import plain_cell, write_csv
 from fedkern_flwr.clients import KernelPCAClient, serve
 from fedkern_flwr.encoding.columns import Number
@@ -32,13 +37,18 @@ from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableE
 from fedkern_flwr.exchange import request_messages
 from fedkern_flwr.failure import mark_error, read_error
 from fedkern_flwr.flower_compat import set_task_identity
+from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node_config import FIXED, read_config, renew, reread_config
 from fedkern_flwr.node_files import read_classes, read_secret
 from fedkern_flwr.plain_text import LONGEST, plain_line, read_json
-from fedkern_flwr.reporting import errors_reported, write_result
+from fedkern_flwr.reporting import ended_by_signals, errors_reported, write_result, write_somewhere
 from fedkern_flwr.secure_aggregation import secure_aggregation_mod
-from fedkern_flwr.simulations import InProcessGrid, simulate
+from fedkern_flwr.simulations import Fault, InProcessGrid, simulate
+from fedkern_flwr.simulations.apps.server import server_app
+from fedkern_flwr.simulations.cli.main import run
+from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
+from fedkern_flwr.simulations.engines.faults import Delivery
 from fedkern_flwr.simulations.run.drawing import save_figure
 from fedkern_flwr.simulations.run.report import write_report
 from fedkern_flwr.strategies import POFMKL, KernelPCA
@@ -79,8 +89,7 @@ def seen(own: Context) -> dict[str, Any]:
         raise OptionError("enough", code="FK-FILE-READ")
 
     message = Message(RecordDict(), dst_node_id=2, message_type="train")
-    with refused("FK-FILE-READ"):
-        serve(make_client)(message, own)
+    refuses("FK-FILE-READ", serve(make_client), message, own)
     return found[0]
 
 
@@ -111,15 +120,12 @@ def test_a_file_that_cannot_be_used_changes_nothing(tmp_path: Path) -> None:
         *(({key: 7}, "FK-NODE-CHANGED") for key in FIXED),
         *(({key: None}, "FK-NODE-CHANGED") for key in FIXED if key in START),
     ):
-        with refused(code) as caught:
-            reread_config(write(tmp_path, **changes), config)
-        assert "\n" not in str(caught.value)
+        refuses(code, reread_config, write(tmp_path, **changes), config)
     for content, code in ((b"data = ", "FORMAT"), (b"\xff", "FORMAT"), (None, "READ")):
         (tmp_path / "node.toml").unlink()
         if content is not None:
             (tmp_path / "node.toml").write_bytes(content)
-        with refused(f"FK-FILE-{code}"):
-            reread_config(tmp_path / "node.toml", config)
+        refuses(f"FK-FILE-{code}", reread_config, tmp_path / "node.toml", config)
         (tmp_path / "node.toml").touch()
     own = context()
     renew(own)
@@ -136,11 +142,9 @@ def test_a_secret_is_hexadecimal_or_refused_and_not_quoted(tmp_path: Path) -> No
     assert read_secret(None, "the key") is None
     for text in ("zz", "abc", "\x00"):
         path.write_text(text)
-        with refused("FK-KEY-FILE") as error:
-            read_secret(path, "the key")
-        assert text not in str(error.value)
-    with refused("FK-KEY-FILE"):
-        read_secret(tmp_path / "none", "the key")
+        error = refuses("FK-KEY-FILE", read_secret, path, "the key")
+        assert text not in str(error)
+    refuses("FK-KEY-FILE", read_secret, tmp_path / "none", "the key")
 
 
 @pytest.mark.parametrize(
@@ -173,9 +177,7 @@ def test_an_error_of_ours_is_written(path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
-def test_a_run_that_crashes_leaves_no_result_of_an_earlier_one(
-    path: Path, error: type[BaseException]
-) -> None:
+def test_a_crash_leaves_no_result_of_an_earlier_run(path: Path, error: type[BaseException]) -> None:
     with errors_reported(path):
         write_result(path, {"metrics": {"rows": 3}})
     assert json.loads(path.read_text()) == {"metrics": {"rows": 3}}
@@ -189,11 +191,7 @@ def test_a_run_that_crashes_leaves_no_result_of_an_earlier_one(
 
 @pytest.mark.parametrize("told", [True, False])
 def test_an_error_of_ours_is_the_last_line_of_the_log(
-    told: bool,
-    path: Path,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    told: bool, path: Path, capsys: Any, caplog: Any, monkeypatch: Any
 ) -> None:
     """As Flower logs what an app raises; an app of one's own does not report it itself."""
     flower = logging.getLogger("flwr")
@@ -213,13 +211,11 @@ def test_an_error_of_ours_is_the_last_line_of_the_log(
 # -- text from nodes
 
 NASTY = {
-    "colours": ("\x1b[31mred\x1b[0m", "red"),
-    "title": ("\x1b]0;owned\x07gone", "gone"),
+    "colours": ("\x1b[31mred\x1b[0m", "red"), "title": ("\x1b]0;owned\x07gone", "gone"),
     "lines": ("one\r\n2026-01-01 ERROR: forged\u2028two", "one 2026-01-01 ERROR: forged two"),
     "eight bits": ("\x9b2Jcleared\x9d0;t\x9c", "cleared"),
-    "direction": ("\u202egnp.exe\u200b", "gnp.exe"),
-    "zeros": ("\x00\x08\x7f\ud800", ""),
-}
+    "direction": ("\u202egnp.exe\u200b", "gnp.exe"), "zeros": ("\x00\x08\x7f\ud800", ""),
+}  # fmt: skip
 LONG = ["x" * 10_000_000, "\x1b[" * 3_000_000, "[fedkern] " * 1_000_000, "a.b.C: x\n" * 1_000_000]
 
 
@@ -263,9 +259,7 @@ class Vandal(PhaseClient):
 
 @pytest.mark.parametrize("field", ["", "role", "columns"])
 @pytest.mark.parametrize("text", [NASTY["colours"][0], NASTY["lines"][0], LONG[0]])
-def test_no_text_of_a_node_reaches_log_or_result(
-    text: str, field: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_text_of_a_node_is_logged(text: str, field: str, tmp_path: Path, caplog: Any) -> None:
     def client_fn(context: Context) -> Vandal:
         client = Vandal(context)
         client.text, client.field = text, field
@@ -352,9 +346,7 @@ def components(*mods: Any) -> np.ndarray:
     return np.asarray(strategy.model_["components"])
 
 
-def test_mods_that_count_see_what_is_sent(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mods_that_count_see_what_is_sent(caplog: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
     def spy(message: Message, context: Context, call_next: Any) -> Message:
@@ -377,8 +369,7 @@ def test_mods_that_count_see_what_is_sent(
     [stock.LocalDpMod(1.0, 1.0, 1.0, 1e-5), stock.fixedclipping_mod, stock.adaptiveclipping_mod],
 )
 def test_mods_that_change_answers_are_refused(mod: Any) -> None:
-    with refused("FK-MOD-CHANGES"):
-        serve(client, mods=[mod])
+    refuses("FK-MOD-CHANGES", serve, client, mods=[mod])
 
 
 # -- text from outside
@@ -394,8 +385,7 @@ def test_deeply_nested_json_is_no_recursion_error(text: str | bytes) -> None:
 
 
 def test_sections_may_not_be_nested_deeply() -> None:
-    with refused("FK-MESSAGE-DAMAGED"):
-        detach([], {"sections": DEEP}, party="server")
+    refuses("FK-MESSAGE-DAMAGED", detach, [], {"sections": DEEP}, party="server")
 
 
 @pytest.mark.promise("texts-are-short")
@@ -454,3 +444,209 @@ def test_sorted_values_are_kept_for_ranks_only(scaling: Any) -> None:
     assert kept == (set(values) if column.scale == "rank" else {values.min(), values.max()})
     again = Number.from_dict(column.to_dict())
     np.testing.assert_array_equal(again.transform(values), column.transform(values))
+
+
+# -- a disk that is full at the server: the run goes on, and what it found is written elsewhere
+
+
+Plan = Callable[[Delivery], Fault | None]
+
+
+def full(path: Path, *data: Any, **how: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+
+def client_of(context: Context) -> KernelPCAClient:
+    rng = np.random.default_rng(int(context.node_config["partition-id"]))
+    return KernelPCAClient(context, rng.random((20, 2)))
+
+
+def learn(faults: Plan | None = None, **options: Any) -> KernelPCA:
+    strategy = KernelPCA(features=3, attempts=1, **options)
+    simulate(strategy, client_of, 3, faults=faults)
+    return strategy
+
+
+@pytest.mark.parametrize("writes", [0, 1])
+def test_checkpoints_may_fail(writes: int, tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:
+    """An earlier checkpoint does not know which sums are opened afterwards: it must go."""
+    file, left, write = tmp_path / "run.npz", [writes], checkpoint.write_atomically
+
+    def fills(path: Path, *data: Any, **how: Any) -> None:
+        left[0] -= 1
+        (write if left[0] >= 0 else full)(path, *data, **how)
+
+    monkeypatch.setattr(checkpoint, "write_atomically", fills)
+    caplog.set_level(logging.WARNING, "fedkern_flwr")
+    found = learn(checkpoint=file)
+    np.testing.assert_array_equal(found.model()[0]["mean"], learn().model()[0]["mean"])
+    assert left[0] < -1  # it was tried again
+    (told,) = [line for line in caplog.messages if str(file) in line]
+    assert told.endswith("[FK-FILE-WRITE]")
+    assert not file.exists()
+    assert not found.resumable
+
+
+def test_a_run_that_fails_later_says_nothing_of_resuming(tmp_path: Path, monkeypatch: Any) -> None:
+    def gone(delivery: Delivery) -> Fault | None:
+        """The second sum gets no answer: of the first there is a checkpoint."""
+        return Fault("vanished") if delivery.phase == "method" and delivery.round > 1 else None
+
+    with refused("FK-PARTIES-LOST") as caught:
+        learn(gone, checkpoint=tmp_path / "run.npz")
+    assert "resume" in str(caught.value)
+    monkeypatch.setattr(checkpoint, "write_atomically", full)
+    with refused("FK-PARTIES-LOST") as caught:
+        learn(gone, checkpoint=tmp_path / "other.npz")
+    assert "resume" not in str(caught.value)
+
+
+def test_a_checkpoint_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, failed = checkpoint.write_atomically, []
+
+    def fails_once(path: Path, *data: Any, **how: Any) -> None:
+        if not failed:
+            failed.append(path)
+            full(path)
+        write(path, *data, **how)
+
+    monkeypatch.setattr(checkpoint, "write_atomically", fails_once)
+    found = learn(checkpoint=tmp_path / "run.npz")
+    assert failed == [tmp_path / "run.npz"]
+    assert found.resumable
+    assert (tmp_path / "run.npz").exists()
+
+
+# -- results
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a path that cannot be written; the current folder is the test's own."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "file" / "result.json"
+
+
+def test_a_result_is_written_elsewhere_and_the_log_says_where(nowhere: Path, caplog: Any) -> None:
+    caplog.set_level(logging.WARNING, "flwr")
+    write_result(nowhere, {"metrics": {"rows": 3}})
+    model = nowhere.with_name("model.npz")
+    write_somewhere(model, lambda at: save_model(at, "kernel-pca", {"mean": np.ones(2)}, {}))
+    result, saved = sorted(Path.cwd().iterdir(), key=lambda path: path.suffix)
+    assert json.loads(result.read_text()) == {"metrics": {"rows": 3}}
+    np.testing.assert_array_equal(load_model(saved, "kernel-pca")[0]["mean"], np.ones(2))
+    for path, other, line in zip((nowhere, model), (result, saved), caplog.messages, strict=True):
+        assert str(path) in line
+        assert str(other) in line
+        assert line.endswith("[FK-FILE-WRITE]")
+
+
+def test_a_result_that_fits_nowhere_is_one_line(nowhere: Path, monkeypatch: Any) -> None:
+    caught = refuses("FK-FILE-WRITE", write_somewhere, nowhere, full)
+    assert str(nowhere) in str(caught)
+    monkeypatch.setattr("fedkern_flwr.reporting.write_atomically", full)
+    with refused("FK-ROWS-NONE"), errors_reported(""):  # what ended the run is said all the same
+        raise TableError("none", code="FK-ROWS-NONE")
+    with refused("FK-ROWS-NONE"), errors_reported(nowhere.parent.parent / "result.json"):
+        raise TableError("none", code="FK-ROWS-NONE")
+
+
+# -- a run that is stopped: it says which one it is, what is left of it and how it goes on
+
+
+class Stopping(KernelPCAClient):
+    """A client during whose second sum somebody stops the server."""
+
+    by: int = signal.SIGTERM
+
+    def __init__(self, context: Context) -> None:
+        self.number = int(context.node_config["partition-id"])
+        super().__init__(context, np.random.default_rng(self.number).random((20, 2)))
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        if config["phase"] == "method" and config["round"] > 1:
+            os.kill(os.getpid(), self.by)
+        return super().fit(parameters, config)
+
+
+def submit(**config: Any) -> None:
+    grid = InProcessGrid(serve(Stopping), 3)
+    grid.set_run(SimpleNamespace(run_id=77, fab_id="us/app", fab_version="1", fab_hash="ab"))
+    own = {**declared(app_folder("method")), "method": "kernel-pca", "options": '{"features": 3}'}
+    server_app(KernelPCA)(grid, Context(1, 1, {}, RecordDict(), {**own, **config}))
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Handlers as of a process that ignores no signal, and as they were afterwards."""
+    before = {n: signal.signal(n, signal.SIG_DFL) for n in (signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("by", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_stopped_server_says_how_its_run_goes_on(
+    by: signal.Signals, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stopping, "by", by)
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    file, told = tmp_path / "run.npz", tmp_path / "result.json"
+    more = {"checkpoint": str(file)} if kept else {}
+    caught = refuses("FK-RUN-STOPPED", submit, result=str(told), **more)
+    assert file.exists() == kept
+    assert "run 77 was stopped by a signal" in str(caught)
+    assert (f"resume=true, checkpoint={file}" in str(caught)) == kept
+    found = json.loads(told.read_text())
+    assert (found["code"], found["exit_code"]) == ("FK-RUN-STOPPED", 1)
+    assert found["run"]["run_id"] == "77"
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_a_thread_of_a_simulation_has_no_handlers() -> None:
+    found: list[bool] = []
+
+    def block() -> None:
+        with ended_by_signals():
+            found.append(True)
+
+    thread = threading.Thread(target=block)
+    thread.start()
+    thread.join()
+    assert found == [True]
+
+
+def test_a_stopped_command_says_how_to_go_on(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    fit = KernelPCAClient.fit
+
+    def stopping(client: KernelPCAClient, parameters: Any, config: Any) -> Any:
+        if config["phase"] == "method" and config["round"] > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return fit(client, parameters, config)
+
+    monkeypatch.setattr(KernelPCAClient, "fit", stopping)
+    place = tmp_path / "run"
+    command = ["run", "kernel-pca", "--data", "iris", "--features", "3", "--test-size", "0.3"]
+    assert run([*command, "--out", str(place)]) == 130
+    shown = capsys.readouterr().err.replace("\n", "")
+    assert f"fedkern run kernel-pca --resume {place}" in shown
+    assert shown.endswith("[FK-COMMAND-INTERRUPTED]")
+    monkeypatch.setattr(KernelPCAClient, "fit", fit)
+    assert run(["run", "kernel-pca", "--resume", str(place)]) == 0
+    facts = json.loads((place / "result.json").read_text())["run"]
+    assert len(facts["nodes"]) == 5
+    assert facts["began"] <= facts["ended"]
+    assert facts["release"] == __version__
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    """As of a run that ``nohup`` has started, when its terminal is closed."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with ended_by_signals():
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from refusals import refused
+from refusals import refuses
 
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
@@ -40,9 +40,7 @@ def show(capsys: pytest.CaptureFixture[str], folder: Path, *more: str) -> str:
     return capsys.readouterr().out
 
 
-def test_a_run_is_told_so_that_it_joins_up(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_told_so_that_it_joins_up(tmp_path: Path, capsys: Any) -> None:
     ledger = NodeLedger(tmp_path)
     for session in ("first", "second"):
         open_run(ledger, session, method="a method of a very long name"[:40])
@@ -63,9 +61,7 @@ def test_a_run_is_told_so_that_it_joins_up(
     assert run(["node", "ledger", "show", "--state-dir", str(tmp_path), "--run", "3"]) == 2
 
 
-def test_an_owner_is_warned_when_little_is_left(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_owner_is_warned_when_little_is_left(tmp_path: Path, capsys: Any) -> None:
     ledger, policy = NodeLedger(tmp_path), NodePolicy()
     for number in range(8):
         assert open_run(ledger, f"run{number}") == ()
@@ -123,9 +119,7 @@ def runs(folder: Path) -> dict[str, int]:
     return {name: len(files) for name, files in found.items()}
 
 
-def test_files_of_old_runs_are_removed_and_no_others(
-    state: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_old_runs_are_removed_and_no_others(state: Path, capsys: Any) -> None:
     whole = dict.fromkeys(("ended", "recent", "open", "plain", "strange"), len(FILES))
     assert clean(state, "--dry-run") == 0
     assert runs(state) == whole
@@ -144,14 +138,11 @@ def test_files_of_old_runs_are_removed_and_no_others(
     assert (state / "notes" / "partition-0.model").exists()
     ledger = NodeLedger(state)
     assert len(ledger.runs()) == 4
-    with refused("FK-SESSION-CLEANED"):
-        open_run(ledger, "ended")
+    refuses("FK-SESSION-CLEANED", open_run, ledger, "ended")
     open_run(ledger, "recent")
 
 
-def test_nothing_is_removed_while_a_node_answers(
-    state: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_removed_while_a_node_answers(state: Path, capsys: Any) -> None:
     status = NodeStatus("127.0.0.1:9092", busy=1)
     status.write(state)
     assert clean(state) == 2

@@ -20,6 +20,7 @@ import httpx
 import numpy as np
 import pytest
 from flwr.supercore.retry import make_simple_http_retry_invoker
+from refusals import raises
 
 from fedkern_flwr.errors import RefusedError
 from fedkern_flwr.flower_compat import CONNECTED, DISCONNECTED, RUN_OF_MESSAGE
@@ -159,14 +160,11 @@ def used(tmp_path: Path) -> Path:
         ledger.open_run(session, **about)
         ledger.enter(session, [Opening("gram", parties=3)], NodePolicy())
         ledger.tell(session, "accuracy", np.arange(10), [0.5], policy)
-    with pytest.raises(RefusedError):
-        ledger.tell("second", "again", np.arange(10), [0.5], policy)
+    raises(RefusedError, ledger.tell, "second", "again", np.arange(10), [0.5], policy)
     for why in (
-        "max_evaluations = 2 of these rows",
-        "min_parties = 3: a sum has 2",
-        "rows are asked for twice, or are none",
-        'x"} 1\nfedkern_node_connected: no',
-    ):
+        "max_evaluations = 2 of these rows", "min_parties = 3: a sum has 2",
+        "rows are asked for twice, or are none", 'x"} 1\nfedkern_node_connected: no',
+    ):  # fmt: skip
         ledger.refuse("second", why)
     return folder
 
@@ -235,9 +233,7 @@ def test_lines_of_the_supernode_alone_name_runs_and_connections() -> None:
         assert connection(client.line(printed)) is None
 
 
-def test_the_supernode_still_says_what_is_read(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_supernode_still_says_what_is_read(caplog: Any, monkeypatch: Any) -> None:
     """Flower 1.41. Who makes it fail: flower_compat's CONNECTED, DISCONNECTED, RUN_OF_MESSAGE."""
     source, ending, connecting = (
         inspect.getsource(import_module(f"flwr.{name}"))

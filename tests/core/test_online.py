@@ -172,11 +172,9 @@ def test_draws_are_uniform() -> None:
 TINY = 5e-324  # the smallest denormal number
 
 WEIGHTS = [
-    np.array([0.4, 0.3, 0.15, 0.1, 0.05]),
-    np.array([1.0, 1e-5, 0.0, 0.0, 0.0]),
-    np.array([1.0, TINY, TINY, TINY, TINY]),
-    np.array([0.999, 0.001, 0.0, 0.0, 0.0]),
-]
+    np.array([0.4, 0.3, 0.15, 0.1, 0.05]), np.array([1.0, 1e-5, 0.0, 0.0, 0.0]),
+    np.array([1.0, TINY, TINY, TINY, TINY]), np.array([0.999, 0.001, 0.0, 0.0, 0.0]),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)

@@ -15,7 +15,7 @@ import pytest
 from faulty import Cut, PowerCutError
 from flwr.app import Context
 from identities import know_noise, known_node
-from refusals import refused, refuses
+from refusals import raises, refused, refuses
 from scipy import stats
 from sklearn.datasets import load_breast_cancer
 
@@ -50,21 +50,19 @@ SOME: dict[str, Any] = {"kernels": 4, "features": 3, "seed": 3}
 
 RLS: dict[str, Any] = {"seed": 3, "samples_per_round": 3}
 METHODS: dict[str, Callable[..., Any]] = {
-    "pof-mkl": partial(POFMKL, **SOME),
-    "paper": partial(POFMKL, **SOME, step_size="paper"),
+    "pof-mkl": partial(POFMKL, **SOME), "paper": partial(POFMKL, **SOME, step_size="paper"),
     "batches": partial(POFMKL, **SOME, samples_per_round=4),
     "shared": partial(POFMKL, **SOME, kernels_per_round=2, subset="shared"),
     "frequencies": partial(POFMKL, **SOME, frequencies_per_round=5, samples_per_round=2),
     "whole": partial(POFMKL, **SOME, drop_outs=False),
     "party": partial(POFMKL, **SOME, privacy_unit="party", samples_per_round=4),
     "ofskl": partial(OFSKL, features=3, seed=3, samples_per_round=4),
-    "ofmkl-avg": partial(OFMKLAvg, **SOME),
-    "vm-kofl": partial(VMKOFL, **SOME, samples_per_round=2),
+    "ofmkl-avg": partial(OFMKLAvg, **SOME), "vm-kofl": partial(VMKOFL, **SOME, samples_per_round=2),
     "em-kofl": partial(EMKOFL, **SOME, samples_per_round=2),
     "pof-rls": partial(POFRLS, features=3, seed=3, samples_per_round=4),
     "pof-rls party": partial(POFRLS, features=3, kernels=2, privacy_unit="party", **RLS),
     "pof-rls columns": partial(POFRLS, experts="global-ridge", forgetting=1.0, **RLS),
-}
+}  # fmt: skip
 
 RIDGES = [name for name in METHODS if name.startswith("pof-rls")]
 BY_GRADIENTS = [name for name in METHODS if not name.startswith("pof-rls")]
@@ -142,9 +140,7 @@ def streams(rows: int = ROUNDS) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.promise("budget-own-samples")
 @pytest.mark.parametrize("name", METHODS)
-def test_another_sample_changes_its_own_message_and_nothing_else(
-    name: str, nodes: Nodes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_sample_changes_its_own_message(name: str, nodes: Nodes, monkeypatch: Any) -> None:
     """Whatever has been made public before: here numbers that do not depend on the rows."""
 
     def public(strategy: Any, total: np.ndarray, answers: int) -> np.ndarray:
@@ -180,9 +176,7 @@ def test_another_sample_changes_its_own_message_and_nothing_else(
 
 @pytest.mark.promise("budget-tells-no-errors")
 @pytest.mark.parametrize("name", ["pof-mkl", "paper", "batches", "party", *RIDGES])
-def test_nodes_tell_no_errors_and_a_simulation_reports_them(
-    name: str, nodes: Nodes, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nodes_tell_no_errors_to_a_server(name: str, nodes: Nodes, caplog: Any) -> None:
     caplog.set_level("INFO", logger="flwr")  # of others a SuperNode shows warnings
     strategy = nodes.run(METHODS[name](privacy_epsilon=3.0), *streams())
     figures = ("total_samples", "total_squared_error", "regret", "largest_loss")
@@ -283,21 +277,16 @@ class Evaluates(POFMKL):
         return super()._evaluate()
 
 
-@pytest.mark.parametrize(
-    ("kind", "more", "code"),
-    [
-        (STATISTICS, {}, "FK-ORDER-TERMS"),
-        (lying(kernels_per_round=2, selection="subset"), {}, "FK-ORDER-NOISE"),
-        (lying(most=1), {"samples_per_round": 4}, "FK-ORDER-NOISE"),
-        (lying(POFRLS, window=0), {"samples_per_round": 3, "kernels": 1}, "FK-ORDER-NOISE"),
-        (lying(clip=0.01), {}, "FK-ORDER-NOISE"),
-        (lying(noise=less_noise), {}, "FK-ORDER-NOISE"),
-        (lying(clip=1e300), {}, "FK-ORDER-NOISE"),
-        (lying(regularization=-0.35), {}, "FK-MESSAGE-FIELD"),
-        (SAME_ROWS, {}, "FK-ORDER-AGAIN"),
-        (FEW_MESSAGES, {"privacy_unit": "party"}, "FK-BUDGET-EXCEEDED"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "more", "code"), [
+    (STATISTICS, {}, "FK-ORDER-TERMS"),
+    (lying(kernels_per_round=2, selection="subset"), {}, "FK-ORDER-NOISE"),
+    (lying(most=1), {"samples_per_round": 4}, "FK-ORDER-NOISE"),
+    (lying(POFRLS, window=0), {"samples_per_round": 3, "kernels": 1}, "FK-ORDER-NOISE"),
+    (lying(clip=0.01), {}, "FK-ORDER-NOISE"), (lying(noise=less_noise), {}, "FK-ORDER-NOISE"),
+    (lying(clip=1e300), {}, "FK-ORDER-NOISE"),
+    (lying(regularization=-0.35), {}, "FK-MESSAGE-FIELD"), (SAME_ROWS, {}, "FK-ORDER-AGAIN"),
+    (FEW_MESSAGES, {"privacy_unit": "party"}, "FK-BUDGET-EXCEEDED"),
+])  # fmt: skip
 def test_a_server_that_asks_for_more_is_refused(
     kind: Any, more: dict[str, Any], code: str, nodes: Nodes
 ) -> None:
@@ -388,8 +377,7 @@ def test_a_run_that_is_resumed_draws_no_noise_anew_and_pays_once(
 
     first = kind(privacy_epsilon=1.0, **options)
     first.on_round = cut
-    with pytest.raises(PowerCutError):
-        nodes.run(first, x, y)
+    raises(PowerCutError, nodes.run, first, x, y)
     before = nodes.added
     second = nodes.run(kind(privacy_epsilon=1.0, **options, resume=True), x, y)
     assert not before.keys() & nodes.added.keys()
@@ -579,20 +567,14 @@ def test_a_budget_for_parties_is_for_all_their_rows() -> None:
 # -- what is refused
 
 
-@pytest.mark.parametrize(
-    ("options", "code"),
-    [
-        ({"partition": "vertical", "architecture": "hierarchical"}, "FK-BUDGET-SPLIT"),
-        ({"architecture": "hierarchical"}, "FK-BUDGET-OPTION"),
-        ({"architecture": None, "staleness": 1}, "FK-BUDGET-OPTION"),
-        ({"model": "ridge"}, "FK-BUDGET-LOSS"),
-        ({"C": None}, "FK-BUDGET-CHOICE"),
-        ({"class_weight": "balanced"}, "FK-BUDGET-WEIGHTS"),
-        ({"scale": "none"}, "FK-BUDGET-OPTION"),
-        ({"rho": 1.0}, "FK-BUDGET-OPTION"),
-        ({"privacy_delta": 1.0}, "FK-OPTION-RANGE"),
-    ],
-)
+@pytest.mark.parametrize(("options", "code"), [
+    ({"partition": "vertical", "architecture": "hierarchical"}, "FK-BUDGET-SPLIT"),
+    ({"architecture": "hierarchical"}, "FK-BUDGET-OPTION"),
+    ({"architecture": None, "staleness": 1}, "FK-BUDGET-OPTION"),
+    ({"model": "ridge"}, "FK-BUDGET-LOSS"), ({"C": None}, "FK-BUDGET-CHOICE"),
+    ({"class_weight": "balanced"}, "FK-BUDGET-WEIGHTS"), ({"scale": "none"}, "FK-BUDGET-OPTION"),
+    ({"rho": 1.0}, "FK-BUDGET-OPTION"), ({"privacy_delta": 1.0}, "FK-OPTION-RANGE"),
+])  # fmt: skip
 def test_what_does_not_go_with_a_budget_is_refused_in_a_line(options: Any, code: str) -> None:
     refuses(code, strategy, **options)
 
@@ -721,8 +703,7 @@ def test_what_a_run_cannot_go_on_with(what: str, code: str, users: Users) -> Non
     Noise that was lost is not drawn again: the mean of two noises has less of it.
     """
     state = what != "state"
-    with pytest.raises(PowerCutError):
-        users.fit(Cut(number=5 if what == "noise" else 4), state=state)
+    raises(PowerCutError, users.fit, Cut(number=5 if what == "noise" else 4), state=state)
     if what == "noise":
         NodeLedger(users.folder / "1", 1).end_run(users.last.session)
     with refused(f"FK-{code}") as why:

@@ -60,12 +60,9 @@ def drawn(dtype: type, shape: tuple[int, int] = (50, 7), seed: int = 0) -> Array
 
 
 @given(
-    few=st.integers(0, 700),
-    more=st.integers(0, 1200),
-    width=st.integers(0, 5),
-    owner=st.integers(0, 4),
-    kernel=st.sampled_from(KERNELS),
-)
+    few=st.integers(0, 700), more=st.integers(0, 1200), width=st.integers(0, 5),
+    owner=st.integers(0, 4), kernel=st.sampled_from(KERNELS),
+)  # fmt: skip
 def test_the_first_directions_of_a_longer_draw_are_the_same(
     few: int, more: int, width: int, owner: int, kernel: Kernel
 ) -> None:
@@ -230,9 +227,7 @@ def test_square_loss_is_solved_as_by_dense_algebra(
 
 @pytest.mark.parametrize("loss", MARGIN)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_minimum_is_that_of_a_plain_optimiser(
-    loss: Loss, dtype: type, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_minimum_is_that_of_an_optimiser(loss: Loss, dtype: type, monkeypatch: Any) -> None:
     monkeypatch.setattr(phases_module, "_CHUNK", 7 * 60 * 4)
     phases, y = rings(dtype=dtype)
     targets = np.hstack([y, np.where(np.arange(len(y)) % 3, 1.0, -1.0)[:, None]])

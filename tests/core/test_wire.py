@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from refusals import refused
+from refusals import raises, refused, refuses
 
 from fedkern_flwr import swift_grid
 from fedkern_flwr.errors import ProtocolError
@@ -49,9 +49,7 @@ SCALARS = [c for c in CLASSES if len(example(c).scalars()) > 2]
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_messages_arrive_as_they_were_sent_also_serialised_by_flower(
-    cls: type[PhaseMessage],
-) -> None:
+def test_messages_arrive_as_they_were_sent_by_flower_too(cls: type[PhaseMessage]) -> None:
     sent = example(cls)
     assert sent.scalars()["protocol"] == PROTOCOL_VERSION
     arrived = cls.unpack(sent.arrays(), sent.scalars(), party="partition 2", **SIZES)
@@ -90,8 +88,7 @@ def test_sizes_of_a_message_agree_where_it_is_made_and_where_it_arrives() -> Non
 
 def unpacked(cls: type[PhaseMessage], arrays: list[Any], scalars: dict[str, Any]) -> str:
     """The message is refused with an error that names party and phase; return its text."""
-    with pytest.raises(ProtocolError) as caught:
-        cls.unpack(arrays, scalars, party="partition 2", **SIZES)
+    caught = raises(ProtocolError, cls.unpack, arrays, scalars, party="partition 2", **SIZES)
     text = str(caught.value)
     assert caught.value.party == "partition 2"
     assert text.startswith(f"partition 2, phase {cls.phase}: ")
@@ -100,9 +97,7 @@ def unpacked(cls: type[PhaseMessage], arrays: list[Any], scalars: dict[str, Any]
 
 
 @given(cls=st.sampled_from(SCALARS), data=st.data())
-def test_a_missing_or_wrongly_typed_scalar_is_refused(
-    cls: type[PhaseMessage], data: st.DataObject
-) -> None:
+def test_a_missing_or_wrong_scalar_is_refused(cls: type[PhaseMessage], data: st.DataObject) -> None:
     sent = example(cls)
     scalars = sent.scalars()
     names = [n for n in scalars if n not in ("phase", "protocol", "release")]
@@ -130,9 +125,7 @@ def test_any_number_of_chunks_arrives_but_only_of_ring_elements(cls: type[PhaseM
 
 
 @given(cls=st.sampled_from(CLASSES), phase=st.none() | st.text(max_size=200))
-def test_another_phase_and_a_bool_for_a_number_are_refused(
-    cls: type[PhaseMessage], phase: Any
-) -> None:
+def test_another_phase_or_a_bool_is_refused(cls: type[PhaseMessage], phase: Any) -> None:
     sent = example(cls)
     text = unpacked(cls, sent.arrays(), {**sent.scalars(), "phase": phase})
     assert "the message belongs to phase " in text
@@ -182,22 +175,18 @@ def party(partition: int, partitions: int = 3, **more: Any) -> DescribeReply:
     return dataclasses.replace(reply, partition=partition, partitions=partitions, **values)
 
 
-@pytest.mark.parametrize(
-    ("parties", "code"),
-    [
-        ([party(0), party(1, rows=9), party(2, test_rows=3)], ""),
-        ([party(0), party(1), party(1)], "FK-PARTITION-TWICE"),
-        ([party(0), party(2)], "FK-PARTITION-MISSING"),
-        ([party(0, 40)], "FK-PARTITION-MISSING"),
-        ([party(0), party(1), party(2), party(3)], "FK-PARTITION-MISSING"),
-        ([party(0, 2), party(1, 3)], "FK-PARTITION-TOTAL"),
-        ([party(0), party(1), party(2, features=3)], "FK-COLUMNS-DIFFER"),
-        ([party(0), party(1), party(2, columns=columns_digest(["b", "a"]))], "FK-COLUMNS-DIFFER"),
-        ([party(0), party(1), party(2, columns="")], "FK-COLUMNS-DIFFER"),
-        ([party(0, name="a"), party(1, name="b"), party(2, name="")], ""),
-        ([party(0, name="a"), party(1, name="b"), party(2, name="a")], "FK-NODE-NAME-TWICE"),
-    ],
-)
+@pytest.mark.parametrize(("parties", "code"), [
+    ([party(0), party(1, rows=9), party(2, test_rows=3)], ""),
+    ([party(0), party(1), party(1)], "FK-PARTITION-TWICE"),
+    ([party(0), party(2)], "FK-PARTITION-MISSING"), ([party(0, 40)], "FK-PARTITION-MISSING"),
+    ([party(0), party(1), party(2), party(3)], "FK-PARTITION-MISSING"),
+    ([party(0, 2), party(1, 3)], "FK-PARTITION-TOTAL"),
+    ([party(0), party(1), party(2, features=3)], "FK-COLUMNS-DIFFER"),
+    ([party(0), party(1), party(2, columns=columns_digest(["b", "a"]))], "FK-COLUMNS-DIFFER"),
+    ([party(0), party(1), party(2, columns="")], "FK-COLUMNS-DIFFER"),
+    ([party(0, name="a"), party(1, name="b"), party(2, name="")], ""),
+    ([party(0, name="a"), party(1, name="b"), party(2, name="a")], "FK-NODE-NAME-TWICE"),
+])  # fmt: skip
 def test_parties_fit_together_or_are_refused(parties: list[DescribeReply], code: str) -> None:
     with refused(code) if code else nullcontext():
         check_parties(parties)
@@ -221,13 +210,9 @@ def test_the_digest_tells_names_and_order_apart() -> None:
 
 LARGE = np.arange(_LARGEST, dtype=np.float64)
 VALUES = st.one_of(
-    st.booleans(),
-    st.integers(-(2**63), 2**63 - 1),
-    st.floats(allow_nan=False),
-    st.text(),
-    st.binary(),
-    st.lists(st.floats(allow_nan=False)),
-)
+    st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.text(),
+    st.binary(), st.lists(st.floats(allow_nan=False)),
+)  # fmt: skip
 PIECES = st.one_of(
     st.just(LARGE),
     arrays.arrays(
@@ -268,25 +253,17 @@ def test_what_is_unpacked_is_what_was_packed(records: dict[str, Any]) -> None:
     assert as_plain(unpack(found, party="p")) == before == as_plain(content)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"index": "[["},
-        {"index": json.dumps([["r", "array", [["0", 9**9, None]]]])},
-        {"index": json.dumps([["r", "array", [["1", -1, None]]]])},
-        {"index": json.dumps([["r", "other", []]])},
-        {"index": json.dumps([["r", "config", [["a", -1, {"b": 1}]]]])},
-        {"index": json.dumps(5)},
-        {"index": "[" * 100_000},
-        {"blobs": b"more than there is"},
-        {"blobs": 5},
-    ],
-)
+@pytest.mark.parametrize("change", [
+    {"index": "[["}, {"index": json.dumps([["r", "array", [["0", 9**9, None]]]])},
+    {"index": json.dumps([["r", "array", [["1", -1, None]]]])},
+    {"index": json.dumps([["r", "other", []]])},
+    {"index": json.dumps([["r", "config", [["a", -1, {"b": 1}]]]])}, {"index": json.dumps(5)},
+    {"index": "[" * 100_000}, {"blobs": b"more than there is"}, {"blobs": 5},
+])  # fmt: skip
 def test_damaged_records_are_refused_in_one_line(change: dict[str, Any]) -> None:
     content = pack(RecordDict({"r": ArrayRecord([np.zeros(2), LARGE])}))
     content["fedkern.packed"].update(change)  # type: ignore[union-attr]
-    with refused("FK-MESSAGE-DAMAGED"):
-        unpack(content, party="p")
+    refuses("FK-MESSAGE-DAMAGED", unpack, content, party="p")
 
 
 class Nodes:

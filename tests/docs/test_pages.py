@@ -1,13 +1,15 @@
-"""The pages: links, commands, options, figures and promises are those of the code."""
+"""The pages and the README: links, commands, options and figures are those of the code, and run."""
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -15,13 +17,19 @@ from typing import Any
 from xml.etree import ElementTree
 
 import click
+import numpy as np
 import pytest
+from flwr.app import Context, Message
 from promises import PAGE, ROOT, marks, promises
 from promises import page as claims
 
+from fedkern_flwr import strategies
+from fedkern_flwr.clients import HybridKernelClient, serve
+from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.simulations.cli.main import app, run
 from fedkern_flwr.simulations.lab.presets import NAMES
 from fedkern_flwr.simulations.methods.registry import METHODS, options
+from fedkern_flwr.tables import load_table
 
 DOCS = ROOT / "docs"
 
@@ -271,3 +279,211 @@ def test_every_mark_is_of_a_promise() -> None:
 
 def test_the_page_of_claims_is_made_from_them() -> None:
     assert PAGE.read_text(encoding="utf-8") == claims()
+
+
+# -- the README: its blocks run as they are printed, every method leads to a page and to figures
+
+
+README, RESULTS = ROOT / "README.md", ROOT / "docs/results-archive.md"
+TABLED = ("POFMKL", "FedCG", "FDSKL", "SecureGram", "FedCFK", "HierarchicalSVM")
+
+
+def methods() -> list[list[str]]:
+    """Return the cells of the table of methods."""
+    body = README.read_text("utf-8").split("\n## Methods\n")[1].split("\n|---")[1].split("\n\n")[0]
+    return [[cell.strip() for cell in row.split("|")[1:-1]] for row in body.splitlines()[1:]]
+
+
+def python_blocks() -> list[str]:
+    """Return the examples in Python."""
+    return re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), flags=re.S)
+
+
+def patients(rows: int = 240, label: str = "ill") -> dict[str, Any]:
+    """Return columns of patients and a label that follows from them."""
+    x = np.random.default_rng(0).random((rows, 6))
+    ill = (x[:, 0] + x[:, 2] + x[:, 4] > 1.5).astype(int)
+    names = ("age", "dose", "iron", "salt", "gene", "cell")
+    columns = {name: column.round(4).tolist() for name, column in zip(names, x.T, strict=True)}
+    return {"patient": [f"p{k}" for k in range(rows)], **columns, label: ill.tolist()}
+
+
+def part(columns: dict[str, Any], names: str, rows: slice) -> dict[str, Any]:
+    """Return some columns and rows."""
+    return {name: columns[name][rows] for name in names.split()}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder in which the blocks run."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_ten_lines_on_each_side_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two hospitals as in the README; a centre reads one table, without labels."""
+    server, client, _ = python_blocks()
+    every = patients()
+    Path("key").write_text("5e" * 32)
+    files: dict[int, dict[str, Any]] = {}
+    for k, rows in enumerate((range(120), range(120, 240))):
+        for name, own in (("data", rows[:90]), ("test-data", rows[90:])):
+            file = files.setdefault(k, {"alignment-key": "key"})[name] = f"{k}-{name}.csv"
+            write(file, part(every, "patient age dose ill", slice(own[0], own[-1] + 1)))
+    for k, names in ((2, "patient iron salt"), (3, "patient gene cell")):
+        files[k] = {"data": f"{k}.csv"}
+        write(f"{k}.csv", part(every, names, slice(None)))
+    space: dict[str, Any] = {}
+    exec(client, space)
+
+    def make_centre(context: Context) -> HybridKernelClient:
+        table = load_table(context.node_config["data"], id_column="patient", labelled=False)
+        key = space["read_alignment"]("key")
+        return HybridKernelClient(context, table.x, ids=table.ids, alignment_key=key)
+
+    hospital, centre = space["app"], serve(make_centre)
+
+    def nodes(message: Message, context: Context) -> Message:
+        return (hospital if "test-data" in context.node_config else centre)(message, context)
+
+    grid: Any = InProcessGrid(nodes, 4)  # type: ignore[arg-type]  # called as an app is
+    for context in grid.contexts.values():
+        context.node_config |= files[context.node_config["partition-id"]]
+    exec(server, space)
+    space["main"](grid, None)
+    accuracy, exchanges = capsys.readouterr().out.split()
+    assert float(accuracy) > 0.85
+    assert exchanges == "5"
+
+
+def typed() -> list[str]:
+    """Return the lines of the blocks for a shell, without their comments."""
+    text = "\n".join(re.findall(r"```console\n(.*?)```", README.read_text("utf-8"), flags=re.S))
+    lines = re.findall(r"^\$ (.*)", text, re.M)
+    return [shlex.join(shlex.split(line, comments=True)) for line in lines]
+
+
+def test_every_target_of_make_is_there() -> None:
+    targets = {line.split()[1] for line in typed() if line.startswith("make ")}
+    assert targets
+    assert targets <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
+
+
+def section(anchor: str) -> str:
+    """Return the section of the results that has this anchor."""
+    for part in re.split(r"^(?=## )", RESULTS.read_text("utf-8"), flags=re.M):
+        heading = part.splitlines()[0].removeprefix("## ")
+        if re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") == anchor:
+            return part
+    raise AssertionError(f"the results have no section {anchor}")
+
+
+def test_every_method_links_to_figures_with_the_commands_that_made_them() -> None:
+    named = [re.findall(r"`(\w+)`", row[0])[-1] for row in methods()]
+    assert tuple(named) == TABLED
+    assert set(named) <= set(strategies.__all__)
+    for row in methods():
+        anchors = re.findall(r"\(docs/results-archive\.md#([\w-]+)\)", row[-1])
+        assert anchors, row[0]
+        for anchor in anchors:
+            typed = re.findall(r"`fedkern compare ([\w-]+)", section(anchor))
+            assert typed, f"{anchor} states no command"
+            assert set(typed) <= set(NAMES), anchor
+
+
+# -- the code blocks of README, and of the pages of methods, run as they are printed
+
+
+# Python runs in an empty folder, lines of a console in one with tables of the names that the pages
+# have. Left out is what a comment above a block says: ``<!-- not run by the tests: why -->``. The
+# quick start is in ``test_long_pages.py``.
+FILES = {name: ROOT / f"docs/{name}.md" for name in PAGES} | {"README": ROOT / "README.md"}
+BLOCK = re.compile(
+    r"^(?:<!-- not run by the tests: ([^\n]*) -->\n)?```(\w*)\n(.*?)^```", re.M | re.S
+)
+#: Of README's ten lines two are the sides of a Flower app: a test above runs them.
+SIDES = "app = "
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block, and why it is left out."""
+
+    page: str
+    language: str
+    text: str
+    left_out: str = ""
+
+
+def blocks() -> list[Block]:
+    """Return the blocks of all pages."""
+    texts = {page: path.read_text("utf-8") for page, path in FILES.items() if path.is_file()}
+    return [Block(p, m[2], m[3], m[1] or "") for p, t in texts.items() for m in BLOCK.finditer(t)]
+
+
+def test_what_is_left_out_is_little() -> None:
+    left = [(one.page, one.left_out) for one in blocks() if one.left_out]
+    assert left == [
+        ("online-methods", "minutes, data of others, servers"), ("kernel-pca", "servers"),
+        ("README", "minutes"), ("README", "servers, packages of others, minutes"),
+    ]  # fmt: skip
+
+
+PYTHON = [one for one in blocks() if one.language == "python" and SIDES not in one.text]
+
+
+@pytest.mark.parametrize("block", PYTHON, ids=[f"{one.page}-{k}" for k, one in enumerate(PYTHON)])
+def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block.text, block.page, "exec"), {})
+
+
+def write(name: str, columns: dict[str, Any]) -> None:
+    """Write a CSV file."""
+    with Path(name).open("w", newline="") as file:
+        csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
+
+
+def make_tables() -> None:
+    """Write tables of the names that the pages have, one of them with text and gaps."""
+    rng = np.random.default_rng(0)
+    x = rng.random((400, 6)).round(4)
+    ill = (x[:, 0] + x[:, 2] + x[:, 4] > 1.5).astype(int).tolist()
+    named = {name: x[:, k].tolist() for k, name in enumerate(("age", "dose", "iron", "salt"))}
+    named |= {"sex": [("F", "M")[k % 2] for k in range(400)], "gene": x[:, 4].tolist()}
+    people = [f"p{k}" for k in range(400)]
+    hospital = [f"h{k % 3}" for k in range(400)]
+    write("patients.csv", {"patient": people, "hospital": hospital, **named, "outcome": ill})
+    write("customers.csv", {"customer": people, **named, "default": ill})
+    write("new.csv", {"patient": people, "hospital": hospital, **named})
+    write("new-patients.csv", {"patient": people[:50], **{n: c[:50] for n, c in named.items()},
+                               "hospital": hospital[:50]})  # fmt: skip
+    write("new-customers.csv", {"customer": people[:50], **{n: c[:50] for n, c in named.items()}})
+    for name, rows in (("north", slice(200)), ("south", slice(200, None))):
+        own = {"patient": people[rows], "age": named["age"][rows], "dose": named["dose"][rows]}
+        write(f"{name}.csv", {**own, "outcome": ill[rows]})
+    write("lab.csv", {"patient": people, **{n: named[n] for n in ("iron", "salt", "gene")}})
+    hours = rng.random((1200, 3))
+    columns = {name: hours[:, k].tolist() for k, name in enumerate("abc")}
+    write("weather.csv", {**columns, "temp": np.sin(hours.sum(axis=1)).tolist()})
+    films = [(u, i) for u in range(40) for i in range(1, 13) if rng.random() < 0.5]
+    lines = [f"{u}\t{i}\t{rng.integers(1, 6)}\t{1000 * i + u}" for u, i in films]
+    Path("u.data").write_text("\n".join(lines) + "\n")
+    Path("ratings-of-new-users.csv").write_text("user,item\n" + "\n".join(
+        f"new-{u},{i}" for u, i in films[:60]))  # fmt: skip
+
+
+def lines(page: str) -> list[str]:
+    """Return what is typed on a page."""
+    shown = [one.text for one in blocks() if one.page == page and one.language == "console"
+             and not one.left_out]  # fmt: skip
+    return re.findall(r"^\$ (.*)$", "\n".join(shown), flags=re.M)
+
+
+@pytest.mark.parametrize("page", FILES)
+def test_what_is_typed_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_tables()
+    for line in lines(page):
+        _, *words = shlex.split(line, comments=True)
+        assert run([*words, "--quiet"] if words[0] in ("run", "predict") else words) == 0, line

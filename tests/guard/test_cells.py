@@ -34,15 +34,9 @@ FOLDS = (1, 2, 3, 4, 5)
 
 def one(made: Freeze, run: int = 1, **change: Any) -> Sum:
     values: dict[str, Any] = {
-        "run": run,
-        "kind": "K",
-        "purpose": f"sum {run}",
-        "cohort": PARTIES,
-        "blocks": frozenset(made.select(*FOLDS)),
-        "numbers": 100.0,
-        "row": 10.0,
-        "others": 0,
-    }
+        "run": run, "kind": "K", "purpose": f"sum {run}", "cohort": PARTIES,
+        "blocks": frozenset(made.select(*FOLDS)), "numbers": 100.0, "row": 10.0, "others": 0,
+    }  # fmt: skip
     return Sum(**{**values, **change})
 
 
@@ -157,11 +151,9 @@ def test_blocks_hide_among_the_parties_always_summed_with_them() -> None:
     refuses("FK-CELLS-ONE-APART", check_parties, made.blocks, [first], other, least=3)
     check_parties(made.blocks, [first], other, least=3, allow_one=True)
     for change in (
-        {"blocks": frozenset(made.select(HELD_OUT))},
-        {"cohort": frozenset()},
-        {"purpose": "another"},
-        {"run": 1},
-    ):
+        {"blocks": frozenset(made.select(HELD_OUT))}, {"cohort": frozenset()},
+        {"purpose": "another"}, {"run": 1},
+    ):  # fmt: skip
         check_parties(made.blocks, [first], replace(other, **change), least=3)
 
 
@@ -197,13 +189,10 @@ def own_rank(cells: Cells, sums: list[Sum], inside: set[int], *, others: bool) -
 @pytest.mark.promise("cells-numbers")
 @settings(max_examples=25, deadline=None)
 @given(
-    seed=st.integers(0, 10**6),
-    events=st.lists(st.sampled_from(EVENTS), max_size=8),
-    needed=st.sampled_from([0, 0, 10]),
-    others=st.sampled_from([0, 40]),
-    known=st.sampled_from([b"-", b"f", b"f-", b"fg"]),
-    purposes=st.sampled_from([1, 3]),
-)
+    seed=st.integers(0, 10**6), events=st.lists(st.sampled_from(EVENTS), max_size=8),
+    needed=st.sampled_from([0, 0, 10]), others=st.sampled_from([0, 40]),
+    known=st.sampled_from([b"-", b"f", b"f-", b"fg"]), purposes=st.sampled_from([1, 3]),
+)  # fmt: skip
 def test_no_rows_have_more_equations_than_unknowns(
     seed: int, events: list[str], needed: int, others: int, known: bytes, purposes: int
 ) -> None:
@@ -218,15 +207,11 @@ def test_no_rows_have_more_equations_than_unknowns(
         made = story.freeze
         for part in (0.85, 0.85, 0.4):
             new = one(
-                made,
-                len(sums),
-                purpose="fgh"[random.integers(purposes)],
+                made, len(sums), purpose="fgh"[random.integers(purposes)],
                 numbers=float(random.integers(1, 40)),
-                blocks=frozenset(b for b in made.select() if random.random() < part),
-                others=others,
-                row=3.0,
-                function=bytes([random.choice([*known])]).strip(b"-"),
-            )
+                blocks=frozenset(b for b in made.select() if random.random() < part), others=others,
+                row=3.0, function=bytes([random.choice([*known])]).strip(b"-"),
+            )  # fmt: skip
             try:
                 check_sum(made.blocks, sums, new)
                 sums.append(new)

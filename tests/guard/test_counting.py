@@ -32,16 +32,10 @@ def samples(numbers: int, parties: int, columns: int, *, alive: int, known: int)
     return counting.least_samples(numbers, hidden * counting.unknowns_of_row(columns + 1))
 
 
-@pytest.mark.parametrize(
-    ("parties", "columns", "numbers", "figures"),
-    [
-        (23, 15, 2040, (6, 6, 9)),
-        (23, 15, 10200, (28, 29, 43)),
-        (9, 12, 2040, (18, 20, 27)),
-        (4, 15, 2040, (32, 43, 64)),
-        (3, 15, 2040, (43, 64, 64)),
-    ],
-)
+@pytest.mark.parametrize(("parties", "columns", "numbers", "figures"), [
+    (23, 15, 2040, (6, 6, 9)), (23, 15, 10200, (28, 29, 43)), (9, 12, 2040, (18, 20, 27)),
+    (4, 15, 2040, (32, 43, 64)), (3, 15, 2040, (43, 64, 64)),
+])  # fmt: skip
 def test_samples_a_message(
     parties: int, columns: int, numbers: int, figures: tuple[int, ...]
 ) -> None:
@@ -222,14 +216,10 @@ def test_rows_of_earlier_messages_are_no_unknowns_of_what_is_summed_of_the_last_
         Run(type("Forged", (LastRow,), {"alone": 11})).sum("a", 15, row=1)
 
 
-@pytest.mark.parametrize(
-    ("policy", "told", "logged"),
-    [
-        (NodePolicy(counting="warn"), {"warn"}, 1),
-        (NodePolicy(allow_small_sums=True), {"off"}, 0),
-        (NodePolicy(counting="refuse", allow_small_sums=True), {"off"}, 0),
-    ],
-)
+@pytest.mark.parametrize(("policy", "told", "logged"), [
+    (NodePolicy(counting="warn"), {"warn"}, 1), (NodePolicy(allow_small_sums=True), {"off"}, 0),
+    (NodePolicy(counting="refuse", allow_small_sums=True), {"off"}, 0),
+])  # fmt: skip
 def test_the_owner_of_a_node_may_allow_it(
     policy: NodePolicy, told: set[str], logged: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -381,9 +371,7 @@ def test_nodes_count_features_and_columns_of_the_same_rows_together(
     refuses("FK-PARTIES-LOST", simulate, Greedy(**options), guarded(streams), 6, num_rounds=60)
 
 
-def test_a_simulation_warns_once_and_goes_on(
-    make_streams: Callable[..., Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_simulation_warns_once(make_streams: Callable[..., Any], caplog: Any) -> None:
     strategy = POFMKL(**SMALL, samples_per_round=1, frequencies_per_round="all")
     simulate(strategy, make_streams(5, 10).client_fn, 5, num_rounds=3)
     assert caplog.text.count("62 numbers would be released about 15 unknowns") == 1

@@ -77,15 +77,12 @@ names = st.text("abc/", max_size=5)
 @settings(max_examples=40)
 @given(
     st.builds(
-        RunRecord,
-        names,
-        st.booleans(),
-        st.integers(0, 9),
+        RunRecord, names, st.booleans(), st.integers(0, 9),
         st.dictionaries(names, st.lists(st.floats(allow_nan=False), max_size=3), max_size=3),
         st.dictionaries(names, st.integers(0, 9), max_size=3),
         st.dictionaries(names, st.lists(st.integers(0, 9), max_size=2), max_size=3),
     )
-)
+)  # fmt: skip
 def test_a_record_survives_in_the_state_of_its_run(record: RunRecord) -> None:
     context = Context(1, 1, {}, RecordDict(), {})
     record.store(context)

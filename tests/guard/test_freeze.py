@@ -263,14 +263,10 @@ def few_rows(sums: list[list[tuple[int, int]]], least: int) -> list[set[int]]:
 @pytest.mark.promise("freeze-few-rows")
 @settings(max_examples=60, deadline=None)
 @given(
-    seed=st.integers(0, 10**6),
-    rows=st.integers(20, 150),
-    least=st.sampled_from([2, 3, 5]),
-    needed=st.sampled_from([0, 0, 10, 30]),
-    strata=st.booleans(),
-    labels=st.booleans(),
+    seed=st.integers(0, 10**6), rows=st.integers(20, 150), least=st.sampled_from([2, 3, 5]),
+    needed=st.sampled_from([0, 0, 10, 30]), strata=st.booleans(), labels=st.booleans(),
     events=st.lists(st.sampled_from(EVENTS), min_size=1, max_size=30),
-)
+)  # fmt: skip
 @example(seed=0, rows=20, least=5, needed=0, strata=False, labels=True, events=["edit"])
 def test_no_combination_of_sums_is_about_few_rows(
     seed: int, rows: int, least: int, needed: int, strata: bool, labels: bool, events: list[str]

@@ -14,7 +14,7 @@ from faulty import PowerCutError
 from flwr.app import Context
 from identities import known_node
 from pooled import KEY
-from refusals import refused
+from refusals import raises, refused
 from sklearn.svm import SVC
 from zoo import Table
 
@@ -127,8 +127,7 @@ def test_a_run_by_columns_that_is_resumed_opens_nothing_twice(tmp_path: Path) ->
     nodes, quiet = (columns(tmp_path / name, 200) for name in ("cut", "quiet"))
     right = quiet.run(partition="vertical")
     keep: Table = {"checkpoint": tmp_path / "run.npz", "checkpoint_every": 2}
-    with pytest.raises(PowerCutError):
-        nodes.run(partition="vertical", stop_at=5, **keep)
+    raises(PowerCutError, nodes.run, partition="vertical", stop_at=5, **keep)
     again = nodes.run(partition="vertical", resume=True, **keep)
     assert again.metrics_["objective"] == pytest.approx(right.metrics_["objective"], rel=1e-12)
     assert nodes.opened() == quiet.opened()

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import refused, refuses
 
 from fedkern_flwr.errors import OptionError, RefusedError
 from fedkern_flwr.guard import NodePolicy, ledger_file
@@ -62,18 +62,10 @@ def answer(
 
 
 @pytest.mark.promise("guard-own-rows")
-@pytest.mark.parametrize(
-    ("rows", "code"),
-    [
-        (range(20), ""),
-        (range(19), "FK-FREEZE-ROWS"),
-        (range(16), "FK-FREEZE-ROWS"),
-        (range(15), ""),
-        (range(5, 20), ""),
-        (range(5), ""),
-        (range(4), "FK-FREEZE-ROWS"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "code"), [
+    (range(20), ""), (range(19), "FK-FREEZE-ROWS"), (range(16), "FK-FREEZE-ROWS"),
+    (range(15), ""), (range(5, 20), ""), (range(5), ""), (range(4), "FK-FREEZE-ROWS"),
+])  # fmt: skip
 def test_a_run_that_tells_few_rows_apart_is_refused(rows: range, code: str, tmp_path: Path) -> None:
     ledger = NodeLedger(tmp_path)
     for session in "ab":
@@ -91,8 +83,7 @@ def test_subsets_that_the_server_chooses_show_no_row(tmp_path: Path) -> None:
     open_run(ledger, "a", table(range(30)))
     answer(ledger, "a", rows=rows[:15])
     answer(ledger, "a", rows=rows[10:])
-    with refused("FK-FREEZE-ROWS"):
-        answer(ledger, "a", rows=rows[9:])
+    refuses("FK-FREEZE-ROWS", answer, ledger, "a", rows=rows[9:])
     with refused("FK-FREEZE-ROWS"):  # whatever the sum is called
         answer(ledger, "a", rows=rows[:14], purpose="another sum")
     open_run(ledger, "b", table(range(30)), kind="another client")
@@ -115,8 +106,7 @@ def test_a_table_that_has_changed_waits_for_whole_blocks(tmp_path: Path) -> None
     edited.parts[0][0][7] += 1.0
     moved.parts[0][0][:] *= 1.0 + 1e-9
     for rows in (edited, table(range(43)), moved):
-        with refused("FK-FREEZE-WAITS"):
-            open_run(ledger, "b", rows)
+        refuses("FK-FREEZE-WAITS", open_run, ledger, "b", rows)
     open_run(ledger, "c", table(range(80)))
     answer(ledger, "c")
     for session in "de":  # numbers of the largest run need more new rows than these
@@ -124,8 +114,7 @@ def test_a_table_that_has_changed_waits_for_whole_blocks(tmp_path: Path) -> None
             open_run(ledger, session, table(range(80)))
             answer(ledger, session, numbers=20.0, unknowns=2.0)
         else:
-            with refused("FK-FREEZE-WAITS"):
-                open_run(ledger, session, table(range(110)))
+            refuses("FK-FREEZE-WAITS", open_run, ledger, session, table(range(110)))
 
 
 def test_a_run_goes_on_with_the_table_that_it_began_with(tmp_path: Path) -> None:
@@ -133,8 +122,7 @@ def test_a_run_goes_on_with_the_table_that_it_began_with(tmp_path: Path) -> None
     ledger = NodeLedger(tmp_path)
     open_run(ledger, "a", table(range(40)))
     open_run(ledger, "b", table(range(40), seed=1))
-    with refused("FK-FREEZE-WAITS"):
-        answer(ledger, "a")
+    refuses("FK-FREEZE-WAITS", answer, ledger, "a")
     answer(ledger, "b")
 
 
@@ -144,25 +132,15 @@ def test_the_difference_of_two_windows_is_a_sum_too(tmp_path: Path) -> None:
     for session in "ab":
         open_run(ledger, session, table(range(40)))
     answer(ledger, "a", rows=rows[:20], parts=6)
-    with refused("FK-FREEZE-ROWS"):
-        answer(ledger, "b", rows=rows[:25], parts=6)
+    refuses("FK-FREEZE-ROWS", answer, ledger, "b", rows=rows[:25], parts=6)
     answer(ledger, "b", rows=rows[:25], parts=5)
 
 
-@pytest.mark.parametrize(
-    ("cohort", "code"),
-    [
-        (PARTIES, ""),
-        (PARTIES[:4], "FK-CELLS-ONE-APART"),
-        ([*PARTIES, b"x"], "FK-CELLS-ONE-APART"),
-        (PARTIES[:3], ""),
-        ([*PARTIES[:2], b"x"], "FK-CELLS-PARTIES"),
-        (None, ""),
-    ],
-)
-def test_a_run_without_one_pinned_party_is_refused(
-    cohort: list[bytes] | None, code: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("cohort", "code"), [
+    (PARTIES, ""), (PARTIES[:4], "FK-CELLS-ONE-APART"), ([*PARTIES, b"x"], "FK-CELLS-ONE-APART"),
+    (PARTIES[:3], ""), ([*PARTIES[:2], b"x"], "FK-CELLS-PARTIES"), (None, ""),
+])  # fmt: skip
+def test_a_run_needs_pinned_parties(cohort: list[bytes] | None, code: str, tmp_path: Path) -> None:
     """By whatever way: as a cohort, or as the survivors of one."""
     ledger = NodeLedger(tmp_path)
     for session in "abc":
@@ -214,8 +192,7 @@ def test_numbers_about_the_same_rows_are_counted_over_runs_and_methods(tmp_path:
     answer(ledger, "a", numbers=40.0, unknowns=2.0)  # of 80
     answer(ledger, "a", numbers=40.0, unknowns=2.0)  # the same values
     answer(ledger, "c", numbers=40.0, unknowns=2.0, values=b"a")  # in another run
-    with refused("FK-CELLS-NUMBERS"):
-        answer(ledger, "b", numbers=40.0, unknowns=2.0)
+    refuses("FK-CELLS-NUMBERS", answer, ledger, "b", numbers=40.0, unknowns=2.0)
     assert not ledger.runs()[1].sums
     assert answer(ledger, "b", numbers=40.0, unknowns=2.0, others=1) == []
     (said,) = answer(ledger, "d", numbers=9.0, unknowns=2.0, mode="warn")
@@ -224,8 +201,7 @@ def test_numbers_about_the_same_rows_are_counted_over_runs_and_methods(tmp_path:
     assert open_run(ledger, "e", table(range(40))) < 1e-6
     with refused("FK-CELLS-NUMBERS"):  # it was entered all the same
         answer(ledger, "e", numbers=0.5, unknowns=2.0)
-    with refused("FK-CELLS-WIDTH"):
-        answer(ledger, "e", numbers=0.5, unknowns=2.0, width=21)
+    refuses("FK-CELLS-WIDTH", answer, ledger, "e", numbers=0.5, unknowns=2.0, width=21)
 
 
 @pytest.mark.promise("cells-numbers")
@@ -255,8 +231,7 @@ def test_runs_that_count_by_themselves_add_up(runs: list[tuple[float, bool]]) ->
                 answer(ledger, session, share=share / 2.0 if again else share, **more)
                 spent += share
                 continue
-            with refused("FK-CELLS-NUMBERS"):
-                answer(ledger, session, share=share, **more)
+            refuses("FK-CELLS-NUMBERS", answer, ledger, session, share=share, **more)
             answer(ledger, session, share=0.0)  # what is not counted
 
 
@@ -265,13 +240,11 @@ def test_a_freeze_or_a_ledger_that_is_gone_is_no_new_start(tmp_path: Path) -> No
     open_run(ledger, "a", table(range(20)))
     answer(ledger, "a")
     (tmp_path / "freeze-0" / "freeze.npz").rename(tmp_path / "kept")
-    with refused("FK-FREEZE-FILE"):
-        open_run(ledger, "b", table(range(20)))
+    refuses("FK-FREEZE-FILE", open_run, ledger, "b", table(range(20)))
     (tmp_path / "kept").rename(tmp_path / "freeze-0" / "freeze.npz")
     for file in tmp_path.glob("ledger*"):
         file.unlink()
-    with refused("FK-FREEZE-LEDGER"):
-        open_run(ledger, "a", table(range(20)))
+    refuses("FK-FREEZE-LEDGER", open_run, ledger, "a", table(range(20)))
 
 
 @pytest.mark.promise("cells-again")
@@ -285,8 +258,7 @@ def test_a_function_is_that_of_the_rows_as_they_were(tmp_path: Path) -> None:
     ledger.open_run("b", rows=table(range(40)), **RUN)
     left = ledger.freeze("b", table(range(40)), None, least=5)
     assert (left.again, left.how) == (30.0, "so")
-    with refused("FK-FREEZE-WAITS"):
-        open_run(ledger, "a", table(range(42)))
+    refuses("FK-FREEZE-WAITS", open_run, ledger, "a", table(range(42)))
     ledger.open_run("c", rows=table(range(40)), **RUN)
     assert ledger.freeze("c", table(range(40)), None, least=5).again == 0.0
 
@@ -321,8 +293,7 @@ def test_figures_about_the_same_rows_are_counted_over_runs(tmp_path: Path) -> No
             assert told == [float(number)]
             assert ledger.tell(session, "q", rows, [99.0], policy) == told  # of a resumed run
         else:
-            with refused("FK-POLICY-EVALUATIONS"):
-                ledger.tell(session, "q", rows, [0.0], policy)
+            refuses("FK-POLICY-EVALUATIONS", ledger.tell, session, "q", rows, [0.0], policy)
             ledger.tell(session, "q", np.arange(10), [0.0], policy)  # other rows
             with refused("FK-FREEZE-ROWS"):  # of nearly the same: the difference is one label
                 ledger.tell(session, "r", np.arange(9), [0.0], policy)
@@ -331,9 +302,7 @@ def test_figures_about_the_same_rows_are_counted_over_runs(tmp_path: Path) -> No
 # -- the file
 
 
-def test_the_file_is_for_its_user_and_shows_nothing_of_a_row(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_file_shows_nothing_of_a_row_and_is_closed(tmp_path: Path, capsys: Any) -> None:
     folder = tmp_path / "state"
     ledger = NodeLedger(folder)
     ids = [f"patient-{k}" for k in range(20)]
@@ -371,8 +340,7 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(b"not a database, and longer than a header would be" * 9)
     for name in ("-wal", "-shm"):
         (tmp_path / f"{FILE}{name}").unlink(missing_ok=True)
-    with refused("FK-LEDGER-FILE"):
-        answer(ledger, "a")
+    refuses("FK-LEDGER-FILE", answer, ledger, "a")
 
 
 # -- crashes, and two at a time
@@ -442,9 +410,7 @@ def test_a_full_disk_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
         ledger_file._begin_log(Full())  # type: ignore[arg-type]
 
 
-def test_a_fault_at_any_statement_lets_no_answer_leave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_anywhere_lets_no_answer_go(tmp_path: Path, monkeypatch: Any) -> None:
     """The disk may be full at any time; what was not entered is refused, what was stays."""
     connect, left = sqlite3.connect, [0]
 

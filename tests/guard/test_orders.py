@@ -31,35 +31,21 @@ encodings = st.builds(
     Encoding, st.sampled_from(["fixed-point", "integer"]), st.sampled_from([16, 32, 64]), bounds
 )
 rules = st.builds(
-    SumRule,
-    encodings,
-    receiver=st.integers(-1, 4),
-    self_masks=st.sampled_from([True, False, None]),
-    wider=st.booleans(),
-    rings=st.sampled_from([(), (32,)]),
-    length=st.sampled_from([None, 7]),
-)
+    SumRule, encodings, receiver=st.integers(-1, 4),
+    self_masks=st.sampled_from([True, False, None]), wider=st.booleans(),
+    rings=st.sampled_from([(), (32,)]), length=st.sampled_from([None, 7]),
+)  # fmt: skip
 
 
 def order_of(rule: SumRule) -> Order:
     """Return the order that a rule means."""
     right = rule.encoding
     known = {
-        "cohort": 0,
-        "index": 1,
-        "name": "a",
-        "length": 7,
-        "kind": right.kind,
-        "bits": right.bits,
-        "bound": right.bound,
-        "receiver": rule.receiver,
-        "self_masks": bool(rule.self_masks),
-        "backups": False,
-        "open_from": 1,
-        "counted": 0,
-        "noise": rule.noise.variance,
+        "cohort": 0, "index": 1, "name": "a", "length": 7, "kind": right.kind, "bits": right.bits,
+        "bound": right.bound, "receiver": rule.receiver, "self_masks": bool(rule.self_masks),
+        "backups": False, "open_from": 1, "counted": 0, "noise": rule.noise.variance,
         "fraction": rule.noise.fraction,
-    }
+    }  # fmt: skip
     return Order(**{f.name: known[f.name] for f in fields(Order)})  # type: ignore[arg-type]
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import raises
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.guard import NodePolicy
@@ -19,17 +21,11 @@ COUNTS = st.integers(0, 2**40)
 POLICIES = st.builds(
     NodePolicy,
     methods=st.lists(st.from_regex(r"[a-z0-9-]+", fullmatch=True), max_size=3).map(tuple),
-    min_parties=st.none() | st.integers(2, 100),
-    min_own_rows=COUNTS,
-    min_sum_rows=COUNTS,
-    min_evaluation_rows=COUNTS,
-    require_secure_sums=st.booleans(),
-    require_pinned_identities=st.booleans(),
-    max_evaluations=COUNTS,
-    counting=st.sampled_from([None, "refuse", "warn"]),
-    allow_small_sums=st.booleans(),
-    allow_recovery=st.booleans(),
-    max_binary_columns=st.none() | COUNTS,
+    min_parties=st.none() | st.integers(2, 100), min_own_rows=COUNTS, min_sum_rows=COUNTS,
+    min_evaluation_rows=COUNTS, require_secure_sums=st.booleans(),
+    require_pinned_identities=st.booleans(), max_evaluations=COUNTS,
+    counting=st.sampled_from([None, "refuse", "warn"]), allow_small_sums=st.booleans(),
+    allow_recovery=st.booleans(), max_binary_columns=st.none() | COUNTS,
     max_epsilon=st.floats(0.0, allow_nan=False),
     strata=st.lists(st.text(st.characters(codec="utf-8"), min_size=1), max_size=2).map(tuple),
     held_out=st.booleans(),
@@ -38,9 +34,7 @@ POLICIES = st.builds(
 
 @settings(max_examples=40)
 @given(policy=POLICIES)
-def test_a_policy_survives_its_file(
-    policy: NodePolicy, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_policy_survives_its_file(policy: NodePolicy, tmp_path_factory: Any) -> None:
     path = tmp_path_factory.mktemp("policy") / "policy.toml"
     path.write_text(write_policy(policy), encoding="utf-8")
     assert read_policy(path) == policy
@@ -83,16 +77,13 @@ def test_bad_policies_are_one_line(text: str | None, expected: str, tmp_path: Pa
     path = tmp_path / "policy.toml"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(OptionError) as error:
-        read_policy(path)
+    error = raises(OptionError, read_policy, path)
     assert expected in str(error.value)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("command", ["check", "show"])
-def test_commands_refuse_a_bad_policy_in_one_line(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_refuse_bad_policies(command: str, tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "policy.toml").write_text("min_parties = 1")
     assert run(["node", "policy", command, str(tmp_path / "policy.toml")]) == 2
     found = capsys.readouterr().err

@@ -154,18 +154,12 @@ def test_a_budget_counts_from_today_where_sums_were_exact_before(tmp_path: Path)
 
 
 @pytest.mark.promise("noise-limit")
-@pytest.mark.parametrize(
-    ("most", "budget", "tells", "secure", "code"),
-    [
-        (3.0, None, True, True, "FK-POLICY-NOISE"),
-        (3.0, None, False, True, ""),
-        (3.0, Budget(3.1), True, True, "FK-POLICY-EPSILON"),
-        (3.0, Budget(3.0), True, True, ""),
-        (np.inf, None, True, True, ""),
-        (np.inf, Budget(9.0), True, True, ""),
-        (np.inf, Budget(9.0), True, False, "FK-BUDGET-PLAIN"),
-    ],
-)
+@pytest.mark.parametrize(("most", "budget", "tells", "secure", "code"), [
+    (3.0, None, True, True, "FK-POLICY-NOISE"), (3.0, None, False, True, ""),
+    (3.0, Budget(3.1), True, True, "FK-POLICY-EPSILON"), (3.0, Budget(3.0), True, True, ""),
+    (np.inf, None, True, True, ""), (np.inf, Budget(9.0), True, True, ""),
+    (np.inf, Budget(9.0), True, False, "FK-BUDGET-PLAIN"),
+])  # fmt: skip
 def test_a_run_is_opened_only_within_the_limit(
     most: float, budget: Budget | None, tells: bool, secure: bool, code: str
 ) -> None:
@@ -177,20 +171,16 @@ def test_a_run_is_opened_only_within_the_limit(
     refuses(code, check_run, policy, "m", **about)
 
 
-@pytest.mark.parametrize(
-    ("about", "code"),
-    [
-        ({}, ""),
-        ({"budget": Budget(1.0, delta=0.5)}, "FK-POLICY-DELTA"),
-        ({"budget": Budget(1.0, colluders=0)}, "FK-POLICY-COLLUDERS"),
-        ({"remembers": False}, "FK-POLICY-STATE"),
-        pytest.param(
-            {"pinned": False},
-            "FK-BUDGET-IDENTITIES",
-            marks=pytest.mark.promise("noise-of-known-parties"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("about", "code"), [
+    ({}, ""),
+    ({"budget": Budget(1.0, delta=0.5)}, "FK-POLICY-DELTA"),
+    ({"budget": Budget(1.0, colluders=0)}, "FK-POLICY-COLLUDERS"),
+    ({"remembers": False}, "FK-POLICY-STATE"),
+    pytest.param(
+        {"pinned": False}, "FK-BUDGET-IDENTITIES",
+        marks=pytest.mark.promise("noise-of-known-parties"),
+    ),
+])  # fmt: skip
 def test_a_promise_is_of_delta_colluders_parties_and_runs(about: dict[str, Any], code: str) -> None:
     """Parties that the server has invented would add no noise."""
     about = {"secure": True, "pinned": True, "budget": Budget(1.0), **about}

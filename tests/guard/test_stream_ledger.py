@@ -13,7 +13,7 @@ from flwr.app import Context
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from identities import pin_identities
-from refusals import refused
+from refusals import refused, refuses
 
 from fedkern_flwr.clients import OnlineKernelClient, StreamClient
 from fedkern_flwr.guard import NodePolicy
@@ -118,23 +118,20 @@ def test_the_same_rows_again_are_refused(federation: Federation, dropped: int) -
         with sqlite3.connect(federation.folder / "node-0" / FILE) as db:
             db.execute("DELETE FROM places")
             db.execute("DELETE FROM seen")
-    with refused("FK-LEDGER-STREAM"):
-        federation.run(40)
+    refuses("FK-LEDGER-STREAM", federation.run, 40)
 
 
 def test_a_table_of_the_same_rows_is_refused(federation: Federation) -> None:
     federation.grow(slice(0, 60))
     federation.run(40)
-    with refused("FK-LEDGER-STREAM"):
-        federation.run(40, table=slice(20, 80), batch="auto")
+    refuses("FK-LEDGER-STREAM", federation.run, 40, table=slice(20, 80), batch="auto")
 
 
 @pytest.mark.promise("stream-after-a-table")
 def test_a_stream_of_rows_of_a_table_is_refused(federation: Federation) -> None:
     federation.run(40, table=slice(0, 60), batch=10, few=1)
     federation.grow(slice(50, 120))
-    with refused("FK-LEDGER-STREAM"):
-        federation.run(40)
+    refuses("FK-LEDGER-STREAM", federation.run, 40)
 
 
 def test_equal_rows_of_a_stream_are_rows_of_their_own(federation: Federation) -> None:
@@ -157,8 +154,7 @@ def test_few_samples_per_message_are_no_few_rows_apart(federation: Federation) -
 def test_too_few_samples_are_refused_as_of_tables(federation: Federation) -> None:
     """What counts is what a message takes, not what the stream may have."""
     federation.grow(slice(0, 60))
-    with refused("FK-POLICY-COUNTING"):
-        federation.run(16, batch=1, few=9)
+    refuses("FK-POLICY-COUNTING", federation.run, 16, batch=1, few=9)
     assert federation.ledger().place() == ""
 
 

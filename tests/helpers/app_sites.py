@@ -112,12 +112,7 @@ class Site:
             found[self.model] = found.pop("model")
         return found
 
-    def run(
-        self,
-        nodes: Sequence[dict[str, Any]] | None = None,
-        wrap: Callable[[InProcessGrid], Any] = lambda grid: grid,
-        **config: Any,
-    ) -> InProcessGrid:
+    def run(self, nodes: Any = None, wrap: Any = lambda grid: grid, **config: Any) -> InProcessGrid:
         """Run the app in process, with ``config`` beside or instead of that of the small run."""
         app, nodes = self.modules(), self.nodes if nodes is None else nodes
         usual = {"data": ""} if "data" in app.config else {}
@@ -212,15 +207,11 @@ class FedCGSite(Patients):
         for h in range(2):
             known, new = self.train[h::2], self.new[h::2]
             self.add(
-                role="hospital",
-                data=self.write(f"known{h}.csv", known, first, self.words[known]),
+                role="hospital", data=self.write(f"known{h}.csv", known, first, self.words[known]),
                 test_data=self.write(f"new{h}.csv", new, first),
-                predictions=self.folder / f"predictions{h}.csv",
-                label_column="state",
-                classes="ok,bad",
-                landmark_seed=self.folder / "seed0",
-                **shared,
-            )
+                predictions=self.folder / f"predictions{h}.csv", label_column="state",
+                classes="ok,bad", landmark_seed=self.folder / "seed0", **shared,
+            )  # fmt: skip
         order = rng.permutation(60)
         proteins = self.write("proteins.csv", order, slice(2, 4))
         for k, data in ((1, proteins), (2, self.save("genes.npz", order[::-1], slice(4, 6)))):
@@ -246,12 +237,8 @@ class FDSKLSite(Patients):
 
     app, actives, features = "fdskl", 1, 40
     config = {  # noqa: RUF012
-        "features": 40,
-        "gamma": 1.5,
-        "regularization": 1e-2,
-        "phase_bits": 32,
-        "loss": "square",
-    }
+        "features": 40, "gamma": 1.5, "regularization": 1e-2, "phase_bits": 32, "loss": "square",
+    }  # fmt: skip
 
     def build(self, rng: np.random.Generator) -> None:
         super().build(rng)
@@ -296,14 +283,9 @@ class TwoActivesSite(FDSKLSite):
 
     actives = 2
     config = {  # noqa: RUF012
-        "schedule": "streaming",
-        "num_rounds": 12,
-        "directions": 4,
-        "batch": 6,
-        "phase_bits": 32,
-        "evaluate_every": 5,
-        "checkpoint_every": 4,
-    }
+        "schedule": "streaming", "num_rounds": 12, "directions": 4, "batch": 6, "phase_bits": 32,
+        "evaluate_every": 5, "checkpoint_every": 4,
+    }  # fmt: skip
 
 
 class HorizontalSite(Patients):

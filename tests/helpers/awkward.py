@@ -109,9 +109,7 @@ def quantiles(known: np.ndarray) -> QuantileTransformer:
     return found
 
 
-def by_scikit_learn(
-    kind: str, train: Sequence[Any], new: Sequence[Any], scaling: str
-) -> np.ndarray:
+def by_scikit_learn(kind: str, train: Sequence[Any], new: Any, scaling: str) -> np.ndarray:
     """Return what scikit-learn makes of the new cells of a column, fitted on other rows."""
     train, new = ([_cell(cell) for cell in cells] for cells in (train, new))
     found = []
@@ -199,17 +197,11 @@ def everything(rows: int = 221) -> Awkward:
     columns: dict[str, Any] = {"size": (rng.normal(size=rows) + 2 * (labels == "b")).tolist()}
     kinds = {"size": "number"}
     parts = {
-        "gaps": "a",
-        "text with gaps": "colour",
-        "constant": "still",
-        "one value and nulls": "level",
-        "odd names": "x[1]",
-        "booleans": "gap",
-        "dates with gaps": "day",
-        "far outlier": "income",
-        "names of rows": "name",
+        "gaps": "a", "text with gaps": "colour", "constant": "still",
+        "one value and nulls": "level", "odd names": "x[1]", "booleans": "gap",
+        "dates with gaps": "day", "far outlier": "income", "names of rows": "name",
         "many categories": "town",
-    }
+    }  # fmt: skip
     for name, column in parts.items():
         columns[column] = tables[name].columns[column]
         kinds[column] = tables[name].kinds[column]

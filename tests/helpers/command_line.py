@@ -159,9 +159,7 @@ def stars() -> np.ndarray:
 
 
 @pytest.fixture(scope="session")
-def commands(
-    tmp_path_factory: pytest.TempPathFactory, stars: np.ndarray, tables: type[Tables]
-) -> CommandLine:
+def commands(tmp_path_factory: Any, stars: np.ndarray, tables: type[Tables]) -> CommandLine:
     """Return the command line."""
     path = tmp_path_factory.mktemp("ratings") / "r.csv"
     tables.ratings(path, stars)
@@ -169,9 +167,7 @@ def commands(
 
 
 @pytest.fixture(scope="session")
-def finished(
-    tmp_path_factory: pytest.TempPathFactory, commands: CommandLine
-) -> Callable[..., SimpleNamespace]:
+def finished(tmp_path_factory: Any, commands: CommandLine) -> Callable[..., SimpleNamespace]:
     """Return what runs a method (small, or with these options) once, on a screen of 80."""
     made: dict[tuple[str, ...], SimpleNamespace] = {}
 

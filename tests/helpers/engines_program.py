@@ -42,21 +42,15 @@ WAYS = {**EVERY, "fed-cg": replace(EVERY["fed-cg"], tables=partial(hospitals, co
 #: Ways, and the messages at which a node raises.
 RUNS: dict[str, tuple[str, ...]] = {
     "pof-mkl": ("online-personal-2-1", "online-personal-5-1"),
-    "pof-mkl, secure": ("online-personal-2-1", "unmask-3-2"),
-    "pof-rls": ("online-ridge-3-2",),
-    "vm-kofl": ("online-shared-2-3",),
-    "per-fed-avg": ("online-network-2-1",),
-    "local-only": (),
+    "pof-mkl, secure": ("online-personal-2-1", "unmask-3-2"), "pof-rls": ("online-ridge-3-2",),
+    "vm-kofl": ("online-shared-2-3",), "per-fed-avg": ("online-network-2-1",), "local-only": (),
     "fdskl": ("vertical-step-1-3", "vertical-train-3-0"),
-    "fdskl, streaming": ("vertical-step-3-0", "vertical-step-5-2"),
-    "secure-gram": ("unmask-2-3",),
-    "fed-cfk": ("gram-recommend-5-2",),
-    "kernel-pca": ("method-3-3",),
+    "fdskl, streaming": ("vertical-step-3-0", "vertical-step-5-2"), "secure-gram": ("unmask-2-3",),
+    "fed-cfk": ("gram-recommend-5-2",), "kernel-pca": ("method-3-3",),
     "fed-cg": ("hybrid-distances-1-3", "hybrid-equations-3-0"),
-    "hierarchical-svm": ("svm-step-2-1", "svm-combine-3-5"),
-    "hierarchical-svm, asynchronous": (),
+    "hierarchical-svm": ("svm-step-2-1", "svm-combine-3-5"), "hierarchical-svm, asynchronous": (),
     "hierarchical-svm, vertical": ("svm-visit-3-1", "svm-owner-2-6"),
-}
+}  # fmt: skip
 BROKEN, SLOW, BUGS = "pof-mkl, broken", "pof-mkl, slow", "bugs"
 SECONDS, PATIENCE = 15.0, 200.0  # to answer beside other tests: in a slow run, and elsewhere
 CLIENTS = 4

@@ -135,11 +135,6 @@ def change_reply(change: Callable[[Message], Message]) -> Fault:
 
 #: All that may happen to one request or its reply, and passes.
 PASSING = (
-    Fault("vanished"),
-    Fault("lost reply"),
-    change_reply(strip),
-    Fault("error"),
-    Fault("duplicate"),
-    change_reply(scramble),
-    Fault("lost request"),
-)
+    Fault("vanished"), Fault("lost reply"), change_reply(strip), Fault("error"), Fault("duplicate"),
+    change_reply(scramble), Fault("lost request"),
+)  # fmt: skip

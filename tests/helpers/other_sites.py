@@ -204,12 +204,9 @@ class RangesSite(Site):
             ids = [f"p{k}{i}" for i in range(12)]
             self.add(
                 data=write(self.folder / f"patients{k}.csv", heads, ids, *body),
-                id_column="patient",
-                label_column="days",
-                block="clinical",
-                ranges=self.folder / f"r{k}.json",
-                scaling=self.folder / f"s{k}.json",
-            )
+                id_column="patient", label_column="days", block="clinical",
+                ranges=self.folder / f"r{k}.json", scaling=self.folder / f"s{k}.json",
+            )  # fmt: skip
         self.genes = rng.normal(size=(9, 2))
         path = self.folder / "genes.npz"
         np.savez(path, X=self.genes, feature_names=np.array(["g", "h"]))
@@ -250,24 +247,14 @@ class RowsSite(Site):
             )
             self.add(
                 data=write(self.folder / f"known{k}.csv", heads, *known),
-                test_data=write(self.folder / f"new{k}.csv", heads, *new),
-                id_column="key",
-                label_column="state",
-                ranges=ranges,
-                results=self.folder / f"results{k}",
-            )
+                test_data=write(self.folder / f"new{k}.csv", heads, *new), id_column="key",
+                label_column="state", ranges=ranges, results=self.folder / f"results{k}",
+            )  # fmt: skip
 
 
 SITES: dict[str, type[Site]] = {
-    "fed-cg": FedCGSite,
-    "fdskl": FDSKLSite,
-    "fdskl two": TwoActivesSite,
-    "horizontal": HorizontalSite,
-    "vertical": VerticalSite,
-    "pof-mkl": StreamSite,
-    "pof-rls": RidgeSite,
-    "fed-cfk": RatingSite,
-    "ranges": RangesSite,
-    "align": AlignSite,
+    "fed-cg": FedCGSite, "fdskl": FDSKLSite, "fdskl two": TwoActivesSite,
+    "horizontal": HorizontalSite, "vertical": VerticalSite, "pof-mkl": StreamSite,
+    "pof-rls": RidgeSite, "fed-cfk": RatingSite, "ranges": RangesSite, "align": AlignSite,
     "kernel-pca": RowsSite,
-}
+}  # fmt: skip

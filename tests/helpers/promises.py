@@ -124,11 +124,8 @@ def page() -> str:
         text = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
         title = next(line for line in text.splitlines() if line.startswith("# "))
         lines += [
-            f"## {title[2:]}\n",
-            f"[The page]({name}.md).\n",
-            "| promise | tests |",
-            "|---|---|",
-        ]
+            f"## {title[2:]}\n", f"[The page]({name}.md).\n", "| promise | tests |", "|---|---|",
+        ]  # fmt: skip
         lines += [
             f"| {one.says} | {', '.join(f'`{test}`' for test in one.tests)} |" for one in ones
         ]

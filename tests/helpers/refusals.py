@@ -35,6 +35,13 @@ def refuses(code: str, action: Callable[..., Any], /, *args: Any, **more: Any) -
     return caught.value
 
 
+def raises(kind: Any, action: Callable[..., Any], /, *args: Any, **more: Any) -> Any:
+    """Return the error of some kind, which may be none of ours, with which an action fails."""
+    with pytest.raises(kind) as caught:
+        action(*args, **more)
+    return caught
+
+
 def complaint(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
     """Return the one line with which the command line refuses; it must leave nothing behind."""
     from fedkern_flwr.simulations.cli.main import run  # which few tests load

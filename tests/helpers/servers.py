@@ -80,12 +80,9 @@ class SuperLink:
 
     def flwr(self, *arguments: str) -> str:
         done = subprocess.run(
-            [str(BIN / "flwr"), *arguments],
-            env=self.environment,
-            capture_output=True,
-            text=True,
+            [str(BIN / "flwr"), *arguments], env=self.environment, capture_output=True, text=True,
             timeout=120,
-        )
+        )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

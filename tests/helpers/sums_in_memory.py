@@ -4,7 +4,7 @@ the integer sum that they must hit, and the checkers that say what looks random.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -86,12 +86,7 @@ class Run:
             self.keep(party)
 
     def order(
-        self,
-        length: int,
-        encoding: Encoding | None = None,
-        *,
-        backups: bool | None = None,
-        **options: Any,
+        self, length: int, encoding: Any = None, *, backups: bool | None = None, **options: Any
     ) -> RunningSum:
         """Order a sum; ``backups`` overrules what both sides would decide by their cost.
 
@@ -144,11 +139,7 @@ class Run:
         return section.read(wire.Unmask, party="server")
 
     def told(
-        self,
-        running: RunningSum,
-        partition: int,
-        alive: Collection[int],
-        votes: Mapping[int, bytes],
+        self, running: RunningSum, partition: int, alive: Any, votes: Mapping[int, bytes]
     ) -> wire.Unmask:
         """What a server may tell a party: any survivors, with the shares and votes that it has."""
         cohort, order, sealed = running.cohort, running.order, b""
@@ -157,14 +148,11 @@ class Run:
                 there = j in running.uploaded
                 sealed += running.enclosed.share(j, partition) if there else bytes(49)
         return wire.Unmask(
-            cohort=order.cohort,
-            index=order.index,
-            alive=cohort.pack(alive),
-            dead=cohort.pack(set(cohort.members).difference(alive)),
-            shares=sealed,
+            cohort=order.cohort, index=order.index, alive=cohort.pack(alive),
+            dead=cohort.pack(set(cohort.members).difference(alive)), shares=sealed,
             voters=cohort.pack(votes) if votes else b"",
             votes=b"".join(votes[p] for p in sorted(votes)),
-        )
+        )  # fmt: skip
 
     def vote(self, running: RunningSum, voting: Iterable[int] | None = None) -> None:
         """Ask all survivors to vote, where they must; only those who do, in that order."""
@@ -178,12 +166,7 @@ class Run:
     def recover(self, running: RunningSum, answering: Iterable[int] | None = None) -> None:
         self._answer(running, self.server.recover_sections([running]), answering)
 
-    def _answer(
-        self,
-        running: RunningSum,
-        requests: Mapping[int, Sequence[PhaseMessage]],
-        answering: Iterable[int] | None,
-    ) -> None:
+    def _answer(self, running: RunningSum, requests: Any, answering: Iterable[int] | None) -> None:
         seen = self.transcript(running)
         for p in requests if answering is None else answering:
             if p not in requests:

@@ -350,15 +350,10 @@ class Rehearsal:
         ):
             text = text.replace(old, new)
         done = subprocess.run(
-            ["bash", "-ec", text],
-            cwd=place,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            ["bash", "-ec", text], cwd=place, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             timeout=300,
-        )
+        )  # fmt: skip
         assert done.returncode == 0, f"{name}: {text}\n{done.stdout}"
         return done.stdout
 

@@ -132,16 +132,13 @@ def test_any_place_and_any_bit_are_bound(
     bit = data.draw(st.integers(0, 8 * len(sealed) - 1))
     changed = (int.from_bytes(sealed, "little") ^ (1 << bit)).to_bytes(len(sealed), "little")
     for broken, place in (
-        (changed, route),
-        (sealed[:-1], route),
-        (sealed[:15], route),
+        (changed, route), (sealed[:-1], route), (sealed[:15], route),
         (sealed, route._replace(label=label + b" ")),
         (sealed, route._replace(label=sum_label(*where[:2], where[2] + 1, "g"))),
-        (sealed, route._replace(kind=3 - kind)),
-        (sealed, route._replace(source=source + 1)),
+        (sealed, route._replace(kind=3 - kind)), (sealed, route._replace(source=source + 1)),
         (sealed, route._replace(destination=destination + 1)),
         (sealed, route._replace(source=destination, destination=source)),
-    ):
+    ):  # fmt: skip
         refuses("FK-SUM-CHANGED", unseal, KEY, broken, place)
     refuses("FK-SUM-CHANGED", unseal, SECRET, sealed, route)
 
@@ -157,12 +154,9 @@ def test_two_directions_and_kinds_never_share_a_nonce() -> None:
 AT: tuple[str | int, ...] = ("chain", "session", 3, 0, 1)
 OTHER_PLACES: list[tuple[str | int, ...]] = [
     *((*AT[:k], value, *AT[k + 1 :]) for k, value in enumerate(("hop", "other", 4, 1, 2))),
-    ("chain", "session", 3, 1, 0),
-    ("chain", "session", 30, 1),
-    ("chain", "session", "3", 0, 1),
-    ("chain", "session", 3, 0),
-    (),
-]
+    ("chain", "session", 3, 1, 0), ("chain", "session", 30, 1), ("chain", "session", "3", 0, 1),
+    ("chain", "session", 3, 0), (),
+]  # fmt: skip
 
 
 def test_a_message_of_a_method_opens_in_its_own_place_only() -> None:
@@ -341,10 +335,8 @@ def bad_keys() -> dict[str, bytes]:
         "public": openssh_line(key).encode(),
         "ecdsa": curve.private_bytes(pem, PrivateFormat.OpenSSH, NoEncryption()),
         "ecdsa as pem": curve.private_bytes(pem, PrivateFormat.PKCS8, NoEncryption()),
-        "truncated": raw[: len(raw) // 2],
-        "empty": b"",
-        "not text": bytes(range(256)),
-    }
+        "truncated": raw[: len(raw) // 2], "empty": b"", "not text": bytes(range(256)),
+    }  # fmt: skip
     with suppress(UnsupportedAlgorithm):  # without bcrypt; ssh-keygen covers the case
         made["with passphrase"] = key.private_bytes(pem, PrivateFormat.OpenSSH, secret)
     return made
@@ -410,14 +402,11 @@ SIGNED |= {"signature": SIGNATURE, "counts": COUNTS}
 
 
 @pytest.mark.promise("sums-signatures")
-@pytest.mark.parametrize(
-    "change",
-    [
-        *({"session": "run2"}, {"partition": 1}, {"public": generate_key()[1]}, {"trusted": {}}),
-        *({"signature": text} for text in (flip(SIGNATURE, 0), SIGNATURE[:-1], b"")),
-        *({"counts": (8, 2)}, {"counts": (7, 3)}),
-    ],
-)
+@pytest.mark.parametrize("change", [
+    *({"session": "run2"}, {"partition": 1}, {"public": generate_key()[1]}, {"trusted": {}}),
+    *({"signature": text} for text in (flip(SIGNATURE, 0), SIGNATURE[:-1], b"")),
+    *({"counts": (8, 2)}, {"counts": (7, 3)}),
+])  # fmt: skip
 def test_other_signatures_are_refused(change: dict[str, Any]) -> None:
     check_key(**SIGNED)
     code = "FK-IDENTITY-UNPINNED" if "trusted" in change else "FK-IDENTITY-UNSIGNED"

@@ -33,15 +33,10 @@ few = st.one_of(nobody, nobody, nobody, st.sets(who, max_size=1), st.sets(who, m
 which = st.integers(0, 2)
 masks = st.sampled_from([True, True, True, False])
 DISTURBANCES = (
-    "a_vector_comes_late_or_again",
-    "a_vector_of_another_sum_is_sent",
-    "an_order_comes_again",
-    "values_are_beyond_the_bound",
-    "a_sum_is_repeated_otherwise",
-    "the_server_tells_another_story",
-    "a_bit_changes_on_the_way",
-    "a_request_of_a_closed_sum_comes_again",
-)
+    "a_vector_comes_late_or_again", "a_vector_of_another_sum_is_sent", "an_order_comes_again",
+    "values_are_beyond_the_bound", "a_sum_is_repeated_otherwise", "the_server_tells_another_story",
+    "a_bit_changes_on_the_way", "a_request_of_a_closed_sum_comes_again",
+)  # fmt: skip
 wrong = st.sampled_from(DISTURBANCES)
 
 
@@ -427,21 +422,11 @@ class Sums(RuleBasedStateMachine):
     @rule(
         at=which,
         terms=st.tuples(st.sampled_from(ENCODINGS), st.booleans(), st.none() | who, masks),
-        some=few,
-        others=few,
-        forger=st.none() | who,
-        first=st.tuples(wrong, who, who),
+        some=few, others=few, forger=st.none() | who, first=st.tuples(wrong, who, who),
         then=st.tuples(wrong, who, who),
-    )
+    )  # fmt: skip
     def a_sum_goes_on(
-        self,
-        at: int,
-        terms: tuple[Encoding, bool, int | None, bool],
-        some: set[int],
-        others: set[int],
-        forger: int | None,
-        first: tuple[str, int, int],
-        then: tuple[str, int, int],
+        self, at: int, terms: Any, some: Any, others: Any, forger: Any, first: Any, then: Any
     ) -> None:
         """By a stage: some do not take part in it; others mask and are late.
 

@@ -165,17 +165,14 @@ def test_recovery_only_by_those_who_allow_it(unwilling: tuple[int, ...]) -> None
 # -- orders and values
 
 
-@pytest.mark.parametrize(
-    ("code", "change"),
-    [
-        ("FK-SUM-STRANGER", {"cohort": 3}), ("FK-SUM-RECEIVER", {"receiver": 9}),
-        ("FK-SUM-VALUES", {"length": 4}), ("FK-SUM-OVERFLOW", {"bits": 16, "name": "b"}),
-        ("FK-SUM-NUMBER", {"index": 0}), ("FK-SUM-NUMBER", {"index": 1027}),
-        ("FK-OPTION-CHOICE", {"bits": 8, "name": "b"}),
-        ("FK-OPTION-CHOICE", {"kind": "float", "name": "b"}),
-        ("FK-OPTION-RANGE", {"bound": -1.0, "name": "b"}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("code", "change"), [
+    ("FK-SUM-STRANGER", {"cohort": 3}), ("FK-SUM-RECEIVER", {"receiver": 9}),
+    ("FK-SUM-VALUES", {"length": 4}), ("FK-SUM-OVERFLOW", {"bits": 16, "name": "b"}),
+    ("FK-SUM-NUMBER", {"index": 0}), ("FK-SUM-NUMBER", {"index": 1027}),
+    ("FK-OPTION-CHOICE", {"bits": 8, "name": "b"}),
+    ("FK-OPTION-CHOICE", {"kind": "float", "name": "b"}),
+    ("FK-OPTION-RANGE", {"bound": -1.0, "name": "b"}),
+])  # fmt: skip
 def test_orders_that_break_a_rule_are_refused(code: str, change: dict[str, Any]) -> None:
     """The number may be used by a sum that keeps the rules."""
     run = joined()
@@ -466,9 +463,7 @@ def votes_of(*signers: int, cohort: dict[str, Any] | None = None, **change: Any)
 
 
 FALSE: dict[str, Any] = {
-    "none": votes_of(),
-    "too few": votes_of(1, 2, 3),
-    "a dead party's": votes_of(1, 2, 3, 5),
+    "none": votes_of(), "too few": votes_of(1, 2, 3), "a dead party's": votes_of(1, 2, 3, 5),
     "of another run": votes_of(1, 2, 3, 4, session="run2"),
     "of another sum": votes_of(1, 2, 3, 4, number=2),
     "of another cohort": votes_of(1, 2, 3, 4, cohort={"number": 1}),
@@ -477,7 +472,7 @@ FALSE: dict[str, Any] = {
     "one party's, four times": lambda run, s: ([1, 2, 3, 4], 4 * sign(run, s, 1)),
     "cut short": lambda run, s: ([1, 2, 3, 4], votes_of(1, 2, 3, 4)(run, s)[1][:-1]),
     "more than voters": lambda run, s: ([1, 2, 3], votes_of(1, 2, 3, 4)(run, s)[1]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.promise("sums-votes")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import raises
 from sums_in_memory import Run, assert_alike, assert_uniform, refuses, sparse
 
 from fedkern_flwr.errors import SumError
@@ -175,10 +176,8 @@ def test_poor_masks_are_noticed(monkeypatch: pytest.MonkeyPatch, bits: int, brok
     monkeypatch.setattr(party_module, "add_streams", broken)
     samples = [collect_uploads(x, bits, CIPHERS[0]) for x in (0.0, LARGE[bits])]
     for sample in samples:
-        with pytest.raises(AssertionError):
-            assert_uniform(sample)
-    with pytest.raises(AssertionError):
-        assert_alike(*samples)
+        raises(AssertionError, assert_uniform, sample)
+    raises(AssertionError, assert_alike, *samples)
 
 
 def test_a_single_bare_bit_is_noticed() -> None:
@@ -198,15 +197,10 @@ def test_a_single_bare_bit_is_noticed() -> None:
 # -- 2. nothing comes twice
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ({}, {}),
-        ({"receiver": 0, "self_masks": False},) * 2,
-        ({"self_masks": False},) * 2,
-        ({"self_masks": False}, {"self_masks": False, "cohort": 1}),
-    ],
-)
+@pytest.mark.parametrize(("one", "other"), [
+    ({}, {}), ({"receiver": 0, "self_masks": False},) * 2, ({"self_masks": False},) * 2,
+    ({"self_masks": False}, {"self_masks": False, "cohort": 1}),
+])  # fmt: skip
 def test_the_same_vector_is_masked_afresh(one: dict[str, Any], other: dict[str, Any]) -> None:
     """In another attempt, another cohort or another run."""
     run, another = (Run(4, cohorts=[range(4), range(4)]) for _ in range(2))
@@ -243,12 +237,10 @@ def is_open(remainder: np.ndarray) -> bool:
 
 
 ENDS: dict[str, dict[str, Any]] = {
-    "all survive": {},
-    "the victim is late": {"dead": [0]},
-    "the victim is silent": {"silent": [0]},
+    "all survive": {}, "the victim is late": {"dead": [0]}, "the victim is silent": {"silent": [0]},
     "another is dead, the victim silent": {"dead": [8], "silent": [0]},
     "the victim is late, another silent": {"dead": [0], "silent": [8]},
-}
+}  # fmt: skip
 
 
 @pytest.mark.promise("sums-t-shares")
@@ -387,12 +379,9 @@ class Liar:
     def recover(self, party: int, silent: Iterable[int], alive: bytes) -> None:
         sources = [j for j in self.cohort.neighbours[party] if j in set(silent)]
         request = Recover(
-            cohort=0,
-            index=self.running.order.index,
-            alive=alive,
-            silent=self.cohort.pack(sources),
+            cohort=0, index=self.running.order.index, alive=alive, silent=self.cohort.pack(sources),
             backups=self.running.enclosed.backed_up(sources, party),
-        )
+        )  # fmt: skip
         if sources and self._ask(party, "recover", request) is not None:
             for pair, tellers in self.backed.items():
                 if pair[0] in sources and pair[1] not in self.cohort.unpack(alive):

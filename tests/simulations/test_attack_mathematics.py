@@ -206,16 +206,10 @@ def rows_in(found: np.ndarray, x: np.ndarray) -> int:
     return sum(tuple(row) in truth for row in found.tolist())
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        profiles_of(2, 120),
-        profiles_of(40, 120),
-        profiles_of(80, 160, min_support=5),
-        np.repeat(profiles_of(10, 60), 2, axis=0),
-    ],
-    ids=["2 users", "40 users", "support of five", "equal profiles"],
-)
+@pytest.mark.parametrize("rows", [
+    profiles_of(2, 120), profiles_of(40, 120), profiles_of(80, 160, min_support=5),
+    np.repeat(profiles_of(10, 60), 2, axis=0),
+], ids=["2 users", "40 users", "support of five", "equal profiles"])  # fmt: skip
 def test_fewer_users_than_items_are_all_found(rows: np.ndarray) -> None:
     found, remaining = peel_profiles(rows.T @ rows)
     assert not remaining.diagonal().any()

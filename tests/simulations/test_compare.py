@@ -250,13 +250,10 @@ def test_errors_are_one_line(code: str, commands: Any) -> None:
 # -- methods of several families on the same rows
 
 
-@pytest.mark.parametrize(
-    ("name", "parties", "size"),
-    [
-        ("cross-vertical", "4 parties, 1 with labels", "4 parties (1 with labels)"),
-        ("cross-hybrid", "4 hospitals and 2 centres", "4 hospitals and 2 centres"),
-    ],
-)
+@pytest.mark.parametrize(("name", "parties", "size"), [
+    ("cross-vertical", "4 parties, 1 with labels", "4 parties (1 with labels)"),
+    ("cross-hybrid", "4 hospitals and 2 centres", "4 hospitals and 2 centres"),
+])  # fmt: skip
 def test_all_methods_of_a_task_hold_out_the_same_rows(name: str, parties: str, size: str) -> None:
     (section,) = preset(name, ("Breast cancer",)).sections
     held: list[Any] = []
@@ -499,11 +496,9 @@ def test_a_data_set_of_a_preset_may_be_another_file(compared, commands, monkeypa
     found, _ = compared(*given, "--datasets", "Higgs=mine.npz")
     assert found["datasets"]["Higgs"]["source"].startswith("mine.npz, ")
     for name, asked in (
-        ("pof-mkl-table2", "WEC"),
-        ("fdskl-table4", "ijcnn1"),
-        ("fdskl-figure5", "givemecredit"),
+        ("pof-mkl-table2", "WEC"), ("fdskl-table4", "ijcnn1"), ("fdskl-figure5", "givemecredit"),
         ("fed-cfk-table2", "ml-1m"),
-    ):
+    ):  # fmt: skip
         made = preset(name, (asked,), {asked: "mine.npz"})
         assert {Path(one.data) for one in made.data.values()} == {Path("mine.npz").resolve()}
         refuses("FK-DATA-FOLDER", preset, name, (asked,))
@@ -595,9 +590,7 @@ def test_table3_compares_the_architectures(small_tables: Path, datasets_of: Data
     assert report.count("data:image/png") == 1
 
 
-def test_table2_has_random_labels(
-    small_tables: Path, monkeypatch: pytest.MonkeyPatch, datasets_of: Datasets
-) -> None:
+def test_table2_draws_labels(small_tables: Path, monkeypatch: Any, datasets_of: Datasets) -> None:
     monkeypatch.setattr(hierarchical, "MANY_USERS", 10)
     found = datasets_of("hierarchical-table2", "--rounds", "2")
     methods = found["Random labels"]["methods"]
@@ -677,9 +670,7 @@ QUICK = ("figure7",)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.long) for n in FIGURES]
 )
-def test_figures(
-    name: str, small_tables: Path, monkeypatch: pytest.MonkeyPatch, datasets_of: Datasets
-) -> None:
+def test_figures(name: str, small_tables: Path, monkeypatch: Any, datasets_of: Datasets) -> None:
     for counts in ("_FEW_GROUPS", "_ALL_GROUPS"):
         monkeypatch.setattr(hierarchical, counts, (2, 3))
     entries, plots = FIGURES[name]

@@ -22,7 +22,7 @@ import pytest
 from app_sites import cells, write
 from flwr.app import Context
 from identities import known_node
-from refusals import refused
+from refusals import refuses
 from servers import processes_of, wait_for_end_of
 from sklearn.svm import SVC
 
@@ -142,9 +142,7 @@ def listening(deployment: LocalDeployment) -> set[int]:
     return ports
 
 
-def test_nodes_that_may_not_take_part_are_refused_in_one_line(
-    deployment: Any, tmp_path: Path
-) -> None:
+def test_nodes_that_may_not_take_part_are_refused(deployment: Any, tmp_path: Path) -> None:
     good = deployment.nodes[2]
     deployment.start_node(0)
     deployment.start_node(1)
@@ -152,8 +150,7 @@ def test_nodes_that_may_not_take_part_are_refused_in_one_line(
     make_node_key(tmp_path / "stranger")
     for key in (tmp_path / "stranger", deployment.key(1)):  # of nobody, and of another node
         deployment.start_node(2, key)
-        with refused("FK-DEPLOY-KEY"):
-            deployment.wait_for_nodes()
+        refuses("FK-DEPLOY-KEY", deployment.wait_for_nodes)
         deployment.processes.end("node 2")
     wrong = {
         "partition-id": (1, "two nodes have partition-id 1"),
@@ -194,17 +191,15 @@ def test_an_expired_certificate_and_a_wrong_clock_are_named(
     (wrong / "sitecustomize.py").write_text(WRONG_CLOCK)
     monkeypatch.setitem(deployment.processes.environment, "PYTHONPATH", str(wrong))
     deployment.start_node(0)
-    with refused("FK-DEPLOY-ENDED") as caught:
-        deployment.wait_for_nodes()
-    assert "its clock is wrong" in str(caught.value)
+    caught = refuses("FK-DEPLOY-ENDED", deployment.wait_for_nodes)
+    assert "its clock is wrong" in str(caught)
     monkeypatch.undo()
 
     other = LocalDeployment(tmp_path / "other", [])
     (tmp_path / "other" / "keys").mkdir()
     make_certificates(tmp_path / "other" / "keys", days=-1 / 1440)
     try:
-        with refused("FK-DEPLOY-CERTIFICATE"):
-            other.start_superlink()
+        refuses("FK-DEPLOY-CERTIFICATE", other.start_superlink)
     finally:
         other.processes.stop()
 
@@ -422,9 +417,7 @@ def noise_keys(folder: Path) -> list[list[bytes]]:
     return found
 
 
-def test_a_run_with_a_budget_breaks_off_goes_on_and_is_paid_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_with_a_budget_goes_on_and_is_paid_once(tmp_path: Path, monkeypatch: Any) -> None:
     policy, own = NodePolicy(max_epsilon=3.0), [{**table(k), "role": "user"} for k in range(3)]
     folder, nodes = tmp_path / "nodes", []
     for k, one in enumerate(own):

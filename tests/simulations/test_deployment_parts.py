@@ -19,8 +19,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused
+from refusals import raises, refused, refuses
 from scipy.sparse import csr_array
+from waiting import running, soon
 
 from fedkern_flwr.errors import EngineError
 from fedkern_flwr.guard.policy import NodePolicy, read_policy
@@ -46,8 +47,7 @@ def test_a_free_port_stays_free_until_it_is_listened_on() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert {free_port([port, other]) for _ in range(5)} == {other}
-        with refused("FK-DEPLOY-PORTS"):
-            free_port([port, port])
+        refuses("FK-DEPLOY-PORTS", free_port, [port, port])
 
 
 # -- files of a node
@@ -78,14 +78,11 @@ def test_a_table_is_read_back_bit_for_bit_and_by_its_user_alone(tmp_path: Path) 
         assert path.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize(
-    ("classes", "written", "labels"),
-    [
-        (("ham", "spam"), "ham,spam", ["ham", "spam", "ham"]),
-        (("not ham", "ham"), "0,1", ["0", "1", "0"]),  # a node sorts names
-        (("a,b", "c"), "0,1", ["0", "1", "0"]),
-    ],
-)
+@pytest.mark.parametrize(("classes", "written", "labels"), [
+    (("ham", "spam"), "ham,spam", ["ham", "spam", "ham"]),
+    (("not ham", "ham"), "0,1", ["0", "1", "0"]),  # a node sorts names
+    (("a,b", "c"), "0,1", ["0", "1", "0"]),
+])  # fmt: skip
 def test_labels_of_a_node_s_files_have_the_names_of_classes(classes, written, labels, tmp_path):
     own = {"x": np.ones((3, 1)), "y": np.array([0.0, 1.0, 0.0]), "classes": classes}
     config = write_node(tmp_path, 0, 2, own)
@@ -197,14 +194,6 @@ def test_the_server_s_certificate_is_signed_for_this_machine_and_keys_of_nodes_a
 # -- processes
 
 
-def running(pid: int) -> bool:
-    """Tell whether a process runs; one that waits to be collected does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
     found = Processes({"PATH": "/usr/bin:/bin"}, tmp_path / "pids", grace=0.5)
@@ -232,15 +221,11 @@ def test_stopping_leaves_nothing_of_a_process_s_group(tmp_path, processes, monke
         assert running(sleeper)
         if impatient:
             monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                processes.stop()
+            raises(KeyboardInterrupt, processes.stop)
             monkeypatch.undo()
         else:
             processes.stop()
-        deadline = time.monotonic() + 5.0
-        while running(sleeper) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not running(sleeper)
+        assert soon(lambda pid=sleeper: not running(pid), 5.0)
         assert not running(leader)
         assert not (tmp_path / "pids").exists()
 
@@ -260,22 +245,17 @@ def test_a_folder_whose_deployment_runs_is_refused(tmp_path: Path, processes: Pr
     processes.start("SuperLink", ["sleep", "300"], tmp_path / "log")
     (tmp_path / "flwr").mkdir()
     (tmp_path / "flwr" / "state.db").write_text("of the one that runs")
-    with refused("FK-DEPLOY-RUNNING"):
-        LocalDeployment(tmp_path, [])
+    refuses("FK-DEPLOY-RUNNING", LocalDeployment, tmp_path, [])
     assert (tmp_path / "flwr" / "state.db").exists()
     processes.stop()
     LocalDeployment(tmp_path, [])
 
 
-@pytest.mark.parametrize(
-    ("line", "code"),
-    [
-        ("fedkern: no rows; add some [FK-ROWS-FEW]", "FK-ROWS-FEW"),
-        (f"fedkern: {'x' * 900} [FK-ROWS-FEW]", "FK-ROWS-FEW"),
-        ("ValueError: 3", "FK-DEPLOY-ENDED"),
-        ("", "FK-DEPLOY-ENDED"),
-    ],
-)
+@pytest.mark.parametrize(("line", "code"), [
+    ("fedkern: no rows; add some [FK-ROWS-FEW]", "FK-ROWS-FEW"),
+    (f"fedkern: {'x' * 900} [FK-ROWS-FEW]", "FK-ROWS-FEW"), ("ValueError: 3", "FK-DEPLOY-ENDED"),
+    ("", "FK-DEPLOY-ENDED"),
+])  # fmt: skip
 def test_what_has_ended_passes_on_the_code_of_its_log(line: str, code: str, tmp_path: Path) -> None:
     (tmp_path / "log").write_text(f"started\n{line}\n\n" if line else "")
     error = ended("node 0 has ended", tmp_path / "log")
@@ -296,8 +276,7 @@ def test_all_that_is_started_listens_on_this_machine_only(tmp_path, monkeypatch)
     nodes: list[dict[str, str | int | float | bool]] = [{"partition-id": 0, "num-partitions": 1}]
     deployment = LocalDeployment(tmp_path, nodes, warm=False)
     for start in (deployment.start_superlink, lambda: deployment.start_node(0)):
-        with refused("FK-DEPLOY-ENDED"):
-            start()
+        refuses("FK-DEPLOY-ENDED", start)
     assert len(commands) == 2
     for command in commands:
         assert command[command.index("--host") + 1] == "127.0.0.1"

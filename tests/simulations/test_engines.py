@@ -111,16 +111,12 @@ def test_wrong_options_of_a_simulation_are_refused() -> None:
 # -- faults
 
 
-@pytest.mark.parametrize(
-    ("fault", "reason"),
-    [
-        (Fault("lost request"), "timed out after 0.06 s"),
-        (Fault("lost reply"), "timed out after 0.06 s"),
-        (Fault("vanished"), "unreachable"),
-        (Fault("error"), "raised InjectedError"),
-        (Fault("delay", seconds=5.0), "timed out after 0.06 s"),
-    ],
-)
+@pytest.mark.parametrize(("fault", "reason"), [
+    (Fault("lost request"), "timed out after 0.06 s"),
+    (Fault("lost reply"), "timed out after 0.06 s"), (Fault("vanished"), "unreachable"),
+    (Fault("error"), "raised InjectedError"),
+    (Fault("delay", seconds=5.0), "timed out after 0.06 s"),
+])  # fmt: skip
 def test_a_faulty_round_is_counted_and_the_run_goes_on(fault: Fault, reason: str) -> None:
     found = run((1, PHASE, 4, fault), timeout=IN_TIME)
     assert found.strategy.ledger_.failures == {"1": {reason: 1}}
@@ -165,17 +161,13 @@ def spoil(message: Message) -> Message:
     return message
 
 
-@pytest.mark.parametrize(
-    ("name", "phase", "fault"),
-    [
-        (WAY, PHASE, bad_gradient(np.nan)),
-        (WAY, PHASE, bad_gradient(np.inf)),
-        (WAY, PHASE, with_arrays(lambda k, g: [np.full_like(k, 99), g])),
-        (WAY, PHASE, with_arrays(lambda k, g: [np.full_like(k, -1), g])),
-        ("vm-kofl", "online-shared", with_arrays(lambda g, losses: [g, losses[:-1]])),
-        (WAY, "online-evaluate", Fault("tamper", change=spoil)),
-    ],
-)
+@pytest.mark.parametrize(("name", "phase", "fault"), [
+    (WAY, PHASE, bad_gradient(np.nan)), (WAY, PHASE, bad_gradient(np.inf)),
+    (WAY, PHASE, with_arrays(lambda k, g: [np.full_like(k, 99), g])),
+    (WAY, PHASE, with_arrays(lambda k, g: [np.full_like(k, -1), g])),
+    ("vm-kofl", "online-shared", with_arrays(lambda g, losses: [g, losses[:-1]])),
+    (WAY, "online-evaluate", Fault("tamper", change=spoil)),
+])  # fmt: skip
 def test_an_impossible_reply_is_counted_and_like_none(name: str, phase: str, fault: Fault) -> None:
     number = None if phase == "online-evaluate" else 5
     bad, missing = (run((2, phase, number, f), name=name) for f in (fault, Fault("vanished")))

@@ -26,19 +26,16 @@ IRIS, REAL = ["--data", "iris"], ["--encoding", "fixed-point", "--data", "iris"]
 FEW = ["--users", "4", "--rounds", "8", "--C", "1"]
 ONLINE = ["--clients", "3", "--rounds", "16"]
 RUNS: dict[str, list[str]] = {
-    "fed-cg": ["fed-cg", *IRIS],
-    "numbers": ["fed-cg", "--data", "diabetes", "--landmarks", "20"],
+    "fed-cg": ["fed-cg", *IRIS], "numbers": ["fed-cg", "--data", "diabetes", "--landmarks", "20"],
     "laplacian, ranks": ["fed-cg", "--kernel", "laplacian", "--scaling", "rank", *IRIS],
     "fdskl": ["fdskl", "--features", "60", *IRIS],
     "two owners": ["fdskl", "--schedule", "streaming", "--rounds", "8", "--active-parties", "2"],
     "rbf": ["secure-gram", "--kernel", "rbf", *REAL],
     "cosine": ["secure-gram", "--kernel", "cosine", "--learner", "ridge", *REAL],
-    "poly": ["secure-gram", "--kernel", "poly", *REAL],
-    "linear": ["hierarchical-svm", *FEW],
+    "poly": ["secure-gram", "--kernel", "poly", *REAL], "linear": ["hierarchical-svm", *FEW],
     "random features": ["hierarchical-svm", "--model", "rbf", "--features", "30", *FEW],
-    "pof-mkl": ["pof-mkl", *ONLINE],
-    "pof-rls": ["pof-rls", *ONLINE],
-}
+    "pof-mkl": ["pof-mkl", *ONLINE], "pof-rls": ["pof-rls", *ONLINE],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -97,9 +94,7 @@ def test_all_formats_predict_what_the_model_predicts(name: str) -> None:
 
 
 @pytest.mark.parametrize("text", [False, True])
-def test_gaps_and_names_of_classes_are_exported(
-    text: bool, tables: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gaps_and_classes_are_exported(text: bool, tables: Any, capsys: Any) -> None:
     """Columns of text are encoded elsewhere, and that is said."""
     rng = np.random.default_rng(3)
     age, dose = rng.normal(50.0, 9.0, 120), rng.lognormal(1.0, 0.8, 120)

@@ -496,17 +496,15 @@ VERTICAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "smooth hinge": ({}, {**ONE, "loss": "smooth-hinge"}),
     "laplacian": ({}, {**ONE, "kernel": "laplacian"}),
     "chosen": ({}, {**ONE, "gamma": None, "regularization": None}),
-    "many classes": ({"data": "iris"}, ONE),
-    "numbers": ({"data": "iris", "target": "0"}, ONE),
+    "many classes": ({"data": "iris"}, ONE), "numbers": ({"data": "iris", "target": "0"}, ONE),
     "two parties": ({"parties": 2, "allow_single": True}, {**ONE, "allow_single": True}),
-    "other seed": ({"seed": 9, "resplit": True}, ONE),
-    "16 bits": ({}, {**ONE, "phase_bits": 16}),
+    "other seed": ({"seed": 9, "resplit": True}, ONE), "16 bits": ({}, {**ONE, "phase_bits": 16}),
     "streaming": ({"train_rows": 25}, {**MANY, "loss": "logistic", "kernel": "laplacian"}),
     "all active": ({"active_parties": 3}, {**MANY, "loss": "square"}),
     "diminishing": ({}, {**MANY, "step_schedule": "diminishing", "regularization": 0.2}),
     "the paper's": ({"parties": 6}, {**MANY, "directions": 1, "batch": 1}),
     "streaming, numbers": ({"data": "iris", "target": "0", "active_parties": 2}, MANY),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", VERTICAL)
@@ -557,15 +555,12 @@ def tables(prepared: HierarchicalData, **options: Any) -> list[dict[str, Any]]:
 # --- Who is in which group ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("users", "more", "sizes", "text"),
-    [
-        (20, {"groups": 3}, (7, 7, 6), "20 users in 3 groups"),
-        (4, {"groups": 4}, (1, 1, 1, 1), "4 users in 4 groups"),
-        (7, {"groups": 1}, (7,), "7 users in 1 group"),
-        (6, {"group_sizes": (1, 5)}, (1, 5), "groups of 1, 5 users"),
-    ],
-)
+@pytest.mark.parametrize(("users", "more", "sizes", "text"), [
+    (20, {"groups": 3}, (7, 7, 6), "20 users in 3 groups"),
+    (4, {"groups": 4}, (1, 1, 1, 1), "4 users in 4 groups"),
+    (7, {"groups": 1}, (7,), "7 users in 1 group"),
+    (6, {"group_sizes": (1, 5)}, (1, 5), "groups of 1, 5 users"),
+])  # fmt: skip
 def test_users_are_dealt_to_groups_evenly_unless_sizes_are_given(
     users: int, more: dict[str, Any], sizes: tuple[int, ...], text: str
 ) -> None:
@@ -797,15 +792,12 @@ def run_one(prepared: HierarchicalData, **options: Any) -> Entry:
 TWO = {"name": "iris", "positive": 1.0}
 #: Of the data, and of the method; ``make test-long`` has the first four.
 SOLVED: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    ({"name": "iris"}, {"model": "logistic"}),
-    (TWO, {"scale": "none"}),
-    (TWO, {"architecture": "centralised"}),
-    (TWO, {"model": "rbf", "features": 6, "gamma": 0.5}),
-    ({"name": "iris", "target": "0"}, {"model": "ridge"}),
-    (TWO | COLUMNS, COLUMNS),
+    ({"name": "iris"}, {"model": "logistic"}), (TWO, {"scale": "none"}),
+    (TWO, {"architecture": "centralised"}), (TWO, {"model": "rbf", "features": 6, "gamma": 0.5}),
+    ({"name": "iris", "target": "0"}, {"model": "ridge"}), (TWO | COLUMNS, COLUMNS),
     ({"name": "iris", **COLUMNS}, {**COLUMNS, "model": "logistic"}),
     ({"name": "iris", "target": "0", **COLUMNS}, {**COLUMNS, "model": "ridge"}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -79,11 +79,8 @@ def write_tables(rows: int = 120) -> None:
     write("visits.csv", {**clinic, "visits": visits, "ill": ill})
     for name, part, yes in (("north", slice(0, 60), "yes"), ("south", slice(60, rows), " Yes")):
         own = {
-            "patient": patient,
-            "age": age,
-            "dose": dose,
-            "ill": np.where(ill == "yes", yes, ill),
-        }
+            "patient": patient, "age": age, "dose": dose, "ill": np.where(ill == "yes", yes, ill),
+        }  # fmt: skip
         write(f"{name}.csv", {k: v[part] for k, v in own.items()})
     lab = {"patient": patient, "p": x[0], "q": x[1], "ill": ill}
     write("lab.csv", {k: v[::-1] for k, v in lab.items()})
@@ -126,11 +123,9 @@ FAMILIES: dict[str, tuple[list[str], tuple[str, ...]]] = {
 }
 #: What new rows have in place of cells of some kind: what is not known, gaps, what is no such cell.
 NEW = {
-    "category": ["violet", None, " red "],
-    "date": ["yesterday", "", "2031-01-01"],
-    "number": ["1e300", "", "?"],
-    "boolean": ["maybe", None, "yes"],
-}
+    "category": ["violet", None, " red "], "date": ["yesterday", "", "2031-01-01"],
+    "number": ["1e300", "", "?"], "boolean": ["maybe", None, "yes"],
+}  # fmt: skip
 TABLES = {**awkward_tables(), "everything": everything()}
 
 

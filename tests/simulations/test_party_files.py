@@ -23,6 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refuses
+from waiting import soon
 
 from fedkern_flwr import load_model
 from fedkern_flwr.simulations.cli.main import run
@@ -242,12 +243,10 @@ def test_new_rows_of_parties_are_predicted_as_of_one_table(commands: Any, tables
     assert nameless.read(frames, "id").rows == 14
     os.mkfifo("pipe")  # nor is a device replaced
     for more, code in (
-        (parties[:2], "FK-PARTIES-FEW"),
-        (["--party", one, "--party", one], "FK-FILE-TWICE"),
-        ([*parties, "--data", one], "FK-PREDICT-ROWS"),
-        ([], "FK-PREDICT-ROWS"),
+        (parties[:2], "FK-PARTIES-FEW"), (["--party", one, "--party", one], "FK-FILE-TWICE"),
+        ([*parties, "--data", one], "FK-PREDICT-ROWS"), ([], "FK-PREDICT-ROWS"),
         (["--data", "all.csv", "--force", "--out", "pipe"], "FK-FILE-WRITE"),
-    ):
+    ):  # fmt: skip
         out = () if "--out" in more else ("--out", "q.csv")
         assert commands.complaint("predict", "here", *more, *out).endswith(f"[{code}]")
     assert Path("pipe").is_fifo()
@@ -361,9 +360,8 @@ def test_rows_that_are_written_meanwhile_are_learned() -> None:
 NO_STREAM = {
     "--data 0.csv --stream-wait 0": "STREAM-PARTIES",
     "--stream-wait 0 --test-size 0.2": "DATA-OPTION",
-    "--stream-wait 0 --scaling rank": "DATA-OPTION",
-    "--stream-wait -1": "OPTION-RANGE", "--stream-wait 0 --rounds 0": "OPTION-RANGE",
-    "--stream-wait 0 ": "STREAM-TEXT",
+    "--stream-wait 0 --scaling rank": "DATA-OPTION", "--stream-wait -1": "OPTION-RANGE",
+    "--stream-wait 0 --rounds 0": "OPTION-RANGE", "--stream-wait 0 ": "STREAM-TEXT",
 }  # fmt: skip
 
 
@@ -390,13 +388,6 @@ _MAIN = "from fedkern_flwr.simulations.cli.main import main; main()"
 FEED = (sys.executable, "-c", _MAIN, "node", "feed", "--node-config")
 
 
-def wait_for(what: object, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 class Feeder:
     """`fedkern node feed` in a process of its own."""
 
@@ -410,7 +401,7 @@ class Feeder:
     def start(self) -> None:
         command = [*FEED, str(self.config)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        wait_for(self.listens)
+        assert soon(self.listens)
 
     def connect(self) -> socket.socket:
         if self.stream.startswith("unix:"):
@@ -449,11 +440,11 @@ def test_lines_of_several_senders_become_rows(feeder: Feeder) -> None:
     """Whole ones, names of columns once; after a crash it goes on, without half a line."""
     with feeder.connect() as one, feeder.connect() as other:
         one.sendall(HEAD + b"1,2,3\n4,")
-        wait_for(lambda: len(feeder.lines()) == 2)
+        assert soon(lambda: len(feeder.lines()) == 2)
         other.sendall(HEAD.replace(b"\n", b"\r\n") + b"5,6,7\n\n")
-        wait_for(lambda: len(feeder.lines()) == 3)
+        assert soon(lambda: len(feeder.lines()) == 3)
         one.sendall(b"5,6\n8,9")
-        wait_for(lambda: len(feeder.lines()) == 4)
+        assert soon(lambda: len(feeder.lines()) == 4)
     assert feeder.lines() == [HEAD, b"1,2,3\n", b"5,6,7\n", b"4,5,6\n"]
     assert stat.S_IMODE(feeder.spool.stat().st_mode) == 0o600
     if feeder.stream.startswith("unix:"):
@@ -464,7 +455,7 @@ def test_lines_of_several_senders_become_rows(feeder: Feeder) -> None:
     feeder.start()
     with feeder.connect() as one:
         one.sendall(HEAD + b"1,1,1\n")
-        wait_for(lambda: len(feeder.lines()) == 5)
+        assert soon(lambda: len(feeder.lines()) == 5)
     assert feeder.lines() == [HEAD, b"1,2,3\n", b"5,6,7\n", b"4,5,6\n", b"1,1,1\n"]
 
 
@@ -484,14 +475,10 @@ def test_one_feeder_writes_and_one_listens(feeder: Feeder, tmp_path: Path) -> No
     assert feeder.listens()
 
 
-@pytest.mark.parametrize(
-    ("stream", "folder", "code"),
-    [
-        ("/data/readings.csv", True, "FK-STREAM-SOCKET"),
-        ("0.0.0.0:80", True, "FK-STREAM-HOST"),
-        ("unix:/run/x", False, "FK-STREAM-FOLDER"),
-    ],
-)
+@pytest.mark.parametrize(("stream", "folder", "code"), [
+    ("/data/readings.csv", True, "FK-STREAM-SOCKET"), ("0.0.0.0:80", True, "FK-STREAM-HOST"),
+    ("unix:/run/x", False, "FK-STREAM-FOLDER"),
+])  # fmt: skip
 def test_what_needs_no_feeder_says_so(
     stream: str, folder: bool, code: str, in_tmp: Path, commands: Any
 ) -> None:
@@ -547,7 +534,7 @@ def test_rows_that_come_while_a_run_goes_on_are_learned(tmp_path: Path) -> None:
 
     with LocalDeployment(tmp_path / "deployment", nodes) as deployment:
         sender = socket.socket(socket.AF_UNIX)
-        wait_for(lambda: not sender.connect_ex(str(tmp_path / "s")))
+        assert soon(lambda: not sender.connect_ex(str(tmp_path / "s")))
         sender.sendall((HEADS + rows(1, slice(FIRST))).encode())
         writer = threading.Thread(target=grow)
         writer.start()

@@ -41,15 +41,10 @@ def rare(rows: int = 600, few: int = 10) -> tuple[np.ndarray, np.ndarray]:
     return rng.normal(size=(rows, 4)) + 1.0 * y[:, None], y
 
 
-@pytest.mark.parametrize(
-    ("method", "difference"),
-    [
-        ("fed-cg", 1e-5),
-        ("fdskl --features 60 --gamma 0.2 --regularization 1e-2", 1e-3),
-        ("secure-gram --encoding fixed-point", 1e-2),
-        ("hierarchical-svm --users 4", None),
-    ],
-)
+@pytest.mark.parametrize(("method", "difference"), [
+    ("fed-cg", 1e-5), ("fdskl --features 60 --gamma 0.2 --regularization 1e-2", 1e-3),
+    ("secure-gram --encoding fixed-point", 1e-2), ("hierarchical-svm --users 4", None),
+])  # fmt: skip
 def test_rare_rows_are_found_where_classes_are_balanced_and_said_where_not(
     method: str, difference: float | None, in_tmp: Path, tables: Any, commands: Any
 ) -> None:
@@ -143,15 +138,13 @@ NOISE = DRAWN.normal(size=ROWS)
 
 SVM = "hierarchical-svm --users 4 --C 1 --rounds"
 TOO_FEW: dict[str, Any] = {
-    f"{SVM} 3": CLASSES,
-    f"{SVM} 3 --groups 2": CLASSES,
-    f"{SVM} 3 --staleness 2": CLASSES,
+    f"{SVM} 3": CLASSES, f"{SVM} 3 --groups 2": CLASSES, f"{SVM} 3 --staleness 2": CLASSES,
     f"{SVM} 2 --partition vertical --id id": CLASSES,
     "fed-cg --solver cg --preconditioner-rank 0 --id id": CLASSES,
     "fdskl --schedule streaming --rounds 5 --id id": RARE,
     "secure-gram --encoding fixed-point --id id --kernel linear --cost 1e4": CLASSES,
     **{f"{cls.method} --clients 3 --rounds 40": NOISE for cls in OnlineFamily.strategies},
-}
+}  # fmt: skip
 #: How each says in its table that it did not converge.
 ROWS_OF = ("not converged", "converged no")
 

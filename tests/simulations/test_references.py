@@ -125,16 +125,13 @@ def test_differences_are_paired_by_draw_and_reversals_are_told() -> None:
     assert (pair.std, pair.p_value, pair.wins) == (0.0, 1.0, 1)
 
 
-@pytest.mark.parametrize(
-    ("figures", "behind", "useless"),
-    [
-        (("test_accuracy", "accuracy", 0.90, 0.93, 0.6, 0.7), "3.0 points behind", True),
-        (("test_accuracy", "accuracy", 0.92, 0.93, 0.8, 0.7), "", False),
-        (("test_rmse", "rmse", 1.2, 1.0, 3.0, 2.0), "20 % behind", True),
-        (("test_rmse", "rmse", 1.0, 0.0, 1.5, 2.0), "", False),
-        (("test_rmse", "rmse", 1.04, 1.0, 1.5, 2.0), "", False),
-    ],
-)
+@pytest.mark.parametrize(("figures", "behind", "useless"), [
+    (("test_accuracy", "accuracy", 0.90, 0.93, 0.6, 0.7), "3.0 points behind", True),
+    (("test_accuracy", "accuracy", 0.92, 0.93, 0.8, 0.7), "", False),
+    (("test_rmse", "rmse", 1.2, 1.0, 3.0, 2.0), "20 % behind", True),
+    (("test_rmse", "rmse", 1.0, 0.0, 1.5, 2.0), "", False),
+    (("test_rmse", "rmse", 1.04, 1.0, 1.5, 2.0), "", False),
+])  # fmt: skip
 def test_a_verdict_says_how_far_behind_pooled_models_and_whether_parties_alone_are_of_use(
     figures: tuple[str, str, float, float, float, float], behind: str, useless: bool
 ) -> None:
@@ -239,16 +236,13 @@ def test_references_learn_and_their_seed_decides(name, reference, options, least
         assert metrics["tuning_seconds"] > 0.0
 
 
-@pytest.mark.parametrize(
-    ("code", "reference", "options"),
-    [
-        *(("FK-OPTION-RANGE", svc, one) for one in ({"C": 0.0}, {"max_rows": -1})),
-        *(("FK-OPTION-RANGE", dsg, {one: -1}) for one in ("rounds", "gamma", "regularization")),
-        ("FK-OPTION-CHOICE", linear, {"loss": "hinge"}),
-        ("FK-OPTION-CHOICE", dsg, {"kernel": "linear"}),
-        ("FK-RUN-DIVERGED", dsg, {"step": 1e3, "rounds": 600}),
-    ],
-)
+@pytest.mark.parametrize(("code", "reference", "options"), [
+    *(("FK-OPTION-RANGE", svc, one) for one in ({"C": 0.0}, {"max_rows": -1})),
+    *(("FK-OPTION-RANGE", dsg, {one: -1}) for one in ("rounds", "gamma", "regularization")),
+    ("FK-OPTION-CHOICE", linear, {"loss": "hinge"}),
+    ("FK-OPTION-CHOICE", dsg, {"kernel": "linear"}),
+    ("FK-RUN-DIVERGED", dsg, {"step": 1e3, "rounds": 600}),
+])  # fmt: skip
 def test_options_that_cannot_work_are_refused(code, reference, options):
     refuses(code, reference, split("wine"), **GIVEN, **options)
     if reference is linear:
@@ -269,15 +263,12 @@ def test_data_that_nothing_can_be_learnt_from_is_refused(name, monkeypatch):
 # -- doubly stochastic gradients, and trees
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("breast_cancer", {"loss": "logistic", "directions": 64, "rounds": 8}),
-        ("iris", {"loss": "smooth-hinge", "step_schedule": "diminishing", "regularization": 0.1}),
-        ("diabetes", {"kernel": "laplacian", "gamma": 0.2, "batch": 10_000}),
-        ("wine", {"batch": 1, "directions": 1, "rounds": 70}),
-    ],
-)
+@pytest.mark.parametrize(("name", "options"), [
+    ("breast_cancer", {"loss": "logistic", "directions": 64, "rounds": 8}),
+    ("iris", {"loss": "smooth-hinge", "step_schedule": "diminishing", "regularization": 0.1}),
+    ("diabetes", {"kernel": "laplacian", "gamma": 0.2, "batch": 10_000}),
+    ("wine", {"batch": 1, "directions": 1, "rounds": 70}),
+])  # fmt: skip
 def test_dsg_is_the_plain_sum_over_all_directions(judged, name, options):
     """Against a loop that keeps the outputs of all rows."""
     data = split(name)

@@ -407,18 +407,15 @@ def test_rows_of_a_node_are_drawn_by_class(tmp_path, drawn, classes, colours):
     assert (axes.get_legend() is not None) == (colours > 1)
 
 
-@pytest.mark.parametrize(
-    ("scale", "curves"),
-    [
-        ("log", {"a": regret(0.01), "b": regret(0.1)}),
-        ("log", {"a": regret(0.1), "b": regret(0.2), "c": [(1, 1e300), (2, 1e308)]}),
-        ("symlog", {"a": regret(-0.01, 0.05), "b": regret(0.1, 50.0)}),
-        *(("linear", curves) for curves in (
-            {"a": regret(-0.05, -0.1), "b": regret(0.1)}, {"zero": [(1, 0.0), (2, 0.0)]},
-            {"one point": [(1, 0.5)]}, {"a": [(0, 0.0), (1, math.nan), (2, math.inf)], "b": []}, {},
-        )),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("scale", "curves"), [
+    ("log", {"a": regret(0.01), "b": regret(0.1)}),
+    ("log", {"a": regret(0.1), "b": regret(0.2), "c": [(1, 1e300), (2, 1e308)]}),
+    ("symlog", {"a": regret(-0.01, 0.05), "b": regret(0.1, 50.0)}),
+    *(("linear", curves) for curves in (
+        {"a": regret(-0.05, -0.1), "b": regret(0.1)}, {"zero": [(1, 0.0), (2, 0.0)]},
+        {"one point": [(1, 0.5)]}, {"a": [(0, 0.0), (1, math.nan), (2, math.inf)], "b": []}, {},
+    )),
+])  # fmt: skip
 def test_average_regret_of_every_sign(tmp_path, drawn, curves, scale):
     assert_valid(plot_average_regret(curves, tmp_path / "r", title="Regret"))
     axes = drawn[0].axes[0]
@@ -479,13 +476,10 @@ def test_sweeps_sort_skip_what_is_not_finite_and_use_log_axes_for_wide_ranges(tm
     assert axes.get_ylabel() == "y (s)"
 
 
-@pytest.mark.parametrize(
-    ("plot", "values"),
-    [
-        (plot_average_regret, regret(0.1)), (plot_mse_bars, (0.1, 0.01)), (plot_bytes, (10, 20)),
-        (partial(plot_error_boxes, xlabel="e"), [1.0, 2.0]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("plot", "values"), [
+    (plot_average_regret, regret(0.1)), (plot_mse_bars, (0.1, 0.01)), (plot_bytes, (10, 20)),
+    (partial(plot_error_boxes, xlabel="e"), [1.0, 2.0]),
+])  # fmt: skip
 def test_hostile_names_are_drawn_as_they_are(tmp_path, plot, values):
     assert_valid(plot(dict.fromkeys(HOSTILE, values), tmp_path / "h", title="$_{"))
 

@@ -12,7 +12,7 @@ from app_sites import Import, Site, cells, write
 from faulty import PowerCutError
 from flwr.app import Context
 from identities import known_node
-from refusals import refused
+from refusals import refused, refuses
 
 from fedkern_flwr.clients import GramClient
 from fedkern_flwr.guard.ledger import NodeLedger
@@ -38,13 +38,9 @@ class Life(Site):
                 self.folder / f"data{k}.csv", ["key", *heads, "state"], ids, *cells(x), y.tolist()
             )
             self.add(
-                data=data,
-                id_column="key",
-                label_column="state",
-                simulation=False,
-                alignment_key=self.folder / "alignment",
-                **known_node(self.folder, k, NODES),
-            )
+                data=data, id_column="key", label_column="state", simulation=False,
+                alignment_key=self.folder / "alignment", **known_node(self.folder, k, NODES),
+            )  # fmt: skip
             self.nodes[-1]["state-dir"] = str(self.folder / str(k))
 
     def grow(self, rows: int) -> None:
@@ -107,12 +103,9 @@ def all_methods(life: Life) -> None:
     life.go("ranges", ranges=ranges)
     life.go("fed_cg", role="hospital", ranges=ranges, **labels)
     life.go(
-        "fdskl",
-        role=["active", "passive", "passive"],
-        classes=["0,1", None, None],
-        label_column=["state", None, None],
-        ranges=life.files("own"),
-    )
+        "fdskl", role=["active", "passive", "passive"], classes=["0,1", None, None],
+        label_column=["state", None, None], ranges=life.files("own"),
+    )  # fmt: skip
     life.go("hierarchical_svm", {"architecture": "centralised"}, role="user", group=0, **labels)
     life.go("method", {"method": "kernel-pca"}, ranges=ranges)
     life.go("ranges", {"labels": True}, scaling=life.files("scaling"))
@@ -155,8 +148,7 @@ def test_a_prediction_and_a_resume_meet_no_refusal_and_secure_gram_its_own(life:
     life.go("ranges", ranges=life.files("ranges"))
     what_follows(life)
     assert NodeLedger(life.folder / "0", 0).refusals() == []
-    with refused("FK-CELLS-NUMBERS"):
-        secure_gram(life)
+    refuses("FK-CELLS-NUMBERS", secure_gram, life)
 
 
 def test_small_hospitals_with_text_gaps_and_dates_can_start(life: Life) -> None:
@@ -191,8 +183,7 @@ def test_a_usual_life_needs_no_option_and_meets_no_refusal(life: Life) -> None:
     ledger = NodeLedger(life.folder / "0", 0)
     assert ledger.refusals() == []
     assert len(ledger.runs()) == 14 + 3
-    with refused("FK-CELLS-NUMBERS"):
-        secure_gram(life)
+    refuses("FK-CELLS-NUMBERS", secure_gram, life)
 
 
 def test_nodes_that_match_their_rows_hold_out_the_same_fifth(life: Life) -> None:
@@ -221,12 +212,9 @@ def test_a_table_that_was_edited_is_answered_as_it_was_frozen(life: Life) -> Non
     assert first == second
     with refused("FK-CELLS-WIDTH"):
         life.go(
-            "fed_cg",
-            {"landmarks": 250},
-            role="hospital",
-            classes="0,1",
+            "fed_cg", {"landmarks": 250}, role="hospital", classes="0,1",
             ranges=life.files("first"),
-        )
+        )  # fmt: skip
 
 
 @pytest.mark.promise("cells-again")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import running, soon
 
 from fedkern_flwr.simulations.warm_node import supervisor
 from fedkern_flwr.simulations.warm_node.report import NodeStatus
@@ -68,11 +69,8 @@ class Started:
         with self.log.open("w") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", NODE.format(**{**known, **given})],
-                env={**os.environ, **NO_THREADS},
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
+                env={**os.environ, **NO_THREADS}, stdout=out, stderr=out, start_new_session=True,
+            )  # fmt: skip
 
     @property
     def lines(self) -> list[str]:
@@ -104,21 +102,6 @@ class Started:
         return soon(lambda: not any(map(running, self.pids())), 20.0)
 
 
-def soon(what: Callable[[], bool], seconds: float = 60.0) -> bool:
-    """Wait until something is so; tell whether it is."""
-    deadline = time.monotonic() + seconds
-    while not (found := what()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return found
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
     nodes: list[Started] = []
@@ -134,14 +117,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Started]]:
 
 
 BAD = {
-    "killed": "os.kill(os.getpid(), 9)",
-    "slow": "time.sleep(30)",
-    "big": "bytearray(10**9)",
+    "killed": "os.kill(os.getpid(), 9)", "slow": "time.sleep(30)", "big": "bytearray(10**9)",
     "stuck": "(signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM]), time.sleep(600))",
     "flood": "[os.write(1, b'x' * 65536) for _ in range(200)]",
     "shut": "(os.close(1), os.close(2), time.sleep(1), os._exit(0))",
     "leave": "__import__('subprocess').Popen(['sleep', '1'])",
-}
+}  # fmt: skip
 
 
 @pytest.mark.promise("warm-stuck-killed")
@@ -268,13 +249,10 @@ def test_a_log_that_cannot_be_written_stops_nothing(start: Callable[..., Started
     assert node.process.poll() is None
 
 
-@pytest.mark.parametrize(
-    ("code", "ends", "said"),
-    [
-        (3, 3, "the SuperNode has ended with exit code 3"),
-        (0, 1, "refuses what it signs; its clock is wrong"),  # Flower ends it as if it were asked
-    ],
-)
+@pytest.mark.parametrize(("code", "ends", "said"), [
+    (3, 3, "the SuperNode has ended with exit code 3"),
+    (0, 1, "refuses what it signs; its clock is wrong"),  # Flower ends it as if it were asked
+])  # fmt: skip
 def test_the_node_ends_with_its_supernode(code, ends, said, start):
     node = start(supernode=f"sys.exit({code})")
     assert node.process.wait(20) == ends

@@ -54,16 +54,14 @@ STREAMS: dict[str, Way] = {
     "Algorithm 1": streaming(2, 1, 30, **ONE),
     "logistic": streaming(2, 1, 24, loss="logistic", step=3.0),
     "smooth hinge, two lead": streaming(2, 2, 24, loss="smooth-hinge", step=0.5),
-    "two parties": streaming(2, 1, 24, 2),
-    "two parties, both lead": streaming(2, 2, 16, 2),
+    "two parties": streaming(2, 1, 24, 2), "two parties, both lead": streaming(2, 2, 16, 2),
     "diminishing, two lead": streaming(2, 2, 16, step_schedule="diminishing"),
     "Laplacian, three lead": streaming(2, 3, 12, kernel="laplacian", loss="logistic"),
-    "three classes": streaming(3, 2, 16),
-    "numbers": streaming("numbers", 1, 24),
+    "three classes": streaming(3, 2, 16), "numbers": streaming("numbers", 1, 24),
     "a batch of all rows": streaming(2, 1, 12, batch=1000),
     "Algorithm 1, smooth hinge": streaming(2, 1, 8, **ONE, loss="smooth-hinge"),
     "16 bits": streaming(2, 1, 20, phase_bits=16),
-}
+}  # fmt: skip
 
 
 @pytest.mark.promise("fdskl-pooled")
@@ -154,15 +152,10 @@ def test_a_phase_is_never_sent_twice(actives: int) -> None:
 # -- one-shot
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "intercept"),
-    [
-        (2, {"phase_bits": 16}, True),
-        (2, {"kernel": "laplacian"}, True),
-        (2, {"intercept": False}, False),
-        ("numbers", {}, False),
-    ],
-)
+@pytest.mark.parametrize(("kind", "options", "intercept"), [
+    (2, {"phase_bits": 16}, True), (2, {"kernel": "laplacian"}, True),
+    (2, {"intercept": False}, False), ("numbers", {}, False),
+])  # fmt: skip
 def test_the_active_party_chooses_a_multiple(kind: Any, options: Table, intercept: bool) -> None:
     """For classes with an intercept, a constant feature of one half."""
     free: Table = {"gamma": None, "regularization": None, "loss": "square", "features": 90}

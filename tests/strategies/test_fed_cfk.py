@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -108,9 +108,7 @@ class Network(Sites):
     """Nodes with some users each, who get scores of the whole catalogue."""
 
     @classmethod
-    def of(
-        cls, folder: Path, users: Iterable[Sequence[int]], form: Any = np.asarray, **more: Any
-    ) -> Network:
+    def of(cls, folder: Path, users: Any, form: Any = np.asarray, **more: Any) -> Network:
         tables: list[Table] = [
             {"x": form(X[[*own]]), "x_test": form(TESTS[[*own]]), "users": [*own], **more}
             for own in users
@@ -137,9 +135,7 @@ class Network(Sites):
         assert all(list(s.values()) == sorted(s.values(), reverse=True) for s in out.values())
         return out
 
-    def check(
-        self, strategy: FedCFK, pooled: Pooled, users: Sequence[int] = range(USERS), **more: Any
-    ) -> None:
+    def check(self, strategy: Any, pooled: Pooled, users: Any = range(USERS), **more: Any) -> None:
         """The kernel; all items in it that a user does not have, with their scores when pooled."""
         assert strategy.items_.tolist() == pooled.items.tolist()
         np.testing.assert_array_equal(strategy.gram_, pooled.gram)

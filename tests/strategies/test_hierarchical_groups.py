@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import svm_groups
 from faulty import PowerCutError
-from refusals import refuses
+from refusals import raises, refuses
 from svm_groups import GROUPS, Network, Open, check_optimum, delays, hits
 from zoo import same
 
@@ -48,8 +48,7 @@ def test_no_more_than_half_of_the_agents_may_be_lost(network: Open) -> None:
 def test_a_run_that_left_a_group_out_can_be_resumed(name: str, network: Open) -> None:
     found, at = network(name), hits(2, "svm-step", Fault("error"), 3, always=True)
     keep = {**found.keep, "tolerance": 2e-3}
-    with pytest.raises(PowerCutError):
-        found.learn(at, rounds=60, stop_at=7, **keep)
+    raises(PowerCutError, found.learn, at, rounds=60, stop_at=7, **keep)
     strategy = found.learn(at, rounds=60, resume=True, **keep)
     check_optimum(strategy, found, [1])
 

@@ -13,7 +13,7 @@ import svm_groups
 from faulty import At, PowerCutError
 from numpy.typing import NDArray
 from pooled import stacked
-from refusals import refuses
+from refusals import raises, refuses
 from sklearn.linear_model import LogisticRegression
 from sklearn.svm import SVC
 from zoo import WAYS, Found, Sites, Table, new_folder
@@ -178,8 +178,7 @@ ADMM: dict[str, tuple[list[int], Table, Table]] = {
 }
 
 
-@pytest.mark.promise("svm-iterations")
-@pytest.mark.promise("svm-pads")
+@pytest.mark.promise("svm-iterations", "svm-pads")
 @pytest.mark.parametrize("case", ADMM)
 def test_each_iteration_is_that_of_the_plain_admm(case: str) -> None:
     sizes, options, plain = ADMM[case]
@@ -296,14 +295,10 @@ def test_one_exchange_an_iteration_or_two(way: str) -> None:
     assert more - few == (4 if way == "vertical" else 2)
 
 
-@pytest.mark.parametrize(
-    ("rounds", "c", "other"),
-    [
-        (8, 1.0, {"lost_groups": "leave-out"}),
-        (24, None, {"lost_groups": "leave-out"}),
-        (8, 1.0, {"staleness": 3}),
-    ],
-)
+@pytest.mark.parametrize(("rounds", "c", "other"), [
+    (8, 1.0, {"lost_groups": "leave-out"}), (24, None, {"lost_groups": "leave-out"}),
+    (8, 1.0, {"staleness": 3}),
+])  # fmt: skip
 def test_groups_in_time_have_the_same_models(rounds: int, c: float | None, other: Table) -> None:
     nodes = horizontal(*blobs(72), [2, 2, 2])
     one, two = (fit(nodes, rounds, tolerance=1e-12, C=c, **more) for more in ({}, other))
@@ -415,17 +410,13 @@ def test_before_and_after_the_choice_models_have_their_sizes() -> None:
     assert max(r["round"] for r in asked if r["chosen"] < 0) == ITERATIONS
 
 
-@pytest.mark.parametrize(
-    ("options", "rules", "why"),
-    [
-        ({"rho": 2.0}, {}, "penalties are given"),
-        ({"staleness": 1}, {}, "groups that wait"),
-        ({"rounds": 23}, {}, "fewer than 24 rounds"),
-        ({}, {"min_own_rows": 26}, "a fold would have too few rows of a user"),
-        ({}, {"min_sum_rows": 51}, "a fold would have too few rows of a group"),
-        ({}, {"counting": "refuse"}, "release limits"),
-    ],
-)
+@pytest.mark.parametrize(("options", "rules", "why"), [
+    ({"rho": 2.0}, {}, "penalties are given"), ({"staleness": 1}, {}, "groups that wait"),
+    ({"rounds": 23}, {}, "fewer than 24 rounds"),
+    ({}, {"min_own_rows": 26}, "a fold would have too few rows of a user"),
+    ({}, {"min_sum_rows": 51}, "a fold would have too few rows of a group"),
+    ({}, {"counting": "refuse"}, "release limits"),
+])  # fmt: skip
 def test_untried_c_is_one_and_why_is_said(options: Table, rules: Table, why: str) -> None:
     """Of 75 rows each, 25 in a fold, two users in a group."""
     policy = NodePolicy.of_simulations(**rules)
@@ -439,9 +430,7 @@ def test_untried_c_is_one_and_why_is_said(options: Table, rules: Table, why: str
     ("rows", "kind", "by"),
     [(800, "linear", "nothing"), (4000, "linear", "one fold of 3"), (1600, "rbf", "nothing")],
 )
-def test_a_run_keeps_within_the_share_of_its_nodes(
-    rows: int, kind: Any, by: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_keeps_within_its_share(rows: int, kind: Any, by: str, monkeypatch: Any) -> None:
     """Of all its iterations together; small tables have C = 1 and few random features."""
     x, y = blobs(rows)
     describe, policy = SVMClient.describe, NodePolicy.of_simulations(counting="refuse")
@@ -470,14 +459,10 @@ class Forced(HierarchicalSVM):
 
 
 @pytest.mark.promise("svm-folds-few-rows")
-@pytest.mark.parametrize(
-    ("rules", "architecture"),
-    [
-        ({"min_own_rows": 6}, "hierarchical"),
-        ({"min_sum_rows": 11}, "hierarchical"),
-        ({"min_own_rows": 6}, "centralised"),
-    ],
-)
+@pytest.mark.parametrize(("rules", "architecture"), [
+    ({"min_own_rows": 6}, "hierarchical"), ({"min_sum_rows": 11}, "hierarchical"),
+    ({"min_own_rows": 6}, "centralised"),
+])  # fmt: skip
 def test_a_node_refuses_folds_of_few_rows_itself(rules: dict[str, int], architecture: Any) -> None:
     layers, policy = architecture == "hierarchical", NodePolicy.of_simulations(**rules)
     tables = horizontal(*blobs(60), [2, 2] if layers else [4], agents=layers, policy=policy)
@@ -514,8 +499,7 @@ def test_a_run_goes_on_where_it_was_cut_around_the_choice(tmp_path: Path, at: in
     made, kept = way.sites(), {"checkpoint": tmp_path / "run.npz", "checkpoint_every": at}
     first = way.make(**kept)
     first.on_round = cut
-    with pytest.raises(PowerCutError):
-        made.fit(strategy=first)
+    raises(PowerCutError, made.fit, strategy=first)
     again, quiet = made.fit(**kept, resume=True).strategy, fit_way(way).strategy
     assert again.tuned_ == quiet.tuned_
     assert again.C_ == quiet.C_ != 1.0  # which it would be without a choice

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from faulty import PowerCutError
 from pooled import plain_online, ridges
-from refusals import refuses
+from refusals import raises, refuses
 from zoo import WAYS, Found, Way, fit
 from zoo import streams as tables_of_streams
 
@@ -216,8 +216,7 @@ def test_features_of_a_message_that_was_lost_when_the_run_broke_off_are_in_no_mo
         return sites.way.make(checkpoint=sites.folder / "learn.npz", checkpoint_every=1, **more)
 
     strategy = again()
-    with pytest.raises(PowerCutError):
-        sites.fit(strategy=strategy, faults=cut)
+    raises(PowerCutError, sites.fit, strategy=strategy, faults=cut)
     refuses("FK-MODEL-FAILED", strategy.model)
     found = sites.fit(strategy=again(resume=True))
     assert found.strategy.plan_.sums == (False, True, False)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from faulty import PowerCutError
 from flwr.app import ArrayRecord, ConfigRecord, Message
+from refusals import raises
 from zoo import WAYS, Sites, Table, streams
 
 from fedkern_flwr.errors import CohortError, RefusedError
@@ -153,43 +154,25 @@ TWO_AND_A_LIAR = always(AWAY, UPLOAD, of=(0, 1)) + always(garbage(lie), UPLOAD, 
 LOST: dict[str, tuple[list[Any], dict[str, Any], list[int], list[int]]] = {
     "too few answer": ([(k, UPLOAD, 2, AWAY) for k in (0, 1, 2)], {}, [7, 0, 7, 7], []),
     "survivors fall silent": (
-        [(k, p, 2, AWAY) for k in (0, 1, 2) for p in ("unmask", "recover")],
-        {},
-        [7, 0, 7, 7],
-        [],
+        [(k, p, 2, AWAY) for k in (0, 1, 2) for p in ("unmask", "recover")], {}, [7, 0, 7, 7], [],
     ),
     "garbage": ([(1, UPLOAD, 2, garbage(scramble))], {}, [7, 0, 7, 7], []),
     "masks that do not fit": (
-        always(garbage(lie), UPLOAD),
-        {"max_missed": 3},
-        [0, 0, 0, 6, 6, 6],
-        [1],
+        always(garbage(lie), UPLOAD), {"max_missed": 3}, [0, 0, 0, 6, 6, 6], [1],
     ),
     "never unmasks": (
-        always(AWAY, "unmask", "recover"),
-        {"max_missed": 3},
-        [7, 7, 7, 6, 6, 6],
-        [1],
+        always(AWAY, "unmask", "recover"), {"max_missed": 3}, [7, 7, 7, 6, 6, 6], [1],
     ),
     "two away and one that lies": (
-        TWO_AND_A_LIAR,
-        {"max_missed": 2, "threshold": 4},
-        [0, 0, 4, 4, 4],
-        [0, 1, 2],
+        TWO_AND_A_LIAR, {"max_missed": 2, "threshold": 4}, [0, 0, 4, 4, 4], [0, 1, 2],
     ),
     "one misses a round of all": (
-        [(1, UPLOAD, 3, AWAY)],
-        {"drop_outs": False},
-        [7, 7, 0, 7, 7],
-        [],
+        [(1, UPLOAD, 3, AWAY)], {"drop_outs": False}, [7, 7, 0, 7, 7], [],
     ),
     "one raises in a round of all": (
-        [(1, UPLOAD, 3, Fault("error"))],
-        {"drop_outs": False},
-        [7, 7, 0, 7, 7],
-        [],
+        [(1, UPLOAD, 3, Fault("error"))], {"drop_outs": False}, [7, 7, 0, 7, 7], [],
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", LOST)
@@ -219,8 +202,7 @@ def test_a_round_that_cannot_be_opened_leaves_the_model_and_the_run_goes_on(what
 def test_a_run_ends_where_no_round_can_be_opened_any_more(faults: Any, options: Table) -> None:
     made = sites("pof-mkl", rows=6)
     strategy = made.way.make(secure=True, **options)
-    with pytest.raises(CohortError):
-        run(made, FaultPlan(faults), strategy=strategy)
+    raises(CohortError, run, made, FaultPlan(faults), strategy=strategy)
     assert [row["survivors"] for row in strategy.history_] == [0, 0]  # the third is one too many
 
 
@@ -238,14 +220,10 @@ def test_a_lost_evaluation_does_not_lose_the_run() -> None:
 
 
 @pytest.mark.promise("refusals-tell-no-values")
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda v: v + 2.0**21, "exceeds its declared bound"),
-        (lambda v: v * np.nan, "NaN or infinite"),
-        (lambda v: v[:-1], "has shape (45,)"),
-    ],
-)
+@pytest.mark.parametrize(("change", "why"), [
+    (lambda v: v + 2.0**21, "exceeds its declared bound"),
+    (lambda v: v * np.nan, "NaN or infinite"), (lambda v: v[:-1], "has shape (45,)"),
+])  # fmt: skip
 def test_a_vector_that_does_not_fit_never_leaves_the_client(
     change: Any, why: str, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -256,8 +234,7 @@ def test_a_vector_that_does_not_fit_never_leaves_the_client(
         return honest(party, order, change(values) if party.partition == 1 else values, **more)
 
     monkeypatch.setattr(Party, "contribute", contribute)
-    with pytest.raises(RefusedError) as caught:
-        run(sites("pof-mkl", rows=3), secure=True)
+    caught = raises(RefusedError, run, sites("pof-mkl", rows=3), secure=True)
     assert "partition 1: refused by the node" in str(caught.value)
     assert why in caplog.text
     assert why not in str(caught.value)
@@ -309,8 +286,7 @@ def test_rounds_that_were_answered_are_lost_not_repeated(tmp_path: Path) -> None
     options |= {"checkpoint": tmp_path / "c.npz", "checkpoint_every": 3}
     first, second = Watching(**options), Watching(**options, resume=True)
     first.on_round = cut
-    with pytest.raises(PowerCutError):
-        run(made, strategy=first)
+    raises(PowerCutError, run, made, strategy=first)
     gone = FaultPlan([(3, UPLOAD, 4, AWAY)])
     made.fit(faults=gone, strategy=second, transcript=record)
     assert sorted(first.totals) == [1, 2, 3, 4, 5]

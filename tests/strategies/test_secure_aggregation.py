@@ -19,7 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping as Clipping
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, FedProx, Krum
 from identities import known_node, pin_identities
-from refusals import refused, refuses
+from refusals import raises, refused, refuses
 from scipy import stats
 
 from fedkern_flwr.errors import CohortError
@@ -79,9 +79,7 @@ def once(partition: int, number: int) -> bool:
     return (partition, number) == (1, 2)
 
 
-def make_app(
-    fails: Fails = never, change: Any = lambda k, number, content: None, **mod: Any
-) -> ClientApp:
+def make_app(fails: Fails = never, change: Any = lambda *_: None, **mod: Any) -> ClientApp:
     """Return an app of least squares; ``change`` may spoil what a partition returns."""
     app = ClientApp(mods=[secure_aggregation_mod(load, **{"held_out": load, **mod})])
 
@@ -151,8 +149,7 @@ def test_a_round_with_too_few_is_lost_and_leaves_the_model() -> None:
     found = run(strategy, make_app(lambda k, number: k < 2 and number == 2))
     assert strategy.survivors_ == [[0, 1, 2, 3], [], [0, 1, 2, 3]]
     assert sorted(found.train_metrics_clientapp) == [1, 3]
-    with pytest.raises(CohortError):
-        run(SecureAvg(max_missed=2), make_app(lambda k, number: k < 2))
+    raises(CohortError, run, SecureAvg(max_missed=2), make_app(lambda k, number: k < 2))
     same(found, run(SecureAvg(), num_rounds=2), figures=False)
 
 
@@ -187,23 +184,15 @@ def spoil(key: str, value: Any) -> Any:
     return change
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "code"),
-    [
-        ("w", Array(np.full((3, 1), 1e6)), "FK-ORDER-UNFIT"),
-        ("w", Array(np.full((3, 1), np.nan)), "FK-ORDER-UNFIT"),
-        ("w", Array(np.zeros((1, 3))), "FK-APP-ARRAYS"),
-        ("v", Array(np.zeros(3)), "FK-APP-ARRAYS"),
-        ("num-examples", None, "FK-APP-WEIGHT"),
-        ("num-examples", -1.0, "FK-APP-WEIGHT-RANGE"),
-        ("num-examples", 42, "FK-APP-WEIGHT-RANGE"),
-        ("num-examples", [1.0], "FK-APP-WEIGHT"),
-        ("many", [0.0] * averages.SLOTS, "FK-APP-METRICS-MANY"),
-        ("loss", 1e9, "FK-ORDER-UNFIT"),
-        ("other", 1.0, ""),
-        ("m" * 500, 1.0, "FK-APP-METRICS-MANY"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value", "code"), [
+    ("w", Array(np.full((3, 1), 1e6)), "FK-ORDER-UNFIT"),
+    ("w", Array(np.full((3, 1), np.nan)), "FK-ORDER-UNFIT"),
+    ("w", Array(np.zeros((1, 3))), "FK-APP-ARRAYS"), ("v", Array(np.zeros(3)), "FK-APP-ARRAYS"),
+    ("num-examples", None, "FK-APP-WEIGHT"), ("num-examples", -1.0, "FK-APP-WEIGHT-RANGE"),
+    ("num-examples", 42, "FK-APP-WEIGHT-RANGE"), ("num-examples", [1.0], "FK-APP-WEIGHT"),
+    ("many", [0.0] * averages.SLOTS, "FK-APP-METRICS-MANY"), ("loss", 1e9, "FK-ORDER-UNFIT"),
+    ("other", 1.0, ""), ("m" * 500, 1.0, "FK-APP-METRICS-MANY"),
+])  # fmt: skip
 def test_a_reply_that_does_not_fit_is_not_summed(key: str, value: Any, code: str) -> None:
     """The mean is that of the others, and what the server is told quotes no value."""
     strategy = SecureAvg()
@@ -222,17 +211,13 @@ class Personal(SecureAvg):
             yield Message(content, message.metadata.dst_node_id, "train")
 
 
-@pytest.mark.parametrize(
-    ("make", "code"),
-    [
-        (lambda: SecureAvg(fraction_train=0.5), "FK-STRATEGY-SAMPLES"),
-        (lambda: SecureAvg(fraction_evaluate=0.5), "FK-STRATEGY-SAMPLES"),
-        (secure(FedMedian), "FK-STRATEGY-SINGLE"),
-        (secure(Krum), "FK-STRATEGY-SINGLE"),
-        (lambda: secure(Clipping)(FedAvg(), 1.0, 1.0, 5), "FK-STRATEGY-SINGLE"),
-        (Personal, "FK-STRATEGY-RECORDS"),
-    ],
-)
+@pytest.mark.parametrize(("make", "code"), [
+    (lambda: SecureAvg(fraction_train=0.5), "FK-STRATEGY-SAMPLES"),
+    (lambda: SecureAvg(fraction_evaluate=0.5), "FK-STRATEGY-SAMPLES"),
+    (secure(FedMedian), "FK-STRATEGY-SINGLE"), (secure(Krum), "FK-STRATEGY-SINGLE"),
+    (lambda: secure(Clipping)(FedAvg(), 1.0, 1.0, 5), "FK-STRATEGY-SINGLE"),
+    (Personal, "FK-STRATEGY-RECORDS"),
+])  # fmt: skip
 def test_what_is_no_mean_over_all_nodes_is_refused(make: Any, code: str) -> None:
     with refused(code):
         run(make())
@@ -453,21 +438,14 @@ def test_rounds_add_up_and_epsilon_is_in_the_history() -> None:
     assert strategy.privacy()["budget"]["spent"] < strategy.privacy()["budget"]["epsilon"]
 
 
-@pytest.mark.parametrize(
-    ("options", "code"),
-    [
-        ({"clip": None}, "FK-OPTION-PARTNER"),
-        ({"noise_multiplier": None}, "FK-OPTION-PARTNER"),
-        *(({**NONE, "bound": b}, "FK-OPTION-RANGE") for b in (0.0, -1.0, math.inf, math.nan)),
-        ({"clip": math.inf}, "FK-OPTION-RANGE"),
-        ({"noise_multiplier": -1.0}, "FK-OPTION-RANGE"),
-        ({"delta": 0.0}, "FK-OPTION-RANGE"),
-        ({"colluders": 3}, "FK-BUDGET-COLLUDERS"),
-        ({"noise_multiplier": 0.05}, "FK-BUDGET-EXACT"),
-        ({"clip": 1e-20}, "FK-CLIP-UNIT"),
-        ({"fraction_evaluate": 1.0}, "FK-BUDGET-FIGURES"),
-    ],
-)
+@pytest.mark.parametrize(("options", "code"), [
+    ({"clip": None}, "FK-OPTION-PARTNER"), ({"noise_multiplier": None}, "FK-OPTION-PARTNER"),
+    *(({**NONE, "bound": b}, "FK-OPTION-RANGE") for b in (0.0, -1.0, math.inf, math.nan)),
+    ({"clip": math.inf}, "FK-OPTION-RANGE"), ({"noise_multiplier": -1.0}, "FK-OPTION-RANGE"),
+    ({"delta": 0.0}, "FK-OPTION-RANGE"), ({"colluders": 3}, "FK-BUDGET-COLLUDERS"),
+    ({"noise_multiplier": 0.05}, "FK-BUDGET-EXACT"), ({"clip": 1e-20}, "FK-CLIP-UNIT"),
+    ({"fraction_evaluate": 1.0}, "FK-BUDGET-FIGURES"),
+])  # fmt: skip
 def test_what_keeps_no_budget_is_refused(options: dict[str, Any], code: str) -> None:
     refuses(code, noisy, **options)
     mod = {name: options[name] for name in {*OPTIONS, "bound"} & set(options)}
@@ -480,19 +458,13 @@ def test_without_dp_accounting_one_line_says_what_to_install(monkeypatch: Any) -
     refuses("FK-PACKAGE-MISSING", noisy)
 
 
-@pytest.mark.parametrize(
-    ("server", "node", "code"),
-    [
-        ({"noise_multiplier": 1.0}, {}, "FK-ORDER-NOISE"),
-        ({"clip": 1.0}, {}, "FK-ORDER-NOISE"),
-        ({"clip": 1.0, "noise_multiplier": 3.0}, {}, "FK-ORDER-BOUND"),
-        ({}, NONE, "FK-ORDER-DECLARED"),
-        (NONE, {}, "FK-ORDER-DECLARED"),
-        ({**NONE, "bound": 10.0}, NONE, "FK-ORDER-BOUND"),
-        (NONE, {**NONE, "bound": 2048.0}, "FK-ORDER-BOUND"),
-        ({**NONE, "weighted_by_key": "loss"}, NONE, "FK-ORDER-DECLARED"),
-    ],
-)
+@pytest.mark.parametrize(("server", "node", "code"), [
+    ({"noise_multiplier": 1.0}, {}, "FK-ORDER-NOISE"), ({"clip": 1.0}, {}, "FK-ORDER-NOISE"),
+    ({"clip": 1.0, "noise_multiplier": 3.0}, {}, "FK-ORDER-BOUND"), ({}, NONE, "FK-ORDER-DECLARED"),
+    (NONE, {}, "FK-ORDER-DECLARED"), ({**NONE, "bound": 10.0}, NONE, "FK-ORDER-BOUND"),
+    (NONE, {**NONE, "bound": 2048.0}, "FK-ORDER-BOUND"),
+    ({**NONE, "weighted_by_key": "loss"}, NONE, "FK-ORDER-DECLARED"),
+])  # fmt: skip
 def test_a_node_keeps_its_options(server: dict[str, Any], node: dict[str, Any], code: str) -> None:
     refuses(code, noisy, app=noisy_app(**node), **server)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from faulty import PowerCutError
 from item_rows import Rows, away, binary, crossing, drawn, few_of_some, many_items
-from refusals import refused, refuses
+from refusals import raises, refused, refuses
 from scipy import sparse
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
@@ -279,9 +279,7 @@ def opened(nodes: Rows) -> int:
     return len({entry.scalars["round"] for entry in nodes.sent.entries(phase="unmask")})
 
 
-def at(
-    phase: str, numbers: Sequence[int], who: Sequence[int] | None, kind: Any = "vanished"
-) -> Plan:
+def at(phase: str, numbers: Sequence[int], who: Any, kind: Any = "vanished") -> Plan:
     """Strike nodes in some exchanges of a phase; without nodes the server breaks down."""
     rounds: list[int] = []
 
@@ -352,8 +350,7 @@ def where(nodes: Rows, **more: Any) -> dict[str, Any]:
 
 
 def break_off(nodes: Rows, plan: Any, **options: Any) -> None:
-    with pytest.raises(PowerCutError):
-        release(nodes, plan, **where(nodes, **options))
+    raises(PowerCutError, release, nodes, plan, **where(nodes, **options))
 
 
 def test_who_missed_the_counts_stays_out_of_k_after_a_break_down_as_well(nodes: Rows) -> None:
@@ -403,8 +400,7 @@ def test_who_has_answered_the_opening_does_not_sum_again(nodes: Rows) -> None:
 def test_if_too_few_can_sum_again_nothing_is_released(answered: list[int], nodes: Rows) -> None:
     """One node of three rows; more than may be missing; all."""
     break_the_opening(nodes, answered)
-    with pytest.raises(FedKernError):
-        release(nodes, **where(nodes, resume=True))
+    raises(FedKernError, release, nodes, **where(nodes, resume=True))
     assert opened(nodes) == 0
     if len(answered) == 1:  # a node whose notes are gone may have helped to open K
         break_the_opening(nodes, [0, 5])

@@ -12,29 +12,23 @@ from app_sites import Given, Make, Refuses
 
 HEAD = "user,item,rating\n"
 FILES = {
-    "narrow.json": json.dumps({c: [20, 70] for c in "cd"}),
-    "few.json": json.dumps({"c": [20, 80]}),
+    "narrow.json": json.dumps({c: [20, 70] for c in "cd"}), "few.json": json.dumps({"c": [20, 80]}),
     "empty.json": json.dumps({c: [20, 20] for c in "cd"}),
     "unlabelled.csv": "key,a,b,state\np001,1,2,\np002,3,4,\n",
     "lacking.csv": "key,a,b,state\np001,1,,ok\n,3,4,ok\np003,3,4,ok\n",
-    "few.csv": "a,b,c\n0.1,0.2,0.3\n",
-    "few-ids.csv": "key,a\np001,0.1\n",
+    "few.csv": "a,b,c\n0.1,0.2,0.3\n", "few-ids.csv": "key,a\np001,0.1\n",
     "infinite.csv": "patient,age,days\na,inf,1\nb,2,1",
     "no-age.csv": "patient,age,days\na,,1\nb,,1",
     "unknown.csv": f"{HEAD}s3cret-1,film-01,4\ns3cret-1,s3cret-film,5\ns3cret-2,s3cret-film,5\n",
     "nan.csv": f"{HEAD}s3cret-1,film-01,nan\ns3cret-1,film-02,5\n",
-    "unrated.csv": "user,item\ns3cret-1,film-01\n",
-    "long.data": "s3cret-1\tfilm-01\t4\t1\t2\n",
-    "twice.txt": "film-01\nfilm-02\nfilm-01\n",
-    "one.txt": "film-01\n",
-    "title.csv": "title\nfilm-01\n",
-    "blank.csv": 'item\nfilm-01\n""\nfilm-02\n',
-}
+    "unrated.csv": "user,item\ns3cret-1,film-01\n", "long.data": "s3cret-1\tfilm-01\t4\t1\t2\n",
+    "twice.txt": "film-01\nfilm-02\nfilm-01\n", "one.txt": "film-01\n",
+    "title.csv": "title\nfilm-01\n", "blank.csv": 'item\nfilm-01\n""\nfilm-02\n',
+}  # fmt: skip
 #: Site -> (node, change of its configuration, the code); {} is the folder of the files.
 BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
     "fed-cg": [
-        (0, {"role": None}, "FK-NODE-ROLE"),
-        (2, {"role": "doctor"}, "FK-NODE-ROLE"),
+        (0, {"role": None}, "FK-NODE-ROLE"), (2, {"role": "doctor"}, "FK-NODE-ROLE"),
         (0, {"alignment_key": "gone"}, "FK-KEY-FILE"),
         (0, {"alignment_key": "{}/short"}, "FK-KEY-LENGTH"),
         (0, {"landmark_seed": "{}/ranges.json"}, "FK-KEY-FILE"),
@@ -48,10 +42,8 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
         (0, {"label_bound": 0}, "FK-OPTION-RANGE"),
     ],
     "fdskl": [
-        (0, {"role": None}, "FK-NODE-ROLE"),
-        (0, {"role": "passive"}, "FK-ROLE-DATA"),
-        (2, {"role": "active"}, "FK-COLUMN-MISSING"),
-        (1, {"role": "active"}, "FK-COLUMN-UNNAMED"),
+        (0, {"role": None}, "FK-NODE-ROLE"), (0, {"role": "passive"}, "FK-ROLE-DATA"),
+        (2, {"role": "active"}, "FK-COLUMN-MISSING"), (1, {"role": "active"}, "FK-COLUMN-UNNAMED"),
         (0, {"data": "{}/unlabelled.csv", "classes": None}, "FK-ROLE-DATA"),
         (0, {"data": "{}/lacking.csv"}, "FK-VALUES-MISSING"),
         (0, {"alignment_key": None}, "FK-IDS-KEY"),
@@ -63,8 +55,7 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
         (1, {"test_data": "{}/new0.csv"}, "FK-COLUMNS-DIFFER"),
     ],
     "horizontal": [
-        (0, {"role": "patient"}, "FK-NODE-ROLE"),
-        (0, {"group": -1}, "FK-OPTION-RANGE"),
+        (0, {"role": "patient"}, "FK-NODE-ROLE"), (0, {"group": -1}, "FK-OPTION-RANGE"),
         (0, {"encoder": "own/e.json"}, "FK-FILE-READ"),
     ],
     "pof-mkl": [
@@ -83,8 +74,7 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
         (0, {"data": "{}/no-age.csv"}, "FK-BLOCK-EMPTY"),
     ],
     "align": [
-        (0, {"data": None}, "FK-NODE-KEY"),
-        (0, {"id_column": None}, "FK-NODE-KEY"),
+        (0, {"data": None}, "FK-NODE-KEY"), (0, {"id_column": None}, "FK-NODE-KEY"),
         (0, {"alignment": None}, "FK-NODE-KEY"),
         (0, {"test_data": "{}/known.csv"}, "FK-IDS-DUPLICATE"),
         (0, {"alignment": "{}"}, "FK-FILE-WRITE"),
@@ -99,8 +89,7 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
         (2, {"data": "known0.data", "user_column": "u"}, "FK-COLUMNS-FIXED"),
         (2, {"data": "unknown.csv"}, "FK-ITEMS-UNKNOWN"),
         (2, {"data": "unrated.csv"}, "FK-COLUMN-MISSING"),
-        (2, {"data": "long.data"}, "FK-FILE-COLUMNS"),
-        (2, {"catalogue": None}, "FK-NODE-KEY"),
+        (2, {"data": "long.data"}, "FK-FILE-COLUMNS"), (2, {"catalogue": None}, "FK-NODE-KEY"),
         (2, {"catalogue": "gone.txt"}, "FK-FILE-READ"),
         (2, {"catalogue": "twice.txt"}, "FK-IDS-DUPLICATE"),
         (2, {"catalogue": "one.txt"}, "FK-ITEMS-FEW"),
@@ -108,7 +97,7 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
         (2, {"catalogue": "blank.csv"}, "FK-IDS-MISSING"),
         (2, {"test_data": "known2.tsv"}, "FK-PAIRS-TWICE"),
     ],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -16,7 +16,7 @@ import pytest
 from app_sites import Given, Make, Refuses, Site, node_keys
 from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
-from refusals import refused
+from refusals import refused, refuses
 
 from fedkern_flwr import __version__
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
@@ -93,40 +93,31 @@ def test_nodes_get_the_pooled_model_and_predict_with_it_later(name, make_site, t
 #: numbers), and their codes.
 WRONG: dict[str, list[tuple[dict[str, Any], str]]] = {
     "fed-cg": [
-        ({"session": "ab" * 8}, "FK-KEPT-NONE"),
-        ({"arrays": "coefficients"}, "FK-MODEL-DAMAGED"),
+        ({"session": "ab" * 8}, "FK-KEPT-NONE"), ({"arrays": "coefficients"}, "FK-MODEL-DAMAGED"),
     ],
     "fdskl": [({"session": "ab" * 8}, "FK-KEPT-NONE")],
     "horizontal": [
-        ({"columns": 7}, "FK-MODEL-DAMAGED"),
-        ({"tables": {"labels": ["", 1]}}, "FK-MODEL-PARTIES"),
-        ({"seed": None}, "FK-MODEL-DAMAGED"),
-        ({"feature_seed": None}, "FK-MODEL-DAMAGED"),
+        ({"columns": 7}, "FK-MODEL-DAMAGED"), ({"tables": {"labels": ["", 1]}}, "FK-MODEL-PARTIES"),
+        ({"seed": None}, "FK-MODEL-DAMAGED"), ({"feature_seed": None}, "FK-MODEL-DAMAGED"),
         ({"nan": "bias"}, "FK-MODEL-DAMAGED"),
     ],
     "vertical": [({"session": "ab" * 8}, "FK-KEPT-NONE")],
     "pof-mkl": [
-        ({"session": "ab" * 8}, "FK-KEPT-NONE"),
-        ({"seed": 1}, "FK-KEPT-OTHER"),
-        ({"dimension": 3}, "FK-COLUMNS-DIFFER"),
-        ({"arrays": "theta"}, "FK-MODEL-DAMAGED"),
+        ({"session": "ab" * 8}, "FK-KEPT-NONE"), ({"seed": 1}, "FK-KEPT-OTHER"),
+        ({"dimension": 3}, "FK-COLUMNS-DIFFER"), ({"arrays": "theta"}, "FK-MODEL-DAMAGED"),
         ({"session": None}, "FK-MODEL-DAMAGED"),
     ],
     "pof-rls": [
-        ({"session": "ab" * 8}, "FK-KEPT-NONE"),
-        ({"seed": 1}, "FK-KEPT-OTHER"),
-        ({"experts": "global"}, "FK-KEPT-OTHER"),
-        ({"dimension": 3}, "FK-MODEL-DAMAGED"),
-        ({"columns": "0" * 64}, "FK-COLUMNS-DIFFER"),
-        ({"nan": "raw"}, "FK-MODEL-DAMAGED"),
+        ({"session": "ab" * 8}, "FK-KEPT-NONE"), ({"seed": 1}, "FK-KEPT-OTHER"),
+        ({"experts": "global"}, "FK-KEPT-OTHER"), ({"dimension": 3}, "FK-MODEL-DAMAGED"),
+        ({"columns": "0" * 64}, "FK-COLUMNS-DIFFER"), ({"nan": "raw"}, "FK-MODEL-DAMAGED"),
         ({"summed": None}, "FK-MODEL-DAMAGED"),
     ],
     "fed-cfk": [
-        ({"names": "0" * 64}, "FK-MODEL-ITEMS"),
-        ({"arrays": "gram"}, "FK-MODEL-DAMAGED"),
+        ({"names": "0" * 64}, "FK-MODEL-ITEMS"), ({"arrays": "gram"}, "FK-MODEL-DAMAGED"),
         ({"subtract_mean": None}, "FK-MODEL-DAMAGED"),
     ],
-}
+}  # fmt: skip
 
 
 @pytest.mark.promise("predictions-of-its-model")
@@ -158,15 +149,11 @@ def test_what_is_not_the_model_is_refused_in_a_line(name, make_site, tmp_path, r
     assert site.written() == {} or not name.startswith("pof")
 
 
-@pytest.mark.parametrize(
-    ("name", "made", "other"),
-    [
-        ("pof-mkl", {"kernels": 7, "features": 6, "precision": "float64"}, POFMKL),
-        ("pof-rls", {"features": 3, "forgetting": 1.0}, POFRLS),
-        ("fed-cfk", {"kernel": "linear"}, FedCFK),
-        ("horizontal", {"model": "ridge"}, HierarchicalSVM),
-    ],
-)
+@pytest.mark.parametrize(("name", "made", "other"), [
+    ("pof-mkl", {"kernels": 7, "features": 6, "precision": "float64"}, POFMKL),
+    ("pof-rls", {"features": 3, "forgetting": 1.0}, POFRLS),
+    ("fed-cfk", {"kernel": "linear"}, FedCFK), ("horizontal", {"model": "ridge"}, HierarchicalSVM),
+])  # fmt: skip
 def test_a_strategy_of_other_options_does_not_take_the_model(
     name: str, made: dict[str, Any], other: Any, make_site: Make, tmp_path: Path, refuses: Refuses
 ) -> None:
@@ -200,8 +187,7 @@ def test_a_node_that_names_nothing_is_one_of_a_simulation_alone(name: str, make_
     site = make_site(name)
     if name not in ("kernel-pca", "fed-cfk"):
         assert site.stranger(4, **({"data": "iris"} if name == "fed-cg" else {})).simulated is True
-    with refused("FK-NODE-KEY"):  # of a run on tables
-        site.run([{}] * 3)
+    refuses("FK-NODE-KEY", site.run, [{}] * 3)  # of a run on tables
     assert site.client().simulated is False
 
 
@@ -242,11 +228,8 @@ def test_a_result_says_which_run_it_is_of(
         site.run(site.changed(0, **gone), wrap=submitted, result=told, model=saved)
     run = json.loads(told.read_text())["run"]
     assert {key: run[key] for key in ("run_id", "app", "fab_hash", "release")} == {
-        "run_id": str(2**63),
-        "app": "us/app 1.2",
-        "fab_hash": FAB,
-        "release": __version__,
-    }
+        "run_id": str(2**63), "app": "us/app 1.2", "fab_hash": FAB, "release": __version__,
+    }  # fmt: skip
     assert re.fullmatch(r"[0-9a-f]{16}", run["session"])
     began, ended = (
         datetime.strptime(run[key], "%Y-%m-%dT%H:%M:%S%z") for key in ("began", "ended")
@@ -258,9 +241,7 @@ def test_a_result_says_which_run_it_is_of(
         assert all(set(node) == {"partition", "name", "node_id"} for node in run["nodes"])
 
 
-def test_a_result_shows_no_path_and_no_text_that_may_be_a_secret(
-    make_site: Make, tmp_path: Path
-) -> None:
+def test_a_result_shows_no_path_and_no_secret_text(make_site: Make, tmp_path: Path) -> None:
     site, told = make_site("fed-cg"), tmp_path / "result.json"
     site.run(result=told, model=tmp_path / "model.npz", checkpoint=tmp_path / "run.npz", tune="gcv")
     run = json.loads(told.read_text())["run"]
@@ -295,8 +276,7 @@ def test_a_run_that_predicts_has_time_outs_and_permissions_of_its_own(
     site.app = app
     given = {"attempts": 2, "node_timeout": 3, "allow_single": True, "threshold": 4}
     given = {k: v for k, v in given.items() if k.replace("_", "-") in site.modules().config}
-    with refused("FK-MODEL-OTHER"):
-        site.run(predict=saved, **given)
+    refuses("FK-MODEL-OTHER", site.run, predict=saved, **given)
     assert {name: heard[0][name] for name in given} == given
     assert heard[0].keys() - {"missing", "threshold"} <= set(given)
 
@@ -310,9 +290,7 @@ def test_clients_travel_to_the_workers_of_a_simulation(app: str, import_app: Any
 
 
 @pytest.mark.parametrize("name", ["fed-cg", "ranges"])
-def test_a_deployed_node_answers_from_its_frozen_table(
-    make_site: Make, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_node_answers_from_its_frozen_table(make_site: Make, monkeypatch: Any, name: str) -> None:
     """A row that has gone from its file since is still in the next run."""
     monkeypatch.setattr("fedkern_flwr.simulations.apps.node.is_simulated", lambda context: False)
     monkeypatch.setattr("fedkern_flwr.frozen_files.needed_rows", lambda sums: 100)
@@ -332,24 +310,20 @@ def test_a_deployed_node_answers_from_its_frozen_table(
 APPS = ("align", "fdskl", "fed_cfk", "fed_cg", "hierarchical_svm", "method", "pof_mkl", "ranges")
 
 
-@pytest.mark.parametrize(
-    ("app", "given", "code"),
-    [
-        ("pof_mkl", {"secure": "perhaps"}, "FK-OPTION-CHOICE"),
-        ("fed_cfk", {"coefficients": "0, x"}, "FK-OPTION-TYPE"),
-        ("hierarchical_svm", {"step-sizes": "5;20"}, "FK-OPTION-TYPE"),
-        ("method", {"options": "components=3", "method": "kernel-pca"}, "FK-OPTION-TYPE"),
-        ("method", {"options": "[3]", "method": "kernel-pca"}, "FK-OPTION-TYPE"),
-        ("method", {"method": "kernel-pcb"}, "FK-METHOD-UNKNOWN"),
-    ],
-)
+@pytest.mark.parametrize(("app", "given", "code"), [
+    ("pof_mkl", {"secure": "perhaps"}, "FK-OPTION-CHOICE"),
+    ("fed_cfk", {"coefficients": "0, x"}, "FK-OPTION-TYPE"),
+    ("hierarchical_svm", {"step-sizes": "5;20"}, "FK-OPTION-TYPE"),
+    ("method", {"options": "components=3", "method": "kernel-pca"}, "FK-OPTION-TYPE"),
+    ("method", {"options": "[3]", "method": "kernel-pca"}, "FK-OPTION-TYPE"),
+    ("method", {"method": "kernel-pcb"}, "FK-METHOD-UNKNOWN"),
+])  # fmt: skip
 def test_a_key_that_an_app_cannot_read_is_refused(
     app: str, given: dict[str, Any], code: str, import_app: Any
 ) -> None:
     found = import_app(app, "server_app")
     config = {**found.config, "result": "", **given}
-    with refused(code):
-        found.server_app.app(None, Context(1, 1, {}, RecordDict(), config))
+    refuses(code, found.server_app.app, None, Context(1, 1, {}, RecordDict(), config))
 
 
 # -- what a node says
@@ -357,20 +331,14 @@ def test_a_key_that_an_app_cannot_read_is_refused(
 
 #: Values of keys that the first node of a site does not have; a wrong column is refused.
 VALUES: dict[str, Any] = {
-    "allow-single": True,
-    "block": "other",
-    "classes": "bad,ok,perhaps",
-    "group": 1,
-    "label-bound": 2,
-    "top": 7.0,
-}
+    "allow-single": True, "block": "other", "classes": "bad,ok,perhaps", "group": 1,
+    "label-bound": 2, "top": 7.0,
+}  # fmt: skip
 OTHERS = {"fed-cg", "fdskl", "horizontal", "vertical", "pof-mkl", "fed-cfk", "ranges", "align"}
 
 
 @pytest.mark.parametrize("name", [*sorted(OTHERS), "kernel-pca"])
-def test_every_key_of_the_readme_reaches_the_client(
-    name: str, make_site: Make, given: Given
-) -> None:
+def test_every_key_of_a_readme_reaches_the_client(name: str, make_site: Make, given: Given) -> None:
     """Without it, or with it, the client gets something else, or the node is refused."""
     site = make_site(name)
     number = len(site.nodes) - 1 if name == "vertical" else 0
@@ -411,8 +379,7 @@ def test_a_node_reads_its_file_as_it_is_written(make_site: Make, given: Given) -
         for name in ("x", "y", "ids", "columns"):
             np.testing.assert_array_equal(found[name], usual[name])
     cell = plain[1].split(",")[plain[0].split(",").index("a")]
-    with refused("FK-VALUES-MISSING"):
-        given(site, 0, na=f"none,{cell}")
+    refuses("FK-VALUES-MISSING", given, site, 0, na=f"none,{cell}")
 
 
 def test_a_centre_gives_no_labels(make_site: Make, given: Given) -> None:

@@ -101,23 +101,12 @@ def add_text(own: dict[str, Any], node: int, folder: Path) -> None:
         write(Path(own[key]), [*heads, "ward", "seen"], *zip(*lines, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("name", "count", "label"),
-    [
-        ("fed-cg", 2, "state"),
-        ("horizontal", 4, "state"),
-        ("pof-mkl", 4, "power"),
-        ("kernel-pca", 3, "state"),
-    ],
-)
+@pytest.mark.parametrize(("name", "count", "label"), [
+    ("fed-cg", 2, "state"), ("horizontal", 4, "state"), ("pof-mkl", 4, "power"),
+    ("kernel-pca", 3, "state"),
+])  # fmt: skip
 def test_holders_of_a_block_encode_rows_as_by_all_nodes(
-    make_site: Make,
-    import_app: Import,
-    tmp_path: Path,
-    given: Given,
-    name: str,
-    count: int,
-    label: str,
+    make_site: Any, import_app: Any, tmp_path: Path, given: Given, name: str, count: int, label: str
 ) -> None:
     """The app ranges makes one encoder of the text, dates and gaps of everybody."""
     site = make_site(name)
@@ -168,9 +157,7 @@ class LabelsAloneSite(FDSKLSite):
         return super().expected(grid, saved, first)
 
 
-def test_an_active_party_may_have_labels_and_no_columns_and_rows_that_come_later(
-    tmp_path: Path, import_app: Import
-) -> None:
+def test_an_active_party_may_have_labels_and_no_columns(tmp_path: Path, import_app: Import) -> None:
     site, saved = LabelsAloneSite(tmp_path, import_app), tmp_path / "model.npz"
     grid = site.run(model=saved)
     first = site.written()
@@ -337,13 +324,11 @@ def test_a_node_may_have_a_stream_in_place_of_a_table(make_site, tmp_path, refus
         found.append((json.loads(told.read_text())["metrics"], site.written()))
     assert found[0] == found[1]
     for change, code in (
-        ({"data": "x.csv"}, "FK-DATA-OPTION"),
-        ({"stream": "10.0.0.1:80"}, "FK-STREAM-HOST"),
+        ({"data": "x.csv"}, "FK-DATA-OPTION"), ({"stream": "10.0.0.1:80"}, "FK-STREAM-HOST"),
         ({"stream_columns": "a,c"}, "FK-COLUMN-MISSING"),
-        ({"label_column": None}, "FK-LABELS-MISSING"),
-        ({"stream_wait": "long"}, "FK-OPTION-TYPE"),
+        ({"label_column": None}, "FK-LABELS-MISSING"), ({"stream_wait": "long"}, "FK-OPTION-TYPE"),
         ({"stream": None, "data": "x.csv"}, "FK-DATA-OPTION"),
-    ):
+    ):  # fmt: skip
         node = {"state_dir": str(tmp_path / "other"), **change}
         refuses(code, site.run, site.changed(2, **node), model=saved)
     refuses("FK-METHOD-UNKNOWN", site.run, method="ofskl")
@@ -477,11 +462,7 @@ def test_the_ratings_of_a_node_are_read_against_the_catalogue(make_site, given, 
 
 
 def test_times_that_are_no_numbers_and_strangers_do_not_matter(
-    make_site: Make,
-    given: Given,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    make_site: Make, given: Given, tmp_path: Path, caplog: Any, monkeypatch: Any
 ) -> None:
     site, dates, none = make_site("fed-cfk"), tmp_path / "dates.csv", tmp_path / "none.csv"
     dates.write_text("user,item,rating,time\na,film-01,4,2020-01-01\na,film-02,5,\n")

@@ -160,10 +160,8 @@ def test_an_agent_that_is_off_line_is_passed_over() -> None:
     total, transcript = paper.ring_sum(terms, np.random.default_rng(0), first=1, offline=[3])
     np.testing.assert_allclose(total, terms[[0, 2]].sum(axis=0))
     assert [m[:2] for m in transcript] == [
-        ("agent 1", "agent 2"),
-        ("agent 2", "agent 0"),
-        ("agent 0", "agent 1"),
-    ]
+        ("agent 1", "agent 2"), ("agent 2", "agent 0"), ("agent 0", "agent 1"),
+    ]  # fmt: skip
 
 
 # -- the secure matrix product
