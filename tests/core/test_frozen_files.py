@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from flwr.app import ConfigRecord, Context, RecordDict
 from pyarrow import csv, parquet
-from refusals import raises, refuses
+from refusals import raises, refused, refuses
 
 from fedkern_flwr.frozen_files import FrozenFiles, FrozenTable, NodeFiles
 from fedkern_flwr.guard import NodePolicy

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import resource
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
