@@ -12,8 +12,9 @@ next there are some five to thirty of these.
 Without a last beta, or where the path is too long, by the proximal point method: the next beta
 maximises the dual minus |b - beta|^2 / (2 tau), and tau grows. Each maximisation is the
 minimisation of a piecewise quadratic, once differentiable function of u by semismooth Newton steps
-with a line search; only rows with 0 < beta < 1 enter the Newton matrix. A solve for exactly these
-rows (tau infinite) ends it: their margins are 1 and u = z^T beta, both to rounding.
+with a line search; only rows with 0 < beta < 1 enter the Newton matrix. The path from there ends
+it, or a solve for exactly these rows (tau infinite): their margins are 1 and u = z^T beta, both to
+rounding.
 
 References
 ----------
@@ -54,11 +55,8 @@ def minimise_hinge(
     if found is not None and _is_exact(z, margins, found):
         return found @ z, found
     basis, z = reduced(z)
-    found = None if start is None else _Path(z, margins, start).follow()
-    if found is not None and _is_exact(z, margins, found):
-        u, beta = found @ z, found
-    else:
-        u, beta = _proximal_points(z, margins, start)
+    found = None if start is None else _along_path(z, margins, start)
+    u, beta = _proximal_points(z, margins, start) if found is None else found
     return u if basis is None else basis @ u, beta
 
 
@@ -99,6 +97,14 @@ def _exchange(z: Floats, margins: Floats, beta: Floats, gram: Floats | None) -> 
     return None
 
 
+def _along_path(z: Floats, margins: Floats, start: Floats) -> tuple[Floats, Floats] | None:
+    """Return u, (e,), and beta, (n,), where the path from a beta comes to the solution."""
+    if np.count_nonzero((start > 0.0) & (start < 1.0)) > z.shape[1]:
+        return None
+    beta = _Path(z, margins, start).follow()
+    return None if beta is None or not _is_exact(z, margins, beta) else (beta @ z, beta)
+
+
 class _Path:
     """The solution while the margins move to those that are asked for, see the top.
 
@@ -117,8 +123,6 @@ class _Path:
     def follow(self) -> Floats | None:
         """Return beta, (n,), at the end of the path; None if it is too long, or not unique."""
         z, margins, beta, m = self.z, self.margins, self.beta, self.inside
-        if m > z.shape[1]:
-            return None
         self.order[:m] = free = np.flatnonzero((beta > 0.0) & (beta < 1.0))
         self.rows[:m] = z[free]
         r = margins - z @ (beta @ z)
@@ -254,6 +258,8 @@ def _proximal_points(z: Floats, margins: Floats, start: Floats | None) -> tuple[
         beta, r = found, margins - z @ u
         wrong, apart = _violations(beta, r), _apart(columns, u, beta, u - beta @ z)
         rows = np.flatnonzero((beta > 0.0) & (beta < 1.0))
+        if (ended := _along_path(z, margins, beta)) is not None:
+            return ended
         if len(rows) <= 2 * e:
             polished = _polish(z, margins, rows, u, r, beta)
             new = _violations(polished[2], polished[1])

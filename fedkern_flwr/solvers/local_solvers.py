@@ -86,7 +86,8 @@ def solve_local(
     """
     n, d = x.shape
     size = n if loss == "hinge" else d
-    warm = start.shape[-1:] == (size,) and start.size > 0 and bool(np.isfinite(start).all())
+    fits = start.shape == (size,) or (loss == "hinge" and start.shape[1:] == (size,))
+    warm = fits and bool(np.isfinite(start).all())
     if x.size == 0:
         return v.copy(), np.zeros(n) if loss == "hinge" else v.copy()
     scale = np.sqrt(c / penalty)
