@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from .errors import FedKernError, ProtocolError, quoted_code
 from .failure import Failure, read_error
+from .flower_compat import config_record
 from .ledger import Ledger
 from .plain_text import LONGEST
 from .watch import Watch
@@ -57,7 +58,7 @@ def request_content(arrays: ArrayRecord, config: ConfigRecord) -> RecordDict:
 
 def reply_content(arrays: list[NDArray[Any]], scalars: Mapping[str, Any]) -> RecordDict:
     """Lay out a reply as Flower's NumPy clients do, in a message of any type."""
-    return RecordDict({UPLOADS: array_record(arrays), REPLY: ConfigRecord(dict(scalars))})
+    return RecordDict({UPLOADS: array_record(arrays), REPLY: config_record(scalars)})
 
 
 def request_messages(
@@ -84,7 +85,7 @@ def request_messages(
         Node -> sections that its request carries.
     """
     packed = array_record(request.arrays()) if arrays is None else arrays
-    config = ConfigRecord(dict(request.scalars()))
+    config = config_record(request.scalars())
     shared = request_content(packed, config)
     messages = []
     for node in nodes:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Context
 
+from ..flower_compat import config_record
 from .orders import refusal
 
 _RECORD = "fedkern-guard"
@@ -106,7 +107,7 @@ class RunRecord:
 
     def store(self, context: Context) -> None:
         """Keep the record in the node's state, beside those of other runs."""
-        context.state[_RECORD] = ConfigRecord({**_kept(context), self.session: self.write()})
+        context.state[_RECORD] = config_record({**_kept(context), self.session: self.write()})
 
     def check_new(self, context: Context, party: str) -> None:
         """Refuse to open a further run where the server has opened too many.
