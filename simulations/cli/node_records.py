@@ -107,7 +107,9 @@ def _short(text: str, room: int) -> str:
 
 def clean_folders(
     state_dir: _Folder,
-    older_than: Annotated[str, typer.Option(help="Not written for longer, such as 12h, 30d or 8w.")],
+    older_than: Annotated[
+        str, typer.Option(help="Not written for longer, such as 12h, 30d or 8w.")
+    ],
     models: Annotated[
         bool, typer.Option("--models", help="Also parts of models: predictions need them.")
     ] = False,
