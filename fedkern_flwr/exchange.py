@@ -139,7 +139,7 @@ def take_sections(message: Message, *, party: str) -> list[Section]:
         raise ProtocolError(
             "its sections are damaged", party=party, code="FK-MESSAGE-DAMAGED"
         ) from None
-    _, own, sections = detach(arrays, dict(scalars), party=party)
+    _, own, sections = detach(arrays, dict(scalars.items()), party=party)
     for name in [name for name in scalars if name not in own]:
         del scalars[name]
     return sections
@@ -156,7 +156,8 @@ def read_reply(reply: type[Reply], message: Message, *, party: str, **sizes: int
     content = message.content
     try:
         record: Any = content[UPLOADS]
-        arrays, scalars = read_arrays(record), dict(content[REPLY])
+        told: Any = content[REPLY]
+        arrays, scalars = read_arrays(record), dict(told.items())
     except (KeyError, ValueError, TypeError, AttributeError):
         raise ProtocolError(
             "the reply is not one of a fedkern-flwr client",
