@@ -138,11 +138,14 @@ class RunRecord:
         """
         known = len(self.pinned)
         for name, value in options.items():
-            array = np.asarray(value)
-            if not array.size or (isinstance(value, str | bytes) and not value):
+            if isinstance(value, str | bytes | int | float):
+                empty, text, data = value in ("", b""), repr(value), b""
+            else:
+                array = np.ascontiguousarray(value)
+                empty, data = not array.size, array.tobytes()
+                text = f"{array.dtype} {array.shape}"
+            if empty:
                 continue
-            text = f"{array.dtype} {array.shape}" if array.ndim else repr(value)
-            data = np.ascontiguousarray(array).tobytes() if array.ndim else b""
             digest = hashlib.sha256(text.encode() + data).hexdigest()[:32]
             if self.pinned.setdefault(name, digest) != digest:
                 raise refusal(
