@@ -39,6 +39,7 @@ Floats = NDArray[np.float64]
 
 EXCHANGES = 10  # most of rows between the bounds and the inside
 DEPENDENT = 1e-7  # relative length of what is left of a row that depends on others
+REFINED = 3  # times that the end of a path is
 GROWTH = 10.0  # of tau after each step of the proximal point method
 NEWTON_STEPS = 15  # most of one step of the proximal point method; tau shrinks after these
 
@@ -139,20 +140,16 @@ class _Path:
             slack[off] = begin
         change[free], slack[free] = r[free], np.inf
         try:
-            self.inverse[:m, :m] = np.linalg.inv(self._products())
+            self.inverse[:m, :m] = np.linalg.inv(self.rows[:m] @ self.rows[:m].T)
         except np.linalg.LinAlgError:
             return None
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             if not self._follow(change, 50 + 4 * (many + m)):
                 return None
-        free, block = self.order[: self.inside], self._products()
-        for _ in range(2):  # the inverse has become less exact on the way
-            beta[free] += solve_shifted(block, 0.0, (margins - z @ (beta @ z))[free])
+        free, inverse = self.order[: self.inside], self.inverse[: self.inside, : self.inside]
+        for _ in range(REFINED):  # the inverse has become less exact on the way
+            beta[free] += inverse @ (margins - z @ (beta @ z))[free]
         return np.clip(beta, 0.0, 1.0)
-
-    def _products(self) -> Floats:
-        rows = self.rows[: self.inside]
-        return np.asarray(rows @ rows.T)
 
     def _follow(self, change: Floats, most: int) -> bool:
         """Go to the end of the path, if it has at most so many pieces."""
