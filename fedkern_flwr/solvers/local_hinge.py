@@ -56,8 +56,8 @@ def minimise_hinge(
     if found is not None and _is_exact(z, margins, found):
         return found @ z, found
     basis, z = reduced(z)
-    found = None if start is None else _along_path(z, margins, start)
-    u, beta = _proximal_points(z, margins, start) if found is None else found
+    ended = None if start is None else _along_path(z, margins, start)
+    u, beta = _proximal_points(z, margins, start) if ended is None else ended
     return u if basis is None else basis @ u, beta
 
 

@@ -238,14 +238,14 @@ def _check_scalar(name: str, scalars: Mapping[str, Any], expected: type, *, long
     value = scalars.get(name)
     if type(value) is not expected:
         raise _mistyped(name, value, expected)
-    if expected is str and not (
+    if isinstance(value, str) and not (
         len(value) <= _LONG if long else len(value) <= QUOTED and value.isprintable()
     ):
         raise _Broken(
             f"{name} is a text of {len(value)} characters, or has some that cannot be printed",
             "FK-MESSAGE-TEXT",
         )
-    if expected is float and not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise _Broken(f"{name} is not finite", "FK-MESSAGE-FINITE")
     return value
 
