@@ -84,10 +84,11 @@ def _exchange(z: Floats, margins: Floats, beta: Floats, gram: Floats | None) -> 
         free = np.flatnonzero(~(low | high))
         if len(free) > z.shape[1]:
             return None
-        block = z[free] @ z[free].T if gram is None else gram[np.ix_(free, free)]
-        beta = np.where(high, 1.0, 0.0)
-        beta[free] = solve_shifted(block, 0.0, (margins - z @ (beta @ z))[free])
+        rows, beta = z[free], high.astype(np.float64)
+        block = rows @ rows.T if gram is None else gram[np.ix_(free, free)]
         r = margins - z @ (beta @ z)
+        beta[free] = among = solve_shifted(block, 0.0, r[free])
+        r -= z @ (among @ rows)
         inside = ~(low | high)
         to_low, to_high = inside & (beta < 0.0), inside & (beta > 1.0)
         off = (low & (r > allowed)) | (high & (r < -allowed))
