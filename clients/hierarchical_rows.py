@@ -141,7 +141,7 @@ class SolverOfUser(SVMNode):
             for output in range(fold * each, (fold + 1) * each):
                 k, weights = output % classes, self._weights(output % classes)
                 c, before = tried[output // classes % len(tried)], output - classes
-                starts = memory[output : output + 1]
+                starts = memory[output : output + (not cold)]
                 if hinge and before >= fold * each:  # the duals of two C are about as these
                     near = kept[before] * (c / tried[before // classes % len(tried)])
                     starts = np.stack([near] if cold else [*starts, near])

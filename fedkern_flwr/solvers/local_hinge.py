@@ -39,6 +39,7 @@ Floats = NDArray[np.float64]
 
 EXCHANGES = 10  # most of rows between the bounds and the inside
 DEPENDENT = 1e-7  # relative length of what is left of a row that depends on others
+PIECES = 50  # most of a path, and two for each column
 REFINED = 3  # times that the end of a path is
 GROWTH = 10.0  # of tau after each step of the proximal point method
 NEWTON_STEPS = 15  # most of one step of the proximal point method; tau shrinks after these
@@ -131,11 +132,9 @@ class _Path:
         slack = self.slack = self.side * r
         off = slack < -ROUNDING * (1.0 + np.abs(margins).max())
         off[free] = False
-        many, change = int(off.sum()), np.zeros(len(z))  # of the margins, along the path
-        if many > len(z) // 4 + z.shape[1]:
-            return None
+        change = np.zeros(len(z))  # of the margins, along the path
         slack[~off] = np.maximum(slack[~off], np.finfo(np.float64).tiny)
-        if many:
+        if off.any():
             begin = -slack[off].mean()
             change[off] = self.side[off] * (slack[off] - begin)
             slack[off] = begin
@@ -145,7 +144,7 @@ class _Path:
         except np.linalg.LinAlgError:
             return None
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            if not self._follow(change, 50 + 4 * (many + m)):
+            if not self._follow(change, PIECES + 2 * z.shape[1]):
                 return None
         free, inverse = self.order[: self.inside], self.inverse[: self.inside, : self.inside]
         for _ in range(REFINED):  # the inverse has become less exact on the way
