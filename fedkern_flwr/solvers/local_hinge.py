@@ -38,6 +38,7 @@ from .newton import ROUNDING, line_search, reduced, solve_shifted
 Floats = NDArray[np.float64]
 
 EXCHANGES = 10  # most of rows between the bounds and the inside
+INVERTED = 1e-6  # error of an inverse from which a path can begin
 DEPENDENT = 1e-7  # relative length of what is left of a row that depends on others
 PIECES = 50  # most of a path, and two for each column
 REFINED = 3  # times that the end of a path is
@@ -139,10 +140,13 @@ class _Path:
             change[off] = self.side[off] * (slack[off] - begin)
             slack[off] = begin
         change[free], slack[free] = r[free], np.inf
+        products = self.rows[:m] @ self.rows[:m].T
         try:
-            self.inverse[:m, :m] = np.linalg.inv(self.rows[:m] @ self.rows[:m].T)
+            self.inverse[:m, :m] = inverse = np.linalg.inv(products)
         except np.linalg.LinAlgError:
             return None
+        if m and np.abs(products @ inverse - np.eye(m)).max() > INVERTED:
+            return None  # rows inside depend on each other, as in tables of few values
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             if not self._follow(change, PIECES + 2 * z.shape[1]):
                 return None
