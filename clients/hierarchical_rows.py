@@ -141,8 +141,10 @@ class SolverOfUser(SVMNode):
             for output in range(fold * each, (fold + 1) * each):
                 k, weights = output % classes, self._weights(output % classes)
                 c, before = tried[output // classes % len(tried)], output - classes
-                if cold and before >= fold * each:  # the duals of two C are about as these
-                    memory[output] = kept[before] * (c / tried[before // classes % len(tried)])
+                starts = memory[output : output + (not cold)]
+                if hinge and before >= fold * each:  # the duals of two C are about as these
+                    near = kept[before] * (c / tried[before // classes % len(tried)])
+                    starts = np.stack([near] if cold else [*starts, near])
                 model, found = solve_local(
                     own["loss"],
                     part,
@@ -150,7 +152,7 @@ class SolverOfUser(SVMNode):
                     target[output],
                     penalty[output],
                     c,
-                    memory[output, seen] if hinge else memory[output],
+                    starts[:, seen] if hinge else starts[0],
                     None if weights is None else weights[seen],
                     among,
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Self
 
 import numpy as np
@@ -70,8 +71,9 @@ class StreamAccount:
         numbers, own_learners = np.frombuffer(payload, "<f8"), []
         if numbers[0] < 0.0:  # which no loss is
             many = int(-numbers[0])
-            sizes = numbers[1 : many + 1].astype(int)
-            *own_learners, numbers = np.split(numbers[many + 1 :], sizes.cumsum())
+            ends = [many + 1, *(many + 1 + numbers[1 : many + 1].cumsum().astype(int)).tolist()]
+            own_learners = [numbers[a:b] for a, b in pairwise(ends)]
+            numbers = numbers[ends[-1] :]
         secure = 2 * wire.STATISTICS + 1 if numbers.size % 2 else 0
         own = numbers.size - secure
         if own < 4:

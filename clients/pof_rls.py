@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -65,11 +66,6 @@ class Bank:
             return np.zeros((self.many, len(y)))
         found = self.learners.learn(self.rows(raw, features), y, last=not self.own)
         return found.reshape(self.many, len(y))
-
-    def awake(self, samples: int) -> NDArray[np.bool_]:
-        """Return at which of so many samples they take part, shape (learners, samples)."""
-        ready = self.learns and self.learners.rows + np.arange(samples) >= self.needs
-        return np.broadcast_to(ready, (self.many, samples))
 
 
 Rows = Callable[[int, int], tuple[NDArray[Any], NDArray[Any]]]  # from one on, and how many
@@ -231,5 +227,7 @@ def _features(request: wire.RidgeRequest, x: NDArray[Any]) -> Floats:
 
 def _awake(banks: list[Bank], samples: int) -> NDArray[np.bool_]:
     """Return who takes part in so many samples: all if nobody has learned enough."""
-    found = np.concatenate([bank.awake(samples) for bank in banks])
-    return found | ~found.any(axis=0)
+    after = [bank.learners.rows - bank.needs if bank.learns else -math.inf for bank in banks]
+    ready = np.add.outer(after, np.arange(samples)) >= 0.0
+    found = np.repeat(ready, [bank.many for bank in banks], axis=0)
+    return np.asarray(found | ~found.any(axis=0))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from .errors import FedKernError, ProtocolError, quoted_code
 from .failure import Failure, read_error
+from .flower_compat import config_record
 from .ledger import Ledger
 from .plain_text import LONGEST
 from .progress import progress
@@ -58,7 +59,7 @@ def request_content(arrays: ArrayRecord, config: ConfigRecord) -> RecordDict:
 
 def reply_content(arrays: list[NDArray[Any]], scalars: Mapping[str, Any]) -> RecordDict:
     """Lay out a reply as Flower's NumPy clients do, in a message of any type."""
-    return RecordDict({UPLOADS: array_record(arrays), REPLY: ConfigRecord(dict(scalars))})
+    return RecordDict({UPLOADS: array_record(arrays), REPLY: config_record(scalars)})
 
 
 def request_messages(
@@ -85,7 +86,7 @@ def request_messages(
         Node -> sections that its request carries.
     """
     packed = array_record(request.arrays()) if arrays is None else arrays
-    config = ConfigRecord(dict(request.scalars()))
+    config = config_record(request.scalars())
     shared = request_content(packed, config)
     messages = []
     for node in nodes:
@@ -139,7 +140,7 @@ def take_sections(message: Message, *, party: str) -> list[Section]:
         raise ProtocolError(
             "its sections are damaged", party=party, code="FK-MESSAGE-DAMAGED"
         ) from None
-    _, own, sections = detach(arrays, dict(scalars), party=party)
+    _, own, sections = detach(arrays, dict(scalars.items()), party=party)
     for name in [name for name in scalars if name not in own]:
         del scalars[name]
     return sections
@@ -156,7 +157,8 @@ def read_reply(reply: type[Reply], message: Message, *, party: str, **sizes: int
     content = message.content
     try:
         record: Any = content[UPLOADS]
-        arrays, scalars = read_arrays(record), dict(content[REPLY])
+        told: Any = content[REPLY]
+        arrays, scalars = read_arrays(record), dict(told.items())
     except (KeyError, ValueError, TypeError, AttributeError):
         raise ProtocolError(
             "the reply is not one of a fedkern-flwr client",

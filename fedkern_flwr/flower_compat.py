@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.client import Client, NumPyClient
 
 logger = logging.getLogger("fedkern_flwr")
@@ -46,6 +46,7 @@ __all__ = [
     "Refused",
     "TaskQueue",
     "answer_task",
+    "config_record",
     "copy_message",
     "empty_run",
     "installed_app",
@@ -148,6 +149,13 @@ def patient(grid: Any) -> Any:
 def stamp_message(message: Message, *, message_id: str) -> None:
     """Give a message the id that a SuperLink would give it."""
     message.metadata.__dict__["_message_id"] = message_id
+
+
+def config_record(values: Mapping[str, Any]) -> ConfigRecord:
+    """Return a record of values of the right types, which Flower looks up anew for each value."""
+    record = ConfigRecord()
+    record.__dict__["_data"].update(values)
+    return record
 
 
 def copy_message(message: Message) -> Message:

@@ -8,6 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -233,7 +234,12 @@ def node_policy(given: NodePolicy | str | Path | None, context: Context) -> Node
         return given
     if given is not None:
         return read_policy(given)
-    return NodePolicy.of_simulations() if is_simulated(context) else NodePolicy()
+    return _usual(is_simulated(context))
+
+
+@cache  # a client is made for every message
+def _usual(simulated: bool) -> NodePolicy:
+    return NodePolicy.of_simulations() if simulated else NodePolicy()
 
 
 def as_simulated(context: Context) -> Context:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Context
 
+from ..flower_compat import config_record
 from .orders import refusal
 
 _RECORD = "fedkern-guard"
@@ -106,7 +107,7 @@ class RunRecord:
 
     def store(self, context: Context) -> None:
         """Keep the record in the node's state, beside those of other runs."""
-        context.state[_RECORD] = ConfigRecord({**_kept(context), self.session: self.write()})
+        context.state[_RECORD] = config_record({**_kept(context), self.session: self.write()})
 
     def check_new(self, context: Context) -> None:
         """Refuse to open a further run where the server has opened too many.
@@ -136,11 +137,14 @@ class RunRecord:
         """
         known = len(self.pinned)
         for name, value in options.items():
-            array = np.asarray(value)
-            if not array.size or (isinstance(value, str | bytes) and not value):
+            if isinstance(value, str | bytes | int | float):
+                empty, text, data = value in ("", b""), repr(value), b""
+            else:
+                array = np.ascontiguousarray(value)
+                empty, data = not array.size, array.tobytes()
+                text = f"{array.dtype} {array.shape}"
+            if empty:
                 continue
-            text = f"{array.dtype} {array.shape}" if array.ndim else repr(value)
-            data = np.ascontiguousarray(array).tobytes() if array.ndim else b""
             digest = hashlib.sha256(text.encode() + data).hexdigest()[:32]
             if self.pinned.setdefault(name, digest) != digest:
                 raise refusal(

@@ -347,9 +347,8 @@ class GuardedNode:
     def _keep_record(self) -> None:
         """Keep the record of a run, before the answer that it is about leaves the node."""
         self.record.store(self.context)
-        text = self.record.write()
-        if text != self._record_kept:  # else the disk has it
-            self.ledger.keep_record(self.record.session, text)
+        if self.ledger.counts and (text := self.record.write()) != self._record_kept:
+            self.ledger.keep_record(self.record.session, text)  # else the disk has it
 
     def _count_refusal(self, session: str, error: FedKernError) -> None:
         """Note that a request was refused; at the third nothing of the run is left here to open.

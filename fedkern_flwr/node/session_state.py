@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flwr.app import ConfigRecord, Context
+from flwr.app import Context
+
+from ..flower_compat import config_record
 
 _RECORD = "fedkern"
 
@@ -31,11 +33,11 @@ class SessionState:
     def load(cls, context: Context) -> SessionState:
         """Read the state of a node, empty at first."""
         record = context.state.get(_RECORD)
-        return cls() if record is None else cls(**dict(record))  # type: ignore[arg-type]
+        return cls() if record is None else cls(**dict(record.items()))  # type: ignore[arg-type]
 
     def store(self, context: Context) -> None:
         """Replace the state of a node."""
-        context.state[_RECORD] = ConfigRecord(
+        context.state[_RECORD] = config_record(
             {
                 "session": self.session,
                 "round": self.round,

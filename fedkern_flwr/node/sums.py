@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 
 from ..errors import ProtocolError, SumError
+from ..flower_compat import config_record
 from ..guard import NodePolicy, SumRule, check_cohort, check_order, check_size, refusal
 from ..guard.counting import ENDLESS, Hidden, hidden_beside, least_survivors
 from ..guard.spending import Charge
@@ -330,7 +331,7 @@ def load_state(context: Context) -> PartyState | None:
 def store_state(context: Context, state: PartyState) -> None:
     """Keep what the node must remember; it never leaves the node."""
     packed = state.pack()
-    context.state[_RECORD] = ConfigRecord({"state": packed})
+    context.state[_RECORD] = config_record({"state": packed})
     _stored[packed] = state
     if len(_stored) > _MOST_STORED:
         del _stored[next(iter(_stored))]

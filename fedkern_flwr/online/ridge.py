@@ -27,7 +27,7 @@ NAP = 20
 _BLOCK = 32
 #: Fewer rows than these are multiplied with packed triangles, one by one.
 _FEW = 16
-#: Unless features are no more than these.
+#: Unless features are no more than these: then inverses stay whole matrices between messages.
 _SMALL = 64
 #: The kernels' widths over twice the distance of rows, in the order in which kernels are added.
 _WIDTHS = (1.0, 0.5, 2.0, 0.25, 4.0, 0.125, 8.0)
@@ -124,11 +124,12 @@ class Ridges:
 
     The inverse of each is c (P - U^T U): P stays as it came, a packed triangle that a row is
     multiplied with as it is, and U has a row for each that was learned since. Once these are more
-    than a quarter of the features, or many rows are learned at once, they are put into P.
+    than a quarter of the features, or many rows are learned at once, they are put into P. Of few
+    features P is a whole matrix, which is faster, and U has no rows.
 
     Parameters
     ----------
-    inverse : ndarray, shape (..., p (p + 1) / 2), or None
+    inverse : ndarray, shape (..., p (p + 1) / 2) or (..., p p), or None
         P, of which nothing is changed in place. None for coefficients that stay as they are.
     theta : ndarray, shape (..., p)
         Coefficients.
@@ -156,10 +157,12 @@ class Ridges:
         ridge: float = 0.0,
         rows: int = 0,
     ) -> None:
-        self._triangles, self.theta = inverse, theta
+        self._triangles, self.theta, p = inverse, theta, theta.shape[-1]
         self._since = theta[..., None, :][..., :0, :] if since is None else since
         self._scale = scale
         self._whole = np.zeros(0)  # the inverses as matrices, while many rows are learned
+        if inverse is not None and p > 1 and inverse.shape[-1] == p * p:
+            self._whole = inverse.reshape(*theta.shape, p).copy()
         self.memory, self.rows = memory, rows
         self._leak = math.sqrt(theta.shape[-1] * ridge * (1.0 - memory))
 
@@ -182,6 +185,8 @@ class Ridges:
         """
         if self._triangles is None or (last and len(y) == 1):
             return np.asarray((phi @ self.theta[..., None])[..., 0])
+        if self.theta.shape[-1] <= _SMALL:
+            self._open()
         if len(y) == 1:
             found = [self._learn_one(phi[..., 0, :], float(y[0]))[..., None]]
         else:
@@ -196,21 +201,22 @@ class Ridges:
         gain = self._times(phi[..., None, :])[..., 0, :]
         spread = (memory + np.vecdot(gain, phi))[..., None]
         theta = self.theta + gain * ((y - found)[..., None] / spread)
-        steps = [gain / np.sqrt(spread)]
+        steps = (gain / np.sqrt(spread))[..., None, :]
         if self._leak:
             j = [self.rows % theta.shape[-1]]
-            column = self._columns(np.array(j))[..., 0, :] - steps[0] * steps[0][..., j]
+            column = self._columns(np.array(j))[..., 0, :] - steps[..., 0, :] * steps[..., 0, j]
             column *= self._leak / memory
             spread = 1.0 + self._leak * column[..., j]
             theta -= column * (self._leak * theta[..., j] / spread)
-            steps.append(column / np.sqrt(spread / memory))
+            more = column / np.sqrt(spread / memory)
+            steps = np.concatenate([steps, more[..., None, :]], axis=-2)
         self.theta, self.rows = theta, self.rows + 1
-        self._add(np.stack(steps, axis=-2), 1.0 / memory)
+        self._add(steps, 1.0 / memory)
         return found
 
     def _learn_many(self, phi: Floats, y: Floats, *, last: bool) -> list[Floats]:
         """Take rows in blocks, which are shorter the more is forgotten."""
-        if len(y) >= _FEW or self.theta.shape[-1] <= _SMALL:
+        if len(y) >= _FEW:
             self._open()
         fewer = math.log(0.01) / math.log(self.memory) if self.memory < 1.0 else _BLOCK
         block = max(1, min(_BLOCK, int(fewer)))
@@ -301,12 +307,13 @@ class Ridges:
 
     @property
     def state(self) -> list[Floats]:
-        """What they go on from: rows and scale, triangles of P, coefficients and U, all flat."""
+        """What they go on from: rows and scale, P, coefficients and U, all flat."""
+        inverse = self._triangles
         if self._whole.size:
-            self._triangles, self._whole = _triangle(self._whole), np.zeros(0)
-        assert self._triangles is not None
+            inverse = self._whole if self.theta.shape[-1] <= _SMALL else _triangle(self._whole)
+        assert inverse is not None
         head = np.array([float(self.rows), self._scale])
-        return [head, *(one.ravel() for one in (self._triangles, self.theta, self._since))]
+        return [head, *(one.ravel() for one in (inverse, self.theta, self._since))]
 
 
 #: Arrays in a state.

@@ -4,16 +4,23 @@ Warm from the last beta by exchanging rows between the bounds and the inside: th
 margin 1 exactly, a row whose beta leaves [0, 1] goes to that bound, one whose margin is on the
 wrong side comes off its bound. Mostly two solves of a few rows are enough.
 
-Where this does not end, by the proximal point method: the next beta maximises the dual minus
-|b - beta|^2 / (2 tau), and tau grows. Each maximisation is the minimisation of a piecewise
-quadratic, once differentiable function of u by semismooth Newton steps with a line search; only
-rows with 0 < beta < 1 enter the Newton matrix. A solve for exactly these rows (tau infinite) ends
-it: their margins are 1 and u = z^T beta, both to rounding.
+Where this does not end, along a path: the margins move from values for which the last beta is
+optimal to those that are asked for, and the solution moves with them, piece by piece along straight
+lines. At the end of a piece one row comes to a bound or off it. From one iteration of ADMM to the
+next there are some five to thirty of these.
+
+Without a last beta, or where the path is too long, by the proximal point method: the next beta
+maximises the dual minus |b - beta|^2 / (2 tau), and tau grows. Each maximisation is the
+minimisation of a piecewise quadratic, once differentiable function of u by semismooth Newton steps
+with a line search; only rows with 0 < beta < 1 enter the Newton matrix. The path from there ends
+it, or a solve for exactly these rows (tau infinite): their margins are 1 and u = z^T beta, both to
+rounding.
 
 References
 ----------
 Kunisch and Rendl, "An Infeasible Active Set Method for Quadratic Problems with Simple Bounds",
-2003. Rockafellar, "Augmented Lagrangians and Applications of the Proximal Point Algorithm in
+2003. Best, "An Algorithm for the Solution of the Parametric Quadratic Programming Problem", 1996
+(path). Rockafellar, "Augmented Lagrangians and Applications of the Proximal Point Algorithm in
 Convex Programming", 1976. Li, Sun and Toh, "A Highly Efficient Semismooth Newton Augmented
 Lagrangian Method for Solving Lasso Problems", 2018. Keerthi and DeCoste, "A Modified Finite Newton
 Method for Fast Solution of Large Scale Linear SVMs", 2005 (line search and active rows).
@@ -21,7 +28,7 @@ Method for Fast Solution of Large Scale Linear SVMs", 2005 (line search and acti
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +37,11 @@ from .newton import ROUNDING, line_search, reduced, solve_shifted
 
 Floats = NDArray[np.float64]
 
-EXCHANGES = 20  # most of rows between the bounds and the inside
+EXCHANGES = 10  # most of rows between the bounds and the inside
+INVERTED = 1e-6  # error of an inverse from which a path can begin
+DEPENDENT = 1e-7  # relative length of what is left of a row that depends on others
+PIECES = 50  # most of a path, and two for each column
+REFINED = 3  # times that the end of a path is
 GROWTH = 10.0  # of tau after each step of the proximal point method
 NEWTON_STEPS = 15  # most of one step of the proximal point method; tau shrinks after these
 
@@ -43,18 +54,28 @@ def minimise_hinge(
     z is (n, e), margins (n,), start the first beta, (n,), between 0 and 1, or None, gram z z^T or
     None. Return u, (e,), and beta, (n,), between 0 and 1, with u = z^T beta.
     """
-    n = len(z)
-    columns = np.sqrt(np.einsum("ij,ij->j", z, z))
-    unit = 1.0 + np.abs(margins).max()
-    found = _exchange(z, margins, np.zeros(n) if start is None else start, gram)
-    if found is not None:
-        u = found @ z
-        wrong = _violations(found, margins - z @ u)
-        if wrong.max() <= ROUNDING * (unit + columns @ np.abs(u) / np.sqrt(n)):
-            return u, found
+    found = _exchange(z, margins, np.zeros(len(z)) if start is None else start, gram)
+    if found is not None and _is_exact(z, margins, found):
+        return found @ z, found
     basis, z = reduced(z)
-    u, beta = _proximal_points(z, margins, start)
+    ended = None if start is None else _along_path(z, margins, start)
+    u, beta = _proximal_points(z, margins, start) if ended is None else ended
     return u if basis is None else basis @ u, beta
+
+
+def nearest(z: Floats, margins: Floats, starts: Sequence[Floats] | Floats) -> Floats | None:
+    """Return the one of several betas, (n,), whose rows are least on the wrong side; or None."""
+    if len(starts) < 2:
+        return starts[0] if len(starts) else None
+    far = [_violations(beta, margins - z @ (beta @ z)).sum() for beta in starts]
+    return starts[int(np.argmin(far))]
+
+
+def _is_exact(z: Floats, margins: Floats, beta: Floats) -> bool:
+    """Tell whether beta, (n,), is optimal to rounding."""
+    u, columns = beta @ z, np.sqrt(np.einsum("ij,ij->j", z, z))
+    allowed = 1.0 + np.abs(margins).max() + columns @ np.abs(u) / np.sqrt(len(z))
+    return bool(_violations(beta, margins - z @ u).max() <= ROUNDING * allowed)
 
 
 def _exchange(z: Floats, margins: Floats, beta: Floats, gram: Floats | None) -> Floats | None:
@@ -65,10 +86,11 @@ def _exchange(z: Floats, margins: Floats, beta: Floats, gram: Floats | None) -> 
         free = np.flatnonzero(~(low | high))
         if len(free) > z.shape[1]:
             return None
-        block = z[free] @ z[free].T if gram is None else gram[np.ix_(free, free)]
-        beta = np.where(high, 1.0, 0.0)
-        beta[free] = solve_shifted(block, 0.0, (margins - z @ (beta @ z))[free])
+        rows, beta = z[free], high.astype(np.float64)
+        block = rows @ rows.T if gram is None else gram[np.ix_(free, free)]
         r = margins - z @ (beta @ z)
+        beta[free] = among = solve_shifted(block, 0.0, r[free])
+        r -= z @ (among @ rows)
         inside = ~(low | high)
         to_low, to_high = inside & (beta < 0.0), inside & (beta > 1.0)
         off = (low & (r > allowed)) | (high & (r < -allowed))
@@ -77,6 +99,137 @@ def _exchange(z: Floats, margins: Floats, beta: Floats, gram: Floats | None) -> 
             return np.clip(beta, 0.0, 1.0)
         low, high = (low & ~off) | to_low, (high & ~off) | to_high
     return None
+
+
+def _along_path(z: Floats, margins: Floats, start: Floats) -> tuple[Floats, Floats] | None:
+    """Return u, (e,), and beta, (n,), where the path from a beta comes to the solution."""
+    if np.count_nonzero((start > 0.0) & (start < 1.0)) > z.shape[1]:
+        return None
+    beta = _Path(z, margins, start).follow()
+    return None if beta is None or not _is_exact(z, margins, beta) else (beta @ z, beta)
+
+
+class _Path:
+    """The solution while the margins move to those that are asked for, see the top.
+
+    At a time the solution has beta, (n,), and slack, (n,): how far the r of each row at a bound is
+    from zero, infinite for the rows inside. ``inverse``, (m, m), is that of the products of the m
+    rows inside, ``rows``, (m, e), which are those of the numbers ``order``, (m,).
+    """
+
+    def __init__(self, z: Floats, margins: Floats, start: Floats) -> None:
+        self.z, self.margins, self.beta, e = z, margins, start.copy(), z.shape[1]
+        self.side = np.where(start >= 1.0, 1.0, -1.0)  # sign of r at this bound
+        self.inside = int(((start > 0.0) & (start < 1.0)).sum())
+        self.order, self.rows = np.empty(e + 1, np.intp), np.empty((e + 1, e))
+        self.inverse = np.empty((e + 1, e + 1))
+
+    def follow(self) -> Floats | None:
+        """Return beta, (n,), at the end of the path; None if it is too long, or not unique."""
+        z, margins, beta, m = self.z, self.margins, self.beta, self.inside
+        self.order[:m] = free = np.flatnonzero((beta > 0.0) & (beta < 1.0))
+        self.rows[:m] = z[free]
+        r = margins - z @ (beta @ z)
+        slack = self.slack = self.side * r
+        off = slack < -ROUNDING * (1.0 + np.abs(margins).max())
+        off[free] = False
+        change = np.zeros(len(z))  # of the margins, along the path
+        slack[~off] = np.maximum(slack[~off], np.finfo(np.float64).tiny)
+        if off.any():
+            begin = -slack[off].mean()
+            change[off] = self.side[off] * (slack[off] - begin)
+            slack[off] = begin
+        change[free], slack[free] = r[free], np.inf
+        products = self.rows[:m] @ self.rows[:m].T
+        try:
+            self.inverse[:m, :m] = inverse = np.linalg.inv(products)
+        except np.linalg.LinAlgError:
+            return None
+        if m and np.abs(products @ inverse - np.eye(m)).max() > INVERTED:
+            return None  # rows inside depend on each other, as in tables of few values
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            if not self._follow(change, PIECES + 2 * z.shape[1]):
+                return None
+        free, inverse = self.order[: self.inside], self.inverse[: self.inside, : self.inside]
+        for _ in range(REFINED):  # the inverse has become less exact on the way
+            beta[free] += inverse @ (margins - z @ (beta @ z))[free]
+        return np.clip(beta, 0.0, 1.0)
+
+    def _follow(self, change: Floats, most: int) -> bool:
+        """Go to the end of the path, if it has at most so many pieces."""
+        left = 1.0  # of the path
+        for _ in range(most):
+            m = self.inside
+            free = self.order[:m]
+            move = self.inverse[:m, :m] @ change[free]
+            drift = self.side * (change - self.z @ (move @ self.rows[:m]))
+            inner, outer = _speeds(self.beta[free], move), -drift / self.slack
+            k, j = int(inner.argmax()) if m else -1, int(outer.argmax())
+            fastest = max(float(outer[j]), float(inner[k]) if m else 0.0)
+            step = min(left, 1.0 / fastest) if fastest > 0.0 else left
+            self.beta[free] += step * move
+            self.slack += step * drift
+            if step == left:
+                return True
+            left -= step
+            if m and inner[k] >= outer[j]:
+                self._leave(k, 1.0 if move[k] > 0.0 else -1.0)
+            else:
+                self._enter(j)
+        return False
+
+    def _leave(self, k: int, side: float) -> None:
+        """Bring the k-th of the rows inside to a bound."""
+        m = self.inside = self.inside - 1
+        row, inverse = self.order[k], self.inverse
+        self._stop(row, side)
+        column = inverse[: m + 1, k].copy()
+        inverse[: m + 1, : m + 1] -= np.multiply.outer(column, column / column[k])
+        inverse[k, : m + 1] = inverse[m, : m + 1]  # the last takes its place
+        inverse[: m + 1, k] = inverse[: m + 1, m]
+        self.rows[k], self.order[k] = self.rows[m], self.order[m]
+
+    def _stop(self, row: int, side: float) -> None:
+        """Have a row stay at a bound."""
+        self.beta[row], self.side[row] = max(side, 0.0), side
+        self.slack[row] = np.finfo(np.float64).tiny
+
+    def _enter(self, j: int) -> None:
+        """Let a row come off its bound.
+
+        If it depends on the rows inside, u = z^T beta stays as it is while beta moves along what
+        the rows have in common, until the first of them, or this one, is at a bound.
+        """
+        new = self.z[j]
+        while True:
+            m = self.inside
+            shares = self.inverse[:m, :m] @ (self.rows[:m] @ new)
+            rest = new - shares @ self.rows[:m]
+            length = float(rest @ rest)
+            if m < len(new) and length > DEPENDENT**2 * float(new @ new):
+                break
+            way, free = -self.side[j], self.order[:m]
+            shares[np.abs(shares) < DEPENDENT * np.abs(shares).max(initial=0.0)] = 0.0
+            speeds = _speeds(self.beta[free], -way * shares)
+            k = int(speeds.argmax()) if m else -1
+            if k < 0 or speeds[k] <= 1.0:
+                self.beta[free] -= way * shares
+                self._stop(j, way)
+                return
+            self.beta[free] -= way * shares / speeds[k]
+            self.beta[j] += way / speeds[k]
+            self._leave(k, 1.0 if way * shares[k] < 0.0 else -1.0)
+        inverse = self.inverse
+        inverse[:m, :m] += np.multiply.outer(shares, shares / length)
+        inverse[m, :m] = inverse[:m, m] = -shares / length
+        inverse[m, m] = 1.0 / length
+        self.rows[m], self.order[m], self.slack[j] = new, j, np.inf
+        self.inside = m + 1
+
+
+def _speeds(beta: Floats, move: Floats) -> Floats:
+    """Return the inverse of how far each can go before it is at 0 or 1."""
+    return np.where(move > 0.0, move / (1.0 - beta), np.where(move < 0.0, -move / beta, 0.0))
 
 
 def _proximal_points(z: Floats, margins: Floats, start: Floats | None) -> tuple[Floats, Floats]:
@@ -106,6 +259,8 @@ def _proximal_points(z: Floats, margins: Floats, start: Floats | None) -> tuple[
         beta, r = found, margins - z @ u
         wrong, apart = _violations(beta, r), _apart(columns, u, beta, u - beta @ z)
         rows = np.flatnonzero((beta > 0.0) & (beta < 1.0))
+        if (ended := _along_path(z, margins, beta)) is not None:
+            return ended
         if len(rows) <= 2 * e:
             polished = _polish(z, margins, rows, u, r, beta)
             new = _violations(polished[2], polished[1])

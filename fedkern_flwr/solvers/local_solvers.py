@@ -31,7 +31,7 @@ from typing import Literal, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from .local_hinge import minimise_hinge
+from .local_hinge import minimise_hinge, nearest
 from .logistic import expit
 from .newton import ROUNDING, line_search, reduced, solve_shifted
 
@@ -70,7 +70,8 @@ def solve_local(
     c : float
         C, the weight of the losses, positive.
     start : ndarray of float64
-        Memory of the last call; one of another size or that is not finite counts as none.
+        Memory of the last call; one of another size or that is not finite counts as none. With the
+        hinge perhaps several, shape (s, n): that of similar problems, of which the best is taken.
     weights : ndarray of float64, shape (n,), optional
         Weights of the rows, positive.
     gram : ndarray of float64, shape (n, n), optional
@@ -85,7 +86,8 @@ def solve_local(
     """
     n, d = x.shape
     size = n if loss == "hinge" else d
-    warm = start.shape == (size,) and bool(np.isfinite(start).all())
+    fits = start.shape == (size,) or (loss == "hinge" and start.shape[1:] == (size,))
+    warm = fits and bool(np.isfinite(start).all())
     if x.size == 0:
         return v.copy(), np.zeros(n) if loss == "hinge" else v.copy()
     scale = np.sqrt(c / penalty)
@@ -99,9 +101,8 @@ def solve_local(
             gram = None if np.ptp(penalty) else gram * np.outer(units, units)
         rows *= signs[:, None]
         margins = share - signs * base
-        u, beta = minimise_hinge(
-            rows, margins, np.clip(start / c, 0.0, 1.0) if warm else None, gram
-        )
+        starts = np.clip(np.atleast_2d(start) / c, 0.0, 1.0) if warm else ()
+        u, beta = minimise_hinge(rows, margins, nearest(rows, margins, starts), gram)
         return v + scale * u, c * beta
     shortfall = y - base
     if loss == "squared":

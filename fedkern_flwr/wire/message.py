@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, ClassVar, Self, dataclass_transform
+from typing import Any, ClassVar, NamedTuple, Self, dataclass_transform
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,13 +65,20 @@ def _any(cls: type) -> Any:
     return cls
 
 
+class _ArrayField(NamedTuple):
+    """What an array field was declared with."""
+
+    name: str
+    dimensions: tuple[str, ...]
+    dtypes: tuple[np.dtype[Any], ...]
+    many: bool
+
+
 @cache
-def _layout(cls: Any) -> tuple[tuple[Field[Any], ...], tuple[tuple[str, type], ...]]:
+def _layout(cls: Any) -> tuple[tuple[_ArrayField, ...], tuple[tuple[str, type], ...]]:
     """Split the fields of a message class into array fields and (name, type) of scalars."""
-    arrays = tuple(f for f in fields(cls) if "dimensions" in f.metadata)
-    scalars = tuple(
-        (f.name, _SCALARS[str(f.type)]) for f in fields(cls) if "dimensions" not in f.metadata
-    )
+    arrays = tuple(_ArrayField(f.name, **f.metadata) for f in fields(cls) if f.metadata)
+    scalars = tuple((f.name, _SCALARS[str(f.type)]) for f in fields(cls) if not f.metadata)
     return arrays, scalars
 
 
@@ -108,12 +115,14 @@ class PhaseMessage:
         """
         array_fields, scalar_fields = _layout(_any(type(self)))
         sizes: dict[str, int] = {}
+        values = vars(self)
         try:
             for name, kind in scalar_fields:
-                _check_type(name, getattr(self, name), kind)
+                if type(values[name]) is not kind:
+                    raise _mistyped(name, values[name], kind)
             for declared in array_fields:
-                value = getattr(self, declared.name)
-                if declared.metadata["many"]:
+                value = values[declared.name]
+                if declared.many:
                     for one in value:
                         _check_layout(declared, one, dict(sizes))
                 else:
@@ -125,16 +134,15 @@ class PhaseMessage:
         """Return the array fields in the order of their declaration."""
         out: Arrays = []
         for declared in _layout(_any(type(self)))[0]:
-            value = getattr(self, declared.name)
-            out += value if declared.metadata["many"] else [value]
+            value = vars(self)[declared.name]
+            out += value if declared.many else [value]
         return out
 
     def scalars(self) -> dict[str, Scalar]:
         """Return the scalar fields together with the phase and the protocol version."""
-        out: dict[str, Scalar] = {"phase": self.phase, "protocol": PROTOCOL_VERSION}
-        for name, _ in _layout(_any(type(self)))[1]:
-            out[name] = getattr(self, name)
-        return out
+        own, names = vars(self), _layout(_any(type(self)))[1]
+        known: dict[str, Scalar] = {"phase": self.phase, "protocol": PROTOCOL_VERSION}
+        return known | {name: own[name] for name, _ in names}
 
     @classmethod
     def unpack(
@@ -169,7 +177,7 @@ class PhaseMessage:
             values: dict[str, Any] = {
                 n: _check_scalar(n, scalars, t, long=n in cls.long_texts) for n, t in scalar_fields
             }
-            many = bool(array_fields) and array_fields[-1].metadata["many"]
+            many = bool(array_fields) and array_fields[-1].many
             single = array_fields[:-1] if many else array_fields
             if len(arrays) < len(single) or (len(arrays) > len(single) and not many):
                 raise _Broken(f"{len(arrays)} arrays instead of {len(single)}", "FK-MESSAGE-SHAPE")
@@ -228,7 +236,8 @@ def _check_header(phase: str, scalars: Mapping[str, Any]) -> None:
 
 def _check_scalar(name: str, scalars: Mapping[str, Any], expected: type, *, long: bool) -> Any:
     value = scalars.get(name)
-    _check_type(name, value, expected)
+    if type(value) is not expected:
+        raise _mistyped(name, value, expected)
     if isinstance(value, str) and not (
         len(value) <= _LONG if long else len(value) <= QUOTED and value.isprintable()
     ):
@@ -241,25 +250,23 @@ def _check_scalar(name: str, scalars: Mapping[str, Any], expected: type, *, long
     return value
 
 
-def _check_type(name: str, value: Any, expected: type) -> None:
-    if type(value) is not expected:
-        raise _Broken(
-            f"{name} is {type(value).__name__} instead of {expected.__name__}", "FK-MESSAGE-FIELD"
-        )
+def _mistyped(name: str, value: Any, expected: type) -> _Broken:
+    told = f"{name} is {type(value).__name__} instead of {expected.__name__}"
+    return _Broken(told, "FK-MESSAGE-FIELD")
 
 
-def _check_array(declared: Field[Any], value: NDArray[Any], sizes: dict[str, int]) -> NDArray[Any]:
+def _check_array(declared: _ArrayField, value: NDArray[Any], sizes: dict[str, int]) -> NDArray[Any]:
     _check_layout(declared, value, sizes)
     if value.dtype.kind == "f" and not np.isfinite(value).all():
         raise _Broken(f"{declared.name} holds NaN or infinite values", "FK-MESSAGE-FINITE")
     return value
 
 
-def _check_layout(declared: Field[Any], value: Any, sizes: dict[str, int]) -> None:
-    name, dimensions = declared.name, declared.metadata["dimensions"]
+def _check_layout(declared: _ArrayField, value: Any, sizes: dict[str, int]) -> None:
+    name, dimensions, dtypes, _ = declared
     if not isinstance(value, np.ndarray):  # Flower's clients open archives, which hold anything
         raise _Broken(f"{name} is no array", "FK-MESSAGE-FIELD")
-    if value.dtype not in declared.metadata["dtypes"]:
+    if value.dtype not in dtypes:
         raise _Broken(
             f"{name} has dtype {plain_line(str(value.dtype), _NAMES)}", "FK-MESSAGE-FIELD"
         )

@@ -263,11 +263,11 @@ def _fields(direction: Direction, message: Message) -> Iterator[tuple[str, str, 
     scalars, arrays, metrics = dict[str, Any](), list[Any](), dict[str, Any]()
     for record in message.content.values():
         if isinstance(record, ConfigRecord):
-            scalars.update(record)
+            scalars.update(record.items())
         elif isinstance(record, ArrayRecord):
             arrays += [array for key, array in record.items() if key != "_empty"]
         else:
-            metrics.update(record)
+            metrics.update(record.items())
     try:
         own, plain, sections = detach(arrays, scalars, party="")
     except ProtocolError:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedkern_flwr.exchange import CONFIG, PARAMETERS, REPLY, UPLOADS
-from fedkern_flwr.flower_compat import Client
+from fedkern_flwr.flower_compat import Client, config_record
 from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.wire.numpy_format import array_record, read_arrays
 
@@ -43,12 +43,12 @@ class DirectApp(ClientApp):
         # Small ones may be written to, as with Flower; copies of large ones would fill the memory.
         read = read_arrays(asked[PARAMETERS])
         arrays = [a if a.nbytes > _LARGE else a.copy(order="K") for a in read]
-        uploads, samples, told = client.fit(arrays, dict(asked[CONFIG]))
+        uploads, samples, told = client.fit(arrays, dict(asked[CONFIG].items()))
         content = RecordDict()
-        content[REPLY] = ConfigRecord(dict(told))
+        content[REPLY] = config_record(told)
         content["fitres.num_examples"] = MetricRecord({"num_examples": samples})
         content[UPLOADS] = array_record(uploads)
-        content["fitres.status"] = ConfigRecord({"code": 0, "message": "Success"})
+        content["fitres.status"] = config_record({"code": 0, "message": "Success"})
         return Message(content, reply_to=message)
 
 

@@ -84,7 +84,7 @@ def check(loss: Loss, p: Problem, start: np.ndarray = NONE) -> tuple[np.ndarray,
 
 @pytest.mark.parametrize("shape", [(150, 10), (60, 200)])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_hinge_is_the_same_by_exchanges_products_and_proximal_points(
+def test_the_hinge_is_the_same_by_exchanges_products_paths_and_proximal_points(
     shape: tuple[int, int], weighted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p = problem(*shape, penalty=2.0, c=0.7)
@@ -95,14 +95,35 @@ def test_the_hinge_is_the_same_by_exchanges_products_and_proximal_points(
     known = solve_local("hinge", *near, start, weights, p.x @ p.x.T)
     asked = []
     monkeypatch.setattr(local_hinge, "_exchange", lambda *_: asked.append(1))
+    along = solve_local("hinge", *near, start, weights)
+    monkeypatch.setattr(local_hinge, "_along_path", lambda *_: asked.append(2))
     slow = solve_local("hinge", *near, start, weights)
-    assert asked
-    for one, other in itertools.pairwise((plain, known, slow)):
+    assert set(asked) == {1, 2}
+    for one, other in itertools.pairwise((plain, known, along, slow)):
         np.testing.assert_allclose(one[0], other[0], rtol=0, atol=1e-11)
     if weights is None:
         check_hinge(near, *plain)
     p = problem(*shape, spread=5.0)  # products of rows are not used where penalties differ
     check_hinge(p, *solve_local("hinge", *p, NONE, None, p.x @ p.x.T))
+
+
+@pytest.mark.parametrize("shape", [(300, 5), (120, 40)])
+def test_a_solution_is_followed_from_the_nearest_of_several(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else may solve it: no exchange of rows, and no proximal points."""
+    p = problem(*shape, c=10.0, penalty=10.0)
+    _, start = solve_local("hinge", *p, NONE)
+    near = p._replace(v=p.v + np.sin(np.arange(len(p.v))))
+    right = solve_local("hinge", *near, NONE)
+    assert np.abs(right[1] - start).max() > 0.1 * p.c
+    monkeypatch.setattr(local_hinge, "_exchange", lambda *_: None)
+    monkeypatch.setattr(local_hinge, "_proximal_points", lambda *_: pytest.fail("no path"))
+    far = np.zeros_like(start)
+    for starts in (start, np.stack([far, start]), np.stack([start, far])):
+        found = solve_local("hinge", *near, starts)
+        check_hinge(near, *found)
+        np.testing.assert_allclose(found[0], right[0], rtol=0, atol=1e-11)
 
 
 @settings(max_examples=150)

@@ -237,7 +237,7 @@ LAMBDA = 1e-3
 
 @pytest.mark.parametrize("memory", [1.0, 0.98, 0.9])
 @pytest.mark.parametrize("several", [1, 7, 70])
-@pytest.mark.parametrize("features", [6, 40])
+@pytest.mark.parametrize("features", [6, 40, 70])
 def test_a_learner_of_rows_is_ridge_regression(memory: float, several: int, features: int) -> None:
     """However many rows it is given at once, and with its state kept between them."""
     rng, each = np.random.default_rng(0), np.arange(features)
