@@ -54,7 +54,8 @@ MULTIPLES = (1, 2, 3, 4, 6, 8)
 REGULARIZATIONS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 #: Numbers may be known exactly; float64 features, of phases of 32 bits, hold such small ones.
 REGULARIZATIONS_OF_NUMBERS = (1e-12, 1e-11, 1e-10, 1e-9, 1e-8, *REGULARIZATIONS)
-_COMPARED = 10_000  # most rows on which neighbouring widths are compared
+#: Most rows and directions with which neighbouring widths and lambda are compared.
+_COMPARED, _DIRECTIONS = 10_000, 1000
 _SEARCH_TOLERANCE = 3e-3  # of trials: the objective is within 5e-6 of the smallest
 
 
@@ -169,7 +170,7 @@ class Fitted:
     widths : dict (default: empty)
         The same for all candidates, with the square loss.
     refined : dict (default: empty)
-        The same for the best and their neighbours, from one fold, with all directions.
+        The same for the best and their neighbours, from one fold of more rows and directions.
     """
 
     weights: Floats
@@ -200,9 +201,8 @@ def fit(
 
     The width is chosen with the square loss in closed form, by K-fold cross-validation on a sample
     of the rows and the first directions; then lambda for that width with the loss itself. If there
-    are more rows than the sample, the choices are compared with their neighbours, with all
-    directions and one fold held out: widths on at most 10,000 rows, lambda within a factor of ten
-    on all rows.
+    are more rows than the sample, the choices are compared with their neighbours (lambda within a
+    factor of ten), with 1,000 directions and one fold held out of at most 10,000 rows.
     Equal scores go to the smoother model: the smaller multiple, then the larger regularization.
 
     Parameters
@@ -279,29 +279,25 @@ def fit(
         whole = _Whole(phases, targets, weights, kinds, np.zeros(len(targets), np.bool_))
         trained = whole.train(loss, multiple, regularization)
         return Fitted(trained, multiple, regularization, scores, widths)
-    part = partial(_Whole.part, phases, targets, weights, kinds, order, folds)
-    whole = part(len(targets))
+    some = _Whole.part(phases, targets, weights, kinds, order, folds)
     refined: Scores = {}
-    compared = whole
     if widths:
-        compared = whole if len(targets) <= _COMPARED else part(_COMPARED)
         place = multiples.index(multiple)
         tried = multiples[max(0, place - 1) : place + 2]
         for value in [m for m in tried if m != multiple] + [multiple]:  # whose features are kept
-            refined |= compared.score("square", value, _within(regularizations, near))
+            refined |= some.score("square", value, _within(regularizations, near))
         # the smoother of equals is the first
         refined = dict(sorted(refined.items(), key=lambda item: (item[0][0], -item[0][1])))
         multiple, near = _best(refined, classes)
-        if loss == "square" and compared is not whole:
-            refined = whole.score(loss, multiple, _within(regularizations, near))
     if loss != "square":
         progress(f"choosing lambda on {len(few):,} rows x {few.shape[1]:,} features")
         scores = search(loss, multiple)
         near = _best(scores, classes)[1]
-        start = None if compared is whole else compared.train(loss, multiple, near)
-        del compared
-        refined = whole.score(loss, multiple, _within(regularizations, near), start)
+        refined = some.score(loss, multiple, _within(regularizations, near))
     multiple, regularization = _best(refined, classes)
+    whole = _Whole(phases, targets, weights, kinds, np.zeros(len(targets), np.bool_))
+    whole.begin(multiple, regularization, some)
+    del some
     trained = whole.train(loss, multiple, regularization)
     return Fitted(trained, multiple, regularization, scores, widths, refined)
 
@@ -384,7 +380,7 @@ def _scores(
 
 @dataclass
 class _Whole:
-    """All rows with all directions, of which a fold may be held out; features of one width at once.
+    """Rows with all directions, of which a fold may be held out; features of one width at once.
 
     What was made for the trials serves the last model: equations of the fold are added, curvatures
     of its rows as well.
@@ -410,16 +406,24 @@ class _Whole:
         kinds: _Kinds,
         order: NDArray[np.intp],
         folds: int,
-        rows: int,
     ) -> _Whole:
-        """Return the first rows of an order, of which the first fold is held out."""
-        rank = np.empty(len(order), np.intp)
-        rank[order] = np.arange(len(order))
-        if rows < len(order):
-            some = np.flatnonzero(rank < rows)
-            phases, targets, rank = phases[some], targets[some], rank[some]
-            weights = None if weights is None else weights[some]
-        return cls(phases, targets, weights, kinds, rank < rows // folds)
+        """Return the first rows of an order, of which a fold is held out, and directions."""
+        held = np.zeros(len(targets), np.bool_)
+        held[order[: min(_COMPARED, len(order)) // folds]] = True
+        rows = np.sort(order[:_COMPARED])
+        own = None if weights is None else weights[rows]
+        return cls(phases[rows, :_DIRECTIONS], targets[rows], own, kinds, held[rows])
+
+    def begin(self, multiple: int, regularization: float, other: _Whole) -> None:
+        """Let training begin with the outputs that some rows and directions have led to."""
+        model = other.models.get(regularization)
+        if model is None or other.kept is None:
+            return
+        found, few = other.kept.whole(model), other.phases.shape[1]
+        start = np.zeros((self.phases.shape[1] + len(found) - few, found.shape[1]))
+        start[:few] = found[:few] * np.sqrt(self.phases.shape[1] / few)
+        start[self.phases.shape[1] :] = found[few:]
+        self.models[regularization] = self._turn_to(multiple).inside(start)
 
     def _turn_to(self, multiple: int) -> Kept:
         """Return features at a width."""
@@ -437,28 +441,21 @@ class _Whole:
             self.equations = add(~self.held), add(self.held) if self.held.any() else None
         return self.equations
 
-    def score(
-        self,
-        loss: Loss,
-        multiple: int,
-        regularizations: Sequence[float],
-        start: Floats | None = None,
-    ) -> Scores:
-        """Return scores on the rows held out; ``start`` is a model to begin with."""
+    def score(self, loss: Loss, multiple: int, regularizations: Sequence[float]) -> Scores:
+        """Return scores on the rows held out."""
         rows, width = self.phases.shape
         learned = rows - int(self.held.sum())
         text = f"training on {learned:,} rows x {width:,} features"
         kept = self._turn_to(multiple)
         shares = np.where(self.held, 0.0, 1.0)[:, None] * shares_of(learned, self.weights, rows)
-        train = self._both()[0] if start is None else None
+        train, model = self._both()[0], None
         problem = Problem(loss, kept, self.targets, shares, train)
-        model = None if start is None else kept.inside(start)
         predictions, singular = dict[float, Floats](), set[float]()
         for number, value in enumerate(regularizations, 1):
             progress(text, number, len(regularizations))
             try:
                 if model is None or loss == "square":
-                    model = solve(self._both()[0], value)
+                    model = solve(train, value)
                 if loss != "square":
                     model = problem.minimise(value, model, self.known, tolerance=_SEARCH_TOLERANCE)
                     self.models[value] = model
