@@ -335,9 +335,10 @@ class VerticalKernelClient(TableClient):
             )
         store, upto = self.store(), int(settings["pending upto"])
         rows, cuts, known = (kept.arrays[f"pending {name}"] for name in ("rows", "cuts", "known"))
+        delivered = {} if self.sums is None else self.sums.delivered
         for span, name in self._phase_sums(self.partition, rows, cuts, known, upto):
-            if name in self._delivered:
-                store.take(rows[span], known[span], upto, self.sums.delivered.pop(name))
+            if name in delivered:
+                store.take(rows[span], known[span], upto, delivered.pop(name))
         settings |= {"taken": settings["collection"], "upto": upto}
         for name in ("pending rows", "pending cuts", "pending known"):
             del kept.arrays[name]

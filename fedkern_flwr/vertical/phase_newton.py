@@ -192,7 +192,7 @@ class Problem:
             left, directions, stalled = [], [], False
             for place, k in enumerate(open_):
                 direction = self._direction(known, columns[k], f[:, k], penalty, slope[:, place])
-                promised = float(np.sqrt(max(0.0, -direction @ slope[:, place])))
+                promised = float(np.sqrt(max(0.0, -float(direction @ slope[:, place]))))
                 stalled |= tolerance < promised > 0.5 * last[k] and last[k] < np.inf
                 last[k] = promised
                 if promised > tolerance:
@@ -279,7 +279,7 @@ def add_gram(
     With an intercept, the sums of features are those of float64: rounded to float32 they would
     make equations of a small lambda singular.
     """
-    scale = None if root is None else root.astype(z.dtype)[:, None]
+    scale: Any = None if root is None else root.astype(z.dtype)[:, None]
     z = z if scale is None else z * scale
     gram = z.T @ z
     if intercept:
