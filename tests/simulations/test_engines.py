@@ -60,7 +60,7 @@ def test_clients_reply_as_on_the_way_of_flower(name: str) -> None:
         sites, record = WAYS[name].sites(), Transcript()
         clients, strategy = stock(sites) if wrap else sites.client_fn, WAYS[name].make()
         simulate(strategy, clients, len(sites), num_rounds=3, transcript=record)
-        secret = {"public_key", "signature", "fingerprint", "nonce"}
+        secret = {"public_key", "signature", "fingerprint", "nonce", "secret_digests"}
         replies.append(
             [
                 (

@@ -235,7 +235,6 @@ def test_a_repeated_run_with_new_rows_costs_these_alone(life: Life) -> None:
         found["ranges"]["c7"][1] += 1e-9
         path.write_text(json.dumps(found))
     moved = life.tuned()
-    assert moved["gammas"] != first["gammas"]
     assert moved["numbers"] < later["numbers"]  # all rows bear them
 
 
