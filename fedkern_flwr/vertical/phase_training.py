@@ -56,7 +56,6 @@ REGULARIZATIONS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 REGULARIZATIONS_OF_NUMBERS = (1e-12, 1e-11, 1e-10, 1e-9, 1e-8, *REGULARIZATIONS)
 #: Most rows and directions with which neighbouring widths and lambda are compared.
 _COMPARED, _DIRECTIONS = 10_000, 1000
-_SEARCH_TOLERANCE = 3e-3  # of trials: the objective is within 5e-6 of the smallest
 
 
 def solve_square(
@@ -348,7 +347,7 @@ def _search(
                         last = solve(train, value)
                     else:
                         first = solve(train, value) if last is None else last
-                        last = problem.minimise(value, first, known, tolerance=_SEARCH_TOLERANCE)
+                        last = problem.minimise(value, first, known)
                 except OptionError:  # too small for the precision of the features
                     singular.add(value)
                     continue
@@ -457,7 +456,7 @@ class _Whole:
                 if model is None or loss == "square":
                     model = solve(train, value)
                 if loss != "square":
-                    model = problem.minimise(value, model, self.known, tolerance=_SEARCH_TOLERANCE)
+                    model = problem.minimise(value, model, self.known)
                     self.models[value] = model
             except OptionError:  # too small for the precision of the features
                 singular.add(value)
