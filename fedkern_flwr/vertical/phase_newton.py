@@ -31,9 +31,9 @@ LARGEST_CURVATURE = {"square": 2.0, "logistic": 0.25, "smooth-hinge": 1.0}
 #: The search ends where the quadratic model promises less than half the square of this.
 TOLERANCE = 1e-4
 STEPS = 100
-#: A curvature that has changed by less, relative to the largest, is not added again: the direction
-#: is a little off then, which the next step mends.
-_CHANGE = 0.02
+#: A curvature that has changed by a smaller part of itself is not added again: the direction is at
+#: most as much off, which the next step mends.
+_CHANGE = 0.1
 _KEPT = 1 << 28  # bytes of the matrices that are kept, 256 MB
 
 
@@ -263,7 +263,7 @@ class Problem:
         before, matrix = known.of_rows[output], known.matrices[output]
         change = wanted - before
         for sign in (1, -1):
-            rows = np.flatnonzero(sign * change > _CHANGE * largest)
+            rows = np.flatnonzero(sign * change > _CHANGE * np.maximum(before, wanted))
             root = np.sqrt(np.abs(change[rows]) * self.shares[rows, 0])
             for part in blocks(len(rows), self.kept.z):
                 z = self.kept.z[rows[part]]
