@@ -24,7 +24,7 @@ from scipy import linalg
 
 from ..errors import FedKernError, OptionError
 from ..solvers.losses import Loss, loss_curvatures, loss_derivatives
-from ..solvers.newton import line_search
+from ..solvers.newton import line_search, reduced
 from .phases import INTERCEPT, Features, Floats, Phases, blocks, keep_features
 
 LARGEST_CURVATURE = {"square": 2.0, "logistic": 0.25, "smooth-hinge": 1.0}
@@ -63,8 +63,8 @@ class Kept:
         z = keep_features(phases, multiple, intercept=intercept, folder=folder)
         if len(z) >= 0.75 * z.shape[1]:  # the basis costs as much as a few equations
             return cls(z, None, intercept)
-        basis, rows = linalg.qr(z.T.astype(np.float64), mode="economic", overwrite_a=True)
-        return cls(np.ascontiguousarray(rows.T), np.asarray(basis), False)
+        basis, rows = reduced(z.astype(np.float64))
+        return cls(rows, basis, False)
 
     def whole(self, weights: Floats) -> Floats:
         """Return weights of the features themselves."""
@@ -86,9 +86,6 @@ class Equations:
     gram: Floats
     right: Floats
     rows: int
-
-    def __add__(self, other: Equations) -> Equations:
-        return Equations(self.gram + other.gram, self.right + other.right, self.rows + other.rows)
 
 
 @dataclass
@@ -184,7 +181,7 @@ class Problem:
         """
         w, y, open_ = start.copy(), self.targets[:, columns], list(range(len(columns)))
         exact = False
-        f = multiply(self.kept.z, w, exact=exact)
+        f = multiply(self.kept.z, w)
         last = np.full(len(columns), np.inf)
         for _ in range(steps):
             pull = self.shares * loss_derivatives(self.loss, f[:, open_], y[:, open_])
@@ -265,7 +262,7 @@ class Problem:
         for sign in (1, -1):
             rows = np.flatnonzero(sign * change > _CHANGE * np.maximum(before, wanted))
             root = np.sqrt(np.abs(change[rows]) * self.shares[rows, 0])
-            for part in blocks(len(rows), self.kept.z):
+            for part in blocks(len(rows), self.kept.z.strides[0]):
                 z = self.kept.z[rows[part]]
                 add_gram(matrix, z, root[part], intercept=self.kept.intercept, sign=sign)
             before[rows] = wanted[rows]
@@ -323,7 +320,7 @@ def multiply(z: Features, weights: Floats, *, exact: bool = False) -> Floats:
     out = np.empty((len(z), weights.shape[1]))
     dtype: Any = np.float64 if exact else z.dtype
     small = weights.astype(dtype)
-    for part in blocks(len(z), z):
+    for part in blocks(len(z), z.strides[0]):
         out[part] = z[part].astype(dtype, copy=False) @ small
     return out
 
@@ -332,6 +329,6 @@ def multiply_back(z: Features, values: NDArray[np.float64], *, exact: bool = Fal
     """Return Z^T v in float64, (R, k), of values of rows, (n, k)."""
     out = np.zeros((z.shape[1], values.shape[1]))
     dtype: Any = np.float64 if exact else z.dtype
-    for part in blocks(len(z), z):
+    for part in blocks(len(z), z.strides[0]):
         out += z[part].astype(dtype, copy=False).T @ values[part].astype(dtype)
     return out

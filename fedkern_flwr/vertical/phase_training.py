@@ -109,6 +109,7 @@ def minimise(
     targets: Floats,
     regularization: float,
     multiple: int = 1,
+    start: Floats | None = None,
     *,
     intercept: bool = False,
     weights: Floats | None = None,
@@ -123,7 +124,9 @@ def minimise(
     loss : {"square", "logistic", "smooth-hinge"}
         L.
     phases, targets, regularization, multiple, intercept, weights, folder
-        As of :func:`solve_square`, whose weights are the first.
+        As of :func:`solve_square`.
+    start : ndarray of float64, of the shape of w, optional
+        First weights; by default those of the square loss, which take a pass over all rows.
     tolerance : float (default: 1e-4)
         The search ends where a step would lower the objective by less than half its square.
     steps : int (default: 100)
@@ -145,10 +148,14 @@ def minimise(
     check_training(phases, targets, loss)
     check_regularization(regularization)
     kept = Kept.make(phases, multiple, intercept, folder)
-    equations = add_equations(kept, targets, weights=weights)
+    equations = None
+    if start is None:
+        equations = add_equations(kept, targets, weights=weights)
+        first = solve(equations, regularization)
+    else:
+        first = kept.inside(start)
     problem = Problem(loss, kept, targets, shares_of(len(targets), weights), equations)
-    start = solve(equations, regularization)
-    return kept.whole(problem.minimise(regularization, start, tolerance=tolerance, steps=steps))
+    return kept.whole(problem.minimise(regularization, first, tolerance=tolerance, steps=steps))
 
 
 @dataclass(frozen=True)
@@ -250,11 +257,16 @@ def fit(
     regularizations = sorted(set(regularizations), reverse=True)
     _check_candidates(multiples, regularizations, folds, len(targets))
     kinds = _Kinds(classes, intercept, folder)
-    if len(multiples) * len(regularizations) == 1:
-        more: dict[str, Any] = {"intercept": intercept, "weights": weights, "folder": folder}
-        train = solve_square if loss == "square" else partial(minimise, loss)
+
+    def train(multiple: int, regularization: float, start: Floats | None = None) -> Floats:
         progress(f"training on {len(phases):,} rows x {phases.shape[1]:,} features")
-        trained = train(phases, targets, regularizations[0], multiples[0], **more)
+        more: dict[str, Any] = {"intercept": intercept, "weights": weights, "folder": folder}
+        if loss == "square":
+            return solve_square(phases, targets, regularization, multiple, **more)
+        return minimise(loss, phases, targets, regularization, multiple, start, **more)
+
+    if len(multiples) * len(regularizations) == 1:
+        trained = train(multiples[0], regularizations[0])
         return Fitted(trained, multiples[0], regularizations[0])
     order = np.random.default_rng(derive_seed(seed, "folds")).permutation(len(targets))
     sample, folds = order[:rows], min(folds, len(targets))
@@ -275,18 +287,14 @@ def fit(
             progress(f"choosing lambda on {len(few):,} rows x {few.shape[1]:,} features")
             scores = search(loss, multiple)
         regularization = _best(scores, classes)[1]
-        whole = _Whole(phases, targets, weights, kinds, np.zeros(len(targets), np.bool_))
-        trained = whole.train(loss, multiple, regularization)
+        trained = train(multiple, regularization)
         return Fitted(trained, multiple, regularization, scores, widths)
-    some = _Whole.part(phases, targets, weights, kinds, order, folds)
+    some = _Trials.of(phases, targets, weights, kinds, order, folds)
     refined: Scores = {}
     if widths:
         place = multiples.index(multiple)
-        tried = multiples[max(0, place - 1) : place + 2]
-        for value in [m for m in tried if m != multiple] + [multiple]:  # whose features are kept
+        for value in multiples[max(0, place - 1) : place + 2]:
             refined |= some.score("square", value, _within(regularizations, near))
-        # the smoother of equals is the first
-        refined = dict(sorted(refined.items(), key=lambda item: (item[0][0], -item[0][1])))
         multiple, near = _best(refined, classes)
     if loss != "square":
         progress(f"choosing lambda on {len(few):,} rows x {few.shape[1]:,} features")
@@ -294,10 +302,9 @@ def fit(
         near = _best(scores, classes)[1]
         refined = some.score(loss, multiple, _within(regularizations, near))
     multiple, regularization = _best(refined, classes)
-    whole = _Whole(phases, targets, weights, kinds, np.zeros(len(targets), np.bool_))
-    whole.begin(multiple, regularization, some)
-    del some
-    trained = whole.train(loss, multiple, regularization)
+    start = some.start(regularization, phases.shape[1])
+    del some  # its features are large
+    trained = train(multiple, regularization, start)
     return Fitted(trained, multiple, regularization, scores, widths, refined)
 
 
@@ -378,12 +385,8 @@ def _scores(
 
 
 @dataclass
-class _Whole:
-    """Rows with all directions, of which a fold may be held out; features of one width at once.
-
-    What was made for the trials serves the last model: equations of the fold are added, curvatures
-    of its rows as well.
-    """
+class _Trials:
+    """Some rows and directions, of which a fold is held out; features of one width at once."""
 
     phases: Phases
     targets: Floats
@@ -391,13 +394,10 @@ class _Whole:
     kinds: _Kinds
     held: Mask
     kept: Kept | None = None
-    multiple: int = 0
-    equations: tuple[Equations, Equations | None] | None = None
-    known: Curvatures = field(default_factory=Curvatures)
     models: dict[float, Floats] = field(default_factory=dict)
 
     @classmethod
-    def part(
+    def of(
         cls,
         phases: Phases,
         targets: Floats,
@@ -405,50 +405,24 @@ class _Whole:
         kinds: _Kinds,
         order: NDArray[np.intp],
         folds: int,
-    ) -> _Whole:
-        """Return the first rows of an order, of which a fold is held out, and directions."""
+    ) -> _Trials:
+        """Take the first rows of an order, of which the first fold is held out."""
         held = np.zeros(len(targets), np.bool_)
         held[order[: min(_COMPARED, len(order)) // folds]] = True
         rows = np.sort(order[:_COMPARED])
         own = None if weights is None else weights[rows]
         return cls(phases[rows, :_DIRECTIONS], targets[rows], own, kinds, held[rows])
 
-    def begin(self, multiple: int, regularization: float, other: _Whole) -> None:
-        """Let training begin with the outputs that some rows and directions have led to."""
-        model = other.models.get(regularization)
-        if model is None or other.kept is None:
-            return
-        found, few = other.kept.whole(model), other.phases.shape[1]
-        start = np.zeros((self.phases.shape[1] + len(found) - few, found.shape[1]))
-        start[:few] = found[:few] * np.sqrt(self.phases.shape[1] / few)
-        start[self.phases.shape[1] :] = found[few:]
-        self.models[regularization] = self._turn_to(multiple).inside(start)
-
-    def _turn_to(self, multiple: int) -> Kept:
-        """Return features at a width."""
-        if self.kept is None or self.multiple != multiple:
-            self.kept = self.equations = None  # before the next are made: they are large
-            self.kept = Kept.make(self.phases, multiple, self.kinds.intercept, self.kinds.folder)
-            self.multiple, self.known, self.models = multiple, Curvatures(), {}
-        return self.kept
-
-    def _both(self) -> tuple[Equations, Equations | None]:
-        """Return equations of the rows to learn from and of those held out."""
-        if self.equations is None:
-            assert self.kept is not None
-            add = partial(add_equations, self.kept, self.targets, weights=self.weights)
-            self.equations = add(~self.held), add(self.held) if self.held.any() else None
-        return self.equations
-
     def score(self, loss: Loss, multiple: int, regularizations: Sequence[float]) -> Scores:
-        """Return scores on the rows held out."""
+        """Return scores on the rows held out; keep the models of a loss for classes."""
         rows, width = self.phases.shape
         learned = rows - int(self.held.sum())
         text = f"training on {learned:,} rows x {width:,} features"
-        kept = self._turn_to(multiple)
+        self.kept = kept = Kept.make(self.phases, multiple, self.kinds.intercept, self.kinds.folder)
         shares = np.where(self.held, 0.0, 1.0)[:, None] * shares_of(learned, self.weights, rows)
-        train, model = self._both()[0], None
-        problem = Problem(loss, kept, self.targets, shares, train)
+        train = add_equations(kept, self.targets, ~self.held, self.weights)
+        problem, known = Problem(loss, kept, self.targets, shares, train), Curvatures()
+        model: Floats | None = None
         predictions, singular = dict[float, Floats](), set[float]()
         for number, value in enumerate(regularizations, 1):
             progress(text, number, len(regularizations))
@@ -456,8 +430,7 @@ class _Whole:
                 if model is None or loss == "square":
                     model = solve(train, value)
                 if loss != "square":
-                    model = problem.minimise(value, model, self.known)
-                    self.models[value] = model
+                    self.models[value] = model = problem.minimise(value, model, known)
             except OptionError:  # too small for the precision of the features
                 singular.add(value)
                 continue
@@ -466,22 +439,16 @@ class _Whole:
         targets = self.targets[self.held]
         return _scores(predictions, singular, multiple, targets, self.kinds.classes, last)
 
-    def train(self, loss: Loss, multiple: int, regularization: float) -> Floats:
-        """Return the weights of the model of all rows."""
-        rows, width = self.phases.shape
-        progress(f"training on {rows:,} rows x {width:,} features")
-        kept, model, equations = self._turn_to(multiple), self.models.get(regularization), None
-        if model is None:
-            train, out = self._both()
-            equations = train if out is None else train + out
-            model = solve(equations, regularization)
-        if loss != "square":
-            share = 1.0 - self.held.mean()  # by which the rows learned from count less now
-            for matrix in self.known.matrices.values():
-                matrix *= share
-            problem = Problem(loss, kept, self.targets, shares_of(rows, self.weights), equations)
-            model = problem.minimise(regularization, model, self.known)
-        return kept.whole(model)
+    def start(self, regularization: float, directions: int) -> Floats | None:
+        """Return weights of more directions with the outputs of a model kept here, if there is."""
+        if regularization not in self.models:
+            return None
+        assert self.kept is not None
+        found, few = self.kept.whole(self.models[regularization]), self.phases.shape[1]
+        start = np.zeros((directions + len(found) - few, found.shape[1]))
+        start[:few] = found[:few] * np.sqrt(directions / few)
+        start[directions:] = found[few:]
+        return start
 
 
 def _score(
@@ -532,7 +499,7 @@ def add_equations(
     """Add up the equations of the chosen rows, times their weights, in float64 over the blocks."""
     width = kept.z.shape[1]
     gram, right = np.zeros((width, width)), np.zeros((width, targets.shape[1]))
-    for part in blocks(len(kept.z), kept.z):
+    for part in blocks(len(kept.z), kept.z.strides[0]):
         z, y = kept.z[part], targets[part]
         if chosen is not None:
             z, y = z[chosen[part]], y[chosen[part]]

@@ -112,7 +112,7 @@ def feature_chunks(
     slice
         Rows of a chunk.
     ndarray of float32 or float64, shape (rows, R) or (rows, R + 1)
-        Their features sqrt(2 / R) cos(m angle), overwritten by those of the next chunk.
+        Their features sqrt(2 / R) cos(m angle).
 
     Raises
     ------
@@ -120,15 +120,8 @@ def feature_chunks(
         As in :func:`cosines`.
     """
     rows, directions = phases.shape
-    dtype = _feature_dtype(phases)
-    step = max(1, min(rows, _CHUNK // (dtype.itemsize * max(1, directions))))
-    buffer = np.full((step, directions + intercept), np.sqrt(INTERCEPT), dtype)
-    scale = float(np.sqrt(2.0 / max(1, directions)))
-    for start in range(0, rows, step):
-        part = slice(start, min(start + step, rows))
-        chunk = buffer[: part.stop - start]
-        _fill(phases[part], multiple, scale, chunk[:, :directions])
-        yield part, chunk
+    for part in blocks(rows, directions * _feature_dtype(phases).itemsize):
+        yield part, keep_features(phases[part], multiple, intercept=intercept)
 
 
 def keep_features(
@@ -178,9 +171,9 @@ def keep_features(
     return z
 
 
-def blocks(rows: int, z: Features) -> Iterator[slice]:
-    """Yield slices of as many rows of features as fit in about 32 MB."""
-    step = max(1, _CHUNK // max(1, z.itemsize * z.shape[1]))
+def blocks(rows: int, size: int) -> Iterator[slice]:
+    """Yield slices of as many rows of ``size`` bytes as fit in about 32 MB."""
+    step = max(1, _CHUNK // max(1, size))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 
