@@ -42,17 +42,17 @@ from flwr.simulation import run_simulation
 from numpy.typing import NDArray
 from rich.console import Console
 
-from fedkern_flwr.exchange import request_messages
 from fedkern_flwr.flower_compat import NumPyClient
 from fedkern_flwr.guard import SumRule
 from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.nodes import Nodes
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.graph import default_threshold, degree, share_threshold
 from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.simulations.engines.direct import as_client
 from fedkern_flwr.simulations.engines.ray import run_on_ray
 from fedkern_flwr.simulations.engines.wrapper import GridWrapper
-from fedkern_flwr.strategies import SummingStrategy
+from fedkern_flwr.transport import request_messages
 from fedkern_flwr.wire import DescribeReply, DescribeRequest
 from fedkern_flwr.wire.sums import SumReply, SumRequest
 
@@ -102,25 +102,20 @@ def vector_client(length: int, context: Context) -> VectorClient:
     return client
 
 
-class OneSum(SummingStrategy):
-    """Sums one vector of every client, with a set-up of its own."""
-
-    method = "one-sum"
-    total_: Vector
-
-    def sum(self, grid: Grid, length: int, encoding: Encoding) -> None:
-        """Run the method."""
-        self._reset()
-        self.gather(grid, secure=True)
-        assert self.sums is not None
-        running = self.sums.order(NAME, length, encoding)
-        request, sections = VectorRequest(session=self._session, round=1), self.sum_sections
-        nodes = self.active_nodes()
-        asked = request_messages(request, nodes, group_id="1", sections=sections([running]))
-        self.run_phase(grid, asked, phase=NAME, timeout=TIMEOUT, number=1)
-        self.unmask(grid, [running], number=1, timeout=TIMEOUT)
-        self.total_ = self.sums.total(running)
-        self.finish(grid, number=1, timeout=TIMEOUT)
+def sum_once(grid: Grid, length: int, encoding: Encoding) -> Vector:
+    """Sum one vector of every client, with a set-up of its own."""
+    nodes = Nodes("one-sum")
+    nodes.gather(grid, secure=True)
+    nodes.begin_sums()
+    assert nodes.sums is not None
+    running = nodes.sums.order(NAME, length, encoding)
+    request, sections = VectorRequest(session=nodes.session, round=1), nodes.sections([running])
+    asked = request_messages(request, sections, group_id="1", sections=sections)
+    nodes.ask(grid, asked, phase=NAME, timeout=TIMEOUT, number=1)
+    nodes.unmask(grid, [running], number=1, timeout=TIMEOUT)
+    total = nodes.sums.total(running)
+    nodes.finish(grid, number=1, timeout=TIMEOUT)
+    return total
 
 
 class PlainClient(NumPyClient):
@@ -182,13 +177,12 @@ def drive_theirs(grid: Grid, context: Context, clients: int, sums: int) -> Times
 
 def drive_ours(grid: Grid, length: int, bits: int, sums: int) -> Times:
     """Sum with a fresh set-up each time."""
-    strategy, encoding = OneSum(), Encoding.fixed_point(BOUND, bits)
-    seconds = []
+    encoding, seconds = Encoding.fixed_point(BOUND, bits), []
     for _ in range(sums):
         started = perf_counter()
-        strategy.sum(grid, length, encoding)
+        total = sum_once(grid, length, encoding)
         seconds.append(perf_counter() - started)
-    return seconds, strategy.total_
+    return seconds, total
 
 
 class CountingGrid(GridWrapper):

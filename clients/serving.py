@@ -16,7 +16,7 @@ from fedkern_flwr.node.client import PhaseClient
 from fedkern_flwr.node.reported import reported
 from fedkern_flwr.node_config import renew
 from fedkern_flwr.run_names import with_session
-from fedkern_flwr.swift_grid import packed
+from fedkern_flwr.transport import packed
 
 from .mods import Mod, counted, refuse_changing
 

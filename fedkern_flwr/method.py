@@ -20,29 +20,36 @@ own method* in the documentation.
 from __future__ import annotations
 
 import contextlib
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
-from .driven import Driven
 from .errors import EngineError, FedKernError, OptionError
 from .flower_compat import is_simulated
+from .ledger import Ledger
 from .node.answering import AnsweringClient, answers
 from .node.method_client import MethodClient, contributes
-from .options import at_least, declared, describe, option
+from .nodes import NODE_TIMEOUT, Arrays, Nodes, logger
+from .options import UnknownOptionError, at_least, declared, describe, option, unknown_option
+from .planning import Allowance
+from .privacy import Budget
+from .privacy.accounting import check_accountant
+from .privacy.budget import Releases
 from .removed import removed_value, take_out
-from .run import Run
+from .run import Run, RunRules
 from .run_log import RunLog
+from .secure_sum import SecureSum
 from .steps import Answers, Ask, Deliver, LostState, Round, Rounds, Save, Steps, Sum, Term
-from .strategy import Arrays
-from .swift_grid import swift
-from .wire import DescribeReply
+from .transport import swift
+from .wire import DescribeReply, check_parties
 
 __all__ = [
     "AnsweringClient",
@@ -52,6 +59,7 @@ __all__ = [
     "LostState",
     "Method",
     "MethodClient",
+    "PrivateMethod",
     "Round",
     "Rounds",
     "Save",
@@ -63,37 +71,82 @@ __all__ = [
     "option",
 ]
 
+Progress = Callable[[int, int, Mapping[str, float]], None]
 
 #: Methods that keep a budget of privacy, for those who ask others for one.
 KEEP_BUDGETS = (
     "fed-cg with basis fourier, hierarchical-svm with architecture centralised, pof-mkl, pof-rls, "
     "or kernel-pca"
 )
+#: Errors after which a run goes on from its checkpoint, whatever a node advises that knows of none.
+_RESUMED = ("FK-STATE-GONE", "FK-SUM-KEY-NONE", "FK-MESSAGE-SESSION", "FK-PARTIES-LOST")
 
 
-class Method(Driven):
+class Method(Strategy):
     """Base class of methods: a Flower ``Strategy`` whose run is the generator :meth:`rounds`.
 
-    Options are annotated attributes, ``components: int = option(2, "Components.", least=1)``.
+    Options are annotated attributes, ``components: int = option(2, "Components.", least=1)``. They
+    are given by name.
 
     Parameters
     ----------
+    seed : int, optional
+        Seed of everything public and random. By default the run's seed
+        (``train_config["seed"]``), else 0.
+    min_clients : int (default: 1)
+        The run stops, with its checkpoint, when fewer clients answer a round.
+    max_missed : int (default: 10)
+        A client that misses so many rounds in a row is left out of the rest of the run.
+    node_timeout : float (default: 120.0)
+        Seconds to wait for the nodes at the start, and for one that is away later.
     attempts : int (default: 5)
         A question that too few answered is asked so often in all.
+    checkpoint : path, optional
+        File for checkpoints; none are written without it.
+    checkpoint_every : int (default: 50)
+        Rounds from one checkpoint to the next.
+    resume : bool (default: False)
+        Go on from the checkpoint instead of starting anew.
+    threshold : int, optional
+        Of secure sums: t, least number of clients whose vectors are in a sum, by default
+        floor(2 K / 3) + 1. With a server that follows the protocol, t - 1 clients together cannot
+        open another's vector up to 30 clients; with more it takes 65 % of the few with whom a
+        client shares masks. With one that lies about survivors, pinned identities are needed, and
+        fewer than 2 t - K and than those 65 % may collude (:mod:`fedkern_flwr.secure_sum.votes`).
+    min_cohort : int (default: 2)
+        Of secure sums: least number of clients in a sum whatever the threshold.
     **common
-        The options that the class declares, and those of
-        :class:`~fedkern_flwr.summing.SummingStrategy`.
+        The options that the class declares.
+
+    Raises
+    ------
+    OptionError
+        An option cannot be used, or there is none of that name.
 
     Attributes
     ----------
+    nodes : Nodes
+        Who takes part in the run at hand, what they cost and failed, and the sums over them.
     run_seed : int
         Seed of the run at hand.
     num_rounds : int
         What ``start`` was asked for; a method with a fixed number of rounds takes no notice.
     model_ : dict
         Arrays of the model, set by :meth:`rounds`.
+    history_ : list of dict
+        Metrics per round.
+    metrics_ : dict
+        Metrics of the finished run.
     saved_, saved_meta_ : dict
         What the last ``Save`` kept, in a run that is resumed; else empty.
+    kept_ : int or None
+        The exchange after which the clients kept what they go on from.
+    spent_ : set of int
+        Partitions that have opened what is opened once.
+    noise_ : Releases
+        What was released with noise.
+    notes_ : list of str
+        What the last run planned within the share of its nodes, for ``result.json``.
     is_secure, simulated : bool
         Whether the run at hand takes secure sums, and whether it is a simulation.
     initial_ : list of ndarray
@@ -101,10 +154,36 @@ class Method(Driven):
     planned : int
         How many rounds, or exchanges, the run will take, for its progress, if :meth:`rounds` sets
         it.
+    stage : {"new", "running", "over", "failed"}
+        How far the last run is; a model is of a run that goes on or is over.
+    order_seed : int
+        Seed of the order in which clients announce rows, -1 for one of the session.
+    on_round : callable or None
+        Called after each round with (rounds done, rounds in all, metrics of the round).
+    figures : path or None
+        In deployments: file for figures of the run, for Prometheus.
     """
 
+    #: Its name on the command line, and its name in tables.
+    method: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    #: Options of base classes that this method fixes.
+    fixed: ClassVar[frozenset[str]] = frozenset()
     #: Default of ``num_rounds``, for methods that stop by themselves.
     default_rounds: ClassVar[int] = 1
+    #: The client that belongs to it, or where it is: "package.module:Class".
+    client: ClassVar[type[MethodClient] | str] = ""
+    #: How its clients describe themselves.
+    described: ClassVar[type[DescribeReply]] = DescribeReply
+    #: Metrics that tables show: name -> what it is.
+    shows: ClassVar[Mapping[str, str]] = {}
+    #: What the server sees beside the sums, for ``result.json``.
+    server_sees: ClassVar[tuple[str, ...]] = ()
+    #: Why a method without noise keeps no budget of privacy; completes "fdskl ...".
+    no_budget: ClassVar[str] = "adds no noise to what it releases"
+    #: Whether a simulated run leaves a model that predicts rows in one place.
+    left_whole: ClassVar[bool] = False
+
     #: Whether checkpoints are those of rounds that the clients confirm: a ``Save`` after each round
     #: is kept every ``checkpoint_every`` rounds and after the last of ``planned``, and written when
     #: all who take part have answered that round or a later one. They keep their states in the same
@@ -113,19 +192,24 @@ class Method(Driven):
     #: Whether its clients open a sum of their rows once in a run, and remember that: a run that
     #: broke off while one was opened goes on without those who opened it, in ``spent_``.
     opens_once: ClassVar[bool] = False
-    #: Whether the progress is that of replies, ``planned`` in all: with few exchanges of many.
-    counts_replies: ClassVar[bool] = False
     #: Whether a run that is resumed may open a sum again: what the clients add is the same each
     #: time, and what another set of them would show is said by the method.
     reopens: ClassVar[bool] = False
-    #: The client that belongs to it, or where it is: "package.module:Class".
-    client: ClassVar[type[MethodClient] | str] = ""
-    #: Metrics that tables show: name -> what it is.
-    shows: ClassVar[Mapping[str, str]] = {}
-    #: Why a method without noise keeps no budget of privacy; completes "fdskl ...".
-    no_budget: ClassVar[str] = "adds no noise to what it releases"
-    #: What the server sees beside the sums, for ``result.json``.
-    server_sees: ClassVar[tuple[str, ...]] = ()
+    #: Whether the progress is that of replies, ``planned`` in all: with few exchanges of many.
+    counts_replies: ClassVar[bool] = False
+
+    #: Sums about the same rows that share a budget of privacy; the client's class says the same.
+    releases: ClassVar[int] = 1
+    #: Unknowns of a row beside its columns.
+    labels_of_row: ClassVar[int] = 1
+    #: Whether a sum of two parties may belong to one of them.
+    allow_single: bool = False
+    #: Whether the method sums nothing: its clients have keys to seal messages for each other.
+    relays_only: ClassVar[bool] = False
+    #: Whether all sums of the method are over whole cohorts, without self masks.
+    whole_cohorts: bool = False
+    #: What a run may cost in privacy.
+    budget: Budget | None = None
 
     def __init_subclass__(cls, **more: Any) -> None:
         """Write the declared options into the docstring."""
@@ -135,9 +219,33 @@ class Method(Driven):
             found = "    " + describe(cls).replace("\n", "\n    ")
             cls.__doc__ = text.replace(own, found) if own in text else f"{text}\n\n{found}"
 
-    def __init__(self, *, attempts: int = 5, **common: Any) -> None:
+    def __new__(cls, *unnamed: Any, **options: Any) -> Self:
+        """Refuse options without a name."""
+        if unnamed:
+            raise UnknownOptionError(
+                f"{cls.__name__} takes options by name only",
+                remedy="write name=value for each",
+                code="FK-OPTION-NAME",
+            )
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        *,
+        seed: int | None = None,
+        min_clients: int = 1,
+        max_missed: int = 10,
+        node_timeout: float = NODE_TIMEOUT,
+        attempts: int = 5,
+        checkpoint: str | Path | None = None,
+        checkpoint_every: int = 50,
+        resume: bool = False,
+        threshold: int | None = None,
+        min_cohort: int = 2,
+        **common: Any,
+    ) -> None:
         at_least("attempts", attempts, 1)
-        self.attempts = attempts
+        at_least("checkpoint_every", checkpoint_every, 1)
         known = declared(type(self))
         common = take_out(self.method, common, known=known, values=False)
         for name, found in known.items():
@@ -146,13 +254,28 @@ class Method(Driven):
                 setattr(self, name, found.check(value))
             except OptionError as error:
                 raise removed_value(name, value) or error from None
-        if any(name.startswith("privacy_") for name in common):
+        for name in common:
+            if name.startswith("privacy_"):
+                raise OptionError(
+                    f"{self.method} {self.no_budget}, so it keeps no privacy_epsilon",
+                    remedy=f"leave it out, or take {KEEP_BUDGETS}",
+                    code="FK-BUDGET-METHOD",
+                )
+            raise unknown_option(type(self), name)
+        if resume and checkpoint is None:
             raise OptionError(
-                f"{self.method} {self.no_budget}, so it keeps no privacy_epsilon",
-                remedy=f"leave it out, or take {KEEP_BUDGETS}",
-                code="FK-BUDGET-METHOD",
+                "resume without a checkpoint",
+                remedy="name the checkpoint file",
+                code="FK-OPTION-PARTNER",
             )
-        super().__init__(**common)
+        self.seed, self.attempts, self.threshold = seed, attempts, threshold
+        self.min_clients, self.max_missed = min_clients, max_missed
+        self.node_timeout, self.min_cohort = node_timeout, min_cohort
+        self.checkpoint = Path(checkpoint) if checkpoint is not None else None
+        self.checkpoint_every, self.resume = checkpoint_every, resume
+        self.on_round: Progress | None = None
+        self.figures: str | Path | None = None
+        self._reset()
 
     def fill_in(self, **defaults: Any) -> None:
         """Set options that were not given."""
@@ -161,11 +284,28 @@ class Method(Driven):
                 setattr(self, name, value)
 
     def _reset(self) -> None:
-        super()._reset()
-        self.run_seed, self.num_rounds, self.is_secure = 0, 1, True
-        self.model_: Arrays = {}
+        """Forget the last run."""
+        self.nodes = Nodes(
+            self.method,
+            min_clients=self.min_clients,
+            max_missed=self.max_missed,
+            node_timeout=self.node_timeout,
+            min_cohort=self.min_cohort,
+        )
+        self.nodes.keeps = self.checkpoint is not None
+        self.stage: Literal["new", "running", "over", "failed"] = "new"
+        self.run_seed, self.num_rounds, self.order_seed = 0, 1, -1
+        self.is_secure, self.simulated, self.planned = True, False, 1
         self.initial_: list[NDArray[Any]] = []
-        self._seen = 0  # replies
+        self.history_: list[dict[str, Any]] = []
+        self.metrics_: dict[str, Any] = {}
+        self.model_: Arrays = {}
+        self.saved_: Arrays = {}
+        self.saved_meta_: dict[str, Any] = {}
+        self.kept_: int | None = None
+        self.spent_: set[int] = set()
+        self.noise_ = Releases()
+        self.notes_: list[str] = []
 
     # -- what a method adds
 
@@ -184,30 +324,122 @@ class Method(Driven):
             See :mod:`fedkern_flwr.steps`.
         """
 
-    # -- what a method tells about itself
-
     def options(self) -> dict[str, Any]:
-        """Return the options that determine the model."""
+        """Return the options that determine the model; a checkpoint must have the same."""
         own = {n: getattr(self, n) for n, found in declared(type(self)).items() if found.of_model}
         seed = {} if "seed" in self.fixed else {"seed": self.run_seed}
-        return {**super().options(), **own, **seed}
+        return {"method": self.method, **own, **seed}
 
     def takes_sums(self, grid: Grid) -> bool:
         """Tell whether a run takes secure sums: always, unless a method says otherwise."""
         return True
 
     def cohorts(self) -> list[list[int]] | None:
-        """Return None: sums are over everybody."""
+        """Return the sets of partitions among which the method sums; None for everybody.
+
+        Sums of the same values over two sets that differ by one party give that party's values.
+        Without any set there are no sums.
+        """
         return None
 
-    def learned(self) -> tuple[Arrays, dict[str, Any]]:
-        """Return the model's arrays, and the options and columns that belong to them."""
-        first = next(iter(self.parties_.values()), None)
-        table = {
-            "columns": "" if first is None else first.columns,
-            "dimension": 0 if first is None else first.features,
+    def thresholds(self, cohorts: int) -> list[int | None]:
+        """Return the threshold of each of so many cohorts, None for the default."""
+        return [self.threshold] * cohorts
+
+    def check_parties(self, parties: Sequence[Any]) -> None:
+        """Refuse parties that do not fit together, of the class ``described``.
+
+        Raises
+        ------
+        PartitionError, ProtocolError
+        """
+        check_parties(parties)
+
+    def check_answer(self, partition: int, answer: Any) -> None:
+        """Refuse a reply that is well-formed but wrong.
+
+        Raises
+        ------
+        ProtocolError
+        """
+
+    def unknowns(self, name: str, cohort: int = 0) -> float:
+        """Return how many unknowns hide behind a sum over a cohort."""
+        return self.nodes.unknowns(name, cohort, labels=self.labels_of_row)
+
+    # -- the run at hand
+
+    @property
+    def parties_(self) -> dict[int, Any]:
+        """Node id -> description, sorted by partition."""
+        return self.nodes.parties
+
+    @property
+    def ledger_(self) -> Ledger:
+        """Exchanges, bytes, seconds and failures of the last run."""
+        return self.nodes.ledger
+
+    @property
+    def left_out_(self) -> list[int]:
+        """Partitions left out for missing too many rounds."""
+        return self.nodes.left_out
+
+    @property
+    def sums(self) -> SecureSum | None:
+        """The secure sums of the run at hand."""
+        return self.nodes.sums
+
+    @property
+    def session(self) -> str:
+        """Name of the run."""
+        return self.nodes.session
+
+    def check_count(self, problem: str) -> None:
+        """Stop, or warn, where a sum would release too many numbers: as the nodes would.
+
+        Raises
+        ------
+        RefusedError
+            A node refuses it.
+        """
+        self.nodes.check_count(problem)
+
+    def note_plan(self, what: str, allowed: Allowance) -> None:
+        """Note which default sizes were planned, and log it."""
+        self.notes_.append(
+            f"{what}; at most {math.floor(allowed.numbers):,} numbers, "
+            f"{allowed.share:.2g} of what the nodes' rows hide"
+        )
+        logger.info(self.notes_[-1])
+
+    def summary(self) -> None:
+        """Log the configuration."""
+        for name, value in self.options().items():
+            logger.info("%s: %s", name, value)
+
+    # -- what came of it
+
+    def result(self) -> dict[str, Any]:
+        """Return the result of the last run as plain values: figures, costs, who saw what."""
+        ledger = self.ledger_
+        found = {
+            "method": self.method,
+            "metrics": dict(self.metrics_),
+            "history": list(self.history_),
+            "exchanges": ledger.exchanges,
+            "bytes_up": ledger.bytes_up,
+            "bytes_down": ledger.bytes_down,
+            "seconds": ledger.seconds,
+            "survivors": len(self.nodes.active()),
+            "failures": ledger.failures,
+            "privacy": self.privacy(),
         }
-        return dict(self.model_), {**self.options(), "session": self.session, **table}
+        more = {"matched": self.matched(), "notes": self.notes_}
+        return found | {name: value for name, value in more.items() if value}
+
+    def matched(self) -> dict[str, Any]:
+        """Return whose rows were matched, in methods that match rows."""
+        return {}
 
     def privacy(self) -> dict[str, Any]:
         """Return what the server sees: sums, sizes of tables, and what the class says."""
@@ -225,20 +457,84 @@ class Method(Driven):
             "never_leaves_the_client": ["rows", "labels", "own terms of the sums"],
         }
 
-    def on_reply(self) -> Callable[[int, Message], None] | None:
-        """Take the sections of secure sums out of replies as they arrive, and show progress."""
-        take = super().on_reply()
-        if not self.counts_replies:
-            return take
+    def sums_privacy(self) -> dict[str, Any]:
+        """Return the parameters of the secure sums of the last run, and what they released."""
+        sums = self.nodes.released(self.unknowns)
+        return {**self.nodes.privacy(whole_cohorts=self.whole_cohorts), "sums": sums}
 
-        def seen(node: int, message: Message) -> None:
-            if take is not None:
-                take(node, message)
-            self._seen += 1
-            if self.on_round is not None:
-                self.on_round(self._seen, max(self._seen, self.planned), {})
+    def model(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return the model of the last run as arrays and a JSON object.
 
-        return seen
+        Raises
+        ------
+        OptionError
+            There was no run, or it failed.
+        """
+        self.check_run()
+        return self.learned()
+
+    def learned(self) -> tuple[Arrays, dict[str, Any]]:
+        """Return what :meth:`model` returns, of a run that goes on or is over."""
+        first = next(iter(self.parties_.values()), None)
+        table = {
+            "columns": "" if first is None else first.columns,
+            "dimension": 0 if first is None else first.features,
+        }
+        return dict(self.model_), {**self.options(), "session": self.session, **table}
+
+    def fitted(self, classes: Sequence[Any] = ()) -> Any:
+        """Return the model of the last run, which predicts rows here, if the server has all of it.
+
+        Parameters
+        ----------
+        classes : sequence (default: ())
+            What the nodes call the classes, ascending; by default 0, 1, ...
+
+        Returns
+        -------
+        ~fedkern_flwr.fitted.FittedModel
+            Of features and labels as nodes hold them.
+
+        Raises
+        ------
+        OptionError
+            Parts of it stay with the parties, or there was no run.
+        """
+        ways = ["predict_at_nodes(grid, ...)"] * hasattr(self, "predict_at_nodes")
+        ways += ["load_model of the folder of a simulated run"] * self.left_whole
+        raise OptionError(
+            f"parts of a model of {self.method} stay with the parties, the server cannot predict",
+            remedy=f"use {', or '.join(ways)}" if ways else "see docs/predict.md for what nodes do",
+            code="FK-MODEL-PARTS",
+        )
+
+    def predict(self, rows: Any) -> NDArray[Any]:
+        """Return the class or the number of each row, see :meth:`fitted`."""
+        return np.asarray(self.fitted().predict(rows))
+
+    def predict_proba(self, rows: Any) -> NDArray[np.float64]:
+        """Return the probability of each class, see :meth:`fitted`."""
+        return np.asarray(self.fitted().predict_proba(rows))
+
+    def check_run(self) -> None:
+        """Refuse to give a model before a run, and after one that failed.
+
+        Raises
+        ------
+        OptionError
+        """
+        if self.stage == "failed":
+            raise OptionError(
+                f"the last run of {self.method} failed and left no model",
+                remedy="do what its error says, then start again or resume it",
+                code="FK-MODEL-FAILED",
+            )
+        if self.stage == "new":
+            raise OptionError(
+                f"there is no model of {self.method} yet",
+                remedy="start a run first",
+                code="FK-MODEL-NONE",
+            )
 
     # -- Flower's interface
 
@@ -290,7 +586,7 @@ class Method(Driven):
         result = Result()
         arrays: Sequence[NDArray[Any]] = ()  # of the last round
 
-        def tell(step: Round) -> None:
+        def tell(step: Round) -> Mapping[str, Any]:
             nonlocal arrays
             if step.metrics:
                 self.history_.append({"round": step.number, **step.metrics})
@@ -299,6 +595,7 @@ class Method(Driven):
                 arrays = step.arrays
                 if evaluate_fn is not None:
                     judge(step.number, ArrayRecord(list(arrays)))
+            return self.history_[-1] if step.metrics else {}
 
         def enter(number: int, row: Mapping[str, Any]) -> None:
             result.train_metrics_clientapp[number] = _numbers(row)
@@ -332,7 +629,7 @@ class Method(Driven):
         self,
         grid: Grid,
         rounds: Callable[[Sequence[Any]], Rounds],
-        tell: Callable[[Round], None] = lambda step: None,
+        tell: Callable[[Round], Mapping[str, Any]] = lambda step: {},
         *,
         timeout: float,
     ) -> None:
@@ -344,17 +641,25 @@ class Method(Driven):
             See :meth:`start`.
         """
         self.is_secure = secure = self.takes_sums(grid)
-        self.simulated = is_simulated(grid)
-        grid = swift(grid)
+        self.simulated, grid, nodes = is_simulated(grid), swift(grid), self.nodes
         self.summary()
-        log = RunLog(self)
+        rules = self.run_rules()
+        log = RunLog(self, rules, nodes)
         restored = log.restore()
-        resume_round = 0
-        if restored:
-            kept = restored[1].get("kept")
-            resume_round = restored[1]["round"] if kept is None else kept
-        self.gather(grid, resume_round=resume_round, secure=secure)
-        run = Run(self, grid, timeout, log, tell)
+        nodes.gather(
+            grid,
+            reply=self.described,
+            check=self.check_parties,
+            figures=self.figures,
+            resume_round=log.round_of(restored),
+            secure=secure,
+            order_seed=self.order_seed,
+            privacy="" if self.budget is None else self.budget.write(),
+        )
+        self._begin_sums()
+        if self.counts_replies:
+            nodes.listener = self._show_replies()
+        run = Run(self, rules, nodes, grid, timeout, log, self.noise_, tell, self.on_round)
         self.stage = "running"
         try:
             if restored:
@@ -363,22 +668,155 @@ class Method(Driven):
         except BaseException as error:
             self.stage = "failed"
             if isinstance(error, FedKernError) and not isinstance(error, EngineError):
-                self._part(run, secure, goes_on=self.budget is not None and self.resumable)
-                raise self.resumed(error) from error.__cause__
+                goes_on = self.budget is not None and nodes.resumable
+                self._part(run, secure, goes_on=goes_on)
+                raise self._resumed(error) from error.__cause__
             raise  # after an error of the engine nobody can be reached any more
         else:
             self.stage = "over"
-            self._part(run, secure and not run.asking.over)
+            self._part(run, secure and not run.over)
         finally:
-            if self.watch is not None:
-                self.watch.close()
+            if nodes.watch is not None:
+                nodes.watch.close()
+
+    def run_rules(self) -> RunRules:
+        """Return how the run is kept and repeated."""
+        return RunRules(
+            name=self.method,
+            attempts=self.attempts,
+            checkpoint=self.checkpoint,
+            checkpoint_every=self.checkpoint_every,
+            resume=self.resume,
+            confirmed=self.confirmed,
+            opens_once=self.opens_once,
+            reopens=self.reopens,
+            counts_replies=self.counts_replies,
+            budget=self.budget,
+            releases=self.releases,
+        )
+
+    def _begin_sums(self) -> None:
+        cohorts = self.cohorts() if self.is_secure else []
+        if cohorts != []:
+            self.nodes.begin_sums(
+                cohorts,
+                self.thresholds(1 if cohorts is None else len(cohorts)),
+                allow_single=self.allow_single,
+                relays_only=self.relays_only,
+            )
+
+    def _show_replies(self) -> Callable[[int, Message], None]:
+        """Return what shows the progress of a run with few exchanges of many replies."""
+        seen = 0
+
+        def show(node: int, message: Message) -> None:
+            nonlocal seen
+            seen += 1
+            if self.on_round is not None:
+                self.on_round(seen, max(seen, self.planned), {})
+
+        return show
 
     def _part(self, run: Run, secure: bool, *, goes_on: bool = False) -> None:
         """Let whoever is left erase the secrets of the run."""
         if secure:
             with contextlib.suppress(FedKernError):
-                asking, number = run.asking, run.log.number + 1
-                self.finish(asking.grid, number=number, timeout=asking.timeout, goes_on=goes_on)
+                number = run.log.number + 1
+                self.nodes.finish(run.grid, number=number, timeout=run.timeout, goes_on=goes_on)
+
+    def _resumed(self, error: FedKernError) -> FedKernError:
+        """Return the error with which a run ends; where a checkpoint helps, it says to resume."""
+        if not self.nodes.resumable or error.code not in _RESUMED or "resume" in str(error):
+            return error
+        return type(error)(
+            error.problem.partition("; ")[0],  # a node advises behind that to start again
+            remedy="mend it and resume from the checkpoint",
+            party=error.party,
+            phase=error.phase,
+            code=error.code,
+        )
+
+    # -- checkpoints
+
+    def progress(self) -> dict[str, Any]:
+        """Return what a resumed run must know of the one that broke off."""
+        return {"history": list(self.history_), "releases": self.noise_.reports()}
+
+    def go_on(self, progress: Mapping[str, Any]) -> None:
+        """Take up a run that broke off, before the nodes are gathered."""
+        self.history_ = progress["history"]
+        self.noise_.go_on(progress.get("releases", {}))
+
+    # -- Flower's rounds of training and evaluation: none unless a method has them
+
+    def configure_train(self, *args: Any, **options: Any) -> Iterable[Message]:
+        """Return no messages: what is asked in a round are the steps of :meth:`rounds`."""
+        return []
+
+    def aggregate_train(
+        self, *args: Any, **options: Any
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return nothing: what came of a step is sent into the generator :meth:`rounds`."""
+        return None, None
+
+    def configure_evaluate(self, *args: Any, **options: Any) -> Iterable[Message]:
+        """Return no messages: held-out rows are counted in a step of :meth:`rounds`."""
+        return []
+
+    def aggregate_evaluate(self, *args: Any, **options: Any) -> MetricRecord | None:
+        """Return nothing: the figures of held-out rows are in what :meth:`rounds` returns."""
+        return None
+
+
+class PrivateMethod(Method):
+    """A method whose sums may have noise, so that a run keeps a budget of privacy.
+
+    Attributes
+    ----------
+    budget : Budget or None
+        What a run may cost; None without noise.
+    """
+
+    privacy_epsilon: float | None = option(
+        None,
+        "Add noise to all that is released, so that a run costs no more than this epsilon; by "
+        "default none is added. The options of a run and the ranges of its columns are taken to be "
+        "public.",
+        above=0.0,
+    )
+    privacy_delta: float = option(
+        1e-5, "The delta that belongs to it: far less than one over the rows.", above=0.0, below=1.0
+    )
+    privacy_unit: Literal["row", "party"] = option(
+        "row", "What epsilon is about: one record, or all records of a party."
+    )
+    privacy_colluders: int = option(
+        1,
+        "Parties that may subtract the noise that they added themselves: the others add as much "
+        "more.",
+        least=0,
+    )
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if self.privacy_epsilon is not None:
+            self.budget = Budget(
+                self.privacy_epsilon,
+                self.privacy_delta,
+                self.privacy_unit,
+                self.privacy_colluders,
+            )
+            check_accountant()
+
+    def budget_report(self) -> dict[str, Any]:
+        """Return what the run may cost, what it released and what that cost, for ``privacy()``."""
+        if self.budget is None:
+            return {}
+        return {"budget": {**vars(self.budget), "releases": [*self.noise_.reports().values()]}}
+
+    def privacy(self) -> dict[str, Any]:
+        """Return what the server sees, and the budget."""
+        return {**super().privacy(), **self.budget_report()}
 
 
 def _tests(row: Mapping[str, Any]) -> MetricRecord:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
-from .driven import Driven
 from .errors import ProtocolError
-from .exchange import Courier, Outcome, pause, read_reply, request_messages
 from .failure import Failure
-from .flower_compat import is_simulated
+from .nodes import Nodes
 from .secure_sum import RunningSum
 from .steps import Answers
+from .transport import Courier, Outcome, pause, read_reply, request_messages
 from .wire.numpy_format import array_record
 
 _FIRST, _SIMULATED = 0.002, 0.01  # seconds between two looks in a simulation
@@ -30,20 +29,28 @@ class Overlap:
 
     Parameters
     ----------
-    method : Driven
-        Whose run it is.
+    nodes : Nodes
+        Who takes part.
     grid : Grid
         Flower's grid.
     timeout : float
         Seconds that parties have.
+    check : callable
+        Refuses a reply that is well-formed but wrong, by its partition.
     """
 
-    def __init__(self, method: Driven, grid: Grid, timeout: float) -> None:
-        self.method, self.grid, self.timeout = method, grid, timeout
-        self._courier = Courier(grid, method.ledger_, method.on_reply(), method.watch)
+    def __init__(
+        self,
+        nodes: Nodes,
+        grid: Grid,
+        timeout: float,
+        check: Callable[[int, Any], None],
+    ) -> None:
+        self.nodes, self.grid, self.timeout, self.check = nodes, grid, timeout, check
+        self._courier = Courier(grid, nodes.ledger, nodes.on_reply, nodes.watch)
         self._outcome, self._asked = Outcome(), dict[int, tuple[type[Any], int]]()
-        self._node = {party.partition: node for node, party in method.parties_.items()}
-        self._sent, self._pause, self._simulated = time.monotonic(), _FIRST, is_simulated(grid)
+        self._node, self._simulated = nodes.node_of(), nodes.watch is None
+        self._sent, self._pause = time.monotonic(), _FIRST
         self._phase = ""
 
     @property
@@ -53,7 +60,7 @@ class Overlap:
 
     def waiting(self, partitions: Iterable[int]) -> list[int]:
         """Return those of the parties whose replies are waited for."""
-        there = {self.method.parties_[node].partition for node in self._courier.waiting}
+        there = {self.nodes.parties[node].partition for node in self._courier.waiting}
         return [p for p in partitions if p in there]
 
     def send(
@@ -78,8 +85,9 @@ class Overlap:
         number : int
             Of the exchange, for Flower.
         """
-        method, messages, packed = self.method, list[Message](), dict[Any, ArrayRecord]()
-        assert method.sums is not None
+        messages, packed = list[Message](), dict[Any, ArrayRecord]()
+        sums_of = self.nodes.sums
+        assert sums_of is not None
         for partition, request in requests.items():
             arrays, node = request.arrays(), self._node[partition]
             key = tuple(map(id, arrays))
@@ -87,11 +95,11 @@ class Overlap:
                 packed[key] = array_record(arrays)
             own = [deliveries[partition].delivery()] if partition in deliveries else []
             messages += request_messages(
-                replace(request, session=method.session),
+                replace(request, session=self.nodes.session),
                 [node],
                 group_id=str(number),
                 arrays=packed[key],
-                sections={node: [*own, *method.sums.sections(partition, sums)]},
+                sections={node: [*own, *sums_of.sections(partition, sums)]},
             )
             self._asked[node] = replies[partition], request.round
         self._phase = next(iter(requests.values())).phase
@@ -106,7 +114,7 @@ class Overlap:
         ProtocolError
             Another attempt would be no use.
         """
-        began, method = time.monotonic(), self.method
+        began, nodes = time.monotonic(), self.nodes
         if self._courier.collect(self._outcome) or not self._courier.waiting:
             self._pause = _FIRST
         elif self._simulated:
@@ -114,38 +122,39 @@ class Overlap:
             self._pause = min(1.5 * self._pause, _SIMULATED)
         else:
             time.sleep(pause(began - self._sent))
-        method.ledger_.seconds += time.monotonic() - began
+        nodes.ledger.seconds += time.monotonic() - began
         outcome, self._outcome = self._outcome, Outcome()
-        if method.watch is not None and self._courier.waiting:
+        if nodes.watch is not None and self._courier.waiting:
             # They overlap: no line says that one is over.
             about = self._phase, began - self._sent, outcome
-            method.watch.waits(*about, self._courier.waiting, self._courier.away)
+            nodes.watch.waits(*about, self._courier.waiting, self._courier.away)
         found, failed = dict[int, Any](), dict(outcome.failures)
         for node, message in outcome.replies.items():
-            (kind, asked), partition = self._asked[node], method.parties_[node].partition
+            (kind, asked), partition = self._asked[node], self.nodes.parties[node].partition
             try:
-                reply = read_reply(kind, message, party=method.party(node))
+                reply = read_reply(kind, message, party=nodes.name(node))
                 if reply.round != asked:
                     raise ProtocolError(
                         f"the reply belongs to exchange {reply.round}", code="FK-MESSAGE-ORDER"
                     )
-                method.check_answer(partition, reply)
+                self.check(partition, reply)
             except ProtocolError as error:
                 failed[node] = Failure.invalid(error)
                 continue
-            method.accept(node)
+            nodes.accept(node)
             found[partition] = reply
         for node, failure in failed.items():
-            method.reject(node, failure, number)
-            failure.raise_final(self._asked[node][0].phase, method.party(node))
-        return Answers(found, failures={method.parties_[n].partition: f for n, f in failed.items()})
+            nodes.reject(node, failure, number)
+            failure.raise_final(self._asked[node][0].phase, nodes.name(node))
+        of = nodes.parties
+        return Answers(found, failures={of[n].partition: why for n, why in failed.items()})
 
     def give_up(self, partitions: Iterable[int], number: int) -> dict[int, Failure]:
         """Wait no longer for those that have not answered; return that as failures."""
         late = self.waiting(partitions)
         failed = dict.fromkeys(late, Failure("timed out", f"after {self.timeout:g} s"))
         for partition, failure in failed.items():
-            self.method.reject(self._node[partition], failure, number)
+            self.nodes.reject(self._node[partition], failure, number)
         self.forget(late)
         return failed
 
@@ -161,4 +170,4 @@ class Overlap:
         SumError
             It cannot be opened. Nothing is released.
         """
-        self.method.unmask(self.grid, [running], number=number, timeout=self.timeout)
+        self.nodes.unmask(self.grid, [running], number=number, timeout=self.timeout)

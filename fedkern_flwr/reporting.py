@@ -63,7 +63,8 @@ class RunFacts:
     def stopped(self) -> EngineError:
         """Return the error of a run that a signal has ended."""
         remedy = "submit it again: it has no checkpoint"
-        if getattr(self.strategy, "resumable", False):
+        nodes = getattr(self.strategy, "nodes", None)
+        if nodes is not None and nodes.resumable:
             remedy = f"submit it again with resume=true, checkpoint={self.strategy.checkpoint}"
         problem = f"run {getattr(self.flower, 'run_id', '')} was stopped by a signal"
         return EngineError(problem, remedy=remedy, code="FK-RUN-STOPPED")
@@ -163,7 +164,7 @@ def write_somewhere(path: str | Path, write: Callable[[Path], None]) -> Path:
 
 
 def log_result(result: Mapping[str, Any]) -> None:
-    """Log what :meth:`PhaseStrategy.result` returned, line by line."""
+    """Log what :meth:`Method.result` returned, line by line."""
     for name, value in result.get("matched", {}).items():
         for key, facts in value.items() if isinstance(value, dict) else [("", value)]:
             logger.info("%s %s: %s", name.replace("_", " "), key, facts)

@@ -1,23 +1,34 @@
-"""The driver of a method's generator: sums, questions, deliveries, checkpoints."""
+"""One run of a method: the loop that does what its generator yields.
+
+A step of the generator (:mod:`fedkern_flwr.steps`) is a sum, a question, a delivery, a state to
+keep or a round to tell of. A question goes to nodes as messages, with the sections of its secure
+sums beside them. Two ideas of asking again are all there are: *each* (whoever did not answer,
+alone) and *enough* (the whole exchange anew, with new masks, so that nothing of the first attempt
+can be opened).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from .asking import Asking
-from .driven import Driven
-from .errors import CohortError, ProtocolError, SumError
+from .errors import CohortError, ProtocolError, SumError, quoted_code
+from .failure import Failure, count_failures
+from .nodes import Nodes, logger
 from .overlap import Overlap
-from .privacy import Release
+from .privacy import Budget, Release
+from .privacy.budget import Releases
 from .run_log import RunLog
-from .secure_sum import Encoding
+from .secure_sum import Encoding, RunningSum
 from .steps import (
+    Answers,
     Ask,
     Deliver,
     LostState,
@@ -32,7 +43,112 @@ from .steps import (
     sum_name,
     sum_release,
 )
+from .transport import Outcome, read_reply, request_messages
+from .wire import PhaseMessage
+from .wire.message import Arrays
 from .wire.method import MethodReply, MethodRequest, pack, unpack
+from .wire.numpy_format import array_record
+from .wire.sums import End, FinishRequest, bind
+
+_LOGS = "their logs say where"
+_MISSING = "not all parties answered"
+_AGAIN = ": others have erased what would make it anew"
+
+
+class Program(Protocol):
+    """All that a run knows of its method.
+
+    Attributes
+    ----------
+    planned : int
+        How many rounds, or exchanges, the run will take, for its progress.
+    saved_, saved_meta_ : dict
+        What the last ``Save`` kept, in a run that is resumed; else empty.
+    kept_ : int or None
+        The exchange after which the clients kept what they go on from.
+    spent_ : set of int
+        Partitions that have opened what is opened once.
+    """
+
+    planned: int
+    saved_: dict[str, NDArray[Any]]
+    saved_meta_: dict[str, Any]
+    kept_: int | None
+    spent_: set[int]
+
+    def options(self) -> dict[str, Any]:
+        """Return the options that determine the model; a checkpoint must have the same."""
+
+    def check_answer(self, partition: int, answer: Any) -> None:
+        """Refuse a reply that is well-formed but wrong."""
+
+    def unknowns(self, name: str, cohort: int) -> float:
+        """Return how many unknowns hide behind a sum."""
+
+    def progress(self) -> dict[str, Any]:
+        """Return what a resumed run must know of the one that broke off."""
+
+    def go_on(self, progress: Mapping[str, Any]) -> None:
+        """Take up a run that broke off, before the nodes are gathered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRules:
+    """How a run is kept and repeated, as its method declares it.
+
+    Attributes
+    ----------
+    name : str
+        Of the method.
+    attempts : int
+        A question that too few answered is asked so often in all.
+    checkpoint : Path, optional
+        File for checkpoints.
+    checkpoint_every : int
+        Rounds from one checkpoint to the next, where they are ``confirmed``.
+    resume : bool
+        Whether the run goes on from the checkpoint.
+    confirmed, opens_once, reopens, counts_replies
+        See :class:`~fedkern_flwr.method.Method`.
+    budget : Budget, optional
+        What the run may cost in privacy.
+    releases : int
+        Sums about the same rows that share that budget.
+    """
+
+    name: str
+    attempts: int = 5
+    checkpoint: Path | None = None
+    checkpoint_every: int = 50
+    resume: bool = False
+    confirmed: bool = False
+    opens_once: bool = False
+    reopens: bool = False
+    counts_replies: bool = False
+    budget: Budget | None = None
+    releases: int = 1
+
+
+@dataclass
+class _Question:
+    """One question while it is asked, however often.
+
+    Attributes
+    ----------
+    attempt : int
+        How often it has been asked before.
+    same : bool
+        Whether it is asked as it was, with the same sums.
+    idle : set of int
+        Nodes that are only told that the run is over, and have not answered.
+    failures : dict
+        Node id -> why it did not answer the last time.
+    """
+
+    attempt: int = 0
+    same: bool = False
+    idle: set[int] = field(default_factory=set)
+    failures: dict[int, Failure] = field(default_factory=dict)
 
 
 class Run:
@@ -40,29 +156,55 @@ class Run:
 
     Parameters
     ----------
-    method : Driven
-        Whose generator it is; its parties are there.
+    program : Program
+        The method.
+    rules : RunRules
+        What it declares.
+    nodes : Nodes
+        Who takes part; they have been gathered.
     grid : Grid
         Flower's grid.
     timeout : float
         Seconds to wait for the replies of an exchange.
     log : RunLog
-        What is written down of it.
+        What is written down of the run.
+    noise : Releases
+        What was released with noise.
     tell : callable
-        Called with each :class:`~fedkern_flwr.steps.Round`.
+        Called with each :class:`~fedkern_flwr.steps.Round`; returns its row of the history.
+    show : callable, optional
+        Called after each round with (rounds done, rounds in all, metrics of the round).
+
+    Attributes
+    ----------
+    over : bool
+        Whether the clients have erased what belongs to the run.
+    deliveries : dict
+        Partition -> sums on their way to it.
     """
 
     def __init__(
         self,
-        method: Driven,
+        program: Program,
+        rules: RunRules,
+        nodes: Nodes,
         grid: Grid,
         timeout: float,
         log: RunLog,
-        tell: Callable[[Round], None],
+        noise: Releases,
+        tell: Callable[[Round], Mapping[str, Any]],
+        show: Callable[[int, int, Mapping[str, Any]], None] | None = None,
     ) -> None:
-        self.method, self.log, self.tell = method, log, tell
-        self.asking = Asking(method, grid, timeout, log)
+        self.program, self.rules, self.nodes = program, rules, nodes
+        self.grid, self.timeout, self.log = grid, timeout, log
+        self.noise, self.tell, self.show = noise, tell, show
+        self.over = False
+        self.deliveries: dict[int, list[Deliver]] = {}
+        self._outcome = Outcome()  # of the exchange at hand
+        self._question = _Question()
         self._counts_exchanges = True  # whether the progress is that of exchanges
+
+    # -- the generator
 
     def drive(self, rounds: Rounds) -> dict[str, Any]:
         """Do what the generator yields until it returns; return its metrics."""
@@ -81,129 +223,491 @@ class Run:
                 if isinstance(error, LostState):
                     self._withdraw()
             else:
-                self._show(step)
+                if isinstance(step, (Sum, Ask)) and self._counts_exchanges:
+                    self._progress(self.log.number, {})
+
+    def _take(self, step: Step) -> Any:
+        if isinstance(step, Save):
+            return self.log.save(step, self._outcome)
+        if isinstance(step, Round):
+            return self._tell(step)
+        if isinstance(step, Deliver):
+            self.deliveries.setdefault(step.receiver, []).append(step)
+            return None
+        if isinstance(step, Overlapping):
+            check = self.program.check_answer
+            return Overlap(
+                self.nodes, self.grid, self.timeout, check, simulated=self.nodes.watch is None
+            )
+        if isinstance(step, Sum):
+            return step.split(
+                self._known_or(step.name, lambda: {"total": self._sum(step)})["total"]
+            )
+        if isinstance(step, Ask) and not isinstance(step.what, str):
+            if self.log.replay:  # what was answered before has a name
+                self.log.known(step.what)
+            self.log.lose()
+            return self.ask(step)
+        if isinstance(step, Ask):
+            return _by_party(self._known_or(step.what, lambda: self._ask_by_name(step)))
+        raise ProtocolError(
+            f"rounds() yielded {type(step).__name__}, which is no step",
+            remedy="yield Sum, Ask, Deliver, Save or Round",
+            code="FK-METHOD-STEP",
+        )
+
+    def _known_or(self, name: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what was answered before the run broke off; else ask, and note it."""
+        if self.log.replay:
+            return self.log.known(name)
+        found = ask()
+        self.log.note(name, found)
+        return found
+
+    def _tell(self, step: Round) -> None:
+        """Tell of a round; its state is kept before anybody is shown it."""
+        self._counts_exchanges = False
+        row = self.tell(step)
+        if step.save is not None:
+            self.log.save(step.save, self._outcome)
+        if step.number and (row or step.arrays is None):
+            self._progress(step.number, row)
+
+    def _progress(self, number: int, row: Mapping[str, Any]) -> None:
+        if self.show is not None and not self.rules.counts_replies:
+            self.show(number, max(self.program.planned, number), row)
 
     def _withdraw(self) -> None:
         """Close what is on its way to clients, but for what is to be kept."""
-        deliveries = self.asking.deliveries
-        for receiver, waiting in deliveries.items():
-            self.asking.close(one.sum for one in waiting if not one.keep)
-            deliveries[receiver] = [one for one in waiting if one.keep]
+        for receiver, waiting in self.deliveries.items():
+            self.close(one.sum for one in waiting if not one.keep)
+            self.deliveries[receiver] = [one for one in waiting if one.keep]
 
-    def _show(self, step: Step) -> None:
-        """Call ``on_round`` with each round, or with each exchange of methods that tell of none."""
-        method, show = self.method, self.method.on_round
-        if method.counts_replies:
-            return
-        if isinstance(step, Round):
-            self._counts_exchanges = False
-            row = method.history_[-1] if step.metrics else {}
-            if show is not None and step.number and (row or step.arrays is None):
-                show(step.number, max(method.planned, step.number), row)
-        elif isinstance(step, (Sum, Ask)) and self._counts_exchanges and show is not None:
-            number = self.log.number
-            show(number, max(method.planned, number), {})
-
-    def _take(self, step: Step) -> Any:
-        if not isinstance(step, Step):
-            raise ProtocolError(
-                f"rounds() yielded {type(step).__name__}, which is no step",
-                remedy="yield Sum, Ask, Deliver, Save or Round",
-                code="FK-METHOD-STEP",
-            )
-        if isinstance(step, Save):
-            return self.log.save(step, self.asking.outcome)
-        if isinstance(step, Round):
-            self.tell(step)
-            return None if step.save is None else self._take(step.save)
-        if isinstance(step, Deliver):
-            self.asking.deliveries.setdefault(step.receiver, []).append(step)
-            return None
-        if isinstance(step, Overlapping):
-            return Overlap(self.method, self.asking.grid, self.asking.timeout)
-        if self.log.replay:
-            known = self.log.known(step.name if isinstance(step, Sum) else step.what)
-            return step.split(known["total"]) if isinstance(step, Sum) else _by_party(known)
-        if isinstance(step, Sum):
-            total = self._sum(step)
-            self.log.note(step.name, {"total": total})
-            return step.split(total)
-        if not isinstance(step.what, str):
-            self.log.lose()
-            return self.asking.ask(step)
-        found = self._ask_by_name(step.what, step)
-        flat = {f"{p}/{key}": value for p, reply in found.items() for key, value in reply.items()}
-        self.log.note(step.what, flat)
-        return found
+    # -- sums and questions by the name of a handler
 
     def _sum(self, step: Sum) -> NDArray[np.float64]:
-        request = self._request(step.name, step.ask, step.sizes)
-        most = [p.test_rows if step.held_out else p.rows for p in self.method.parties_.values()]
+        most = [p.test_rows if step.held_out else p.rows for p in self.nodes.parties.values()]
         bound = sum_bound(step.bound, most if step.per == "row" else [1])
-        length = sum(step.sizes.values())
-        term = Term(
-            name=sum_name(step.name, held_out=step.held_out),
-            length=length,
-            encoding=Encoding.fixed_point(bound),
-        )
-        release = self._release(step, term.name, length)
+        name, length = sum_name(step.name, held_out=step.held_out), sum(step.sizes.values())
+        encoding, release = Encoding.fixed_point(bound), self._release(step, name, length)
         if release is not None:
-            term = replace(term, encoding=term.encoding.noisy(release.noise))
-        among = self.log.again or None
-        asked = Ask(request, reply=MethodReply, sums=[term], until="enough", among=among)
-        found = self.asking.ask(asked)
+            encoding = encoding.noisy(release.noise)
+        found = self.ask(
+            Ask(
+                self._request(step.name, step.ask, step.sizes),
+                reply=MethodReply,
+                sums=[Term(name=name, length=length, encoding=encoding)],
+                until="enough",
+                among=self.log.again or None,
+            )
+        )
         self.log.again = []
         if release is None:
-            self.method.warn_released(term.name)
+            self.nodes.warn_released(name, self.program.unknowns)
         else:
-            self.method.note_noise(release, len(found.contributors[term.name]))
-        return np.asarray(found.totals[term.name], np.float64)
+            self.noise.note(release, len(found.contributors[name]))
+        return np.asarray(found.totals[name], np.float64)
 
     def _release(self, step: Sum, name: str, length: int) -> Release | None:
         """Return the noise of a sum; None in a run without a budget."""
-        method = self.method
-        if method.budget is None:
+        if self.rules.budget is None:
             return None
-        assert method.sums is not None
-        cohort = method.sums.membership.cohorts[0]
-        parties = {p.partition: p for p in method.parties_.values()}
+        cohort = self._sums.membership.cohorts[0]
+        parties = {p.partition: p for p in self.nodes.parties.values()}
         rows = [parties[p].test_rows if step.held_out else parties[p].rows for p in cohort.members]
         return sum_release(
-            method.budget,
+            self.rules.budget,
             name,
             step.sensitivity,
             length=length,
             rows=rows,
             least=cohort.threshold,
-            releases=method.releases,
+            releases=self.rules.releases,
         )
 
-    def _ask_by_name(self, name: str, step: Ask) -> dict[int, dict[str, Any]]:
-        given: Mapping[Any, Any] = step.ask
-        among = self.asking.partitions() if step.among is None else list(step.among)
+    def _ask_by_name(self, step: Ask) -> dict[str, Any]:
+        assert isinstance(step.what, str)
+        name, given = step.what, step.ask
+        among = self.nodes.partitions() if step.among is None else list(step.among)
         each = bool(given) and set(given) <= set(among)
-        shared = None if each else self._request(name, given)
-        requests = {p: shared or self._request(name, given.get(p, {})) for p in among}
-        answers = self.asking.ask(replace(step, what=requests, reply=MethodReply))
-        called = {one.partition: one.called for one in self.method.parties_.values()}
-        return {
-            p: unpack(reply.plain, reply.given, party=called[p])[0] if reply.plain else {}
-            for p, reply in answers.replies.items()
-        }
+        shared = None if each else self._request(name, given)  # type: ignore[arg-type]
+        own: Mapping[Any, Any] = given
+        requests = {p: shared or self._request(name, own.get(p, {})) for p in among}
+        answers = self.ask(replace(step, what=requests, reply=MethodReply))
+        found: dict[str, Any] = {}
+        for p, reply in answers.replies.items():
+            party = self.nodes.called(p)
+            told = unpack(reply.plain, reply.given, party=party)[0] if reply.plain else {}
+            found |= {f"{p}/": None} | {f"{p}/{key}": value for key, value in told.items()}
+        return found
 
     def _request(
         self, name: str, values: Mapping[str, Any], sizes: Mapping[str, int] | None = None
     ) -> MethodRequest:
         plain, given = pack(values, sizes)
-        every = 1 if self.method.checkpoint else 0
+        every = 1 if self.rules.checkpoint else 0
         return MethodRequest(
             session="", round=0, checkpoint_every=every, name=name, plain=plain, given=given
         )
 
+    # -- questions
+
+    def ask(self, step: Ask) -> Answers:
+        """Ask with messages of the method's own.
+
+        Raises
+        ------
+        LostState
+            Somebody has forgotten what the question needs.
+        CohortError
+            Not all have answered in the end.
+        """
+        self._question = _Question()
+        if step.until == "each":
+            return self._each(step)
+        if step.until == "tried":
+            replies = self._exchange(self._requests(step), step, step.running)
+            return Answers(replies, failures=self._failed_parties())
+        return self._once(step) if step.until == "once" else self._enough(step)
+
+    def _each(self, step: Ask) -> Answers:
+        """Ask, and whoever did not answer again, until each has."""
+        question, requests = self._question, self._requests(step)
+        found: dict[int, Any] = {}
+        whole: dict[str, RunningSum] = {}
+        running: dict[str, RunningSum] = {}
+        for attempt in range(self.rules.attempts):
+            question.attempt, question.same = 0 if step.ends else attempt, step.ends and attempt > 0
+            if question.same:
+                for one in running.values():
+                    one.repeated = True
+            else:
+                running = self._order(step, requests, whole)
+            summed = {p for one in running.values() for p in one.cohort.members}
+            summed -= set(found) if step.ends else set()
+            waiting = {p: r for p, r in requests.items() if p not in found or p in summed}
+            found = {p: reply for p, reply in found.items() if p not in waiting}
+            found |= self._exchange(waiting, step, list(running.values()))
+            for key, one in running.items():
+                members = set(one.cohort.members)
+                if len(one.uploaded) == len(members) and members & set(requests) <= set(found):
+                    whole[key] = one
+                elif not step.ends:
+                    self._sums.close(one)
+            if len(found) == len(requests) and len(whole) == len(step.sums):
+                self.over = step.last or (step.ends and self.nodes.sums is not None)
+                return self._opened(step, {p: found[p] for p in requests}, whole)
+        if step.least is not None and len(found) >= step.least and not step.sums:
+            return Answers({p: found[p] for p in requests if p in found})
+        raise self._gave_up(step)
+
+    def _once(self, step: Ask) -> Answers:
+        """Ask once; of a sum that cannot be opened nothing is released."""
+        nodes, requests = self.nodes, self._requests(step)
+        running = self._order(step, requests)
+        opened = list(running.values())
+        replies = self._exchange(requests, step, opened, final=False)
+        phase, failures = next(iter(requests.values())).phase, self._question.failures
+        nodes.require(len(replies), self.log.number, phase, failures, step.least)
+        try:
+            found = self._opened(step, replies, running)
+        except SumError as error:
+            for one in opened:
+                nodes.blame(one, error, self.log.number)
+            self.close(opened)
+            problem = f"{error.problem}{count_failures(failures)}"
+            raise SumError(problem, party=error.party, code=error.code) from None
+        found.failures.update(self._failed_parties())
+        for node, party in nodes.parties.items():
+            p = party.partition
+            answered = p in replies and node not in failures
+            if answered and all(p in one.survivors and p not in one.silent for one in opened):
+                nodes.accept(node)
+        return found
+
+    def _enough(self, step: Ask) -> Answers:
+        """Ask all, and again with new sums those whose sum has too few, until all have enough.
+
+        Nothing of a sum that is repeated has been opened, nor will it be.
+        """
+        problem = _MISSING
+        replies: dict[int, Any] = {}
+        whole: dict[str, RunningSum] = {}
+        terms = {term.key: term for term in step.sums}
+        for attempt in range(self.rules.attempts):
+            there = self.nodes.partitions()
+            here = {p: r for p, r in self._requests(step).items() if p in there}
+            running = self._order(step, here, whole)
+            summed = {p for one in running.values() for p in one.cohort.members}
+            summed -= self.program.spent_
+            if waiting := {p: r for p, r in here.items() if p in summed}:
+                replies |= self._exchange(waiting, step, list(running.values()))
+            for key, one in running.items():
+                found = self._too_few(one) or terms[key].unfit(one.uploaded)
+                if found:
+                    problem = found
+                    logger.warning("%s: %s (attempt %d)", terms[key].name, found, attempt + 1)
+                    self.close([one])
+                else:
+                    whole[key] = one
+            if len(whole) == len(step.sums):
+                return self._opened(step, replies, whole)
+        raise self._gave_up(step, problem)
+
+    def _too_few(self, one: RunningSum) -> str:
+        """Return why a sum cannot be opened, if it cannot."""
+        if self.log.again and set(one.uploaded) != set(self.log.again):
+            return "those whose sum was being opened when the run broke off did not all answer"
+        try:
+            one.check_survivors(self.nodes.min_cohort)
+        except SumError as error:
+            self.nodes.blame(one, error, self.log.number)
+            return f"{error.party}: {error.problem}" if error.party else error.problem
+        return ""
+
+    # -- one exchange
+
+    def _exchange(
+        self,
+        requests: Mapping[int, PhaseMessage],
+        step: Ask,
+        running: Sequence[RunningSum],
+        *,
+        final: bool = True,
+    ) -> dict[int, Any]:
+        """Send requests with their sections; return the proper replies by partition.
+
+        Unless it is ``final`` whoever answers has yet to help to open the sums.
+        """
+        nodes, question = self.nodes, self._question
+        self.log.number = self.log.asked = self._next(step)
+        phase = next(iter(requests.values())).phase
+        if not question.same:
+            told = nodes.parties.items() if step.ends and nodes.sums is not None else ()
+            question.idle = {node for node, party in told if party.partition not in requests}
+        self._outcome = outcome = nodes.ask(
+            self.grid,
+            self._messages(requests, running, step),
+            phase=phase,
+            timeout=self.timeout,
+            number=self.log.number,
+            required=0,
+            idle=question.idle,
+        )
+        question.failures = dict(outcome.failures)
+        if final:
+            self._stop_at_final(phase)
+        forgot = any(why.detail.startswith("StateError") for why in question.failures.values())
+        found = self._read(outcome, requests, step, final=final)
+        if forgot and final and step.until != "tried":
+            self.close(running)
+            raise LostState(
+                f"a client has forgotten what the question needs: {self._failed()}",
+                remedy="give its node a state_dir that stays, and "
+                + ("resume from the checkpoint" if nodes.resumable else "start again")
+                + (_AGAIN if step.ends else ""),
+                phase=phase,
+                code="FK-STATE-GONE",
+            )
+        return found
+
+    def _stop_at_final(self, phase: str) -> None:
+        """End the run where a node said that another attempt would be no use, or all say one bug.
+
+        Raises
+        ------
+        ProtocolError, ClientError
+        """
+        nodes, failures = self.nodes, self._question.failures
+        for node, failure in failures.items():
+            failure.raise_final(phase, nodes.name(node))
+        details = [failure.detail for failure in failures.values()]
+        if len(details) == len(nodes.active()) and len(set(details)) == 1:
+            bug, _ = quoted_code(details[0])  # a client tells the class of a bug alone
+            if bug.isidentifier():
+                problem, code = f"all clients ended in {bug}", "FK-CLIENT-RAISED"
+                raise ProtocolError(problem, remedy=_LOGS, phase=phase, code=code)
+
+    def _read(
+        self,
+        outcome: Outcome,
+        requests: Mapping[int, PhaseMessage],
+        step: Ask,
+        *,
+        final: bool,
+    ) -> dict[int, Any]:
+        """Return the proper replies by partition; the others count as failures."""
+        nodes, question, reply = self.nodes, self._question, step.reply
+        kinds: Mapping[int, Any] = (
+            reply if isinstance(reply, Mapping) else dict.fromkeys(requests, reply)
+        )
+        found = {}
+        for message in nodes.in_order(outcome):
+            node = message.metadata.src_node_id
+            partition = nodes.parties[node].partition
+            if node in question.idle:  # has been told that the run is over
+                question.idle.discard(node)
+                continue
+            try:
+                kind, sizes = kinds[partition], step.sizes
+                answer = read_reply(kind, message, party=nodes.name(node), **sizes)
+                if answer.round != self.log.number:
+                    raise ProtocolError(
+                        f"the reply belongs to exchange {answer.round}", code="FK-MESSAGE-ORDER"
+                    )
+                self.program.check_answer(partition, answer)
+            except ProtocolError as error:
+                question.failures[node] = Failure.invalid(error)
+                nodes.reject(node, question.failures[node], self.log.number)
+                continue
+            if final:
+                nodes.accept(node)
+            self.close(one.sum for one in self.deliveries.pop(partition, ()))
+            found[partition] = answer
+        return found
+
+    def _messages(
+        self, requests: Mapping[int, PhaseMessage], running: Sequence[RunningSum], step: Ask
+    ) -> Iterable[Message]:
+        """Return the messages; a request, or its arrays, that several are asked are packed once."""
+        sums, number, node_of = self.nodes.sums, self.log.number, self.nodes.node_of()
+        packed: dict[tuple[int, ...], tuple[Arrays, ArrayRecord]] = {}
+        alike: dict[int, tuple[PhaseMessage, list[int]]] = {}
+        for partition, request in requests.items():
+            alike.setdefault(id(request), (request, []))[1].append(partition)
+        for request, partitions in alike.values():
+            sections: dict[int, list[PhaseMessage]] = {}
+            for partition in partitions:
+                own: list[PhaseMessage] = [
+                    one.sum.delivery() for one in self.deliveries.get(partition, ())
+                ]
+                if sums is not None and not step.last:
+                    own += sums.sections(partition, list(running))
+                if sums is not None and step.ends:
+                    own.append(End())
+                sections[node_of[partition]] = own
+            arrays = request.arrays()
+            key = tuple(map(id, arrays))
+            if key not in packed:
+                packed[key] = arrays, array_record(arrays)
+            yield from request_messages(
+                self._addressed(request, number),
+                sections,
+                group_id=str(number),
+                arrays=packed[key][1],
+                sections=sections,
+            )
+        if sums is not None and step.ends:
+            bye = FinishRequest(session=self.nodes.session, round=number)
+            yield from request_messages(bye, self._question.idle, group_id=str(number))
+
+    def _addressed(self, request: PhaseMessage, number: int) -> PhaseMessage:
+        """Fill in what only the run knows."""
+        known: dict[str, Any] = {"session": self.nodes.session, "round": number}
+        if self._question.attempt:
+            known["attempt"] = self._question.attempt
+        names = {field.name for field in fields(request)}
+        return replace(request, **{k: v for k, v in known.items() if k in names})
+
+    def _requests(self, step: Ask) -> dict[int, PhaseMessage]:
+        if isinstance(step.what, PhaseMessage):
+            among = self.nodes.partitions() if step.among is None else step.among
+            return dict.fromkeys(among, step.what)
+        assert not isinstance(step.what, str)
+        return dict(step.what)
+
+    def _next(self, step: Ask) -> int:
+        """Return the number of the next exchange."""
+        return self.log.number + (not self._question.same) if step.number is None else step.number
+
+    # -- secure sums
+
+    def _order(
+        self, step: Ask, requests: Mapping[int, PhaseMessage], without: Iterable[str] = ()
+    ) -> dict[str, RunningSum]:
+        """Order the sums of the next exchange, but for some."""
+        return {
+            term.key: self._sums.order(
+                self._bound(step, term, requests) if term.bound else term.name,
+                term.length,
+                term.encoding,
+                cohort=term.cohort,
+                receiver=term.receiver,
+                self_masks=term.self_masks,
+            )
+            for term in step.sums
+            if term.key not in without
+        }
+
+    def _bound(self, step: Ask, term: Term, requests: Mapping[int, PhaseMessage]) -> str:
+        members = self._sums.membership.cohorts[term.cohort].members
+        asked = [requests[p] for p in members if p in requests]
+        return bind(term.name, self._addressed(asked[0], self._next(step))) if asked else term.name
+
+    def _opened(
+        self, step: Ask, replies: dict[int, Any], running: dict[str, RunningSum]
+    ) -> Answers:
+        """Open what is the server's; keep what is to be delivered."""
+        masked = [running[term.key] for term in step.sums if term.self_masks]
+        if masked:
+            self.log.number += step.number is None
+            self.log.mark(masked)
+            self.nodes.unmask(self.grid, masked, number=self.log.number, timeout=self.timeout)
+        bare = [one for one in running.values() if one not in masked]
+        if bare:
+            self._sums.unmask_sections(bare)
+        found = Answers(replies)
+        for term in step.sums:
+            one = running[term.key]
+            found.contributors[term.key] = list(one.survivors)
+            if term.receiver is None:
+                found.totals[term.key] = self._sums.total(one)
+            else:
+                found.running[term.key] = one
+        return found
+
+    def close(self, sums: Iterable[RunningSum]) -> None:
+        """Forget sums that nobody shall have."""
+        for one in sums:
+            self._sums.close(one)
+
+    @property
+    def _sums(self) -> Any:
+        assert self.nodes.sums is not None
+        return self.nodes.sums
+
+    # -- failures
+
+    def _gave_up(self, step: Ask, problem: str = _MISSING) -> CohortError:
+        """Return the error with which a run ends for want of answers."""
+        nodes, phase = self.nodes, next(iter(self._requests(step).values())).phase
+        failed = self._failed() or "replies without their sums"
+        text = f"{problem}, {self.rules.attempts} times in a row: {failed}"
+        if step.until == "enough" and nodes.summed and not nodes.keeps:
+            return nodes.broken(text, phase)  # which says what another run would show
+        again = "resume from the checkpoint" if nodes.resumable else "start again"
+        remedy = f"mend it and {again}, with more attempts if it answers at times"
+        if step.until != "enough":
+            remedy += "; a model of fewer rows is never made"
+        return CohortError(text, remedy=step.remedy or remedy, phase=phase, code="FK-PARTIES-LOST")
+
+    def _failed(self) -> str:
+        """Return the first who did not answer, and why."""
+        failures = sorted(self._question.failures.items())
+        return ", ".join(f"{self.nodes.name(node)} {failure}" for node, failure in failures[:3])
+
+    def _failed_parties(self) -> dict[int, Failure]:
+        """Return partition -> why it did not answer."""
+        parties = self.nodes.parties
+        return {parties[node].partition: why for node, why in self._question.failures.items()}
+
 
 def _by_party(flat: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return the answers of each partition, of names such as ``2/total``."""
     found: dict[int, dict[str, Any]] = {}
     for name, value in flat.items():
         partition, _, key = name.partition("/")
-        found.setdefault(int(partition), {})[key] = value
+        own = found.setdefault(int(partition), {})
+        if key:
+            own[key] = value
     return found

@@ -10,19 +10,22 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import __version__
 from .checkpoint import VERSION, load_arrays, other_release, save_arrays
-from .driven import Driven
 from .errors import CheckpointError
-from .exchange import Outcome
+from .nodes import Arrays, Nodes, logger
 from .removed import take_out
 from .secure_sum import RunningSum
 from .steps import Save
-from .strategy import Arrays, logger
+from .transport import Outcome
+
+if TYPE_CHECKING:
+    from .run import Program, RunRules
+
 
 _PATIENCE = 30  # checkpoints that one may wait to be confirmed; clients keep a few more states
 
@@ -34,8 +37,12 @@ class RunLog:
 
     Parameters
     ----------
-    method : Driven
-        Whose run it is.
+    program : Program
+        The method.
+    rules : RunRules
+        What it declares.
+    nodes : Nodes
+        Who takes part.
 
     Attributes
     ----------
@@ -49,8 +56,8 @@ class RunLog:
         What was answered before the run broke off, and is not asked again.
     """
 
-    def __init__(self, method: Driven) -> None:
-        self.method = method
+    def __init__(self, program: Program, rules: RunRules, nodes: Nodes) -> None:
+        self.program, self.rules, self.nodes = program, rules, nodes
         self.number = self.asked = 0
         self.again: list[int] = []
         self.replay: list[Answered] = []
@@ -69,24 +76,33 @@ class RunLog:
         CheckpointError
             The checkpoint is missing, damaged, of another version or of a run with other options.
         """
-        method = self.method
-        if not method.resume or method.checkpoint is None:
+        file = self.rules.checkpoint
+        if not self.rules.resume or file is None:
             return None
-        arrays, meta = load_arrays(method.checkpoint)
+        arrays, meta = load_arrays(file)
         if "options" in meta and meta.get("version") != VERSION:
-            raise other_release(method.checkpoint, meta)
-        made, own = meta.get("options"), method.options()
+            raise other_release(file, meta)
+        made, own = meta.get("options"), self.program.options()
         if isinstance(made, dict):
             values = made != own  # or they are those of this strategy
-            made = take_out(method.method, made, known=own, values=values, level=logging.INFO)
+            made = take_out(self.rules.name, made, known=own, values=values, level=logging.INFO)
         if made != own:
             raise CheckpointError(
-                f"{method.checkpoint} belongs to a run with other options",
+                f"{file} belongs to a run with other options",
                 remedy="resume with the options of that run",
                 code="FK-CHECKPOINT-OTHER",
             )
-        method.go_on(meta)
+        self.nodes.go_on(meta)
+        self.program.go_on(meta)
         return arrays, meta
+
+    @staticmethod
+    def round_of(restored: tuple[Arrays, dict[str, Any]] | None) -> int:
+        """Return the round from which clients go on, 0 in a new run."""
+        if restored is None:
+            return 0
+        kept = restored[1].get("kept")
+        return int(restored[1]["round"] if kept is None else kept)
 
     def take_up(self, arrays: Arrays, meta: Mapping[str, Any]) -> None:
         """Go on from a checkpoint.
@@ -97,20 +113,21 @@ class RunLog:
             The run broke off while a sum was opened: asked again, with other survivors, the
             difference of the two sums would be that of single clients.
         """
-        method = self.method
-        if method.confirmed:
-            self.number, method.saved_, method.saved_meta_ = meta["round"], dict(arrays), dict(meta)
-            if method.sums is not None:
-                method.sums.go_on(meta["sums"])
+        program, sums = self.program, self.nodes.sums
+        if self.rules.confirmed:
+            self.number = meta["round"]
+            program.saved_, program.saved_meta_ = dict(arrays), dict(meta)
+            if sums is not None:
+                sums.go_on(meta["sums"])
             return
-        opening, parties = meta.get("opening") or {}, method.parties_.values()
+        opening, parties = meta.get("opening") or {}, self.nodes.parties.values()
         opened = max((party.opened for party in parties), default=0)
-        if method.opens_once:
-            method.spent_ = {p.partition for p in parties if p.answered > int(meta["number"])}
+        if self.rules.opens_once:
+            program.spent_ = {p.partition for p in parties if p.answered > int(meta["number"])}
             opened = 0
         self.again = list(opening.get("among", ()))
         known = opening["asked"] if self.again else int(meta["round"])
-        if (opened > known and not method.reopens) or meta["log"] is None:
+        if (opened > known and not self.rules.reopens) or meta["log"] is None:
             raise CheckpointError(
                 "the run broke off while a sum was being opened, and it may not be summed again",
                 remedy="start anew, with all of the clients",
@@ -118,14 +135,14 @@ class RunLog:
             )
         answered = max((party.answered for party in parties), default=0)
         self.number, self.asked = max(int(meta["number"]), answered), int(meta["round"])
-        method.saved_ = {k[2:]: v for k, v in arrays.items() if k.startswith("s/")}
-        method.saved_meta_, method.kept_ = dict(meta["saved"]), meta["kept"]
+        program.saved_ = {k[2:]: v for k, v in arrays.items() if k.startswith("s/")}
+        program.saved_meta_, program.kept_ = dict(meta["saved"]), meta["kept"]
         self.replay = [
             (name, {**{key: arrays[f"l/{i}/{key}"] for key in named}, **plain})
             for i, (name, named, plain) in enumerate(meta["log"])
         ]
-        if method.sums is not None and meta["sums"]:
-            method.sums.go_on(meta["sums"])
+        if sums is not None and meta["sums"]:
+            sums.go_on(meta["sums"])
 
     def known(self, name: object) -> dict[str, Any]:
         """Return the next thing that was answered before the run broke off.
@@ -160,21 +177,21 @@ class RunLog:
 
     def save(self, step: Save, outcome: Outcome) -> None:
         """Keep a state; ``outcome`` is that of the last exchange."""
-        method = self.method
-        if method.confirmed:
-            sums = {} if method.sums is None else {"sums": method.sums.progress()}
+        if self.rules.confirmed:
+            sums = {} if self.nodes.sums is None else {"sums": self.nodes.sums.progress()}
             self._keep(dict(step.arrays), {**step.meta, **sums})
             self._confirm(outcome)
             return
-        method.saved_, method.saved_meta_ = dict(step.arrays), dict(step.meta)
-        method.kept_ = step.kept
+        program = self.program
+        program.saved_, program.saved_meta_ = dict(step.arrays), dict(step.meta)
+        program.kept_ = step.kept
         self._since = []
         self._write()
 
     def mark(self, sums: Sequence[RunningSum]) -> None:
         """Note in the checkpoint whose sums are about to be opened: they may not be over others."""
-        method = self.method
-        if method.checkpoint is None or method.confirmed or method.opens_once:
+        rules = self.rules
+        if rules.checkpoint is None or rules.confirmed or rules.opens_once:
             return
         arrays, meta = self._written
         if not meta:
@@ -191,10 +208,10 @@ class RunLog:
         Ledger, history and masks change with every entry of the log too. A method whose log grows
         long yields ``Save``, which begins it anew.
         """
-        method = self.method
-        if method.checkpoint is None or self._since is None or self.replay:
+        program, sums = self.program, self.nodes.sums
+        if self.rules.checkpoint is None or self._since is None or self.replay:
             return
-        arrays: Arrays = {f"s/{name}": value for name, value in method.saved_.items()}
+        arrays: Arrays = {f"s/{name}": value for name, value in program.saved_.items()}
         log = []
         for i, (name, value) in enumerate(self._since):
             own = {k: v for k, v in value.items() if isinstance(v, np.ndarray)}
@@ -203,9 +220,9 @@ class RunLog:
         meta = {
             "round": self.asked,
             "log": log,
-            "saved": method.saved_meta_,
-            "kept": method.kept_,
-            "sums": method.sums.progress() if method.sums is not None else {},
+            "saved": program.saved_meta_,
+            "kept": program.kept_,
+            "sums": sums.progress() if sums is not None else {},
             "number": self.number,
         }
         self._written = arrays, meta
@@ -220,15 +237,15 @@ class RunLog:
         every client taking part has answered that round or a later one, because only then can
         all of them go back to it.
         """
-        method, number = self.method, self.asked
-        last = number >= method.planned
-        if method.checkpoint is None or not (last or number % method.checkpoint_every == 0):
+        number, every = self.asked, self.rules.checkpoint_every
+        last = number >= self.program.planned
+        if self.rules.checkpoint is None or not (last or number % every == 0):
             return
         if self._pending and not last:
-            if number - self._pending[0] < _PATIENCE * method.checkpoint_every:
+            if number - self._pending[0] < _PATIENCE * every:
                 return
             logger.warning("checkpoint of round %d given up: not confirmed", self._pending[0])
-        waiting = {method.parties_[node].partition for node in method.active_nodes()}
+        waiting = set(self.nodes.partitions())
         arrays = {name: array.copy() for name, array in arrays.items()}
         self._pending = (number, arrays, {**self._shared(), "round": number, **meta}, waiting)
 
@@ -237,15 +254,17 @@ class RunLog:
         if self._pending is None:
             return
         number, arrays, meta, waiting = self._pending
-        waiting -= {self.method.parties_[node].partition for node in outcome.replies}
-        waiting -= set(self.method.left_out_)
+        waiting -= {self.nodes.parties[node].partition for node in outcome.replies}
+        waiting -= set(self.nodes.left_out)
         if not waiting:
             self._put(arrays, meta)
             logger.info("checkpoint of round %d written", number)
             self._pending = None
 
     def _shared(self) -> dict[str, Any]:
-        return {"version": VERSION, "fedkern_flwr": __version__, **self.method.progress()}
+        found = {**self.nodes.progress(), **self.program.progress()}
+        options = self.program.options()
+        return {"version": VERSION, "fedkern_flwr": __version__, "options": options, **found}
 
     def _put(self, arrays: Arrays, meta: dict[str, Any]) -> None:
         """Write the checkpoint; where that fails the run goes on without one.
@@ -253,7 +272,7 @@ class RunLog:
         An earlier checkpoint does not know which sums are opened from now on, so it must go. The
         next one is whole again: it is written as soon as there is room.
         """
-        file = self.method.checkpoint
+        file = self.rules.checkpoint
         assert file is not None
         try:
             save_arrays(file, arrays, meta)
@@ -265,4 +284,4 @@ class RunLog:
             if not self._unwritten:
                 logger.warning(told, f"the checkpoint {file}", error.strerror, "FK-FILE-WRITE")
             self._unwritten = True
-        self.method.resumable = not self._unwritten
+        self.nodes.resumable = not self._unwritten

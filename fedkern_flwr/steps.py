@@ -86,7 +86,7 @@ class Sum:
     sensitivity : float, optional
         Euclidean length by which a row that takes another's place moves a client's numbers, at
         most; the clients state the same. Runs with a budget of privacy need it, see
-        :class:`~fedkern_flwr.private_method.PrivateMethod`.
+        :class:`~fedkern_flwr.method.PrivateMethod`.
     """
 
     name: str

@@ -16,7 +16,7 @@ from .ledger import Ledger
 from .prometheus import write_figures
 
 if TYPE_CHECKING:
-    from .exchange import Outcome
+    from .transport import Outcome
 
 logger = logging.getLogger("flwr")  # what `flwr log` shows
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fedkern_flwr.errors import log_in_one_line
 
 if TYPE_CHECKING:
-    from fedkern_flwr.strategy import PhaseStrategy
-    from fedkern_flwr.summing import SummingStrategy
+    from fedkern_flwr.method import Method
 
     from .alignment import AlignIds
     from .average import OFSKL, OFMKLAvg
@@ -42,11 +41,10 @@ __all__ = [
     "HierarchicalSVM",
     "KernelPCA",
     "LocalOnly",
+    "Method",
     "OFMKLAvg",
     "PerFedAvg",
-    "PhaseStrategy",
     "SecureGram",
-    "SummingStrategy",
 ]
 
 # Imported when they are asked for: a node finds the client of a registered method by its strategy,
@@ -67,9 +65,8 @@ _MODULES = {
     "LocalOnly": "local_only",
     "OFMKLAvg": "average",
     "PerFedAvg": "per_fed_avg",
-    "PhaseStrategy": "fedkern_flwr.strategy",
     "SecureGram": "secure_gram",
-    "SummingStrategy": "fedkern_flwr.summing",
+    "Method": "fedkern_flwr.method",
 }
 
 

@@ -12,9 +12,9 @@ from fedkern_flwr.align.private_intersection import POINT_BYTES
 from fedkern_flwr.alignment import Overlap, count_duplicates, count_overlaps
 from fedkern_flwr.errors import ProtocolError, SmallCohortError, StateError
 from fedkern_flwr.method import Ask, LostState, Method, Rounds, Steps
+from fedkern_flwr.nodes import NODE_TIMEOUT, logger
 from fedkern_flwr.options import unknown_option
 from fedkern_flwr.secure_sum.envelope import SEALING_BYTES
-from fedkern_flwr.strategy import NODE_TIMEOUT, logger
 from fedkern_flwr.wire import DescribeReply
 from fedkern_flwr.wire.describe import check_partitions
 

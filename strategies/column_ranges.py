@@ -34,8 +34,8 @@ from fedkern_flwr.encoding.common import (
 )
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.method import Ask, Method, Rounds, Steps, Term, option
+from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.planning import allowance
-from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
 from fedkern_flwr.wire.describe import check_columns, check_partitions
 

@@ -16,9 +16,9 @@ from fedkern_flwr.judging.judges import Weighted
 from fedkern_flwr.kernels.frequencies import Kernel
 from fedkern_flwr.method import Round, Rounds, Save, Steps, option
 from fedkern_flwr.model_file import check_model
+from fedkern_flwr.nodes import Arrays
 from fedkern_flwr.options import at_least
 from fedkern_flwr.solvers.losses import Loss
-from fedkern_flwr.strategy import Arrays
 from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.vertical import parties as vertical
@@ -474,7 +474,7 @@ class FDSKL(Weighted):
         """Return the metrics of held-out rows from what the active parties counted."""
         found = [c for c in counts if len(c) == self._yard.length]
         if not found:
-            self.note_untold()
+            self.nodes.note_untold()
             return {}
         return self.judge_by(self._yard, np.sum(found, axis=0))
 

@@ -32,7 +32,7 @@ from fedkern_flwr.gram.recommenders import (
 )
 from fedkern_flwr.method import Ask, Rounds, Steps, option
 from fedkern_flwr.model_file import check_model
-from fedkern_flwr.strategy import Arrays, logger
+from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
 
 from .secure_gram import SecureGram

@@ -19,10 +19,10 @@ from fedkern_flwr.hybrid.parties import Plan, match_rows, summing_sets
 from fedkern_flwr.kernels.product import landmark_gammas
 from fedkern_flwr.method import Round, Rounds, Save, Steps
 from fedkern_flwr.model_file import check_model
+from fedkern_flwr.nodes import Arrays
 from fedkern_flwr.progress import part
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.solvers.preconditioner import probe_vectors
-from fedkern_flwr.strategy import Arrays
 from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.wire import DescribeReply
 
@@ -199,10 +199,10 @@ class FedCG(HybridOptions):
             seen["centres_see"] = ["which of their rows belong to which hospital", *shared]
         return {**self.sums_privacy(), **seen, **self.budget_report()}
 
-    def _unknowns(self, name: str, cohort: int = 0) -> float:
+    def unknowns(self, name: str, cohort: int = 0) -> float:
         """Count the centres' columns of the hospitals' rows as well."""
         if not name.startswith("equations"):
-            return super()._unknowns(name, cohort)
+            return super().unknowns(name, cohort)
         usual, said = {"off": "warn"}, self._parties
         counting = {p: usual.get(one.counting, one.counting) for p, one in said.items()}
         known = {p: replace(said[p], share=1.0, counting=counting[p]) for p in said}
@@ -291,9 +291,9 @@ class FedCG(HybridOptions):
         if counts is not None and counts.any():
             metrics = {**metrics, **self.judge_by(yard, counts)}
         elif counts is not None:
-            self.note_untold()
-        for entry in self.released_sums() if self.budget is None else ():
-            self.warn_released(entry["name"])
+            self.nodes.note_untold()
+        for entry in self.nodes.released(self.unknowns) if self.budget is None else ():
+            self.nodes.warn_released(entry["name"], self.unknowns)
         yield Round(max(1, metrics["iterations"]), arrays=[self.coefficients_])
         return metrics
 

@@ -9,8 +9,7 @@ from fedkern_flwr.hybrid.landmarks import MOST_LANDMARKS, Sampling
 from fedkern_flwr.hybrid.parties import MissingBlocks
 from fedkern_flwr.judging.judges import Weighted
 from fedkern_flwr.kernels.product import ProductKernel
-from fedkern_flwr.method import option
-from fedkern_flwr.private_method import PrivateMethod
+from fedkern_flwr.method import PrivateMethod, option
 from fedkern_flwr.solvers.least_squares import Penalty
 
 Tune = Literal["auto", "folds", "gcv", "off"]

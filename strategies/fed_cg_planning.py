@@ -17,10 +17,10 @@ from fedkern_flwr.guard.freeze import FOLDS
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.landmarks import moments_length
 from fedkern_flwr.hybrid.parties import Plan
+from fedkern_flwr.nodes import logger
 from fedkern_flwr.planning import Allowance, allowance
 from fedkern_flwr.solvers.tuning import PLANS
 from fedkern_flwr.solvers.tuning_sums import tuning_length
-from fedkern_flwr.strategy import logger
 
 from .fed_cg_options import HybridOptions
 

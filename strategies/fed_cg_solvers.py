@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.hybrid.fourier import regularize
 from fedkern_flwr.method import Round, Save, Steps
+from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.progress import part, progress
 from fedkern_flwr.reporting import iterations_ended
 from fedkern_flwr.seeding import derive_seed
@@ -29,7 +30,6 @@ from fedkern_flwr.solvers.tuning import (
     widths_around,
 )
 from fedkern_flwr.solvers.tuning_sums import spread, tuning_length
-from fedkern_flwr.strategy import Arrays, logger
 
 from .fed_cg_options import HybridOptions
 from .fed_cg_planning import plan_sums

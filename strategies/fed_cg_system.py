@@ -28,11 +28,11 @@ from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.judging.noisy import OUTCOMES, outcomes_release, tidy
 from fedkern_flwr.kernels.product import kernel_from_distances
 from fedkern_flwr.method import Answers, Ask, Deliver, LostState, Steps, Term
+from fedkern_flwr.nodes import logger
 from fedkern_flwr.privacy import Release
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.solvers.equations import equations_length, unpack_equations
 from fedkern_flwr.solvers.tuning_sums import Equations, tuning_length
-from fedkern_flwr.strategy import logger
 
 from .fed_cg_options import HybridOptions
 
@@ -440,7 +440,7 @@ class HybridSystem:
         ask = Ask(request, reply=reply, sums=terms, among=hospitals)
         answers: Answers = yield from self._ask(ask)
         if release is not None:
-            self.options.note_noise(release, len(hospitals))
+            self.options.noise_.note(release, len(hospitals))
             if name == EQUATIONS:
                 self.deviation = release.noise.deviation(len(hospitals))
         if not alone:

@@ -41,10 +41,10 @@ from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Floats, Residuals, global_center, may_advance
 from fedkern_flwr.groups.members import Group
 from fedkern_flwr.method import Round, Steps
+from fedkern_flwr.nodes import logger
 from fedkern_flwr.overlap import Overlap
 from fedkern_flwr.secure_sum import RunningSum
 from fedkern_flwr.steps import Overlapping
-from fedkern_flwr.strategy import logger
 
 from .hierarchical_rows import Judged, Learned, RowRounds
 
@@ -507,7 +507,7 @@ class GroupRounds(RowRounds):
         """Wait no longer for members who did not answer; return who they are, and why."""
         run, asked = self._run, list(members)
         run.failed |= self._post.give_up(asked, run.tick)
-        who = [f"{self.called(p)} {run.failed.pop(p)}" for p in asked if p in run.failed]
+        who = [f"{self.nodes.called(p)} {run.failed.pop(p)}" for p in asked if p in run.failed]
         return f"{', '.join(who[:3])}, {self.attempts} times in a row" if who else ""
 
     def _close(self, one: Live, *names: Literal["sum", "before"]) -> None:
@@ -527,9 +527,8 @@ class GroupRounds(RowRounds):
         """
         run, number = self._run, group.number
         if self.lost_groups == "stop" or len(run.live) <= self.least_agents:
-            remedy = (
-                f"mend it and {'resume from the checkpoint' if self.resumable else 'start again'}"
-            )
+            again = "resume from the checkpoint" if self.nodes.resumable else "start again"
+            remedy = f"mend it and {again}"
             if self.lost_groups == "stop" and len(self.groups_) > 2:
                 remedy += ", or go on without the group with --lost-groups leave-out"
             problem = f"group {number} cannot go on: {why}"
@@ -542,7 +541,7 @@ class GroupRounds(RowRounds):
         logger.warning("group %d is left out from here on: %s", number, why)
         self._close(run.live.pop(number), "sum", "before")
         self._post.forget(group.members)
-        self.left_out_ = sorted({*self.left_out_, *group.members})
+        self.nodes.left_out = sorted({*self.left_out_, *group.members})
         run.renew = True
         run.lost[number], run.best = why, None  # the best model was judged on its rows as well
 

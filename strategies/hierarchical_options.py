@@ -23,13 +23,12 @@ from fedkern_flwr.groups.consensus import (
 from fedkern_flwr.groups.linear_model import LOSS_OF, MODELS, Model
 from fedkern_flwr.groups.members import AGENT, DEFAULT_BOUND, Group
 from fedkern_flwr.judging.judges import Judges
-from fedkern_flwr.method import Ask, Save, Steps, Term, option
+from fedkern_flwr.method import Ask, PrivateMethod, Save, Steps, Term, option
+from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.options import check_choice
-from fedkern_flwr.private_method import PrivateMethod
 from fedkern_flwr.reporting import iterations_ended
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.solvers.local_solvers import Loss
-from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.vertical.parties import MissingRows
 
 Partition = Literal["horizontal", "vertical"]

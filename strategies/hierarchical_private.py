@@ -37,7 +37,7 @@ class PrivateRounds(RowRounds):
             rows=[party.rows for party in parties],
             iterations=self.num_rounds,
         )
-        self.note_noise(release, len(parties))
+        self.noise_.note(release, len(parties))
         start, ridge = np.zeros(shape), self.coordinates.ridge()
         model, mean = self.saved_.get("model", start), self.saved_.get("mean", start)
         half, known = self.num_rounds // 2, {"nodes": self.nodes_digest()}
@@ -75,7 +75,7 @@ class PrivateRounds(RowRounds):
         release = outcomes_release(
             self._budget(), classes=self.classes_, outputs=self.outputs_, rows=rows
         )
-        self.note_noise(release, len(parties))
+        self.noise_.note(release, len(parties))
         request, most = self._request(wire.CountRequest, model), float(max(1, *rows))
         ends = self.checkpoint is None  # else users need the key of their noise to answer again
         found = yield from self._noisy_sum(

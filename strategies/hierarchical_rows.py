@@ -30,10 +30,10 @@ from fedkern_flwr.groups.trials import (
 )
 from fedkern_flwr.judging.counts import Yardstick, bins_of
 from fedkern_flwr.method import Round, Steps
+from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.planning import Allowance, allowance
 from fedkern_flwr.progress import progress
 from fedkern_flwr.steps import Overlapping
-from fedkern_flwr.strategy import Arrays, logger
 
 from .hierarchical_options import FEATURES, USERS, SVMOptions
 
@@ -431,7 +431,7 @@ class RowRounds(SVMOptions):
         found: dict[str, Any] = {"objective": penalty + loss}
         judged = self.judge_by(self.yard_, total[1:])
         if not judged:
-            self.note_untold()
+            self.nodes.note_untold()
         return found | judged
 
     # -- predictions with a saved model

@@ -14,13 +14,12 @@ from fedkern_flwr.errors import CheckpointError
 from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.groups.consensus import Floats
 from fedkern_flwr.groups.gradients import GRADIENT_SUM, ITERATIONS
-from fedkern_flwr.method import Round, Rounds
+from fedkern_flwr.method import PrivateMethod, Round, Rounds
 from fedkern_flwr.model_file import check_made_with, check_model
+from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.options import at_least, declared
-from fedkern_flwr.private_method import PrivateMethod
 from fedkern_flwr.progress import part
 from fedkern_flwr.reporting import iterations_ended
-from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
 
 from .hierarchical_loop import GroupRounds

@@ -110,7 +110,7 @@ class ColumnRounds(SVMOptions):
         ended = self.note_end(done, converged=converged, apart=apart)
         found: dict[str, Any] = {"objective": self._last.objective, **ended}
         if not self._last.counts.size:
-            self.note_untold()
+            self.nodes.note_untold()
             return found
         if len(self._last.counts) != self._yard.length:
             raise ProtocolError(

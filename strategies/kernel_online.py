@@ -13,6 +13,7 @@ from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.kernels.dictionary import bandwidth_dictionary
 from fedkern_flwr.kernels.random_features import FrequencyDraw, Precision
 from fedkern_flwr.method import option
+from fedkern_flwr.nodes import Arrays
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import private
 from fedkern_flwr.online.learning import (
@@ -23,7 +24,6 @@ from fedkern_flwr.online.learning import (
     step_rule,
 )
 from fedkern_flwr.privacy import Release
-from fedkern_flwr.strategy import Arrays
 
 from .online import Floats, OnlineStrategy
 from .online_private import PrivateOnline

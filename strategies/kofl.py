@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.method import option
+from fedkern_flwr.nodes import Arrays
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.learning import current_weights, kernel_weights
 from fedkern_flwr.seeding import uniform
-from fedkern_flwr.strategy import Arrays
 
 from .average import OFMKLAvg
 from .kernel_online import KernelOnlineStrategy

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedkern_flwr.nodes import Arrays
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.strategy import Arrays
 
 from .kernel_online import DictionaryStrategy
 from .online import Floats

@@ -27,11 +27,11 @@ from fedkern_flwr.errors import (
     TableError,
 )
 from fedkern_flwr.method import Answers, Ask, Round, Rounds, Save, Steps, Term
+from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.progress import part
 from fedkern_flwr.reporting import whether_converged
-from fedkern_flwr.secure_sum import Encoding, RunningSum
-from fedkern_flwr.strategy import Arrays, logger
+from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.wire import DescribeReply, PhaseMessage
 
 from .online_streams import OnlineStreams
@@ -207,6 +207,9 @@ class OnlineStrategy(OnlineStreams):
 
     def _lose(self, number: int, error: CohortError | SumError) -> None:
         problem = f"{error.party}: {error.problem}" if error.party else error.problem
+        if isinstance(error, SumError):  # whoever is to blame and is left out spoils no other
+            left_out = self.nodes.spoilers.intersection(self.left_out_)
+            self._lost_rounds = 0 if left_out else self._lost_rounds + 1
         if self.late_:
             problem = f"{len(self.late_)} streams have too few new rows"
         logger.warning("round %d is lost: %s", number, problem)
@@ -216,17 +219,11 @@ class OnlineStrategy(OnlineStreams):
             problem = f"{self._lost_rounds} rounds in a row are lost: {problem}"
         else:
             return
-        raise self.broken(problem, self.reply_class.phase) from None
-
-    def blame(self, running: RunningSum, error: SumError, number: int) -> None:
-        """Count a lost round, unless whoever is to blame is left out and spoils no other."""
-        before = len(self.left_out_)
-        super().blame(running, error, number)
-        self._lost_rounds = self._lost_rounds + 1 if len(self.left_out_) == before else 0
+        raise self.nodes.broken(problem, self.reply_class.phase) from None
 
     def _evaluate(self) -> Steps:
         """Have the clients that hold rows out predict them; all clients of a secure run answer."""
-        active = [self.parties_[node] for node in self.active_nodes()]
+        active = [self.parties_[node] for node in self.nodes.active()]
         holders = [party.partition for party in active if party.test_rows]
         request, name = self.evaluation(), wire.EVALUATE_SUM
         if request is None or not holders:
@@ -244,7 +241,7 @@ class OnlineStrategy(OnlineStreams):
             else:
                 rows, error = answers.totals[name].tolist()
         if not rows:
-            self.note_untold()
+            self.nodes.note_untold()
             return {}
         return {"test_mse": float(error / rows)}
 
@@ -258,12 +255,12 @@ class OnlineStrategy(OnlineStreams):
     def _check_left(self, number: int) -> None:
         """Stop when too many clients are left out for any sum to be opened."""
         assert self.sums is not None
-        left, cohort = len(self.active_nodes()), self.sums.membership.cohorts[0]
+        left, cohort = len(self.nodes.active()), self.sums.membership.cohorts[0]
         least = max(cohort.threshold, self.min_cohort)
         if not self.drop_outs:
             least = len(cohort.members)
         if left < least:
-            raise self.broken(
+            raise self.nodes.broken(
                 f"{left} of {len(cohort.members)} clients are left in round {number}, a secure "
                 f"sum needs {least}",
                 self.reply_class.phase,

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from fedkern_flwr.errors import CohortError, ProtocolError, TableError
 from fedkern_flwr.method import Ask, Rounds
 from fedkern_flwr.model_file import check_made_with, check_model
+from fedkern_flwr.nodes import Arrays
 from fedkern_flwr.online import messages as wire
-from fedkern_flwr.strategy import Arrays
 from fedkern_flwr.wire import DescribeReply
 
 from .online import OnlineStrategy

@@ -10,11 +10,10 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.method import Answers, Ask, Steps
+from fedkern_flwr.method import Answers, Ask, PrivateMethod, Steps
+from fedkern_flwr.nodes import logger
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.privacy import Release
-from fedkern_flwr.private_method import PrivateMethod
-from fedkern_flwr.strategy import logger
 
 from .online import Floats, OnlineStrategy
 
@@ -95,7 +94,7 @@ class PrivateOnline(PrivateMethod, OnlineStrategy):
         total = answers.totals[wire.UPDATE_SUM]
         survivors = len(answers.contributors[wire.UPDATE_SUM])
         self._lost_rounds = 0
-        self.note_noise(release, survivors)
+        self.noise_.note(release, survivors)
         # what a simulation reports; nodes tell nothing
         self._reports |= {p: one for p, one in answers.replies.items() if one.total_samples}
         self.step(self.gradients(total, survivors), survivors)

@@ -148,7 +148,7 @@ class OnlineRelease(Method):
     @property
     def share(self) -> float:
         """The share of the unknowns of a window that the run opens by default."""
-        return min(party.share for party in self.parties_.values())
+        return float(min(party.share for party in self.parties_.values()))
 
     def note_windows(self, what: str, unknowns: float) -> None:
         """Note what was planned for each window, unless samples are given."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from fedkern_flwr.errors import CohortError
-from fedkern_flwr.failure import Failure
+from fedkern_flwr.nodes import logger
 from fedkern_flwr.online.drift import rises
-from fedkern_flwr.strategy import logger
 from fedkern_flwr.wire import PhaseMessage
 
 from .online_release import OnlineRelease
@@ -25,35 +23,22 @@ class OnlineStreams(OnlineRelease):
     in a row. When too few are left the run ends, with what was learned, as one whose samples were
     all taken.
 
-    Attributes
-    ----------
-    late_ : dict
-        Partition -> whether its stream has ended, of who had too few rows for the last message.
     """
 
     reply_class: ClassVar[type[PhaseMessage]]
 
-    def _reset(self) -> None:
-        super()._reset()
-        self.late_: dict[int, bool] = {}
+    @property
+    def late_(self) -> dict[int, bool]:
+        """Partition -> whether its stream has ended, of who had too few rows for the last message.
 
-    def require(
-        self,
-        answers: int,
-        number: int,
-        phase: str,
-        failures: Mapping[int, Failure] | None = None,
-        required: int | None = None,
-    ) -> None:
-        """Note who had too few rows; stop the run when too few clients gave an answer."""
-        if phase == self.reply_class.phase:
-            said = {node: one.detail for node, one in (failures or {}).items()}
-            self.late_ = {
-                self.parties_[node].partition: detail.endswith(_ENDED)
-                for node, detail in said.items()
-                if detail.startswith(_SAID) and detail.endswith((_ENDED, _LATE))
-            }
-        super().require(answers, number, phase, failures, required)
+        These clients have said so in place of an answer.
+        """
+        failures = self.nodes.failures.get(self.reply_class.phase, {})
+        return {
+            self.parties_[node].partition: one.detail.endswith(_ENDED)
+            for node, one in failures.items()
+            if one.detail.startswith(_SAID) and one.detail.endswith((_ENDED, _LATE))
+        }
 
     def note_drift(self) -> None:
         """Say after how many samples of a client the error rose, if it did."""
@@ -76,7 +61,7 @@ class OnlineStreams(OnlineRelease):
         CohortError
             Nothing was learned.
         """
-        left = {self.parties_[node].partition for node in self.active_nodes()}
+        left = {self.parties_[node].partition for node in self.nodes.active()}
         gone = [p for p, ended in self.late_.items() if ended or p not in left]
         least = self.min_clients
         if self.sums is not None:

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.method import option
+from fedkern_flwr.nodes import Arrays
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.learning import step_rule
 from fedkern_flwr.online.network import initial_parameters, plan_layers
-from fedkern_flwr.strategy import Arrays
 
 from .online import Floats, OnlineStrategy
 

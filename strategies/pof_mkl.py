@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, ProtocolError
 from fedkern_flwr.method import option
+from fedkern_flwr.nodes import logger
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.learning import LOCAL_STEP, Selection, Subset, regret_bound, shared_subset
-from fedkern_flwr.strategy import logger
 
 from .kernel_online import KernelOnlineStrategy
 from .online_predictions import PredictingStrategy

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.method import option
+from fedkern_flwr.nodes import Arrays
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import ridge, ridge_plan
 from fedkern_flwr.online.learning import CENTRE
 from fedkern_flwr.online.private import ridge_release, steadied
 from fedkern_flwr.privacy import Release
-from fedkern_flwr.strategy import Arrays
 
 from .online import Floats
 from .online_predictions import PredictingStrategy

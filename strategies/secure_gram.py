@@ -32,8 +32,8 @@ from fedkern_flwr.gram.messages import (
 )
 from fedkern_flwr.method import Ask, Method, Round, Rounds, Save, Steps, Term, option
 from fedkern_flwr.model_file import check_made_with, check_model
+from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.options import at_least
-from fedkern_flwr.strategy import Arrays, logger
 from fedkern_flwr.wire import DescribeReply, PhaseMessage
 
 MIN_SUPPORT = 5
@@ -546,8 +546,7 @@ class SecureGram(Method):
                     raise
                 logger.warning("a round is put off: %s", error)
                 # who is away for a round is not left out of the next
-                self._missed.clear()
-                self.left_out_.clear()
+                self.nodes.forgive()
                 left.append(chosen)
                 continue
             late, present = 0, set[int]()

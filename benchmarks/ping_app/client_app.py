@@ -8,8 +8,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 import fedkern_flwr.clients.serving  # noqa: F401  # what an app of ours imports
-from fedkern_flwr.exchange import PARAMETERS, reply_content
-from fedkern_flwr.swift_grid import packed
+from fedkern_flwr.transport import PARAMETERS, packed, reply_content
 
 app = ClientApp()
 

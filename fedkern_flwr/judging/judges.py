@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError
 from ..method import Method
+from ..nodes import logger
 from ..options import option
-from ..strategy import logger
 from .counts import Yardstick
 from .figures import Judged
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
@@ -210,6 +210,33 @@ class Release:
 
 
 @lru_cache(maxsize=64)
+class Releases:
+    """What a run has released with noise, for its result; also that before it broke off.
+
+    Attributes
+    ----------
+    noised : dict
+        Name -> a sum with noise that was opened, and over how many parties.
+    """
+
+    def __init__(self) -> None:
+        self.noised: dict[str, tuple[Release, int]] = {}
+        self._earlier: dict[str, Any] = {}
+
+    def note(self, release: Release, parties: int) -> None:
+        """Remember a sum with noise that was opened over so many parties."""
+        self.noised[release.name] = release, parties
+
+    def go_on(self, earlier: Mapping[str, Any]) -> None:
+        """Take up what a run that broke off has released."""
+        self._earlier = dict(earlier)
+
+    def reports(self) -> dict[str, Any]:
+        """Return what ``result.json`` says of each release, by its name."""
+        own = {name: one.report(parties) for name, (one, parties) in self.noised.items()}
+        return self._earlier | own
+
+
 def plan_release(
     name: str,
     budget: Budget,

@@ -15,7 +15,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
 from ..errors import ProtocolError, RefusedError, TableError
-from ..exchange import CONFIG, PARAMETERS, reply_content
 from ..flower_compat import copy_message
 from ..guard import SumRule, counting, refusal
 from ..guard.rows import OwnRows
@@ -26,6 +25,7 @@ from ..node.sums import ClientSums
 from ..node_config import renew
 from ..privacy import Budget
 from ..secure_sum.noise_keys import asked
+from ..transport import CONFIG, PARAMETERS, reply_content
 from ..wire import DescribeReply, DescribeRequest, columns_digest
 from . import averages
 from . import messages as wire

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from ..errors import OptionError, ProtocolError, SumError
-from ..exchange import CONFIG, REPLY, Outcome, read_reply, request_messages
 from ..failure import Failure
 from ..guard import counting
+from ..nodes import Nodes, logger
 from ..privacy import Release
-from ..secure_sum import RunningSum
-from ..strategy import logger
-from ..summing import SummingStrategy
+from ..secure_sum import RunningSum, SecureSum
+from ..transport import CONFIG, REPLY, Outcome, read_reply, request_messages
 from . import averages
 from . import messages as wire
 from .clipping import NoisyMeans
 
 
-class Averages(SummingStrategy):
+class Averages:
     """The exchanges of a run: each is a sum over the nodes.
 
     Parameters
@@ -30,12 +28,18 @@ class Averages(SummingStrategy):
         See :class:`SecureAggregation`.
     noisy : NoisyMeans or None
         What means with noise cost; None without noise.
+    threshold : int or None
+        Of secure sums, see :class:`~fedkern_flwr.method.Method`.
     **common
-        Options of :class:`~fedkern_flwr.strategies.SummingStrategy`.
-    """
+        Options of :class:`~fedkern_flwr.nodes.Nodes`.
 
-    method, title = "secure-aggregation", "Secure aggregation"
-    labels_of_row = 0
+    Attributes
+    ----------
+    nodes : Nodes
+        Who takes part in the run at hand.
+    survivors_ : list of list of int
+        Who is in the mean of each exchange of training.
+    """
 
     def __init__(
         self,
@@ -43,13 +47,16 @@ class Averages(SummingStrategy):
         bound: float,
         weighted_by: str,
         noisy: NoisyMeans | None,
+        threshold: int | None,
         **common: Any,
     ) -> None:
-        super().__init__(**common)
         self.bound, self.weighted_by, self.noisy = bound, weighted_by, noisy
+        self.threshold, self._common = threshold, common
+        self._reset()
 
     def _reset(self) -> None:
-        super()._reset()
+        self.nodes = Nodes("secure-aggregation", **self._common)
+        self.nodes.listener = self._check_layout
         self.survivors_: list[list[int]] = []
         self._step, self._lost, self._rounds, self._layout = 0, 0, 0, ""
 
@@ -58,15 +65,17 @@ class Averages(SummingStrategy):
         self._reset()
         self._rounds = rounds
         numbers = averages.vector_length(initial) - 1 - averages.SLOTS
+        privacy = ""
         if self.noisy is not None:
             self.noisy.open(numbers, rounds)
-            self.budget = self.noisy.budget
-        self.gather(grid, secure=True)
+            privacy = self.noisy.budget.write()
+        self.nodes.gather(grid, secure=True, privacy=privacy)
+        self.nodes.begin_sums(thresholds=[self.threshold])
         self._release(numbers)  # refuses what nobody need begin with
 
     def close(self, grid: Grid, timeout: float) -> None:
         """Let the nodes erase what belongs to the run."""
-        self.finish(grid, number=self._step + 1, timeout=timeout)
+        self.nodes.finish(grid, number=self._step + 1, timeout=timeout)
 
     def ask(self, grid: Grid, messages: list[Message], timeout: float) -> list[Message]:
         """Return one reply to the messages of a round: the mean; none if the round is lost.
@@ -84,7 +93,7 @@ class Averages(SummingStrategy):
         if self.noisy is not None and not training:
             raise no_figures()
         first = messages[0].content
-        most = max(p.rows if training else p.test_rows for p in self.parties_.values())
+        most = max(p.rows if training else p.test_rows for p in self.nodes.parties.values())
         if not training and not most:
             return []
         self._step += 1
@@ -94,22 +103,21 @@ class Averages(SummingStrategy):
         release = self._release(length - 1 - averages.SLOTS)
         if self.noisy is not None and release is not None:
             length -= 1 + averages.SLOTS
-            code = self.noisy.clip.encoding(release, len(self.parties_))
+            code = self.noisy.clip.encoding(release, len(self.nodes.parties))
         elif training and not self.survivors_:
             unknowns = self._unknowns(averages.TRAIN_SUM)
             problem = counting.too_many(length * self._rounds, unknowns)
             if problem:
                 problem += "; only a budget of privacy protects single rows"
-            self.check_count(problem)
-        assert self.sums is not None
+            self.nodes.check_count(problem)
         name = averages.sum_name(first, 0 if training else self._step)
-        running = self.sums.order(name, length, code)
+        running = self._sums.order(name, length, code)
         request_class = wire.AverageRequest if training else wire.FiguresRequest
         request = request_class(
-            session=self._session, round=self._step, weighted_by=self.weighted_by
+            session=self.nodes.session, round=self._step, weighted_by=self.weighted_by
         )
         self._layout = ""
-        outcome = self.run_phase(
+        outcome = self.nodes.ask(
             grid,
             self._address(request, messages, running),
             phase=request.phase,
@@ -132,7 +140,8 @@ class Averages(SummingStrategy):
         if self.noisy is not None:
             sees = "the mean of clipped updates over the nodes of a round, with noise"
         return {
-            **self.sums_privacy(),
+            **self.nodes.privacy(),
+            "sums": self._released(),
             **({} if self.noisy is None else {"budget": self.noisy.report()}),
             "server_sees": [
                 sees,
@@ -142,9 +151,13 @@ class Averages(SummingStrategy):
             "never_leaves_the_client": ["examples", "own arrays, metrics and weight"],
         }
 
-    def released_sums(self) -> list[dict[str, Any]]:
+    def _unknowns(self, name: str, cohort: int = 0) -> float:
+        """Return the numbers that hide behind a mean: those of the examples, labels among them."""
+        return self.nodes.unknowns(name, cohort, labels=0)
+
+    def _released(self) -> list[dict[str, Any]]:
         """Return the numbers and unknowns of means of training, and of all evaluations together."""
-        found = super().released_sums()
+        found = self.nodes.released(self._unknowns)
         judged = [entry for entry in found if entry["name"].startswith(averages.FIGURES_SUM)]
         rest = [entry for entry in found if entry not in judged]
         if judged:
@@ -159,8 +172,7 @@ class Averages(SummingStrategy):
         """Return what a mean of so many numbers costs; None of one without noise."""
         if self.noisy is None:
             return None
-        assert self.sums is not None
-        return self.noisy.release(numbers, self.sums.membership.cohorts[0])
+        return self.noisy.release(numbers, self._sums.membership.cohorts[0])
 
     def _check_messages(self, messages: list[Message]) -> bool:
         """Tell whether the strategy asks for training; refuse what must not be summed.
@@ -176,10 +188,10 @@ class Averages(SummingStrategy):
                 code="FK-STRATEGY-UNMASKED",
             )
         asked = {message.metadata.dst_node_id for message in messages}
-        if asked != self.parties_.keys():
+        if asked != self.nodes.parties.keys():
             raise OptionError(
-                f"{len(asked)} of {len(self.parties_)} nodes are asked: sums over changing sets "
-                "show single nodes",
+                f"{len(asked)} of {len(self.nodes.parties)} nodes are asked: sums over changing "
+                "sets show single nodes",
                 remedy="leave fraction_train at 1, and fraction_evaluate at 1 or 0",
                 code="FK-STRATEGY-SAMPLES",
             )
@@ -198,7 +210,7 @@ class Averages(SummingStrategy):
     ) -> list[Message]:
         """Return the messages of the strategy with our request beside the app's records."""
         asked = {message.metadata.dst_node_id: message for message in messages}
-        sections = self.sum_sections([running])
+        sections = self.nodes.sections([running])
         out = []
         for message in request_messages(
             request, sections, group_id=str(request.round), sections=sections
@@ -216,17 +228,17 @@ class Averages(SummingStrategy):
         return out
 
     def _read(self, outcome: Outcome, reply: type[wire.AverageReply]) -> None:
-        for message in self.in_order(outcome):
+        for message in self.nodes.in_order(outcome):
             node = message.metadata.src_node_id
             try:
-                if read_reply(reply, message, party=self.party(node)).round != self._step:
+                if read_reply(reply, message, party=self.nodes.name(node)).round != self._step:
                     raise ProtocolError(
                         "the reply belongs to another round", code="FK-MESSAGE-ORDER"
                     )
             except ProtocolError as error:
-                self.reject(node, Failure.invalid(error), self._step)
+                self.nodes.reject(node, Failure.invalid(error), self._step)
                 continue
-            self.accept(node)
+            self.nodes.accept(node)
 
     def _mean(
         self,
@@ -238,15 +250,14 @@ class Averages(SummingStrategy):
         release: Release | None,
     ) -> tuple[ArrayRecord, MetricRecord] | None:
         """Open a sum; return the means, nothing if it cannot be opened or is of nothing."""
-        assert self.sums is not None
         total = None
         try:
-            self.unmask(grid, [running], number=self._step, timeout=timeout)
+            self.nodes.unmask(grid, [running], number=self._step, timeout=timeout)
             survivors = sorted(running.survivors)
-            total = self.sums.total(running)
+            total = self._sums.total(running)
         except SumError as error:
-            self.blame(running, error, self._step)
-            self.sums.close(running)
+            self.nodes.blame(running, error, self._step)
+            self._sums.close(running)
             logger.warning("exchange %d is lost: %s", self._step, error)
             where = f"{error.party}: " if error.party else ""
             self._count_lost(where + error.problem, training)
@@ -262,36 +273,35 @@ class Averages(SummingStrategy):
             if training:
                 logger.warning("exchange %d is lost: its total weight is 0", self._step)
             else:
-                self.note_untold()
+                self.nodes.note_untold()
             return None
         return averages.unpack(total, arrays, self._layout, self.weighted_by)
 
     def _count_lost(self, problem: str, training: bool) -> None:
         self._lost += training
-        if self._lost >= self.max_missed:
+        if self._lost >= self.nodes.max_missed:
             lost = f"{self._lost} rounds in a row are lost: {problem}"
-            raise self.broken(lost, wire.AverageRequest.phase) from None
+            raise self.nodes.broken(lost, wire.AverageRequest.phase) from None
 
-    def on_reply(self) -> Callable[[int, Message], None] | None:
-        """Take the sections out of replies whose metrics are those of the others."""
-        take = super().on_reply()
+    def _check_layout(self, node: int, message: Message) -> None:
+        """Refuse replies whose metrics are not those of the others."""
+        layout = message.content.get(REPLY, ConfigRecord()).get("layout")
+        if not isinstance(layout, str) or not layout:
+            return
+        if not self._layout:
+            averages.read_layout(layout)
+            self._layout = layout
+        if layout != self._layout:
+            logger.warning("%s returns other metrics than the others", self.nodes.name(node))
+            raise ProtocolError(
+                "its metrics have other names than those of the others",
+                code="FK-APP-METRICS-DIFFER",
+            )
 
-        def seen(node: int, message: Message) -> None:
-            layout = message.content.get(REPLY, ConfigRecord()).get("layout")
-            if isinstance(layout, str) and layout:
-                if not self._layout:
-                    averages.read_layout(layout)
-                    self._layout = layout
-                if layout != self._layout:
-                    logger.warning("%s returns other metrics than the others", self.party(node))
-                    raise ProtocolError(
-                        "its metrics have other names than those of the others",
-                        code="FK-APP-METRICS-DIFFER",
-                    )
-            if take is not None:
-                take(node, message)
-
-        return seen
+    @property
+    def _sums(self) -> SecureSum:
+        assert self.nodes.sums is not None
+        return self.nodes.sums
 
 
 def no_figures() -> OptionError:

@@ -15,8 +15,8 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from ..errors import OptionError
 from ..ledger import Ledger
-from ..strategy import NODE_TIMEOUT
-from ..swift_grid import swift
+from ..nodes import NODE_TIMEOUT
+from ..transport import swift
 from . import averages
 from .clipping import Clip, NoisyMeans
 from .one_reply import OneReply
@@ -64,7 +64,7 @@ class SecureAggregation(Strategy):
     colluders : int (default: 1)
         Nodes that may subtract the noise that they added.
     threshold, min_cohort, max_missed, node_timeout
-        See :class:`~fedkern_flwr.strategies.SummingStrategy`.
+        See :class:`~fedkern_flwr.strategies.Method`.
     **options
         Of the strategy.
 
@@ -122,7 +122,7 @@ class SecureAggregation(Strategy):
     @property
     def ledger_(self) -> Ledger:
         """Exchanges, bytes, seconds and failures of the last run."""
-        return self._averages.ledger_
+        return self._averages.nodes.ledger
 
     @property
     def survivors_(self) -> list[list[int]]:
@@ -157,7 +157,7 @@ class SecureAggregation(Strategy):
         grid = swift(grid)
         self._averages.open(grid, num_rounds, initial_arrays)
         result = super().start(
-            OneReply(grid, self._averages.parties_, self._averages.ask),
+            OneReply(grid, self._averages.nodes.parties, self._averages.ask),
             initial_arrays,
             num_rounds,
             timeout,

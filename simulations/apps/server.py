@@ -29,7 +29,7 @@ from fedkern_flwr.reporting import (
     write_somewhere,
 )
 
-from ...strategies import PhaseStrategy
+from ...strategies import Method
 from ..run.options import Option, accepted
 
 logger = logging.getLogger("flwr")  # what `flwr log` shows
@@ -51,7 +51,7 @@ def server_app(method: Kind | Callable[[Config], Kind], *, agreed: Sequence[str]
 
     Parameters
     ----------
-    method : type of PhaseStrategy, or callable
+    method : type of Method, or callable
         The method; or what finds it by the configuration of the run.
     agreed : sequence of str (default: ())
         Options by which nodes read their tables: a model must have been made with those of the run.
@@ -147,7 +147,7 @@ def make_strategy(method: Kind, config: Config) -> Any:
     return method(**read_options(method, config))
 
 
-def read_options(method: type[PhaseStrategy], config: Config) -> dict[str, Any]:
+def read_options(method: type[Method], config: Config) -> dict[str, Any]:
     """Return the options of a method that the configuration of a run has.
 
     Raises

@@ -58,7 +58,7 @@ _TRIED, _KEPT = 2000, 8  # records among which the worst two are looked for
 
 
 def _noised(strategy: Any) -> Iterable[Release]:
-    return (release for release, _ in strategy.noised_.values())
+    return (release for release, _ in strategy.noise_.noised.values())
 
 
 @dataclass(frozen=True)

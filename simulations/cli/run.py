@@ -16,7 +16,7 @@ from fedkern_flwr.progress import Part
 from fedkern_flwr.reporting import ended_by_signals
 from fedkern_flwr.tables import plain_notes
 
-from ...strategies import PhaseStrategy
+from ...strategies import Method
 from ..engines.ray_cluster import check_ray_address
 from ..methods.experiment import run_entries, summarise, versions
 from ..methods.held_out import plot_held_out
@@ -128,7 +128,7 @@ def _execute(
     entry = Entry(method(config["method"]).title, config["method"], config["options"])
     entry.results = folder.draws() if resume else []
 
-    def draw_done(done: Entry, strategy: PhaseStrategy) -> None:
+    def draw_done(done: Entry, strategy: Method) -> None:
         if len(done.results) == 1:
             result = done.results[0]
             whole = own.fitted(strategy, prepared, config, folder.state_dir, result)

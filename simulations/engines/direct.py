@@ -12,9 +12,9 @@ from typing import Any
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedkern_flwr.exchange import CONFIG, PARAMETERS, REPLY, UPLOADS
 from fedkern_flwr.flower_compat import Client, config_record
 from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.transport import CONFIG, PARAMETERS, REPLY, UPLOADS
 from fedkern_flwr.wire.numpy_format import array_record, read_arrays
 
 _LARGE = 1 << 20  # bytes

@@ -9,7 +9,6 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedkern_flwr.exchange import payload_bytes
 from fedkern_flwr.flower_compat import (
     CLIENT_RAISED,
     empty_run,
@@ -18,6 +17,7 @@ from fedkern_flwr.flower_compat import (
     stamp_message,
 )
 from fedkern_flwr.guard.policy import SIMULATION
+from fedkern_flwr.transport import payload_bytes
 
 from .memory import keep_freed_memory
 from .wrapper import PollingGrid

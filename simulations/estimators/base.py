@@ -38,7 +38,7 @@ from fedkern_flwr.removed import take_out
 from fedkern_flwr.tables import load_table
 from fedkern_flwr.tables.table import Table
 
-from ...strategies import PhaseStrategy
+from ...strategies import Method
 from ..methods.experiment import run_entries
 from ..methods.registry import family, method, options
 from ..run.entries import LARGEST_SEED, Entry
@@ -68,7 +68,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
 
     Attributes
     ----------
-    strategy_ : PhaseStrategy
+    strategy_ : Method
         The strategy of the run: ``metrics_``, ``history_``, ``privacy()``.
     ledger_ : Ledger
         Exchanges and bytes of the run.
@@ -92,7 +92,7 @@ class Federated(BaseEstimator):  # type: ignore[misc]
     #: Options of the run that are no parameters.
     _fixed: ClassVar[Mapping[str, Any]] = {}
 
-    strategy_: PhaseStrategy
+    strategy_: Method
     ledger_: Ledger
     model_: FittedModel
 
@@ -143,16 +143,16 @@ class Federated(BaseEstimator):  # type: ignore[misc]
             warnings.warn(text, ConvergenceWarning, stacklevel=4)
         return self
 
-    def _run(self, table: Table, values: Mapping[str, Any]) -> tuple[PhaseStrategy, FittedModel]:
+    def _run(self, table: Table, values: Mapping[str, Any]) -> tuple[Method, FittedModel]:
         """Run the method with the values of a command line."""
-        own, runs = family(self._method), list[tuple[PhaseStrategy, FittedModel]]()
+        own, runs = family(self._method), list[tuple[Method, FittedModel]]()
         with tempfile.TemporaryDirectory(prefix="fedkern-") as folder:
             config = own.config(self._method, values)
             own.check(config)
             prepared = own.prepare(own.settings.from_values(config["data"]).of_table(table))
             own.check_data(config, prepared)
 
-            def done(entry: Entry, strategy: PhaseStrategy) -> None:
+            def done(entry: Entry, strategy: Method) -> None:
                 found = own.fitted(strategy, prepared, config, Path(folder), entry.results[0])
                 assert found is not None
                 runs.append((strategy, found))

@@ -11,10 +11,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 import numpy as np
 
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.method import Method
 from fedkern_flwr.secure_sum import check_cohort
-from fedkern_flwr.summing import SummingStrategy
 
-from ...strategies import PhaseStrategy
 from ..engines import DropOut
 from ..run.data import Prepared, Settings, TableSettings, check_public, deal_files
 from ..run.entries import Entry, average, check_seed
@@ -105,7 +104,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         Options whose default is another one in a deployment, where an exchange takes seconds.
     """
 
-    strategies: ClassVar[tuple[type[PhaseStrategy], ...]]
+    strategies: ClassVar[tuple[type[Method], ...]]
     settings: type[S]
     data: ClassVar[str]
     own_options: ClassVar[Sequence[Option]] = ()
@@ -259,7 +258,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
             budget.check_rows([_training_rows(prepared)] + [0] * (prepared.num_clients - 1))
         if config.get("secure"):
             strategy = self._strategy(config["method"])(**config["options"])
-            assert isinstance(strategy, SummingStrategy)
+            assert isinstance(strategy, Method)
             check_cohort(prepared.num_clients, strategy.threshold, strategy.min_cohort)
 
     # -- data and draws
@@ -288,7 +287,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
             return []
         return ["there is no comparison with a model of the pooled rows; --check-pooled makes it"]
 
-    def measure(self, strategy: PhaseStrategy, prepared: P, config: Config) -> dict[str, Any]:
+    def measure(self, strategy: Method, prepared: P, config: Config) -> dict[str, Any]:
         """Return metrics of a finished draw that only a simulation knows, for it pools the data.
 
         ``config`` is that of the run. A comparison says there only whether to check. The metric
@@ -299,7 +298,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
         """
         return {}
 
-    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
+    def outcome(self, strategy: Method) -> dict[str, Any]:
         """Return what a result tells of a finished draw beside its metrics, such as survivors."""
         return {}
 
@@ -367,7 +366,7 @@ class Family(Predicting[P], ABC, Generic[S, P]):
                 code="FK-SECURE-FIXED",
             )
 
-    def _strategy(self, name: str) -> type[PhaseStrategy]:
+    def _strategy(self, name: str) -> type[Method]:
         return next(cls for cls in self.strategies if cls.method == name)
 
 
@@ -379,7 +378,7 @@ def _training_rows(prepared: Prepared) -> int:
     return int(np.sum(facts["rows" if "rows" in facts else "users"]))
 
 
-def _refuse_options_of_sums(strategy: type[PhaseStrategy], chosen: Mapping[str, Any]) -> None:
+def _refuse_options_of_sums(strategy: type[Method], chosen: Mapping[str, Any]) -> None:
     defaults = {o.name: o.default for o in options(strategy)}
     for name in ("threshold", "min_cohort"):
         if name in chosen and chosen[name] != defaults.get(name):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedkern_flwr.encoding import Encoder, Explanation
 from fedkern_flwr.tables.table import Table
 
-from ...strategies import PhaseStrategy
+from ...strategies import Method
 from ..run.data import Prepared
 from .labelled_data import (
     LabelledSettings,
@@ -185,7 +185,7 @@ class DealtData(Prepared, Generic[S, D]):
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         return self._folder
 
-    def client_fn(self, strategy: PhaseStrategy, state_dir: Path | None = None) -> Any:
+    def client_fn(self, strategy: Method, state_dir: Path | None = None) -> Any:
         """Return what builds the clients of a run."""
         seed = strategy.seed or 0
         common = {
@@ -197,11 +197,11 @@ class DealtData(Prepared, Generic[S, D]):
         }
         return type(self).clients(**{**common, **self.dealing(strategy)})
 
-    def dealing(self, strategy: PhaseStrategy) -> dict[str, Any]:
+    def dealing(self, strategy: Method) -> dict[str, Any]:
         """Return what else the method's clients are made of."""
         return {}
 
-    def variant(self, strategy: PhaseStrategy) -> tuple[Hashable, ...]:
+    def variant(self, strategy: Method) -> tuple[Hashable, ...]:
         """Return what the clients depend on: what they are told, and the seed."""
         return (*(getattr(strategy, name) for name in self.told), strategy.seed)
 

@@ -17,7 +17,7 @@ from fedkern_flwr.log_lines import utc_now
 from fedkern_flwr.progress import Listener, part
 from fedkern_flwr.reporting import RunFacts
 
-from ...strategies import PhaseStrategy
+from ...strategies import Method
 from ..engines import Audit, DropOut, Engine, SimulationStep, simulate_all
 from ..engines.delays import first_fault
 from ..run.data import Prepared
@@ -29,8 +29,8 @@ from .registry import family, method
 __all__ = ["Entry", "checkpoint_file", "run_entries", "summarise", "versions"]
 
 Progress = Callable[[str, int, int], None]
-Measure = Callable[[PhaseStrategy], dict[str, Any]]
-DrawDone = Callable[[Entry, PhaseStrategy], None]
+Measure = Callable[[Method], dict[str, Any]]
+DrawDone = Callable[[Entry, Method], None]
 Watch = Callable[[Mapping[str, Any]], None]
 
 
@@ -100,7 +100,7 @@ def run_entries(
     """
     if runs < 1:
         raise OptionError(f"runs is {runs}", remedy="use at least 1", code="FK-OPTION-RANGE")
-    steps: list[SimulationStep[PhaseStrategy]] = []
+    steps: list[SimulationStep[Method]] = []
     for entry in entries:
         if entry.reference is not None:
             continue
@@ -168,13 +168,13 @@ def versions() -> dict[str, str]:
 def _step(
     entry: Entry,
     label: str,
-    strategy: PhaseStrategy,
+    strategy: Method,
     progress: Progress,
     work: Progress,
     measure: Measure,
     draw_done: DrawDone,
     watch: Watch,
-) -> SimulationStep[PhaseStrategy]:
+) -> SimulationStep[Method]:
     started = used = 0.0
     facts, listener = RunFacts(strategy=strategy), Listener(work)
 
@@ -182,13 +182,13 @@ def _step(
         progress(label, done, total)
         watch(metrics)
 
-    def before(step: SimulationStep[PhaseStrategy]) -> None:
+    def before(step: SimulationStep[Method]) -> None:
         nonlocal started, used
         started, used = time.monotonic(), time.process_time()
         facts.began = utc_now()
         progress(label, 0, 1)
 
-    def after(step: SimulationStep[PhaseStrategy]) -> None:
+    def after(step: SimulationStep[Method]) -> None:
         seconds, cpu = time.monotonic() - started, time.process_time() - used
         if step.audit is not None:
             seconds -= step.audit.seconds

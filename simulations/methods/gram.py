@@ -16,14 +16,14 @@ from fedkern_flwr.gram.matrix import count_values, quantise
 from fedkern_flwr.gram.messages import disjoint_cohorts
 from fedkern_flwr.judging.figures import in_units
 from fedkern_flwr.judging.judges import FIND_RARE
+from fedkern_flwr.nodes import logger
 from fedkern_flwr.progress import part as time_of
 from fedkern_flwr.reporting import whether_converged
 from fedkern_flwr.secure_sum import check_cohort
-from fedkern_flwr.strategy import logger
 from fedkern_flwr.tables.dialect import DIALECT
 
 from ... import strategies
-from ...strategies import FedCFK, PhaseStrategy, SecureGram
+from ...strategies import FedCFK, Method, SecureGram
 from ..run.format import figure
 from ..run.options import RUN, Option
 from .base import Config, Family, P, S, check_rounds
@@ -107,7 +107,7 @@ class MatrixFamily(Family[S, P]):
         for members in cohorts:
             check_cohort(len(members), strategy.threshold, strategy.min_cohort)
 
-    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
+    def outcome(self, strategy: Method) -> dict[str, Any]:
         """Return how many nodes were summed."""
         assert isinstance(strategy, SecureGram)
         return {"survivors": len(strategy.survivors_)}
@@ -207,7 +207,7 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
         return prepare_gram(settings)
 
     def measure(
-        self, strategy: PhaseStrategy, prepared: RatingData | InstanceData, config: Config
+        self, strategy: Method, prepared: RatingData | InstanceData, config: Config
     ) -> dict[str, Any]:
         """Return the error of K, and how good a machine on the kernel of a table is."""
         assert isinstance(strategy, SecureGram)
@@ -218,7 +218,7 @@ class GramFamily(MatrixFamily[GramSettings, RatingData | InstanceData]):
 
     def whole_model(
         self,
-        strategy: PhaseStrategy,
+        strategy: Method,
         prepared: RatingData | InstanceData,
         config: Config,
         state_dir: Path,

@@ -16,7 +16,7 @@ from fedkern_flwr.tables.table import Table, how_many
 from fedkern_flwr.vertical.parties import MissingRows
 
 from ...clients import GramClient
-from ...strategies import PhaseStrategy, SecureGram
+from ...strategies import Method, SecureGram
 from ..engines.ray import ClientFn
 from ..run.datasets import BUILTIN_INTERACTIONS
 from ..run.party_files import PartyFiles
@@ -168,14 +168,14 @@ class InstanceData(DealtData[GramSettings, Instances]):
         """Number of parties."""
         return self.settings.clients or _PARTIES
 
-    def client_fn(self, strategy: PhaseStrategy, state_dir: Path | None = None) -> ClientFn:
+    def client_fn(self, strategy: Method, state_dir: Path | None = None) -> ClientFn:
         """Return what builds the parties of a run."""
         assert isinstance(strategy, SecureGram)
         part = self.split(strategy.seed or 0)
         x = part.features(strategy.encoding)
         return InstanceClients(x, part.parts, state_dir)
 
-    def variant(self, strategy: PhaseStrategy) -> tuple[Hashable, ...]:
+    def variant(self, strategy: Method) -> tuple[Hashable, ...]:
         """Return what the clients depend on: what is summed and how, and the split."""
         assert isinstance(strategy, SecureGram)
         seed = strategy.seed if self.settings.resplit else 0

@@ -16,7 +16,7 @@ from fedkern_flwr.judging.figures import in_units
 from fedkern_flwr.run_names import run_folder
 
 from ... import strategies
-from ...strategies import HierarchicalSVM, PhaseStrategy
+from ...strategies import HierarchicalSVM, Method
 from ..engines.delays import DelayLaw
 from ..run import plots
 from ..run.format import figure
@@ -236,7 +236,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         return HierarchicalData(settings)
 
     def measure(
-        self, strategy: PhaseStrategy, prepared: HierarchicalData, config: Config
+        self, strategy: Method, prepared: HierarchicalData, config: Config
     ) -> dict[str, Any]:
         """Return the pooled optimum, what was sent, and errors in the labels' units."""
         assert isinstance(strategy, HierarchicalSVM)
@@ -276,7 +276,7 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
 
     def whole_model(
         self,
-        strategy: PhaseStrategy,
+        strategy: Method,
         prepared: HierarchicalData,
         config: Config,
         state_dir: Path,
@@ -286,11 +286,11 @@ class HierarchicalFamily(Family[HierarchicalSettings, HierarchicalData]):
         assert isinstance(strategy, HierarchicalSVM)
         return _whole_model(strategy, prepared, state_dir)
 
-    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
+    def outcome(self, strategy: Method) -> dict[str, Any]:
         """Return how many nodes took part to the end, and what was chosen."""
         assert isinstance(strategy, HierarchicalSVM)
         tuned = {"tuned": strategy.tuned_} if strategy.tuned_ else {}
-        return {"survivors": len(strategy.active_nodes()), **tuned}
+        return {"survivors": len(strategy.nodes.active()), **tuned}
 
     # -- what the user sees of a run
 

@@ -15,7 +15,7 @@ from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.tables.table import Table, how_many
 
 from ...clients import SVMClient
-from ...strategies import HierarchicalSVM, PhaseStrategy
+from ...strategies import HierarchicalSVM, Method
 from ..engines.delays import DelayLaw, GroupDelays
 from ..engines.faults import Plan
 from ..run.random_labels import RANDOM_LABELS, random_labels
@@ -171,33 +171,33 @@ class HierarchicalData(DealtData[HierarchicalSettings, Dealt]):
         owners = self.settings.partition == "vertical"
         return self.settings.users + len(self.sizes) + owners
 
-    def nodes(self, strategy: PhaseStrategy) -> int:
+    def nodes(self, strategy: Method) -> int:
         """Return the number of nodes of an architecture: agents are in the hierarchical one."""
         return self.num_clients if self.layers(strategy) else self.settings.users
 
-    def sizes_of(self, strategy: PhaseStrategy) -> tuple[int, ...]:
+    def sizes_of(self, strategy: Method) -> tuple[int, ...]:
         """Return the number of users of each group of an architecture."""
         return self.sizes if self.layers(strategy) else (self.settings.users,)
 
-    def layers(self, strategy: PhaseStrategy) -> bool:
+    def layers(self, strategy: Method) -> bool:
         """Tell whether groups have agents: by default they do where groups were named."""
         assert isinstance(strategy, HierarchicalSVM)
         unsaid = strategy.architecture is None and strategy.budget is None
         return strategy.layers or (unsaid and self.settings.grouped)
 
-    def dealing(self, strategy: PhaseStrategy) -> dict[str, Any]:
+    def dealing(self, strategy: Method) -> dict[str, Any]:
         """Return the groups; nobody writes predictions."""
         agents = self.layers(strategy)
         return {"sizes": self.sizes_of(strategy), "agents": agents, "predictions": None}
 
-    def variant(self, strategy: PhaseStrategy) -> tuple[Hashable, ...]:
+    def variant(self, strategy: Method) -> tuple[Hashable, ...]:
         """Return what nodes and delays depend on."""
         settings = self.settings
         *told, seed = super().variant(strategy)
         own = settings.resplit or settings.delay or settings.partition == "vertical"
         return self.layers(strategy), *told, seed if own else 0
 
-    def faults(self, strategy: PhaseStrategy) -> Plan | None:
+    def faults(self, strategy: Method) -> Plan | None:
         """Return the delays of a run; every run has draws of its own."""
         if self.settings.delay is None:
             return None

@@ -6,14 +6,14 @@ import numpy as np
 
 from fedkern_flwr.kernels.random_features import FeatureMap
 
-from ...strategies import PhaseStrategy
+from ...strategies import Method
 from ...strategies.kernel_online import KernelOnlineStrategy
 from .online_data import Streams
 
 _CHUNK = 512  # rows at a time: memory 512 * N * 2D numbers
 
 
-def server_regret(strategy: PhaseStrategy, prepared: Streams) -> float | None:
+def server_regret(strategy: Method, prepared: Streams) -> float | None:
     """Return the squared error of all predictions above that of the best kernel (eq. 12).
 
     The best kernel is the one whose ridge fit, with the method's own features and lambda, has the
@@ -21,7 +21,7 @@ def server_regret(strategy: PhaseStrategy, prepared: Streams) -> float | None:
 
     Parameters
     ----------
-    strategy : PhaseStrategy
+    strategy : Method
         After its run.
     prepared : Streams
         The data of the run.

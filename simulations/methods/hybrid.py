@@ -15,7 +15,7 @@ from fedkern_flwr.options import check_memory
 from fedkern_flwr.tables.table import how_many
 
 from ... import strategies
-from ...strategies import FedCG, PhaseStrategy
+from ...strategies import FedCG, Method
 from ..run import plots
 from ..run.entries import Entry, mean
 from ..run.format import figure
@@ -218,9 +218,7 @@ class HybridFamily(Family[HybridSettings, HybridData]):
         """Load the table and deal it."""
         return HybridData(settings)
 
-    def measure(
-        self, strategy: PhaseStrategy, prepared: HybridData, config: Config
-    ) -> dict[str, Any]:
+    def measure(self, strategy: Method, prepared: HybridData, config: Config) -> dict[str, Any]:
         """Return the difference from the pooled solution, and errors in the labels' units."""
         assert isinstance(strategy, FedCG)
         found: dict[str, Any] = {}
@@ -233,7 +231,7 @@ class HybridFamily(Family[HybridSettings, HybridData]):
 
     def whole_model(
         self,
-        strategy: PhaseStrategy,
+        strategy: Method,
         prepared: HybridData,
         config: Config,
         state_dir: Path,
@@ -243,7 +241,7 @@ class HybridFamily(Family[HybridSettings, HybridData]):
         assert isinstance(strategy, FedCG)
         return whole_model(strategy, prepared, state_dir)
 
-    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
+    def outcome(self, strategy: Method) -> dict[str, Any]:
         """Return which rows were matched, and what was chosen."""
         assert isinstance(strategy, FedCG)
         tuned = {"tuned": strategy.tuned_} if strategy.tuned_ else {}

@@ -15,7 +15,7 @@ from fedkern_flwr.hybrid.parties import CENTRE, HOSPITAL
 from fedkern_flwr.tables.table import Table, how_many
 
 from ...clients import HybridKernelClient
-from ...strategies import PhaseStrategy
+from ...strategies import Method
 from ..run.data import hold_out
 from ..run.party_files import PartyFiles
 from ..run.splits import Split, split_rows
@@ -231,7 +231,7 @@ class HybridData(DealtData[HybridSettings, Pooled]):
         """Number of hospitals and centres."""
         return self.settings.hospitals + self.settings.centres
 
-    def dealing(self, strategy: PhaseStrategy) -> dict[str, Any]:
+    def dealing(self, strategy: Method) -> dict[str, Any]:
         """Return the number of hospitals."""
         return {"hospitals": self.settings.hospitals}
 

@@ -13,7 +13,7 @@ from fedkern_flwr.reporting import whether_converged
 from fedkern_flwr.tables.table import listing
 
 from ... import strategies
-from ...strategies import PhaseStrategy
+from ...strategies import Method
 from ...strategies.online import OnlineStrategy
 from ..run import plots
 from ..run.entries import Entry, average, mean
@@ -128,7 +128,7 @@ class OnlineFamily(Family[DataSettings, Streams]):
         """Load, scale and deal the data; or have clients read the files of their parties."""
         return prepare(settings) if settings.stream_wait is None else read_on(settings)
 
-    def measure(self, strategy: PhaseStrategy, prepared: Streams, config: Config) -> dict[str, Any]:
+    def measure(self, strategy: Method, prepared: Streams, config: Config) -> dict[str, Any]:
         """Return the server's regret where it was asked for, and whether the mean does as well."""
         shards, metrics = prepared.clients.shards, strategy.metrics_
         y = np.concatenate([one.y[: prepared.rounds] for one in shards])
@@ -149,7 +149,7 @@ class OnlineFamily(Family[DataSettings, Streams]):
 
     def whole_model(
         self,
-        strategy: PhaseStrategy,
+        strategy: Method,
         prepared: Streams,
         config: Config,
         state_dir: Path,

@@ -17,7 +17,7 @@ from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.tables.table import Table, drop_constant_columns
 
 from ...clients import OnlineKernelClient
-from ...strategies import PhaseStrategy
+from ...strategies import Method
 from ..run.data import Prepared, TableSettings, held_out_of, hold_out
 from ..run.splits import Split, split_rows
 from .clients import DealtClients
@@ -126,7 +126,7 @@ class Streams(Prepared):
         """Number K of clients."""
         return len(self.clients.shards)
 
-    def client_fn(self, strategy: PhaseStrategy, state_dir: Path | None = None) -> StreamClients:
+    def client_fn(self, strategy: Method, state_dir: Path | None = None) -> StreamClients:
         """Return what builds the client of a node; all methods have the same."""
         return replace(self.clients, state_dir=state_dir)
 

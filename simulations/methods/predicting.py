@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.fitted import FittedModel, load_model
 
-from ...strategies import PhaseStrategy
+from ...strategies import Method
 from ..run.data import Prepared
 from .new_rows import Config, Parts, Target, predict_file
 
@@ -34,7 +34,7 @@ class Predicting(Generic[P]):
     left_out: ClassVar[str] = "they lack a value"
 
     def whole_model(
-        self, strategy: PhaseStrategy, prepared: P, config: Config, state_dir: Path, metrics: Config
+        self, strategy: Method, prepared: P, config: Config, state_dir: Path, metrics: Config
     ) -> Parts | None:
         """Return what predicts rows in one place after a draw that is finished.
 
@@ -49,7 +49,7 @@ class Predicting(Generic[P]):
 
     def fitted(
         self,
-        strategy: PhaseStrategy,
+        strategy: Method,
         prepared: P,
         config: Config,
         state_dir: Path,

@@ -23,7 +23,7 @@ from fedkern_flwr.interactions import (
 from fedkern_flwr.options import check_choice
 
 from ...clients import GramClient
-from ...strategies import FedCFK, PhaseStrategy, SecureGram
+from ...strategies import FedCFK, Method, SecureGram
 from ..engines.ray import ClientFn
 from ..run.data import Prepared, Settings
 from ..run.datasets import read_interactions
@@ -289,11 +289,11 @@ class RatingData(Prepared):
         """Return all ratings of a run in one place."""
         return self.split(seed)
 
-    def variant(self, strategy: PhaseStrategy) -> Hashable:
+    def variant(self, strategy: Method) -> Hashable:
         """Return what the clients depend on: the split."""
         return (strategy.seed or 0) if self.settings.resplit else self.settings.seed
 
-    def client_fn(self, strategy: PhaseStrategy, state_dir: Path | None = None) -> ClientFn:
+    def client_fn(self, strategy: Method, state_dir: Path | None = None) -> ClientFn:
         """Return what builds the nodes."""
         assert isinstance(strategy, SecureGram)
         recommends = isinstance(strategy, FedCFK)

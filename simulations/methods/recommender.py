@@ -24,7 +24,7 @@ from fedkern_flwr.interactions import has_header, load_interactions
 from fedkern_flwr.tables.table import listing
 
 from ... import strategies
-from ...strategies import FedCFK, PhaseStrategy
+from ...strategies import FedCFK, Method
 from .base import Config
 from .common import COSTS, DIFFERENCE, Column, Shown, digits, drawn, metric, range_cells, to_pooled
 from .gram import COLUMNS_READ, MatrixFamily
@@ -110,9 +110,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
         """Load the ratings and hold some out."""
         return RatingData(settings)
 
-    def measure(
-        self, strategy: PhaseStrategy, prepared: RatingData, config: Config
-    ) -> dict[str, Any]:
+    def measure(self, strategy: Method, prepared: RatingData, config: Config) -> dict[str, Any]:
         """Return the difference from the learner on the same users' pooled data, and baselines.
 
         The most popular items are always ranked: a run says if it is no better than they are.
@@ -152,7 +150,7 @@ class RecommenderFamily(MatrixFamily[RatingSettings, RatingData]):
             simple = {"no_better_than": "the most popular items"}
         return {**found, **simple}
 
-    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
+    def outcome(self, strategy: Method) -> dict[str, Any]:
         """Return how many nodes were summed, and the lambda that was chosen."""
         assert isinstance(strategy, FedCFK)
         tuned = {"tuned": strategy.tuned_} if strategy.tuned_ else {}

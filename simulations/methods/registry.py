@@ -15,7 +15,7 @@ from fedkern_flwr.errors import OptionError
 from fedkern_flwr.registered import registered
 from fedkern_flwr.removed import take_out
 
-from ...strategies import PhaseStrategy
+from ...strategies import Method
 from ..run.data import Settings
 from ..run.options import Option, options
 from ..run.run_folder import RunFolder
@@ -49,10 +49,10 @@ _FAMILIES = {
 _FAMILY_OF = {name: place for place, names in _FAMILIES.items() for name in names}
 
 
-class _Methods(Mapping[str, type[PhaseStrategy]]):
+class _Methods(Mapping[str, type[Method]]):
     """Name -> strategy class. What takes long to load is loaded for the methods asked for alone."""
 
-    def __getitem__(self, name: str) -> type[PhaseStrategy]:
+    def __getitem__(self, name: str) -> type[Method]:
         found = _load(_FAMILY_OF[name]).strategies
         return next(strategy for strategy in found if strategy.method == name)
 
@@ -78,7 +78,7 @@ def families() -> list[Family[Any, Any]]:
     return [_load(place) for place in _FAMILIES]
 
 
-def method(name: str) -> type[PhaseStrategy]:
+def method(name: str) -> type[Method]:
     """Return the strategy class of a method.
 
     Raises

@@ -7,21 +7,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.encoding import Encoder, Explanation
 from fedkern_flwr.errors import TableError
-from fedkern_flwr.method import Method, MethodClient
+from fedkern_flwr.method import Method, MethodClient, PrivateMethod
 from fedkern_flwr.options import declared
-from fedkern_flwr.private_method import PrivateMethod
 from fedkern_flwr.registered import client_of, find_method, registered
-from fedkern_flwr.summing import SummingStrategy
 from fedkern_flwr.tables.table import Table, drop_constant_columns
 
-from ...strategies import PhaseStrategy
 from ..run.data import Prepared, TableSettings, held_out_of, hold_out
 from ..run.format import figure
 from ..run.splits import Split, split_rows
@@ -110,11 +107,11 @@ class RowData(Prepared):
         """Number of clients."""
         return len(self.tables)
 
-    def client_fn(self, strategy: PhaseStrategy, state_dir: Path | None = None) -> RowClients:
+    def client_fn(self, strategy: Method, state_dir: Path | None = None) -> RowClients:
         """Return what builds the clients of a method."""
-        return RowClients(client_of(type(cast("Method", strategy))), self.tables, state_dir)
+        return RowClients(client_of(type(strategy)), self.tables, state_dir)
 
-    def variant(self, strategy: PhaseStrategy) -> str:
+    def variant(self, strategy: Method) -> str:
         """Return the method: each has clients of its own."""
         return strategy.method
 
@@ -187,7 +184,7 @@ class RowsFamily(Family[RowSettings, RowData]):
 
     def whole_model(
         self,
-        strategy: PhaseStrategy,
+        strategy: Method,
         prepared: RowData,
         config: Config,
         state_dir: Path,
@@ -203,13 +200,13 @@ class RowsFamily(Family[RowSettings, RowData]):
 
     def usual_options(self, name: str) -> frozenset[str]:
         """Return the method's own options and the number of clients."""
-        own = declared(find_method(name)).keys() - declared(SummingStrategy).keys()
+        own = declared(find_method(name)).keys() - declared(Method).keys()
         budget = declared(PrivateMethod).keys() - {"privacy_epsilon"}
         return frozenset({"clients", *(own - budget)})
 
-    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
+    def outcome(self, strategy: Method) -> dict[str, Any]:
         """Return how many clients there were at the end."""
-        return {"survivors": len(strategy.active_nodes())}
+        return {"survivors": len(strategy.nodes.active())}
 
     def size(self, facts: Mapping[str, Any]) -> str:
         """Return the numbers of clients and rows."""

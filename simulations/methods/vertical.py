@@ -16,7 +16,7 @@ from fedkern_flwr.options import check_memory
 from fedkern_flwr.run_names import run_folder
 
 from ... import strategies
-from ...strategies import FDSKL, PhaseStrategy
+from ...strategies import FDSKL, Method
 from ..run import plots
 from ..run.format import figure
 from ..run.options import PARTIES, Option
@@ -145,9 +145,7 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
         """Load the table and deal it."""
         return VerticalData(settings)
 
-    def measure(
-        self, strategy: PhaseStrategy, prepared: VerticalData, config: Config
-    ) -> dict[str, Any]:
+    def measure(self, strategy: Method, prepared: VerticalData, config: Config) -> dict[str, Any]:
         """Return the difference from the pooled twin, and errors in the labels' units."""
         assert isinstance(strategy, FDSKL)
         found: dict[str, Any] = {}
@@ -165,7 +163,7 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
 
     def whole_model(
         self,
-        strategy: PhaseStrategy,
+        strategy: Method,
         prepared: VerticalData,
         config: Config,
         state_dir: Path,
@@ -207,7 +205,7 @@ class VerticalFamily(Family[VerticalSettings, VerticalData]):
         }
         return Parts("directions", arrays, told)
 
-    def outcome(self, strategy: PhaseStrategy) -> dict[str, Any]:
+    def outcome(self, strategy: Method) -> dict[str, Any]:
         """Return the number of parties, and which rows were matched."""
         assert isinstance(strategy, FDSKL)
         return {"survivors": len(strategy.plan_.parties), "matched": strategy.plan_.report()}

@@ -14,7 +14,7 @@ from fedkern_flwr.tables.table import Table, how_many
 from fedkern_flwr.vertical.parties import ACTIVE, PASSIVE, MissingRows
 
 from ...clients import VerticalKernelClient
-from ...strategies import PhaseStrategy
+from ...strategies import Method
 from ..run.party_files import PartyFiles
 from .clients import TableClients
 from .dealt_data import DealtData, DealtTable, named_columns
@@ -166,7 +166,7 @@ class VerticalData(DealtData[VerticalSettings, Columns]):
         """Number q of parties."""
         return self.settings.parties
 
-    def dealing(self, strategy: PhaseStrategy) -> dict[str, Any]:
+    def dealing(self, strategy: Method) -> dict[str, Any]:
         """Return the number of active parties."""
         return {"actives": self.settings.active_parties}
 

@@ -35,7 +35,7 @@ from fedkern_flwr.tables.table import (
     without_missing,
 )
 
-from ...strategies import PhaseStrategy
+from ...strategies import Method
 from ..engines.faults import Plan
 from ..engines.ray import ClientFn
 from .datasets import load_data, usual_name
@@ -476,22 +476,22 @@ class Prepared(ABC):
     def num_clients(self) -> int:
         """Number of clients."""
 
-    def nodes(self, strategy: PhaseStrategy) -> int:
+    def nodes(self, strategy: Method) -> int:
         """Return the number of nodes that a strategy runs on, by default one for each client."""
         return self.num_clients
 
-    def faults(self, strategy: PhaseStrategy) -> Plan | None:
+    def faults(self, strategy: Method) -> Plan | None:
         """Return what goes wrong in the simulation of a strategy beside clients that vanish."""
         return None
 
     @abstractmethod
-    def client_fn(self, strategy: PhaseStrategy, state_dir: Path | None = None) -> ClientFn:
+    def client_fn(self, strategy: Method, state_dir: Path | None = None) -> ClientFn:
         """Return what builds the clients that a strategy needs.
 
         Their private state goes to ``state_dir``.
         """
 
-    def variant(self, strategy: PhaseStrategy) -> Hashable:
+    def variant(self, strategy: Method) -> Hashable:
         """Return what the clients depend on of a strategy; by default on nothing.
 
         Strategies with the same variant run on the same nodes; the engine starts anew for others.

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_origin, get_type_hints
 
 from fedkern_flwr.options import declared, members
 
-from ...strategies import PhaseStrategy
+from ...strategies import Method
 
 # Options of every run, or set by the run itself.
 _OF_THE_RUN = frozenset({"seed", "checkpoint", "resume", "secure"})
@@ -101,20 +101,20 @@ def of_settings(settings: type[Any], data: str) -> list[Option]:
     return found
 
 
-def options(strategy: type[PhaseStrategy]) -> list[Option]:
+def options(strategy: type[Method]) -> list[Option]:
     """Return the options of a strategy that a command has."""
     hidden = strategy.fixed | _OF_THE_RUN
     return [o for o in _every(strategy) if o.name not in hidden]
 
 
-def accepted(strategy: type[PhaseStrategy]) -> list[Option]:
+def accepted(strategy: type[Method]) -> list[Option]:
     """Return what the constructor of a strategy takes: options, and what every run has."""
     own = inspect.signature(strategy.__init__).parameters
     more = any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
     return [o for o in _every(strategy) if o.name in own or (more and o.name not in strategy.fixed)]
 
 
-def _every(strategy: type[PhaseStrategy]) -> list[Option]:
+def _every(strategy: type[Method]) -> list[Option]:
     """Return all options, a strategy's own first, then those of its base classes."""
     found: dict[str, Option] = {
         name: Option(name, one.type, one.default, _plain(one.help))

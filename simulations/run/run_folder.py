@@ -16,7 +16,7 @@ from fedkern_flwr.fitted import PREDICTOR, FittedModel
 from fedkern_flwr.model_file import save_model
 from fedkern_flwr.private_files import make_private_folder
 
-from ...strategies import PhaseStrategy
+from ...strategies import Method
 from .folders import used
 
 ARTIFACTS = {"model": "model.npz", "scaling": "scaling.json"}
@@ -140,9 +140,7 @@ class RunFolder:
         self.tidy()
         self._write("result.json", result)
 
-    def save_model(
-        self, strategy: PhaseStrategy, scaling: str, whole: FittedModel | None = None
-    ) -> None:
+    def save_model(self, strategy: Method, scaling: str, whole: FittedModel | None = None) -> None:
         """Save the model of a strategy and the scaling of its data, which tells of the rows.
 
         And, if there is one, the whole model, which tells what the simulated parties know.

@@ -21,7 +21,7 @@ from zoo import WAYS, Found, fit, quiet, same, streams
 from fedkern_flwr import strategies
 from fedkern_flwr.online.learning import regret_bound
 from fedkern_flwr.simulations import Transcript
-from fedkern_flwr.strategies import LocalOnly, PhaseStrategy, SummingStrategy
+from fedkern_flwr.strategies import LocalOnly, Method
 
 #: Ways that have no oracle though they add no noise, and where their mathematics is tested.
 ELSEWHERE = {
@@ -32,7 +32,7 @@ ELSEWHERE = {
 ONLINE = [name for name, way in WAYS.items() if name.count(",") == 0 and way.rounds == 12]
 #: One way a strategy.
 FIRST = {way.strategy: name for name, way in reversed(WAYS.items())}
-BASES = (PhaseStrategy, SummingStrategy)
+BASES = (Method, Method)
 
 
 @pytest.mark.promise("oracle-pooled")

@@ -319,7 +319,7 @@ def test_a_client_of_local_only_that_was_lost_has_learned_nothing(tables, comman
     (session,) = Path("here/private_state").iterdir()
     strategy = strategies.LocalOnly(seed=0)
     strategy.num_rounds, strategy.run_seed = 16, 0
-    strategy._session = session.name.rpartition("-")[2]
+    strategy.nodes.session = session.name.rpartition("-")[2]
     parts = online_fitted.whole_model(strategy, prepared, session.parent)
     lost = parts.arrays["weights"][1]
     assert not lost.any()

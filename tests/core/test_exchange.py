@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -21,15 +22,15 @@ from hypothesis import strategies as st
 from refusals import refused, refuses
 from scripted_grid import reply
 
-from fedkern_flwr import exchange as exchanging
 from fedkern_flwr import flower_compat
+from fedkern_flwr import transport as exchanging
 from fedkern_flwr.errors import ProtocolError, RefusedError
-from fedkern_flwr.exchange import Courier, Outcome, request_messages, take_sections
 from fedkern_flwr.failure import Failure, mark_error
 from fedkern_flwr.flower_compat import MESSAGE_LOST, set_task_identity
-from fedkern_flwr.gather import gather_nodes
 from fedkern_flwr.ledger import Ledger
+from fedkern_flwr.nodes import Nodes
 from fedkern_flwr.online.messages import PersonalReply
+from fedkern_flwr.transport import Courier, Outcome, request_messages, take_sections
 from fedkern_flwr.wire import PROTOCOL_VERSION, DescribeReply, DescribeRequest
 from fedkern_flwr.wire.numpy_format import array_record, read_array
 
@@ -321,7 +322,7 @@ def test_a_reply_that_cannot_be_used_is_a_failure_and_enough_is_enough() -> None
 
 
 def test_who_is_only_told_something_is_not_waited_for_long(monkeypatch: Any) -> None:
-    monkeypatch.setattr("fedkern_flwr.exchange.FAREWELL", 0.0)
+    monkeypatch.setattr("fedkern_flwr.transport.FAREWELL", 0.0)
     refused = reply("b", error=Error(500, "no"), node=1001)
     pulls, started = [[refused], [reply("a", node=1000)]], time.monotonic()
     outcome, _, _ = run(pulls, nodes=3, timeout=30, idle={1001, 1002})
@@ -410,7 +411,7 @@ def test_arrays_travel_as_flower_writes_them(dtype: str, shape: list[int], order
 # -- the start of a run: waiting for nodes and asking each who it is
 
 
-class Nodes:
+class LateGrid:
     """A grid whose nodes appear one after the other."""
 
     def __init__(self, *answers: Table, per_call: int = 1) -> None:
@@ -435,24 +436,24 @@ def description(partition: int) -> Table:
     ).scalars()
 
 
-def gather(grid: Nodes, timeout: float = 5.0, say: Any = None) -> dict[int, DescribeReply]:
-    own: Table = {"session": "s", "method": "m", "resume_round": 0, "min_clients": 1}
-    own |= {"timeout": timeout, "ledger": Ledger(), "say": say or (lambda _: None)}
-    return gather_nodes(grid, **own)  # type: ignore[arg-type]
+def gather(grid: LateGrid, timeout: float = 5.0) -> dict[int, DescribeReply]:
+    nodes = Nodes("m", node_timeout=timeout)
+    nodes.gather(grid)  # type: ignore[arg-type]
+    return nodes.parties
 
 
 def test_nodes_that_come_late_are_awaited_and_sorted_by_partition() -> None:
-    said: list[str] = []
-    parties = gather(Nodes(*map(description, (2, 0, 1))), say=said.append)
+    parties = gather(LateGrid(*map(description, (2, 0, 1))))
     assert [p.partition for p in parties.values()] == [0, 1, 2]
     assert list(parties) == [1001, 1002, 1000]
-    assert said[0] == "waiting for nodes: 1 of 3"
 
 
-def test_nodes_that_never_come_are_named() -> None:
+def test_nodes_that_never_come_are_named(caplog: Any) -> None:
+    caplog.set_level(logging.INFO)
     with refused("FK-PARTITION-MISSING"):
-        gather(Nodes(description(2), description(0), per_call=2), timeout=0.3)
-    refuses("FK-PARTIES-AWAITED", gather, Nodes(), timeout=0.3)
+        gather(LateGrid(description(2), description(0), per_call=2), timeout=0.3)
+    refuses("FK-PARTIES-AWAITED", gather, LateGrid(), timeout=0.3)
+    assert "waiting for nodes: 0 of 1" in caplog.messages
 
 
 @pytest.mark.parametrize("name", ["partition 1", "Nord: 2 (partition 1)"])
@@ -460,7 +461,7 @@ def test_a_node_that_fails_at_the_start_stops_the_run(name: str) -> None:
     text = mark_error(f"TableError: {name}: NaN values [FK-VALUES-MISSING]")
     bad = Error(2, f"<class 'fedkern_flwr.errors.TableError'>:<'{text}'>")
     with refused("FK-VALUES-MISSING", kind=RefusedError) as caught:
-        gather(Nodes(description(0), {"error": bad}, description(2), per_call=3))
+        gather(LateGrid(description(0), {"error": bad}, description(2), per_call=3))
     assert caught.value.party == name
     assert str(caught.value) == f"{name}, phase describe: NaN values [FK-VALUES-MISSING]"
 
@@ -468,12 +469,12 @@ def test_a_node_that_fails_at_the_start_stops_the_run(name: str) -> None:
 def test_a_node_that_trusts_no_signature_of_the_app_is_named() -> None:
     unsigned = {"error": Error(7, "The FAB could not be verified.")}  # as Flower says it
     with refused("FK-APP-UNSIGNED", kind=RefusedError) as caught:
-        gather(Nodes(description(0), unsigned, description(2), per_call=3))
+        gather(LateGrid(description(0), unsigned, description(2), per_call=3))
     assert caught.value.party.startswith("node ")
 
 
 def test_duplicate_partitions_are_refused() -> None:
-    refuses("FK-PARTITION-TWICE", gather, Nodes(*map(description, (0, 0, 1)), per_call=3))
+    refuses("FK-PARTITION-TWICE", gather, LateGrid(*map(description, (0, 0, 1)), per_call=3))
 
 
 def named(partition: int, name: str) -> dict[str, Any]:
@@ -481,7 +482,7 @@ def named(partition: int, name: str) -> dict[str, Any]:
 
 
 def test_nodes_are_called_by_name_and_partition() -> None:
-    parties = gather(Nodes(named(0, "north"), named(1, ""), named(2, "Süd 2"), per_call=3))
+    parties = gather(LateGrid(named(0, "north"), named(1, ""), named(2, "Süd 2"), per_call=3))
     assert [p.called for p in parties.values()] == [
         "north (partition 0)", "partition 1", "Süd 2 (partition 2)",
     ]  # fmt: skip
@@ -489,14 +490,14 @@ def test_nodes_are_called_by_name_and_partition() -> None:
 
 def test_two_nodes_of_one_name_are_refused() -> None:
     with refused("FK-NODE-NAME-TWICE"):
-        gather(Nodes(named(0, "a"), named(1, "b"), named(2, "a"), per_call=3))
+        gather(LateGrid(named(0, "a"), named(1, "b"), named(2, "a"), per_call=3))
 
 
 def test_a_node_of_an_earlier_release_has_no_name() -> None:
     old = [description(k) for k in range(3)]
     for one in old:
         del one["name"]
-    assert {p.name for p in gather(Nodes(*old, per_call=3)).values()} == {""}
+    assert {p.name for p in gather(LateGrid(*old, per_call=3)).values()} == {""}
 
 
 @pytest.mark.promise("faults-code-of-a-node")

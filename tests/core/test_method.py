@@ -21,10 +21,9 @@ from hypothesis.extra.numpy import arrays
 from refusals import raises, refused, refuses
 from summing_nodes import ENCODING, SESSION, Done, Nodes, SummingClient, Work, opening, work
 
-from fedkern_flwr import registered
+from fedkern_flwr import nodes, registered
 from fedkern_flwr.clients import serve
 from fedkern_flwr.errors import FedKernError, ProtocolError, StateError, StreamError, SumError
-from fedkern_flwr.exchange import request_messages
 from fedkern_flwr.failure import mark_error
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.guard import NodePolicy, SumRule
@@ -50,6 +49,7 @@ from fedkern_flwr.privacy import Budget, NoisySum, Release, plan_release
 from fedkern_flwr.secure_sum import Encoding, RunningSum
 from fedkern_flwr.simulations import Fault, FaultPlan, simulate
 from fedkern_flwr.simulations.run.options import options
+from fedkern_flwr.transport import request_messages
 from fedkern_flwr.wire import PhaseMessage, sums
 from fedkern_flwr.wire.method import pack, unpack
 from fedkern_flwr.wire.sections import attach, detach
@@ -291,13 +291,14 @@ def test_a_sum_that_may_have_been_opened_is_not_summed_again(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("which", [1, 2])
-def test_a_sum_being_opened_is_opened_over_the_same_clients(which: int, tmp_path: Path) -> None:
+def test_a_sum_being_opened_is_opened_over_the_same_clients(
+    which: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Cut before that, a run goes on as well: see tests/contracts/test_faults.py."""
     whole, own = Mean(times=3), make(state_dir=tmp_path / "state")
     simulate(whole, own, CLIENTS)
     options: dict[str, Any] = {"times": 3, "checkpoint": tmp_path / "run.npz", "threshold": 4}
-    first, opened = Mean(**options), list[str]()
-    exchange = first.run_phase
+    first, opened, exchange = Mean(**options), list[str](), nodes.Nodes.ask
 
     def cut(*args: Any, **more: Any) -> Any:
         found = exchange(*args, **more)
@@ -306,8 +307,9 @@ def test_a_sum_being_opened_is_opened_over_the_same_clients(which: int, tmp_path
             raise PowerCutError
         return found
 
-    first.run_phase = cut  # type: ignore[method-assign]
-    raises(PowerCutError, simulate, first, own, CLIENTS)
+    with monkeypatch.context() as patched:
+        patched.setattr(nodes.Nodes, "ask", cut)
+        raises(PowerCutError, simulate, first, own, CLIENTS)
     gone = FaultPlan([(2, "method", None, Fault("vanished"))])
     with refused("FK-PARTIES-LOST"):
         simulate(Mean(**options, resume=True, attempts=1), own, CLIENTS, faults=gone)

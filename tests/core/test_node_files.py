@@ -34,7 +34,6 @@ from fedkern_flwr.checkpoint import plain_cell, write_csv
 from fedkern_flwr.clients import KernelPCAClient, serve
 from fedkern_flwr.encoding.columns import Number
 from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableError
-from fedkern_flwr.exchange import request_messages
 from fedkern_flwr.failure import mark_error, read_error
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.model_file import load_model, save_model
@@ -52,6 +51,7 @@ from fedkern_flwr.simulations.engines.faults import Delivery
 from fedkern_flwr.simulations.run.drawing import save_figure
 from fedkern_flwr.simulations.run.report import write_report
 from fedkern_flwr.strategies import POFMKL, KernelPCA
+from fedkern_flwr.transport import request_messages
 from fedkern_flwr.wire import DescribeReply, DescribeRequest
 from fedkern_flwr.wire.sections import detach
 
@@ -484,7 +484,7 @@ def test_checkpoints_may_fail(writes: int, tmp_path: Path, monkeypatch: Any, cap
     (told,) = [line for line in caplog.messages if str(file) in line]
     assert told.endswith("[FK-FILE-WRITE]")
     assert not file.exists()
-    assert not found.resumable
+    assert not found.nodes.resumable
 
 
 def test_a_run_that_fails_later_says_nothing_of_resuming(tmp_path: Path, monkeypatch: Any) -> None:
@@ -513,7 +513,7 @@ def test_a_checkpoint_is_written_again(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(checkpoint, "write_atomically", fails_once)
     found = learn(checkpoint=tmp_path / "run.npz")
     assert failed == [tmp_path / "run.npz"]
-    assert found.resumable
+    assert found.nodes.resumable
     assert (tmp_path / "run.npz").exists()
 
 

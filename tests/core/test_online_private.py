@@ -333,7 +333,7 @@ def test_result_has_the_budget(nodes: Nodes) -> None:
         assert told["messages"].startswith("2, ")
         assert said in told["messages"]
         (one,) = told["releases"]
-        curve = strategy.noised_["update"][0].curve
+        curve = strategy.noise_.noised["update"][0].curve
         total = curve * (1 if unit == "row" else 2)
         assert epsilon_of(total, 1e-5) == pytest.approx(3.0, rel=1e-3)
         assert one["declared_deviation"] < one["deviation"]
@@ -492,7 +492,7 @@ def test_what_is_opened_has_the_noise_that_is_told(kind: Any, colluders: int, op
 
 def test_the_iterations_together_cost_the_budget_and_no_figures_are_told_besides() -> None:
     made = run(strategy())
-    (release, parties), (counts, _) = (made.noised_[n] for n in ("gradients", "outcomes"))
+    (release, parties), (counts, _) = (made.noise_.noised[n] for n in ("gradients", "outcomes"))
     assert parties == USERS
     assert 2.98 < epsilon_of(STEPS * release.curve, release.delta) <= 3.0
     assert 2.98 < counts.epsilon <= 3.0
@@ -611,17 +611,15 @@ def test_more_iterations_than_were_said_are_refused(monkeypatch: Any) -> None:
 @pytest.mark.parametrize("rounds", ["central_rounds", "measure_columns", ""])
 def test_both_sides_have_a_budget_or_none(rounds: str, monkeypatch: Any) -> None:
     """No solutions are asked for where there is one, no gradients where there is none."""
-    honest = HierarchicalSVM.gather
+    honest = Nodes.gather
 
     def without(self: Any, *known: Any, **more: Any) -> None:
-        kept, self.budget = self.budget, None
-        honest(self, *known, **more)
-        self.budget = kept
+        honest(self, *known, **{**more, "privacy": ""})
 
     if rounds:
         monkeypatch.setattr(HierarchicalSVM, "private_rounds", getattr(HierarchicalSVM, rounds))
     else:
-        monkeypatch.setattr(HierarchicalSVM, "gather", without)
+        monkeypatch.setattr(Nodes, "gather", without)
     refuses("FK-BUDGET-SIDES", run, strategy())
 
 

@@ -21,7 +21,6 @@ from fedkern_flwr import __version__, check_app, clients
 from fedkern_flwr.checkpoint import VERSION, save_arrays
 from fedkern_flwr.clients import KernelPCAClient
 from fedkern_flwr.errors import OptionError, ProtocolError, RefusedError
-from fedkern_flwr.exchange import request_messages
 from fedkern_flwr.failure import mark_error, read_error
 from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.node.client import PhaseClient
@@ -35,6 +34,7 @@ from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
 from fedkern_flwr.simulations.estimators import FDSKLClassifier, FedCGClassifier
 from fedkern_flwr.simulations.methods.registry import METHODS, complete_settings, family, open_run
 from fedkern_flwr.strategies import KernelPCA
+from fedkern_flwr.transport import request_messages
 from fedkern_flwr.wire import PROTOCOL_VERSION, DescribeReply, DescribeRequest
 from fedkern_flwr.wire.releases import check_node, check_server, other_releases
 
@@ -303,12 +303,20 @@ def run_folder(method: str, name: str, value: Any, folder: Path, part: str = "op
     assert name not in open_run(folder)[1][part]
 
 
+def whole_progress(strategy: Any) -> dict[str, Any]:
+    return {"options": strategy.options(), **strategy.nodes.progress(), **strategy.progress()}
+
+
+def restored(strategy: Any) -> Any:
+    return RunLog(strategy, strategy.run_rules(), strategy.nodes).restore()
+
+
 def checkpoint(method: str, name: str, value: Any, folder: Path) -> None:
     strategy = METHODS[method](checkpoint=folder / "checkpoint.npz", resume=True)
     options = {**strategy.options(), name: value}
-    meta = {"version": VERSION, **strategy.progress(), "options": options}
+    meta = {"version": VERSION, **whole_progress(strategy), "options": options}
     save_arrays(folder / "checkpoint.npz", {}, meta)
-    assert RunLog(strategy).restore() is not None
+    assert restored(strategy) is not None
 
 
 def model(method: str, name: str, value: Any, folder: Path) -> None:
@@ -336,8 +344,8 @@ def test_a_run_that_release_0_1_began_does_not_go_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("said", [{}, {"version": VERSION - 1}, {"fedkern_flwr": "0.3.7"}])
 def test_a_checkpoint_says_which_release_wrote_it(said: dict[str, Any], tmp_path: Path) -> None:
     strategy = KernelPCA(checkpoint=tmp_path / "checkpoint.npz", resume=True)
-    save_arrays(tmp_path / "checkpoint.npz", {}, {**strategy.progress(), **said})
-    caught = refuses("FK-CHECKPOINT-VERSION", RunLog(strategy).restore)
+    save_arrays(tmp_path / "checkpoint.npz", {}, {**whole_progress(strategy), **said})
+    caught = refuses("FK-CHECKPOINT-VERSION", restored, strategy)
     for text in ("checkpoint.npz", f"fedkern-flwr {said.get('fedkern_flwr', '0.1')}", __version__):
         assert text in str(caught)
 

@@ -20,7 +20,6 @@ from flwr.app import Context, Error, Message, RecordDict
 from refusals import raises, refused, refuses
 from scripted_grid import Clock, reply
 
-from fedkern_flwr.exchange import Courier, Outcome, exchange, request_messages
 from fedkern_flwr.failure import Failure, mark_error
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.ledger import Ledger
@@ -28,6 +27,7 @@ from fedkern_flwr.log_lines import log_as
 from fedkern_flwr.method import Method, MethodClient, Sum, contributes, option
 from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.simulations.engines.direct import DirectApp
+from fedkern_flwr.transport import Courier, Outcome, exchange, request_messages
 from fedkern_flwr.watch import Watch
 from fedkern_flwr.wire import DescribeRequest
 
@@ -113,7 +113,7 @@ class Fleet:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     set_task_identity(1, 1)
     clock = Clock()
-    monkeypatch.setattr("fedkern_flwr.exchange.time", clock)
+    monkeypatch.setattr("fedkern_flwr.transport.time", clock)
     monkeypatch.setattr("fedkern_flwr.watch.time", clock)
     return clock
 

@@ -20,10 +20,17 @@ from refusals import raises, refused, refuses
 
 from fedkern_flwr import swift_grid
 from fedkern_flwr.errors import ProtocolError
-from fedkern_flwr.exchange import REPLY, reply_content, request_content, request_messages
 from fedkern_flwr.flower_compat import message_round_trip, set_task_identity
 from fedkern_flwr.online import messages as online
-from fedkern_flwr.swift_grid import SwiftGrid, packed, swift
+from fedkern_flwr.transport import (
+    REPLY,
+    SwiftGrid,
+    packed,
+    reply_content,
+    request_content,
+    request_messages,
+    swift,
+)
 from fedkern_flwr.wire import (
     PROTOCOL_VERSION,
     DescribeReply,

@@ -33,9 +33,8 @@ from fedkern_flwr.hybrid.landmarks import draw_landmarks
 from fedkern_flwr.judging.calibration import Calibration
 from fedkern_flwr.judging.counts import bins_of, calibrating
 from fedkern_flwr.kernels.random_features import feature_map
-from fedkern_flwr.method import Ask, MethodClient, Sum, answers, contributes
+from fedkern_flwr.method import Ask, MethodClient, PrivateMethod, Sum, answers, contributes
 from fedkern_flwr.privacy.accounting import check_accountant
-from fedkern_flwr.private_method import PrivateMethod
 from fedkern_flwr.simulations import Fault, FaultPlan, simulate
 from fedkern_flwr.simulations.attacks.buckets import named_rows
 from fedkern_flwr.simulations.methods.experiment import run_entries

@@ -17,9 +17,9 @@ from app_sites import Site
 from flwr.common.serde import message_to_proto
 from other_sites import SITES
 
-from fedkern_flwr.exchange import request_messages
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
+from fedkern_flwr.transport import request_messages
 from fedkern_flwr.wire import DescribeRequest
 
 # Flower's process of a message imports what stands first, then the app, which answers. Here it is
@@ -155,7 +155,7 @@ def packages(modules: set[str]) -> set[str]:
 
 def server_side(modules: set[str]) -> set[str]:
     """Return what a node has no use for: strategies, their driver, engines, Flower's server."""
-    ours = ("strategies", "strategy", "summing", "steps", "run", "method", "simulations.engines")
+    ours = ("strategies", "nodes", "steps", "run", "method", "simulations.engines")
     theirs = ("flwr.simulation", "flwr.superlink", "flwr.server.strategy")
     names = (*(f"fedkern_flwr.{one}" for one in ours), *theirs)
     return {m for m in modules for name in names if m == name or m.startswith(f"{name}.")}

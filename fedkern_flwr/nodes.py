@@ -1,0 +1,667 @@
+"""The nodes of one run, as its server knows them.
+
+Who they are and which of them answer, and the keys, shares and votes with which sums over them are
+opened. Methods do not come here: :mod:`fedkern_flwr.run` asks what a method wants to know, and
+leaves to this module whom to ask and what to do about silence.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from .errors import CheckpointError, CohortError, ProtocolError, RefusedError, SumError, quoted_code
+from .failure import Failure, count_failures
+from .flower_compat import is_simulated
+from .guard import counting
+from .ledger import Ledger
+from .options import Declared, at_least
+from .secure_sum import RunningSum, SecureSum
+from .secure_sum.identity import Counts
+from .secure_sum.keys import KEY_BYTES
+from .transport import (
+    FAREWELL,
+    REPLY,
+    Outcome,
+    exchange,
+    read_reply,
+    request_messages,
+    take_sections,
+)
+from .watch import Watch
+from .wire import PhaseMessage
+from .wire import sums as sum_wire
+from .wire.describe import DescribeReply, DescribeRequest, called, check_parties
+from .wire.releases import check_node, check_refusal, other_releases, release_of
+
+logger = logging.getLogger("fedkern_flwr")
+
+#: Seconds for which nodes are awaited by default.
+NODE_TIMEOUT = 120.0
+Arrays = dict[str, NDArray[Any]]
+_PATIENCE = Declared(NODE_TIMEOUT, above=0.0, name="node_timeout", type=float)
+_FOLLOW_UPS = 3  # exchanges after the first that may be spent on unmasking a sum
+_DESCRIBE = "describe"
+_REFUSED = "RefusedError: "
+#: What a node says of itself, by its name or without one; before it knows its partition it only
+#: refuses an app.
+_SAID = r"\w+Error: (.{0,42}?partition \d+\)?)(?:, phase \w+)?: (.+)"
+_OWN = re.compile(rf"{_SAID}|RefusedError: (the app .+)")
+
+
+class Nodes:
+    """The nodes of one run: who they are, who failed to answer, and the sums over them.
+
+    Parameters
+    ----------
+    method : str
+        Name of the method, which nodes are told.
+    min_clients : int (default: 1)
+        The run stops, with its checkpoint, when fewer clients answer a round.
+    max_missed : int (default: 10)
+        A client that misses so many rounds in a row is left out of the rest of the run.
+    node_timeout : float (default: 120.0)
+        Seconds to wait for the nodes at the start, and for one that is away later.
+    min_cohort : int (default: 2)
+        Of secure sums: least number of clients in a sum whatever the threshold.
+
+    Attributes
+    ----------
+    session : str
+        Random name of the run.
+    parties : dict
+        Node id -> its description, sorted by partition.
+    left_out : list of int
+        Partitions left out for missing too many rounds.
+    ledger : Ledger
+        Exchanges, bytes, seconds and failures.
+    failures : dict
+        Phase -> node id -> why it did not answer the last request of that phase.
+    sums : SecureSum or None
+        The secure sums of the run.
+    spoilers : set of int
+        Partitions whose masks did not fit in the last sum that could not be opened.
+    watch : Watch or None
+        In deployments: who is awaited.
+    listener : callable or None
+        Called with (node, reply) as a reply arrives, before secure sums take their parts out of it.
+        An error of ours that it raises counts as an invalid reply.
+    keeps, resumable : bool
+        Whether the run is to keep a checkpoint, and whether there is one to go on from.
+
+    Raises
+    ------
+    OptionError
+        An option is out of its range.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        *,
+        min_clients: int = 1,
+        max_missed: int = 10,
+        node_timeout: float = NODE_TIMEOUT,
+        min_cohort: int = 2,
+    ) -> None:
+        at_least("min_clients", min_clients, 1)
+        at_least("max_missed", max_missed, 1)
+        at_least("min_cohort", min_cohort, 2)
+        self.method, self.min_clients, self.max_missed = method, min_clients, max_missed
+        self.node_timeout, self.min_cohort = _PATIENCE.check(node_timeout), min_cohort
+        self.session = secrets.token_hex(8)
+        self.parties: dict[int, Any] = {}
+        self.left_out: list[int] = []
+        self.ledger = Ledger()
+        self.failures: dict[str, dict[int, Failure]] = {}
+        self.sums: SecureSum | None = None
+        self.watch: Watch | None = None
+        self.listener: Callable[[int, Message], None] | None = None
+        self.keeps = self.resumable = False
+        self.spoilers: set[int] = set()
+        self._nonces: dict[str, str] = {}  # of a run that is resumed
+        self._missed: dict[int, int] = {}
+        self._last_missed: dict[int, int] = {}
+        self._warned: set[str] = set()
+
+    # -- the beginning of a run
+
+    def gather(
+        self,
+        grid: Grid,
+        *,
+        reply: type[DescribeReply] = DescribeReply,
+        check: Callable[[Sequence[Any]], None] = check_parties,
+        figures: str | Path | None = None,
+        **request: Any,
+    ) -> None:
+        """Wait for the nodes and ask each who it is.
+
+        The nodes' ``num-partitions`` tells how many there must be; late nodes are described as they
+        come. Nobody is left out silently: a node that fails here fails the run. Releases of the
+        same protocol work together; a warning names nodes that have another one than the server.
+
+        Parameters
+        ----------
+        grid : Grid
+            Flower's grid.
+        reply : type
+            Class of the answers.
+        check : callable
+            Refuses parties that do not fit together.
+        figures : path, optional
+            In deployments: file for figures of the run, for Prometheus.
+        **request
+            Fields of :class:`~fedkern_flwr.wire.describe.DescribeRequest`.
+
+        Raises
+        ------
+        CohortError
+            Nodes are missing after ``node_timeout`` seconds, or partition ids clash.
+        ProtocolError
+            A node's table or its reply does not fit.
+        CheckpointError
+            A node has forgotten the run that is resumed.
+        """
+        if not is_simulated(grid):
+            path = Path(figures) if figures else None
+            self.watch = Watch(self.node_timeout, self.name, self.ledger, path)
+        asked = DescribeRequest(
+            session=self.session,
+            method=self.method,
+            nonces=json.dumps(self._nonces) if self._nonces else "",
+            **{"resume_round": 0, "secure": False, "order_seed": -1, "privacy": "", **request},
+        )
+        deadline = time.monotonic() + self.node_timeout
+        releases: dict[int, str] = {}
+        expected = max(1, self.min_clients)
+        while True:
+            fresh = sorted(set(grid.get_node_ids()) - set(self.parties))
+            if len(fresh) + len(self.parties) >= expected and fresh:
+                remaining = max(1.0, deadline - time.monotonic())
+                for node, party, release in self._describe(grid, asked, fresh, reply, remaining):
+                    self.parties[node] = party
+                    releases[party.partition] = release
+                expected = max(expected, *(p.partitions for p in self.parties.values()))
+            if len(self.parties) >= expected:
+                break
+            if time.monotonic() > deadline:
+                if self.parties:
+                    check(list(self.parties.values()))
+                there, seconds = len(fresh) + len(self.parties), f"{self.node_timeout:g} s"
+                raise CohortError(
+                    f"{there} of {expected} nodes connected within {seconds}",
+                    remedy="start the missing nodes or allow more time",
+                    phase=_DESCRIBE,
+                    code="FK-PARTIES-AWAITED",
+                )
+            say = logger.info if self.watch is None else self.watch.say
+            say(f"waiting for nodes: {len(self.parties)} of {expected}")
+            time.sleep(0.2)
+        by_partition = sorted(self.parties.items(), key=lambda item: (item[1].partition, item[0]))
+        self.parties = dict(by_partition)
+        check(list(self.parties.values()))
+        if differing := other_releases(releases):
+            logger.warning(differing)
+        self._nonces = {str(p.partition): p.nonce for p in self.parties.values()}
+        for party in self.parties.values():
+            if not party.restored and party.partition not in self.left_out:
+                raise CheckpointError(
+                    f"no private state saved for round {asked.resume_round}",
+                    remedy="give the client the state_dir of the run that broke off",
+                    party=party.called,
+                    phase=_DESCRIBE,
+                    code="FK-STATE-GONE",
+                )
+
+    def _describe(
+        self,
+        grid: Grid,
+        asked: DescribeRequest,
+        nodes: Sequence[int],
+        reply: type[DescribeReply],
+        timeout: float,
+    ) -> Iterable[tuple[int, DescribeReply, str]]:
+        """Ask nodes who they are; return each with its description and its release."""
+        messages = request_messages(asked, nodes, group_id=_DESCRIBE)
+        ledger, watch = self.ledger, self.watch
+        outcome = exchange(
+            grid, messages, phase=_DESCRIBE, timeout=timeout, ledger=ledger, watch=watch
+        )
+        _refuse_failures(outcome.failures)
+        for node, message in outcome.replies.items():
+            party = f"node {node}"
+            told: Any = message.content.get(REPLY, {})
+            check_node(told, party=party)
+            try:
+                found = read_reply(reply, message, party=party)
+            except ProtocolError as error:  # of the same protocol
+                raise ProtocolError(
+                    f"it serves no client of {self.method}: {error.problem}",
+                    remedy="serve the client that belongs to the strategy",
+                    party=party,
+                    phase=_DESCRIBE,
+                    code="FK-NODE-METHOD",
+                ) from None
+            if asked.secure and len(found.public_key) != KEY_BYTES:
+                raise ProtocolError(
+                    "it sent no key for secure sums",
+                    remedy="serve one of the clients in fedkern_flwr.clients on this node",
+                    party=found.called,
+                    phase=_DESCRIBE,
+                    code="FK-NODE-FOREIGN",
+                )
+            yield node, found, release_of(told)
+
+    def begin_sums(
+        self,
+        cohorts: Sequence[Sequence[int]] | None = None,
+        thresholds: Sequence[int | None] = (None,),
+        *,
+        allow_single: bool = False,
+        relays_only: bool = False,
+    ) -> None:
+        """Make ready for secure sums over cohorts, by default over everybody.
+
+        ``relays_only`` means that nothing is summed: clients seal messages for each other with
+        their keys.
+        """
+        parties = self.parties.values()
+        self.sums = SecureSum(
+            self.session,
+            {p.partition: (p.public_key, p.signature) for p in parties},
+            cohorts=cohorts,
+            threshold=thresholds,
+            min_cohort=self.min_cohort,
+            allow_single=allow_single,
+            relays_only=relays_only,
+            counts={p.partition: Counts(p.rows, p.test_rows, p.bits) for p in parties},
+        )
+
+    # -- who they are
+
+    def active(self) -> list[int]:
+        """Return the ids of the nodes that take part, by partition."""
+        left_out = set(self.left_out)
+        return [node for node, party in self.parties.items() if party.partition not in left_out]
+
+    def partitions(self) -> list[int]:
+        """Return the partitions that take part."""
+        return [self.parties[node].partition for node in self.active()]
+
+    def node_of(self) -> dict[int, int]:
+        """Return partition -> node id."""
+        return {party.partition: node for node, party in self.parties.items()}
+
+    def name(self, node: int) -> str:
+        """Return a node's name in messages, such as ``north (partition 0)``."""
+        known = self.parties.get(node)
+        return f"node {node}" if known is None else str(known.called)
+
+    def called(self, partition: int) -> str:
+        """Return the name of a party in messages."""
+        names = {party.partition: party.called for party in self.parties.values()}
+        return str(names.get(partition, called(partition)))
+
+    # -- one exchange
+
+    def ask(
+        self,
+        grid: Grid,
+        messages: Iterable[Message],
+        *,
+        phase: str,
+        timeout: float,
+        number: int,
+        required: int | None = None,
+        enough: Callable[[], bool] | None = None,
+        idle: Iterable[int] = (),
+        awaits: bool = True,
+    ) -> Outcome:
+        """Send messages and wait for the replies; count who failed, leave out who fails too often.
+
+        Sections of secure sums are taken out of the replies as they arrive.
+
+        Parameters
+        ----------
+        grid, messages, phase, timeout, enough, idle, awaits
+            See :func:`fedkern_flwr.exchange.exchange`.
+        number : int
+            Of the exchange, by which misses are counted: a round may have several exchanges.
+        required : int, optional
+            Least number of answers, by default ``min_clients``.
+
+        Raises
+        ------
+        CohortError
+            Fewer answered than required.
+        RefusedError
+            A node refuses an order before anything was summed.
+        """
+        outcome = exchange(
+            grid,
+            list(messages),
+            phase=phase,
+            timeout=timeout,
+            ledger=self.ledger,
+            on_reply=self.on_reply,
+            enough=enough,
+            idle=idle,
+            watch=self.watch,
+            awaits=awaits,
+        )
+        self.failures[phase] = outcome.failures
+        for node, failure in sorted(outcome.failures.items()):
+            self.reject(node, failure, number)
+            if failure.detail.startswith(_REFUSED) and not self.summed:
+                told = failure.detail.removeprefix(_REFUSED)
+                raise RefusedError(told, phase=phase, code="")  # that of the node
+            if not outcome.replies:
+                failure.raise_foreign(self.method, phase)
+        self.require(len(outcome.replies), number, phase, outcome.failures, required)
+        return outcome
+
+    def on_reply(self, node: int, message: Message) -> None:
+        """Take the sections of secure sums out of a reply as it arrives."""
+        if self.listener is not None:
+            self.listener(node, message)
+        if self.sums is not None:
+            partition = self.parties[node].partition
+            self.sums.take(partition, take_sections(message, party=self.name(node)))
+
+    def in_order(self, outcome: Outcome) -> list[Message]:
+        """Return the replies sorted by partition, so that sums are reproducible."""
+        return [outcome.replies[node] for node in self.parties if node in outcome.replies]
+
+    def accept(self, node: int) -> None:
+        """Note that a client gave a proper answer."""
+        self._missed[self.parties[node].partition] = 0
+
+    def reject(self, node: int, failure: Failure, number: int) -> None:
+        """Count that a client gave none, or one that could not be used."""
+        partition = self.parties[node].partition
+        self.ledger.add_failure(partition, str(failure))
+        once = self._last_missed.get(partition) != number  # a round may have several exchanges
+        missed = self._missed.get(partition, 0) + once
+        self._missed[partition], self._last_missed[partition] = missed, number
+        logger.info("%s, round %d: %s", self.name(node), number, failure)
+        if missed >= self.max_missed and partition not in self.left_out:
+            self.left_out.append(partition)
+            logger.warning("%s is left out after %d rounds", self.name(node), missed)
+
+    def forgive(self) -> None:
+        """Forget who has missed rounds: nobody is left out for them any more."""
+        self._missed.clear()
+        self.left_out.clear()
+
+    def require(
+        self,
+        answers: int,
+        number: int,
+        phase: str,
+        failures: Mapping[int, Failure] | None = None,
+        required: int | None = None,
+    ) -> None:
+        """Stop the run when fewer than ``required`` (``min_clients``) gave a proper answer.
+
+        Raises
+        ------
+        CohortError
+        """
+        least = self.min_clients if required is None else required
+        if answers < least:
+            raise self.broken(
+                f"{answers} of {len(self.parties)} clients answered round {number}, at least "
+                f"{least} must{count_failures(failures)}",
+                phase,
+            )
+
+    def broken(self, problem: str, phase: str) -> CohortError:
+        """Return the error with which a run ends for want of clients."""
+        remedy = "mend the clients and start again"
+        if self.resumable:
+            remedy = "mend the clients and resume from the checkpoint"
+        elif self.summed and not self.keeps:
+            remedy += (
+                " with all of them: two runs over the same rows that differ in their clients show "
+                "single ones; a checkpoint avoids that"
+            )
+        return CohortError(problem, remedy=remedy, phase=phase, code="FK-PARTIES-LOST")
+
+    # -- secure sums
+
+    @property
+    def summed(self) -> bool:
+        """Whether a secure sum of this run has been opened."""
+        return self.sums is not None and self.sums.contributors > 0
+
+    def sections(self, sums: Sequence[RunningSum]) -> dict[int, list[PhaseMessage]]:
+        """Return node -> what its request must carry so that it contributes to ``sums``."""
+        parties = self.parties
+        return {n: self._known.sections(parties[n].partition, sums) for n in self.active()}
+
+    def unmask(
+        self, grid: Grid, sums: Sequence[RunningSum], *, number: int, timeout: float
+    ) -> None:
+        """Open sums whose vectors are in: one exchange, more when survivors vote or fall silent.
+
+        Raises
+        ------
+        SumError
+            A sum has too few survivors or votes, or cannot be opened. Nothing is released.
+        """
+        known = self._known
+        about: dict[str, Any] = {"session": self.session, "round": number}
+        if ballots := known.ballot_sections(sums):  # where identities are pinned and it is needed
+            request = sum_wire.VoteRequest(**about)
+            self._ask_about(grid, request, ballots, timeout, partial(_voted, sums))
+        complete = partial(_complete, sums)
+        if asked := known.unmask_sections(sums):  # nobody is asked where there are no self masks
+            self._ask_about(grid, sum_wire.UnmaskRequest(**about), asked, timeout, complete)
+        for attempt in range(1, _FOLLOW_UPS + 1):
+            missing = known.recover_sections(sums)
+            if not missing:
+                break
+            again = sum_wire.RecoverRequest(**about, attempt=attempt)
+            self._ask_about(grid, again, missing, timeout, complete)
+        for running in sums:
+            running.open()
+            for forger in running.forgers:
+                logger.warning("partition %d revealed a forged share", forger)
+                self.ledger.add_failure(forger, "forged share")
+
+    def _ask_about(
+        self,
+        grid: Grid,
+        request: sum_wire.SumRequest,
+        sections: Mapping[int, list[PhaseMessage]],
+        timeout: float,
+        enough: Callable[[], bool],
+    ) -> None:
+        """Ask parties about sums: each gets its own sections."""
+        nodes = self.node_of()
+        by_node = {nodes[p]: own for p, own in sections.items() if p in nodes}
+        number = request.round
+        messages = request_messages(request, by_node, group_id=str(number), sections=by_node)
+        about: dict[str, Any] = {"phase": request.phase, "timeout": timeout, "number": number}
+        self.ask(grid, messages, required=0, enough=enough, **about)
+
+    def blame(self, running: RunningSum, error: SumError, number: int) -> None:
+        """Count an aborted sum against the parties whose masks did not fit."""
+        self.spoilers = set(running.suspects)
+        for node, party in self.parties.items():
+            if party.partition in running.suspects:
+                self.reject(node, Failure.invalid(error), number)
+
+    def finish(self, grid: Grid, *, number: int, timeout: float, goes_on: bool = False) -> None:
+        """Let all clients erase what a run leaves on them; wait a minute at most."""
+        kind = sum_wire.BreakRequest if goes_on else sum_wire.FinishRequest
+        request = kind(session=self.session, round=number)
+        messages = request_messages(request, self.parties, group_id="finish")
+        about: dict[str, Any] = {"phase": request.phase, "number": number, "required": 0}
+        self.ask(grid, messages, timeout=min(timeout, FAREWELL), awaits=False, **about)
+
+    def check_count(self, problem: str) -> None:
+        """Stop, or warn, where a sum would release too many numbers: as the nodes would.
+
+        Raises
+        ------
+        RefusedError
+            A node refuses it.
+        """
+        strictest = {party.counting for party in self.parties.values()}
+        if problem and "refuse" in strictest:
+            raise counting.small_sum(problem)
+        if problem and "warn" in strictest:
+            logger.warning("the rows behind a sum can be computed: %s", problem)
+
+    def note_untold(self) -> None:
+        """Say why there are no figures of held-out rows, though there are rows."""
+        if any(party.test_rows for party in self.parties.values()):
+            logger.warning("nodes keep figures of held-out rows to themselves, by their policies")
+
+    def unknowns(self, name: str, cohort: int = 0, *, labels: int = 1) -> float:
+        """Return the numbers that hide behind a sum: those of the rows in it, with ``labels``."""
+        held_out = name.startswith(counting.OF_HELD_OUT)
+        cells = {
+            p.partition: ((held_out and p.test_rows) or p.rows) * (p.features + labels)
+            for p in self.parties.values()
+        }
+        return counting.hidden_rows(cells, self._known.membership.cohorts[cohort].members)
+
+    def warn_released(self, name: str, unknowns: Callable[[str, int], float]) -> None:
+        """Warn once of a sum of more numbers than unknowns; in deployments the nodes do."""
+        if name in self._warned or self.watch is not None:
+            return
+        for entry in self.released(unknowns):
+            if entry["name"] == name and entry["numbers"] > entry["unknowns"]:
+                self._warned.add(name)
+                problem = counting.too_many(entry["numbers"], entry["unknowns"])
+                logger.warning("the rows behind the sum %r can be computed: %s", name, problem)
+
+    def released(self, unknowns: Callable[[str, int], float]) -> list[dict[str, Any]]:
+        """Return the numbers and unknowns of all sums that the server opened, by name.
+
+        Sums of one name over the same cohort count together; of several cohorts the one with the
+        most numbers for an unknown is told.
+
+        Parameters
+        ----------
+        unknowns : callable
+            (name, cohort) -> unknowns of the sum.
+        """
+        worst: dict[str, tuple[float, dict[str, Any]]] = {}
+        for (full, cohort), numbers in (self.sums.released if self.sums else {}).items():
+            name = full.partition("#")[0]
+            if name.startswith(counting.OF_NO_ROWS):
+                continue
+            hidden = unknowns(name, cohort)
+            ratio = numbers / max(hidden, 1)
+            if ratio > worst.get(name, (-1.0, {}))[0]:
+                worst[name] = ratio, counting.released(name, numbers, hidden)
+        return [entry for _, entry in worst.values()]
+
+    def privacy(self, *, whole_cohorts: bool = False) -> dict[str, Any]:
+        """Return the parameters of the secure sums; ``whole_cohorts``: all are without self masks.
+
+        Then every member of a cohort must contribute.
+        """
+        out: dict[str, Any] = {"protocol": "secure sums", "min_cohort": self.min_cohort}
+        out["everybody_sees"] = [
+            "who takes part in which sums, with how many rows and held-out rows, its public key, "
+            "and bits of a row: 64 for a column, 1 for one of two values"
+        ]
+        if self.sums is not None:
+            out["cohorts"] = [
+                {
+                    "parties": len(cohort.members),
+                    "threshold": len(cohort.members) if whole_cohorts else cohort.threshold,
+                    "masks_per_party": len(cohort.neighbours[cohort.members[0]]),
+                    **({} if whole_cohorts else {"shares_to_open": cohort.share_threshold}),
+                }
+                for cohort in self.sums.membership.cohorts
+            ]
+        return out
+
+    @property
+    def _known(self) -> SecureSum:
+        assert self.sums is not None
+        return self.sums
+
+    # -- checkpoints
+
+    def progress(self) -> dict[str, Any]:
+        """Return what a resumed run must know of the one that broke off."""
+        return {
+            "session": self.session,
+            "nonces": self._nonces,
+            "ledger": self.ledger.to_dict(),
+            "missed": {str(k): v for k, v in self._missed.items()},
+            "left_out": list(self.left_out),
+        }
+
+    def go_on(self, progress: Mapping[str, Any]) -> None:
+        """Take up a run that broke off, before the nodes are gathered."""
+        self.resumable = True
+        self.session, self._nonces = progress["session"], progress.get("nonces", {})
+        self.ledger = Ledger.from_dict(progress["ledger"])
+        self._missed = {int(k): v for k, v in progress["missed"].items()}
+        self.left_out = progress["left_out"]
+
+
+def _complete(sums: Sequence[RunningSum]) -> bool:
+    return all(running.complete for running in sums)
+
+
+def _voted(sums: Sequence[RunningSum]) -> bool:
+    return not any(running.votes_missing for running in sums)
+
+
+def _refuse_failures(failures: Mapping[int, Failure]) -> None:
+    """Raise the first failure, in the words of the node where it is one of our own errors.
+
+    Raises
+    ------
+    RefusedError, ProtocolError
+    """
+    if not failures:
+        return
+    node, failure = next(iter(sorted(failures.items())))
+    more = f" ({len(failures)} nodes in all)" if len(failures) > 1 else ""
+    found = _OWN.match(failure.detail)
+    if failure.kind == "raised" and found is not None:
+        problem, code = quoted_code(found[2] or found[3])
+        party = found[1] or f"node {node}"
+        raise RefusedError(problem + more, party=party, phase=_DESCRIBE, code=code)
+    for node, failure in sorted(failures.items()):
+        check_refusal(failure.detail, party=f"node {node}")
+    problem, code = quoted_code(str(failure))
+    code = code or "FK-NODE-FAILED"
+    remedy = "read that node's log: its table, its options or its release do not fit"
+    if failure.kind == "unreachable":
+        remedy = "start its SuperNode again, then the run; its node id is in `flwr supernode ls`"
+        code = "FK-NODE-UNREACHABLE"
+    elif failure.kind == "timed out":
+        code = "FK-NODE-SLOW"
+        remedy = (
+            "allow more time if it reads a large table (node_timeout), else start its SuperNode "
+            "again; its node id is in `flwr supernode ls`"
+        )
+    raise ProtocolError(
+        f"{problem}{more}",
+        remedy=remedy,
+        party=f"node {node}",
+        phase=_DESCRIBE,
+        code=code,
+    )
