@@ -24,7 +24,7 @@ from any_table import NUMBERS, SETS, prepared
 from common import Record, new_table, run_script
 from rich.console import Console
 
-from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.node.client import Client
 from fedkern_flwr.simulations.methods.experiment import run_entries
 from fedkern_flwr.simulations.run.entries import Entry
 
@@ -41,16 +41,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @contextmanager
 def sharing(share: float) -> Iterator[None]:
     """Have all nodes say a share, as nodes with pinned identities do."""
-    announce = PhaseClient._announce
+    announce = Client._announce
 
     def announced(client: Any, *args: Any) -> Any:
         return replace(announce(client, *args), share=share, signature=bytes(64))
 
-    setattr(PhaseClient, "_announce", announced)  # noqa: B010
+    setattr(Client, "_announce", announced)  # noqa: B010
     try:
         yield
     finally:
-        setattr(PhaseClient, "_announce", announce)  # noqa: B010
+        setattr(Client, "_announce", announce)  # noqa: B010
 
 
 def measure(method: str, name: str, split: int, centres: int) -> tuple[float, float]:

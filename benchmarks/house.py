@@ -127,7 +127,7 @@ def chains(source: list[tuple[str, str]]) -> dict[str, int]:
             return 0
         return 1 + max(above, default=0)
 
-    client = next((name for name in ("Client", "PhaseClient") if name in bases), "")
+    client = next((name for name in ("Client", "Client") if name in bases), "")
     return {
         "classes in the longest chain": max(map(length, bases)),
         "levels below Method": max(length(name, "Method") for name in bases) - 1,

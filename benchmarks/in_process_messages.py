@@ -18,7 +18,7 @@ from rich.console import Console
 
 from fedkern_flwr.flower_compat import NumPyClient
 from fedkern_flwr.ledger import Ledger
-from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.node.client import Client
 from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.transport import exchange, request_messages
 from fedkern_flwr.wire.message import PhaseMessage, array
@@ -35,7 +35,7 @@ class Numbers(PhaseMessage):
     values: NDArray[np.float64] = array("ten", dtype="float64")  # noqa: RUF009
 
 
-class PhaseDoubler(PhaseClient):
+class PhaseDoubler(Client):
     """A client of this package."""
 
     def handlers(self) -> dict[str, Any]:
@@ -87,13 +87,13 @@ def measure(options: argparse.Namespace, console: Console) -> list[Record]:
 
     grids = {
         "stock NumPyClient": InProcessGrid(ClientApp(client_fn=stock), CLIENTS),
-        "PhaseClient": InProcessGrid(ClientApp(client_fn=phase), CLIENTS),
+        "Client": InProcessGrid(ClientApp(client_fn=phase), CLIENTS),
     }
     variants: dict[str, tuple[Callable[[InProcessGrid, int], None], InProcessGrid]] = {
         "bare ClientApp, stock NumPyClient": (bare_loop, grids["stock NumPyClient"]),
         "engine, stock NumPyClient": (through_exchange, grids["stock NumPyClient"]),
-        "bare ClientApp, PhaseClient": (bare_loop, grids["PhaseClient"]),
-        "engine, PhaseClient": (through_exchange, grids["PhaseClient"]),
+        "bare ClientApp, Client": (bare_loop, grids["Client"]),
+        "engine, Client": (through_exchange, grids["Client"]),
     }
 
     def block(drive: Callable[[InProcessGrid, int], None], grid: InProcessGrid) -> None:

@@ -44,7 +44,7 @@ from rich.console import Console
 
 from fedkern_flwr.flower_compat import NumPyClient
 from fedkern_flwr.guard import SumRule
-from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.node.client import Client
 from fedkern_flwr.nodes import Nodes
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.graph import default_threshold, degree, share_threshold
@@ -72,7 +72,7 @@ class VectorRequest(SumRequest, phase=NAME):
     """Ask for a vector."""
 
 
-class VectorClient(PhaseClient):
+class VectorClient(Client):
     """Contributes the vector of its partition."""
 
     length = 0

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedkern_flwr.node.client import PhaseClient
+    from fedkern_flwr.node.client import Client
 
     from .alignment import AlignmentClient
     from .column_ranges import RangesClient
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AlignmentClient",
+    "Client",
     "GramClient",
     "HybridKernelClient",
     "KernelPCAClient",
     "OnlineKernelClient",
-    "PhaseClient",
     "RangesClient",
     "SVMClient",
     "StreamClient",
@@ -42,7 +42,7 @@ _MODULES = {
     "HybridKernelClient": "fed_cg",
     "KernelPCAClient": "kernel_pca",
     "OnlineKernelClient": "pof_mkl",
-    "PhaseClient": "fedkern_flwr.node.client",
+    "Client": "fedkern_flwr.node.client",
     "RangesClient": "column_ranges",
     "SVMClient": "hierarchical_svm",
     "StreamClient": "streaming",

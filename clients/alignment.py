@@ -28,7 +28,7 @@ from fedkern_flwr.errors import (
     TableError,
 )
 from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.node.answering import AnsweringClient, answers
+from fedkern_flwr.node.client import Client, answers
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.private_files import can_be_written
@@ -38,7 +38,7 @@ from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 logger = logging.getLogger("fedkern_flwr")
 
 
-class AlignmentClient(AnsweringClient):
+class AlignmentClient(Client):
     """A party of an align run.
 
     It remembers 96 secret bytes and a digest of its ids between two messages; all else is made
@@ -55,7 +55,7 @@ class AlignmentClient(AnsweringClient):
     ids_test : sequence, optional
         Record ids of held-out rows.
     **common
-        Options of :class:`~fedkern_flwr.node.client.PhaseClient`.
+        Options of :class:`~fedkern_flwr.node.client.Client`.
 
     Raises
     ------

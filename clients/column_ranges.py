@@ -33,8 +33,7 @@ from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableE
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.guard.counting import binary_columns
 from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.node.answering import AnsweringClient, answers
-from fedkern_flwr.node.client import logger
+from fedkern_flwr.node.client import Client, answers, logger
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.private_files import can_be_written
@@ -50,7 +49,7 @@ from .party_table import as_numbers
 _NARROW = 50.0
 
 
-class RangesClient(AnsweringClient):
+class RangesClient(Client):
     """A node that wants ranges of its columns, over the rows of all nodes with the same columns.
 
     Parameters
@@ -83,7 +82,7 @@ class RangesClient(AnsweringClient):
         Public bound on the magnitude of all values, which must be that of the run; the strategy's
         default by default.
     **common
-        Options of :class:`~fedkern_flwr.node.client.PhaseClient`.
+        Options of :class:`~fedkern_flwr.node.client.Client`.
 
     Raises
     ------

@@ -21,7 +21,7 @@ from fedkern_flwr.kernels.frequencies import (
     draw_offsets,
 )
 from fedkern_flwr.labels import balanced_weights, class_counts
-from fedkern_flwr.node.answering import answers
+from fedkern_flwr.node.client import answers
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.progress import part
@@ -88,7 +88,7 @@ class VerticalKernelClient(TableClient):
     predictions : path, optional
         CSV file that an active party writes for its held-out rows: id, outputs, predicted class.
     **common
-        Options of :class:`~fedkern_flwr.node.client.PhaseClient`; ``allow_single`` here also lets
+        Options of :class:`~fedkern_flwr.node.client.Client`; ``allow_single`` here also lets
         an active party learn the phases of this party alone.
 
     Raises

@@ -50,8 +50,7 @@ from fedkern_flwr.kernels.product import (
     partial_distances,
 )
 from fedkern_flwr.labels import balanced_weights, class_counts
-from fedkern_flwr.node.answering import answers
-from fedkern_flwr.node.client import Handler
+from fedkern_flwr.node.client import Handler, answers
 from fedkern_flwr.privacy import Release, plan_release
 from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_message
 from fedkern_flwr.secure_sum.noise_keys import asked
@@ -118,7 +117,7 @@ class HybridKernelClient(TableClient):
     predictions : path, optional
         CSV file that a hospital writes for its held-out rows: id, outputs, predicted class.
     **common
-        Options of :class:`~fedkern_flwr.node.client.PhaseClient`; ``allow_single`` here also lets
+        Options of :class:`~fedkern_flwr.node.client.Client`; ``allow_single`` here also lets
         a hospital without others show its normal equations to the server.
 
     Raises

@@ -17,7 +17,7 @@ from fedkern_flwr.groups.consensus import Coordinates, Floats
 from fedkern_flwr.groups.linear_model import model_rows
 from fedkern_flwr.groups.members import AGENT, DEFAULT_BOUND, OWNER, ROLES, USER
 from fedkern_flwr.guard import SumRule, refusal
-from fedkern_flwr.node.answering import answers
+from fedkern_flwr.node.client import answers
 from fedkern_flwr.node.recent import Recent
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import ClientSums

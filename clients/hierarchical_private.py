@@ -11,7 +11,7 @@ from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.linear_model import model_columns
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.judging.noisy import OUTCOMES, outcomes_release
-from fedkern_flwr.node.answering import answers
+from fedkern_flwr.node.client import answers
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.privacy import Budget, Release
 from fedkern_flwr.secure_sum import Encoding

@@ -17,7 +17,7 @@ from fedkern_flwr.groups.digits import DIGITS, to_digits
 from fedkern_flwr.groups.linear_model import model_columns
 from fedkern_flwr.groups.trials import FOLDS, MOST_TRIED, deal, part_of
 from fedkern_flwr.guard import check_size, refusal
-from fedkern_flwr.node.answering import answers
+from fedkern_flwr.node.client import answers
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.solvers.local_solvers import balanced_weights, solve_local, total_loss
 from fedkern_flwr.wire.sums import Order

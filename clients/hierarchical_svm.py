@@ -68,7 +68,7 @@ class SVMClient(PrivateUser, UserOfRows, AgentOfRows, NodeOfColumns, Predicting)
     predictions : path, optional
         CSV file for predictions of this node's held-out rows: id, outputs, predicted class.
     **common
-        Options of :class:`~fedkern_flwr.node.client.PhaseClient`; ``allow_single`` lets the agent
+        Options of :class:`~fedkern_flwr.node.client.Client`; ``allow_single`` lets the agent
         see the model of this user where it is the only one of its group.
 
     Raises

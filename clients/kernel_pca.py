@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.kernels.pca import REST_SENSITIVITY, SENSITIVITY, features_of, moments
-from fedkern_flwr.node.answering import answers
+from fedkern_flwr.node.client import answers
 from fedkern_flwr.node.method_client import MethodClient, contributes
 from fedkern_flwr.wire.sums import Order
 

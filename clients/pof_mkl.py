@@ -16,7 +16,7 @@ from fedkern_flwr.errors import ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, counting, refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.kernels.random_features import FeatureMap, Real
-from fedkern_flwr.node.answering import AnsweringClient, answers
+from fedkern_flwr.node.client import Client, answers
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.online import messages as wire
@@ -55,7 +55,7 @@ _JUDGING = (wire.EvaluateRequest, wire.RidgeEvaluateRequest, wire.NetworkEvaluat
 _NOT_SUMMED = (wire.PredictRequest, wire.RidgePredictRequest, wire.LocalRequest)
 
 
-class OnlineKernelClient(AnsweringClient):
+class OnlineKernelClient(Client):
     """Client of POF-MKL, POF-RLS, their baselines and PerFedAvg.
 
     The client reads its own stream row by row, predicts each row *before* it looks at the label,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.checkpoint import pack_arrays, unpack_arrays, write_atomically, write_csv
 from fedkern_flwr.errors import CheckpointError, ProtocolError, TableError
-from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.node.client import Client
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.learning import Floats
 
@@ -50,7 +50,7 @@ _OF_RIDGES = (
 
 
 def keep_weights(
-    client: PhaseClient,
+    client: Client,
     request: wire.PersonalRequest | wire.RidgeRequest,
     account: StreamAccount,
     table: Layout,
@@ -105,7 +105,7 @@ def predict_later(
 
 
 def read_kept(
-    client: PhaseClient, request: wire.PredictRequest | wire.RidgePredictRequest, table: Layout
+    client: Client, request: wire.PredictRequest | wire.RidgePredictRequest, table: Layout
 ) -> StreamAccount:
     """Return what this node kept at the end of the run that made the model.
 

@@ -39,7 +39,7 @@ from fedkern_flwr.gram.recommenders import (
 )
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.node.answering import AnsweringClient, answers
+from fedkern_flwr.node.client import Client, answers
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.secure_sum.party_state import PartyState
@@ -129,7 +129,7 @@ class Released:
             )
 
 
-class GramClient(AnsweringClient):
+class GramClient(Client):
     """A node that holds rows of a matrix whose columns all nodes share.
 
     A row is a user's ratings of all items, or a feature of all instances: of a table whose columns
@@ -158,7 +158,7 @@ class GramClient(AnsweringClient):
     top : int (default: 100)
         Recommendations per user.
     **common
-        Options of :class:`~fedkern_flwr.node.client.PhaseClient`.
+        Options of :class:`~fedkern_flwr.node.client.Client`.
 
     Raises
     ------

@@ -10,9 +10,10 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedkern_flwr.errors import FedKernError
-from fedkern_flwr.flower_compat import CLIENT_RAISED, Client, is_started_for_message
+from fedkern_flwr.flower_compat import CLIENT_RAISED, is_started_for_message
+from fedkern_flwr.flower_compat import Client as FlowerClient
 from fedkern_flwr.guard.policy import is_simulated
-from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.node.client import Client
 from fedkern_flwr.node.reported import reported
 from fedkern_flwr.node_config import renew
 from fedkern_flwr.run_names import with_session
@@ -25,7 +26,7 @@ logger = logging.getLogger("flwr")
 App = Callable[[Message, Context], Message]
 
 
-def serve(make_client: Callable[[Context], PhaseClient], mods: Sequence[Mod] = ()) -> ClientApp:
+def serve(make_client: Callable[[Context], Client], mods: Sequence[Mod] = ()) -> ClientApp:
     """Return the app of a node.
 
     An error of ours, which quotes no data, is shown to the server, so that the coordinator reads
@@ -50,7 +51,7 @@ def serve(make_client: Callable[[Context], PhaseClient], mods: Sequence[Mod] = (
     for mod in mods:
         refuse_changing(mod)
 
-    def client_fn(context: Context) -> Client:
+    def client_fn(context: Context) -> FlowerClient:
         if is_started_for_message() and not context.state and not is_simulated(context):
             logger.info(
                 "this message cost %.1f s of CPU to start a process; `fedkern node start` keeps "

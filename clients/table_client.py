@@ -19,7 +19,7 @@ from fedkern_flwr.guard.orders import check_binary_columns
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.judging.calibration import Calibration
 from fedkern_flwr.judging.counts import Yardstick, bins_of
-from fedkern_flwr.node.answering import AnsweringClient
+from fedkern_flwr.node.client import Client
 from fedkern_flwr.node.session_state import SessionState
 from fedkern_flwr.table_parties import TableReply
 from fedkern_flwr.tables.frames import take_frame
@@ -37,7 +37,7 @@ _SHOWN = (
 Reply = TypeVar("Reply", bound=TableReply)
 
 
-class TableClient(AnsweringClient):
+class TableClient(Client):
     """Base class of parties with a table whose rows are joined by ids.
 
     Parameters
@@ -55,7 +55,7 @@ class TableClient(AnsweringClient):
     check : callable, optional
         Raises for options that do not fit, before the table is made.
     **common
-        Options of :class:`~fedkern_flwr.node.client.PhaseClient`.
+        Options of :class:`~fedkern_flwr.node.client.Client`.
 
     Attributes
     ----------

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from .errors import EngineError, FedKernError, OptionError
 from .flower_compat import is_simulated
 from .ledger import Ledger
-from .node.answering import AnsweringClient, answers
+from .node.client import Client, answers
 from .node.method_client import MethodClient, contributes
 from .nodes import NODE_TIMEOUT, Arrays, Nodes, logger
 from .options import UnknownOptionError, at_least, declared, describe, option, unknown_option
@@ -52,9 +52,9 @@ from .transport import swift
 from .wire import DescribeReply, check_parties
 
 __all__ = [
-    "AnsweringClient",
     "Answers",
     "Ask",
+    "Client",
     "Deliver",
     "LostState",
     "Method",

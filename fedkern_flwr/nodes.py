@@ -336,7 +336,7 @@ class Nodes:
         Parameters
         ----------
         grid, messages, phase, timeout, enough, idle, awaits
-            See :func:`fedkern_flwr.exchange.exchange`.
+            See :func:`fedkern_flwr.transport.exchange`.
         number : int
             Of the exchange, by which misses are counted: a round may have several exchanges.
         required : int, optional

@@ -236,9 +236,7 @@ class Run:
             return None
         if isinstance(step, Overlapping):
             check = self.program.check_answer
-            return Overlap(
-                self.nodes, self.grid, self.timeout, check, simulated=self.nodes.watch is None
-            )
+            return Overlap(self.nodes, self.grid, self.timeout, check)
         if isinstance(step, Sum):
             return step.split(
                 self._known_or(step.name, lambda: {"total": self._sum(step)})["total"]

@@ -201,7 +201,7 @@ class OnlineRelease(Method):
         if tests:
             held = tests * self._unknowns_of_row(dimension)
             self._released.append(counting.released(wire.EVALUATE_SUM, 2, held))
-        self.check_count(counting.too_many(numbers, unknowns))
+        self.nodes.check_count(counting.too_many(numbers, unknowns))
 
     def privacy(self) -> dict[str, Any]:
         """Return what the server sees."""

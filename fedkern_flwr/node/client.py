@@ -1,34 +1,47 @@
-"""What all clients share: phases, sessions and private state."""
+"""The base class of all clients: from a message to the handler that answers it, and back.
+
+A message passes four stations. The *state* of its run is loaded, from Flower's context or from the
+node's own disk. The *guard* (:mod:`.guarded`) says whether the run may be answered. The *sections*
+of secure sums are read, see :mod:`.sums`. Then the *handler* that is marked with its class answers.
+What the message was about is entered in the node's ledger before the reply leaves.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import secrets
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
+from ..checkpoint import write_atomically
 from ..errors import (
     FedKernError,
     OptionError,
     ProtocolError,
     RefusedError,
     SumError,
+    TableError,
 )
 from ..failure import mark_error
-from ..flower_compat import Client, NumPyClient
+from ..flower_compat import Client as FlowerClient
+from ..flower_compat import NumPyClient
 from ..guard import NodePolicy, RunRecord, check_own_rows, check_run, counting, refusal
 from ..guard.frozen import Frozen
 from ..guard.openings import note_order, open_once
 from ..guard.orders import REFUSED
 from ..guard.policy import is_simulated, node_policy
 from ..removed import take_out_of_client
+from ..run_names import run_folder
 from ..secure_sum import Party, PartyState
 from ..secure_sum.identity import Counts, read_identity, read_trusted
 from ..secure_sum.noise_keys import asked
@@ -38,24 +51,50 @@ from ..wire.describe import LONGEST_NAME, called
 from ..wire.releases import check_server
 from ..wire.sections import Section, attach, detach
 from .disk_state import forget_last, on_disk
-from .failures import conceal, replied, unwritable
-from .guarded import OF_AN_ATTEMPT
+from .failures import NoReplyError, conceal, replied, unwritable
+from .guarded import OF_AN_ATTEMPT, GuardedNode
+from .kept_state import KeptState, NotKeptError
 from .last_answer import forget_answer, keep_answer, kept_answer
 from .ledger import ClientLedger
 from .reported import reported
 from .session_state import SessionState
-from .sessions import STATE_LOST, SessionNode, node_number
 from .sums import ClientSums, erase_state, has_state, load_state, store_state
 
 logger = logging.getLogger("fedkern_flwr")
 
 _SERVER = "server"
+#: What helps where a node knows nothing of a run that goes on.
+STATE_LOST = (
+    "give the node a state-dir, so that it can go on after a restart, and start the run again"
+)
+_KEPT_STATES = 32  # a checkpoint is written a few rounds after the one it belongs to
 
 Handler = Callable[[Any], PhaseMessage]
+Answer = TypeVar("Answer", bound=Callable[..., Any])
 
 
-class PhaseClient(SessionNode, NumPyClient):
-    """Base class of the clients: a phase named in the request is handled by one method.
+def answers(what: str | type[PhaseMessage], *, last: bool = False) -> Callable[[Answer], Answer]:
+    """Mark a client's method that answers for this client alone.
+
+    Of a name it is called with the arguments of the :class:`~fedkern_flwr.steps.Ask` and returns
+    what is to be sent, key -> value; of a class of requests with the request, and returns the
+    reply, whose round is filled in. What it returns the server sees: it is no sum.
+
+    The ``last`` request of a run ends it: all but what the handler leaves in ``kept`` is erased
+    then. It may come again, if the reply was lost.
+    """
+
+    def mark(method: Answer) -> Answer:
+        method.answers = what  # type: ignore[attr-defined]
+        if last:
+            method.ends = what  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+class Client(GuardedNode, NumPyClient):
+    """Base class of the clients: a request is answered by the method that is marked with its class.
 
     Parameters
     ----------
@@ -87,12 +126,16 @@ class PhaseClient(SessionNode, NumPyClient):
         Parties to whom messages may be sealed though they share no masks.
     restored : bool
         Whether the state of the round to resume from was found, for ``describe``.
+    kept : KeptState
+        What the client remembers from one message to the next, of ``state_class``.
     answered, opened : int
         The last round of a secure run that broke off which this node has answered, and the last
         whose sum it helped to open.
     """
 
     role: str = "client"
+    #: What ``kept`` is: has ``unpack(bytes)`` and ``pack()``.
+    state_class: ClassVar[Any] = KeptState
     #: Whether the method seals messages between two clients.
     pair_secrets: ClassVar[bool] = False
     #: What helps where two clients share no secret.
@@ -115,7 +158,7 @@ class PhaseClient(SessionNode, NumPyClient):
     #: Whether the message at hand has come as far as the code that looks at rows.
     _looked = False
 
-    _wrappers: ClassVar[dict[type, type[Client]]] = {}
+    _wrappers: ClassVar[dict[type, type[FlowerClient]]] = {}
 
     def __init__(
         self,
@@ -131,7 +174,7 @@ class PhaseClient(SessionNode, NumPyClient):
     ) -> None:
         for name in take_out_of_client(type(self), more):
             raise TypeError(f"{type(self).__name__} takes no argument {name!r}")
-        self.context, self.record = context, RunRecord()
+        self.context, self.record, self.kept = context, RunRecord(), self.state_class()
         self.policy, self.simulated = node_policy(policy, context), is_simulated(context)
         self.identity_key, self.trusted_keys = identity_key, trusted_keys
         self.allow_single, self.frozen = allow_single, frozen
@@ -158,16 +201,82 @@ class PhaseClient(SessionNode, NumPyClient):
     # -- for subclasses
 
     def handlers(self) -> dict[str, tuple[type[PhaseMessage], Handler]]:
-        """Return phase -> (class of the request, method that answers it)."""
-        raise ProtocolError("this client answers no phase", code="FK-MESSAGE-PHASE")
+        """Return the phases that this client answers."""
+        last = self.marked("ends")
+        return {
+            what.phase: (what, (self.ending if what in last else self.answering)(method))
+            for what, method in self.marked("answers").items()
+            if not isinstance(what, str)
+        }
 
     def describe(self, request: DescribeRequest) -> DescribeReply:
         """Answer what this node has. Called in a fresh session."""
         raise ProtocolError("this client does not describe itself", code="FK-MESSAGE-PHASE")
 
+    def answer(self, request: Any, method: Callable[[Any], Any]) -> Any:
+        """Return what a handler replies; subclasses check orders before and add to sums after."""
+        return method(request)
+
     def choose_partners(self, request: Any) -> Collection[int]:
         """Return parties to whom messages may be sealed though they share no masks; none here."""
         return ()
+
+    # -- for handlers
+
+    def pin_options(self, options: Mapping[str, Any]) -> None:
+        """Fix public options for the rest of the run, also if the message at hand fails.
+
+        Raises
+        ------
+        RefusedError
+            One is not that of an earlier request.
+        """
+        if self.record.pin(options):
+            self._keep_record()
+
+    @contextmanager
+    def keeping(self, session: str) -> Iterator[None]:
+        """Load what is kept of a run, outside its rounds, and store it if nothing was raised."""
+        state = self.open_session(session)
+        self.kept = self.state_class.unpack(state.payload)
+        yield
+        state.payload = self.kept.pack()
+        state.store(self.context)
+
+    def check_table(self, digest: str) -> None:
+        """Refuse another table than the one with which this run began.
+
+        Raises
+        ------
+        TableError
+        """
+        if not self.kept.pin("table", digest):
+            raise TableError(
+                "its table is not the one with which this run began",
+                remedy="bring that table back, or start the run anew",
+                code="FK-CHECKPOINT-PARTIES",
+            )
+
+    @property
+    def secure_sums(self) -> ClientSums:
+        """The sums of the message at hand, for values that leave this node in no other way.
+
+        Raises
+        ------
+        ProtocolError
+            There are none.
+        """
+        if self.sums is None:
+            raise ProtocolError(
+                "values are asked for that leave this node in secure sums only",
+                remedy="run the same release of fedkern-flwr on both sides",
+                code="FK-ORDER-PLAIN",
+            )
+        return self.sums
+
+    def marked(self, mark: str) -> dict[Any, Callable[..., Any]]:
+        """Return what is marked -> method; one that overrides a marked one need not be marked."""
+        return {what: getattr(self, name) for name, what in _marks(type(self), mark)}
 
     # -- Flower's NumPyClient
 
@@ -199,7 +308,7 @@ class PhaseClient(SessionNode, NumPyClient):
             keep_answer(self.context, (parameters, config), answer)
         return answer
 
-    def to_client(self) -> Client:
+    def to_client(self) -> FlowerClient:
         """Wrap this object for Flower, which makes a new class at each call: kept per type."""
         wrapper = self._wrappers.get(type(self))
         if wrapper is None:
@@ -213,7 +322,7 @@ class PhaseClient(SessionNode, NumPyClient):
         return state.payload
 
     def keep_fixed(self, session: str) -> None:
-        """Keep what a message that failed has fixed: the next may not ask otherwise.
+        """Keep what a message that failed has fixed or pinned: the next may not ask otherwise.
 
         Whether a message fails may depend on values, so it has told something of them.
         """
@@ -223,8 +332,21 @@ class PhaseClient(SessionNode, NumPyClient):
                 state.fixed = self.sums.fixed() | state.fixed
                 state.keep_delivered(self.sums.party.state)
             store_state(self.context, state)
+        known = SessionState.load(self.context)
+        if session and known.session == session:
+            before = self.state_class.unpack(known.payload)
+            if isinstance(before, KeptState):
+                self.kept.leave_pins(before)
+                known.payload = before.pack()
+                known.store(self.context)
 
     def question(self) -> str:
+        """Return the name of what is asked, and of what was settled by messages before."""
+        session = self._request.session
+        settled = self.kept.settled(session) if isinstance(self.kept, KeptState) else b""
+        return asked(self._message_name(), settled)
+
+    def _message_name(self) -> str:
         """Return the name of what the message at hand asks, whichever attempt it is."""
         scalars = self._request.scalars().items()
         public = [repr(sorted(item for item in scalars if item[0] not in OF_AN_ATTEMPT))]
@@ -306,6 +428,52 @@ class PhaseClient(SessionNode, NumPyClient):
         self._keep_record()
         return reply
 
+    def answering(self, method: Callable[..., Any]) -> Handler:
+        """Return what opens the round of a request, calls its handler, and keeps its state."""
+
+        def handle(request: Any) -> PhaseMessage:
+            every = getattr(request, "checkpoint_every", 0)
+            state = self.open_round(request.session, request.round, every)
+            self.kept = self.state_class.unpack(state.payload)
+            reply = self._reply(request, method)
+            self.close_round(state, request.round, self.kept.pack(), every)
+            return reply
+
+        return handle
+
+    def ending(self, method: Callable[..., Any]) -> Handler:
+        """Return what calls the handler of a run's last request, and erases what is left of it.
+
+        It may be asked again, but nothing else in its place.
+        """
+
+        def handle(request: Any) -> PhaseMessage:
+            self.pin_options({f"{request.phase}.last request": _content(request)})
+            with self.keeping(request.session):
+                reply = self._reply(request, method)
+                erase_state(self.context)
+                self.ledger.end_run(request.session)
+                self.sums = None  # or it would be stored again
+            return reply
+
+        return handle
+
+    def _reply(self, request: Any, method: Callable[..., Any]) -> PhaseMessage:
+        self.pin_options(request.public_options)
+        self._looked = True
+        try:
+            reply: Any = self.answer(request, method)
+        except NotKeptError as missing:
+            raise ProtocolError(
+                f"what the request needs was never asked for in this run: {missing.args[0]}",
+                remedy="run the same release on both sides; start again, or resume",
+                code=missing.code,
+            ) from None
+        if not isinstance(reply, PhaseMessage):
+            raise NoReplyError(method, reply)
+        number: dict[str, Any] = {"round": request.round}
+        return replace(reply, **number)
+
     def _open_session(self, request: DescribeRequest) -> None:
         """Start with an empty state, or with the one saved for the round to resume from.
 
@@ -372,6 +540,93 @@ class PhaseClient(SessionNode, NumPyClient):
                     remedy="start a new run, or resume that one from its checkpoint",
                     code="FK-SESSION-KNOWN",
                 )
+
+    # -- rounds: each is done once, and its state is kept
+
+    def open_session(self, session: str) -> SessionState:
+        """Return the node's state in a session that ``describe`` has opened.
+
+        Raises
+        ------
+        ProtocolError
+            Another session is open.
+        """
+        state = SessionState.load(self.context)
+        if not session or state.session != session:
+            raise ProtocolError(
+                "the request belongs to a session that this node has not opened",
+                remedy=STATE_LOST,
+                code="FK-MESSAGE-SESSION",
+            )
+        return state
+
+    def open_round(self, session: str, number: int, checkpoint_every: int) -> SessionState:
+        """Return the state with which to work on a round.
+
+        Raises
+        ------
+        ProtocolError
+            Another session is open, or the round has been done already (a late duplicate).
+        """
+        state = self.open_session(session)
+        if number <= state.round:
+            raise ProtocolError(
+                f"round {number} has been done already (last round {state.round})",
+                code="FK-MESSAGE-ORDER",
+            )
+        if checkpoint_every:  # checkpoints whose rounds never reached this node find it unchanged
+            last = number - 1 - (number - 1) % checkpoint_every
+            missed = range(last, state.round, -checkpoint_every)[:_KEPT_STATES]
+            for due in reversed(missed):
+                self._save(state, due)
+        return state
+
+    def close_round(
+        self, state: SessionState, number: int, payload: bytes, checkpoint_every: int
+    ) -> None:
+        """Keep the state after a round; the last thing a handler does before it answers.
+
+        In a secure run the number is noted on disk as well: a run that is resumed must not repeat
+        a sum of the same values, see :meth:`_open_session`.
+        """
+        state.round, state.payload = number, payload
+        if self.sums is not None and checkpoint_every:
+            self.note_answered(state.session, number)
+        if checkpoint_every and number % checkpoint_every == 0:
+            self._save(state, number)
+        state.store(self.context)
+
+    def note_answered(self, session: str, number: int, *, opened: bool = False) -> None:
+        """Note on disk, before the reply leaves, that a secure round was answered, or opened."""
+        path = self.state_path(session, ".opened" if opened else ".answered")
+        if path is not None:
+            write_atomically(path, str(number).encode(), private=True)
+
+    def noted(self, session: str, name: str) -> int:
+        """Return the round that was noted; 0 if none was."""
+        path = self.state_path(session, name)
+        return int(path.read_text()) if path is not None and path.is_file() else 0
+
+    def state_path(self, session: str, name: str) -> Path | None:
+        """Return this node's file for a session in its folder; None without a folder."""
+        if self.state_dir is None or not session.isalnum():
+            return None
+        folder = run_folder(self.state_dir, session, self.partition)
+        return folder / f"partition-{self.partition}{name}"
+
+    def saved_state(self, session: str, number: int) -> Path | None:
+        """Return the file of the state after a round; None without a folder."""
+        return self.state_path(session, f"-round-{number}.state")
+
+    def _save(self, state: SessionState, number: int) -> None:
+        path = self.state_path(state.session, f"-round-{number}.state")
+        if path is None:
+            return
+        write_atomically(path, state.payload, private=True)
+        start, end = f"partition-{self.partition}-round-", ".state"
+        names = [n for n in os.listdir(path.parent) if n.startswith(start) and n.endswith(end)]
+        for name in sorted(names, key=lambda n: int(n[len(start) : -len(end)]))[:-_KEPT_STATES]:
+            (path.parent / name).unlink(missing_ok=True)
 
     # -- secure sums
 
@@ -483,7 +738,7 @@ class PhaseClient(SessionNode, NumPyClient):
                 known_as,
                 (order.cohort, order.index),
                 number=self.round_of(known_as),
-                digest=PhaseClient.question(self),
+                digest=self._message_name(),
                 repeats=self.same_parties,
             )
 
@@ -545,3 +800,41 @@ class PhaseClient(SessionNode, NumPyClient):
         self.record.told = {key: [] for key in self.record.told}
         self.record.store(self.context)
         erase_state(self.context)
+
+
+def node_number(context: Context, key: str) -> int:
+    """Return a whole number of the node's configuration.
+
+    Raises
+    ------
+    OptionError
+    """
+    value = context.node_config.get(key)
+    if type(value) is not int:
+        raise OptionError(
+            f"the node's configuration has no whole number {key}",
+            remedy='start the SuperNode with --node-config "partition-id=0 num-partitions=..."'
+            if key == "partition-id"
+            else "add num-partitions=... to --node-config",
+            code="FK-NODE-KEY",
+        )
+    return value
+
+
+def _content(request: Any) -> bytes:
+    """Return what a request says, but for what another attempt may change."""
+    told = sorted(item for item in request.scalars().items() if item[0] not in OF_AN_ATTEMPT)
+    arrays = (b"%r" % (a.shape,) + np.ascontiguousarray(a).tobytes() for a in request.arrays())
+    return repr(told).encode() + b"/".join(arrays)
+
+
+@cache  # a client is made for every message
+def _marks(cls: Any, mark: str) -> tuple[tuple[str, Any], ...]:
+    """Return (name of a method, what it is marked with) of a class and its bases."""
+    found = {
+        name: getattr(method, mark)
+        for base in reversed(cls.__mro__)
+        for name, method in vars(base).items()
+        if hasattr(method, mark)
+    }
+    return tuple(found.items())

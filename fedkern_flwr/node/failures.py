@@ -28,7 +28,6 @@ _ON_THE_WAY = (
     "flwr",
     "fedkern_flwr.node.failures",
     "fedkern_flwr.node.client",
-    "fedkern_flwr.node.answering",
     "fedkern_flwr.node.method_client",
     "fedkern_flwr.node.reported",
     "fedkern_flwr.clients.serving",

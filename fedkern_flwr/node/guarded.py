@@ -40,7 +40,7 @@ _TRIES = (*OF_AN_ATTEMPT, "self_masks")
 
 
 class GuardedNode:
-    """The guard of a client, mixed into :class:`~fedkern_flwr.node.client.PhaseClient`."""
+    """The guard of a client, mixed into :class:`~fedkern_flwr.node.client.Client`."""
 
     #: Least number of parties of a sum that suffices, by what the method shows of each of them.
     enough_parties: ClassVar[int] = 3

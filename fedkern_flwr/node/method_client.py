@@ -22,8 +22,7 @@ from ..steps import split, sum_bound, sum_name, sum_release
 from ..tables.frames import take_frame
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from ..wire.method import MethodReply, MethodRequest, pack, unpack
-from .answering import Answer, AnsweringClient
-from .client import Handler
+from .client import Answer, Client, Handler
 
 Draw = Callable[[Path, NDArray[np.float64], NDArray[np.float64] | None], object]
 
@@ -80,7 +79,7 @@ def contributes(
     return mark
 
 
-class MethodClient(AnsweringClient):
+class MethodClient(Client):
     """Base class of clients whose table has rows of its own, and of their handlers.
 
     Parameters
@@ -103,7 +102,7 @@ class MethodClient(AnsweringClient):
         Called with (file without end, points of shape (n, 2), labels or None) to draw a scatter
         plot, see :meth:`scatter`.
     **common
-        Options of :class:`~fedkern_flwr.node.client.PhaseClient`.
+        Options of :class:`~fedkern_flwr.node.client.Client`.
 
     Attributes
     ----------

@@ -18,8 +18,7 @@ from ..errors import ProtocolError, RefusedError, TableError
 from ..flower_compat import copy_message
 from ..guard import SumRule, counting, refusal
 from ..guard.rows import OwnRows
-from ..node.answering import AnsweringClient, answers
-from ..node.client import logger
+from ..node.client import Client, answers, logger
 from ..node.reported import reported
 from ..node.sums import ClientSums
 from ..node_config import renew
@@ -73,7 +72,7 @@ def secure_aggregation_mod(
         part in no run with another clip, less noise or none. By default it adds none.
     **common
         ``state_dir``, ``identity_key``, ``trusted_keys``, ``policy``: see
-        :class:`~fedkern_flwr.clients.PhaseClient`.
+        :class:`~fedkern_flwr.clients.Client`.
 
     Raises
     ------
@@ -102,7 +101,7 @@ def secure_aggregation_mod(
     return mod
 
 
-class AveragingClient(AnsweringClient):
+class AveragingClient(Client):
     """A node whose answers are those of an app.
 
     Parameters
@@ -117,7 +116,7 @@ class AveragingClient(AnsweringClient):
     clip : Clip or None
         Clip and noise; None for a node that adds none.
     **common
-        Options of :class:`~fedkern_flwr.clients.PhaseClient`.
+        Options of :class:`~fedkern_flwr.clients.Client`.
     """
 
     freezes_apart = True

@@ -18,8 +18,7 @@ from flwr.app import ConfigRecord, Context
 from fedkern_flwr.alignment import read_alignment
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.guard.policy import as_simulated, is_simulated, node_policy
-from fedkern_flwr.node.client import PhaseClient
-from fedkern_flwr.node.sessions import node_number
+from fedkern_flwr.node.client import Client, node_number
 from fedkern_flwr.node_config import claim_folder
 from fedkern_flwr.node_files import check_predictions, read_classes, read_secret, whole_rows
 from fedkern_flwr.removed import take_out_of_client
@@ -30,7 +29,7 @@ from fedkern_flwr.tables.table import Table, no_such
 if TYPE_CHECKING:
     from fedkern_flwr.frozen_files import FrozenTable
 
-MakeClient = Callable[[Context], PhaseClient]
+MakeClient = Callable[[Context], Client]
 
 #: Keys that the clients of all methods take.
 _COMMON = ("state-dir", "identity-key", "trusted-keys", "policy")
@@ -343,7 +342,7 @@ def rows(table: Table, held: Table | None, *names: str) -> dict[str, Any]:
 
 
 def client_maker(
-    client: Callable[..., PhaseClient],
+    client: Callable[..., Client],
     arguments: Callable[[Node], dict[str, Any]],
     own_table: Callable[..., Any],
     *,
@@ -371,7 +370,7 @@ def client_maker(
     """
     every = (*keys, *_COMMON)
 
-    def make_client(context: Context) -> PhaseClient:
+    def make_client(context: Context) -> Client:
         if context.node_config.keys() & {"data", "role", "stream"}:
             node = Node(context, own_table, every, freezes=freezes)
             named = {key.replace("-", "_"): value for key, value in node.config.items()}

@@ -9,7 +9,7 @@ from typing import Any
 
 from flwr.app import Context
 
-from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.node.client import Client
 
 from ..engines.ray import ClientFn
 from ..methods.registry import family, method
@@ -17,7 +17,7 @@ from ..run.data import Prepared
 from .server import make_strategy
 
 
-def simulated_client(name: str, context: Context) -> PhaseClient:
+def simulated_client(name: str, context: Context) -> Client:
     """Build the client of a node of a simulation.
 
     Parameters

@@ -216,7 +216,7 @@ class Watched:
 
     Attributes
     ----------
-    client : PhaseClient
+    client : Client
     totals : list of (str, ndarray)
         Name and content of the sums that it opened.
     """

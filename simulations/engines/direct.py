@@ -12,8 +12,9 @@ from typing import Any
 from flwr.app import Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedkern_flwr.flower_compat import Client, config_record
-from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.flower_compat import Client as FlowerClient
+from fedkern_flwr.flower_compat import config_record
+from fedkern_flwr.node.client import Client
 from fedkern_flwr.transport import CONFIG, PARAMETERS, REPLY, UPLOADS
 from fedkern_flwr.wire.numpy_format import array_record, read_arrays
 
@@ -36,7 +37,7 @@ class DirectApp(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         """Let the client of a node answer."""
         client = self.clients(context)
-        if not isinstance(client, PhaseClient) or message.metadata.message_type != "train":
+        if not isinstance(client, Client) or message.metadata.message_type != "train":
             found = as_client(client)
             return ClientApp(client_fn=lambda context: found)(message, context)
         asked: Any = message.content
@@ -52,6 +53,6 @@ class DirectApp(ClientApp):
         return Message(content, reply_to=message)
 
 
-def as_client(client: Any) -> Client:
+def as_client(client: Any) -> FlowerClient:
     """Return what Flower serves for one of our clients or a ``Client``."""
-    return client if isinstance(client, Client) else client.to_client()
+    return client if isinstance(client, FlowerClient) else client.to_client()

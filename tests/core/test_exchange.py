@@ -449,7 +449,7 @@ def test_nodes_that_come_late_are_awaited_and_sorted_by_partition() -> None:
 
 
 def test_nodes_that_never_come_are_named(caplog: Any) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, "flwr")
     with refused("FK-PARTITION-MISSING"):
         gather(LateGrid(description(2), description(0), per_call=2), timeout=0.3)
     refuses("FK-PARTIES-AWAITED", gather, LateGrid(), timeout=0.3)

@@ -37,7 +37,7 @@ from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableE
 from fedkern_flwr.failure import mark_error, read_error
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.model_file import load_model, save_model
-from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.node.client import Client
 from fedkern_flwr.node_config import FIXED, read_config, renew, reread_config
 from fedkern_flwr.node_files import read_classes, read_secret
 from fedkern_flwr.plain_text import LONGEST, plain_line, read_json
@@ -243,7 +243,7 @@ def test_what_a_terminal_obeys_leaves_no_rest_and_errors_are_read_as_plain_lines
             assert_plain(read_error(error, "fit").detail)
 
 
-class Vandal(PhaseClient):
+class Vandal(Client):
     """A node that writes to the terminal of the server: by errors, or by what it says of itself."""
 
     text, field = "", ""

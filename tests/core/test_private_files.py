@@ -34,7 +34,7 @@ from fedkern_flwr.clients.party_table import PartyTable
 from fedkern_flwr.errors import CheckpointError, OptionError, StateError
 from fedkern_flwr.guard import RunRecord
 from fedkern_flwr.model_file import load_model, save_model
-from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.node.client import Client
 from fedkern_flwr.node.disk_state import forget_last, on_disk
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.session_state import SessionState
@@ -277,7 +277,7 @@ def test_a_server_does_not_inflate_what_a_client_sends(bomb: bytes) -> None:
 
 
 def test_a_client_does_not_inflate_what_a_server_sends(bomb: bytes) -> None:
-    class Client(PhaseClient):
+    class Silent(Client):
         def handlers(self) -> dict[str, Any]:
             return {"rows": (RowsMessage, lambda _: pytest.fail("it was read"))}
 

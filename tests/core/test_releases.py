@@ -23,7 +23,7 @@ from fedkern_flwr.clients import KernelPCAClient
 from fedkern_flwr.errors import OptionError, ProtocolError, RefusedError
 from fedkern_flwr.failure import mark_error, read_error
 from fedkern_flwr.model_file import load_model, save_model
-from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.node.client import Client
 from fedkern_flwr.removed import CLIENTS, REMOVED, Removed
 from fedkern_flwr.run_log import RunLog
 from fedkern_flwr.simulations import simulate
@@ -73,7 +73,7 @@ class Node01(Node):
 def meet(*nodes: dict[str, Any], kinds: Any = Node) -> None:
     """Run kernel PCA with nodes that say other things of themselves."""
 
-    def client_fn(context: Context) -> PhaseClient:
+    def client_fn(context: Context) -> Client:
         k = int(context.node_config["partition-id"])
         return kinds(context, **nodes[k])
 

@@ -15,10 +15,10 @@ from refusals import refused, refuses
 
 from fedkern_flwr import clients
 from fedkern_flwr.clients import (
+    Client,
     GramClient,
     HybridKernelClient,
     OnlineKernelClient,
-    PhaseClient,
     RangesClient,
     SVMClient,
     VerticalKernelClient,
@@ -45,15 +45,15 @@ IDS = np.arange(ROWS)
 Held = Callable[[int], slice]
 
 
-def online(context: Context, k: int, n: slice, nodes: int, **own: Any) -> PhaseClient:
+def online(context: Context, k: int, n: slice, nodes: int, **own: Any) -> Client:
     return OnlineKernelClient(context, X[k, n], Y[k, n], **own)
 
 
-def ranges(context: Context, k: int, n: slice, nodes: int, **own: Any) -> PhaseClient:
+def ranges(context: Context, k: int, n: slice, nodes: int, **own: Any) -> Client:
     return RangesClient(context, X[k, n], **own)
 
 
-def hybrid(context: Context, k: int, n: slice, nodes: int, **own: Any) -> PhaseClient:
+def hybrid(context: Context, k: int, n: slice, nodes: int, **own: Any) -> Client:
     """Hospitals 0 and 1 with patients of their own, centres that know all of them."""
     own |= {"alignment_key": KEY}
     if k < 2:
@@ -63,23 +63,23 @@ def hybrid(context: Context, k: int, n: slice, nodes: int, **own: Any) -> PhaseC
     return HybridKernelClient(context, np.concatenate([X[k, n], X[k, n]]), ids=ids, **own)
 
 
-def vertical(context: Context, k: int, n: slice, nodes: int, **own: Any) -> PhaseClient:
+def vertical(context: Context, k: int, n: slice, nodes: int, **own: Any) -> Client:
     y = Y[0, n] if k == 0 else None
     own |= {"alignment_key": KEY, "classes": (0.0, 1.0) if k == 0 else None}
     return VerticalKernelClient(context, X[k, n], y, ids=IDS[n], **own)
 
 
-def svm(context: Context, k: int, n: slice, nodes: int, **own: Any) -> PhaseClient:
+def svm(context: Context, k: int, n: slice, nodes: int, **own: Any) -> Client:
     if k == nodes - 1:
         return SVMClient(context, role="agent", **own)
     return SVMClient(context, X[k, n], Y[k, n], classes=(0.0, 1.0), **own)
 
 
-def gram(context: Context, k: int, n: slice, nodes: int, **own: Any) -> PhaseClient:
+def gram(context: Context, k: int, n: slice, nodes: int, **own: Any) -> Client:
     return GramClient(context, (X[k, n] > 0.2).astype(int), **own)
 
 
-METHODS: dict[str, tuple[Callable[..., PhaseClient], Callable[[], Any]]] = {
+METHODS: dict[str, tuple[Callable[..., Client], Callable[[], Any]]] = {
     "pof-mkl": (online, lambda: POFMKL(kernels=3, features=2, samples_per_round=5, secure=True)),
     "ranges": (ranges, ColumnRanges),
     "fed-cg": (hybrid, lambda: FedCG(landmarks=4)),
@@ -114,7 +114,7 @@ class Federation:
     ) -> Any:
         make, usual = METHODS[method]
 
-        def client_fn(context: Context) -> PhaseClient:
+        def client_fn(context: Context) -> Client:
             k = int(context.node_config["partition-id"])
             context.node_config["simulation"] = False
             own: dict[str, Any] = {
@@ -232,7 +232,7 @@ def test_products_in_the_difference_of_two_windows_need_rows_too(
     """25 columns: fewer than 50 hidden rows of whole numbers fall to lattice reduction."""
     x = np.random.default_rng(1).integers(0, 3, (NODES, 160, 24)) / 48.0
 
-    def client(context: Context, k: int, n: slice, nodes: int, **own: Any) -> PhaseClient:
+    def client(context: Context, k: int, n: slice, nodes: int, **own: Any) -> Client:
         return OnlineKernelClient(context, x[k], np.arange(160) % 2 / 1.0, **own)
 
     def run(samples: int) -> None:
@@ -250,7 +250,7 @@ def test_products_in_the_difference_of_two_windows_need_rows_too(
 def test_figures_are_counted_over_runs(federation: Federation) -> None:
     """Ten by default, whatever the model."""
 
-    def client(context: Context, k: int, n: slice, nodes: int, **own: Any) -> PhaseClient:
+    def client(context: Context, k: int, n: slice, nodes: int, **own: Any) -> Client:
         held = {"x_test": X[k, 20:], "y_test": Y[k, 20:]}
         return OnlineKernelClient(context, X[k, n], Y[k, n], **held, **own)
 
@@ -269,8 +269,8 @@ def test_every_client_says_what_its_rows_are() -> None:
     """A method's author cannot forget it: the ledger would know nothing of its rows."""
     for name in clients.__all__:
         found = getattr(clients, name)
-        if isinstance(found, type) and found is not PhaseClient:
-            assert found.own_rows is not PhaseClient.own_rows, name
+        if isinstance(found, type) and found is not Client:
+            assert found.own_rows is not Client.own_rows, name
 
 
 def test_runs_with_noise_add_up_at_each_node_until_its_limit(federation: Federation) -> None:

@@ -22,7 +22,7 @@ from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.guard import NodePolicy, RunRecord
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.hybrid.messages import equations_sum
-from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.node.client import Client
 from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.ledger import ClientLedger
 from fedkern_flwr.node.session_state import SessionState
@@ -153,7 +153,7 @@ class Asked:
 @contextmanager
 def watching(seen: Callable[[Any, Any, list[Any]], None]) -> Iterator[None]:
     """Have a function called with client, request and sections before a node answers."""
-    fit = PhaseClient.fit
+    fit = Client.fit
 
     def watched(client: Any, parameters: Any, config: Any) -> Any:
         arrays, scalars, sections = detach(parameters, config, party="server")
@@ -164,7 +164,7 @@ def watching(seen: Callable[[Any, Any, list[Any]], None]) -> Iterator[None]:
         return fit(client, parameters, config)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PhaseClient, "fit", watched)
+        patch.setattr(Client, "fit", watched)
         yield
 
 

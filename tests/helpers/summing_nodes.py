@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import Context, RecordDict
 
 from fedkern_flwr.guard import SumRule
-from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.node.client import Client
 from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.secure_sum import Encoding, PartyState, RunningSum, SecureSum
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, sums
@@ -26,7 +26,7 @@ class Done(PhaseMessage):
     phase = "work"
 
 
-class SummingClient(PhaseClient):
+class SummingClient(Client):
     """Contributes three numbers to each of some sums, in the order of their names."""
 
     rows: ClassVar[int] = 9

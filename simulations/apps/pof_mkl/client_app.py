@@ -12,7 +12,7 @@ from own_table import own_table  # type: ignore[import-not-found]  # the file be
 
 from fedkern_flwr.clients import OnlineKernelClient, serve
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.node.client import PhaseClient
+from fedkern_flwr.node.client import Client
 from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.simulations.apps.node import Node, client_maker
 
@@ -103,7 +103,7 @@ def read_scaling(path: str) -> Scaling:
         ) from None
 
 
-def client(context: Context, **own: Any) -> PhaseClient:
+def client(context: Context, **own: Any) -> Client:
     """Return the client of a node: of its table, or of its stream."""
     if "stream" not in own:
         return OnlineKernelClient(context, **own)
@@ -112,7 +112,7 @@ def client(context: Context, **own: Any) -> PhaseClient:
     return StreamClient(context, **own)
 
 
-def simulated(context: Context) -> PhaseClient:
+def simulated(context: Context) -> Client:
     """Build the client of a node of a simulation, which gets public data."""
     from fedkern_flwr.simulations.apps.simulated import simulated_client
 
