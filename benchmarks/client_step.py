@@ -20,8 +20,7 @@ from fedkern_flwr.clients import OnlineKernelClient
 from fedkern_flwr.clients.pof_mkl_account import StreamAccount
 from fedkern_flwr.clients.pof_mkl_samples import book, choose_kernels, chosen_gradients
 from fedkern_flwr.guard.policy import SIMULATION
-from fedkern_flwr.kernels.dictionary import bandwidth_dictionary
-from fedkern_flwr.kernels.random_features import gaussian_frequencies
+from fedkern_flwr.kernels.random_features import bandwidth_dictionary, gaussian_frequencies
 from fedkern_flwr.online.learning import kernel_weights
 from fedkern_flwr.online.messages import PersonalRequest
 from fedkern_flwr.wire import DescribeRequest

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import track
 from scipy import linalg
 
-from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets
+from fedkern_flwr.kernels.random_features import draw_directions, draw_offsets
 from fedkern_flwr.labels import decide, encode_classes
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.simulations import simulate

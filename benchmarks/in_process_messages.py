@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from fedkern_flwr.flower_compat import NumPyClient
-from fedkern_flwr.ledger import Ledger
 from fedkern_flwr.node.client import Client
 from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.transport import exchange, request_messages
+from fedkern_flwr.watch import Ledger
 from fedkern_flwr.wire.message import PhaseMessage, array
 
 CLIENTS, ROUNDS, BLOCKS = 240, 10, 8

@@ -34,7 +34,8 @@ import numpy as np
 from scipy import optimize, special, stats
 
 from fedkern_flwr.hybrid import fourier
-from fedkern_flwr.privacy import Budget, sensitivity, skellam
+from fedkern_flwr.privacy import Budget, skellam
+from fedkern_flwr.privacy import accounting as sensitivity
 from fedkern_flwr.solvers.equations import pack_equations, unpack_equations
 from fedkern_flwr.solvers.least_squares import solve_equations
 

@@ -47,7 +47,7 @@ from fedkern_flwr.guard import SumRule
 from fedkern_flwr.node.client import Client
 from fedkern_flwr.nodes import Nodes
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.secure_sum.graph import default_threshold, degree, share_threshold
+from fedkern_flwr.secure_sum.membership import default_threshold, degree, share_threshold
 from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.simulations.engines.direct import as_client
 from fedkern_flwr.simulations.engines.ray import run_on_ray

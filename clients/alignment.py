@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 from flwr.app import Context
 
-from fedkern_flwr.align import messages as wire
+from fedkern_flwr.align import private_intersection as wire
 from fedkern_flwr.align.private_intersection import (
     Exponents,
     blind_ids,
@@ -20,6 +20,7 @@ from fedkern_flwr.align.private_intersection import (
     multiply_points,
 )
 from fedkern_flwr.alignment import AlignmentTags, Ids, hash_ids, id_texts, sort_order
+from fedkern_flwr.checkpoint import can_be_written
 from fedkern_flwr.errors import (
     CheckpointError,
     OptionError,
@@ -29,10 +30,8 @@ from fedkern_flwr.errors import (
 )
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.node.client import Client, answers
-from fedkern_flwr.node.kept_state import KeptState
-from fedkern_flwr.node.session_state import SessionState
-from fedkern_flwr.private_files import can_be_written
-from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
+from fedkern_flwr.node.state import KeptState, SessionState
+from fedkern_flwr.secure_sum.crypto import seal_message, unseal_message
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 
 logger = logging.getLogger("fedkern_flwr")

@@ -11,7 +11,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike
 
-from fedkern_flwr.align import range_messages as wire
+from fedkern_flwr.align import column_ranges as wire
 from fedkern_flwr.align.column_ranges import (
     DEFAULT_BOUND,
     ENCODING,
@@ -22,23 +22,18 @@ from fedkern_flwr.align.column_ranges import (
     check_values,
     own_ranges,
 )
-from fedkern_flwr.checkpoint import write_atomically
-from fedkern_flwr.encoding.bins import CIRCLES
-from fedkern_flwr.encoding.columns import Number
+from fedkern_flwr.checkpoint import can_be_written, write_atomically
+from fedkern_flwr.encoding.columns import CIRCLES, Number, other_scale
 from fedkern_flwr.encoding.common import Coarse, OwnColumns, coarse_numbers, fine_numbers
-from fedkern_flwr.encoding.facts import other_scale
-from fedkern_flwr.encoding.kept import KeptEncoder
-from fedkern_flwr.encoding.rare import Told
+from fedkern_flwr.encoding.encoder import KeptEncoder, Told
 from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableError
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.guard.counting import binary_columns
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.node.client import Client, answers, logger
-from fedkern_flwr.node.kept_state import KeptState
-from fedkern_flwr.node.session_state import SessionState
-from fedkern_flwr.private_files import can_be_written
+from fedkern_flwr.node.state import KeptState, SessionState
 from fedkern_flwr.scaling import Scaling, ranges_to_json
-from fedkern_flwr.tables.frames import take_frame
+from fedkern_flwr.tables.arrow import take_frame
 from fedkern_flwr.tables.table import Kind, Table
 from fedkern_flwr.wire import DescribeRequest, columns_digest
 from fedkern_flwr.wire.sums import Order
@@ -70,7 +65,7 @@ class RangesClient(Client):
     scaling : path, optional
         JSON file to write, for :class:`fedkern_flwr.scaling.Scaling`.
     encoder : path, optional
-        JSON file to write, for :class:`fedkern_flwr.encoding.kept.KeptEncoder`: the encoder that
+        JSON file to write, for :class:`fedkern_flwr.encoding.encoder.KeptEncoder`: the encoder that
         all holders of the block have in common. With it the scaling is that of encoded columns.
     kinds, categories : mapping, optional
         What the columns hold, as in a :class:`~fedkern_flwr.tables.Table`, where they are encoded.

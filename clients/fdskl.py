@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedkern_flwr.errors import FedKernError, OptionError, RefusedError, StateError, TableError
 from fedkern_flwr.guard import SumRule, check_selection, refusal
 from fedkern_flwr.guard.orders import check_binary_columns
-from fedkern_flwr.kernels.frequencies import (
+from fedkern_flwr.kernels.random_features import (
     SEED_BYTES,
     check_frequency_seed,
     draw_directions,
@@ -22,7 +22,7 @@ from fedkern_flwr.kernels.frequencies import (
 )
 from fedkern_flwr.labels import balanced_weights, class_counts
 from fedkern_flwr.node.client import answers
-from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.node.state import KeptState
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.progress import part
 from fedkern_flwr.secure_sum import Encoding

@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
-from fedkern_flwr.encoding.rare import merge_rows
+from fedkern_flwr.encoding.encoder import merge_rows
 from fedkern_flwr.errors import CheckpointError, StateError
 from fedkern_flwr.guard import SumRule, check_selection, check_size, counting, refusal
 from fedkern_flwr.guard.freeze import FOLDS
@@ -42,7 +42,7 @@ from fedkern_flwr.hybrid.landmarks import (
     session_digest,
 )
 from fedkern_flwr.hybrid.parties import CENTRE, CLASS_COUNTS, HOSPITAL, MEAN_DISTANCE
-from fedkern_flwr.judging.noisy import OUTCOMES, outcomes_release
+from fedkern_flwr.judging.figures import OUTCOMES, outcomes_release
 from fedkern_flwr.kernels.product import (
     PRODUCT_KERNELS,
     distance_bound,
@@ -52,8 +52,8 @@ from fedkern_flwr.kernels.product import (
 from fedkern_flwr.labels import balanced_weights, class_counts
 from fedkern_flwr.node.client import Handler, answers
 from fedkern_flwr.privacy import Release, plan_release
-from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_message
-from fedkern_flwr.secure_sum.noise_keys import asked
+from fedkern_flwr.secure_sum.crypto import derive_key, seal_message, unseal_message
+from fedkern_flwr.secure_sum.membership import asked
 from fedkern_flwr.solvers.equations import pack_equations
 from fedkern_flwr.solvers.tuning_sums import MOST_FOLDS, MOST_WIDTHS, SPREAD, spread, tuning_length
 from fedkern_flwr.wire import DescribeRequest, PhaseMessage

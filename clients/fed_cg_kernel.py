@@ -22,7 +22,7 @@ from fedkern_flwr.guard import SumRule
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.fourier import CIRCLE, features
 from fedkern_flwr.kernels.product import kernel_from_distances, row_chunks
-from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.node.state import KeptState
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.solvers.tuning_sums import Equations
 

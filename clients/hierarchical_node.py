@@ -18,12 +18,11 @@ from fedkern_flwr.groups.linear_model import model_rows
 from fedkern_flwr.groups.members import AGENT, DEFAULT_BOUND, OWNER, ROLES, USER
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.node.client import answers
-from fedkern_flwr.node.recent import Recent
-from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.state import Recent, SessionState
 from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.secure_sum.envelope import seal_message, unseal_message
+from fedkern_flwr.secure_sum.crypto import seal_message, unseal_message
 from fedkern_flwr.wire import DescribeRequest
 from fedkern_flwr.wire.sums import Order
 

@@ -10,12 +10,12 @@ from fedkern_flwr.groups import gradients
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.linear_model import model_columns
 from fedkern_flwr.guard import SumRule, refusal
-from fedkern_flwr.judging.noisy import OUTCOMES, outcomes_release
+from fedkern_flwr.judging.figures import OUTCOMES, outcomes_release
 from fedkern_flwr.node.client import answers
-from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.state import SessionState
 from fedkern_flwr.privacy import Budget, Release
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.secure_sum.noise_keys import asked
+from fedkern_flwr.secure_sum.membership import asked
 
 from .hierarchical_node import SVMNode
 

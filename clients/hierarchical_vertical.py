@@ -20,7 +20,7 @@ from fedkern_flwr.groups.digits import from_digits, to_digits
 from fedkern_flwr.groups.linear_model import outputs
 from fedkern_flwr.guard import check_selection, check_size, refusal
 from fedkern_flwr.node.client import answers
-from fedkern_flwr.secure_sum.noise_keys import asked
+from fedkern_flwr.secure_sum.membership import asked
 from fedkern_flwr.solvers.dual_subspace import LabelOwner, objective, visit
 
 from .hierarchical_node import SVMNode

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.kernels.pca import REST_SENSITIVITY, SENSITIVITY, features_of, moments
+from fedkern_flwr.kernels.product import REST_SENSITIVITY, SENSITIVITY, features_of, moments
 from fedkern_flwr.node.client import answers
 from fedkern_flwr.node.method_client import MethodClient, contributes
 from fedkern_flwr.wire.sums import Order

@@ -23,8 +23,7 @@ from fedkern_flwr.alignment import (
 from fedkern_flwr.checkpoint import write_csv
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.judging.calibration import Calibration
-from fedkern_flwr.judging.counts import calibrating
+from fedkern_flwr.judging.figures import Calibration, calibrating
 from fedkern_flwr.labels import decide, encode_classes, label_rows, name_classes
 
 Floats = NDArray[np.float64]

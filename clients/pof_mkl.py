@@ -17,14 +17,14 @@ from fedkern_flwr.guard import SumRule, counting, refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.kernels.random_features import FeatureMap, Real
 from fedkern_flwr.node.client import Client, answers
-from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.state import SessionState
 from fedkern_flwr.node.sums import ClientSums
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import network
 from fedkern_flwr.online.learning import Floats, check_rows
 from fedkern_flwr.online.ridge_plan import too_wide, wide_sum
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.tables.frames import take_frame
+from fedkern_flwr.tables.arrow import take_frame
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire.sums import Order
 

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.encoding.rare import merge_rows
+from fedkern_flwr.encoding.encoder import merge_rows
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.guard import check_size
 from fedkern_flwr.online import messages as wire

@@ -6,9 +6,8 @@ import contextlib
 from pathlib import Path
 from typing import BinaryIO
 
+from fedkern_flwr.checkpoint import open_private, run_folder, temporary_folder
 from fedkern_flwr.errors import StateError
-from fedkern_flwr.private_files import open_private, temporary_folder
-from fedkern_flwr.run_names import run_folder
 
 
 class RunFile:

@@ -40,12 +40,12 @@ from fedkern_flwr.gram.recommenders import (
 from fedkern_flwr.guard import SumRule, refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.node.client import Client, answers
-from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.state import SessionState
 from fedkern_flwr.node.sums import ClientSums
-from fedkern_flwr.secure_sum.party_state import PartyState
-from fedkern_flwr.tables.frames import take_frame
+from fedkern_flwr.secure_sum.party import PartyState
+from fedkern_flwr.tables.arrow import take_frame
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
-from fedkern_flwr.wire.sections import Section
+from fedkern_flwr.wire.message import Section
 from fedkern_flwr.wire.sums import bind
 
 if TYPE_CHECKING:

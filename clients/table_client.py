@@ -17,12 +17,11 @@ from fedkern_flwr.guard import refusal
 from fedkern_flwr.guard.counting import binary_columns
 from fedkern_flwr.guard.orders import check_binary_columns
 from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.judging.calibration import Calibration
-from fedkern_flwr.judging.counts import Yardstick, bins_of
+from fedkern_flwr.judging.figures import Calibration, Yardstick, bins_of
 from fedkern_flwr.node.client import Client
-from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.state import SessionState
 from fedkern_flwr.table_parties import TableReply
-from fedkern_flwr.tables.frames import take_frame
+from fedkern_flwr.tables.arrow import take_frame
 from fedkern_flwr.wire import DescribeRequest, columns_digest
 
 from .party_table import Ids, PartyTable
@@ -238,7 +237,7 @@ class TableClient(Client):
     ) -> None:
         """Write predictions of held-out rows to this party's file, if it has one.
 
-        ``calibration`` are the numbers of a :class:`~fedkern_flwr.judging.calibration.Calibration`,
+        ``calibration`` are the numbers of a :class:`~fedkern_flwr.judging.figures.Calibration`,
         if the model has one.
         """
         if self.predictions is not None and len(tests):

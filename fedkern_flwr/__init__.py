@@ -25,7 +25,7 @@ from .errors import (
 
 if TYPE_CHECKING:
     from .fitted import FittedModel, load_model
-    from .wire.releases import check_app
+    from .wire.describe import check_app
 
 __version__ = "0.2.0.dev0"  # the one place: pyproject.toml reads it
 

@@ -1,7 +1,4 @@
-"""Files that survive a crash: arrays and JSON in one ``.npz``, never a pickle, written atomically.
-
-The same format holds checkpoints and models.
-"""
+"""Files that nobody else may read and that are never half written: folders, arrays, tables."""
 
 from __future__ import annotations
 
@@ -10,21 +7,208 @@ import errno
 import io
 import json
 import os
+import re
 import secrets
+import stat
 import struct
+import tempfile
+import time
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+from flwr.app import ConfigRecord, Context, Message
 from numpy.typing import NDArray
 
 from . import __version__
-from .errors import CheckpointError
+from .errors import CheckpointError, ProtocolError, StateError
 from .plain_text import read_json
-from .private_files import create_file, make_private_folder
+
+# -- files and folders for this user's eyes only, from their first byte
+#
+# A file is made with ``O_CREAT | O_EXCL | O_NOFOLLOW`` and mode 0600: it is new, not what a link of
+# somebody else points to, and nobody else could ever open it. Whatever the package keeps of data,
+# models and secrets is made here.
+
+_NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINKS
+_FILE, _FOLDER, _SHARED = 0o600, 0o700, 0o666
+_OTHERS = 0o077
+
+
+def create_file(path: Path, *, private: bool = True) -> BinaryIO:
+    """Make a file that is not there yet and open it to read and write.
+
+    Raises
+    ------
+    FileExistsError
+        Something has its name, if only a link.
+    """
+    return os.fdopen(os.open(path, _NEW, _FILE if private else _SHARED), "r+b")
+
+
+def open_private(path: Path, *, append: bool = False) -> BinaryIO:
+    """Open a file of this user to read and write, or to append; it is made if it is not there.
+
+    Raises
+    ------
+    StateError
+        It is a link, or others own it or may open it.
+    """
+    make_private_folder(path.parent)
+    more = os.O_APPEND if append else 0
+    try:
+        descriptor = os.open(path, _NEW | more, _FILE)
+    except FileExistsError:
+        descriptor = _open_own(path, os.O_RDWR | more)
+    return os.fdopen(descriptor, "ab" if append else "r+b")
+
+
+def make_private_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing; one that is there stays as it is."""
+    missing = []
+    for place in (folder, *folder.parents):
+        if place.is_dir():
+            break
+        missing.append(place)
+    for place in reversed(missing):
+        place.mkdir(mode=_FOLDER, exist_ok=True)
+
+
+def can_be_written(path: Path) -> bool:
+    """Tell whether a file can be written here, as far as that can be told before."""
+    folder = path.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    return not path.is_dir() and folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+
+
+def temporary_folder() -> Path:
+    """Return this user's folder in the system's place for temporary files.
+
+    Raises
+    ------
+    StateError
+        Somebody else made it, or may look into it.
+    """
+    owner = os.getuid() if hasattr(os, "getuid") else 0
+    folder = Path(tempfile.gettempdir()) / f"fedkern-flwr-{owner}"
+    make_private_folder(folder)
+    if folder.is_symlink() or not _own(folder.stat()):
+        raise StateError(
+            "the folder for temporary files belongs to somebody else",
+            remedy="give the client a state_dir",
+            code="FK-FOLDER-FOREIGN",
+        )
+    return folder
+
+
+def _open_own(path: Path, flags: int) -> int:
+    """Open a file that is there, if it is one that :func:`open_private` made."""
+    try:
+        descriptor = os.open(path, flags | _NO_LINKS)
+    except OSError:
+        raise _foreign(path) from None
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or not _own(found):
+        os.close(descriptor)
+        raise _foreign(path)
+    return descriptor
+
+
+def _own(found: os.stat_result) -> bool:
+    """Tell whether something belongs to this user and is closed to all others."""
+    if not hasattr(os, "getuid"):
+        return True
+    return found.st_uid == os.getuid() and not found.st_mode & _OTHERS
+
+
+def _foreign(path: Path) -> StateError:
+    return StateError(
+        f"{path} is a link, or others own it or may open it",
+        remedy="remove it, then go on",
+        code="FK-FILE-FOREIGN",
+    )
+
+
+# -- which run a message belongs to, and where a node keeps what belongs to a run
+
+_LENGTH = 64
+_RUN_FOLDER = re.compile(r"(?:\d{4}-\d\d-\d\dT\d{4}Z-)?([^\W_]+)")
+_session: ContextVar[str | None] = ContextVar("_session", default=None)
+
+
+def with_session(
+    message: Message, context: Context, call_next: Callable[[Message, Context], Message]
+) -> Message:
+    """Note the session of a message while it is answered.
+
+    A mod of Flower's ``ClientApp``, whose function that builds a client sees the context alone.
+
+    Raises
+    ------
+    ProtocolError
+        The message names two sessions: rows would be read for the one and summed in the other.
+    """
+    named = {
+        str(record["session"])
+        for record in (message.content.values() if message.has_content() else ())
+        if isinstance(record, ConfigRecord) and "session" in record
+    }
+    if len(named) > 1:
+        raise ProtocolError(
+            "a message names two sessions",
+            remedy="run the same release of fedkern-flwr on both sides",
+            code="FK-MESSAGE-FIELD",
+        )
+    session = "".join(named)
+    found = session[:_LENGTH] if session.isalnum() else ""
+    before = _session.set(found)
+    try:
+        return call_next(message, context)
+    finally:
+        _session.reset(before)
+
+
+def run_name(context: Context) -> str | None:
+    """Return what tells a run from others: its session, which a run that is resumed keeps.
+
+    None where no message is being answered, as in a program that looks at its own rows.
+    """
+    session = _session.get()
+    return f"run {context.run_id}" if session == "" else session
+
+
+def run_folder(state_dir: Path, session: str, partition: int) -> Path:
+    """Return the folder of a run in a node's own folder; it need not be there yet.
+
+    A new one is named by the time and the session, such as ``2026-11-27T0812Z-5e1f``, so that they
+    are in the order of time. The session alone says which run it is: it is letters and digits, and
+    a run that is resumed keeps it. Folders of earlier releases are named by the session alone.
+
+    Nodes that share a folder may begin a run in different minutes: each finds the folder that has
+    its files.
+    """
+    plain = state_dir / session
+    found = [plain] if plain.is_dir() else sorted(state_dir.glob(f"????-??-??T????Z-{session}"))
+    own = (one for one in found if any(one.glob(f"partition-{partition}[.-]*")))
+    fresh = state_dir / f"{time.strftime('%Y-%m-%dT%H%MZ', time.gmtime())}-{session}"
+    return next(own, found[0]) if len(found) > 1 else [*found, fresh][0]
+
+
+def session_of(folder: Path) -> str:
+    """Return the session that the name of a run's folder ends in; empty of other folders."""
+    found = _RUN_FOLDER.fullmatch(folder.name)
+    return found[1] if found else ""
+
+
+# -- files that survive a crash: arrays and JSON in one ``.npz``, never a pickle, written atomically
+#
+# The same format holds checkpoints and models.
 
 #: Version of what the checkpoint of a run holds; 1 and 2 were those of release 0.1.
 VERSION = 3

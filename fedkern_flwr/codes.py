@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import NamedTuple
 
-from .removed import AUDIT, REMOVED
+from .options import AUDIT, REMOVED
 
 
 class Cause(NamedTuple):

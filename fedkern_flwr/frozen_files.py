@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .alignment import read_alignment
-from .checkpoint import load_arrays, save_arrays, write_atomically
+from .checkpoint import load_arrays, make_private_folder, save_arrays, write_atomically
 from .errors import CheckpointError, OptionError, StateError
 from .guard.freeze import FILE, HELD_OUT, Change, Freeze
 from .guard.frozen import Frozen, check_kept, freeze_folder, needed_rows, numbers_of
@@ -41,7 +41,6 @@ from .guard.opened import opened_sums
 from .guard.policy import NodePolicy
 from .guard.rows import Rows
 from .plain_text import read_json
-from .private_files import make_private_folder
 from .tables.dialect import Dialect
 from .tables.raw import RawTable
 from .tables.table import copies

@@ -1,35 +1,438 @@
-"""Interactions of users with items: loading them, choosing the positive ones, holding some out.
-
-The MovieLens files may not be passed on, so they are read from where the user has them. Ratings
-are private: no error and no text of an object repeats an id, a rating or a time, only column
-names, row numbers and counts.
-"""
+"""Ratings: who gave which item how many, from files of several forms."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import OptionError, TableError
-from .interactions_files import (
-    INTERACTION_FILES,
-    ROLES,
-    codes,
-    has_header,
-    is_interactions,
-    numbers,
-    read_catalogue,
-    read_columns,
-)
+from .errors import ColumnError, OptionError, TableError
 from .seeding import derive_seed
+from .tables.table import listing, no_such
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
+
+
+# -- interactions and catalogues of items in files, read with pyarrow (imported when needed)
+
+#: The files that :func:`~fedkern_flwr.interactions.load_interactions` reads.
+INTERACTION_FILES = "a u.data, .dat, .inter, .csv, .tsv or .parquet file"
+#: The files that :func:`read_catalogue` reads.
+CATALOGUE_FILES = "a .txt, .csv, .tsv, .item or .parquet file"
+#: What a column may be, in the order of the columns in files without header.
+ROLES = ("user", "item", "rating", "time")
+
+_SEPARATORS = {".data": "\t", ".dat": "::", ".inter": "\t", ".tsv": "\t", ".csv": ","}
+_CATALOGUE_SEPARATORS = {".item": "\t", ".tsv": "\t", ".csv": ","}
+_WITHOUT_HEADER = (".data", ".dat")
+_KNOWN_NAMES = {  # in lower case, without underscores
+    "user": ("user", "userid"),
+    "item": ("item", "itemid", "movie", "movieid"),
+    "rating": ("rating",),
+    "time": ("time", "timestamp"),
+}
+_CATALOGUE_NAMES = ("item", "itemid", "movieid")  # a column movie of a catalogue may be a title
+_MEND = {"rating": "give numbers", "time": "give numbers, such as seconds since 1970"}
+_NUMBER = r"^-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
+
+Choose = Callable[[Sequence[str]], dict[str, str]]  # from the names of columns to role -> name
+
+
+def is_interactions(path: str | Path) -> bool:
+    """Tell from its name whether a file can only hold interactions (MovieLens, RecBole)."""
+    return Path(path).suffix.lower() in (".data", ".dat", ".inter")
+
+
+def has_header(path: str | Path) -> bool:
+    """Tell from its name whether a file of interactions names its columns."""
+    return Path(path).suffix.lower() not in _WITHOUT_HEADER
+
+
+def read_columns(
+    path: Path, named: Mapping[str, str | None], column_remedy: str | None = None
+) -> dict[str, Any]:
+    """Return the columns of a file of interactions by role, those of ``named`` that are there.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    named : mapping from str to str or None
+        Role -> name of its column; None for one that is recognised.
+    column_remedy : str or None (default: None)
+        See :func:`~fedkern_flwr.interactions.load_interactions`.
+
+    Raises
+    ------
+    TableError
+        The file cannot be read, or its columns are not there.
+    OptionError
+        Columns are named for a file without header.
+    """
+    suffix = path.suffix.lower()
+    _check_file(path, (*_SEPARATORS, ".parquet"), INTERACTION_FILES)
+    if not has_header(path) and any(named.values()):
+        raise OptionError(
+            f"the columns of {path.name} are fixed: user, item, rating, time",
+            remedy="do not name them",
+            code="FK-COLUMNS-FIXED",
+        )
+
+    def choose(names: Sequence[str]) -> dict[str, str]:
+        if has_header(path):
+            return _find_columns(path.name, names, named, column_remedy)
+        return {role: name for role, name in _count_columns(path, names).items() if role in named}
+
+    if suffix == ".parquet":
+        return _read_parquet(path, choose)
+    return _read_text(path, _SEPARATORS[suffix], choose)
+
+
+def read_catalogue(path: str | Path) -> tuple[str, ...]:
+    """Read the ids of all items, in the order of the file.
+
+    Parameters
+    ----------
+    path : str or Path
+        A ``.txt`` file with an id per line; or a ``.csv``, ``.tsv``, ``.parquet`` or RecBole
+        ``.item`` file with a column ``item``, ``itemId``, ``item_id`` or ``movieId``, in upper or
+        lower case. Other columns are ignored.
+
+    Raises
+    ------
+    TableError
+        The file cannot be read, an id is empty or occurs twice, or there are fewer than two.
+    """
+    path = Path(path)
+    suffix = path.suffix.lower()
+    _check_file(path, (".txt", *_CATALOGUE_SEPARATORS, ".parquet"), CATALOGUE_FILES)
+
+    def choose(names: Sequence[str]) -> dict[str, str]:
+        found = [n for n in names if _key(_plain_name(n)) in _CATALOGUE_NAMES]
+        if len(found) == 1:
+            return {"item": found[0]}
+        raise TableError(
+            f"{path.name} has {len(found) or 'no'} columns that may be the item",
+            remedy="name one column item in the first line",
+            code="FK-COLUMN-UNNAMED",
+        )
+
+    if suffix == ".txt":
+        column = _read_lines(path)
+    elif suffix == ".parquet":
+        column = _read_parquet(path, choose)["item"]
+    else:
+        column = _read_text(path, _CATALOGUE_SEPARATORS[suffix], choose)["item"]
+    items: list[str] = _id_cells(column, "item", path.name).to_pylist()
+    repeated = len(items) - len(set(items))
+    if repeated:
+        raise TableError(
+            f"{path.name} has {repeated} rows that repeat an item",
+            remedy="keep one row of each item",
+            code="FK-IDS-DUPLICATE",
+        )
+    if len(items) < 2:
+        raise TableError(
+            f"items in {path.name}: {len(items)}", remedy="list all items", code="FK-ITEMS-FEW"
+        )
+    return tuple(items)
+
+
+def codes(column: Any, role: str, source: str) -> tuple[NDArray[np.intp], tuple[str, ...]]:
+    """Return the code of every row, and the ids in the order of their codes.
+
+    Raises
+    ------
+    TableError
+        An id is empty, or neither text nor a whole number.
+    """
+    import pyarrow.compute as pc
+
+    cells = _id_cells(column, role, source)
+    different = pc.unique(cells)
+    found = pc.index_in(cells, value_set=different).to_numpy()
+    ids: list[str] = different.tolist()
+    if all(map(_WHOLE_NUMBER.fullmatch, ids)):
+        order = sorted(range(len(ids)), key=lambda code: (int(ids[code]), ids[code]))
+    else:
+        order = sorted(range(len(ids)), key=ids.__getitem__)
+    rank = np.empty(len(ids), dtype=np.intp)
+    rank[order] = np.arange(len(ids))
+    return rank[found], tuple(ids[code] for code in order)
+
+
+def numbers(column: Any, role: str, source: str) -> NDArray[np.float64]:
+    """Return finite numbers; timestamps become seconds since 1970.
+
+    Raises
+    ------
+    TableError
+        A cell is not a finite number.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = _plain(column)
+    if pa.types.is_timestamp(column.type):
+        column = pc.divide(column.cast(pa.timestamp("us"), safe=False).cast(pa.int64()), 1e6)
+    elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        text = pc.utf8_ltrim(pc.utf8_trim_whitespace(column), "+")
+        is_number = pc.fill_null(pc.match_substring_regex(text, _NUMBER), False)
+        column = pc.if_else(is_number, text, "nan")
+    try:
+        values: NDArray[np.float64] = column.cast(pa.float64(), safe=False).to_numpy()
+    except pa.ArrowException:
+        raise TableError(
+            f"the {role} column of {source} is not numeric",
+            remedy=_MEND[role],
+            code="FK-COLUMN-NUMBERS",
+        ) from None
+    bad = np.flatnonzero(~np.isfinite(values))
+    if bad.size:
+        raise TableError(
+            f"the {role} is not a finite number in {bad.size} rows of {source}, "
+            f"for example in row {bad[0] + 1}",
+            remedy=_MEND[role],
+            code="FK-VALUES-FINITE",
+        )
+    return values
+
+
+def _check_file(path: Path, suffixes: Sequence[str], files: str) -> None:
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except OSError:
+        raise TableError(
+            f"{path} is not readable", remedy="check who may read it", code="FK-FILE-READ"
+        ) from None
+    if is_folder:
+        raise TableError(f"{path} is a directory", remedy=f"give {files}", code="FK-FILE-FOLDER")
+    if not is_file:
+        raise TableError(f"there is no file {path}", remedy="check the path", code="FK-FILE-READ")
+    if path.suffix.lower() not in suffixes:
+        raise TableError(
+            f"{path.name} has an unknown suffix", remedy=f"give {files}", code="FK-FILE-SUFFIX"
+        )
+    if path.stat().st_size == 0:
+        raise TableError(
+            f"{path.name} is empty", remedy="give a file with data", code="FK-FILE-EMPTY"
+        )
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        raise TableError(
+            f"{path.name} is not readable", remedy="check who may read it", code="FK-FILE-READ"
+        ) from None
+    if not content.strip():
+        raise TableError(
+            f"{path.name} is empty", remedy="give a file with data", code="FK-FILE-EMPTY"
+        )
+    return content
+
+
+def _no_text(path: Path) -> TableError:
+    return TableError(
+        f"{path.name} is not a readable text file",
+        remedy="save it again as UTF-8",
+        code="FK-FILE-FORMAT",
+    )
+
+
+def _read_lines(path: Path) -> Any:
+    """Return the lines of a text file; empty ones at its end do not count."""
+    import pyarrow as pa
+
+    try:
+        text = _read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise _no_text(path) from None
+    return pa.array(text.rstrip().split("\n"), pa.string())
+
+
+def _read_text(path: Path, separator: str, choose: Choose) -> dict[str, Any]:
+    """Return the columns of a text file by role; cells stay text, so ids keep leading zeros."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    content = _read_bytes(path)
+    if separator == "::":
+        content, separator = content.replace(b"::", b"\t"), "\t"
+    broken: list[Any] = []
+
+    def stop(row: Any) -> Literal["error"]:
+        broken.append(row)
+        return "error"
+
+    reading = csv.ReadOptions(use_threads=False, autogenerate_column_names=not has_header(path))
+    parsing = csv.ParseOptions(
+        delimiter=separator,
+        quote_char='"' if separator == "," else False,
+        invalid_row_handler=stop,
+    )
+    try:
+        with csv.open_csv(BytesIO(content), reading, parsing) as reader:
+            roles = choose(reader.schema.names)
+        chosen = csv.ConvertOptions(
+            column_types=dict.fromkeys(roles.values(), pa.string()),
+            include_columns=list(roles.values()),
+        )
+        table = csv.read_csv(BytesIO(content), reading, parsing, chosen)
+    except (pa.ArrowException, ValueError):  # their text repeats cells
+        if not broken:
+            raise _no_text(path) from None
+        expected, actual = broken[0].expected_columns, broken[0].actual_columns
+        raise TableError(
+            f"line {broken[0].number} of {path.name} has {actual} columns instead of {expected}",
+            remedy="mend it",
+            code="FK-FILE-COLUMNS",
+        ) from None
+    return {role: table[name] for role, name in roles.items()}
+
+
+def _read_parquet(path: Path, choose: Choose) -> dict[str, Any]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            roles = choose(file.schema_arrow.names)
+            table = file.read(list(roles.values()), use_threads=False)
+    except (pa.ArrowException, OSError, ValueError):
+        raise TableError(
+            f"{path.name} is not a readable Parquet file",
+            remedy="save it again",
+            code="FK-FILE-FORMAT",
+        ) from None
+    return {role: table[name] for role, name in roles.items()}
+
+
+def _count_columns(path: Path, names: Sequence[str]) -> dict[str, str]:
+    if not 2 <= len(names) <= len(ROLES):
+        separator = _SEPARATORS[path.suffix.lower()].replace("\t", "tabs")
+        raise TableError(
+            f"line 1 of {path.name} has {len(names)} columns",
+            remedy=f"give user, item, rating and time, separated by {separator}",
+            code="FK-FILE-COLUMNS",
+        )
+    return dict(zip(ROLES, names, strict=False))
+
+
+def _find_columns(
+    source: str,
+    names: Sequence[str],
+    named: Mapping[str, str | None],
+    column_remedy: str | None,
+) -> dict[str, str]:
+    """Return the column of each role: the named one, else the one that is recognised."""
+    plain = [_plain_name(name) for name in names]
+    if any(map(_is_number, plain)):  # a cell, which no error may list as a name
+        raise TableError(
+            f"the first line of {source} holds data instead of column names",
+            remedy="add a line with column names",
+            code="FK-FILE-HEADER",
+        )
+
+    def advice(role: str) -> str:
+        return (column_remedy or "").replace("{role}", role)
+
+    keys = [_key(name) for name in plain]
+    roles = {}
+    for role, wanted in named.items():
+        if wanted is None:
+            found = [n for n, key in zip(names, keys, strict=True) if key in _KNOWN_NAMES[role]]
+        else:
+            found = [n for n, p in zip(names, plain, strict=True) if wanted in (n, p)]
+            if not found:
+                error = no_such(f"{role} column", wanted, source, plain)
+                raise (
+                    TableError(error.problem, remedy=advice(role), code=error.code)
+                    if column_remedy
+                    else error
+                )
+        if len(found) == 1:
+            roles[role] = found[0]
+        elif found or role in ("user", "item"):
+            kind = TableError if column_remedy else ColumnError
+            raise kind(
+                f"{source} has {len(found) or 'no'} columns that may be the {role}",
+                remedy=advice(role) or f"choose one with --{role}: {listing(plain)}",
+                code="FK-COLUMN-UNNAMED",
+            )
+    if len(set(roles.values())) < len(roles):
+        raise TableError(
+            f"one column of {source} has two of the roles {', '.join(roles)}",
+            remedy="name different columns",
+            code="FK-COLUMN-TWICE",
+        )
+    return roles
+
+
+def _plain_name(name: str) -> str:
+    return name.strip().partition(":")[0]  # RecBole adds a type
+
+
+def _key(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _plain(column: Any) -> Any:
+    import pyarrow as pa
+
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def _id_cells(column: Any, role: str, source: str) -> Any:
+    """Return ids as text without spaces around them; none is empty."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = _plain(column)
+    if not (
+        pa.types.is_integer(column.type)
+        or pa.types.is_string(column.type)
+        or pa.types.is_large_string(column.type)
+    ):
+        raise TableError(
+            f"the {role} ids of {source} are neither text nor whole numbers",
+            remedy="save them as one of these",
+            code="FK-IDS-TYPE",
+        )
+    cells = pc.utf8_trim_whitespace(pc.fill_null(column.cast(pa.string()), ""))
+    empty = np.flatnonzero(np.asarray(pc.equal(cells, pa.scalar(""))))
+    if empty.size:
+        raise TableError(
+            f"the {role} id is empty in {empty.size} rows of {source}, "
+            f"for example in row {empty[0] + 1}",
+            remedy="fill it in or remove these rows",
+            code="FK-IDS-MISSING",
+        )
+    return cells
+
+
+# -- interactions of users with items: loading them, choosing the positive ones, holding some out
+#
+# The MovieLens files may not be passed on, so they are read from where the user has them. Ratings
+# are private: no error and no text of an object repeats an id, a rating or a time, only column
+# names, row numbers and counts.
 
 __all__ = [
     "INTERACTION_FILES",

@@ -34,21 +34,29 @@ from numpy.typing import NDArray
 
 from .errors import EngineError, FedKernError, OptionError
 from .flower_compat import is_simulated
-from .ledger import Ledger
 from .node.client import Client, answers
 from .node.method_client import MethodClient, contributes
 from .nodes import NODE_TIMEOUT, Arrays, Nodes, logger
-from .options import UnknownOptionError, at_least, declared, describe, option, unknown_option
+from .options import (
+    UnknownOptionError,
+    at_least,
+    declared,
+    describe,
+    option,
+    removed_value,
+    take_out,
+    unknown_option,
+)
 from .planning import Allowance
 from .privacy import Budget
 from .privacy.accounting import check_accountant
 from .privacy.budget import Releases
-from .removed import removed_value, take_out
 from .run import Run, RunRules
 from .run_log import RunLog
 from .secure_sum import SecureSum
 from .steps import Answers, Ask, Deliver, LostState, Round, Rounds, Save, Steps, Sum, Term
 from .transport import swift
+from .watch import Ledger
 from .wire import DescribeReply, check_parties
 
 __all__ = [

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from . import __version__
 from .checkpoint import load_arrays, save_arrays
 from .errors import CheckpointError
-from .removed import take_out
+from .options import take_out
 
 FORMAT, VERSION = "fedkern-flwr model", 1
 _HEADER = "file"

@@ -1,12 +1,4 @@
-"""A node's configuration, read anew while its SuperNode runs and runs go on.
-
-A SuperNode reads its configuration once and hands a copy of it to every run. Restarted, it would
-break off what it is doing. So it is left alone: whoever keeps a node warm reads the file again when
-told to, and every process that answers a message is a copy of it and has what was read last, in
-place of what the SuperNode hands over. A message that is being answered ends as it began. A file
-that cannot be used changes nothing. Files that the configuration names, such as tables and the
-policy, are read with every message anyway.
-"""
+"""The configuration of a node, and the files that it names."""
 
 from __future__ import annotations
 
@@ -15,12 +7,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Context
 
 from .checkpoint import write_atomically
-from .errors import OptionError
+from .errors import OptionError, TableError
 from .guard.policy import SIMULATION, read_policy
+from .labels import are_numbers
 from .node.failures import unwritable
+from .tables.dialect import read_class_of
+from .tables.table import Table
+
+# -- A node's configuration, read anew while its SuperNode runs and runs go on
+#
+# A SuperNode reads its configuration once and hands a copy of it to every run. Restarted, it would
+# break off what it is doing. So it is left alone: whoever keeps a node warm reads the file again
+# when told to, and every process that answers a message is a copy of it and has what was read last,
+# in place of what the SuperNode hands over. A message that is being answered ends as it began. A
+# file that cannot be used changes nothing. Files that the configuration names, such as tables and
+# the policy, are read with every message anyway.
 
 Config = dict[str, str | int | float | bool]
 
@@ -119,3 +124,128 @@ def claim_folder(state_dir: Path, partition: int) -> None:
             party=f"partition {partition}",
             code="FK-NODE-STATE",
         )
+
+
+# -- what a node reads from its own disk, whatever its method: secrets, classes, whole rows
+
+
+def read_secret(path: str | Path | None, name: str) -> bytes | None:
+    """Read a secret from a file in hexadecimal; None without a file.
+
+    Parameters
+    ----------
+    path : path or None
+        The file.
+    name : str
+        What the secret is called in errors, such as ``"the alignment key"``.
+
+    Raises
+    ------
+    OptionError
+        The file cannot be read, or holds something else.
+    """
+    try:
+        return None if path is None else bytes.fromhex(Path(path).read_text())
+    except (OSError, ValueError):
+        raise OptionError(
+            f"the file of {name} cannot be read",
+            remedy="put 64 hexadecimal digits into it",
+            code="FK-KEY-FILE",
+        ) from None
+
+
+def read_classes(text: str) -> tuple[str, ...]:
+    """Return the names of all classes, those of text sorted.
+
+    Parameters
+    ----------
+    text : str
+        The classes, separated by commas; empty for none. Or labels and their classes, such as
+        ``0=no,1=yes``.
+    """
+    names = tuple(dict.fromkeys(name for _, name in read_class_of(text)))
+    return names if are_numbers(names) else tuple(sorted(names))
+
+
+def check_predictions(node: Mapping[str, object], *, predicting: bool) -> None:
+    """Refuse a node that shall predict its test data and names no file for that.
+
+    Parameters
+    ----------
+    node : mapping
+        The node's configuration.
+    predicting : bool
+        Whether the run predicts with a saved model.
+
+    Raises
+    ------
+    OptionError
+    """
+    if predicting and "test-data" in node and "predictions" not in node:
+        raise OptionError(
+            "there is nowhere to write the predictions",
+            remedy="name predictions in --node-config",
+            code="FK-PREDICT-NOWHERE",
+        )
+
+
+def whole_rows(
+    table: Table, path: str | Path, missing: str, *, labels: bool, numbered: bool = False
+) -> Table:
+    """Return the rows that lack nothing.
+
+    Parameters
+    ----------
+    table : Table
+        Where a cell, a label or an id is missing it holds NaN or an empty id.
+    path : path
+        Its file, which errors name.
+    missing : {"error", "drop-row"}
+        Refuse a table that lacks something, or leave its rows out.
+    labels : bool
+        Whether a row needs a label.
+    numbered : bool (default: False)
+        Whether rows are known by their place in the file, so that none may be left out.
+
+    Raises
+    ------
+    TableError
+        A row lacks something and ``missing`` is ``error`` or it is ``numbered``, or every row does.
+    OptionError
+        ``missing`` is something else.
+    """
+    if missing not in ("error", "drop-row"):
+        raise OptionError(
+            f"missing is {missing!r}",
+            remedy="choose 'error' or 'drop-row'",
+            code="FK-OPTION-CHOICE",
+        )
+    whole = np.isfinite(table.x).all(axis=1)
+    if labels and table.y is not None:
+        whole &= np.isfinite(table.y)
+    if table.ids is not None and table.ids.dtype.kind == "U":
+        whole &= table.ids != ""
+    lacking, name = table.rows - int(whole.sum()), Path(path).name
+    code = "FK-VALUES-MISSING"
+    if np.isfinite(table.x).all() and (table.y is None or np.isfinite(table.y).all()):
+        code = "FK-IDS-MISSING"
+    elif np.isinf(table.x).any() and not np.isnan(table.x).any():
+        code = "FK-VALUES-FINITE"
+    what = "a value, a label or an id" if labels else "a value or an id"
+    if lacking and missing == "error":
+        raise TableError(
+            f"{lacking} rows of {name} lack {what}",
+            remedy='leave them out, or run with missing="drop-row"',
+            code=code,
+        )
+    if lacking and numbered:
+        raise TableError(
+            f"{lacking} rows of {name} lack {what}, and rows without ids are known by their place",
+            remedy="fill in these cells, or take the rows out of the files of all nodes concerned",
+            code=code,
+        )
+    if lacking == table.rows:
+        raise TableError(
+            f"every row of {name} lacks {what}", remedy="fill in its cells", code="FK-VALUES-NOROW"
+        )
+    return table.take(whole) if lacking else table

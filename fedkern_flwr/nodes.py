@@ -25,11 +25,10 @@ from .errors import CheckpointError, CohortError, ProtocolError, RefusedError, S
 from .failure import Failure, count_failures
 from .flower_compat import is_simulated
 from .guard import counting
-from .ledger import Ledger
 from .options import Declared, at_least
 from .secure_sum import RunningSum, SecureSum
+from .secure_sum.crypto import KEY_BYTES
 from .secure_sum.identity import Counts
-from .secure_sum.keys import KEY_BYTES
 from .transport import (
     FAREWELL,
     REPLY,
@@ -39,11 +38,19 @@ from .transport import (
     request_messages,
     take_sections,
 )
-from .watch import Watch
+from .watch import Ledger, Watch
 from .wire import PhaseMessage
 from .wire import sums as sum_wire
-from .wire.describe import DescribeReply, DescribeRequest, called, check_parties
-from .wire.releases import check_node, check_refusal, other_releases, release_of
+from .wire.describe import (
+    DescribeReply,
+    DescribeRequest,
+    called,
+    check_node,
+    check_parties,
+    check_refusal,
+    other_releases,
+    release_of,
+)
 
 logger = logging.getLogger("fedkern_flwr")
 

@@ -16,7 +16,7 @@ from .nodes import Nodes
 from .secure_sum import RunningSum
 from .steps import Answers
 from .transport import Courier, Outcome, pause, read_reply, request_messages
-from .wire.numpy_format import array_record
+from .wire.message import array_record
 
 _FIRST, _SIMULATED = 0.002, 0.01  # seconds between two looks in a simulation
 

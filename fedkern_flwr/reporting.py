@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
-from .checkpoint import write_atomically
+from .checkpoint import temporary_folder, write_atomically
 from .errors import EngineError, FedKernError, OptionError
 from .log_lines import utc_now
-from .private_files import temporary_folder
 
 logger = logging.getLogger("flwr")  # what `flwr log` shows
 

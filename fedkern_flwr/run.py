@@ -45,9 +45,8 @@ from .steps import (
 )
 from .transport import Outcome, read_reply, request_messages
 from .wire import PhaseMessage
-from .wire.message import Arrays
+from .wire.message import Arrays, array_record
 from .wire.method import MethodReply, MethodRequest, pack, unpack
-from .wire.numpy_format import array_record
 from .wire.sums import End, FinishRequest, bind
 
 _LOGS = "their logs say where"

@@ -18,7 +18,7 @@ from . import __version__
 from .checkpoint import VERSION, load_arrays, other_release, save_arrays
 from .errors import CheckpointError
 from .nodes import Arrays, Nodes, logger
-from .removed import take_out
+from .options import take_out
 from .secure_sum import RunningSum
 from .steps import Save
 from .transport import Outcome

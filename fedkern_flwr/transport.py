@@ -22,14 +22,24 @@ from .errors import FedKernError, ProtocolError, quoted_code
 from .failure import Failure, read_error
 from .flower_compat import config_record, patient
 from .guard.policy import is_simulated
-from .ledger import Ledger
 from .plain_text import LONGEST
 from .progress import progress
-from .watch import Watch
-from .wire.message import PhaseMessage
-from .wire.numpy_format import add_arrays, array_record, read_array, read_arrays
-from .wire.packed import is_packed, pack, unpack
-from .wire.sections import Section, attach, detach, section_arrays, section_bytes
+from .watch import Ledger, Watch
+from .wire.message import (
+    PhaseMessage,
+    Section,
+    add_arrays,
+    array_record,
+    attach,
+    detach,
+    is_packed,
+    pack,
+    read_array,
+    read_arrays,
+    section_arrays,
+    section_bytes,
+    unpack,
+)
 
 Reply = TypeVar("Reply", bound=PhaseMessage)
 

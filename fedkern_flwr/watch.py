@@ -1,22 +1,104 @@
-"""What the server of a deployment knows of its nodes while it waits, and what it says meanwhile.
-
-A run in a deployment takes hours and its nodes belong to others: who is awaited and why is said
-while it is so, in the log that ``flwr log`` shows.
-"""
+"""What a run costs, and what the server of a deployment says of its nodes while it waits."""
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .ledger import Ledger
-from .prometheus import write_figures
+from .checkpoint import write_atomically
 
 if TYPE_CHECKING:
     from .transport import Outcome
+
+
+# -- what a run costs and what it shows to whom: exchanges, bytes, seconds, failures
+
+
+@dataclass
+class Ledger:
+    """Running totals of a run, kept by the server.
+
+    Attributes
+    ----------
+    exchanges : int
+        Round trips, set-up included.
+    bytes_up, bytes_down : int
+        Array payload from clients to server and back, in bytes.
+    messages : int
+        Requests sent.
+    seconds : float
+        Wall-clock time spent in exchanges.
+    by_phase : Counter
+        Exchanges per phase.
+    failures : dict
+        Partition (as text) -> reason -> count.
+    """
+
+    exchanges: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    messages: int = 0
+    seconds: float = 0.0
+    by_phase: Counter[str] = field(default_factory=Counter)
+    failures: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def add_failure(self, partition: int, reason: str) -> None:
+        """Count one request that a party did not answer properly."""
+        reasons = self.failures.setdefault(str(partition), {})
+        reasons[reason] = reasons.get(reason, 0) + 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {**copy.deepcopy(vars(self)), "by_phase": dict(self.by_phase)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Ledger:
+        """Rebuild a ledger from :meth:`to_dict`."""
+        return cls(**{**values, "by_phase": Counter(values["by_phase"])})
+
+
+# -- figures in Prometheus' text format, for node_exporter's textfile collector
+
+_READABLE = 0o644  # the collector is another user; there are counts in it
+
+#: Name, type, meaning, and the value; or samples: what stands behind the name, and the value.
+Family = tuple[str, str, str, float | list[tuple[str, float]]]
+
+
+def write_figures(file: Path, prefix: str, families: Iterable[Family]) -> None:
+    """Write families; a reader sees the file before or after, never a part.
+
+    Parameters
+    ----------
+    file : Path
+        Replaced as a whole; its name must end with ``.prom`` for the collector.
+    prefix : str
+        How all names begin.
+    families : iterable of tuple
+        Name, type, meaning, and value or samples of each.
+    """
+    lines = []
+    for name, kind, text, samples in families:
+        full = f"{prefix}_{name}"
+        lines.append(f"# HELP {full} {text}\n# TYPE {full} {kind}\n")
+        every = samples if isinstance(samples, list) else [("", samples)]
+        lines += [f"{full}{rest} {float(value):.15g}\n" for rest, value in every]
+    new = file.with_name(f"{file.name}.new")
+    write_atomically(new, "".join(lines).encode())
+    new.chmod(_READABLE)
+    new.replace(file)
+
+
+# -- what the server of a deployment knows of its nodes while it waits, and what it says meanwhile
+#
+# A run in a deployment takes hours and its nodes belong to others: who is awaited and why is said
+# while it is so, in the log that ``flwr log`` shows.
 
 logger = logging.getLogger("flwr")  # what `flwr log` shows
 

@@ -7,14 +7,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedkern_flwr.align import messages as wire
+from fedkern_flwr.align import private_intersection as wire
 from fedkern_flwr.align.private_intersection import POINT_BYTES
 from fedkern_flwr.alignment import Overlap, count_duplicates, count_overlaps
 from fedkern_flwr.errors import ProtocolError, SmallCohortError, StateError
 from fedkern_flwr.method import Ask, LostState, Method, Rounds, Steps
 from fedkern_flwr.nodes import NODE_TIMEOUT, logger
 from fedkern_flwr.options import unknown_option
-from fedkern_flwr.secure_sum.envelope import SEALING_BYTES
+from fedkern_flwr.secure_sum.crypto import SEALING_BYTES
 from fedkern_flwr.wire import DescribeReply
 from fedkern_flwr.wire.describe import check_partitions
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedkern_flwr.align import range_messages as wire
+from fedkern_flwr.align import column_ranges as wire
 from fedkern_flwr.align.column_ranges import (
     DEFAULT_BOUND,
     ENCODING,
@@ -19,9 +19,7 @@ from fedkern_flwr.align.column_ranges import (
     summed_ranges,
 )
 from fedkern_flwr.encoding import Encoder
-from fedkern_flwr.encoding.bins import CIRCLES
-from fedkern_flwr.encoding.categories import Categories
-from fedkern_flwr.encoding.columns import Scaling
+from fedkern_flwr.encoding.columns import CIRCLES, Categories, Scaling
 from fedkern_flwr.encoding.common import (
     Coarse,
     check_kinds,

@@ -11,9 +11,9 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import CheckpointError, OptionError
-from fedkern_flwr.judging.counts import Yardstick, bins_of
+from fedkern_flwr.judging.figures import Yardstick, bins_of
 from fedkern_flwr.judging.judges import Weighted
-from fedkern_flwr.kernels.frequencies import Kernel
+from fedkern_flwr.kernels.random_features import Kernel
 from fedkern_flwr.method import Round, Rounds, Save, Steps, option
 from fedkern_flwr.model_file import check_model
 from fedkern_flwr.nodes import Arrays

@@ -24,8 +24,7 @@ from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.fourier import CIRCLE, EQUATIONS, equations_release, label_weight
 from fedkern_flwr.hybrid.landmarks import moments_length
 from fedkern_flwr.hybrid.parties import CLASS_COUNTS, MEAN_DISTANCE, Plan
-from fedkern_flwr.judging.counts import Yardstick, bins_of
-from fedkern_flwr.judging.noisy import OUTCOMES, outcomes_release, tidy
+from fedkern_flwr.judging.figures import OUTCOMES, Yardstick, bins_of, outcomes_release, tidy
 from fedkern_flwr.kernels.product import kernel_from_distances
 from fedkern_flwr.method import Answers, Ask, Deliver, LostState, Steps, Term
 from fedkern_flwr.nodes import logger

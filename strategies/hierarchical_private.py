@@ -9,8 +9,7 @@ import numpy as np
 from fedkern_flwr.groups import gradients
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Floats
-from fedkern_flwr.judging.counts import Yardstick
-from fedkern_flwr.judging.noisy import OUTCOMES, outcomes_release, tidy
+from fedkern_flwr.judging.figures import OUTCOMES, Yardstick, outcomes_release, tidy
 from fedkern_flwr.method import Round, Save, Steps
 from fedkern_flwr.privacy import Release
 from fedkern_flwr.secure_sum import Encoding

@@ -28,7 +28,7 @@ from fedkern_flwr.groups.trials import (
     folds_held_out,
     part_of,
 )
-from fedkern_flwr.judging.counts import Yardstick, bins_of
+from fedkern_flwr.judging.figures import Yardstick, bins_of
 from fedkern_flwr.method import Round, Steps
 from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.planning import Allowance, allowance

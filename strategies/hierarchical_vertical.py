@@ -14,7 +14,7 @@ from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.digits import DIGITS
 from fedkern_flwr.groups.members import OWNER
-from fedkern_flwr.judging.counts import Yardstick, bins_of
+from fedkern_flwr.judging.figures import Yardstick, bins_of
 from fedkern_flwr.method import Deliver, Round, Steps, Term
 from fedkern_flwr.planning import Allowance, allowance
 

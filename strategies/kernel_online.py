@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.fitted import FittedModel
-from fedkern_flwr.kernels.dictionary import bandwidth_dictionary
-from fedkern_flwr.kernels.random_features import FrequencyDraw, Precision
+from fedkern_flwr.kernels.random_features import FrequencyDraw, Precision, bandwidth_dictionary
 from fedkern_flwr.method import option
 from fedkern_flwr.nodes import Arrays
 from fedkern_flwr.online import messages as wire

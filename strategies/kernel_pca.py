@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.kernels.pca import REST_SENSITIVITY, SENSITIVITY, principal, shapes
+from fedkern_flwr.kernels.product import REST_SENSITIVITY, SENSITIVITY, principal, shapes
 from fedkern_flwr.method import Ask, PrivateMethod, Rounds, Sum, option
 from fedkern_flwr.planning import allowance
-from fedkern_flwr.secure_sum.graph import default_threshold
+from fedkern_flwr.secure_sum.membership import default_threshold
 from fedkern_flwr.wire import DescribeReply
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from fedkern_flwr.ledger import Ledger
 from fedkern_flwr.transport import exchange, request_content, swift
+from fedkern_flwr.watch import Ledger
 
 app = ServerApp()
 

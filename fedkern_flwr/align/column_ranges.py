@@ -1,29 +1,124 @@
-"""Ranges of columns from sums over all holders: two passes, so that no digit is lost.
-
-The first pass sums count, values and squares in units of the public bound B. In a ring of 64 bits
-squares up to B^2 leave few digits to a column whose spread is small against its values, and float64
-has lost them anyway. So the first pass only says where a column is (``mean``, m) and that its
-spread is at most ``scale``, S; the second sums (x - m) / S and its square.
-
-With N holders each total is off by at most ``resolution(N)`` r, about N^2 2^-61. Mean and deviation
-are those of the pooled rows to 1e-9 of the deviation (and the rounding of a float64), where the
-deviation is at least 2^-32 B with up to ten holders: 2e-4 for B = 2^20, and some hundred times less
-for columns that are small against B. Deviations below S sqrt(16 r), about 2^-53 B, count as none.
-"""
+"""Common ranges, categories and means of columns: the messages, and what is made of the sums."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ProtocolError, TableError
 from ..secure_sum import Encoding
+from ..wire.describe import DescribeReply
+from ..wire.message import Message, array
+
+# -- messages of a run that sums the statistics of columns; see :mod:`.column_ranges`
+#
+# Columns travel without names. Where labels are asked for, they are the last column. Session and
+# number of the exchange are filled in as a request is sent, the number of a reply by the client.
+
+#: Counts, sums and sums of squares of the columns of a block; of columns that are to be encoded
+#: the first histograms.
+MEANS_SUM = "column means"
+#: Sums of their distances from the mean, and of the squares of these; of columns that are to be
+#: encoded the second histograms, and how many rows have each category.
+DEVIATIONS_SUM = "column deviations"
 
 Floats = NDArray[np.float64]
+
+
+class RangesDescribeReply(DescribeReply):
+    """What a node tells about itself."""
+
+    long_texts = ("kinds",)
+
+    block: str  # nodes with the same block have the same columns
+    labelled: bool  # whether it has labels
+    units: str  # digest of the units of its columns
+    kinds: str  # a letter for each column that is to be encoded, see encoding.common
+    secret_digest: str  # of the session and what hides categories
+
+
+class RangesRequest(Message):
+    """What every request carries."""
+
+    pinned: ClassVar[tuple[str, ...]] = ("labels",)
+
+    session: str = ""
+    round: int = 0
+    labels: bool  # whether the labels are a column
+
+
+class RangesReply(Message):
+    """What every reply carries; a contribution travels in a secure sum."""
+
+    round: int = 0
+
+
+class MeansRequest(RangesRequest, phase="ranges-means"):
+    """Contribute to the first pass."""
+
+    pinned = ("bound", "circles")
+
+    rows: int  # of all holders of the block
+    bound: float  # public, on the magnitude of all values
+    circles: int  # on which the place of most values of a column is looked for
+
+
+class MeansReply(RangesReply, phase="ranges-means"):
+    """See :class:`RangesReply`."""
+
+
+class DeviationsRequest(RangesRequest, phase="ranges-deviations"):
+    """Contribute to the second pass; see :class:`~fedkern_flwr.encoding.common.Coarse`."""
+
+    count: Floats = array("columns", dtype="float64")
+    mean: Floats = array("columns", dtype="float64")
+    scale: Floats = array("columns", dtype="float64")
+    places: Floats = array("encoded", "bounds", dtype="float64")
+    counts: Floats = array("encoded", "bins", dtype="float64")
+    strays: Floats = array("encoded", "decimals", dtype="float64")
+    splits: int
+    buckets: int
+
+
+class DeviationsReply(RangesReply, phase="ranges-deviations"):
+    """See :class:`RangesReply`."""
+
+
+class WriteRequest(RangesRequest, phase="ranges-write"):
+    """Write the files to the node's disk, and erase what belongs to the run."""
+
+    long_texts = ("encoder",)
+
+    encoder: str = ""  # the common encoder as JSON, without names of columns
+    scaling: str = "auto"  # what encoded columns become, for a node that is alone
+    categories: str = "auto"
+    alone: bool  # the only holder of its block takes its least and greatest values
+    clip: bool  # whether the files tell their readers to clip values beyond the ranges
+    low: Floats = array("columns", dtype="float64")  # of no columns for a node that is alone
+    high: Floats = array("columns", dtype="float64")
+
+
+class WriteReply(RangesReply, phase="ranges-write"):
+    """The files are written."""
+
+
+# -- ranges of columns from sums over all holders: two passes, so that no digit is lost
+#
+# The first pass sums count, values and squares in units of the public bound B. In a ring of 64 bits
+# squares up to B^2 leave few digits to a column whose spread is small against its values, and
+# float64 has lost them anyway. So the first pass only says where a column is (``mean``, m) and that
+# its spread is at most ``scale``, S; the second sums (x - m) / S and its square.
+#
+# With N holders each total is off by at most ``resolution(N)`` r, about N^2 2^-61. Mean and
+# deviation are those of the pooled rows to 1e-9 of the deviation (and the rounding of a float64),
+# where the deviation is at least 2^-32 B with up to ten holders: 2e-4 for B = 2^20, and some
+# hundred times less for columns that are small against B. Deviations below S sqrt(16 r), about
+# 2^-53 B, count as none.
+
 
 #: Name of the label among the ranges.
 LABEL = "label"

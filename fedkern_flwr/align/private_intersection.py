@@ -1,34 +1,4 @@
-"""Equal secret tags for equal ids, without a common key: Diffie-Hellman private set intersection.
-
-P parties stand in a ring. Each draws a secret exponent a. The tag of an id is a hash of
-(a_1 a_2 ... a_P) H(id), where H hashes ids to points of Curve25519: the same at all parties that
-have the id, and out of reach for whoever lacks a single one of the exponents. To get there
-
-1. a party sends its points r H(id), in a random order, to its neighbour; r is secret;
-2. each of the others multiplies by its exponent and passes the list on;
-3. after P hops the list is back. Its owner multiplies by a / r and hashes.
-
-Because of r nobody sees the final points of another party's list, so that no party learns from the
-hops what it has in common with another. An X25519 scalar for a / r is found up to its sign, which
-u-coordinates ignore.
-
-**On the curve.** A number u is the coordinate of a point of Curve25519 or of one of its twist, half
-of the numbers each, and multiplication keeps to the side. Were ids hashed to any number, the
-neighbour could tell for each point of a list on which side the id's hash is: a bit per id, to be
-tested against guesses. So H tries until it meets the curve, by the Legendre symbol of
-u^3 + 486662 u^2 + u, and points that arrive must be on it. X25519 scalars are multiples of 8: they
-clear the cofactor, so what is left after the first product lies in the group of prime order.
-
-CPU, measured on one core: 70 microseconds to hash and blind an id, 50 per id and hop. A list takes
-32 bytes per id, and a party holds a few at a time; one message holds 2 GB at most.
-
-References
-----------
-Meadows, "A More Efficient Cryptographic Matchmaking Protocol for Use in the Absence of a
-Continuously Available Third Party", IEEE S&P 1986 (two parties).
-
-Langley, Hamburg and Turner, "Elliptic Curves for Security", RFC 7748, 2016 (X25519).
-"""
+"""Which records several parties have in common, by tags of their ids that only key holders make."""
 
 from __future__ import annotations
 
@@ -37,10 +7,88 @@ import hmac
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from numpy.typing import NDArray
 
 from ..errors import ProtocolError
+from ..wire.message import Message, array
+
+# -- messages of an align run; see :mod:`fedkern_flwr.align.private_intersection` for the protocol
+#
+# Lists of points travel end to end encrypted from one party to the next in the ring. Session and
+# number of the exchange are filled in as a request is sent, the number of a reply by the client.
+
+
+class AlignRequest(Message):
+    """What every request of the method carries."""
+
+    session: str = ""
+    round: int = 0  # grows with every exchange
+    # The list that the party before sealed for this one; empty at the first hop.
+    received: NDArray[Any] = array("bytes", dtype="byte")
+
+
+class AlignReply(Message):
+    """What every reply of the method carries."""
+
+    round: int = 0
+    fingerprint: str  # digest of the party's secrets of the run, which must stay the same
+
+
+class HopRequest(AlignRequest, phase="align-hop"):
+    """Send your own list to the next party, or multiply one and pass it on."""
+
+    hop: int  # how many hops the list has behind it: 0 for the party's own
+
+
+class HopReply(AlignReply, phase="align-hop"):
+    """The list for the next party of the ring."""
+
+    sealed: NDArray[Any] = array("bytes", dtype="byte")
+
+
+class TagsRequest(AlignRequest, phase="align-tags"):
+    """Your own list is back: make tags of it, write the file, erase the secrets of the run."""
+
+
+class TagsReply(AlignReply, phase="align-tags"):
+    """Pseudonyms of all rows, as later runs send them."""
+
+    ids: NDArray[Any] = array("ids", "words", dtype="ring")  # sorted, shape (rows, 2)
+
+
+# -- equal secret tags for equal ids, without a common key: Diffie-Hellman private set intersection
+#
+# P parties stand in a ring. Each draws a secret exponent a. The tag of an id is a hash of
+# (a_1 a_2 ... a_P) H(id), where H hashes ids to points of Curve25519: the same at all parties that
+# have the id, and out of reach for whoever lacks a single one of the exponents. To get there
+#
+# 1. a party sends its points r H(id), in a random order, to its neighbour; r is secret;
+# 2. each of the others multiplies by its exponent and passes the list on;
+# 3. after P hops the list is back. Its owner multiplies by a / r and hashes.
+#
+# Because of r nobody sees the final points of another party's list, so that no party learns from
+# the hops what it has in common with another. An X25519 scalar for a / r is found up to its sign,
+# which u-coordinates ignore.
+#
+# **On the curve.** A number u is the coordinate of a point of Curve25519 or of one of its twist,
+# half of the numbers each, and multiplication keeps to the side. Were ids hashed to any number, the
+# neighbour could tell for each point of a list on which side the id's hash is: a bit per id, to be
+# tested against guesses. So H tries until it meets the curve, by the Legendre symbol of u^3 +
+# 486662 u^2 + u, and points that arrive must be on it. X25519 scalars are multiples of 8: they
+# clear the cofactor, so what is left after the first product lies in the group of prime order.
+#
+# CPU, measured on one core: 70 microseconds to hash and blind an id, 50 per id and hop. A list
+# takes 32 bytes per id, and a party holds a few at a time; one message holds 2 GB at most.
+#
+# References
+# ----------
+# Meadows, "A More Efficient Cryptographic Matchmaking Protocol for Use in the Absence of a
+# Continuously Available Third Party", IEEE S&P 1986 (two parties).
+#
+# Langley, Hamburg and Turner, "Elliptic Curves for Security", RFC 7748, 2016 (X25519).
 
 POINT_BYTES = TAG_BYTES = 32
 

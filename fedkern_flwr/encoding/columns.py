@@ -1,18 +1,509 @@
-"""Fitted columns: how the cells of one become numbers."""
+"""Columns of a table as numbers: gaps, bins, categories, dates."""
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import TableError
-from .categories import Category
-from .facts import Floats, NumberFacts
-from .gaps import Gaps, explained, indicator, stacked
+
+# -- what an encoder knows of a column: facts that are measured on rows
+
+Floats = NDArray[np.float64]
+
+#: Values are far if the range is so many times as wide as without a hundredth at each end,
+#: or as the middle half of the values.
+FAR, SKEWED = 3.0, 10.0
+#: Values at equal ranks that are kept of a column; of fewer rows all values are.
+KNOTS = 1000
+#: A category of fewer rows is one of the others.
+MIN_ROWS = 5
+#: Medians that differ by more than this factor are noted: units differ by more.
+UNLIKE = 8.0
+
+
+@dataclass(frozen=True)
+class NumberFacts:
+    """What is known of numbers.
+
+    Attributes
+    ----------
+    rows, missing : int
+        Rows, and those of them without a value.
+    least, median, greatest, mean, deviation : float
+        Of the values; 0 where there are none.
+    knots : tuple of float
+        Values at equal ranks, ascending, from the least to the greatest.
+    """
+
+    rows: int
+    missing: int
+    least: float
+    median: float
+    greatest: float
+    mean: float
+    deviation: float
+    knots: tuple[float, ...]
+
+    @classmethod
+    def measure(cls, values: Floats) -> Self:
+        """Measure values, NaN or infinite where one is missing."""
+        known = np.sort(values[np.isfinite(values)])
+        n = len(known)
+        if not n:
+            return cls(len(values), len(values), 0.0, 0.0, 0.0, 0.0, 0.0, ())
+        places = np.rint(np.linspace(0, n - 1, min(n, KNOTS))).astype(np.intp)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, deviation = float(known.mean()), float(known.std())
+        return cls(
+            rows=len(values),
+            missing=len(values) - n,
+            least=float(known[0]),
+            median=float(known[(n - 1) // 2] / 2.0 + known[n // 2] / 2.0),
+            greatest=float(known[-1]),
+            mean=mean,
+            deviation=deviation,
+            knots=tuple(known[places].tolist()),
+        )
+
+    @property
+    def constant(self) -> bool:
+        """Whether there is no second value."""
+        return self.least == self.greatest
+
+    @property
+    def far(self) -> bool:
+        """Whether some values are so far from the others that their range says little."""
+        cut, half = 1 + len(self.knots) // 100, len(self.knots) // 4
+        near, wide = self.knots[cut:-cut], self.greatest - self.least
+        middle = self.knots[-half - 1] - self.knots[half]
+        skewed = wide > SKEWED * middle > 0.0  # where half of the values are one it says nothing
+        return bool(near) and (skewed or wide > FAR * (near[-1] - near[0]))
+
+
+def other_scale(values: Floats, facts: NumberFacts) -> float:
+    """Return how many times those of all the values of a party are, 0 if they are alike.
+
+    They are not alike where the median of all is outside the middle half of the party's values, and
+    their medians differ by more than a factor of :data:`UNLIKE`: maybe it has another unit.
+    """
+    known = values[np.isfinite(values)]
+    if len(known) < MIN_ROWS or not facts.median:
+        return 0.0
+    low, middle, high = np.quantile(known, [0.25, 0.5, 0.75])
+    times = float(middle / facts.median)
+    unlike = times > UNLIKE or 0.0 < times < 1.0 / UNLIKE
+    return times if unlike and not low <= facts.median <= high else 0.0
+
+
+@dataclass(frozen=True)
+class CategoryFacts:
+    """What is known of categories.
+
+    Attributes
+    ----------
+    rows, missing : int
+        Rows, and those of them without a category.
+    counts : dict
+        Category -> rows.
+    """
+
+    rows: int
+    missing: int
+    counts: dict[str, int]
+
+    @classmethod
+    def measure(cls, codes: Floats, names: Sequence[str]) -> Self:
+        """Measure positions among names, NaN where a category is missing."""
+        known = codes[np.isfinite(codes)].astype(np.intp)
+        counts = np.bincount(known, minlength=len(names)).tolist()
+        found = {name: count for name, count in zip(names, counts, strict=True) if count}
+        return cls(len(codes), len(codes) - len(known), found)
+
+
+# -- gaps: the column that says where a cell is missing, and what is told of it
+
+#: What becomes of a gap: the median and a column that says so, or NaN.
+Gaps = Literal["encode", "keep"]
+
+
+def indicator(name: str, facts: NumberFacts | CategoryFacts, gaps: Gaps) -> tuple[str, ...]:
+    """Return the name of the column that says where a cell is missing, if it varies."""
+    varies = 0 < facts.missing < facts.rows
+    return (f"{name}[missing]",) if varies and gaps == "encode" else ()
+
+
+def stacked(
+    found: Sequence[Floats], known: Any, facts: NumberFacts | CategoryFacts, gaps: Gaps
+) -> Floats:
+    """Return outputs side by side, with the column that says where a cell is missing."""
+    if indicator("", facts, gaps):
+        found = [*found, np.where(known, 0.0, 1.0)]
+    return np.stack(found, axis=1) if found else np.empty((len(known), 0))
+
+
+def explained(text: str, facts: NumberFacts | CategoryFacts, outputs: tuple[str, ...]) -> str:
+    """Return what is told of a column, with its gaps."""
+    if facts.missing:
+        own = " (a column says so)" if outputs and outputs[-1].endswith("[missing]") else ""
+        text += f"; missing in {facts.missing} of {facts.rows} rows{own}"
+    return text if outputs else f"left out: {text}"
+
+
+# -- histograms that are refined once: the values of many holders at equal ranks, from two sums
+#
+# The bins of the first sum are public, by powers of two below the bound. Beside them it has the
+# mean phases of the values on circles whose lengths are powers of two. On a circle much longer than
+# the column is wide they agree, on a much shorter one they cancel out: followed from the longest
+# circle down, as long as they agree by half, they say where most values are and how wide they lie,
+# whatever a few far ones do to mean and deviation, and of these no more than a mean can.
+#
+# The bins of the second sum split those of the first: evenly about the mean and about that place,
+# and by how many rows a bin has, one more for five rows that are spread evenly. Where all values
+# have at most three decimals a second bin ends between two of them, and a bin of one value stands
+# for it exactly.
+
+_REACH = 40  # powers of two below the bound
+_EVEN = 65  # edges about the mean, and about the place of most values
+_LEAST = 0.2  # weight of the parts of a first bin that are not about either
+_AGREE = 0.5  # length of a mean phase where most values are within the circle
+
+#: Bins of the first histogram, how many numbers of decimals are tried, circles; and by how many
+#: bins the second splits those of the first by their rows, at most.
+COARSE, DECIMALS, CIRCLES, SPLITS = 2 * _REACH, 4, 40, 512
+
+
+def coarse_edges(bound: float) -> Floats:
+    """Return the edges of the first bins, shape (COARSE + 1,), where no value is beyond a bound."""
+    far = bound * 2.0 ** -np.arange(_REACH)
+    return np.concatenate([-far, [0.0], far[:0:-1], [np.nextafter(bound, np.inf)]])
+
+
+def fine_edges(
+    counts: Floats,
+    decimals: int,
+    about: tuple[float, float],
+    place: Floats,
+    bound: float,
+    most: int = SPLITS,
+) -> Floats:
+    """Return the edges of the second bins of a column, from the least on.
+
+    Parameters
+    ----------
+    counts : ndarray, shape (COARSE,)
+        Values in the first bins.
+    decimals : int
+        Of all values, -1 if they have more.
+    about : (float, float)
+        Where it is, and a number not below its deviation.
+    place : ndarray, shape (2,)
+        Where most values are, and within how much, see :func:`read_phases`.
+    bound : float
+        B, no value is larger.
+    most : int
+        By how many bins those of the first sum are split by their rows, at most.
+    """
+    edges, n = coarse_edges(bound), max(float(counts.sum()), 1.0)
+    windows = [(about[0], 4.0 * about[1]), (float(place[0]), float(place[1]) / 2.0)]
+    within = [middle + half * np.linspace(-1.0, 1.0, _EVEN) for middle, half in windows]
+    cuts = np.unique(np.clip(np.concatenate([edges, *within]), -bound, edges[-1]))
+    own = np.searchsorted(edges, cuts[:-1], side="right") - 1
+    width = np.diff(cuts)
+    weight = _LEAST * width / np.bincount(own, width, COARSE)[own]
+    for (_, half), part in zip(windows, within, strict=True):
+        weight += (cuts[:-1] >= part[0]) * (cuts[1:] <= part[-1]) * width / (2.0 * half)
+    weight *= counts[own] / np.bincount(own, weight, COARSE)[own]
+    splits = min(most, n // MIN_ROWS) / n
+    parts = np.diff(np.rint(splits * np.cumsum(weight)), prepend=0.0).astype(np.intp) + 1
+    # what is known to be empty is not counted again: one bin up to the next that is not
+    used = counts[own] > 0.0
+    first = used | np.append(True, used[:-1])
+    parts = np.where(used, parts, 1)[first]
+    starts = cuts[:-1][first]
+    steps = np.append(starts, cuts[-1])
+    if decimals >= 0:
+        steps = np.ceil(steps * 10.0**decimals)
+    inside = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)
+    inner = np.repeat(np.diff(steps), parts) * inside / np.repeat(parts, parts)
+    if decimals >= 0:
+        inner = np.floor(inner) - 0.5
+    found = np.append(np.repeat(steps[:-1], parts) + inner, steps[-1] - 0.5 * (decimals >= 0))
+    return np.unique(found / 10.0 ** max(decimals, 0))
+
+
+def sum_phases(values: Floats, bound: float, circles: int = CIRCLES) -> Floats:
+    """Return the sums of the values' cosines and sines on circles, shape (2 circles,)."""
+    known = values[~np.isnan(values)]
+    turns = [2.0 * np.pi * (known / length % 1.0) for length in _lengths(bound)[:circles]]
+    return np.array([part(one).sum() for part in (np.cos, np.sin) for one in turns])
+
+
+def read_phases(sums: Floats, count: float, bound: float) -> Floats:
+    """Return where most of so many values are and the length of the last circle they agree on."""
+    cosines, sines = sums.reshape(2, -1) / max(count, 1.0)
+    found = np.array([0.0, 4.0 * bound])
+    for length, cosine, sine in zip(_lengths(bound), cosines, sines, strict=False):
+        if np.hypot(cosine, sine) < _AGREE:
+            break
+        place = np.arctan2(sine, cosine) / (2.0 * np.pi) * length
+        found[:] = place + np.rint((found[0] - place) / length) * length, length
+    return found
+
+
+def _lengths(bound: float) -> Floats:
+    return np.asarray(4.0 * bound * 2.0 ** -np.arange(CIRCLES))
+
+
+def count_bins(values: Floats, edges: Floats) -> Floats:
+    """Return how many values are in each bin; NaN in none, what is outside in the outermost."""
+    known = values[~np.isnan(values)]
+    places = np.searchsorted(edges[1:-1], known, side="right")
+    return np.bincount(places, minlength=len(edges) - 1).astype(np.float64)
+
+
+def count_strays(values: Floats) -> Floats:
+    """Return how many values have more than 0, 1, 2 and 3 decimals."""
+    known, units = values[~np.isnan(values)], 10.0 ** np.arange(DECIMALS)[:, None]
+    strays: NDArray[np.intp] = (np.rint(known * units) / units != known).sum(axis=1)
+    return strays.astype(np.float64)
+
+
+def decimals_of(strays: Floats) -> int:
+    """Return the decimals of all values, -1 if some have more than three."""
+    return int(np.argmin(strays)) if strays.min() == 0.0 else -1
+
+
+def binned_facts(
+    edges: Floats, counts: Floats, decimals: int, rows: int, mean: float, deviation: float
+) -> NumberFacts:
+    """Return the facts of a column whose values are spread evenly in each bin.
+
+    Parameters
+    ----------
+    edges, counts : ndarray
+        Bins, and how many values are in each.
+    decimals : int
+        Of all values, -1 if they have more.
+    rows : int
+        With those that lack a value.
+    mean, deviation : float
+        Of the values.
+    """
+    ends = np.cumsum(counts).astype(np.int64)
+    n, unit = int(ends[-1]), 10.0 ** max(decimals, 0)
+
+    def values(places: Floats) -> Floats:
+        if decimals < 0 and not deviation:
+            return np.full(len(places), mean)
+        k = np.searchsorted(ends, places, side="right")
+        within = (places - (ends[k] - counts[k]) + 0.5) / counts[k]
+        found = edges[k] + within * (edges[k + 1] - edges[k])
+        return np.asarray(found if decimals < 0 else np.rint(found * unit) / unit)
+
+    knots = values(np.rint(np.linspace(0, n - 1, min(n, KNOTS))))
+    low, high = values(np.array([(n - 1) // 2, n // 2], np.float64)) / 2.0
+    return NumberFacts(
+        rows=rows,
+        missing=rows - n,
+        least=float(knots[0]),
+        median=float(low + high),
+        greatest=float(knots[-1]),
+        mean=mean,
+        deviation=deviation,
+        knots=tuple(np.maximum.accumulate(knots).tolist()),
+    )
+
+
+# -- fitted columns of categories: a column each, how frequent they are, or signed buckets
+
+#: What becomes of categories; auto: a column each up to ``MOST_COLUMNS``, else their frequency.
+Categories = Literal["auto", "onehot", "frequency", "hashing"]
+
+#: Up to so many categories become a column each.
+MOST_COLUMNS = 20
+#: Columns that hashed categories become.
+HASHED = 32
+#: Among which categories are that holders of a column count without their names.
+BUCKETS = 2**14
+
+
+@dataclass(frozen=True)
+class Category:
+    """Text: a column of 0 and 1 for each category, how frequent it is, or signed buckets.
+
+    A hashed category is -1 or 1 in one of a fixed number of columns and 0 in the others, by a keyed
+    hash of its name, put on 0 to 1. Over keys the products of two categories are 0 on average, so
+    that many share few columns; one that the rows to learn from do not have is hashed as well, and
+    no name is kept.
+
+    Attributes
+    ----------
+    name : str
+        Name of the column.
+    gaps : {"encode", "keep"}
+    facts : CategoryFacts
+        Of the rows to learn from, without rare categories; of hashed ones without all.
+    rare : int
+        Categories that have too few rows, or are hashed; at least so many, if holders merged some.
+    how : {"onehot", "frequency", "hashing"}
+    key : str
+        In hexadecimal, where categories are hashed or told apart by their buckets.
+    """
+
+    kind: ClassVar[str] = "category"
+    name: str
+    gaps: Gaps
+    facts: CategoryFacts
+    rare: int
+    how: Categories
+    key: str = field(default="", repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        facts: CategoryFacts,
+        gaps: Gaps,
+        min_rows: int = MIN_ROWS,
+        how: Categories = "auto",
+        key: str = "",
+        merged: int = 0,
+    ) -> Self:
+        """Make the column of its facts; ``merged`` more categories are not among them."""
+        kept = {one: facts.counts[one] for one in sorted(facts.counts)}
+        kept = {one: count for one, count in kept.items() if count >= min_rows}
+        if how == "auto":
+            how = "frequency" if len(kept) > MOST_COLUMNS else "onehot"
+        if how == "hashing":
+            kept = {}
+        own = CategoryFacts(facts.rows, facts.missing, kept)
+        return cls(name, gaps, own, len(facts.counts) - len(kept) + merged, how, key)
+
+    @property
+    def _values(self) -> list[str]:
+        """Names of the columns, without that of gaps."""
+        if self.how == "hashing":
+            return [f"{self.name}[hash {k + 1}]" for k in range(HASHED)] if self.rare > 1 else []
+        if len(self.facts.counts) + bool(self.rare) < 2:
+            return []
+        if self.how == "frequency":
+            constant = not self.rare and len(set(self.facts.counts.values())) == 1
+            return [] if constant else [f"{self.name}[frequency]"]
+        names = [f"{self.name}[{k + 1}]" for k in range(len(self.facts.counts))]
+        return names + [f"{self.name}[other]"] * bool(self.rare)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of what it becomes; they say no category."""
+        return (*self._values, *indicator(self.name, self.facts, self.gaps))
+
+    def transform(self, codes: Floats, names: Sequence[str]) -> Floats:
+        """Return the outputs of rows, shape (n, outputs).
+
+        A category that is rare or unknown is one of the others; where there are no others, it has
+        no column, or the frequency 0. A hashed one has its bucket.
+        """
+        known = np.isfinite(codes)
+        rows = np.where(known, codes, len(names)).astype(np.intp)
+        found = self._cells(rows, names) if self._values else []
+        if self.gaps == "keep":
+            found = [np.where(known, values, np.nan) for values in found]
+        return stacked(found, known, self.facts, self.gaps)
+
+    def _cells(self, rows: Any, names: Sequence[str]) -> list[Floats]:
+        """Return the columns of rows, given by their positions among the names, or behind them."""
+        if self.how == "hashing":
+            table = np.full((len(names) + 1, HASHED), 0.5)
+            for k, name in enumerate(names):
+                bucket, sign = signed_bucket(bytes.fromhex(self.key), name)
+                table[k, bucket] = (1 + sign) / 2
+            return list(table[rows].T)
+        names, kept = self._kept_as(names), list(self.facts.counts)
+        places = {name: k for k, name in enumerate(kept)}
+        missing = len(kept) + 1  # which no column is of
+        place = np.array([*(places.get(name, len(kept)) for name in names), missing], np.intp)[rows]
+        if self.how == "onehot":
+            return [np.where(place == k, 1.0, 0.0) for k in range(len(self._values))]
+        total = self.facts.rows - self.facts.missing
+        shares = np.array([*(count / total for count in self.facts.counts.values()), 0.0, 0.0])
+        return [shares[place]]
+
+    def unknown(self, codes: Floats, names: Sequence[str]) -> Any:
+        """Return which rows have a category that is not kept: a rare or an unknown one.
+
+        Names of hashed categories are not kept, so that nothing is known of them.
+        """
+        if self.how == "hashing" or not self._values:
+            return np.zeros(len(codes), bool)
+        known = np.append(np.isin(self._kept_as(names), list(self.facts.counts)), True)
+        return ~known[np.where(np.isfinite(codes), codes, len(names)).astype(np.intp)]
+
+    def _kept_as(self, names: Sequence[str]) -> Sequence[str]:
+        """Return what names are kept as: themselves, capital letters aside, or their buckets."""
+        key = bytes.fromhex(self.key)
+        if key:
+            return [str(bucket_of(key, name)) for name in names]
+        spelled = {name.casefold(): name for name in self.facts.counts}
+        return [spelled.get(name.casefold(), name) for name in names]
+
+    def explain(self) -> str:
+        """Return what becomes of it, without a category."""
+        kept, rare = len(self.facts.counts), self.rare
+        text = f"{kept} categories, "
+        if not self._values:
+            text = f"fewer than {MIN_ROWS} rows have the same text" if self.rare > 1 else "constant"
+        elif self.how == "hashing":
+            text = f"{rare} categories, hashed to {HASHED} columns"
+        else:
+            frequent = self.how == "frequency"
+            text += "their frequency" if frequent else "a column each"
+            text += f"; {rare} rare ones are {'0' if frequent else 'others'}" if rare else ""
+        return explained(text, self.facts, self.outputs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        own = {"kind": self.kind, "name": self.name, "gaps": self.gaps, "rare": self.rare}
+        own |= {"how": self.how, "facts": vars(self.facts)}
+        return own | ({"key": self.key} if self.key else {})
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """Read what :meth:`to_dict` returned."""
+        facts = values["facts"]
+        counts = {str(name): int(count) for name, count in facts["counts"].items()}
+        own = CategoryFacts(int(facts["rows"]), int(facts["missing"]), counts)
+        key = bytes.fromhex(values.get("key", "")).hex()
+        how: Any = values.get("how") or ("frequency" if len(counts) > MOST_COLUMNS else "onehot")
+        if how not in get_args(Categories)[1:]:
+            raise ValueError
+        return cls(str(values["name"]), values["gaps"], own, int(values["rare"]), how, key)
+
+
+def column_key(secret: bytes, name: str) -> bytes:
+    """Return the key of the hash of a column's categories."""
+    return hmac.digest(secret, f"fedkern-flwr categories/{name}".encode(), "sha256")
+
+
+def bucket_of(key: bytes, name: str) -> int:
+    """Return the bucket of a category, which tells nothing of it without the key."""
+    digest = hmac.digest(key, name.casefold().encode(), "sha256")
+    return int.from_bytes(digest[:8], "big") % BUCKETS
+
+
+def signed_bucket(key: bytes, name: str) -> tuple[int, int]:
+    """Return the column of a hashed category and its sign, -1 or 1."""
+    digest = hmac.digest(key, name.casefold().encode(), "sha256")
+    return int.from_bytes(digest[:8], "big") % HASHED, 1 - 2 * (digest[8] & 1)
+
+
+# -- fitted columns: how the cells of one become numbers
 
 #: How numbers are scaled.
 Scale = Literal["rank", "standard", "range", "none"]

@@ -1,18 +1,4 @@
-"""Common encoders: what the holders of a block sum, and the encoder that the sums make.
-
-Holders of a block have the same columns of different rows. Numbers, booleans and dates (in days)
-are summed up and counted in bins, twice (:mod:`.bins`, :mod:`..align.column_ranges`); of dates
-weekday, month and hour as well. Categories are counted in buckets, by a hash of their names under a
-secret of the holders. The server does not have it and sees how many rows each category has. How
-many these are may name a category, such as a blood group, and with the secret anybody can test
-names. So a holder counts categories of fewer than ``min_sum_rows`` of its rows together, and its
-counts change from run to run by so many rows or not at all. Where categories are hashed, no holder
-counts them. A holder encodes categories that it does not have itself. Two categories in one bucket
-are one: of 20 some are with probability 1.2 %.
-
-Two sums, one after the other: the *coarse* one over public bins, the *fine* one over bins that
-follow from it.
-"""
+"""One encoder for all nodes: what each says of its columns, and what they agree on."""
 
 from __future__ import annotations
 
@@ -37,25 +23,51 @@ from ..errors import OptionError, ProtocolError, TableError
 from ..guard.cells import counts, histogram
 from ..plain_text import read_json
 from ..tables.table import Kind, Table
-from .bins import (
+from .columns import (
+    BUCKETS,
     CIRCLES,
     COARSE,
+    DAY,
     DECIMALS,
+    PARTS,
     SPLITS,
+    Categories,
+    Category,
+    CategoryFacts,
+    Column,
+    Date,
+    Floats,
+    Number,
+    NumberFacts,
+    Scaling,
     binned_facts,
+    bucket_of,
     coarse_edges,
+    column_key,
     count_bins,
     count_strays,
     decimals_of,
     fine_edges,
+    parts_of_dates,
     read_phases,
     sum_phases,
 )
-from .categories import BUCKETS, Categories, Category, bucket_of, column_key
-from .columns import DAY, PARTS, Column, Date, Number, Scaling, parts_of_dates
-from .encoder import Encoder
-from .facts import CategoryFacts, Floats, NumberFacts
-from .rare import Told
+from .encoder import Encoder, Told
+
+# -- common encoders: what the holders of a block sum, and the encoder that the sums make
+#
+# Holders of a block have the same columns of different rows. Numbers, booleans and dates (in days)
+# are summed up and counted in bins, twice (:mod:`.columns`, :mod:`..align.column_ranges`); of dates
+# weekday, month and hour as well. Categories are counted in buckets, by a hash of their names under
+# a secret of the holders. The server does not have it and sees how many rows each category has. How
+# many these are may name a category, such as a blood group, and with the secret anybody can test
+# names. So a holder counts categories of fewer than ``min_sum_rows`` of its rows together, and its
+# counts change from run to run by so many rows or not at all. Where categories are hashed, no
+# holder counts them. A holder encodes categories that it does not have itself. Two categories in
+# one bucket are one: of 20 some are with probability 1.2 %.
+#
+# Two sums, one after the other: the *coarse* one over public bins, the *fine* one over bins that
+# follow from it.
 
 #: Letters of what columns hold, which are sent without names.
 LETTERS: Mapping[Kind, str] = {"number": "n", "boolean": "b", "date": "d", "category": "c"}

@@ -15,8 +15,7 @@ from ..gram.dot_kernels import DotKernel
 from ..gram.matrix import count_values, quantise
 from ..groups import linear_model
 from ..hybrid import fourier
-from ..kernels.pca import features_of
-from ..kernels.product import kernel_from_distances, partial_distances
+from ..kernels.product import features_of, kernel_from_distances, partial_distances
 from ..kernels.random_features import feature_map
 from ..online import network
 from ..online.ridge import all_rows

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from .. import model_file
 from ..encoding import Encoder
 from ..errors import CheckpointError, OptionError, TableError
-from ..judging.calibration import Calibration
+from ..judging.figures import Calibration
 from ..labels import are_numbers, decide, name_classes
 from ..scaling import Scaling
 from ..tables.table import Table, listing

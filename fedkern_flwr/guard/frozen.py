@@ -12,9 +12,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoint import load_arrays, save_arrays
+from ..checkpoint import load_arrays, make_private_folder, save_arrays
 from ..errors import OptionError, RefusedError
-from ..private_files import make_private_folder
 from .cells import Sum, lot_rows
 from .freeze import FILE, Change, Freeze, Places
 from .rows import OwnRows, Rows

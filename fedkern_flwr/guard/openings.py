@@ -4,7 +4,7 @@ A node helps to open a sum of masked vectors. With a second sum of the same name
 learn the same values over other survivors, or other numbers about the same rows. Methods that learn
 in rounds say which field of a request numbers them: then a later round is another sum. Sums without
 self masks need no help. They are repeated over the same cohort only
-(:meth:`~fedkern_flwr.secure_sum.party_rules.PartyRules.check_order`).
+(:meth:`~fedkern_flwr.secure_sum.party.PartyRules.check_order`).
 """
 
 from __future__ import annotations

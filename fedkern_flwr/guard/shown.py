@@ -11,7 +11,7 @@ import hashlib
 import sqlite3
 from collections.abc import Mapping
 
-from ..secure_sum.party_rules import OTHER_PARTIES
+from ..secure_sum.party import OTHER_PARTIES
 from .orders import refusal
 
 

@@ -19,8 +19,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.frequencies import Kernel, draw_directions, draw_offsets
-from ..privacy import Budget, Release, plan_sum, sensitivity
+from ..kernels.random_features import Kernel, draw_directions, draw_offsets
+from ..privacy import Budget, Release, plan_sum
+from ..privacy import accounting as sensitivity
 from ..secure_sum import Encoding
 from ..solvers.equations import equations_length
 

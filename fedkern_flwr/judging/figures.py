@@ -1,18 +1,471 @@
-"""Figures of held-out rows, from what all parties counted."""
+"""How good a model is on held-out rows: counts that can be summed, and the figures made of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .calibration import Calibration, conformal_place, sigmoid, true_scores
-from .counts import Yardstick, middles_of
+from ..errors import CheckpointError
+from ..labels import decide
+from ..privacy import Budget, Release, plan_sum
+from ..privacy import accounting as sensitivity
+
+# -- what a party counts on held-out rows: a confusion matrix or sums of errors, and histograms
+#
+# A score f is counted in one of equal bins of f / sqrt(1 + f^2), which is in (-1, 1), and an error
+# in one of geometric bins in units of the labels' bound; all edges are public. Half of the rows are
+# for calibration, which must not see the rows on which it is judged: every histogram is made twice.
+#
+# Anyone who knows a person's columns and the model may learn the label from these counts: the score
+# says in which bin the person is, and a bin may hold rows of one class only. So bins are few.
 
 Floats = NDArray[np.float64]
+
+#: A larger test error, in units of the labels' bound, counts as that, so that sums are bounded.
+LARGEST_ERROR = 10.0
+#: Fewest and most bins of a histogram of scores.
+LEAST_BINS, MOST_BINS = 4, 64
+#: Held-out rows for each bin of scores, and the rows below which there is no histogram.
+ROWS_PER_BIN, LEAST_ROWS = 64, 16
+#: Fewest bins of a histogram of errors.
+_LEAST_ERRORS = 8
+#: Upper edges of the second and of the last but one bin of errors; the last has none.
+_FINEST, _COARSEST = 1e-3, 2.0
+_SUMS = 4  # squared and absolute errors, labels and squared labels
+
+
+def bins_of(rows: int, classes: int) -> int:
+    """Return into how many bins a histogram over so many held-out rows may be cut.
+
+    Bins of scores are one for every 64 rows, an even number of 4 to 64: zero is an edge. In which
+    bin a person's error is nobody knows who knows the columns and the model, so bins of errors may
+    be finer: 8 to 64, no more than half as many as there are rows. Below 16 rows there are none.
+
+    Parameters
+    ----------
+    rows : int
+        Held-out rows of all parties whose counts are added up.
+    classes : int
+        Number of classes, 0 for a regression.
+
+    Returns
+    -------
+    int
+        0 for no histogram.
+
+    Examples
+    --------
+    >>> [bins_of(rows, 2) for rows in (15, 200, 2_000, 20_000)], bins_of(200, 0)
+    ([0, 4, 30, 64], 64)
+    """
+    if rows < LEAST_ROWS:
+        return 0
+    if not classes:
+        return min(max(rows // 4 * 2, _LEAST_ERRORS), MOST_BINS)
+    return min(max(rows // (2 * ROWS_PER_BIN) * 2, LEAST_BINS), MOST_BINS)
+
+
+def calibrating(names: Iterable[str], key: bytes = b"") -> NDArray[np.bool_]:
+    """Return which held-out rows calibrate: every other one in the order of their keyed hashes.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Identities of the rows.
+    key : bytes, at most 64 (default: none)
+        Of the node alone. Without one anybody who knows an id knows the half, and half as many
+        rows hide a label.
+    """
+    hashes = [
+        hashlib.blake2b(str(name).encode(), key=key, person=b"calibration").digest()
+        for name in names
+    ]
+    chosen = np.zeros(len(hashes), bool)
+    chosen[np.argsort(np.array(hashes, dtype="S64"), kind="stable")[::2]] = True
+    return chosen
+
+
+def places_of(scores: Floats, bins: int) -> NDArray[np.intp]:
+    """Return the bin of each score; the upper half is of scores that are not negative."""
+    bounded = scores / np.hypot(1.0, scores)
+    places = np.floor(bounded * (bins / 2)) + bins // 2
+    return np.asarray(np.clip(places, 0, bins - 1), np.intp)
+
+
+def middles_of(bins: int) -> Floats:
+    """Return the score in the middle of each bin."""
+    bounded = (2.0 * np.arange(bins) + 1.0) / bins - 1.0
+    return np.asarray(bounded / np.sqrt(1.0 - bounded**2))
+
+
+def error_edges(bins: int) -> Floats:
+    """Return the upper edges of the bins of errors, in units of the bound, which belong to them."""
+    return np.append(np.geomspace(_FINEST, _COARSEST, bins - 1), np.inf)
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What is counted of a model's outputs, the same at all parties.
+
+    Attributes
+    ----------
+    classes : int
+        Number of classes, 0 for a regression.
+    outputs : int
+        Outputs of the model.
+    bound : float
+        Bound of the labels in a regression.
+    bins : int
+        Bins of a histogram, 0 for none.
+    """
+
+    classes: int
+    outputs: int
+    bound: float = 1.0
+    bins: int = 0
+
+    @property
+    def plain(self) -> int:
+        """How many numbers stand before the histograms."""
+        return self.classes**2 if self.classes else 1 + _SUMS * self.outputs
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the histograms.
+
+        Rows that calibrate and rows that are reported, outputs, for classes negatives and
+        positives, bins.
+        """
+        signs = (2,) if self.classes else ()
+        return (2, self.outputs, *signs, self.bins)
+
+    @property
+    def length(self) -> int:
+        """How many numbers :meth:`count` makes."""
+        return self.plain + int(np.prod(self.shape))
+
+    @property
+    def largest(self) -> float:
+        """What a single test row adds to one of the numbers of :meth:`count` at most."""
+        return 1.0 if self.classes else LARGEST_ERROR**2
+
+    def count(
+        self, predictions: Floats, targets: Floats, calibrates: NDArray[np.bool_] | None = None
+    ) -> Floats:
+        """Return what is added up over the parties to judge a model on test rows.
+
+        Parameters
+        ----------
+        predictions : ndarray, shape (n, k)
+            Outputs of the model.
+        targets : ndarray, shape (n, k)
+            What they should be.
+        calibrates : ndarray of bool, shape (n,), optional
+            Which rows calibrate; not needed without bins.
+
+        Returns
+        -------
+        ndarray of float64
+            Classes: the confusion matrix, row by row (true class, predicted class). Regression: the
+            number of rows, then for each output the sums of squared errors, of absolute errors, of
+            labels and of squared labels, in units of the bound. Then the histograms.
+        """
+        predictions = np.clip(np.nan_to_num(predictions), -1e150, 1e150)  # of a forged model
+        if self.classes:
+            pairs = decide(targets) * self.classes + decide(predictions)
+            head = np.bincount(pairs, minlength=self.classes**2).astype(np.float64)
+        else:
+            errors = np.minimum(np.abs(predictions - targets) / self.bound, LARGEST_ERROR)
+            y = targets / self.bound
+            head = np.concatenate(
+                [[float(len(y))], *(v.sum(0) for v in (errors**2, errors, y, y**2))]
+            )
+        if not self.bins:
+            return head
+        assert calibrates is not None
+        found = np.zeros(self.shape)
+        half = np.broadcast_to(np.where(calibrates, 0, 1)[:, None], predictions.shape)
+        output = np.broadcast_to(np.arange(self.outputs), predictions.shape)
+        if self.classes:
+            places = places_of(predictions, self.bins)
+            np.add.at(found, (half, output, (targets > 0.0).astype(np.intp), places), 1.0)
+        else:
+            places = np.searchsorted(error_edges(self.bins), errors)
+            np.add.at(found, (half, output, places), 1.0)
+        return np.concatenate([head, found.ravel()])
+
+    def split(self, total: Floats) -> tuple[Floats, Floats]:
+        """Return what stands before the histograms of a sum, and the histograms, :attr:`shape`."""
+        head, histograms = total[: self.plain], np.rint(total[self.plain :])
+        head = np.rint(head) if self.classes else np.concatenate([np.rint(head[:1]), head[1:]])
+        return head, histograms.reshape(self.shape)
+
+
+# -- what is counted on held-out rows in runs with a budget: the same at server and nodes
+
+OUTCOMES = "outcomes"
+
+
+def outcomes_release(budget: Budget, *, classes: int, outputs: int, rows: Sequence[int]) -> Release:
+    """Return the noise of what is counted on held-out rows; ``rows`` are those of each hospital."""
+    moved = sensitivity.confusion() if classes else sensitivity.errors(outputs)
+    length = classes**2 if classes else 1 + 4 * outputs
+    return plan_sum(OUTCOMES, budget, sensitivity=moved, length=length, rows=rows, least=len(rows))
+
+
+def tidy(counts: Floats, classes: int, rows: int) -> Floats:
+    """Return noisy counts of held-out rows as such a sum may be; the number of rows is public.
+
+    Of classes a confusion matrix of whole numbers from 0 on; of a regression the number of rows and
+    sums from 0 on but for those of the labels.
+    """
+    if classes:
+        found = np.maximum(counts, 0.0)
+        total = found.sum()
+        return np.rint(found * rows / total) if total > 0.0 else np.rint(found)
+    outputs = (len(counts) - 1) // 4
+    squared, absolute, labels, squares = counts[1:].reshape(4, outputs)
+    positive = [np.maximum(part, 0.0) for part in (squared, absolute, squares)]
+    return np.concatenate([[float(rows)], positive[0], positive[1], labels, positive[2]])
+
+
+# -- probabilities, intervals and sets, fitted to the histogram of the rows that calibrate
+
+_STEPS, _CLOSE = 100, 1e-12  # of Newton's method
+_ENDLESS = -1.0  # a width in messages and JSON, which have no infinity
+
+
+def sigmoid(values: Floats) -> Floats:
+    """Return 1 / (1 + exp(-v))."""
+    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * values)))
+
+
+def fit_sigmoid(scores: Floats, negatives: Floats, positives: Floats) -> tuple[float, float]:
+    """Return slope and offset of Platt's probabilities, 1 / (1 + exp(-(a f + b))).
+
+    The likelihood of labels that are smoothed by Platt's priors, (N+ + 1) / (N+ + 2) and
+    1 / (N- + 2), is maximised by Newton's method. Where a class is missing the slope is 0.
+
+    Parameters
+    ----------
+    scores : ndarray, shape (bins,)
+        Score of each bin.
+    negatives, positives : ndarray, shape (bins,)
+        How many rows it has.
+
+    References
+    ----------
+    Platt, "Probabilistic Outputs for Support Vector Machines", 1999; Lin, Lin and Weng, "A Note on
+    Platt's Probabilistic Outputs for Support Vector Machines", Machine Learning 2007.
+    """
+    n, p = float(negatives.sum()), float(positives.sum())
+    rows = negatives + positives
+    wanted = (positives * (p + 1.0) / (p + 2.0) + negatives / (n + 2.0)) / np.maximum(rows, 1.0)
+    found = np.array([0.0, math.log((p + 1.0) / (n + 1.0))])
+    if not n or not p:
+        return 0.0, float(found[1])
+    features = np.stack([scores, np.ones(len(scores))])
+
+    def loss(ab: Floats) -> float:
+        values = ab @ features
+        return float((rows * (np.logaddexp(0.0, values) - wanted * values)).sum())
+
+    for _ in range(_STEPS):
+        q = sigmoid(found @ features)
+        gradient = features @ (rows * (q - wanted))
+        curvature = (features * (rows * q * (1.0 - q))) @ features.T + _CLOSE * np.eye(2)
+        step = np.linalg.solve(curvature, gradient)
+        while loss(found - step) > loss(found) and np.abs(step).max() > _CLOSE:
+            step = step / 2.0
+        found = found - step
+        if np.abs(step).max() <= _CLOSE:
+            break
+    return float(found[0]), float(found[1])
+
+
+def conformal_place(counts: Floats, level: float) -> int:
+    """Return the bin up to whose upper edge new values lie with a probability of at least a level.
+
+    It holds the value of rank ceil((n + 1) level) of the n that are counted; where there are too
+    few, the last bin, which is open.
+
+    Parameters
+    ----------
+    counts : ndarray, shape (bins,)
+        How many values each bin holds, in ascending order.
+    level : float
+        The probability.
+
+    References
+    ----------
+    Vovk, Gammerman and Shafer, *Algorithmic Learning in a Random World*, 2005.
+    """
+    # (n + 1) level is a whole number in exact arithmetic more often than in floats
+    rank = math.ceil(round((counts.sum() + 1.0) * level, 9))
+    return min(int(np.searchsorted(np.cumsum(counts), rank)), len(counts) - 1)
+
+
+def true_scores(histogram: Floats) -> Floats:
+    """Return the histogram of the score of each row's own class.
+
+    Parameters
+    ----------
+    histogram : ndarray, shape (outputs, 2, bins)
+        Negatives and positives of each output; of two classes there is one output f, the score of
+        the first class is -f.
+    """
+    if len(histogram) == 1:
+        return np.asarray(histogram[0, 1] + histogram[0, 0, ::-1])
+    return np.asarray(histogram[:, 1].sum(0))
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What turns outputs into probabilities and sets of classes, or into intervals.
+
+    Attributes
+    ----------
+    level : float
+        Probability with which a set holds the class of a new row, or an interval its label.
+    classes : int
+        Number of classes, 0 for a regression.
+    bins, least : int
+        Classes: those whose score is in bin ``least`` or a higher one are in a set.
+    slopes, offsets : tuple of float
+        Classes: of the probabilities, for each output.
+    widths : tuple of float
+        Regression: half the width of an interval, for each output.
+    """
+
+    level: float
+    classes: int
+    bins: int = 0
+    least: int = 0
+    slopes: tuple[float, ...] = field(default=())
+    offsets: tuple[float, ...] = field(default=())
+    widths: tuple[float, ...] = field(default=())
+
+    @classmethod
+    def fit(cls, yard: Yardstick, histogram: Floats, level: float) -> Calibration:
+        """Fit to the histograms of the rows that calibrate."""
+        if not yard.classes:
+            edges = error_edges(yard.bins) * yard.bound
+            widths = [float(edges[conformal_place(counts, level)]) for counts in histogram]
+            return cls(level, 0, widths=tuple(widths))
+        # One sigmoid for all classes: the largest output is the most probable class then.
+        middles = middles_of(yard.bins)
+        fitted = [fit_sigmoid(middles, *histogram.sum(axis=0))] * len(histogram)
+        least = yard.bins - 1 - conformal_place(true_scores(histogram)[::-1], level)
+        slopes, offsets = zip(*fitted, strict=True)
+        return cls(level, yard.classes, yard.bins, least, slopes, offsets)
+
+    # -- as numbers, for messages and models
+
+    def numbers(self) -> list[float]:
+        """Return it as plain numbers."""
+        head = [self.level, float(self.classes), float(self.bins), float(self.least)]
+        widths = [width if math.isfinite(width) else _ENDLESS for width in self.widths]
+        return [*head, *self.slopes, *self.offsets, *widths]
+
+    @classmethod
+    def read(cls, numbers: Sequence[float] | Floats, outputs: int) -> Calibration | None:
+        """Return what :meth:`numbers` returned; None of no numbers.
+
+        Raises
+        ------
+        CheckpointError
+            They are something else.
+        """
+        if not len(numbers):
+            return None
+        level, *whole = [float(value) for value in numbers[:4]]
+        rest = [float(value) for value in numbers[4:]]
+        sizes = (len(numbers) > 3, len(rest) == outputs * (2 if whole and whole[0] else 1))
+        if not all(sizes) or not all(value.is_integer() for value in whole):
+            raise CheckpointError(
+                "the calibration of the model is damaged",
+                remedy="run again",
+                code="FK-MODEL-DAMAGED",
+            )
+        classes, bins, least = (int(value) for value in whole)
+        if not classes:
+            return cls(level, 0, widths=tuple(math.inf if w == _ENDLESS else w for w in rest))
+        halves = tuple(rest[:outputs]), tuple(rest[outputs:])
+        return cls(level, classes, bins, least, *halves)
+
+    # -- of outputs
+
+    def probabilities(self, outputs: Floats) -> Floats:
+        """Return the probability of each class, shape (n, classes), from outputs (n, k).
+
+        Of several classes they are those of one against the rest, divided by their sum. The class
+        that is predicted has the largest; of two classes see :attr:`threshold`.
+        """
+        found = self.one_against_rest(outputs)
+        if found.shape[1] == 1:
+            return np.hstack([1.0 - found, found])
+        total = found.sum(axis=1, keepdims=True)
+        return np.where(total > 0.0, found / np.where(total > 0.0, total, 1.0), 1.0 / self.classes)
+
+    @property
+    def threshold(self) -> float:
+        """Of two classes: from which probability on the second one is predicted.
+
+        It is the probability of the output 0. It is not 1/2 where classes have other shares among
+        the rows that calibrate than they were learned with, such as with balanced classes.
+        """
+        return float(sigmoid(np.array(self.offsets[0])))
+
+    def one_against_rest(self, outputs: Floats) -> Floats:
+        """Return Platt's probability of each output, shape (n, k)."""
+        return sigmoid(outputs * np.array(self.slopes) + np.array(self.offsets))
+
+    def sets(self, outputs: Floats) -> NDArray[np.bool_]:
+        """Return which classes may be those of a row, shape (n, classes); perhaps none."""
+        places = places_of(outputs, self.bins)
+        if places.shape[1] == 1:
+            places = np.hstack([self.bins - 1 - places, places])
+        return np.asarray(places >= self.least)
+
+    def columns(
+        self, outputs: Floats, names: Sequence[str], unit: float = 1.0
+    ) -> tuple[list[str], list[list[str]]]:
+        """Return heads and rows of the cells that a file of predictions has of these outputs.
+
+        Parameters
+        ----------
+        outputs : ndarray, shape (n, k)
+            Of the rows.
+        names : sequence of str
+            Of the classes.
+        unit : float (default: 1.0)
+            What a label of 1 is in a regression whose outputs are given in other units.
+        """
+        if self.classes:
+            heads = [*(f"probability_{name}" for name in names), "set"]
+            cut = list[str]()
+            if len(names) == 2:
+                heads, cut = [*heads[:2], f"threshold_{names[1]}", "set"], [repr(self.threshold)]
+            chosen = self.sets(outputs)
+            sets = ["|".join(n for n, here in zip(names, r, strict=True) if here) for r in chosen]
+            rows = self.probabilities(outputs).tolist()
+            return heads, [[*map(repr, r), *cut, s] for r, s in zip(rows, sets, strict=True)]
+        single = outputs.shape[1] == 1
+        heads, cells = [], []
+        for k, width in enumerate(self.widths):
+            heads += [f"{end}{'' if single else f'_{k}'}" for end in ("low", "high")]
+            cells += [outputs[:, k] - width * unit, outputs[:, k] + width * unit]
+        return heads, [[repr(float(v)) for v in row] for row in np.stack(cells, axis=1)]
+
+
+# -- figures of held-out rows, from what all parties counted
 
 _CELLS = 10  # of a calibration curve
 _LEAST_ROWS = 200  # held-out rows below which a calibration error is chance

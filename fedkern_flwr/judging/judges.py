@@ -12,8 +12,7 @@ from ..errors import OptionError
 from ..method import Method
 from ..nodes import logger
 from ..options import option
-from .counts import Yardstick
-from .figures import Judged
+from .figures import Judged, Yardstick
 
 #: What to do where classes are never found.
 FIND_RARE = "if they are rare, --class-weight balanced (class_weight) finds more of them"

@@ -1,19 +1,9 @@
-"""Product kernels over feature blocks: a Hadamard product of kernels is a sum of distances.
-
-For the Gaussian kernel exp(-gamma |x - w|^2) and the Laplacian kernel exp(-gamma |x - w|_1) the
-distance of two rows is the sum of the distances over their blocks of features. Each holder of a
-block computes its own partial distances; the kernel needs their total only.
-
-References
-----------
-Damiani, Rodina and Decherchi, "A Hybrid Federated Kernel Regularized Least Squares Algorithm",
-2024, section 2.2.
-"""
+"""Kernels that are computed block by block of columns, and principal components of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import numpy as np
@@ -21,6 +11,18 @@ from numpy.typing import NDArray
 
 from ..seeding import derive_seed
 from ..threads import share
+from .random_features import feature_map
+
+# -- product kernels over feature blocks: a Hadamard product of kernels is a sum of distances
+#
+# For the Gaussian kernel exp(-gamma |x - w|^2) and the Laplacian kernel exp(-gamma |x - w|_1) the
+# distance of two rows is the sum of the distances over their blocks of features. Each holder of a
+# block computes its own partial distances; the kernel needs their total only.
+#
+# References
+# ----------
+# Damiani, Rodina and Decherchi, "A Hybrid Federated Kernel Regularized Least Squares Algorithm",
+# 2024, section 2.2.
 
 Floats = NDArray[np.float64]
 ProductKernel = Literal["rbf", "laplacian"]
@@ -140,3 +142,64 @@ def row_chunks(rows: int, columns: int) -> Iterator[slice]:
     step = max(1, _CHUNK // max(1, columns))
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
+
+
+# -- kernel principal components of random features, from sums over the rows
+
+#: How far a row that takes another's place moves :func:`moments`, of rows of length one. With the
+#: inner product c of the two the square is 2 - 2 c of the sum of the rows, and of the triangle
+#: (1 + 1 / D) (1 - c^2), see :func:`~fedkern_flwr.privacy.accounting.ridge`: together at most 4.5,
+#: for D = 1 and c = -1 / 2.
+SENSITIVITY = math.sqrt(4.5)
+#: The same of two numbers in [0, 4].
+REST_SENSITIVITY = math.sqrt(2.0) * 4.0
+
+
+def features_of(x: Floats, *, bandwidth: float, features: int, seed: int) -> Floats:
+    """Return the random features of rows, shape (n, 2 D), each row of length one."""
+    widths = np.array([bandwidth], "<f8").tobytes()
+    z = feature_map(widths, x.shape[1], features, seed, "float64", "orthogonal")(x)
+    finite = np.isfinite(z[:, 0]).all(axis=1, keepdims=True)
+    return np.where(finite, z[:, 0], 0.0)  # of absurd bandwidths: it must not show
+
+
+def moments(z: Floats) -> dict[str, Floats | int]:
+    """Return number, sum and the upper triangle of the second moments of rows, shape (n, w)."""
+    upper = (z.T @ z)[np.triu_indices(z.shape[1])]
+    return {"rows": len(z), "sum": z.sum(axis=0), "products": upper}
+
+
+def shapes(width: int) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of :func:`moments`."""
+    return {"rows": (), "sum": (width,), "products": (width * (width + 1) // 2,)}
+
+
+def principal(total: Mapping[str, Floats], components: int) -> tuple[Floats, Floats, Floats]:
+    """Return mean, components and the shares of the variance that they explain.
+
+    Parameters
+    ----------
+    total : mapping
+        :func:`moments` summed over all rows.
+    components : int
+        k, how many.
+
+    Returns
+    -------
+    (ndarray of shape (w,), ndarray of shape (k, w), ndarray of shape (k,))
+        The largest entry of each component is positive, so that it has one sign.
+    """
+    rows = max(float(total["rows"]), 1.0)  # it may have noise
+    mean = total["sum"] / rows
+    mean = mean / max(1.0, float(np.linalg.norm(mean)))
+    square = np.zeros((len(mean), len(mean)))
+    square[np.triu_indices(len(mean))] = total["products"]
+    covariance = (square + np.triu(square, 1).T) / rows - np.outer(mean, mean)
+    values, vectors = np.linalg.eigh(covariance)
+    best = vectors[:, ::-1][:, :components].T
+    largest = np.abs(best).argmax(axis=1)
+    best *= np.sign(best[np.arange(len(best)), largest])[:, None]
+    whole = 1.0 - float(mean @ mean)  # rows have length one
+    shares = np.maximum(values[::-1][:components], 0.0) / max(whole, 1e-12)
+    shares /= max(1.0, float(shares.sum()))
+    return mean, best, shares

@@ -23,7 +23,7 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import NDArray
 
-from ..checkpoint import write_atomically
+from ..checkpoint import run_folder, write_atomically
 from ..errors import (
     FedKernError,
     OptionError,
@@ -40,24 +40,27 @@ from ..guard.frozen import Frozen
 from ..guard.openings import note_order, open_once
 from ..guard.orders import REFUSED
 from ..guard.policy import is_simulated, node_policy
-from ..removed import take_out_of_client
-from ..run_names import run_folder
+from ..options import take_out_of_client
 from ..secure_sum import Party, PartyState
 from ..secure_sum.identity import Counts, read_identity, read_trusted
-from ..secure_sum.noise_keys import asked
+from ..secure_sum.membership import asked
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, Scalar
 from ..wire import sums as sum_wire
-from ..wire.describe import LONGEST_NAME, called
-from ..wire.releases import check_server
-from ..wire.sections import Section, attach, detach
-from .disk_state import forget_last, on_disk
-from .failures import NoReplyError, conceal, replied, unwritable
+from ..wire.describe import LONGEST_NAME, called, check_server
+from ..wire.message import Section, attach, detach
+from .failures import NoReplyError, conceal, replied, reported, unwritable
 from .guarded import OF_AN_ATTEMPT, GuardedNode
-from .kept_state import KeptState, NotKeptError
-from .last_answer import forget_answer, keep_answer, kept_answer
 from .ledger import ClientLedger
-from .reported import reported
-from .session_state import SessionState
+from .state import (
+    KeptState,
+    NotKeptError,
+    SessionState,
+    forget_answer,
+    forget_last,
+    keep_answer,
+    kept_answer,
+    on_disk,
+)
 from .sums import ClientSums, erase_state, has_state, load_state, store_state
 
 logger = logging.getLogger("fedkern_flwr")

@@ -1,9 +1,4 @@
-"""Exceptions of client code: where they were raised, and what of them may leave a node.
-
-In a simulation whoever runs it owns the data and reads all: class, text and place. In a deployment
-the node's own log has the class and the place; the text may quote data and is told to nobody. The
-server sees the class.
-"""
+"""Exceptions of client code: where they were raised, and what of them may leave a node."""
 
 from __future__ import annotations
 
@@ -11,13 +6,22 @@ import inspect
 import logging
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import dropwhile
 from typing import Any, TypeVar
 
-from ..errors import FULL, CheckpointError, ClientError
+from flwr.app import Context
+
+from ..errors import FULL, CheckpointError, ClientError, ColumnError, FedKernError, TableError
 from ..failure import mark_error
 from ..wire.message import PhaseMessage
+
+# -- exceptions of client code: where they were raised, and what of them may leave a node
+#
+# In a simulation whoever runs it owns the data and reads all: class, text and place. In a
+# deployment the node's own log has the class and the place; the text may quote data and is told to
+# nobody. The server sees the class.
 
 Reply = TypeVar("Reply", bound=PhaseMessage)
 
@@ -29,7 +33,7 @@ _ON_THE_WAY = (
     "fedkern_flwr.node.failures",
     "fedkern_flwr.node.client",
     "fedkern_flwr.node.method_client",
-    "fedkern_flwr.node.reported",
+    "fedkern_flwr.node.failures",
     "fedkern_flwr.clients.serving",
     "fedkern_flwr.simulations.engines",
 )
@@ -109,3 +113,36 @@ def conceal(error: Exception) -> ClientError:
 def _is_on_the_way(module: dict[str, Any]) -> bool:
     name = str(module.get("__name__", ""))
     return any(name == known or name.startswith(f"{known}.") for known in _ON_THE_WAY)
+
+
+# -- what goes wrong while a node is built is told to the server, as far as that may be told
+
+_LISTED = "that node's log lists the columns that it has"
+
+
+@contextmanager
+def reported(context: Context) -> Iterator[None]:
+    """Raise what goes wrong in the block as an error whose text the server may show.
+
+    Raises
+    ------
+    FedKernError
+    """
+    try:
+        yield
+        return
+    except FedKernError as error:
+        who = f"partition {context.node_config.get('partition-id', '?')}"
+        logger.error("%s", _from(who, error))
+        if isinstance(error, ColumnError):
+            error = TableError(error.problem, remedy=_LISTED, party=error.party, code=error.code)
+        error.args = (mark_error(f"{type(error).__name__}: {_from(who, error)}"),)
+        raise error from None
+    except Exception as error:
+        concealed = conceal(error)
+    raise concealed from None
+
+
+def _from(who: str, error: FedKernError) -> str:
+    named = who in error.party or str(error).startswith(who)
+    return str(error) if named else f"{who}: {error}"

@@ -27,7 +27,7 @@ from ..privacy.accounting import check_accountant
 from ..wire import DescribeRequest
 from ..wire import sums as sum_wire
 from .ledger import ClientLedger
-from .session_state import SessionState
+from .state import SessionState
 from .sums import ClientSums, erase_state
 
 logger = logging.getLogger("fedkern_flwr")

@@ -25,7 +25,7 @@ from ..guard.rows import OwnRows
 from ..guard.streamed import Streamed
 from ..reporting import settings_digest, settings_text
 from ..secure_sum import Party, PartyState
-from ..secure_sum.noise_keys import KEY_BYTES
+from ..secure_sum.crypto import KEY_BYTES
 from ..wire import DescribeRequest
 from .sums import ClientSums
 

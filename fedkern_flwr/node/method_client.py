@@ -11,15 +11,14 @@ import numpy as np
 from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
-from ..checkpoint import write_csv
+from ..checkpoint import make_private_folder, write_csv
 from ..errors import ProtocolError, SumError, TableError
 from ..guard import SumRule, counting, refusal
 from ..guard.rows import OwnRows
-from ..private_files import make_private_folder
 from ..secure_sum import Encoding
-from ..secure_sum.noise_keys import asked
+from ..secure_sum.membership import asked
 from ..steps import split, sum_bound, sum_name, sum_release
-from ..tables.frames import take_frame
+from ..tables.arrow import take_frame
 from ..wire import DescribeReply, DescribeRequest, PhaseMessage, columns_digest
 from ..wire.method import MethodReply, MethodRequest, pack, unpack
 from .client import Answer, Client, Handler

@@ -18,10 +18,10 @@ from ..guard import NodePolicy, SumRule, check_cohort, check_order, check_size, 
 from ..guard.counting import ENDLESS, Hidden, hidden_beside, least_survivors
 from ..guard.spending import Charge
 from ..secure_sum import Party, PartyState
-from ..secure_sum.noise_keys import asked, digest_of
+from ..secure_sum.membership import asked, digest_of
 from ..wire import PhaseMessage
 from ..wire import sums as wire
-from ..wire.sections import Section
+from ..wire.message import Section
 
 logger = logging.getLogger("fedkern_flwr")
 
@@ -210,7 +210,7 @@ class ClientSums:
         """Add this client's vector to the sum of that name; ``overwrite`` it if that may be done.
 
         ``release`` is the question that a sum with noise answers: all that is public and that the
-        values depend on, see :func:`fedkern_flwr.secure_sum.noise_keys.asked`.
+        values depend on, see :func:`fedkern_flwr.secure_sum.membership.asked`.
 
         Raises
         ------

@@ -19,11 +19,11 @@ from ..flower_compat import copy_message
 from ..guard import SumRule, counting, refusal
 from ..guard.rows import OwnRows
 from ..node.client import Client, answers, logger
-from ..node.reported import reported
+from ..node.failures import reported
 from ..node.sums import ClientSums
 from ..node_config import renew
 from ..privacy import Budget
-from ..secure_sum.noise_keys import asked
+from ..secure_sum.membership import asked
 from ..transport import CONFIG, PARAMETERS, reply_content
 from ..wire import DescribeReply, DescribeRequest, columns_digest
 from . import averages

@@ -14,9 +14,9 @@ from flwr.serverapp import Grid, strategy
 from flwr.serverapp.strategy import Result, Strategy
 
 from ..errors import OptionError
-from ..ledger import Ledger
 from ..nodes import NODE_TIMEOUT
 from ..transport import swift
+from ..watch import Ledger
 from . import averages
 from .clipping import Clip, NoisyMeans
 from .one_reply import OneReply

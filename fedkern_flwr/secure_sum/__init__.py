@@ -31,7 +31,7 @@ step  message (section)   content
 1     Order, down         name, length, encoding with public bound, receiver
 2     Upload, up          y_i = x_i + PRG(b_i) + sum_j +-PRG(s_ij) (+ PRG(pad) at the receiver),
                           x_i encoded in Z modulo 2^16, 2^32 or 2^64 (:mod:`.encoding`); a share of
-                          b_i for every neighbour, sealed (:mod:`.shamir`, :mod:`.relay`); digests
+                          b_i for every neighbour, sealed (:mod:`.crypto`); digests
                           of b_i and of all s_ij; where backups are on, also shares of the s_ij
 2a    Ballot, down        only where identities are pinned, and somebody is missing or the graph is
                           sparse: the survivors
@@ -47,7 +47,7 @@ step  message (section)   content
 
 s_ij is the seed of the pair for this sum, from a ratchet of their root (:mod:`.keys`); its stream
 is added by the party with the smaller id and subtracted by the other, so that pairs of survivors
-cancel. b_i is fresh from the operating system. PRG is AES-256-CTR or ChaCha20 (:mod:`.masks`).
+cancel. b_i is fresh from the operating system. PRG is AES-256-CTR or ChaCha20 (:mod:`.encoding`).
 The server adds uploads as they arrive (:mod:`.running_sum`), rebuilds each survivor's b_i from t
 shares, checks it against the digest, and subtracts what is left. Steps 1 and 2 ride on the
 method's messages, steps 3 and 4 may ride on its next ones; see :class:`SecureSum` (server) and
@@ -65,7 +65,7 @@ method's messages, steps 3 and 4 may ride on its next ones; see :class:`SecureSu
   same values or fresh ones, would give the difference of two sums to whoever later obtains the
   missing answer; follow-up requests are answered for the same set only.
 * The X25519 keys are never shared. Roots are replaced with every sum, and seeds, shares and keys
-  of a sum are erased when the next order or the end of the run closes it (:mod:`.party_state`).
+  of a sum are erased when the next order or the end of the run closes it (:mod:`.party`).
 * Relayed shares are sealed end to end, bound to run, cohort, sum, kind, source and destination.
 
 **Sums of the whole cohort.** With ``self_masks=False`` no unmasking exchange is needed: the masks
@@ -102,11 +102,9 @@ Bell, Bonawitz, Gascon, Lepoint and Raykova, "Secure Single-Server Aggregation w
 
 from __future__ import annotations
 
-from .encoding import Encoding
-from .masks import CIPHERS, add_streams
+from .encoding import CIPHERS, Encoding, add_streams
 from .membership import check_cohort
-from .party import Party
-from .party_state import PartyState
+from .party import Party, PartyState
 from .running_sum import RunningSum
 from .server import SecureSum
 

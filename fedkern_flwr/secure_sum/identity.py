@@ -20,8 +20,8 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from ..checkpoint import create_file
 from ..errors import OptionError, SumError
-from ..private_files import create_file
 
 SIGNATURE_BYTES = 64
 

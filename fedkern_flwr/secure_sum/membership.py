@@ -1,29 +1,100 @@
-"""Who takes part: the roster of keys, and the cohorts among which sums are taken.
-
-Both sides build the same objects from the same message, and everything secret of a run is derived
-with its digest: parties that were shown different rosters share no keys.
-"""
+"""Who sums with whom: cohorts, who shares masks with whom, and whose noise a sum has."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import OptionError, SmallCohortError, SumError
 from ..plain_text import read_json
 from ..wire.message import PROTOCOL_VERSION
-from ..wire.sums import Roster
-from . import graph
+from ..wire.sums import Order, Roster
+from .crypto import KEY_BYTES, SHARE_BYTES, TAG_BYTES, cut, is_public_key
+from .encoding import CIPHERS, RingArray
 from .identity import SIGNATURE_BYTES, Counts
-from .keys import KEY_BYTES, is_public_key
-from .masks import CIPHERS
-from .relay import TAG_BYTES
-from .shamir import SHARE_BYTES, cut
+
+# -- who masks with whom: the complete graph for few parties, a random regular graph for many
+#
+# Up to 30 parties everybody masks with everybody. Above, the parties are put on a circle in an
+# order that a hash of all public keys decides, and each masks with its k nearest on the circle (k/2
+# to either side), as in Bell et al. 2020, section 3. k grows with the logarithm of the number of
+# parties such that, with a fifth of the parties colluding and a tenth dropping out, no
+# neighbourhood loses its secrecy or its recovery but with negligible probability (see
+# docs/security.md).
+
+COMPLETE_UP_TO = 30
+_SIZES, _DEGREES = (50, 100, 200, 1000), (16, 32, 46, 68)
+_SHARE = 0.65  # of k: shares that open a seed, of k neighbours and the party itself
+
+
+def degree(parties: int) -> int:
+    """Return k, the number of parties that one masks with."""
+    if parties <= COMPLETE_UP_TO:
+        return parties - 1
+    if parties > _SIZES[-1]:
+        slope = (_DEGREES[-1] - _DEGREES[-2]) / math.log2(_SIZES[-1] / _SIZES[-2])
+        k = _DEGREES[-1] + slope * math.log2(parties / _SIZES[-1])
+    else:
+        k = float(np.interp(math.log2(parties), np.log2(_SIZES), _DEGREES))
+    return 2 * math.ceil(k / 2)
+
+
+def default_threshold(parties: int) -> int:
+    """Return t = floor(2 N / 3) + 1, the least number of survivors of a sum."""
+    return 2 * parties // 3 + 1
+
+
+def share_threshold(parties: int, threshold: int) -> int:
+    """Return how many holders must reveal their shares to reconstruct a seed of a party."""
+    k = degree(parties)
+    return threshold if k == parties - 1 else math.ceil(_SHARE * k)
+
+
+def fewest_colluders(parties: int, threshold: int) -> int:
+    """Return the bound on colluders: fewer cannot open a vector, whatever survivors they are told.
+
+    It holds where all identities are pinned, for colluders in the worst places; see :mod:`.votes`.
+    """
+    return min(2 * threshold - parties, share_threshold(parties, threshold) - 1)
+
+
+@lru_cache(maxsize=64)
+def neighbourhoods(members: tuple[int, ...], digest: bytes) -> dict[int, tuple[int, ...]]:
+    """Return party -> the parties that it masks with, in ascending order.
+
+    Parameters
+    ----------
+    members : tuple of int
+        Partitions, ascending.
+    digest : bytes
+        Digest of the roster, which no party can foresee.
+    """
+    k = degree(len(members))
+    if k == len(members) - 1:
+        return {i: tuple(j for j in members if j != i) for i in members}
+    circle = sorted(members, key=lambda i: hashlib.sha256(digest + b"|%d" % i).digest())
+    return {
+        i: tuple(sorted(_beside(circle, position, k // 2))) for position, i in enumerate(circle)
+    }
+
+
+def _beside(circle: Sequence[int], position: int, reach: int) -> list[int]:
+    n = len(circle)
+    return [circle[(position + step) % n] for step in range(-reach, reach + 1) if step]
+
+
+# -- who takes part: the roster of keys, and the cohorts among which sums are taken
+#
+# Both sides build the same objects from the same message, and everything secret of a run is derived
+# with its digest: parties that were shown different rosters share no keys.
 
 _LEAST = 2  # parties in any sum
 _COUNTS = np.dtype("<i8")
@@ -56,7 +127,7 @@ class Cohort:
     @cached_property
     def neighbours(self) -> dict[int, tuple[int, ...]]:
         """Party -> the parties that it masks with."""
-        return graph.neighbourhoods(self.members, self.digest)
+        return neighbourhoods(self.members, self.digest)
 
     @property
     def degree(self) -> int:
@@ -66,7 +137,7 @@ class Cohort:
     @cached_property
     def share_threshold(self) -> int:
         """Shares needed to reconstruct a seed."""
-        return graph.share_threshold(len(self.members), self.threshold)
+        return share_threshold(len(self.members), self.threshold)
 
     def backs_up(self, nbytes: int) -> bool:
         """Tell whether seeds of pairs are shared too, for survivors that fall silent.
@@ -240,7 +311,7 @@ def make_roster(
             )
     listed = []
     for members, number, threshold in zip(cohorts, first, thresholds, strict=True):
-        t = graph.default_threshold(len(members)) if threshold is None else threshold
+        t = default_threshold(len(members)) if threshold is None else threshold
         listed.append([t, number, sorted(members)])
     return Roster(
         partitions=np.array(ids, "<i4").tobytes(),
@@ -294,3 +365,74 @@ def check_threshold(parties: int, threshold: int) -> None:
             remedy=f"use {parties // 2 + 1} to {parties}",
             code="FK-SUM-THRESHOLD",
         )
+
+
+# -- which noise a party adds to a sum: the same to the same release, and to no other
+#
+# A sum that is repeated, because a party or a message was lost, must have the noise that it had:
+# else whoever sees both has the mean of two noises. And noise that has been added to one release
+# must never be added to another: their difference would have none.
+#
+# So the key of the noise is a keyed digest of the question and of the very numbers that answer it,
+# under a secret of the run that was drawn from the operating system and is kept until the run is
+# over. The same answer to the same question has the same noise, byte for byte. Another question has
+# noise of its own and is another release, which is charged, also if the numbers are the same: else
+# a server would learn without noise whether they are. And so are other numbers, which would be told
+# by the difference of two sums with one noise. What the question was, a method says by
+# :func:`asked`.
+
+
+def asked(*public: str | bytes | NDArray[Any]) -> str:
+    """Return a short name of a question: of all that is public on which its answer depends."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in public:
+        encoded = part.encode() if isinstance(part, str) else bytes(part)
+        found.update(f"{len(encoded)}/".encode() + encoded)
+    return found.hexdigest()
+
+
+def noise_key(
+    secret: bytes, order: Order, cohort: Cohort, release: str, numbers: RingArray
+) -> bytes:
+    """Return the key of the noise of a party.
+
+    Parameters
+    ----------
+    secret : bytes
+        Of the run and the party.
+    order : Order
+        Of the sum; what follows a # in its name, its number and its masks are those of an attempt.
+    cohort : Cohort
+        The parties among whom the sum is made: the difference of two sums with one noise over
+        others is that of the parties in which they differ. Its number is the server's to choose.
+    release : str
+        The question: :func:`asked`.
+    numbers : ndarray of unsigned integers
+        What the noise is added to, before it is masked.
+    """
+    name = order.name.partition("#")[0]
+    among = [*cohort.members, cohort.threshold, order.receiver]
+    terms = [among, name, release, order.length, order.bits, order.noise, order.fraction]
+    found = hashlib.blake2b(json.dumps(terms).encode(), key=secret, digest_size=KEY_BYTES)
+    found.update(b"/" + numbers.tobytes())
+    return found.digest()
+
+
+def digest_of(values: NDArray[Any]) -> bytes:
+    """Return a digest of values; of one zero, as often as a sum is long, an empty one."""
+    if values.strides == (0,):
+        return b""
+    return hashlib.sha256(np.ascontiguousarray(values).data).digest()
+
+
+def value_mark(order: Order, told: bytes) -> str:
+    """Return the mark of what a party adds to a sum, however it is encoded; of nothing, none.
+
+    ``told`` is the digest of the values.
+    """
+    if not told:
+        return ""
+    terms = [order.name.partition("#")[0], order.length, order.receiver]
+    found = hashlib.blake2b(json.dumps(terms).encode(), digest_size=8)
+    found.update(told)
+    return found.hexdigest()

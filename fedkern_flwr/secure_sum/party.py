@@ -1,41 +1,446 @@
-"""The client's side of secure sums: masks its vectors, keeps shares, refuses what would leak."""
+"""A client's side of secure sums: what it remembers, what it refuses, what it sends."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from numpy.typing import NDArray
 
-from ..errors import SumError
+from ..errors import RefusedError, SumError
 from ..privacy.noise import skellam
 from ..wire import sums as wire
-from . import relay
-from .encoding import Encoding, chunks
-from .identity import Counts, check_key, sign_key
-from .keys import (
+from ..wire.sums import Ballot, Order, SumSection, Unmask
+from . import crypto
+from .crypto import (
     KEY_BYTES,
+    SHARE_BYTES,
+    commitment,
+    cut,
     generate_key,
     next_root,
     pair_label,
     pair_root,
     pair_secret,
     read_key,
+    share_seeds,
     sum_keys,
     sum_label,
 )
-from .masks import Stream, add_streams
-from .membership import Cohort, Membership
-from .noise_keys import digest_of, noise_key, value_mark
-from .party_rules import Accepted, PartyRules
-from .party_state import OpenSum, order_terms
-from .seeds import commitment
-from .shamir import SHARE_BYTES, cut, share_seeds
-from .votes import sign_vote
+from .encoding import Encoding, Stream, add_streams, chunks
+from .identity import Counts, check_key, sign_key
+from .membership import Cohort, Membership, digest_of, noise_key, value_mark
+from .votes import Subject, check_votes, sign_vote
+
+# -- what a party remembers between two messages; lives with the client, never sent
+#
+# In a deployment every message may meet a new process, so the state must survive as bytes. A closed
+# sum leaves nothing behind: its seeds, shares and keys are erased, and the roots that remain lead
+# forward only.
+
+
+def order_terms(order: Order) -> str:
+    """Return what all parties of a sum must have been told alike, for its label.
+
+    Masks of parties that were told different things do not cancel. Else a server that gives one
+    party a small bound and the others a large one would read the first in the leading digits of
+    the total, and one that tells the others of a shorter vector would read the rest of it.
+    """
+    terms = [order.name, order.length, order.kind, order.bits, float(order.bound)]
+    return json.dumps([*terms, order.receiver, order.self_masks, order.noise, order.fraction])
+
+
+_BYTES = ("own_share", "pad", "alive", "delivered")
+
+
+@dataclass(repr=False)  # its text would show secrets
+class OpenSum:
+    """A sum to which this party has contributed and that is not closed."""
+
+    order: Order
+    keys: dict[int, tuple[bytes, bytes]]
+    own_share: bytes = b""
+    pad: bytes = b""
+    alive: bytes = b""  # the only survivors that it votes or answers for
+    answered: bool = False
+    delivered: bytes = b""  # digest of the total that was opened, if any was
+    mark: str = ""  # of the values that were added, unless they are nothing
+
+    def label(self, session: str) -> bytes:
+        """Return the label of the sum."""
+        return sum_label(session, self.order.cohort, self.order.index, order_terms(self.order))
+
+
+@dataclass(repr=False)  # its text would show secrets
+class PartyState:
+    """A party's memory of a run.
+
+    Attributes
+    ----------
+    session : str
+    private : bytes
+        X25519 key of the run, erased as soon as the roster has come.
+    digest : bytes
+        Digest of the roster, empty before.
+    cipher : str
+    cohorts : dict
+        Number -> cohort, those of which this party is a member.
+    roots : dict
+        Cohort -> neighbour -> root of the next sum.
+    last : dict
+        Cohort -> number of the last sum.
+    fixed : dict
+        Name -> digest of how the first sum of that name was ordered: cohort, receiver, encoding.
+    open : dict
+        (cohort, number) -> open sum.
+    secrets : dict
+        Neighbour -> secret of the pair for the method's own use, if the method has any.
+    counts : dict
+        Partition -> what it declared of its table, as in the roster.
+    shown : dict
+        Mark of values -> digest of the parties over whose sum they were opened.
+    noise_key : bytes
+        What the noise of the run is drawn with; empty in a run without noise.
+    """
+
+    session: str
+    private: bytes = b""
+    digest: bytes = b""
+    cipher: str = ""
+    cohorts: dict[int, Cohort] = field(default_factory=dict)
+    roots: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    last: dict[int, int] = field(default_factory=dict)
+    fixed: dict[str, str] = field(default_factory=dict)
+    open: dict[tuple[int, int], OpenSum] = field(default_factory=dict)
+    shown: dict[str, str] = field(default_factory=dict)
+    secrets: dict[int, bytes] = field(default_factory=dict)
+    counts: dict[int, Counts] = field(default_factory=dict)
+    noise_key: bytes = b""
+    _written: tuple[list[Any], str] = field(default=([], ""), init=False, compare=False)
+
+    def enter(self, cohort: Cohort, roots: dict[int, bytes]) -> None:
+        """Become a member of a cohort."""
+        self.cohorts[cohort.number], self.roots[cohort.number] = cohort, roots
+        self.last[cohort.number] = cohort.first - 1
+
+    def close(self, cohort: int, open_from: int) -> None:
+        """Erase what belongs to the sums of a cohort before ``open_from``."""
+        for key in [k for k in self.open if k[0] == cohort and k[1] < open_from]:
+            del self.open[key]
+
+    def keep_delivered(self, later: PartyState) -> None:
+        """Take over which totals were opened, from a later state that is to be forgotten."""
+        for place, opened in later.open.items():
+            if place in self.open:
+                self.open[place].delivered = self.open[place].delivered or opened.delivered
+
+    def pack(self) -> bytes:
+        """Return the state as bytes: after each message, so that what stays is written once."""
+        value = {
+            "roots": [
+                [c, list(roots), b"".join(roots.values()).hex()] for c, roots in self.roots.items()
+            ],
+            "last": list(self.last.items()),
+            "fixed": self.fixed,
+            "shown": self.shown,
+            "open": [_pack_open(opened) for opened in self.open.values()],
+        }
+        return f"{self._lasting()[:-1]}, {json.dumps(value)[1:]}".encode()
+
+    def _lasting(self) -> str:
+        """Return as text what is settled with the roster of the run."""
+        names = ("session", "private", "digest", "cipher", "noise_key")
+        now = [getattr(self, name) for name in names]
+        now += [list(self.cohorts.values()), dict(self.secrets), dict(self.counts)]
+        if self._written[0] != now:
+            value = {
+                "session": self.session,
+                "private": self.private.hex(),
+                "digest": self.digest.hex(),
+                "cipher": self.cipher,
+                "cohorts": [[c.number, c.members, c.threshold] for c in self.cohorts.values()],
+                "secrets": [[j, secret.hex()] for j, secret in self.secrets.items()],
+                "counts": [[j, *pair] for j, pair in self.counts.items()],
+                "noise_key": self.noise_key.hex(),
+            }
+            self._written = now, json.dumps(value)
+        return self._written[1]
+
+    @classmethod
+    def unpack(cls, data: bytes) -> PartyState:
+        """Rebuild a state from :meth:`pack`."""
+        value = json.loads(data)
+        digest = bytes.fromhex(value["digest"])
+        return cls(
+            session=value["session"],
+            private=bytes.fromhex(value["private"]),
+            digest=digest,
+            cipher=value["cipher"],
+            cohorts={c: Cohort(c, tuple(m), t, digest) for c, m, t in value["cohorts"]},
+            roots={
+                c: dict(zip(others, cut(bytes.fromhex(roots), KEY_BYTES), strict=True))
+                for c, others, roots in value["roots"]
+            },
+            last=dict(value["last"]),
+            fixed=value["fixed"],
+            shown=value["shown"],
+            open={(s.order.cohort, s.order.index): s for s in map(_unpack_open, value["open"])},
+            secrets={j: bytes.fromhex(secret) for j, secret in value["secrets"]},
+            counts={j: Counts(*declared) for j, *declared in value["counts"]},
+            noise_key=bytes.fromhex(value["noise_key"]),
+        )
+
+
+def _pack_open(opened: OpenSum) -> dict[str, Any]:
+    return {
+        **vars(opened),
+        "order": vars(opened.order),
+        "keys": [list(opened.keys), b"".join(map(b"".join, opened.keys.values())).hex()],
+        **{name: getattr(opened, name).hex() for name in _BYTES},
+    }
+
+
+def _unpack_open(value: dict[str, Any]) -> OpenSum:
+    others, both = value["keys"][0], cut(bytes.fromhex(value["keys"][1]), KEY_BYTES)
+    keys = {j: (both[2 * k], both[2 * k + 1]) for k, j in enumerate(others)}
+    secret = {name: bytes.fromhex(value[name]) for name in _BYTES}
+    return OpenSum(**{**value, "order": Order(**value["order"]), "keys": keys, **secret})
+
+
+# -- what a party refuses: orders, survivors, votes and deliveries that would show its values
+
+_LONGEST_LEAP = 1024  # sums that a party may have missed in a row
+
+
+#: The rule by which the same values are not opened over other parties.
+OTHER_PARTIES = "the parties of a sum: its values were summed over others before"
+
+
+class Accepted(NamedTuple):
+    """An order that was accepted, and what its vector is masked with."""
+
+    cohort: Cohort
+    encoding: Encoding
+    label: bytes
+    keys: dict[int, tuple[bytes, bytes]]
+
+
+class PartyRules:
+    """What one party remembers in a run, and what it refuses; see :class:`.Party`."""
+
+    def __init__(
+        self,
+        partition: int,
+        state: PartyState,
+        *,
+        identity: Ed25519PrivateKey | None = None,
+        trusted: dict[int, bytes] | None = None,
+        allow_single: bool = False,
+        pair_secrets: bool = False,
+        partners: Collection[int] = (),
+        whole_cohorts: bool = False,
+        allow_recovery: bool = True,
+        same_parties: bool = False,
+    ) -> None:
+        self.same_parties = same_parties
+        self.partition, self.state, self.partners = partition, state, partners
+        self.pair_secrets, self.whole_cohorts = pair_secrets, whole_cohorts
+        self.identity, self.trusted, self.allow_single = identity, trusted, allow_single
+        self.allow_recovery = allow_recovery
+        self.accepted: dict[tuple[int, int], Accepted] = {}
+        #: Name of a sum to which noise was added just now -> the key of that noise.
+        self.drawn: dict[str, bytes] = {}
+        #: What this message has opened: mark of values -> digest of the parties.
+        self.shown: dict[str, str] = {}
+
+    def check_order(self, order: Order) -> tuple[Cohort, Encoding]:
+        """Refuse an order that breaks a rule; return its cohort and encoding.
+
+        The first order of a name fixes the terms of all sums of that name in the run.
+
+        Raises
+        ------
+        SumError, OptionError
+        """
+        cohort = self.state.cohorts.get(order.cohort)
+        if cohort is None:
+            raise self.refuse("this party is not in the cohort of the sum", code="FK-SUM-STRANGER")
+        leap = order.index - self.state.last[order.cohort]
+        if leap < 1:
+            raise self.refuse(
+                f"number {order.index} of a sum has been used already", code="FK-SUM-NUMBER"
+            )
+        if leap > _LONGEST_LEAP:
+            raise self.refuse(
+                f"number {order.index} of a sum is too far ahead", code="FK-SUM-NUMBER"
+            )
+        if order.receiver >= 0:
+            if order.receiver not in cohort.members:
+                raise self.refuse("the receiver is not in the cohort", code="FK-SUM-RECEIVER")
+            if len(cohort.members) == 2 and order.receiver != self.partition:
+                self._check_single()
+        if self.whole_cohorts and order.self_masks:
+            raise self.refuse(
+                "this method sums over whole cohorts, without self masks", code="FK-ORDER-TERMS"
+            )
+        self._check_fixed(order)
+        encoding = Encoding.of(order)
+        encoding.check_room(len(cohort.members))
+        return cohort, encoding
+
+    def check_survivors(self, opened: OpenSum, survivors: bytes) -> list[int]:
+        """Refuse survivors for whom nobody should answer; return this party's living neighbours.
+
+        Raises
+        ------
+        SumError
+        """
+        if not opened.order.self_masks:
+            raise self.refuse("a sum without self masks is never unmasked", code="FK-SUM-SECRET")
+        order, cohort = opened.order, self.state.cohorts[opened.order.cohort]
+        alive = cohort.unpack(survivors)
+        if opened.alive and opened.alive != survivors:
+            raise self.refuse(
+                "a second set of survivors for the same sum", code="FK-SUM-CONTRADICTED"
+            )
+        if len(alive) < cohort.threshold:
+            raise self.refuse(
+                f"{len(alive)} survivors are fewer than the threshold {cohort.threshold}",
+                code="FK-SUM-FEW",
+            )
+        if self.partition not in alive or (order.receiver >= 0 and order.receiver not in alive):
+            raise self.refuse(
+                "the survivors leave out this party or the receiver", code="FK-SUM-SET"
+            )
+        if order.receiver not in (-1, self.partition) and len(alive) == 2:
+            self._check_single()
+        living = [j for j in cohort.neighbours[self.partition] if j in alive]
+        if len(living) + 1 < cohort.share_threshold:
+            raise self.refuse(
+                "too few neighbours of this party survived to open the sum",
+                code="FK-SUM-FEW",
+            )
+        return living
+
+    def check_votes(self, cohort: Cohort, request: Unmask) -> None:
+        """Refuse survivors for whom too few have voted; only where identities are pinned.
+
+        Raises
+        ------
+        SumError
+        """
+        if self.trusted is None:
+            return
+        pinned = dict(self.trusted)
+        if self.identity is not None:
+            pinned[self.partition] = self.identity.public_key().public_bytes_raw()
+        with self.named():
+            check_votes(pinned, self.subject(cohort, request), request.voters, request.votes)
+
+    def subject(self, cohort: Cohort, section: Ballot | Unmask) -> Subject:
+        """Return what a vote for survivors is about."""
+        return Subject(self.state.session, cohort, section.index, section.alive)
+
+    def _check_fixed(self, order: Order) -> None:
+        """A sum is repeated, under its name, only as it was: cohort, receiver, masks, encoding.
+
+        The difference of sums of the same values over two cohorts is that of the parties in which
+        they differ; and what is rounded to ever more digits shows the digits of single parties by
+        the carries. What follows a # in a name tells what is summed, not under which rule.
+        """
+        members = self.state.cohorts[order.cohort].members
+        terms = [members, order.receiver, order.self_masks, order.kind, order.bits, order.bound]
+        terms += [order.noise, order.fraction]
+        digest = hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:32]
+        name = order.name.partition("#")[0]
+        if self.state.fixed.setdefault(name, digest) != digest:
+            raise self.refuse(
+                f"{name} was summed before and would be repeated otherwise",
+                "repeat it with the same parties, or end the run",
+                code="FK-ORDER-PARTIES",
+            )
+
+    def show(self, mark: str, parties: Iterable[int]) -> str:
+        """Note over which parties marked values are about to be opened; return their digest."""
+        among = hashlib.sha256(json.dumps(sorted(parties)).encode()).hexdigest()[:16]
+        if mark:
+            self.shown[mark] = among
+        return among
+
+    def check_shown(self, mark: str, survivors: Iterable[int]) -> None:
+        """Refuse to have the same values, or the same noise, opened over other survivors.
+
+        The difference of two such sums is that of the parties in which they differ; noise that all
+        of them repeat goes with it.
+
+        Raises
+        ------
+        RefusedError
+            Counted by a node: it tells that values are the same.
+        """
+        among = self.show(mark, survivors)
+        if mark and self.state.shown.setdefault(mark, among) != among:
+            raise RefusedError(
+                f"refused by the node: {OTHER_PARTIES}",
+                remedy="go on with those, or start another run",
+                party=f"partition {self.partition}",
+                code="FK-ORDER-PARTIES",
+            )
+
+    def _check_single(self) -> None:
+        if not self.allow_single:
+            raise self.refuse(
+                "the receiver of this sum would learn this party's values: there is no third",
+                "let more parties take part, or allow it with allow_single",
+                code="FK-SUM-SINGLE",
+            )
+
+    def opened(self, section: SumSection) -> tuple[OpenSum, Cohort]:
+        """Return the open sum that a section is about.
+
+        Raises
+        ------
+        SumError
+        """
+        opened = self.state.open.get((section.cohort, section.index))
+        if opened is None:
+            raise self.refuse(
+                "the sum is closed, or this party had no part in it", code="FK-SUM-CLOSED"
+            )
+        return opened, self.state.cohorts[section.cohort]
+
+    @property
+    def name(self) -> str:
+        """How errors name this party."""
+        return f"partition {self.partition}"
+
+    def refuse(self, problem: str, remedy: str = "", *, code: str) -> SumError:
+        """Return the error with which this party refuses."""
+        return SumError(problem, remedy=remedy, party=self.name, code=code)
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Name this party in what is refused in the block.
+
+        Raises
+        ------
+        SumError
+        """
+        try:
+            yield
+        except SumError as error:
+            raise self.refuse(error.problem, error.remedy, code=error.code) from None
+
+
+# -- the client's side of secure sums: masks its vectors, keeps shares, refuses what would leak
 
 
 class Party(PartyRules):
@@ -180,9 +585,9 @@ class Party(PartyRules):
         overwrite : bool (default: False)
             Whether the masked vector may take the place of the values.
         release : str
-            Of sums with noise: the question, see :func:`.noise_keys.asked`.
+            Of sums with noise: the question, see :func:`.membership.asked`.
         told : bytes
-            The digest of the values, where the caller has it: :func:`.noise_keys.digest_of`.
+            The digest of the values, where the caller has it: :func:`.membership.digest_of`.
 
         Raises
         ------
@@ -242,8 +647,8 @@ class Party(PartyRules):
         return wire.Upload(
             cohort=cohort.number,
             index=order.index,
-            shares=self._seal(relay.SHARE, label, shares, opened),
-            backups=self._seal(relay.BACKUP, label, backups, opened),
+            shares=self._seal(crypto.SHARE, label, shares, opened),
+            backups=self._seal(crypto.BACKUP, label, backups, opened),
             commitments=committed,
             masked=chunks(masked),
         )
@@ -287,7 +692,7 @@ class Party(PartyRules):
             )
         self.check_votes(cohort, request)
         others = cohort.neighbours[self.partition]
-        sealed = cut(request.shares, relay.SEALED_SHARE)
+        sealed = cut(request.shares, crypto.SEALED_SHARE)
         if len(sealed) != len(living):
             raise self.refuse(
                 f"{len(sealed)} relayed shares for {len(living)} neighbours",
@@ -296,7 +701,7 @@ class Party(PartyRules):
         label = opened.label(self.state.session)
         shares = [opened.own_share]
         for source, text in zip(living, sealed, strict=True):
-            shares.append(self._unseal(relay.SHARE, label, source, text, opened))
+            shares.append(self._unseal(crypto.SHARE, label, source, text, opened))
         self.check_shown(opened.mark, alive)
         opened.alive, opened.answered = request.alive, True
         return wire.UnmaskReply(
@@ -339,7 +744,7 @@ class Party(PartyRules):
             raise self.refuse("relayed backups of the wrong size", code="FK-MESSAGE-SHAPE")
         out = []
         for source, text in zip(sources, cut(request.backups, size), strict=True):
-            plain = self._unseal(relay.BACKUP, label, source, text, opened)
+            plain = self._unseal(crypto.BACKUP, label, source, text, opened)
             shares = cut(plain, SHARE_BYTES)
             pairs = cohort.neighbours[source]
             if len(shares) != len(pairs):
@@ -443,12 +848,12 @@ class Party(PartyRules):
     def _seal(self, kind: int, label: bytes, plain: Sequence[bytes], opened: OpenSum) -> bytes:
         """Seal a piece for each neighbour; nothing if there are none to seal."""
         sealed = [
-            relay.seal(seal, text, relay.Route(label, kind, self.partition, other))
+            crypto.seal(seal, text, crypto.Route(label, kind, self.partition, other))
             for (other, (_, seal)), text in zip(opened.keys.items(), plain, strict=bool(plain))
         ]
         return b"".join(sealed)
 
     def _unseal(self, kind: int, label: bytes, source: int, text: bytes, opened: OpenSum) -> bytes:
         with self.named():
-            route = relay.Route(label, kind, source, self.partition)
-            return relay.unseal(opened.keys[source][1], text, route)
+            route = crypto.Route(label, kind, source, self.partition)
+            return crypto.unseal(opened.keys[source][1], text, route)

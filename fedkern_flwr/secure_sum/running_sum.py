@@ -1,19 +1,362 @@
-"""The server's side of one sum from its survivors' answers on: removes the masks."""
+"""One sum at the server, from its order to its total."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import SumError
-from ..wire.sums import Delivery, Recover, RecoverReply, UnmaskReply, Upload, Vote
-from .declared_sum import DeclaredSum
-from .encoding import chunks
-from .keys import KEY_BYTES
-from .masks import Stream, add_streams
-from .seeds import commitment, open_seed
-from .shamir import SHARE_BYTES, cut
+from ..wire.sums import (
+    Ballot,
+    Delivery,
+    Order,
+    Recover,
+    RecoverReply,
+    Unmask,
+    UnmaskReply,
+    Upload,
+    Vote,
+)
+from . import crypto
+from .crypto import COMMITMENT_BYTES, KEY_BYTES, SHARE_BYTES, commitment, cut, open_seed, sum_label
+from .encoding import Encoding, Stream, add_streams, chunks
+from .identity import SIGNATURE_BYTES
+from .membership import Cohort
+from .party import order_terms
+from .votes import votes_needed
+
+# -- what comes with the uploads of a sum: sealed shares and backups, and digests of seeds
+
+_SPOOL = 16 << 20  # bytes of sealed backups in memory, more go to a temporary file
+
+
+class _Enclosed(NamedTuple):
+    shares: list[bytes]
+    commitments: list[bytes]
+    backups: int  # where they begin in the spool, -1 if there are none
+
+
+class Enclosures:
+    """Of all uploads of a sum.
+
+    Parameters
+    ----------
+    cohort : Cohort
+    double : bool
+        Whether the sum has self masks: then a digest of the self seed comes first.
+    """
+
+    def __init__(self, cohort: Cohort, *, double: bool) -> None:
+        self.cohort, self.double = cohort, double
+        self._of: dict[int, _Enclosed] = {}
+        self.spool = tempfile.SpooledTemporaryFile(max_size=_SPOOL)  # noqa: SIM115
+
+    @property
+    def uploaded(self) -> tuple[int, ...]:
+        """Whose are here, ascending."""
+        return tuple(sorted(self._of))
+
+    def fit(self, upload: Upload, *, backups: bool) -> bool:
+        """Tell whether what came has the right sizes; a party may leave ``backups`` out."""
+        degree, double = self.cohort.degree, int(self.double)
+        return (
+            len(upload.shares) == double * degree * crypto.SEALED_SHARE
+            and len(upload.backups) in (0, backups * self.cohort.backup_bytes)
+            and len(upload.commitments) == (double + degree) * COMMITMENT_BYTES
+        )
+
+    def at_odds(self, partition: int, commitments: bytes) -> list[int]:
+        """Return the neighbours that committed to another seed of their pair with a newcomer."""
+        own = cut(commitments, COMMITMENT_BYTES)[int(self.double) :]
+        pairs = zip(self.cohort.neighbours[partition], own, strict=True)
+        return [j for j, one in pairs if j in self._of and one != self.commitment(j, partition)]
+
+    def add(self, partition: int, upload: Upload) -> None:
+        """Keep what came; the backups in the spool."""
+        place = self.spool.seek(0, 2) if upload.backups else -1
+        self.spool.write(upload.backups)
+        shares = cut(upload.shares, crypto.SEALED_SHARE)
+        self._of[partition] = _Enclosed(shares, cut(upload.commitments, COMMITMENT_BYTES), place)
+
+    def share(self, source: int, destination: int) -> bytes:
+        """Return the share that one party sealed for another."""
+        return self._of[source].shares[self._place(source, destination)]
+
+    def commitment(self, owner: int, other: int | None = None) -> bytes:
+        """Return a party's digest of its seed with another, or of its self seed."""
+        place = 0 if other is None else self.double + self._place(owner, other)
+        return self._of[owner].commitments[place]
+
+    def has_backups(self, source: int) -> bool:
+        """Tell whether a party shared the seeds of its pairs."""
+        return self._of[source].backups >= 0
+
+    def backed_up(self, sources: Sequence[int], destination: int) -> bytes:
+        """Return the backups that some parties sealed for another, joined."""
+        out = b""
+        for source in sources:
+            size = len(self.cohort.neighbours[source]) * SHARE_BYTES + crypto.TAG_BYTES
+            self.spool.seek(self._of[source].backups + self._place(source, destination) * size)
+            out += self.spool.read(size)
+        return out
+
+    def close(self) -> None:
+        """Drop everything."""
+        self.spool.close()
+        self._of.clear()
+
+    def _place(self, owner: int, other: int) -> int:
+        return self.cohort.neighbours[owner].index(other)
+
+
+# -- the server's side of one sum up to its survivors: adds what arrives, declares who is in it
+
+
+@dataclass
+class DeclaredSum:
+    """A sum from its order to the requests that unmask it.
+
+    Attributes
+    ----------
+    order : Order
+        As sent, but for the fields that differ by party.
+    cohort : Cohort
+    session : str
+    cipher : str
+    voting : bool
+        Whether all parties have pinned identities, and so vote for the survivors.
+    survivors : tuple of int
+        Declared by :meth:`declare`, empty before.
+    backups : bool
+        Whether the seeds of pairs are shared too.
+    suspects : list of int
+        Parties whose masks do not fit those of most others, for which the sum was aborted.
+    """
+
+    order: Order
+    cohort: Cohort
+    session: str
+    cipher: str
+    voting: bool = False
+    survivors: tuple[int, ...] = ()
+    suspects: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        order = self.order
+        self.encoding = Encoding.of(order)
+        self.label = sum_label(self.session, order.cohort, order.index, order_terms(order))
+        self._vector = np.zeros(order.length, self.encoding.dtype)
+        self.backups = order.self_masks and self.cohort.backs_up(self._vector.nbytes)
+        self.enclosed = Enclosures(self.cohort, double=order.self_masks)
+        self.repeated = False  # whether parties are asked to send once more what they have sent
+        self._votes: dict[int, bytes] = {}
+        self._conflicts: Counter[int] = Counter()  # pairs that committed to different seeds
+
+    @property
+    def uploaded(self) -> tuple[int, ...]:
+        """Parties whose vectors are in, ascending."""
+        return self.enclosed.uploaded
+
+    # -- first exchange
+
+    def add(self, partition: int, upload: Upload) -> None:
+        """Add a masked vector.
+
+        Raises
+        ------
+        SumError
+            A stranger, a second or late vector, wrong sizes. The sum is as before.
+        """
+        order, party = self.order, f"partition {partition}"
+        if partition not in self.cohort.members:
+            raise SumError(
+                "it is not in the cohort of the sum", party=party, code="FK-SUM-STRANGER"
+            )
+        if partition in self.uploaded and self.repeated:
+            return
+        if partition in self.uploaded:
+            raise SumError("a second vector for the same sum", party=party, code="FK-SUM-NOT-ASKED")
+        if self.survivors:
+            raise SumError(
+                "its vector came after the survivors were declared", party=party, code="FK-SUM-LATE"
+            )
+        if any(part.dtype != self.encoding.dtype for part in upload.masked):
+            raise SumError(
+                "its masked vector has the wrong dtype", party=party, code="FK-MESSAGE-SHAPE"
+            )
+        if sum(part.size for part in upload.masked) != order.length:
+            raise SumError(
+                f"its masked vector has not {order.length} numbers",
+                party=party,
+                code="FK-MESSAGE-SHAPE",
+            )
+        if not self.enclosed.fit(upload, backups=self.backups):
+            raise SumError(
+                "its sealed shares have the wrong size", party=party, code="FK-MESSAGE-SHAPE"
+            )
+        at_odds = self.enclosed.at_odds(partition, upload.commitments)
+        if 2 * len(at_odds) > self.cohort.degree + 1:  # with most of all, so it is the odd one
+            raise SumError(
+                f"its masks do not fit those of {len(at_odds)} others",
+                party=party,
+                code="FK-SUM-MASKS",
+            )
+        for other in at_odds:  # nobody can say yet which of the two is wrong
+            self._conflicts.update((partition, other))
+        start = 0
+        for part in upload.masked:
+            target = self._vector[start : start + part.size]
+            np.add(target, part, out=target)
+            start += part.size
+        self.enclosed.add(partition, upload)
+
+    # -- second exchange
+
+    def check_survivors(self, min_cohort: int) -> None:
+        """Refuse to declare the survivors if the sum could not be opened or would reveal one.
+
+        Raises
+        ------
+        SumError
+            Too few, or the receiver or (without self masks) any other party is missing, or two
+            parties masked with different seeds. Nothing is released.
+        """
+        alive, members, name = self.uploaded, self.cohort.members, self.order.name
+        if self._conflicts:
+            most = max(self._conflicts.values())
+            self.suspects = sorted(p for p, count in self._conflicts.items() if count == most)
+            raise SumError(
+                f"its masks in {name} do not fit those of {most} other"
+                f"{'s' if most > 1 else ', or those do not fit its'}",
+                remedy="run the same release on all nodes; leave it out if it happens again",
+                party=f"partition {self.suspects[0]}",
+                code="FK-SUM-MASKS",
+            )
+        least = max(self.cohort.threshold, min_cohort)
+        if len(alive) < least:
+            raise SumError(
+                f"{len(alive)} of {len(members)} parties contributed to {name}, "
+                f"at least {least} must",
+                remedy="bring the missing parties back, or lower the threshold",
+                code="FK-SUM-FEW",
+            )
+        if not self.order.self_masks and len(alive) < len(members):
+            raise SumError(
+                f"{len(members) - len(alive)} parties are missing in {name}, which has no self "
+                "masks",
+                remedy="repeat it with the same parties, or end the run",
+                code="FK-SUM-WHOLE",
+            )
+        survivors = set(alive)
+        if self.order.self_masks and any(
+            len(survivors.intersection(self.cohort.holders(p))) < self.cohort.share_threshold
+            for p in alive
+        ):
+            raise SumError(
+                f"too many neighbours of a party in {name} are missing to open it",
+                remedy="bring the missing parties back",
+                code="FK-SUM-FEW",
+            )
+        if self.order.receiver >= 0 and self.order.receiver not in alive:
+            raise SumError(
+                f"partition {self.order.receiver}, which receives {name}, is missing",
+                code="FK-SUM-RECEIVER-GONE",
+            )
+        if self.order.receiver >= 0 and len(alive) == 2 < len(members):
+            raise SumError(
+                f"partition {self.order.receiver} would learn the values of the only other "
+                f"survivor of {name}",
+                remedy="bring the missing parties back",
+                code="FK-SUM-SINGLE",
+            )
+
+    def declare(self, min_cohort: int) -> tuple[int, ...]:
+        """Fix the survivors: the parties whose vectors are in. Final.
+
+        Raises
+        ------
+        SumError
+            See :meth:`check_survivors`.
+        """
+        if not self.survivors:
+            self.check_survivors(min_cohort)
+            self.survivors = self.uploaded
+        return self.survivors
+
+    @property
+    def dead(self) -> frozenset[int]:
+        """Members that are not survivors."""
+        return frozenset(self.cohort.members).difference(self.survivors)
+
+    @property
+    def votes_missing(self) -> int:
+        """Number of votes for the survivors that must still come in before they answer."""
+        if not self.voting or not self.order.self_masks:
+            return 0
+        return max(0, votes_needed(self.cohort, len(self.survivors)) - len(self._votes))
+
+    def ballot(self) -> Ballot:
+        """Return the request to survivors to vote."""
+        return Ballot(**self._place, alive=self.cohort.pack(self.survivors))
+
+    def vote(self, partition: int, vote: Vote) -> None:
+        """Take a vote; whether it is valid only those can tell who have pinned its sender.
+
+        Raises
+        ------
+        SumError
+            It was not asked to vote, or the vote has the wrong size.
+        """
+        party = f"partition {partition}"
+        if partition not in self.survivors or not self.voting:
+            raise SumError("it was not asked to vote", party=party, code="FK-SUM-NOT-ASKED")
+        if len(vote.signature) != SIGNATURE_BYTES:
+            raise SumError("its vote has the wrong size", party=party, code="FK-MESSAGE-SHAPE")
+        self._votes[partition] = vote.signature
+
+    def unmask_request(self, partition: int) -> Unmask:
+        """Return the request to a survivor.
+
+        Raises
+        ------
+        SumError
+            Too few have voted for the survivors.
+        """
+        if self.votes_missing:
+            raise SumError(
+                f"{len(self._votes)} of {len(self.survivors)} survivors of {self.order.name} "
+                f"voted, {len(self._votes) + self.votes_missing} must",
+                remedy="repeat it with new values when more parties answer",
+                code="FK-SUM-SILENT",
+            )
+        voters = sorted(self._votes)
+        living = self._living(partition)
+        return Unmask(
+            **self._place,
+            alive=self.cohort.pack(self.survivors),
+            dead=self.cohort.pack(self.dead),
+            shares=b"".join(self.enclosed.share(source, partition) for source in living),
+            voters=self.cohort.pack(voters) if voters else b"",
+            votes=b"".join(self._votes[p] for p in voters),
+        )
+
+    # -- pieces
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"cohort": self.order.cohort, "index": self.order.index}
+
+    def _living(self, partition: int) -> list[int]:
+        dead = self.dead
+        return [j for j in self.cohort.neighbours[partition] if j not in dead]
+
+
+# -- the server's side of one sum from its survivors' answers on: removes the masks
 
 Pair = tuple[int, int]
 Reply = Upload | Vote | UnmaskReply | RecoverReply

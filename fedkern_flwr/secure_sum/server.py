@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 
 from ..errors import OptionError, SumError
 from ..wire import sums as wire
-from ..wire.message import PhaseMessage
-from ..wire.sections import Section
-from .encoding import Encoding
+from ..wire.message import PhaseMessage, Section
+from .encoding import CIPHERS, Encoding
 from .identity import Counts
-from .masks import CIPHERS
 from .membership import Membership, check_cohort, make_roster
 from .running_sum import Reply, RunningSum
 

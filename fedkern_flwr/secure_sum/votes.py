@@ -55,9 +55,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from ..errors import SumError
+from .crypto import cut
 from .identity import SIGNATURE_BYTES
 from .membership import Cohort
-from .shamir import cut
 
 
 class Subject(NamedTuple):

@@ -146,7 +146,7 @@ def load_table(
     if path is not None:
         check_file(path)
     if path is not None and file_kind(path) == ".npz":
-        from .npz import read_npz
+        from .arrow import read_npz
 
         table, again = read_npz(path, *how), np.zeros(0, bool)
     else:
@@ -200,7 +200,7 @@ def load_ids(path: str | Path, id_column: str, **dialect: Any) -> NDArray[np.str
     path = Path(path)
     check_file(path)
     if file_kind(path) == ".npz":
-        from .npz import read_npz_ids
+        from .arrow import read_npz_ids
 
         ids = read_npz_ids(path, id_column)
     else:

@@ -1,4 +1,4 @@
-"""How a text file is written: its encoding, what parts its columns, its decimal mark, its dates."""
+"""How a file of text is written: separators, quotes, encodings, headers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,86 @@ import codecs
 import csv
 import gzip
 import io
-from collections.abc import Collection, Iterable, Mapping
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import OptionError, TableError
-from .kinds import Dates, nothing, parse_numbers, plain_cells, texts
-from .table import SEPARATORS, how_many, listing
+from .table import SEPARATORS, Dates, how_many, listing, nothing, parse_numbers, plain_cells, texts
 from .written import read_written
+
+# -- what a column of text may have been meant to be: numbers or dates that are written otherwise
+
+_NUMBER = r"(?i)^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$"
+_COMMA = r"(?i)^[+-]?(\d+,\d*|,\d+|\d{1,3}([.,]\d{3})+([.,]\d+)?)(e[+-]?\d+)?$"
+_LIMIT = r"^[<>≤≥]=? *[+-]?\d+([.,]\d+)?$"
+_YEAR_LAST = r"\d{1,2}[./-]\d{1,2}[./-](\d{4}|\d{2})|\d{1,2}[. -]+[A-Za-z]{3,9}[., -]+\d{4}"
+_DATE = rf"^(\d{{4}}[./-]\d{{1,2}}[./-]\d{{1,2}}|{_YEAR_LAST})([T ,]+\d{{1,2}}:.*)?$"
+_SHOWN = 5
+
+
+def hint(
+    column: str, names: Sequence[str], places: NDArray[np.float64], decimal: str | None = None
+) -> tuple[str, ...]:
+    """Return a note if half of the cells or more look like numbers or dates; it quotes no cell.
+
+    Of numbers with a decimal comma, where a point was asked for, it is a warning.
+
+    Parameters
+    ----------
+    column : str
+        Its name.
+    names : sequence of str
+        The different cells.
+    places : ndarray of float64, shape (n,)
+        Positions of the n cells among them, NaN where one is missing.
+    decimal : str or None
+        The decimal mark that was asked for.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    cells = pa.array(names, pa.string())
+    times = np.bincount(places[np.isfinite(places)].astype(np.intp), minlength=len(names))
+    known = int(times.sum())
+
+    def count(how: str) -> int:
+        return int(times[pc.match_substring_regex(cells, how).to_numpy(zero_copy_only=False)].sum())
+
+    dates = count(_DATE)
+    if known and 2 * dates >= known:
+        text = f"{dates} of {known} cells look like dates; write them as YYYY-MM-DD"
+        return (f"{column!r} is read as text: {text}",)
+    commas, limits = count(_COMMA), count(_LIMIT)
+    numbers = commas + count(_NUMBER)
+    if not numbers or 2 * (numbers + limits) < known:
+        return ()
+    if count(r"^[+-]?0\d+$"):
+        return (f"{column!r} is read as text: some of its numbers begin with 0",)
+    text = f"{numbers} of {known} cells look like numbers" + " with a decimal comma" * bool(commas)
+    text += f", {limits} have a mark such as <" * bool(limits)
+    remedies = ["--decimal , reads them, --decimal . if commas mark thousands"] if commas else []
+    if numbers < known:
+        remedies.append("--na names what marks a missing cell")
+    text = f"{column!r} is read as text: {text}; {', '.join(remedies)}"
+    if commas and decimal == ".":
+        logging.getLogger("fedkern_flwr").warning(text)
+        return ()
+    return (text,)
+
+
+def shortened(hints: Sequence[str]) -> tuple[str, ...]:
+    """Return the first hints, and how many columns are like these."""
+    more = len(hints) - _SHOWN
+    return (*hints[:_SHOWN], *([f"{more} more columns of text are so"] if more > 0 else []))
+
+
+# -- how a text file is written: its encoding, what parts its columns, its decimal mark, its dates
 
 Decimal = Literal[".", ","]
 
@@ -29,11 +98,11 @@ _SAMPLE = 1 << 18  # characters of which the separator is told
 _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # how a file in UTF-16 begins
 _LATIN = "cp1252"  # what text files without Unicode are in most often
 _MARKS = ("?", "#N/A", "<NA>", "n/a")  # beside those that say nothing but that a cell is missing
-_COMMA = r"(?i)^[+-]?(\d+,\d*|,\d+)(e[+-]?\d+)?$"
+_DECIMAL_COMMA = r"(?i)^[+-]?(\d+,\d*|,\d+)(e[+-]?\d+)?$"
 _POINT = r"(?i)^[+-]?(\d+\.\d*|\.\d+)(e[+-]?\d+)?$"
 #: Numbers with a comma or a point, and those whose mark may be one of thousands.
 _FRACTIONS = (
-    (",", _COMMA, r"^[+-]?[1-9]\d{0,2},\d{3}$"),
+    (",", _DECIMAL_COMMA, r"^[+-]?[1-9]\d{0,2},\d{3}$"),
     (".", _POINT, r"^[+-]?[1-9]\d{0,2}\.\d{3}$"),
 )
 
@@ -331,7 +400,7 @@ def _count_marks(cells: Any, absent: Any, marks: dict[str, int]) -> None:
 def _all_numbers(cells: Any) -> bool:
     import pyarrow.compute as pc
 
-    values, _ = parse_numbers(pc.replace_substring_regex(cells, _COMMA, "0"))
+    values, _ = parse_numbers(pc.replace_substring_regex(cells, _DECIMAL_COMMA, "0"))
     return values is not None
 
 
@@ -435,7 +504,7 @@ def _with_points(cells: Any, name: str, source: str) -> Any:
 
     if not pa.types.is_string(cells.type):
         return cells
-    comma = pc.match_substring_regex(cells, _COMMA)
+    comma = pc.match_substring_regex(cells, _DECIMAL_COMMA)
     wrong = _count(cells, _POINT)
     if wrong and (pc.any(comma).as_py() or _all_numbers(cells)):  # else it is text, as versions are
         raise TableError(

@@ -14,8 +14,7 @@ from ..alignment import plain_ids
 from ..errors import OptionError, TableError
 from . import arrow, check_file
 from .dialect import Dialect, file_kind, read_plainly
-from .kinds import Dates
-from .table import copies_note, listing, no_such
+from .table import Dates, copies_note, listing, no_such
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checkpoint import create_file, make_private_folder
 from ..errors import TableError
-from ..private_files import create_file, make_private_folder
 from . import check_file
 from .dialect import Dialect, file_kind, read_plainly
 from .table import no_such
@@ -167,7 +167,7 @@ class RawTable:
 
 def _read_arrays(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
     """Return columns by name, and the arrays that are about other rows."""
-    from .npz import NpzArrays
+    from .arrow import NpzArrays
 
     arrays = NpzArrays(path)
     x, columns, more = arrays.numbers("X", ndim=2), dict[str, Any](), dict[str, Any]()

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import TableError
-from .kinds import TYPING_ERRORS, nothing, texts
+from .table import TYPING_ERRORS, nothing, texts
 
 # Units of one kind, that a column must not mix. Small and capital letters are alike.
 _KINDS = {

@@ -1,25 +1,106 @@
-"""Phase messages: the contract of server and client, packed for Flower's NumPy clients.
-
-A phase message is a frozen dataclass. Its array fields travel as the list of NumPy arrays of a
-``NumPyClient``, its scalar fields as the ``config`` (request) or ``metrics`` (reply) dictionary,
-next to the name of the phase and the protocol version. :meth:`PhaseMessage.unpack` trusts
-nothing: count, dtype, number of dimensions, agreeing sizes, finiteness, names and types of the
-scalars are checked on arrival, and the error names the party and the phase.
-"""
+"""Messages: dataclasses that travel as Flower's records of arrays and scalars."""
 
 from __future__ import annotations
 
+import io
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cache
-from typing import Any, ClassVar, NamedTuple, Self, dataclass_transform
+from functools import cache, lru_cache
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar, dataclass_transform
 
 import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from ..errors import ProtocolError
-from ..plain_text import QUOTED, plain_line
+from ..plain_text import QUOTED, plain_line, read_json
+
+# -- NumPy's format, which Flower's arrays carry: headers that look alike are made and read once
+#
+# ``np.save`` and ``np.load`` spend most of a small array's time on its header, and a run of many
+# iterations moves some hundred thousand small arrays.
+
+_NUMPY = "numpy.ndarray"  # how Flower calls it
+_EMPTY = "_empty"  # Flower's placeholder for an empty list of arrays
+
+
+def write_array(value: NDArray[Any]) -> Array:
+    """Return what Flower's ``Array(value)`` is, to the byte."""
+    if not value.flags.c_contiguous or value.dtype.hasobject or value.dtype.names:
+        return Array(value)
+    head, name = _written(value.dtype, value.shape)
+    return Array(name, value.shape, _NUMPY, head + value.tobytes())
+
+
+def array_record(arrays: Iterable[NDArray[Any]]) -> ArrayRecord:
+    """Return what Flower's ``ArrayRecord(list(arrays))`` is."""
+    return add_arrays(ArrayRecord(), arrays)
+
+
+def add_arrays(record: ArrayRecord, arrays: Iterable[NDArray[Any]]) -> ArrayRecord:
+    """Add arrays to a record under the next numbers; return it."""
+    for number, value in enumerate(arrays, len(record)):
+        record[str(number)] = write_array(value)
+    return record
+
+
+def read_arrays(record: ArrayRecord) -> list[NDArray[Any]]:
+    """Return the arrays of a record, as :func:`read_array` does.
+
+    Raises
+    ------
+    ValueError
+        See :func:`read_array`.
+    """
+    return [read_array(value) for key, value in record.items() if key != _EMPTY]
+
+
+def read_array(array: Any) -> NDArray[Any]:
+    """Return the array of a record without copying its bytes, which are trusted with nothing.
+
+    Raises
+    ------
+    ValueError
+        They are not a plain array in NumPy's format, of exactly the size that they announce.
+    """
+    try:
+        start = 10 + int.from_bytes(array.data[8:10], "little")
+        shape, fortran, dtype = _header(array.data[:start])
+        if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(array.data) - start:
+            raise ValueError
+        flat = np.frombuffer(array.data, dtype, offset=start) if dtype.itemsize else None
+        return flat.reshape(shape, order="F" if fortran else "C")  # type: ignore[union-attr]
+    except Exception:  # a header can break its parser in many ways
+        raise ValueError("not an array") from None
+
+
+@lru_cache(maxsize=1024)
+def _header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Parse a header, which takes longer than all else of a small array; most are alike."""
+    stream = io.BytesIO(head)
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError
+    return np.lib.format.read_array_header_1_0(stream)
+
+
+@lru_cache(maxsize=1024)
+def _written(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, str]:
+    """Return the header of an array in the order of C, and how Flower names its type."""
+    stream = io.BytesIO()
+    like = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, like)
+    return stream.getvalue(), str(dtype)
+
+
+# -- phase messages: the contract of server and client, packed for Flower's NumPy clients
+#
+# A phase message is a frozen dataclass. Its array fields travel as the list of NumPy arrays of a
+# ``NumPyClient``, its scalar fields as the ``config`` (request) or ``metrics`` (reply) dictionary,
+# next to the name of the phase and the protocol version. :meth:`PhaseMessage.unpack` trusts
+# nothing: count, dtype, number of dimensions, agreeing sizes, finiteness, names and types of the
+# scalars are checked on arrival, and the error names the party and the phase.
 
 #: Raised whenever a message changes its meaning; both sides must have the same.
 PROTOCOL_VERSION = 9
@@ -279,3 +360,185 @@ def _check_layout(declared: _ArrayField, value: Any, sizes: dict[str, int]) -> N
             raise _Broken(
                 f"{name} has {size} {dimension} instead of {sizes[dimension]}", "FK-MESSAGE-SHAPE"
             )
+
+
+# -- sections: further phase messages that travel within the message of a phase
+#
+# A secure sum needs no exchange of its own where its messages can ride on those of the method. The
+# arrays of the sections follow those of the message; one scalar of the message is a JSON list of
+# the sections' phases, numbers of arrays and scalars, but for bytes, which stand beside it under
+# the number of their section.
+
+Read = TypeVar("Read", bound=PhaseMessage)
+
+_INDEX = "sections"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section that arrived, not yet checked."""
+
+    phase: str
+    arrays: Arrays
+    scalars: dict[str, Any]
+
+    def read(self, message: type[Read], *, party: str, **sizes: int) -> Read:
+        """Check and rebuild the message; see :meth:`PhaseMessage.unpack`."""
+        return message.unpack(self.arrays, self.scalars, party=party, **sizes)
+
+
+def attach(sections: Sequence[PhaseMessage]) -> tuple[Arrays, dict[str, Scalar]]:
+    """Return arrays and scalars to add to a message."""
+    if not sections:
+        return [], {}
+    arrays: Arrays = []
+    scalars: dict[str, Scalar] = {}
+    index = []
+    for number, section in enumerate(sections):
+        own, values = section.arrays(), section.scalars()
+        arrays += own
+        for name in [name for name, value in values.items() if isinstance(value, bytes)]:
+            scalars[f"{number}.{name}"] = values.pop(name)
+        index.append((section.phase, len(own), values))
+    scalars[_INDEX] = json.dumps(index)
+    return arrays, scalars
+
+
+def section_arrays(scalars: Mapping[str, Any]) -> int | None:
+    """Return how many of a message's arrays belong to sections; None if it carries none.
+
+    Raises
+    ------
+    ValueError
+        The sections are not laid out as :func:`attach` does.
+    """
+    return sum(count for _, count, _ in _read_index(scalars)) if _INDEX in scalars else None
+
+
+def detach(
+    arrays: Sequence[NDArray[Any]], scalars: Mapping[str, Any], *, party: str
+) -> tuple[Arrays, dict[str, Any], list[Section]]:
+    """Split a message into its own arrays and scalars and its sections.
+
+    Raises
+    ------
+    ProtocolError
+        The sections are not laid out as :func:`attach` does.
+    """
+    if _INDEX not in scalars:
+        return list(arrays), dict(scalars), []
+    try:
+        index = _read_index(scalars)
+        if sum(count for _, count, _ in index) > len(arrays):
+            raise ValueError
+    except ValueError:
+        raise ProtocolError(
+            "its sections are damaged", party=party, code="FK-MESSAGE-DAMAGED"
+        ) from None
+    own: dict[str, Any] = {}
+    parts = {str(number): part for number, (_, _, part) in enumerate(index)}
+    for name, value in scalars.items():
+        number, dot, rest = name.partition(".")
+        if dot and number in parts:
+            parts[number][rest] = value
+        elif name != _INDEX:
+            own[name] = value
+    first = start = len(arrays) - sum(count for _, count, _ in index)
+    sections = []
+    for phase, count, part in index:
+        sections.append(Section(phase, list(arrays[start : start + count]), part))
+        start += count
+    return list(arrays[:first]), own, sections
+
+
+def section_bytes(scalars: Mapping[str, Any]) -> int:
+    """Return the bytes that sections carry in their scalars, for the ledger."""
+    if _INDEX not in scalars:
+        return 0
+    return sum(len(v) for name, v in scalars.items() if isinstance(v, bytes) and "." in name)
+
+
+def _read_index(scalars: Mapping[str, Any]) -> list[tuple[str, int, dict[str, Any]]]:
+    try:
+        index = [(phase, count, own) for phase, count, own in read_json(scalars[_INDEX])]
+    except (TypeError, RecursionError):
+        raise ValueError from None
+    for phase, count, own in index:
+        if type(phase) is not str or type(count) is not int or type(own) is not dict or count < 0:
+            raise ValueError
+    return index
+
+
+# -- the records of a message in one: Flower moves each record and each array by calls of its own
+#
+# A deployed message passes server, SuperLink, SuperNode and the client's process, and at each of
+# them every record costs a call, and every array two. Small arrays and all other values are packed
+# into one record; large arrays stay as they are: Flower sends those that nodes share once.
+
+_PACKED = "fedkern.packed"
+_LARGEST = 65_536  # bytes of an array that is packed
+_KINDS: dict[str, Any] = {"array": ArrayRecord, "config": ConfigRecord, "metric": MetricRecord}
+
+
+def is_packed(content: RecordDict) -> bool:
+    """Tell whether records were packed."""
+    return _PACKED in content
+
+
+def pack(content: RecordDict) -> RecordDict:
+    """Return records of which small arrays and other values are packed into one."""
+    index: list[tuple[str, str, list[tuple[str, int, Any]]]] = []
+    blobs: list[bytes] = []
+    packed: dict[str, Any] = {}
+    for name, record in content.items():
+        large: dict[str, Array] = {}
+        entries: list[tuple[str, int, Any]] = []  # key, bytes or -1, value
+        for key, value in record.items():
+            data = value.data if isinstance(value, Array) else value
+            if not isinstance(data, bytes):
+                entries.append((key, -1, value))
+            elif isinstance(value, Array) and len(data) > _LARGEST:
+                entries.append((key, -1, None))
+                large[key] = value
+            else:
+                entries.append((key, len(data), None))
+                blobs.append(data)
+        kind = next(kind for kind, cls in _KINDS.items() if isinstance(record, cls))
+        index.append((name, kind, entries))
+        if large:
+            packed[name] = ArrayRecord(large)
+    values: dict[str, Any] = {"index": json.dumps(index), "blobs": b"".join(blobs)}
+    return RecordDict({_PACKED: ConfigRecord(values), **packed})
+
+
+def unpack(content: RecordDict, *, party: str) -> RecordDict:
+    """Return the records as they were before they were packed.
+
+    Raises
+    ------
+    ProtocolError
+        They are damaged.
+    """
+    try:
+        packed: Any = content[_PACKED]
+        blobs, place, found = packed["blobs"], 0, {}
+        for name, kind, entries in read_json(packed["index"]):
+            record: Mapping[str, Any] = content.get(name, {})
+            values: dict[str, Any] = {}
+            for key, size, value in entries:
+                if size >= 0:
+                    value = blobs[place : place + size]
+                    place += size
+                    if kind == "array":
+                        value = Array(dtype="", shape=(), stype=_NUMPY, data=value)
+                elif kind == "array":
+                    value = record[key]
+                values[key] = value
+            found[name] = _KINDS[kind](values)
+        if place != len(blobs):
+            raise ValueError
+        return RecordDict(found)
+    except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
+        raise ProtocolError(
+            "a packed message is damaged", party=party, code="FK-MESSAGE-DAMAGED"
+        ) from None

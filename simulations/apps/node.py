@@ -16,13 +16,18 @@ import numpy as np
 from flwr.app import ConfigRecord, Context
 
 from fedkern_flwr.alignment import read_alignment
+from fedkern_flwr.checkpoint import run_name
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.guard.policy import as_simulated, is_simulated, node_policy
 from fedkern_flwr.node.client import Client, node_number
-from fedkern_flwr.node_config import claim_folder
-from fedkern_flwr.node_files import check_predictions, read_classes, read_secret, whole_rows
-from fedkern_flwr.removed import take_out_of_client
-from fedkern_flwr.run_names import run_name
+from fedkern_flwr.node_config import (
+    check_predictions,
+    claim_folder,
+    read_classes,
+    read_secret,
+    whole_rows,
+)
+from fedkern_flwr.options import take_out_of_client
 from fedkern_flwr.tables.dialect import DIALECT
 from fedkern_flwr.tables.table import Table, no_such
 
@@ -258,7 +263,7 @@ class Node:
         ------
         TableError, OptionError
         """
-        from fedkern_flwr.encoding.kept import KeptEncoder
+        from fedkern_flwr.encoding.encoder import KeptEncoder
 
         if "ranges" in self.config:
             problem = "this node has ranges and an encoder of its own"

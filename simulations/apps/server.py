@@ -20,7 +20,7 @@ from fedkern_flwr.errors import OptionError
 from fedkern_flwr.flower_compat import is_simulated
 from fedkern_flwr.log_lines import log_as
 from fedkern_flwr.model_file import load_model, save_model
-from fedkern_flwr.removed import take_out
+from fedkern_flwr.options import take_out
 from fedkern_flwr.reporting import (
     RunFacts,
     errors_reported,

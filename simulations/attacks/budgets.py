@@ -44,7 +44,7 @@ from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.privacy import Release
 from fedkern_flwr.privacy.budget import Unit
 from fedkern_flwr.secure_sum import Encoding, Party, PartyState, SecureSum
-from fedkern_flwr.wire.sections import Section, attach, detach
+from fedkern_flwr.wire.message import Section, attach, detach
 from fedkern_flwr.wire.sums import Order, Unmask, Upload
 
 from ..engines import simulate

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from scipy.spatial.distance import cdist
 
-from fedkern_flwr.kernels.frequencies import SEED_BYTES, draw_directions
+from fedkern_flwr.kernels.random_features import SEED_BYTES, draw_directions
 
 from ...clients import VerticalKernelClient
 from ...strategies import FDSKL

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.judging.counts import Yardstick, bins_of, calibrating, places_of
-from fedkern_flwr.judging.figures import Judged
+from fedkern_flwr.judging.figures import Judged, Yardstick, bins_of, calibrating, places_of
 
 Floats = NDArray[np.float64]
 

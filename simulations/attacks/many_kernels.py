@@ -22,7 +22,7 @@ from scipy.optimize import linear_sum_assignment
 
 from fedkern_flwr.clients import KernelPCAClient
 from fedkern_flwr.errors import FedKernError
-from fedkern_flwr.kernels.pca import features_of, moments, shapes
+from fedkern_flwr.kernels.product import features_of, moments, shapes
 from fedkern_flwr.method import Sum
 from fedkern_flwr.strategies import KernelPCA
 

@@ -14,8 +14,7 @@ from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.membership import Membership
 from fedkern_flwr.wire import DescribeReply
-from fedkern_flwr.wire.message import PhaseMessage
-from fedkern_flwr.wire.sections import detach
+from fedkern_flwr.wire.message import PhaseMessage, detach
 from fedkern_flwr.wire.sums import Delivery, Order, Roster, Upload
 
 from ..engines import Transcript

@@ -132,7 +132,7 @@ def _known(error: click.ClickException) -> str:
     place = (getattr(error, "ctx", None) or _NOWHERE).command_path
     of_audit = isinstance(error, click.NoSuchOption) or _MATRIX.intersection(str(error).split())
     if " audit" in place and of_audit:
-        from fedkern_flwr.removed import AUDIT
+        from fedkern_flwr.options import AUDIT
 
         return f" {AUDIT.instead[0].upper()}{AUDIT.instead[1:]}. [FK-REMOVED-{AUDIT.code}]"
     if isinstance(error, click.NoSuchOption) and error.option_name.startswith("--privacy-"):

@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.checkpoint import make_private_folder, write_atomically
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.node_config import claim_folder
-from fedkern_flwr.private_files import make_private_folder
 from fedkern_flwr.secure_sum.identity import (
     fingerprint,
     make_identity,

@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
+from fedkern_flwr.checkpoint import session_of
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.guard.ledger import NOT_ENDED, NodeLedger
 from fedkern_flwr.guard.summaries import RunSummary
 from fedkern_flwr.guard.totals import ledger_totals
-from fedkern_flwr.run_names import session_of
 
 from ..warm_node.report import NodeStatus
 from .console import print_table

@@ -15,7 +15,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from fedkern_flwr.removed import gone, removed_value, take_out
+from fedkern_flwr.options import gone, removed_value, take_out
 
 from ..methods.registry import METHODS, family
 from ..run.options import PANELS, Option

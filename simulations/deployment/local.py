@@ -20,11 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.checkpoint import make_private_folder, write_atomically
 from fedkern_flwr.errors import EngineError, OptionError, quoted_code
 from fedkern_flwr.flower_compat import NOT_ACTIVATED, Control, Refused
 from fedkern_flwr.plain_text import plain_line
-from fedkern_flwr.private_files import make_private_folder
 
 from ..engines.ray import ENVIRONMENT
 from ..warm_node.start import NO_THREADS, node_command

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.checkpoint import make_private_folder, write_atomically
 from fedkern_flwr.guard.policy import NodePolicy, write_policy
 from fedkern_flwr.labels import name_classes
-from fedkern_flwr.node_files import read_classes
-from fedkern_flwr.private_files import make_private_folder
+from fedkern_flwr.node_config import read_classes
 
 NodeConfig = dict[str, str | int | float | bool]
 

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.checkpoint import open_private, write_atomically
 from fedkern_flwr.errors import EngineError
-from fedkern_flwr.private_files import open_private
 
 
 class Processes:

@@ -20,9 +20,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import ProtocolError
-from fedkern_flwr.wire.message import PhaseMessage
-from fedkern_flwr.wire.numpy_format import read_array
-from fedkern_flwr.wire.sections import detach
+from fedkern_flwr.wire.message import PhaseMessage, detach, read_array
 
 from .wrapper import Direction, WatchingGrid
 

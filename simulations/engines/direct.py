@@ -16,7 +16,7 @@ from fedkern_flwr.flower_compat import Client as FlowerClient
 from fedkern_flwr.flower_compat import config_record
 from fedkern_flwr.node.client import Client
 from fedkern_flwr.transport import CONFIG, PARAMETERS, REPLY, UPLOADS
-from fedkern_flwr.wire.numpy_format import array_record, read_arrays
+from fedkern_flwr.wire.message import array_record, read_arrays
 
 _LARGE = 1 << 20  # bytes
 

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
-from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.checkpoint import make_private_folder, write_atomically
 from fedkern_flwr.errors import EngineError, OptionError
-from fedkern_flwr.private_files import make_private_folder
 
 _START = "start it with `ray start --head`, and name its host and port"
 _ANSWER = 5.0  # seconds to answer a connection

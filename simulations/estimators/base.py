@@ -33,10 +33,10 @@ from sklearn.utils.validation import (
 from fedkern_flwr.errors import FedKernError, OptionError, TableError
 from fedkern_flwr.fitted import FittedModel
 from fedkern_flwr.labels import decide
-from fedkern_flwr.ledger import Ledger
-from fedkern_flwr.removed import take_out
+from fedkern_flwr.options import take_out
 from fedkern_flwr.tables import load_table
 from fedkern_flwr.tables.table import Table
+from fedkern_flwr.watch import Ledger
 
 from ...strategies import Method
 from ..methods.experiment import run_entries

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from fedkern_flwr.encoding.columns import Scaling
 from fedkern_flwr.errors import TableError
-from fedkern_flwr.kernels.frequencies import Kernel
+from fedkern_flwr.kernels.random_features import Kernel
 
 from .base import REPEATED, Federated, WeightedClassifier, WeightedRegressor
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from fedkern_flwr.judging.noisy import OUTCOMES
+from fedkern_flwr.judging.figures import OUTCOMES
 from fedkern_flwr.plain_text import plain_line
 
 from ..engines import Engine

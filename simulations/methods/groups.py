@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fedkern_flwr.checkpoint import unpack_arrays
+from fedkern_flwr.checkpoint import run_folder, unpack_arrays
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.groups.linear_model import model_rows
 from fedkern_flwr.judging.figures import in_units
-from fedkern_flwr.run_names import run_folder
 
 from ... import strategies
 from ...strategies import HierarchicalSVM, Method

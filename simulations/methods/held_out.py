@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedkern_flwr.judging.calibration import Calibration
+from fedkern_flwr.judging.figures import Calibration
 
 from ..run.data import Prepared
 from ..run.judging_plots import plot_judged, plot_predicted

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedkern_flwr.checkpoint import run_folder
 from fedkern_flwr.hybrid.fourier import draw_block
 from fedkern_flwr.hybrid.landmarks import draw_landmarks
-from fedkern_flwr.run_names import run_folder
 
 from ...clients.fed_cg_kernel import RunState
 from ...strategies import FedCG

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedkern_flwr.checkpoint import run_folder
 from fedkern_flwr.online import network
 from fedkern_flwr.online.learning import current_weights
-from fedkern_flwr.run_names import run_folder
 
 from ...clients.pof_mkl_account import StreamAccount
 from ...clients.pof_rls import mixture

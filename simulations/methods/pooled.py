@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, TableError
-from fedkern_flwr.judging.counts import Yardstick, bins_of, calibrating
-from fedkern_flwr.judging.figures import Judged, in_units
+from fedkern_flwr.judging.figures import Judged, Yardstick, bins_of, calibrating, in_units
 from fedkern_flwr.labels import encode_classes
 
 Floats = NDArray[np.float64]

@@ -12,8 +12,8 @@ from typing import Any
 
 from fedkern_flwr.checkpoint import other_release
 from fedkern_flwr.errors import OptionError
+from fedkern_flwr.options import take_out
 from fedkern_flwr.registered import registered
-from fedkern_flwr.removed import take_out
 
 from ...strategies import Method
 from ..run.data import Settings

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from fedkern_flwr.checkpoint import run_folder
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.judging.figures import in_units
-from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets
-from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.kernels.random_features import draw_directions, draw_offsets
+from fedkern_flwr.node.state import KeptState
 from fedkern_flwr.options import check_memory
-from fedkern_flwr.run_names import run_folder
 
 from ... import strategies
 from ...strategies import FDSKL, Method

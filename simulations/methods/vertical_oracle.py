@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.alignment import hash_ids, sort_order
-from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets
+from fedkern_flwr.kernels.random_features import draw_directions, draw_offsets
 from fedkern_flwr.labels import balanced_weights, class_counts, encode_classes
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.vertical.phase_training import minimise, solve_square

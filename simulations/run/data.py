@@ -16,16 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.encoding import Encoder, Explanation
-from fedkern_flwr.encoding.categories import Categories
-from fedkern_flwr.encoding.columns import Scaling
-from fedkern_flwr.encoding.facts import NumberFacts, other_scale
-from fedkern_flwr.encoding.gaps import Gaps
+from fedkern_flwr.encoding.columns import Categories, Gaps, NumberFacts, Scaling, other_scale
 from fedkern_flwr.errors import OptionError, TableError
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.tables.arrow import is_number
 from fedkern_flwr.tables.dialect import DIALECT
-from fedkern_flwr.tables.kinds import Dates
 from fedkern_flwr.tables.table import (
+    Dates,
     Missing,
     Note,
     Table,

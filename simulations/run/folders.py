@@ -10,9 +10,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.checkpoint import make_private_folder, write_atomically
 from fedkern_flwr.errors import EngineError, OptionError, TableError
-from fedkern_flwr.private_files import make_private_folder
 
 #: Help of ``--force``.
 FORCE = "Replace what an earlier command left in --out."

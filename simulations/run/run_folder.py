@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from fedkern_flwr import __version__
-from fedkern_flwr.checkpoint import write_atomically
+from fedkern_flwr.checkpoint import make_private_folder, write_atomically
 from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.fitted import PREDICTOR, FittedModel
 from fedkern_flwr.model_file import save_model
-from fedkern_flwr.private_files import make_private_folder
 
 from ...strategies import Method
 from .folders import used

@@ -28,7 +28,7 @@ from fedkern_flwr.guard.policy import read_policy
 from fedkern_flwr.guard.totals import LedgerTotals, ledger_totals
 from fedkern_flwr.log_lines import json_line, utc_now
 from fedkern_flwr.plain_text import plain_line
-from fedkern_flwr.prometheus import Family, write_figures
+from fedkern_flwr.watch import Family, write_figures
 
 FILE = "node-status.json"
 

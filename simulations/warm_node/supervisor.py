@@ -74,7 +74,7 @@ _WARM = (
     "fedkern_flwr.registered",
     "fedkern_flwr.simulations.apps.node",
     "fedkern_flwr.tables.arrow",
-    "fedkern_flwr.tables.npz",
+    "fedkern_flwr.tables.arrow",
     "fedkern_flwr.vertical.phase_training",
 )
 

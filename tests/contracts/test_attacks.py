@@ -18,7 +18,7 @@ from refusals import refuses
 
 from fedkern_flwr.clients import VerticalKernelClient
 from fedkern_flwr.errors import ProtocolError
-from fedkern_flwr.kernels.frequencies import SEED_BYTES, draw_directions
+from fedkern_flwr.kernels.random_features import SEED_BYTES, draw_directions
 from fedkern_flwr.secure_sum import party, running_sum
 from fedkern_flwr.simulations.attacks import audit, fdskl, fed_cg, hierarchical_svm, pof_mkl
 from fedkern_flwr.simulations.attacks.audit import ATTACKS, METHODS, attacks_on

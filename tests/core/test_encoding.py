@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from pyarrow import csv, parquet
 from refusals import refused, refuses
 
-from fedkern_flwr.encoding import Encoder, bins
+from fedkern_flwr.encoding import Encoder
+from fedkern_flwr.encoding import columns as bins
 from fedkern_flwr.encoding import common as summed
-from fedkern_flwr.encoding.categories import BUCKETS, HASHED, signed_bucket
-from fedkern_flwr.encoding.facts import KNOTS, NumberFacts
-from fedkern_flwr.encoding.rare import Told, merge_rows
+from fedkern_flwr.encoding.columns import BUCKETS, HASHED, KNOTS, NumberFacts, signed_bucket
+from fedkern_flwr.encoding.encoder import Told, merge_rows
 from fedkern_flwr.groups.digits import DIGITS, from_digits, to_digits
 from fedkern_flwr.labels import decide, encode_classes
 from fedkern_flwr.tables import Table, load_table, plain_notes

@@ -27,12 +27,12 @@ from fedkern_flwr import transport as exchanging
 from fedkern_flwr.errors import ProtocolError, RefusedError
 from fedkern_flwr.failure import Failure, mark_error
 from fedkern_flwr.flower_compat import MESSAGE_LOST, set_task_identity
-from fedkern_flwr.ledger import Ledger
 from fedkern_flwr.nodes import Nodes
 from fedkern_flwr.online.messages import PersonalReply
 from fedkern_flwr.transport import Courier, Outcome, request_messages, take_sections
+from fedkern_flwr.watch import Ledger
 from fedkern_flwr.wire import PROTOCOL_VERSION, DescribeReply, DescribeRequest
-from fedkern_flwr.wire.numpy_format import array_record, read_array
+from fedkern_flwr.wire.message import array_record, read_array
 
 Table = dict[str, Any]
 REQUEST = DescribeRequest(session="s", method="m", resume_round=0)

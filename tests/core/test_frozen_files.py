@@ -17,10 +17,10 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from pyarrow import csv, parquet
 from refusals import raises, refused, refuses
 
+from fedkern_flwr.checkpoint import with_session
 from fedkern_flwr.frozen_files import FrozenFiles, FrozenTable, NodeFiles
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.freeze import HELD_OUT, Freeze
-from fedkern_flwr.run_names import with_session
 from fedkern_flwr.simulations.apps.node import Node
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.tables import load_table

@@ -23,9 +23,9 @@ from fedkern_flwr.clients.fed_cg_kernel import HospitalKernel, KernelRows, RunSt
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.hybrid import fourier
 from fedkern_flwr.hybrid.fourier import equations_release
-from fedkern_flwr.judging.counts import Yardstick
+from fedkern_flwr.judging.figures import Yardstick
 from fedkern_flwr.kernels.product import kernel_from_distances, partial_distances
-from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.state import SessionState
 from fedkern_flwr.privacy import Budget, NoisySum
 from fedkern_flwr.simulations import Fault, Transcript
 from fedkern_flwr.solvers.equations import pack_equations

@@ -17,17 +17,20 @@ from sklearn import metrics
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.calibration import _sigmoid_calibration, calibration_curve
 
-from fedkern_flwr.judging.calibration import Calibration, conformal_place, fit_sigmoid
-from fedkern_flwr.judging.counts import (
+from fedkern_flwr.judging.figures import (
     LARGEST_ERROR,
+    Calibration,
+    Judged,
     Yardstick,
     bins_of,
     calibrating,
+    conformal_place,
     error_edges,
+    fit_sigmoid,
+    in_units,
     middles_of,
     places_of,
 )
-from fedkern_flwr.judging.figures import Judged, in_units
 from fedkern_flwr.labels import decide, encode_classes
 from fedkern_flwr.online.drift import message_errors, recent_errors, rises
 from fedkern_flwr.simulations.attacks import held_out

@@ -22,9 +22,14 @@ from fedkern_flwr.gram.dot_kernels import KERNELS, DotKernel
 from fedkern_flwr.hybrid import landmarks
 from fedkern_flwr.hybrid.landmarks import draw_landmarks, moment_sums, public_seed, read_moments
 from fedkern_flwr.kernels import product as product
-from fedkern_flwr.kernels.dictionary import bandwidth_dictionary, gaussian_kernel
 from fedkern_flwr.kernels.product import kernel_from_distances, partial_distances
-from fedkern_flwr.kernels.random_features import FeatureMap, feature_map, gaussian_frequencies
+from fedkern_flwr.kernels.random_features import (
+    FeatureMap,
+    bandwidth_dictionary,
+    feature_map,
+    gaussian_frequencies,
+    gaussian_kernel,
+)
 
 METRICS = {"rbf": "sqeuclidean", "laplacian": "cityblock"}
 KINDS: list[Any] = list(METRICS)

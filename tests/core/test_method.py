@@ -41,8 +41,7 @@ from fedkern_flwr.method import (
     option,
 )
 from fedkern_flwr.node import sums as node_sums
-from fedkern_flwr.node.kept_state import KeptState
-from fedkern_flwr.node.recent import Recent
+from fedkern_flwr.node.state import KeptState, Recent
 from fedkern_flwr.node.sums import erase_state, load_state, store_state
 from fedkern_flwr.options import declared
 from fedkern_flwr.privacy import Budget, NoisySum, Release, plan_release
@@ -51,8 +50,8 @@ from fedkern_flwr.simulations import Fault, FaultPlan, simulate
 from fedkern_flwr.simulations.run.options import options
 from fedkern_flwr.transport import request_messages
 from fedkern_flwr.wire import PhaseMessage, sums
+from fedkern_flwr.wire.message import attach, detach
 from fedkern_flwr.wire.method import pack, unpack
-from fedkern_flwr.wire.sections import attach, detach
 
 CLIENTS, ROWS = 5, 12
 

@@ -38,8 +38,14 @@ from fedkern_flwr.failure import mark_error, read_error
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.node.client import Client
-from fedkern_flwr.node_config import FIXED, read_config, renew, reread_config
-from fedkern_flwr.node_files import read_classes, read_secret
+from fedkern_flwr.node_config import (
+    FIXED,
+    read_classes,
+    read_config,
+    read_secret,
+    renew,
+    reread_config,
+)
 from fedkern_flwr.plain_text import LONGEST, plain_line, read_json
 from fedkern_flwr.reporting import ended_by_signals, errors_reported, write_result, write_somewhere
 from fedkern_flwr.secure_aggregation import secure_aggregation_mod
@@ -53,7 +59,7 @@ from fedkern_flwr.simulations.run.report import write_report
 from fedkern_flwr.strategies import POFMKL, KernelPCA
 from fedkern_flwr.transport import request_messages
 from fedkern_flwr.wire import DescribeReply, DescribeRequest
-from fedkern_flwr.wire.sections import detach
+from fedkern_flwr.wire.message import detach
 
 # -- the configuration of a node, read anew
 

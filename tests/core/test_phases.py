@@ -17,8 +17,8 @@ from scipy import optimize
 
 from fedkern_flwr.clients.fdskl_table import PhaseStore
 from fedkern_flwr.errors import StateError
-from fedkern_flwr.kernels import frequencies
-from fedkern_flwr.kernels.frequencies import (
+from fedkern_flwr.kernels import random_features as frequencies
+from fedkern_flwr.kernels.random_features import (
     KERNELS,
     Kernel,
     check_frequency_seed,

@@ -26,10 +26,11 @@ from scipy.optimize import brentq
 
 from fedkern_flwr.clients import KernelPCAClient
 from fedkern_flwr.clients.pof_mkl_private import message_sum
-from fedkern_flwr.kernels.pca import REST_SENSITIVITY, SENSITIVITY, features_of, moments
+from fedkern_flwr.kernels.product import REST_SENSITIVITY, SENSITIVITY, features_of, moments
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.private import ridge_release, ridge_sum, update_release
-from fedkern_flwr.privacy import Budget, noise, plan_release, sensitivity, skellam
+from fedkern_flwr.privacy import Budget, noise, plan_release, skellam
+from fedkern_flwr.privacy import accounting as sensitivity
 from fedkern_flwr.privacy.accounting import ORDERS, epsilon_of, skellam_curve
 from fedkern_flwr.privacy.budget import plan_sum
 from fedkern_flwr.privacy.noise import bessel, reach

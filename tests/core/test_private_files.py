@@ -27,7 +27,15 @@ from refusals import raises, refuses
 
 from fedkern_flwr import __version__
 from fedkern_flwr.alignment import AlignmentTags, read_alignment
-from fedkern_flwr.checkpoint import load_arrays, save_arrays, unpack_arrays, write_atomically
+from fedkern_flwr.checkpoint import (
+    load_arrays,
+    make_private_folder,
+    run_folder,
+    save_arrays,
+    session_of,
+    unpack_arrays,
+    write_atomically,
+)
 from fedkern_flwr.clients.fdskl_table import PhaseStore
 from fedkern_flwr.clients.fed_cg_kernel import KernelRows, RunState
 from fedkern_flwr.clients.party_table import PartyTable
@@ -35,12 +43,8 @@ from fedkern_flwr.errors import CheckpointError, OptionError, StateError
 from fedkern_flwr.guard import RunRecord
 from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.node.client import Client
-from fedkern_flwr.node.disk_state import forget_last, on_disk
-from fedkern_flwr.node.kept_state import KeptState
-from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.state import KeptState, SessionState, forget_last, on_disk
 from fedkern_flwr.node.sums import erase_state, store_state
-from fedkern_flwr.private_files import make_private_folder
-from fedkern_flwr.run_names import run_folder, session_of
 from fedkern_flwr.secure_sum import PartyState
 from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key
 from fedkern_flwr.simulations.deployment.node_files import write_node
@@ -48,7 +52,7 @@ from fedkern_flwr.simulations.deployment.processes import Processes
 from fedkern_flwr.simulations.run.folders import make_folder
 from fedkern_flwr.simulations.run.run_folder import RunFolder
 from fedkern_flwr.wire import PhaseMessage, array
-from fedkern_flwr.wire.numpy_format import read_array
+from fedkern_flwr.wire.message import read_array
 
 TABLE = {"x": np.ones((2, 1)), "ids": (1, 2), "alignment_key": bytes(32)}
 

@@ -24,7 +24,7 @@ from fedkern_flwr.errors import OptionError, ProtocolError, RefusedError
 from fedkern_flwr.failure import mark_error, read_error
 from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.node.client import Client
-from fedkern_flwr.removed import CLIENTS, REMOVED, Removed
+from fedkern_flwr.options import CLIENTS, REMOVED, Removed
 from fedkern_flwr.run_log import RunLog
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.apps.node import client_maker
@@ -36,7 +36,7 @@ from fedkern_flwr.simulations.methods.registry import METHODS, complete_settings
 from fedkern_flwr.strategies import KernelPCA
 from fedkern_flwr.transport import request_messages
 from fedkern_flwr.wire import PROTOCOL_VERSION, DescribeReply, DescribeRequest
-from fedkern_flwr.wire.releases import check_node, check_server, other_releases
+from fedkern_flwr.wire.describe import check_node, check_server, other_releases
 
 NEWER, OLDER = PROTOCOL_VERSION + 1, PROTOCOL_VERSION - 1
 

@@ -40,7 +40,7 @@ from fedkern_flwr.wire import (
     columns_digest,
     sums,
 )
-from fedkern_flwr.wire.packed import _LARGEST, is_packed, pack, unpack
+from fedkern_flwr.wire.message import _LARGEST, is_packed, pack, unpack
 
 
 def message_classes() -> list[type[PhaseMessage]]:

@@ -16,7 +16,7 @@ from summing_nodes import Done, Nodes, SummingClient
 
 from fedkern_flwr.guard import NodePolicy, SumRule, counting
 from fedkern_flwr.secure_sum import Encoding
-from fedkern_flwr.secure_sum.graph import default_threshold
+from fedkern_flwr.secure_sum.membership import default_threshold
 from fedkern_flwr.simulations import Transcript, simulate
 from fedkern_flwr.strategies import EMKOFL, OFSKL, POFMKL, POFRLS, VMKOFL, OFMKLAvg, PerFedAvg
 from fedkern_flwr.wire import PhaseMessage, sums

@@ -15,7 +15,7 @@ from refusals import refused
 from fedkern_flwr.clients import OnlineKernelClient
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.online import ridge, ridge_plan
-from fedkern_flwr.secure_sum.graph import default_threshold
+from fedkern_flwr.secure_sum.membership import default_threshold
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import POFRLS
 

@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import Context, RecordDict
 
 from fedkern_flwr.hybrid.landmarks import draw_landmarks
-from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets
+from fedkern_flwr.kernels.random_features import draw_directions, draw_offsets
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.simulations.deployment.run_config import app_folder

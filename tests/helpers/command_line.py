@@ -21,7 +21,7 @@ import pytest
 from refusals import SLOW
 
 from fedkern_flwr.model_file import load_model
-from fedkern_flwr.node.kept_state import KeptState
+from fedkern_flwr.node.state import KeptState
 from fedkern_flwr.simulations.cli import console, main
 from fedkern_flwr.simulations.cli import run as run_command
 from fedkern_flwr.simulations.deployment.run_config import app_folder, declared

@@ -23,14 +23,13 @@ from fedkern_flwr.guard import NodePolicy, RunRecord
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.hybrid.messages import equations_sum
 from fedkern_flwr.node.client import Client
-from fedkern_flwr.node.kept_state import KeptState
 from fedkern_flwr.node.ledger import ClientLedger
-from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.state import KeptState, SessionState
 from fedkern_flwr.node.sums import load_state, store_state
 from fedkern_flwr.secure_sum.membership import Cohort
 from fedkern_flwr.strategies import SecureGram
 from fedkern_flwr.wire import sums
-from fedkern_flwr.wire.sections import attach, detach
+from fedkern_flwr.wire.message import attach, detach
 from fedkern_flwr.wire.sums import bind
 
 #: Methods whose nodes learn from streams.

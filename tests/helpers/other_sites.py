@@ -23,7 +23,7 @@ from fedkern_flwr.gram.matrix import unpack
 from fedkern_flwr.gram.recommenders import fit_user
 from fedkern_flwr.kernels.random_features import feature_map
 from fedkern_flwr.model_file import load_model
-from fedkern_flwr.node.session_state import SessionState
+from fedkern_flwr.node.state import SessionState
 from fedkern_flwr.online.hedge import Hedge
 from fedkern_flwr.online.learning import current_weights
 from fedkern_flwr.simulations import InProcessGrid

@@ -19,8 +19,12 @@ from sklearn.svm import SVC
 
 from fedkern_flwr.alignment import AlignmentTags, hash_ids, sort_order
 from fedkern_flwr.hybrid.landmarks import draw_landmarks
-from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets
-from fedkern_flwr.kernels.random_features import feature_map, gaussian_frequencies
+from fedkern_flwr.kernels.random_features import (
+    draw_directions,
+    draw_offsets,
+    feature_map,
+    gaussian_frequencies,
+)
 from fedkern_flwr.online.learning import select_subset
 from fedkern_flwr.online.ridge import kernel_rows
 from fedkern_flwr.scaling import read_ranges

@@ -13,7 +13,7 @@ from fedkern_flwr.node.client import Client
 from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.secure_sum import Encoding, PartyState, RunningSum, SecureSum
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, PhaseMessage, sums
-from fedkern_flwr.wire.sections import attach, detach
+from fedkern_flwr.wire.message import attach, detach
 
 SESSION, ENCODING = "abc", Encoding.fixed_point(8.0)
 

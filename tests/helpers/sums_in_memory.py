@@ -17,10 +17,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from scipy import stats
 
 from fedkern_flwr.errors import FedKernError
-from fedkern_flwr.secure_sum import Encoding, Party, PartyState, RunningSum, SecureSum, graph
+from fedkern_flwr.secure_sum import Encoding, Party, PartyState, RunningSum, SecureSum
+from fedkern_flwr.secure_sum import membership as graph
 from fedkern_flwr.wire import sums as wire
-from fedkern_flwr.wire.message import PhaseMessage
-from fedkern_flwr.wire.sections import Section, attach, detach
+from fedkern_flwr.wire.message import PhaseMessage, Section, attach, detach
 
 # -- the protocol without Flower
 

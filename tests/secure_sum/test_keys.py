@@ -34,15 +34,32 @@ from sums_in_memory import Run, flip, refuses
 
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.secure_sum import Party, PartyState, SecureSum
-from fedkern_flwr.secure_sum import keys as schedule
-from fedkern_flwr.secure_sum.envelope import derive_key, seal_message, unseal_message
+from fedkern_flwr.secure_sum import crypto as schedule
+from fedkern_flwr.secure_sum.crypto import (
+    BACKUP,
+    SHARE,
+    Route,
+    derive_key,
+    generate_key,
+    pair_label,
+    seal,
+    seal_message,
+    sum_keys,
+    sum_label,
+    unseal,
+    unseal_message,
+)
 from fedkern_flwr.secure_sum.identity import check_key, read_identity, read_trusted, sign_key
-from fedkern_flwr.secure_sum.keys import generate_key, pair_label, sum_keys, sum_label
-from fedkern_flwr.secure_sum.party_state import order_terms
-from fedkern_flwr.secure_sum.relay import BACKUP, SHARE, Route, seal, unseal
+from fedkern_flwr.secure_sum.party import order_terms
 from fedkern_flwr.wire import sums
-from fedkern_flwr.wire.message import PhaseMessage
-from fedkern_flwr.wire.sections import Section, attach, detach, section_arrays, section_bytes
+from fedkern_flwr.wire.message import (
+    PhaseMessage,
+    Section,
+    attach,
+    detach,
+    section_arrays,
+    section_bytes,
+)
 
 ONE, OTHER = generate_key(), generate_key()
 PLACE = {"digest": bytes(32), "cohort": 0, "pair": pair_label(0, 1)}

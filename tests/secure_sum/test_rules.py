@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from refusals import refused
 from sums_in_memory import Run, carry, flip, refuses, sparse
 
-from fedkern_flwr.secure_sum import CIPHERS, Encoding, Party, PartyState, SecureSum, graph
-from fedkern_flwr.secure_sum.keys import generate_key
+from fedkern_flwr.secure_sum import CIPHERS, Encoding, Party, PartyState, SecureSum
+from fedkern_flwr.secure_sum import membership as graph
+from fedkern_flwr.secure_sum.crypto import generate_key
 from fedkern_flwr.secure_sum.membership import Cohort, Membership
 from fedkern_flwr.secure_sum.votes import Subject, sign_vote, votes_needed
 from fedkern_flwr.wire.sums import Ballot, Delivery, Recover, RecoverReply, Unmask, Upload, Vote

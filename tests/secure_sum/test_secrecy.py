@@ -13,10 +13,11 @@ from refusals import raises
 from sums_in_memory import Run, assert_alike, assert_uniform, refuses, sparse
 
 from fedkern_flwr.errors import SumError
-from fedkern_flwr.secure_sum import CIPHERS, Encoding, add_streams, graph, relay, votes
+from fedkern_flwr.secure_sum import CIPHERS, Encoding, add_streams, votes
+from fedkern_flwr.secure_sum import crypto as relay
+from fedkern_flwr.secure_sum import membership as graph
 from fedkern_flwr.secure_sum import party as party_module
-from fedkern_flwr.secure_sum.seeds import commitment
-from fedkern_flwr.secure_sum.shamir import SHARE_BYTES, cut, reconstruct_seed
+from fedkern_flwr.secure_sum.crypto import SHARE_BYTES, commitment, cut, reconstruct_seed
 from fedkern_flwr.wire.sums import Ballot, Recover
 
 RINGS = (16, 32, 64)

@@ -32,12 +32,18 @@ from fedkern_flwr import secure_sum
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.privacy import NoisySum
 from fedkern_flwr.privacy.noise import reach
-from fedkern_flwr.secure_sum import CIPHERS, Encoding, PartyState, add_streams, graph
+from fedkern_flwr.secure_sum import CIPHERS, Encoding, PartyState, add_streams
+from fedkern_flwr.secure_sum import membership as graph
 from fedkern_flwr.secure_sum import party as party_module
-from fedkern_flwr.secure_sum.membership import Cohort
-from fedkern_flwr.secure_sum.noise_keys import noise_key
-from fedkern_flwr.secure_sum.seeds import commitment, open_seed
-from fedkern_flwr.secure_sum.shamir import PRIME, SHARE_BYTES, reconstruct_seed, share_seeds
+from fedkern_flwr.secure_sum.crypto import (
+    PRIME,
+    SHARE_BYTES,
+    commitment,
+    open_seed,
+    reconstruct_seed,
+    share_seeds,
+)
+from fedkern_flwr.secure_sum.membership import Cohort, noise_key
 
 RINGS = (16, 32, 64)
 ENCODINGS = [Encoding.circle(bits) for bits in RINGS]
@@ -163,7 +169,7 @@ def test_the_roster_is_sent_until_a_party_has_answered() -> None:
 @pytest.mark.parametrize("spool", [1, 1 << 24], ids=["on disk", "in memory"])
 def test_backups_replace_seeds_of_the_silent(monkeypatch: pytest.MonkeyPatch, spool: int) -> None:
     """Without them a party that dies before it has uploaded, and one after, end the sum."""
-    monkeypatch.setattr("fedkern_flwr.secure_sum.enclosed._SPOOL", spool)
+    monkeypatch.setattr("fedkern_flwr.secure_sum.running_sum._SPOOL", spool)
     run = Run(20)
     for length in (1, 3_000):  # backups are 19 * (19 * 33 + 16) = 12 217 bytes per party
         running = run.filled(length, dead=[0, 1])

@@ -26,13 +26,13 @@ from refusals import refuses
 from servers import processes_of, wait_for_end_of
 from sklearn.svm import SVC
 
+from fedkern_flwr.checkpoint import create_file
 from fedkern_flwr.clients import KernelPCAClient, SVMClient
 from fedkern_flwr.flower_compat import Control
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.model_file import load_model
 from fedkern_flwr.node.ledger import ClientLedger
-from fedkern_flwr.private_files import create_file
 from fedkern_flwr.simulations import Fault, simulate
 from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key
 from fedkern_flwr.simulations.deployment.local import LocalDeployment

@@ -25,7 +25,7 @@ from waiting import running, soon
 
 from fedkern_flwr.errors import EngineError
 from fedkern_flwr.guard.policy import NodePolicy, read_policy
-from fedkern_flwr.node_files import read_classes
+from fedkern_flwr.node_config import read_classes
 from fedkern_flwr.simulations.cli import deploy
 from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key
 from fedkern_flwr.simulations.deployment.local import LocalDeployment, ended, free_port

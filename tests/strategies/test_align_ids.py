@@ -30,7 +30,7 @@ from fedkern_flwr.align.column_ranges import Centre, read_second_pass
 from fedkern_flwr.alignment import AlignmentTags, hash_ids
 from fedkern_flwr.clients import RangesClient
 from fedkern_flwr.encoding import Encoder
-from fedkern_flwr.encoding.kept import KeptEncoder
+from fedkern_flwr.encoding.encoder import KeptEncoder
 from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.simulations import Transcript
 from fedkern_flwr.simulations.engines import Fault, FaultPlan

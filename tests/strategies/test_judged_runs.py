@@ -27,11 +27,10 @@ from zoo import fit as fit_way
 
 from fedkern_flwr import strategies
 from fedkern_flwr.clients import HybridKernelClient, KernelPCAClient, SVMClient, fed_cg
-from fedkern_flwr.encoding.categories import BUCKETS, HASHED, bucket_of, column_key
+from fedkern_flwr.encoding.columns import BUCKETS, HASHED, bucket_of, column_key
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.hybrid.landmarks import draw_landmarks
-from fedkern_flwr.judging.calibration import Calibration
-from fedkern_flwr.judging.counts import bins_of, calibrating
+from fedkern_flwr.judging.figures import Calibration, bins_of, calibrating
 from fedkern_flwr.kernels.random_features import feature_map
 from fedkern_flwr.method import Ask, MethodClient, PrivateMethod, Sum, answers, contributes
 from fedkern_flwr.privacy.accounting import check_accountant

@@ -10,9 +10,9 @@ import numpy as np
 from flwr.app import Context
 from own_table import own_table  # type: ignore[import-not-found]  # the file beside this one
 
+from fedkern_flwr.checkpoint import temporary_folder
 from fedkern_flwr.clients import AlignmentClient, serve
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.private_files import temporary_folder
 from fedkern_flwr.simulations.apps.node import Node, client_maker
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.kernels.frequencies import KERNELS, Kernel
+from fedkern_flwr.kernels.random_features import KERNELS, Kernel
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.solvers.losses import LOSSES, Loss

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.alignment import hash_ids, sort_order
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.kernels.frequencies import draw_directions, draw_offsets
+from fedkern_flwr.kernels.random_features import draw_directions, draw_offsets
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.seeding import derive_seed

@@ -18,7 +18,7 @@ from other_sites import SITES
 
 from fedkern_flwr.alignment import AlignmentTags, read_alignment
 from fedkern_flwr.clients import OnlineKernelClient
-from fedkern_flwr.encoding.kept import KeptEncoder
+from fedkern_flwr.encoding.encoder import KeptEncoder
 from fedkern_flwr.gram.recommenders import rank_metrics
 from fedkern_flwr.groups.linear_model import outputs
 from fedkern_flwr.model_file import load_model
