@@ -17,8 +17,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from fedkern_flwr.clients import OnlineKernelClient
-from fedkern_flwr.clients.pof_mkl_account import StreamAccount
-from fedkern_flwr.clients.pof_mkl_samples import book, choose_kernels, chosen_gradients
+from fedkern_flwr.clients.pof_mkl_samples import (
+    StreamAccount,
+    book,
+    choose_kernels,
+    chosen_gradients,
+)
 from fedkern_flwr.guard.policy import SIMULATION
 from fedkern_flwr.kernels.random_features import bandwidth_dictionary, gaussian_frequencies
 from fedkern_flwr.online.learning import kernel_weights

@@ -38,7 +38,7 @@ from fedkern_flwr.tables.table import Kind, Table
 from fedkern_flwr.wire import DescribeRequest, columns_digest
 from fedkern_flwr.wire.sums import Order
 
-from .party_table import as_numbers
+from .table_client import as_numbers
 
 #: Own values that fill less than one part of so many of the common range are noted.
 _NARROW = 50.0

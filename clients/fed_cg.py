@@ -67,8 +67,7 @@ from .fed_cg_kernel import (
     training_positions,
     wider,
 )
-from .party_table import Floats
-from .table_client import TableClient
+from .table_client import Floats, TableClient
 
 BASES = ("landmarks", "fourier")
 #: Landmarks that are drawn at once in deployments: fewer are the first of them, in all runs.

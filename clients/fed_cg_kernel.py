@@ -26,8 +26,7 @@ from fedkern_flwr.node.state import KeptState
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.solvers.tuning_sums import Equations
 
-from .party_table import Floats, PartyTable
-from .run_file import RunFile
+from .table_client import Floats, PartyTable, RunFile
 
 _ROUNDED = 1.0 + 5e-10  # less than what strategies allow for rounding
 
@@ -38,11 +37,11 @@ class HybridTable(PartyTable):
     Parameters
     ----------
     *rows
-        Party and rows, see :class:`~fedkern_flwr.clients.party_table.PartyTable`.
+        Party and rows, see :class:`~fedkern_flwr.clients.table_client.PartyTable`.
     ranges : array, shape (d, 2), or None
         [0, 1] by default.
     **common
-        Options of :class:`~fedkern_flwr.clients.party_table.PartyTable`.
+        Options of :class:`~fedkern_flwr.clients.table_client.PartyTable`.
     """
 
     def __init__(self, *rows: Any, ranges: ArrayLike | None, **common: Any) -> None:

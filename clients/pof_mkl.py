@@ -28,12 +28,11 @@ from fedkern_flwr.tables.arrow import take_frame
 from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire.sums import Order
 
-from .pof_mkl_account import StreamAccount
 from .pof_mkl_alone import learn_alone
-from .pof_mkl_predictions import keep_weights, predict_later
-from .pof_mkl_private import add_noisy, private_rule
+from .pof_mkl_private import add_noisy, keep_weights, predict_later, private_rule
 from .pof_mkl_samples import (
     Predictions,
+    StreamAccount,
     book,
     choose_kernels,
     chosen_gradients,

@@ -18,8 +18,7 @@ from fedkern_flwr.online import ridge, ridge_plan
 from fedkern_flwr.online.hedge import Hedge
 from fedkern_flwr.online.learning import Floats
 
-from .pof_mkl_account import StreamAccount
-from .pof_mkl_samples import known_word
+from .pof_mkl_samples import StreamAccount, known_word
 
 
 @dataclass

@@ -26,7 +26,7 @@ from fedkern_flwr.scaling import Scaling
 from fedkern_flwr.wire import DescribeReply, DescribeRequest
 
 from .pof_mkl import OnlineKernelClient
-from .pof_mkl_account import StreamAccount
+from .pof_mkl_samples import StreamAccount
 
 logger = logging.getLogger("fedkern_flwr")
 

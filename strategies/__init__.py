@@ -11,16 +11,13 @@ if TYPE_CHECKING:
     from fedkern_flwr.method import Method
 
     from .alignment import AlignIds
-    from .average import OFSKL, OFMKLAvg
+    from .baselines import EMKOFL, OFSKL, VMKOFL, LocalOnly, OFMKLAvg, PerFedAvg
     from .column_ranges import ColumnRanges
     from .fdskl import FDSKL
     from .fed_cfk import FedCFK
     from .fed_cg import FedCG
     from .hierarchical_svm import HierarchicalSVM
     from .kernel_pca import KernelPCA
-    from .kofl import EMKOFL, VMKOFL
-    from .local_only import LocalOnly
-    from .per_fed_avg import PerFedAvg
     from .pof_mkl import POFMKL
     from .pof_rls import POFRLS
     from .secure_gram import SecureGram
@@ -50,21 +47,21 @@ __all__ = [
 # Imported when they are asked for: a node finds the client of a registered method by its strategy,
 # and needs no other.
 _MODULES = {
-    "EMKOFL": "kofl",
+    "EMKOFL": "baselines",
     "FDSKL": "fdskl",
-    "OFSKL": "average",
+    "OFSKL": "baselines",
     "POFMKL": "pof_mkl",
     "POFRLS": "pof_rls",
-    "VMKOFL": "kofl",
+    "VMKOFL": "baselines",
     "AlignIds": "alignment",
     "ColumnRanges": "column_ranges",
     "FedCFK": "fed_cfk",
     "FedCG": "fed_cg",
     "HierarchicalSVM": "hierarchical_svm",
     "KernelPCA": "kernel_pca",
-    "LocalOnly": "local_only",
-    "OFMKLAvg": "average",
-    "PerFedAvg": "per_fed_avg",
+    "LocalOnly": "baselines",
+    "OFMKLAvg": "baselines",
+    "PerFedAvg": "baselines",
     "SecureGram": "secure_gram",
     "Method": "fedkern_flwr.method",
 }

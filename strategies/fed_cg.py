@@ -26,8 +26,8 @@ from fedkern_flwr.solvers.preconditioner import probe_vectors
 from fedkern_flwr.table_parties import rows_digest
 from fedkern_flwr.wire import DescribeReply
 
-from .fed_cg_options import HybridOptions
-from .fed_cg_planning import (
+from .fed_cg_options import (
+    HybridOptions,
     Sums,
     auto_landmarks,
     hospital_allowance,

@@ -1,16 +1,32 @@
-"""Options of FedCG, and what they stand for by default."""
+"""Options of FedCG, and how many landmarks and folds a run can afford."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fedkern_flwr.errors import OptionError
-from fedkern_flwr.hybrid.landmarks import MOST_LANDMARKS, Sampling
-from fedkern_flwr.hybrid.parties import MissingBlocks
+from fedkern_flwr.guard.counting import unknowns_of_bits
+from fedkern_flwr.guard.freeze import FOLDS
+from fedkern_flwr.hybrid import messages as wire
+from fedkern_flwr.hybrid.landmarks import MOST_LANDMARKS, Sampling, moments_length
+from fedkern_flwr.hybrid.parties import MissingBlocks, Plan
 from fedkern_flwr.judging.judges import Weighted
 from fedkern_flwr.kernels.product import ProductKernel
 from fedkern_flwr.method import PrivateMethod, option
+from fedkern_flwr.nodes import logger
+from fedkern_flwr.planning import Allowance, allowance
 from fedkern_flwr.solvers.least_squares import Penalty
+from fedkern_flwr.solvers.tuning import PLANS
+from fedkern_flwr.solvers.tuning_sums import tuning_length
+
+if TYPE_CHECKING:
+    from .fed_cg_system import HybridSystem
+
+
+# -- options of FedCG, and what they stand for by default
 
 Tune = Literal["auto", "folds", "gcv", "off"]
 #: What basis fourier goes with, by option.
@@ -254,3 +270,159 @@ class HybridOptions(PrivateMethod, Weighted):
         """Return the options that determine the model."""
         rank = self.rank if self.chosen_solver == "cg" else 0
         return {**super().options(), "solver": self.chosen_solver, "preconditioner_rank": rank}
+
+
+# -- which sums FedCG takes: landmarks, folds and widths that fit what its nodes let out
+#
+# With m landmarks the normal equations of a width and fold are m (m + 1) / 2 + m k numbers about
+# the rows of that fold, k outputs. A fold is a cell of its own: what its rows hide is a fifth of
+# what all rows hide, of five folds.
+
+_LEAST_ROWS = 5  # of a hospital in a fold
+_LEAST_LANDMARKS = (20, 400)  # least and most
+_MOST_NUMBERS = 1 << 23  # of a hospital's message: 64 MB
+#: Within a share: the landmarks that are worth more than folds and widths, and the least.
+_ENOUGH, _LEAST_PLANNED = 200, 5
+
+Parties = Mapping[int, wire.HybridDescribeReply]
+Sums = tuple[tuple[int, int], str]
+
+
+def hospital_allowance(plan: Plan, parties: Parties, folds: int = 0) -> Allowance:
+    """Return what may be opened about the hospitals' rows, or about those of each of some folds."""
+    # nodes deal parts, five of them, to fewer folds
+    share = (FOLDS // folds) / FOLDS if 1 < folds <= FOLDS else 1.0
+    rows = {h: int(ward.train * share) for h, ward in plan.wards.items()} if folds else None
+    beside = {
+        h: {c: unknowns_of_bits(parties[c].bits) for c in ward.centres}
+        for h, ward in plan.wards.items()
+        if h in plan.whole
+    }
+    return allowance([parties[h] for h in plan.hospitals], rows=rows, beside=beside)
+
+
+def auto_landmarks(plan: Plan, outputs: int, allowed: Allowance, counts: int) -> int:
+    """Return how many landmarks are taken: those whose sums for one width may be released.
+
+    ``counts`` numbers are released besides, such as those of classes.
+    """
+    least, moments = _LEAST_LANDMARKS[0], 1 + outputs  # the mean distance, y^T y
+    fits = allowed.square(outputs, taken=moments + counts)
+    return min(_most_landmarks(plan), max(least, fits))
+
+
+def plan_landmarks(
+    options: HybridOptions, plan: Plan, parties: Parties, counts: int
+) -> tuple[int, Sums | None]:
+    """Return landmarks, and folds and widths if they are chosen, within the share of the nodes.
+
+    Folds and several widths are taken where 200 landmarks are still allowed, else one width, with
+    lambda by generalised cross-validation. What the user states is taken as stated.
+    """
+    first = parties[plan.hospitals[0]]
+    outputs, stated = first.outputs, options.landmarks
+    sampling, taken = options.chosen_sampling, float(counts)
+    for holders in plan.blocks.values():
+        if sampling in ("N", "C") and len(holders) > 1:
+            taken += moments_length(parties[holders[0]].features, sampling)
+    if not options.tunes:
+        times = 2 if options.chosen_solver == "cg" else 1  # as much for probes and products
+        allowed = hospital_allowance(plan, parties, 1)
+        most = min(options.fixed_landmarks, allowed.square(outputs, times=times, taken=taken))
+        most -= most % 2 if options.basis == "fourier" else 0
+        landmarks = max(_LEAST_PLANNED + 1, most) if stated == "auto" else int(stated)
+        options.note_plan(f"{landmarks} landmarks", allowed)
+        return landmarks, None
+    if known := known_widths(options, plan, parties):
+        allowed, times = hospital_allowance(plan, parties), len(known)
+        again = min(parties[h].again for h in plan.hospitals)
+        allowed = replace(allowed, numbers=max(allowed.numbers, again))
+        fits = allowed.square(outputs, times=times, taken=taken + outputs)
+        most = min(_most_landmarks(plan), max(_LEAST_PLANNED, fits))
+        landmarks = most if stated == "auto" else int(stated)
+        options.note_plan(f"{landmarks} landmarks, widths of an earlier run: {times}", allowed)
+        return landmarks, ((1, times), "the nodes' earlier run")
+    wanted = _wanted(options)
+    wanted = [some for some in wanted if some[0] > 1 or options.tune != "folds"]
+    for folds, widths in wanted:
+        allowed = hospital_allowance(plan, parties, folds)
+        fits = allowed.square(outputs, times=widths, taken=taken + 1 + outputs)
+        if fits >= (_ENOUGH if stated == "auto" else int(stated)) and not _few_rows(
+            plan, parties, folds
+        ):
+            break
+    most = min(_most_landmarks(plan), max(_LEAST_PLANNED, fits))
+    landmarks = most if stated == "auto" else int(stated)
+    how = f"{folds} folds" if folds > 1 else "generalised cross-validation"
+    options.note_plan(f"{landmarks} landmarks, {how}, widths tried: {widths}", allowed)
+    return landmarks, ((folds, widths), f"the nodes' share of {allowed.share:.0%}")
+
+
+def known_widths(options: HybridOptions, plan: Plan, parties: Parties) -> list[float]:
+    """Return the widths of an earlier run of all hospitals, if this run may take them again.
+
+    Then it sums the same numbers of their rows again, which cost nothing. None where the user has
+    a say in the widths, or centres have a part in the kernel.
+    """
+    said = {parties[h].how for h in plan.hospitals}
+    free = options.gamma is None and options.class_weight is None and options.tune != "folds"
+    same = all(plan.sampling(block, options.chosen_sampling) == "U" for block in plan.blocks)
+    alone = not any(ward.centres for ward in plan.wards.values())
+    if not (options.tunes and free and same and alone) or len(said) > 1:
+        return []
+    kernel, widths = wire.read_widths(said.pop())
+    return widths if kernel == options.kernel else []
+
+
+def plan_sums(system: HybridSystem) -> Sums:
+    """Return (folds, widths) to be summed, the best that the nodes allow, and why not more."""
+    options, plan, parties = system.options, system.plan, system.parties
+    allowed = hospital_allowance(plan, parties).numbers - system.released
+    why, of_folds = "all that is tried", ""
+    for folds, widths in _wanted(options):
+        numbers = tuning_length(system.landmarks, system.first.outputs, folds, widths)
+        few = _few_rows(plan, parties, folds)
+        if few:
+            why = "more folds would have too few rows"
+        elif numbers > allowed:
+            why = f"the rule of counting allows {math.floor(max(allowed, 0)):,} numbers"
+        elif numbers > _MOST_NUMBERS:
+            why = f"more would be {8 * numbers >> 20} MB"
+        else:
+            break
+        if folds > 1:
+            of_folds = why if few else f"{why}; use fewer landmarks"
+    if options.tune == "folds" and folds == 1 and of_folds:
+        logger.warning("generalised cross-validation chooses, not folds: %s", of_folds)
+    return (folds, widths), why
+
+
+def most_iterations(landmarks: int, rank: int, outputs: int, allowed: Allowance) -> int:
+    """Return how many products conjugate gradients may take beside K^T y and the probes."""
+    return max(1, int(allowed.numbers / landmarks - rank) // outputs - 1)
+
+
+def _wanted(options: HybridOptions) -> list[tuple[int, int]]:
+    wanted = [plan for plan in PLANS if options.tune != "gcv" or plan[0] == 1]
+    if None not in (options.gamma, options.regularization):
+        return [(1, 1)]  # there is nothing to choose: the rows of rare classes weigh more
+    if options.gamma is not None:
+        return list(dict.fromkeys((folds, 1) for folds, _ in wanted))
+    return wanted
+
+
+def _few_rows(plan: Plan, parties: Parties, folds: int) -> bool:
+    """Tell whether folds have fewer rows than the nodes allow."""
+    wards = plan.wards
+    least = max(_LEAST_ROWS, *(parties[h].fold_rows for h in wards))
+    most = max(parties[h].fold_sum_rows for h in wards)
+    few = any(0 < ward.train < folds * least for ward in wards.values())
+    few = few or sum(ward.train // folds for ward in wards.values()) < most
+    return folds > 1 and few
+
+
+def _most_landmarks(plan: Plan) -> int:
+    """Return the most landmarks whose kernel travels in one message."""
+    least, most = _LEAST_LANDMARKS
+    rows = max(1, sum(ward.total for ward in plan.wards.values()))
+    return max(least, min(most, _MOST_NUMBERS // rows))

@@ -31,8 +31,7 @@ from fedkern_flwr.solvers.tuning import (
 )
 from fedkern_flwr.solvers.tuning_sums import spread, tuning_length
 
-from .fed_cg_options import HybridOptions
-from .fed_cg_planning import plan_sums
+from .fed_cg_options import HybridOptions, plan_sums
 from .fed_cg_system import Floats, HybridSystem
 
 #: Of rounding errors: the worst held-out row against the mean; which are told of.

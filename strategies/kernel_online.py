@@ -25,7 +25,7 @@ from fedkern_flwr.online.learning import (
 from fedkern_flwr.privacy import Release
 
 from .online import Floats, OnlineStrategy
-from .online_private import PrivateOnline
+from .online_models import PrivateOnline
 
 
 class DictionaryStrategy(OnlineStrategy):

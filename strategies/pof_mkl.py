@@ -16,7 +16,7 @@ from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.learning import LOCAL_STEP, Selection, Subset, regret_bound, shared_subset
 
 from .kernel_online import KernelOnlineStrategy
-from .online_predictions import PredictingStrategy
+from .online_models import PredictingStrategy
 
 DEFAULT_KERNELS_PER_ROUND = 25
 _FEW = 4  # clients whose sum hides them: sums of up to three samples have long been inverted

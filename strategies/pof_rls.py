@@ -19,8 +19,7 @@ from fedkern_flwr.online.private import ridge_release, steadied
 from fedkern_flwr.privacy import Release
 
 from .online import Floats
-from .online_predictions import PredictingStrategy
-from .online_private import PrivateOnline
+from .online_models import PredictingStrategy, PrivateOnline
 
 _UNKNOWN = 2.0  # width where no sums tell the distance of rows: those of the unit ball
 

@@ -145,7 +145,8 @@ def ridge_release(
     A row of raw columns is u = (x, 1) with x in the unit ball. Another row moves x in the last
     column of Phi^T Phi by v, and the upper triangle of x x^T by no more than its whole matrix: with
     t = x^T x' their squares are 2 - 2 t and 2 - 2 t^2, at most 9/2 together. Phi^T y moves by
-    2 sqrt(2) / 2. Of a kernel see :func:`~fedkern_flwr.privacy.accounting.ridge`; fewer features are a part of it.
+    2 sqrt(2) / 2. Of a kernel see :func:`~fedkern_flwr.privacy.accounting.ridge`; fewer features
+    are a part of it.
 
     Parameters
     ----------

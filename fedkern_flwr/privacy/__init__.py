@@ -1,7 +1,7 @@
 """Differential privacy on exact sums of integers: noise, what it must be, what it costs.
 
 * :mod:`.noise`: Skellam noise, drawn exactly from the operating system's randomness.
-* :mod:`.accounting`: how far one row moves a release; Renyi divergences, their composition, epsilon.
+* :mod:`.accounting`: how far one row moves a release, and what releases cost together.
 * :mod:`.budget`: what a run may cost, and the noise of a release that costs so much.
 """
 

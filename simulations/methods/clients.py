@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from flwr.app import Context
 
-from ...clients.party_table import PartyTable
+from fedkern_flwr.clients.table_client import PartyTable
+
 from .dealt_data import DealtTable
 
 _IDS = ("ids", "ids_test")

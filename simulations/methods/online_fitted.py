@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from fedkern_flwr.checkpoint import run_folder
+from fedkern_flwr.clients.pof_mkl_samples import StreamAccount
 from fedkern_flwr.online import network
 from fedkern_flwr.online.learning import current_weights
 
-from ...clients.pof_mkl_account import StreamAccount
 from ...clients.pof_rls import mixture
 from ...strategies import POFRLS, LocalOnly, PerFedAvg
 from ...strategies.kernel_online import KernelOnlineStrategy

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkern_flwr.clients.pof_mkl_account import StreamAccount
+from fedkern_flwr.clients.pof_mkl_samples import StreamAccount
 from fedkern_flwr.clients.pof_rls import learn_samples
 from fedkern_flwr.online import learning, ridge, ridge_plan
 from fedkern_flwr.online.hedge import Hedge, hedge_bound

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from refusals import refused, refuses
 from scipy import optimize
 
-from fedkern_flwr.clients.fdskl_table import PhaseStore
+from fedkern_flwr.clients.fdskl import PhaseStore
 from fedkern_flwr.errors import StateError
 from fedkern_flwr.kernels import random_features as frequencies
 from fedkern_flwr.kernels.random_features import (

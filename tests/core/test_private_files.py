@@ -36,9 +36,9 @@ from fedkern_flwr.checkpoint import (
     unpack_arrays,
     write_atomically,
 )
-from fedkern_flwr.clients.fdskl_table import PhaseStore
+from fedkern_flwr.clients.fdskl import PhaseStore
 from fedkern_flwr.clients.fed_cg_kernel import KernelRows, RunState
-from fedkern_flwr.clients.party_table import PartyTable
+from fedkern_flwr.clients.table_client import PartyTable
 from fedkern_flwr.errors import CheckpointError, OptionError, StateError
 from fedkern_flwr.guard import RunRecord
 from fedkern_flwr.model_file import load_model, save_model

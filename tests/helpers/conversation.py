@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from zoo import LIKE_ANOTHER, WAYS, hospitals, new_folder
 
-from fedkern_flwr.clients.run_file import RunFile
+from fedkern_flwr.clients.table_client import RunFile
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.guard import NodePolicy, RunRecord
 from fedkern_flwr.guard.ledger import NodeLedger

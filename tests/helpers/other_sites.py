@@ -18,7 +18,7 @@ from app_sites import (
     write,
 )
 
-from fedkern_flwr.clients.pof_mkl_account import StreamAccount
+from fedkern_flwr.clients.pof_mkl_samples import StreamAccount
 from fedkern_flwr.gram.matrix import unpack
 from fedkern_flwr.gram.recommenders import fit_user
 from fedkern_flwr.kernels.random_features import feature_map
