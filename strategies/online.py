@@ -341,7 +341,9 @@ class OnlineStreams(OnlineRelease):
 # opened is a round lost and the run goes on, see :meth:`OnlineStrategy.rounds`; and a run that is
 # resumed repeats no round that a client has answered, see :meth:`OnlineStrategy._take_up`. Where
 # rows come while a run goes on, a client without enough of them has no part in the message, and the
-# run ends when too few clients are left whose streams go on, see :mod:`.online_streams`.
+# run ends when too few clients are left whose streams go on.
+# run ends when too few clients are left whose streams go on.
+
 
 Floats = NDArray[np.float64]
 _ENCODING = Encoding.fixed_point(wire.SUM_BOUND)
