@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from refusals import raises, refused, refuses
 
-from fedkern_flwr import swift_grid
+from fedkern_flwr import transport
 from fedkern_flwr.errors import ProtocolError
 from fedkern_flwr.flower_compat import message_round_trip, set_task_identity
 from fedkern_flwr.online import messages as online
@@ -343,4 +343,4 @@ def test_nothing_changes_in_a_simulation() -> None:
     message = Message(question(), dst_node_id=4, message_type="train")
     assert set(packed(message, context, answer).content[REPLY]) == {"n"}
     assert swift(grid) is grid
-    assert swift_grid.patient(grid) is None
+    assert transport.patient(grid) is None
