@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from app_sites import Import, Site, cells, write
+from app_sites import Import, Site
+from command_line import Tables
 from faulty import PowerCutError
 from flwr.app import Context
 from identities import known_node
@@ -34,9 +35,8 @@ class Life(Site):
         for k in range(NODES):
             x = rng.random((ROWS, COLUMNS))
             y = (x @ weights > np.median(x @ weights)).astype(int)
-            data = write(
-                self.folder / f"data{k}.csv", ["key", *heads, "state"], ids, *cells(x), y.tolist()
-            )
+            data = self.folder / f"data{k}.csv"
+            Tables.write(data, {"key": ids, **dict(zip(heads, x.T, strict=True)), "state": y})
             self.add(
                 data=data, id_column="key", label_column="state", simulation=False,
                 alignment_key=self.folder / "alignment", **known_node(self.folder, k, NODES),
