@@ -18,7 +18,7 @@ import pytest
 from faulty import PASSING, PowerCutError, flip
 from flwr.app import RecordDict
 from refusals import raises, refused, refuses
-from zoo import WAYS, Found, Sites, Table, Way
+from zoo import MAIN, WAYS, Found, Sites, Table, Way
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.clients import OnlineKernelClient, StreamClient
@@ -26,20 +26,6 @@ from fedkern_flwr.errors import FedKernError, RefusedError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import DropOut, Fault, FaultPlan
 
-MAIN = (
-    "fed-cg",
-    "fed-cg, cg",
-    "fed-cg, rows",
-    "fdskl",
-    "fdskl, two active",
-    "fed-cfk, whole",
-    "hierarchical-svm",
-    "hierarchical-svm, centralised",
-    "hierarchical-svm, vertical",
-    "kernel-pca",
-    "align",
-    "ranges",
-)
 SECOND = (
     "pof-mkl",
     "pof-mkl, secure",

@@ -347,6 +347,8 @@ COMMON = {
     "FK-ENGINE-RAY": ["--ray-address here:1"],
 }
 IRIS = "--data iris --positive 2"
+#: Numbers have no classes that could be weighed alike.
+WEIGHED = {"FK-WEIGHTS-NUMBERS": ["--data diabetes --class-weight balanced"]}
 RATED = "--data r.csv --user user --item item --rating stars"  # the usual data are large
 FIRM = "--data iris --encoding fixed-point"
 TABLE = {"FK-BUILTIN-UNKNOWN": ["--data mars"], "FK-FILE-READ": ["--data gone.csv --label y"]}
@@ -362,7 +364,7 @@ TYPED: dict[str, dict[str, list[str]]] = {
     },
     "local-only": {"FK-SECURE-FIXED": ["--secure"]},
     "fed-cg": {
-        **TABLE,
+        **TABLE, **WEIGHED,
         RANGE: [f"{IRIS} --split dirichlet --alpha 0"],
         "FK-COLUMNS-FIXED": ["--data iris --label y"],
         "FK-PARTIES-FEW": [
@@ -374,6 +376,7 @@ TYPED: dict[str, dict[str, list[str]]] = {
         "FK-SCALING-RANGE": [f"{IRIS} --scaling standard"],
     },
     "fdskl": {
+        **WEIGHED,
         RANGE: [f"{IRIS} --active-parties 0", f"{IRIS} --train-rows 0",
                 f"{IRIS} --schedule streaming --active-parties 5"],
         "FK-COLUMNS-FIXED": ["--data iris --label y"],
@@ -389,6 +392,8 @@ TYPED: dict[str, dict[str, list[str]]] = {
     "secure-gram": {
         RANGE: ["--cost 0"],
         TYPE: ["--coefficients a"],
+        "FK-WEIGHTS-NUMBERS": [
+            "--encoding fixed-point --data diabetes --class-weight balanced"],
         "FK-FILE-READ": ["--data gone.csv --label y"],
         "FK-OPTION-BOTH": ["--rounds 3 --cohorts 2"],
         "FK-COHORTS-MANY": [
@@ -437,6 +442,7 @@ TYPED: dict[str, dict[str, list[str]]] = {
         "FK-COLUMNS-FEW": ["--data iris --partition vertical --groups 5"],
         "FK-OPTION-CONFLICT": ["--partition vertical --split dirichlet"],
         "FK-GROUPS-LEFT": ["--lost-groups leave-out"],
+        "FK-WEIGHTS-NUMBERS": ["--data diabetes --model ridge --class-weight balanced"],
         "FK-GROUPS-OPTION": [
             f"--architecture centralised {one}" for one in ("--groups 3", "--group-sizes 2,2")],
         "FK-TASK-OPTION": ["--data iris --target 0", "--data iris --target 0 --model logistic"],

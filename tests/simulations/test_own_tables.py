@@ -166,13 +166,6 @@ def test_a_method_takes_each_table_or_says_why_not(name: str, method: str, comma
         assert {row[1] for row in rows} <= set(table.labels)
 
 
-def test_every_method_says_that_it_has_other_tables(commands: Any) -> None:
-    arrow_csv.write_csv(everything().arrow(), "t.csv")
-    for name, code in (("fed-cfk", "FK-COLUMN-UNNAMED"), ("local-only", "FK-TASK-TEXT")):
-        label = [] if name == "fed-cfk" else ["--label", LABEL, *STREAM]
-        assert commands.complaint("run", name, "--data", "t.csv", *label).endswith(f"[{code}]")
-
-
 @pytest.mark.promise("encoding-training-rows")
 @pytest.mark.parametrize("name", ["fed-cg", "fdskl", "hierarchical-svm", "kernel-pca", "pof-mkl"])
 def test_an_encoder_is_of_the_rows_that_are_not_held_out(name: str, commands: Any) -> None:
