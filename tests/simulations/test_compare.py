@@ -523,24 +523,16 @@ def small_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         y = (x @ [1.0, -2.0, 0.5, 1.0] + 0.5 * rng.normal(size=120) > 0).astype(float)
         np.savez(tmp_path / name, X=x, y=y)
     monkeypatch.setenv("FEDKERN_DATA", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(toy, "ROWS", 4)
     monkeypatch.setattr(toy, "COLUMNS", 3)
     return tmp_path
 
 
 @pytest.fixture
-def datasets_of(commands: Any) -> Datasets:
+def datasets_of(compared: Compared) -> Datasets:
     """Return what compares; its data sets."""
 
-    def compare(*arguments: str) -> dict[str, Any]:
-        found = commands(
-            "compare", *arguments, "--json", "-", "--quiet", "--out", "here", plots=True
-        )
-        assert found[0] == 0, found
-        return dict(json.loads(found[1])["datasets"])
-
-    return compare
+    return lambda *arguments: dict(compared(*arguments, "--out", "here")[0]["datasets"])
 
 
 def test_presets_say_what_the_paper_says(small_tables: Path) -> None:

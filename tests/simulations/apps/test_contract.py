@@ -188,6 +188,30 @@ def test_rows_to_predict_need_a_file_for_them_and_what_the_node_kept(
         assert "partition 0" in refuses("FK-KEPT-NONE", site.run, elsewhere, **how)
 
 
+@pytest.mark.parametrize(("name", "number", "files"), [
+    ("vertical", 5, "partition-5.model"), ("pof-mkl", 2, "partition-2.weights"),
+])  # fmt: skip
+def test_what_a_node_kept_is_its_own_and_damage_is_noticed(
+    name: str, number: int, files: str, make_site: Make, tmp_path: Path, refuses: Refuses
+) -> None:
+    site = make_site(name)
+    how = short(site, tmp_path / "model.npz")
+
+    def check(code: str, **change: Any) -> None:
+        text = refuses(code, site.run, site.changed(number, **change), **how)
+        assert f"partition {number}: " in text
+
+    check("FK-KEPT-NONE", state_dir=None)
+    check("FK-KEPT-NONE", state_dir=str(tmp_path / f"state{number + 1}"))
+    (kept,) = (tmp_path / f"state{number}").glob(f"*/{files}")
+    assert kept.stat().st_mode & 0o077 == 0
+    whole = kept.read_bytes()
+    for damaged in (whole[:50], whole.replace(b'"law": "', b'"law": "0')):
+        kept.write_bytes(damaged)
+        if damaged != whole:
+            check("FK-KEPT-OTHER")
+
+
 # -- what a node of a simulation is, and what the server says
 
 

@@ -172,20 +172,6 @@ def test_ranges_are_written_once_and_kept(make_site, tmp_path, refuses, given):
     assert json.loads(path.read_text()) == written
 
 
-def test_a_party_that_is_alone_with_the_active_one_must_allow_it(make_site, refuses):
-    site = make_site("fdskl")
-    nodes = site.nodes[:2]
-    refuses("FK-PARTIES-ALONE", site.run, nodes)
-    assert "partition 1" in refuses("FK-ALONE-REFUSED", site.run, nodes, allow_single=True)
-    policy = site.folder / "policy.toml"
-    policy.write_text("min_parties = 2\n")
-    for node in nodes:
-        node["policy"] = str(policy)
-    nodes[1]["allow-single"] = True
-    site.run(nodes, allow_single=True)
-    assert len(site.written()) == 18
-
-
 def test_holders_of_a_block_must_scale_it_alike(make_site: Make, refuses: Refuses) -> None:
     site = make_site("fed-cg")
     wide = site.folder / "wide.json"
@@ -255,22 +241,10 @@ def test_a_vertical_split_that_cannot_predict_says_why_in_a_line(make_site, tmp_
     site, saved = make_site("vertical"), tmp_path / "model.npz"
     site.run(model=saved, num_rounds=3)
     site.written()
-
-    def check(code: str, number: int, **change: Any) -> None:
-        nodes, how = site.changed(number, **change), {"partition": "vertical"}
-        assert f"partition {number}" in refuses(code, site.run, nodes, predict=saved, **how)
-
-    check("FK-KEPT-NONE", 4, state_dir=None)
-    check("FK-KEPT-NONE", 6, state_dir=str(tmp_path / "state5"))
     site.write(6, "_test", key=["nobody", site.sites.tables[-1]["ids_test"][0]])
     refuses("FK-ROWS-LACKING", site.run, predict=saved, partition="vertical")
     site.write(6, "_test")
     assert site.written() == {}
-    (part,) = (tmp_path / "state5").glob("*/partition-5.model")
-    whole = part.read_bytes()
-    part.write_bytes(whole[:100])
-    check("FK-KEPT-OTHER", 5)
-    part.write_bytes(whole)
     swapped = [dict(node) for node in site.nodes]
     for k in range(4):
         swapped[k]["group"] = 1 - swapped[k]["group"]
@@ -356,24 +330,6 @@ def test_held_out_rows_with_labels_are_judged_in_the_run(make_site, tmp_path, mo
     assert result["metrics"]["test_mse"] == pytest.approx(error, rel=1e-6)
     site.run(predict=saved)
     assert site.written() == pytest.approx(expected, rel=1e-6)
-
-
-def test_weights_of_a_node_are_its_own_and_damaged_ones_are_noticed(make_site, tmp_path, refuses):
-    site, saved = make_site("pof-mkl"), tmp_path / "model.npz"
-    site.run(model=saved)
-
-    def check(code: str, **change: Any) -> None:
-        text = refuses(code, site.run, site.changed(2, **change), predict=saved)
-        assert text.startswith("partition 2: ")
-
-    check("FK-KEPT-NONE", state_dir=None)
-    check("FK-KEPT-NONE", state_dir=str(tmp_path / "state3"))
-    (weights,) = (tmp_path / "state2").glob("*/partition-2.weights")
-    assert weights.stat().st_mode & 0o077 == 0
-    kept = weights.read_bytes()
-    for damaged in (kept[:50], kept.replace(b'"law": "', b'"law": "0')):
-        weights.write_bytes(damaged)
-        check("FK-KEPT-OTHER")
 
 
 # -- FedCFK
