@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty import PASSING, PowerCutError, flip
+from faulty import PASSING, PowerCutError, cut, flip
 from flwr.app import RecordDict
 from refusals import raises, refused, refuses
 from zoo import MAIN, WAYS, Found, Sites, Table, Way
@@ -293,11 +293,6 @@ class Vanishing:
     def __call__(self, delivery: Any) -> Fault | None:
         lost = delivery.phase not in ENDS and next(self.left) < 0.25
         return Fault("vanished") if lost else None
-
-
-def cut() -> None:
-    """End the server."""
-    raise PowerCutError
 
 
 @dataclass

@@ -7,7 +7,6 @@ with the pooled rows.
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Callable
@@ -403,28 +402,19 @@ class RatingSite(ZooSite):
 
     def ratings(self, name: str, users: range, mask: np.ndarray) -> Path:
         """Write the ratings of some users in the format of a file's end."""
-        separator = {".csv": ",", ".dat": "::"}.get(Path(name).suffix, "\t")
-        rows = [
-            (self.users[u], self.items[i], int(self.stars[u, i]), 880000000 + u)
-            for i in range(15)
-            for u in users
-            if mask[u, i] and self.stars[u, i] > 0
-        ]
-        if name.endswith((".csv", ".tsv")):
-            rows.insert(0, ("userId", "movieId", "rating", "timestamp"))  # type: ignore[arg-type]
-        lines = [separator.join(map(str, row)) for row in rows]
-        (self.folder / name).write_text("\n".join(lines) + "\n")
+        own = self.stars * mask * np.isin(np.arange(22), users)[:, None]
+        heads = "userId,movieId,rating,timestamp"
+        Tables.ratings(self.folder / name, own, heads, self.users, self.items)
         return self.folder / name
 
     def written(self, sites: Sites | None = None) -> dict[str, float]:
         found: dict[str, float] = {}
         for path in sorted((sites or self.sites).folder.glob("*/recommendations.csv")):
             ranks: dict[str, list[float]] = {}
-            with path.open(newline="") as file:
-                for row in csv.DictReader(file):
-                    found[f"{row['user']} {row['item']}"] = float(row["score"])
-                    ranks.setdefault(row["user"], []).append(float(row["score"]))
-                    assert len(ranks[row["user"]]) == int(row["rank"])
+            for row in Tables.read(path):
+                found[f"{row['user']} {row['item']}"] = float(row["score"])
+                ranks.setdefault(row["user"], []).append(float(row["score"]))
+                assert len(ranks[row["user"]]) == int(row["rank"])
             assert all(scores == sorted(scores, reverse=True) for scores in ranks.values())
             path.unlink()
         return found

@@ -546,25 +546,6 @@ def test_presets_say_what_the_paper_says(small_tables: Path) -> None:
     assert sorted(paper.values()) == [0.8967, 0.9483, 0.955, 0.9683]
 
 
-@pytest.mark.long
-def test_table3_compares_the_architectures(small_tables: Path, datasets_of: Datasets) -> None:
-    arguments = ("--datasets", "Breast cancer", "--runs", "1", "--rounds", "25")
-    found = datasets_of("hierarchical-table3", *arguments)
-    methods = found["Breast cancer"]["methods"]
-    shown = ["linear SVM, pooled", "chain of neighbours", "centralised", "hierarchical"]
-    assert [*methods] == shown
-    for label in ("centralised", "hierarchical"):
-        assert abs(methods[label]["metrics"]["objective_gap"]) < 0.02
-    chain = methods["chain of neighbours"]
-    assert 0.0 <= chain["metrics"]["objective_gap"] < 0.2
-    assert chain["privacy"]["server_sees"] == ["nothing: there is none"]
-    assert methods["linear SVM, pooled"]["exchanges"] == 0
-    assert methods["centralised"]["exchanges"] < methods["hierarchical"]["exchanges"]
-    report = Path("here/report.html").read_text()
-    assert "0.9683" in report
-    assert report.count("data:image/png") == 1
-
-
 def test_table2_draws_labels(small_tables: Path, monkeypatch: Any, datasets_of: Datasets) -> None:
     monkeypatch.setattr(hierarchical, "MANY_USERS", 10)
     found = datasets_of("hierarchical-table2", "--rounds", "2")
