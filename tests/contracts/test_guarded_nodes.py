@@ -164,23 +164,6 @@ def test_a_run_goes_on_without_figures(way: str, tmp_path: Path, caplog: Any) ->
     assert "figures about held-out rows are not told" in caplog.text
 
 
-def test_figures_are_told_again_and_of_one_model() -> None:
-    one = asked("pof-mkl, secure", "online-evaluate")
-
-    def judged(number: int, theta: Any) -> str:
-        later = [
-            replace(s, index=s.index + number) if isinstance(s, sums.Order) else s
-            for s in one.sections
-        ]
-        request = replace(one.request, round=one.request.round + number, theta=theta)
-        return one.send(request=request, sections=later)
-
-    theta = one.request.theta
-    assert not any(judged(number, theta) for number in range(20))  # what was told is repeated
-    moved = theta + theta.dtype.type(0.001)
-    assert ends_with(said := judged(20, moved), "FK-ORDER-MODEL"), said
-
-
 # -- one party that is told another roster than the others
 
 

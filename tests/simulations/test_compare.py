@@ -52,6 +52,7 @@ from fedkern_flwr.strategies import OFSKL, HierarchicalSVM
 from ..helpers.awkward import LABEL, everything
 
 pytest.importorskip("sklearn")
+pytestmark = pytest.mark.usefixtures("in_tmp")
 
 
 Put = Callable[..., None]
@@ -61,12 +62,6 @@ BAD = (("OFSKL", "ofskl", {"features": 0}),)
 FDSKL = ("FDSKL", "fdskl", {"features": 100, "gamma": 0.5, "regularization": 1e-3})
 FED_CG = ("FedCG", "fed-cg", {"landmarks": 20})
 WINE = VerticalSettings("wine", parties=3, test_size=0.3)
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture
@@ -171,7 +166,7 @@ def test_several_presets_make_one_report(put: Put, compared: Compared) -> None:
     assert sorted(p.suffix for p in Path("both/plots/demo").iterdir()) == [".png", ".svg"]
 
 
-def test_papers_leaves_out_what_has_no_data(put, compared, commands, folder, monkeypatch):
+def test_papers_leaves_out_what_has_no_data(put, compared, commands, in_tmp, monkeypatch):
     monkeypatch.delenv("FEDKERN_DATA", raising=False)
     there = [n for n in PAPERS if n.startswith(("fed-", "hierarchical-table2"))]
     put(1, **{name.replace("-", "_"): small() for name in there})
@@ -180,15 +175,15 @@ def test_papers_leaves_out_what_has_no_data(put, compared, commands, folder, mon
     assert "left out: pof-mkl-table1, pof-mkl-table2," in said
     assert said.count("left out:") == said.count("FEDKERN_DATA is not set") == 4  # first files
     assert commands.complaint("compare", "pof-mkl-table1").endswith("[FK-DATA-FOLDER]")
-    monkeypatch.setenv("FEDKERN_DATA", str(folder))
+    monkeypatch.setenv("FEDKERN_DATA", str(in_tmp))
     assert commands.complaint("compare", "pof-mkl-table1").endswith("[FK-DATA-MISSING]")
     assert list(preset("cross-vertical").data) == ["Breast cancer", "Digits"]
-    (folder / "ionosphere.npz").touch()
+    (in_tmp / "ionosphere.npz").touch()
     assert list(preset("cross-vertical").data) == ["Breast cancer", "Digits", "Ionosphere"]
 
 
-def test_no_place_of_a_file_is_told(folder: Path, put: Put, compared: Compared) -> None:
-    rng, file = np.random.default_rng(0), folder / "own.npz"
+def test_no_place_of_a_file_is_told(in_tmp: Path, put: Put, compared: Compared) -> None:
+    rng, file = np.random.default_rng(0), in_tmp / "own.npz"
     np.savez(file, X=rng.random((60, 3)), y=rng.random(60))
     usual = weather().data["NYC weather"]
     own = replace(usual, data=str(file), split="iid", clients=3, rounds=5)
@@ -196,8 +191,8 @@ def test_no_place_of_a_file_is_told(folder: Path, put: Put, compared: Compared) 
     found, _ = compared("demo", "--out", "c")
     assert found["datasets"]["Own"]["settings"]["data"] == "own.npz"
     for path in [Path("c/compare.json"), Path("c/report.html"), *Path("runs/cells").iterdir()]:
-        assert str(folder) not in path.read_text()
-    put(1, demo=small(data={"Own": replace(own, data=str(file.rename(folder / "elsewhere.npz")))}))
+        assert str(in_tmp) not in path.read_text()
+    put(1, demo=small(data={"Own": replace(own, data=str(file.rename(in_tmp / "elsewhere.npz")))}))
     assert "2 of 2 draws are finished already" in compared("demo")[1]  # its content counts
 
 
