@@ -84,18 +84,18 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
         (0, {"encoder": "own/e.json", "ranges": None}, "FK-FILE-READ"),
     ],
     "fed-cfk": [
-        (2, {"data": "gone.csv"}, "FK-FILE-READ"),
-        (2, {"data": "nan.csv", "item_column": "film"}, "FK-COLUMN-MISSING"),
-        (2, {"data": "known0.data", "user_column": "u"}, "FK-COLUMNS-FIXED"),
-        (2, {"data": "unknown.csv"}, "FK-ITEMS-UNKNOWN"),
-        (2, {"data": "unrated.csv"}, "FK-COLUMN-MISSING"),
-        (2, {"data": "long.data"}, "FK-FILE-COLUMNS"), (2, {"catalogue": None}, "FK-NODE-KEY"),
-        (2, {"catalogue": "gone.txt"}, "FK-FILE-READ"),
-        (2, {"catalogue": "twice.txt"}, "FK-IDS-DUPLICATE"),
-        (2, {"catalogue": "one.txt"}, "FK-ITEMS-FEW"),
-        (2, {"catalogue": "title.csv"}, "FK-COLUMN-UNNAMED"),
-        (2, {"catalogue": "blank.csv"}, "FK-IDS-MISSING"),
-        (2, {"test_data": "known2.tsv"}, "FK-PAIRS-TWICE"),
+        (2, {"data": "{}/gone.csv"}, "FK-FILE-READ"),
+        (2, {"data": "{}/nan.csv", "item_column": "film"}, "FK-COLUMN-MISSING"),
+        (2, {"data": "{}/known0.data", "user_column": "u"}, "FK-COLUMNS-FIXED"),
+        (2, {"data": "{}/unknown.csv"}, "FK-ITEMS-UNKNOWN"),
+        (2, {"data": "{}/unrated.csv"}, "FK-COLUMN-MISSING"),
+        (2, {"data": "{}/long.data"}, "FK-FILE-COLUMNS"), (2, {"catalogue": None}, "FK-NODE-KEY"),
+        (2, {"catalogue": "{}/gone.txt"}, "FK-FILE-READ"),
+        (2, {"catalogue": "{}/twice.txt"}, "FK-IDS-DUPLICATE"),
+        (2, {"catalogue": "{}/one.txt"}, "FK-ITEMS-FEW"),
+        (2, {"catalogue": "{}/title.csv"}, "FK-COLUMN-UNNAMED"),
+        (2, {"catalogue": "{}/blank.csv"}, "FK-IDS-MISSING"),
+        (2, {"test_data": "{}/known2.tsv"}, "FK-PAIRS-TWICE"),
     ],
 }  # fmt: skip
 
@@ -106,14 +106,11 @@ def test_a_bad_configuration_of_a_node_is_one_line(name, make_site, refuses, tmp
     for file, content in FILES.items():
         (tmp_path / file).write_text(content)
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    paths = ("data", "catalogue", "test_data") if name == "fed-cfk" else ()
     for number in {number for number, _, _ in BAD[name]}:
         site.client(number)  # as it is it serves
     for number, change, code in BAD[name]:
         filled = {
-            key: str(tmp_path / value)
-            if key in paths and value
-            else (value.replace("{}", str(tmp_path)) if isinstance(value, str) else value)
+            key: value.replace("{}", str(tmp_path)) if isinstance(value, str) else value
             for key, value in change.items()
         }
         refuses(code, site.client, number, **filled)
