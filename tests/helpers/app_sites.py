@@ -122,6 +122,7 @@ class ZooSite(Site):
     name, roles, label = "", ("", ""), "state"
     more: Table = {}  # noqa: RUF012
     keys: Table = {}  # noqa: RUF012
+    shared: tuple[str, ...] = ("ranges",)  # files that all nodes name
 
     def deal(self) -> list[Table]:
         """Return the tables of the nodes; labels of new rows are in no file."""
@@ -149,6 +150,7 @@ class ZooSite(Site):
         """Write the files of a node; return its keys."""
         table = self.sites.tables[k]
         keys = {key: table[key] for key in ("role", "group") if key in table}
+        keys |= {name: self.folder / f"{name}.json" for name in self.shared}
         if self.roles[0] and "role" not in table:
             keys["role"] = self.roles["y" not in table]
         for seed in {"landmark_seed", "frequency_seed"} & table.keys():
@@ -163,13 +165,9 @@ class ZooSite(Site):
         if "y" in table:
             keys["label_column"] = self.label
             keys |= {"classes": "ok,bad"} if "classes" in table else {}
-        for key, path in self.way.paths.items() if "test_data" in keys else ():
-            keys |= {key: self.sites.folder / path.format(k)} if self.writes(table) else {}
+        for key, path in self.way.paths.items() if new and "y" in table else ():
+            keys[key] = self.sites.folder / path.format(k)
         return keys
-
-    def writes(self, table: Table) -> bool:
-        """Tell whether a node writes outputs of its new rows."""
-        return "y" in table
 
     def place(self, k: int) -> int:
         """Return which of the blocks of columns a node has."""
@@ -249,8 +247,8 @@ class FedCGSite(ZooSite):
         return max(0, k - 1)
 
     def node(self, k: int) -> dict[str, Any]:
-        keys = {**super().node(k), "ranges": self.folder / "ranges.json"}
-        return keys if k < 2 else {**keys, "block": self.sites.tables[k]["block"]}
+        block = {"block": self.sites.tables[k]["block"]} if k > 1 else {}
+        return {**super().node(k), **block}
 
     def build(self, rng: np.random.Generator) -> None:
         super().build(rng)
@@ -264,9 +262,6 @@ class FDSKLSite(ZooSite):
 
     def place(self, k: int) -> int:
         return k
-
-    def node(self, k: int) -> dict[str, Any]:
-        return {**super().node(k), "ranges": self.folder / "ranges.json"}
 
     def build(self, rng: np.random.Generator) -> None:
         super().build(rng)
@@ -283,6 +278,7 @@ class HorizontalSite(ZooSite):
     """Four users in two groups with rows, their agents; the first user has new rows."""
 
     app, name, model, roles = "hierarchical_svm", "hierarchical-svm", "saved-model", ("user", "")
+    shared = ()
 
     def deal(self) -> list[Table]:
         first, *rest = super().deal()
@@ -308,7 +304,7 @@ class VerticalSite(HorizontalSite):
 class StreamSite(ZooSite):
     """Four clients with a stream of three columns in its own units, and new rows without labels."""
 
-    app, name, label = "pof_mkl", "pof-mkl", "power"
+    app, name, label, shared = "pof_mkl", "pof-mkl", "power", ("scaling",)
 
     def deal(self) -> list[Table]:
         """Rows of a box whose corner is as far off as a row may be."""
@@ -330,9 +326,6 @@ class StreamSite(ZooSite):
     def labels(self, table: Table) -> list[Any]:
         return list(50.0 + 100.0 * table["y"])
 
-    def node(self, k: int) -> dict[str, Any]:
-        return {**super().node(k), "scaling": self.folder / "scaling.json"}
-
 
 class RidgeSite(StreamSite):
     """The same, for POF-RLS."""
@@ -353,9 +346,6 @@ class RowsSite(ZooSite):
         super().build(rng)
         options = {k: v for k, v in self.config.items() if k != "seed"}
         self.config = {"method": self.name, "options": json.dumps(options), "seed": 7}
-
-    def node(self, k: int) -> dict[str, Any]:
-        return {**super().node(k), "ranges": self.folder / "ranges.json"}
 
 
 class RatingSite(ZooSite):
