@@ -215,7 +215,7 @@ TESTS = Path(__file__).resolve().parent
 PARTS = ("core", "secure_sum", "guard")
 #: What takes messages, and the folders of nodes, apart for them.
 HARNESS = ("conversation.py", "summing_nodes.py", "sums_in_memory.py", "example_messages.py")
-HARNESS += ("command_line.py", "other_sites.py", "test_started_light.py")
+HARNESS += ("command_line.py", "test_started_light.py")
 HARNESS += ("conftest.py", "identities.py", "test_deployment_faults.py", "test_deployment_parts.py")
 HARNESS += ("frozen_tables.py", "test_usual_life.py")
 #: Rooms that are still to be rebuilt: tests name their modules until then.

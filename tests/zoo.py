@@ -291,6 +291,21 @@ def quiet(name: str) -> Found:
     return fit(name, transcript=Transcript(), start={"audit": Audit()})
 
 
+#: Ways on which ``make test`` tries every fault.
+MAIN = (
+    "fed-cg",
+    "fed-cg, cg",
+    "fed-cg, rows",
+    "fdskl",
+    "fdskl, two active",
+    "fed-cfk, whole",
+    "hierarchical-svm",
+    "hierarchical-svm, centralised",
+    "hierarchical-svm, vertical",
+    "kernel-pca",
+    "align",
+    "ranges",
+)
 #: Ways whose requests and sums are those of another way, with other numbers in them.
 LIKE_ANOTHER = {
     "ofskl, secure",

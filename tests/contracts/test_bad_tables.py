@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from command_line import Tables
 from flwr.app import Context, RecordDict
 from pyarrow import feather, parquet
 from refusals import complaint, refused, refuses
@@ -35,6 +36,7 @@ from fedkern_flwr.simulations.methods.hybrid_data import HybridSettings
 from fedkern_flwr.simulations.run.party_files import PartyFiles
 from fedkern_flwr.tables import Table, load_ids, load_table
 
+pytestmark = pytest.mark.usefixtures("in_tmp")
 SECRET = "s3cret"
 X = np.array([[1.0, 10.0], [2.0, 30.0], [3.0, 20.0]])
 Y = np.array([5.0, 7.0, 6.0])
@@ -161,11 +163,6 @@ def by_door(door: str) -> Any:
     return pytest.mark.parametrize("case", [name for name, row in FILES.items() if door in row[3]])
 
 
-@pytest.fixture(autouse=True)
-def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.mark.promise("tables-refused")
 @by_door("load")
 def test_a_bad_file_is_not_loaded(case: str) -> None:
@@ -182,13 +179,13 @@ def test_a_bad_file_is_not_loaded(case: str) -> None:
 
 @pytest.mark.promise("tables-refused")
 @by_door("run")
-def test_a_bad_file_ends_a_run_at_its_start(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_bad_file_ends_a_run_at_its_start(case: str) -> None:
     code, content, how, _ = FILES[case]
     path = write(content)
     typed = {"missing": "error", **how}
     given = [f"{FLAGS.get(name, f'--{name}')}={value}" for name, value in typed.items()]
     for name, more in RUNS.items():
-        refused_run(capsys, code, name, f"--data={path}", *given, *more.split())
+        refused_run(code, name, f"--data={path}", *given, *more.split())
 
 
 def rows(names: str, ids: Any) -> str:
@@ -262,42 +259,40 @@ TAUGHT: list[tuple[dict[str, str], str, str]] = [
 ]
 
 
-def refused_run(capsys: pytest.CaptureFixture[str], code: str, *typed: str) -> None:
-    line = complaint(capsys, "run", *typed)
+def refused_run(code: str, *typed: str) -> None:
+    line = complaint("run", *typed)
     quotes_nothing(line)
     assert line.endswith(f"[{code}]"), line
 
 
 @pytest.mark.promise("tables-refused")
 @pytest.mark.parametrize(("typed", "code"), DEALT)
-def test_files_that_do_not_fit_end_a_run(typed: str, code: str, capsys: Any) -> None:
+def test_files_that_do_not_fit_end_a_run(typed: str, code: str) -> None:
     for name, text in PARTIES.items():
         Path(name).write_text(text)
     np.savez("data.npz", X=X)
     given, _, named = typed.partition(": ")
     party = [f"--party={one if '.' in one[1:] else f'{one}.csv'}" for one in named.split()]
-    refused_run(capsys, code, *given.split(), *party)
+    refused_run(code, *given.split(), *party)
 
 
 @pytest.mark.promise("tables-refused")
 @pytest.mark.parametrize(("text", "typed", "code"), RATINGS)
 @pytest.mark.parametrize("name", ["secure-gram", "fed-cfk"])
-def test_bad_ratings_end_a_run(name: str, text: str, typed: str, code: str, capsys: Any) -> None:
+def test_bad_ratings_end_a_run(name: str, text: str, typed: str, code: str) -> None:
     Path("r.csv").write_text(text)
-    refused_run(capsys, code, name, "--data", "r.csv", *typed.split())
+    refused_run(code, name, "--data", "r.csv", *typed.split())
 
 
 @pytest.mark.promise("tables-refused")
 @pytest.mark.parametrize(("change", "typed", "code"), TAUGHT)
-def test_a_table_that_teaches_nothing_ends_a_run(
-    change: dict[str, str], typed: str, code: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_that_teaches_nothing_ends_a_run(change: Any, typed: str, code: str) -> None:
     lines = ["a,b,s,y,text"]
     for k in range(60):
         row = {"a": f"{k % 7}", "b": f"{k % 5}", "s": "uvw"[k % 3], "y": f"{k % 2}"}
         lines.append(",".join({**row, "text": ("cat", SECRET, "owl")[k % 3], **change}.values()))
     Path("t.csv").write_text("\n".join(lines))
-    refused_run(capsys, code, *typed.split())
+    refused_run(code, *typed.split())
 
 
 @pytest.mark.promise("tables-refused")
@@ -490,8 +485,7 @@ DATES: dict[str, tuple[Sequence[str], str | None, Sequence[float]]] = {
 def text_of(columns: Mapping[str, Sequence[Any]], sep: str = ";") -> str:
     text = io.StringIO()
     writer = csv.writer(text, delimiter=sep, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(zip(*columns.values(), strict=True))
+    writer.writerows([list(columns), *zip(*columns.values(), strict=True)])
     return text.getvalue()
 
 
@@ -694,9 +688,8 @@ def test_a_party_in_another_unit_is_named(tmp_path: Path) -> None:
 
 
 def test_a_row_that_stands_twice_is_used_once_and_other_ids_are_counted_by_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     rows = [f"{name}{k},{k % 7}.5,{k % 5},{k % 2}" for name in "ns" for k in range(40)]
     write = lambda name, own: Path(name).write_text("\n".join(["id,a,b,y", *own]))  # noqa: E731
     write("north.csv", [*rows[:40], rows[3], rows[3]])
@@ -725,15 +718,13 @@ def test_a_column_of_several_types_is_named() -> None:
 
 @pytest.mark.parametrize(("method", "more"), DEALT_TO.items())
 def test_columns_are_chosen_and_a_leak_is_noted_by_every_method(
-    method: str, more: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    monkeypatch.chdir(tmp_path)
+    method: str, more: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     x = np.random.default_rng(0).random((120, 5)).round(4)
     x[:, 4] = (x[:, 0] + x[:, 1] > 1.0) + 0.01 * x[:, 2]  # a second label
     rows = [[f"p{k}", *row, int(row[4])] for k, row in enumerate(x.tolist())]
-    with Path("t.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["id", *"abcd", "late", "y"], *rows])
+    heads = ["id", *"abcd", "late", "y"]
+    Tables.write("t.csv", dict(zip(heads, zip(*rows, strict=True), strict=True)))
     typed = ["run", method, *more.split(), "--data", "t.csv", "--label", "y", "--id", "id"]
     for chosen, noted in (((), True), (("--ignore", "late"), False)):
         assert run([*typed, *chosen, "--out", "o", "--force"]) == 0

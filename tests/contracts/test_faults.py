@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from faulty import PASSING, PowerCutError, flip
+from faulty import PASSING, PowerCutError, cut, flip
 from flwr.app import RecordDict
 from refusals import raises, refused, refuses
-from zoo import WAYS, Found, Sites, Table, Way
+from zoo import MAIN, WAYS, Found, Sites, Table, Way
 
 from fedkern_flwr.checkpoint import load_arrays, save_arrays
 from fedkern_flwr.clients import OnlineKernelClient, StreamClient
@@ -26,20 +26,6 @@ from fedkern_flwr.errors import FedKernError, RefusedError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import DropOut, Fault, FaultPlan
 
-MAIN = (
-    "fed-cg",
-    "fed-cg, cg",
-    "fed-cg, rows",
-    "fdskl",
-    "fdskl, two active",
-    "fed-cfk, whole",
-    "hierarchical-svm",
-    "hierarchical-svm, centralised",
-    "hierarchical-svm, vertical",
-    "kernel-pca",
-    "align",
-    "ranges",
-)
 SECOND = (
     "pof-mkl",
     "pof-mkl, secure",
@@ -307,11 +293,6 @@ class Vanishing:
     def __call__(self, delivery: Any) -> Fault | None:
         lost = delivery.phase not in ENDS and next(self.left) < 0.25
         return Fault("vanished") if lost else None
-
-
-def cut() -> None:
-    """End the server."""
-    raise PowerCutError
 
 
 @dataclass

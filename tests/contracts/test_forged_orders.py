@@ -57,12 +57,8 @@ _KERNEL = {
     "no distances": fields(kernel="none"),
 }
 _TUNED = {
-    "no width": fields(gammas=lambda g: g[:0]),
-    "more widths": fields(gammas=lambda g: np.resize(g, (10, g.shape[1]))),
     "widths of other landmarks": fields(gammas=lambda g: np.hstack([g, g])),
-    "a negative width": fields(gammas=lambda g: -g),
     "folds of few rows": fields(folds=5),
-    "more folds": fields(folds=6),
 }
 _RIDGES = {
     "rows before the first": fields(window=lambda w: w - 1),

@@ -27,7 +27,6 @@ from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.secure_sum import CIPHERS
 from fedkern_flwr.wire import DescribeRequest, sums
 
-STEPS, PATIENTS = 30, 3
 ONLINE = "online-personal"
 
 
@@ -42,28 +41,6 @@ def distances() -> Asked:
     return asked("fed-cg, cg", "hybrid-distances at centre")
 
 
-def bisect(one: Asked) -> list[str]:
-    """Search for the largest distance of each patient by the bound of a sum that is refused."""
-    order = next(o for o in one.orders if o.name.startswith("distances/"))
-    others = [s for s in one.sections if not isinstance(s, sums.Order)]
-    owner = order.receiver
-    place, said, number = one.request.hospitals.tolist().index(owner), list[str](), 0
-    for patient in range(PATIENTS):
-        low, high = 0.0, 2.0
-        for _ in range(STEPS):
-            number += 1
-            wanted = replace(
-                order, name=order.name.replace("#0", f"#{patient}"), index=number,
-                length=one.request.landmarks, bound=0.5 * (low + high),
-            )  # fmt: skip
-            starts, stops = one.request.starts.copy(), one.request.stops.copy()
-            starts[place], stops[place] = patient, patient + 1
-            request = replace(one.request, round=number, starts=starts, stops=stops)
-            said.append(one.send(request=request, sections=[*others, wanted]))
-            low, high = (wanted.bound, high) if said[-1] else (low, wanted.bound)
-    return said
-
-
 @pytest.mark.promise("cells-centres")
 def test_a_centre_confirms_only_rows_that_it_has() -> None:
     """A hospital counts columns of a centre for all its rows: the name of their sum says so."""
@@ -73,19 +50,6 @@ def test_a_centre_confirms_only_rows_that_it_has() -> None:
         assert all("/whole " in order.name for order in one.orders)
         said = one.send(request=replace(one.request, rows=rows))
         assert ends_with(said, code) if code else not said
-
-
-def test_shifted_bounds_read_nothing() -> None:
-    """90 orders; the third that is refused ends the run at that node."""
-    said = []
-    for name in ("its own", "another order"):
-        one = distances()
-        one.client = with_table(one.client, TABLES[name])
-        said.append(bisect(one))
-    assert said[0] == said[1]
-    assert len(said[0]) == STEPS * PATIENTS
-    assert all(ends_with(text, "FK-ORDER-BOUND") for text in said[0][:3])
-    assert all(ends_with(text, "FK-ORDER-OVER") for text in said[0][3:])
 
 
 @pytest.mark.promise("requests-fixed")
@@ -162,23 +126,6 @@ def test_a_run_goes_on_without_figures(way: str, tmp_path: Path, caplog: Any) ->
     assert not counted or not counted["rows"]
     assert not found.strategy.model()[1].get("calibration")  # and no histogram
     assert "figures about held-out rows are not told" in caplog.text
-
-
-def test_figures_are_told_again_and_of_one_model() -> None:
-    one = asked("pof-mkl, secure", "online-evaluate")
-
-    def judged(number: int, theta: Any) -> str:
-        later = [
-            replace(s, index=s.index + number) if isinstance(s, sums.Order) else s
-            for s in one.sections
-        ]
-        request = replace(one.request, round=one.request.round + number, theta=theta)
-        return one.send(request=request, sections=later)
-
-    theta = one.request.theta
-    assert not any(judged(number, theta) for number in range(20))  # what was told is repeated
-    moved = theta + theta.dtype.type(0.001)
-    assert ends_with(said := judged(20, moved), "FK-ORDER-MODEL"), said
 
 
 # -- one party that is told another roster than the others

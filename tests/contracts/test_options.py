@@ -24,6 +24,7 @@ from fedkern_flwr import strategies
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.simulations.cli.main import app, run
 
+pytestmark = pytest.mark.usefixtures("in_tmp")
 TYPE, RANGE, CHOICE = "FK-OPTION-TYPE", "FK-OPTION-RANGE", "FK-OPTION-CHOICE"
 APPS = {"pof-mkl": "pof_mkl", "pof-rls": "pof_mkl", "kernel-pca": "method", "align": "align"}
 APPS |= {"fed-cg": "fed_cg", "fdskl": "fdskl", "hierarchical-svm": "hierarchical_svm"}
@@ -131,14 +132,9 @@ def begun(name: str, **given: Any) -> Any:
     raise AssertionError("nothing was started")
 
 
-def code_of(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
+def code_of(*typed: str) -> str:
     """Return the code with which the command line refuses."""
-    return complaint(capsys, *typed).rpartition("[")[2][:-1]
-
-
-@pytest.fixture(autouse=True)
-def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    return complaint(*typed).rpartition("[")[2][:-1]
 
 
 # -- each by itself
@@ -191,7 +187,7 @@ def test_an_app_has_the_options_of_the_constructor_with_their_defaults(name: str
 
 @pytest.mark.promise("options-alike")
 @every_method
-def test_a_wrong_value_is_refused_by_constructor_and_command(name: str, capsys: Any) -> None:
+def test_a_wrong_value_is_refused_by_constructor_and_command(name: str) -> None:
     cls = CLASSES[name]
     for option in declared(cls).values():
         for value, code in wrong(option):
@@ -200,13 +196,13 @@ def test_a_wrong_value_is_refused_by_constructor_and_command(name: str, capsys: 
             odd = (option.name, value) == ("privacy_epsilon", np.inf)  # needs a scaling first
             if bool not in kinds(option.type) and not odd:
                 typed = f"{flag(option.name)}={value}"
-                assert code_of(capsys, "run", name, typed) == code, typed
+                assert code_of("run", name, typed) == code, typed
     for argument, value in ARGUMENTS.items():
         if argument in parsed(name):
             refuses(RANGE, cls, **{argument: value})
-            assert code_of(capsys, "run", name, flag(argument), str(value)) == RANGE
+            assert code_of("run", name, flag(argument), str(value)) == RANGE
     refuses("FK-OPTION-UNKNOWN", cls, never_there=1)
-    assert code_of(capsys, "run", name, "--never-there", "1") == "FK-OPTION-UNKNOWN"
+    assert code_of("run", name, "--never-there", "1") == "FK-OPTION-UNKNOWN"
 
 
 @pytest.mark.promise("options-alike")
@@ -347,6 +343,8 @@ COMMON = {
     "FK-ENGINE-RAY": ["--ray-address here:1"],
 }
 IRIS = "--data iris --positive 2"
+#: Numbers have no classes that could be weighed alike.
+WEIGHED = {"FK-WEIGHTS-NUMBERS": ["--data diabetes --class-weight balanced"]}
 RATED = "--data r.csv --user user --item item --rating stars"  # the usual data are large
 FIRM = "--data iris --encoding fixed-point"
 TABLE = {"FK-BUILTIN-UNKNOWN": ["--data mars"], "FK-FILE-READ": ["--data gone.csv --label y"]}
@@ -362,7 +360,7 @@ TYPED: dict[str, dict[str, list[str]]] = {
     },
     "local-only": {"FK-SECURE-FIXED": ["--secure"]},
     "fed-cg": {
-        **TABLE,
+        **TABLE, **WEIGHED,
         RANGE: [f"{IRIS} --split dirichlet --alpha 0"],
         "FK-COLUMNS-FIXED": ["--data iris --label y"],
         "FK-PARTIES-FEW": [
@@ -374,6 +372,7 @@ TYPED: dict[str, dict[str, list[str]]] = {
         "FK-SCALING-RANGE": [f"{IRIS} --scaling standard"],
     },
     "fdskl": {
+        **WEIGHED,
         RANGE: [f"{IRIS} --active-parties 0", f"{IRIS} --train-rows 0",
                 f"{IRIS} --schedule streaming --active-parties 5"],
         "FK-COLUMNS-FIXED": ["--data iris --label y"],
@@ -389,6 +388,8 @@ TYPED: dict[str, dict[str, list[str]]] = {
     "secure-gram": {
         RANGE: ["--cost 0"],
         TYPE: ["--coefficients a"],
+        "FK-WEIGHTS-NUMBERS": [
+            "--encoding fixed-point --data diabetes --class-weight balanced"],
         "FK-FILE-READ": ["--data gone.csv --label y"],
         "FK-OPTION-BOTH": ["--rounds 3 --cohorts 2"],
         "FK-COHORTS-MANY": [
@@ -437,6 +438,7 @@ TYPED: dict[str, dict[str, list[str]]] = {
         "FK-COLUMNS-FEW": ["--data iris --partition vertical --groups 5"],
         "FK-OPTION-CONFLICT": ["--partition vertical --split dirichlet"],
         "FK-GROUPS-LEFT": ["--lost-groups leave-out"],
+        "FK-WEIGHTS-NUMBERS": ["--data diabetes --model ridge --class-weight balanced"],
         "FK-GROUPS-OPTION": [
             f"--architecture centralised {one}" for one in ("--groups 3", "--group-sizes 2,2")],
         "FK-TASK-OPTION": ["--data iris --target 0", "--data iris --target 0 --model logistic"],
@@ -448,7 +450,7 @@ TYPED: dict[str, dict[str, list[str]]] = {
 
 @pytest.mark.promise("options-together")
 @pytest.mark.parametrize("name", TYPED)
-def test_what_cannot_be_run_is_refused_first(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_run_is_refused_first(name: str) -> None:
     cells = (f"u{k % 40},i{k % 7},{k % 5}" for k in range(280))
     Path("r.csv").write_text("\n".join(["user,item,stars", *cells]))
     always = name in ("fed-cg", "fdskl", "secure-gram", "fed-cfk", "hierarchical-svm")
@@ -456,7 +458,7 @@ def test_what_cannot_be_run_is_refused_first(name: str, capsys: pytest.CaptureFi
     for codes in (TYPED[name], alone, {} if name == "secure-gram" else COMMON):
         for code, cases in codes.items():
             for typed in cases:
-                found = code_of(capsys, "run", name, *typed.split(), "--quiet")
+                found = code_of("run", name, *typed.split(), "--quiet")
                 assert (found, typed) == (code, typed)
 
 
@@ -466,15 +468,15 @@ def test_what_cannot_be_run_is_refused_first(name: str, capsys: pytest.CaptureFi
     ("predict nowhere --client many", TYPE), ("compare lunch", CHOICE),
     ("run fed-cg --party", "FK-COMMAND-USAGE"),
 ])  # fmt: skip
-def test_what_is_no_command_is_refused(typed: str, code: str, capsys: Any) -> None:
-    assert code_of(capsys, *typed.split()) == code
+def test_what_is_no_command_is_refused(typed: str, code: str) -> None:
+    assert code_of(*typed.split()) == code
 
 
 # -- budgets
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_who_keeps_no_budget_says_which_do(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_who_keeps_no_budget_says_which_do(name: str) -> None:
     if hasattr(CLASSES[name], "privacy_epsilon"):
         assert "privacy_epsilon" in parsed(name)
         more: dict[str, Any] = {"fed-cg": {"basis": "fourier"}}
@@ -486,7 +488,7 @@ def test_who_keeps_no_budget_says_which_do(name: str, capsys: pytest.CaptureFixt
         caught = refuses("FK-BUDGET-METHOD", CLASSES[name], **{option: 3.0})
         assert "fed-cg" in caught.remedy
     if name in COMMANDS:
-        assert code_of(capsys, "run", name, "--privacy-epsilon", "3") == "FK-BUDGET-METHOD"
+        assert code_of("run", name, "--privacy-epsilon", "3") == "FK-BUDGET-METHOD"
 
 
 @pytest.mark.promise("budget-all-rows")
@@ -497,7 +499,7 @@ def test_who_keeps_no_budget_says_which_do(name: str, capsys: pytest.CaptureFixt
 def test_nothing_is_read_off_rows_in_a_run_with_a_budget(name: str, more: str, capsys: Any) -> None:
     begun = ["run", name, *more.split(), "--privacy-epsilon", "3"]
     for scaling in ("rank", "standard"):
-        told = code_of(capsys, *begun, "--data", "breast-cancer", "--scaling", scaling)
+        told = code_of(*begun, "--data", "breast-cancer", "--scaling", scaling)
         ours = scaling == "standard" and name == "fed-cg"  # which it takes without a budget neither
         assert told == ("FK-SCALING-RANGE" if ours else "FK-BUDGET-SCALING")
     rows = [f"{k % 7 / 7},{k % 5},{'ab'[k % 2]}" for k in range(120)]
@@ -505,8 +507,8 @@ def test_nothing_is_read_off_rows_in_a_run_with_a_budget(name: str, more: str, c
     Path("text.csv").write_text("a,b,y\n" + "\n".join(r.replace(",", ",t", 1) for r in rows))
     for file in ("gaps.csv", "text.csv"):  # as they are: the defaults are others
         own = ["--data", file, "--label", "y"]
-        assert code_of(capsys, *begun, *own, "--privacy-delta", "0.1") == "FK-BUDGET-DELTA"
+        assert code_of(*begun, *own, "--privacy-delta", "0.1") == "FK-BUDGET-DELTA"
     own += ["--categories", "onehot"]
-    assert code_of(capsys, *begun, *own) == "FK-BUDGET-CATEGORIES"
+    assert code_of(*begun, *own) == "FK-BUDGET-CATEGORIES"
     assert run([*begun, *own, "--scaling", "rank"]) == 2
     assert "--scaling range --categories hashing" in capsys.readouterr().err

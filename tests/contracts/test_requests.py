@@ -416,12 +416,16 @@ def test_a_second_model_is_not_judged(way: str, few: bool) -> None:
     one = asked(way, JUDGING[way][0])
     if few:
         one.client.policy = replace(one.client.policy, min_evaluation_rows=1000)
-    sections = [s for s in one.sections if not isinstance(s, sums.End)]
+    sections, number = [s for s in one.sections if not isinstance(s, sums.End)], 1
     assert one.send(sections=sections) == ""
+    for number in range(2, 22 if way == "pof-mkl, secure" else 2):  # what was told is repeated
+        repeated = [replace(s, index=s.index + number - 1) for s in one.orders]
+        same = replace(one.request, round=one.request.round + number - 1)
+        assert one.send(request=same, sections=repeated) == ""
     request = changed(one.request, JUDGING[way][1])
-    request = replace(request, round=request.round + 1)
+    request = replace(request, round=request.round + number)
     again = [s for s in ordered(one, request) if isinstance(s, sums.Order)]
-    again = [replace(s, index=s.index + 1) for s in again]
+    again = [replace(s, index=s.index + number) for s in again]
     said = one.send(request=request, sections=again)
     assert said.endswith("[FK-ORDER-MODEL]"), said
 

@@ -7,6 +7,7 @@ said without a restart they say with one, and nothing twice with other masks.
 from __future__ import annotations
 
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,23 +16,14 @@ import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 from refusals import refused
-from zoo import WAYS, Found, Sites, Way
+from zoo import MAIN, WAYS, Found, Sites, Way
 
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.simulations import Fault, InProcessGrid
 
 #: Ways that ``make test`` tries; the others are left to ``make test-long``.
-MAIN = (
-    "fed-cg",
-    "fed-cg, cg",
-    "fed-cg, rows",
-    "fdskl",
-    "fdskl, two active",
-    "secure-gram, in rounds",
-)
-MAIN += ("hierarchical-svm", "hierarchical-svm, vertical", "kernel-pca", "align", "ranges")
-MAIN += ("pof-mkl", "pof-rls, secure", "vm-kofl, streams")
+TRIED = (*MAIN, "secure-gram, in rounds", "pof-mkl", "pof-rls, secure", "vm-kofl, streams")
 EXACT = [n for n, w in WAYS.items() if not w.private and n != "secure-aggregation"]
 #: What is solved in steps differs in the last bits from run to run, whatever happens.
 STEPS = ("fed-cg, cg", "fed-cg, rows, cg")
@@ -44,7 +36,7 @@ REFUSED = ("FK-MESSAGE-ORDER", "FK-SUM-NUMBER", "FK-MESSAGE-SESSION")
 
 def ways(names: list[str]) -> list[Any]:
     """Return names; all but the main ones are long."""
-    return [pytest.param(n, marks=() if n in MAIN else pytest.mark.long) for n in names]
+    return [pytest.param(n, marks=() if n in TRIED else pytest.mark.long) for n in names]
 
 
 def short(name: str) -> Way:
@@ -152,37 +144,54 @@ def test_the_name_of_a_session_shows_nobody_where_a_node_keeps_its_state(tmp_pat
     assert str(tmp_path) not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ways(EXACT))
-def test_a_request_that_comes_twice_is_not_answered_twice(name: str, tmp_path: Path) -> None:
-    """The node is killed when its state is written and its reply has not left: a copy comes."""
-    way, answered = short(name), []
+def check_killed(name: str, folder: Path, answer: Callable[..., Any]) -> None:
+    """Run a way whose nodes are killed in each message; the model must be the same.
+
+    ``answer`` is given the node's folder, what answers, and what answers again after a restart.
+    """
+    way = short(name)
 
     class Killed(way.client):  # type: ignore[misc, name-defined]
-        """Answers each message twice, restarted in between."""
+        """A node that answers each message twice."""
 
         def fit(self, parameters: Any, config: Any) -> Any:
             asked = [a.copy() for a in parameters], dict(config)
-            first = super().fit(parameters, config)
-            self.context.state = RecordDict()
-            twin = way.client(self.context, **sites.arguments(self.partition))
-            try:
-                second = twin.fit(*asked)
-            except FedKernError as error:
-                answered.append(error.code)
-                return first
-            told = [{k: v for k, v in one[2].items() if k != "sealed"} for one in (first, second)]
-            assert told[0] == told[1], config["phase"]
-            for one, other in zip(first[0], second[0], strict=True):
-                assert one.shape == other.shape
-                if one.dtype != np.uint8:  # what is sealed for another node is sealed anew
-                    np.testing.assert_array_equal(one, other)
-            answered.append("same")
-            return first
+
+            def again() -> Any:
+                self.context.state = RecordDict()
+                return way.client(self.context, **sites.arguments(self.partition)).fit(*asked)
+
+            own, first = sites.folder / f"state-{self.partition}", super().fit
+            return answer(own, lambda: first(parameters, config), again)
 
     Killed.__name__ = way.client.__name__  # it names a freeze
-    quiet = nodes(way, tmp_path / "quiet").fit()
-    sites = nodes(replace(way, client=Killed), tmp_path / "killed")
+    quiet = nodes(way, folder / "quiet").fit()
+    sites = nodes(replace(way, client=Killed), folder / "killed")
     assert_same(name, sites.fit(), quiet)
+
+
+@pytest.mark.parametrize("name", ways(EXACT))
+def test_a_request_that_comes_twice_is_not_answered_twice(name: str, tmp_path: Path) -> None:
+    """The node is killed when its state is written and its reply has not left: a copy comes."""
+    answered = []
+
+    def twice(own: Path, answer: Any, again: Any) -> Any:
+        first = answer()
+        try:
+            second = again()
+        except FedKernError as error:
+            answered.append(error.code)
+            return first
+        told = [{k: v for k, v in one[2].items() if k != "sealed"} for one in (first, second)]
+        assert told[0] == told[1]
+        for one, other in zip(first[0], second[0], strict=True):
+            assert one.shape == other.shape
+            if one.dtype != np.uint8:  # what is sealed for another node is sealed anew
+                np.testing.assert_array_equal(one, other)
+        answered.append("same")
+        return first
+
+    check_killed(name, tmp_path, twice)
     assert set(answered) <= {"same", *REFUSED}
     assert "same" in answered
 
@@ -193,25 +202,15 @@ def test_a_node_that_was_killed_before_it_wrote_answers_anew(name: str, tmp_path
 
     But of a stream, whose rows are lost then: none takes part twice.
     """
-    way = short(name)
 
-    class Killed(way.client):  # type: ignore[misc, name-defined]
-        """Answers each message twice: the first time it is killed, before its state is written."""
+    def anew(own: Path, answer: Any, again: Any) -> Any:
+        before = {f: f.read_bytes() for f in own.glob("*/partition-*.*t")}
+        answer()
+        for file in own.glob("*/partition-*.*t"):
+            file.unlink()
+        for file, content in before.items():
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(content)
+        return again()
 
-        def fit(self, parameters: Any, config: Any) -> Any:
-            asked = [a.copy() for a in parameters], dict(config)
-            own = sites.folder / f"state-{self.partition}"
-            before = {f: f.read_bytes() for f in own.glob(f"*/partition-{self.partition}.*t")}
-            super().fit(parameters, config)
-            for file in own.glob(f"*/partition-{self.partition}.*t"):
-                file.unlink()
-            for file, content in before.items():
-                file.parent.mkdir(exist_ok=True)
-                file.write_bytes(content)
-            self.context.state = RecordDict()
-            return way.client(self.context, **sites.arguments(self.partition)).fit(*asked)
-
-    Killed.__name__ = way.client.__name__
-    quiet = nodes(way, tmp_path / "quiet").fit()
-    sites = nodes(replace(way, client=Killed), tmp_path / "killed")
-    assert_same(name, sites.fit(), quiet)
+    check_killed(name, tmp_path, anew)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import shlex
@@ -19,6 +18,7 @@ from xml.etree import ElementTree
 import click
 import numpy as np
 import pytest
+from command_line import Tables
 from flwr.app import Context, Message
 from promises import PAGE, ROOT, marks, promises
 from promises import page as claims
@@ -299,13 +299,12 @@ def python_blocks() -> list[str]:
     return re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), flags=re.S)
 
 
-def patients(rows: int = 240, label: str = "ill") -> dict[str, Any]:
+def patients(rows: int = 240) -> dict[str, Any]:
     """Return columns of patients and a label that follows from them."""
-    x = np.random.default_rng(0).random((rows, 6))
-    ill = (x[:, 0] + x[:, 2] + x[:, 4] > 1.5).astype(int)
-    names = ("age", "dose", "iron", "salt", "gene", "cell")
-    columns = {name: column.round(4).tolist() for name, column in zip(names, x.T, strict=True)}
-    return {"patient": [f"p{k}" for k in range(rows)], **columns, label: ill.tolist()}
+    x = np.random.default_rng(0).random((rows, 6)).round(4)
+    ill = (x[:, 0] + x[:, 2] + x[:, 4] > 1.5).astype(int).tolist()
+    columns = dict(zip(["age", "dose", "iron", "salt", "gene", "cell"], x.T.tolist(), strict=True))
+    return {"patient": [f"p{k}" for k in range(rows)], **columns, "ill": ill}
 
 
 def part(columns: dict[str, Any], names: str, rows: slice) -> dict[str, Any]:
@@ -329,10 +328,10 @@ def test_the_ten_lines_on_each_side_run(here: Path, capsys: pytest.CaptureFixtur
     for k, rows in enumerate((range(120), range(120, 240))):
         for name, own in (("data", rows[:90]), ("test-data", rows[90:])):
             file = files.setdefault(k, {"alignment-key": "key"})[name] = f"{k}-{name}.csv"
-            write(file, part(every, "patient age dose ill", slice(own[0], own[-1] + 1)))
+            Tables.write(file, part(every, "patient age dose ill", slice(own[0], own[-1] + 1)))
     for k, names in ((2, "patient iron salt"), (3, "patient gene cell")):
         files[k] = {"data": f"{k}.csv"}
-        write(f"{k}.csv", part(every, names, slice(None)))
+        Tables.write(f"{k}.csv", part(every, names, slice(None)))
     space: dict[str, Any] = {}
     exec(client, space)
 
@@ -438,34 +437,25 @@ def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     exec(compile(block.text, block.page, "exec"), {})
 
 
-def write(name: str, columns: dict[str, Any]) -> None:
-    """Write a CSV file."""
-    with Path(name).open("w", newline="") as file:
-        csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
-
-
 def make_tables() -> None:
     """Write tables of the names that the pages have, one of them with text and gaps."""
-    rng = np.random.default_rng(0)
-    x = rng.random((400, 6)).round(4)
-    ill = (x[:, 0] + x[:, 2] + x[:, 4] > 1.5).astype(int).tolist()
-    named = {name: x[:, k].tolist() for k, name in enumerate(("age", "dose", "iron", "salt"))}
-    named |= {"sex": [("F", "M")[k % 2] for k in range(400)], "gene": x[:, 4].tolist()}
-    people = [f"p{k}" for k in range(400)]
-    hospital = [f"h{k % 3}" for k in range(400)]
-    write("patients.csv", {"patient": people, "hospital": hospital, **named, "outcome": ill})
-    write("customers.csv", {"customer": people, **named, "default": ill})
-    write("new.csv", {"patient": people, "hospital": hospital, **named})
-    write("new-patients.csv", {"patient": people[:50], **{n: c[:50] for n, c in named.items()},
-                               "hospital": hospital[:50]})  # fmt: skip
-    write("new-customers.csv", {"customer": people[:50], **{n: c[:50] for n, c in named.items()}})
-    for name, rows in (("north", slice(200)), ("south", slice(200, None))):
-        own = {"patient": people[rows], "age": named["age"][rows], "dose": named["dose"][rows]}
-        write(f"{name}.csv", {**own, "outcome": ill[rows]})
-    write("lab.csv", {"patient": people, **{n: named[n] for n in ("iron", "salt", "gene")}})
+    rng, every = np.random.default_rng(0), patients(400)
+    every |= {"sex": ["F", "M"] * 200, "hospital": [f"h{k % 3}" for k in range(400)]}
+    every |= {"customer": every["patient"], "outcome": every["ill"], "default": every["ill"]}
+    six, whole = "age dose iron salt sex gene", slice(None)
+    for name, names, rows in (
+        ("patients", f"patient hospital {six} outcome", whole),
+        ("customers", f"customer {six} default", whole), ("new", f"patient hospital {six}", whole),
+        ("new-patients", f"patient {six} hospital", slice(50)),
+        ("new-customers", f"customer {six}", slice(50)),
+        ("north", "patient age dose outcome", slice(200)),
+        ("south", "patient age dose outcome", slice(200, None)),
+        ("lab", "patient iron salt gene", whole),
+    ):  # fmt: skip
+        Tables.write(f"{name}.csv", part(every, names, rows))
     hours = rng.random((1200, 3))
     columns = {name: hours[:, k].tolist() for k, name in enumerate("abc")}
-    write("weather.csv", {**columns, "temp": np.sin(hours.sum(axis=1)).tolist()})
+    Tables.write("weather.csv", {**columns, "temp": np.sin(hours.sum(axis=1)).tolist()})
     films = [(u, i) for u in range(40) for i in range(1, 13) if rng.random() < 0.5]
     lines = [f"{u}\t{i}\t{rng.integers(1, 6)}\t{1000 * i + u}" for u, i in films]
     Path("u.data").write_text("\n".join(lines) + "\n")

@@ -1,24 +1,27 @@
 """Sites of apps: nodes with files of their own, a small run, and what it should give.
 
-Here those whose parties hold columns or rows of the same patients; ``other_sites`` has the others.
+Most have the tables of a way of the zoo: numbers in other units, labels in words. What an app gives
+is what a run in process gives with these tables; tests/contracts/test_oracle.py compares such runs
+with the pooled rows.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from command_line import Tables
 from flwr.app import Context, RecordDict
+from pooled import KEY
+from zoo import WAYS, Found, Sites, Table, Way, hospitals, streams
 
-from fedkern_flwr.hybrid.landmarks import draw_landmarks
-from fedkern_flwr.kernels.random_features import draw_directions, draw_offsets
-from fedkern_flwr.model_file import load_model
+from fedkern_flwr.clients import OnlineKernelClient
 from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.simulations.deployment.run_config import app_folder
 
@@ -26,18 +29,6 @@ Import = Callable[..., SimpleNamespace]
 Make = Callable[[str], Any]
 Given = Callable[..., dict[str, Any]]
 Refuses = Callable[..., str]
-
-
-def write(path: Path, heads: Sequence[str], *columns: Iterable[Any]) -> Path:
-    """Write a table of columns."""
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([heads, *zip(*columns, strict=True)])
-    return path
-
-
-def cells(x: np.ndarray) -> list[list[str]]:
-    """Return the columns of a matrix as texts that are read back bit for bit."""
-    return [[repr(value) for value in column] for column in x.T.tolist()]
 
 
 def node_keys(app: str) -> set[str]:
@@ -58,11 +49,9 @@ class Site:
         Of a small run, with underscores.
     nodes : list of dict
         Configurations of the nodes; the first one has most.
-    near : float
-        How near what nodes write is to what they should.
     """
 
-    app, near, model = "", 1e-6, "model"
+    app, model = "", "model"
     config: dict[str, Any]
 
     def __init__(self, folder: Path, imported: Import) -> None:
@@ -126,231 +115,343 @@ class Site:
         app.server_app.app(wrap(grid), Context(1, 1, {}, RecordDict(), own))
         return grid
 
-    def written(self) -> dict[str, float]:
-        """Return what nodes wrote, by its name, and remove their files."""
-        found: dict[str, float] = {}
-        for path in sorted(self.folder.glob("predictions*.csv")):
-            with path.open(newline="") as file:
-                for row in csv.DictReader(file):
-                    name = row.get("id") or f"{path.stem}/{row['row']}"
-                    found[name] = float(row.get("output_0") or row["output"])
-                    if "class" in row:
-                        assert row["class"] == ("bad", "ok")[int(found[name] >= 0.0)]
+
+class ZooSite(Site):
+    """The tables of a way as files of the nodes, which write to ``sites.folder``."""
+
+    name, roles, label = "", ("", ""), "state"
+    more: Table = {}  # noqa: RUF012
+    keys: Table = {}  # noqa: RUF012
+    shared: tuple[str, ...] = ("ranges",)  # files that all nodes name
+
+    def deal(self) -> list[Table]:
+        """Return the tables of the nodes; labels of new rows are in no file."""
+        return WAYS[self.name].tables()
+
+    def build(self, rng: np.random.Generator) -> None:
+        """Write all tables and what their columns share."""
+        rounds = {"num_rounds": self.way.rounds} if self.way.rounds else {}
+        self.config = {**self.way.options, **rounds, **self.keys}
+        self.sites = Sites(self.way, self.folder / "out", self.deal())
+        (self.folder / "alignment").write_text(KEY.hex() + "\n")
+        (self.folder / "short").write_text("abcd")
+        ranges = {name: [20, 80] for name in "abcdefgh"}
+        (self.folder / "ranges.json").write_text(json.dumps(ranges))
+        for k in range(len(self.sites)):
+            self.add(**self.node(k))
+
+    @property
+    def way(self) -> Way:
+        """The way with the options of the small run."""
+        way = WAYS[self.name]
+        return replace(way, options={**way.options, **self.more})
+
+    def node(self, k: int) -> dict[str, Any]:
+        """Write the files of a node; return its keys."""
+        table = self.sites.tables[k]
+        keys = {key: table[key] for key in ("role", "group") if key in table}
+        keys |= {name: self.folder / f"{name}.json" for name in self.shared}
+        if self.roles[0] and "role" not in table:
+            keys["role"] = self.roles["y" not in table]
+        for seed in {"landmark_seed", "frequency_seed"} & table.keys():
+            keys[seed] = self.folder / f"{seed}{k}"
+            keys[seed].write_text(table[seed].hex())
+        keys |= {"data": self.write(k)} if {"x", "y"} & table.keys() else {}
+        new = {"x_test", "ids_test"} & table.keys()
+        keys |= {"test_data": self.write(k, "_test")} if new else {}
+        keys |= {"id_column": "key"} if "ids" in table else {}
+        if {"alignment_key", "landmark_seed", "frequency_seed"} & table.keys():
+            keys["alignment_key"] = self.folder / "alignment"
+        if "y" in table:
+            keys["label_column"] = self.label
+            keys |= {"classes": "ok,bad"} if "classes" in table else {}
+        for key, path in self.way.paths.items() if new and "y" in table else ():
+            keys[key] = self.sites.folder / path.format(k)
+        return keys
+
+    def place(self, k: int) -> int:
+        """Return which of the blocks of columns a node has."""
+        return 0
+
+    def units(self, x: Any) -> np.ndarray:
+        """Return features of [0, 1] in the units of a file."""
+        return 20.0 + 60.0 * np.asarray(x, float)
+
+    def labels(self, table: Table) -> list[Any]:
+        """Return labels as they are in a file."""
+        words = ["bad", "ok"] if "classes" in table else [0, 1]
+        return [words[int(y)] if y == y else "" for y in np.asarray(table["y"], float)]
+
+    def columns(self, k: int, part: str = "") -> dict[str, Any]:
+        """Return the columns of a file: ids, features in their units, labels in words."""
+        table, found = self.sites.tables[k], dict[str, Any]()
+        if table.get(f"ids{part}") is not None:
+            found["key"] = np.asarray(table[f"ids{part}"])
+        if table.get(f"x{part}") is not None:
+            x = self.units(table[f"x{part}"])
+            at = x.shape[1] * self.place(k)
+            found |= dict(zip("abcdefgh"[at : at + x.shape[1]], x.T, strict=True))
+        return found | ({self.label: self.labels(table)} if "y" in table and not part else {})
+
+    def write(self, k: int, part: str = "", **changes: Any) -> Path:
+        """Write a table of a node, perhaps with other columns; None leaves one out."""
+        path = self.folder / f"{'new' if part else 'known'}{k}.csv"
+        columns = {**self.columns(k, part), **changes}
+        Tables.write(path, {n: c for n, c in columns.items() if c is not None})
+        return path
+
+    def save(self, k: int) -> None:
+        """Give a node an NPZ file in place of its table."""
+        columns = self.columns(k)
+        key, names = columns.pop("key"), np.array(list(columns))
+        x = np.column_stack([*columns.values()])
+        np.savez(self.folder / f"known{k}.npz", X=x, key=key, feature_names=names)
+        self.nodes[k]["data"] = str(self.folder / f"known{k}.npz")
+
+    def here(self) -> Found:
+        """Run the same tables in process; nodes of streams predict with the model."""
+        online = self.way.client is OnlineKernelClient
+        more = {"keep_weights": True} if online else {}
+        sites = Sites(self.way, self.folder / "here", self.sites.tables, more)
+        found = sites.fit()
+        if online:
+            arrays, meta = found.strategy.model()
+            found.strategy.of_model(meta).predict_at_nodes(sites.grid(), arrays, meta)
+        return found
+
+    def written(self, sites: Sites | None = None) -> dict[str, float]:
+        """Return what nodes wrote, by node and id or row, and remove their files."""
+        sites = sites or self.sites
+        for row in sites.rows().values():
+            if sites is self.sites and "class" in row:
+                assert row["class"] == ("bad", "ok")[int(float(row["output_0"]) >= 0.0)]
+        found = {name: values[0] for name, values in sites.written().items()}
+        for path in sites.folder.glob("*/*.csv"):
             path.unlink()
         return found
 
-    def expected(self, grid: InProcessGrid, saved: Path) -> dict[str, float]:
+    def expected(self) -> dict[str, float]:
         """Return what they should have written."""
-        raise NotImplementedError
+        return self.written(self.here().sites)
 
 
-class Patients(Site):
-    """60 patients with six columns in units of their own, 42 of them with a text label."""
-
-    columns = "abcdef"
-
-    def build(self, rng: np.random.Generator) -> None:
-        self.x = rng.random((60, 6))
-        self.units = 20.0 + 60.0 * self.x
-        self.y = np.where(self.x.sum(axis=1) > 3.0, 1.0, -1.0)
-        self.words = np.where(self.y > 0.0, "ok", "bad")  # sorted: bad, ok
-        self.ids = np.array([f"p{k:03d}" for k in range(60)])
-        self.train, self.new = np.split(rng.permutation(60), [42])
-        self.seeds = [bytes([k + 1]) * 32 for k in range(3)]
-        for k, seed in enumerate(self.seeds):
-            (self.folder / f"seed{k}").write_text(seed.hex())
-        (self.folder / "alignment").write_text("ab" * 32 + "\n")
-        (self.folder / "short").write_text("abcd")
-        ranges = {name: [20, 80] for name in self.columns}
-        (self.folder / "ranges.json").write_text(json.dumps(ranges))
-
-    def write(
-        self, name: str, rows: Any, columns: slice, labels: Any = None, *, ids: bool = True
-    ) -> Path:
-        """Write some rows and columns, with ids, and labels if they are given."""
-        heads = [*(["key"] if ids else []), *self.columns[columns]]
-        body = [self.ids[rows], *cells(self.units[rows, columns])][0 if ids else 1 :]
-        more = [] if labels is None else [labels]
-        last = [] if labels is None else ["state"]
-        return write(self.folder / name, [*heads, *last], *body, *more)
-
-    def save(self, name: str, rows: Any, columns: slice) -> Path:
-        """Write some rows and columns as an NPZ file."""
-        names = np.array(list(self.columns[columns]))
-        x, key = self.units[rows, columns], self.ids[rows]
-        np.savez(self.folder / name, X=x, key=key, feature_names=names)
-        return self.folder / name
-
-    def joined(self, k: int) -> dict[str, Path]:
-        """Return keys of what joins rows and scales columns."""
-        return {
-            "alignment_key": self.folder / "alignment",
-            "ranges": self.folder / f"ranges{k}.json",
-        }
-
-    def by_id(self, outputs: Any) -> dict[str, float]:
-        """Return outputs of the new rows by their ids."""
-        return dict(zip(self.ids[self.new].tolist(), np.ravel(outputs).tolist(), strict=True))
-
-
-class FedCGSite(Patients):
+class FedCGSite(ZooSite):
     """Two hospitals with labelled rows and new patients, two centres with all rows."""
 
-    app, near, landmarks = "fed_cg", 1e-7, 20
+    app, name, roles = "fed_cg", "fed-cg", ("hospital", "centre")
+
+    def deal(self) -> list[Table]:
+        return hospitals(count=2)
+
+    def place(self, k: int) -> int:
+        return max(0, k - 1)
+
+    def node(self, k: int) -> dict[str, Any]:
+        block = {"block": self.sites.tables[k]["block"]} if k > 1 else {}
+        return {**super().node(k), **block}
 
     def build(self, rng: np.random.Generator) -> None:
         super().build(rng)
-        self.config = {"landmarks": self.landmarks, "sampling": "U"}
-        shared = {"alignment_key": self.folder / "alignment", "id_column": "key"}
-        shared["ranges"] = self.folder / "ranges.json"
-        first = slice(0, 2)
-        for h in range(2):
-            known, new = self.train[h::2], self.new[h::2]
-            self.add(
-                role="hospital", data=self.write(f"known{h}.csv", known, first, self.words[known]),
-                test_data=self.write(f"new{h}.csv", new, first),
-                predictions=self.folder / f"predictions{h}.csv", label_column="state",
-                classes="ok,bad", landmark_seed=self.folder / "seed0", **shared,
-            )  # fmt: skip
-        order = rng.permutation(60)
-        proteins = self.write("proteins.csv", order, slice(2, 4))
-        for k, data in ((1, proteins), (2, self.save("genes.npz", order[::-1], slice(4, 6)))):
-            seed = self.folder / f"seed{k}"
-            self.add(role="centre", data=data, block=data.stem, landmark_seed=seed, **shared)
-
-    def expected(self, grid: InProcessGrid, saved: Path) -> dict[str, float]:
-        box = np.array([[0.0, 1.0]] * 2)
-        landmarks = np.hstack([draw_landmarks(s, self.landmarks, box) for s in self.seeds])
-        gaps = ((self.x[:, None, :] - landmarks) ** 2).sum(axis=2)
-        arrays, meta = load_model(saved)
-        k = np.exp(-arrays["gammas"] * gaps)
-        kernel, labels = k[self.train], self.y[self.train]
-        normal = kernel.T @ kernel + meta["regularization"] * np.eye(self.landmarks)
-        coefficients = np.linalg.solve(normal, kernel.T @ labels)
-        np.testing.assert_allclose(arrays["coefficients"][:, 0], coefficients, atol=1e-6)
-        assert meta["blocks"] == ["clinical", "genes", "proteins"]
-        return self.by_id(k[self.new] @ coefficients)
+        self.save(3)
 
 
-class FDSKLSite(Patients):
-    """Three parties with two columns each, one of them with labels and new rows."""
+class FDSKLSite(ZooSite):
+    """Four parties with two columns each, one of them with labels and new rows."""
 
-    app, actives, features = "fdskl", 1, 40
-    config = {  # noqa: RUF012
-        "features": 40, "gamma": 1.5, "regularization": 1e-2, "phase_bits": 32, "loss": "square",
-    }  # fmt: skip
+    app, name, roles = "fdskl", "fdskl", ("active", "passive")
+
+    def place(self, k: int) -> int:
+        return k
 
     def build(self, rng: np.random.Generator) -> None:
         super().build(rng)
-        owner = np.arange(60) % self.actives
-        for k in range(3):
-            own = slice(2 * k, 2 * k + 2)
-            ranges = {name: [20, 80] for name in self.columns[own]}
-            (self.folder / f"ranges{k}.json").write_text(json.dumps(ranges))
-            more = {**self.joined(k), "frequency_seed": self.folder / f"seed{k}"}
-            more |= {"id_column": "key", "role": "active" if k < self.actives else "passive"}
-            if k < self.actives:  # other active parties' rows are there without a label
-                new = self.new[owner[self.new] == k]
-                known = rng.permutation(np.setdiff1d(np.arange(60), new))
-                mine = (owner[known] == k) & np.isin(known, self.train)
-                labels = np.where(mine, self.words[known], "")
-                more["data"] = self.write(f"known{k}.csv", known, own, labels)
-                more["test_data"] = self.write(f"new{k}.csv", new, own)
-                more |= {"label_column": "state", "classes": "ok,bad"}
-                more["predictions"] = self.folder / f"predictions{k}.csv"
-            elif k == 1:
-                more["data"] = self.write("known1.csv", rng.permutation(self.train), own)
-                more["test_data"] = self.write("new1.csv", self.new, own)
-            else:
-                more["data"] = self.save("all.npz", rng.permutation(60), own)
-            self.add(**more)
-
-    def expected(self, grid: InProcessGrid, saved: Path, first: int = 0) -> dict[str, float]:
-        arrays, meta = load_model(saved)
-        assert arrays == {}  # the coefficients stay with the active party
-        assert meta["columns"] == 6 - 2 * first
-        n, features = len(self.train), self.features
-        omega = [draw_directions(s, 0, features, 2, "rbf", 1.5) for s in self.seeds[first:]]
-        b = sum(draw_offsets(s, 0, features, "rbf", 1.5) for s in self.seeds)
-        z = np.sqrt(2.0 / features) * np.cos(self.x[:, 2 * first :] @ np.hstack(omega).T + b)
-        normal = 2.0 / n * z[self.train].T @ z[self.train] + 1e-2 * np.eye(features)
-        right = 2.0 / n * z[self.train].T @ self.y[self.train]
-        return self.by_id(z[self.new] @ np.linalg.solve(normal, right))
+        self.save(2)
 
 
 class TwoActivesSite(FDSKLSite):
-    """Three parties, two of them with labels, and a model that streams."""
+    """Two of them with labels, and a model that streams."""
 
-    actives = 2
-    config = {  # noqa: RUF012
-        "schedule": "streaming", "num_rounds": 12, "directions": 4, "batch": 6, "phase_bits": 32,
-        "evaluate_every": 5, "checkpoint_every": 4,
-    }  # fmt: skip
+    name = "fdskl, two active"
 
 
-class HorizontalSite(Patients):
-    """Four users in two groups with rows, their agents; the first user has the new rows."""
+class HorizontalSite(ZooSite):
+    """Four users in two groups with rows, their agents; the first user has new rows."""
 
-    app, model, near = "hierarchical_svm", "saved-model", 0.05
-    config = {"tolerance": 1e-4, "num_rounds": 40, "C": 1.0}  # noqa: RUF012
+    app, name, model, roles = "hierarchical_svm", "hierarchical-svm", "saved-model", ("user", "")
+    shared = ()
 
-    def build(self, rng: np.random.Generator) -> None:
-        super().build(rng)
-        every, self.new = slice(0, 6), np.sort(self.new)
-        for k, rows in enumerate(np.array_split(self.train, 4)):
-            data = self.write(f"known{k}.csv", rows, every, self.words[rows], ids=False)
-            own: dict[str, Any] = {"role": "user", "group": k // 2, "data": data}
-            if k == 0:
-                own["test_data"] = self.write("new.csv", self.new, every, ids=False)
-                own["predictions"] = self.folder / "predictions.csv"
-            self.add(**own, label_column="state", classes="ok,bad")
-        for group in range(2):
-            self.add(role="agent", group=group)
+    def deal(self) -> list[Table]:
+        first, *rest = super().deal()
+        new = ("x_test", "y_test")
+        return [first, *({k: v for k, v in t.items() if k not in new} for t in rest)]
 
-    def expected(self, grid: InProcessGrid, saved: Path) -> dict[str, float]:
-        names = [f"held-out row {k}" for k in range(len(self.new))]
-        return dict(zip(names, self.pooled().tolist(), strict=True))
-
-    def pooled(self) -> np.ndarray:
-        """Return what an owner of all columns and rows gives the new rows."""
-        from sklearn.svm import SVC
-
-        mean, deviation = self.units[self.train].mean(0), self.units[self.train].std(0)
-        x = (self.units - mean) / deviation
-        oracle = SVC(kernel="linear", C=1.0, tol=1e-8).fit(x[self.train], self.y[self.train])
-        return np.asarray(oracle.decision_function(x[self.new]))
+    def units(self, x: Any) -> np.ndarray:
+        return np.asarray(x)  # which are of the model, too
 
 
 class VerticalSite(HorizontalSite):
-    """Two groups of two users with three columns each, their agents and the label owner."""
+    """Two groups of two users with two columns each, their agents and the label owner."""
 
-    near = 1e-3
-    config = {"tolerance": 1e-7, "partition": "vertical"}  # noqa: RUF012
+    name, roles = "hierarchical-svm, vertical", ("user", "user")
+
+    def deal(self) -> list[Table]:
+        return ZooSite.deal(self)
+
+    def place(self, k: int) -> int:
+        return k // 2
+
+
+class StreamSite(ZooSite):
+    """Four clients with a stream of three columns in its own units, and new rows without labels."""
+
+    app, name, label, shared = "pof_mkl", "pof-mkl", "power", ("scaling",)
+
+    def deal(self) -> list[Table]:
+        """Rows of a box whose corner is as far off as a row may be."""
+        made, (low, high) = [], (50.0, 150.0)
+        scaling = {"x_min": [20] * 3, "x_max": [80] * 3, "row_norm": 1.8}
+        scaling |= {"y_min": low, "y_max": high}
+        (self.folder / "scaling.json").write_text(json.dumps(scaling))
+        for table in streams():
+            x, x_test = ((table[name] + 0.5) / 1.8 for name in ("x", "x_test"))
+            made.append({"x": x, "x_test": x_test, "y": table["y"], "label_range": (low, high)})
+        made[0]["x_test"][-1, 0] = 1.0 / 1.8
+        return made
+
+    def units(self, x: Any) -> np.ndarray:
+        found = super().units(1.8 * x)
+        found[found[:, 0] >= 80.0, 0] = 900.0  # beyond the public range: clipped
+        return found
+
+    def labels(self, table: Table) -> list[Any]:
+        return list(50.0 + 100.0 * table["y"])
+
+
+class RidgeSite(StreamSite):
+    """The same, for POF-RLS."""
+
+    name, keys = "pof-rls", {"method": "pof-rls"}
+
+
+class RowsSite(ZooSite):
+    """Four clients with rows, and some held out, for a method that is registered."""
+
+    app, name = "method", "kernel-pca"
+
+    def deal(self) -> list[Table]:
+        more = {"y": np.arange(15) % 2, "ids_test": [f"new {i}" for i in range(5)]}
+        return [{**table, **more} for table in super().deal()]
 
     def build(self, rng: np.random.Generator) -> None:
-        Patients.build(self, rng)
-        joined = {"alignment_key": self.folder / "alignment", "id_column": "key"}
-        for group in range(2):
-            for rows in np.array_split(rng.permutation(60), 2):
-                data = self.write(
-                    f"user{len(self.nodes)}.csv", rows, slice(3 * group, 3 * group + 3)
-                )
-                self.add(role="user", group=group, data=data, **joined)
-        for group in range(2):
-            self.add(role="agent", group=group)
-        nothing = slice(0, 0)
-        self.add(
-            role="owner",
-            data=self.write("labels.csv", self.train, nothing, self.words[self.train]),
-            test_data=self.write("unlabelled.csv", self.new, nothing),
-            predictions=self.folder / "predictions.csv",
-            label_column="state",
-            classes="bad,ok",
-            **joined,
-        )
+        super().build(rng)
+        options = {k: v for k, v in self.config.items() if k != "seed"}
+        self.config = {"method": self.name, "options": json.dumps(options), "seed": 7}
 
-    def expected(self, grid: InProcessGrid, saved: Path) -> dict[str, float]:
-        assert load_model(saved)[0] == {}  # its parts stay with agents and owner
-        for part in self.folder.glob("state*/*/*.model"):
-            assert part.stat().st_mode & 0o077 == 0
-        return self.by_id(self.pooled())
+
+class RatingSite(ZooSite):
+    """Four nodes with 9, 7, 1 and 5 users; ratings are 1 to 5, those from 3 on are positive.
+
+    Every node has another kind of file. Of each user a positive rating or two are held out.
+    """
+
+    app, name = "fed_cfk", "fed-cfk"
+    more = {"min_support": 3, "learner": "cf-komd", "regularization": 0.1}  # noqa: RUF012
+    parts = (range(9), range(9, 16), range(16, 17), range(17, 22))
+    kinds = (".data", ".csv", ".tsv", ".dat")
+
+    def deal(self) -> list[Table]:
+        rng = np.random.default_rng(11)
+        self.items = [f"film-{k:02d}" for k in range(15)]
+        self.users = [f"s3cret-{u:02d}" for u in range(22)]
+        taste = rng.normal(size=(22, 2)) @ rng.normal(size=(2, 15))
+        self.stars = np.clip(np.rint(2.5 + taste + rng.normal(0.0, 0.5, taste.shape)), 1, 5)
+        self.stars[rng.random(taste.shape) < 0.35] = 0  # not rated
+        self.stars[2:, [6, 12]] = 0  # hardly anybody knows these
+        self.stars[4] = np.where(self.stars[4] > 2, 2, self.stars[4])  # a user without taste
+        self.held = (self.stars >= 3) & (rng.random(taste.shape) < 0.2)
+        self.liked = (self.stars >= 3) & ~self.held
+        (self.folder / "items.txt").write_text("\n".join(self.items) + "\n\n")
+        titles = "".join(f'"a, b",{item}\n' for item in self.items)
+        (self.folder / "items.csv").write_text(f"Title,Item\n{titles}")
+        names = [[self.users[u] for u in part] for part in self.parts]
+        both = zip(self.parts, names, strict=True)
+        found = [{"x": self.liked[p], "x_test": self.held[p], "users": u} for p, u in both]
+        return [{**t, "x": t["x"].astype(int), "items": self.items} for t in found]
+
+    @property
+    def way(self) -> Way:
+        return replace(super().way, paths={"recommendations": "{}/recommendations.csv"})
+
+    def node(self, k: int) -> dict[str, Any]:
+        return {
+            "data": self.ratings(f"known{k}{self.kinds[k]}", self.parts[k], ~self.held),
+            "test_data": self.ratings(f"new{k}{self.kinds[k]}", self.parts[k], self.held),
+            "catalogue": self.folder / ("items.csv" if k == 1 else "items.txt"),
+            "recommendations": self.sites.folder / f"{k}/recommendations.csv", "min_rating": 3,
+        }  # fmt: skip
+
+    def ratings(self, name: str, users: range, mask: np.ndarray) -> Path:
+        """Write the ratings of some users in the format of a file's end."""
+        own = self.stars * mask * np.isin(np.arange(22), users)[:, None]
+        heads = "userId,movieId,rating,timestamp"
+        Tables.ratings(self.folder / name, own, heads, self.users, self.items)
+        return self.folder / name
+
+    def written(self, sites: Sites | None = None) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for path in sorted((sites or self.sites).folder.glob("*/recommendations.csv")):
+            ranks: dict[str, list[float]] = {}
+            for row in Tables.read(path):
+                found[f"{row['user']} {row['item']}"] = float(row["score"])
+                ranks.setdefault(row["user"], []).append(float(row["score"]))
+                assert len(ranks[row["user"]]) == int(row["rank"])
+            assert all(scores == sorted(scores, reverse=True) for scores in ranks.values())
+            path.unlink()
+        return found
+
+
+class RangesSite(Site):
+    """Three hospitals with CSV files, empty cells among them, and a centre with an NPZ file."""
+
+    app, config = "ranges", {"labels": True, "deviations": 3.0}
+
+    def build(self, rng: np.random.Generator) -> None:
+        self.x = rng.normal([50.0, 1e5, 7.0], [10.0, 0.01, 2.0], (3, 12, 3))
+        for k in range(3):
+            self.x[k, k, 0] = np.nan
+            columns = dict(zip(("age", "mass", "days"), self.x[k].T, strict=True))
+            data = self.folder / f"patients{k}.csv"
+            Tables.write(data, {"patient": [f"p{k}{i}" for i in range(12)], **columns})
+            self.add(
+                data=data, id_column="patient", label_column="days", block="clinical",
+                ranges=self.folder / f"r{k}.json", scaling=self.folder / f"s{k}.json",
+            )  # fmt: skip
+        self.genes = rng.normal(size=(9, 2))
+        path = self.folder / "genes.npz"
+        np.savez(path, X=self.genes, feature_names=np.array(["g", "h"]))
+        self.add(data=path, block="genes", ranges=self.folder / "r3.json")
+
+
+class AlignSite(Site):
+    """Three nodes with files of different kinds, two of them with text beside the ids."""
+
+    app, config = "align", {"rows": 0}
+
+    def build(self, rng: np.random.Generator) -> None:
+        (self.folder / "known.csv").write_text("patient,age,ill\n007,3,yes\n008,4,no\n009,,yes\n")
+        (self.folder / "new.csv").write_text("patient,age\n010,3\n")
+        (self.folder / "genes.csv").write_text("patient,gene\n010,x\n007,y\n")
+        path, patients = self.folder / "scans.npz", np.array(["009", "007"])
+        np.savez(path, X=np.zeros((2, 1)), patient=patients)
+        for k, name in enumerate(("known.csv", "genes.csv", "scans.npz")):
+            alignment = self.folder / f"node-{k}" / "alignment.npz"
+            self.add(data=self.folder / name, id_column="patient", alignment=alignment)
+        self.nodes[0]["test-data"] = str(self.folder / "new.csv")
+
+
+SITES: dict[str, type[Site]] = {
+    "fed-cg": FedCGSite, "fdskl": FDSKLSite, "fdskl two": TwoActivesSite,
+    "horizontal": HorizontalSite, "vertical": VerticalSite, "pof-mkl": StreamSite,
+    "pof-rls": RidgeSite, "fed-cfk": RatingSite, "ranges": RangesSite, "align": AlignSite,
+    "kernel-pca": RowsSite,
+}  # fmt: skip

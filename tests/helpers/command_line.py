@@ -95,7 +95,7 @@ class CommandLine:
         def interrupted() -> None:
             raise KeyboardInterrupt
 
-        with _at_pull(pulls, interrupted):
+        with at_pull(pulls, interrupted):
             code, out, err = self("run", *arguments)
         assert (code, out) == (130, "")
         return " ".join(err.split())
@@ -104,7 +104,7 @@ class CommandLine:
         """Kill the command, in a process of its own, after so many pulls of replies."""
 
         def killed() -> None:
-            with _at_pull(pulls, lambda: os.kill(os.getpid(), signal.SIGKILL)):
+            with at_pull(pulls, lambda: os.kill(os.getpid(), signal.SIGKILL)):
                 self("run", *arguments)
 
         process = get_context("fork").Process(target=killed)
@@ -134,7 +134,7 @@ class CommandLine:
 
 
 @contextmanager
-def _at_pull(pulls: int, act: Callable[[], None]) -> Iterator[None]:
+def at_pull(pulls: int, act: Callable[[], None]) -> Iterator[None]:
     """Let something happen in place of a pull of the in-process engine."""
     real, left = InProcessGrid.pull_messages, iter(range(pulls))
 
@@ -220,13 +220,20 @@ class Tables:
         return {column: cells}
 
     @staticmethod
-    def ratings(path: Path | str, rated: np.ndarray, head: str = "who,what,stars,when") -> None:
+    def ratings(
+        path: Path | str,
+        rated: np.ndarray,
+        head: str = "who,what,stars,when",
+        users: Sequence[Any] = range(1, 1000),
+        items: Sequence[Any] = range(1, 1000),
+    ) -> None:
         """Write ratings with the separator of the file's kind; items and users count from 1."""
         path = Path(path)
         separator = {".csv": ",", ".dat": "::"}.get(path.suffix, "\t")
-        lines = [head] if path.suffix in (".csv", ".inter") else []
+        headed = path.suffix in (".csv", ".inter", ".tsv")
+        lines = [head.replace(",", separator)] if headed else []
         lines += [
-            separator.join(map(str, (u + 1, i + 1, int(rated[u, i]), 1000 * i + u)))
+            separator.join(map(str, (users[u], items[i], int(rated[u, i]), 1000 * i + u)))
             for u, i in zip(*np.nonzero(rated), strict=True)
         ]
         path.write_text("\n".join(lines) + "\n")

@@ -18,6 +18,11 @@ class PowerCutError(Exception):
     """Ends the server in the middle of an exchange."""
 
 
+def cut() -> None:
+    """End the server."""
+    raise PowerCutError
+
+
 @dataclass
 class Exchanges:
     """Notes the exchanges of a run; the base of the plans that follow.

@@ -280,11 +280,14 @@ def _moments(strategy: Any, x: Floats, *, several: bool) -> Floats | None:
     return np.vstack([x.mean(axis=0), (n * spread + np.trace(spread) * np.eye(d)) / (n + d)])
 
 
-def kernel_ridge(found: Any) -> Pairs:
-    """FedCG: ridge regression on kernel columns of landmarks, or on Fourier features."""
+def kernel_ridge(found: Any, bound: float | None = None) -> Pairs:
+    """FedCG: ridge regression on kernel columns of landmarks, or on Fourier features.
+
+    Outputs are clipped to the bound of the labels, or another one.
+    """
     strategy, tables = found.strategy, found.sites.tables
     arrays, meta = strategy.model()
-    blocks, ids, targets, tests = join(tables)
+    blocks, ids, targets, tests = join(tables, strategy.missing)
     if strategy.basis == "fourier":
         law: Any = (strategy.kernel, strategy.gamma)
         m, seeds = meta["landmarks"] // 2, {t["block"]: t["landmark_seed"] for t in tables}
@@ -308,8 +311,8 @@ def kernel_ridge(found: Any) -> Pairs:
     else:
         a = np.linalg.solve(gram + lam * np.eye(len(gram)), right)
         yield arrays["coefficients"], a
-    bound = tables[0].get("label_bound", np.inf)
-    yield outputs(found, tests), np.clip(k_test @ a, -bound, bound)
+    most = tables[0].get("label_bound", np.inf) if bound is None else bound
+    yield outputs(found, tests), np.clip(k_test @ a, -most, most)
 
 
 def joint(found: Any, owner: int, count: int) -> tuple[Floats, list[str]]:

@@ -42,16 +42,12 @@ def raises(kind: Any, action: Callable[..., Any], /, *args: Any, **more: Any) ->
     return caught
 
 
-def complaint(capsys: pytest.CaptureFixture[str], *typed: str) -> str:
+def complaint(*typed: str) -> str:
     """Return the one line with which the command line refuses; it must leave nothing behind."""
-    from fedkern_flwr.simulations.cli.main import run  # which few tests load
+    from command_line import CommandLine  # which few tests load
 
     before = sorted(Path().iterdir())
-    assert run([*typed]) == 2, typed
-    out, err = capsys.readouterr()
-    (line,) = (one for one in err.strip().splitlines() if one != SLOW)
-    assert not out
-    assert line.startswith("fedkern: ")
+    line = CommandLine(Path()).complaint(*typed)
     assert line.endswith("]"), line
     assert sorted(Path().iterdir()) == before
     return line

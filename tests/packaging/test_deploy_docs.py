@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import pytest
 from app_sites import node_keys
+from command_line import Tables
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from servers import wait_for_end_of
@@ -283,12 +284,9 @@ def write_tables(folder: Path, seed: int = 0) -> None:
 
     def write(path: Path, own: np.ndarray, columns: slice, *, labelled: bool) -> None:
         path.parent.mkdir(exist_ok=True)
-        with path.open("w", newline="") as file:
-            out = csv.writer(file)
-            out.writerow(["patient", *names[columns], *(["ill"] if labelled else [])])
-            for r in own:
-                values = [repr(float(value)) for value in data.data[r, columns]]
-                out.writerow([ids[r], *values, *([data.target[r]] if labelled else [])])
+        table = dict(zip(names[columns], data.data[own, columns].T, strict=True))
+        more = {"ill": data.target[own]} if labelled else {}
+        Tables.write(path, {"patient": [ids[r] for r in own], **table, **more})
 
     for name, known, new in (("north", north, new_north), ("south", south, new_south)):
         write(folder / name / f"{name}.csv", known, slice(0, 10), labelled=True)

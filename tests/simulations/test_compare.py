@@ -28,7 +28,6 @@ from fedkern_flwr.gram.dot_kernels import DotKernel
 from fedkern_flwr.seeding import derive_seed
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.simulations.cli import compare as command
-from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.lab.comparison import plan, pooled_labels
 from fedkern_flwr.simulations.lab.figures import figures_of
 from fedkern_flwr.simulations.lab.presets import NAMES, PAPERS, Preset, Section, own_table, preset
@@ -53,6 +52,7 @@ from fedkern_flwr.strategies import OFSKL, HierarchicalSVM
 from ..helpers.awkward import LABEL, everything
 
 pytest.importorskip("sklearn")
+pytestmark = pytest.mark.usefixtures("in_tmp")
 
 
 Put = Callable[..., None]
@@ -62,12 +62,6 @@ BAD = (("OFSKL", "ofskl", {"features": 0}),)
 FDSKL = ("FDSKL", "fdskl", {"features": 100, "gamma": 0.5, "regularization": 1e-3})
 FED_CG = ("FedCG", "fed-cg", {"landmarks": 20})
 WINE = VerticalSettings("wine", parties=3, test_size=0.3)
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 @pytest.fixture
@@ -172,7 +166,7 @@ def test_several_presets_make_one_report(put: Put, compared: Compared) -> None:
     assert sorted(p.suffix for p in Path("both/plots/demo").iterdir()) == [".png", ".svg"]
 
 
-def test_papers_leaves_out_what_has_no_data(put, compared, commands, folder, monkeypatch):
+def test_papers_leaves_out_what_has_no_data(put, compared, commands, in_tmp, monkeypatch):
     monkeypatch.delenv("FEDKERN_DATA", raising=False)
     there = [n for n in PAPERS if n.startswith(("fed-", "hierarchical-table2"))]
     put(1, **{name.replace("-", "_"): small() for name in there})
@@ -181,15 +175,15 @@ def test_papers_leaves_out_what_has_no_data(put, compared, commands, folder, mon
     assert "left out: pof-mkl-table1, pof-mkl-table2," in said
     assert said.count("left out:") == said.count("FEDKERN_DATA is not set") == 4  # first files
     assert commands.complaint("compare", "pof-mkl-table1").endswith("[FK-DATA-FOLDER]")
-    monkeypatch.setenv("FEDKERN_DATA", str(folder))
+    monkeypatch.setenv("FEDKERN_DATA", str(in_tmp))
     assert commands.complaint("compare", "pof-mkl-table1").endswith("[FK-DATA-MISSING]")
     assert list(preset("cross-vertical").data) == ["Breast cancer", "Digits"]
-    (folder / "ionosphere.npz").touch()
+    (in_tmp / "ionosphere.npz").touch()
     assert list(preset("cross-vertical").data) == ["Breast cancer", "Digits", "Ionosphere"]
 
 
-def test_no_place_of_a_file_is_told(folder: Path, put: Put, compared: Compared) -> None:
-    rng, file = np.random.default_rng(0), folder / "own.npz"
+def test_no_place_of_a_file_is_told(in_tmp: Path, put: Put, compared: Compared) -> None:
+    rng, file = np.random.default_rng(0), in_tmp / "own.npz"
     np.savez(file, X=rng.random((60, 3)), y=rng.random(60))
     usual = weather().data["NYC weather"]
     own = replace(usual, data=str(file), split="iid", clients=3, rounds=5)
@@ -197,8 +191,8 @@ def test_no_place_of_a_file_is_told(folder: Path, put: Put, compared: Compared) 
     found, _ = compared("demo", "--out", "c")
     assert found["datasets"]["Own"]["settings"]["data"] == "own.npz"
     for path in [Path("c/compare.json"), Path("c/report.html"), *Path("runs/cells").iterdir()]:
-        assert str(folder) not in path.read_text()
-    put(1, demo=small(data={"Own": replace(own, data=str(file.rename(folder / "elsewhere.npz")))}))
+        assert str(in_tmp) not in path.read_text()
+    put(1, demo=small(data={"Own": replace(own, data=str(file.rename(in_tmp / "elsewhere.npz")))}))
     assert "2 of 2 draws are finished already" in compared("demo")[1]  # its content counts
 
 
@@ -524,24 +518,16 @@ def small_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         y = (x @ [1.0, -2.0, 0.5, 1.0] + 0.5 * rng.normal(size=120) > 0).astype(float)
         np.savez(tmp_path / name, X=x, y=y)
     monkeypatch.setenv("FEDKERN_DATA", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(toy, "ROWS", 4)
     monkeypatch.setattr(toy, "COLUMNS", 3)
     return tmp_path
 
 
 @pytest.fixture
-def datasets_of(commands: Any) -> Datasets:
+def datasets_of(compared: Compared) -> Datasets:
     """Return what compares; its data sets."""
 
-    def compare(*arguments: str) -> dict[str, Any]:
-        found = commands(
-            "compare", *arguments, "--json", "-", "--quiet", "--out", "here", plots=True
-        )
-        assert found[0] == 0, found
-        return dict(json.loads(found[1])["datasets"])
-
-    return compare
+    return lambda *arguments: dict(compared(*arguments, "--out", "here")[0]["datasets"])
 
 
 def test_presets_say_what_the_paper_says(small_tables: Path) -> None:
@@ -549,45 +535,10 @@ def test_presets_say_what_the_paper_says(small_tables: Path) -> None:
     told = {method for section in demo(()).sections for _, method, _ in section.entries}
     assert {"hierarchical-svm", "linear-svm"} <= told
     for name in OWN:
-        made = preset(name)
-        assert made.name == name
-        assert "aper" in made.text or name == "hierarchical-staleness"
-        for section in made.sections:
-            for dataset in section.data:
-                for column, figures in section.paper.get(dataset, {}).items():
-                    assert column in section.columns
-                    assert set(figures) <= {label for label, _, _ in section.entries}
+        assert preset(name).name == name
+        assert "aper" in preset(name).text or name == "hierarchical-staleness"
     paper = preset("hierarchical-table3").sections[0].paper["Breast cancer"]["accuracy"]
     assert sorted(paper.values()) == [0.8967, 0.9483, 0.955, 0.9683]
-
-
-def test_higgs_takes_part_where_it_is(small_tables: Path) -> None:
-    names = list(preset("hierarchical-table3").data)
-    assert names == ["Breast cancer", "Svmguide1"]
-    (small_tables / "higgs.npz").touch()
-    assert list(preset("hierarchical-table3").data) == [*names, "Higgs"]
-    (small_tables / "higgs.npz").unlink()
-    asked = ["compare", "hierarchical-table3", "--datasets", "Higgs", "--jobs", "1"]
-    assert run(asked) == 2  # there is no file
-
-
-@pytest.mark.long
-def test_table3_compares_the_architectures(small_tables: Path, datasets_of: Datasets) -> None:
-    arguments = ("--datasets", "Breast cancer", "--runs", "1", "--rounds", "25")
-    found = datasets_of("hierarchical-table3", *arguments)
-    methods = found["Breast cancer"]["methods"]
-    shown = ["linear SVM, pooled", "chain of neighbours", "centralised", "hierarchical"]
-    assert [*methods] == shown
-    for label in ("centralised", "hierarchical"):
-        assert abs(methods[label]["metrics"]["objective_gap"]) < 0.02
-    chain = methods["chain of neighbours"]
-    assert 0.0 <= chain["metrics"]["objective_gap"] < 0.2
-    assert chain["privacy"]["server_sees"] == ["nothing: there is none"]
-    assert methods["linear SVM, pooled"]["exchanges"] == 0
-    assert methods["centralised"]["exchanges"] < methods["hierarchical"]["exchanges"]
-    report = Path("here/report.html").read_text()
-    assert "0.9683" in report
-    assert report.count("data:image/png") == 1
 
 
 def test_table2_draws_labels(small_tables: Path, monkeypatch: Any, datasets_of: Datasets) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from app_sites import cells, write
+from command_line import Tables
 from flwr.app import Context
 from identities import known_node
 from refusals import refuses
@@ -516,7 +516,9 @@ def nodes(tmp_path: Path) -> list[dict[str, Any]]:
         place.mkdir(parents=True)
         names = {"data": ROWS, "test-data": 20}
         files = {
-            name: str(write(place / f"{name}.csv", "abc", *cells(random.random((rows, 3)))))
+            name: Tables.write(
+                place / f"{name}.csv", dict(zip("abc", random.random((3, rows)), strict=True))
+            )
             for name, rows in names.items()
         }
         known = known_node(tmp_path / "known", k, NODES)

@@ -37,7 +37,6 @@ from fedkern_flwr.simulations.estimators import (
     SecureGramClassifier,
     SecureGramRegressor,
 )
-from fedkern_flwr.tables import load_table
 
 EXACT = {"phase_bits": 32}
 FEW = {"features": 100, "options": EXACT}
@@ -227,31 +226,6 @@ def test_cells_with_units_dates_and_intervals() -> None:
         fitted.predict(table.assign(weight=[f"{1000 * w:.0f} g" for w in weight]))
     with pytest.raises(ValueError, match=r"\[FK-DATES-ORDER\]$"):
         FedCGClassifier().fit(table.assign(day=["03/04/2024", "05/06/2024"] * 60), heavy)
-
-
-class Selected:
-    """As a ``datasets.Dataset``: the rows that were selected of a table that has others too."""
-
-    def __init__(self, rows: pd.DataFrame, chosen: list[int]) -> None:
-        self.data, self._rows = pa.table(rows), rows.iloc[chosen].reset_index(drop=True)
-        self.shape = self._rows.shape
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def to_pandas(self) -> pd.DataFrame:
-        return self._rows
-
-
-def test_of_a_dataset_the_rows_that_are_selected_are_taken() -> None:
-    rows = pd.DataFrame({"a": np.arange(60.0), "b": np.arange(60) % 7, "y": np.arange(60) > 30})
-    chosen = np.random.default_rng(1).permutation(60)[:25].tolist()
-    table = load_table(Selected(rows, chosen), label="y", kinds={})
-    assert table.x[:, 0].tolist() == chosen
-    given, labels = Selected(rows[["a", "b"]], chosen), rows["y"][chosen]
-    fitted = HierarchicalSVMClassifier(C=1.0, parties=3).fit(given, labels)
-    assert fitted.n_features_in_ == 2
-    assert len(fitted.predict(given)) == 25
 
 
 def test_what_cannot_be_is_a_value_error_of_one_line() -> None:

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from fedkern_flwr.simulations import DropOut, simulate
 from fedkern_flwr.simulations.engines.delays import DelayLaw, GroupDelays, first_fault
 from fedkern_flwr.simulations.engines.faults import Delivery
 from fedkern_flwr.simulations.methods import vertical_oracle
-from fedkern_flwr.simulations.methods.experiment import Entry, run_entries, summarise
+from fedkern_flwr.simulations.methods.experiment import Entry, run_entries
 from fedkern_flwr.simulations.methods.groups import HierarchicalFamily
 from fedkern_flwr.simulations.methods.groups_data import HierarchicalData
 from fedkern_flwr.simulations.methods.groups_oracle import linear_svm, pooled_optimum
@@ -35,7 +36,7 @@ from fedkern_flwr.simulations.methods.hybrid_oracle import (
 )
 from fedkern_flwr.simulations.methods.online_data import DataSettings, Streams, prepare
 from fedkern_flwr.simulations.methods.pooled import PooledSplit
-from fedkern_flwr.simulations.methods.registry import METHODS, family, method
+from fedkern_flwr.simulations.methods.registry import METHODS, family, family_with, method
 from fedkern_flwr.simulations.methods.vertical_data import (
     VerticalData,
     VerticalSettings,
@@ -125,14 +126,6 @@ def dealt(name: str, data: str, **more: Any) -> Any:
     users = {"users": 6, "rounds": 5} if name == "hierarchical-svm" else {}
     parties = {"parties": 3} if name == "fdskl" else {}
     return family(name).prepare(FAMILIES[name][0](data, **{**named, **users, **parties, **more}))
-
-
-def measured(name: str, data: Any, runs: int = 1) -> Entry:
-    """Run a method on data and measure it."""
-    entry = Entry(method(name).title, name, FAMILIES[name][1])
-    measure = lambda strategy: family(name).measure(strategy, data, {})  # noqa: E731
-    run_entries([entry], data, engine="in-process", seed=0, runs=runs, measure=measure)
-    return entry
 
 
 @every_family
@@ -236,34 +229,6 @@ def test_columns_are_dealt_in_order_and_rows_in_equal_shares(name: str) -> None:
     assert not folder.exists()
 
 
-@every_family
-def test_runs_are_averaged_each_with_its_own_seed(name: str) -> None:
-    data = dealt(name, "iris", positive=1.0, resplit=name == "hierarchical-svm")
-    entry = measured(name, data, 3)
-    summary, each = summarise(entry), family(name).per_draw(entry)
-    for metric, values in each["draws"].items():
-        mean = summary[metric] if metric == "seconds" else summary["metrics"][metric]
-        assert mean == pytest.approx(np.mean(values)), metric
-    key = "centralised_difference" if name in DIFFERENCE else "objective"
-    assert len(set(each["draws"][key])) == 3
-    sent = entry.results[0]
-    if name in DIFFERENCE:
-        assert max(each["draws"][key]) < DIFFERENCE[name]
-    else:
-        each_user = pytest.approx(sent["bytes_up"] / 6e3)
-        assert sent["metrics"]["kilobytes_per_user"] == each_user
-    assert summary["history"] == sent["history"]
-    blocks = {"clinical": [0, 1], "centre 1": [2], "centre 2": [3]}
-    if name == "fed-cg":
-        assert summary["matched"]["blocks"] == blocks
-    if name == "fdskl":
-        assert summary["matched"]["passive_parties"] == [1, 2]
-    metrics = measured(name, dealt(name, "iris", positive=1.0, test_size=0.0)).results[0]["metrics"]
-    judged = {"centralised_difference", "test_accuracy", "centralised_test_accuracy"}
-    assert metrics  # nothing is judged without held-out rows
-    assert not judged & metrics.keys()
-
-
 def test_what_holds_of_an_average_holds_of_all_its_draws() -> None:
     metrics = [{"converged": k < 2, "n": 4 * k} for k in range(3)]
     failed = [{"1": {"late": 2}, f"{k + 2}": {"lost": 1}} for k in range(3)]
@@ -289,11 +254,14 @@ def test_of_each_round_the_fewest_clients_of_all_draws_are_told() -> None:
 def test_errors_are_those_of_the_held_out_rows_in_the_units_of_the_labels(
     name: str, table: Table, tables: Any, tmp_path: Path
 ) -> None:
-    """Labels as they are, beyond the range of the training rows too; the classes that are right."""
+    """Labels as they are, beyond the range of the training rows too."""
     y, x = table["a"] * 10.0, np.column_stack([table[c] for c in "abcdef"])
     np.savez(tmp_path / "t.npz", X=x[:40], y=y[:40], X_test=x[40:], y_test=y[40:] + 500.0)
     data = family(name).prepare(FAMILIES[name][0](str(tmp_path / "t.npz")))
-    metrics = measured(name, data).results[0]["metrics"]
+    entry = Entry(method(name).title, name, FAMILIES[name][1])
+    measure = lambda strategy: family(name).measure(strategy, data, {})  # noqa: E731
+    run_entries([entry], data, engine="in-process", seed=0, measure=measure)
+    metrics = entry.results[0]["metrics"]
     scaling, found = data.split(0).scaling, tables.outputs(data.predictions)
     outputs = np.array([found[row][0] for row in range(40, 60)])
     predicted = outputs * scaling["y_half_range"] + scaling["y_middle"]
@@ -301,13 +269,6 @@ def test_errors_are_those_of_the_held_out_rows_in_the_units_of_the_labels(
     assert metrics["test_rmse"] == pytest.approx(expected, rel=1e-6)
     assert metrics["test_rmse"] > 400.0
     assert metrics["centralised_difference"] < DIFFERENCE[name]
-    data = dealt(name, "iris")
-    metrics = measured(name, data).results[0]["metrics"]
-    pooled, found = data.split(0), tables.outputs(data.predictions)
-    right = [np.argmax(values) == pooled.y[row] for row, values in found.items()]
-    assert metrics["test_accuracy"] == pytest.approx(np.mean(right))
-    assert len(right) == (~pooled.train).sum() > 30
-    assert metrics["test_accuracy"] > 0.85
 
 
 NAMED = {"label": "y", "id_column": "id", "site_column": "town"}
@@ -434,28 +395,48 @@ def test_the_pooled_solution_treats_missing_blocks_as_parties_do(missing, table,
 # -- columns
 
 
-def test_every_label_is_at_one_party_and_every_row_at_all(vertical):
-    data = vertical(parties=3, active_parties=2)
-    pooled, clients = data.split(0), data.client_fn(FDSKL(schedule="streaming", seed=0))
-    seen: dict[str, list[float]] = {"train": [], "test": []}
-    orders = []
-    for party in range(3):
-        own = clients.table(party)
-        assert sorted(map(int, [*own["ids"], *own.get("ids_test", [])])) == list(range(60))
-        orders.append(list(own["ids"]))
-        rows = np.array(own["ids"], int)
-        np.testing.assert_array_equal(own["x"], pooled.x[np.ix_(rows, pooled.parts[party])])
-        if party == 2:  # no label, nor what is held out
-            shared = {"columns", "alignment_key", "frequency_seed"}
-            assert set(own) == {"x", "ids"} | shared
+#: Settings of data, and the strategy that they are dealt for.
+PARTED: dict[str, tuple[Any, Any]] = {
+    "fed-cg": (HybridSettings("wine", hospitals=3, centres=2), FedCG),
+    "fdskl": (VerticalSettings("wine", parties=3, active_parties=2),
+              partial(FDSKL, schedule="streaming")),
+    "users": (HierarchicalSettings("wine", users=6, group_sizes=(4, 2)), HierarchicalSVM),
+    "groups": (HierarchicalSettings("wine", users=6, groups=2, partition="vertical"),
+               partial(HierarchicalSVM, partition="vertical")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PARTED)
+def test_what_nodes_are_dealt_is_the_table(case: str) -> None:
+    """A cell is that of its row and column, whoever has it; each label is at one node."""
+    settings, kind = PARTED[case]
+    data, strategy = family_with(settings).prepare(settings), kind(seed=0)
+    split, clients = data.split(0), data.client_fn(strategy)
+    nodes: list[Table] = [clients.table(k) for k in range(data.nodes(strategy))]
+    known = {row.tobytes(): k for k, row in enumerate(split.x)}
+    names = [*dict.fromkeys(name for own in nodes for name in own.get("columns", ()))]
+    labelled: dict[str, list[int]] = {"": [], "_test": []}
+    for own, (part, seen) in product(nodes, labelled.items()):
+        x, y, ids = (own.get(f"{name}{part}") for name in ("x", "y", "ids"))
+        if x is None and ids is None:
             continue
-        labelled = np.isfinite(own["y"])
-        np.testing.assert_array_equal(own["y"][labelled], pooled.y[rows[labelled]])
-        seen["train"] += rows[labelled].tolist()
-        seen["test"] += np.array(own["ids_test"], int).tolist()
-    assert sorted(seen["train"]) == np.flatnonzero(pooled.train).tolist()
-    assert sorted(seen["test"]) == np.flatnonzero(~pooled.train).tolist()
-    assert orders[0][:20] != orders[1][:20] != orders[2][:20]
+        rows = np.array([known[row.tobytes()] for row in x] if ids is None else ids, int)
+        if x is not None:
+            columns = [names.index(name) for name in own["columns"]]
+            np.testing.assert_array_equal(x, split.x[np.ix_(rows, columns)])
+        if y is not None:
+            there = np.isfinite(y)
+            np.testing.assert_array_equal(y[there], split.y[rows[there]])
+            seen += rows[there].tolist()
+    assert sorted(labelled[""]) == np.flatnonzero(split.train).tolist()
+    assert sorted(labelled["_test"]) == np.flatnonzero(~split.train).tolist()
+    orders = [tuple(map(str, own["ids"][:20])) for own in nodes if "ids" in own]
+    assert len(set(orders)) == len(orders)
+    if case == "fdskl":  # a passive party has no label, nor what is held out
+        shared = {"columns", "alignment_key", "frequency_seed"}
+        assert set(nodes[2]) == {"x", "ids"} | shared
+        for own in nodes:
+            assert len({*own["ids"], *own.get("ids_test", [])}) == len(split.y)
 
 
 def test_a_choice_of_training_rows_leaves_the_held_out_ones(vertical):
@@ -578,18 +559,13 @@ def test_every_row_is_at_one_user_and_agents_hold_nothing() -> None:
     for groups, options in ((3, {"architecture": "centralised"}), (None, {}), (3, paid)):
         alone = tables(data(groups=groups), **options)  # without groups all nodes are users
         assert {(n["role"], n["group"]) for n in alone} == {("user", 0)}
-    part = prepared.split(0)
-    for name, rows in (("x", part.x[part.train]), ("x_test", part.x[~part.train])):
-        held = np.concatenate([n[name] for n in nodes[:6]])
-        np.testing.assert_array_equal(held[np.lexsort(held.T)], rows[np.lexsort(rows.T)])
     sizes = [len(n["y"]) for n in nodes[:6]]
     assert max(sizes) - min(sizes) <= 1
     assert sum(len(n["y_test"]) for n in nodes[:6]) == prepared.facts()["held_out_rows"]
     assert nodes[0]["classes"] == ("0", "1", "2")
-    row = nodes[3]["x"][0]
-    (place,) = np.flatnonzero((part.x == row).all(axis=1))
-    assert part.y[place] == nodes[3]["y"][0]
-    assert part.x.max() > 1000.0  # columns stay as they are: the method standardises them
+    assert (
+        prepared.split(0).x.max() > 1000.0
+    )  # columns stay as they are: the method standardises them
 
 
 #: What is typed, users and groups of the run.
@@ -622,18 +598,14 @@ def test_a_vertical_split_gives_every_group_all_rows_of_its_columns() -> None:
     owner = nodes[-1]
     held = {"role", "table", "ids", "ids_test", "y", "y_test"}
     assert set(owner) == held | {"classes", "label_bound", "alignment_key"}
-    np.testing.assert_array_equal(owner["y"], part.y[owner["ids"].astype(int)])
-    np.testing.assert_array_equal(owner["y_test"], part.y[owner["ids_test"].astype(int)])
     assert not np.array_equal(owner["ids"], sorted(owner["ids"], key=int))
     dealt = []
-    for group, block in enumerate(part.blocks):
+    for group in range(2):
         users = [n for n in nodes[:6] if n["group"] == group]
         assert len(users) == 3
         for suffix in ("", "_test"):
             ids = np.concatenate([n[f"ids{suffix}"] for n in users])
             assert sorted(ids) == sorted(owner[f"ids{suffix}"])  # each row at one user
-            x = np.concatenate([n[f"x{suffix}"] for n in users])
-            np.testing.assert_array_equal(x, part.x[np.ix_(ids.astype(int), block)])
         assert all("y" not in n for n in users)
         dealt.append([set(n["ids"]) for n in users])
     assert dealt[0] != dealt[1]  # other rows go together in another group

@@ -8,13 +8,13 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from command_line import Tables
 from pyarrow import csv as arrow_csv
 
 from ..helpers.awkward import LABEL, awkward_tables, everything
@@ -57,6 +57,7 @@ DAY: dict[str, tuple[list[str], str]] = {
 
 def write_tables(rows: int = 120) -> None:
     """Write the tables of the day."""
+    write = Tables.write
     rng = np.random.default_rng(24)
     kind = np.array(["ham", "news", "spam"])[np.arange(rows) % 3]
     mail: dict[str, Any] = {
@@ -92,11 +93,6 @@ def write_tables(rows: int = 120) -> None:
     days = [f"{k % 28 + 1}.{k % 12 + 1}.{1900 + k}" for k in range(rows)]
     grade = ["modrate", *("mild" if k % 2 else "severe" for k in range(1, rows))]
     write("lab-2.csv", {**quoted, "day": days, "grade": grade})
-
-
-def write(name: str, columns: dict[str, Sequence[Any]]) -> None:
-    with Path(name).open("w", newline="") as file:
-        csv.writer(file).writerows([list(columns), *zip(*columns.values(), strict=True)])
 
 
 @pytest.mark.parametrize("name", DAY)
@@ -164,13 +160,6 @@ def test_a_method_takes_each_table_or_says_why_not(name: str, method: str, comma
         assert np.isfinite([float(row[1]) for row in rows]).all()
     else:
         assert {row[1] for row in rows} <= set(table.labels)
-
-
-def test_every_method_says_that_it_has_other_tables(commands: Any) -> None:
-    arrow_csv.write_csv(everything().arrow(), "t.csv")
-    for name, code in (("fed-cfk", "FK-COLUMN-UNNAMED"), ("local-only", "FK-TASK-TEXT")):
-        label = [] if name == "fed-cfk" else ["--label", LABEL, *STREAM]
-        assert commands.complaint("run", name, "--data", "t.csv", *label).endswith(f"[{code}]")
 
 
 @pytest.mark.promise("encoding-training-rows")

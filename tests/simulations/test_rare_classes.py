@@ -78,18 +78,6 @@ def test_rare_rows_are_found_where_classes_are_balanced_and_said_where_not(
         assert weighed["metrics"]["centralised_difference"] < difference
 
 
-@pytest.mark.parametrize(
-    "method", ["fed-cg", "fdskl", "secure-gram --encoding fixed-point", "hierarchical-svm"]
-)
-def test_numbers_cannot_be_balanced(method: str, in_tmp: Path, tables: Any, commands: Any) -> None:
-    x, _ = rare(60)
-    columns = dict(zip("abcd", x.T, strict=True)) | {"y": x.sum(axis=1)}
-    path = tables.write(in_tmp / "t.csv", columns)
-    more = ("--model", "ridge") if method == "hierarchical-svm" else ()
-    options = ["--data", path, "--label", "y", *BALANCED, *more, "--out", "o"]
-    assert commands.complaint("run", *method.split(), *options).endswith("[FK-WEIGHTS-NUMBERS]")
-
-
 @pytest.mark.parametrize(("dtype", "intercept"), [(np.uint16, True), (np.uint32, False)])
 def test_a_balanced_model_on_phases_is_scikit_learns(dtype: type, intercept: bool) -> None:
     x, y = rare(300)

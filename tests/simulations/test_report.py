@@ -298,14 +298,17 @@ def test_every_figure_of_a_paper_can_be_compared_draw_by_draw(monkeypatch):
     monkeypatch.setenv("FEDKERN_DATA", "somewhere")
     monkeypatch.setattr("pathlib.Path.is_file", lambda self: True)
     told = [
-        (section.family.columns[column].values, *own)
+        (section, column, own)
         for name in PAPERS
         for section in preset(name).sections
         for figures in section.paper.values()
         for column, own in figures.items()
     ]
-    assert all(values is not None for values, *_ in told)
-    assert sum(len(own) for _, *own in told) > 150
+    for section, column, own in told:
+        assert section.family.columns[column].values is not None
+        assert column in section.columns
+        assert set(own) <= {label for label, _, _ in section.entries}
+    assert sum(len(own) for *_, own in told) > 150
     air: Any = preset("pof-mkl-table1").data["Air"]  # as the paper describes it
     assert (air.clients, air.rounds) == (240, 500)
 

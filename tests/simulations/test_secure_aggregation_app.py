@@ -65,18 +65,6 @@ def gap(arrays: Any, expected: ArrayRecord) -> float:
     return max(float(np.abs(arrays[name] - expected[name].numpy()).max()) for name in expected)
 
 
-@pytest.mark.parametrize("name", STOCK)
-@pytest.mark.parametrize("first", [99, 2], ids=["all", "one is lost"])
-def test_the_example_is_the_plain_run(example: SimpleNamespace, name: str, first: int) -> None:
-    app = LosesNode(example.client_app.app, first)
-    found = start(example, example.server_app.STRATEGIES[name](), app, 4)
-    plain = start(example, STOCK[name](), app, 4)
-    assert gap({n: a.numpy() for n, a in found.arrays.items()}, plain.arrays) < 1e-9
-    judged, expected = found.evaluate_metrics_clientapp[4], plain.evaluate_metrics_clientapp[4]
-    assert judged["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-9)
-    assert judged["accuracy"] > 0.8
-
-
 @pytest.mark.deployment
 @pytest.mark.parametrize("name", STOCK)
 def test_a_deployment_that_loses_a_node_is_the_plain_run_over_the_others(

@@ -8,15 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from app_sites import Import, Site, cells, write
-from faulty import PowerCutError
+from app_sites import Import, Site
+from command_line import Tables, at_pull
+from faulty import PowerCutError, cut
 from flwr.app import Context
 from identities import known_node
 from refusals import refused, refuses
 
 from fedkern_flwr.clients import GramClient
 from fedkern_flwr.guard.ledger import NodeLedger
-from fedkern_flwr.simulations import InProcessGrid, simulate
+from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import SecureGram
 
 NODES, ROWS, COLUMNS = 3, 200, 30
@@ -34,9 +35,8 @@ class Life(Site):
         for k in range(NODES):
             x = rng.random((ROWS, COLUMNS))
             y = (x @ weights > np.median(x @ weights)).astype(int)
-            data = write(
-                self.folder / f"data{k}.csv", ["key", *heads, "state"], ids, *cells(x), y.tolist()
-            )
+            data = self.folder / f"data{k}.csv"
+            Tables.write(data, {"key": ids, **dict(zip(heads, x.T, strict=True)), "state": y})
             self.add(
                 data=data, id_column="key", label_column="state", simulation=False,
                 alignment_key=self.folder / "alignment", **known_node(self.folder, k, NODES),
@@ -77,22 +77,6 @@ class Life(Site):
         return [str(self.folder / f"{name}{k}.json") for k in range(NODES)]
 
 
-class Cut:
-    """A grid that breaks down after so many exchanges."""
-
-    def __init__(self, grid: InProcessGrid, exchanges: int) -> None:
-        self.grid, self.left = grid, exchanges
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.grid, name)
-
-    def push_messages(self, messages: Any) -> Any:
-        self.left -= 1
-        if self.left < 0:
-            raise PowerCutError
-        return self.grid.push_messages(messages)
-
-
 @pytest.fixture
 def life(tmp_path: Path, import_app: Import) -> Life:
     return Life(tmp_path, import_app)
@@ -125,9 +109,8 @@ def what_follows(life: Life) -> None:
     assert [len(Path(path).read_text().splitlines()) for path in outputs] == [9] * NODES
     user: dict[str, Any] = {"role": "user", "group": 0, "classes": "0,1"}
     config = {"checkpoint": life.folder / "run.npz", "checkpoint_every": 2}
-    cut = {"wrap": lambda grid: Cut(grid, 7)}
-    with pytest.raises(PowerCutError):
-        life.go("hierarchical_svm", {**config, **cut}, **user)
+    with at_pull(9, cut), pytest.raises(PowerCutError):
+        life.go("hierarchical_svm", config, **user)
     assert config["checkpoint"].exists()
     life.go("hierarchical_svm", {**config, "resume": True}, **user)
 

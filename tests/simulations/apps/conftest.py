@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import refusals
-from app_sites import Given, Import, Refuses, Site
-from other_sites import SITES
+from app_sites import SITES, Given, Import, Refuses, Site
 
 from fedkern_flwr.simulations.apps import node
 
@@ -42,7 +42,7 @@ def refuses() -> Refuses:
 
     def found(code: str, do: Callable[..., Any], *arguments: Any, **more: Any) -> str:
         text = str(refusals.refuses(code, do, *arguments, **more))
-        assert not any(secret in text for secret in ("p0", "s3cret", "film-", "007"))
+        assert not re.search(r"(patient|person) \d|s3cret|film-|007", text)
         return text
 
     return found

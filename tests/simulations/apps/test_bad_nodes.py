@@ -16,7 +16,7 @@ FILES = {
     "empty.json": json.dumps({c: [20, 20] for c in "cd"}),
     "unlabelled.csv": "key,a,b,state\np001,1,2,\np002,3,4,\n",
     "lacking.csv": "key,a,b,state\np001,1,,ok\n,3,4,ok\np003,3,4,ok\n",
-    "few.csv": "a,b,c\n0.1,0.2,0.3\n", "few-ids.csv": "key,a\np001,0.1\n",
+    "few.csv": "a,b\n0.1,0.2\n", "few-ids.csv": "key,a\np001,0.1\n",
     "infinite.csv": "patient,age,days\na,inf,1\nb,2,1",
     "no-age.csv": "patient,age,days\na,,1\nb,,1",
     "unknown.csv": f"{HEAD}s3cret-1,film-01,4\ns3cret-1,s3cret-film,5\ns3cret-2,s3cret-film,5\n",
@@ -38,7 +38,7 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
         (2, {"ranges": "{}/few.json"}, "FK-RANGES-MISSING"),
         (2, {"ranges": "{}/empty.json"}, "FK-RANGES-WRONG"),
         (2, {"ranges": "{}/alignment"}, "FK-FILE-READ"),
-        (0, {"test_data": "{}/proteins.csv"}, "FK-COLUMNS-DIFFER"),
+        (0, {"test_data": "{}/known2.csv"}, "FK-COLUMNS-DIFFER"),
         (0, {"label_bound": 0}, "FK-OPTION-RANGE"),
     ],
     "fdskl": [
@@ -50,7 +50,7 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
         (1, {"frequency_seed": "{}/known1.csv"}, "FK-KEY-FILE"),
         (1, {"frequency_seed": "{}/short"}, "FK-KEY-LENGTH"),
         (2, {"ranges": None}, "FK-RANGES-OUTSIDE"),
-        (2, {"ranges": "{}/ranges1.json"}, "FK-RANGES-MISSING"),
+        (2, {"ranges": "{}/few.json"}, "FK-RANGES-MISSING"),
         (2, {"ranges": "{}/alignment/new.json"}, "FK-FILE-WRITE"),
         (1, {"test_data": "{}/new0.csv"}, "FK-COLUMNS-DIFFER"),
     ],
@@ -84,18 +84,18 @@ BAD: dict[str, list[tuple[int, dict[str, Any], str]]] = {
         (0, {"encoder": "own/e.json", "ranges": None}, "FK-FILE-READ"),
     ],
     "fed-cfk": [
-        (2, {"data": "gone.csv"}, "FK-FILE-READ"),
-        (2, {"data": "nan.csv", "item_column": "film"}, "FK-COLUMN-MISSING"),
-        (2, {"data": "known0.data", "user_column": "u"}, "FK-COLUMNS-FIXED"),
-        (2, {"data": "unknown.csv"}, "FK-ITEMS-UNKNOWN"),
-        (2, {"data": "unrated.csv"}, "FK-COLUMN-MISSING"),
-        (2, {"data": "long.data"}, "FK-FILE-COLUMNS"), (2, {"catalogue": None}, "FK-NODE-KEY"),
-        (2, {"catalogue": "gone.txt"}, "FK-FILE-READ"),
-        (2, {"catalogue": "twice.txt"}, "FK-IDS-DUPLICATE"),
-        (2, {"catalogue": "one.txt"}, "FK-ITEMS-FEW"),
-        (2, {"catalogue": "title.csv"}, "FK-COLUMN-UNNAMED"),
-        (2, {"catalogue": "blank.csv"}, "FK-IDS-MISSING"),
-        (2, {"test_data": "known2.tsv"}, "FK-PAIRS-TWICE"),
+        (2, {"data": "{}/gone.csv"}, "FK-FILE-READ"),
+        (2, {"data": "{}/nan.csv", "item_column": "film"}, "FK-COLUMN-MISSING"),
+        (2, {"data": "{}/known0.data", "user_column": "u"}, "FK-COLUMNS-FIXED"),
+        (2, {"data": "{}/unknown.csv"}, "FK-ITEMS-UNKNOWN"),
+        (2, {"data": "{}/unrated.csv"}, "FK-COLUMN-MISSING"),
+        (2, {"data": "{}/long.data"}, "FK-FILE-COLUMNS"), (2, {"catalogue": None}, "FK-NODE-KEY"),
+        (2, {"catalogue": "{}/gone.txt"}, "FK-FILE-READ"),
+        (2, {"catalogue": "{}/twice.txt"}, "FK-IDS-DUPLICATE"),
+        (2, {"catalogue": "{}/one.txt"}, "FK-ITEMS-FEW"),
+        (2, {"catalogue": "{}/title.csv"}, "FK-COLUMN-UNNAMED"),
+        (2, {"catalogue": "{}/blank.csv"}, "FK-IDS-MISSING"),
+        (2, {"test_data": "{}/known2.tsv"}, "FK-PAIRS-TWICE"),
     ],
 }  # fmt: skip
 
@@ -106,14 +106,11 @@ def test_a_bad_configuration_of_a_node_is_one_line(name, make_site, refuses, tmp
     for file, content in FILES.items():
         (tmp_path / file).write_text(content)
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    paths = ("data", "catalogue", "test_data") if name == "fed-cfk" else ()
     for number in {number for number, _, _ in BAD[name]}:
         site.client(number)  # as it is it serves
     for number, change, code in BAD[name]:
         filled = {
-            key: str(tmp_path / value)
-            if key in paths and value
-            else (value.replace("{}", str(tmp_path)) if isinstance(value, str) else value)
+            key: value.replace("{}", str(tmp_path)) if isinstance(value, str) else value
             for key, value in change.items()
         }
         refuses(code, site.client, number, **filled)
@@ -132,7 +129,7 @@ def test_the_first_row_of_a_file_without_header_stays_at_its_node(
 
 @pytest.mark.parametrize(
     ("name", "number", "file"),
-    [("fed-cg", 2, "proteins.csv"), ("fdskl", 1, "known1.csv"), ("horizontal", 1, "known1.csv")],
+    [("fed-cg", 2, "known2.csv"), ("fdskl", 1, "known1.csv"), ("horizontal", 1, "known1.csv")],
 )
 def test_rows_that_lack_a_value_are_left_out_if_the_run_says_so(
     name: str, number: int, file: str, make_site: Make, given: Given, refuses: Refuses

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from app_sites import Site
+from app_sites import SITES, Site
 from flwr.common.serde import message_to_proto
-from other_sites import SITES
 
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.simulations.deployment.run_config import app_folder, declared
