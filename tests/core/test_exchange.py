@@ -470,14 +470,6 @@ def test_tasks_are_of_the_client_app_and_of_a_supernode_that_is_there() -> None:
 
 
 @its_servers
-def test_a_task_is_answered_as_by_the_command_of_flower() -> None:
-    module = import_module("flwr.supernode.runtime.run_clientapp")
-    parameters = list(inspect.signature(module.run_clientapp).parameters)
-    assert parameters[:3] == ["runtime_api_address", "token", "insecure"]
-    assert "parent_pid" in parameters
-
-
-@its_servers
 def test_a_supernode_takes_what_a_warm_node_gives_it() -> None:
     module = import_module("flwr.supernode.cli.flower_supernode")
     parser = module._parse_args_run_supernode()

@@ -38,6 +38,8 @@ def test_groups_are_read_in_order_of_their_numbers() -> None:
     assert found[0].members == [0, 1, 3]
     (one,) = members.read_groups(PARTIES[:3], layers=False)
     assert (one.agent, one.users) == (-1, (0, 1, 2))
+    for parties in (PARTIES[:4], *([*PARTIES, party(5, "agent", group)] for group in (0, 9))):
+        refuses("FK-GROUPS-SHAPE", members.read_groups, parties, layers=True)
 
 
 @pytest.mark.parametrize("who", [("server", 0), ("user", -1), ("agent", -1), ("owner", -2)])

@@ -16,6 +16,7 @@ import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -102,13 +103,6 @@ def test_predictions_are_in_the_order_of_the_table_with_classes_as_declared(tmp_
     assert [(row["id"], row["class"]) for row in rows] == [("z,1", "owl"), ('q"', "cat")]
 
 
-def draw(folder: Path) -> None:
-    """Draw a picture: a point of it may be a row with its label."""
-    from matplotlib.figure import Figure
-
-    save_figure(Figure(figsize=(1, 1)), folder / "scatter.png")
-
-
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "state": lambda f: write_atomically(f / "new" / "s.state", b"1", private=True),
     "model": lambda f: save_arrays(f / "new" / "model.npz", {"a": np.ones(3)}, {}),
@@ -116,7 +110,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "predictions": lambda f: predicted().write_predictions(f / "p.csv", ROWS, np.eye(2)),
     "server key": make_certificates, "node key": lambda f: make_node_key(f / "node"),
     "node": lambda f: write_node(f / "node", 0, 2, TABLE),
-    "picture": draw,
+    "picture": lambda f: save_figure(import_module("matplotlib.figure").Figure(), f / "s.png"),
     "report": lambda f: write_report(f / "report.html", title="title", subtitle="", blocks=[]),
     "log": lambda f: Processes({}, f / "pids").start("one", ["/bin/true"], f / "new" / "one.log"),
 }  # fmt: skip

@@ -6,7 +6,7 @@ import json
 import logging
 import stat
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,18 +110,8 @@ def seen(needles: Iterable[bytes], data: bytes) -> int:
     return sum(one in data or one.hex().encode() in lower for one in needles)
 
 
-@dataclass
-class Sight:
-    """How much of what may not be seen was seen, and what the nodes keep."""
-
-    ids: int
-    points: int
-    secrets: int
-    noted: Watch
-    kept: bytes
-
-
-def look(patch: pytest.MonkeyPatch) -> Sight:
+def look(patch: pytest.MonkeyPatch) -> tuple[tuple[int, int, int], Watch, bytes]:
+    """Return how many ids, points and secrets were seen, what there was, and what nodes keep."""
     watch, transcript, sites = Watch(patch), Transcript(), parties()
     sites.fit(transcript=transcript)
     data = everything(transcript)
@@ -129,8 +119,8 @@ def look(patch: pytest.MonkeyPatch) -> Sight:
     ids = seen({name.encode() for own in IDS for name in own}, data)
     records = (r for c in sites.contexts.values() for r in c.state.config_records.values())
     kept = (v if isinstance(v, bytes) else str(v).encode() for r in records for v in r.values())
-    points, secrets = seen(watch.points, data), seen(watch.secrets, data)
-    return Sight(ids, points, secrets, watch, b"|".join(kept))
+    found = ids, seen(watch.points, data), seen(watch.secrets, data)
+    return found, watch, b"|".join(kept)
 
 
 names = st.lists(st.sampled_from("abcdefg") | st.text(max_size=3), unique=True, max_size=6)
@@ -183,14 +173,14 @@ def test_parties_with_keys_of_their_own_align_and_an_impostor_gets_no_list(tmp_p
 
 @pytest.mark.promise("align-secrets-erased")
 def test_nobody_sees_ids_or_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    sight, different = look(monkeypatch), len({name for own in IDS for name in own})
-    watch = sight.noted
+    found, watch, kept = look(monkeypatch)
+    different = len({name for own in IDS for name in own})
     # of each id and party: blinded, two products, the final point
     assert len(watch.points) == 3 * 34 + different
     assert len(watch.secrets) == 9 + different
-    assert sight.ids == sight.points == sight.secrets == 0
+    assert found == (0, 0, 0)
     # in the end nodes keep nothing of it
-    assert seen(watch.secrets, sight.kept) == seen(watch.points, sight.kept) == 0
+    assert seen(watch.secrets, kept) == seen(watch.points, kept) == 0
     # final points of others would tell the last in the ring which of its own ids the owner has
     assert [len(one) for one in watch.final] == [12, 15, 7]
     assert len(watch.final[0] & watch.final[1]) == 6
@@ -203,9 +193,8 @@ def test_without_encryption_points_are_found(monkeypatch: pytest.MonkeyPatch) ->
     """Negative control."""
     monkeypatch.setattr(client_module, "seal_message", lambda secret, plain, *at: plain + bytes(28))
     monkeypatch.setattr(client_module, "unseal_message", lambda secret, sealed, *at: sealed[:-28])
-    sight = look(monkeypatch)
-    assert sight.points == 3 * 34  # all but the final ones
-    assert sight.secrets == 0
+    (_, points, secrets), *_ = look(monkeypatch)
+    assert (points, secrets) == (3 * 34, 0)  # all but the final ones
 
 
 def aligned(tables: list[Table]) -> Sites:
