@@ -79,11 +79,6 @@ def lines(x: np.ndarray, y: np.ndarray, kind: str = "csv") -> Iterator[str]:
 HEAD = ",".join([*NAMES, "y"]) + "\n"
 
 
-def write(path: Path, x: np.ndarray, y: np.ndarray, kind: str = "csv") -> Path:
-    path.write_text((HEAD if kind == "csv" else "") + "".join(lines(x, y, kind)))
-    return path
-
-
 @pytest.mark.promise("stream-as-table")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_stream_gives_the_numbers_of_its_table(method: str, make_streams: Make) -> None:
@@ -98,25 +93,6 @@ def test_a_stream_gives_the_numbers_of_its_table(method: str, make_streams: Make
     assert stream.privacy() == table.privacy()
     for name, array in table.server_state().items():
         assert np.array_equal(stream.server_state()[name], array)
-
-
-@pytest.mark.parametrize("kind", ["csv", "jsonl"])
-def test_files_and_held_out_rows_as_well(kind: str, make_streams: Make, tmp_path: Path) -> None:
-    streams = make_streams(3, ROWS)
-    test = {"x_test": streams.tables[0]["x"][:7], "y_test": streams.tables[0]["y"][:7]}
-    for k in range(3):
-        write(tmp_path / f"{k}.{kind}", *rows_of(streams, k), kind)
-
-    def table(context: Context) -> OnlineKernelClient:
-        return OnlineKernelClient(context, *rows_of(streams, number(context)), **test)
-
-    def files(context: Context) -> StreamClient:
-        path = tmp_path / f"{number(context)}.{kind}"
-        return StreamClient(context, path, label="y", wait=0.0, **test)
-
-    found = [learned("pof-rls", client_fn) for client_fn in (table, files)]
-    assert found[0].metrics_ == found[1].metrics_
-    assert "test_mse" in found[1].metrics_
 
 
 def test_an_iterator_may_live_on(make_streams: Make) -> None:
@@ -241,22 +217,29 @@ BAD_JSON = ["{]\n", "[1]\n", '{"a": 1}\n', '{"a": "x", "b": 1, "c": 1, "d": 1, "
 
 
 @pytest.mark.parametrize(("kind", "bad"), [("csv", BAD), ("jsonl", BAD_JSON)])
-def test_rows_that_are_none_are_left_out_and_told_of_without_their_values(
+def test_rows_of_files_that_are_none_are_left_out_and_told_of_without_their_values(
     kind: str, bad: list[str], make_streams: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The others, and held-out rows, give the numbers of their table."""
     streams, rng = make_streams(3, ROWS), np.random.default_rng(0)
-    for k in range(3):
+    paths = [tmp_path / f"0.{kind}", tmp_path / "1", tmp_path / "2"]
+    test = {"x_test": streams.tables[0]["x"][:7], "y_test": streams.tables[0]["y"][:7]}
+    for k, path in enumerate(paths):
         own = list(lines(*rows_of(streams, k), kind))
         for line in bad:
             own.insert(1 + rng.integers(len(own)), line.replace("x", "Mallory"))
         text = (HEAD if kind == "csv" else "") + "\n".join(line.strip() for line in own) + "\n\n"
-        (tmp_path / f"{k}").write_text(text)
+        path.write_text(text)
+
+    def table(context: Context) -> OnlineKernelClient:
+        return OnlineKernelClient(context, *rows_of(streams, number(context)), **test)
 
     def files(context: Context) -> StreamClient:
-        return StreamClient(context, tmp_path / f"{number(context)}", label="y", wait=0.0)
+        return StreamClient(context, paths[number(context)], label="y", wait=0.0, **test)
 
     strategy = learned("pof-rls", files)
-    assert strategy.metrics_ == learned("pof-rls", streams.client_fn).metrics_
+    assert strategy.metrics_ == learned("pof-rls", table).metrics_
+    assert "test_mse" in strategy.metrics_
     assert "rows of the stream that are left out: " in caplog.text
     assert "with gaps" in caplog.text
     told = [int(number) for number in re.findall(r"left out: (\d+) \(", caplog.text)]

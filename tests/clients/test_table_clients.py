@@ -177,16 +177,6 @@ def test_the_order_of_the_table_is_not_told() -> None:
     assert len({tuple(order(SESSION, seed)) for seed in range(6)}) > 1
 
 
-@every_kind
-def test_hashes_of_two_runs_or_two_keys_have_nothing_in_common(kind: Kind) -> None:
-    one = kind.describe(kind.make()).ids
-    for other in (
-        kind.describe(kind.make(), session="ab" * 8).ids,
-        kind.describe(kind.make(alignment_key=KEY[::-1])).ids,
-    ):
-        assert not np.isin(one, other).any()
-
-
 def test_rows_without_ids_are_those_of_others_by_their_order_or_nobody_s() -> None:
     """Of columns that all parties hold in one order; at hospitals nobody else has the rows."""
     for kind in KINDS.values():
@@ -211,12 +201,9 @@ def test_ids_that_come_twice_are_refused(kind: Kind) -> None:
 
 @every_kind
 def test_requests_of_others_are_refused(kind: Kind) -> None:
-    """A session names folders; and is opened by describe alone."""
+    """A session names folders."""
     for session in ("../5e", "a/b", "", "a b"):
         refuses("FK-MESSAGE-FIELD", kind.describe, kind.make(), session=session)
-    client = kind.make()
-    kind.describe(client)
-    refuses("FK-MESSAGE-PHASE", client.fit, [], {"phase": "online-personal"})
 
 
 @every_kind

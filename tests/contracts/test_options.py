@@ -230,6 +230,7 @@ def test_a_wrong_value_is_refused_with_its_code_by_an_app(name: str) -> None:
 
 STREAM, ACROSS = {"schedule": "streaming"}, {"partition": "vertical"}
 FLAT, FIXED = {"architecture": "centralised"}, {"encoding": "fixed-point"}
+PAID: dict[str, Any] = {"C": 1.0, "privacy_epsilon": 3.0}
 #: Method -> code -> options with which its constructor refuses.
 TOGETHER: dict[str, dict[str, list[dict[str, Any]]]] = {
     "fed-cg": {
@@ -286,6 +287,13 @@ TOGETHER: dict[str, dict[str, list[dict[str, Any]]]] = {
         ],
         "FK-OPTION-BOTH": [{"rho": 1.0, "step_sizes": (1.0, 2.0)}],
         "FK-SVM-STALENESS": [{"rho_schedule": "balanced", "staleness": 1}],
+        "FK-BUDGET-OPTION": [
+            {**PAID, "architecture": "hierarchical"},
+            *({**PAID, n: v} for n, v in (("staleness", 1), ("scale", "none"), ("rho", 1.0))),
+        ],
+        "FK-BUDGET-SPLIT": [{**PAID, **ACROSS}], "FK-BUDGET-CHOICE": [{**PAID, "C": None}],
+        "FK-BUDGET-LOSS": [{**PAID, "model": "ridge"}],
+        "FK-BUDGET-WEIGHTS": [{**PAID, "class_weight": "balanced"}],
     },
     "secure-gram": {
         "FK-GRAM-WHOLE": [{"fraction_bits": 4}],

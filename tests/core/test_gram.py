@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import tracemalloc
 from collections import Counter
@@ -16,18 +15,20 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from item_rows import Rows, away
+from item_rows import Rows, away, binary, drawn
 from numpy.typing import NDArray
 from refusals import refused, refuses
 from scipy import sparse
 from summing_nodes import SESSION, Nodes
 
 from fedkern_flwr.clients import GramClient
+from fedkern_flwr.errors import EngineError
 from fedkern_flwr.gram import matrix as gram
 from fedkern_flwr.gram import messages as wire
 from fedkern_flwr.gram.matrix import packed_size, unpack
 from fedkern_flwr.gram.messages import counts_encoding, matrix_encoding, ranking_encoding
 from fedkern_flwr.secure_sum import RunningSum
+from fedkern_flwr.simulations.engines import Fault
 from fedkern_flwr.strategies import FedCFK, SecureGram
 from fedkern_flwr.wire import PhaseMessage
 from fedkern_flwr.wire.sums import FinishRequest, UnmaskRequest, bind
@@ -39,11 +40,12 @@ FORMS = [np.asarray, sparse.csr_array, sparse.csr_matrix]
 @st.composite
 def tables(draw: st.DrawFn, bits: int) -> NDArray[np.int64]:
     """Tables of up to 6 users and 9 items, of the largest numbers whose squares fit the ring."""
-    users, items = draw(st.integers(1, 6)), draw(st.integers(1, 9))
-    bound = math.isqrt(((1 << (bits - 1)) - 1) // (2 * users))
+    users, items = draw(st.integers(0, 6)), draw(st.integers(1, 9))
+    bound = math.isqrt(((1 << (bits - 1)) - 1) // (2 * max(1, users)))
     numbers = st.sampled_from([0, 0, 1, bound, -bound]) | st.integers(-bound, bound)
     row = st.lists(numbers, min_size=items, max_size=items)
-    return np.array(draw(st.lists(row, min_size=users, max_size=users)), np.int64)
+    rows = draw(st.lists(row, min_size=users, max_size=users))
+    return np.array(rows, np.int64).reshape(users, items)
 
 
 def exact(left: NDArray[Any], right: NDArray[Any]) -> NDArray[np.object_]:
@@ -124,18 +126,6 @@ def test_sums_over_many_users_and_unequal_factors_are_exact() -> None:
     new, old = np.array([[2**60 + 12_345], [7]]), np.array([[3, -1], [1, 1]])
     assert gram.cross_gram(new, old).tolist() == exact(new, old).tolist()
     assert gram.local_gram(np.array([[100, 0, 0]], np.int8), 16)[0] == 10_000  # not in 8 bits
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("positives", [0, 1, 7, 60])
-def test_one_sparse_user(monkeypatch: pytest.MonkeyPatch, form: Any, positives: int) -> None:
-    rng = np.random.default_rng(positives)
-    x = np.zeros((1, 250), np.int64)
-    x[0, rng.choice(250, positives, replace=False)] = rng.integers(-50, 50, positives)
-    for room in (8, 100, 1 << 20):
-        monkeypatch.setattr(gram, "_BLOCK_BYTES", room)
-        assert_exact(x, 32, form)
-    assert gram.local_gram(form(np.zeros((0, 4), np.int64)), 16).tolist() == [0] * 10  # no user
 
 
 def test_duplicates_and_zeros_stored_in_a_sparse_table() -> None:
@@ -562,16 +552,6 @@ def test_a_sum_is_bound_to_all_that_was_asked() -> None:
 # -- each sum of the rows once
 
 
-def test_the_server_that_keeps_to_the_rules_gets_the_exact_matrix() -> None:
-    np.testing.assert_array_equal(Server().release([0, 2, 3]), pooled([0, 2, 3]))
-    server = Server()
-    server.matrices([0, 1, 2])  # was never opened, and may be repeated
-    np.testing.assert_array_equal(server.release(), pooled())
-    server = Server()
-    server.unmask(server.openings(server.count([0, 1, 2])))  # who was not counted adds zeros
-    np.testing.assert_array_equal(server.release(counted=[0, 1, 2]), pooled([0, 1, 2]))
-
-
 def test_matrix_and_counts_are_summed_once_in_a_release() -> None:
     server = Server(cohorts=[[0, 1, 2], [0, 1, 2, 3]])
     found = server.count(range(3))
@@ -775,22 +755,72 @@ def test_nodes_refuse_a_second_judgement_of_other_nodes(tmp_path: Path) -> None:
     refuses("FK-RELEASE-TWICE", nodes.release, kind=Again, **options, resume=True)
 
 
-# -- recommendations
+# -- rounds: users come and go, and K grows
 
 
-@pytest.mark.parametrize("top", [1, 100])
-def test_recommendations_are_written_for_the_users_only(top: int, tmp_path: Path) -> None:
-    path, server = tmp_path / "out" / "recommendations.csv", Server()
-    own: Table = {"users": ["a,1", 'b"', "c"], "items": "wxyz", "top": top}
-    sections = server.server.sections(2, [server.order(recommend())])
-    server.ask(2, recommend(), sections, {"recommendations": path, **own})
-    assert path.stat().st_mode & 0o777 == 0o600
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    ranks = [("a,1", "1"), ("a,1", "2"), ("c", "1"), ("c", "2"), ("c", "3")]
-    assert [(r["user"], r["rank"]) for r in rows] == [r for r in ranks if int(r[1]) <= top]
-    assert {r["item"] for r in rows if r["user"] == "a,1"} <= {"w", "z"}  # it likes x and y
-    assert len({(r["user"], r["item"]) for r in rows}) == len(rows)
-    for user in ("a,1", "c"):
-        scores = [float(r["score"]) for r in rows if r["user"] == user]
-        assert scores == sorted(scores, reverse=True)
+@pytest.mark.parametrize("masks", [None, True])
+def test_k_grows_by_half_of_the_nodes_that_are_left_until_it_is_exact(masks: bool | None) -> None:
+    nodes, seen = binary(11, rows=3, items=5, share=0.8), list[list[int]]()
+
+    class Watched(SecureGram):
+        def state(self, stage: str, **more: Any) -> Any:
+            if stage in ("round", "gram"):
+                nodes.check(self, self.survivors_)
+                seen.append(list(self.survivors_))
+            return super().state(stage, **more)
+
+    rounds = drawn(11, num_rounds=3)
+    assert [len(who) for who in rounds] == [5, 3, 3]
+    strategy = nodes.release(num_rounds=3, kind=Watched, min_support=2, drop_outs=masks)
+    assert seen[:2] == [rounds[0], sorted(rounds[0] + rounds[1])]
+    nodes.check(strategy, range(11))
+    assert [(h["round"], h["clients"]) for h in strategy.history_] == [(1, 5), (2, 3), (3, 3)]
+    assert sorted(nodes.times("gram-matrix")) == list(range(11))  # nobody is counted twice
+    assert ("unmask" in strategy.ledger_.by_phase) == bool(masks)
+    assert any("each of these sums" in line for line in strategy.privacy()["server_sees"])
+
+
+@pytest.mark.promise("gram-rounds")
+#: A node that misses ten exchanges is left out.
+@pytest.mark.parametrize("attempts", [2, pytest.param(12, marks=pytest.mark.long)])
+def test_nodes_that_are_away_in_their_round_are_summed_in_a_later_one(attempts: int) -> None:
+    """In each round one of the nodes that are left is away, until all others are summed."""
+    nodes, rounds = binary(10, rows=3, items=5, share=0.8), drawn(10, 4, num_rounds=3)
+    misses = {rounds[0][1]: 2 * attempts, rounds[1][0]: attempts}  # node -> requests
+
+    def plan(delivery: Any) -> Fault | None:
+        k = delivery.partition
+        if delivery.phase != "gram-matrix" or not misses.get(k):
+            return None
+        misses[k] -= 1
+        return Fault("vanished")
+
+    strategy = nodes.release(plan, num_rounds=3, seed=4, min_support=2, attempts=attempts)
+    assert not any(misses.values())
+    nodes.check(strategy, range(10))
+    # rounds 1 and 2 are put off, the third is summed, 1 is put off once more
+    later = [len(rounds[k]) for k in (2, 1, 0)]
+    assert [(h["round"], h["clients"]) for h in strategy.history_] == list(enumerate(later, 1))
+
+
+def test_a_node_that_stays_away_is_left_out_or_ends_the_run_when_the_others_are_summed() -> None:
+    nodes, rounds = binary(8, rows=3, items=5, share=0.8), drawn(8, num_rounds=3)
+    lost = rounds[0][0]
+    refuses("FK-PARTIES-LOST", nodes.release, away([lost]), num_rounds=3, min_support=2, attempts=2)
+    assert set(rounds[1] + rounds[2]) <= set(nodes.times("gram-matrix"))
+    strategy = nodes.release(away([lost]), num_rounds=3, min_support=0, drop_outs=True)
+    nodes.check(strategy, [k for k in range(8) if k != lost])
+    assert nodes.times("gram-matrix").count(lost) == 1  # in no later round
+
+
+def test_what_is_no_bad_luck_ends_the_rounds() -> None:
+    """An engine that broke down stays so."""
+    seen = list[int]()
+
+    def plan(delivery: Any) -> None:
+        if delivery.phase == "gram-matrix":
+            seen.append(delivery.round)
+            raise EngineError("a Ray actor died", code="FK-ENGINE-ACTOR")
+
+    refuses("FK-ENGINE-ACTOR", binary(4).release, plan, min_support=0, num_rounds=2)
+    assert len(seen) == 1

@@ -38,19 +38,14 @@ def test_groups_are_read_in_order_of_their_numbers() -> None:
     assert found[0].members == [0, 1, 3]
     (one,) = members.read_groups(PARTIES[:3], layers=False)
     assert (one.agent, one.users) == (-1, (0, 1, 2))
-
-
-def test_incomplete_groups_are_refused() -> None:
     for parties in (PARTIES[:4], *([*PARTIES, party(5, "agent", group)] for group in (0, 9))):
         refuses("FK-GROUPS-SHAPE", members.read_groups, parties, layers=True)
-    refuses("FK-GROUPS-NO-AGENT", members.read_groups, PARTIES, layers=False)
 
 
 @pytest.mark.parametrize("who", [("server", 0), ("user", -1), ("agent", -1), ("owner", -2)])
 def test_roles_and_clashes(who: tuple[str, int]) -> None:
     with pytest.raises(ProtocolError):
         members.check_parties([party(0, partitions=2), party(1, *who, partitions=2)])
-    refuses("FK-PARTITION-TWICE", members.check_parties, [party(0, partitions=2)] * 2)
 
 
 def test_users_of_a_horizontal_split_must_agree() -> None:
@@ -61,20 +56,6 @@ def test_users_of_a_horizontal_split_must_agree() -> None:
         refuses("FK-LABELS-MISSING", members.check_horizontal, [party(0), party(1, **change)])
     for change in ({"features": 3}, {"columns": "d"}):
         refuses("FK-COLUMNS-DIFFER", members.check_horizontal, [party(0), party(1, **change)])
-
-
-@pytest.mark.promise("svm-alone")
-def test_single_users() -> None:
-    found = members.read_groups(PARTIES, layers=True)
-    refuses("FK-GROUPS-SINGLE", members.check_single, found, PARTIES, allow_single=False)
-    others = [replace(p, allow_single=p.partition != 2) for p in PARTIES]
-    for parties in (PARTIES, others):
-        refuses("FK-ALONE-REFUSED", members.check_single, found, parties, allow_single=True)
-    willing = [replace(p, allow_single=True) for p in PARTIES]
-    members.check_single(found, willing, allow_single=True)
-    members.check_single(
-        members.read_groups(PARTIES[:3], layers=False), PARTIES[:3], allow_single=False
-    )
 
 
 def column_parties() -> list[SVMDescribeReply]:

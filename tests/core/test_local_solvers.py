@@ -14,7 +14,6 @@ from refusals import refused, refuses
 from scipy import optimize
 from scipy.special import expit
 from sklearn.datasets import load_breast_cancer, load_iris
-from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 from sklearn.utils.class_weight import compute_sample_weight
@@ -407,24 +406,6 @@ def test_one_versus_rest_shares_the_subspace(width: int) -> None:
     found = pooled_objective("hinge", federation.model(), x, y, 1.0)
     np.testing.assert_allclose(found, oracle, rtol=1e-5)
     assert federation.visits <= 7
-
-
-def test_the_logistic_model_is_the_pooled_one() -> None:
-    federation = Federation(X, dual.LabelOwner("logistic", Y, 1.0, seed=0), 3, 4).run(1e-8)
-    pooled = LogisticRegression(C=1.0, tol=1e-10, max_iter=10_000).fit(X, Y[:, 0])
-    weights, bias = federation.model()
-    np.testing.assert_allclose(weights[:, 0], pooled.coef_[0], atol=1e-3)
-    np.testing.assert_allclose(bias, pooled.intercept_, atol=1e-3)
-
-
-def test_the_squared_model_is_ridge_regression() -> None:
-    targets = np.column_stack([X[:, 0], X[:, 1] - 2.0 * X[:, 5]]) + 3.0
-    owner = dual.LabelOwner("squared", targets, 0.5, seed=0)
-    federation = Federation(X[:, 2:20], owner, 3, 4).run(1e-10)
-    pooled = Ridge(2.0, solver="cholesky").fit(X[:, 2:20], targets)
-    weights, bias = federation.model()
-    np.testing.assert_allclose(weights, pooled.coef_.T, atol=1e-5)
-    np.testing.assert_allclose(bias, pooled.intercept_, atol=1e-6)
 
 
 @pytest.mark.parametrize("loss", ["logistic", "squared"])

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,30 +18,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from refusals import raises, refused, refuses
-from summing_nodes import ENCODING, SESSION, Done, Nodes, SummingClient, Work, opening, work
+from summing_nodes import (
+    ENCODING,
+    SESSION,
+    Done,
+    Mean,
+    MeanClient,
+    Nodes,
+    SummingClient,
+    Work,
+    opening,
+    work,
+)
 
 from fedkern_flwr import nodes, registered
 from fedkern_flwr.clients import serve
-from fedkern_flwr.errors import FedKernError, ProtocolError, StateError, StreamError, SumError
+from fedkern_flwr.errors import FedKernError, ProtocolError, StreamError, SumError
 from fedkern_flwr.failure import mark_error
 from fedkern_flwr.flower_compat import set_task_identity
-from fedkern_flwr.guard import NodePolicy, SumRule
+from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.method import (
     Ask,
-    LostState,
-    Method,
     MethodClient,
     Sum,
     Term,
     answers,
     contributes,
-    option,
 )
-from fedkern_flwr.node import sums as node_sums
 from fedkern_flwr.node.state import KeptState, Recent
-from fedkern_flwr.node.sums import erase_state, load_state, store_state
+from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.options import declared
 from fedkern_flwr.privacy import Budget, NoisySum, Release, plan_release
 from fedkern_flwr.secure_sum import Encoding, RunningSum
@@ -56,52 +62,6 @@ from fedkern_flwr.wire.method import pack, unpack
 CLIENTS, ROWS = 5, 12
 
 X = np.random.default_rng(3).random((CLIENTS, ROWS, 2))
-
-
-class Mean(Method):
-    """Means of the columns, and how far each client's are from them."""
-
-    method, title = "mean", "Mean"
-    labels_of_row = 0
-
-    times: int = option(1, "How often to sum.", least=1)
-
-    def rounds(self, parties: Any) -> Any:
-        """Sum; then ask each client."""
-        width, total = parties[0].features, {}
-        for k in range(self.times):
-            total = yield Sum("rows", {"sum": (width,), "count": ()}, ask={"k": k})
-            self.history_.append({"round": k + 1})
-        mean = total["sum"] / total["count"]
-        self.model_ = {"mean": mean}
-        told = yield Ask("judge", {"mean": mean, "note": "how far"})
-        held = yield Sum("held", {"count": ()}, held_out=True)
-        return {
-            "rows": int(np.rint(total["count"])),
-            "held": int(np.rint(held["count"])),
-            "far": [round(reply["far"], 6) for reply in told.values()],
-        }
-
-
-class MeanClient(MethodClient):
-    """The client of it."""
-
-    labels_of_row = 0
-
-    @contributes("rows", rounds=True)
-    def add(self, k: int) -> dict[str, Any]:
-        self.kept.arrays["seen"] = np.array([k])
-        return {"count": len(self.x), "sum": self.x.sum(axis=0)}
-
-    @answers("judge")
-    def judge(self, mean: Any, note: str) -> dict[str, Any]:
-        assert note == "how far"
-        assert self.kept.arrays["seen"].shape == (1,)
-        return {"far": np.abs(self.x.mean(axis=0) - mean).max(), "mean": mean}
-
-    @contributes("held", held_out=True)
-    def count(self) -> dict[str, Any]:
-        return {"count": len(self.x_test)}
 
 
 def make(kind: type[MethodClient] = MeanClient, **own: Any) -> Callable[[Context], MethodClient]:
@@ -131,15 +91,6 @@ def test_a_method_of_ten_lines_is_the_pooled_one() -> None:
 def lose(*lost: tuple[int, str, int]) -> FaultPlan:
     """Lose the requests of (partition, phase, exchange)."""
     return FaultPlan([(k, phase, number, Fault("vanished")) for k, phase, number in lost])
-
-
-@pytest.mark.parametrize("lost", [{0}, {3}, {1, 2}, {0, 1, 2, 3, 4}])
-def test_sums_are_of_whoever_is_left_and_never_of_too_few(lost: set[int]) -> None:
-    strategy = Mean(threshold=4)
-    simulate(strategy, make(), CLIENTS, faults=lose(*((k, "method", 1) for k in lost)))
-    left = [k for k in range(CLIENTS) if k not in lost] if len(lost) == 1 else [*range(CLIENTS)]
-    assert strategy.metrics_["rows"] == ROWS * len(left)
-    np.testing.assert_allclose(strategy.model_["mean"], X[left].mean(axis=(0, 1)), atol=1e-12)
 
 
 def test_who_does_not_answer_a_question_is_asked_again_alone() -> None:
@@ -179,29 +130,6 @@ def asking(*steps: Any) -> Mean:
     return Asking()
 
 
-def test_a_generator_that_is_told_of_a_lost_state_goes_on() -> None:
-    tries: list[int] = []
-
-    class Patient(Mean):
-        def rounds(self, parties: Any) -> Any:
-            for _ in range(3):
-                try:
-                    return (yield from super().rounds(parties))
-                except LostState:
-                    tries.append(1)
-            return {}
-
-    def forgets(client: MeanClient) -> Any:
-        if client.partition == 1 and not tries:
-            raise StateError("forgotten", party=client.name)
-        return MeanClient.add(client, 0)
-
-    strategy = Patient()
-    simulate(strategy, adding(forgets), CLIENTS)
-    assert len(tries) == 1
-    assert strategy.metrics_["rows"] == 60
-
-
 def test_more_numbers_than_unknowns_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     steps = [Sum("rows", {"sum": (200,), "count": ()}, ask={"k": k}) for k in range(3)]
     simulate(asking(*steps), adding(lambda _: {"count": 1, "sum": np.zeros(200)}), CLIENTS)
@@ -210,28 +138,22 @@ def test_more_numbers_than_unknowns_are_warned_of_once(caplog: pytest.LogCapture
     assert "201 numbers would be released about 96 unknowns" in said
 
 
-def test_an_error_of_a_handler_is_not_asked_for_again() -> None:
+@pytest.mark.parametrize(("who", "fail", "code"), [
+    (range(CLIENTS), lambda: 1 / 0, "FK-CLIENT-RAISED"),
+    ({1}, lambda: np.empty(1 << 58), "FK-COMMAND-MEMORY"),
+])  # fmt: skip
+def test_what_fails_is_not_asked_for_again(who: Any, fail: Any, code: str, caplog: Any) -> None:
     asked: list[int] = []
 
-    def fails(client: MeanClient) -> Any:
+    def add(client: MeanClient) -> Any:
         asked.append(client.partition)
-        raise ZeroDivisionError
+        return fail() if client.partition in who else MeanClient.add(client, 0)
 
-    refuses("FK-CLIENT-RAISED", simulate, Mean(), adding(fails), CLIENTS)
-    assert len(asked) == CLIENTS
-
-
-def test_a_node_without_enough_memory_ends_the_run_at_once(caplog: Any) -> None:
-    asked: list[int] = []
-
-    def fails(client: MeanClient) -> Any:
-        asked.append(client.partition)
-        return MeanClient.add(client, 0) if client.partition != 1 else np.empty(1 << 58)
-
-    met = refuses("FK-COMMAND-MEMORY", simulate, Mean(), adding(fails), CLIENTS)
-    assert str(met).count("partition 1") == 1
+    met = refuses(code, simulate, Mean(), adding(add), CLIENTS)
     assert sorted(asked) == list(range(CLIENTS))
-    assert not [r for r in caplog.records if "\n" in r.getMessage()]
+    if len(who) == 1:  # and is named in a line
+        assert str(met).count("partition 1") == 1
+        assert not [r for r in caplog.records if "\n" in r.getMessage()]
 
 
 @pytest.mark.parametrize(("returned", "code"), [
@@ -242,18 +164,6 @@ def test_a_node_without_enough_memory_ends_the_run_at_once(caplog: Any) -> None:
 ])  # fmt: skip
 def test_terms_that_do_not_fit_are_refused(returned: Any, code: str) -> None:
     refuses(code, simulate, Mean(), adding(lambda _: returned), CLIENTS)
-
-
-def test_the_node_declares_the_bound_not_the_server() -> None:
-    wider = asking(Sum("rows", {"sum": (2,), "count": ()}, bound=2.0, ask={"k": 0}))
-
-    def deployed(context: Context) -> MethodClient:
-        context.node_config["simulation"] = False
-        return make(policy=NodePolicy())(context)
-
-    for client in (make(), deployed):
-        with refused("FK-ORDER-BOUND", "FK-CLIENT-BOUND"):
-            simulate(wider, client, CLIENTS)
 
 
 def test_a_run_ends_with_sums_that_open_by_themselves() -> None:
@@ -362,110 +272,15 @@ def test_entry_points_are_found_or_refused_in_one_line(monkeypatch: pytest.Monke
     refuses("FK-METHOD-CLASS", registered.client_of, Mean)
 
 
-# -- options: declared once, checked, documented, shown on the command line
+# -- options: declared once, documented; how they are checked is in tests/contracts/test_options.py
 
 
-class Declares(Method):
-    """A method with options."""
-
-    method, title = "declares", "Declares"
-
-    count: int = option(2, "How many.", least=1, most=9)
-    kind: Literal["a", "b"] = option("a", "Which.")
-    loud: bool = option(False, "Whether to say it.", of_model=False)
-
-    def rounds(self, parties: Any) -> Any:
-        """Ask nothing."""
-        yield from ()
-
-
-class Other(Declares):
-    count: int = option(5, "How many.", least=4)
-
-
-def test_options_are_stated_once_and_a_subclass_may_declare_another_default() -> None:
-    made = Declares(count=3, threshold=4)
-    assert made.threshold == 4
-    assert made.options() == {"method": "declares", "count": 3, "kind": "a", "seed": 0}
-    assert [o.name for o in options(Declares)][:3] == list(declared(Declares))
-    assert "count : int (default: 2)\n        How many." in (Declares.__doc__ or "")
-    assert (Other().count, Declares().count) == (5, 2)
-    refuses("FK-OPTION-RANGE", Other, count=2)
-    refuses("FK-OPTION-TYPE", Other, count=True)
+def test_options_are_stated_once() -> None:
+    assert [o.name for o in options(Mean)][:1] == list(declared(Mean)) == ["times"]
+    assert "times : int (default: 1)\n        How often to sum." in (Mean.__doc__ or "")
 
 
 # -- a client in a secure run: nothing leaves it unmasked, its secrets end, its noise is its own
-
-
-def test_unmasking_rides_on_the_next_request() -> None:
-    """Two sums in three exchanges: the second's order and the first's survivors travel together."""
-    run = Nodes()
-    run.kind = type("Rounds", (run.kind,), {"rounds_of": {"a": "round"}})
-    first = run.order("a")
-    run.contribute(first)
-    unmask = run.server.unmask_sections([first])
-    second = run.order("a")
-    for k in run.members:
-        sections = [*unmask[k], *run.server.sections(k, [second])]
-        run.server.take(k, run.ask(k, work(2), sections)[1])
-    np.testing.assert_array_equal(run.server.total(first), np.full(3, 10.0))
-    run.unmask(second)
-    np.testing.assert_array_equal(run.server.total(second), np.full(3, 10.0))
-
-
-def test_sums_may_be_filled_in_any_order_and_delivered_together() -> None:
-    class Backwards(SummingClient):
-        names = ("b", "a")
-        rule = SumRule(ENCODING, receiver=0)
-
-        def work(self, request: PhaseMessage) -> PhaseMessage:
-            delivered.update({(self.partition, n): v for n, v in self.sums.delivered.items()})  # type: ignore[union-attr]
-            return super().work(request) if self.sums.orders else Done()  # type: ignore[union-attr]
-
-    run, delivered = Nodes(), {}
-    a = run.order("a", receiver=0, self_masks=False)
-    b = run.order("b", receiver=0, self_masks=False)
-    run.contribute(a, b, kind=Backwards)
-    assert run.server.unmask_sections([a, b]) == {}
-    run.ask(0, work(), [a.delivery(), b.delivery()], Backwards)
-    assert sorted(delivered) == [(0, "a"), (0, "b")]
-    for total in delivered.values():
-        np.testing.assert_array_equal(total, np.full(3, 10.0))
-
-
-RULES: dict[str, tuple[SumRule, str]] = {
-    "right": (SumRule(ENCODING, receiver=0), ""),
-    "of one cohort": (SumRule(ENCODING, receiver=0, everybody=True), ""),
-    "either way masked": (SumRule(ENCODING, receiver=0, self_masks=None), ""),
-    "of a smaller bound": (SumRule(Encoding.fixed_point(7.0), receiver=0, wider=True), ""),
-    "of another ring as well": (SumRule(Encoding.fixed_point(8.0, 32), 0, rings=(64,)), ""),
-    "of three numbers": (SumRule(ENCODING, receiver=0, length=3), ""),
-    "the server would open it": (SumRule(ENCODING), "receiver"),
-    "another would": (SumRule(ENCODING, receiver=1), "receiver"),
-    "angles": (SumRule(Encoding.circle(64), receiver=0), "encoding"),
-    "of a larger bound": (SumRule(Encoding.fixed_point(9.0), receiver=0), "bound"),
-    "of a bound too small": (SumRule(Encoding.fixed_point(9.0), receiver=0, wider=True), "bound"),
-    "a bound too large": (SumRule(Encoding.fixed_point(7.0), receiver=0), "bound"),
-    "another ring": (SumRule(Encoding.fixed_point(8.0, 32), receiver=0), "encoding"),
-    "masked": (SumRule(ENCODING, receiver=0, self_masks=True), "masks"),
-    "of four numbers": (SumRule(ENCODING, receiver=0, length=4), "length"),
-}
-
-
-def wary(rule: SumRule, **more: Any) -> type[SummingClient]:
-    return type("Wary", (SummingClient,), {"rule": rule, **more})
-
-
-@pytest.mark.parametrize("case", RULES)
-def test_a_method_says_who_opens_a_sum_and_of_what(case: str) -> None:
-    rule, wrong = RULES[case]
-    run = Nodes()
-    running = run.order("a", receiver=0, self_masks=False)
-    if not wrong:
-        run.contribute(running, kind=wary(rule))
-        return
-    with refused("FK-ORDER-BOUND" if wrong == "bound" else "FK-ORDER-TERMS"):
-        run.contribute(running, kind=wary(rule))
 
 
 @pytest.mark.promise("requests-declared")
@@ -479,26 +294,11 @@ def test_a_sum_of_which_nothing_is_said_is_not_made() -> None:
     refuses("FK-CLIENT-CHECK", run.contribute, run.order("a"), kind=Careless)
 
 
-def test_a_sum_over_some_parties_only_is_noticed() -> None:
-    run = Nodes(cohorts=[range(4), range(1, 4)])
-    sections = run.server.sections(1, [run.order("a")])
-    with refused("FK-ORDER-TERMS"):
-        run.ask(1, work(), sections, wary(SumRule(ENCODING, self_masks=True, everybody=True)))
-
-
 def test_sums_are_those_that_were_asked_for_once_and_nothing_is_answered_in_plain() -> None:
     run = Nodes()
     refuses("FK-SUM-UNASKED", run.ask, 0, work())
     for names, code in (("aa", "FK-SUM-NAMED-TWICE"), ("ac", "FK-SUM-UNASKED")):
         refuses(code, run.contribute, *map(run.order, names))
-
-
-def test_sections_need_a_key_of_the_session() -> None:
-    run = Nodes()
-    order = run.order("a")
-    run.ask(0, opening(secure=False))
-    assert "fedkern-sums" not in run.contexts[0].state
-    refuses("FK-SUM-KEY-NONE", run.ask, 0, work(), run.server.sections(0, [order]))
 
 
 def test_a_node_with_pinned_identities_refuses_a_plain_run(tmp_path: Any) -> None:
@@ -511,17 +311,6 @@ def test_a_node_with_pinned_identities_refuses_a_plain_run(tmp_path: Any) -> Non
 def test_messages_of_evaluation_reach_no_handler() -> None:
     """Flower says of a client without that method that it is not implemented."""
     assert {"fit", "evaluate"} & vars(type(Nodes().client(0).to_client())).keys() == {"fit"}
-
-
-def test_the_end_of_a_run_erases_everything_even_with_sections() -> None:
-    run = Nodes()
-    running = run.order("a")
-    run.contribute(running)
-    assert run.state(2).open
-    finish = sums.FinishRequest(session=SESSION, round=1)
-    run.ask(2, finish, run.server.unmask_sections([running])[2])
-    assert "fedkern-sums" not in run.contexts[2].state
-    raises(ProtocolError, run.ask, 2, work(), [running.order])
 
 
 def test_the_last_request_erases_everything_and_its_answer_may_come_again() -> None:
@@ -561,21 +350,6 @@ def test_a_resumed_run_repeats_no_round_that_was_answered(tmp_path: Any) -> None
     run.client(0).open_round(SESSION, 5, 0)
 
 
-def test_a_handler_that_fails_leaves_no_trace_of_its_sum() -> None:
-    class Failing(SummingClient):
-        def work(self, request: PhaseMessage) -> PhaseMessage:
-            super().work(request)
-            raise RuntimeError("quotes 42")
-
-    run = Nodes()
-    running = run.order("a")
-    before = run.state(1)
-    with pytest.raises(RuntimeError, match="quotes 42"):
-        run.ask(1, work(), run.server.sections(1, [running]), Failing)
-    assert run.state(1) == before
-    run.contribute(running)  # the client takes part with its first and only use of the number
-
-
 def test_a_message_that_fails_has_fixed_how_its_sums_are_repeated() -> None:
     """Else the next could ask for the same values under other terms."""
 
@@ -603,24 +377,6 @@ def test_a_client_object_does_not_repeat_the_sections_of_an_earlier_reply() -> N
     assert not detach(out, metrics, party="")[2]
 
 
-def test_what_a_message_that_fails_has_changed_is_gone() -> None:
-    """The state that was stored comes back, not the one that was being changed; or none."""
-    run = Nodes()
-    known, context = run.state(0), run.contexts[0]
-    packed = known.pack()
-    store_state(context, known)
-    changed = run.state(0)
-    changed.last.clear()
-    changed.roots.clear()
-    assert run.state(0).pack() == packed
-    store_state(context, known)
-    kept = context.state["fedkern-sums"]["state"]
-    assert kept in node_sums._stored
-    erase_state(context)
-    assert kept not in node_sums._stored
-    assert load_state(context) is None
-
-
 # -- what a node keeps between two messages comes back as it was, or is refused
 
 
@@ -637,7 +393,9 @@ def test_a_state_comes_back_as_it_was(found: np.ndarray, seed: bytes, text: str)
 
 
 def test_a_state_with_a_lost_or_another_end_is_refused() -> None:
-    packed = KeptState({"c": 1}, b"", {"a": np.arange(3.0)}).pack()
+    kept = KeptState({"c": 1}, b"^" * 32, {"a": np.arange(3.0)})
+    packed = kept.pack()
+    assert "^^" not in repr(kept)
     for data in (packed[:-1], packed + b"x", packed[3:], packed.replace(b"<f8", b"|O8")):
         refuses("FK-CHECKPOINT-DAMAGED", KeptState.unpack, data)
 
@@ -744,15 +502,6 @@ class NoisyNodes(Nodes):
         return self.server.total(running)
 
 
-def test_a_sum_has_the_noise_of_the_budget_and_the_same_when_it_is_asked_again() -> None:
-    """Order after order of the same sum, from clients that are made anew for each."""
-    run = NoisyNodes()
-    total = run.total(planned())
-    assert not np.array_equal(total, np.full(3, 10.0))
-    assert np.abs(total - 10.0).max() < 7.0 * planned().noise.deviation(4)
-    assert np.array_equal(run.total(planned()), total)
-
-
 @pytest.mark.promise("noise-own-reckoning")
 @pytest.mark.parametrize("change", [
     lambda noise: replace(noise, variance=noise.variance * 9 // 10),
@@ -806,7 +555,8 @@ def test_another_question_has_noise_of_its_own_though_the_answer_is_the_same() -
 
     run, release = NoisyNodes(Twice), planned(times=2)
     first, again, other = (run.total(release, gamma) for gamma in (0.0, 0.0, 1.0))
-    assert np.array_equal(first, again)
+    assert 0.0 < np.abs(first - 10.0).max() < 7.0 * release.noise.deviation(4)
+    assert np.array_equal(first, again)  # from clients that are made anew for each order
     assert (first != other).all()
 
 
@@ -934,19 +684,3 @@ def test_the_next_run_erases_the_secrets_of_one_that_died(secure: bool) -> None:
     after = str(run.contexts[2].state)
     assert not any(secret.hex() in after for secret in secrets)
     assert (load_state(run.contexts[2]) is not None) == secure
-
-
-DEPLOYED, ENOUGH = {"simulation": False}, type("Enough", (SummingClient,), {"enough_parties": 2})
-
-
-@pytest.mark.parametrize(("nodes", "options", "kind", "code"), [
-    (2, DEPLOYED, SummingClient, "FK-POLICY-PARTIES"), (2, DEPLOYED, ENOUGH, ""),
-    (2, {}, SummingClient, ""), (3, DEPLOYED, SummingClient, ""),
-    (3, {"policy": NodePolicy(min_sum_rows=27)}, SummingClient, ""),
-    (3, {"policy": NodePolicy(min_sum_rows=28)}, SummingClient, "FK-POLICY-SUM-ROWS"),
-])  # fmt: skip
-def test_a_node_refuses_a_sum_of_too_few(nodes: int, options: Any, kind: Any, code: str) -> None:
-    run = Nodes(nodes, **options)
-    sections = run.server.sections(1, [run.order()])
-    with refused(code) if code else nullcontext():
-        assert run.ask(1, work(), sections, kind)[1]

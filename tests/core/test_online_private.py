@@ -5,25 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from faulty import Cut, PowerCutError
+from faulty import PowerCutError
 from flwr.app import Context
-from identities import know_noise, known_node
+from identities import known_node
+from pooled import kernel_ridge
 from refusals import raises, refused, refuses
-from scipy import stats
 from sklearn.datasets import load_breast_cancer
+from zoo import fit
 
 from fedkern_flwr.clients import OnlineKernelClient, StreamClient, SVMClient
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.groups import gradients
 from fedkern_flwr.guard import NodePolicy
-from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import ridge
 from fedkern_flwr.online.source import IteratorSource
@@ -39,10 +39,8 @@ from fedkern_flwr.strategies import (
     VMKOFL,
     HierarchicalSVM,
     OFMKLAvg,
-    hierarchical_private,
     pof_rls,
 )
-from fedkern_flwr.strategies.hierarchical_private import PrivateRounds
 
 CLIENTS, ROUNDS = 4, 9
 
@@ -246,6 +244,12 @@ def test_noiseless_pof_rls_is_pooled_ridge(nodes: Nodes, monkeypatch: pytest.Mon
         np.testing.assert_allclose(found[0], np.linalg.solve(gram, rows.T @ labels), atol=1e-3)
 
 
+@pytest.mark.usefixtures("silent")
+def test_noiseless_fedcg_is_pooled_ridge() -> None:
+    for found, expected in kernel_ridge(fit("fed-cg, private")):
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
 # -- what servers ask for that they must not get
 
 
@@ -412,8 +416,7 @@ def test_what_is_forgotten_of_the_sums_is_forgotten_of_their_noise(
 # -- HierarchicalSVM with a budget
 
 
-USERS, ALARM = 4, 1e-9  # noise has no seed: odds of a false alarm
-STEPS = 6
+USERS, STEPS = 4, 6
 
 
 def table(n: int = 400) -> tuple[np.ndarray, np.ndarray]:
@@ -425,19 +428,11 @@ def table(n: int = 400) -> tuple[np.ndarray, np.ndarray]:
 X, Y = table()
 
 
-def parties_of(folder: Path | None = None, **more: Any) -> Any:
-    """Clients; with a folder they are deployed ones, which have theirs in it."""
-
-    def client(context: Context) -> SVMClient:
-        k = int(context.node_config["partition-id"])
-        rows, held = np.arange(k, 300, USERS), np.arange(300 + k, len(X), USERS)
-        own: Any = {"x_test": X[held], "y_test": Y[held], "classes": (-1.0, 1.0), **more}
-        if folder is not None:
-            context.node_config["simulation"] = False
-            own |= known_node(folder, k, USERS)
-        return SVMClient(context, X[rows], Y[rows], **own)
-
-    return client
+def svm_client(context: Context) -> SVMClient:
+    k = int(context.node_config["partition-id"])
+    rows, held = np.arange(k, 300, USERS), np.arange(300 + k, len(X), USERS)
+    own: Any = {"x_test": X[held], "y_test": Y[held], "classes": (-1.0, 1.0)}
+    return SVMClient(context, X[rows], Y[rows], **own)
 
 
 def strategy(**options: Any) -> HierarchicalSVM:
@@ -445,49 +440,9 @@ def strategy(**options: Any) -> HierarchicalSVM:
     return HierarchicalSVM(**{**base, **options})
 
 
-def run(made: HierarchicalSVM, rounds: int | None = STEPS, **more: Any) -> HierarchicalSVM:
-    simulate(made, parties_of(**more), USERS, num_rounds=rounds)
+def run(made: HierarchicalSVM, rounds: int | None = STEPS) -> HierarchicalSVM:
+    simulate(made, svm_client, USERS, num_rounds=rounds)
     return made
-
-
-@pytest.fixture
-def opened(monkeypatch: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The models at which gradients were asked for, and the sums that the server opened."""
-    seen: list[tuple[np.ndarray, np.ndarray]] = []
-    honest = gradients.next_model
-
-    def record(model: np.ndarray, total: np.ndarray, *known: Any, **more: Any) -> Any:
-        seen.append((model.copy(), total.copy()))
-        return honest(model, total, *known, **more)
-
-    monkeypatch.setattr(gradients, "next_model", record)
-    return seen
-
-
-def plain_gradient(model: np.ndarray, kind: str) -> np.ndarray:
-    """Term by term, of the pooled rows."""
-    total = np.zeros(X.shape[1] + 1)
-    for x, y in zip(X[:300], Y[:300], strict=True):
-        z = np.append((2.0 * x - 1.0) / math.sqrt(X.shape[1]), 1.0)
-        margin = float(y * (z @ model[0]))
-        slope = float(margin < 1.0) if kind == "linear" else 1.0 / (1.0 + math.exp(margin))
-        total -= slope * y * z
-    return total
-
-
-@pytest.mark.parametrize("kind", ["linear", "logistic"])
-@pytest.mark.parametrize("colluders", [0, 3])
-def test_what_is_opened_has_the_noise_that_is_told(kind: Any, colluders: int, opened: Any) -> None:
-    made = run(strategy(model=kind, privacy_colluders=colluders), 20)
-    noise = np.concatenate([total[0] - plain_gradient(w, kind) for w, total in opened])
-    budget = made.result()["privacy"]["budget"]
-    told, outcomes = budget["releases"]
-    assert [told["release"], outcomes["release"]] == ["gradients", "outcomes"]
-    assert told["times"] == 20
-    apart = noise.std() / told["deviation"] - 1.0
-    assert abs(apart) < stats.norm.isf(ALARM) * math.sqrt(0.51 / noise.size)
-    share = told["deviation"] / told["declared_deviation"]
-    assert share == pytest.approx(math.sqrt(USERS / (USERS - colluders)))
 
 
 def test_the_iterations_together_cost_the_budget_and_no_figures_are_told_besides() -> None:
@@ -535,7 +490,7 @@ def test_the_public_coordinates_hold_columns_between_0_and_1_as_they_are() -> No
 
 def test_with_much_budget_it_is_nearly_the_machine_without() -> None:
     plain = HierarchicalSVM(architecture="centralised", C=1.0, seed=0)
-    simulate(plain, parties_of(), USERS, num_rounds=50)
+    simulate(plain, svm_client, USERS, num_rounds=50)
     best = float(np.mean(plain.predict(X[300:]) == (Y[300:] > 0)))
     for options, rounds, made_in in (
         ({"model": "linear"}, 30, 30),
@@ -567,47 +522,6 @@ def test_a_budget_for_parties_is_for_all_their_rows() -> None:
 # -- what is refused
 
 
-@pytest.mark.parametrize(("options", "code"), [
-    ({"partition": "vertical", "architecture": "hierarchical"}, "FK-BUDGET-SPLIT"),
-    ({"architecture": "hierarchical"}, "FK-BUDGET-OPTION"),
-    ({"architecture": None, "staleness": 1}, "FK-BUDGET-OPTION"),
-    ({"model": "ridge"}, "FK-BUDGET-LOSS"), ({"C": None}, "FK-BUDGET-CHOICE"),
-    ({"class_weight": "balanced"}, "FK-BUDGET-WEIGHTS"), ({"scale": "none"}, "FK-BUDGET-OPTION"),
-    ({"rho": 1.0}, "FK-BUDGET-OPTION"), ({"privacy_delta": 1.0}, "FK-OPTION-RANGE"),
-])  # fmt: skip
-def test_what_does_not_go_with_a_budget_is_refused_in_a_line(options: Any, code: str) -> None:
-    refuses(code, strategy, **options)
-
-
-@pytest.mark.parametrize("weaker", [0.5, 0.99])
-def test_a_server_that_orders_less_noise_is_refused(weaker: float, monkeypatch: Any) -> None:
-    original = PrivateRounds._noisy_sum
-
-    def less(self: Any, name: str, request: Any, reply: Any, release: Any, *more: Any) -> Any:
-        noise = NoisySum(int(release.noise.variance * weaker), release.noise.fraction)
-        return original(self, name, request, reply, replace(release, noise=noise), *more)
-
-    monkeypatch.setattr(PrivateRounds, "_noisy_sum", less)
-    refuses("FK-ORDER-NOISE", run, strategy())
-
-
-def test_more_iterations_than_were_said_are_refused(monkeypatch: Any) -> None:
-    """A server that says six and asks for seven: what they cost is counted by the nodes."""
-    release, request = gradients.gradient_release, PrivateRounds._request
-
-    def planned(*known: Any, **about: Any) -> Any:
-        return release(*known, **{**about, "iterations": STEPS})
-
-    monkeypatch.setattr(hierarchical_private.gradients, "gradient_release", planned)
-
-    def lie(*known: Any) -> Any:
-        return replace(request(*known), iterations=STEPS)
-
-    monkeypatch.setattr(PrivateRounds, "_request", lie)
-    run(strategy(), STEPS)
-    refuses("FK-BUDGET-EXCEEDED", run, strategy(), STEPS + 1)
-
-
 @pytest.mark.parametrize("rounds", ["central_rounds", "measure_columns", ""])
 def test_both_sides_have_a_budget_or_none(rounds: str, monkeypatch: Any) -> None:
     """No solutions are asked for where there is one, no gradients where there is none."""
@@ -623,33 +537,6 @@ def test_both_sides_have_a_budget_or_none(rounds: str, monkeypatch: Any) -> None
     refuses("FK-BUDGET-SIDES", run, strategy())
 
 
-@pytest.mark.parametrize(
-    ("epsilon", "code"), [(None, "FK-POLICY-NOISE"), (3.1, "FK-POLICY-EPSILON"), (3.0, "")]
-)
-def test_a_node_takes_part_within_its_limit(epsilon: float | None, code: str) -> None:
-    made, policy = strategy(privacy_epsilon=epsilon), NodePolicy.of_simulations(max_epsilon=3.0)
-    with refused(code) if code else nullcontext():
-        run(made, policy=policy)
-        assert HierarchicalSVM.of_model(made.model()[1]).budget == made.budget
-
-
-def test_an_equal_answer_to_another_question_is_another_release(monkeypatch: Any) -> None:
-    """Else a server sees, without noise, whether a row is past the margin of some model."""
-    totals, honest = [], PrivateRounds._noisy_sum
-
-    def twice(self: Any, name: str, request: Any, *rest: Any, **more: Any) -> Any:
-        for scale in (0.0, 1e-3, 0.0):  # no row is past the margin of either
-            other = replace(request, model=np.full_like(request.model, scale))
-            totals.append((yield from honest(self, name, other, *rest, **more)))
-        return totals[-1]
-
-    monkeypatch.setattr(PrivateRounds, "_noisy_sum", twice)
-    refuses("FK-BUDGET-EXCEEDED", run, strategy(), 2)
-    assert len(totals) == 3
-    assert not np.array_equal(totals[0], totals[1])
-    assert np.array_equal(totals[0], totals[2])  # the same question again
-
-
 def test_models_for_which_rows_overflow_are_answered_whatever_the_rows() -> None:
     """A refusal would tell of a row."""
     rng = np.random.default_rng(0)
@@ -659,52 +546,3 @@ def test_models_for_which_rows_overflow_are_answered_whatever_the_rows() -> None
             rows = gradients.public_coordinates(64, 0).rows(rng.choice([0.0, 1.0], (400, 64)))
             found = gradients.gradient(kind, gradients.shortened(rows), Y[:, None], model)  # type: ignore[arg-type]
             assert np.abs(found).max() <= len(rows)
-
-
-# -- a run that broke off; that it goes on with the same noise is in tests/contracts/test_budgets.py
-
-FEW = 5
-
-
-@dataclass
-class Users:
-    """Users with folders, whose owners allow one run about their rows."""
-
-    folder: Path
-    last: Any = None
-
-    def fit(
-        self, plan: Any = None, rounds: int = FEW, state: bool = True, **more: Any
-    ) -> HierarchicalSVM:
-        own = {"attempts": 2, "checkpoint": self.folder / "run.npz", "checkpoint_every": 2}
-        self.last = strategy(**{**own, **more})
-        policy = NodePolicy(max_epsilon=3.0 if state else math.inf)
-        clients = parties_of(self.folder if state else None, policy=policy)
-        simulate(self.last, clients, USERS, num_rounds=rounds, faults=plan)
-        return self.last
-
-
-@pytest.fixture
-def users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Users:
-    """Users whose noise is known to the test: drawn again it is other noise."""
-    know_noise(monkeypatch)
-    return Users(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("what", "code"),
-    [("rounds", "SETTINGS-CHANGED"), ("state", "STATE-GONE"), ("noise", "BUDGET-EXCEEDED")],
-)
-def test_what_a_run_cannot_go_on_with(what: str, code: str, users: Users) -> None:
-    """Another number of iterations, among which the cost was divided; a node without a folder.
-
-    Noise that was lost is not drawn again: the mean of two noises has less of it.
-    """
-    state = what != "state"
-    raises(PowerCutError, users.fit, Cut(number=5 if what == "noise" else 4), state=state)
-    if what == "noise":
-        NodeLedger(users.folder / "1", 1).end_run(users.last.session)
-    with refused(f"FK-{code}") as why:
-        users.fit(rounds=FEW + (what == "rounds"), resume=True, state=state)
-    assert "\n" not in str(why.value)
-    assert state or "state_dir" in str(why.value)

@@ -12,17 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from averaging_apps import noisy_app
 from dp_accounting import GaussianDpEvent
 from dp_accounting.rdp import RdpAccountant
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp.strategy import FedAvg
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from refusals import refused, refuses
 from scipy import special, stats
 from scipy.optimize import brentq
+from zoo import SecureMean
 
 from fedkern_flwr.clients import KernelPCAClient
 from fedkern_flwr.clients.pof_mkl_private import message_sum
@@ -34,12 +35,10 @@ from fedkern_flwr.privacy import accounting as sensitivity
 from fedkern_flwr.privacy.accounting import ORDERS, epsilon_of, skellam_curve
 from fedkern_flwr.privacy.budget import plan_sum
 from fedkern_flwr.privacy.noise import bessel, reach
-from fedkern_flwr.secure_aggregation import SecureAggregation, secure_aggregation_mod
 from fedkern_flwr.secure_aggregation.averages import TRAIN_SUM
 from fedkern_flwr.secure_aggregation.clipping import Clip, NoisyMeans
-from fedkern_flwr.secure_sum import party
 from fedkern_flwr.simulations.attacks import budgets
-from fedkern_flwr.simulations.attacks.budget_cases import ALL, CASES, Table, signed, tables_of
+from fedkern_flwr.simulations.attacks.budget_cases import ALL, CASES, signed, tables_of
 from fedkern_flwr.simulations.attacks.budgets import WIDTH, Audited, Case, Record, audit_epsilon
 
 # -- the noise, which cannot be seeded: what is random here fails once in 10^9 runs
@@ -414,10 +413,6 @@ def test_the_ring_of_clipped_updates_is_the_smallest_with_room_for_them_and_thei
 _CLIP, _STEP = 2.0, 100.0  # a step far beyond the clip
 
 
-class _SecureAvg(SecureAggregation, FedAvg):
-    """Flower's mean of what apps return, with a clip and noise."""
-
-
 def _averaging(record: Record, parties: int, **budget: Any) -> tuple[Any, ClientApp]:
     """Take a step of least squares; all rows of party 0 are the record."""
     delta, colluders = budget["privacy_delta"], budget["privacy_colluders"]
@@ -431,22 +426,12 @@ def _averaging(record: Record, parties: int, **budget: Any) -> tuple[Any, Client
     noise: dict[str, Any] = {"clip": _CLIP, "noise_multiplier": brentq(over, 0.2, 1e4)}
     tables = tables_of(record, parties, ALL)
 
-    def table(context: Context) -> Table:
-        return tables[int(context.node_config["partition-id"])]
-
-    app = ClientApp(mods=[secure_aggregation_mod(table, **noise)])
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        x, y = table(context)
-        sent = message.content.array_records["arrays"]["w"].numpy()
-        rows = np.column_stack([x, np.ones(len(x))])
-        moved = ArrayRecord({"w": Array(sent + _STEP * rows.T @ (y - rows @ sent))})
-        content: Any = {"arrays": moved, "metrics": MetricRecord({"num-examples": len(x)})}
-        return Message(RecordDict(content), reply_to=message)
+    def step(k: int) -> Any:
+        x, y = tables[k]
+        return _STEP * np.column_stack([x, np.ones(len(x))]).T @ y
 
     common: dict[str, Any] = {"delta": delta, "colluders": colluders, "threshold": 3}
-    return _SecureAvg(fraction_evaluate=0.0, **noise, **common), app
+    return SecureMean(fraction_evaluate=0.0, **noise, **common), noisy_app(step, **noise)
 
 
 APP = Case(
@@ -479,18 +464,6 @@ def test_no_test_proves_more_epsilon_than_is_declared(case: Case) -> None:
     for wrong in ({"moved": 1.01 * found.sensitivity}, {"declared": 0.99 * found.epsilon}):
         assert replace(found, **wrong).score > 1.0
     assert len(np.unique(found.one)) > 0.9 * AUDITS  # each release has noise of its own
-
-
-@pytest.mark.parametrize("case", EVERY, ids=TITLES)
-def test_half_the_noise_is_caught(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(variance: int, size: int, key: bytes) -> Any:
-        return skellam(variance // 4, size, key)
-
-    monkeypatch.setattr(party, "skellam", half)
-    found = audited(case)
-    assert found.score > 1.0
-    assert found.gaussian > found.epsilon
-    assert found.moved <= found.sensitivity  # it is the noise
 
 
 def test_the_control_of_the_table_adds_half_the_noise_and_is_of_a_sum_that_a_run_made() -> None:

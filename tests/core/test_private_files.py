@@ -16,6 +16,7 @@ import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,11 @@ from refusals import raises, refuses
 
 from fedkern_flwr import __version__
 from fedkern_flwr.alignment import AlignmentTags, read_alignment
-from fedkern_flwr.checkpoint import (
-    load_arrays,
-    make_private_folder,
-    run_folder,
-    save_arrays,
-    session_of,
-    unpack_arrays,
-    write_atomically,
-)
+from fedkern_flwr.checkpoint import load_arrays, save_arrays, unpack_arrays, write_atomically
 from fedkern_flwr.clients.fdskl import PhaseStore
-from fedkern_flwr.clients.fed_cg_kernel import KernelRows, RunState
+from fedkern_flwr.clients.fed_cg_kernel import KernelRows
 from fedkern_flwr.clients.table_client import PartyTable
-from fedkern_flwr.errors import CheckpointError, OptionError, StateError
+from fedkern_flwr.errors import CheckpointError, OptionError
 from fedkern_flwr.guard import RunRecord
 from fedkern_flwr.model_file import load_model, save_model
 from fedkern_flwr.node.client import Client
@@ -49,7 +42,9 @@ from fedkern_flwr.secure_sum import PartyState
 from fedkern_flwr.simulations.deployment.certificates import make_certificates, make_node_key
 from fedkern_flwr.simulations.deployment.node_files import write_node
 from fedkern_flwr.simulations.deployment.processes import Processes
+from fedkern_flwr.simulations.run.drawing import save_figure
 from fedkern_flwr.simulations.run.folders import make_folder
+from fedkern_flwr.simulations.run.report import write_report
 from fedkern_flwr.simulations.run.run_folder import RunFolder
 from fedkern_flwr.wire import PhaseMessage, array
 from fedkern_flwr.wire.message import read_array
@@ -111,6 +106,8 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "predictions": lambda f: predicted().write_predictions(f / "p.csv", ROWS, np.eye(2)),
     "server key": make_certificates, "node key": lambda f: make_node_key(f / "node"),
     "node": lambda f: write_node(f / "node", 0, 2, TABLE),
+    "picture": lambda f: save_figure(import_module("matplotlib.figure").Figure(), f / "s.png"),
+    "report": lambda f: write_report(f / "report.html", title="title", subtitle="", blocks=[]),
     "log": lambda f: Processes({}, f / "pids").start("one", ["/bin/true"], f / "new" / "one.log"),
 }  # fmt: skip
 PUBLIC = {"ca.crt", "server.pem", "node.pub"}
@@ -205,17 +202,6 @@ def test_files_that_are_not_ours_are_refused(trap: str, tmp_path: Path) -> None:
     refuses("FK-FILE-FOREIGN", rows.open)
     assert not (tmp_path / "nowhere").exists()
     assert other.read_bytes() == b""
-
-
-def test_a_state_survives_as_bytes_and_shows_no_secret() -> None:
-    kept = RunState({"landmarks": 3}, b"\x5e" * 32, {"a": np.array([0.5, np.inf])})
-    again = RunState.unpack(kept.pack())
-    assert (again.settings, again.seed) == (kept.settings, kept.seed)
-    assert again.arrays["a"].tolist() == [0.5, np.inf]
-    assert "5e5e" not in repr(kept)
-    assert "^^" not in repr(kept)
-    assert kept.begun
-    assert not RunState.unpack(b"").begun
 
 
 # -- archives that would become far more than they are
@@ -339,19 +325,6 @@ def test_rows_are_read_as_they_were_written(tmp_path: Path) -> None:
     refuses("FK-STATE-GONE", rows.read, 0, 5)
 
 
-@pytest.mark.parametrize("damage", ["deleted", "cut off"])
-def test_a_file_with_a_hole_is_not_read(damage: str, tmp_path: Path) -> None:
-    """Rows that are gone must not come back as zeros when later ones are written."""
-    rows = kernel(tmp_path)
-    rows.write(0, np.ones((4, 3)))
-    if damage == "deleted":
-        rows.path.unlink()
-    else:
-        rows.path.write_bytes(rows.path.read_bytes()[:-8])
-    raises(StateError, rows.write, 4, np.ones((2, 3)))
-    raises(StateError, rows.read, 0, 4)
-
-
 # -- models
 
 ARRAYS = {"theta": np.arange(6.0).reshape(2, 3), "items": np.arange(4)}
@@ -374,17 +347,6 @@ def test_a_model_comes_back_as_it_was_and_says_what_it_is(path: Path) -> None:
             np.testing.assert_array_equal(found, ARRAYS[name])
     head: dict[str, Any] = {"format": "fedkern-flwr model", "version": 1, "method": "pof-mkl"}
     assert load_arrays(path)[1]["file"] == {**head, "fedkern_flwr": __version__}
-
-
-def test_files_that_are_no_such_model_are_refused(path: Path) -> None:
-    """More, through the door of an app, in tests/simulations/apps/test_contract.py."""
-    caught = refuses("FK-MODEL-OTHER", load_model, path, "fed-cg")
-    assert caught.exit_code == 2
-    for meta in (META, {**META, "file": 1}):
-        save_arrays(path, ARRAYS, meta)
-        refuses("FK-FILE-FORMAT", load_model, path)
-    np.savez(path, **ARRAYS)  # type: ignore[arg-type]
-    refuses("FK-MODEL-DAMAGED", load_model, path)
 
 
 def test_a_damaged_file_is_refused_or_its_damage_does_not_matter(path: Path) -> None:

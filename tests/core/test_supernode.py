@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, Message, RecordDict
+from scripted_grid import Clock
 
 from fedkern_flwr import flower_compat
 from fedkern_flwr.failure import describe_unanswered, read_error
@@ -250,19 +251,6 @@ def test_a_message_without_its_parts_is_given_up(node: Node, monkeypatch: Any) -
 
 
 # -- how often it asks
-
-
-class Clock:
-    """A clock that only sleeping moves."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 def test_a_supernode_asks_soon_after_a_message_and_seldom_when_idle() -> None:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -117,28 +116,6 @@ def test_classes_that_are_named_are_encoded_alike_in_every_file(tmp_path: Path) 
         assert load_table(path, label="y", classes=classes).y.tolist() == y
     numbers = as_csv(tmp_path, "a,y\n1,0\n2,1\n")
     assert load_table(numbers, label="y", classes=("0", "1")).y.tolist() == [0.0, 1.0]
-
-
-def of_a_stream(table: pa.Table) -> Any:
-    """Return a data frame of a library that we do not know, with the Arrow C stream."""
-    return SimpleNamespace(__arrow_c_stream__=table.__arrow_c_stream__)
-
-
-def interchanged(table: pa.Table) -> Any:
-    """Return one with the interchange protocol only."""
-    return SimpleNamespace(__dataframe__=table.__dataframe__)
-
-
-@pytest.mark.parametrize("wrap", [lambda table: table, of_a_stream, interchanged])
-def test_a_data_frame_is_as_its_file(tmp_path: Path, wrap: Any) -> None:
-    cells = {"key": ["u", "v", "w"], "a": [1, 2, 3], "b": ["x", "y", "x"], "out": ["p", "q", "p"]}
-    how: dict[str, Any] = {"label": "out", "id_column": "key", "kinds": {}}
-    given_ = pa.table({**cells, "__index_level_0__": [7, 8, 9]})  # of pandas, which is no column
-    frame, file = load_table(wrap(given_), **how), load_table(pq(tmp_path, **cells), **how)
-    for name, value in vars(file).items():
-        np.testing.assert_array_equal(getattr(frame, name), value)
-    assert frame.categories == {"b": ("x", "y")}
-    refuses("FK-COLUMN-UNREADABLE", load_table, object())
 
 
 def test_rows_with_gaps_are_dropped_with_a_note_or_kept_if_labelled(tmp_path: Path) -> None:

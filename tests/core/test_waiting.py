@@ -19,11 +19,11 @@ import pytest
 from flwr.app import Context, Error, Message, RecordDict
 from refusals import raises, refused, refuses
 from scripted_grid import Clock, reply
+from summing_nodes import Mean, MeanClient
 
 from fedkern_flwr.failure import Failure, mark_error
 from fedkern_flwr.flower_compat import set_task_identity
 from fedkern_flwr.log_lines import log_as
-from fedkern_flwr.method import Method, MethodClient, Sum, contributes, option
 from fedkern_flwr.simulations import InProcessGrid
 from fedkern_flwr.simulations.engines.direct import DirectApp
 from fedkern_flwr.transport import Courier, Outcome, exchange, request_messages
@@ -433,32 +433,6 @@ def test_figures_that_cannot_be_written_end_no_run(clock: Clock, tmp_path: Path)
 # -- runs
 
 
-class Mean(Method):
-    """The mean of a column, so many times."""
-
-    method, title = "mean", "Mean"
-    labels_of_row = 0
-    times: int = option(1, "How often to sum.", least=1)
-
-    def rounds(self, parties: Any) -> Any:
-        """Sum."""
-        for k in range(self.times):
-            total = yield Sum("rows", {"sum": (2,), "count": ()}, ask={"k": k})
-            self.model_ = {"mean": total["sum"] / total["count"]}
-        return {"rows": float(total["count"])}
-
-
-class MeanClient(MethodClient):
-    """Adds its rows."""
-
-    usual_counting = "off"
-
-    @contributes("rows", bound=1.0, rounds=True)
-    def rows(self, k: int = 0) -> Any:
-        """Sum and count its rows."""
-        return {"sum": self.x.sum(axis=0), "count": len(self.x)}
-
-
 ROWS = np.random.default_rng(1).random((4, 10, 2))
 
 
@@ -470,7 +444,7 @@ class Deployed(InProcessGrid):
     def __init__(self, clock: Clock, away: Callable[[int, float], bool]) -> None:
         def client(context: Context) -> Any:
             own = ROWS[int(context.node_config["partition-id"])]
-            return MeanClient(context, x=own, columns=("a", "b"))
+            return MeanClient(context, x=own, x_test=own[:5], columns=("a", "b"))
 
         super().__init__(DirectApp(client), len(ROWS))
         self.clock, self.away = clock, away
@@ -529,7 +503,7 @@ def test_a_stream_of_rounds_waits_once_for_a_party_that_is_gone(clock: Clock) ->
     strategy.start(Counting(clock, is_away))
     assert 120.0 <= clock.now < 150.0
     assert sum(strategy.ledger_.failures["3"].values()) > 1
-    assert strategy.metrics_ == {"rows": 30.0}
+    assert strategy.metrics_["rows"] == 30
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, KeyError])
@@ -543,29 +517,6 @@ def test_the_figures_of_a_run_that_is_stopped_await_nobody(
     strategy.figures, strategy.on_round = tmp_path / "run.prom", stops
     raises(error, strategy.start, Deployed(clock, lambda partition, now: False))
     assert figures(tmp_path / "run.prom")["online_parties"] == 0.0
-
-
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_run_that_breaks_off_says_to_resume_where_there_is_a_checkpoint(
-    clock: Clock, tmp_path: Path, kept: bool
-) -> None:
-    """A node that was started anew remembers nothing of the run, and knows of no checkpoint."""
-
-    class Forgetful(Deployed):
-        pushes = 0
-
-        def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-            self.pushes += 1
-            if self.pushes == 4:  # describe, two exchanges of a sum, and the next
-                self.contexts[NORTH].state.clear()
-            return super().push_messages(messages)
-
-    options: dict[str, Any] = {"checkpoint": tmp_path / "run.npz"} if kept else {}
-    with refused("FK-SUM-KEY-NONE") as caught:
-        Mean(times=3, **options).start(Forgetful(clock, lambda partition, now: False))
-    assert ("resume" in str(caught.value)) == kept
-    assert ("start the run again" in str(caught.value)) != kept
-    assert "north (partition 0)" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["n" * 41, "two\nlines", "\x1b[31m"])

@@ -1,4 +1,4 @@
-"""Nodes and a server that sums, message by message, without a grid."""
+"""Nodes and a server that sums, message by message, without a grid; and a method of ten lines."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from flwr.app import Context, RecordDict
 
 from fedkern_flwr.guard import SumRule
+from fedkern_flwr.method import Ask, Method, MethodClient, Sum, answers, contributes, option
 from fedkern_flwr.node.client import Client
 from fedkern_flwr.node.sums import load_state
 from fedkern_flwr.secure_sum import Encoding, PartyState, RunningSum, SecureSum
@@ -123,3 +124,52 @@ class Nodes:
         state = load_state(self.contexts[k])
         assert state is not None
         return state
+
+
+# -- a method of ten lines
+
+
+class Mean(Method):
+    """Means of the columns, and how far each client's are from them."""
+
+    method, title = "mean", "Mean"
+    labels_of_row = 0
+
+    times: int = option(1, "How often to sum.", least=1)
+
+    def rounds(self, parties: Any) -> Any:
+        """Sum; then ask each client."""
+        width, total = parties[0].features, {}
+        for k in range(self.times):
+            total = yield Sum("rows", {"sum": (width,), "count": ()}, ask={"k": k})
+            self.history_.append({"round": k + 1})
+        mean = total["sum"] / total["count"]
+        self.model_ = {"mean": mean}
+        told = yield Ask("judge", {"mean": mean, "note": "how far"})
+        held = yield Sum("held", {"count": ()}, held_out=True)
+        return {
+            "rows": int(np.rint(total["count"])),
+            "held": int(np.rint(held["count"])),
+            "far": [round(reply["far"], 6) for reply in told.values()],
+        }
+
+
+class MeanClient(MethodClient):
+    """The client of it."""
+
+    labels_of_row = 0
+
+    @contributes("rows", rounds=True)
+    def add(self, k: int) -> dict[str, Any]:
+        self.kept.arrays["seen"] = np.array([k])
+        return {"count": len(self.x), "sum": self.x.sum(axis=0)}
+
+    @answers("judge")
+    def judge(self, mean: Any, note: str) -> dict[str, Any]:
+        assert note == "how far"
+        assert self.kept.arrays["seen"].shape == (1,)
+        return {"far": np.abs(self.x.mean(axis=0) - mean).max(), "mean": mean}
+
+    @contributes("held", held_out=True)
+    def count(self) -> dict[str, Any]:
+        return {"count": len(self.x_test)}

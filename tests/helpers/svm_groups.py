@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from faulty import At, PowerCutError
 from sklearn.svm import SVC
-from zoo import WAYS, Sites, Table, Way, users
+from zoo import WAYS, Sites, Table, Way, new_folder, users
 
 from fedkern_flwr.seeding import uniform
 from fedkern_flwr.simulations import simulate
@@ -136,3 +136,46 @@ def delays(seed: int, mean: float = 0.004) -> Callable[[Delivery], Fault | None]
         return Fault("delay", seconds=-mean * np.log(draw))
 
     return plan
+
+
+# -- rows of two classes, dealt to groups of users
+
+
+def blobs(n: int = 90, d: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return two classes that overlap, in columns of different units, not centred."""
+    rng = np.random.default_rng(seed)
+    y = np.where(rng.random(n) < 0.4, 1.0, -1.0)
+    x = rng.standard_normal((n, d)) + 0.7 * y[:, None] * (np.arange(d) < 3)
+    return x * np.geomspace(0.3, 6.0, d) + np.arange(d), y
+
+
+def deal(rows: int, users: int, seed: int = 1) -> list[np.ndarray]:
+    return np.array_split(np.random.default_rng(seed).permutation(rows), users)
+
+
+def standard(x: np.ndarray) -> np.ndarray:
+    return (x - x.mean(0)) / x.std(0)
+
+
+def horizontal(
+    x: np.ndarray, y: np.ndarray, sizes: Sequence[int], *, agents: bool = True, **common: Any
+) -> list[Table]:
+    """Deal rows to groups of so many users."""
+    common, parts = {"classes": [-1.0, 1.0], **common}, deal(len(x), sum(sizes))
+    groups = np.repeat(np.arange(len(sizes)), sizes).tolist()
+    tables: list[Table] = [
+        {"x": x[rows], "y": y[rows], "group": group, **common}
+        for rows, group in zip(parts, groups, strict=True)
+    ]
+    return tables + [{"role": "agent", "group": i} for i in range(len(sizes)) if agents]
+
+
+def served(tables: list[Table]) -> Sites:
+    return Sites(WAYS["hierarchical-svm"], new_folder(), tables)
+
+
+def fit(nodes: list[Table] | Sites, rounds: int = 200, **options: Any) -> HierarchicalSVM:
+    sites = nodes if isinstance(nodes, Sites) else served(nodes)
+    start: Table = {"num_rounds": rounds, "timeout": 60.0}
+    found: HierarchicalSVM = sites.fit(start=start, **{"C": 1.0, **options}).strategy
+    return found

@@ -285,28 +285,6 @@ def test_any_text_is_refused_or_gives_sections(text: str, number: str) -> None:
     assert len(rest) == (1 if number in ("0", "1") else 2)
 
 
-@pytest.mark.parametrize("cls", CLASSES)
-def test_sections_are_checked_as_messages_are(cls: type[PhaseMessage]) -> None:
-    sent = example(cls)
-    arrays, scalars = attach([sent])
-    _, _, (section,) = detach(arrays, scalars, party="partition 3")
-    names = [n for n in section.scalars if n not in ("phase", "protocol")]
-    wrong: list[tuple[str, Any, dict[str, Any]]] = [
-        ("VERSION", section.arrays, {"protocol": 1}),
-        ("PHASE", section.arrays, {"phase": "other"}),
-        *(("FIELD", section.arrays, {name: None}) for name in names),
-    ]
-    for code, parts, change in wrong:
-        broken = Section(section.phase, parts, {**section.scalars, **change})
-        with refused(f"FK-MESSAGE-{code}") as caught:
-            broken.read(cls, party="partition 3")
-        assert caught.value.party == "partition 3"
-    for odd in (np.zeros(2), np.zeros((2, 2), np.uint32)):
-        with refused("FK-MESSAGE-FIELD", "FK-MESSAGE-SHAPE"):
-            Section(section.phase, [odd], section.scalars).read(cls, party="partition 3")
-    assert_equal(section.read(cls, party="partition 3"), sent)
-
-
 # -- identities
 
 
@@ -458,18 +436,12 @@ def test_signed_runs_work_and_without_pins_signatures_are_ignored() -> None:
     parties[0].join(SecureSum("run", keys).roster)
 
 
-@pytest.mark.parametrize("kind", ["swapped", "unsigned", "signed by another", "old", "unpinned"])
+@pytest.mark.parametrize("kind", ["swapped", "unsigned", "unpinned"])
 def test_a_server_that_swaps_a_key_is_found_out(kind: str) -> None:
-    trusted = dict(TRUSTED)
+    trusted = {p: key for p, key in TRUSTED.items() if kind != "unpinned" or p != 2}
     parties, keys = announce_all(dict(enumerate(IDENTITIES)), trusted)
-    fresh = generate_key()[1]
-    if kind == "unpinned":
-        del trusted[2]
-    elif kind == "old":  # of an earlier run
-        keys[2] = Party(2, PartyState("earlier"), identity=IDENTITIES[2]).announce()
-    else:
-        another = sign_key(IDENTITIES[3], "run", 2, fresh, (0, 0))
-        keys[2] = fresh, {"swapped": keys[2][1], "unsigned": b""}.get(kind, another)
+    if kind != "unpinned":
+        keys[2] = generate_key()[1], keys[2][1] * (kind == "swapped")
     roster = SecureSum("run", keys).roster
     code = "FK-IDENTITY-UNPINNED" if kind == "unpinned" else "FK-IDENTITY-UNSIGNED"
     for p in (0, 1, 3):

@@ -10,7 +10,6 @@ import re
 import secrets
 from collections import deque
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -23,9 +22,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import raises, refused
-from scipy import special, stats
+from scipy import stats
 from scipy.stats import hypergeom
-from sums_in_memory import Reference, Run, assert_uniform, draw, refuses
+from sums_in_memory import Reference, Run, assert_uniform, draw, flip, refuses
 
 import fedkern_flwr.node.sums as client_sums
 from fedkern_flwr import secure_sum
@@ -116,19 +115,6 @@ def test_partition_numbers_and_cohorts_are_any() -> None:
         own = {p: np.array([10**p]) for p in members}
         total = run.sum(own, cohort=cohort, name=f"of cohort {cohort}")
         assert total.tolist() == [sum(10**p for p in members)]
-
-
-def test_a_party_that_missed_sums_takes_part_again() -> None:
-    """Numbers grow without it, and orders tell each party when it was last counted."""
-    run = Run(4, threshold=3)
-    for absent in (0, 0, 0, 1, 0, 2):
-        present = [p for p in run.members if p != absent]
-        assert run.sum({p: np.array([p]) for p in present}).tolist() == [6 - absent]
-    running = run.order(1)
-    counted = [run.server.sections(p, [running])[-1].counted for p in range(4)]
-    assert counted == [6, 6, 5, 6]
-    assert run.sum({p: np.array([p]) for p in run.members}).tolist() == [6]
-    assert run.server.contributors == 4
 
 
 @pytest.mark.parametrize("first", [2, 10**9])
@@ -417,26 +403,19 @@ def test_the_modulus_is_a_prime_above_all_seeds() -> None:
 
 @settings(max_examples=40)
 @given(seed=seeds, parties=st.integers(2, 12), data=st.data())
-def test_our_shares_interpolate_elsewhere(seed: bytes, parties: int, data: st.DataObject) -> None:
+def test_an_independent_library_opens_our_shares_and_we_open_its(
+    seed: bytes, parties: int, data: st.DataObject
+) -> None:
     threshold = data.draw(st.integers(1, parties))
-    points = data.draw(st.permutations(range(1, parties + 1)))[:parties]
+    points = data.draw(st.permutations(range(1, parties + 1)))
     ours = share(seed, list(points), threshold)
     theirs = [shamirs.share(x, value(s), PRIME) for x, s in ours.items()]
     assert shamirs.interpolate(theirs[:threshold]) == value(seed)
     assert shamirs.interpolate(theirs) == value(seed)
-    if threshold > 1:  # negative control: one share fewer gives something else
-        assert shamirs.interpolate(theirs[: threshold - 1]) != value(seed)
-
-
-@settings(max_examples=40)
-@given(seed=seeds, parties=st.integers(2, 12), data=st.data())
-def test_foreign_shares_reconstruct_here(seed: bytes, parties: int, data: st.DataObject) -> None:
-    threshold = data.draw(st.integers(1, parties))
     theirs = shamirs.shares(value(seed), parties, modulus=PRIME, threshold=threshold)
-    chosen = data.draw(st.permutations(list(theirs)))[:threshold]
-    shares = {int(s[0]): int(s[1]).to_bytes(SHARE_BYTES, "little") for s in chosen}
+    shares = {x: int(theirs[x - 1][1]).to_bytes(SHARE_BYTES, "little") for x in points[:threshold]}
     assert reconstruct_seed(shares) == seed
-    if threshold > 1:
+    if threshold > 1:  # negative control: one share fewer gives something else
         shares.popitem()
         assert reconstruct_seed(shares) != seed
 
@@ -496,12 +475,15 @@ def test_a_forged_share_is_left_out(seed: bytes, parties: int, data: st.DataObje
     for more in ((LABEL + b"1", committed), (LABEL, other)):
         refuses("FK-SUM-SEED", open_seed, shares, threshold, *more)
     forger = data.draw(st.integers(1, parties))
-    shares[forger] = bytes([shares[forger][0] ^ 1]) + shares[forger][1:]
+    shares[forger] = flip(shares[forger], 0)
     used = forger <= threshold  # the first t points are tried; a later one does no harm
     assert open_seed(shares, threshold, LABEL, committed) == (seed, forger if used else None)
     if used:  # beyond repair: no share to spare, or one more that is forged
         exact = {x: shares[x] for x in list(shares)[:threshold]}
         refuses("FK-SUM-SEED", open_seed, exact, threshold, LABEL, committed)
+        if forger < threshold:
+            shares[forger + 1] = flip(shares[forger + 1], 20)
+            refuses("FK-SUM-SEED", open_seed, shares, threshold, LABEL, committed)
 
 
 def test_shares_that_give_no_seed_are_none() -> None:
@@ -544,15 +526,6 @@ def check_graph(neighbours: Graph, parties: int, k: int) -> None:
     assert len(reached) == parties, "not connected"
 
 
-DEGREES = {2: 1, 3: 2, 20: 19, 30: 29, 31: 16, 50: 16, 100: 32, 200: 46, 1000: 68}
-
-
-@pytest.mark.parametrize(("parties", "k"), DEGREES.items())
-def test_degrees_of_the_design(parties: int, k: int) -> None:
-    assert graph.degree(parties) == k
-    check_graph(draw_graph(parties), parties, k)
-
-
 @given(parties=st.integers(2, 5000))
 def test_degrees_are_even_possible_and_grow(parties: int) -> None:
     k = graph.degree(parties)
@@ -565,8 +538,8 @@ def test_degrees_are_even_possible_and_grow(parties: int) -> None:
     assert abs(graph.degree(2 * parties) - k) <= 20  # logarithmic
 
 
-@given(parties=st.integers(31, 120), number=st.integers(0, 1000))
-def test_sparse_graphs_are_regular_symmetric_and_connected(parties: int, number: int) -> None:
+@given(parties=st.integers(2, 120), number=st.integers(0, 1000))
+def test_graphs_are_regular_symmetric_and_connected(parties: int, number: int) -> None:
     check_graph(draw_graph(parties, number), parties, graph.degree(parties))
 
 
@@ -578,19 +551,6 @@ def test_the_graph_follows_the_digest() -> None:
     shared = [len(set(first[0]) & set(other[0])) for other in others]
     assert max(shared) < 16  # expected 16 * 16 / 59
     assert draw_graph(30, 1) == draw_graph(30, 2)  # complete: nothing to draw
-
-
-@given(parties=st.integers(2, 2000))
-def test_default_thresholds(parties: int) -> None:
-    t = graph.default_threshold(parties)
-    assert t == math.floor(2 * parties / 3) + 1
-    assert parties // 2 < t <= parties
-    needed = graph.share_threshold(parties, t)
-    if parties <= 30:
-        assert needed == t
-    else:
-        assert needed == math.ceil(0.65 * graph.degree(parties))
-        assert needed > graph.degree(parties) / 2
 
 
 # -- the odds that docs/security.md states for sparse graphs
@@ -623,20 +583,6 @@ def test_the_table_of_the_security_page() -> None:
         assert int(worst) == graph.fewest_colluders(n, graph.default_threshold(n))
         for text, value in zip(stated, odds(n), strict=True):
             assert float(text) == pytest.approx(value, rel=0.2, abs=1e-15), (parties, text)
-
-
-# -- what bounds numbers of a sum, and a total, bounds them on both sides
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("encoding", [Encoding.integers(9), Encoding.fixed_point(9.0)])
-def test_a_number_or_a_total_beyond_its_bound_is_refused(encoding: Encoding, sign: int) -> None:
-    for value, fits in ((9, True), (10, False)):
-        values = np.array([0, sign * value])
-        with nullcontext() if fits else refused("FK-SUM-BOUND"):
-            encoding.encode(values, 3, name="x")
-        with nullcontext() if fits else refused("FK-SUM-TOTAL"):
-            encoding.check_total(3 * values, 3, name="x")
 
 
 # -- how numbers enter a ring and leave it: exact where it says so, refused where it must
@@ -702,13 +648,6 @@ def test_integers_are_summed_exactly_up_to_the_largest_with_room(bits: int, part
 # -- the circle
 
 
-@pytest.mark.parametrize("bits", RINGS)
-def test_angles_are_in_a_turn(bits: int) -> None:
-    encoding = Encoding.circle(bits)
-    found = encoding.decode(np.array([0, 1, -1, -2, -1000]).astype(encoding.dtype), 3)
-    assert ((found >= 0.0) & (found < 2.0 * math.pi)).all()
-
-
 @given(bits=rings, angles=st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=6))
 def test_sums_of_angles_are_right_modulo_a_turn(bits: int, angles: list[float]) -> None:
     encoding = Encoding.circle(bits)
@@ -718,6 +657,7 @@ def test_sums_of_angles_are_right_modulo_a_turn(bits: int, angles: list[float]) 
         assert ring.tolist() == Reference.ring(encoding, 3, [angle])
         total += ring
     (found,) = encoding.decode(total, 3)
+    assert 0.0 <= found < 2.0 * math.pi
     error = abs(np.angle(np.exp(1j * (found - math.fsum(angles)))))
     assert error <= len(angles) * (math.pi * 2.0 ** -min(bits, 53) + 1e-12)
 
@@ -864,35 +804,17 @@ def test_noise_at_its_largest_does_not_wrap(bits: int, noise: NoisySum, parties:
     encoding.check_total(found, parties, name="x")
 
 
-@pytest.mark.parametrize(("bits", "noise"), NOISE_RINGS)
-@pytest.mark.parametrize(("parties", "dead"), [(2, 0), (5, 1), (50, 5)])
-def test_survivors_noise_has_its_law(bits: int, noise: NoisySum, parties: int, dead: int) -> None:
-    """In each ring, by chi-square against e^-v I_k(v), where it has room; else it is refused."""
-    run, encoding = begin(parties), Encoding.fixed_point(64.0, bits).noisy(noise)
-    values = {p: np.resize([64.0, -64.0, 0.0], 4000) for p in range(dead, parties)}
-    if bits == 16 and parties == 50:
-        with refused("FK-SUM-OVERFLOW"):
-            run.sum(values, encoding=encoding)
-        return
-    total = run.sum(values, encoding=encoding) - sum(values.values())
-    units, variance = total * 2.0**noise.fraction, noise.variance * (parties - dead)
-    assert np.array_equal(units, np.rint(units))
-    whole = np.arange(-14 * math.isqrt(variance), 14 * math.isqrt(variance) + 1)
-    below = np.cumsum(special.ive(np.abs(whole), float(variance)))
-    assert below[-1] == pytest.approx(1.0)
-    edges = whole[np.searchsorted(below, np.arange(1, 40) / 40)]
-    expected = np.diff([0.0, *below[edges - whole[0]], below[-1]]) * units.size
-    counts = np.bincount(np.searchsorted(edges, units), minlength=40)
-    statistic = ((counts - expected) ** 2 / expected).sum()
-    assert stats.chi2.ppf(ALARM, 39) < statistic < stats.chi2.isf(ALARM, 39)
-
-
-def test_what_no_noise_explains_is_no_total() -> None:
-    encoding = Encoding.fixed_point(3.0).noisy(SMALL)
-    largest = 2 * (3.0 + reach(SMALL.variance) / 16 + 1 / 16)
-    encoding.check_total(np.array([0.999 * largest]), 2, name="x")
-    with refused("FK-SUM-TOTAL"):
-        encoding.check_total(np.array([1.01 * largest]), 2, name="x")
+@pytest.mark.parametrize(("encoding", "largest"), [
+    (Encoding.integers(9), 9), (Encoding.fixed_point(9.0), 9.0),
+    (Encoding.fixed_point(3.0).noisy(SMALL), 3.0 + reach(SMALL.variance) / 16 + 1 / 16),
+])  # fmt: skip
+def test_a_total_that_the_bound_and_the_noise_do_not_explain_is_none(
+    encoding: Encoding, largest: float
+) -> None:
+    for sign in (1, -1):
+        encoding.check_total(np.array([0, 1.999 * sign * largest]), 2, name="x")
+        with refused("FK-SUM-TOTAL"):
+            encoding.check_total(np.array([0, 2.02 * sign * largest]), 2, name="x")
 
 
 @pytest.mark.parametrize(("kind", "noise"), [
@@ -904,50 +826,23 @@ def test_noise_of_which_nothing_is_known_is_refused(kind: Any, noise: NoisySum) 
         Encoding(kind, 64, 0.0 if kind == "circle" else 2.0, noise)
 
 
-def test_a_sum_that_is_repeated_has_the_noise_that_it_had() -> None:
-    """Byte for byte, under other masks, from parties that were only bytes in between."""
-    run = begin(4)
-    encoding = Encoding.fixed_point(5.0).noisy(SMALL)
-    values = {p: np.full(50, float(p)) for p in run.members}
-    first = run.sum(values, encoding=encoding, name="gradient")
-    again = run.sum(values, encoding=encoding, name="gradient#another attempt")
-    assert np.array_equal(first, again)
-    assert not np.array_equal(first, np.full(50, 6.0))
-
-
 @pytest.mark.promise("noise-its-own")
+@pytest.mark.parametrize(("bits", "noise"), NOISE_RINGS)
 @pytest.mark.parametrize("change", ["values", "name", "length"])
-def test_what_differs_has_noise_of_its_own(change: str) -> None:
+def test_what_differs_has_noise_of_its_own(change: str, bits: int, noise: NoisySum) -> None:
     run, length = begin(4), 400
-    encoding = Encoding.fixed_point(5.0).noisy(SMALL)
+    encoding = Encoding.fixed_point(5.0, bits).noisy(noise)
     values = {p: np.zeros(length) for p in run.members}
     first = run.sum(values, encoding=encoding, name="a")
     if change == "values":  # by one digit, of each party
-        values = {p: np.full(length, 2.0**-4) for p in run.members}
+        values = {p: np.full(length, 2.0**-noise.fraction) for p in run.members}
     if change == "length":
         values = {p: np.zeros(length + 1) for p in run.members}
     name = "b" if change == "name" else "a"
     second = run.sum(values, encoding=encoding, name=name)[:length]
     apart = second - values[0][:length].sum() / length * 4 - first
-    expected = math.sqrt(2.0) * SMALL.deviation(4)
+    expected = math.sqrt(2.0) * noise.deviation(4)
     assert abs(apart.std() / expected - 1) < stats.norm.isf(ALARM) * math.sqrt(0.51 / length)
-
-
-def test_zeros_of_two_releases_have_noise_of_their_own() -> None:
-    """What a party without rows adds round after round is the same, and its noise is not."""
-    run, encoding = begin(3), Encoding.fixed_point(5.0).noisy(SMALL)
-    found = []
-    for release in ("1", "2", "2"):
-        running = run.order(100, encoding, name="gradient")
-        party = run.party(0)
-        for section in run.server.sections(0, [running]):
-            if section.phase == "sum-roster" and not party.state.digest:
-                party.join(section)  # type: ignore[arg-type]
-        party.contribute(running.order, np.zeros(100), release=release)
-        run.keep(party)
-        found.append(party.drawn["gradient"])
-        run.server.close(running)
-    assert found[0] != found[1] == found[2]
 
 
 def test_among_other_parties_noise_is_another_whatever_the_server_calls_them() -> None:
@@ -961,9 +856,3 @@ def test_among_other_parties_noise_is_another_whatever_the_server_calls_them() -
     ]
     assert keys[0] == keys[1]
     assert len(set(keys)) == 4
-
-
-def test_noise_in_a_run_without_a_budget_is_refused() -> None:
-    zeros, encoding = dict.fromkeys(range(3), np.zeros(5)), Encoding.fixed_point(1.0).noisy(SMALL)
-    with refused("FK-ORDER-NOISE"):
-        Run(3).sum(zeros, encoding=encoding)

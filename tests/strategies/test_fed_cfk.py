@@ -181,6 +181,9 @@ def test_all_users_get_what_they_would_with_pooled_ratings(lam: float, tmp_path:
         assert strategy.judged_ == list(range(10))
     if lam == 0.1:
         assert network.learn().metrics_["auc"] > 0.6  # it has learned something
+        network.way = replace(network.way, common={"top": 3})
+        network.learn()
+        assert {len(best) for best in network.scores().values()} == {3}
 
 
 def test_users_alone_on_nodes_get_the_same_and_nobody_to_judge_no_metrics(tmp_path: Path) -> None:

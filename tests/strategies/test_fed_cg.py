@@ -102,43 +102,31 @@ def test_distances_may_travel_in_half_the_bytes(bits: int, serve: Serve) -> None
 # -- what a start takes and gives
 
 
-def test_a_start_that_is_given_is_used(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
-    """At the solution of another run hardly anything is left to do."""
-    nodes, starts, options = serve(small()), [], {"solver": "cg", "regularization": 0.1}
-    cold = nodes.learn(**options)
-
-    def note(number: int, arrays: ArrayRecord) -> None:
-        starts.append(arrays.to_numpy_ndarrays()[0])
-
-    given = {"initial_arrays": ArrayRecord([cold.coefficients_]), "evaluate_fn": note}
-    warm = nodes.learn(given, **options)
-    assert warm.metrics_["iterations"] <= 1 < cold.metrics_["iterations"]
-    np.testing.assert_array_equal(starts[0], cold.coefficients_)
+def test_start_is_called_like_a_stock_strategy(serve: Serve, caplog: Any) -> None:
+    nodes, seen = serve(small()), dict[int, np.ndarray]()
+    note: Table = {"evaluate_fn": lambda n, arrays: seen.update({n: arrays.to_numpy_ndarrays()[0]})}
+    options: Table = {"solver": "cg", "regularization": 0.1}
+    nodes.learn(note)
+    assert [(n, bool(found.any())) for n, found in seen.items()] == [(0, False), (1, True)]
+    seen.clear()
+    cold = FedCG(landmarks=20, tune="off", sampling="U", **options)
+    seeded = ConfigRecord({"seed": 1})
+    result = cold.start(nodes.grid(), num_rounds=500, train_config=seeded, **note)
+    last, told = cold.metrics_["iterations"], result.train_metrics_clientapp
+    assert ([*seen], [*told], cold.options()["seed"]) == ([0, last], [*range(1, last + 1)], 1)
+    np.testing.assert_array_equal(result.arrays.to_numpy_ndarrays()[0], cold.coefficients_)
+    assert told[last]["residual"] == cold.metrics_["residual"]
+    accuracy = result.evaluate_metrics_clientapp[last]["test_accuracy"]
+    assert accuracy == cold.metrics_["test_accuracy"]
+    # at the solution of another run with its seed hardly anything is left to do
+    warm = nodes.learn({"initial_arrays": ArrayRecord([cold.coefficients_]), **note}, **options)
+    assert warm.metrics_["iterations"] <= 1 < last
+    np.testing.assert_array_equal(seen[0], cold.coefficients_)
     with refused("FK-INITIAL-SHAPE"):
         nodes.learn({"initial_arrays": ArrayRecord([np.zeros((20, 2))])}, **options)
     short = nodes.learn({"num_rounds": 2}, preconditioner_rank=0, **options)
     assert short.metrics_["iterations"] == 2
     assert "not converged after 2 iterations" in caplog.text
-
-
-@pytest.mark.parametrize("way", [{}, {"solver": "cg", "init": "random", "tolerance": 1e-3}])
-def test_start_is_called_like_a_stock_strategy(way: Table, serve: Serve) -> None:
-    seen: list[tuple[int, bool]] = []
-    strategy = FedCG(landmarks=20, **way)
-    result = strategy.start(
-        serve(small()).grid(),
-        num_rounds=500,
-        train_config=ConfigRecord({"seed": 3}),
-        evaluate_fn=lambda n, arrays: seen.append((n, arrays.to_numpy_ndarrays()[0].any())),
-    )
-    last, told = max(1, strategy.metrics_["iterations"]), result.train_metrics_clientapp
-    assert seen == [(0, bool(way)), (last, True)]
-    assert list(told) == list(range(1, last + 1))
-    assert told[last]["residual"] == strategy.metrics_["residual"]
-    accuracy = result.evaluate_metrics_clientapp[last]["test_accuracy"]
-    assert accuracy == strategy.metrics_["test_accuracy"]
-    np.testing.assert_array_equal(result.arrays.to_numpy_ndarrays()[0], strategy.coefficients_)
-    assert strategy.options()["seed"] == 3
 
 
 def test_solver_and_rank_follow_the_number_of_landmarks() -> None:

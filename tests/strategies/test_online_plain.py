@@ -22,7 +22,6 @@ from refusals import raises, refuses
 from zoo import WAYS, Found, Way, fit
 from zoo import streams as tables_of_streams
 
-from fedkern_flwr.online.hedge import hedge_bound
 from fedkern_flwr.simulations import Transcript, simulate
 from fedkern_flwr.simulations.engines import Fault, FaultPlan
 from fedkern_flwr.strategies import POFMKL, POFRLS, PerFedAvg
@@ -258,15 +257,6 @@ def test_between_messages_a_client_learns_from_its_own_rows(make_streams: Make) 
     )
     assert frozen.metrics_["mse"] > 1.01 * strategy.metrics_["mse"]  # coefficients alone
     np.testing.assert_allclose(frozen.model()[0]["raw"], strategy.model()[0]["raw"], atol=1e-12)
-
-
-def test_regret_against_the_best_learner_stays_within_adahedges_bound(make_streams: Make) -> None:
-    streams, record = make_streams(3, 120, seed=4), Transcript()
-    learn(POFRLS(features=4), streams, 120, transcript=record)
-    reports = [e.scalars for e in record.entries(phase=UPLOAD, direction="up")]
-    for report in reports:
-        best = report["total_squared_error"] - report["regret"]
-        assert report["regret"] <= hedge_bound(8, report["total_samples"], best)
 
 
 @pytest.mark.parametrize("experts", ["local-ridge", "local-kernels", "local"])

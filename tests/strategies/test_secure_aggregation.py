@@ -4,113 +4,51 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from averaging_apps import (
+    CLIP,
+    NODES,
+    NOISE,
+    OPTIONS,
+    initial,
+    load,
+    make_app,
+    noisy_app,
+    owned,
+    update,
+)
 from dp_accounting import GaussianDpEvent
 from dp_accounting.rdp import RdpAccountant
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping as Clipping
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, FedProx, Krum
-from identities import known_node, pin_identities
+from identities import pin_identities
 from refusals import raises, refused, refuses
 from scipy import stats
+from zoo import SecureMean
 
 from fedkern_flwr.errors import CohortError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.privacy.accounting import ORDERS
-from fedkern_flwr.secure_aggregation import SecureAggregation, averages, secure_aggregation_mod
+from fedkern_flwr.secure_aggregation import SecureAggregation, averages
 from fedkern_flwr.simulations import Fault, FaultPlan, InProcessGrid, Transcript, simulate
 
-NODES, ROUNDS = 4, 3
-
-
-class SecureAvg(SecureAggregation, FedAvg):
-    pass
+ROUNDS = 3
 
 
 def secure(stock: type[Any]) -> type[Any]:
     return type(f"Secure{stock.__name__}", (SecureAggregation, stock), {})
 
 
-def load(context: Context) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows of different numbers and laws."""
-    k = int(context.node_config["partition-id"])
-    x = np.random.default_rng(k).standard_normal((20 + 7 * k, 3))
-    return x, x @ np.array([1.0, -2.0, 0.5 * k])
-
-
-def owned(folder: Path, examples: Any = load, mod: Any = None, **policy: Any) -> ClientApp:
-    """Return the app of deployed nodes with folders, whose owners have a policy."""
-
-    def answer(message: Message, context: Context) -> Message:
-        content = RecordDict({"metrics": MetricRecord({"num-examples": 1.0})})
-        content["arrays"] = message.content["arrays"]
-        return Message(content, reply_to=message)
-
-    class App(ClientApp):
-        def __call__(self, message: Message, context: Context) -> Message:
-            context.node_config["simulation"] = False
-            about = known_node(folder, int(context.node_config["partition-id"]), NODES)
-            about |= {"policy": NodePolicy(**policy), **(mod or {})}
-            return secure_aggregation_mod(examples, **about)(message, context, answer)
-
-    return App()
-
-
-Fails = Callable[[int, int], bool]  # partition, round of the server -> whether the app raises
-
-
-def initial() -> ArrayRecord:
-    return ArrayRecord({"w": Array(np.zeros((3, 1))), "b": Array(np.zeros(()))})
-
-
-def never(partition: int, number: int) -> bool:
-    return False
-
-
 def once(partition: int, number: int) -> bool:
     return (partition, number) == (1, 2)
-
-
-def make_app(fails: Fails = never, change: Any = lambda *_: None, **mod: Any) -> ClientApp:
-    """Return an app of least squares; ``change`` may spoil what a partition returns."""
-    app = ClientApp(mods=[secure_aggregation_mod(load, **{"held_out": load, **mod})])
-
-    def error(message: Message, context: Context) -> tuple[Any, ...]:
-        k = int(context.node_config["partition-id"])
-        if fails(k, int(message.content["config"]["server-round"])):
-            raise ValueError("private value 4711")
-        (x, y), net = load(context), message.content["arrays"]
-        return k, x, x @ net["w"].numpy()[:, 0] + net["b"].numpy() - y, net
-
-    def metrics(e: np.ndarray) -> MetricRecord:
-        return MetricRecord(
-            {"loss": float(e @ e / len(e)), "ends": [e.min(), e.max()], "num-examples": len(e)}
-        )
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        k, x, e, net = error(message, context)
-        w = net["w"].numpy() - 0.1 * (x.T @ e / len(x))[:, None]
-        arrays = {"w": Array(w), "b": Array(np.asarray(net["b"].numpy() - 0.1 * e.mean()))}
-        content = RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics(e)})
-        change(k, message.content["config"]["server-round"], content)
-        return Message(content, reply_to=message)
-
-    @app.evaluate()
-    def evaluate(message: Message, context: Context) -> Message:
-        return Message(
-            RecordDict({"metrics": metrics(error(message, context)[2])}), reply_to=message
-        )
-
-    return app
 
 
 def run(strategy: Any, app: ClientApp | None = None, **more: Any) -> Any:
@@ -145,12 +83,12 @@ def test_a_secure_run_is_the_plain_run_over_the_same_survivors(stock: Any) -> No
 
 
 def test_a_round_with_too_few_is_lost_and_leaves_the_model() -> None:
-    strategy = SecureAvg()
+    strategy = SecureMean()
     found = run(strategy, make_app(lambda k, number: k < 2 and number == 2))
     assert strategy.survivors_ == [[0, 1, 2, 3], [], [0, 1, 2, 3]]
     assert sorted(found.train_metrics_clientapp) == [1, 3]
-    raises(CohortError, run, SecureAvg(max_missed=2), make_app(lambda k, number: k < 2))
-    same(found, run(SecureAvg(), num_rounds=2), figures=False)
+    raises(CohortError, run, SecureMean(max_missed=2), make_app(lambda k, number: k < 2))
+    same(found, run(SecureMean(), num_rounds=2), figures=False)
 
 
 def test_arrays_keep_the_types_of_flower_s_own_averages() -> None:
@@ -162,7 +100,7 @@ def test_arrays_keep_the_types_of_flower_s_own_averages() -> None:
     arrays = {**initial(), "w": Array(np.zeros((3, 1), np.float32))}
     arrays["steps"] = Array(np.zeros(2, np.int64))
     more = {"initial_arrays": ArrayRecord(arrays), "num_rounds": 1}
-    found = run(SecureAvg(), make_app(change=typed), **more)
+    found = run(SecureMean(), make_app(change=typed), **more)
     same(found, run(FedAvg(), make_app(change=typed), **more), rtol=1e-6, figures=False)
 
 
@@ -195,7 +133,7 @@ def spoil(key: str, value: Any) -> Any:
 ])  # fmt: skip
 def test_a_reply_that_does_not_fit_is_not_summed(key: str, value: Any, code: str) -> None:
     """The mean is that of the others, and what the server is told quotes no value."""
-    strategy = SecureAvg()
+    strategy = SecureMean()
     found = run(strategy, make_app(change=spoil(key, value)), num_rounds=2)
     assert strategy.survivors_ == [[0, 1, 2, 3], [0, 2, 3]]
     same(found, run(FedAvg(), make_app(once), num_rounds=2), figures=False)
@@ -204,7 +142,7 @@ def test_a_reply_that_does_not_fit_is_not_summed(key: str, value: Any, code: str
     assert not any(word in text for word in ("nan", "10000", "1e6", "1000000"))
 
 
-class Personal(SecureAvg):
+class Personal(SecureMean):
     def configure_train(self, *args: Any) -> Any:
         for k, message in enumerate(super().configure_train(*args)):
             content = RecordDict({**message.content, "config": ConfigRecord({"k": k})})
@@ -212,8 +150,8 @@ class Personal(SecureAvg):
 
 
 @pytest.mark.parametrize(("make", "code"), [
-    (lambda: SecureAvg(fraction_train=0.5), "FK-STRATEGY-SAMPLES"),
-    (lambda: SecureAvg(fraction_evaluate=0.5), "FK-STRATEGY-SAMPLES"),
+    (lambda: SecureMean(fraction_train=0.5), "FK-STRATEGY-SAMPLES"),
+    (lambda: SecureMean(fraction_evaluate=0.5), "FK-STRATEGY-SAMPLES"),
     (secure(FedMedian), "FK-STRATEGY-SINGLE"), (secure(Krum), "FK-STRATEGY-SINGLE"),
     (lambda: secure(Clipping)(FedAvg(), 1.0, 1.0, 5), "FK-STRATEGY-SINGLE"),
     (Personal, "FK-STRATEGY-RECORDS"),
@@ -255,7 +193,7 @@ def test_a_server_that_sends_nodes_different_models_opens_nothing(disguised: boo
                         asked["sections"] = asked["sections"].replace(before, after)
             return super().push_messages(messages)
 
-    strategy = SecureAvg(max_missed=2, fraction_evaluate=0.0)
+    strategy = SecureMean(max_missed=2, fraction_evaluate=0.0)
     with refused("FK-PARTIES-LOST" if disguised else "FK-STRATEGY-RECORDS"):
         strategy.start(Lies(make_app(), NODES), initial(), num_rounds=ROUNDS)
     assert not any(strategy.survivors_)
@@ -273,27 +211,27 @@ def test_survivors_are_voted_for_where_identities_are_pinned(tmp_path: Path) -> 
             keys = {"identity_key": own, "trusted_keys": tmp_path / "trusted"}
             return make_app(once, **keys)(message, context)
 
-    strategy = SecureAvg(fraction_evaluate=0.0)
+    strategy = SecureMean(fraction_evaluate=0.0)
     same(run(strategy, Pinned()), run(FedAvg(fraction_evaluate=0.0), make_app(once)))
     assert strategy.ledger_.by_phase["vote"] == 1
 
 
 def test_the_policy_of_a_node_counts(caplog: pytest.LogCaptureFixture) -> None:
-    run(SecureAvg(), make_app(policy=NodePolicy()), num_rounds=100)
+    run(SecureMean(), make_app(policy=NodePolicy()), num_rounds=100)
     assert caplog.text.count("only a budget of privacy protects single rows") == 1
-    refuses("FK-POLICY-OWN-ROWS", run, SecureAvg(), make_app(policy=NodePolicy(min_own_rows=30)))
+    refuses("FK-POLICY-OWN-ROWS", run, SecureMean(), make_app(policy=NodePolicy(min_own_rows=30)))
     with refused("FK-POLICY-COUNTING"):
-        run(SecureAvg(), make_app(policy=NodePolicy(counting="refuse")), num_rounds=100)
+        run(SecureMean(), make_app(policy=NodePolicy(counting="refuse")), num_rounds=100)
 
 
 def test_figures_are_told_as_often_as_the_policies_allow_and_training_goes_on() -> None:
-    found = run(SecureAvg(), make_app(policy=NodePolicy(max_evaluations=2)), num_rounds=5)
+    found = run(SecureMean(), make_app(policy=NodePolicy(max_evaluations=2)), num_rounds=5)
     assert sorted(found.evaluate_metrics_clientapp) == [1, 2]
     assert sorted(found.train_metrics_clientapp) == [1, 2, 3, 4, 5]
 
 
 def test_without_held_out_examples_no_figures_are_told() -> None:
-    strategy = SecureAvg()
+    strategy = SecureMean()
     found = run(strategy, make_app(held_out=None))
     assert not found.evaluate_metrics_clientapp
     assert "average-evaluate" not in strategy.ledger_.by_phase
@@ -302,9 +240,10 @@ def test_without_held_out_examples_no_figures_are_told() -> None:
 def test_the_ledger_knows_examples_again(tmp_path: Path) -> None:
     """A deployed node refuses a second run over all its examples but one."""
     for left_out in (0, 0, 1):
-        app = owned(tmp_path, lambda c, n=left_out: tuple(part[n:] for part in load(c)))
+        rest = lambda c, n=left_out: tuple(part[n:] for part in load(c))  # noqa: E731
+        app = owned(tmp_path, partial(make_app, examples=rest))
         with refused("FK-FREEZE-ROWS") if left_out else nullcontext():
-            run(SecureAvg(fraction_evaluate=0.0), app, num_rounds=1)
+            run(SecureMean(fraction_evaluate=0.0), app, num_rounds=1)
 
 
 def test_a_damaged_layout_is_refused() -> None:
@@ -317,39 +256,14 @@ def test_a_damaged_layout_is_refused() -> None:
 
 
 ALARM = 1e-9  # noise has no seed: odds of a false alarm
-LENGTH, CLIP, NOISE = 300, 2.0, 1.5
-OPTIONS: dict[str, Any] = {"clip": CLIP, "noise_multiplier": NOISE}
 NONE: dict[str, Any] = dict.fromkeys(OPTIONS)
-
-
-def update(k: int, length: float = 10.0) -> np.ndarray:
-    """Return how a node would move the model."""
-    found = np.random.default_rng(k).standard_normal(LENGTH)
-    return found * length / float(np.linalg.norm(found))
 
 
 def clipped(*nodes: int) -> Any:
     return sum(update(k, CLIP) for k in nodes)
 
 
-def noisy_app(change: Any = update, **mod: Any) -> ClientApp:
-    """Return an app that moves the model by an update of its own, far beyond the clip."""
-    app = ClientApp(mods=[secure_aggregation_mod(load, **{**OPTIONS, **mod})])
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        k = int(context.node_config["partition-id"])
-        sent, move = message.content["arrays"], change(k)
-        moved = {"b": Array(np.asarray(sent["b"].numpy() + move[-1]))}
-        moved["w"] = Array(sent["w"].numpy() + move[:-1].reshape(-1, 13))
-        record = ArrayRecord({name: moved[name] for name in sent})
-        metrics = MetricRecord({"loss": 4711.0, "num-examples": 20 + 7 * k})
-        return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)
-
-    return app
-
-
-def noisy(kind: Any = SecureAvg, app: ClientApp | None = None, **more: Any) -> tuple[Any, Any]:
+def noisy(kind: Any = SecureMean, app: ClientApp | None = None, **more: Any) -> tuple[Any, Any]:
     """Run a strategy with clip and noise; return it and what it found."""
     how = {name: more.pop(name) for name in ("num_rounds", "faults", "timeout") if name in more}
     start = ArrayRecord({"w": Array(np.zeros((23, 13))), "b": Array(np.zeros(()))})
@@ -403,22 +317,6 @@ def test_a_mean_has_the_declared_noise(gone: tuple[int, ...], colluders: int, le
     assert abs(noise.std() / expected - 1.0) < apart
 
 
-def test_rounds_have_noise_of_their_own() -> None:
-    """The same update of the same model twice: no mean of two noises, no difference without."""
-    totals = []
-
-    class Fixed(SecureAvg):
-        def aggregate_train(self, server_round: int, replies: Any) -> Any:
-            (reply,) = replies
-            totals.append(reply.content["arrays"]["w"].numpy().ravel())
-            return ArrayRecord({"w": Array(np.zeros((23, 13))), "b": Array(np.zeros(()))}), None
-
-    noisy(Fixed, num_rounds=2, threshold=3)
-    apart = float(np.std(NODES * (totals[0] - totals[1])))
-    expected = math.sqrt(2.0) * NOISE * CLIP * math.sqrt(4 / 2)
-    assert abs(apart / expected - 1.0) < stats.norm.isf(ALARM) * math.sqrt(0.51 / totals[0].size)
-
-
 def test_rounds_add_up_and_epsilon_is_in_the_history() -> None:
     """A round that is lost is charged by the nodes, and not told as spent."""
     strategy, found = noisy(num_rounds=ROUNDS)
@@ -453,11 +351,6 @@ def test_what_keeps_no_budget_is_refused(options: dict[str, Any], code: str) -> 
         refuses(code, noisy_app, **mod)  # at the node as well
 
 
-def test_without_dp_accounting_one_line_says_what_to_install(monkeypatch: Any) -> None:
-    monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    refuses("FK-PACKAGE-MISSING", noisy)
-
-
 @pytest.mark.parametrize(("server", "node", "code"), [
     ({"noise_multiplier": 1.0}, {}, "FK-ORDER-NOISE"), ({"clip": 1.0}, {}, "FK-ORDER-NOISE"),
     ({"clip": 1.0, "noise_multiplier": 3.0}, {}, "FK-ORDER-BOUND"), ({}, NONE, "FK-ORDER-DECLARED"),
@@ -469,12 +362,9 @@ def test_a_node_keeps_its_options(server: dict[str, Any], node: dict[str, Any], 
     refuses(code, noisy, app=noisy_app(**node), **server)
 
 
-CLIPPED: dict[str, Any] = {"clip": CLIP, "noise_multiplier": 3.0}
-
-
 def test_runs_add_up_at_each_node_until_its_owner_s_limit(tmp_path: Path) -> None:
     """One run costs 2.996, two cost more than four."""
-    app = owned(tmp_path, mod=CLIPPED, max_epsilon=4.0)
+    app = owned(tmp_path, partial(noisy_app, noise_multiplier=3.0), max_epsilon=4.0)
     strategy, _ = noisy(app=app, noise_multiplier=3.0)
     assert 2.9 < strategy.privacy()["budget"]["spent"] < 3.1
     with refused("FK-BUDGET-SPENT", "FK-POLICY-EPSILON"):
