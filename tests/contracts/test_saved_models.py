@@ -284,6 +284,18 @@ def test_arrays_are_features_in_the_order_of_the_table(commands):
             model.predict(rows)
 
 
+def test_counts_that_no_encoder_changes_are_taken_by_the_names_of_their_columns(tables, commands):
+    x = np.random.default_rng(4).integers(0, 9, (ROWS, 4))
+    y = np.where(x[:, 0] > x[:, 1], "more", "less").tolist()
+    columns = {**dict(zip("abcd", x.T.tolist(), strict=True)), "y": y}
+    own = ["--encoding", "counts", "--bound", "8", "--min-support", "0"]
+    commands.result("secure-gram", "--data", tables.write("t.csv", columns), "--label", "y", *own)
+    model = fedkern_flwr.load_model("here")
+    turned = pa.table({name: columns[name] for name in reversed(columns)})
+    np.testing.assert_array_equal(model.outputs(turned), model.outputs(x))
+    assert np.mean(model.predict(turned) == y) > 0.9
+
+
 def test_projections_of_kernel_pca_are_those_of_its_nodes(tables, commands):
     columns = messy(tables)
     own = ["--data", "train.csv", "--id", "id", "--missing", "encode", "--components", "3"]

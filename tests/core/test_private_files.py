@@ -28,7 +28,15 @@ from refusals import raises, refuses
 
 from fedkern_flwr import __version__
 from fedkern_flwr.alignment import AlignmentTags, read_alignment
-from fedkern_flwr.checkpoint import load_arrays, save_arrays, unpack_arrays, write_atomically
+from fedkern_flwr.checkpoint import (
+    load_arrays,
+    make_private_folder,
+    run_folder,
+    save_arrays,
+    session_of,
+    unpack_arrays,
+    write_atomically,
+)
 from fedkern_flwr.clients.fdskl import PhaseStore
 from fedkern_flwr.clients.fed_cg_kernel import KernelRows
 from fedkern_flwr.clients.table_client import PartyTable

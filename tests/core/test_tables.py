@@ -663,9 +663,9 @@ def test_rows_are_waited_for_and_no_longer_than_that(tmp_path: Path) -> None:
 
 def test_other_marks_and_separators(tmp_path: Path) -> None:
     path = tmp_path / "s.csv"
-    path.write_text('time;a;"b, c";y\n07:00;1,5;true;2\n07:10;-;0;2\n07:20;2;false;-3,25\n')
-    found = source(path, id_column="time", decimal=",", na="-").take(Place(), 9, 0.0)
-    assert found.x.tolist() == [[1.5, 1.0], [2.0, 0.0]]
+    path.write_text('time;a;"b, c";y\n07:00;1,5;true;2\n07:10;-;0;2\n07:20;9;false;-3,25\n')
+    found = source(path, id_column="time", decimal=",", na="-,-99").take(Place(), 9, 0.0)
+    assert found.x.tolist() == [[1.5, 1.0], [9.0, 0.0]]
     assert (found.y.tolist(), found.ids) == ([2.0, -3.25], ["07:00", "07:20"])
     with path.open("a") as file:
         file.write("07:30;1;1;1\n07:30;2;0;2\n;3;1;3\n")

@@ -105,6 +105,8 @@ def test_people_with_ids_that_are_permanent_pay_for_their_own_runs(tmp_path: Pat
     spend(ledger, "others", table(range(20, 40)), one, **how)
     with refused("FK-BUDGET-SPENT"):  # one is in both
         spend(ledger, "b", table(range(19, 60)), one, **how)
+    spend(ledger, "cheap", table(range(60, 80)), release(0.05), **how)  # it lowers nobody's cost
+    assert ledger.spent() == pytest.approx(1.0, rel=1e-3)
     nameless = OwnRows([(np.arange(100.0, 120.0)[:, None],)], None, 20)
     refuses("FK-BUDGET-SPENT", spend, ledger, "c", nameless, one, **how)
 
