@@ -22,6 +22,7 @@ Floats = NDArray[np.float64]
 Learner = Literal["svc", "ridge"]
 
 _FOLDS, _TUNING_ROWS = 5, 3000
+_RISEN = 0.7  # share of folds in which an error must rise: in one or two it may by chance
 _WIDTHS = (0.25, 1.0, 4.0, 16.0)  # times 1 / mean squared distance to the centre
 _COSTS = {"svc": (1.0, 10.0, 100.0), "ridge": (1e-4, 1e-3, 1e-2, 1e-1, 1.0)}
 _TUBE = 0.01  # errors of SVR that cost nothing, in units of labels scaled to [-1, 1]
@@ -161,8 +162,8 @@ def choose_machine(
 ) -> Machine:
     """Choose what is not given by five-fold cross-validation; the Gram matrix is enough for it.
 
-    Costs are raised as long as the error falls. A larger C takes LIBSVM many times the steps, and
-    beyond its best the error of a width only rises.
+    Costs are raised until the error rises in most folds. A larger C takes LIBSVM many times the
+    steps, and beyond its best the error of a width only rises.
 
     Parameters
     ----------
@@ -212,18 +213,19 @@ def choose_machine(
     best: tuple[float, Machine] | None = None
     tried = count(1)
     for group in _by_kernel(machines):
-        matrix, last = group[0].kernel.matrix(gram[part], rows), np.inf
+        matrix, last = group[0].kernel.matrix(gram[part], rows), [np.inf]
         for machine in group:
             progress(f"choosing the machine on {len(order):,} rows", next(tried), len(machines))
             parts = [places[fold] for fold in folds]
             own = None if weights is None else weights[order]
             trial = replace(machine, tolerance=_OF_TRIALS)
-            error = _validate(trial, matrix, y[order], parts, own)
+            error, of_folds = _validate(trial, matrix, y[order], parts, own)
             if best is None or error < best[0]:
                 best = error, machine
-            if error > last:
+            risen = sum(now > before for now, before in zip(of_folds, last, strict=False))
+            if risen > _RISEN * _FOLDS:
                 break
-            last = error
+            last = of_folds
     assert best is not None
     return best[1]
 
@@ -239,10 +241,11 @@ def _validate(
     y: Floats,
     folds: Sequence[NDArray[np.intp]],
     weights: Floats | None,
-) -> float:
-    """Return the mean error in cross-validation: share of wrong classes, or squared error.
+) -> tuple[float, list[float]]:
+    """Return the mean error in cross-validation, and that of each fold that can be judged.
 
-    Balanced classes count alike over all folds: few of them may have rows of a rare one.
+    It is the share of wrong classes, or the squared error. Balanced classes count alike over all
+    folds: few of them may have rows of a rare one.
     """
     errors, tested = [], list[NDArray[np.intp]]()
     for fold in folds:
@@ -253,11 +256,14 @@ def _validate(
         found = machine.outputs(own, y[rest], other, None if weights is None else weights[rest])
         errors.append(_errors(found, y[fold], machine.classes))
         tested.append(fold)
-    if errors and (machine.balanced or weights is not None):
+    if not errors:
+        return np.inf, []
+    of_folds = [float(each.mean()) for each in errors]
+    if machine.balanced or weights is not None:
         rows = np.concatenate(tested)
         shares = machine.shares(y[rows], None if weights is None else weights[rows])
-        return float(np.average(np.concatenate(errors), weights=shares))
-    return float(np.mean([each.mean() for each in errors])) if errors else np.inf
+        return float(np.average(np.concatenate(errors), weights=shares)), of_folds
+    return float(np.mean(of_folds)), of_folds
 
 
 def _errors(outputs: Floats, y: Floats, classes: tuple[float, ...]) -> NDArray[Any]:
