@@ -37,8 +37,8 @@ class HybridOptions(PrivateMethod, Weighted):
     landmarks: int | Literal["auto"] = option(
         "auto",
         "m, number of random landmarks. Auto: as many as the rule of counting lets the nodes "
-        "release sums of, 20 to 400, and no more than travel in a message of 64 MB; 100 where "
-        "the width is not chosen.",
+        "release sums of, 20 to 400, and no more than a message of 64 MB holds (without centres a "
+        "file of 1 GB); 100 where the width is not chosen.",
         least=1,
         most=MOST_LANDMARKS,
     )
