@@ -199,17 +199,11 @@ def hash_ids(ids: Ids, key: AlignmentKey, session: str) -> Hashes:
 
 
 def _keyed(key: bytes) -> Callable[[bytes], bytes]:
-    """Return HMAC-SHA256 with a key of at most 64 bytes, which is hashed once and not each time."""
+    """Return HMAC-SHA256 with a key of at most 64 bytes, whose pads are made once."""
     block = key.ljust(64, b"\0")
-    inner, outer = (hashlib.sha256(bytes(b ^ pad for b in block)) for pad in (0x36, 0x5C))
-
-    def tag(text: bytes) -> bytes:
-        first, second = inner.copy(), outer.copy()
-        first.update(text)
-        second.update(first.digest())
-        return second.digest()
-
-    return tag
+    inner, outer = (bytes(b ^ pad for b in block) for pad in (0x36, 0x5C))
+    sha256 = hashlib.sha256
+    return lambda text: sha256(outer + sha256(inner + text).digest()).digest()
 
 
 def sort_order(hashes: Hashes) -> NDArray[np.intp]:

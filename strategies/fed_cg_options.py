@@ -52,8 +52,8 @@ class HybridOptions(PrivateMethod, Weighted):
     landmarks: int | Literal["auto"] = option(
         "auto",
         "m, number of random landmarks. Auto: as many as the rule of counting lets the nodes "
-        "release sums of, 20 to 400, and no more than travel in a message of 64 MB; 100 where "
-        "the width is not chosen.",
+        "release sums of, 20 to 400, and no more than a message of 64 MB holds (without centres a "
+        "file of 1 GB); 100 where the width is not chosen.",
         least=1,
         most=MOST_LANDMARKS,
     )
@@ -281,6 +281,7 @@ class HybridOptions(PrivateMethod, Weighted):
 _LEAST_ROWS = 5  # of a hospital in a fold
 _LEAST_LANDMARKS = (20, 400)  # least and most
 _MOST_NUMBERS = 1 << 23  # of a hospital's message: 64 MB
+_MOST_KEPT = 1 << 27  # of a hospital's rows without a message: 1 GB, in a file
 #: Within a share: the landmarks that are worth more than folds and widths, and the least.
 _ENOUGH, _LEAST_PLANNED = 200, 5
 
@@ -422,7 +423,8 @@ def _few_rows(plan: Plan, parties: Parties, folds: int) -> bool:
 
 
 def _most_landmarks(plan: Plan) -> int:
-    """Return the most landmarks whose kernel travels in one message."""
+    """Return the most landmarks: distances travel in one message, or fit in a hospital's file."""
     least, most = _LEAST_LANDMARKS
-    rows = max(1, sum(ward.total for ward in plan.wards.values()))
-    return max(least, min(most, _MOST_NUMBERS // rows))
+    rows = [ward.total for ward in plan.wards.values()]
+    fits = _MOST_KEPT // max(1, *rows) if plan.rows_alone else _MOST_NUMBERS // max(1, sum(rows))
+    return max(least, min(most, fits))

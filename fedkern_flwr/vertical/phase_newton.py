@@ -241,7 +241,7 @@ class Problem:
         if 2 * len(rows) > len(slope):
             self._bring_up(known, output, curvatures)
             factor = factorise_near(known.matrices[output], penalty)
-            return np.asarray(-linalg.cho_solve((factor, True), slope))
+            return np.asarray(-linalg.cho_solve((factor, True), slope, check_finite=False))
         a = self.kept.z[rows] * np.sqrt(curvatures[rows] * self.shares[rows, 0])[:, None]
         factor = factorise(a @ a.T, penalty)
         return np.asarray((a.T @ linalg.cho_solve((factor, True), a @ slope) - slope) / penalty)
@@ -293,7 +293,8 @@ def factorise(matrix: Floats, regularization: float) -> Floats:
     shifted[np.diag_indices_from(shifted)] += regularization
     try:
         # the transpose of a symmetric matrix in C order is what LAPACK can overwrite
-        return np.asarray(linalg.cholesky(shifted.T, lower=True, overwrite_a=True))
+        options = {"overwrite_a": True, "check_finite": False}  # cosines are finite
+        return np.asarray(linalg.cholesky(shifted.T, lower=True, **options))
     except linalg.LinAlgError:
         raise OptionError(
             f"the normal equations are singular at regularization {regularization:g}",
@@ -327,8 +328,9 @@ def multiply(z: Features, weights: Floats, *, exact: bool = False) -> Floats:
 
 def multiply_back(z: Features, values: NDArray[np.float64], *, exact: bool = False) -> Floats:
     """Return Z^T v in float64, (R, k), of values of rows, (n, k)."""
-    out = np.zeros((z.shape[1], values.shape[1]))
+    out = np.zeros((values.shape[1], z.shape[1]))
     dtype: Any = np.float64 if exact else z.dtype
+    small = np.ascontiguousarray(values.T, dtype)  # BLAS is twice as fast with Z on the right
     for part in blocks(len(z), z.strides[0]):
-        out += z[part].astype(dtype, copy=False).T @ values[part].astype(dtype)
-    return out
+        out += small[:, part] @ z[part].astype(dtype, copy=False)
+    return out.T

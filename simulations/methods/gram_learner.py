@@ -22,10 +22,12 @@ Floats = NDArray[np.float64]
 Learner = Literal["svc", "ridge"]
 
 _FOLDS, _TUNING_ROWS = 5, 3000
+_RISEN = 0.7  # share of folds in which an error must rise: in one or two it may by chance
 _WIDTHS = (0.25, 1.0, 4.0, 16.0)  # times 1 / mean squared distance to the centre
 _COSTS = {"svc": (1.0, 10.0, 100.0), "ridge": (1e-4, 1e-3, 1e-2, 1e-1, 1.0)}
 _TUBE = 0.01  # errors of SVR that cost nothing, in units of labels scaled to [-1, 1]
 _TOLERANCE, STEPS, STEPS_A_ROW = 1e-5, 10**6, 100  # of LIBSVM; else it may never end
+_OF_TRIALS = 1e-3  # tolerance, LIBSVM's own: errors of a fold are equal to four digits
 _OWNER = "the coordinator"
 
 
@@ -45,6 +47,8 @@ class Machine:
         Empty for a regression.
     balanced : bool (default: False)
         Whether rows of rare classes weigh so much that all classes count alike.
+    tolerance : float (default: 1e-5)
+        At which LIBSVM ends its search.
     """
 
     kernel: DotKernel
@@ -53,6 +57,7 @@ class Machine:
     cost: float
     classes: tuple[float, ...]
     balanced: bool = False
+    tolerance: float = _TOLERANCE
 
     def outputs(
         self,
@@ -129,7 +134,7 @@ class Machine:
         """Fit and return scikit-learn's support vector machine."""
         from sklearn import svm
 
-        own = {"kernel": "precomputed", "C": self.cost, "tol": _TOLERANCE}
+        own = {"kernel": "precomputed", "C": self.cost, "tol": self.tolerance}
         own["max_iter"] = max(STEPS, STEPS_A_ROW * len(y))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # whoever judges the machine tells it
@@ -156,6 +161,9 @@ def choose_machine(
     weights: Floats | None = None,
 ) -> Machine:
     """Choose what is not given by five-fold cross-validation; the Gram matrix is enough for it.
+
+    Costs are raised until the error rises in most folds. A larger C takes LIBSVM many times the
+    steps, and beyond its best the error of a width only rises.
 
     Parameters
     ----------
@@ -205,14 +213,19 @@ def choose_machine(
     best: tuple[float, Machine] | None = None
     tried = count(1)
     for group in _by_kernel(machines):
-        matrix = group[0].kernel.matrix(gram[part], rows)
+        matrix, last = group[0].kernel.matrix(gram[part], rows), [np.inf]
         for machine in group:
             progress(f"choosing the machine on {len(order):,} rows", next(tried), len(machines))
             parts = [places[fold] for fold in folds]
             own = None if weights is None else weights[order]
-            error = _validate(machine, matrix, y[order], parts, own)
+            trial = replace(machine, tolerance=_OF_TRIALS)
+            error, of_folds = _validate(trial, matrix, y[order], parts, own)
             if best is None or error < best[0]:
                 best = error, machine
+            risen = sum(now > before for now, before in zip(of_folds, last, strict=False))
+            if risen > _RISEN * _FOLDS:
+                break
+            last = of_folds
     assert best is not None
     return best[1]
 
@@ -228,10 +241,11 @@ def _validate(
     y: Floats,
     folds: Sequence[NDArray[np.intp]],
     weights: Floats | None,
-) -> float:
-    """Return the mean error in cross-validation: share of wrong classes, or squared error.
+) -> tuple[float, list[float]]:
+    """Return the mean error in cross-validation, and that of each fold that can be judged.
 
-    Balanced classes count alike over all folds: few of them may have rows of a rare one.
+    It is the share of wrong classes, or the squared error. Balanced classes count alike over all
+    folds: few of them may have rows of a rare one.
     """
     errors, tested = [], list[NDArray[np.intp]]()
     for fold in folds:
@@ -242,11 +256,14 @@ def _validate(
         found = machine.outputs(own, y[rest], other, None if weights is None else weights[rest])
         errors.append(_errors(found, y[fold], machine.classes))
         tested.append(fold)
-    if errors and (machine.balanced or weights is not None):
+    if not errors:
+        return np.inf, []
+    of_folds = [float(each.mean()) for each in errors]
+    if machine.balanced or weights is not None:
         rows = np.concatenate(tested)
         shares = machine.shares(y[rows], None if weights is None else weights[rows])
-        return float(np.average(np.concatenate(errors), weights=shares))
-    return float(np.mean([each.mean() for each in errors])) if errors else np.inf
+        return float(np.average(np.concatenate(errors), weights=shares)), of_folds
+    return float(np.mean(of_folds)), of_folds
 
 
 def _errors(outputs: Floats, y: Floats, classes: tuple[float, ...]) -> NDArray[Any]:
