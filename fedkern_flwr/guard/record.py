@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context
 
-from ..flower_compat import config_record
+from ..flower_compat import held_in, held_record
 from .orders import refusal
 
 _RECORD = "fedkern-guard"
@@ -95,6 +96,14 @@ class RunRecord:
         """Read from :meth:`write`."""
         return cls(**json.loads(text))
 
+    def twin(self) -> RunRecord:
+        """Return a copy, which can be changed without this one."""
+        twin = copy(self)
+        for name, value in vars(self).items():
+            if type(value) is dict:
+                setattr(twin, name, value.copy())
+        return twin
+
     def write(self) -> str:
         """Return the record as JSON."""
         return json.dumps(vars(self))
@@ -103,11 +112,14 @@ class RunRecord:
     def load(cls, context: Context, session: str) -> RunRecord:
         """Read the record of a run from the node's state; an empty one of a run not known there."""
         found = _kept(context).get(session)
-        return cls(session) if found is None else cls.read(found)
+        return cls(session) if found is None else found.twin()
 
     def store(self, context: Context) -> None:
         """Keep the record in the node's state, beside those of other runs."""
-        context.state[_RECORD] = config_record({**_kept(context), self.session: self.write()})
+        kept = {**_kept(context), self.session: self.twin()}
+        context.state[_RECORD] = held_record(
+            kept, lambda: {session: one.write() for session, one in kept.items()}
+        )
 
     def check_new(self, context: Context) -> None:
         """Refuse to open a further run where the server has opened too many.
@@ -172,9 +184,11 @@ class RunRecord:
             )
 
 
-def _kept(context: Context) -> dict[str, str]:
+def _kept(context: Context) -> dict[str, RunRecord]:
     """Return the records in a node's state: session -> record."""
     record = context.state.get(_RECORD)
+    if (held := held_in(record)) is not None:
+        return dict(held)
     if not isinstance(record, ConfigRecord):
         return {}
-    return {name: str(text) for name, text in record.items()}
+    return {name: RunRecord.read(str(text)) for name, text in record.items()}

@@ -60,7 +60,7 @@ class AnsweringClient(PhaseClient):
         What the client remembers from one message to the next, of ``state_class``.
     """
 
-    #: Has ``unpack(bytes)`` and ``pack()``.
+    #: Has ``unpack(bytes)``, ``pack()`` and ``twin()``.
     state_class: ClassVar[Any] = KeptState
 
     def __init__(self, context: Context, **common: Any) -> None:
@@ -81,10 +81,10 @@ class AnsweringClient(PhaseClient):
         super().keep_fixed(session)
         state = SessionState.load(self.context)
         if session and state.session == session:
-            before = self.state_class.unpack(state.payload)
+            before = state.opened(self.state_class)
             if isinstance(before, KeptState):
                 self.kept.leave_pins(before)
-                state.payload = before.pack()
+                state.kept = before
                 state.store(self.context)
 
     def question(self) -> str:
@@ -103,9 +103,9 @@ class AnsweringClient(PhaseClient):
         def handle(request: Any) -> PhaseMessage:
             every = getattr(request, "checkpoint_every", 0)
             state = self.open_round(request.session, request.round, every)
-            self.kept = self.state_class.unpack(state.payload)
+            self.kept = state.opened(self.state_class)
             reply = self._reply(request, method)
-            self.close_round(state, request.round, self.kept.pack(), every)
+            self.close_round(state, request.round, self.kept, every)
             return reply
 
         return handle
@@ -158,9 +158,9 @@ class AnsweringClient(PhaseClient):
     def keeping(self, session: str) -> Iterator[None]:
         """Load what is kept of a run, outside its rounds, and store it if nothing was raised."""
         state = self.open_session(session)
-        self.kept = self.state_class.unpack(state.payload)
+        self.kept = state.opened(self.state_class)
         yield
-        state.payload = self.kept.pack()
+        state.kept = self.kept
         state.store(self.context)
 
     # -- for handlers

@@ -81,11 +81,21 @@ class KeptState:
         for name in self._pins:
             before.settings.setdefault(name, self.settings[name])
 
+    def twin(self) -> Self:
+        """Return a copy, which can be changed without this one; its arrays are read only."""
+        arrays = {name: array.view() for name, array in self.arrays.items()}
+        for array in arrays.values():
+            array.flags.writeable = False
+        settings = {
+            n: one.copy() if type(one) in (dict, list) else one for n, one in self.settings.items()
+        }
+        return type(self)(settings, self.seed, arrays)
+
     def pack(self) -> bytes:
         """Return the state as bytes; an empty one as nothing.
 
-        A line of JSON, then the bytes of the arrays: it is packed and unpacked for each message, in
-        which an archive would take most of the time.
+        A line of JSON, then the bytes of the arrays: in a deployment it is packed and unpacked for
+        each message, in which an archive would take most of the time.
         """
         if not (self.settings or self.seed or self.arrays):
             return b""

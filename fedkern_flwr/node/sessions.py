@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 
@@ -64,14 +65,14 @@ class SessionNode(GuardedNode):
         return state
 
     def close_round(
-        self, state: SessionState, number: int, payload: bytes, checkpoint_every: int
+        self, state: SessionState, number: int, kept: Any, checkpoint_every: int
     ) -> None:
         """Keep the state after a round; the last thing a handler does before it answers.
 
         In a secure run the number is noted on disk as well: a run that is resumed must not repeat
         a sum of the same values, see :meth:`.PhaseClient._open_session`.
         """
-        state.round, state.payload = number, payload
+        state.round, state.kept = number, kept
         if self.sums is not None and checkpoint_every:
             self.note_answered(state.session, number)
         if checkpoint_every and number % checkpoint_every == 0:
