@@ -86,8 +86,10 @@ class Overlap:
             if key not in packed:
                 packed[key] = array_record(arrays)
             own = [deliveries[partition].delivery()] if partition in deliveries else []
+            if request.session != method.session:
+                request = replace(request, session=method.session)
             messages += request_messages(
-                replace(request, session=method.session),
+                request,
                 [node],
                 group_id=str(number),
                 arrays=packed[key],

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from .orders import refusal
 
 _RECORD = "fedkern-guard"
 _REFUSALS = 3
+_SHORT = 256  # bytes of a value whose digest is kept
 _SESSIONS = 32  # of one context, which are far more than an honest server opens
 
 
@@ -157,7 +159,8 @@ class RunRecord:
                 text = f"{array.dtype} {array.shape}"
             if empty:
                 continue
-            digest = hashlib.sha256(text.encode() + data).hexdigest()[:32]
+            content = text.encode() + data
+            digest = (_digest if len(content) > _SHORT else _short_digest)(content)
             if self.pinned.setdefault(name, digest) != digest:
                 raise refusal(
                     f"the run states another {name.rpartition('.')[2]} than before",
@@ -182,6 +185,13 @@ class RunRecord:
                 f"{_REFUSALS} orders of this run were refused, it is over here",
                 code="FK-ORDER-OVER",
             )
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+_short_digest = lru_cache(maxsize=4096)(_digest)  # every message of a run states the same
 
 
 def _kept(context: Context) -> dict[str, RunRecord]:

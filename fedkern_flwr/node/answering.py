@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -71,7 +71,7 @@ class AnsweringClient(PhaseClient):
         """Return the phases that this client answers."""
         last = self.marked("ends")
         return {
-            what.phase: (what, (self.ending if what in last else self.answering)(method))
+            what.phase: (what, partial(self.ending if what in last else self.answering, method))
             for what, method in self.marked("answers").items()
             if not isinstance(what, str)
         }
@@ -97,35 +97,27 @@ class AnsweringClient(PhaseClient):
         """Return what a handler replies; subclasses check orders before and add to sums after."""
         return method(request)
 
-    def answering(self, method: Callable[..., Any]) -> Handler:
-        """Return what opens the round of a request, calls its handler, and keeps its state."""
+    def answering(self, method: Callable[..., Any], request: Any) -> PhaseMessage:
+        """Open the round of a request, call its handler, and keep its state."""
+        every = getattr(request, "checkpoint_every", 0)
+        state = self.open_round(request.session, request.round, every)
+        self.kept = state.opened(self.state_class)
+        reply = self._reply(request, method)
+        self.close_round(state, request.round, self.kept, every)
+        return reply
 
-        def handle(request: Any) -> PhaseMessage:
-            every = getattr(request, "checkpoint_every", 0)
-            state = self.open_round(request.session, request.round, every)
-            self.kept = state.opened(self.state_class)
-            reply = self._reply(request, method)
-            self.close_round(state, request.round, self.kept, every)
-            return reply
-
-        return handle
-
-    def ending(self, method: Callable[..., Any]) -> Handler:
-        """Return what calls the handler of a run's last request, and erases what is left of it.
+    def ending(self, method: Callable[..., Any], request: Any) -> PhaseMessage:
+        """Call the handler of a run's last request, and erase what is left of the run.
 
         It may be asked again, but nothing else in its place.
         """
-
-        def handle(request: Any) -> PhaseMessage:
-            self.pin_options({f"{request.phase}.last request": _content(request)})
-            with self.keeping(request.session):
-                reply = self._reply(request, method)
-                erase_state(self.context)
-                self.ledger.end_run(request.session)
-                self.sums = None  # or it would be stored again
-            return reply
-
-        return handle
+        self.pin_options({f"{request.phase}.last request": _content(request)})
+        with self.keeping(request.session):
+            reply = self._reply(request, method)
+            erase_state(self.context)
+            self.ledger.end_run(request.session)
+            self.sums = None  # or it would be stored again
+        return reply
 
     def pin_options(self, options: Mapping[str, Any]) -> None:
         """Fix public options for the rest of the run, also if the message at hand fails.
