@@ -94,8 +94,8 @@ class SVMOptions(Judges, PrivateMethod):
     )
     rho: float | None = option(
         None,
-        "First penalty of the users, by default C where it rises and 3 C otherwise, with rbf times "
-        "the root of the mean penalty of a weight.",
+        "First penalty of the users, by default C where it is scaled or rises and 3 C otherwise, "
+        "with rbf times the root of the mean penalty of a weight.",
         above=0,
     )
     sigma: float | None = option(
