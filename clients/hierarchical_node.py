@@ -173,10 +173,10 @@ class SVMNode(TableClient):
         return reply
 
     def close_round(
-        self, state: SessionState, number: int, payload: bytes, checkpoint_every: int
+        self, state: SessionState, number: int, kept: Any, checkpoint_every: int
     ) -> None:
         """Keep the state."""
-        state.payload = payload
+        state.kept = kept
         if isinstance(self._request, _NUMBERED):
             state.round = number
         state.store(self.context)

@@ -36,10 +36,10 @@ class PrivateUser(SVMNode):
         return super().answer(request, method)
 
     def close_round(
-        self, state: SessionState, number: int, payload: bytes, checkpoint_every: int
+        self, state: SessionState, number: int, kept: Any, checkpoint_every: int
     ) -> None:
         """Keep the settings of the run, and that this node has a folder, to go on with it."""
-        super().close_round(state, number, payload, checkpoint_every)
+        super().close_round(state, number, kept, checkpoint_every)
         if number == 1 and isinstance(self._request, wire.GradientRequest):
             self._save(state, number)
 

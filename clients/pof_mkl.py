@@ -354,8 +354,8 @@ class OnlineKernelClient(Client):
 
     def forget(self, state: SessionState) -> bytes:
         """Tell this node how well it has predicted, where nobody else is told."""
-        if self.budget is not None and not self.simulated and state.payload:
-            account = self.state_class.unpack(state.payload)
+        if self.budget is not None and not self.simulated and state.kept:
+            account = state.opened(self.state_class)
             error = account.total / max(1.0, account.samples)
             log = logging.getLogger("flwr")  # which a node's log shows
             log.info("own mean squared error, told to nobody: %.3g", error)

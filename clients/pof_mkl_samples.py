@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
@@ -103,6 +103,10 @@ class StreamAccount:
             account.pending_sum = numbers[-1]
         account.own = own_learners
         return account
+
+    def twin(self) -> Self:
+        """Return a copy, which can be changed without this one."""
+        return replace(self, own=list(self.own))
 
     def of(self, kernels: int) -> Self:
         """Return the account, of so many kernels.

@@ -176,7 +176,7 @@ def _banks(request: wire.RidgeRequest, account: StreamAccount, dimension: int) -
             begin = np.zeros((*many, few))
             if sent:
                 length = ridge.numbers(few) if inverses > 0 else few
-                size = length * int(np.prod(many))
+                size = length * math.prod(many)
                 begin, starts = starts[:size], starts[size:]
                 if begin.size != size:
                     raise ProtocolError(

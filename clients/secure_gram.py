@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -84,6 +85,10 @@ class Released:
     def pack(self) -> bytes:
         """Return as bytes."""
         return json.dumps(vars(self)).encode()
+
+    def twin(self) -> Released:
+        """Return a copy, which can be changed without this one."""
+        return Released(**{name: copy(one) for name, one in vars(self).items()})
 
     def check_survivors(
         self, name: str, place: tuple[int, int], state: PartyState, party: str
@@ -363,12 +368,12 @@ class GramClient(Client):
         state.store(self.context)
 
     def close_round(
-        self, state: SessionState, number: int, payload: bytes, checkpoint_every: int
+        self, state: SessionState, number: int, kept: Any, checkpoint_every: int
     ) -> None:
         """Remember on disk what was asked, before the answer leaves."""
-        if self.kept.asked != Released.unpack(state.payload).asked:
+        if self.kept.asked != state.opened(Released).asked:
             self._keep(state, self.kept)
-        super().close_round(state, number, payload, checkpoint_every)
+        super().close_round(state, number, kept, checkpoint_every)
 
     def _check_order(self, request: Any, what: str) -> None:
         """Refuse a sum that this node does not take part in, or whose ring does not follow.

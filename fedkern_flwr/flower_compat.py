@@ -158,6 +158,64 @@ def config_record(values: Mapping[str, Any]) -> ConfigRecord:
     return record
 
 
+class _Held(dict[str, Any]):
+    """The values of a record, which are written when somebody looks at them."""
+
+    def __init__(self, held: Any, write: Callable[[], Mapping[str, Any]]) -> None:
+        super().__init__()
+        self.held, self._write = held, write
+
+    def written(self) -> None:
+        """Write the values: from now on they are what counts."""
+        if self.held is not None:
+            self.update(self._write())
+            self.held = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+def _written_first(name: str) -> Callable[..., Any]:
+    method = getattr(dict, name)
+
+    def call(self: _Held, *arguments: Any) -> Any:
+        self.written()
+        return method(self, *arguments)
+
+    return call
+
+
+for _name in ["getitem", "setitem", "delitem", "iter", "len", "contains", "eq", "ne", "repr"]:
+    setattr(_Held, f"__{_name}__", _written_first(f"__{_name}__"))
+for _name in ["get", "keys", "values", "items", "copy", "pop"]:
+    setattr(_Held, _name, _written_first(_name))
+
+
+def held_record(held: Any, write: Callable[[], Mapping[str, Any]]) -> ConfigRecord:
+    """Return a record that holds an object as it is until somebody looks at its values.
+
+    A node's state is packed and unpacked with every message; where the next message comes to the
+    same process, nobody need do it. Who holds an object changes it no more: :func:`held_in` hands
+    it out as it is.
+
+    Parameters
+    ----------
+    held : object
+        What is held.
+    write : callable
+        Returns the values of the record, which Flower moves, stores and shows.
+    """
+    record = ConfigRecord()
+    record.__dict__["_data"] = _Held(held, write)
+    return record
+
+
+def held_in(record: Any) -> Any:
+    """Return the object that a record holds; None where its values are written, or of no record."""
+    values = record.__dict__["_data"] if isinstance(record, ConfigRecord) else None
+    return values.held if isinstance(values, _Held) else None
+
+
 def copy_message(message: Message) -> Message:
     """Copy a message and its records, but not the values in them."""
     if message.has_error():

@@ -94,8 +94,10 @@ class Overlap:
             if key not in packed:
                 packed[key] = array_record(arrays)
             own = [deliveries[partition].delivery()] if partition in deliveries else []
+            if request.session != self.nodes.session:
+                request = replace(request, session=self.nodes.session)
             messages += request_messages(
-                replace(request, session=self.nodes.session),
+                request,
                 [node],
                 group_id=str(number),
                 arrays=packed[key],

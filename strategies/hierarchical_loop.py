@@ -298,7 +298,10 @@ class GroupRounds(RowRounds):
             one.sum = self._order(one.name, GROUP_STATISTICS, one.cohort, receiver=agent)
             sums.append(one.sum)
             requests[agent] = combine[agent]
-            requests |= {u: replace(told, attempt=one.attempt) for u, told in one.told.items()}
+            requests |= {
+                user: replace(told, attempt=one.attempt) if one.attempt else told
+                for user, told in one.told.items()
+            }
         replies = {
             p: wire.CombineReply if p in combine else wire.StepWithAgentReply for p in requests
         }
@@ -324,6 +327,7 @@ class GroupRounds(RowRounds):
             padded = np.concatenate(one.sum.delivery().padded)
             padded = padded[: len(padded) // (width + GROUP_STATISTICS) * width]
         shared = wire.StepWithAgentRequest(
+            session=self.session,
             round=done + 1,
             agent=one.group.agent,
             rho=self.rho_of(one.group.number, done, run.factors[1]),
@@ -348,6 +352,7 @@ class GroupRounds(RowRounds):
         run = self._run
         return {
             one.group.agent: wire.CombineRequest(
+                session=self.session,
                 round=run.tick,
                 attempt=max(run.attempt, one.attempt),
                 advance=number in run.advancing,

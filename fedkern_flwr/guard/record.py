@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context
 
-from ..flower_compat import config_record
+from ..flower_compat import held_in, held_record
 from .orders import refusal
 
 _RECORD = "fedkern-guard"
 _REFUSALS = 3
+_SHORT = 256  # bytes of a value whose digest is kept
 _SESSIONS = 32  # of one context, which are far more than an honest server opens
 
 
@@ -95,6 +98,14 @@ class RunRecord:
         """Read from :meth:`write`."""
         return cls(**json.loads(text))
 
+    def twin(self) -> RunRecord:
+        """Return a copy, which can be changed without this one."""
+        twin = copy(self)
+        for name, value in vars(self).items():
+            if type(value) is dict:
+                setattr(twin, name, value.copy())
+        return twin
+
     def write(self) -> str:
         """Return the record as JSON."""
         return json.dumps(vars(self))
@@ -103,11 +114,14 @@ class RunRecord:
     def load(cls, context: Context, session: str) -> RunRecord:
         """Read the record of a run from the node's state; an empty one of a run not known there."""
         found = _kept(context).get(session)
-        return cls(session) if found is None else cls.read(found)
+        return cls(session) if found is None else found.twin()
 
     def store(self, context: Context) -> None:
         """Keep the record in the node's state, beside those of other runs."""
-        context.state[_RECORD] = config_record({**_kept(context), self.session: self.write()})
+        kept = {**_kept(context), self.session: self.twin()}
+        context.state[_RECORD] = held_record(
+            kept, lambda: {session: one.write() for session, one in kept.items()}
+        )
 
     def check_new(self, context: Context) -> None:
         """Refuse to open a further run where the server has opened too many.
@@ -145,7 +159,8 @@ class RunRecord:
                 text = f"{array.dtype} {array.shape}"
             if empty:
                 continue
-            digest = hashlib.sha256(text.encode() + data).hexdigest()[:32]
+            content = text.encode() + data
+            digest = (_digest if len(content) > _SHORT else _short_digest)(content)
             if self.pinned.setdefault(name, digest) != digest:
                 raise refusal(
                     f"the run states another {name.rpartition('.')[2]} than before",
@@ -172,9 +187,18 @@ class RunRecord:
             )
 
 
-def _kept(context: Context) -> dict[str, str]:
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+_short_digest = lru_cache(maxsize=4096)(_digest)  # every message of a run states the same
+
+
+def _kept(context: Context) -> dict[str, RunRecord]:
     """Return the records in a node's state: session -> record."""
     record = context.state.get(_RECORD)
+    if (held := held_in(record)) is not None:
+        return dict(held)
     if not isinstance(record, ConfigRecord):
         return {}
-    return {name: str(text) for name, text in record.items()}
+    return {name: RunRecord.read(str(text)) for name, text in record.items()}

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -137,7 +137,7 @@ class Client(GuardedNode, NumPyClient):
     """
 
     role: str = "client"
-    #: What ``kept`` is: has ``unpack(bytes)`` and ``pack()``.
+    #: What ``kept`` is: has ``unpack(bytes)``, ``pack()`` and ``twin()``.
     state_class: ClassVar[Any] = KeptState
     #: Whether the method seals messages between two clients.
     pair_secrets: ClassVar[bool] = False
@@ -207,7 +207,7 @@ class Client(GuardedNode, NumPyClient):
         """Return the phases that this client answers."""
         last = self.marked("ends")
         return {
-            what.phase: (what, (self.ending if what in last else self.answering)(method))
+            what.phase: (what, partial(self.ending if what in last else self.answering, method))
             for what, method in self.marked("answers").items()
             if not isinstance(what, str)
         }
@@ -241,9 +241,9 @@ class Client(GuardedNode, NumPyClient):
     def keeping(self, session: str) -> Iterator[None]:
         """Load what is kept of a run, outside its rounds, and store it if nothing was raised."""
         state = self.open_session(session)
-        self.kept = self.state_class.unpack(state.payload)
+        self.kept = state.opened(self.state_class)
         yield
-        state.payload = self.kept.pack()
+        state.kept = self.kept
         state.store(self.context)
 
     def check_table(self, digest: str) -> None:
@@ -337,10 +337,10 @@ class Client(GuardedNode, NumPyClient):
             store_state(self.context, state)
         known = SessionState.load(self.context)
         if session and known.session == session:
-            before = self.state_class.unpack(known.payload)
+            before = known.opened(self.state_class)
             if isinstance(before, KeptState):
                 self.kept.leave_pins(before)
-                known.payload = before.pack()
+                known.kept = before
                 known.store(self.context)
 
     def question(self) -> str:
@@ -431,35 +431,27 @@ class Client(GuardedNode, NumPyClient):
         self._keep_record()
         return reply
 
-    def answering(self, method: Callable[..., Any]) -> Handler:
-        """Return what opens the round of a request, calls its handler, and keeps its state."""
+    def answering(self, method: Callable[..., Any], request: Any) -> PhaseMessage:
+        """Open the round of a request, call its handler, and keep its state."""
+        every = getattr(request, "checkpoint_every", 0)
+        state = self.open_round(request.session, request.round, every)
+        self.kept = state.opened(self.state_class)
+        reply = self._reply(request, method)
+        self.close_round(state, request.round, self.kept, every)
+        return reply
 
-        def handle(request: Any) -> PhaseMessage:
-            every = getattr(request, "checkpoint_every", 0)
-            state = self.open_round(request.session, request.round, every)
-            self.kept = self.state_class.unpack(state.payload)
-            reply = self._reply(request, method)
-            self.close_round(state, request.round, self.kept.pack(), every)
-            return reply
-
-        return handle
-
-    def ending(self, method: Callable[..., Any]) -> Handler:
-        """Return what calls the handler of a run's last request, and erases what is left of it.
+    def ending(self, method: Callable[..., Any], request: Any) -> PhaseMessage:
+        """Call the handler of a run's last request, and erase what is left of the run.
 
         It may be asked again, but nothing else in its place.
         """
-
-        def handle(request: Any) -> PhaseMessage:
-            self.pin_options({f"{request.phase}.last request": _content(request)})
-            with self.keeping(request.session):
-                reply = self._reply(request, method)
-                erase_state(self.context)
-                self.ledger.end_run(request.session)
-                self.sums = None  # or it would be stored again
-            return reply
-
-        return handle
+        self.pin_options({f"{request.phase}.last request": _content(request)})
+        with self.keeping(request.session):
+            reply = self._reply(request, method)
+            erase_state(self.context)
+            self.ledger.end_run(request.session)
+            self.sums = None  # or it would be stored again
+        return reply
 
     def _reply(self, request: Any, method: Callable[..., Any]) -> PhaseMessage:
         self.pin_options(request.public_options)
@@ -585,14 +577,14 @@ class Client(GuardedNode, NumPyClient):
         return state
 
     def close_round(
-        self, state: SessionState, number: int, payload: bytes, checkpoint_every: int
+        self, state: SessionState, number: int, kept: Any, checkpoint_every: int
     ) -> None:
         """Keep the state after a round; the last thing a handler does before it answers.
 
         In a secure run the number is noted on disk as well: a run that is resumed must not repeat
         a sum of the same values, see :meth:`_open_session`.
         """
-        state.round, state.payload = number, payload
+        state.round, state.kept = number, kept
         if self.sums is not None and checkpoint_every:
             self.note_answered(state.session, number)
         if checkpoint_every and number % checkpoint_every == 0:

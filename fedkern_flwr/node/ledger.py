@@ -73,9 +73,11 @@ class ClientLedger:
 
     @property
     def _file(self) -> NodeLedger | None:
+        if self._folder is None:
+            return None
         from ..guard.ledger import NodeLedger  # a database, which few processes need
 
-        return None if self._folder is None else NodeLedger(self._folder, self._partition)
+        return NodeLedger(self._folder, self._partition)
 
     def open_run(
         self, request: DescribeRequest, kind: str, rows: OwnRows, context: Context, *, pinned: bool

@@ -253,9 +253,9 @@ class MethodClient(Client):
                 code="FK-CLIENT-MARK",
             )
         if request.name in sums:
-            return self.answering(lambda r: self._contribute(r, *sums[r.name]))(request)
+            return self.answering(lambda r: self._contribute(r, *sums[r.name]), request)
         if request.name in questions:
-            return self.answering(lambda r: self._tell(r, questions[r.name]))(request)
+            return self.answering(lambda r: self._tell(r, questions[r.name]), request)
         raise ProtocolError(
             f"{type(self).__name__} has no handler for {request.name[:40]!r}",
             remedy=f"mark one with @contributes or @answers; there are {[*sums, *questions]}",

@@ -9,7 +9,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..checkpoint import write_atomically
 from ..errors import CheckpointError
-from ..flower_compat import config_record, pack_context, unpack_context
+from ..flower_compat import held_in, held_record, pack_context, unpack_context
 from ..guard import RunRecord
 from ..wire import DescribeRequest, Scalar
 from ..wire.sums import BreakRequest, FinishRequest
@@ -128,11 +128,21 @@ class KeptState:
         for name in self._pins:
             before.settings.setdefault(name, self.settings[name])
 
+    def twin(self) -> Self:
+        """Return a copy, which can be changed without this one; its arrays are read only."""
+        arrays = {name: array.view() for name, array in self.arrays.items()}
+        for array in arrays.values():
+            array.flags.writeable = False
+        settings = {
+            n: one.copy() if type(one) in (dict, list) else one for n, one in self.settings.items()
+        }
+        return type(self)(settings, self.seed, arrays)
+
     def pack(self) -> bytes:
         """Return the state as bytes; an empty one as nothing.
 
-        A line of JSON, then the bytes of the arrays: it is packed and unpacked for each message, in
-        which an archive would take most of the time.
+        A line of JSON, then the bytes of the arrays: in a deployment it is packed and unpacked for
+        each message, in which an archive would take most of the time.
         """
         if not (self.settings or self.seed or self.arrays):
             return b""
@@ -185,28 +195,45 @@ class SessionState:
         The run it belongs to.
     round : int
         Last round done.
-    payload : bytes
-        What the method keeps, small.
+    kept : bytes or object
+        What the method keeps, small: packed, or an object with ``pack()`` and ``twin()``.
     """
 
     session: str = ""
     round: int = 0
-    payload: bytes = b""
+    kept: Any = b""
+
+    @property
+    def payload(self) -> bytes:
+        """What the method keeps, packed."""
+        return self.kept if isinstance(self.kept, bytes) else bytes(self.kept.pack())
+
+    @payload.setter
+    def payload(self, packed: bytes) -> None:
+        self.kept = packed
+
+    def opened(self, kind: Any) -> Any:
+        """Return what the method keeps, of its class ``kind``, to be changed at will.
+
+        What a message that fails has changed must be gone with it, so this is a twin.
+        """
+        return self.kept.twin() if type(self.kept) is kind else kind.unpack(self.payload)
 
     @classmethod
     def load(cls, context: Context) -> SessionState:
         """Read the state of a node, empty at first."""
-        record = context.state.get(_RECORD)
-        return cls() if record is None else cls(**dict(record.items()))  # type: ignore[arg-type]
+        record: Any = context.state.get(_RECORD)
+        held: SessionState | None = held_in(record)
+        if held is not None:
+            return replace(held)
+        names = ("session", "round", "payload")
+        return cls() if record is None else cls(*(record[name] for name in names))
 
     def store(self, context: Context) -> None:
         """Replace the state of a node."""
-        context.state[_RECORD] = config_record(
-            {
-                "session": self.session,
-                "round": self.round,
-                "payload": self.payload,
-            }
+        now = replace(self)
+        context.state[_RECORD] = held_record(
+            now, lambda: {"session": now.session, "round": now.round, "payload": now.payload}
         )
 
 

@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 
 from ..errors import ProtocolError, SumError
-from ..flower_compat import config_record
+from ..flower_compat import held_in, held_record
 from ..guard import NodePolicy, SumRule, check_cohort, check_order, check_size, refusal
 from ..guard.counting import ENDLESS, Hidden, hidden_beside, least_survivors
 from ..guard.spending import Charge
@@ -26,10 +26,6 @@ from ..wire.message import Section
 logger = logging.getLogger("fedkern_flwr")
 
 _RECORD = "fedkern-sums"
-#: What was packed last -> the state, for the next message to a node of this process. Whoever takes
-#: one removes it, so that what a message that fails has changed is gone with it.
-_stored: dict[Any, PartyState] = {}
-_MOST_STORED = 1024
 _SERVER = "server"
 #: Sums of a cohort that a node may miss and go on.
 _MOST_MISSED = 20_000
@@ -322,23 +318,17 @@ def has_state(context: Context) -> bool:
 def load_state(context: Context) -> PartyState | None:
     """Read what the node remembers of secure sums; None outside a secure run."""
     record: Any = context.state.get(_RECORD)
-    if not isinstance(record, ConfigRecord):
+    if record is None or not has_state(context):
         return None
-    known: Any = record["state"]
-    return _stored.pop(known, None) or PartyState.unpack(known)
+    held: PartyState | None = held_in(record)
+    return PartyState.unpack(record["state"]) if held is None else held.twin()
 
 
 def store_state(context: Context, state: PartyState) -> None:
     """Keep what the node must remember; it never leaves the node."""
-    packed = state.pack()
-    context.state[_RECORD] = config_record({"state": packed})
-    _stored[packed] = state
-    if len(_stored) > _MOST_STORED:
-        del _stored[next(iter(_stored))]
+    context.state[_RECORD] = held_record(state, lambda: {"state": state.pack()})
 
 
 def erase_state(context: Context) -> None:
     """Forget all that belongs to secure sums."""
-    record: Any = context.state.pop(_RECORD, None)
-    if isinstance(record, ConfigRecord):
-        _stored.pop(record["state"], None)
+    context.state.pop(_RECORD, None)

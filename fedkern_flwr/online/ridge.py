@@ -363,7 +363,9 @@ def widths(kernels: int, width: float) -> bytes:
 
 def raw_rows(x: NDArray[Any]) -> Floats:
     """Return rows as learners on raw columns take them: with a one."""
-    return np.column_stack([np.asarray(x, np.float64), np.ones(len(x))])
+    found = np.ones((len(x), x.shape[1] + 1))
+    found[:, :-1] = x
+    return found
 
 
 def kernel_rows(x: NDArray[Any], bandwidths: bytes, features: int, seed: int) -> Floats:

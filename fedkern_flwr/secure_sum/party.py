@@ -7,6 +7,7 @@ import json
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -124,7 +125,6 @@ class PartyState:
     secrets: dict[int, bytes] = field(default_factory=dict)
     counts: dict[int, Counts] = field(default_factory=dict)
     noise_key: bytes = b""
-    _written: tuple[list[Any], str] = field(default=([], ""), init=False, compare=False)
 
     def enter(self, cohort: Cohort, roots: dict[int, bytes]) -> None:
         """Become a member of a cohort."""
@@ -142,9 +142,23 @@ class PartyState:
             if place in self.open:
                 self.open[place].delivered = self.open[place].delivered or opened.delivered
 
+    def twin(self) -> PartyState:
+        """Return a copy, which can be changed without this one."""
+        twin = copy(self)
+        for name in ("cohorts", "last", "fixed", "shown", "secrets", "counts"):
+            setattr(twin, name, getattr(self, name).copy())
+        twin.roots = {number: roots.copy() for number, roots in self.roots.items()}
+        twin.open = {place: copy(opened) for place, opened in self.open.items()}
+        return twin
+
     def pack(self) -> bytes:
-        """Return the state as bytes: after each message, so that what stays is written once."""
+        """Return the state as bytes."""
         value = {
+            "session": self.session,
+            "private": self.private.hex(),
+            "digest": self.digest.hex(),
+            "cipher": self.cipher,
+            "cohorts": [[c.number, c.members, c.threshold] for c in self.cohorts.values()],
             "roots": [
                 [c, list(roots), b"".join(roots.values()).hex()] for c, roots in self.roots.items()
             ],
@@ -152,27 +166,11 @@ class PartyState:
             "fixed": self.fixed,
             "shown": self.shown,
             "open": [_pack_open(opened) for opened in self.open.values()],
+            "secrets": [[j, secret.hex()] for j, secret in self.secrets.items()],
+            "counts": [[j, *pair] for j, pair in self.counts.items()],
+            "noise_key": self.noise_key.hex(),
         }
-        return f"{self._lasting()[:-1]}, {json.dumps(value)[1:]}".encode()
-
-    def _lasting(self) -> str:
-        """Return as text what is settled with the roster of the run."""
-        names = ("session", "private", "digest", "cipher", "noise_key")
-        now = [getattr(self, name) for name in names]
-        now += [list(self.cohorts.values()), dict(self.secrets), dict(self.counts)]
-        if self._written[0] != now:
-            value = {
-                "session": self.session,
-                "private": self.private.hex(),
-                "digest": self.digest.hex(),
-                "cipher": self.cipher,
-                "cohorts": [[c.number, c.members, c.threshold] for c in self.cohorts.values()],
-                "secrets": [[j, secret.hex()] for j, secret in self.secrets.items()],
-                "counts": [[j, *pair] for j, pair in self.counts.items()],
-                "noise_key": self.noise_key.hex(),
-            }
-            self._written = now, json.dumps(value)
-        return self._written[1]
+        return json.dumps(value).encode()
 
     @classmethod
     def unpack(cls, data: bytes) -> PartyState:

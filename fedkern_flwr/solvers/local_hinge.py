@@ -33,7 +33,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .newton import ROUNDING, line_search, reduced, solve_shifted
+from .newton import ROUNDING, line_search, reduced, solve_exactly, solve_shifted
 
 Floats = NDArray[np.float64]
 
@@ -73,9 +73,12 @@ def nearest(z: Floats, margins: Floats, starts: Sequence[Floats] | Floats) -> Fl
 
 def _is_exact(z: Floats, margins: Floats, beta: Floats) -> bool:
     """Tell whether beta, (n,), is optimal to rounding."""
-    u, columns = beta @ z, np.sqrt(np.einsum("ij,ij->j", z, z))
-    allowed = 1.0 + np.abs(margins).max() + columns @ np.abs(u) / np.sqrt(len(z))
-    return bool(_violations(beta, margins - z @ u).max() <= ROUNDING * allowed)
+    u, allowed = beta @ z, 1.0 + np.abs(margins).max()
+    wrong = _violations(beta, margins - z @ u).max()
+    if wrong > ROUNDING * allowed:  # else the lengths of the columns are of no matter
+        columns = np.sqrt(np.einsum("ij,ij->j", z, z))
+        allowed += columns @ np.abs(u) / np.sqrt(len(z))
+    return bool(wrong <= ROUNDING * allowed)
 
 
 def _exchange(z: Floats, margins: Floats, beta: Floats, gram: Floats | None) -> Floats | None:
@@ -86,16 +89,22 @@ def _exchange(z: Floats, margins: Floats, beta: Floats, gram: Floats | None) -> 
         free = np.flatnonzero(~(low | high))
         if len(free) > z.shape[1]:
             return None
-        rows, beta = z[free], high.astype(np.float64)
-        block = rows @ rows.T if gram is None else gram[np.ix_(free, free)]
-        r = margins - z @ (beta @ z)
-        beta[free] = among = solve_shifted(block, 0.0, r[free])
-        r -= z @ (among @ rows)
+        beta = high.astype(np.float64)
+        if gram is None:
+            rows, u = z[free], beta @ z
+            block = rows @ rows.T
+            beta[free] = among = solve_exactly(block, margins[free] - rows @ u)
+            r = margins - z @ (u + among @ rows)
+        else:
+            block = gram[np.ix_(free, free)]
+            beta[free] = solve_exactly(block, margins[free] - gram[free] @ beta)
+            r = margins - gram @ beta
         inside = ~(low | high)
         to_low, to_high = inside & (beta < 0.0), inside & (beta > 1.0)
         off = (low & (r > allowed)) | (high & (r < -allowed))
         if not (to_low | to_high | off).any():
-            beta[free] += solve_shifted(block, 0.0, r[free])  # refines
+            if np.abs(r[free]).max(initial=0.0) > allowed:
+                beta[free] += solve_exactly(block, r[free])
             return np.clip(beta, 0.0, 1.0)
         low, high = (low & ~off) | to_low, (high & ~off) | to_high
     return None

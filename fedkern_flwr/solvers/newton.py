@@ -50,8 +50,14 @@ def solve_shifted(matrix: Floats, shift: float, right: Floats) -> Floats:
     diagonal = matrix.diagonal().copy()
     matrix.flat[:: len(matrix) + 1] += shift
     try:
+        return solve_exactly(matrix, right)
+    finally:
+        matrix.flat[:: len(matrix) + 1] = diagonal
+
+
+def solve_exactly(matrix: Floats, right: Floats) -> Floats:
+    """Return matrix^-1 right, (m,), for a positive semidefinite (m, m) matrix, or the shortest."""
+    try:
         return np.asarray(np.linalg.solve(matrix, right), np.float64)
     except np.linalg.LinAlgError:
         return np.asarray(np.linalg.lstsq(matrix, right, rcond=None)[0], np.float64)
-    finally:
-        matrix.flat[:: len(matrix) + 1] = diagonal

@@ -192,6 +192,10 @@ class Audit:
 
     seen: dict[Key, Seen] = field(default_factory=dict)
     seconds: float = 0.0
+    #: What the last message down said, and its fields: many nodes are often sent the same.
+    _shared: tuple[Any, list[tuple[str, str, Any]]] = field(
+        default=(None, []), repr=False, compare=False
+    )
 
     def add(self, direction: Direction, message: Message) -> None:
         """Count the fields of a message."""
@@ -204,7 +208,12 @@ class Audit:
     def _count(self, direction: Direction, message: Message) -> None:
         meta, seen = message.metadata, self.seen
         node = meta.dst_node_id if direction == "down" else meta.src_node_id
-        for phase, name, value in _fields(direction, message):
+        known, told = self._shared
+        if direction == "up" or known is not message.content:
+            told = [*_fields(direction, message)]
+            if direction == "down":
+                self._shared = message.content, told
+        for phase, name, value in told:
             if isinstance(value, np.ndarray) and not value.size:
                 continue  # nothing to see
             key = (direction, node, phase, name)

@@ -13,8 +13,10 @@ from fedkern_flwr.flower_compat import (
     CLIENT_RAISED,
     empty_run,
     message_round_trip,
+    pack_context,
     set_task_identity,
     stamp_message,
+    unpack_context,
 )
 from fedkern_flwr.guard.policy import SIMULATION
 from fedkern_flwr.transport import payload_bytes
@@ -39,7 +41,8 @@ class InProcessGrid(PollingGrid):
     num_clients : int
         Number of nodes, with ``partition-id`` 0..num_clients-1.
     serialise : bool (default: False)
-        Send every message through Flower's protobuf code and back, as between machines.
+        Send every message through Flower's protobuf code and back, as between machines, and what
+        a node remembers.
     node_config : dict, optional
         More entries for every node's configuration.
     """
@@ -130,6 +133,7 @@ class InProcessGrid(PollingGrid):
         context = self.contexts[message.metadata.dst_node_id]
         if self.serialise:
             message = message_round_trip(message)
+            context.state = unpack_context(pack_context(context)).state
         try:
             reply = self.client_app(message, context)
         except Exception as error:  # whatever the client raises is reported, as Flower does

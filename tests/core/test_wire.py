@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import pickle
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -20,7 +21,13 @@ from refusals import raises, refused, refuses
 
 from fedkern_flwr import transport
 from fedkern_flwr.errors import ProtocolError
-from fedkern_flwr.flower_compat import message_round_trip, set_task_identity
+from fedkern_flwr.flower_compat import (
+    held_in,
+    held_record,
+    message_round_trip,
+    set_task_identity,
+)
+from fedkern_flwr.node.state import KeptState, SessionState
 from fedkern_flwr.online import messages as online
 from fedkern_flwr.transport import (
     REPLY,
@@ -344,3 +351,38 @@ def test_nothing_changes_in_a_simulation() -> None:
     assert set(packed(message, context, answer).content[REPLY]) == {"n"}
     assert swift(grid) is grid
     assert transport.patient(grid) is None
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda record: record["payload"],
+        lambda record: dict(record)["payload"],
+        lambda record: record.copy()["payload"],
+        lambda record: pickle.loads(pickle.dumps(record))["payload"],
+        lambda record: ConfigRecord.inflate(record.deflate())["payload"],
+    ],
+)
+def test_what_a_record_holds_is_written_when_somebody_looks(look: Any) -> None:
+    kept = [1]
+    record = held_record(kept, lambda: {"payload": bytes(kept)})
+    assert held_in(record) is kept
+    assert look(record) == b"\x01"
+    assert held_in(record) is None  # from now on the values count: they may be changed
+    record["payload"] = b"\x02"
+    assert look(record) == b"\x02"
+    assert held_in(None) is None
+
+
+def test_a_message_that_fails_changes_nothing_that_a_node_remembers() -> None:
+    context = Context(1, 1, {}, RecordDict(), {})
+    kept = KeptState({"known": [1]}, arrays={"model": np.zeros(2)})
+    SessionState("run", 1, kept).store(context)
+    state = SessionState.load(context)
+    mine, state.round = state.opened(KeptState), 2
+    mine.settings["known"].append(2)
+    mine.settings["more"], mine.arrays["model"] = 1, np.ones(2)
+    assert not state.opened(KeptState).arrays["model"].flags.writeable
+    again = SessionState.load(context)
+    assert again.round == 1
+    assert again.payload == KeptState({"known": [1]}, arrays={"model": np.zeros(2)}).pack()
