@@ -19,6 +19,7 @@ from .encoding import Encoding, chunks
 from .identity import Counts, check_key, sign_key
 from .keys import (
     KEY_BYTES,
+    common_key,
     generate_key,
     next_root,
     pair_label,
@@ -168,6 +169,7 @@ class Party(PartyRules):
         overwrite: bool = False,
         release: str = "",
         told: bytes = b"",
+        common: bytes = b"",
     ) -> wire.Upload:
         """Encode, mask and share; refuse before anything leaves this party.
 
@@ -183,6 +185,9 @@ class Party(PartyRules):
             Of sums with noise: the question, see :func:`.noise_keys.asked`.
         told : bytes
             The digest of the values, where the caller has it: :func:`.noise_keys.digest_of`.
+        common : bytes
+            Digest of what all parties of the sum must know alike and the server need not know, such
+            as secret landmarks. Masks of parties with another one do not cancel.
 
         Raises
         ------
@@ -200,6 +205,8 @@ class Party(PartyRules):
         if (order.cohort, order.index) not in self.accepted:
             self.accept(order)
         cohort, encoding, label, keys = self.accepted[order.cohort, order.index]
+        if common:
+            keys = {j: (common_key(mask, common), seal) for j, (mask, seal) in keys.items()}
         marked = (self.same_parties or not order.self_masks) and not order.noise
         # with noise the mark is that of its key
         mark = value_mark(order, told or digest_of(values)) if marked else ""
