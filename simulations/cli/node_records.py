@@ -15,8 +15,7 @@ import typer
 
 from fedkern_flwr.errors import OptionError
 from fedkern_flwr.guard.ledger import NOT_ENDED, NodeLedger
-from fedkern_flwr.guard.summaries import RunSummary
-from fedkern_flwr.guard.totals import ledger_totals
+from fedkern_flwr.guard.summaries import RunSummary, ledger_totals
 from fedkern_flwr.run_names import session_of
 
 from ..warm_node.report import NodeStatus
