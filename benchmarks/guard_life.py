@@ -34,7 +34,6 @@ from fedkern_flwr.guard.cells import (
 )
 from fedkern_flwr.guard.counting import unknowns_of_row
 from fedkern_flwr.guard.freeze import Change, Freeze
-from fedkern_flwr.guard.frozen import Frozen
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.guard.opened import Opening
 from fedkern_flwr.guard.policy import NodePolicy
@@ -196,8 +195,7 @@ def cost(rows: int) -> dict[str, float]:
                 ledger.freeze(session, own, None, least=LEAST)
             else:  # the rows of these are known
                 ledger.open_run(session, rows=OwnRows(), **about)
-                saved = Frozen(Path(folder), 0, np.arange(rows))
-                ledger.freeze(session, OwnRows((), None, rows), saved, least=LEAST)
+                ledger.freeze(session, OwnRows((), None, rows), np.arange(rows), least=LEAST)
             one = Opening("sum", None, False, parties, NODES, square(50), ROW, rows, 50)
             ledger.enter(session, [replace(one, values=session.encode())], NodePolicy())
         took = time.process_time() - start

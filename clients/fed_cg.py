@@ -259,6 +259,7 @@ class HybridKernelClient(TableClient):
         kept.settings |= {
             **{name: getattr(request, name) for name in _SETTINGS},
             "model": request.model or request.session,
+            "alike": request.alike,
         }
 
     def _fix_rows(self, request: wire.MomentsRequest | wire.DistancesRequest) -> None:
@@ -787,7 +788,7 @@ class HybridKernelClient(TableClient):
             )
         self._check_hospital(wire.PRODUCTS, np.sqrt(self.kept.landmarks))
         vector = self.kernel.products(request.directions, labels=request.labels)
-        return wire.ProductReply(plain=self._add(wire.PRODUCTS, vector))
+        return wire.ProductReply(plain=self._add(wire.PRODUCTS, vector, request.directions))
 
     @answers(wire.CoefficientsRequest)
     def take_coefficients(self, request: wire.CoefficientsRequest) -> wire.CoefficientsReply:
@@ -865,10 +866,29 @@ class HybridKernelClient(TableClient):
             release = "" if self.budget is None else asked(rows, *model)
             learned = rows[: self.kept.settings.get("train", 0)]
             self._note(name, _NO_ROWS if name == "outcomes" else learned)
-            self.secure_sums.contribute(name, vector, release=release)
+            common = self._common(name, *model)
+            self.secure_sums.contribute(name, vector, release=release, common=common)
             return ()
         self._check_alone(name)
         return (vector,)
+
+    def _common(self, name: str, *asked_for: Floats) -> bytes:
+        """Return the digest of what the function of a row depends on that hospitals sum.
+
+        If some sum the function of an earlier run, and others another one, the difference of both
+        sums is about the rows of these alone. So masks cancel only where all sum the same. Where
+        hospitals may have other landmarks than this one, it counts on its own rows only.
+        """
+        if not name.startswith(EQUATIONS):
+            return b""
+        kept = self.kept
+        alike = bool(kept.settings.get("alike"))
+        self.rows_chosen = bool(kept.settings["alone"]) and not alike
+        if not alike:
+            return b""
+        drawn = json.dumps([kept.settings[name] for name in _SETTINGS])
+        about = (kept.arrays["gammas"], *asked_for)
+        return asked(drawn, self._fingerprint(), *map(np.ascontiguousarray, about)).encode()
 
     def _check_alone(self, name: str) -> None:
         """Refuse to tell the server what no sum was ordered of, where that is not allowed."""

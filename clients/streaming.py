@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, ProtocolError, StreamError
 from fedkern_flwr.guard import counting
-from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.guard.streamed import Streamed
+from fedkern_flwr.guard.rows import OwnRows, Streamed
 from fedkern_flwr.node.state import SessionState
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.source import ENDED, LATE, ROWS, Found, IteratorSource, Place, Source

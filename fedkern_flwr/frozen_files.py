@@ -11,7 +11,8 @@ first seen, the changes of the files that form whole blocks take effect, see
 * a folder per frozen table, named after a digest of its rows: ``data/`` and ``test-data/``
   with a file each, of the same name, format and dialect as that of the node; ``rows.npz`` with the
   number of each row in the freeze;
-* ``runs.json``: which frozen table each of the last runs reads.
+
+The node's ledger has which frozen table each of the last runs reads.
 """
 
 from __future__ import annotations
@@ -23,35 +24,32 @@ import secrets
 import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .alignment import read_alignment
-from .checkpoint import load_arrays, make_private_folder, save_arrays, write_atomically
+from .checkpoint import load_arrays, make_private_folder, save_arrays
 from .errors import CheckpointError, OptionError, StateError
-from .guard.freeze import FILE, HELD_OUT, Change, Freeze
-from .guard.frozen import Frozen, check_kept, freeze_folder, needed_rows, numbers_of
-from .guard.opened import opened_sums
+from .guard.cells import needed_rows
+from .guard.freeze import HELD_OUT, Change, Freeze, freeze_folder, open_freeze
+from .guard.ledger import NodeLedger
+from .guard.ledger_file import fact, keep_fact
+from .guard.opened import check_freeze, opened_sums
 from .guard.policy import NodePolicy
-from .guard.rows import Rows
-from .plain_text import read_json
+from .guard.rows import Places, Rows, places_in
 from .tables.dialect import Dialect
 from .tables.raw import RawTable
 from .tables.table import copies
 
-if TYPE_CHECKING:
-    from .guard.ledger import NodeLedger
-
 logger = logging.getLogger("fedkern_flwr")
 
 _KINDS = ("data", "test-data")
-_ROWS, _RUNS = "rows.npz", "runs.json"
+_ROWS, _READ = "rows.npz", "frozen tables"  # in a folder, and in the ledger
 _MOST_RUNS = 32  # whose frozen tables are kept
 
 
@@ -165,22 +163,10 @@ class FrozenTable:
         """Its name, for the state of a run."""
         return self.folder.name
 
-    def frozen(
-        self, state_dir: Path, partition: int, data: NDArray[Any], test: NDArray[Any] | None
-    ) -> Frozen:
-        """Return the handle of a client to its freeze.
-
-        Parameters
-        ----------
-        state_dir : Path
-            The node's own folder.
-        partition : int
-            Which node it is.
-        data, test : ndarray of int
-            Places in the files of the rows that the client has.
-        """
+    def frozen(self, data: NDArray[Any], test: NDArray[Any] | None) -> Places:
+        """Return the numbers in the freeze of a client's rows, by their places in the files."""
         held = np.zeros(0, np.int64) if test is None else self.numbers[1][test]
-        return Frozen(state_dir, partition, np.append(self.numbers[0][data], held))
+        return np.append(self.numbers[0][data], held)
 
 
 class FrozenFiles:
@@ -199,19 +185,7 @@ class FrozenFiles:
     def __init__(self, state_dir: Path, partition: int, policy: NodePolicy) -> None:
         self.state_dir, self.partition, self.policy = state_dir, partition, policy
         self.folder = freeze_folder(state_dir, partition)
-
-    @property
-    def _ledger(self) -> NodeLedger:
-        """The node's ledger."""
-        from .guard.ledger import NodeLedger  # a database, which few processes need
-
-        return NodeLedger(self.state_dir, self.partition)
-
-    @contextmanager
-    def _alone(self) -> Iterator[sqlite3.Connection]:
-        """Open the node's ledger and hold its lock."""
-        with self._ledger.file.writing() as db:
-            yield db
+        self._ledger = NodeLedger(state_dir, partition)
 
     # -- runs
 
@@ -234,17 +208,15 @@ class FrozenFiles:
         TableError, OptionError
             A file, or what is in ``state_dir``, cannot be used.
         """
-        with self._alone() as db:
-            runs = self._runs()
-            if run in runs:
-                return FrozenTable.load(self.folder / runs[run])
-            if resumed and (self.folder / _RUNS).exists():
-                return FrozenTable.load(self.folder / "gone")
+        with self._ledger.file.writing() as db:
+            runs = self._runs(db)
+            if run in runs or (resumed and fact(db, self.partition, _READ)):
+                return FrozenTable.load(self.folder / runs.get(run, "gone"))
             table, change = self._update(db, files)
             if any(change.waiting.values()) or change.near_misses:
                 logger.warning("partition %d: %s", self.partition, change)
             if table is not None:
-                self._remember({**runs, run: table.name})
+                self._remember(db, {**runs, run: table.name})
             return table
 
     def may_begin(self) -> bool:
@@ -272,7 +244,7 @@ class FrozenFiles:
             return None
         sizes = [0 if one is None else len(one) for one in now.tables]
         numbers = np.full(sum(sizes), -1)
-        numbers[now.kept] = numbers_of(now.rows, freeze)
+        numbers[now.kept] = freeze.places(now.rows)
         parts = np.split(numbers, sizes[:1])
         return FrozenTable(self.folder, [files.data, files.test_data], parts, ["", ""], [])
 
@@ -280,19 +252,19 @@ class FrozenFiles:
         try:
             return FrozenTable.load(self.folder / freeze.table)
         except StateError:
-            raise _damaged("the frozen table") from None
+            raise OptionError(
+                "the frozen table in the node's state_dir is damaged or gone",
+                remedy="bring back a copy: without it nobody can tell what was answered",
+                code="FK-FREEZE-FILE",
+            ) from None
 
-    def _runs(self) -> dict[str, str]:
-        path = self.folder / _RUNS
-        try:
-            return dict(read_json(path.read_text())) if path.exists() else {}
-        except (OSError, TypeError, ValueError):
-            raise _damaged(_RUNS) from None
+    def _runs(self, db: sqlite3.Connection) -> dict[str, str]:
+        return dict(json.loads(fact(db, self.partition, _READ) or "{}"))
 
-    def _remember(self, runs: Mapping[str, str]) -> None:
+    def _remember(self, db: sqlite3.Connection, runs: Mapping[str, str]) -> None:
         """Write which tables runs read; remove those that none of the last runs reads."""
         kept = dict([*runs.items()][-_MOST_RUNS:])
-        write_atomically(self.folder / _RUNS, json.dumps(kept).encode(), private=True)
+        keep_fact(db, self.partition, _READ, json.dumps(kept))
         freeze = Freeze.load(self.folder)
         used = {*kept.values(), "" if freeze is None else freeze.table}
         for place in self.folder.iterdir():
@@ -306,7 +278,7 @@ class FrozenFiles:
         freeze, now = Freeze.load(self.folder), _Files(files, self.policy)
         if freeze is None:
             raise FileNotFoundError(self.folder)
-        with self._alone() as db:
+        with self._ledger.file.writing() as db:
             return self._change(db, freeze, now)
 
     def _change(
@@ -338,10 +310,10 @@ class FrozenFiles:
         Change
             What took effect, and what waits.
         """
-        with self._alone() as db:
+        with self._ledger.file.writing() as db:
             found = self._update(db, files, force=force, withdraw=withdraw)
             if found[0] is not None:  # who leaves at once is in no copy that an older run may read
-                self._remember({} if withdraw else self._runs())
+                self._remember(db, {} if withdraw else self._runs(db))
             return found
 
     def _update(
@@ -352,9 +324,7 @@ class FrozenFiles:
         force: bool = False,
         withdraw: Sequence[str] = (),
     ) -> tuple[FrozenTable | None, Change]:
-        check_kept(self.folder, opened_sums(db, self.partition))
-        if (self.folder / FILE).is_file():
-            self._ledger.check_own(db, self.folder)
+        mark = check_freeze(db, open_freeze(self.folder), opened_sums(db, self.partition))
         freeze, now = Freeze.load(self.folder), _Files(files, self.policy)
         old = None if freeze is None else self._current(freeze)
         if freeze is None:
@@ -366,13 +336,11 @@ class FrozenFiles:
                 )
             least = self.policy.min_own_rows
             key = None if now.rows.held_out is not None else _common_key(files)
-            about: dict[str, Any] = {"lacking": now.without_stratum, "key": key}
+            about: dict[str, Any] = {"lacking": now.without_stratum, "key": key, "ledger": mark}
             freeze, change = Freeze.deal(now.rows, least=least, **about)
             change.waiting["new rows"] += now.lacking
-            before = np.zeros(0, np.int64)
         else:
             left = freeze.withdraw(withdraw).done if withdraw else {}
-            before = np.flatnonzero(freeze.used)
             change = self._change(db, freeze, now, force=force)
             change.done.update({kind: n + left.get(kind, 0) for kind, n in change.done.items()})
         if old is None and not freeze.used.any():
@@ -382,19 +350,12 @@ class FrozenFiles:
         columns = [then if new is None else [new.suffix, *new.columns] for new, then in both]
         before_it, freeze.table = freeze.table, _fingerprint(freeze, columns)
         if not (self.folder / freeze.table).is_dir():
-            self._write(freeze, old, now, change, before)
+            self._write(freeze, old, now)
         if freeze.table != before_it or any(change.done.values()) or force:
             freeze.save(self.folder)  # from here on it is this table
         return FrozenTable.load(self.folder / freeze.table), change
 
-    def _write(
-        self,
-        freeze: Freeze,
-        old: FrozenTable | None,
-        now: _Files,
-        change: Change,
-        before: NDArray[np.int64],
-    ) -> None:
+    def _write(self, freeze: Freeze, old: FrozenTable | None, now: _Files) -> None:
         """Write the frozen table after a change.
 
         Rows that were there keep their order, as files without ids are joined by it. New rows
@@ -403,14 +364,11 @@ class FrozenFiles:
         olds, known = [None, None] if old is None else old.read(), np.zeros(0, np.int64)
         if old is not None:
             known = np.concatenate(old.numbers)
-        used, taken = np.flatnonzero(freeze.used), change.source >= len(before)
-        cells = np.empty(len(used), np.int64)  # places among all rows, old ones first
-        cells[~taken] = _places(known, before[change.source[~taken]])
-        cells[taken] = len(known) + now.kept[change.source[taken] - len(before)]
-        if old is not None:  # the file may again have columns that the old table lacks
-            here = _places(numbers_of(now.rows, freeze), used)
-            cells[here >= 0] = len(known) + now.kept[here[here >= 0]]
-        place = _places(known, used)
+        used = np.flatnonzero(freeze.used)
+        place, here = places_in(known, used), places_in(freeze.places(now.rows), used)
+        cells = place.copy()  # places among all rows, old ones first
+        # the file may again have columns that the old table lacks
+        cells[here >= 0] = len(known) + now.kept[here[here >= 0]]
         ranked = np.where(place < 0, cells, place)
         like = [then if new is None else new for new, then in zip(now.tables, olds, strict=True)]
         held = freeze.blocks["part"][freeze.block[used]] == HELD_OUT
@@ -498,14 +456,6 @@ class _Files:
         )
 
 
-def _damaged(what: str) -> OptionError:
-    return OptionError(
-        f"{what} in the node's state_dir is damaged or gone",
-        remedy="bring back a copy: without it nobody can tell what was answered",
-        code="FK-FREEZE-FILE",
-    )
-
-
 def _common_key(files: NodeFiles) -> bytes | None:
     """Return the key of the freeze that follows from a common secret, if there is one."""
     secret = read_alignment(files.alignment_key)
@@ -520,16 +470,6 @@ def _fingerprint(freeze: Freeze, columns: Sequence[list[str] | None]) -> str:
     for array in (freeze.names[used], freeze.values[used], held):
         found.update(array.tobytes())
     return found.hexdigest()
-
-
-def _places(known: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the place of each wanted number among those that are known, -1 where it is not."""
-    places = np.full(len(wanted), -1, np.int64)
-    if len(known):
-        order = np.argsort(known)
-        at = order[np.minimum(np.searchsorted(known[order], wanted), len(known) - 1)]
-        places = np.where(known[at] == wanted, at, -1)
-    return places
 
 
 def _gather(

@@ -299,7 +299,11 @@ def hospital_allowance(plan: Plan, parties: Parties, folds: int = 0) -> Allowanc
         for h, ward in plan.wards.items()
         if h in plan.whole
     }
-    return allowance([parties[h] for h in plan.hospitals], rows=rows, beside=beside)
+    # others may have other landmarks than a hospital that makes its kernel by itself: it counts, as
+    # without pinned identities, on its own rows
+    own = [h for h, ward in plan.wards.items() if not (ward.centres or plan.alike)]
+    cohort = [replace(parties[h], signature=b"") if h in own else parties[h] for h in plan.wards]
+    return allowance(cohort, rows=rows, beside=beside)
 
 
 def auto_landmarks(plan: Plan, outputs: int, allowed: Allowance, counts: int) -> int:

@@ -388,6 +388,7 @@ class HybridSystem:
             "seed_from": seed_from,
             "lasting": bool(party.features) and not party.seeded and self._agreed(party.block),
             "holders": max(1, len(holders)),
+            "alike": self.plan.alike,
             "model": self.model_of[0],
             "model_round": self.model_of[1],
             "save_as": 0 if self.model_of[0] else KEPT,

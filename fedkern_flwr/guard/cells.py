@@ -45,6 +45,8 @@ SHARE = 0.2
 LATER = 1 / 6
 #: Hidden rows that products of w columns need, for each of these.
 ROWS_PER_COLUMN = 2
+#: Numbers and columns of a run that a lot of later rows must bear at least: 32 landmarks.
+_LOT_NUMBERS, _LOT_WIDTH = 560.0, 32
 _ROUNDING = 1e-9
 
 
@@ -271,9 +273,11 @@ def check_rows(
     ------
     RefusedError
     """
-    like, others = meeting(blocks, [one for one in sums if one.kind == new.kind], new)
+    line = line_of(blocks, sorted(new.blocks))
+    known = [one for one in sums if one.kind == new.kind]
+    like = [one for one in known if not line.isdisjoint(one.blocks)]
     cells = Cells(blocks, like)
-    apart = frozenset[int]().union(*(one.blocks for one in others))
+    apart = frozenset[int]().union(*(one.blocks for one in known if one not in like))
     elsewhere = cells.members([replace(new, blocks=apart)])[:, 0] >= 0
 
     def few(members: NDArray[np.int64]) -> set[bytes]:
@@ -291,24 +295,14 @@ def check_rows(
         tiny = {(of == k).tobytes() for k in np.flatnonzero(known & (rows < least))}
         return small - (whole - tiny)
 
-    known = few(cells.members(like)) if like else set()
-    if few(cells.members([*like, new])) - known:
+    before = few(cells.members(like)) if like else set()
+    if few(cells.members([*like, new])) - before:
         raise RefusedError(
             f"refused: fewer than {max(least, parts)} rows would be told apart from all others",
             remedy="ask for the rows of earlier runs, or for many others; FedCG takes all rows "
             "with --missing neutral, whoever lacks some",
             code="FK-FREEZE-ROWS",
         )
-
-
-def meeting(blocks: Blocks, sums: Sequence[Sum], new: Sum) -> tuple[list[Sum], list[Sum]]:
-    """Return the sums that have a row in common with a new one, and the others."""
-    line = line_of(blocks, sorted(new.blocks))
-    meets = [not line.isdisjoint(one.blocks) for one in sums]
-    return (
-        [one for one, does in zip(sums, meets, strict=True) if does],
-        [one for one, does in zip(sums, meets, strict=True) if not does],
-    )
 
 
 def line_of(blocks: Blocks, some: Sequence[int] | NDArray[np.integer[Any]]) -> set[int]:
@@ -457,6 +451,14 @@ def lot_rows(numbers: float, row: float, width: int = 0) -> int:
     return max(math.ceil(numbers / (LATER * row)), ROWS_PER_COLUMN * width)
 
 
+def needed_rows(sums: Iterable[Sum]) -> int:
+    """Return the rows that a lot needs, so that the largest run so far may be repeated smaller."""
+    return max(
+        (lot_rows(min(s.numbers, _LOT_NUMBERS), s.row, min(s.width, _LOT_WIDTH)) for s in sums),
+        default=0,
+    )
+
+
 def check_parties(
     blocks: Blocks, sums: Sequence[Sum], new: Sum, *, least: int, allow_one: bool = False
 ) -> None:
@@ -477,10 +479,9 @@ def check_parties(
     ------
     RefusedError
     """
-    about = new.kind, new.purpose
+    about, line = (new.kind, new.purpose), line_of(blocks, sorted(new.blocks))
     known = [s for s in sums if s.cohort and s.done and s.run != new.run]
-    known = [s for s in known if (s.kind, s.purpose) == about]
-    known, _ = meeting(blocks, known, new)
+    known = [s for s in known if (s.kind, s.purpose) == about and not line.isdisjoint(s.blocks)]
     if not (new.cohort and known):
         return
     member = Cells(blocks, ()).members([*known, new]) >= 0

@@ -17,22 +17,32 @@ an id are known by their content alone: the old and the new version of such a ro
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoint import load_arrays, save_arrays
+from ..checkpoint import load_arrays, make_private_folder, save_arrays
 from ..errors import CheckpointError, OptionError
-from .rows import Digests, Identity, Rows, again, id_digests, mix, normalised, word
-
-Places = NDArray[np.int64]
+from .rows import (
+    Digests,
+    Identity,
+    Places,
+    Rows,
+    again,
+    id_digests,
+    mix,
+    normalised,
+    places_in,
+    word,
+)
 
 FILE = "freeze.npz"
-VERSION = 1
+VERSION = 2
 FOLDS = 5
 #: Part of a block: 0 is the held-out share, 1 to 5 are the folds.
 HELD_OUT = 0
@@ -60,7 +70,7 @@ USED, LEFT, BARRED, SPLIT = range(4)
 #:
 #: ``parent``: the block that it is a part, or an edited version, of; -1 for none. ``version``: how
 #: often its rows were edited or came back. ``part``: 0 for held-out rows, 1 to 5
-#: for the folds. ``group``: digest of stratum and label. ``state``: see above; blocks that are not
+#: for the folds. ``group``: digest of the stratum. ``state``: see above; blocks that are not
 #: SPLIT are *leaves*. ``forced``: whether the owner forced the change that made it, so that it may
 #: have fewer rows than ``least``.
 BLOCK = np.dtype(
@@ -88,9 +98,6 @@ class Change:
 
     Attributes
     ----------
-    source : ndarray of int64, shape (rows used now,)
-        Where each row of the frozen table comes from: its place in the old frozen table, or the
-        length of the old one plus its place in the table at hand.
     done, waiting : dict
         ``"new rows"``, ``"rows that came back"``, ``"edits"``, ``"withdrawals"`` -> rows whose
         change took effect, or waits.
@@ -100,7 +107,6 @@ class Change:
         New ids that differ from known ones in leading zeros only.
     """
 
-    source: Places
     done: dict[str, int]
     waiting: dict[str, int]
     needed: int = 0
@@ -121,8 +127,8 @@ class Change:
 class Freeze:
     """The freeze of a node's table.
 
-    The *frozen table* is what the node answers from: the raw rows that are used, in the order of
-    this object. It is the caller's to keep; :attr:`Change.source` says how to make it.
+    The *frozen table* is what the node answers from: the raw rows that are used. It is the caller's
+    to keep; :meth:`places` says which rows of the table at hand have their contents.
 
     Attributes
     ----------
@@ -145,6 +151,8 @@ class Freeze:
         drawn anew with each: with the old ones the difference would be the rows that changed.
     table : str
         What the caller calls the frozen table; it is saved with the freeze.
+    ledger : str
+        Digest of the ledger that counts the sums of its blocks.
     """
 
     key: bytes
@@ -157,12 +165,19 @@ class Freeze:
     past: NDArray[Any] = field(default_factory=lambda: np.zeros(0, PAST))
     generation: int = 0
     table: str = ""
+    ledger: str = ""
 
     # -- made, kept
 
     @classmethod
     def deal(
-        cls, rows: Rows, *, least: int, key: bytes | None = None, lacking: int = 0
+        cls,
+        rows: Rows,
+        *,
+        least: int,
+        key: bytes | None = None,
+        lacking: int = 0,
+        ledger: str = "",
     ) -> tuple[Self, Change]:
         """Deal the rows of a table into blocks.
 
@@ -176,17 +191,18 @@ class Freeze:
             Of the hashes; drawn by default.
         lacking : int (default: 0)
             Further rows, which wait because they lack a stratum.
+        ledger : str
+            Which ledger counts the sums of its blocks.
 
         Raises
         ------
         OptionError
             Because of the strata more than 5 % of the rows would wait.
         """
-        made = cls(secrets.token_bytes(32) if key is None else key, max(1, least))
+        made = cls(secrets.token_bytes(32) if key is None else key, max(1, least), ledger=ledger)
         change = made.update(rows, needed=0)
-        grouped = rows.strata is not None or rows.labelled is not None
         waits, every = change.waiting[_NEW] + lacking, len(rows) + lacking
-        if grouped and waits > _MAX_WAITING * every:
+        if rows.strata is not None and waits > _MAX_WAITING * every:
             raise OptionError(
                 f"with these strata {waits} of {every} rows would be in no block",
                 remedy="name fewer strata, or merge rare values",
@@ -196,10 +212,11 @@ class Freeze:
 
     def save(self, folder: Path) -> None:
         """Write the freeze into a folder, for this user's eyes only, whole or not at all."""
+        make_private_folder(folder)
         arrays = {name: getattr(self, name) for name in _ARRAYS}
-        meta = {name: getattr(self, name) for name in ("least", "generation", "table")}
-        meta["key"] = self.key.hex()
-        save_arrays(folder / FILE, arrays, {"version": VERSION, **meta})
+        meta = {name: getattr(self, name) for name in _META}
+        save_arrays(folder / FILE, arrays, {"version": VERSION, "key": self.key.hex(), **meta})
+        _known[folder] = _written(folder), self
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
@@ -216,10 +233,8 @@ class Freeze:
         try:
             arrays, meta = load_arrays(path)
             if meta["version"] == VERSION:
-                made = cls(bytes.fromhex(meta["key"]), int(meta["least"]))
-                made.generation, made.table = int(meta["generation"]), str(meta["table"])
-                vars(made).update({name: arrays[name] for name in _ARRAYS})
-                return made
+                kept = {n: meta[n] for n in _META} | {n: arrays[n] for n in _ARRAYS}
+                return cls(bytes.fromhex(meta["key"]), **kept)
         except (CheckpointError, KeyError, TypeError, ValueError):
             raise OptionError(
                 f"{FILE} is damaged",
@@ -233,6 +248,15 @@ class Freeze:
         )
 
     # -- what runs are answered with
+
+    def places(self, rows: Rows) -> Places:
+        """Return the numbers of rows, -1 for those that are not used with this content."""
+        found = rows.identify(self.key)
+        at = places_in(self.names, found.names)
+        there = np.flatnonzero(at >= 0)
+        known = at[there]
+        at[there[(self.values[known] != found.values[there]) | ~self.used[known]]] = _NONE
+        return at
 
     @property
     def used(self) -> NDArray[np.bool_]:
@@ -265,11 +289,8 @@ class Freeze:
         there = np.bincount(self.block[rows], minlength=len(self.blocks))
         for block in np.flatnonzero((there > 0) & (there < self.blocks["rows"])).tolist():
             own = np.flatnonzero(self.block == block)
-            known = self.blocks[["version", "part", "group", "state", "forced"]][block].tolist()
-            version, part, group, state, forced = known
             for piece in (own[inside[own]], own[~inside[own]]):
-                cell = (version, part, group, state, len(piece), forced)
-                self.block[piece] = self._add(block, *cell)
+                self._cut(block, piece)
             self.blocks["state"][block] = SPLIT
         return [int(block) for block in np.unique(self.block[rows])]
 
@@ -297,9 +318,8 @@ class Freeze:
         if lot.learned < needed and not force:
             lot.wait()
         self.generation += force
-        change = self._apply(lot.pieces, lot.found, forced=force)
-        needs = max(needed, self.least)
-        return replace(change, waiting=lot.waiting, needed=needs, near_misses=lot.near_misses)
+        done = self._apply(lot.pieces, lot.found, forced=force)
+        return Change(done, lot.waiting, max(needed, self.least), lot.near_misses)
 
     def withdraw(self, ids: Sequence[Any]) -> Change:
         """Withdraw rows at once, each with others of its block, all of them for good.
@@ -317,7 +337,7 @@ class Freeze:
             part, group = self.blocks[["part", "group"]][block]
             pieces.append(_Piece(_GOES, piece, part, group, piece))
         self.generation += bool(pieces)
-        return self._apply(pieces, left=BARRED)
+        return Change(self._apply(pieces, left=BARRED), dict.fromkeys(_KINDS, 0))
 
     def _named(self, ids: Sequence[Any]) -> NDArray[np.bool_]:
         """Return which rows have these ids; an id that came more than once is in several names."""
@@ -339,10 +359,9 @@ class Freeze:
         *,
         left: int = LEFT,
         forced: bool = False,
-    ) -> Change:
+    ) -> dict[str, int]:
         """Let pieces take effect; rows that leave get the state ``left``."""
-        size, source, start = int(self.used.sum()), np.cumsum(self.used) - 1, len(self.names)
-        done, parents = dict.fromkeys(_KINDS, 0), dict[int, int]()
+        done, parents, start = dict.fromkeys(_KINDS, 0), set[int](), len(self.names)
         new = [piece.places for piece in pieces if piece.kind == _NEW]
         if new and found is not None:
             places = np.concatenate(new)
@@ -350,43 +369,41 @@ class Freeze:
                 more = getattr(found, name)[places]
                 setattr(self, name, np.append(getattr(self, name), more))
             self.block = np.append(self.block, np.zeros(len(places), np.int32))
-            source = np.append(source, places)
         for piece in pieces:
-            rows, parent = piece.rows, _NONE
+            rows, parent, version, goes = piece.rows, _NONE, 0, piece.kind == _GOES
             if piece.kind == _NEW:
                 rows = start + np.arange(len(rows))
                 start += len(rows)
             else:
                 parent = int(self.block[rows[0]])
-                parents.setdefault(parent, self.blocks["state"][parent])
-            goes, version = piece.kind == _GOES, 0
-            if piece.kind != _NEW:
-                version = self.blocks["version"][parent]
+                parents.add(parent)
+                version = int(self.blocks["version"][parent])
             if piece.kind in (_EDIT, _BACK):
                 old = np.zeros(len(rows), PAST)
                 old["row"], old["version"] = mix(self.values[rows], self.names[rows]), version
                 self.past, version = np.append(self.past, old), version + 1
-            state, cell = left if goes else USED, (piece.part, piece.group)
-            self.block[rows] = self._add(parent, version, *cell, state, len(rows), forced)
+            about = {"version": version, "part": piece.part, "group": piece.group}
+            self._cut(parent, rows, state=left if goes else USED, forced=forced, **about)
             if found is not None and not goes:
-                source[rows] = size + piece.places
                 self.values[rows] = found.values[piece.places]
             done[piece.kind] += len(rows)
-        for parent, state in parents.items():
+        for parent in parents:
             stay = np.flatnonzero(self.block == parent)
             if len(stay):
-                few, same = len(stay) < self.least, ["version", "part", "group"]
-                known = self.blocks[same][parent]
-                self.block[stay] = self._add(parent, *known, state, len(stay), few)
+                self._cut(parent, stay, forced=len(stay) < self.least)
             self.blocks["state"][parent] = SPLIT
-        return Change(source[self.used], done, dict.fromkeys(_KINDS, 0))
+        return done
 
-    def _add(self, *block: Any) -> int:
-        """Add a block, the values of a BLOCK; return its number."""
-        self.blocks = np.append(self.blocks, np.array([block], BLOCK))
-        return len(self.blocks) - 1
+    def _cut(self, parent: int, rows: Places, **change: int) -> None:
+        """Make rows a block of their own: a part of another but for what changes."""
+        block = np.zeros(1, BLOCK) if parent == _NONE else self.blocks[[parent]]
+        for name, value in {**change, "parent": parent, "rows": len(rows)}.items():
+            block[name] = value
+        self.block[rows] = len(self.blocks)
+        self.blocks = np.append(self.blocks, block)
 
 
+_META = ("least", "generation", "table", "ledger")
 _ARRAYS = ("names", "values", "bare", "block", "blocks", "past")
 
 
@@ -415,26 +432,14 @@ class _Lot:
         self.freeze, self.least, self.found = freeze, least, rows.identify(freeze.key)
         self.pieces: list[_Piece] = []
         self.waiting = dict.fromkeys(_KINDS, 0)
-        here, new = self._match()
+        here = places_in(self.found.names, freeze.names)  # of each known row in the table
+        fresh = np.ones(len(rows), bool)
+        fresh[here[here >= 0]] = False
+        new = np.flatnonzero(fresh)
         self._change_known(here, rows.held_out)
         self._deal_new(new, rows.held_out)
-        self.near_misses = 0
-        if len(new) and len(freeze.names):
-            known = np.sort(np.append(freeze.names, freeze.bare))
-            bare = self.found.bare[new]
-            self.near_misses = int((known[np.searchsorted(known[:-1], bare)] == bare).sum())
-
-    def _match(self) -> tuple[Places, Places]:
-        """Return for each known row its place in the table or -1, and the places of new rows."""
-        names, known = self.found.names, self.freeze.names
-        here, new = np.full(len(known), _NONE, np.int64), np.ones(len(names), bool)
-        if len(names):
-            order, ranked = np.argsort(names), np.argsort(known)  # sorted searches are fast
-            at = order[np.searchsorted(names[order[:-1]], known[ranked])]
-            same = names[at] == known[ranked]
-            here[ranked[same]] = at[same]
-            new[at[same]] = False
-        return here, np.flatnonzero(new)
+        known = np.append(freeze.names, freeze.bare)
+        self.near_misses = int(np.isin(self.found.bare[new], known).sum())
 
     def _change_known(self, here: Places, held_out: NDArray[np.bool_] | None) -> None:
         """Find the pieces of leaves that leave, that were edited or that come back."""
@@ -472,11 +477,8 @@ class _Lot:
         """Return for each row the version with the content that it has now, -1 if there is none."""
         values, freeze = self.found.values[now], self.freeze
         found = np.where(values == freeze.values[rows], last, _NONE)
-        if len(freeze.past):
-            past = freeze.past[np.argsort(freeze.past["row"], kind="stable")]
-            own = mix(values, freeze.names[rows])
-            at = np.searchsorted(past["row"][:-1], own)
-            found = np.where(past["row"][at] == own, past["version"][at], found)
+        at = places_in(freeze.past["row"], mix(values, freeze.names[rows]))
+        found[at >= 0] = freeze.past["version"][at[at >= 0]]
         return found
 
     def _deal_new(self, new: Places, held_out: NDArray[np.bool_] | None) -> None:
@@ -540,3 +542,45 @@ def _sizes(
         if sizes.min() >= least:
             return list(zip(parts.tolist(), sizes.tolist(), strict=True))
     return []
+
+
+# -- in a node's folder
+
+#: What was read last: folder -> when the file was written, freeze.
+_known: dict[Path, tuple[Any, Freeze]] = {}
+
+
+def freeze_folder(state_dir: Path, partition: int, apart: str = "") -> Path:
+    """Return the folder of a node's freeze; ``apart`` names one beside that of its table."""
+    return state_dir / f"freeze-{partition}{apart and '-'}{apart}"
+
+
+def open_freeze(place: Path) -> Freeze:
+    """Return the freeze of a folder; an empty one where there is none."""
+    if not (place / FILE).is_file():
+        return Freeze(b"", 1)
+    if place not in _known or _known[place][0] != _written(place):
+        written, found = _written(place), Freeze.load(place)
+        assert found is not None
+        _known[place] = written, found
+    return _known[place][1]
+
+
+def _written(place: Path) -> tuple[int, ...]:
+    """Return what tells one writing of the file from the next."""
+    found = (place / FILE).stat()
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+@contextmanager
+def changing(place: Path) -> Iterator[Freeze]:
+    """Open the freeze of a folder; after the block its new blocks are written, or forgotten."""
+    freeze = open_freeze(place)
+    blocks = len(freeze.blocks)
+    try:
+        yield freeze
+        if len(freeze.blocks) > blocks:
+            freeze.save(place)
+    except BaseException:
+        _known.pop(place, None)
+        raise

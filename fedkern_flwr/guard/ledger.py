@@ -7,12 +7,13 @@ time take turns: a decision and the entries that follow from it are one transact
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import secrets
 import sqlite3
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,34 +21,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checkpoint import write_atomically
-from ..errors import CheckpointError, OptionError, ProtocolError, RefusedError
-from .cells import planned_share, repeated
+from ..errors import ProtocolError
+from ..secure_sum.party import OTHER_PARTIES
+from .cells import needed_rows
 from .counting import Mode
-from .frozen import Frozen, changing, check_kept, freeze_folder, open_freeze, saved_rows
-from .ledger_file import LedgerFile, keep_set, kept_set, secret_key
-from .opened import Left, Opened, Opening, opened_sums, same_contents
+from .freeze import Freeze, changing, freeze_folder, open_freeze
+from .ledger_file import (
+    LedgerFile,
+    fact,
+    keep_array,
+    keep_fact,
+    kept_array,
+    kept_set,
+    secret_key,
+    value_of,
+)
+from .opened import Left, Opened, Opening, check_freeze, contents_of, frozen_rows, opened_sums
 from .orders import refusal
 from .policy import NodePolicy
-from .rows import OwnRows, RowSet, digest
-from .shown import keep_shown
-from .spending import Charge, charge, kept_noise, spent_in_all
-from .streamed import (
-    Streamed,
-    check_streamed,
-    keep_place,
-    keep_rows,
-    kept_place,
-    name_rows,
-    runs_with,
-)
+from .rows import OwnRows, Places, RowSet, Streamed, again, digest
+from .spending import Charge, charge, learned_rows, spent_in_all
 from .summaries import AboutRun, RunSummary, near_limits, run_summaries
 
 logger = logging.getLogger("fedkern_flwr")
 
+Run = dict[str, Any]  # a row of the table of runs
+
 NO_ROWS = np.zeros(0, np.int64)
 NOT_ENDED = "it has not ended"
-_PARTS = (1, 2, 3, 4, 5)  # of a freeze: what is learned from
 
 
 class NodeLedger:
@@ -117,45 +118,35 @@ class NodeLedger:
         with self.file.writing() as db:
             key = secret_key(db)
             named = digest(key, session.encode())
-            gone = "SELECT count(*) FROM runs WHERE session = ? AND cleaned"
-            if db.execute(gone, (named,)).fetchone()[0]:
+            if value_of(db, "SELECT 1 FROM runs WHERE session = ? AND cleaned", named):
                 raise refusal(
                     "what this node had kept of the run was removed by its owner",
                     remedy="start a new run",
                     code="FK-SESSION-CLEANED",
                 )
             content = rows.digest(key)
-            sets = db.execute(
-                "SELECT held, learned FROM runs WHERE partition = ? AND content = ?",
-                (self.partition, content),
-            ).fetchone()
-            if sets is None:
-                held = rows.digests(key)
-                learned = keep_set(db, key, held.take(slice(rows.learned)).sorted())
-                sets = keep_set(db, key, held), learned
+            known = "SELECT held FROM runs WHERE partition = ? AND content = ?"
+            held = value_of(db, known, self.partition, content)
+            if held is None:
+                held = keep_array(db, rows.digests(key).pack())
             db.execute(  # opened by another table: nobody can compare it
                 "UPDATE opened SET function = x'' WHERE run IN (SELECT id FROM runs"
                 " WHERE session = ? AND partition = ? AND content <> ?)",
                 (named, self.partition, content),
             )
-            values = (kind, method[:40], secure, pinned, *sets, content, json.dumps(vars(about)))
+            values = kind, method[:40], secure, pinned, held, rows.learned, content
             db.execute(
                 "INSERT INTO runs (session, partition, opened, kind, method, secure, pinned, held,"
                 " learned, content, about) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
                 " ON CONFLICT DO UPDATE SET held = excluded.held, learned = excluded.learned,"
-                " content = excluded.content, about = excluded.about, ended = ''",
-                (named, self.partition, _now(), *values),
+                " content = excluded.content, about = excluded.about, ended = '',"
+                " frozen = CASE content WHEN excluded.content THEN frozen ELSE x'00' END",
+                (named, self.partition, _now(), *values, json.dumps(vars(about))),
             )
             return near_limits(db)
 
     def freeze(
-        self,
-        session: str,
-        rows: OwnRows,
-        frozen: Frozen | None,
-        *,
-        least: int,
-        apart: str = "",
+        self, session: str, rows: OwnRows, places: Places | None, *, least: int, apart: str = ""
     ) -> Left:
         """Freeze the rows of a client, or find them in the freeze that there is.
 
@@ -165,8 +156,9 @@ class NodeLedger:
             Name of the run.
         rows : OwnRows
             The rows of a client that has arrays.
-        frozen : Frozen, optional
-            Of a client that has read frozen files: its rows in the freeze.
+        places : ndarray of int64, optional
+            Of a client that has read frozen files: the number of each row in the freeze, -1 for one
+            that is in no block.
         least : int
             Rows of a block, at least.
         apart : str
@@ -183,59 +175,75 @@ class NodeLedger:
             They have changed, and the changes form no whole blocks.
         """
         with self.file.writing() as db:
-            run, kind = self._run(db, session)
+            run, folder = self._run(db, session), self._folder(apart)
             sums = opened_sums(db, self.partition, apart)
-            check_kept(freeze_folder(self.file.path.parent, self.partition, apart), sums)
-            if frozen is None:
-                frozen = self._same_table(db, run, apart)
-            if frozen is None:
-                where = self.file.path.parent, self.partition
-                frozen, change = Frozen.of_arrays(*where, rows, sums, least=least, apart=apart)
-                if any(change.waiting.values()):
-                    logger.warning("%s", change)
-                if (frozen.rows < 0).any():
-                    raise refusal(
-                        "its table has changed, and the changes form no whole blocks",
-                        remedy="give the table as it was frozen; the node's log says what waits",
-                        code="FK-FREEZE-WAITS",
-                    )
-            self.check_own(db, frozen.place)
-            last = "SELECT saved FROM runs WHERE partition = ? ORDER BY id DESC LIMIT 32"
-            used = {name for (name,) in db.execute(last, (self.partition,))}
-            name = frozen.save(rows.learned, used)
-            db.execute("UPDATE runs SET saved = ? WHERE id = ?", (name, run))
-            query = "SELECT share, again, how FROM runs WHERE id = ?"
-            share, again, how = db.execute(query, (run,)).fetchone()
-            if not share:
-                freeze = open_freeze(frozen.place)
-                about = freeze.blocks, sums, freeze.select(*_PARTS)
-                share = planned_share(*about, kind)
-                query = (  # the last function that a run asks for by default
-                    "SELECT function, opened.how FROM opened JOIN runs ON runs.id = run"
-                    " WHERE partition = ? AND kind = ? AND apart = ? AND opened.how <> ''"
-                    " AND function <> x'' GROUP BY function ORDER BY max(opened.id) DESC"
-                )
-                for function, asked in db.execute(query, (self.partition, kind, apart)).fetchall():
-                    numbers = repeated(*about, function)
-                    if numbers and same_contents(db, frozen.place, run, function):
-                        again, how = numbers, asked
-                        break
-                query = "UPDATE runs SET share = ?, again = ?, how = ? WHERE id = ?"
-                db.execute(query, (share, again, how, run))
-            return Left(share, again, how)
+            mark = check_freeze(db, open_freeze(folder), sums)
+            if places is None:
+                places = self._same_table(db, run, open_freeze(folder))
+            if places is None:
+                lot: Any = {"needed": needed_rows(sums), "least": least, "ledger": mark}
+                places = self._freeze_arrays(folder, rows, **lot)
+            freeze = open_freeze(folder)
+            left = Left(*json.loads(run["planned"])) if run["planned"] else None
+            kept = keep_array(db, places.tobytes()), contents_of(db, freeze, places)
+            db.execute("UPDATE runs SET places = ?, frozen = ? WHERE id = ?", (*kept, run["id"]))
+            if left is None:
+                left = Opened(db, run["id"], freeze, apart).plan()
+                plan = json.dumps(left), run["id"]
+                db.execute("UPDATE runs SET planned = ? WHERE id = ?", plan)
+            return left
+
+    def _same_table(self, db: sqlite3.Connection, run: Run, freeze: Freeze) -> Places | None:
+        """Return the places of an earlier run of the same table, if they are still frozen so."""
+        query = (
+            "SELECT DISTINCT places, frozen FROM runs WHERE partition = ? AND id <> ?"
+            " AND content = ? AND places IS NOT NULL"
+        )
+        about = self.partition, run["id"], run["content"]
+        for number, frozen in db.execute(query, about).fetchall():
+            places: Places = np.frombuffer(kept_array(db, number), np.int64)
+            there = len(places) and (places >= 0).all()
+            if there and contents_of(db, freeze, places) == frozen:
+                return places
+        return None
+
+    def _freeze_arrays(
+        self, folder: Path, own: OwnRows, *, needed: int, least: int, ledger: str
+    ) -> Places:
+        """Freeze the rows of a client that has arrays; return their places.
+
+        Raises
+        ------
+        RefusedError
+        """
+        rows, freeze = own.rows(), Freeze.load(folder)
+        if freeze is None:
+            freeze, change = Freeze.deal(rows, least=least, ledger=ledger)
+        else:
+            change = freeze.update(rows, needed=needed)
+        freeze.save(folder)
+        places = freeze.places(rows)
+        if any(change.waiting.values()):
+            logger.warning("%s", change)
+        if (places < 0).any():
+            raise refusal(
+                "its table has changed, and the changes form no whole blocks",
+                remedy="give the table as it was frozen; the node's log says what waits",
+                code="FK-FREEZE-WAITS",
+            )
+        return places
 
     def parts(self, session: str) -> NDArray[np.int8]:
         """Return for each own row of a run its part of the freeze, -1 for one that is not in it."""
         with self.file.open() as db:
-            place = freeze_folder(self.file.path.parent, self.partition)
-            rows, _ = saved_rows(place, self._rows(db, self._run(db, session)[0]))
-            freeze = open_freeze(place)
+            run, freeze = self._run(db, session), open_freeze(self._folder())
+            rows = frozen_rows(db, freeze, run["places"], run["frozen"])
             found: NDArray[np.int8] = freeze.blocks["part"][freeze.block[rows]]
             return np.where(rows < 0, np.int8(-1), found)
 
     def lasting_secret(self, purpose: bytes) -> bytes:
         """Return 32 bytes that last until a change of the table could not wait."""
-        generation = open_freeze(freeze_folder(self.file.path.parent, self.partition)).generation
+        generation = open_freeze(self._folder()).generation
         with self.file.writing() as db:
             place = b"%s/%d" % (purpose, generation)
             return b"".join(
@@ -275,7 +283,8 @@ class NodeLedger:
         taken : RowSet, optional
             Of a stream: the rows of the message at hand, see :meth:`take`.
         shown : mapping
-            Mark of values that are opened -> digest of the parties, see :mod:`.shown`.
+            Mark of values that are opened -> digest of the parties: the difference of two sums of
+            the same values over other parties is that of the parties in which they differ.
 
         Returns
         -------
@@ -290,69 +299,80 @@ class NodeLedger:
             The run was not opened here.
         """
         with self.file.writing() as db:
-            run, _ = self._run(db, session)
-            key, said = secret_key(db), list[str]()
+            run, said = self._run(db, session), list[str]()
+            number, learned = run["id"], run["learned"]
             if sums := list(sums):
-                place = freeze_folder(self.file.path.parent, self.partition, apart)
-                frozen = any(not one.again and (one.rows is None or len(one.rows)) for one in sums)
-                own, learned = saved_rows(place, self._rows(db, run)) if frozen else (NO_ROWS, 0)
                 how: Any = {"mode": mode, "records": records, "enough": enough}
-                with changing(place) as freeze:
-                    opened = Opened(db, key, run, freeze, place, apart)
+                with changing(self._folder(apart)) as freeze:
+                    opened, own = Opened(db, number, freeze, apart), NO_ROWS
+                    if any(not one.again and (one.rows is None or len(one.rows)) for one in sums):
+                        own = frozen_rows(db, freeze, run["places"], run["frozen"])
                     for one in sums:
                         if one.again:
                             opened.open_again(one, policy, enough=enough)
                             continue
                         if one.share:
-                            known = "SELECT learned FROM runs WHERE id = ?"
-                            (held,) = db.execute(known, (run,)).fetchone()
-                            check_streamed(db, run, kept_set(db, held))
+                            self._check_streamed(db, number)
                         rows = own[:learned] if one.rows is None or not len(own) else own[one.rows]
                         said.append(opened.enter(one, rows, policy, **how))
-            charge(db, key, run, charges, policy, taken=taken)
-            keep_shown(db, key, run, shown)
+            charge(db, number, charges, policy, taken=taken)
+            self._keep_shown(db, number, shown)
             return [problem for problem in said if problem]
+
+    def _keep_shown(self, db: sqlite3.Connection, run: int, shown: Mapping[str, str]) -> None:
+        """Enter what is about to be opened: mark of the values -> digest of the parties.
+
+        Raises
+        ------
+        RefusedError
+            The same values were opened over other parties.
+        """
+        for mark, among in shown.items():
+            known = hashlib.blake2b(mark.encode(), key=secret_key(db), digest_size=8).digest()
+            db.execute("INSERT OR IGNORE INTO shown VALUES (?, ?, ?)", (run, known, among))
+            query = "SELECT among FROM shown WHERE run = ? AND mark = ?"
+            if value_of(db, query, run, known) != among:
+                raise refusal(
+                    OTHER_PARTIES,
+                    remedy="go on with those, or start another run",
+                    code="FK-ORDER-PARTIES",
+                )
 
     def record(self, session: str) -> str:
         """Return the node's record of a run; nothing of one that it does not know."""
         with self.file.open() as db:
-            place = (digest(secret_key(db), session.encode()), self.partition)
-            query = "SELECT record FROM runs WHERE session = ? AND partition = ?"
-            found = db.execute(query, place).fetchone()
-            return "" if found is None else str(found[0])
+            run = self._find(db, session)
+            return "" if run is None else str(run["record"])
 
     def keep_record(self, session: str, record: str) -> None:
         """Keep the node's record of a run, before what it is about leaves the node."""
         with self.file.writing() as db:
-            place = (record, digest(secret_key(db), session.encode()), self.partition)
+            place = record, digest(secret_key(db), session.encode()), self.partition
             db.execute("UPDATE runs SET record = ? WHERE session = ? AND partition = ?", place)
 
     def fail(self) -> None:
         """Count a failure that may depend on values, over all runs."""
         with self.file.writing() as db:
-            db.execute(
-                "INSERT INTO failures VALUES (?, 1) ON CONFLICT DO UPDATE SET number = number + 1",
-                (self.partition,),
-            )
+            number = int(fact(db, self.partition, "failures") or 0)
+            keep_fact(db, self.partition, "failures", number + 1)
 
     def failures(self, *, reset: bool = False) -> int:
         """Return how often runs of this node failed by values; ``reset`` begins anew."""
         with self.file.writing() if reset else self.file.open() as db:
-            query = "SELECT number FROM failures WHERE partition = ?"
-            found = db.execute(query, (self.partition,)).fetchone()
+            number = int(fact(db, self.partition, "failures") or 0)
             if reset:
-                db.execute("DELETE FROM failures WHERE partition = ?", (self.partition,))
-            return 0 if found is None else int(found[0])
+                keep_fact(db, self.partition, "failures", 0)
+            return number
 
     def has_exact_sums(self, session: str) -> bool:
         """Tell whether other runs of this node have summed without noise."""
         with self.file.open() as db:
+            run = self._find(db, session)
             query = (
-                "SELECT count(*) FROM opened JOIN runs ON runs.id = run WHERE partition = ?"
+                "SELECT 1 FROM opened JOIN runs ON runs.id = run WHERE partition = ?"
                 " AND runs.id <> ? AND numbers > 0"
             )
-            number = self._number(db, session) or 0
-            return bool(db.execute(query, (self.partition, number)).fetchone()[0])
+            return bool(value_of(db, query, self.partition, run["id"] if run else 0))
 
     def spent(self) -> float:
         """Return epsilon of what all runs of this node have released with noise, of one row."""
@@ -362,19 +382,20 @@ class NodeLedger:
     def told_counts(self) -> dict[str, dict[str, Any]]:
         """Return column of text -> counts of its categories, as they were last told in a sum."""
         with self.file.open() as db:
-            query = "SELECT counts FROM told WHERE partition = ?"
-            found = db.execute(query, (self.partition,)).fetchone()
-            return {} if found is None else dict(json.loads(found[0]))
+            return dict(json.loads(fact(db, self.partition, "categories") or "{}"))
 
     def keep_counts(self, told: Mapping[str, Mapping[str, Any]]) -> None:
         """Keep what is told of the categories of columns, before it leaves the node."""
         with self.file.writing() as db:
-            db.execute("REPLACE INTO told VALUES (?, ?)", (self.partition, json.dumps(told)))
+            keep_fact(db, self.partition, "categories", json.dumps(told))
 
     def noise_key(self, session: str) -> bytes:
         """Return the key of the noise of a run: the same until the run is over."""
         with self.file.writing() as db:
-            return kept_noise(db, self._run(db, session)[0])
+            run = self._run(db, session)
+            key = bytes(run["noise"]) or secrets.token_bytes(32)
+            db.execute("UPDATE runs SET noise = ? WHERE id = ?", (key, run["id"]))
+            return key
 
     def split_key(self) -> bytes:
         """Return the key by which held-out rows are dealt to calibration and report, for good."""
@@ -384,9 +405,9 @@ class NodeLedger:
     def end_run(self, session: str) -> None:
         """Note that a run has ended, and erase the key of its noise."""
         with self.file.writing() as db:
-            run = self._number(db, session)
-            db.execute("DELETE FROM noise WHERE run = ?", (run,))
-            db.execute("UPDATE runs SET ended = ? WHERE id = ?", (_now(), run))
+            place = _now(), digest(secret_key(db), session.encode()), self.partition
+            query = "UPDATE runs SET ended = ?, noise = x'' WHERE session = ? AND partition = ?"
+            db.execute(query, place)
 
     def tell(
         self,
@@ -417,45 +438,51 @@ class NodeLedger:
             Figures about these rows were told too often, in all runs.
         """
         with self.file.writing() as db:
-            run, _ = self._run(db, session)
-            key = secret_key(db)
-            place = (run, digest(key, asked.encode()))
-            found = db.execute(
-                "SELECT told FROM evaluations WHERE run = ? AND asked = ?", place
-            ).fetchone()
-            if found is not None:
-                told: list[float] = json.loads(found[0])
-                return told
-            about = self._held(db, run).take(rows).sorted()
-            judged = keep_set(db, key, RowSet(about.names, about.names))
-            (done,) = db.execute(
-                "SELECT count(*) FROM evaluations WHERE rows = ?", (judged,)
-            ).fetchone()
+            run = self._run(db, session)
+            place = run["id"], digest(secret_key(db), asked.encode())
+            told = value_of(db, "SELECT told FROM evaluations WHERE run = ? AND asked = ?", *place)
+            if told is not None:
+                before: list[float] = json.loads(told)
+                return before
+            about = np.unique(kept_set(db, run["held"]).names[rows])
+            judged = keep_array(db, about.tobytes())
             for (other,) in db.execute("SELECT DISTINCT rows FROM evaluations").fetchall():
-                apart = len(np.setxor1d(kept_set(db, other).names, about.names))
+                apart = len(np.setxor1d(np.frombuffer(kept_array(db, other), np.uint64), about))
                 if 0 < apart < min(policy.min_evaluation_rows, len(about)):
                     raise refusal(
                         "figures of nearly the same held-out rows were told before",
                         remedy="ask for the rows of earlier runs",
                         code="FK-FREEZE-ROWS",
                     )
+            done = value_of(db, "SELECT count(*) FROM evaluations WHERE rows = ?", judged)
             if done >= policy.max_evaluations:
                 rule = f"max_evaluations = {policy.max_evaluations} of these rows, in all runs"
                 raise refusal(rule, code="FK-POLICY-EVALUATIONS")
-            db.execute(
-                "INSERT INTO evaluations VALUES (?, ?, ?, ?)", (*place, judged, json.dumps(figures))
-            )
+            entry = *place, judged, json.dumps(figures)
+            db.execute("INSERT INTO evaluations VALUES (?, ?, ?, ?)", entry)
             return figures
+
+    def refuse(self, session: str, rule: str) -> None:
+        """Count a refusal."""
+        with self.file.writing() as db:
+            run = self._find(db, session)
+            db.execute(
+                "INSERT INTO refusals VALUES (?, ?, 1)"
+                " ON CONFLICT DO UPDATE SET number = number + 1",
+                (run["id"] if run else 0, rule.partition(":")[0]),
+            )
+
+    # -- streams, whose rows are entered when they take part, and never twice
 
     def place(self) -> str:
         """Return where this node's stream goes on; nothing at first."""
         with self.file.open() as db:
-            return kept_place(db, self.partition)
+            return fact(db, self.partition, "place")
 
     def take(self, session: str, taken: Streamed, *, compare: bool) -> RowSet:
         """Enter rows of a stream that take part in a run, and where the stream goes on.
 
-        Returns their digests.
+        A crash may lose rows for the run, and repeats none. Returns their digests.
 
         With ``compare`` rows that took part before are refused: those of sums are.
 
@@ -465,9 +492,8 @@ class NodeLedger:
             Some took part before. Nothing is entered then.
         """
         with self.file.writing() as db:
-            run, _ = self._run(db, session)
-            rows = name_rows(db, secret_key(db), self.partition, taken)
-            before = runs_with(db, rows) if compare else set()
+            run, rows = self._run(db, session)["id"], self._name_rows(db, taken)
+            before = self._runs_with(db, rows) if compare else set()
             if run in before or len(np.unique(rows.names)) < len(rows):
                 remedy = "name an id-column whose values come once"
                 raise refusal(
@@ -480,18 +506,52 @@ class NodeLedger:
                     remedy="go on after them",
                     code="FK-LEDGER-STREAM",
                 )
-            keep_rows(db, run, rows)
-            keep_place(db, self.partition, taken.place)
+            pairs = [(name, run) for name in _signed(rows.names)]
+            db.executemany("INSERT OR IGNORE INTO streamed VALUES (?, ?)", pairs)
+            keep_fact(db, self.partition, "place", taken.place)
             return rows
 
-    def refuse(self, session: str, rule: str) -> None:
-        """Count a refusal."""
-        with self.file.writing() as db:
-            number = self._number(db, session)
-            db.execute(
-                "INSERT INTO refusals VALUES (?, ?, 1)"
-                " ON CONFLICT DO UPDATE SET number = number + 1",
-                (number or 0, rule.partition(":")[0]),
+    def _name_rows(self, db: sqlite3.Connection, taken: Streamed) -> RowSet:
+        """Return the digests of rows; equal ones of a file are told apart by their number in it."""
+        key = secret_key(db)
+        if taken.rows.ids is not None:
+            return taken.rows.digests(key)
+        if taken.anew:
+            db.execute("DELETE FROM seen WHERE partition = ?", (self.partition,))
+        plain = taken.rows.rows().contents(key)
+        query = (
+            "INSERT INTO seen VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET times = times + 1"
+            " RETURNING times"
+        )
+        times = [value_of(db, query, self.partition, content) for content in _signed(plain)]
+        repeats = np.array(times, np.uint64) - np.uint64(1)
+        names = np.where(repeats > 0, again(key, plain, repeats), plain)
+        return RowSet(names, names)
+
+    def _runs_with(self, db: sqlite3.Connection, rows: RowSet) -> set[int]:
+        """Return the runs in which some of the rows took part: of streams, or of their tables."""
+        found, query = set[int](), "SELECT run FROM streamed WHERE name = ?"
+        for name in _signed(rows.names):
+            found |= {run for (run,) in db.execute(query, (name,)).fetchall()}
+        windows = "SELECT DISTINCT run FROM opened WHERE purpose = 'windows'"
+        tables = [run for (run,) in db.execute(windows).fetchall()]
+        return found | {run for run in tables if rows.meets(learned_rows(db, run))}
+
+    def _check_streamed(self, db: sqlite3.Connection, run: int) -> None:
+        """Refuse to count a table whose rows took part as rows of a stream.
+
+        Raises
+        ------
+        RefusedError
+        """
+        found = db.execute("SELECT name FROM streamed WHERE run <> ?", (run,)).fetchall()
+        names = np.array([name for (name,) in found], np.int64).view(np.uint64)
+        rows = learned_rows(db, run)
+        if np.isin(rows.names, names).any() or np.isin(rows.values, names).any():
+            raise refusal(
+                "stream: some of its rows took part as rows of a stream",
+                remedy="leave them out",
+                code="FK-LEDGER-STREAM",
             )
 
     # -- the owner
@@ -539,63 +599,35 @@ class NodeLedger:
 
     # -- pieces
 
-    def _rows(self, db: sqlite3.Connection, run: int) -> str:
-        """Return the name of the file that has the rows of a run; nothing of one without."""
-        return str(db.execute("SELECT saved FROM runs WHERE id = ?", (run,)).fetchone()[0])
+    def _folder(self, apart: str = "") -> Path:
+        """Return the folder of the node's freeze."""
+        return freeze_folder(self.file.path.parent, self.partition, apart)
 
-    def _same_table(self, db: sqlite3.Connection, run: int, apart: str) -> Frozen | None:
-        """Return the rows of an earlier run of the same table, if they are still frozen so."""
-        query = (
-            "SELECT saved FROM runs WHERE partition = ? AND id <> ? AND saved <> '' AND content ="
-            " (SELECT content FROM runs WHERE id = ?) ORDER BY id DESC"
-        )
-        folder = self.file.path.parent
-        for (name,) in db.execute(query, (self.partition, run, run)).fetchall():
-            with suppress(CheckpointError, RefusedError):
-                rows, _ = saved_rows(freeze_folder(folder, self.partition, apart), name)
-                if len(rows) and (rows >= 0).all():
-                    return Frozen(folder, self.partition, rows, apart)
-        return None
-
-    def check_own(self, db: sqlite3.Connection, place: Path) -> None:
-        """Refuse a freeze whose sums another ledger has counted.
-
-        Raises
-        ------
-        OptionError
-        """
-        mark, file = digest(secret_key(db), b"freeze").hex(), place / "ledger.state"
-        if not file.exists():
-            write_atomically(file, mark.encode(), private=True)
-        elif file.read_text() != mark:
-            raise OptionError(
-                "the ledger that counted the sums of this freeze is gone",
-                remedy="bring back a copy of the state_dir",
-                code="FK-FREEZE-LEDGER",
-            )
-
-    def _run(self, db: sqlite3.Connection, session: str) -> tuple[int, str]:
-        """Return number and kind of a run."""
-        number = self._number(db, session)
-        if number is None:
+    def _run(self, db: sqlite3.Connection, session: str) -> Run:
+        """Return what the ledger has of a run."""
+        run = self._find(db, session)
+        if run is None:
             raise ProtocolError(
                 "its ledger knows nothing of this run",
                 remedy="leave ledger.sqlite where it is, and start the run again",
                 code="FK-LEDGER-GONE",
             )
-        (kind,) = db.execute("SELECT kind FROM runs WHERE id = ?", (number,)).fetchone()
-        return number, kind
+        return run
 
-    def _number(self, db: sqlite3.Connection, session: str) -> int | None:
-        place = (digest(secret_key(db), session.encode()), self.partition)
-        query = "SELECT id FROM runs WHERE session = ? AND partition = ?"
-        found = db.execute(query, place).fetchone()
-        return None if found is None else int(found[0])
-
-    def _held(self, db: sqlite3.Connection, run: int) -> RowSet:
-        (held,) = db.execute("SELECT held FROM runs WHERE id = ?", (run,)).fetchone()
-        return kept_set(db, held)
+    def _find(self, db: sqlite3.Connection, session: str) -> Run | None:
+        """Return the same; None of a run that is not there."""
+        place = digest(secret_key(db), session.encode()), self.partition
+        found = db.execute("SELECT * FROM runs WHERE session = ? AND partition = ?", place)
+        names = [name for name, *_ in found.description]
+        values = found.fetchone()
+        return None if values is None else dict(zip(names, values, strict=True))
 
 
 def _now() -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+
+
+def _signed(names: NDArray[np.uint64]) -> list[int]:
+    """Return digests as the whole numbers of SQLite."""
+    found: list[int] = np.ascontiguousarray(names).view(np.int64).tolist()
+    return found

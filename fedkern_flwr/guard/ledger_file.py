@@ -9,12 +9,13 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from ..errors import OptionError
 from .rows import RowSet, digest
 
 FILE = "ledger.sqlite"
-VERSION = 8  # a file of an earlier one did not count numbers over runs: it is refused
+VERSION = 9  # a file of an earlier one did not count numbers over runs: it is refused
 
 _PATIENCE = 60.0  # seconds to wait for another process
 #: Errors that waiting does not mend.
@@ -22,37 +23,36 @@ _HOPELESS = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR)
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0)
 _SCHEMA = """
 CREATE TABLE secret (key BLOB NOT NULL);
-CREATE TABLE sets (id INTEGER PRIMARY KEY, digest BLOB UNIQUE NOT NULL, members BLOB NOT NULL);
+CREATE TABLE arrays (id INTEGER PRIMARY KEY, digest BLOB UNIQUE NOT NULL, data BLOB NOT NULL);
 CREATE TABLE runs (
     id INTEGER PRIMARY KEY, session BLOB NOT NULL, partition INTEGER NOT NULL, kind TEXT NOT NULL,
     method TEXT NOT NULL, secure INTEGER NOT NULL, pinned INTEGER NOT NULL, opened TEXT NOT NULL,
     held INTEGER NOT NULL, learned INTEGER NOT NULL, content BLOB NOT NULL, about TEXT NOT NULL,
-    saved TEXT NOT NULL DEFAULT '', record TEXT NOT NULL DEFAULT '',
-    share REAL NOT NULL DEFAULT 0, again REAL NOT NULL DEFAULT 0, how TEXT NOT NULL DEFAULT '',
+    places INTEGER, frozen BLOB NOT NULL DEFAULT x'', planned TEXT NOT NULL DEFAULT '',
+    record TEXT NOT NULL DEFAULT '', noise BLOB NOT NULL DEFAULT x'',
+    epsilon REAL NOT NULL DEFAULT 0,
     ended TEXT NOT NULL DEFAULT '', cleaned INTEGER NOT NULL DEFAULT 0,
     UNIQUE (session, partition));
 CREATE TABLE opened (
     id INTEGER PRIMARY KEY, run INTEGER NOT NULL, apart TEXT NOT NULL, purpose TEXT NOT NULL,
     about BLOB NOT NULL, blocks BLOB NOT NULL, cohort BLOB NOT NULL, parties INTEGER NOT NULL,
-    each INTEGER NOT NULL, done INTEGER NOT NULL, unknowns REAL NOT NULL, others INTEGER NOT NULL,
+    each INTEGER NOT NULL, done INTEGER NOT NULL, row REAL NOT NULL, others INTEGER NOT NULL,
     width INTEGER NOT NULL, rows INTEGER NOT NULL, numbers REAL NOT NULL, functions BLOB NOT NULL,
-    function BLOB NOT NULL, how TEXT NOT NULL);
-CREATE INDEX opened_in ON opened (run, purpose);
+    function BLOB NOT NULL, how TEXT NOT NULL, UNIQUE (run, purpose, about, cohort, each));
 CREATE TABLE evaluations (
     run INTEGER NOT NULL, asked BLOB NOT NULL, rows INTEGER NOT NULL, told TEXT NOT NULL,
     PRIMARY KEY (run, asked));
 CREATE TABLE refusals (
     run INTEGER NOT NULL, rule TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (run, rule));
-CREATE TABLE failures (partition INTEGER PRIMARY KEY, number INTEGER NOT NULL);
-CREATE TABLE told (partition INTEGER PRIMARY KEY, counts TEXT NOT NULL);
-CREATE TABLE places (partition INTEGER PRIMARY KEY, place TEXT NOT NULL);
+CREATE TABLE facts (
+    partition INTEGER NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL,
+    PRIMARY KEY (partition, name)) WITHOUT ROWID;
 CREATE TABLE seen (
     partition INTEGER NOT NULL, content INTEGER NOT NULL, times INTEGER NOT NULL,
     PRIMARY KEY (partition, content)) WITHOUT ROWID;
 CREATE TABLE streamed (
     name INTEGER NOT NULL, run INTEGER NOT NULL, PRIMARY KEY (name, run)) WITHOUT ROWID;
 CREATE INDEX streamed_by ON streamed (run);
-CREATE TABLE noise (run INTEGER PRIMARY KEY, key BLOB NOT NULL);
 CREATE TABLE spending (
     run INTEGER NOT NULL, release BLOB NOT NULL, rows INTEGER NOT NULL, curve TEXT NOT NULL,
     delta REAL NOT NULL, pool TEXT NOT NULL, PRIMARY KEY (run, release));
@@ -154,20 +154,38 @@ def _begin_log(db: sqlite3.Connection) -> None:
 
 def secret_key(db: sqlite3.Connection) -> bytes:
     """Return the key of all digests in the file."""
-    return bytes(db.execute("SELECT key FROM secret").fetchone()[0])
+    return bytes(value_of(db, "SELECT key FROM secret"))
 
 
-def keep_set(db: sqlite3.Connection, key: bytes, rows: RowSet) -> int:
-    """Keep a set of digests; return its number."""
-    packed = rows.pack()
-    name = digest(key, packed)
-    db.execute(
-        "INSERT INTO sets (digest, members) VALUES (?, ?) ON CONFLICT DO NOTHING", (name, packed)
-    )
-    return int(db.execute("SELECT id FROM sets WHERE digest = ?", (name,)).fetchone()[0])
+def value_of(db: sqlite3.Connection, query: str, *about: Any) -> Any:
+    """Return the first value that a query finds, None if it finds nothing."""
+    found = db.execute(query, about).fetchone()
+    return None if found is None else found[0]
+
+
+def keep_array(db: sqlite3.Connection, data: bytes) -> int:
+    """Keep an array, such as a set of digests, once; return its number."""
+    name = digest(secret_key(db), data)
+    db.execute("INSERT OR IGNORE INTO arrays (digest, data) VALUES (?, ?)", (name, data))
+    return int(value_of(db, "SELECT id FROM arrays WHERE digest = ?", name))
+
+
+def kept_array(db: sqlite3.Connection, number: int) -> bytes:
+    """Return the array of that number."""
+    return bytes(value_of(db, "SELECT data FROM arrays WHERE id = ?", number))
 
 
 def kept_set(db: sqlite3.Connection, number: int) -> RowSet:
-    """Return the set of that number."""
-    found = db.execute("SELECT members FROM sets WHERE id = ?", (number,)).fetchone()
-    return RowSet.unpack(found[0])
+    """Return the set of digests of that number."""
+    return RowSet.unpack(kept_array(db, number))
+
+
+def fact(db: sqlite3.Connection, partition: int, name: str) -> str:
+    """Return what is known of a node; nothing at first."""
+    query = "SELECT value FROM facts WHERE partition = ? AND name = ?"
+    return str(value_of(db, query, partition, name) or "")
+
+
+def keep_fact(db: sqlite3.Connection, partition: int, name: str, value: object) -> None:
+    """Keep what is known of a node."""
+    db.execute("REPLACE INTO facts VALUES (?, ?, ?)", (partition, name, str(value)))

@@ -10,20 +10,28 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import CheckpointError, RefusedError
-from .cells import KEY_BYTES, Sum, check_parties, check_rows, check_sum, line_of, same
+from ..errors import OptionError, RefusedError
+from .cells import (
+    KEY_BYTES,
+    Sum,
+    check_parties,
+    check_rows,
+    check_sum,
+    line_of,
+    planned_share,
+    repeated,
+    same,
+)
 from .counting import Mode
-from .freeze import Freeze, Places
-from .frozen import open_freeze, saved_rows
-from .ledger_file import kept_set
+from .freeze import FILE, FOLDS, Freeze
+from .ledger_file import kept_array, kept_set, secret_key
 from .policy import NodePolicy
-from .rows import digest
+from .rows import Places, digest
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,34 +118,41 @@ class Opened:
     ----------
     db : sqlite3.Connection
         Of the ledger, in a transaction.
-    key : bytes
-        Of the digests.
     run : int
         Number of the run at hand.
     freeze : Freeze
         Of the node; changed in place where a sum cuts blocks.
-    place : Path
-        Its folder.
     apart : str
         What answers, where its rows are frozen apart; else empty.
     """
 
-    def __init__(
-        self,
-        db: sqlite3.Connection,
-        key: bytes,
-        run: int,
-        freeze: Freeze,
-        place: Path,
-        apart: str,
-    ) -> None:
-        self.db, self.key, self.run, self.freeze, self.apart = db, key, run, freeze, apart
-        self.place = place
-        self.kind, partition = db.execute(
-            "SELECT kind, partition FROM runs WHERE id = ?", (run,)
-        ).fetchone()
-        self.sums = opened_sums(db, partition, apart)
-        self.each = opened_sums(db, partition, apart, each=True)
+    def __init__(self, db: sqlite3.Connection, run: int, freeze: Freeze, apart: str) -> None:
+        self.db, self.key, self.run = db, secret_key(db), run
+        self.freeze, self.apart = freeze, apart
+        query = "SELECT kind, partition FROM runs WHERE id = ?"
+        self.kind, self.partition = db.execute(query, (run,)).fetchone()
+        self.sums = opened_sums(db, self.partition, apart)
+        self.each = opened_sums(db, self.partition, apart, each=True)
+
+    # -- before a run
+
+    def plan(self) -> Left:
+        """Return what the run may plan with."""
+        about = self.freeze.blocks, self.sums, self.freeze.select(*range(1, FOLDS + 1))
+        share = planned_share(*about, self.kind)
+        query = (  # the last function that a run asks for by default
+            "SELECT function, opened.how FROM opened JOIN runs ON runs.id = run"
+            " WHERE partition = ? AND kind = ? AND apart = ? AND opened.how <> ''"
+            " AND function <> x'' GROUP BY function ORDER BY max(opened.id) DESC"
+        )
+        place = self.partition, self.kind, self.apart
+        for function, how in self.db.execute(query, place).fetchall():
+            numbers = repeated(*about, function)
+            if numbers and self._same_contents(function):
+                return Left(share, numbers, how)
+        return Left(share)
+
+    # -- a sum
 
     def enter(
         self,
@@ -170,49 +185,40 @@ class Opened:
         ------
         RefusedError
         """
-        if one.each:
-            rows = rows[rows >= 0]
-            blocks = [int(block) for block in np.unique(self.freeze.block[rows])]
-        elif (rows < 0).any() and one.numbers:
+        there = rows[rows >= 0]
+        if len(there) < len(rows) and one.numbers and not one.each:
             raise RefusedError(
                 "refused: rows are asked for that are in no block of its freeze",
                 remedy="wait until enough of them have come; the log of the node says more",
                 code="FK-FREEZE-WAITS",
             )
-        else:
-            rows = rows[rows >= 0]
-            blocks = self.freeze.split(rows)
-        about = digest(self.key, np.sort(self.freeze.values[rows]).tobytes())
+        of = self.freeze.block
+        blocks = np.unique(of[there]).tolist() if one.each else self.freeze.split(there)
+        about = digest(self.key, np.sort(self.freeze.values[there]).tobytes())
         cohort = self._cohort(one)
         value = digest(self.key, one.values)[:KEY_BYTES] if one.values else b""
-        known = self.db.execute(
-            "SELECT id, run, numbers, functions, blocks, function FROM opened"
+        numbers = one.numbers + one.share * len(there) * one.unknowns
+        before, values, function = 0.0, b"", None
+        for run, known, told, packed, was in self.db.execute(
+            "SELECT run, numbers, functions, blocks, function FROM opened"
             " WHERE purpose = ? AND about = ? AND cohort = ? AND each = ?",
             (one.purpose, about, b"".join(cohort), one.each),
-        ).fetchall()
-        numbers = one.numbers + one.share * len(rows) * one.unknowns
-        mine = [k for k in known if k[1] == self.run]
-        if any(not numbers or (value and value in _parts(f)) for *_, f, _, _ in known):
-            if mine:
-                return ""
-            numbers = 0.0  # entered all the same, for the owner to see
-        before, functions = (mine[0][2], mine[0][3]) if mine else (0.0, b"")
-        if mine:  # blocks may have been split since
-            blocks = np.frombuffer(mine[0][4], "<i4").tolist()
+        ).fetchall():
+            if run == self.run:  # blocks may have been split since
+                before, values, function, blocks = known, told, was, _numbers(packed)
+            if value and value in _parts(told):
+                numbers = 0.0
+        if function is not None and not numbers:
+            return ""
+        # with numbers 0 it is entered all the same, for the owner to see
         numbers = max(before, numbers) if one.share else before + numbers
         new = self._sum(one, blocks, cohort, numbers)
-        if mine:  # of another function as well: they have none
-            new = replace(new, function=new.function if new.function == mine[0][5] else b"")
+        if function not in (None, new.function):  # of another function as well: they have none
+            new = replace(new, function=b"")
         if one.parties and one.done:
             self._check_parties(new, policy, enough)
         said = self._check(new, one, policy, mode=mode, records=records)
-        if mine:
-            self.db.execute(
-                "UPDATE opened SET numbers = ?, functions = ?, function = ? WHERE id = ?",
-                (numbers, functions + value, new.function, mine[0][0]),
-            )
-        else:
-            self._insert(new, about, one, len(rows), value)
+        self._keep(new, about, one, len(there), values + value)
         if not one.each:
             self.sums = [*(s for s in self.sums if not same(s, new)), new]
         return said
@@ -231,17 +237,9 @@ class Opened:
             (self.run, one.purpose, f"{one.purpose}/[0-9]*"),
         ).fetchall()
         for about, blocks, each, rows in found:
-            new = self._sum(one, np.frombuffer(blocks, "<i4").tolist(), cohort, 0.0)
+            new = self._sum(one, _numbers(blocks), cohort, 0.0)
             self._check_parties(new, policy, enough)
-            if any(same(new, s) for s in (*self.sums, *self.each)):
-                self.db.execute(
-                    "UPDATE opened SET done = 1 WHERE run = ? AND purpose = ? AND about = ?"
-                    " AND cohort = ?",
-                    (self.run, one.purpose, about, b"".join(cohort)),
-                )
-            else:
-                self._insert(new, about, replace(one, each=bool(each)), rows, b"")
-                (self.each if each else self.sums).append(new)
+            self._keep(new, about, replace(one, each=bool(each)), rows, b"")
 
     def _cohort(self, one: Opening) -> list[bytes]:
         """Return the digests of the pinned keys of the parties."""
@@ -254,34 +252,34 @@ class Opened:
         check_parties(self.freeze.blocks, known, new, least=least, allow_one=allowed)
 
     def _sum(self, one: Opening, blocks: list[int], cohort: list[bytes], numbers: float) -> Sum:
-        rest = one.unknowns, one.others, one.width
-        among, where = frozenset(cohort), frozenset(blocks)
-        function = self._function(one.function) if one.function and numbers else b""
-        return Sum(
-            self.run, self.kind, one.purpose, among, where, numbers, *rest, one.done, function
-        )
+        """Return what is counted of a sum.
 
-    def _function(self, function: bytes) -> bytes:
-        """Return the digest of a function of a row: another one if rows had other contents before.
-
-        Columns may be scaled or encoded otherwise than in an earlier run.
+        Its function is another one than in an earlier run if rows had other contents then: columns
+        may be scaled or encoded otherwise.
         """
-        found = digest(self.key, function)
-        while not same_contents(self.db, self.place, self.run, found):
-            found = digest(self.key, found)
-        return found
+        function = digest(self.key, one.function) if one.function and numbers else b""
+        while function and not self._same_contents(function):
+            function = digest(self.key, function)
+        what = self.run, self.kind, one.purpose, frozenset(cohort), frozenset(blocks), numbers
+        return Sum(*what, one.unknowns, one.others, one.width, one.done, function)
 
-    def _insert(self, new: Sum, about: bytes, one: Opening, rows: int, value: bytes) -> None:
-        packed = np.array(sorted(new.blocks), "<i4").tobytes(), b"".join(sorted(new.cohort))
-        names = "run, apart, purpose, about, blocks, cohort, parties, each, done"
-        values = self.run, self.apart, one.purpose, about, *packed, one.parties, one.each, one.done
+    def _keep(self, new: Sum, about: bytes, one: Opening, rows: int, values: bytes) -> None:
+        """Write a sum; one that is there has its numbers and function from the latest with any."""
+        entry = {
+            **vars(new),
+            "blocks": np.array(sorted(new.blocks), "<i4").tobytes(),
+            "cohort": b"".join(sorted(new.cohort)),
+            **{"apart": self.apart, "about": about, "rows": rows, "functions": values},
+            **{name: getattr(one, name) for name in ("parties", "each", "how")},
+        }
+        del entry["kind"]  # that of the run
+        again = "done = 1" if one.again else "numbers = excluded.numbers, "
+        if not one.again:
+            again += "functions = excluded.functions, function = excluded.function"
         self.db.execute(
-            f"INSERT INTO opened ({names}, unknowns, others, width, rows, how, numbers, functions,"
-            f" function) VALUES ({', '.join('?' * 17)})",
-            (
-                *(*values, one.unknowns, one.others, one.width, rows, one.how),
-                *(new.numbers, value, new.function),
-            ),
+            f"INSERT INTO opened ({', '.join(entry)}) VALUES (:{', :'.join(entry)})"
+            f" ON CONFLICT DO UPDATE SET {again}",
+            entry,
         )
 
     def _check(
@@ -304,46 +302,100 @@ class Opened:
             return error.problem
         return ""
 
+    def _same_contents(self, function: bytes) -> bool:
+        """Tell whether this run has the contents of all runs of a function, for the rows in common.
 
-def same_contents(db: sqlite3.Connection, place: Path, run: int, function: bytes) -> bool:
-    """Tell whether a run has the contents of all runs of a function, for the rows in common.
+        These had the same contents among themselves. So the table of one is read only where a row
+        was in its sums that is in no later table.
+        """
+        mine = self.db.execute(_TABLE, (self.run,)).fetchone()
+        query = (
+            "SELECT held, places, frozen, blocks FROM runs JOIN opened ON run = runs.id"
+            " WHERE function = ? AND runs.id <> ? ORDER BY opened.id DESC"
+        )
+        try:
+            rows, values = self._contents(*mine)
+            here = np.zeros(len(self.freeze.names), np.bool_)
+            ours = np.zeros(len(here), np.uint64)
+            here[rows], ours[rows] = True, values
+            unseen = here.copy()
+            for *its, packed in self.db.execute(query, (function, self.run)):
+                if tuple(its) == mine:
+                    return True
+                line = line_of(self.freeze.blocks, self.freeze.block[unseen])
+                if line.isdisjoint(_numbers(packed)):
+                    continue
+                rows, values = self._contents(*its)
+                if (here[rows] & (ours[rows] != values)).any():
+                    return False
+                unseen[rows] = False
+        except RefusedError:  # nobody can tell
+            return False
+        return True
 
-    These had the same contents among themselves. So the table of one is read only where a row was
-    in its sums that is in no later table.
+    def _contents(
+        self, held: int, places: int | None, frozen: bytes
+    ) -> tuple[Places, NDArray[np.uint64]]:
+        """Return the numbers in the freeze of a run's rows, and digests of their contents."""
+        rows = frozen_rows(self.db, self.freeze, places, frozen)
+        return rows[rows >= 0], kept_set(self.db, held).values[rows >= 0]
+
+
+_TABLE = "SELECT held, places, frozen FROM runs WHERE id = ?"
+
+
+def frozen_rows(
+    db: sqlite3.Connection, freeze: Freeze, places: int | None, frozen: bytes
+) -> Places:
+    """Return the numbers in the freeze of the rows of a run; none of a stream.
+
+    Raises
+    ------
+    RefusedError
+        Their contents have changed since the run was opened.
     """
-    query = "SELECT saved, held FROM runs WHERE id = ?"
-    mine = db.execute(query, (run,)).fetchone()
-    query = (
-        "SELECT saved, held, blocks FROM runs JOIN opened ON run = runs.id WHERE function = ?"
-        " AND runs.id <> ? ORDER BY opened.id DESC"
-    )
-    freeze = open_freeze(place)
-    try:
-        rows, values = _contents(db, place, *mine)
-        here, ours = np.zeros(len(freeze.names), np.bool_), np.zeros(len(freeze.names), np.uint64)
-        here[rows], ours[rows] = True, values
-        unseen = here.copy()
-        for *table, packed in db.execute(query, (function, run)):
-            blocks = np.frombuffer(packed, "<i4").tolist()
-            if tuple(table) == mine:
-                return True
-            if line_of(freeze.blocks, freeze.block[unseen]).isdisjoint(blocks):
-                continue
-            rows, values = _contents(db, place, *table)
-            if (here[rows] & (ours[rows] != values)).any():
-                return False
-            unseen[rows] = False
-    except (CheckpointError, RefusedError):  # nobody can tell
-        return False
-    return True
+    if places is None:
+        return np.zeros(0, np.int64)
+    rows: Places = np.frombuffer(kept_array(db, places), np.int64)
+    if frozen != contents_of(db, freeze, rows):
+        raise RefusedError(
+            "refused: its table has changed since the run was opened",
+            remedy="start the run again",
+            code="FK-FREEZE-WAITS",
+        )
+    return rows
 
 
-def _contents(
-    db: sqlite3.Connection, place: Path, saved: str, held: int
-) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
-    """Return the numbers in the freeze of a run's rows, and digests of their contents."""
-    rows, _ = saved_rows(place, saved)
-    return rows[rows >= 0], kept_set(db, held).values[rows >= 0]
+def check_freeze(db: sqlite3.Connection, freeze: Freeze, sums: Sequence[Sum]) -> str:
+    """Refuse a freeze that is gone, or whose sums another ledger has counted; return this one.
+
+    Raises
+    ------
+    OptionError
+    """
+    mark = digest(secret_key(db), b"freeze").hex()
+    last = max((max(one.blocks, default=-1) for one in sums), default=-1)
+    if last >= len(freeze.blocks):
+        raise OptionError(
+            f"{FILE} is gone, or is an old one",
+            remedy="bring back a copy of the state_dir: without it nobody can tell what was opened",
+            code="FK-FREEZE-FILE",
+        )
+    if freeze.ledger not in ("", mark):
+        raise OptionError(
+            "the ledger that counted the sums of this freeze is gone",
+            remedy="bring back a copy of the state_dir",
+            code="FK-FREEZE-LEDGER",
+        )
+    return mark
+
+
+def contents_of(db: sqlite3.Connection, freeze: Freeze, rows: Places) -> bytes:
+    """Return a digest of what rows of a freeze are now; nothing of rows of another freeze."""
+    there = rows[rows >= 0]
+    if there.max(initial=-1) >= len(freeze.values):
+        return b""
+    return digest(secret_key(db), freeze.values[there].tobytes())
 
 
 def opened_sums(
@@ -351,21 +403,19 @@ def opened_sums(
 ) -> list[Sum]:
     """Return all sums over the rows of a freeze of a node, or what was made row by row."""
     query = (
-        "SELECT run, kind, purpose, cohort, blocks, numbers, unknowns, others, width, done,"
+        "SELECT run, kind, purpose, cohort, blocks, numbers, row, others, width, done,"
         " function FROM opened JOIN runs ON runs.id = run"
         " WHERE partition = ? AND each = ? AND apart = ? ORDER BY opened.id"
     )
     return [
-        Sum(
-            run,
-            kind,
-            purpose,
-            frozenset(_parts(cohort)),
-            frozenset(np.frombuffer(blocks, "<i4").tolist()),
-            *rest,
-        )
+        Sum(run, kind, purpose, frozenset(_parts(cohort)), frozenset(_numbers(blocks)), *rest)
         for run, kind, purpose, cohort, blocks, *rest in db.execute(query, (partition, each, apart))
     ]
+
+
+def _numbers(blocks: bytes) -> list[int]:
+    found: list[int] = np.frombuffer(blocks, "<i4").tolist()
+    return found
 
 
 def _parts(packed: bytes) -> set[bytes]:

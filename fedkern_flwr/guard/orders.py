@@ -98,24 +98,20 @@ def check_order(order: Order, rule: SumRule, *, cohorts: int) -> None:
     ------
     RefusedError
     """
-    right, bound = rule.encoding, order.bound
-    wrong = code = ""
-    if order.receiver != rule.receiver:
-        wrong, code = "receiver", "FK-ORDER-TERMS"
-    elif rule.self_masks is not None and order.self_masks != rule.self_masks:
-        wrong, code = "masks", "FK-ORDER-TERMS"
-    elif order.kind != right.kind or order.bits not in (right.bits, *rule.rings):
-        wrong, code = "encoding", "FK-ORDER-TERMS"
-    elif NoisySum(order.noise, order.fraction) != rule.noise:
-        wrong, code = "noise", "FK-ORDER-NOISE"
-    elif rule.length is not None and order.length != rule.length:
-        wrong, code = "length", "FK-ORDER-TERMS"
-    elif not (bound >= right.bound if rule.wider else bound == right.bound):
-        wrong, code = "bound", "FK-ORDER-BOUND"
-    elif rule.everybody and cohorts > 1:
-        wrong, code = "cohort", "FK-ORDER-TERMS"
-    if wrong:
-        raise refusal(f"the {wrong} of a sum", code=code)
+    right, bound, terms = rule.encoding, order.bound, "FK-ORDER-TERMS"
+    as_meant = bound >= right.bound if rule.wider else bound == right.bound
+    noise, rings = NoisySum(order.noise, order.fraction), (right.bits, *rule.rings)
+    for term, wrong, code in (
+        ("receiver", order.receiver != rule.receiver, terms),
+        ("masks", rule.self_masks not in (None, order.self_masks), terms),
+        ("encoding", order.kind != right.kind or order.bits not in rings, terms),
+        ("noise", noise != rule.noise, "FK-ORDER-NOISE"),
+        ("length", rule.length not in (None, order.length), terms),
+        ("bound", not as_meant, "FK-ORDER-BOUND"),
+        ("cohort", rule.everybody and cohorts > 1, terms),
+    ):
+        if wrong:
+            raise refusal(f"the {term} of a sum", code=code)
 
 
 def check_cohort(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord, Context
 
+from ..errors import RefusedError
 from ..flower_compat import held_in, held_record
 from .orders import refusal
+from .policy import NodePolicy
 
 _RECORD = "fedkern-guard"
 _REFUSALS = 3
@@ -46,7 +48,7 @@ class RunRecord:
         What an evaluation is called -> the one of this run.
     sums : dict
         Name of a sum -> the one that was opened: [cohort, number, round, digest of its request];
-        or nothing. See :mod:`.openings`.
+        or nothing. See :func:`note_order`.
     ordered : dict
         Name of a sum -> the last one that this node contributed to, in the same form.
     helped : bool
@@ -202,3 +204,182 @@ def _kept(context: Context) -> dict[str, RunRecord]:
     if not isinstance(record, ConfigRecord):
         return {}
     return {name: RunRecord.read(str(text)) for name, text in record.items()}
+
+
+# -- each named sum is opened once in a run
+#
+# A node helps to open a sum of masked vectors. With a second sum of the same name the server would
+# learn the same values over other survivors, or other numbers about the same rows. Methods that
+# learn in rounds say which field of a request numbers them: then a later round is another sum. Sums
+# without self masks need no help. They are repeated over the same cohort only, see
+# fedkern_flwr.secure_sum.party.PartyRules.check_order.
+
+
+def note_order(
+    record: RunRecord,
+    name: str,
+    place: tuple[int, int],
+    *,
+    number: int,
+    digest: str,
+    repeats: bool,
+) -> None:
+    """Note the sum that this node is about to contribute to; refuse one that was opened.
+
+    Parameters
+    ----------
+    record : RunRecord
+        Changed in place; to be kept before an answer leaves.
+    name : str
+        Name of the sum, without what follows a #.
+    place : (int, int)
+        Cohort and number of the sum.
+    number : int
+        Number of its round; 0 for a sum that a run opens once.
+    digest : str
+        What the request asks. A sum that could not be opened is ordered again with the same one.
+    repeats : bool
+        Whether the same request may be opened again. Only where the node sees to it that the same
+        values are opened over the same survivors.
+
+    Raises
+    ------
+    RefusedError
+    """
+    opened = record.sums.get(name)
+    if opened and number <= opened[2] and not (repeats and digest == opened[3]):
+        raise _again()
+    record.ordered[name] = [*place, number, digest]
+
+
+def open_once(record: RunRecord, name: str, place: tuple[int, int]) -> None:
+    """Refuse to help open another sum than the last one of its name; note it.
+
+    Raises
+    ------
+    RefusedError
+    """
+    ordered = record.ordered.get(name, [])
+    if ordered[:2] != list(place):
+        raise _again()
+    record.sums[name] = ordered
+
+
+def _again() -> RefusedError:
+    return refusal("a sum is opened a second time in this run", code="FK-ORDER-AGAIN")
+
+
+# -- figures about held-out rows are reported of enough rows, of one model a run, and seldom
+#
+# What is counted of one row is its label, and the difference of two counts over nearly the same
+# rows is that of the rows in which they differ. A model that somebody chooses for one person shows
+# that person's label. So a run judges one model, once, and a set of rows is judged as often as the
+# policy allows over all runs. Asked the same again a node repeats what it reported.
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An evaluation.
+
+    Attributes
+    ----------
+    purpose : str
+        What the method calls it.
+    rows : str
+        Digest of the held-out rows.
+    model : str
+        Digest of the model, and of the bins.
+    """
+
+    purpose: str
+    rows: str
+    model: str
+
+    @classmethod
+    def of(cls, purpose: str, rows: bytes, model: Iterable[bytes]) -> Asked:
+        """Build from what is asked for."""
+        digest = hashlib.sha256()
+        for part in model:
+            digest.update(len(part).to_bytes(8, "little") + part)
+        return cls(purpose, hashlib.sha256(rows).hexdigest(), digest.hexdigest())
+
+    @property
+    def key(self) -> str:
+        """Name of the figures in the node's record."""
+        return f"{self.purpose}/{self.rows}/{self.model}"
+
+
+def too_few(policy: NodePolicy, tests: Sequence[int], own: int, *, alone: bool) -> str:
+    """Return why figures are not reported, nothing if they may be.
+
+    The limit holds at each holder: one with fewer rows adds zeros, whoever else there is, and hides
+    nobody's rows.
+
+    Parameters
+    ----------
+    policy : NodePolicy
+        What the node's owner allows.
+    tests : sequence of int
+        Held-out rows of each party in the sum, this node included.
+    own : int
+        Those of this node.
+    alone : bool
+        Whether a single party may report figures of its own rows.
+    """
+    least = policy.min_evaluation_rows
+    if 0 < own < least:
+        return f"min_evaluation_rows = {least}: it has {own}"
+    if sum(number >= max(1, least) for number in tests) == 1 and not alone:
+        return "a single party has enough held-out rows"
+    return ""
+
+
+def check_model(record: RunRecord, asked: Asked) -> None:
+    """Refuse to judge a second model, or the same one by other rows or bins; note the first.
+
+    Raises
+    ------
+    RefusedError
+    """
+    if record.judged.setdefault(asked.purpose, asked.key) != asked.key:
+        raise refusal("a run judges one model, once", code="FK-ORDER-MODEL")
+
+
+def enter(
+    record: RunRecord,
+    asked: Asked,
+    values: list[float],
+    policy: NodePolicy,
+) -> list[float]:
+    """Enter an evaluation; return the figures to report: those of before, if it is the same.
+
+    What was reported in a run that is over is erased, but not that it was: it is computed anew
+    then.
+
+    Parameters
+    ----------
+    record : RunRecord
+        Changed in place; to be kept before an answer leaves.
+    asked : Asked
+        What is asked for.
+    values : list of float
+        The figures, as computed now.
+    policy : NodePolicy
+        What the node's owner allows.
+
+    Raises
+    ------
+    RefusedError
+        Figures of these rows were reported too often.
+    """
+    if asked.key in record.told:
+        return record.told[asked.key] or values
+    done = record.evaluations.get(asked.rows, 0)
+    if done >= policy.max_evaluations:
+        raise refusal(
+            f"max_evaluations = {policy.max_evaluations} of these rows",
+            code="FK-POLICY-EVALUATIONS",
+        )
+    record.evaluations[asked.rows] = done + 1
+    record.told[asked.key] = values
+    return values

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     Column = NDArray[Any] | sparse.csr_array
 
 Digests = NDArray[np.uint64]
+Places = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -46,13 +47,14 @@ class OwnRows:
         """Return a keyed digest of the whole table, which takes a fraction of that of its rows."""
         found = hashlib.blake2b(b"%d" % self.learned, key=key, digest_size=16)
         for array in (array for part in self.parts for array in part):
-            pieces: tuple[NDArray[Any], ...]
+            pieces: tuple[NDArray[Any], ...] = ()
             if isinstance(array, np.ndarray):
                 pieces = (array,)
             else:
                 pieces = array.indptr, array.indices, array.data
             for values in pieces:
-                found.update(repr(values.shape).encode() + np.ascontiguousarray(values).tobytes())
+                found.update(repr(values.shape).encode())
+                found.update(np.ascontiguousarray(values).data)  # a copy would take as long
         found.update("\0".join(map(str, () if self.ids is None else self.ids)).encode())
         return found.digest()
 
@@ -87,6 +89,25 @@ class OwnRows:
         return RowSet(names := id_digests(key, normalised(self.ids)), mix(values, names))
 
 
+@dataclass(frozen=True)
+class Streamed:
+    """Rows of a stream that are about to take part.
+
+    Attributes
+    ----------
+    rows : OwnRows
+        The rows.
+    place : str
+        Where the stream goes on after them, in the client's own words.
+    anew : bool
+        Whether they are of another file than those before.
+    """
+
+    rows: OwnRows
+    place: str
+    anew: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class RowSet:
     """Digests of rows: of their names and of their contents, shape (n,) each."""
@@ -116,22 +137,32 @@ class RowSet:
 
     def pack(self) -> bytes:
         """Return the digests as bytes."""
-        count = np.array([len(self.names)], "<u8")
-        return b"".join(a.astype("<u8").tobytes() for a in (count, self.names, self.values))
+        return len(self).to_bytes(8, "little") + self.names.tobytes() + self.values.tobytes()
 
     @classmethod
     def unpack(cls, data: bytes) -> RowSet:
         """Read from :meth:`pack`."""
-        numbers = np.frombuffer(data, "<u8").astype(np.uint64)
-        names = int(numbers[0])
-        return cls(numbers[1 : names + 1], numbers[names + 1 :])
+        numbers = np.frombuffer(data, np.uint64)
+        return cls(numbers[1 : (names := int(numbers[0])) + 1], numbers[names + 1 :])
+
+
+def places_in(known: NDArray[Any], wanted: NDArray[Any]) -> Places:
+    """Return the first place of each wanted number among those that are known, -1 if it is none."""
+    places = np.full(len(wanted), -1, np.int64)
+    if len(known):
+        order, ranked = np.argsort(known, kind="stable"), np.argsort(wanted)
+        at = order[np.searchsorted(known[order[:-1]], wanted[ranked])]  # sorted searches are fast
+        same = known[at] == wanted[ranked]
+        places[ranked[same]] = at[same]
+    return places
 
 
 def digest(key: bytes, *parts: bytes) -> bytes:
     """Return a keyed digest of 16 bytes."""
     found = hashlib.blake2b(key=key, digest_size=16)
     for part in parts:
-        found.update(len(part).to_bytes(8, "little") + part)
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part)
     return found.digest()
 
 
@@ -150,8 +181,6 @@ class Rows:
         A name for each row. Without names a row is known by its content.
     strata : sequence of str, optional
         The stratum of each row, such as ``"female/north"``.
-    labelled : ndarray of bool, optional
-        Whether a row has its label; by default all have.
     held_out : ndarray of bool, optional
         Whether a row belongs to ``test-data``; by default a fifth of the rows is held out.
     """
@@ -159,7 +188,6 @@ class Rows:
     columns: Sequence[Column] = ()
     ids: Sequence[Any] | NDArray[Any] | None = None
     strata: Sequence[str] | None = None
-    labelled: NDArray[np.bool_] | None = None
     held_out: NDArray[np.bool_] | None = None
     _known: dict[bytes, Identity] = field(default_factory=dict, init=False)
 
@@ -180,11 +208,9 @@ class Rows:
         return self._known[key]
 
     def _identify(self, key: bytes) -> Identity:
-        count, groups = len(self), np.zeros(len(self), np.uint64)
-        if self.strata is not None or self.labelled is not None:
-            labelled = np.ones(count) if self.labelled is None else self.labelled
-            strata = [] if self.strata is None else [_bytes(self.strata)]
-            groups = hash_rows(key, b"group", [np.asarray(labelled, float), *strata], count)
+        groups = np.zeros(len(self), np.uint64)
+        if self.strata is not None:
+            groups = hash_rows(key, b"group", [_bytes(self.strata)], len(self))
         values = self.contents(key)
         if self.ids is None:
             names = _number(key, values, values)
@@ -210,7 +236,7 @@ class Identity:
     bare : ndarray of uint64
         Of the ids without leading zeros.
     groups : ndarray of uint64
-        Of stratum and label.
+        Of the stratum.
     """
 
     names: Digests

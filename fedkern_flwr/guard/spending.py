@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import numpy as np
 
 from ..privacy.accounting import ORDERS, Curve, epsilon_of
 from ..privacy.budget import Release
-from .ledger_file import keep_set, kept_set
+from .ledger_file import keep_array, kept_set, secret_key, value_of
 from .orders import refusal
 from .policy import NodePolicy
 from .rows import RowSet, digest
@@ -49,15 +48,8 @@ class Charge:
     rows: tuple[int, int] | None = None
 
 
-def kept_noise(db: sqlite3.Connection, run: int) -> bytes:
-    """Return the key of the noise of a run; draw it from the operating system, if there is none."""
-    db.execute("INSERT OR IGNORE INTO noise VALUES (?, ?)", (run, secrets.token_bytes(32)))
-    return bytes(db.execute("SELECT key FROM noise WHERE run = ?", (run,)).fetchone()[0])
-
-
 def charge(
     db: sqlite3.Connection,
-    key: bytes,
     run: int,
     charges: Sequence[Charge],
     policy: NodePolicy,
@@ -74,8 +66,8 @@ def charge(
 
     Parameters
     ----------
-    db, key, run
-        The ledger, the key of its digests, and which run it is.
+    db, run
+        The ledger, and which run it is.
     charges : sequence of Charge
         What is released now.
     policy : NodePolicy
@@ -87,7 +79,7 @@ def charge(
     ------
     RefusedError
     """
-    (partition,) = db.execute("SELECT partition FROM runs WHERE id = ?", (run,)).fetchone()
+    partition, key = value_of(db, "SELECT partition FROM runs WHERE id = ?", run), secret_key(db)
     for one in charges:
         rows = _rows(db, run, one) if taken is None else taken
         if not len(rows):
@@ -101,12 +93,12 @@ def charge(
             everything = np.array(np.frombuffer(digest(key, b"party")[:8], "<u8"))
             rows = rows.union(RowSet(everything, everything))
         curve, delta = json.dumps(one.release.curve.tolist()), one.release.delta
-        found = db.execute(
-            "INSERT OR IGNORE INTO spending VALUES (?, ?, ?, ?, ?, ?)",
-            (run, digest(key, one.key), keep_set(db, key, rows), curve, delta, pool),
-        )
+        entry = run, digest(key, one.key), keep_array(db, rows.pack()), curve, delta, pool
+        found = db.execute("INSERT OR IGNORE INTO spending VALUES (?, ?, ?, ?, ?, ?)", entry)
         if found.rowcount:
-            _check_run(_epsilon(_about(db, rows, "run = ?", run)), one.release)
+            cost = _epsilon(_about(db, rows, "run = ?", run))
+            _check_run(cost, one.release)
+            db.execute("UPDATE runs SET epsilon = max(epsilon, ?) WHERE id = ?", (cost, run))
             about = _about(db, rows, "pool = ?", pool)
             others = db.execute(
                 "SELECT curve, delta FROM pools WHERE partition = ? AND pool <> ?",
@@ -189,23 +181,6 @@ def _check_run(epsilon: float, release: Release) -> None:
         )
 
 
-def spent(db: sqlite3.Connection, run: int) -> float:
-    """Return epsilon of what a run has released with noise of the row of which most was told."""
-    releases: dict[int, list[tuple[str, float]]] = {}
-    query = "SELECT rows, curve, delta FROM spending WHERE run = ?"
-    for rows, curve, delta in db.execute(query, (run,)).fetchall():
-        releases.setdefault(rows, []).append((curve, delta))
-    sets_of: dict[int, tuple[int, ...]] = {}  # row -> the sets that it is in
-    for rows in releases:
-        for row in kept_set(db, rows).names.tolist():
-            sets_of[row] = (*sets_of.get(row, ()), rows)
-    costs = {
-        tuple(sorted(one for rows in sets for one in releases[rows]))
-        for sets in set(sets_of.values())
-    }
-    return max((_epsilon(cost) for cost in costs), default=0.0)
-
-
 def spent_in_all(db: sqlite3.Connection, partition: int) -> float:
     """Return epsilon of what all runs together have released with noise of one row, at most."""
     query = "SELECT curve, delta FROM pools WHERE partition = ?"
@@ -245,7 +220,7 @@ def _about(
     db: sqlite3.Connection, rows: RowSet, where: str, value: int | str
 ) -> list[tuple[str, float]]:
     """Return curve and delta of the releases of a run, or of a pool, about some of the rows."""
-    query = f"SELECT members, curve, delta FROM spending JOIN sets ON sets.id = rows WHERE {where}"
+    query = f"SELECT data, curve, delta FROM spending JOIN arrays ON arrays.id = rows WHERE {where}"
     about = db.execute(query, (value,))
     meets = rows.meets
     if len(rows) < _FEW:  # of a stream there are many small sets
@@ -254,15 +229,23 @@ def _about(
         def meets(other: RowSet) -> bool:
             return not names.isdisjoint(other.names.tolist())
 
-    return [(curve, delta) for members, curve, delta in about if meets(RowSet.unpack(members))]
+    return [(curve, delta) for data, curve, delta in about if meets(RowSet.unpack(data))]
 
 
 def _rows(db: sqlite3.Connection, run: int, one: Charge) -> RowSet:
     """Return the rows that a release of a run is about; all of its table if it is about a party."""
-    held, learned = db.execute("SELECT held, learned FROM runs WHERE id = ?", (run,)).fetchone()
-    whole, first = kept_set(db, held), kept_set(db, learned)
+    whole, first = kept_set(db, value_of(db, _HELD, run)), learned_rows(db, run)
     if one.release.budget.unit == "party":
         return whole.sorted()
     if one.rows is not None:
         return whole.take(slice(*one.rows)).sorted()
     return whole.take(~np.isin(whole.values, first.values)).sorted() if one.held_out else first
+
+
+_HELD = "SELECT held FROM runs WHERE id = ?"
+
+
+def learned_rows(db: sqlite3.Connection, run: int) -> RowSet:
+    """Return the rows of the table of a run that are learned from."""
+    learned = value_of(db, "SELECT learned FROM runs WHERE id = ?", run)
+    return kept_set(db, value_of(db, _HELD, run)).take(slice(learned)).sorted()

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from .spending import spent, spent_in_all
+from .ledger_file import FILE, value_of
+from .policy import RULES
+from .spending import spent_in_all
 
 _NEAR = 0.8  # share of what is allowed from which on the owner is warned
 
@@ -64,30 +70,21 @@ class RunSummary:
 
 def run_summaries(db: sqlite3.Connection) -> list[RunSummary]:
     """Return what was answered, run by run."""
+    query = "SELECT DISTINCT purpose FROM opened WHERE run = ? AND parties > 0 ORDER BY purpose"
     out = []
-    for number, opened, method, secure, pinned, ended, about in db.execute(
-        "SELECT id, opened, method, secure, pinned, ended, about FROM runs ORDER BY id"
+    for number, opened, method, secure, pinned, about, *counts in db.execute(
+        "SELECT id, opened, method, secure, pinned, about,"
+        " max((SELECT count(*) FROM streamed WHERE run = id),"
+        " (SELECT coalesce(max(rows), 0) FROM opened WHERE run = runs.id)),"
+        " (SELECT coalesce(max(parties), 0) FROM opened WHERE run = runs.id),"
+        " (SELECT count(*) FROM evaluations WHERE run = id),"
+        " (SELECT coalesce(sum(number), 0) FROM refusals WHERE run = id),"
+        " epsilon, ended FROM runs ORDER BY id"
     ).fetchall():
-        sums = db.execute(
-            "SELECT purpose, rows, parties FROM opened WHERE run = ?", (number,)
-        ).fetchall()
-        out.append(
-            RunSummary(
-                number,
-                opened,
-                method,
-                bool(secure),
-                bool(pinned),
-                tuple(sorted({purpose for purpose, _, parties in sums if parties})),
-                max([count(db, "streamed WHERE run = ?", number), *(rows for _, rows, _ in sums)]),
-                max((parties for *_, parties in sums), default=0),
-                count(db, "evaluations WHERE run = ?", number),
-                count(db, "refusals WHERE run = ?", number, "sum(number)"),
-                spent(db, number),
-                ended,
-                AboutRun(**json.loads(about)),
-            )
-        )
+        sums = tuple(purpose for (purpose,) in db.execute(query, (number,)))
+        known = AboutRun(**json.loads(about))
+        kept = bool(secure), bool(pinned)
+        out.append(RunSummary(number, opened, method, *kept, sums, *counts, about=known))
     return out
 
 
@@ -107,15 +104,62 @@ def near_limits(db: sqlite3.Connection) -> tuple[str, ...]:
     return tuple(found)
 
 
-def most_told(db: sqlite3.Connection, partition: int) -> int:
+def most_told(db: sqlite3.Connection, partition: int | None = None) -> int:
     """Return how often figures about the same rows of a node were told, where that was most."""
     query = (
-        "SELECT coalesce(max(n), 0) FROM (SELECT count(*) AS n FROM evaluations"
-        " JOIN runs ON runs.id = run WHERE partition = ? GROUP BY rows)"
+        "SELECT count(*) AS n FROM evaluations JOIN runs ON runs.id = run"
+        " WHERE partition = coalesce(?, partition) GROUP BY rows ORDER BY n DESC"
     )
-    return int(db.execute(query, (partition,)).fetchone()[0])
+    return int(value_of(db, query, partition) or 0)
 
 
-def count(db: sqlite3.Connection, where: str, run: int, what: str = "count(*)") -> int:
-    """Return how many rows of a table are about a run."""
-    return int(db.execute(f"SELECT {what} FROM {where}", (run,)).fetchone()[0] or 0)
+# -- counts for whoever watches the node, and nothing else
+
+OTHER = "order"  # refused for what no rule of the policy says: an order that the method never gives
+_PATIENCE = 0.5  # seconds to wait for who writes
+
+
+@dataclass(frozen=True)
+class LedgerTotals:
+    """Counts of a node's ledger.
+
+    Attributes
+    ----------
+    runs, sums : int
+        Runs that were opened, and sums that were answered.
+    told : int
+        How often figures about the same held-out rows were told, where that was most; the policy's
+        ``max_evaluations`` is about this number.
+    refusals : mapping
+        Rule of the policy, or ``order`` -> how often something was refused.
+    near : tuple of str
+        What is nearly used up of what the policy of the last run allows.
+    """
+
+    runs: int
+    sums: int
+    told: int
+    refusals: Mapping[str, int]
+    near: tuple[str, ...] = ()
+
+
+def ledger_totals(folder: Path) -> LedgerTotals | None:
+    """Return the counts of the ledger in a node's folder; None if it cannot be read just now.
+
+    Nothing is made or written: a node that has answered nothing yet has no ledger.
+    """
+    file = folder.absolute() / FILE
+    if not file.is_file():
+        return LedgerTotals(0, 0, 0, {})
+    refusals: Counter[str] = Counter()
+    try:
+        with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", _PATIENCE, uri=True)) as db:
+            runs = value_of(db, "SELECT count(*) FROM runs")
+            sums = value_of(db, "SELECT count(*) FROM opened WHERE parties > 0")
+            for rule, number in db.execute("SELECT rule, number FROM refusals"):
+                name = rule.partition(" ")[0]
+                refusals[name if name in RULES else OTHER] += number
+            told, near = most_told(db), near_limits(db)
+    except sqlite3.Error:
+        return None
+    return LedgerTotals(runs, sums, told, dict(sorted(refusals.items())), near)

@@ -114,6 +114,7 @@ class KernelRequest(HybridRequest):
         "model_round",
         "fixed_gammas",
         "moments",
+        "alike",
     )
 
     kernel: str
@@ -125,6 +126,9 @@ class KernelRequest(HybridRequest):
     seed_from: int
     lasting: bool = False  # whether the secret is that of an earlier run of the same holders
     holders: int = 1  # of this block
+    # Whether all hospitals make their kernels by themselves, of this block: their landmarks are the
+    # same, and they have no sum where these, or what is asked about them, differ.
+    alike: bool = False
     model: str  # for predictions: session and step of the run that made the model; else empty, 0
     model_round: int
     save_as: int  # step under which to keep what resuming or predicting needs; 0: nothing is kept

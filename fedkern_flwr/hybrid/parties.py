@@ -126,6 +126,11 @@ class Plan:
         return not any(ward.centres for ward in self.wards.values())
 
     @property
+    def alike(self) -> bool:
+        """Whether all hospitals make their kernels by themselves, of one block."""
+        return self.rows_alone and [*map(set, self.blocks.values())] == [set(self.hospitals)]
+
+    @property
     def training_rows(self) -> int:
         """Rows of all hospitals to learn from."""
         return sum(ward.train for ward in self.wards.values())

@@ -36,10 +36,10 @@ from ..failure import mark_error
 from ..flower_compat import Client as FlowerClient
 from ..flower_compat import NumPyClient
 from ..guard import NodePolicy, RunRecord, check_own_rows, check_run, counting, refusal
-from ..guard.frozen import Frozen
-from ..guard.openings import note_order, open_once
 from ..guard.orders import REFUSED
 from ..guard.policy import is_simulated, node_policy
+from ..guard.record import note_order, open_once
+from ..guard.rows import Places
 from ..options import take_out_of_client
 from ..secure_sum import Party, PartyState
 from ..secure_sum.identity import Counts, read_identity, read_trusted
@@ -116,8 +116,9 @@ class Client(GuardedNode, NumPyClient):
     policy : NodePolicy or path, optional
         What the node's owner allows (see :class:`~fedkern_flwr.guard.NodePolicy`), or its TOML
         file. By default the defaults of a node; in simulations rules only warn.
-    frozen : Frozen, optional
-        Which rows of the node's freeze its rows are, where they were read from frozen files.
+    frozen : ndarray of int64, optional
+        Which rows of the node's freeze its rows are, where they were read from frozen files: first
+        those that are learned from; -1 for one that is in no block.
 
     Attributes
     ----------
@@ -172,7 +173,7 @@ class Client(GuardedNode, NumPyClient):
         trusted_keys: str | Path | None = None,
         allow_single: bool = False,
         policy: NodePolicy | str | Path | None = None,
-        frozen: Frozen | None = None,
+        frozen: Places | None = None,
         **more: Any,
     ) -> None:
         for name in take_out_of_client(type(self), more):

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from ..errors import FedKernError, RefusedError
 from ..guard import NodePolicy, RunRecord, counting, refusal
-from ..guard.evaluations import Asked, check_model, enter, too_few
-from ..guard.frozen import Frozen
-from ..guard.rows import OwnRows
+from ..guard.record import Asked, check_model, enter, too_few
+from ..guard.rows import OwnRows, Places
 from ..guard.spending import spend
 from ..privacy import Budget
 from ..privacy.accounting import check_accountant
@@ -64,7 +63,7 @@ class GuardedNode:
     partition: int
     policy: NodePolicy
     ledger: ClientLedger
-    frozen: Frozen | None
+    frozen: Places | None
     freezes_apart: ClassVar[bool]
     simulated: bool
     allow_single: bool

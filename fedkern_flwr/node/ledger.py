@@ -19,10 +19,10 @@ from ..flower_compat import installed_app
 from ..guard import NodePolicy, refusal
 from ..guard.cells import ROWS_PER_COLUMN
 from ..guard.counting import Hidden, unknowns_of_row
-from ..guard.frozen import Frozen
+from ..guard.ledger import NO_ROWS, NodeLedger
 from ..guard.opened import Left, Opening
-from ..guard.rows import OwnRows
-from ..guard.streamed import Streamed
+from ..guard.rows import OwnRows, Places, Streamed
+from ..guard.summaries import AboutRun
 from ..reporting import settings_digest, settings_text
 from ..secure_sum import Party, PartyState
 from ..secure_sum.crypto import KEY_BYTES
@@ -30,8 +30,6 @@ from ..wire import DescribeRequest
 from .sums import ClientSums
 
 if TYPE_CHECKING:
-    from ..guard.ledger import NodeLedger
-    from ..guard.summaries import AboutRun
     from .guarded import GuardedNode
 
 logger = logging.getLogger("fedkern_flwr")
@@ -40,7 +38,6 @@ _LONGEST = 1000  # characters of a run's settings in the ledger
 _FAILURES = 3  # over all runs: each may tell something of values
 
 Positions = NDArray[np.integer[Any]]
-_NOWHERE = np.zeros(0, np.int64)
 
 
 class ClientLedger:
@@ -60,8 +57,9 @@ class ClientLedger:
     def __init__(
         self, folder: Path | None, partition: int, policy: NodePolicy, *, simulated: bool = False
     ) -> None:
-        self._folder, self._partition, self._policy = folder, partition, policy
-        self.simulated = simulated
+        self.folder, self.partition, self.simulated = folder, partition, simulated
+        self._file = None if folder is None else NodeLedger(folder, partition)
+        self._policy = policy
         self._noted: dict[str, tuple[Positions, bool]] = {}
         self._parts: dict[str, list[Positions]] = {}
         self._streamed: Streamed | None = None
@@ -69,15 +67,7 @@ class ClientLedger:
     @property
     def counts(self) -> bool:
         """Whether it counts what is opened, over all runs."""
-        return self._folder is not None
-
-    @property
-    def _file(self) -> NodeLedger | None:
-        if self._folder is None:
-            return None
-        from ..guard.ledger import NodeLedger  # a database, which few processes need
-
-        return NodeLedger(self._folder, self._partition)
+        return self._file is not None
 
     def open_run(
         self, request: DescribeRequest, kind: str, rows: OwnRows, context: Context, *, pinned: bool
@@ -114,8 +104,6 @@ class ClientLedger:
 
     def _about(self, session: str, context: Context) -> AboutRun:
         """Return what joins a run up with the coordinator's records of it."""
-        from ..guard.summaries import AboutRun
-
         settings, limit = settings_text(context.run_config), self._policy.max_epsilon
         return AboutRun(
             session,
@@ -181,10 +169,10 @@ class ClientLedger:
         """Note of which rows of a stream, instead of the table's, what is to be answered is."""
         self._streamed = taken
         if taken is not None:
-            self.note("update", np.zeros(0, np.intp), each=True)
+            self.note("update", NO_ROWS, each=True)
 
     def freeze(
-        self, session: str, rows: OwnRows, frozen: Frozen | None, *, records: bool, apart: str
+        self, session: str, rows: OwnRows, frozen: Places | None, *, records: bool, apart: str
     ) -> Left:
         """Freeze the rows of this node; return what the run may plan with.
 
@@ -321,7 +309,7 @@ def _openings(
         rows, each = added.pop(name, noted.get(name, (None, False)))
         one = Opening(name, rows, each, _pinned(party, members), len(members))
         if not exact:  # noise hides rows: the owner sees that there was a sum
-            yield Opening(name, _NOWHERE, True, parties=len(members))
+            yield Opening(name, NO_ROWS, True, parties=len(members))
             continue
         one = replace(one, done=not order.self_masks)
         if each or order.noise or not node.is_counted(order) or share:

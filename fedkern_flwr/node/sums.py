@@ -201,12 +201,19 @@ class ClientSums:
         self.on_check(name)
 
     def contribute(
-        self, name: str, values: NDArray[Any], *, overwrite: bool = False, release: str = ""
+        self,
+        name: str,
+        values: NDArray[Any],
+        *,
+        overwrite: bool = False,
+        release: str = "",
+        common: bytes = b"",
     ) -> None:
         """Add this client's vector to the sum of that name; ``overwrite`` it if that may be done.
 
         ``release`` is the question that a sum with noise answers: all that is public and that the
-        values depend on, see :func:`fedkern_flwr.secure_sum.membership.asked`.
+        values depend on, see :func:`fedkern_flwr.secure_sum.membership.asked`. ``common`` is the
+        digest of what all parties of the sum must know alike.
 
         Raises
         ------
@@ -218,7 +225,7 @@ class ClientSums:
         self.contributed.append(self.order(name))
         told = digest_of(values)
         self.values[name] = hashlib.sha256(self.question().encode() + b"/" + told).digest()
-        self._add(name, values, told, overwrite=overwrite, release=release)
+        self._add(name, values, told, overwrite=overwrite, release=release, common=common)
 
     def contribute_nothing(self, name: str, *, release: str = "") -> None:
         """Take part in the sum of that name with zeros.
@@ -238,6 +245,7 @@ class ClientSums:
         *,
         overwrite: bool,
         release: str,
+        common: bytes = b"",
     ) -> None:
         order = self.order(name)
         if name not in self._rules:
@@ -257,7 +265,7 @@ class ClientSums:
             release = asked(release, self.question())
         try:
             more: Any = {"overwrite": overwrite, "release": release, "told": told}
-            upload = self.party.contribute(order, values, **more)
+            upload = self.party.contribute(order, values, common=common, **more)
         except SumError as error:
             logger.error("%s", error)
             raise refusal("the values of a sum, its log says more", code="FK-ORDER-UNFIT") from None

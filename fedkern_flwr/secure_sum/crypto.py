@@ -215,6 +215,7 @@ def unseal(key: bytes, sealed: bytes, route: Route) -> bytes:
 #     root_0   = HKDF(X25519(own private key, other public key), salt = roster digest, info = pair)
 #     root_r+1 = HKDF-Expand(root_r, "next")
 #     mask key || relay key of sum r = HKDF-Expand(root_r, label of the sum || pair)
+#     mask key, with something in common = HMAC(mask key, "common" || digest of it)
 #     secret of a pair, for a method = HKDF(X25519(...), roster digest, info = "secret" || pair)
 #
 # Both parties advance one root per sum of their cohort and erase the old one, so that nothing a
@@ -294,6 +295,11 @@ def sum_keys(root: bytes, label: bytes, pair: bytes) -> tuple[bytes, bytes]:
     info = _CONTEXT + b"keys " + label + pair
     both = HKDFExpand(hashes.SHA256(), 2 * KEY_BYTES, info).derive(root)
     return both[:KEY_BYTES], both[KEY_BYTES:]
+
+
+def common_key(key: bytes, common: bytes) -> bytes:
+    """Return the mask key of two parties that must know the same besides the order of a sum."""
+    return hmac.digest(key, _CONTEXT + b"common " + common, "sha256")
 
 
 # -- sealed messages of a method from one client to another, relayed by the server

@@ -25,6 +25,7 @@ from .crypto import (
     KEY_BYTES,
     SHARE_BYTES,
     commitment,
+    common_key,
     cut,
     generate_key,
     next_root,
@@ -571,6 +572,7 @@ class Party(PartyRules):
         overwrite: bool = False,
         release: str = "",
         told: bytes = b"",
+        common: bytes = b"",
     ) -> wire.Upload:
         """Encode, mask and share; refuse before anything leaves this party.
 
@@ -586,6 +588,9 @@ class Party(PartyRules):
             Of sums with noise: the question, see :func:`.membership.asked`.
         told : bytes
             The digest of the values, where the caller has it: :func:`.membership.digest_of`.
+        common : bytes
+            Digest of what all parties of the sum must know alike and the server need not know, such
+            as secret landmarks. Masks of parties with another one do not cancel.
 
         Raises
         ------
@@ -603,6 +608,8 @@ class Party(PartyRules):
         if (order.cohort, order.index) not in self.accepted:
             self.accept(order)
         cohort, encoding, label, keys = self.accepted[order.cohort, order.index]
+        if common:
+            keys = {j: (common_key(mask, common), seal) for j, (mask, seal) in keys.items()}
         marked = (self.same_parties or not order.self_masks) and not order.noise
         # with noise the mark is that of its key
         mark = value_mark(order, told or digest_of(values)) if marked else ""

@@ -223,18 +223,11 @@ class Node:
         found = rows(table, held, *names)
         if self.frozen is None or table.places is None:
             if not self._named and "state-dir" in self.config and not is_simulated(self.context):
-                from fedkern_flwr.guard.frozen import Frozen
-
                 count = table.rows + (0 if held is None else held.rows)
-                place = Path(str(self.config["state-dir"])), self._partition
-                found["frozen"] = Frozen(
-                    *place, np.full(count, -1, np.int64)
-                )  # in no block, so in no sum
+                found["frozen"] = np.full(count, -1, np.int64)  # in no block, so in no sum
             return found
         test = None if held is None else held.places
-        folder = Path(str(self.config["state-dir"]))
-        handle = self.frozen.frozen(folder, self._partition, table.places, test)
-        return {**found, "frozen": handle}
+        return {**found, "frozen": self.frozen.frozen(table.places, test)}
 
     def tables(self, **how: Any) -> tuple[Table, Table | None]:
         """Read the table and, if there are any, the rows held out, which have the same columns.

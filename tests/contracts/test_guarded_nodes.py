@@ -11,17 +11,17 @@ import re
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from conversation import ONLINE as ONLINE_METHODS
 from conversation import TABLES, Asked, apart, asked, kept_seed, watching, with_table
 from flwr.app import Message, MetricRecord, RecordDict
-from refusals import raises
+from refusals import raises, refuses
 from zoo import WAYS, fit
 
-from fedkern_flwr.clients import VerticalKernelClient
+from fedkern_flwr.clients import HybridKernelClient, VerticalKernelClient
 from fedkern_flwr.errors import FedKernError, OptionError, StreamError, SumError, TableError
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.secure_sum import CIPHERS
@@ -145,6 +145,35 @@ class Fooled(VerticalKernelClient):
 def test_a_party_that_is_shown_another_cipher_ends_the_run(tmp_path: Path) -> None:
     """Its masks do not cancel, and phases that are noise are phases all the same."""
     raises(FedKernError, fit, replace(WAYS["fdskl"], client=Fooled), tmp_path, guarded=True)
+
+
+class Misled(HybridKernelClient):
+    """One of the hospitals is to make another kernel than the others, or has other landmarks."""
+
+    misled: ClassVar[dict[str, Any]] = {}
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        if self.partition == 2 and str(config["phase"]).startswith("hybrid-own"):
+            if self.misled:
+                config = {**config, **self.misled}
+            else:
+                self.landmark_seed = bytes(32)
+        return super().fit(parameters, config)
+
+
+class Otherwise(Misled):
+    """It is told another kernel."""
+
+    misled: ClassVar[dict[str, Any]] = {"kernel": "laplacian"}
+
+
+@pytest.mark.parametrize("client", [Misled, Otherwise])
+@pytest.mark.parametrize("way", ["fed-cg, rows", "fed-cg, rows, cg"])
+def test_hospitals_with_other_landmarks_have_no_sum(way: str, client: Any, tmp_path: Path) -> None:
+    """Of two sums, with those of some the same, the difference would be about the others alone."""
+    misled = replace(WAYS[way], client=client)
+    said = refuses("FK-PARTIES-LOST", fit, misled, tmp_path, guarded=True)
+    assert "FK-SUM-MASKS" in str(said)
 
 
 # -- what is counted

@@ -16,8 +16,7 @@ from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.guard.opened import Opening
 from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.guard.summaries import AboutRun
-from fedkern_flwr.guard.totals import ledger_totals
+from fedkern_flwr.guard.summaries import AboutRun, ledger_totals
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.warm_node.report import NodeStatus
 

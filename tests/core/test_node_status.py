@@ -29,7 +29,7 @@ from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.guard.opened import Opening
 from fedkern_flwr.guard.policy import write_policy
 from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.guard.totals import LedgerTotals, ledger_totals
+from fedkern_flwr.guard.summaries import LedgerTotals, ledger_totals
 from fedkern_flwr.simulations.cli.main import run
 from fedkern_flwr.simulations.warm_node import report as reporting
 from fedkern_flwr.simulations.warm_node.report import (

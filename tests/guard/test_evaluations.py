@@ -14,8 +14,8 @@ from refusals import refused, refuses
 from summing_nodes import ENCODING, Nodes, SummingClient, opening, work
 
 from fedkern_flwr.guard import NodePolicy, RunRecord
-from fedkern_flwr.guard.evaluations import Asked, check_model, enter, too_few
 from fedkern_flwr.guard.ledger import NodeLedger
+from fedkern_flwr.guard.record import Asked, check_model, enter, too_few
 from fedkern_flwr.node.state import SessionState
 from fedkern_flwr.secure_sum import SecureSum
 from fedkern_flwr.wire import DescribeRequest

@@ -140,6 +140,30 @@ def federation(tmp_path: Path) -> Federation:
     return Federation(tmp_path)
 
 
+class Unlike(HybridKernelClient):
+    """Is told that other hospitals may have other landmarks."""
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        if str(config["phase"]).startswith("hybrid-own"):
+            config = {**config, "alike": False}
+        return super().fit(parameters, config)
+
+
+@pytest.mark.parametrize("kind", [HybridKernelClient, Unlike])
+def test_rows_of_others_hide_where_all_have_the_same_landmarks(
+    kind: type[HybridKernelClient], federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hospital(context: Context, k: int, n: slice, nodes: int, **own: Any) -> Client:
+        return kind(context, X[k, n], Y[k, n], classes=(0.0, 1.0), **own)
+
+    monkeypatch.setitem(METHODS, "fed-cg", (hospital, lambda: FedCG(landmarks=4)))
+    federation.run("fed-cg", 5)
+    with federation.ledger(0).file.open() as db:
+        query = "SELECT max(others) FROM opened WHERE purpose = 'equations'"
+        ((others,),) = db.execute(query).fetchall()
+    assert (others > 0) == (kind is HybridKernelClient)
+
+
 def one_less(k: int) -> slice:
     """All nodes but one have the same rows."""
     return slice(0, 19 if k == 1 else 20)

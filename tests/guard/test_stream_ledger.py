@@ -19,8 +19,7 @@ from fedkern_flwr.clients import OnlineKernelClient, StreamClient
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.guard.ledger import NodeLedger
 from fedkern_flwr.guard.ledger_file import FILE
-from fedkern_flwr.guard.rows import OwnRows
-from fedkern_flwr.guard.streamed import Streamed
+from fedkern_flwr.guard.rows import OwnRows, Streamed
 from fedkern_flwr.simulations import simulate
 from fedkern_flwr.strategies import POFMKL, POFRLS
 
@@ -116,7 +115,7 @@ def test_the_same_rows_again_are_refused(federation: Federation, dropped: int) -
     rewrite(federation.file(0), lambda rows: rows[dropped:])
     if not dropped:
         with sqlite3.connect(federation.folder / "node-0" / FILE) as db:
-            db.execute("DELETE FROM places")
+            db.execute("DELETE FROM facts")
             db.execute("DELETE FROM seen")
     refuses("FK-LEDGER-STREAM", federation.run, 40)
 

@@ -90,8 +90,8 @@ class Asked:
         folder = self.client.state_dir
         if folder is not None and not self.client.simulated:
             with NodeLedger(folder, self.client.partition).file.writing() as db:
-                for table in ("failures", "evaluations"):
-                    db.execute(f"DELETE FROM {table}")
+                db.execute("DELETE FROM facts WHERE name = 'failures'")
+                db.execute("DELETE FROM evaluations")
 
     @property
     def orders(self) -> list[sums.Order]:

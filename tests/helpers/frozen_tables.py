@@ -60,24 +60,26 @@ class Story:
         self.sums: list[list[tuple[int, int]]] = []
         self.least = least
         self.moved: set[int] = set()
-        self.freeze, change = Freeze.deal(self.table(), least=least, key=KEY)
+        self.freeze, _ = Freeze.deal(self.table(), least=least, key=KEY)
         self.frozen: list[tuple[int, int]] = []
-        self.follow(change)
+        self.follow()
 
     def table(self) -> Rows:
         self.random.shuffle(self.ids)
-        sex = ["fm"[(k + (k in self.moved)) % 2] for k in self.ids] if self.strata else None
-        labelled = np.array([k % 7 > 0 for k in self.ids]) if self.labels else None
-        return table(self.ids, self.edits, strata=sex, labelled=labelled)
+        sex = ["fm"[self.strata and (k + (k in self.moved)) % 2] for k in self.ids]
+        strata = [f"{s}{self.labels and k % 7 > 0}" for s, k in zip(sex, self.ids, strict=True)]
+        return table(self.ids, self.edits, strata=strata if self.strata or self.labels else None)
 
-    def follow(self, change: Any) -> None:
-        """Make the frozen table as a caller does."""
-        now = self.frozen + [(k, self.edits[k]) for k in self.ids]
-        self.frozen = [now[k] for k in change.source]
-        content = [np.array(self.frozen, float).reshape(-1, 2)]
-        found = Rows(columns=content, ids=[k for k, _ in self.frozen]).identify(KEY)
-        assert (found.names == self.freeze.names[self.freeze.used]).all()
-        assert (found.values == self.freeze.values[self.freeze.used]).all()
+    def follow(self) -> None:
+        """Make the frozen table as a caller does: of the old one, and of the table as it is now."""
+        known, used = dict[tuple[int, int], tuple[int, int]](), self.freeze.used
+        for rows in (self.frozen, [(k, self.edits[k]) for k in self.ids]):
+            content = [np.array(rows, float).reshape(-1, 2)]
+            found = Rows(columns=content, ids=[k for k, _ in rows]).identify(KEY)
+            both = zip(found.names.tolist(), found.values.tolist(), strict=True)
+            known |= dict(zip(both, rows, strict=True))
+        names, values = self.freeze.names[used].tolist(), self.freeze.values[used].tolist()
+        self.frozen = [known[both] for both in zip(names, values, strict=True)]
 
     def some(self, among: list[int], most: int) -> list[int]:
         number = min(len(among), int(self.random.integers(1, most)))
@@ -103,11 +105,14 @@ class Story:
             self.gone = [k for k in self.gone if k not in back]
             self.ids += back
         elif event == "hasty":
-            self.follow(self.freeze.withdraw(self.some(self.ids, 4)))
+            self.freeze.withdraw(self.some(self.ids, 4))
+            self.follow()
         elif event == "force":
-            self.follow(self.freeze.update(self.table(), needed=needed, force=True))
+            self.freeze.update(self.table(), needed=needed, force=True)
+            self.follow()
         rows = self.table()
-        self.follow(self.freeze.update(rows, needed=needed))
+        self.freeze.update(rows, needed=needed)
+        self.follow()
 
     def ask(self) -> None:
         """Let the server ask for rows: parts, some blocks, or rows of its choice."""

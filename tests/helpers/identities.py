@@ -47,8 +47,8 @@ def know_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def known(self: Any, session: str, state: Any) -> bytes:
         key = honest(self, session, state)
-        first = drawn.setdefault((self._folder, session, self._partition), key)
-        return bytes([self._partition]) * 32 if first == key else key
+        first = drawn.setdefault((self.folder, session, self.partition), key)
+        return bytes([self.partition]) * 32 if first == key else key
 
     monkeypatch.setattr(ClientLedger, "noise_key", known)
 
@@ -60,6 +60,6 @@ def know_halves(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """
 
     def known(self: Any) -> bytes:
-        return NodeLedger(folder / str(self._partition) / "state", self._partition).split_key()
+        return NodeLedger(folder / str(self.partition) / "state", self.partition).split_key()
 
     monkeypatch.setattr(ClientLedger, "split_key", known)

@@ -413,7 +413,9 @@ def noise_keys(folder: Path) -> list[list[bytes]]:
     found = []
     for k in range(3):
         with closing(sqlite3.connect(folder / f"nodes/{k}/state/ledger.sqlite")) as db:
-            found.append([bytes(key) for (key,) in db.execute("SELECT key FROM noise")])
+            found.append(
+                [bytes(key) for (key,) in db.execute("SELECT noise FROM runs WHERE noise <> x''")]
+            )
     return found
 
 
@@ -457,7 +459,7 @@ def test_a_run_with_a_budget_goes_on_and_is_paid_once(tmp_path: Path, monkeypatc
         found = result(deployment, begin(deployment, resume=True))
         assert "error" not in found, found
         again = result(deployment, begin(deployment, checkpoint=""))
-    noise = lambda self, session, state: keys[self._partition][0]  # noqa: E731
+    noise = lambda self, session, state: keys[self.partition][0]  # noqa: E731
     monkeypatch.setattr(ClientLedger, "noise_key", noise)
 
     def client(context: Context) -> SVMClient:
