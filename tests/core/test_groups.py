@@ -58,6 +58,20 @@ def test_users_of_a_horizontal_split_must_agree() -> None:
         refuses("FK-COLUMNS-DIFFER", members.check_horizontal, [party(0), party(1, **change)])
 
 
+@pytest.mark.promise("svm-alone")
+def test_single_users() -> None:
+    found = members.read_groups(PARTIES, layers=True)
+    refuses("FK-GROUPS-SINGLE", members.check_single, found, PARTIES, allow_single=False)
+    others = [replace(p, allow_single=p.partition != 2) for p in PARTIES]
+    for parties in (PARTIES, others):
+        refuses("FK-ALONE-REFUSED", members.check_single, found, parties, allow_single=True)
+    willing = [replace(p, allow_single=True) for p in PARTIES]
+    members.check_single(found, willing, allow_single=True)
+    members.check_single(
+        members.read_groups(PARTIES[:3], layers=False), PARTIES[:3], allow_single=False
+    )
+
+
 def column_parties() -> list[SVMDescribeReply]:
     """Two groups of two users; the owner has rows 1 .. 6, of which 5 and 6 are held out."""
     blank = {"outputs": 0, "classes": 0}

@@ -83,11 +83,10 @@ def noisy_app(change: Any = update, **mod: Any) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         k = int(context.node_config["partition-id"])
-        sent = {name: array.numpy() for name, array in message.content["arrays"].items()}
-        moves = np.split(change(k), np.cumsum([one.size for one in sent.values()])[:-1])
-        named = zip(sent.items(), moves, strict=True)
-        moved = {name: np.asarray(one + m.reshape(one.shape)) for (name, one), m in named}
-        record = ArrayRecord({name: Array(one) for name, one in moved.items()})
+        own = [array.numpy() for array in message.content["arrays"].values()]
+        moves = np.split(change(k), np.cumsum([one.size for one in own])[:-1])
+        moved = [Array(np.asarray(a + m.reshape(a.shape))) for a, m in zip(own, moves, strict=True)]
+        record = ArrayRecord(dict(zip(message.content["arrays"], moved, strict=True)))
         metrics = MetricRecord({"loss": 4711.0, "num-examples": 20 + 7 * k})
         return Message(RecordDict({"arrays": record, "metrics": metrics}), reply_to=message)
 

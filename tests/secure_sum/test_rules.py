@@ -422,9 +422,19 @@ def voting() -> tuple[Any, Any]:
     return run, run.filled(dead=[5], backups=True)
 
 
-def test_a_false_vote_does_no_harm_where_there_are_enough() -> None:
+@pytest.mark.promise("sums-one-vote")
+def test_who_voted_for_one_set_of_survivors_votes_and_answers_for_no_other() -> None:
+    """A false vote does no harm where there are enough."""
     run, running = voting()
+    ballot = Ballot(cohort=0, index=1, alive=running.cohort.pack(range(5)))
     run.vote(running)
+    party, signature = run.party(0), run.party(0).vote(ballot).signature  # the same set again
+    fewer = replace(ballot, alive=running.cohort.pack([0, 1, 2, 3]))
+    refuses("FK-SUM-CONTRADICTED", party.vote, fewer, party=0)
+    request = run.unmask_request(running, 0)
+    other = replace(request, alive=fewer.alive, dead=running.cohort.pack([4, 5]))
+    refuses("FK-SUM-CONTRADICTED", party.unmask, other, party=0)
+    assert party.vote(ballot).signature == signature
     running._votes[2] = bytes(64)
     run.unmask(running)
     assert run.result(running).tolist() == [10]

@@ -27,11 +27,10 @@ from fedkern_flwr.simulations import Transcript
 from fedkern_flwr.simulations.engines import Fault
 from fedkern_flwr.strategies import HierarchicalSVM
 
-Array = np.ndarray
 same_session = svm_groups.same_session
 
 
-def pooled_losses(sites: Sites, kind: str, lost: tuple[int, ...] = ()) -> Array:
+def pooled_losses(sites: Sites, kind: str, lost: tuple[int, ...] = ()) -> np.ndarray:
     """Return the held-out loss per row of each C, of pooled models of the same folds."""
     users = range(sum("x" in table for table in sites.tables))
     dealt = [sites.client_fn(sites.contexts[k]).table.digest() for k in users]

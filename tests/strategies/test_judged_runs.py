@@ -173,6 +173,15 @@ def test_without_the_option_the_model_does_not_hold_the_sums() -> None:
     assert meta["noise"] == []
 
 
+def test_a_run_that_goes_on_judges_as_the_one_that_broke_off(tmp_path: Path) -> None:
+    """FDSKL's figures are in its checkpoint, with what calibrates."""
+    sites, keep = WAYS["fdskl"].sites(tmp_path), tmp_path / "run.npz"
+    first, again = (sites.fit(checkpoint=keep, resume=go).strategy for go in (False, True))
+    assert again.metrics_ == first.metrics_
+    assert again.result()["held_out"] == first.result()["held_out"]
+    assert again.model()[1]["calibration"] == first.model()[1]["calibration"] != []
+
+
 # -- how often intervals and sets hold what they should, on real tables and with defaults
 
 
