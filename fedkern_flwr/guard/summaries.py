@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from .ledger_file import FILE, value_of
 from .policy import RULES
@@ -83,8 +84,8 @@ def run_summaries(db: sqlite3.Connection) -> list[RunSummary]:
     ).fetchall():
         sums = tuple(purpose for (purpose,) in db.execute(query, (number,)))
         known = AboutRun(**json.loads(about))
-        kept = bool(secure), bool(pinned)
-        out.append(RunSummary(number, opened, method, *kept, sums, *counts, about=known))
+        own: list[Any] = [number, opened, method, bool(secure), bool(pinned), sums]
+        out.append(RunSummary(*own, *counts, known))
     return out
 
 
