@@ -50,7 +50,8 @@ class SessionState:
     def load(cls, context: Context) -> SessionState:
         """Read the state of a node, empty at first."""
         record: Any = context.state.get(_RECORD)
-        if (held := held_in(record)) is not None:
+        held: SessionState | None = held_in(record)
+        if held is not None:
             return replace(held)
         return (
             cls() if record is None else cls(*(record[n] for n in ("session", "round", "payload")))

@@ -321,7 +321,10 @@ def load_state(context: Context) -> PartyState | None:
     if not isinstance(record, ConfigRecord):
         return None
     held: PartyState | None = held_in(record)
-    return PartyState.unpack(record["state"]) if held is None else held.twin()
+    if held is not None:
+        return held.twin()
+    known: Any = record["state"]
+    return PartyState.unpack(known)
 
 
 def store_state(context: Context, state: PartyState) -> None:

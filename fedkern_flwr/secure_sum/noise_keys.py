@@ -32,8 +32,9 @@ def asked(*public: str | bytes | NDArray[Any]) -> str:
     """Return a short name of a question: of all that is public on which its answer depends."""
     found = hashlib.blake2b(digest_size=16)
     for part in public:
-        encoded = part.encode() if isinstance(part, str) else memoryview(part)
-        found.update(f"{memoryview(encoded).nbytes}/".encode())
+        known: Any = part.encode() if isinstance(part, str) else part
+        encoded = memoryview(known)
+        found.update(f"{encoded.nbytes}/".encode())
         found.update(encoded)
     return found.hexdigest()
 
