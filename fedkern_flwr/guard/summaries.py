@@ -85,7 +85,7 @@ def run_summaries(db: sqlite3.Connection) -> list[RunSummary]:
         sums = tuple(purpose for (purpose,) in db.execute(query, (number,)))
         known = AboutRun(**json.loads(about))
         own: list[Any] = [number, opened, method, bool(secure), bool(pinned), sums]
-        out.append(RunSummary(*own, *counts, known))
+        out.append(RunSummary(*[*own, *counts, known]))
     return out
 
 
