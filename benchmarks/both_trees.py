@@ -28,7 +28,7 @@ from rich.table import Table
 HERE = Path(__file__).resolve().parents[1]
 LIMIT = 1e-9
 #: What a run is called, on which the order of rows depends.
-SESSION = "fedkern_flwr.strategy.secrets.token_hex"
+SESSION = "secrets.token_hex"
 #: What differs from run to run.
 _UNLIKE = ("seconds", "cpu_seconds", "by_phase")
 

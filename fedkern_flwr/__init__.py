@@ -55,7 +55,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Import what predicts, or compares an app with this release, when it is asked for."""
-    places = {"FittedModel": ".fitted", "load_model": ".fitted", "check_app": ".wire.releases"}
+    places = {"FittedModel": ".fitted", "load_model": ".fitted", "check_app": ".wire.describe"}
     if name not in places:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(places[name], __name__), name)

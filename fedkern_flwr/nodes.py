@@ -506,7 +506,7 @@ class Nodes:
 
     def blame(self, running: RunningSum, error: SumError, number: int) -> None:
         """Count an aborted sum against the parties whose masks did not fit."""
-        self.spoilers = set(running.suspects)
+        self.spoilers |= set(running.suspects)
         for node, party in self.parties.items():
             if party.partition in running.suspects:
                 self.reject(node, Failure.invalid(error), number)

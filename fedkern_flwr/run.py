@@ -409,6 +409,7 @@ class Run:
         try:
             found = self._opened(step, replies, running)
         except SumError as error:
+            nodes.spoilers.clear()
             for one in opened:
                 nodes.blame(one, error, self.log.number)
             self.close(opened)

@@ -131,10 +131,9 @@ class Ask:
         ``each``: whoever did not answer is asked again, alone; of the sums those that lack
         somebody, with all who stand in them. ``enough``: of the sums those that cannot be opened
         are repeated, with all who stand in them, until all can be, which are then opened together.
-        ``once``: whoever answers; of a sum that cannot be
-        opened nothing is released, and the generator has the ``SumError``, which ends the run
-        unless it is caught. ``tried``: whoever answers, nobody at worst, and what comes of it is
-        the generator's to judge.
+        ``once``: whoever answers; of a sum that cannot be opened nothing is released, and the
+        generator has the ``SumError``, which ends the run unless it is caught. ``tried``: whoever
+        answers, nobody at worst, and what comes of it is the generator's to judge.
     least : int, optional
         Of ``each`` without sums: so many answers will do when all attempts are over, by default
         all. Of ``once``: so many must answer, by default the method's ``min_clients``.

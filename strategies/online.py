@@ -3,7 +3,9 @@
 A run takes T samples of each client, B of them per exchange. Two rules are the online methods' own,
 because a sample is predicted once. A sum that cannot be opened is a round lost and the run goes on,
 see :meth:`OnlineStrategy.rounds`. And a run that is resumed repeats no round that a client has
-answered, see :meth:`OnlineStrategy._take_up`.
+answered, see :meth:`OnlineStrategy._take_up`. Where rows come while a run goes on, a client without
+enough of them has no part in the message, and the run ends when too few clients are left whose
+streams go on.
 """
 
 from __future__ import annotations
@@ -275,7 +277,6 @@ class OnlineStreams(OnlineRelease):
     rows wait for the next one. As any other it is left out when it misses ``max_missed`` messages
     in a row. When too few are left the run ends, with what was learned, as one whose samples were
     all taken.
-
     """
 
     reply_class: ClassVar[type[PhaseMessage]]
@@ -336,13 +337,6 @@ class OnlineStreams(OnlineRelease):
 
 
 # -- the round of every online method: T samples per client, B of them per exchange
-#
-# Two rules are the online methods' own, because a sample is predicted once: a sum that cannot be
-# opened is a round lost and the run goes on, see :meth:`OnlineStrategy.rounds`; and a run that is
-# resumed repeats no round that a client has answered, see :meth:`OnlineStrategy._take_up`. Where
-# rows come while a run goes on, a client without enough of them has no part in the message, and the
-# run ends when too few clients are left whose streams go on.
-# run ends when too few clients are left whose streams go on.
 
 
 Floats = NDArray[np.float64]

@@ -157,6 +157,13 @@ def test_files_have_an_order() -> None:
     list(TopologicalSorter(graph).static_order())  # raises CycleError with the circle
 
 
+@pytest.mark.parametrize("module", ["", ".strategies", ".clients", ".simulations", ".method"])
+def test_every_public_name_is_there(module: str) -> None:
+    """Some are imported when they are asked for."""
+    found = importlib.import_module(f"{PACKAGE}{module}")
+    assert all(hasattr(found, name) for name in found.__all__)
+
+
 def test_a_node_with_the_mod_imports_nothing_of_the_server() -> None:
     """In a deployment every message starts a process."""
     program = (

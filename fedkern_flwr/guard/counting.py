@@ -228,7 +228,7 @@ class Group:
         self.row = min(self.row, row)
         known, last = self.numbers.get(name, (0, ""))
         if values != last:
-            self.numbers[name] = [known + numbers, values]
+            self.numbers = {**self.numbers, name: [known + numbers, values]}
         return sum(known for known, _ in self.numbers.values())
 
 

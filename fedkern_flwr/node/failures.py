@@ -33,7 +33,6 @@ _ON_THE_WAY = (
     "fedkern_flwr.node.failures",
     "fedkern_flwr.node.client",
     "fedkern_flwr.node.method_client",
-    "fedkern_flwr.node.failures",
     "fedkern_flwr.clients.serving",
     "fedkern_flwr.simulations.engines",
 )

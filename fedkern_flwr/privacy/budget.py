@@ -209,7 +209,6 @@ class Release:
         }
 
 
-@lru_cache(maxsize=64)
 class Releases:
     """What a run has released with noise, for its result; also that before it broke off.
 
@@ -237,6 +236,7 @@ class Releases:
         return self._earlier | own
 
 
+@lru_cache(maxsize=64)
 def plan_release(
     name: str,
     budget: Budget,

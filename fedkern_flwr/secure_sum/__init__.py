@@ -11,8 +11,9 @@ survived.
 **Promise.** A sum is either exactly that of the vectors of one declared set of at least t
 clients, or it is aborted and nothing is released. A server that follows the protocol and t - 1
 colluding clients learn the sum and what the colluders know, nothing else (complete graph; for the
-sparse one see :mod:`.graph`). A server that lies, where identities are pinned: the same, with fewer
-colluders than :func:`.graph.fewest_colluders`, 2 t - N on the complete graph (:mod:`.votes`).
+sparse one see :mod:`.membership`). A server that lies, where identities are pinned: the same, with
+fewer colluders than :func:`.membership.fewest_colluders`, 2 t - N on the complete graph
+(:mod:`.votes`).
 Without pinned identities a server that lies needs two of 10 clients, and nobody's help above 30.
 
 **Set-up**, one exchange per run, fused with ``describe``:
@@ -20,8 +21,8 @@ Without pinned identities a server that lies needs two of 10 clients, and nobody
 1. Each client makes an X25519 key pair and sends the public key, signed with its identity key if
    it has one (:mod:`.identity`).
 2. The server sends the roster of all keys and the cohorts, with the first request of each client
-   (:mod:`.membership`). With every neighbour of its mask graph (:mod:`.graph`) a client derives a
-   root by X25519 and HKDF, salted with the roster's digest, then erases its private key.
+   (:mod:`.membership`). With every neighbour of its mask graph a client derives a root by X25519
+   and HKDF, salted with the roster's digest, then erases its private key.
 
 **A sum**, two exchanges. Number r of a sum grows within a cohort and never comes twice.
 
@@ -45,7 +46,7 @@ step  message (section)   content
 7     Delivery, down      only for a sum with a receiver: the total, still under the receiver's pad
 ====  ==================  ==========================================================================
 
-s_ij is the seed of the pair for this sum, from a ratchet of their root (:mod:`.keys`); its stream
+s_ij is the seed of the pair for this sum, from a ratchet of their root (:mod:`.crypto`); its stream
 is added by the party with the smaller id and subtracted by the other, so that pairs of survivors
 cancel. b_i is fresh from the operating system. PRG is AES-256-CTR or ChaCha20 (:mod:`.encoding`).
 The server adds uploads as they arrive (:mod:`.running_sum`), rebuilds each survivor's b_i from t

@@ -304,7 +304,7 @@ def common_key(key: bytes, common: bytes) -> bytes:
 
 # -- sealed messages of a method from one client to another, relayed by the server
 #
-# Two clients hold a secret of their pair (:func:`.keys.pair_secret`). Every message has a key of
+# Two clients hold a secret of their pair (:func:`pair_secret`). Every message has a key of
 # its own, derived from that secret and the message's place, and a random nonce, so that a message
 # that is sent again, with other content, is safe.
 

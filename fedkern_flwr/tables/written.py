@@ -98,7 +98,7 @@ def read_written(cells: Any, name: str, source: str) -> Written | None:
     Parameters
     ----------
     cells : pyarrow.ChunkedArray
-        The column, see :func:`~.kinds.plain_cells`.
+        The column, see :func:`~.table.plain_cells`.
     name, source : str
         Names of column and file, for errors.
 

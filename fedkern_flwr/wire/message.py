@@ -103,7 +103,7 @@ def _written(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, str]:
 # scalars are checked on arrival, and the error names the party and the phase.
 
 #: Raised whenever a message changes its meaning; both sides must have the same.
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 
 _NAMES = 40  # characters of a name that an error quotes
 _LONG = 1 << 24  # characters of a text that a message declares to be long
