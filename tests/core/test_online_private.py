@@ -20,6 +20,7 @@ from refusals import raises, refused, refuses
 from sklearn.datasets import load_breast_cancer
 from zoo import fit
 
+from fedkern_flwr import nodes as server
 from fedkern_flwr.clients import OnlineKernelClient, StreamClient, SVMClient
 from fedkern_flwr.errors import FedKernError
 from fedkern_flwr.groups import gradients
@@ -525,7 +526,7 @@ def test_a_budget_for_parties_is_for_all_their_rows() -> None:
 @pytest.mark.parametrize("rounds", ["central_rounds", "measure_columns", ""])
 def test_both_sides_have_a_budget_or_none(rounds: str, monkeypatch: Any) -> None:
     """No solutions are asked for where there is one, no gradients where there is none."""
-    honest = Nodes.gather
+    honest = server.Nodes.gather
 
     def without(self: Any, *known: Any, **more: Any) -> None:
         honest(self, *known, **{**more, "privacy": ""})
@@ -533,7 +534,7 @@ def test_both_sides_have_a_budget_or_none(rounds: str, monkeypatch: Any) -> None
     if rounds:
         monkeypatch.setattr(HierarchicalSVM, "private_rounds", getattr(HierarchicalSVM, rounds))
     else:
-        monkeypatch.setattr(Nodes, "gather", without)
+        monkeypatch.setattr(server.Nodes, "gather", without)
     refuses("FK-BUDGET-SIDES", run, strategy())
 
 
