@@ -93,8 +93,8 @@ class SVMOptions(Judges, PrivateMethod):
     )
     rho: float | None = option(
         None,
-        "First penalty of the users, by default C where it is scaled or rises and 3 C otherwise, "
-        "with rbf times the root of the mean penalty of a weight.",
+        "First penalty of the users, by default C where it rises and 3 C otherwise, with rbf times "
+        "the root of the mean penalty of a weight.",
         above=0,
     )
     sigma: float | None = option(
@@ -102,9 +102,10 @@ class SVMOptions(Judges, PrivateMethod):
     )
     rho_schedule: RhoSchedule | None = option(
         None,
-        "The penalty is scaled to each output's duals, which is the default; or grows 20 times "
-        "within 40 iterations, which is the default of groups that do not wait; or follows the "
-        "residuals; or stays, which is the default where rho or step_sizes are given.",
+        "The penalty grows 20 times within 40 iterations, which is the default for one output; or "
+        "is scaled to each output's duals, which is the default for several, as of classes of "
+        "which some are rare; or follows the residuals; or stays, which is the default where rho "
+        "or step_sizes are given.",
     )
     relaxation: float = option(
         None,
@@ -270,7 +271,8 @@ class SVMOptions(Judges, PrivateMethod):
     @property
     def schedule(self) -> RhoSchedule:
         """How rho grows."""
-        return self.rho_schedule or ("rising" if self.staleness else "scaled")
+        several = self.outputs_ > 1 and not self.staleness
+        return self.rho_schedule or ("scaled" if several else "rising")
 
     def grown(self, done: int, factor: Floats) -> Floats:
         """Return rho of each output in units of the first, shape (k, 1)."""

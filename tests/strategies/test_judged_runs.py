@@ -622,7 +622,7 @@ def fitted_by(tmp_path: Path) -> Any:
             return HybridKernelClient(context, TABLE[k], LABELS[k], **own)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("fedkern_flwr.guard.ledger.planned_share", lambda *_: share)
+            patch.setattr("fedkern_flwr.guard.opened.planned_share", lambda *_: share)
             simulate(strategy, client_fn, NODES)
         return strategy
 
