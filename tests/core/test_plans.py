@@ -20,6 +20,7 @@ from fedkern_flwr.alignment import hash_ids
 from fedkern_flwr.hybrid import parties as hybrid
 from fedkern_flwr.hybrid.messages import HybridDescribeReply
 from fedkern_flwr.planning import Allowance, allowance
+from fedkern_flwr.strategies.fed_cg_options import auto_landmarks
 from fedkern_flwr.vertical.messages import VerticalDescribeReply
 from fedkern_flwr.vertical.parties import check_alone as check_vertical_alone
 from fedkern_flwr.vertical.parties import check_parties as check_vertical
@@ -523,3 +524,20 @@ def test_a_share_that_is_none_is_refused() -> None:
         with refused("FK-MESSAGE-FIELD"):
             DescribeReply.unpack([], planned(0, share=share).scalars(), party="partition 0")
     assert DescribeReply.unpack([], planned(0, share=0.5).scalars(), party="x").share == 0.5
+
+
+@pytest.mark.parametrize(("rows", "centres", "landmarks"), [
+    (20_000, 1, 400),
+    (100_000, 1, 83),  # 64 MB hold the distances of all rows
+    (100_000, 0, 400),  # none travels
+    (1_000_000, 0, 268),  # 1 GB holds those of one hospital
+])  # fmt: skip
+def test_distances_fit_in_a_message_or_in_a_hospitals_file(
+    rows: int, centres: int, landmarks: int
+) -> None:
+    half = rows // 2
+    holders = {0: (0, *range(2, 2 + centres)), 1: (1, *range(2, 2 + centres))}
+    places = np.arange(half)
+    wards = {h: hybrid.Ward(h, half - 10, 10, dict.fromkeys(p, places)) for h, p in holders.items()}
+    plan = hybrid.Plan(wards, {"a": (0, 1)}, {})
+    assert auto_landmarks(plan, 1, Allowance(1e6), 0) == landmarks

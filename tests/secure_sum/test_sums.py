@@ -324,9 +324,9 @@ def names_used(source: str) -> set[str]:
 
 def test_masks_come_from_the_operating_system() -> None:
     found = {path.stem: names_used(path.read_text(encoding="utf-8")) for path in SOURCES}
-    assert {"masks", "party", "keys", "shamir", "seeds", "relay", "sums", "server"} <= set(found)
+    assert {"crypto", "encoding", "party", "running_sum", "sums", "server"} <= set(found)
     assert {name: used & BANNED for name, used in found.items() if used & BANNED} == {}
-    assert {name for name, used in found.items() if "secrets" in used} >= {"party", "shamir"}
+    assert {name for name, used in found.items() if "secrets" in used} >= {"party", "crypto"}
 
 
 @pytest.mark.parametrize("source", [

@@ -29,11 +29,9 @@ from fedkern_flwr.clients import HybridKernelClient, KernelPCAClient, fed_cg
 from fedkern_flwr.encoding.columns import BUCKETS, HASHED, bucket_of, column_key
 from fedkern_flwr.guard import NodePolicy
 from fedkern_flwr.hybrid.landmarks import draw_landmarks
-from fedkern_flwr.hybrid.parties import Plan, Ward
 from fedkern_flwr.judging.figures import Calibration, bins_of, calibrating
 from fedkern_flwr.kernels.random_features import feature_map
 from fedkern_flwr.method import Ask, MethodClient, PrivateMethod, Sum, answers, contributes
-from fedkern_flwr.planning import Allowance
 from fedkern_flwr.privacy.accounting import check_accountant
 from fedkern_flwr.simulations import Fault, FaultPlan, simulate
 from fedkern_flwr.simulations.attacks.buckets import named_rows
@@ -41,7 +39,6 @@ from fedkern_flwr.simulations.methods.experiment import run_entries
 from fedkern_flwr.simulations.methods.registry import family
 from fedkern_flwr.simulations.run.entries import Entry
 from fedkern_flwr.strategies import FedCG, KernelPCA, column_ranges
-from fedkern_flwr.strategies.fed_cg_options import auto_landmarks
 
 Floats = NDArray[np.float64]
 TWO = ("fed-cg", "fdskl", "hierarchical-svm")
@@ -633,23 +630,6 @@ def released(strategy: Any) -> int:
     """Return the numbers about rows to learn from that the server opened."""
     sums = strategy.privacy()["sums"]
     return sum(s["numbers"] for s in sums if s["name"].startswith(("equations", "mom", "mean")))
-
-
-@pytest.mark.parametrize(("rows", "centres", "landmarks"), [
-    (20_000, 1, 400),
-    (100_000, 1, 83),  # 64 MB hold the distances of all rows
-    (100_000, 0, 400),  # none travels
-    (1_000_000, 0, 268),  # 1 GB holds those of one hospital
-])  # fmt: skip
-def test_distances_fit_in_a_message_or_in_a_hospitals_file(
-    rows: int, centres: int, landmarks: int
-) -> None:
-    half = rows // 2
-    holders = {0: (0, *range(2, 2 + centres)), 1: (1, *range(2, 2 + centres))}
-    places = np.arange(half)
-    wards = {h: Ward(h, half - 10, 10, dict.fromkeys(p, places)) for h, p in holders.items()}
-    plan = Plan(wards, {"a": (0, 1)}, {})
-    assert auto_landmarks(plan, 1, Allowance(1e6), 0) == landmarks
 
 
 @pytest.mark.parametrize(("share", "options", "landmarks", "by"), [
