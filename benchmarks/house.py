@@ -28,7 +28,7 @@ GENERATED = ("docs/results/", "docs/api/", "docs/claims.md", "docs/troubleshooti
 GENERATED += ("docs/node-packages.md",)
 #: Method -> what its files are called in the rooms.
 METHODS = {
-    "POF-MKL, baselines": "online|pof_mkl|average|kofl|per_fed_avg|local_only|account",
+    "POF-MKL, baselines": "online|pof_mkl|average|kofl|per_fed_avg|local_only|baselines|account",
     "FedCG": "hybrid|fed_cg|chain",
     "FDSKL": "vertical|fdskl",
     "Secure Gram, FedCFK": "gram|fed_cfk|recommender|rating|kernel_rows|cf_komd",
@@ -37,17 +37,7 @@ METHODS = {
     "align, ranges": "align|alignment|ranges|column_ranges",
 }
 #: Files of the core that drive a method; the others, such as errors, are used by all.
-DRIVER = {
-    "method",
-    "driven",
-    "run",
-    "run_log",
-    "asking",
-    "strategy",
-    "summing",
-    "gather",
-    "overlap",
-}
+DRIVER = {"method", "nodes", "overlap", "run", "run_log"}
 _SILENT = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -127,7 +117,7 @@ def chains(source: list[tuple[str, str]]) -> dict[str, int]:
             return 0
         return 1 + max(above, default=0)
 
-    client = next((name for name in ("Client", "Client") if name in bases), "")
+    client = next((name for name in ("Client", "PhaseClient") if name in bases), "")
     return {
         "classes in the longest chain": max(map(length, bases)),
         "levels below Method": max(length(name, "Method") for name in bases) - 1,

@@ -32,7 +32,7 @@ ELSEWHERE = {
 ONLINE = [name for name, way in WAYS.items() if name.count(",") == 0 and way.rounds == 12]
 #: One way a strategy.
 FIRST = {way.strategy: name for name, way in reversed(WAYS.items())}
-BASES = (Method, Method)
+BASES = (Method,)
 
 
 @pytest.mark.promise("oracle-pooled")
