@@ -319,7 +319,7 @@ class Removed:
         """Whether it was true or false."""
         return any(isinstance(default, bool) for default in self.defaults)
 
-    def refusal(self, name: str, value: Any) -> RemovedOptionError:
+    def error(self, name: str, value: Any) -> RemovedOptionError:
         """Return the error of a value that means something this release does not do."""
         shown = f"={value!r}" if isinstance(value, (str, float)) else ""  # no data, no secret
         return RemovedOptionError(
@@ -510,11 +510,11 @@ def take_out(
     for name, value in options.items():
         row = rows.get(name)
         if values and row is not None and place in row.places.split() and value in row.values:
-            raise row.refusal(name, value)
+            raise row.error(name, value)
         if row is None or name not in absent:
             left[name] = value
         elif not any(_same(value, default) for default in row.defaults):
-            raise row.refusal(name, value)
+            raise row.error(name, value)
         else:
             dropped.append(name)
     if dropped:
@@ -549,7 +549,7 @@ def removed_value(name: str, value: Any) -> RemovedOptionError | None:
     """Return the error of a value that went, whatever the method; None of one that never was."""
     for rows in REMOVED.values():
         if name in rows and value in rows[name].values:
-            return rows[name].refusal(name, value)
+            return rows[name].error(name, value)
     return None
 
 

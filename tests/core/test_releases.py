@@ -425,8 +425,8 @@ def test_an_estimator_refuses_them(estimator: Any, name: str, value: str) -> Non
 def test_no_value_of_data_or_of_a_secret_is_in_the_line(capsys: pytest.CaptureFixture[str]) -> None:
     """And an audit has no options of a method."""
     row = REMOVED["fed-cg"]["category_key"]
-    assert "secret" not in str(row.refusal("category_key", b"secret"))
-    assert "7.5" not in str(row.refusal("landmarks", np.full((1, 1), 7.5)))
+    assert "secret" not in str(row.error("category_key", b"secret"))
+    assert "7.5" not in str(row.error("landmarks", np.full((1, 1), 7.5)))
     assert run(["audit", "fed-cg", "--never-there", "chain"]) == 2
     assert "[FK-REMOVED-" in capsys.readouterr().err
 
