@@ -42,8 +42,8 @@ from flwr.simulation import run_simulation
 from numpy.typing import NDArray
 from rich.console import Console
 
+from fedkern_flwr.exchange import SumSpec
 from fedkern_flwr.flower_compat import NumPyClient
-from fedkern_flwr.guard import SumRule
 from fedkern_flwr.node.client import Client
 from fedkern_flwr.nodes import Nodes
 from fedkern_flwr.secure_sum import Encoding
@@ -90,7 +90,7 @@ class VectorClient(Client):
         assert self.sums is not None
         order = self.sums.order(NAME)
         encoding = Encoding(order.kind, order.bits, order.bound)  # type: ignore[arg-type]
-        self.sums.check(NAME, SumRule(encoding, self_masks=None))
+        self.sums.check(SumSpec(name=NAME, encoding=encoding, self_masks=order.self_masks))
         self.sums.contribute(NAME, reals(self.length, self.partition))
         return SumReply()
 

@@ -27,7 +27,8 @@ from fedkern_flwr.encoding.columns import CIRCLES, Number, other_scale
 from fedkern_flwr.encoding.common import Coarse, OwnColumns, coarse_numbers, fine_numbers
 from fedkern_flwr.encoding.encoder import KeptEncoder, Told
 from fedkern_flwr.errors import FedKernError, OptionError, ProtocolError, TableError
-from fedkern_flwr.guard import SumRule, refusal
+from fedkern_flwr.exchange import SumSpec
+from fedkern_flwr.guard import refusal
 from fedkern_flwr.guard.counting import binary_columns
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.node.client import Client, answers, logger
@@ -343,7 +344,7 @@ class RangesClient(Client):
 
     def _check_sum(self, name: str) -> tuple[int, int]:
         """Refuse a sum of another kind than the method's; return its parties and their rows."""
-        self.secure_sums.check(name, SumRule(ENCODING, everybody=True))
+        self.secure_sums.check(SumSpec(name=name, encoding=ENCODING, everybody=True))
         try:
             self._encoded.check_secret(self.category_key, self.name)
         except OptionError as error:

@@ -15,7 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.alignment import AlignmentKey, Hashes, hash_ids
 from fedkern_flwr.errors import FedKernError, OptionError, RefusedError, StateError, TableError
-from fedkern_flwr.guard import SumRule, check_selection, refusal
+from fedkern_flwr.exchange import SumSpec
+from fedkern_flwr.guard import check_selection, refusal
 from fedkern_flwr.guard.orders import check_binary_columns
 from fedkern_flwr.kernels.random_features import (
     SEED_BYTES,
@@ -504,7 +505,8 @@ class VerticalKernelClient(TableClient):
                 if sums is None or name not in sums.orders:
                     continue
                 length = int((upto - known[span]).sum())
-                sums.check(name, SumRule(circle, receiver=owner, everybody=True, length=length))
+                about: dict[str, Any] = {"length": length, "receiver": owner, "everybody": True}
+                sums.check(SumSpec(name=name, encoding=circle, **about))
                 here = x[span] @ omega.T
                 here += offsets
                 if known[span].max() > first:
@@ -648,8 +650,9 @@ class VerticalKernelClient(TableClient):
         outputs = self.table.y.shape[1] or length // max(1, len(rows))  # not known without labels
         if outputs > MOST_OUTPUTS:
             raise refusal("scores of too many classes", self.name, code="FK-ORDER-SIZE")
-        rule = SumRule(encoding, receiver=receiver, everybody=True, length=len(rows) * outputs)
-        self.sums.check(name, rule)
+        length = len(rows) * outputs
+        about: dict[str, Any] = {"length": length, "receiver": receiver, "everybody": True}
+        self.sums.check(SumSpec(name=name, encoding=encoding, **about))
         self.note_rows(name, self.places(rows), each=True)
         if self.role == ACTIVE:
             self.sums.contribute(name, self._bounded(self._scores(rows)).reshape(-1))

@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.encoding.encoder import merge_rows
 from fedkern_flwr.errors import CheckpointError, StateError
-from fedkern_flwr.guard import SumRule, check_selection, check_size, counting, refusal
+from fedkern_flwr.exchange import SERVER, SumSpec
+from fedkern_flwr.guard import check_selection, check_size, counting, refusal
 from fedkern_flwr.guard.freeze import FOLDS
 from fedkern_flwr.guard.spending import Charge
 from fedkern_flwr.hybrid import messages as wire
@@ -337,7 +338,7 @@ class HybridKernelClient(TableClient):
             positions, name = np.unique(training_positions(request)), f"moments/{self.block}"
             self._note(name, positions)
             length = moments_length(self.table.features, request.sampling)
-            self.secure_sums.check(name, replace(wider(len(positions)), length=length))
+            self.secure_sums.check(replace(wider(name, len(positions)), length=length))
             self._check_share(positions)
             x = merge_rows(self.table.in_order(self.places(positions)), self.policy.min_sum_rows)
             self.secure_sums.contribute(name, moment_sums(x, self.table.ranges, request.sampling))
@@ -444,8 +445,8 @@ class HybridKernelClient(TableClient):
                 )
             pairs = self.kept.landmarks * (self.kept.landmarks - 1) // 2
             nobodys = self.kept.settings["sampling"] == "U"
-            rule = replace(self._distance_rule(), nobodys=nobodys, length=pairs)
-            self.secure_sums.check("landmark pairs", rule)
+            spec = self._distances_spec("landmark pairs", pairs)
+            self.secure_sums.check(replace(spec, nobodys=nobodys))
             self._note("landmark pairs", _NO_ROWS)
             if request.landmark_pairs:
                 square = partial_distances(landmarks, landmarks, self.kept.settings["kernel"])
@@ -466,8 +467,8 @@ class HybridKernelClient(TableClient):
                 name = wire.distances_sum(hospital, start, None)
             if not self._ordered(name):
                 continue
-            rule = self._distance_rule(receiver=hospital)
-            self.secure_sums.check(name, replace(rule, length=len(rows) * self.kept.summed))
+            length = len(rows) * self.kept.summed
+            self.secure_sums.check(self._distances_spec(name, length, hospital))
             if hospital == self.partition:  # adds its own block by itself
                 self._note_centres(name, whole=whole or start >= train)
                 self.secure_sums.contribute_nothing(name)
@@ -509,7 +510,7 @@ class HybridKernelClient(TableClient):
         rows, kernel = training_positions(request), self.kept.settings["kernel"]
         self._check_share(np.unique(rows))
         bound = len(rows) * self._distance_bound
-        self.secure_sums.check(MEAN_DISTANCE, replace(wider(bound), length=1))
+        self.secure_sums.check(replace(wider(MEAN_DISTANCE, bound), length=1))
         self._note(MEAN_DISTANCE, rows)
         found = mean_distances(self.table.in_order(self.places(rows)), landmarks, kernel)
         self.secure_sums.contribute(MEAN_DISTANCE, np.array([found.sum()]))
@@ -519,12 +520,13 @@ class HybridKernelClient(TableClient):
         """What no distance of this party's block is beyond."""
         return distance_bound(self.table.ranges, self.kept.settings["kernel"])
 
-    def _distance_rule(self, receiver: int = -1) -> SumRule:
-        """Return the rule of sums of distances: this block's are within its declared ranges."""
+    def _distances_spec(self, name: str, length: int, receiver: int = SERVER) -> SumSpec:
+        """Return a sum of distances: this block's are within its declared ranges."""
         if self.kept.fourier:
-            return SumRule(CIRCLE, receiver)
+            return SumSpec(name=name, encoding=CIRCLE, length=length, receiver=receiver)
+        rings = () if receiver == SERVER else (32,)
         return replace(
-            wider(self._distance_bound), receiver=receiver, rings=() if receiver < 0 else (32,)
+            wider(name, self._distance_bound), length=length, receiver=receiver, rings=rings
         )
 
     def _distances(self, rows: NDArray[Any], landmarks: Floats) -> Floats:
@@ -854,10 +856,10 @@ class HybridKernelClient(TableClient):
         ``bound`` is what no number of this node's vector can exceed.
         """
         if self._ordered(name):
-            rule = replace(wider(bound), length=length)
+            spec = replace(wider(name, bound), length=length)
             if self.budget is not None:
-                rule = replace(rule, release=self._release(name), held_out=name == OUTCOMES)
-            self.secure_sums.check(name, rule)
+                spec = replace(spec, release=self._release(name), held_out=name == OUTCOMES)
+            self.secure_sums.check(spec)
 
     def _add(self, name: str, vector: Floats, *model: Floats) -> tuple[Floats, ...]:
         """Contribute to a sum; without one return the vector, where that is allowed."""

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.alignment import AlignmentKey, hash_ids, sort_order
 from fedkern_flwr.errors import StateError
-from fedkern_flwr.guard import SumRule
+from fedkern_flwr.exchange import SumSpec
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.fourier import CIRCLE, features
 from fedkern_flwr.kernels.product import kernel_from_distances, row_chunks
@@ -364,7 +364,7 @@ def training_positions(request: wire.MomentsRequest | wire.DistancesRequest) -> 
     return positions[positions >= 0]
 
 
-def wider(bound: float) -> SumRule:
-    """Return the rule of a sum whose bound is the largest of those of its parties."""
+def wider(name: str, bound: float) -> SumSpec:
+    """Return a sum whose bound is the largest of those of its parties."""
     own = max(bound * _ROUNDED, np.finfo(np.float64).tiny)
-    return SumRule(Encoding.fixed_point(own), wider=True)
+    return SumSpec(name=name, encoding=Encoding.fixed_point(own), wider=True)

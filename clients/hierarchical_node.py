@@ -12,11 +12,12 @@ from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.errors import OptionError, StateError
+from fedkern_flwr.exchange import SERVER, SumSpec
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.consensus import Coordinates, Floats
 from fedkern_flwr.groups.linear_model import model_rows
 from fedkern_flwr.groups.members import AGENT, DEFAULT_BOUND, OWNER, ROLES, USER
-from fedkern_flwr.guard import SumRule, refusal
+from fedkern_flwr.guard import refusal
 from fedkern_flwr.node.client import answers
 from fedkern_flwr.node.state import Recent, SessionState
 from fedkern_flwr.node.sums import ClientSums
@@ -218,7 +219,7 @@ class SVMNode(TableClient):
     def check(
         self,
         name: str,
-        receiver: int = -1,
+        receiver: int = SERVER,
         *,
         self_masks: bool = False,
         length: int | None = None,
@@ -226,8 +227,8 @@ class SVMNode(TableClient):
         """Refuse a sum with another receiver, bound, masks or length than it must have."""
         asked = self.ordered.order(name).bound
         self.check_declared("bound", self.bound, DEFAULT_BOUND, asked)
-        code = Encoding.fixed_point(asked)
-        self.ordered.check(name, SumRule(code, receiver, self_masks, length=length))
+        about: dict[str, Any] = {"receiver": receiver, "self_masks": self_masks, "length": length}
+        self.ordered.check(SumSpec(name=name, encoding=Encoding.fixed_point(asked), **about))
 
     def received(self, name: str) -> Floats:
         """Return the total of a sum that belongs to this node.

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from fedkern_flwr.exchange import SumSpec
 from fedkern_flwr.groups import gradients
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.linear_model import model_columns
-from fedkern_flwr.guard import SumRule, refusal
+from fedkern_flwr.guard import refusal
 from fedkern_flwr.judging.figures import OUTCOMES, outcomes_release
 from fedkern_flwr.node.client import answers
 from fedkern_flwr.node.state import SessionState
@@ -118,5 +119,6 @@ class PrivateUser(SVMNode):
         self, name: str, release: Release, rows: list[int], *, held_out: bool = False
     ) -> None:
         """Refuse a sum whose noise, bound or length is not what this user derives."""
-        code = Encoding.fixed_point(float(max(1, *rows))).noisy(release.noise)
-        self.ordered.check(name, SumRule(code, release=release, held_out=held_out))
+        code = Encoding.fixed_point(float(max(1, *rows)))
+        spec = SumSpec(name=name, encoding=code, release=release, held_out=held_out)
+        self.ordered.check(spec)

@@ -13,7 +13,8 @@ from flwr.app import Context
 from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.errors import ProtocolError, TableError
-from fedkern_flwr.guard import SumRule, counting, refusal
+from fedkern_flwr.exchange import SumSpec
+from fedkern_flwr.guard import counting, refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.kernels.random_features import FeatureMap, Real
 from fedkern_flwr.node.client import Client, answers
@@ -29,7 +30,7 @@ from fedkern_flwr.wire import DescribeReply, DescribeRequest, columns_digest
 from fedkern_flwr.wire.sums import Order
 
 from .pof_mkl_alone import learn_alone
-from .pof_mkl_private import add_noisy, keep_weights, predict_later, private_rule
+from .pof_mkl_private import add_noisy, keep_weights, predict_later, private_sum
 from .pof_mkl_samples import (
     Predictions,
     StreamAccount,
@@ -46,10 +47,7 @@ from .pof_mkl_samples import (
 logger = logging.getLogger("fedkern_flwr")
 
 _CHUNK = 256  # rows predicted at once when there is no order to keep
-_RULES = {
-    whole: SumRule(Encoding.fixed_point(wire.SUM_BOUND), self_masks=not whole, everybody=True)
-    for whole in (False, True)
-}
+_ENCODING = Encoding.fixed_point(wire.SUM_BOUND)
 _JUDGING = (wire.EvaluateRequest, wire.RidgeEvaluateRequest, wire.NetworkEvaluateRequest)
 _NOT_SUMMED = (wire.PredictRequest, wire.RidgePredictRequest, wire.LocalRequest)
 
@@ -286,10 +284,11 @@ class OnlineKernelClient(Client):
                         code="FK-ORDER-PLAIN",
                     )
             for name in tuple(sums.orders):
-                rule = _RULES[request.whole]
+                masks = {"self_masks": not request.whole, "everybody": True}
+                spec = SumSpec(name=name, encoding=_ENCODING, **masks)
                 if name == wire.UPDATE_SUM and self.budget is not None:
-                    rule = private_rule(self, request, rule)
-                sums.check(name, rule)
+                    spec = private_sum(self, request, spec)
+                sums.check(spec)
         if sums is not None and wire.UPDATE_SUM in sums.orders and self.budget is None:
             self._count_rows(request)
         private = self.budget is not None and sums is not None and wire.UPDATE_SUM in sums.orders

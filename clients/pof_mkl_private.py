@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from fedkern_flwr.checkpoint import pack_arrays, unpack_arrays, write_atomically, write_csv
 from fedkern_flwr.errors import CheckpointError, ProtocolError, TableError
-from fedkern_flwr.guard import SumRule, refusal
+from fedkern_flwr.exchange import SumSpec
+from fedkern_flwr.guard import refusal
 from fedkern_flwr.node.client import Client
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online import private
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fedkern_flwr")
 
 
-def private_rule(client: OnlineKernelClient, request: Any, rule: SumRule) -> SumRule:
+def private_sum(client: OnlineKernelClient, request: Any, spec: SumSpec) -> SumSpec:
     """Return what the sum of a message must be: with the noise that the client derives itself.
 
     Raises
@@ -57,7 +58,7 @@ def private_rule(client: OnlineKernelClient, request: Any, rule: SumRule) -> Sum
         if request.window != request.step:
             problem = "a sum of earlier messages' samples"
     else:
-        return rule  # which has no noise, so it is refused
+        return spec  # which has no noise, so it is refused
     # else it would depend on values what does not fit, rounded as it is
     if not 0.0 < largest <= wire.SUM_BOUND / 2 or request.messages < 1:
         problem, code = "residuals without a bound", "FK-ORDER-NOISE"
@@ -66,7 +67,7 @@ def private_rule(client: OnlineKernelClient, request: Any, rule: SumRule) -> Sum
     release = _release(client, request)
     rows = (request.step, request.step + request.samples)
     length = private.message_length(request, client.x.shape[1])
-    return replace(rule, release=release, rows=rows, length=length)
+    return replace(spec, release=release, rows=rows, length=length)
 
 
 def _release(client: OnlineKernelClient, request: Any) -> Release:

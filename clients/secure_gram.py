@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import ProtocolError, TableError
+from fedkern_flwr.exchange import SumSpec
 from fedkern_flwr.gram import messages as wire
 from fedkern_flwr.gram.dot_kernels import DotKernel
 from fedkern_flwr.gram.matrix import (
@@ -38,7 +39,7 @@ from fedkern_flwr.gram.recommenders import (
     rank_metrics,
     write_recommendations,
 )
-from fedkern_flwr.guard import SumRule, refusal
+from fedkern_flwr.guard import refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.node.client import Client, answers
 from fedkern_flwr.node.state import SessionState
@@ -398,7 +399,8 @@ class GramClient(Client):
             check_values(request.encoding, request.bound, request.fraction_bits)
             self.check_declared("bound", self.bound, 1.0, request.bound)
         ring = ranking_encoding(self.x.shape[0]) if ranking else ring_of(request)
-        self.sums.check(self._sum_name, SumRule(ring, self_masks=masks, wider=ranking))
+        spec = SumSpec(name=self._sum_name, encoding=ring, self_masks=masks, wider=ranking)
+        self.sums.check(spec)
 
     @property
     def _sums(self) -> ClientSums:

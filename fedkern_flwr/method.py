@@ -33,6 +33,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from .errors import EngineError, FedKernError, OptionError
+from .exchange import SumSpec
 from .flower_compat import is_simulated
 from .node.client import Client, answers
 from .node.method_client import MethodClient, contributes
@@ -54,7 +55,7 @@ from .privacy.budget import Releases
 from .run import Run, RunRules
 from .run_log import RunLog
 from .secure_sum import SecureSum
-from .steps import Answers, Ask, Deliver, LostState, Round, Rounds, Save, Steps, Sum, Term
+from .steps import Answers, Ask, Deliver, LostState, Round, Rounds, Save, Steps, Sum
 from .transport import swift
 from .watch import Ledger
 from .wire import DescribeReply, check_parties
@@ -73,7 +74,7 @@ __all__ = [
     "Save",
     "Steps",
     "Sum",
-    "Term",
+    "SumSpec",
     "answers",
     "contributes",
     "option",

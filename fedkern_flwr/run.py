@@ -20,6 +20,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from .errors import CohortError, ProtocolError, SumError, quoted_code
+from .exchange import SERVER, SumSpec
 from .failure import Failure, count_failures
 from .nodes import Nodes, logger
 from .overlap import Overlap
@@ -38,7 +39,6 @@ from .steps import (
     Save,
     Step,
     Sum,
-    Term,
     sum_bound,
     sum_name,
     sum_release,
@@ -286,14 +286,19 @@ class Run:
         most = [p.test_rows if step.held_out else p.rows for p in self.nodes.parties.values()]
         bound = sum_bound(step.bound, most if step.per == "row" else [1])
         name, length = sum_name(step.name, held_out=step.held_out), sum(step.sizes.values())
-        encoding, release = Encoding.fixed_point(bound), self._release(step, name, length)
-        if release is not None:
-            encoding = encoding.noisy(release.noise)
+        release = self._release(step, name, length)
+        spec = SumSpec(
+            name=name,
+            encoding=Encoding.fixed_point(bound),
+            length=length,
+            self_masks=True,
+            release=release,
+        )
         found = self.ask(
             Ask(
                 self._request(step.name, step.ask, step.sizes),
                 reply=MethodReply,
-                sums=[Term(name=name, length=length, encoding=encoding)],
+                sums=[spec],
                 until="enough",
                 among=self.log.again or None,
             )
@@ -628,7 +633,7 @@ class Run:
             term.key: self._sums.order(
                 self._bound(step, term, requests) if term.bound else term.name,
                 term.length,
-                term.encoding,
+                term.ordered,
                 cohort=term.cohort,
                 receiver=term.receiver,
                 self_masks=term.self_masks,
@@ -637,7 +642,7 @@ class Run:
             if term.key not in without
         }
 
-    def _bound(self, step: Ask, term: Term, requests: Mapping[int, PhaseMessage]) -> str:
+    def _bound(self, step: Ask, term: SumSpec, requests: Mapping[int, PhaseMessage]) -> str:
         members = self._sums.membership.cohorts[term.cohort].members
         asked = [requests[p] for p in members if p in requests]
         return bind(term.name, self._addressed(asked[0], self._next(step))) if asked else term.name
@@ -658,7 +663,7 @@ class Run:
         for term in step.sums:
             one = running[term.key]
             found.contributors[term.key] = list(one.survivors)
-            if term.receiver is None:
+            if term.receiver == SERVER:
                 found.totals[term.key] = self._sums.total(one)
             else:
                 found.running[term.key] = one

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -10,58 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import CohortError, OptionError, ProtocolError
+from .exchange import SumSpec
 from .failure import Failure
 from .privacy import Budget, Release, plan_sum
-from .secure_sum import Encoding, RunningSum
+from .secure_sum import RunningSum
 from .wire import PhaseMessage
 
 Values = Mapping[str, Any]
 
 
 _ROUNDING = 1e-9
-
-
-@dataclass(frozen=True, kw_only=True)
-class Term:
-    """A secure sum that rides on a question of its own message, see :class:`Ask`.
-
-    Attributes
-    ----------
-    name : str
-        Under which the clients contribute.
-    length : int
-        Numbers of each client.
-    encoding : Encoding
-        Ring and public bound.
-    cohort : int
-        Whose vectors are summed.
-    receiver : int, optional
-        The partition that alone can open it, by default the server.
-    self_masks : bool (default: True)
-        Without them the whole cohort must contribute, and the sum opens by itself.
-    bound : bool (default: False)
-        Whether only those who were asked the same can contribute, see
-        :func:`fedkern_flwr.wire.sums.bind`.
-    unfit : callable, optional
-        Of ``enough``: who contributed -> why the sum must not be opened, empty if it may be.
-    label : str
-        Under which its total comes, by default its name.
-    """
-
-    name: str
-    length: int
-    encoding: Encoding
-    cohort: int = 0
-    receiver: int | None = None
-    self_masks: bool = True
-    bound: bool = False
-    unfit: Callable[[Sequence[int]], str] = lambda who: ""
-    label: str = ""
-
-    @property
-    def key(self) -> str:
-        """Under which its total comes."""
-        return self.label or self.name
 
 
 @dataclass(frozen=True)
@@ -121,7 +79,7 @@ class Ask:
         Arguments of the handler, or partition -> its arguments.
     reply : type or mapping, optional
         Class of the replies to a request, or that of each partition.
-    sums : sequence of Term
+    sums : sequence of SumSpec
         Secure sums that ride on it: the generator receives :class:`Answers` with their totals.
     among : sequence of int, optional
         Partitions that are asked, by default all.
@@ -157,7 +115,7 @@ class Ask:
     what: str | PhaseMessage | Mapping[int, PhaseMessage]
     ask: Values | Mapping[int, Values] = field(default_factory=dict)
     reply: type[Any] | Mapping[int, type[Any]] | None = None
-    sums: Sequence[Term] = ()
+    sums: Sequence[SumSpec] = ()
     among: Sequence[int] | None = None
     running: Sequence[RunningSum] = ()
     until: Literal["each", "enough", "once", "tried"] = "each"

@@ -31,7 +31,7 @@ from fedkern_flwr.encoding.common import (
     read_fine,
 )
 from fedkern_flwr.errors import ProtocolError
-from fedkern_flwr.method import Ask, Method, Rounds, Steps, Term, option
+from fedkern_flwr.method import Ask, Method, Rounds, Steps, SumSpec, option
 from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.planning import allowance
 from fedkern_flwr.wire import DescribeReply
@@ -357,12 +357,11 @@ class ColumnRanges(Method):
         """Sum so many numbers over the holders of each block; return block -> total."""
         shared = [block for block, holders in self.blocks_.items() if len(holders) > 1]
         terms = [
-            Term(
+            SumSpec(
                 name=name,
                 length=lengths[block],
                 encoding=ENCODING,
                 cohort=shared.index(block),
-                self_masks=False,
                 label=block,
             )
             for block in blocks

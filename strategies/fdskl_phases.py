@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkern_flwr.method import Answers, Ask, Deliver, LostState, Steps, Term
+from fedkern_flwr.method import Answers, Ask, Deliver, LostState, Steps, SumSpec
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.vertical import messages as wire
 from fedkern_flwr.vertical.parties import LARGEST_OUTPUT, VerticalPlan, chunks, name_sum
@@ -170,7 +170,7 @@ class Phases:
         self,
         requests: Mapping[int, Any],
         reply: type[Any],
-        sums: Sequence[Term] = (),
+        sums: Sequence[SumSpec] = (),
         *,
         ends: bool = False,
     ) -> Steps:
@@ -346,7 +346,7 @@ class Phases:
 
     # -- sums, of whole cohorts and for single parties
 
-    def _phase_terms(self, wanted: Collection | None) -> Iterator[Term]:
+    def _phase_terms(self, wanted: Collection | None) -> Iterator[SumSpec]:
         if wanted is None:
             return
         circle = Encoding.circle(self.settings["phase_bits"])
@@ -358,7 +358,7 @@ class Phases:
                     name = name_sum(owner, number, names[part], known, upto)
                     yield self._term(name, length, circle, owner)
 
-    def _score_terms(self, what: str, rows: Mapping[int, Rows]) -> list[Term]:
+    def _score_terms(self, what: str, rows: Mapping[int, Rows]) -> list[SumSpec]:
         bound = Encoding.fixed_point(LARGEST_OUTPUT)
         return [
             self._term(f"{what}/{leader}", len(batch) * self.outputs, bound, leader)
@@ -366,10 +366,8 @@ class Phases:
             if len(batch)
         ]
 
-    def _term(self, name: str, length: int, encoding: Encoding, receiver: int) -> Term:
-        return Term(
-            name=name, length=length, encoding=encoding, receiver=receiver, self_masks=False
-        )
+    def _term(self, name: str, length: int, encoding: Encoding, receiver: int) -> SumSpec:
+        return SumSpec(name=name, length=length, encoding=encoding, receiver=receiver)
 
 
 @dataclass(frozen=True, kw_only=True)

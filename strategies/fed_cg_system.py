@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkern_flwr.errors import OptionError, ProtocolError
+from fedkern_flwr.exchange import SERVER
 from fedkern_flwr.hybrid import messages as wire
 from fedkern_flwr.hybrid.fourier import CIRCLE, EQUATIONS, equations_release, label_weight
 from fedkern_flwr.hybrid.landmarks import moments_length
 from fedkern_flwr.hybrid.parties import CLASS_COUNTS, MEAN_DISTANCE, Plan
 from fedkern_flwr.judging.figures import OUTCOMES, Yardstick, bins_of, outcomes_release, tidy
 from fedkern_flwr.kernels.product import kernel_from_distances
-from fedkern_flwr.method import Answers, Ask, Deliver, LostState, Steps, Term
+from fedkern_flwr.method import Answers, Ask, Deliver, LostState, Steps, SumSpec
 from fedkern_flwr.nodes import logger
 from fedkern_flwr.privacy import Release
 from fedkern_flwr.secure_sum import Encoding
@@ -235,7 +236,7 @@ class HybridSystem:
 
         Nothing is asked where holders need not agree on anything before they draw landmarks.
         """
-        sampling, terms, requests = self.options.chosen_sampling, list[Term](), dict[int, Any]()
+        sampling, terms, requests = self.options.chosen_sampling, list[SumSpec](), dict[int, Any]()
         leaders: dict[str, int] = {}
         if self.model_of[0]:
             return
@@ -488,19 +489,18 @@ class HybridSystem:
         bound: float,
         cohort: str,
         *,
-        receiver: int | None = None,
+        receiver: int = SERVER,
         bits: int = 64,
         release: Release | None = None,
-    ) -> Term:
+    ) -> SumSpec:
         """Return a sum over a whole cohort, of numbers up to ``bound`` and what rounding adds."""
-        encoding = Encoding.fixed_point(bound * _ROUNDED, bits)
-        return Term(
+        return SumSpec(
             name=name,
             length=length,
-            encoding=encoding if release is None else encoding.noisy(release.noise),
+            encoding=Encoding.fixed_point(bound * _ROUNDED, bits),
             cohort=self.cohorts.index(cohort),
             receiver=receiver,
-            self_masks=False,
+            release=release,
         )
 
     def _release(self, name: str) -> Release:

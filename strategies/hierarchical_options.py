@@ -23,7 +23,7 @@ from fedkern_flwr.groups.consensus import (
 from fedkern_flwr.groups.linear_model import LOSS_OF, MODELS, Model
 from fedkern_flwr.groups.members import AGENT, DEFAULT_BOUND, Group
 from fedkern_flwr.judging.judges import Judges
-from fedkern_flwr.method import Ask, PrivateMethod, Save, Steps, Term, option
+from fedkern_flwr.method import Ask, PrivateMethod, Save, Steps, SumSpec, option
 from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.options import check_choice
 from fedkern_flwr.reporting import iterations_ended
@@ -394,10 +394,10 @@ class SVMOptions(Judges, PrivateMethod):
         """Of all sums."""
         return Encoding.fixed_point(self.bound)
 
-    def term(self, name: str, length: int, cohort: int = USERS, **more: Any) -> Term:
+    def term(self, name: str, length: int, cohort: int = USERS, **more: Any) -> SumSpec:
         """Return a sum that needs its whole cohort."""
         common: dict[str, Any] = {"encoding": self.encoding, "cohort": cohort, **more}
-        return Term(name=name, length=length, self_masks=False, **common)
+        return SumSpec(name=name, length=length, **common)
 
     def question(self, requests: Mapping[int, Any], reply: Any, **more: Any) -> Ask:
         """Return the question of the step at hand."""

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedkern_flwr.errors import ProtocolError
+from fedkern_flwr.exchange import SERVER
 from fedkern_flwr.groups import messages as wire
 from fedkern_flwr.groups.digits import DIGITS
 from fedkern_flwr.groups.members import OWNER
 from fedkern_flwr.judging.figures import Yardstick, bins_of
-from fedkern_flwr.method import Deliver, Round, Steps, Term
+from fedkern_flwr.method import Deliver, Round, Steps, SumSpec
 from fedkern_flwr.planning import Allowance, allowance
 
 from .hierarchical_options import SVMOptions
@@ -175,7 +176,7 @@ class ColumnRounds(SVMOptions):
             terms.append(self.term(name, rows * width, receiver=self._owner))
         yield from self.sum_for_others(requests, wire.VisitReply, terms)
 
-    def _group_terms(self, width: int) -> list[Term]:
+    def _group_terms(self, width: int) -> list[SumSpec]:
         return [
             self.term(
                 wire.GROUP_SUM,
@@ -187,13 +188,13 @@ class ColumnRounds(SVMOptions):
             for k, group in enumerate(self.groups_)
         ]
 
-    def sum_for_others(self, requests: Mapping[int, Any], reply: Any, terms: list[Term]) -> Steps:
+    def sum_for_others(self, requests: Mapping[int, Any], reply: Any, sums: list[SumSpec]) -> Steps:
         """Have users contribute to sums, and those whom they belong to the pads."""
         receivers = dict.fromkeys(
-            [one.receiver for one in terms if one.receiver is not None], wire.PadRequest()
+            [one.receiver for one in sums if one.receiver != SERVER], wire.PadRequest()
         )
         kinds = dict.fromkeys(requests, reply) | dict.fromkeys(receivers, wire.PadReply)
-        answers = yield self.question({**requests, **receivers}, kinds, sums=terms)
+        answers = yield self.question({**requests, **receivers}, kinds, sums=sums)
         for running in answers.running.values():
             yield Deliver(running, running.order.receiver)
         return answers.replies

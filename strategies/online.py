@@ -31,7 +31,7 @@ from fedkern_flwr.errors import (
 )
 from fedkern_flwr.flower_compat import is_simulated
 from fedkern_flwr.guard import NodePolicy, counting
-from fedkern_flwr.method import Answers, Ask, Method, Round, Rounds, Save, Steps, Term, option
+from fedkern_flwr.method import Answers, Ask, Method, Round, Rounds, Save, Steps, SumSpec, option
 from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.online import messages as wire
 from fedkern_flwr.online.drift import rises
@@ -491,7 +491,7 @@ class OnlineStrategy(OnlineStreams):
         sums = []
         if self.sums is not None:
             request = replace(request, whole=not self.drop_outs)
-            term = Term(name=name, length=length, encoding=_ENCODING, self_masks=self.drop_outs)
+            term = SumSpec(name=name, length=length, encoding=_ENCODING, self_masks=self.drop_outs)
             reply, sums = wire.MaskedReply, [term]
         return Ask(request, reply=reply, sums=sums, until="once", number=number, **more)
 

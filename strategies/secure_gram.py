@@ -30,7 +30,7 @@ from fedkern_flwr.gram.messages import (
     shows_few,
     supported,
 )
-from fedkern_flwr.method import Ask, Method, Round, Rounds, Save, Steps, Term, option
+from fedkern_flwr.method import Ask, Method, Round, Rounds, Save, Steps, SumSpec, option
 from fedkern_flwr.model_file import check_made_with, check_model
 from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.options import at_least
@@ -431,7 +431,7 @@ class SecureGram(Method):
             one = request(cohort)
             asked |= dict.fromkeys(self.sums.membership.cohorts[cohort].members, one)
             terms.append(
-                Term(
+                SumSpec(
                     name=name,
                     length=length,
                     encoding=ring_of(one),

@@ -12,7 +12,6 @@ the rule. No refusal depends on a value of the node's table, and none quotes one
 from __future__ import annotations
 
 from .orders import (
-    SumRule,
     check_cohort,
     check_order,
     check_own_rows,
@@ -27,7 +26,6 @@ from .record import RunRecord
 __all__ = [
     "NodePolicy",
     "RunRecord",
-    "SumRule",
     "check_cohort",
     "check_order",
     "check_own_rows",

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import RefusedError
-from ..privacy.budget import Budget, NoisySum, Release
-from ..secure_sum.encoding import Encoding
+from ..exchange import SumSpec
+from ..privacy.budget import Budget, NoisySum
 from ..secure_sum.identity import Counts
 from ..secure_sum.membership import Cohort
 from ..wire.sums import Order
@@ -29,67 +28,14 @@ REFUSED = "refused by the node"
 MOST_NUMBERS = 1 << 26
 
 
-@dataclass(frozen=True)
-class SumRule:
-    """What the order of a sum must be.
-
-    Attributes
-    ----------
-    encoding : Encoding
-        Ring, kind of numbers and public bound, as the node derives them.
-    receiver : int
-        The partition that alone opens the sum, -1 for the server.
-    self_masks : bool or None
-        Whether it is a sum that this node helps to open (True), one that opens by itself when the
-        whole cohort has contributed (False), or either of them.
-    everybody : bool
-        Whether the sums of the run are all over one and the same cohort.
-    wider : bool
-        Whether the bound may be larger than the node's: where it follows from the ranges of other
-        parties too. A larger bound makes the sum coarser and asks nothing, as long as all parties
-        are told the same one and the sum is not repeated with another, which parties of secure
-        sums see to.
-    length : int or None
-        How many numbers it has, where that says which rows are meant.
-    rings : tuple of int
-        Other sizes of the ring that are right as well.
-    release : Release or None
-        With noise: what the node derives itself of the run's budget and the public options. The
-        order must have the noise that belongs to it.
-    held_out : bool
-        Of a release: whether it is about held-out rows.
-    rows : (int, int) or None
-        Of a release: which rows it is about, see :class:`~fedkern_flwr.guard.spending.Charge`.
-    nobodys : bool
-        Whether it is about no rows: then it needs no noise.
-    """
-
-    encoding: Encoding
-    receiver: int = -1
-    self_masks: bool | None = False
-    everybody: bool = False
-    wider: bool = False
-    rings: tuple[int, ...] = ()
-    length: int | None = None
-    release: Release | None = None
-    held_out: bool = False
-    rows: tuple[int, int] | None = None
-    nobodys: bool = False
-
-    @property
-    def noise(self) -> NoisySum:
-        """What each party adds."""
-        return NoisySum() if self.release is None else self.release.noise
-
-
-def check_order(order: Order, rule: SumRule, *, cohorts: int) -> None:
+def check_order(order: Order, spec: SumSpec, *, cohorts: int) -> None:
     """Refuse an order that is not the one which the method means.
 
     Parameters
     ----------
     order : Order
         As it came.
-    rule : SumRule
+    spec : SumSpec
         What it must be.
     cohorts : int
         Number of cohorts that this node is a member of.
@@ -98,17 +44,17 @@ def check_order(order: Order, rule: SumRule, *, cohorts: int) -> None:
     ------
     RefusedError
     """
-    right, bound, terms = rule.encoding, order.bound, "FK-ORDER-TERMS"
-    as_meant = bound >= right.bound if rule.wider else bound == right.bound
-    noise, rings = NoisySum(order.noise, order.fraction), (right.bits, *rule.rings)
+    right, bound, terms = spec.encoding, order.bound, "FK-ORDER-TERMS"
+    as_meant = bound >= right.bound if spec.wider else bound == right.bound
+    noise, rings = NoisySum(order.noise, order.fraction), (right.bits, *spec.rings)
     for term, wrong, code in (
-        ("receiver", order.receiver != rule.receiver, terms),
-        ("masks", rule.self_masks not in (None, order.self_masks), terms),
+        ("receiver", order.receiver != spec.receiver, terms),
+        ("masks", order.self_masks != spec.self_masks, terms),
         ("encoding", order.kind != right.kind or order.bits not in rings, terms),
-        ("noise", noise != rule.noise, "FK-ORDER-NOISE"),
-        ("length", rule.length not in (None, order.length), terms),
+        ("noise", noise != spec.noise, "FK-ORDER-NOISE"),
+        ("length", spec.length not in (None, order.length), terms),
         ("bound", not as_meant, "FK-ORDER-BOUND"),
-        ("cohort", rule.everybody and cohorts > 1, terms),
+        ("cohort", spec.everybody and cohorts > 1, terms),
     ):
         if wrong:
             raise refusal(f"the {term} of a sum", code=code)

@@ -13,7 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..checkpoint import make_private_folder, write_csv
 from ..errors import ProtocolError, SumError, TableError
-from ..guard import SumRule, counting, refusal
+from ..exchange import SumSpec
+from ..guard import counting, refusal
 from ..guard.rows import OwnRows
 from ..secure_sum import Encoding
 from ..secure_sum.membership import asked
@@ -274,7 +275,13 @@ class MethodClient(Client):
         rows = [state.counts[member][said.held_out] for member in members]
         bound = sum_bound(said.bound, rows if said.per == "row" else [1])
         length = sum(sizes.values())
-        rule = SumRule(Encoding.fixed_point(bound), self_masks=True, everybody=True, length=length)
+        spec = SumSpec(
+            name=name,
+            encoding=Encoding.fixed_point(bound),
+            length=length,
+            self_masks=True,
+            everybody=True,
+        )
         told = sums.order(name).bound
         if self.simulated and told != bound:
             raise ProtocolError(
@@ -293,8 +300,8 @@ class MethodClient(Client):
                 least=state.cohorts[sums.order(name).cohort].threshold,
                 releases=self.releases,
             )
-            rule = replace(rule, release=release, held_out=said.held_out)
-        sums.check(name, rule)
+            spec = replace(spec, release=release, held_out=said.held_out)
+        sums.check(spec)
         terms = flatten(method(**given), sizes, said.name)
         if not np.abs(terms).max(initial=0.0) <= bound:
             parts = split(terms, sizes).items()

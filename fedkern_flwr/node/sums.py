@@ -13,8 +13,9 @@ from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 
 from ..errors import ProtocolError, SumError
+from ..exchange import SERVER, SumSpec
 from ..flower_compat import held_in, held_record
-from ..guard import NodePolicy, SumRule, check_cohort, check_order, check_size, refusal
+from ..guard import NodePolicy, check_cohort, check_order, check_size, refusal
 from ..guard.counting import ENDLESS, Hidden, hidden_beside, least_survivors
 from ..guard.spending import Charge
 from ..secure_sum import Party, PartyState
@@ -71,7 +72,7 @@ class ClientSums:
 
     def __init__(self, party: Party, policy: NodePolicy, enough: int) -> None:
         self.party, self.policy, self.enough = party, policy, enough
-        self._rules: dict[str, SumRule] = {}
+        self._specs: dict[str, SumSpec] = {}
         #: Whether the run has a budget of privacy: what the server opens must have noise.
         self.noisy = bool(party.state.noise_key)
         self.charges: list[Charge] = []
@@ -181,8 +182,8 @@ class ClientSums:
         alive = least_survivors(rows, cohort.threshold if order.self_masks else len(rows), own=own)
         return rows, hidden_beside(rows, alive, row, beside, own=own, receiver=order.receiver)
 
-    def check(self, name: str, rule: SumRule) -> None:
-        """Refuse a sum that is not the one which the method means; see :class:`SumRule`.
+    def check(self, spec: SumSpec) -> None:
+        """Refuse a sum that is not the one which the method means.
 
         Who opens a sum, and of what, is the server's word until the method that contributes says
         what is right: it must do so before it contributes, and before it looks at its rows.
@@ -194,11 +195,11 @@ class ClientSums:
         RefusedError
         """
         cohorts = len(self.party.state.cohorts)
-        check_order(self.order(name), rule, cohorts=cohorts)
-        if self.noisy and rule.release is None and rule.receiver < 0 and not rule.nobodys:
+        check_order(self.order(spec.name), spec, cohorts=cohorts)
+        if self.noisy and spec.release is None and spec.receiver == SERVER and not spec.nobodys:
             raise refusal("privacy: the run opens a sum without noise", code="FK-BUDGET-NOISELESS")
-        self._rules[name] = rule
-        self.on_check(name)
+        self._specs[spec.name] = spec
+        self.on_check(spec.name)
 
     def contribute(
         self,
@@ -248,20 +249,20 @@ class ClientSums:
         common: bytes = b"",
     ) -> None:
         order = self.order(name)
-        if name not in self._rules:
+        if name not in self._specs:
             raise SumError(
                 f"nothing says what the sum {name!r} must be",
                 remedy="call check() before contribute()",
                 code="FK-CLIENT-CHECK",
             )
-        rule = self._rules[name]
-        if rule.release is not None and not release:
+        spec = self._specs[name]
+        if spec.release is not None and not release:
             raise SumError(
                 f"nothing says which question the sum {name!r} with noise answers",
                 remedy="give contribute() the release",
                 code="FK-CLIENT-CHECK",
             )
-        if rule.release is not None:
+        if spec.release is not None:
             release = asked(release, self.question())
         try:
             more: Any = {"overwrite": overwrite, "release": release, "told": told}
@@ -269,15 +270,15 @@ class ClientSums:
         except SumError as error:
             logger.error("%s", error)
             raise refusal("the values of a sum, its log says more", code="FK-ORDER-UNFIT") from None
-        if rule.release is not None:
+        if spec.release is not None:
             key = self.party.drawn.pop(name)
-            self.charges.append(Charge(key, rule.release, rule.held_out, rule.rows))
+            self.charges.append(Charge(key, spec.release, spec.held_out, spec.rows))
         self.replies.append(upload)
         del self.orders[name]
 
     def fixed(self) -> dict[str, str]:
         """Return how the sums are repeated, if at all, that were checked in this message."""
-        names, fixed = {name.partition("#")[0] for name in self._rules}, self.party.state.fixed
+        names, fixed = {name.partition("#")[0] for name in self._specs}, self.party.state.fixed
         return {name: digest for name, digest in fixed.items() if name in names}
 
     def check_done(self) -> None:

@@ -15,8 +15,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from numpy.typing import NDArray
 
 from ..errors import ProtocolError, RefusedError, TableError
+from ..exchange import SumSpec
 from ..flower_compat import copy_message
-from ..guard import SumRule, counting, refusal
+from ..guard import counting, refusal
 from ..guard.rows import OwnRows
 from ..node.client import Client, answers, logger
 from ..node.failures import reported
@@ -221,14 +222,15 @@ class AveragingClient(Client):
         cohort = sums.party.state.cohorts[sums.order(name).cohort]
         parties = len(cohort.members)
         release = clip.release(budget, len(before), parties, cohort.threshold)
-        rule = SumRule(
-            clip.encoding(release, parties),
+        spec = SumSpec(
+            name=name,
+            encoding=clip.encoding(release, parties),
+            length=len(before),
             self_masks=True,
             everybody=True,
-            length=len(before),
             release=release,
         )
-        sums.check(name, rule)
+        sums.check(spec)
         with self._fitting():
             after = averages.returned_arrays(self._app_answer(), sent)
         question = asked(str(request.round), before)
@@ -270,10 +272,14 @@ class AveragingClient(Client):
         state = sums.party.state
         members = state.cohorts[sums.order(name).cohort].members
         most = max(state.counts[member][place] for member in members)
-        rule = SumRule(
-            averages.encoding(self.bound, most), self_masks=True, everybody=True, length=length
+        spec = SumSpec(
+            name=name,
+            encoding=averages.encoding(self.bound, most),
+            length=length,
+            self_masks=True,
+            everybody=True,
         )
-        sums.check(name, rule)
+        sums.check(spec)
         return sums, most
 
     def _sums_of(self, request: wire.AverageRequest, name: str) -> ClientSums:

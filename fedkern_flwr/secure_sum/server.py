@@ -116,7 +116,7 @@ class SecureSum:
         encoding: Encoding,
         *,
         cohort: int = 0,
-        receiver: int | None = None,
+        receiver: int = -1,
         self_masks: bool = True,
     ) -> RunningSum:
         """Begin a sum.
@@ -131,8 +131,8 @@ class SecureSum:
             Ring and public bound.
         cohort : int (default: 0)
             Whose vectors are summed.
-        receiver : int, optional
-            The partition that alone can open the sum, by default the server.
+        receiver : int (default: -1)
+            The partition that alone can open the sum; the server if it is negative.
         self_masks : bool (default: True)
             Without them a sum needs no unmasking exchange, and is opened only if the whole cohort
             takes part.
@@ -149,11 +149,11 @@ class SecureSum:
         members = self.membership.cohorts[cohort]
         parties = len(members.members)
         encoding.check_room(parties)
-        if receiver is not None and receiver not in members.members:
+        if receiver >= 0 and receiver not in members.members:
             raise OptionError(
                 f"partition {receiver} is not in the cohort of {name}", code="FK-SUM-RECEIVER"
             )
-        if receiver is not None and parties == 2 and not self.allow_single:
+        if receiver >= 0 and parties == 2 and not self.allow_single:
             raise OptionError(
                 f"partition {receiver} would learn the values of the only other party in {name}",
                 remedy="let more parties take part, or allow it with allow_single",
@@ -167,7 +167,7 @@ class SecureSum:
             kind=encoding.kind,
             bits=encoding.bits,
             bound=encoding.bound,
-            receiver=-1 if receiver is None else receiver,
+            receiver=receiver,
             self_masks=self_masks,
             open_from=min((k for c, k in self._open if c == cohort), default=self._next[cohort]),
             counted=0,

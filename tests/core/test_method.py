@@ -43,7 +43,7 @@ from fedkern_flwr.method import (
     Ask,
     MethodClient,
     Sum,
-    Term,
+    SumSpec,
     answers,
     contributes,
 )
@@ -168,7 +168,7 @@ def test_terms_that_do_not_fit_are_refused(returned: Any, code: str) -> None:
 
 def test_a_run_ends_with_sums_that_open_by_themselves() -> None:
     ring = Encoding.fixed_point(1.0)
-    terms = [Term(name="rows", length=1, encoding=ring, self_masks=masks) for masks in (0, 1)]
+    terms = [SumSpec(name="rows", length=1, encoding=ring, self_masks=masks) for masks in (0, 1)]
     Ask("tell", sums=terms[:1], ends=True)
     for more in ({"sums": terms}, {"until": "enough"}, {"until": "tried"}):
         refuses("FK-METHOD-STEP", Ask, "tell", ends=True, **more)  # type: ignore[arg-type]
@@ -472,8 +472,8 @@ class NoisyClient(SummingClient):
         if self.budget is not None:
             release = planned(len(self.sums.party.state.cohorts[0].members), self.times)
             assert self.budget == BUDGET
-        rule = replace(self.rule, self_masks=None, release=release)
-        self.sums.check(name, rule)
+        masks = self.sums.order(name).self_masks
+        self.sums.check(replace(self.spec, name=name, self_masks=masks, release=release))
         self.sums.contribute(name, values, release="the question")
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from refusals import refused, refuses
 from summing_nodes import Done, Nodes, SummingClient
 
-from fedkern_flwr.guard import NodePolicy, SumRule, counting
+from fedkern_flwr.exchange import SumSpec
+from fedkern_flwr.guard import NodePolicy, counting
 from fedkern_flwr.secure_sum import Encoding
 from fedkern_flwr.secure_sum.membership import default_threshold
 from fedkern_flwr.simulations import Transcript, simulate
@@ -135,11 +136,17 @@ class Client(SummingClient):
     def work(self, request: Any) -> PhaseMessage:
         assert self.sums is not None
         for name, order in list(self.sums.orders.items()):
-            self.sums.check(name, SumRule(Encoding.of(order), self_masks=None))
+            self.sums.check(spec_of(order))
             if self.one_row:
                 self.windows[name] = (request.round, request.round + 1, None)
             self.sums.contribute(name, np.zeros(order.length))
         return Done()
+
+
+def spec_of(order: sums.Order) -> SumSpec:
+    """Return the sum that an order means, whatever it is."""
+    masks = order.self_masks
+    return SumSpec(name=order.name, encoding=Encoding.of(order), self_masks=masks)
 
 
 class LastRow(Client):

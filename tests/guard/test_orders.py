@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from refusals import refused, refuses
 
 from fedkern_flwr.errors import RefusedError
+from fedkern_flwr.exchange import SumSpec
 from fedkern_flwr.guard import (
     NodePolicy,
-    SumRule,
     check_cohort,
     check_order,
     check_own_rows,
@@ -30,60 +30,60 @@ bounds = st.floats(1e-6, 1e6)
 encodings = st.builds(
     Encoding, st.sampled_from(["fixed-point", "integer"]), st.sampled_from([16, 32, 64]), bounds
 )
-rules = st.builds(
-    SumRule, encodings, receiver=st.integers(-1, 4),
-    self_masks=st.sampled_from([True, False, None]), wider=st.booleans(),
+specs = st.builds(
+    SumSpec, name=st.just("a"), encoding=encodings, receiver=st.integers(-1, 4),
+    self_masks=st.booleans(), wider=st.booleans(),
     rings=st.sampled_from([(), (32,)]), length=st.sampled_from([None, 7]),
 )  # fmt: skip
 
 
-def order_of(rule: SumRule) -> Order:
-    """Return the order that a rule means."""
-    right = rule.encoding
+def order_of(spec: SumSpec) -> Order:
+    """Return the order that a method means."""
+    right = spec.encoding
     known = {
         "cohort": 0, "index": 1, "name": "a", "length": 7, "kind": right.kind, "bits": right.bits,
-        "bound": right.bound, "receiver": rule.receiver, "self_masks": bool(rule.self_masks),
-        "backups": False, "open_from": 1, "counted": 0, "noise": rule.noise.variance,
-        "fraction": rule.noise.fraction,
+        "bound": right.bound, "receiver": spec.receiver, "self_masks": spec.self_masks,
+        "backups": False, "open_from": 1, "counted": 0, "noise": spec.noise.variance,
+        "fraction": spec.noise.fraction,
     }  # fmt: skip
     return Order(**{f.name: known[f.name] for f in fields(Order)})  # type: ignore[arg-type]
 
 
-def is_refused(order: Order, rule: SumRule, cohorts: int = 1) -> bool:
+def is_refused(order: Order, spec: SumSpec, cohorts: int = 1) -> bool:
     try:
-        check_order(order, rule, cohorts=cohorts)
+        check_order(order, spec, cohorts=cohorts)
     except RefusedError as error:
         text = str(error)
         return text.startswith("refused by the node: the ") and "\n" not in text
     return False
 
 
-@given(rules)
-def test_what_a_method_means_is_taken(rule: SumRule) -> None:
-    assert not is_refused(order_of(rule), rule)
-    assert not is_refused(order_of(rule), rule, cohorts=2)
-    assert is_refused(order_of(rule), replace(rule, everybody=True), cohorts=2)
+@given(specs)
+def test_what_a_method_means_is_taken(spec: SumSpec) -> None:
+    assert not is_refused(order_of(spec), spec)
+    assert not is_refused(order_of(spec), spec, cohorts=2)
+    assert is_refused(order_of(spec), replace(spec, everybody=True), cohorts=2)
 
 
 @pytest.mark.promise("orders-receiver", "orders-bound")
-@given(rules, st.integers(-1, 4), st.sampled_from([16, 32, 64]), bounds, st.integers(1, 20))
+@given(specs, st.integers(-1, 4), st.sampled_from([16, 32, 64]), bounds, st.integers(1, 20))
 def test_what_it_does_not_mean_is_refused(
-    rule: SumRule, receiver: int, bits: int, bound: float, length: int
+    spec: SumSpec, receiver: int, bits: int, bound: float, length: int
 ) -> None:
-    order = order_of(rule)
-    assert is_refused(replace(order, receiver=receiver), rule) == (receiver != rule.receiver)
-    rings = (rule.encoding.bits, *rule.rings)
-    assert is_refused(replace(order, bits=bits), rule) == (bits not in rings)
-    fits = bound >= rule.encoding.bound if rule.wider else bound == rule.encoding.bound
-    assert is_refused(replace(order, bound=bound), rule) == (not fits)
-    wrong = rule.length is not None and length != rule.length
-    assert is_refused(replace(order, length=length), rule) == wrong
+    order = order_of(spec)
+    assert is_refused(replace(order, receiver=receiver), spec) == (receiver != spec.receiver)
+    rings = (spec.encoding.bits, *spec.rings)
+    assert is_refused(replace(order, bits=bits), spec) == (bits not in rings)
+    fits = bound >= spec.encoding.bound if spec.wider else bound == spec.encoding.bound
+    assert is_refused(replace(order, bound=bound), spec) == (not fits)
+    wrong = spec.length is not None and length != spec.length
+    assert is_refused(replace(order, length=length), spec) == wrong
     other = replace(order, self_masks=not order.self_masks)
-    assert is_refused(other, rule) == (rule.self_masks is not None)
+    assert is_refused(other, spec)
     kind = "integer" if order.kind == "fixed-point" else "fixed-point"
-    assert is_refused(replace(order, kind=kind), rule)
-    assert is_refused(replace(order, kind="circle", bound=0.0), rule)
-    assert is_refused(replace(order, bound=float("nan")), rule)
+    assert is_refused(replace(order, kind=kind), spec)
+    assert is_refused(replace(order, kind="circle", bound=0.0), spec)
+    assert is_refused(replace(order, bound=float("nan")), spec)
 
 
 @given(

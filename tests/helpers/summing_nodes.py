@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import Context, RecordDict
 
-from fedkern_flwr.guard import SumRule
+from fedkern_flwr.exchange import SumSpec
 from fedkern_flwr.method import Ask, Method, MethodClient, Sum, answers, contributes, option
 from fedkern_flwr.node.client import Client
 from fedkern_flwr.node.sums import load_state
@@ -33,7 +34,7 @@ class SummingClient(Client):
     rows: ClassVar[int] = 9
     features: ClassVar[int] = 1
     names: ClassVar[tuple[str, ...]] = ("a",)
-    rule: ClassVar[SumRule] = SumRule(ENCODING, self_masks=None)
+    spec: ClassVar[SumSpec] = SumSpec(name="", encoding=ENCODING)
 
     def handlers(self) -> dict[str, Any]:
         return {"work": (Work, self.work)}
@@ -48,7 +49,8 @@ class SummingClient(Client):
 
     def secure_sum(self, name: str, values: np.ndarray) -> None:
         assert self.sums is not None
-        self.sums.check(name, self.rule)
+        masks = self.sums.order(name).self_masks
+        self.sums.check(replace(self.spec, name=name, self_masks=masks))
         self.sums.contribute(name, values)
 
 
