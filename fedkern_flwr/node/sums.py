@@ -201,6 +201,21 @@ class ClientSums:
         self._specs[spec.name] = spec
         self.on_check(spec.name)
 
+    def check_all(self, specs: Iterable[SumSpec]) -> None:
+        """Refuse what was ordered and is not one of the sums that an exchange declares.
+
+        An exchange may declare more than is ordered: what others of the run are asked for.
+
+        Raises
+        ------
+        SumError, RefusedError
+        """
+        declared = {spec.name: spec for spec in specs}
+        for name in self.orders:
+            if name not in declared:
+                raise SumError(f"no sum {name!r} belongs to this exchange", code="FK-SUM-UNASKED")
+            self.check(declared[name])
+
     def contribute(
         self,
         name: str,
