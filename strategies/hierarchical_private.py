@@ -111,8 +111,7 @@ class PrivateRounds(RowRounds):
     ) -> Steps:
         """Return the sum of all users' vectors with its noise."""
         length = request.model.size if name == gradients.GRADIENT_SUM else self.classes_**2
-        code = Encoding.fixed_point(most).noisy(release.noise)
-        sums = [self.term(name, length, encoding=code)]
+        sums = [self.term(name, length, encoding=Encoding.fixed_point(most), release=release)]
         asked = dict.fromkeys(self.users_, request)
         answers = yield self.question(asked, reply, sums=sums, **more)
         return answers.totals[name]

@@ -90,7 +90,7 @@ class PrivateOnline(PrivateMethod, OnlineStrategy):
         found, release = super()._ask(*about, **more), self.noise()
         if release is None:
             return found
-        terms = [replace(t, encoding=t.encoding.noisy(release.noise)) for t in found.sums]
+        terms = [replace(t, release=release) for t in found.sums]
         return replace(found, reply=wire.NoisyReply, sums=terms)
 
     def _learn(self, answers: Answers) -> int:
