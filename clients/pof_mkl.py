@@ -284,7 +284,7 @@ class OnlineKernelClient(Client):
                         code="FK-ORDER-PLAIN",
                     )
             for name in tuple(sums.orders):
-                masks = {"self_masks": not request.whole, "everybody": True}
+                masks: dict[str, Any] = {"self_masks": not request.whole, "everybody": True}
                 spec = SumSpec(name=name, encoding=_ENCODING, **masks)
                 if name == wire.UPDATE_SUM and self.budget is not None:
                     spec = private_sum(self, request, spec)
