@@ -28,14 +28,13 @@ from fedkern_flwr.gram.recommenders import (
     ItemKernel,
     Learner,
     Recommender,
-    compact,
 )
 from fedkern_flwr.method import Ask, Rounds, Steps, option
 from fedkern_flwr.model_file import check_model
 from fedkern_flwr.nodes import Arrays, logger
 from fedkern_flwr.wire import DescribeReply
 
-from .secure_gram import SecureGram
+from .secure_gram import SecureGram, not_for
 
 #: What recommendations depend on besides the kernel.
 _USED = ("learner", "regularization", "subtract_mean", "neighbours")
@@ -125,11 +124,7 @@ class FedCFK(SecureGram):
         }
         for name, wrong in others.items():
             if wrong:
-                raise OptionError(
-                    f"{name} is not for learner {self.learner}",
-                    remedy="leave it out",
-                    code="FK-OPTION-CONFLICT",
-                )
+                raise not_for(name, f"learner {self.learner}")
 
     def _reset(self) -> None:
         super()._reset()
@@ -179,41 +174,18 @@ class FedCFK(SecureGram):
 
     # -- what users do with the kernel
 
-    def item_kernel(self) -> ItemKernel:
-        """Return the kernel as users get it."""
-        return ItemKernel.of_gram(
-            self.gram_, self.items_, self.catalogue_, self.rows_, self.dot_kernel_
-        )
-
-    def _kernel_fields(self) -> dict[str, Any]:
-        """Return the fields of a request that carry a kernel."""
-        kernel = self.item_kernel()
-        return {
-            "kernel": self.kernel,
-            "degree": self.degree,
-            "gamma": kernel.kernel.gamma,
-            "coef0": self.coef0,
-            "users": self.rows_,
-            "learner": self.learner,
-            "regularization": self.regularization_,
-            "tune": False,
-            "summed": b"",
-            "subtract_mean": self.subtract_mean,
-            "neighbours": self.neighbours,
-            "rows": max(party.rows for party in self.parties_.values()),
-            "self_masks": self.self_masks,
-            "items": self.items_,
-            "coefficients": np.array(self.coefficients),
-            "mean": kernel.mean,
-            "squares": compact(kernel.squares),
-            "products": kernel.products,
-        }
+    def _offer(self, kind: type[wire.RecommendRequest], **tuning: Any) -> wire.RecommendRequest:
+        """Return a request that carries the kernel, with lambda or what it is chosen with."""
+        whole = self.gram_, self.items_, self.catalogue_, self.rows_
+        ranks = self.recommender(ItemKernel.of_gram(*whole, self.dot_kernel_))
+        rows = max(party.rows for party in self.parties_.values())
+        known = {"tune": False, "summed": b"", **tuning}
+        return kind.of(ranks, rows=rows, self_masks=self.self_masks, **known)
 
     def use(self) -> Steps:
         """Send the kernel; sum how good the recommendations are."""
-        assert self.sums is not None
         everybody = len(self._counted) - 1
-        cohort = self.sums.membership.cohorts[everybody]
+        cohort = self._cohort(everybody)
         if "judged" in self.saved_meta_:
             self.judged_ = self.saved_meta_["judged"]
             self.tuned_ = self.saved_meta_.get("tuned", {})
@@ -221,13 +193,9 @@ class FedCFK(SecureGram):
         if len(set(cohort.members) - self.spent_) < cohort.threshold:
             logger.warning("the recommendations are not judged again: nodes have answered before")
             return {}
-        sums = yield from self.sum_over(
-            wire.RANKING_SUM,
-            len(RANKING) + 2,
-            [everybody],
-            self._offer,
-            wire.RecommendReply,
-        )
+        tuning = {"tune": True, "summed": cohort.pack(self.survivors_)} if self.tunes else {}
+        offer = self._offer(wire.RecommendRequest, **tuning)
+        sums = yield from self.sum_over({everybody: offer}, wire.RecommendReply)
         self.judged_, total = sums[everybody]
         *figures, judged, steps = total
         evaluated = round(judged)
@@ -245,16 +213,6 @@ class FedCFK(SecureGram):
     def tunes(self) -> bool:
         """Whether nodes choose lambda."""
         return not self.regularization and self.learner != "knn"
-
-    def _offer(self, cohort: int) -> wire.RecommendRequest:
-        """Return the kernel for all nodes."""
-        assert self.sums is not None
-        kernel = self._kernel_fields()
-        if self.tunes:
-            summed = self.sums.membership.cohorts[cohort].pack(self.survivors_)
-            start = REGULARIZATION[self.learner]
-            kernel |= {"tune": True, "summed": summed, "regularization": start}
-        return wire.RecommendRequest(**kernel)
 
     # -- recommendations with a kernel that was saved
 
@@ -332,8 +290,8 @@ class FedCFK(SecureGram):
         self.conduct(grid, rounds, timeout=timeout)
 
     def _predict(self) -> Rounds:
-        request = wire.PredictRequest(**self._kernel_fields())
-        found = yield Ask(request, reply=wire.PredictReply, least=0)
+        offer = self._offer(wire.PredictRequest)
+        found = yield Ask(offer, reply=wire.PredictReply, least=0)
         silent = [p.partition for p in self.parties_.values() if p.partition not in found.replies]
         if silent:
             raise CohortError(
