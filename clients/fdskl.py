@@ -81,19 +81,16 @@ class VerticalTable(PartyTable):
         self.party = party
         rows = next((len(v) for v in (x, y, ids) if v is not None), 0)  # type: ignore[arg-type]
         features, names = self._features(x, rows), self._names(ids, rows, "row")
-        labels = None
+        labels, known = None, np.zeros(rows, np.bool_)
         if y is not None:
             labels = self._numbers(label_rows(y, common["classes"], party), "labels")
-        known: NDArray[np.bool_] = np.zeros(rows, bool)
-        if labels is not None:
             if labels.ndim not in (1, 2) or len(labels) != rows:
                 raise self._bad(
                     f"labels of shape {labels.shape} do not fit {rows} rows",
                     "pass one label per row",
                     code="FK-SHAPE-DIFFERS",
                 )
-            missing = np.isnan(labels)
-            known = np.asarray(~(missing.any(axis=1) if labels.ndim == 2 else missing), bool)
+            known = ~np.isnan(labels).any(axis=tuple(range(1, labels.ndim)))
             labels = labels[known]
         self.known = known
         super().__init__(party, features[known], labels, names[known], *held_out, **common)

@@ -15,27 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedkern_flwr.checkpoint import write_atomically
 from fedkern_flwr.errors import ProtocolError, TableError
+from fedkern_flwr.gram import matrix, recommenders
 from fedkern_flwr.gram import messages as wire
-from fedkern_flwr.gram.matrix import (
-    count_values,
-    cross_gram,
-    is_sparse,
-    local_gram,
-    local_support,
-    packed_size,
-    quantise,
-)
 from fedkern_flwr.gram.messages import RANKING, check_values
-from fedkern_flwr.gram.recommenders import (
-    FEWEST_USERS,
-    LEARNERS,
-    MOST_STEPS,
-    REGULARIZATION,
-    Recommender,
-    best_items,
-    rank_metrics,
-    write_recommendations,
-)
+from fedkern_flwr.gram.recommenders import Recommender
 from fedkern_flwr.guard import refusal
 from fedkern_flwr.guard.rows import OwnRows
 from fedkern_flwr.node.client import Client, answers
@@ -235,7 +218,7 @@ class GramClient(Client):
         if not request.self_masks and wire.COUNTS_SUM not in self.kept.asked:
             self.kept.survivors = sorted(self._cohort.members)
         self._ask_once(request)
-        self._contribute(local_support(self._encode(self.x, request)))
+        self._contribute(matrix.local_support(self._encode(self.x, request)))
         return wire.CountsReply()
 
     @answers(wire.MatrixRequest)
@@ -257,9 +240,9 @@ class GramClient(Client):
         self._ask_once(request)
         if self.partition in counted:
             values = self._encode_kept(request)
-            vector: NDArray[Any] = local_gram(values, order.bits)
+            vector: NDArray[Any] = matrix.local_gram(values, order.bits)
             if request.supports:
-                vector = np.concatenate([vector, local_support(values).astype(vector.dtype)])
+                vector = np.concatenate([vector, matrix.local_support(values).astype(vector.dtype)])
             self._contribute(vector, overwrite=True)
         elif wire.COUNTS_SUM in kept.opened:
             raise disagreement(
@@ -283,7 +266,7 @@ class GramClient(Client):
             )
         old, new = self._encode_kept(request), self._encode(self.x_new, request)
         squares = np.asarray((new * new).sum(axis=0)).ravel()
-        self._contribute(np.concatenate([cross_gram(new, old).ravel(), squares]))
+        self._contribute(np.concatenate([matrix.cross_gram(new, old).ravel(), squares]))
         return wire.CrossReply()
 
     @answers(wire.RecommendRequest)
@@ -294,16 +277,16 @@ class GramClient(Client):
         ranks, steps = read_recommender(request, self.x.shape[1]), 0
         if request.tune:
             summed = self.partition in self._cohort.unpack(request.summed)
-            fewest = max(FEWEST_USERS, self.policy.min_evaluation_rows)
+            fewest = max(recommenders.FEWEST_USERS, self.policy.min_evaluation_rows)
             liked = (liked_items(self.x, row) for row in range(len(users)))
             ranks, steps = ranks.tuned(liked, summed=summed, fewest=fewest)
             if sum(n >= fewest for n in self.secure_sums.rows(name)) < 2:
                 steps = 0  # of this node alone
         totals = np.zeros(len(RANKING) + 2)
-        totals[-1] = len(users) * steps / MOST_STEPS
+        totals[-1] = len(users) * steps / recommenders.MOST_STEPS
         for row, liked, scores in self._rank(ranks):
             if self.x_test is not None and len(liked):
-                found = rank_metrics(scores, liked_items(self.x_test, row), liked)
+                found = recommenders.rank_metrics(scores, liked_items(self.x_test, row), liked)
                 if found is not None:
                     totals[:-1] += (*found, 1.0)
         self._contribute(self.figures("ranking", users, totals, total=name, users=True))
@@ -325,9 +308,11 @@ class GramClient(Client):
             yield row, liked, scores
             if path is not None:
                 user, others = row if self.users is None else self.users[row], self.items
-                lines += best_items(user, scores, np.union1d(liked, missing), self.top, others)
+                lines += recommenders.best_items(
+                    user, scores, np.union1d(liked, missing), self.top, others
+                )
         if path is not None:
-            write_recommendations(path, lines)
+            recommenders.write_recommendations(path, lines)
 
     # -- what is released once
 
@@ -442,8 +427,8 @@ class GramClient(Client):
         """Return the whole numbers that are summed."""
         try:
             if request.encoding == "counts":
-                return count_values(x, request.bound)
-            return quantise(x, request.fraction_bits, request.bound)
+                return matrix.count_values(x, request.bound)
+            return matrix.quantise(x, request.fraction_bits, request.bound)
         except TableError as error:
             raise self.unfit(error) from None
 
@@ -470,7 +455,7 @@ def read_rows(values: Any, what: str, party: str) -> Rows:
     TableError
         It is none.
     """
-    if is_sparse(values):
+    if matrix.is_sparse(values):
         from scipy.sparse import csr_array
 
         rows: Rows = csr_array(values)
@@ -523,11 +508,11 @@ def read_recommender(request: wire.RecommendRequest, columns: int) -> Recommende
         lambda is to start elsewhere.
     """
     items = check_items(request.items, columns)
-    if request.products.size != packed_size(len(items)):
+    if request.products.size != matrix.packed_size(len(items)):
         raise disagreement("its kernel has the wrong size", code="FK-MESSAGE-SHAPE")
-    if request.learner not in LEARNERS or request.neighbours < 1:
+    if request.learner not in recommenders.LEARNERS or request.neighbours < 1:
         raise disagreement("it names a learner that is not there", code="FK-MESSAGE-FIELD")
-    start = REGULARIZATION[request.learner] if request.tune else request.regularization
+    start = recommenders.REGULARIZATION[request.learner] if request.tune else request.regularization
     if not 0.0 < request.regularization == start:
         raise disagreement("it sends a lambda that none would send", code="FK-MESSAGE-FIELD")
     return request.recommender(columns)

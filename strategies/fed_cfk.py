@@ -9,26 +9,12 @@ import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fedkern_flwr.errors import (
-    CheckpointError,
-    CohortError,
-    OptionError,
-    TableError,
-)
+from fedkern_flwr.errors import CheckpointError, OptionError, TableError
 from fedkern_flwr.gram import messages as wire
+from fedkern_flwr.gram import recommenders
 from fedkern_flwr.gram.dot_kernels import KernelName
 from fedkern_flwr.gram.messages import RANKING
-from fedkern_flwr.gram.recommenders import (
-    FEWEST_USERS,
-    LEARNERS,
-    MOST_STEPS,
-    NEIGHBOURS,
-    REGULARIZATION,
-    STEP,
-    ItemKernel,
-    Learner,
-    Recommender,
-)
+from fedkern_flwr.gram.recommenders import ItemKernel, Learner, Recommender
 from fedkern_flwr.method import Ask, Rounds, Steps, option
 from fedkern_flwr.model_file import check_model
 from fedkern_flwr.nodes import Arrays, logger
@@ -38,7 +24,11 @@ from .secure_gram import SecureGram, not_for
 
 #: What recommendations depend on besides the kernel.
 _USED = ("learner", "regularization", "subtract_mean", "neighbours")
-_OLD: dict[str, Any] = {"learner": "cf-komd", "neighbours": NEIGHBOURS, "tuned": {}}  # of 0.1
+_OLD: dict[str, Any] = {
+    "learner": "cf-komd",
+    "neighbours": recommenders.NEIGHBOURS,
+    "tuned": {},
+}  # of 0.1
 
 
 class FedCFK(SecureGram):
@@ -104,12 +94,12 @@ class FedCFK(SecureGram):
                 code="FK-RECOMMEND-BINARY",
             )
         self._check_learner()
-        self.fill_in(neighbours=NEIGHBOURS)
+        self.fill_in(neighbours=recommenders.NEIGHBOURS)
 
     def _check_learner(self) -> None:
         """Fill in the learner; refuse options of others."""
         own = self.kernel != "cosine" or not self.subtract_mean
-        if self.regularization and not own and self.learner not in LEARNERS:
+        if self.regularization and not own and self.learner not in recommenders.LEARNERS:
             raise OptionError(
                 "regularization is in other units for each learner",
                 remedy="name the learner as well: ease, or cf-komd",
@@ -145,7 +135,7 @@ class FedCFK(SecureGram):
     def regularization_(self) -> float:
         """The lambda that was given, or chosen, or that the choice starts from."""
         given = self.regularization or self.tuned_.get("regularization")
-        return float(given or REGULARIZATION[self.learner])
+        return float(given or recommenders.REGULARIZATION[self.learner])
 
     def privacy(self) -> dict[str, Any]:
         """Return what is seen by whom."""
@@ -203,8 +193,10 @@ class FedCFK(SecureGram):
         if evaluated:
             ranking |= {n: float(v) / evaluated for n, v in zip(RANKING, figures, strict=True)}
         rows = [p.rows for p in self.parties_.values() if p.partition in self.judged_]
-        if self.tunes and max(rows) >= FEWEST_USERS:
-            found = REGULARIZATION[self.learner] * STEP ** (MOST_STEPS * float(steps) / sum(rows))
+        if self.tunes and max(rows) >= recommenders.FEWEST_USERS:
+            found = recommenders.REGULARIZATION[self.learner] * recommenders.STEP ** (
+                recommenders.MOST_STEPS * float(steps) / sum(rows)
+            )
             self.tuned_ = {"regularization": found, "by": "held-out ratings"}
         yield from self.save("used", judged=self.judged_, ranking=ranking)
         return ranking
@@ -285,26 +277,16 @@ class FedCFK(SecureGram):
                     remedy="bring the catalogue that the model was made with",
                     code="FK-MODEL-ITEMS",
                 )
-            return (yield from self._predict())
+            offer = self._offer(wire.PredictRequest)
+            others = "mend it and start again; the others have written theirs"
+            found = yield Ask(offer, reply=wire.PredictReply, remedy=others)
+            users = sum(reply.users for reply in found.replies.values())
+            if not users:
+                raise TableError(
+                    "no node writes recommendations",
+                    remedy="name recommendations in --node-config",
+                    code="FK-PREDICT-NOWHERE",
+                )
+            return {"items": len(self.items_), "users": users}
 
         self.conduct(grid, rounds, timeout=timeout)
-
-    def _predict(self) -> Rounds:
-        offer = self._offer(wire.PredictRequest)
-        found = yield Ask(offer, reply=wire.PredictReply, least=0)
-        silent = [p.partition for p in self.parties_.values() if p.partition not in found.replies]
-        if silent:
-            raise CohortError(
-                f"partitions {', '.join(map(str, silent))} did not recommend, {self.attempts} "
-                "times in a row",
-                remedy="mend them and start again; the others have written theirs",
-                code="FK-PARTIES-LOST",
-            )
-        users = sum(reply.users for reply in found.replies.values())
-        if not users:
-            raise TableError(
-                "no node writes recommendations",
-                remedy="name recommendations in --node-config",
-                code="FK-PREDICT-NOWHERE",
-            )
-        return {"items": len(self.items_), "users": users}

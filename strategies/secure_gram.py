@@ -587,10 +587,10 @@ class SecureGram(Method):
             )
         return ""
 
-    def sum_cross(self) -> Steps:
+    def sum_cross(self, catalogue: int) -> Steps:
         """Return the products of new items with those of K, and their squares."""
         present = [p for p in self.parties_.values() if p.partition in self.survivors_]
-        if sum(p.rows for p in present) != self.rows_ or present[0].features != self.catalogue_:
+        if sum(p.rows for p in present) != self.rows_ or present[0].features != catalogue:
             raise _other_nodes()
         sizes = sorted({party.test_rows for party in present})
         if len(sizes) > 1 or not sizes[0]:
@@ -660,7 +660,7 @@ class SecureGram(Method):
         found: list[Any] = []
 
         def rounds(parties: Sequence[DescribeReply]) -> Rounds:
-            found.extend((yield from self.sum_cross()))
+            found.extend((yield from self.sum_cross(int(meta["catalogue"]))))
             return {}
 
         self.conduct(grid, rounds, timeout=timeout)
