@@ -257,13 +257,6 @@ class GramClient(Client):
     @answers(wire.CrossRequest)
     def sum_cross(self, request: wire.CrossRequest) -> wire.CrossReply:
         """Sum the products of new items with those of a finished run, and their squares."""
-        new_items = self.x_new.shape[1]
-        if not new_items or new_items != request.new_items:
-            raise self._bad(
-                f"{request.new_items} new items are asked for, this node has {new_items}",
-                "give all nodes the same new items as x_new",
-                code="FK-ITEMS-NEW",
-            )
         old, new = self._encode_kept(request), self._encode(self.x_new, request)
         squares = np.asarray((new * new).sum(axis=0)).ravel()
         self._contribute(np.concatenate([matrix.cross_gram(new, old).ravel(), squares]))
@@ -379,6 +372,15 @@ class GramClient(Client):
             self.check_declared("bound", self.bound, 1.0, request.bound)
         if (parties, request.rows) != (facts.parties, facts.rows):
             raise refusal("the encoding of a sum", code="FK-ORDER-TERMS")
+        if isinstance(request, (wire.MatrixRequest, wire.CrossRequest)):
+            check_items(request.items, facts.items)
+        new_items = self.x_new.shape[1]
+        if isinstance(request, wire.CrossRequest) and not 0 < new_items == request.new_items:
+            raise self._bad(
+                f"{request.new_items} new items are asked for, this node has {new_items}",
+                "give all nodes the same new items as x_new",
+                code="FK-ITEMS-NEW",
+            )
         sums.check_all(replace(spec, name=name) for spec in request.sums(facts))
 
     @property
@@ -418,7 +420,7 @@ class GramClient(Client):
 
         All items are looked at, so that a refusal does not tell of a single one.
         """
-        items = check_items(request.items, self.x.shape[1])
+        items = request.items
         values = self._encode(self.x, request)
         part: Rows = values if len(items) == self.x.shape[1] else values[:, items]
         return part
